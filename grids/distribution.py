@@ -272,10 +272,10 @@ class Distribution:
         return f"{self.rows.n} x {self.cols.n} in blocks of {mb} x {nb}{start}{first}"
 
 
-def _pair(given: Any, rule: str) -> tuple[Any, Any]:
+def _pair(value: Any, rule: str) -> tuple[Any, Any]:
     """Return two items.  Raises LayoutError, whose message begins with `rule`."""
     try:
-        rows, cols = given
+        rows, cols = value
     except (TypeError, ValueError):
-        raise LayoutError(f"{rule} {shown(given)}") from None
+        raise LayoutError(f"{rule} {shown(value)}") from None
     return rows, cols

@@ -14,7 +14,7 @@ class Lines:
     """The communicators of each grid of `comm`, by a number that is the same on all its ranks."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm, self._made = comm, 0
+        self._comm, self._created = comm, 0
         self._lines: dict[int, tuple[MPI.Comm, ...]] = {}
         self._dropped, self._gone = deque[int](), set[int]()
 
@@ -24,7 +24,7 @@ class Lines:
 
     def hold(self, *lines: MPI.Comm) -> Held:
         """Return what a grid with these communicators refers to, and so does its transposed view.  Local."""
-        held, self._made = Held(self._made), self._made + 1
+        held, self._created = Held(self._created), self._created + 1
         self._lines[held.number] = lines
         weakref.finalize(held, self._dropped.append, held.number).atexit = False  # at any time, in any thread
         return held

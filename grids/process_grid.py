@@ -196,8 +196,7 @@ class ProcessGrid:
 
     def rank_of(self, i: int, j: int, layer: int = 0) -> int:
         """Return the rank at grid position (i, j), with i modulo Pr and j modulo Pc."""
-        pr, pc = self.shape
-        return int(self.ranks[layer, i % pr, j % pc])
+        return int(self.ranks[layer, i % self.shape[0], j % self.shape[1]])
 
     def coords_of(self, rank: int) -> tuple[int, int]:
         """Return the grid position (i, j) of a rank; (-1, -1) if it is idle."""

@@ -37,7 +37,7 @@ from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.generations import Saved, SavedReport
 from pdgemm.io.matrix_files import Progress, Transfer, check_dtypes, part_of, within
 from pdgemm.io.new_dataset import NewDataset, attributes, new_dataset
-from pdgemm.io.stored import CHANGED, Stored, check_names, check_unchanged, file_and_name, inspect
+from pdgemm.io.stored import CHANGED, Stored, check_names, check_unchanged, file_and_name, stored_dataset
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import STORED, element_type, names
 from pdgemm.local.arrays.integers import as_count
@@ -382,7 +382,7 @@ def dataset_properties(path: str | Path, name: str, grid: ProcessGrid, dtype: An
     Arguments and errors are those of `load`.
     """
     path = Path(path)
-    stored = on_root(grid.comm, path, lambda: inspect(path, name))
+    stored = on_root(grid.comm, path, lambda: stored_dataset(path, name))
     with together(grid.comm):
         wanted = stored.dtype if dtype is None else element_type(dtype)
         check_dtypes(f"{path}:{name}", stored.dtype, wanted, STORED)

@@ -26,7 +26,7 @@ from pdgemm.instrument.report import IOReport
 from pdgemm.io.atomic import check_writable_on_all, on_root, replacing
 from pdgemm.io.attributes import write_attributes
 from pdgemm.io.matrix_files import Transfer
-from pdgemm.io.stored import Old, access_unit, check_target, inspect, old
+from pdgemm.io.stored import Old, access_unit, check_target, old, stored_dataset
 from pdgemm.support.files import LOST, reserve, to_disk
 
 _CHECKSUM = "pdgemm_checksum"
@@ -80,7 +80,7 @@ class NewDataset:
 
     def reopen(self) -> None:
         """Go on with the dataset as it is in the file.  Raises FileError if it is another one."""
-        name, found = self._name, on_root(self._comm, self._path, lambda: inspect(self._partial, self._name))
+        name, found = self._name, on_root(self._comm, self._path, lambda: stored_dataset(self._partial, self._name))
         empty = not self._shape[0] * self._shape[1]
         if (found.shape, found.dtype) != (self._shape, self._dtype) or (found.offset is None and not empty):
             raise FileError(f"{self._partial}:{name} is {found.shape} {found.dtype}, not {self._shape} {self._dtype}")
@@ -156,7 +156,7 @@ class NewDataset:
         nbytes = self._shape[0] * self._shape[1] * self._dtype.itemsize if self._offset else 0
         to_disk(self._partial, (self._offset, self._offset + nbytes))
         try:
-            held = inspect(self._partial, self._name)
+            held = stored_dataset(self._partial, self._name)
             with h5py.File(self._partial, "r") as file:
                 links = _links(file)
         except (
@@ -226,6 +226,6 @@ def attributes(grid: ProcessGrid, layout: Distribution, dtype: np.dtype, checksu
 
 def _check_same(path: Path, name: str, read: IOReport) -> None:
     """Raise FileError if the dataset is not the one that was read; the caller holds the lock of the file."""
-    found = inspect(path, name)
+    found = stored_dataset(path, name)
     if (found.shape, str(found.dtype), found.checksum) != (read.shape, read.dtype, read.checksum):
         raise FileError(f"{path}:{name} was replaced after it was read here, and was not overwritten: try again")

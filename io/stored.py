@@ -101,7 +101,7 @@ def check_names(path: Path, name: str) -> None:
         raise FileError(f"{f'{path}:{name}'!a} names no dataset: no name has a NUL or a lone surrogate in it")
 
 
-def inspect(path: Path, name: str) -> Stored:
+def stored_dataset(path: Path, name: str) -> Stored:
     """Return the properties of the dataset that a name resolves to."""
     check_names(path, name)
     if not path.exists():

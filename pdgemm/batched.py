@@ -174,7 +174,7 @@ class _Multiply:
         self.unscaled = (self.alpha, self.beta) == (1, 0) and not integers
         need = self._item_bytes(*mnk)
         # allocated before the check, for whole items; large items of one type need no workspace
-        self.room = np.empty(max(0 if self.alike else need.max(initial=0), min(CHUNK_BYTES, need.sum())), np.uint8)
+        self.workspace = np.empty(max(0 if self.alike else need.max(initial=0), min(CHUNK_BYTES, need.sum())), np.uint8)
 
     def _item_bytes(self, m: Any, n: Any, k: Any) -> Any:
         return 2 * self.sums.itemsize * m * n + self.factors.itemsize * (m * k + k * n + m * n)
@@ -190,11 +190,11 @@ class _Multiply:
             for a, b, c in zip(A, B, C):
                 gemm_accumulate(self.alpha, a, b, self.beta, c)
         elif C.size:
-            for part in slabs(len(C), item_bytes, len(self.room)):
-                pair, room = _cut(self.room, (2, C[part].size), self.sums)
-                product, room = _cut(room, C[part].shape, self.factors)
-                a, room = self._ready(A[part], self.conjugate[0], room)
-                b, room = self._ready(B[part], self.conjugate[1], room)
+            for part in slabs(len(C), item_bytes, len(self.workspace)):
+                pair, workspace = _cut(self.workspace, (2, C[part].size), self.sums)
+                product, workspace = _cut(workspace, C[part].shape, self.factors)
+                a, workspace = self._ready(A[part], self.conjugate[0], workspace)
+                b, workspace = self._ready(B[part], self.conjugate[1], workspace)
                 np.matmul(a, b, out=product)
                 Combine(self.alpha, self.beta, None if self.unscaled else pair)(C[part], product)
 
@@ -202,22 +202,22 @@ class _Multiply:
         if self.beta == 0 or self.alike:
             scale(self.beta, C)
         elif self.beta != 1 and C.size:
-            for part in slabs(len(C), self._item_bytes(C.shape[1], C.shape[2], 0), len(self.room)):
-                Combine(self.beta, 0, _cut(self.room, (2, C[part].size), self.sums)[0])(C[part], C[part])
+            for part in slabs(len(C), self._item_bytes(C.shape[1], C.shape[2], 0), len(self.workspace)):
+                Combine(self.beta, 0, _cut(self.workspace, (2, C[part].size), self.sums)[0])(C[part], C[part])
 
-    def _ready(self, x: np.ndarray, conjugate: bool, room: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return a stack, converted into `room` where necessary, and the rest of the workspace."""
+    def _ready(self, x: np.ndarray, conjugate: bool, workspace: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return a stack, converted into `workspace` where necessary, and the rest of the workspace."""
         if x.dtype == self.factors and not conjugate:
-            return x, room
-        converted, room = _cut(room, x.shape, self.factors)
+            return x, workspace
+        converted, workspace = _cut(workspace, x.shape, self.factors)
         (CONJUGATE if conjugate else CONVERT)(converted, x)
-        return converted, room
+        return converted, workspace
 
 
-def _cut(room: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Return an array at the start of `room`, and the rest of it."""
+def _cut(workspace: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Return an array at the start of `workspace`, and the rest of it."""
     nbytes = dtype.itemsize * prod(shape)
-    return room[:nbytes].view(dtype).reshape(shape), room[nbytes:]
+    return workspace[:nbytes].view(dtype).reshape(shape), workspace[nbytes:]
 
 
 def _op(x: Batch, trans: str, name: str) -> tuple[Batch, bool]:

@@ -180,7 +180,7 @@ def carried_out(
                 check_alpha(alpha)
                 operands = form.operands(alpha, A, B, beta, C)
                 plan, scalars = _planned(operands, alpha, beta, options, shared)
-                description += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", *["C=None"] * operands.made]
+                description += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", *["C=None"] * operands.new_result]
                 description.append(plan.description)
                 draft = operands.A.grid.draft
                 workspace = Workspace(plan, operands.A, operands.B) if check and not draft else None
@@ -197,7 +197,7 @@ def carried_out(
         result = operands.C
     else:
         result = product.run(scalars[1], start, progress, check and agreement.flag)
-    if operands.made:
+    if operands.new_result:
         result.shared = all_shared(result.stored, result.grid)
     return result
 
@@ -210,7 +210,7 @@ def _planned(
     shared : ranks may read each other's panels.
     """
     dtype = operands.C.dtype
-    scalars = as_scalar(alpha, dtype, "alpha"), as_scalar(0 if operands.made else beta, dtype, "beta")
+    scalars = as_scalar(alpha, dtype, "alpha"), as_scalar(0 if operands.new_result else beta, dtype, "beta")
     return plan_product(problem_of(operands, options, *scalars, shared)), scalars
 
 
@@ -328,7 +328,7 @@ def _prepared(
             raise DeviceError(f"the plan was made for matrices on {meant}, these are on {A.device}")
         if plan.problem.size != A.grid.size:
             raise GridError(f"the plan was made for {plan.problem.size} ranks, but these are {A.grid.size}")
-        for name, x, planned in zip("ABC", (A, B, C), plan.problem.given):
+        for name, x, planned in zip("ABC", (A, B, C), plan.problem.layouts):
             given = x.layout_in(A.grid)
             if given != planned and (name == "C" or A.shape[1]):
                 raise LayoutError(f"{name} is {given}, but the plan was made for {planned}{given.unlike(planned)}")

@@ -29,13 +29,13 @@ from pdgemm.support.memory_left import MACHINE, memory_left
 from pdgemm.support.text import in_bytes
 
 
-def operands(a: Source, b: Source, made: Callable[[Source], DistMatrix], once: bool) -> tuple[DistMatrix, DistMatrix]:
-    """Return op(A) and op(B); `made` makes the matrix, or its transpose where op is not "N".
+def operands(a: Source, b: Source, make: Callable[[Source], DistMatrix], once: bool) -> tuple[DistMatrix, DistMatrix]:
+    """Return op(A) and op(B); `make` returns the matrix, or its transpose where op is not "N".
 
     once : A and B are one dataset: op(B) is a view of the matrix of A.
     """
-    A = made(a)
-    B = made(b) if not once else A if a.transposed == b.transposed else A.T
+    A = make(a)
+    B = make(b) if not once else A if a.transposed == b.transposed else A.T
     return tuple(x.T.H if op == "C" else x for x, op in ((A, a.op), (B, b.op)))  # type: ignore[return-value]
 
 
@@ -47,18 +47,18 @@ class Outlines:
 
     def __init__(self, grid: ProcessGrid, block: Block | None, device: DeviceName) -> None:
         self._grid, self._block, self._device = grid, block, device
-        self._made: dict[str, DistMatrix] = {}
+        self._matrices: dict[str, DistMatrix] = {}
 
     @property
     def nbytes(self) -> list[int]:
         """The bytes of this rank's parts."""
-        return [x.stored.size * x.dtype.itemsize for x in self._made.values()]
+        return [x.stored.size * x.dtype.itemsize for x in self._matrices.values()]
 
     def of(self, what: str, shape: tuple[int, int], dtype: np.dtype, order: Order = "C") -> DistMatrix:
         """Return the matrix of this name, which is made at the first call."""
-        if what not in self._made:
-            self._made[what] = self._make(shape, dtype, order)
-        return self._made[what]
+        if what not in self._matrices:
+            self._matrices[what] = self._make(shape, dtype, order)
+        return self._matrices[what]
 
     def of_source(self, x: Source) -> DistMatrix:
         return self.of(x.what, x.shape, x.dtype, "F" if x.transposed else "C")

@@ -178,7 +178,7 @@ def transfer_part(transfer: Transfer, part: DistMatrix, start: tuple[int, int], 
 
 
 def read_and_sum(get: Transfer, part: DistMatrix, start: tuple[int, int], itemsize: int) -> tuple[int, np.ndarray]:
-    """Read this rank's elements of a part, as `transfer_part` does; return their bytes in the file, and their sum.  Local."""
+    """Read as `transfer_part` does, and return the bytes in the file and the sum of the elements.  Local."""
     total = zero()
 
     def read(row: int, col: int, piece: np.ndarray) -> None:

@@ -67,25 +67,25 @@ def best_tiling(
             a, b = a._replace(unit=(1, 1)), b._replace(unit=(1, 1))
         m, n, k = (-(-x // parts) for x, parts in zip(mnk, base))
 
-        def made(ti: Any, tj: Any, tl: Any) -> Tiling:
+        def tiling_of(ti: Any, tj: Any, tl: Any) -> Tiling:
             counts = base[0] * ti, base[1] * tj, base[2] * tl
             return Tiling(mnk, grid, a, b, held, stored, entry, counts, protect=protect)  # noqa: B023
 
-        if not fresh and made(1, 1, 1).all_bytes <= room:
-            return made(1, 1, 1)
+        if not fresh and tiling_of(1, 1, 1).all_bytes <= room:
+            return tiling_of(1, 1, 1)
         tl, ti = (x.ravel().astype(float) for x in np.meshgrid(counts(k), counts(m), indexing="ij"))
         low, high = np.zeros_like(ti), np.full_like(ti, max(1, n) - 1)
-        least: Any = made(ti, high + 1, tl).all_bytes
+        least: Any = tiling_of(ti, high + 1, tl).all_bytes
         needed, fits = min(needed, least.min()), least <= room
         tl, ti, low, high = (x[fits] for x in (tl, ti, low, high))
         while (low < high).any():  # for the fewest tiles in a row, of all at once
             middle = (low + high) // 2
-            fits = made(ti, middle + 1, tl).all_bytes <= room
+            fits = tiling_of(ti, middle + 1, tl).all_bytes <= room
             low, high = np.where(fits, low, middle + 1), np.where(fits, middle, high)
         if len(ti):
-            those = made(ti, low + 1, tl)
+            those = tiling_of(ti, low + 1, tl)
             best = np.lexsort((those.cost, np.maximum(most_flops, those.flops)))[0]
-            return made(int(ti[best]), int(low[best]) + 1, int(tl[best]))
+            return tiling_of(int(ti[best]), int(low[best]) + 1, int(tl[best]))
     return most_memory(int(needed))
 
 

@@ -63,7 +63,7 @@ def from_blocks(
     start, comm = perf_counter(), communicator_of(grid)
     device_on(grid, device)
     with together(comm) as arguments:
-        blocks, places = _given(local, rows, cols, axis)
+        blocks, places = _blocks_and_places(local, rows, cols, axis)
         arguments += ["DistMatrix.from_blocks", f"axis={axis}", f"shape={shape}"]
     told = comm.allgather(([x.shape for x in blocks], places, [x.dtype.name for x in blocks if x.size]))
     with together(comm):
@@ -139,7 +139,7 @@ def _move(
     return MoveReport.of_run(recorder, [plan], grid, perf_counter() - start, name="A", source=source, target=target)
 
 
-def _given(local: Any, rows: Any, cols: Any, axis: Any) -> tuple[list[np.ndarray], list[Rectangle]]:
+def _blocks_and_places(local: Any, rows: Any, cols: Any, axis: Any) -> tuple[list[np.ndarray], list[Rectangle]]:
     """Return this rank's blocks and, where there is no axis, their places.  Local."""
     given = [] if local is None else local if isinstance(local, list) else [local]
     blocks = [in_native_order(to_host(devices.adopted(x)), "a block") for x in given]
@@ -161,11 +161,11 @@ def _given(local: Any, rows: Any, cols: Any, axis: Any) -> tuple[list[np.ndarray
     return blocks, places
 
 
-def _each(given: Any, name: str, count: int, extent: int | None, lengths: Sequence[int] = ()) -> list[tuple[int, int]]:
+def _each(listed: Any, name: str, count: int, extent: int | None, lengths: Sequence[int] = ()) -> list[tuple[int, int]]:
     """Return as many ranges as there are blocks: those of a list, or one for all."""
-    if isinstance(given, list) and len(given) != count:
-        raise ArgumentError(f"{name} is a list of {len(given)} ranges for {counted(count, 'block')}")
-    ranges = given if isinstance(given, list) else [given] * count
+    if isinstance(listed, list) and len(listed) != count:
+        raise ArgumentError(f"{name} is a list of {len(listed)} ranges for {counted(count, 'block')}")
+    ranges = listed if isinstance(listed, list) else [listed] * count
     return [as_range(x, name, extent, length) for x, length in zip(ranges, lengths or [0] * count)]
 
 

@@ -52,12 +52,12 @@ class ProductOptions:
 
 
 class Operands(NamedTuple):
-    """op(A), op(B) and C of one product.   made : C was allocated for it."""
+    """op(A), op(B) and C of one product.   new_result : C was allocated for it."""
 
     A: DistMatrix
     B: DistMatrix
     C: DistMatrix
-    made: bool
+    new_result: bool
 
 
 class ProductForm(Protocol):
@@ -110,19 +110,19 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
     )
 
 
-def as_protection(asked: object, on_device: bool) -> str:
+def as_protection(protect: object, on_device: bool) -> str:
     """Return how products are compared with checksums, "" for not at all.  Raises DeviceError or ArgumentError."""
-    if asked is None:
+    if protect is None:
         return ""
     if on_device:
-        raise DeviceError(f"protect={asked!r}: products on GPUs are not compared with checksums yet")
-    return as_name(asked, "protect", get_args(Protection))
+        raise DeviceError(f"protect={protect!r}: products on GPUs are not compared with checksums yet")
+    return as_name(protect, "protect", get_args(Protection))
 
 
-def _machine(asked: object, grid: ProcessGrid, gpus: bool, staged: bool) -> Machine:
+def _machine(machine: object, grid: ProcessGrid, gpus: bool, staged: bool) -> Machine:
     """Return the given machine, else the machine file or default with the ranks per node of the grid."""
-    if asked is None:
+    if machine is None:
         return on_nodes(machine_at_hand(gpus, staged), grid.ranks_per_node)
-    if not isinstance(asked, Machine):
-        raise ArgumentError(f"machine must be a Machine, got {type(asked).__name__}")
-    return asked
+    if not isinstance(machine, Machine):
+        raise ArgumentError(f"machine must be a Machine, got {type(machine).__name__}")
+    return machine

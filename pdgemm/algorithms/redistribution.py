@@ -70,18 +70,14 @@ def redistribute(
     Cost per rank: each element that changes its owner is sent once, packed; messages of at most 1 MiB (device 32 MiB).
     Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError on every rank, before any message.
     """
-    start, comm, made = perf_counter(), communicator(X=X, out=out), out is None
+    start, comm, new_result = perf_counter(), communicator(X=X, out=out), out is None
     if like is not None:
         out, dtype = _like(X, like, dtype, (out is None, grid, block, source, order, relabel), check), None
-    if grid is not None:  # Y's grid has to be over the ranks of X's grid
-        with together(comm, check) as description:
-            description.append("redistribute to a grid")
-            check_matrices(X=X)
-            if not isinstance(grid, ProcessGrid) or grid.rank_map_in(X.grid) is None:
-                raise GridError(f"grid must be a ProcessGrid over the ranks of {X.grid!r}, got {grid!r}")
-    if relabel and made:
+    if grid is not None:
+        _check_grid(X, grid, check)
+    if relabel and new_result:
         grid = _relabelled(X, grid or X.grid.base, block, source)
-    if made:
+    if new_result:
         device_on(grid or X.grid.base, X.device)
     with together(comm, check) as description:
         if out is None:
@@ -95,55 +91,71 @@ def redistribute(
             raise ArgumentError("grid, block, source, order, dtype and relabel are for a new matrix, but out was given")
         _check(X, out)
         alpha, beta = (as_scalar(x, out.dtype, name) for x, name in ((alpha, "alpha"), (beta, "beta")))
-        limit = None if memory_limit is None else as_count(memory_limit, "memory_limit", 0)
-        target = out.layout_in(X.grid)
-        layout = target if alpha == 0 else X.layout_in(X.grid)  # X is not read where alpha is 0
-        shared = X.shared and X.grid.ranks_per_node is None
-        where = devices.of(X.stored)
-        shared, staged, nccl = transfer_ways(where, X.grid, shared, X.mpi_addressable and out.mpi_addressable)
-        on = (where.name if where else "", staged, nccl)
-        plan = plan_exchange(layout, target, comm.size, alpha == 1 and beta == 0, limit, shared, *on)
-        if limit is not None and plan.extra_bytes(None) > limit:
-            raise MemoryLimitError(
-                f"memory limit {limit} bytes per rank is too small to redistribute {X!r}: "
-                f"at least {plan.extra_bytes(None)} bytes are needed"
-            )
+        plan = _planned(X, out, alpha, beta, memory_limit)
         if protect is not None:
             as_name(protect, "protect", get_args(Protection))
             if alpha != 1 or beta != 0 or X.dtype != out.dtype:
                 raise ArgumentError("protect compares bits: alpha must be 1, beta 0, and the type of Y that of X")
-        description += [
-            "redistribute",
-            f"protect={protect}",
-            *["out=None"] * made,
-            f"alpha={alpha}",
-            f"beta={beta}",
-            plan.description,
-        ]
-        workspace = ExchangeBuffers(plan, comm.rank, where) if not X.grid.draft else None
+        description += ["redistribute", f"protect={protect}", *["out=None"] * new_result]
+        description += [f"alpha={alpha}", f"beta={beta}", plan.description]
+        workspace = ExchangeBuffers(plan, comm.rank, devices.of(X.stored)) if not X.grid.draft else None
     assert out is not None  # an error was raised on all ranks
-    if made:
+    if new_result:
         out.shared = all_shared(out.stored, out.grid)
     if workspace is None:
         X.grid.draft.add("X", plan)
         return out
-    recorder, expected = recorder_of(X.stored), checksum(X) if protect else ""
-    recorder.hold(workspace.nbytes)
-    with np.errstate(all="ignore"), kept_if_it_fails(workspace), spans.timed("redistribute", out.stored.nbytes):
-        if alpha == 0:
-            with recorder.phase("compute"):
-                store(out.stored, None, Combine(beta=beta))
-        else:
-            exchange(alpha, X.stored, beta, out.stored, plan, workspace, X.grid, recorder)
-        recorder.finish()
-        if protect:
-
-            def again() -> None:
-                exchange(alpha, X.stored, beta, out.stored, plan, workspace, X.grid, recorder_of(X.stored))
-
-            repaired(X, out, expected, again if protect == "repair" else None)
+    recorder = _carried_out(X, alpha, out, beta, plan, workspace, protect)
     out.report = move_report("X", plan, X.grid, recorder, perf_counter() - start)
     return out
+
+
+def _check_grid(X: DistMatrix, grid: Any, check: bool) -> None:
+    """Raise GridError on all ranks where Y's grid is not over the ranks of X's grid."""
+    with together(communicator(X=X), check) as description:
+        description.append("redistribute to a grid")
+        check_matrices(X=X)
+        if not isinstance(grid, ProcessGrid) or grid.rank_map_in(X.grid) is None:
+            raise GridError(f"grid must be a ProcessGrid over the ranks of {X.grid!r}, got {grid!r}")
+
+
+def _planned(X: DistMatrix, Y: DistMatrix, alpha: Any, beta: Any, memory_limit: int | None) -> Exchange:
+    """Return the exchange from X to Y.  Local; raises MemoryLimitError."""
+    limit = None if memory_limit is None else as_count(memory_limit, "memory_limit", 0)
+    target, device = Y.layout_in(X.grid), devices.of(X.stored)
+    layout = target if alpha == 0 else X.layout_in(X.grid)  # X is not read where alpha is 0
+    shared = X.shared and X.grid.ranks_per_node is None
+    shared, staged, nccl = transfer_ways(device, X.grid, shared, X.mpi_addressable and Y.mpi_addressable)
+    on = (device.name if device else "", staged, nccl)
+    plan = plan_exchange(layout, target, X.grid.size, alpha == 1 and beta == 0, limit, shared, *on)
+    if limit is not None and plan.extra_bytes(None) > limit:
+        raise MemoryLimitError(
+            f"memory limit {limit} bytes per rank is too small to redistribute {X!r}: "
+            f"at least {plan.extra_bytes(None)} bytes are needed"
+        )
+    return plan
+
+
+def _carried_out(
+    X: DistMatrix, alpha: Any, Y: DistMatrix, beta: Any, plan: Exchange, buffers: ExchangeBuffers, protect: str | None
+) -> Recorder:
+    """Compute Y := alpha X + beta Y, and return what was counted.  Collective; the ranks have the same plan."""
+    recorder, expected = recorder_of(X.stored), checksum(X) if protect else ""
+    recorder.hold(buffers.nbytes)
+
+    def move(recorder: Recorder) -> None:
+        exchange(alpha, X.stored, beta, Y.stored, plan, buffers, X.grid, recorder)
+
+    with np.errstate(all="ignore"), kept_if_it_fails(buffers), spans.timed("redistribute", Y.stored.nbytes):
+        if alpha == 0:
+            with recorder.phase("compute"):
+                store(Y.stored, None, Combine(beta=beta))
+        else:
+            move(recorder)
+        recorder.finish()
+        if protect:
+            repaired(X, Y, expected, (lambda: move(recorder_of(X.stored))) if protect == "repair" else None)
+    return recorder
 
 
 def _like(X: DistMatrix, like: DistMatrix, dtype: Any, others: tuple[object, ...], check: bool) -> DistMatrix:

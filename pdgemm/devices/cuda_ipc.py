@@ -128,9 +128,9 @@ def _buffer_id(x: Array) -> int:
     return found.value
 
 
-def _attribute(found: Any, which: int, x: Array) -> int:
+def _attribute(destination: Any, which: int, x: Array) -> int:
     """Ask the driver about the memory of x, and return its error."""
-    error: int = _driver().cuPointerGetAttribute(ctypes.byref(found), which, ctypes.c_uint64(x.data.ptr))
+    error: int = _driver().cuPointerGetAttribute(ctypes.byref(destination), which, ctypes.c_uint64(x.data.ptr))
     return error
 
 

@@ -137,8 +137,8 @@ def _or_error(call: Callable[..., Any], *args: Any) -> Any:
         raise DeviceError(f"NCCL cannot be used: {bad}") from None
 
 
-def _destroy(comm: MPI.Comm, keyval: int, made: Any) -> None:
-    made.destroy()
+def _destroy(comm: MPI.Comm, keyval: int, communicator: Any) -> None:
+    communicator.destroy()
 
 
 _KEY = MPI.Comm.Create_keyval(delete_fn=_destroy)

@@ -31,13 +31,13 @@ class Trace:
     """
 
     def __init__(self, keep: bool = True, nvtx: Any = None) -> None:
-        self._found: MutableSequence[tuple[Any, ...]] = [] if keep else deque(maxlen=0)
+        self._recorded: MutableSequence[tuple[Any, ...]] = [] if keep else deque(maxlen=0)
         self.ranges = Ranges(nvtx.get_domain("pdgemm")) if nvtx else None
-        self.add = self._found.append  # it takes the fields of a Span as a tuple
+        self.add = self._recorded.append  # it takes the fields of a Span as a tuple
 
     @property
     def spans(self) -> list[Span]:
-        return [Span(row, phase_name(name), *rest) for row, name, *rest in self._found]
+        return [Span(row, phase_name(name), *rest) for row, name, *rest in self._recorded]
 
 
 def phase_name(phase: str) -> str:

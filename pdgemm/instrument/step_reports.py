@@ -28,36 +28,36 @@ class Steps:
     """
 
     def __init__(self, **changes: Any) -> None:
-        self._changes, self.start, self._made = changes, perf_counter(), list[Callable[[], Any]]()
+        self._changes, self.start, self._reports = changes, perf_counter(), list[Callable[[], Any]]()
 
     def did(self, result: Result) -> Result:
         """Keep the report of the matrix that a step returned, and return it; an array has no report."""
-        made: Any = getattr(result, "later_report", None)
-        if made is not None:
-            self._made.append(made if callable(made) else lambda: made)
+        report: Any = getattr(result, "later_report", None)
+        if report is not None:
+            self._reports.append(report if callable(report) else lambda: report)
         return result
 
     def add(self, steps: Steps) -> None:
         """Keep the steps of a part of the work as one step."""
-        if steps._made:
-            self._made.append(partial(total, steps.made, perf_counter() - steps.start, **steps._changes))
+        if steps._reports:
+            self._reports.append(partial(total, steps.reports, perf_counter() - steps.start, **steps._changes))
 
     def reported(self, result: Result, **changes: Any) -> Result:
         """Let the report of a matrix be that of all steps, and return it; an array has none."""
-        if self._made and hasattr(result, "later_report"):
+        if self._reports and hasattr(result, "later_report"):
             seconds = perf_counter() - self.start
-            result.report = partial(total, self.made, seconds, **self._changes | changes)  # type: ignore[attr-defined]
+            result.report = partial(total, self.reports, seconds, **self._changes | changes)  # type: ignore[attr-defined]
         return result
 
     @property
-    def made(self) -> tuple[Callable[[], Any], ...]:
+    def reports(self) -> tuple[Callable[[], Any], ...]:
         """Functions that make the reports of the steps so far."""
-        return tuple(self._made)
+        return tuple(self._reports)
 
     def after(self, report: Any) -> Callable[[], QRReport]:
         """Return a function that makes a report to which the sums of these steps are added."""
-        made = self.made
-        return lambda: report.after([make() for make in made])
+        reports = self.reports
+        return lambda: report.after([make() for make in reports])
 
 
 def total(steps: Sequence[Callable[[], Any]], seconds: float, **changes: Any) -> AlgorithmReport:

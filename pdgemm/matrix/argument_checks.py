@@ -69,16 +69,16 @@ def check_alpha(alpha: object) -> None:
         )
 
 
-def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
+def as_scalar(value: Any, dtype: np.dtype, name: str) -> Any:
     """Return alpha or beta as a number of the kind of `dtype`.
 
     Raises DTypeError for another kind, ArgumentError for a finite number that the arithmetic of the type does not hold.
     """
-    value: Any = given[()] if type(given) is np.ndarray and given.ndim == 0 else given
+    value = value[()] if type(value) is np.ndarray and value.ndim == 0 else value
     if dtype.kind == "f" and type(value) in (int, float) and abs(value) < 1e38:
         return float(value)
     if not isinstance(value, _NUMBERS):
-        raise DTypeError(f"{name} must be a number, got {type(given).__name__}")
+        raise DTypeError(f"{name} must be a number, got {type(value).__name__}")
     kind, wide = dtypes.kind_rank(dtype), dtypes.arithmetic(dtype)
     if kind < 2 and np.iscomplexobj(value):
         raise DTypeError(f"{name} = {shown(value)} is complex, but the result is {dtype}")
@@ -98,31 +98,31 @@ def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
     return (int(value) + modulus // 2) % modulus - modulus // 2
 
 
-def as_real(given: object, name: str, above: float = -np.inf) -> float:
+def as_real(value: object, name: str, above: float = -np.inf) -> float:
     """Return a real number, neither NaN nor infinite, that is larger than `above`.  Raises ArgumentError."""
     number = np.nan
-    if isinstance(given, Real) and not isinstance(given, bool):
+    if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):  # an integer of more digits
-            number = float(given)
+            number = float(value)
     if not (np.isfinite(number) and number > above):
         raise ArgumentError(
-            f"{name} must be a real number{f' > {above}' if above > -np.inf else ''}, got {shown(given)}"
+            f"{name} must be a real number{f' > {above}' if above > -np.inf else ''}, got {shown(value)}"
         )
     return number
 
 
-def as_optional(given: object, name: str, least: int) -> int | None:
+def as_optional(value: object, name: str, least: int) -> int | None:
     """Return a count of at least `least`, or None."""
-    return None if given is None else as_count(given, name, least)
+    return None if value is None else as_count(value, name, least)
 
 
-def as_shape(given: object) -> tuple[int, int] | None:
+def as_shape(value: object) -> tuple[int, int] | None:
     """Return the shape of a grid, or None."""
-    if given is None:
+    if value is None:
         return None
-    if not isinstance(given, (tuple, list)) or len(given) != 2:
-        raise ArgumentError(f"shape must be a pair (Pr, Pc), got {given!r}")
-    return as_count(given[0], "Pr", 1), as_count(given[1], "Pc", 1)
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise ArgumentError(f"shape must be a pair (Pr, Pc), got {value!r}")
+    return as_count(value[0], "Pr", 1), as_count(value[1], "Pc", 1)
 
 
 def op(A: DistMatrix, trans: str, name: str) -> DistMatrix:
@@ -138,25 +138,27 @@ def op_letter(trans: str, name: str) -> str:
     return trans.upper()
 
 
-def accumulation(a: np.dtype, b: np.dtype, c: np.dtype, asked: Any, compute_type: Any = None) -> tuple[np.dtype, str]:
+def accumulation(
+    a: np.dtype, b: np.dtype, c: np.dtype, requested: Any, compute_type: Any = None
+) -> tuple[np.dtype, str]:
     """Return the type in which products of a and b are accumulated, and the type that these are rounded to, or ""."""
     if compute_type is not None:
         as_name(compute_type, "compute_type", dtypes.COMPUTE)
-    return _accumulation(a, b, c, None if asked is None else dtypes.element_type(asked), compute_type)
+    return _accumulation(a, b, c, None if requested is None else dtypes.element_type(requested), compute_type)
 
 
 @lru_cache(maxsize=256)
 def _accumulation(
-    a: np.dtype, b: np.dtype, c: np.dtype, asked: np.dtype | None, compute_type: str | None
+    a: np.dtype, b: np.dtype, c: np.dtype, requested: np.dtype | None, compute_type: str | None
 ) -> tuple[np.dtype, str]:
     if compute_type is None:
-        accumulate = dtypes.arithmetic(a, b, c) if asked is None else asked
+        accumulate = dtypes.arithmetic(a, b, c) if requested is None else requested
     else:
         accumulate = np.dtype((None, np.float32, np.complex64)[dtypes.kind_rank(c)])
         if dtypes.kind_rank(c) == 0 or (dtypes.kind_rank(c) == 2 and compute_type in dtypes.HALF_NAMES):
             raise DTypeError(f"compute_type {compute_type!r} is not for products of type {c}")
-        if asked is not None and asked != accumulate:
-            raise DTypeError(f"with compute_type {compute_type!r} sums are {accumulate}, not {asked}")
+        if requested is not None and requested != accumulate:
+            raise DTypeError(f"with compute_type {compute_type!r} sums are {accumulate}, not {requested}")
     if accumulate not in dtypes.SUMS:
         raise DTypeError(f"accumulate_dtype {accumulate}: products are accumulated in {dtypes.names(dtypes.SUMS)}")
     if dtypes.kind_rank(accumulate) != dtypes.kind_rank(c) or not dtypes.can_convert(dtypes.common(a, b), c):

@@ -261,11 +261,11 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     return x.norm("fro" if ord is None else ord, axis, keepdims)
 
 
-def _dtype(given: Any) -> np.dtype:
+def _dtype(dtypes: Any) -> np.dtype:
     """Return a type; that of a matrix is not meant."""
-    if isinstance(given, MatrixBase):
+    if isinstance(dtypes, MatrixBase):
         raise TypeError("a DistMatrix is not an element type")
-    return element_type(given)
+    return element_type(dtypes)
 
 
 def take(a: Any, indices: Any, axis: int) -> Any:

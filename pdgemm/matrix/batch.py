@@ -242,11 +242,11 @@ def _parsed(items: Any) -> tuple[Items, np.ndarray, np.dtype | None]:
     return given, shapes, _one_dtype({x.dtype for x in given}) if given else None
 
 
-def _one_dtype(found: set[Any]) -> np.dtype:
+def _one_dtype(types: set[Any]) -> np.dtype:
     """Return the only dtype in the set, float64 if it is empty.  Raises DTypeError where there are several."""
-    if len(found) > 1:
-        raise DTypeError(f"items must have one dtype, got {', '.join(sorted(map(str, found)))}")
-    return element_type(found.pop()) if found else np.dtype(float)
+    if len(types) > 1:
+        raise DTypeError(f"items must have one dtype, got {', '.join(sorted(map(str, types)))}")
+    return element_type(types.pop()) if types else np.dtype(float)
 
 
 def _one_shape(shapes: np.ndarray) -> tuple[int, int] | None:

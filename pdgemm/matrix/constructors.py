@@ -58,10 +58,10 @@ class Constructors(MatrixBase):
         device : "host" or "cuda": the local arrays are NumPy's, or CuPy's on the GPU of each rank.
         Raises LayoutError, ArgumentError, DTypeError, DeviceError or MemoryError, on every rank.
         """
-        return cls._made("empty", shape, grid, block, dtype, source, order, device)
+        return cls._allocated("empty", shape, grid, block, dtype, source, order, device)
 
     @classmethod
-    def _made(
+    def _allocated(
         cls,
         name: str,
         shape: tuple[int, int],
@@ -93,7 +93,7 @@ class Constructors(MatrixBase):
         device: DeviceName = devices.HOST,
     ) -> Self:
         """Make a matrix of zeros.  Collective over the grid; arguments as for `empty`."""
-        made = cls._made("zeros", shape, grid, block, dtype, source, order, device)
+        made = cls._allocated("zeros", shape, grid, block, dtype, source, order, device)
         return made._filled("zeros", element_function("zeros", 0, np.dtype("d")))
 
     @classmethod
@@ -110,7 +110,7 @@ class Constructors(MatrixBase):
     ) -> Self:
         """Make a matrix with 1 on the main diagonal and 0 elsewhere, n x n or of a given shape.  Collective."""
         shape = n if isinstance(n, tuple) else (n, n)
-        made = cls._made("eye", shape, grid, block, dtype, source, order, device)
+        made = cls._allocated("eye", shape, grid, block, dtype, source, order, device)
         return made._filled("eye", element_function("eye", 0, np.dtype("d")))
 
     @classmethod
@@ -215,7 +215,7 @@ class Constructors(MatrixBase):
         with together(communicator_of(grid)) as arguments:
             f = element_function(as_name(kind, "kind", get_args(RandomKind)), seed, element_type(dtype))
             arguments += ["DistMatrix.random", f"seed={seed}", kind]
-        made = cls._made("random", shape, grid, block, dtype, source, order, device)
+        made = cls._allocated("random", shape, grid, block, dtype, source, order, device)
         return made._filled("random", f)
 
     @classmethod
@@ -236,7 +236,7 @@ class Constructors(MatrixBase):
         f : called with integer arrays i of shape (r, 1) and j of shape (1, c); returns something that
             broadcasts to (r, c).  An exception in f on any rank is raised on all.
         """
-        made = cls._made("from_function", shape, grid, block, dtype, source, order, device)
+        made = cls._allocated("from_function", shape, grid, block, dtype, source, order, device)
         return made._filled("from_function", f)
 
     def _filled(self, name: str, f: ElementFunction) -> Self:

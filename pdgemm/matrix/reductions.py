@@ -261,12 +261,12 @@ class Reductions(MatrixBase):
         made.report = MoveReport.of_run(recorder, stages, grid, perf_counter() - start, name=fold.name, **others)
         return made
 
-    def _kept(self, found: np.ndarray, axis: int | None) -> Self:
+    def _kept(self, vector: np.ndarray, axis: int | None) -> Self:
         """Return a result that is on every rank as a matrix of one row or of one column."""
         grid, (i, j), (pr, pc) = self.grid, self.grid.coords, self.grid.shape
         rows = self.distribution.rows if axis == 1 else BlockCyclic(1, 1, pr)
         cols = self.distribution.cols if axis == 0 else BlockCyclic(1, 1, pc)
-        whole = found.reshape(-1, 1) if axis == 1 else found.reshape(1, -1)
+        whole = vector.reshape(-1, 1) if axis == 1 else vector.reshape(1, -1)
         mine = np.ascontiguousarray(whole[np.ix_(rows.indices(i), cols.indices(j))])
         local = devices.empty(mine.shape, mine.dtype, device=devices.of(self._stored))
         set_elements(local, mine)

@@ -58,7 +58,7 @@ def unpack(text: str) -> Parts:
 def _fault(product: Product, moves: Moves, problem: Problem) -> str:
     """Return what is inconsistent, or larger than any matrix; "" if nothing is."""
     size, made = problem.size, (product.A, product.B, product.C)
-    layouts = [*problem.given, *made, *(x for _, move in moves for x in (move.source, move.target))]
+    layouts = [*problem.layouts, *made, *(x for _, move in moves for x in (move.source, move.target))]
     if not all(on_ranks(x.rank_map, x.distribution.grid_shape, size) for x in layouts):
         return f"a layout has not one of {size} ranks for each position of its grid"
     sides = [side for x in layouts for side in (x.distribution.rows, x.distribution.cols)]
@@ -66,7 +66,7 @@ def _fault(product: Product, moves: Moves, problem: Problem) -> str:
         return f"a matrix has more than {_MOST_BLOCKS} blocks in a row or a column"
     if any(x.local_bytes(None) > _MOST_BYTES for x in layouts):
         return f"a rank has more than {_MOST_BYTES} bytes of a matrix"
-    for A, B, C in (problem.given, made):
+    for A, B, C in (problem.layouts, made):
         (m, k), (inner, n) = A.distribution.shape, B.distribution.shape
         if C.distribution.shape != (m, n) or k != inner:
             return "the shapes of A, B and C do not make a product"

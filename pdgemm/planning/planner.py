@@ -135,7 +135,7 @@ def tuned(plan: ProductPlan) -> ProductPlan:
 
 
 def panel_width(
-    asked: int | None, accumulate: np.dtype, machine: Machine, on_device: bool = False, triangle: bool = False
+    requested: int | None, accumulate: np.dtype, machine: Machine, on_device: bool = False, triangle: bool = False
 ) -> int:
     """Return the width of the widest panel: as requested, but not so wide that sums become inexact.
 
@@ -144,15 +144,15 @@ def panel_width(
     on_host = PANEL_WIDTH if machine.ranks_per_node is None else PANEL_WIDTH_BETWEEN_NODES
     on_host *= 1 + triangle
     return min(
-        asked or (DEVICE_PANEL_WIDTH if on_device else on_host),
+        requested or (DEVICE_PANEL_WIDTH if on_device else on_host),
         _NO_LIMIT if accumulate in dtypes.BLAS else EXACT_WIDTH,
     )
 
 
-def panels_ahead(asked: int | None, machine: Machine, on_device: bool = False) -> int:
+def panels_ahead(requested: int | None, machine: Machine, on_device: bool = False) -> int:
     """Return the number of panels in flight behind the one in use: as requested."""
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     return 1 if machine.ranks_per_node is None or on_device else LOOKAHEAD_BETWEEN_NODES
 
 
@@ -162,7 +162,7 @@ def candidates(problem: Problem) -> Iterator[ProductPlan]:
     heap: list[tuple[float, int, ProductPlan | Arrangement]] = []
     machine = problem.machine
     for number, arrangement in enumerate(dict.fromkeys(arrangements(problem))):
-        moved = sum(not x.same_owners(to) for x, to in zip(problem.given, arrangement.layouts))
+        moved = sum(not x.same_owners(to) for x, to in zip(problem.layouts, arrangement.layouts))
         seconds = product_seconds(arrangement.product, machine, sample(problem.size)[0])
         heap.append((seconds + MOVES_WEIGH * moved * machine.call_overhead, number, arrangement))
     if not heap:
@@ -244,18 +244,18 @@ def explain(plan: ProductPlan, whole: bool = False, more: str = "explain(all=Tru
     return "\n".join(lines)
 
 
-def candidates_explained(found: list[Candidate], whole: bool, more: str) -> str:
+def candidates_explained(candidates: list[Candidate], whole: bool, more: str) -> str:
     """Return the candidates as a table, and why the first one was chosen.
 
     whole : show all candidates, and not only the first ones.   more : what shows them.
     """
-    shown = found if whole or len(found) <= ROWS + 1 else found[:ROWS]
-    chosen = found[0]
+    shown = candidates if whole or len(candidates) <= ROWS + 1 else candidates[:ROWS]
+    chosen = candidates[0]
     lines = [candidates_table(shown)]
-    if len(shown) < len(found):
-        lines.append(f"and {len(found) - len(shown)} more: {more}")
+    if len(shown) < len(candidates):
+        lines.append(f"and {len(candidates) - len(shown)} more: {more}")
     lines.append(wrapped(f"rule: {RULE}"))
-    fastest = min((x for x in found if x.fits), key=lambda x: x.seconds)
+    fastest = min((x for x in candidates if x.fits), key=lambda x: x.seconds)
     if fastest.seconds < chosen.seconds:
         fewer = 1 - fastest.seconds / chosen.seconds
         why = (

@@ -75,7 +75,7 @@ class Problem:
     movers: tuple[str, ...] = field(default_factory=by_messages)
 
     @property
-    def given(self) -> tuple[Layout, Layout, Layout]:
+    def layouts(self) -> tuple[Layout, Layout, Layout]:
         return self.A, self.B, self.C
 
     @property

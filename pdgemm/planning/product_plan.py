@@ -144,7 +144,7 @@ class ProductPlan:
     @property
     def check_share(self) -> float:
         """The predicted time of the checksums, which read A, B and C once, over that of the product."""
-        read = sum(x.local_bytes(None) for x in self.problem.given)
+        read = sum(x.local_bytes(None) for x in self.problem.layouts)
         return read / self.problem.machine.copy_bandwidth / max(self.seconds, 1e-9)
 
     @cached_property
@@ -316,5 +316,5 @@ def _moved(arrangement: Arrangement, problem: Problem) -> list[tuple[str, Layout
     """Return the matrices that the product needs, or forms, in other layouts than the user's: name, source, target."""
     if problem.ideal:
         return []
-    (A, B, C), (a, b, c) = problem.given, arrangement.layouts
+    (A, B, C), (a, b, c) = problem.layouts, arrangement.layouts
     return [(name, x, to) for name, x, to in (("A", A, a), ("B", B, b), ("C", c, C)) if not x.same_owners(to)]

@@ -28,7 +28,7 @@ _COPIED = (np.ndarray, np.random.Generator, bytearray, list, dict, set)  # value
 class KeptState:
     """A state of a program, which ranks of the same node can read from one that has failed.  Collective over the grid.
 
-    given : names and values.   last : tells whether the state is the last one.
+    values : by name.   last : tells whether the state is the last one.
     readable : matrices outside of node-shared memory are copied to it, if there is room.
     inherited_words : elements that this rank received when the state came from another grid; else None.
     Raises ArgumentError or GridError on all ranks.
@@ -36,7 +36,7 @@ class KeptState:
 
     def __init__(
         self,
-        given: Mapping[str, Any],
+        values: Mapping[str, Any],
         grid: ProcessGrid,
         last: Callable[[dict[str, Any]], object],
         readable: bool = True,
@@ -44,7 +44,7 @@ class KeptState:
     ) -> None:
         self.grid, self.inherited_words = grid, inherited_words
         with (agreed := together(grid.comm)) as arguments:
-            self.state, copies = _checked(given, grid), dict[int, DistMatrix]()  # by the matrix
+            self.state, copies = _checked(values, grid), dict[int, DistMatrix]()  # by the matrix
             for name, x in self.state.items() if readable and grid.size > 1 else ():
                 if isinstance(x, DistMatrix) and not x.shared and not devices.of(x.stored):
                     if id(x) not in copies:
@@ -152,16 +152,16 @@ def _in_node_memory(x: DistMatrix, grid: ProcessGrid) -> DistMatrix:
     return copy
 
 
-def _checked(given: Any, grid: ProcessGrid) -> dict[str, Any]:
+def _checked(values: Any, grid: ProcessGrid) -> dict[str, Any]:
     """Return a state as a dict.  Raises ArgumentError or GridError where a matrix of it could not be inherited."""
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise ArgumentError(f"a state is a dict of names and values, got {type(given).__name__}")
-    for name, x in given.items():
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        raise ArgumentError(f"a state is a dict of names and values, got {type(values).__name__}")
+    for name, x in values.items():
         if not isinstance(x, DistMatrix) and _has_matrices(x):
             raise ArgumentError(f"the matrices of a state have names of their own; {name!r} is a {type(x).__name__}")
         if isinstance(x, DistMatrix) and x.grid.comm is not grid.comm:
             raise GridError(f"{name!r} is on {x.grid!r}, which is of another communicator than {grid!r}")
-    return dict(given)
+    return dict(values)
 
 
 def _has_matrices(x: Any) -> bool:

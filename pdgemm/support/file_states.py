@@ -29,10 +29,10 @@ def ordinary(path: str | Path, flags: int) -> int:
     return descriptor
 
 
-def check_ordinary(found: os.stat_result) -> None:
+def check_ordinary(status: os.stat_result) -> None:
     """Raises OSError for what is not a file."""
-    if not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
         raise OSError(errno.EINVAL, f"it is {kind}, not a file")
 
 

@@ -163,16 +163,16 @@ class Output:
         self._partial = kept or hidden_name(target, f".{uuid.uuid4().hex[:12]}.partial")
         self._lock = hidden_name(target, ".pdgemm-lock")
         self._held: int | None = None
-        self._asked: float | None = None
+        self._since: float | None = None
 
     def begin(self) -> Path | None:
         """Lock the file.  The name to write under; None: another job has the lock, ask again.  Raises FileError."""
         wait, now = file_patience(), monotonic()
-        if self._asked is None:
-            self._asked = now
+        if self._since is None:
+            self._since = now
         turn = now + _TURN
         while (held := self._try()) is None:
-            waited = now - self._asked
+            waited = now - self._since
             if waited >= wait:
                 raise FileError(
                     f"{self._path}: {_holder(self._lock)} is saving to it, and was not done in {wait:g} s; "

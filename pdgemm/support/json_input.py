@@ -37,18 +37,18 @@ def decoded(text: bytes | str, kind: type[Kind], what: str = "", exact: bool = F
         if exact:
             _look_for_more(msgspec.json.decode(text), jsonable(found))
     except (ValueError, RecursionError) as bad:
-        raise ArgumentError(_told(what, bad)) from None
+        raise ArgumentError(_fault(what, bad)) from None
     return found
 
 
-def converted(given: Any, kind: type[Kind], what: str = "", exact: bool = False, strict: bool = True) -> Kind:
+def converted(value: Any, kind: type[Kind], what: str = "", exact: bool = False, strict: bool = True) -> Kind:
     """The same of what JSON was made into; strict False: "12" may be a number."""
     try:
-        found = msgspec.convert(given, kind, dec_hook=_special, str_keys=True, strict=strict)
+        found = msgspec.convert(value, kind, dec_hook=_special, str_keys=True, strict=strict)
         if exact:
-            _look_for_more(given, jsonable(found))
+            _look_for_more(value, jsonable(found))
     except (ValueError, RecursionError) as bad:
-        raise ArgumentError(_told(what, bad)) from None
+        raise ArgumentError(_fault(what, bad)) from None
     return found
 
 
@@ -71,12 +71,12 @@ def variable(name: str, kind: Any, what: str = "", environment: Mapping[str, str
         raise ArgumentError(f"{name} is {what}, got {_short(said)!r}") from None
 
 
-def _special(kind: type, given: Any) -> Any:
+def _special(kind: type, value: Any) -> Any:
     """Types that the library does not know."""
     if kind is np.dtype:
-        if not isinstance(given, str) or given not in _DTYPES:
-            raise ValueError(f"no type of elements: {_short(repr(given))}")
-        return _DTYPES[given]
+        if not isinstance(value, str) or value not in _DTYPES:
+            raise ValueError(f"no type of elements: {_short(repr(value))}")
+        return _DTYPES[value]
     raise NotImplementedError(kind)
 
 
@@ -84,21 +84,21 @@ def _plain(x: Any) -> Any:
     return x.name if isinstance(x, np.dtype) else x.item() if isinstance(x, np.generic) else repr(x)
 
 
-def _look_for_more(given: Any, known: Any, place: str = "$") -> None:
-    """Raises ValueError for what `given` has more than `known`, which was made of it, and for numbers too large."""
-    if isinstance(given, dict):
-        for name, x in given.items():
+def _look_for_more(value: Any, known: Any, place: str = "$") -> None:
+    """Raises ValueError for what `value` has more than `known`, which was made of it, and for numbers too large."""
+    if isinstance(value, dict):
+        for name, x in value.items():
             if name not in known:
                 raise ValueError(f"there is no {_short(name)!r} in it - at `{place}`")
             _look_for_more(x, known[name], f"{place}.{name}")
-    elif isinstance(given, list):
-        for number, (x, y) in enumerate(zip(given, known)):
+    elif isinstance(value, list):
+        for number, (x, y) in enumerate(zip(value, known)):
             _look_for_more(x, y, f"{place}[{number}]")
-    elif type(given) is int and abs(given) > LARGEST:
+    elif type(value) is int and abs(value) > LARGEST:
         raise ValueError(f"Integer value out of range - at `{place}`")
 
 
-def _told(what: str, bad: Exception) -> str:
+def _fault(what: str, bad: Exception) -> str:
     fault = "nested too deeply" if isinstance(bad, RecursionError) else _short(str(bad))
     return f"{what}: {fault}" if what else fault
 

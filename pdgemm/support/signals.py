@@ -4,8 +4,8 @@ A rank may be inside MPI or BLAS, where Python's handlers do not run: a thread w
 them because `mpirun` hands it on and ends with the ranks' code.  At SIGTERM and SIGINT that of Open MPI decides to end
 with 1, sends its ranks SIGCONT, SIGTERM and SIGKILL within half a second, and Open MPI 5's tells nothing more.
 
-A program that can save what it has done says how long that may take (`patience`), looks at `signal_received` now and then, and
-calls `leave` when it has saved.  A second signal ends it at once.
+A program that can save what it has done says how long that may take (`patience`), looks at `signal_received` now and
+then, and calls `leave` when it has saved.  A second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORDS = "pdgemm: ended by "  # the line begins with this
 _LATER = 1.0  # seconds in which rank 0 may speak before another rank's end takes it along
 _state = ["starting", "nothing was written"]
 _patience = [0.0]  # seconds
-_asked: list[int] = []  # the signal
+_received: list[int] = []  # the signal
 _tells: list[int] = []  # the end of a pipe
 
 
@@ -50,7 +50,7 @@ def patience(seconds: float) -> Iterator[None]:
 
 def signal_received() -> int:
     """Return the signal by which the program was asked to end; 0: it was not."""
-    return _asked[0] if _asked else 0
+    return _received[0] if _received else 0
 
 
 def leave(number: int) -> NoReturn:
@@ -76,7 +76,7 @@ def _wait(hears: int, rank: int, start: float) -> None:
     while (number := os.read(hears, 1)[0]) not in CODES:
         pass
     if _patience[0]:
-        _asked.append(number)
+        _received.append(number)
         select.select([hears], [], [], _patience[0])
     if rank:
         sleep(_LATER)

@@ -40,11 +40,11 @@ class CheckCounter:
     processes : for each rank, the namespace and the number of its process; "" where the system does not say.
     """
 
-    __slots__ = ("asked", "comm", "processes", "reached", "unchecked")
+    __slots__ = ("comm", "last_question", "processes", "reached", "unchecked")
 
     def __init__(self, comm: MPI.Intracomm, processes: list[tuple[str, int]]) -> None:
         self.comm, self.processes = comm, processes
-        self.asked = -inf  # seconds of time.monotonic when a lower rank asked last after the check reached last
+        self.last_question = -inf  # seconds of time.monotonic when a lower rank asked last after the check reached last
         self.reached = 0
         self.unchecked = 0  # the last one that this rank skipped, with check=False
 

@@ -163,7 +163,7 @@ def _look(waiting: Wait, bounded: bool, looks: int) -> bool:
             return False
         # no rank knows which others wait: the first two ranks print, because one of them may be the missing one
         text, never, quiet = "some rank did not join", False, comm.rank > 1
-    elif monotonic() - counter.asked < seconds()[0] and not (bounded and looks > 1):
+    elif monotonic() - counter.last_question < seconds()[0] and not (bounded and looks > 1):
         return True
     else:
         text, never = _missing_ranks(counter, waiting)
@@ -290,7 +290,7 @@ def _answer() -> None:
             while comm.Iprobe(tag=_QUESTION, status=status):
                 question = comm.recv(source=status.source, tag=_QUESTION)
                 if question == counter.reached and status.source < comm.rank:
-                    counter.asked = monotonic()
+                    counter.last_question = monotonic()
                 place, inside = _place()
                 still = _stillness.seconds if inside else -1.0
                 state = _State(counter.reached, counter.unchecked, _waits_for_long(), still, place, tuple(_ended))

@@ -80,7 +80,7 @@ class _Vectors:
         slices = [slice(self._offsets[lo], self._offsets[hi]) for lo, hi in ranges if lo < hi]
         return [tuple(x[part] for x in self._arrays) for part in slices if part.start < part.stop]
 
-    room = views
+    receiving = views
 
 
 class _Pairs:
@@ -92,7 +92,7 @@ class _Pairs:
     def views(self, first: int, number: int) -> list[Parts]:
         return [self.parts[first]] if self._counts[first] else []
 
-    def room(self, first: int, number: int) -> list[Parts]:
+    def receiving(self, first: int, number: int) -> list[Parts]:
         """Return where a part is to arrive."""
         self.parts[first] = (np.empty(self._counts[first], self._dtype),)
         return self.views(first, number)
@@ -103,10 +103,10 @@ def _carry_out(collective: Collective, comm: MPI.Comm, store: _Vectors | _Pairs,
     for step in collective.messages_of(me):
         out = [(to, _packed([x for row in rows for x in store.views(*row)])) for to, rows in step.sent.items()]
         places = {
-            source: [x for row in rows for x in (store.views if step.adds else store.room)(*row)]
+            source: [x for row in rows for x in (store.views if step.adds else store.receiving)(*row)]
             for source, rows in step.received.items()
         }
-        into = [(source, _room(views, step.adds)) for source, views in places.items()]
+        into = [(source, _buffer(views, step.adds)) for source, views in places.items()]
         requests = [x for source, data in into for x in _started(comm.Irecv, data, collective.ranks[source])]
         received = len(requests)
         requests += [x for to, data in out for x in _started(comm.Isend, data, collective.ranks[to])]
@@ -137,7 +137,7 @@ def _packed(places: list[Parts]) -> np.ndarray:
     return flat[0] if len(flat) == 1 else np.concatenate(flat) if flat else np.empty(0, np.uint8)
 
 
-def _room(places: list[Parts], adds: bool) -> np.ndarray:
+def _buffer(places: list[Parts], adds: bool) -> np.ndarray:
     """Return memory for what arrives for some views: a single view itself, if it takes the place of what is there."""
     flat = _flat(places)
     return flat[0] if len(flat) == 1 and not adds else np.empty(sum(x.size for x in flat), np.uint8)

@@ -22,7 +22,7 @@ from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.waits import Wait
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers.node_arrays import NodeArrays
-from pdgemm.transport.movers.panel_views import column_room
+from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import flat
 from pdgemm.transport.store import store
 
@@ -47,7 +47,7 @@ class ExchangeBuffers:
 
     def shaped(self, slot: int, rows: int, cols: int, order: str) -> tuple[Array, Array]:
         """Return a message buffer as rows x cols, once as passed to MPI and once as packed and unpacked."""
-        sent, packed = (column_room(rows, order, cols, x) for x in self.messages[slot])
+        sent, packed = (column_buffer(rows, order, cols, x) for x in self.messages[slot])
         return sent, packed
 
 
@@ -113,7 +113,7 @@ def _pull(transfer: _Transfer) -> None:
     for block in plan.pulls(me):
         part = X if block.peer == me else peers("X", block.peer)
         with recorder.phase("pack"):
-            for tile in ((block.rows, block.cols),) if transfer.combine.room is None else plan.tiles(block):
+            for tile in ((block.rows, block.cols),) if transfer.combine.workspace is None else plan.tiles(block):
                 transfer.assign(Y, part, *tile)
         if block.peer != me:
             recorder.traffic.read(block.rows.size * block.cols.size)

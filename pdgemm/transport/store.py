@@ -36,7 +36,7 @@ def store(
             sums, C = sums.T, C.T
         for piece in op.pieces(*C.shape) if C.size else ():
             op(C[piece], sums[piece])
-    elif op.room is None:
+    elif op.workspace is None:
         copy_blocks(sums, C, rows, cols, op)
     else:
         for r, c in op.pieces(rows.size, cols.size):

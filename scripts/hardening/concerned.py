@@ -19,12 +19,12 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "tests" / "unit")]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "tests" / "helpers")]
 
+from house import MODULES, inside  # noqa: E402
 from mutants import MUTANTS  # noqa: E402
-from test_imports import MODULES, inside  # noqa: E402
 
-HOUSE = "tests/unit/test_imports.py"  # the floors, of any module
+HOUSE = "tests/unit/house/test_imports.py"  # the floors, of any module
 
 
 @cache

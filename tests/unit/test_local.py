@@ -17,7 +17,7 @@ from pdgemm.grids.index_map import IndexMap, packed
 from pdgemm.local.arrays import element_functions
 from pdgemm.local.blas import library as blas
 from pdgemm.local.blas.local_gemm import conjugates, gemm_accumulate, prepare
-from pdgemm.transport.movers.panel_views import column_panel, column_room
+from pdgemm.transport.movers.panel_views import column_buffer, column_panel
 
 GUARD = 7.25
 
@@ -216,7 +216,7 @@ def test_room_is_laid_out_like_the_panel_that_will_arrive() -> None:
         local = np.asarray(np.arange(20.0).reshape(4, 5), order=order)  # type: ignore[call-overload]
         sent, arrived = np.empty(12), np.empty(12)
         panel = column_panel(local, order, runs((0, 1), (2, 2)), sent, True)
-        room = column_room(4, order, 3, arrived)
+        room = column_buffer(4, order, 3, arrived)
         arrived[:] = sent
         assert np.array_equal(room, panel)
 

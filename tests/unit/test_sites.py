@@ -170,7 +170,7 @@ def test_tests_of_what_changed() -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(str(ROOT / "scripts" / "hardening"))
         concerned = runpy.run_path(str(ROOT / "scripts/hardening/concerned.py"))["concerned"]
-    house = "tests/unit/test_imports.py"
+    house = "tests/unit/house/test_imports.py"
     assert {"tests/ranks/support/test_watchdog.py", house} <= concerned("pdgemm/support/watchdog.py")
     assert {"tests/ranks/algorithms/test_summa.py", house} <= concerned("pdgemm/algorithms/products/summa.py")
     assert {"tests/unit/test_distribution.py", house} <= concerned("grids/distribution.py")  # a link in the package

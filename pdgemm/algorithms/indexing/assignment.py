@@ -41,7 +41,7 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
         if isinstance(value, DistMatrix):
             check_not_freed(value.grid.comm)
         value = value if isinstance(value, DistMatrix) or not np.ndim(value) else to_host(devices.adopted(value))
-        arguments += ["A[i0:i1, j0:j1] = ...", *_told(value, A.dtype)]
+        arguments += ["A[i0:i1, j0:j1] = ...", *_value_description(value, A.dtype)]
         mask = _mask(key, A.shape)
         if mask is None:
             rows, cols = picked(key, A.shape)
@@ -66,7 +66,7 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
         _set(A, rows, cols, value)
 
 
-def _told(value: Any, dtype: np.dtype) -> list[object]:
+def _value_description(value: Any, dtype: np.dtype) -> list[object]:
     """Return how messages show a value.  Raises DTypeError or another error where the matrix cannot hold it."""
     if isinstance(value, DistMatrix):
         return ["to a matrix"]
@@ -126,10 +126,10 @@ def _set(A: Any, rows: Picked, cols: Picked, value: Any) -> None:
     _set_by_index(A, np.ix_(*(np.arange(n)[x] for n, x in zip(A.stored.shape, (down, across)))), given)
 
 
-def _set_by_index(A: Any, index: Any, given: Any) -> None:
+def _set_by_index(A: Any, index: Any, values: Any) -> None:
     """Set elements of this rank by an index of NumPy's, on the host.  Local."""
     host = to_host(A.stored)
-    host[index] = given
+    host[index] = values
     if host is not A.stored:
         set_elements(A.stored, host)
 

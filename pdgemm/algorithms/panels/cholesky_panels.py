@@ -13,7 +13,7 @@ from pdgemm.local.arrays.device import Array
 from pdgemm.local.blas import local_lapack
 from pdgemm.schedules.panels.cholesky_schedule import SMALLEST, CholeskySchedule
 from pdgemm.schedules.panels.panel_schedule import Panel, lower_tiles
-from pdgemm.transport.movers.panel_views import column_room
+from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.task import DIAGONAL, PANEL, Task
 
@@ -76,7 +76,7 @@ class Cholesky:
         with task.recorder.phase("post"):
             P = task.bring("row", panel.col, "A", (behind, cols), slot.buffer_a, slot, PANEL)
             n_loc = A.shape[1] - self._cols.below(panel.stop, j)
-            Q = column_room(n_loc, self._plan.A.order, panel.width, slot.buffer_b)
+            Q = column_buffer(n_loc, self._plan.A.order, panel.width, slot.buffer_b)
             self._copies[slot.number] = task.bring_transposed(panel, P, "A", Q, self._arriving[slot.number], slot)
         self._panels[slot.number] = P, Q
         task.transfers.expect(slot.arrivals)

@@ -91,7 +91,7 @@ class Householder:
         if not C.size:
             return
         V, T = self._reflectors.get(number)
-        W = self._sum.room(panel.width, C.shape[1])
+        W = self._sum.buffer(panel.width, C.shape[1])
         with task.recorder.phase("compute"):
             gemm_accumulate(1, V.T, C, 0, W, conjugate_a=C.dtype.kind == "c")
         self._sum(W, self._plan.members(panel), partial(multiply_triangular, T, lower=False, trans=trans))

@@ -25,17 +25,17 @@ _PIVOTS = (1 << 12) + 4  # a tag
 class LUPanels:
     """Overwrites A with L, below its diagonal of ones, and U, where P A = L U.
 
-    found : on return row t was exchanged with row found[t], for t = 0, 1, ... in turn; on idle ranks, too.
+    exchanged : on return row t was exchanged with row exchanged[t], for t = 0, 1, ... in turn; on idle ranks, too.
 
     Cost per rank on Pr x Pc: 2n^3/(3 Pr Pc) flops; n^2/2 (1/Pr + 1/Pc) words in for L and U.  On all ranks together at
     most n^2 words for panels that are gathered and go back, and 3 n^2/2 for rows that are exchanged.
     Error: |P A - L U| <= gamma_n |L||U| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 9.3).
     """
 
-    def __init__(self, task: Task[LUSchedule], found: np.ndarray) -> None:
+    def __init__(self, task: Task[LUSchedule], exchanged: np.ndarray) -> None:
         self._task, self._plan, self._A = task, task.schedule, task.arrays["A"]
         self._rows, self._cols = self._plan.A.distribution.rows, self._plan.A.distribution.cols
-        self._gathered, self._found = GatheredPanels(task), found
+        self._gathered, self._exchanged = GatheredPanels(task), exchanged
         self._gathering = Slot(0, None, task.workspace["parts of panels"])
         self._copies = Copies()
         self._pivots = np.zeros(self._plan.n, INDEX) if self._plan.device else task.workspace["pivots"]
@@ -68,7 +68,7 @@ class LUPanels:
                 exchange_rows(task, moves, self._cols.local_window(panel.start, panel.stop, panel.col))
         if self._plan.n and task.grid.comm.rank in (tree := self._plan.to_idle).ranks:
             self._pivots[:] = descend(tree, task.grid.comm, self._pivots, to_all, task.recorder)
-        self._found[:] = self._pivots
+        self._exchanged[:] = self._pivots
         return self._singular
 
     def _factor(self, panel: Panel, slot: Slot) -> None:

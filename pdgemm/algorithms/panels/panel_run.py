@@ -46,7 +46,7 @@ def can_read(*matrices: DistMatrix) -> str:
 
 
 def expected_mover(A: DistMatrix) -> str:
-    """Return the mover of panels of matrices like A that are made on its grid, if there is room for them."""
+    """Return the mover of panels of matrices like A that are made on its grid, if there is buffer for them."""
     grid, device = A.grid, devices.of(A.stored)
     reads = device.reach(grid).reads == SHARED.name if device else grid.shares_memory
     return SHARED.name if reads and grid.size > 1 and grid.ranks_per_node is None else RING.name
@@ -85,7 +85,7 @@ def run_panels(
         schedule = replace(schedule, mover=RING.name)
         workspace = _workspace(schedule, grid, stored["A"], what)
     recorder = recorder_of(stored["A"])
-    recorder.hold(sum(room.nbytes for room in workspace.values()))
+    recorder.hold(sum(buffer.nbytes for buffer in workspace.values()))
     transfers = Transfers(between_nodes=grid.ranks_per_node is not None).used(recorder)
     common = schedule, stored, grid, workspace, transfers, recorder
     task: Task[Any] = Sent(*common)

@@ -11,7 +11,7 @@ from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, scale
 from pdgemm.local.blas import local_lapack
 from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.schedules.panels.triangular_schedule import TriangularSchedule
-from pdgemm.transport.movers.panel_views import column_room
+from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.task import DIAGONAL, PANEL, Task
 
@@ -37,11 +37,11 @@ class _Panels:
     def _triangle(self, panel: Panel, slot: Slot) -> Array:
         """Return A_kk on the ranks of its grid row, in the memory order of B, not conjugated."""
         window = self._local_rows(panel.start, panel.stop), self._of_A.local_window(panel.start, panel.stop, panel.col)
-        room = self._rooms["diagonals"][slot.number]
-        there = self._task.bring("row", panel.col, "A", window, room, slot, DIAGONAL, ready=True)
+        buffer = self._rooms["diagonals"][slot.number]
+        there = self._task.bring("row", panel.col, "A", window, buffer, slot, DIAGONAL, ready=True)
         self._task.wait(slot)
         w = panel.width
-        here = column_room(w, self._plan.B.order, w, self._task.workspace["triangle"])
+        here = column_buffer(w, self._plan.B.order, w, self._task.workspace["triangle"])
         with self._task.packing():
             (CONJUGATE if self._plan.A.conjugated else CONVERT)(here, there)
         self._task.copied()
@@ -66,7 +66,7 @@ class _Panels:
         self._task.wait(slot)
         if self._plan.A.conjugated:
             A, B = self._held[slot.number]
-            conjugate = column_room(A.shape[0], self._plan.A.order, A.shape[1], self._task.workspace["conjugate"])
+            conjugate = column_buffer(A.shape[0], self._plan.A.order, A.shape[1], self._task.workspace["conjugate"])
             with self._task.packing():
                 CONJUGATE(conjugate, A)
             self._task.copied()

@@ -18,12 +18,12 @@ from pdgemm.transport.panels.tree_messages import ascend, descend, unpacked
 
 
 def tsqr(
-    A: np.ndarray, copy: Combine, Q: np.ndarray, room: np.ndarray, tree: Tree, comm: MPI.Comm, recorder: Recorder
+    A: np.ndarray, copy: Combine, Q: np.ndarray, buffer: np.ndarray, tree: Tree, comm: MPI.Comm, recorder: Recorder
 ) -> np.ndarray:
     """Compute A = Q R, and return R, (k, k) with real numbers >= 0 on its diagonal, on every rank.  Collective.
 
     A : this rank's rows, any number of them; all ranks together have at least k.   copy : takes them from A.
-    Q : (m, k), row-major, overwritten.   room : workspace of as many elements.   tree : `tsqr_tree` of these rows.
+    Q : (m, k), row-major, overwritten.   buffer : workspace of as many elements.   tree : `tsqr_tree` of these rows.
 
     Cost per rank: 6mk^2 flops, and 10 k^3 log2(P) on the way; words as the tree says, k^2/2 up and 3k^2/2 down an edge.
     Error: |Q^H Q - I| and |A - Q R| / |A| are O(k eps) for any A (Demmel et al. 2012; Mori, Yamamoto & Zhang 2012).
@@ -33,7 +33,7 @@ def tsqr(
     with recorder.phase("compute"):
         parts, triangles = [], list[np.ndarray]()
         for rows in blocks(len(Q), k, times=4):
-            block = room[k * rows.start : k * rows.stop].reshape(-1, k, order="F")
+            block = buffer[k * rows.start : k * rows.stop].reshape(-1, k, order="F")
             copy(block, A[rows])
             q, r = orthonormal_factors(block)
             parts.append((rows, q))

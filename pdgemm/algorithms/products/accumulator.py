@@ -7,7 +7,7 @@ from functools import partial
 from itertools import starmap
 from typing import Any
 
-from pdgemm.algorithms.products.executor import Room
+from pdgemm.algorithms.products.executor import PlanBuffers
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.local.arrays import dtypes
@@ -19,7 +19,7 @@ from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.schedules.products import Product
 from pdgemm.schedules.products.reduction import Window
 from pdgemm.schedules.staircase import Staircase
-from pdgemm.transport.movers.panel_views import column_room
+from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.store import store_corner
 
 SLAB_ROWS = 512  # the least of a slab: BLAS is slower on fewer
@@ -39,7 +39,7 @@ class Accumulator:
         beta: Any,
         sums: Array,
         plan: Product,
-        workspace: Room,
+        workspace: PlanBuffers,
         between: Callable[[], object] | None = None,
         formed: Staircase | None = None,
     ) -> None:
@@ -144,7 +144,7 @@ class Accumulator:
         """Return the panel in the type that BLAS multiplies, and whether BLAS has to conjugate it."""
         if not workspace.size:
             return panel, layout.conjugated
-        converted = column_room(panel.shape[0], layout.order, panel.shape[1], workspace)
+        converted = column_buffer(panel.shape[0], layout.order, panel.shape[1], workspace)
         Combine(conjugated=layout.conjugated, through=self.plan.rounded)(converted, panel)
         return converted, False
 

@@ -52,8 +52,8 @@ class CannonExecutor:
         poll = transfers.poll if grid.ranks_per_node and not plan.device else None
         products = Accumulator(call.alpha, beta if sums is C else 0, sums, plan, workspace, poll, plan.formed(rank))
         shift = NcclShift if plan.nccl else RingShift
-        on_row = partial(shift, grid.row, order=plan.A.order, room=workspace["panels of A"], staged=staged_a)
-        on_col = partial(shift, grid.col, order=plan.B.order, room=workspace["panels of B"], staged=staged_b)
+        on_row = partial(shift, grid.row, order=plan.A.order, buffers=workspace["panels of A"], staged=staged_a)
+        on_col = partial(shift, grid.col, order=plan.B.order, buffers=workspace["panels of B"], staged=staged_b)
         shared: dict[str, Any] = {"slots": plan.slots, "recorder": recorder, "transfers": transfers}
         of_a, of_b = plan.cuts(steps[0].a), plan.cuts_of_b(steps[0].b)
         with (

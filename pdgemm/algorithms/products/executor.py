@@ -15,7 +15,7 @@ from pdgemm.schedules.products.reduction import Window
 from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.node_arrays import NodeArrays
 
-Room = dict[str, Any]  # the buffers of a plan
+PlanBuffers = dict[str, Any]  # the buffers of a plan
 Notify = Callable[[int, int], object]
 Planned = TypeVar("Planned", bound=Product, covariant=True)
 
@@ -38,7 +38,7 @@ class Call(NamedTuple, Generic[Planned]):
     C: Array
     product: Planned
     grid: ProcessGrid
-    workspace: Room
+    workspace: PlanBuffers
     peers: NodeArrays | None
     transfers: Transfers
     windows: Sequence[Window] = ()

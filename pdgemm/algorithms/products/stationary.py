@@ -17,7 +17,7 @@ from pdgemm.schedules.steps import PanelStep
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers import BROADCASTS
 from pdgemm.transport.movers.nccl import nccl_reduce
-from pdgemm.transport.movers.panel_views import column_panel, column_room
+from pdgemm.transport.movers.panel_views import column_buffer, column_panel
 from pdgemm.transport.movers.pipeline import PanelRing, Slot
 from pdgemm.transport.movers.reduce import start_reduction
 from pdgemm.transport.movers.staged import Staged
@@ -52,7 +52,7 @@ class StationaryExecutor:
         steps = plan.order(grid.comm.rank)
         with ring.used(recorder):
             for done, (step, slot) in enumerate(ring.prefetch(steps, panels.post, plan.ahead), 1):
-                panel = column_room(call.A.shape[0], plan.C.order, step.width, slot.buffer_a)
+                panel = column_buffer(call.A.shape[0], plan.C.order, step.width, slot.buffer_a)
                 with recorder.phase("compute"):
                     products = Accumulator(call.alpha, 0, panel, plan, workspace, poll)
                     products.add_wide(call.A, slot.B)  # my partial sum A_ij B_jp of C_ip
@@ -82,7 +82,7 @@ class _PanelsOfB:
             if step.row == i or (step.row in self._readable and not plan.fetched):
                 slot.B = column_panel(self._readable[step.row], plan.B.order, step.b, slot.buffer_b, sent)
             else:
-                slot.B = column_room(self._inner, plan.B.order, step.width, slot.buffer_b)
+                slot.B = column_buffer(self._inner, plan.B.order, step.width, slot.buffer_b)
                 if step.row in self._readable and self._inner:
                     copy_blocks(self._readable[step.row], slot.B, identity(self._inner), step.b)
         with recorder.phase("post"):

@@ -20,7 +20,7 @@ from pdgemm.schedules.products import Summa
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers import BROADCASTS
 from pdgemm.transport.movers.node_arrays import NodeArrays
-from pdgemm.transport.movers.panel_views import column_panel, column_room, flipped, in_place
+from pdgemm.transport.movers.panel_views import column_buffer, column_panel, flipped, in_place
 from pdgemm.transport.movers.pipeline import PanelRing, Slot
 from pdgemm.transport.movers.ring import announce, follow, forward
 from pdgemm.transport.movers.staged import Staged
@@ -217,7 +217,7 @@ class _Side:
         return _Panel(panel, parts)
 
     def _buffer(self, owner: int, width: int, slot: int, by_columns: bool) -> Array:
-        return column_room(self._rows, "F" if by_columns else self._order, width, self._rooms[owner][slot])
+        return column_buffer(self._rows, "F" if by_columns else self._order, width, self._rooms[owner][slot])
 
     def _pack(self, owner: int, there: Array, cols: IndexMap) -> Callable[[], object]:
         return partial(copy_blocks, self._parts[owner], there, identity(self._rows), cols)

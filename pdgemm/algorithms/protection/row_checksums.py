@@ -109,7 +109,7 @@ _HYPOT = MPI.Op.Create(_joined, commute=True)  # of the 2-norms of parts of rows
 class RowChecksums:
     """The checksums of one product.  All methods are collective over the grid, but for `parts`.
 
-    room : the vectors of the plan ("B x", "own", "C x", "norms", "sizes").   compute : the type that operands are
+    vectors : those of the plan ("B x", "own", "C x", "norms", "sizes").   compute : the type that operands are
     rounded to.
     unknown : rows of C that could not be compared, because nobody knows how large their rounding errors may be.
     """
@@ -119,13 +119,13 @@ class RowChecksums:
         alpha: Any,
         matrices: tuple[DistMatrix, DistMatrix, DistMatrix],
         beta: Any,
-        room: dict[str, np.ndarray],
+        vectors: dict[str, np.ndarray],
         accumulate: np.dtype,
         compute: str,
     ) -> None:
         self._alpha, self._beta, (self._A, self._B, self._C) = alpha, beta, matrices
-        self._comm, self._room, self._exact = matrices[0].grid.comm, room, accumulate.kind in "iu"
-        self._dtype, self._inner = room["C x"].dtype, room["B x"].size
+        self._comm, self._vectors, self._exact = matrices[0].grid.comm, vectors, accumulate.kind in "iu"
+        self._dtype, self._inner = vectors["C x"].dtype, vectors["B x"].size
         self._reads = alpha != 0 and self._inner > 0
         self.words = self.allreduces = self.unknown = 0
         self._own: list[np.ndarray] = []
@@ -157,9 +157,9 @@ class RowChecksums:
     def begin(self) -> None:
         """Compute alpha A (B x) + beta C0 x, as far as this rank has rows of it, and how large rounding errors are."""
         (_, (rows_b, cols_b), (rows_c, cols_c)) = (x.indices() for x in (self._A, self._B, self._C))
-        whole, norms, sizes = (self._room[name] for name in ("B x", "norms", "sizes"))
+        whole, norms, sizes = (self._vectors[name] for name in ("B x", "norms", "sizes"))
         whole[:], norms[:], sizes[:] = 0, 0, 0
-        self._own = self.parts(self._room["own"])
+        self._own = self.parts(self._vectors["own"])
         of_b, of_a, of_c = self._own
         with np.errstate(all="ignore"):
             if self._reads:
@@ -181,11 +181,11 @@ class RowChecksums:
             if sizes.size:
                 self._allreduce(sizes)
 
-    def parts(self, room: np.ndarray) -> list[np.ndarray]:
+    def parts(self, vector: np.ndarray) -> list[np.ndarray]:
         """Return the parts of a vector for this rank's rows of B, A and C."""
         of_b, of_a, of_c = (x.stored.shape[0] for x in (self._B, self._A, self._C))
         ends = [of_b, of_b + of_a] if self._reads else [0, 0]
-        return [*np.split(room, ends)[:2], room[room.size - of_c :] if self._beta != 0 else room[:0]]
+        return [*np.split(vector, ends)[:2], vector[vector.size - of_c :] if self._beta != 0 else vector[:0]]
 
     def _of_a(self, whole: np.ndarray, norms: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """Return A (B x) for this rank's part of A; set sizes[i] := sum_k |a_ik| |b_k|_2 over its columns."""
@@ -218,7 +218,7 @@ class RowChecksums:
     def end(self, sharp: bool) -> Verdict:
         """Compare C with what was expected.   sharp : rows that differ from the others are wrong, too."""
         (rows_a, _), _, (rows_c, cols_c) = (x.indices() for x in (self._A, self._B, self._C))
-        found, (_, of_a, of_c) = self._room["C x"], self._own
+        found, (_, of_a, of_c) = self._vectors["C x"], self._own
         found[:] = 0
         with np.errstate(all="ignore"):
             found[rows_c] += self._times(self._C, self._weights(cols_c))[0]
@@ -242,10 +242,10 @@ class RowChecksums:
             return np.where(residuals.astype(np.int32) == 0, 0.0, np.inf)  # modulo 2^32, as the product is
         alpha, beta, tau, most = abs(self._alpha), abs(self._beta), self._lost, np.zeros(1)
         if self._reads:
-            sizes = self._room["sizes"]
+            sizes = self._vectors["sizes"]
             tau, most = tau + self._of_product * alpha * sizes, most + max(1.0, alpha) * sizes
         if beta != 0:
-            sizes = self._room["norms"][self._inner :]
+            sizes = self._vectors["norms"][self._inner :]
             tau, most = tau + self._of_entry * beta * sizes, most + max(1.0, beta) * sizes
         ratio = np.abs(residuals) / tau
         unknown = ~np.isfinite(tau) | (~np.isfinite(ratio) & ~(most < self._most))
@@ -255,7 +255,7 @@ class RowChecksums:
     @property
     def residual(self) -> bytes:
         """The bits of C x - (alpha A (B x) + beta C0 x) as `end` has left it."""
-        return self._room["C x"].tobytes()
+        return self._vectors["C x"].tobytes()
 
     def where(self, rows: np.ndarray) -> str:
         """Name the ranks whose part of C may be wrong, and their nodes."""
@@ -282,7 +282,7 @@ class RowChecksums:
         before = [x.copy() for x in self._own[:2]]
         if not self._reads:
             return ""
-        (_, cols_a), (_, cols_b), whole = self._A.indices(), self._B.indices(), self._room["B x"]
+        (_, cols_a), (_, cols_b), whole = self._A.indices(), self._B.indices(), self._vectors["B x"]
         now_b = self._times(self._B, self._weights(cols_b))[0]
         now_a = self._alpha * self._times(self._A, whole[cols_a])[0]  # with the same B x
         mine = [name for name, x, y in zip("BA", before, (now_b, now_a)) if x.tobytes() != y.astype(x.dtype).tobytes()]

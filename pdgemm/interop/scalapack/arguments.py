@@ -202,16 +202,16 @@ def _real(dtype: np.dtype) -> np.dtype:
     return np.zeros(0, dtype).real.dtype
 
 
-def letter(given: object) -> str:
+def letter(value: object) -> str:
     """Return the option that a string names by its first character."""
-    return str(given)[:1].upper()
+    return str(value)[:1].upper()
 
 
-def check_letter(routine: str, number: int, name: str, given: object, letters: str) -> None:
+def check_letter(routine: str, number: int, name: str, value: object, letters: str) -> None:
     """Raise IllegalArgument for an option that is none of `letters`."""
-    if not isinstance(given, str) or letter(given) not in tuple(letters):
+    if not isinstance(value, str) or letter(value) not in tuple(letters):
         *most, last = (f'"{x}"' for x in letters)
-        raise illegal(routine, number, 0, f"{name} must be {', '.join(most)} or {last}, got {given!r}")
+        raise illegal(routine, number, 0, f"{name} must be {', '.join(most)} or {last}, got {value!r}")
 
 
 def at_least_0(routine: str, **extents: tuple[int, int]) -> None:

@@ -167,13 +167,13 @@ def descinit2(
     return _descriptor("PB_DESCINIT2", BLOCK_CYCLIC_2D_INB, given)
 
 
-def _descriptor(routine: str, dtype: int, given: dict[str, int]) -> np.ndarray:
-    """Return a descriptor, checked.   given : the entries in the order of the arguments, the first being number 2."""
-    numbers = dict(zip(given, range(2, 12)))
-    for name, value in given.items():
+def _descriptor(routine: str, dtype: int, entries: dict[str, int]) -> np.ndarray:
+    """Return a descriptor, checked.   entries : those in the order of the arguments, the first being number 2."""
+    numbers = dict(zip(entries, range(2, 12)))
+    for name, value in entries.items():
         if (number := whole_number(value)) is None or not -(2**63) <= number < 2**63:
             raise illegal(routine, numbers[name], 0, f"{name} is {value!r}, must be a 64-bit integer")
-    desc = [dtype, *(index(given[name]) for name in _ENTRIES[dtype][1:])]
+    desc = [dtype, *(index(entries[name]) for name in _ENTRIES[dtype][1:])]
     found = Descriptor.of(desc)
     assert found is not None
     wrong = found.wrong(0, "rows" if dtype == BLOCK_CYCLIC_2D else "held")

@@ -95,7 +95,7 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     pivots = W.grid.expected(np.zeros(min(A.shape), np.int64), np.array(schedule.exchanged, np.int64))
     what = f"LU factors of a matrix ({shape_of(A)})"
     zero, report = run_panels(
-        schedule, partial(LUPanels, found=pivots), {"A": W}, what, moves, start,
+        schedule, partial(LUPanels, exchanged=pivots), {"A": W}, what, moves, start,
         lambda plan: replace(plan, pivots=tuple(pivots.tolist())),
     )  # fmt: skip
     W.report = report

@@ -164,11 +164,11 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
     return steps.reported(X, rcond=regular(A, reciprocal(A, norm, X.norm(1))))
 
 
-def structure(given: str) -> str:
+def structure(assume_a: str) -> str:
     """Return the short name of what is assumed of a matrix."""
     short = {long: short for short, long in STRUCTURES.items()}
-    given = as_name(given, "assume_a", dict.fromkeys((*STRUCTURES, *short)))
-    return short.get(given, given)
+    assume_a = as_name(assume_a, "assume_a", dict.fromkeys((*STRUCTURES, *short)))
+    return short.get(assume_a, assume_a)
 
 
 def _factored(steps: Steps, A: DistMatrix, overwrite_a: bool) -> LU:

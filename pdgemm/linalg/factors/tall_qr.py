@@ -127,13 +127,13 @@ def svd_of_tall(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
     return left, s, right
 
 
-def svd_on_all(made: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
+def svd_on_all(factors: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
     """Return the SVD of R, which one rank computes: the same to the bit on every rank.  Collective.
 
     Raises LinAlgError on all ranks.
     """
-    start, R, grid, k = perf_counter(), made.R, made.Q.grid, len(made.R)
-    recorder, step = Recorder(), svd_of_triangle(*rows_of(made.Q))
+    start, R, grid, k = perf_counter(), factors.R, factors.Q.grid, len(factors.R)
+    recorder, step = Recorder(), svd_of_triangle(*rows_of(factors.Q))
     tree = step.tree
     if k and grid.draft:
         grid.draft.add("R", step)
@@ -149,15 +149,15 @@ def svd_on_all(made: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
         words = descend(tree, grid.comm, words, to_all, recorder)
     if np.isnan(words).any():
         raise LinAlgError(
-            f"the singular values of A ({shape_of(made.Q)}) do not converge; does A contain NaN or infinity?"
+            f"the singular values of A ({shape_of(factors.Q)}) do not converge; does A contain NaN or infinity?"
         )
     U, s, Vh = words[: k * k].reshape(k, k), words[k * k : -k * k or None].real, words[k * k + k :].reshape(k, k)
-    return U, s, Vh, made.report.after([WorkReport.of_run(recorder, [step], grid, perf_counter() - start)])
+    return U, s, Vh, factors.report.after([WorkReport.of_run(recorder, [step], grid, perf_counter() - start)])
 
 
-def placed(made: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, DistMatrix]:
+def placed(factors: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, DistMatrix]:
     """Return Q in the layout of A, and R on the same grid, its columns like those of Q.  Collective over A.grid."""
-    Q, R, report = made
+    Q, R, report = factors
     placed_q = not Q.same_layout(A) or Q.order != A.order
     if placed_q:
         Q = redistribute(Q, like=A)

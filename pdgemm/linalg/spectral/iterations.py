@@ -75,7 +75,7 @@ class Work:
         return self.did(pdgemm(alpha, A, B, beta, C, protect=self.protect))
 
     def add(self, Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:
-        """Compute Y := alpha X + beta Y as `add_matrices` does, and keep the report of a redistribution.  Collective."""
+        """Compute Y := alpha X + beta Y by `add_matrices`, and keep the report of a redistribution.  Collective."""
         before = Y.later_report
         add_matrices(Y, alpha, X, beta)
         return Y if Y.later_report is before else self.did(Y)
@@ -87,7 +87,7 @@ class Work:
     def reported(self, result: DistMatrix, steps: int, **facts: float) -> DistMatrix:
         """Let the report of a result say what was done, and return the result."""
         grid, seconds = result.grid, perf_counter() - self.start
-        products, made = self.products, self._steps.made
+        products, made = self.products, self._steps.reports
 
         def report() -> FunctionReport:
             reports = [make() for make in made]

@@ -70,9 +70,9 @@ def _plain(ord: Any) -> Any:
     return ord if ord is None or isinstance(ord, str) else shown(ord)
 
 
-def _tolerance(A: DistMatrix, given: float | None) -> float:
+def _tolerance(A: DistMatrix, tolerance: float | None) -> float:
     usual = {2: 1e-2, 4: 1e-6, 8: 1e-10}[A.dtype.itemsize // (2 if A.dtype.kind == "c" else 1)]
-    return usual if given is None else as_real(given, "tolerance", above=0)
+    return usual if tolerance is None else as_real(tolerance, "tolerance", above=0)
 
 
 def _adjoint(A: DistMatrix, x: np.ndarray) -> np.ndarray:

@@ -99,15 +99,15 @@ _WIRES = {x.dtype: np.dtype(x.wire) for x in TYPES if x.wire}
 COMPUTE = {"float32": eps("float32"), "tf32": 2.0**-9, **{name: eps(name) for name in HALF_NAMES}}
 
 
-def element_type(given: Any) -> np.dtype:
+def element_type(dtype: Any) -> np.dtype:
     """Return the element type of a matrix from anything that NumPy accepts as a dtype.
 
     It is a number of fixed size in native byte order, which can be sent, saved and shared.  Raises DTypeError.
     """
     try:
-        dtype = np.dtype(given)
+        dtype = np.dtype(dtype)
     except (TypeError, ValueError) as bad:
-        raise DTypeError(f"{shown(given)} is not a type of elements: {' '.join(str(bad).split())}") from None
+        raise DTypeError(f"{shown(dtype)} is not a type of elements: {' '.join(str(bad).split())}") from None
     if dtype not in TYPE:
         kinds = names(tuple(TYPE))
         raise DTypeError(f"elements are numbers of native byte order, got {dtype!s:.60}; a matrix can be of {kinds}")

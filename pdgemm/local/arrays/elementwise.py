@@ -18,27 +18,33 @@ class Combine:
     """The operation Y := alpha op(X) + beta Y between any types, where op(X) is X or its conjugate.  Local.
 
     through : a type that each number is rounded to first; only without workspace.
-    room : the workspace (2, numbers), in the type of the arithmetic, of as many elements as are combined at a time.
+    workspace : (2, numbers), in the type of the arithmetic, for as many elements as are combined at a time.
         None: the host only converts op(X); a device computes in registers.
     """
 
-    __slots__ = ("alpha", "beta", "conjugated", "room", "through")
+    __slots__ = ("alpha", "beta", "conjugated", "through", "workspace")
 
     def __init__(
         self,
         alpha: Any = 1,
         beta: Any = 0,
-        room: np.ndarray | None = None,
+        workspace: np.ndarray | None = None,
         conjugated: bool = False,
         through: np.dtype | None = None,
     ) -> None:
-        self.alpha, self.beta, self.room, self.conjugated, self.through = alpha, beta, room, conjugated, through
+        self.alpha, self.beta, self.workspace, self.conjugated, self.through = (
+            alpha,
+            beta,
+            workspace,
+            conjugated,
+            through,
+        )
 
     def __call__(self, Y: Array, X: Array) -> None:
         if type(Y) is not np.ndarray and (device := of(Y)):
             device.combine(self, Y, X)
             return
-        if self.room is None:
+        if self.workspace is None:
             if self.through is None:
                 np.copyto(Y, X, casting="unsafe")
             for slab in slabs(*X.shape) if self.through and X.size else ():
@@ -46,7 +52,7 @@ class Combine:
             if self.conjugated:
                 np.conjugate(Y, out=Y)
             return
-        value, old = self.room[:, : X.size].reshape(2, *X.shape)
+        value, old = self.workspace[:, : X.size].reshape(2, *X.shape)
         np.copyto(value, X, casting="unsafe")
         if self.conjugated:
             np.conjugate(value, out=value)
@@ -61,15 +67,15 @@ class Combine:
 
     def pieces(self, rows: int, cols: int) -> Iterator[tuple[slice, slice]]:
         """Yield rows x cols in tiles that fit the workspace."""
-        return tiles(rows, cols, max(1, rows * cols) if self.room is None else self.room.shape[1])
+        return tiles(rows, cols, max(1, rows * cols) if self.workspace is None else self.workspace.shape[1])
 
 
 CONVERT, CONJUGATE = Combine(), Combine(conjugated=True)
 
 
-def paired(room: Array) -> Array | None:
+def paired(workspace: Array) -> Array | None:
     """Return the workspace of a Combine; None where a device needs none."""
-    return room.reshape(2, -1) if room.size else None
+    return workspace.reshape(2, -1) if workspace.size else None
 
 
 def scale(beta: Any, C: Array) -> None:

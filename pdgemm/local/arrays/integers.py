@@ -23,22 +23,21 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def as_name(given: object, name: str, known: Collection[str]) -> str:
+def as_name(value: object, name: str, known: Collection[str]) -> str:
     """Return one of the names that an option may have.  Raises ArgumentError."""
-    if not isinstance(given, str) or given not in known:
-        raise ArgumentError(f"{name} {shown(given)} is not one of {', '.join(known)}")
-    return given
+    if not isinstance(value, str) or value not in known:
+        raise ArgumentError(f"{name} {shown(value)} is not one of {', '.join(known)}")
+    return value
 
 
-def as_whole(given: object, name: str, least: int = -_MOST - 1, most: int = _MOST) -> int:
+def as_whole(value: Any, name: str, least: int = -_MOST - 1, most: int = _MOST) -> int:
     """Return an integer within bounds, by default those of 64 bits.  Raises ArgumentError."""
-    value: Any = given
     try:
         number = None if isinstance(value, (bool, np.bool_)) else index(value)
     except TypeError:
         number = None
     if number is None:
-        raise ArgumentError(f"{name} is a whole number, got {shown(given)}")
+        raise ArgumentError(f"{name} is a whole number, got {shown(value)}")
     if number < least:
         raise ArgumentError(f"{name} must be >= {least}, got {shown(number)}")
     if number > most:
@@ -46,46 +45,46 @@ def as_whole(given: object, name: str, least: int = -_MOST - 1, most: int = _MOS
     return number
 
 
-def as_count(given: object, name: str, least: int) -> int:
+def as_count(value: object, name: str, least: int) -> int:
     """Return a count, an integer >= least.  Raises ArgumentError."""
-    return as_whole(given, name, least)
+    return as_whole(value, name, least)
 
 
-def as_seed(given: object) -> int:
+def as_seed(value: object) -> int:
     """Return a seed, a signed or unsigned 64-bit integer.  Raises ArgumentError."""
-    return as_whole(given, "seed", most=2**64 - 1)
+    return as_whole(value, "seed", most=2**64 - 1)
 
 
-def as_range(given: object, name: str, extent: int | None = None, length: int = 0) -> tuple[int, int]:
+def as_range(value: object, name: str, extent: int | None = None, length: int = 0) -> tuple[int, int]:
     """Return the first index and the one after the last, of indices that follow each other.  Raises ArgumentError.
 
-    given  : a pair (start, stop), a slice or a range of step 1, or None for all.
+    value  : a pair (start, stop), a slice or a range of step 1, or None for all.
     extent : how many indices there are; slices are cut to them as NumPy's are, and may count from the end.
     length : where that is not known, the number of indices of a slice without an end.
     """
     kinds = "a pair (start, stop), a slice or a range"
-    if given is None:
-        given = slice(None)
-    if isinstance(given, (slice, range)):
-        if given.step not in (None, 1):
-            raise ArgumentError(f"{name} are taken in steps of 1, got {shown(given)}")
-        start, stop = given.start, given.stop
-        if isinstance(given, range):
+    if value is None:
+        value = slice(None)
+    if isinstance(value, (slice, range)):
+        if value.step not in (None, 1):
+            raise ArgumentError(f"{name} are taken in steps of 1, got {shown(value)}")
+        start, stop = value.start, value.stop
+        if isinstance(value, range):
             stop = max(start, stop)
         elif extent is not None:
             try:
-                start, stop, _ = given.indices(extent)
+                start, stop, _ = value.indices(extent)
             except TypeError:
-                raise ArgumentError(f"{name} are {kinds} of whole numbers, got {shown(given)}") from None
+                raise ArgumentError(f"{name} are {kinds} of whole numbers, got {shown(value)}") from None
             stop = max(start, stop)
         else:
             start = 0 if start is None else start
             stop = as_whole(start, f"the start of {name}") + length if stop is None else stop
     else:
         try:
-            start, stop = given  # type: ignore[misc]
+            start, stop = value  # type: ignore[misc]
         except (TypeError, ValueError):
-            raise ArgumentError(f"{name} are {kinds}, got {shown(given)}") from None
+            raise ArgumentError(f"{name} are {kinds}, got {shown(value)}") from None
     first = as_whole(start, f"the start of {name}", 0)
     last = as_whole(stop, f"the stop of {name}", first)
     if extent is not None and last > extent:

@@ -95,8 +95,8 @@ def mkl() -> str | None:
     return next((str(path) for path in (*here, *wheel)), None)
 
 
-def _is_mkl(found: ctypes.CDLL) -> bool:
-    return hasattr(found, "MKL_Set_Interface_Layer")
+def _is_mkl(library_: ctypes.CDLL) -> bool:
+    return hasattr(library_, "MKL_Set_Interface_Layer")
 
 
 def _of_scipy(symbol: str, module: str) -> int:

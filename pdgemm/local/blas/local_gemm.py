@@ -117,17 +117,17 @@ def conjugates(order: str, order_of_c: str) -> bool:
     return order != order_of_c
 
 
-def integer_accumulate(alpha: int, A: Array, B: Array, C: Array, room: Array) -> None:
+def integer_accumulate(alpha: int, A: Array, B: Array, C: Array, workspace: Array) -> None:
     """Compute C := alpha A B + C for int32 C and int8 numbers held as float32, k <= EXACT_WIDTH.  Local.
 
-    room : float32 workspace of two numbers per element of C that is computed at a time; on a device, of all elements.
+    workspace : float32, two numbers per element of C that is computed at a time; on a device, of all elements.
     """
     if type(C) is not np.ndarray and of(C):
-        product = room[: C.size].reshape(C.shape)
+        product = workspace[: C.size].reshape(C.shape)
         gemm_accumulate(1, A, B, 0, product)
         Combine(alpha, 1)(C, product)
         return
-    products, integers = room.reshape(2, -1)
+    products, integers = workspace.reshape(2, -1)
     for rows, cols in tiles(C.shape[0], C.shape[1], len(products)) if C.size else ():
         product = products[: C[rows, cols].size].reshape(C[rows, cols].shape)
         gemm_accumulate(1, A[rows], B[:, cols], 0, product)

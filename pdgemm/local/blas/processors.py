@@ -24,7 +24,7 @@ GENERATIONS = {
     ],
 }
 FLAGS = {"AVX-512": "avx512vl", "AVX2": "avx2", "AVX": "avx", "SSE": "sse2"}  # in /proc/cpuinfo
-GENERATION = {name.lower(): made for made, names in GENERATIONS.items() for name in (made, *names)}
+GENERATION = {x.lower(): name for name, names in GENERATIONS.items() for x in (name, *names)}
 
 
 def generation(kernel: str) -> str:

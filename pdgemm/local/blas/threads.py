@@ -45,7 +45,7 @@ def oversubscribed(node: MPI.Comm) -> bool:
 
 
 def decided_by(api: str | None = None) -> str | None:
-    """Return the variable by which the user has set the threads of a BLAS, if any; by default of `blas_of_products()`."""
+    """Return the variable by which the user has set the threads of a BLAS, by default that of products; None: none."""
     if api is None:
         used = blas_of_products()
         api = used.internal_api if used else "none"

@@ -202,13 +202,13 @@ class Machine:
         return json.dumps(jsonable(self), indent=2)
 
     @classmethod
-    def from_dict(cls, given: Any, what: str = "not a machine") -> Machine:
+    def from_dict(cls, members: Any, what: str = "not a machine") -> Machine:
         """Return the machine that `as_json` wrote, with defaults for missing parameters.  Raises ArgumentError."""
-        if isinstance(given, dict):
+        if isinstance(members, dict):
             default = jsonable(cls())
-            tables = {name for name in ("intra", "inter", "gamma") if isinstance(given.get(name), dict)}
-            given = {**given, **{name: {**default[name], **given[name]} for name in tables}}
-        return converted(given, cls, what, exact=True)
+            tables = {name for name in ("intra", "inter", "gamma") if isinstance(members.get(name), dict)}
+            members = {**members, **{name: {**default[name], **members[name]} for name in tables}}
+        return converted(members, cls, what, exact=True)
 
 
 _Figures = msgspec.defstruct(

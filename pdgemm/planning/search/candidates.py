@@ -73,7 +73,7 @@ def arrangements_in_place(problem: Problem) -> Iterator[Arrangement]:
         partition = Partition(m, n, k, pr, pc, 1) if pr == 1 else Partition(n, m, k, pc, pr, 1)
         found.append(Arrangement(cannon_on(problem if pr == 1 else problem.T, partition), pr != 1))
     for arrangement in found:
-        if all(x.same_owners(to) for x, to in zip(problem.given, arrangement.layouts)):
+        if all(x.same_owners(to) for x, to in zip(problem.layouts, arrangement.layouts)):
             yield arrangement
 
 

@@ -135,7 +135,7 @@ class HouseholderSchedule(PanelSchedule):
         return Messages(RING.name, source, target, np.zeros(source.size, np.int64), self.A.dtype.itemsize, COLS)
 
     @cached_property
-    def _room(self) -> dict[str, np.ndarray]:
+    def _buffer_words(self) -> dict[str, np.ndarray]:
         """The words of the buffers of panels, by grid position; what others read has the same shape on all ranks."""
         reflectors, gathered, parts = np.zeros((3, *self.grid.shape), np.int64)
         for panel, height in self.heights.items():
@@ -152,7 +152,7 @@ class HouseholderSchedule(PanelSchedule):
     def buffers(self, rank: int | None) -> Buffers:
         (m_loc, n_loc), (pr, pc), w = self.A.local_shape(rank), self.grid.shape, self.widest
         at, sent = (-1, -1) if rank is None else self.A.coords(rank), not self.shared
-        words = {name: int(x.max() if rank is None else x[at] * (at[0] >= 0)) for name, x in self._room.items()}
+        words = {name: int(x.max() if rank is None else x[at] * (at[0] >= 0)) for name, x in self._buffer_words.items()}
         words["panels"] = 2 * w * (m_loc + w) * (sent and pc > 1 and m_loc > 0)
         words["sums"] = w * n_loc
         words["parts of sums"] = max((w * (q - 1) * -(-n_loc // q) * sent for q in range(2, pr + 1)), default=0)

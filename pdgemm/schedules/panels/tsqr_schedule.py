@@ -124,7 +124,7 @@ class TallSchedule(Schedule):
     rows : that each rank has, in the order of the tree.   k : columns.
     work : products of k x k with the rows of each rank that take as many flops as its part: A^H A and A R^-1 are half
         of one each;  on_top : products of k x k with k x k on the root;  each : these on every rank, which do the same.
-    room : words of workspace for each row.
+    workspace : words of workspace for each row.
     """
 
     algorithm: str
@@ -134,7 +134,7 @@ class TallSchedule(Schedule):
     work: float = 0.0
     on_top: float = 0.0
     each: float = 0.0
-    room: int = 0
+    workspace: int = 0
     lookahead = 0
 
     @property
@@ -177,7 +177,7 @@ class TallSchedule(Schedule):
 
     def buffers(self, rank: int | None) -> Buffers:
         rows = max(self.rows) if rank is None else self.rows[self.tree.ranks.index(rank)]
-        return {"workspace": (self.room * rows, self.dtype)}
+        return {"workspace": (self.workspace * rows, self.dtype)}
 
     def described(self, name: str) -> tuple[str, str]:
         return self.algorithm, f"{sum(self.rows)} x {self.k}, {self.dtype}, on {len(self.rows)} ranks"
@@ -190,7 +190,7 @@ def cholesky_pass(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: 
 
 def tsqr_schedule(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> TallSchedule:
     """Return TSQR of the rows of a matrix that the ranks have."""
-    return TallSchedule("tsqr", tsqr_tree(ranks, rows, k, dtype), rows, k, work=3, room=k)
+    return TallSchedule("tsqr", tsqr_tree(ranks, rows, k, dtype), rows, k, work=3, workspace=k)
 
 
 def svd_of_triangle(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> TallSchedule:

@@ -21,7 +21,7 @@ from pdgemm.transport.movers.arrivals import Arrival, Transfers
 from pdgemm.transport.movers.pipeline import PanelRing, Slot
 from pdgemm.transport.movers.reduce import reduce_scatter
 from pdgemm.transport.movers.shift import receive, send
-from pdgemm.transport.movers.staged import Staged, staged_receive, to_room
+from pdgemm.transport.movers.staged import Staged, staged_receive, to_staging
 
 _SMALL = 1  # words of a message
 _ROUNDS = 4  # panels that each rank broadcasts, one after the other: the first ones fill the pipeline
@@ -103,7 +103,7 @@ class Shift:
                 with recorder.phase("pack"):
                     self._place.device.exchange(comm, [(mine, to)], [(other, source)])
             elif leaving and coming:
-                to_room(leaving[tag], mine, recorder)
+                to_staging(leaving[tag], mine, recorder)
                 arriving.append(staged_receive(comm, coming[tag], other, source, recorder, tag))
                 left += send(comm, leaving[tag].host, to, recorder, tag)
             else:

@@ -196,13 +196,13 @@ def gram(say: Speaker, how: How, a: Dataset, output: Dataset) -> int:
     return 0
 
 
-def _sources(say: Speaker, given: dict[str, Dataset], dtype: str | None) -> list[Source]:
+def _sources(say: Speaker, datasets: dict[str, Dataset], dtype: str | None) -> list[Source]:
     """Look at the datasets.  Raises DTypeError where LAPACK has no type for one."""
     from pdgemm.errors import DTypeError
     from pdgemm.io.source import source
     from pdgemm.local.arrays import dtypes
 
-    found = [source(say.grid, name, dataset, dtype) for name, dataset in given.items()]
+    found = [source(say.grid, name, dataset, dtype) for name, dataset in datasets.items()]
     for x in found:
         if x.dtype not in dtypes.BLAS:
             raise DTypeError(f"{x.what} is of {x.dtype}: convert it, --dtype float64")

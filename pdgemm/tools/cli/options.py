@@ -35,7 +35,7 @@ compression = click.option(
     "--compression", type=click.Choice(("gzip", "lzf")), help="Compress the dataset that is written, in chunks."
 )
 json_ = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-debug = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks of errors.")  # read by `run_script`
+debug = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks of errors.")
 device = click.option("--device", type=click.Choice(("host", "cuda")), default="host", show_default=True)
 mover = click.option("--mover", type=click.Choice(mover_registry.mover_choices()), default="auto", show_default=True)
 machine = click.option("--machine", "machine_file", type=click.Path(), help="File of `pdgemm calibrate`.")

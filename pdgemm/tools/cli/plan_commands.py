@@ -87,7 +87,7 @@ def plan(
 
     if operation is not None or words is not None:
         return _collective(operation, words, as_json, **asked)
-    question = _asked(**asked)
+    question = _question_of(**asked)
     if picture is not None:
         from pdgemm.tools.studies.pictures import check_picture, draw_candidates
 
@@ -141,7 +141,7 @@ def simulate(picture: Path | None, as_json: bool, **asked: Any) -> int:
     from pdgemm.planning.search.candidate_table import wrapped
     from pdgemm.support.text import counted, counted_short, echo, in_bytes, in_seconds, in_words
 
-    question = _asked(**asked)
+    question = _question_of(**asked)
     if picture is not None:
         from pdgemm.tools.studies.pictures import check_picture, draw_words
 
@@ -275,7 +275,7 @@ def _machine(machine_file: str | None, ranks_per_node: int | None) -> Machine:
     return machine if ranks_per_node is None else on_nodes(machine, ranks_per_node)
 
 
-def _asked(
+def _question_of(
     shape: tuple[int, int, int],
     product_grid: tuple[int, int] | None,
     dtype: str,

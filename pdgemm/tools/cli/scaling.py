@@ -191,18 +191,18 @@ def _warn(text: str) -> None:
 
 
 def _fitting(
-    wanted: list[Case], todo: list[Case], room: int | None, what: str, loud: bool = True
+    wanted: list[Case], todo: list[Case], ranks: int | None, what: str, loud: bool = True
 ) -> tuple[list[Case], bool]:
     """Return the cases that fit the ranks available, and whether all do; a line names the others, if loud."""
-    large = sorted({case.ranks for case in todo if room is not None and case.ranks > room})
-    if room is None or not large:
+    large = sorted({case.ranks for case in todo if ranks is not None and case.ranks > ranks})
+    if ranks is None or not large:
         return todo, True
-    text = f"{what} {counted(room, 'rank')}: cases of {', '.join(map(str, large))} ranks do not fit"
-    if all(case.ranks > room for case in wanted):
+    text = f"{what} {counted(ranks, 'rank')}: cases of {', '.join(map(str, large))} ranks do not fit"
+    if all(case.ranks > ranks for case in wanted):
         raise ArgumentError(text)
     if loud:
         _warn(f"{text}, and are left out")
-    return [case for case in todo if case.ranks <= room], False
+    return [case for case in todo if case.ranks <= ranks], False
 
 
 # ------------------------------------------------------------------ on the ranks of one job
@@ -241,7 +241,7 @@ def _inside(
     def doing(case: Case, done: int) -> None:
         signals.doing(f"measuring {case}, repetition {done + 1} of {repeats}", "it is lost, what was finished is kept")
 
-    def told(case: Case, record: records.Record) -> None:
+    def notify(case: Case, record: records.Record) -> None:
         done = len(records.read_study(path).done & {*wanted})
         _say(f"[{done}/{len(wanted)}] {said(case, record)}", err=record["status"] != "ok")
 
@@ -251,7 +251,7 @@ def _inside(
             on_root(comm, path, lambda: _keep(path, study, machine))
             if machine is None and not ordinary:
                 machine = _calibrated(comm, path, device)
-        good = run_cases(comm, path, todo, repeats, warmup, machine, doing, told)
+        good = run_cases(comm, path, todo, repeats, warmup, machine, doing, notify)
     return 0 if good and fits else 1
 
 

@@ -29,21 +29,21 @@ def whole(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)).rstrip()
 
 
-def _lines(told: TracebackException, error: BaseException) -> Iterator[str]:
-    *where, what = "".join(told.format_exception_only()).rstrip().split("\n")
+def _lines(trace: TracebackException, error: BaseException) -> Iterator[str]:
+    *where, what = "".join(trace.format_exception_only()).rstrip().split("\n")
     if not isinstance(error, SyntaxError):  # which begins with its line
         where, what = [], "\n".join([*where, what])
     yield what
-    runs = [[*run] for _, run in groupby(_of_user(told.stack, error), key=lambda x: (x.filename, x.lineno))]
+    runs = [[*run] for _, run in groupby(_of_user(trace.stack, error), key=lambda x: (x.filename, x.lineno))]
     if len(runs) > MOST:
         yield from _located(runs[:2])
         yield f"  ... {len(runs) - MOST} lines ..."
         runs = runs[2 - MOST :]
     yield from _located(runs)
     yield from where
-    before, word = (told.__cause__, error.__cause__), "caused by"
+    before, word = (trace.__cause__, error.__cause__), "caused by"
     if before[1] is None and not error.__suppress_context__:
-        before, word = (told.__context__, error.__context__), "while handling"
+        before, word = (trace.__context__, error.__context__), "while handling"
     if before[0] is not None and before[1] is not None:
         first, *rest = _lines(before[0], before[1])
         yield f"{word} {first}"

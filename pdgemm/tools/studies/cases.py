@@ -42,12 +42,12 @@ class Case:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, given: Any) -> Case:
+    def from_dict(cls, members: Any) -> Case:
         """Return the case that `as_dict` made a dictionary of.  Raises ArgumentError for anything else."""
         names = {x.name for x in fields(cls)}
-        if not isinstance(given, dict) or set(given) != names:
+        if not isinstance(members, dict) or set(members) != names:
             raise ArgumentError(f"a case has {', '.join(sorted(names))}")
-        return converted(given, cls, "not a case")
+        return converted(members, cls, "not a case")
 
     @property
     def curve(self) -> tuple[Any, ...]:
@@ -62,7 +62,7 @@ class Case:
         return gemm_flops(*self.mnk, self.dtype.startswith("complex"))
 
     @property
-    def asked(self) -> str:
+    def requested(self) -> str:
         """The shape as the user asked for it."""
         shape = (self.of or ",".join(map(str, self.mnk))).replace(",", " x ")
         return f"{shape} on one rank" if self.kind == "weak" else shape

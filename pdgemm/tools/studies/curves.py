@@ -174,7 +174,7 @@ class Curve:
         case, settings = self.case, self.first.settings
         threads = settings["threads_per_rank"]
         return {
-            "shape": case.asked,
+            "shape": case.requested,
             "algorithm": case.algorithm,
             "dtype": case.dtype,
             "mover": "" if case.mover == "auto" else f"mover {case.mover}",
@@ -298,21 +298,21 @@ def _check(case: Case) -> None:
         converted(case.of.split(","), shape, f"a weak case is of m,n,k on one rank, got {case.of!r}", strict=False)
 
 
-def _opened(path: Path, found: Results) -> records.Study:
+def _opened(path: Path, results: Results) -> records.Study:
     study = records.read_study(path)
     if not path.exists():
         raise FileError(f"{path}: no such file")
     if not study.measured:
         why = f": line {study.unread[0][0]}: {study.unread[0][1]}" if study.unread else ""
         raise FileError(f"{path}: no measurement in it{why}")
-    found.unread += [(f"{path}:{number}", f"not a measurement ({fault})") for number, fault in study.unread]
+    results.unread += [(f"{path}:{number}", f"not a measurement ({fault})") for number, fault in study.unread]
     if study.torn:
-        found.unread.append((f"{path}: last line", "not finished: its writer was stopped"))
+        results.unread.append((f"{path}: last line", "not finished: its writer was stopped"))
     if study.machine is not None:
         try:
-            found.machines[str(path)] = Machine.from_dict(study.machine)
+            results.machines[str(path)] = Machine.from_dict(study.machine)
         except ArgumentError as fault:
-            found.unread.append((f"{path}: calibration", str(fault)))
+            results.unread.append((f"{path}: calibration", str(fault)))
     return study
 
 

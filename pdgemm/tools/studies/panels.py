@@ -119,7 +119,7 @@ def _words(section: Section, forecast: Forecast, axes: Axes) -> None:
     """Draw words, with words over the bound at the points: the highest above, and the lowest below where apart."""
     _lines(section, forecast, axes, "words received by the busiest rank", lambda x, _: x.words or nan)
     counts = [ranks for ranks in _span(section, forecast) if ranks > 1]
-    for case in {curve.case.asked: curve.case for curve in section.curves}.values():
+    for case in {curve.case.requested: curve.case for curve in section.curves}.values():
         bounds = [lower_bound(*case.on(ranks).mnk, ranks) or nan for ranks in counts]
         axes.plot(counts, bounds, label="lower bound", **LIMIT)
     axes.margins(y=0.15)  # room for the ratios
@@ -220,7 +220,7 @@ def _fastest(section: Section) -> list[Point]:
     """Return the fastest of the points on the fewest ranks, for each shape, type and setting."""
 
     def alike(point: Point) -> Any:
-        return point.case.asked, point.case.dtype, [*point.settings.values()]
+        return point.case.requested, point.case.dtype, [*point.settings.values()]
 
     firsts = sorted((curve.first for curve in section.curves), key=alike)
     return [min(group, key=lambda x: (x.ranks, x.seconds)) for _, group in groupby(firsts, key=alike)]
@@ -277,12 +277,12 @@ def _words_bars(section: Section, forecast: Forecast, axes: Axes) -> None:
 
 def _bars(section: Section, axes: Axes, value: Callable[[Point], float], label: str, limit: str, height: float) -> None:
     """Draw a group of bars for each shape, in it one for each number of ranks and other difference."""
-    shapes = list(dict.fromkeys(curve.case.asked for curve in section.curves))
+    shapes = list(dict.fromkeys(curve.case.requested for curve in section.curves))
     found: dict[tuple[str, int], dict[str, Point]] = {}
     for curve in section.curves:
-        other = ", ".join(x for x in curve.label.split(", ") if x != curve.case.asked)
+        other = ", ".join(x for x in curve.label.split(", ") if x != curve.case.requested)
         for point in curve.points:
-            found.setdefault((other, point.ranks), {})[curve.case.asked] = point
+            found.setdefault((other, point.ranks), {})[curve.case.requested] = point
     width = 0.82 / len(found)
     for number, ((other, ranks), points) in enumerate(sorted(found.items())):
         heights = [value(points[shape]) if shape in points else nan for shape in shapes]

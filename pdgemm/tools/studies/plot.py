@@ -62,14 +62,14 @@ def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict
         echo(f"  {note}")
 
 
-def _forecast(section: Section, found: Results, asked: Machine | None, to: int | None) -> Forecast:
+def _forecast(section: Section, results: Results, requested: Machine | None, to: int | None) -> Forecast:
     """Return the predictions of each curve that can be predicted."""
     forecast: Forecast = {}
     first, last = (section.counts[0], section.counts[-1]) if section.counts else (1, 1)
     to = to or min(last * max(4, last // first), _FAR)
     for number, curve in enumerate(section.curves):
-        machine = asked or found.machines.get(curve.first.source)
-        alike = [point for point in found.points if point.settings == curve.first.settings]
+        machine = requested or results.machines.get(curve.first.source)
+        alike = [point for point in results.points if point.settings == curve.first.settings]
         counts = [point.ranks for point in curve.points]
         predicted = predict(curve.case, counts, max(to, counts[-1]), machine, per_node(alike))
         if predicted and predicted.formula:
@@ -77,12 +77,12 @@ def _forecast(section: Section, found: Results, asked: Machine | None, to: int |
     return forecast
 
 
-def _page(found: Results, forecasts: Sequence[Forecast], notes: Sequence[str]) -> str:
+def _page(results: Results, forecasts: Sequence[Forecast], notes: Sequence[str]) -> str:
     drawn = []
-    for section, forecast in zip(found.sections, forecasts):
+    for section, forecast in zip(results.sections, forecasts):
         every = panels(section, forecast)
         shared = shared_entries(every)
         figures = [(panel, saved(figure_of_panel(panel, shared), "svg").decode()) for panel in every]
         drawn.append(Drawn(section, forecast, figures, saved(legend(shared), "svg").decode() if shared else ""))
     machines = dict.fromkeys(str(x.machine) for forecast in forecasts for x in forecast.values())
-    return page(found, drawn, notes, [*machines])
+    return page(results, drawn, notes, [*machines])

@@ -31,12 +31,12 @@ def run_cases(
     warmup: int,
     machine: Machine | None,
     doing: Callable[[Case, int], object],
-    told: Callable[[Case, Record], object],
+    notify: Callable[[Case, Record], object],
 ) -> bool:
     """Measure cases; return whether all succeeded.  Collective over comm; a case runs on its first ranks.
 
     Each record is in the file before the next case begins.
-    doing : is called with a case and the number of its repetitions done.   told : with each record, on rank 0.
+    doing : is called with a case and the number of its repetitions done.   notify : with each record, on rank 0.
     Raises FileError or ArgumentError on all ranks if the file cannot be written, or has another setting.
     """
     with ProcessGrid(comm) as grid:  # sets the threads of a rank: the same for all cases
@@ -58,7 +58,7 @@ def run_cases(
         _gather(comm)
         good &= on_root(comm, path, partial(_kept, path, record))
         if comm.rank == 0 and record:
-            told(case, record)
+            notify(case, record)
     return good
 
 

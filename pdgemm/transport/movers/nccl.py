@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.local.arrays.device import Array, of
-from pdgemm.transport.movers.panel_views import column_room
+from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import BlockPanel, RingShift, flat
 from pdgemm.transport.movers.shift import pieces
 
@@ -36,7 +36,7 @@ class NcclShift(RingShift):
     def start(self, to: int, source: int, shapes: Sequence[tuple[int, int]]) -> None:
         if self._comm.size == 1:
             return
-        recorder, device, at = self._recorder, of(self._rooms), 0
+        recorder, device, at = self._recorder, of(self._buffers), 0
         assert device is not None
         recorder.order_copies_after_products()  # which have read the block that was here
         for panel in self._held if self._initial else ():
@@ -45,8 +45,8 @@ class NcclShift(RingShift):
             panel.arriving = [*recorder.record_copies()]
         self._coming, at, self._initial = [], 0, False
         for rows, cols in shapes:
-            room = self._rooms[self._turn][at : at + rows * cols]
-            self._coming.append(BlockPanel(column_room(rows, self._order, cols, room)))
+            buffer = self._buffers[self._turn][at : at + rows * cols]
+            self._coming.append(BlockPanel(column_buffer(rows, self._order, cols, buffer)))
             at += rows * cols
         sends, receives = ([x for panel in panels for x in pieces(flat(panel.array))] for panels in self._both)
         with recorder.phase("pack"):

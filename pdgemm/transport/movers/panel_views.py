@@ -18,7 +18,7 @@ def column_panel(local: np.ndarray, order: str, runs: IndexMap, buffer: np.ndarr
     if view is not None:
         return view
     rows = local.shape[0]
-    panel = column_room(rows, order, runs.size, buffer)
+    panel = column_buffer(rows, order, runs.size, buffer)
     if rows:
         copy_blocks(local, panel, identity(rows), runs)
     return panel
@@ -36,7 +36,7 @@ def in_place(local: np.ndarray, runs: IndexMap, travels: bool) -> np.ndarray | N
     return view if not travels or view.flags.forc else None
 
 
-def column_room(rows: int, order: str, width: int, buffer: np.ndarray) -> np.ndarray:
+def column_buffer(rows: int, order: str, width: int, buffer: np.ndarray) -> np.ndarray:
     """Return a view of the start of `buffer` as a panel of `width` columns."""
     words = buffer[: rows * width]
     return words.reshape(width, rows).T if order == "F" else words.reshape(rows, width)

@@ -17,9 +17,9 @@ from pdgemm.instrument.recorder import Recorder, Then
 from pdgemm.local.arrays.device import Array, Pinned
 from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.transport.movers.arrivals import Arrival, Transfers
-from pdgemm.transport.movers.panel_views import column_room
+from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.shift import receive, send
-from pdgemm.transport.movers.staged import staged_receive, to_room
+from pdgemm.transport.movers.staged import staged_receive, to_staging
 
 Wait = Callable[[], object]
 Step = TypeVar("Step")
@@ -45,13 +45,13 @@ class Slot:
 class PanelRing:
     """Cycles through `slots` slots.  Leaving the `with` block waits until none of them is in use.
 
-    room_a, room_b : workspace for the panels of A and of B, divided evenly among the slots.
+    buffers_a, buffers_b : workspace for the panels of A and of B, divided evenly among the slots.
     transfers : tracks all messages in flight to this rank.
     """
 
-    def __init__(self, slots: int, room_a: Array, room_b: Array, transfers: Transfers) -> None:
-        rooms = zip(room_a.reshape(slots, -1), room_b.reshape(slots, -1), strict=True)
-        self.slots, self._transfers = [Slot(number, *buffers) for number, buffers in enumerate(rooms)], transfers
+    def __init__(self, slots: int, buffers_a: Array, buffers_b: Array, transfers: Transfers) -> None:
+        parts = zip(buffers_a.reshape(slots, -1), buffers_b.reshape(slots, -1), strict=True)
+        self.slots, self._transfers = [Slot(number, *buffers) for number, buffers in enumerate(parts)], transfers
 
     def used(self, recorder: Recorder) -> PanelRing:
         """Return the ring for a `with` block, starting at the first slot, with its waits recorded by `recorder`."""
@@ -140,7 +140,7 @@ class RingShift:
 
     first : the panels of the initial block, which are not changed, and copied only where they are not contiguous.
     order : memory order of the panels.
-    room  : workspace for `slots` blocks, two or more.   transfers : tracks all messages in flight to this rank.
+    buffers  : workspace for `slots` blocks, two or more.   transfers : tracks all messages in flight to this rank.
     staged : a host buffer of the same size, where MPI cannot read the memory of the blocks.
     Leaving the `with` block waits until the last block sent has left.
     """
@@ -150,14 +150,14 @@ class RingShift:
         comm: MPI.Comm,
         first: Sequence[Array],
         order: str,
-        room: Array,
+        buffers: Array,
         slots: int,
         recorder: Recorder,
         transfers: Transfers,
         staged: Pinned | None = None,
     ) -> None:
         self._comm, self._order, self._recorder, self._transfers = comm, order, recorder, transfers
-        self._rooms, self._staged = room.reshape(slots, -1), staged.shared_out(slots) if staged else None
+        self._buffers, self._staged = buffers.reshape(slots, -1), staged.shared_out(slots) if staged else None
         self._users = [list[Arrival]() for _ in range(slots)]  # of each buffer
         self._turn, self._at = 0, slots - 1  # the buffer to receive into next, and that of the block in use
         self._held = [BlockPanel(x) for x in first]
@@ -174,7 +174,9 @@ class RingShift:
         with self._recorder.phase("post"):
             self._coming, at = [], 0
             for number, (rows, cols) in enumerate(shapes):
-                panel = BlockPanel(column_room(rows, self._order, cols, self._rooms[self._turn][at : at + rows * cols]))
+                panel = BlockPanel(
+                    column_buffer(rows, self._order, cols, self._buffers[self._turn][at : at + rows * cols])
+                )
                 if self._staged:
                     panel.host = self._staged[self._turn].cut(at, at + rows * cols)
                     arriving = staged_receive(self._comm, panel.host, flat(panel.array), source, self._recorder, number)
@@ -206,7 +208,7 @@ class RingShift:
         self._users[self._at] += as_arrivals(self._recorder.record_products(self._transfers.poll))
         if self._coming is not None:
             self._held, self._coming = self._coming, None
-            self._at, self._turn = self._turn, (self._turn + 1) % len(self._rooms)
+            self._at, self._turn = self._turn, (self._turn + 1) % len(self._buffers)
 
     def __enter__(self) -> RingShift:
         return self
@@ -219,12 +221,12 @@ class RingShift:
         """Make a panel of the initial block contiguous, and copy it to the host if it is staged."""
         x = panel.array
         if not x.flags.forc:
-            panel.array = column_room(x.shape[0], self._order, x.shape[1], self._rooms[-1][at : at + x.size])
+            panel.array = column_buffer(x.shape[0], self._order, x.shape[1], self._buffers[-1][at : at + x.size])
             with self._recorder.phase("pack"):
                 CONVERT(panel.array, x)
         if self._staged and x.size:
             panel.host = self._staged[-1].cut(at, at + x.size)
-            to_room(panel.host, flat(panel.array), self._recorder)
+            to_staging(panel.host, flat(panel.array), self._recorder)
 
     def _send(self, panel: BlockPanel, to: int, number: int) -> None:
         x = panel.host.host if panel.host else flat(panel.array)

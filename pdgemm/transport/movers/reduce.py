@@ -15,7 +15,7 @@ from mpi4py import MPI
 from pdgemm.instrument.recorder import Recorder, Then, nothing
 from pdgemm.local.arrays.device import Array, Pinned, of
 from pdgemm.local.arrays.elementwise import CONVERT, Combine
-from pdgemm.transport.movers.staged import to_room
+from pdgemm.transport.movers.staged import to_staging
 
 _ADD = Combine(1, 1)
 
@@ -97,7 +97,7 @@ def start_reduction(
             others = ((root + distance) % comm.size for distance in range(1, comm.size))
             return Sum(comm, others, flat, arriving.ravel(order="K"), staged, tag, recorder)
         if staged:
-            to_room(staged, flat, recorder)
+            to_staging(staged, flat, recorder)
             recorder.synchronize_copies()
         return comm.Isend(staged.host if staged else flat, dest=root, tag=tag)
 
@@ -127,7 +127,7 @@ def reduce_scatter(
     """
     me, starts, leaving = comm.rank, np.cumsum([0, *counts]).tolist(), packed
     if staged:
-        to_room(staged[0].cut(0, packed.size), packed, recorder)
+        to_staging(staged[0].cut(0, packed.size), packed, recorder)
         leaving = staged[0].host
     with recorder.phase("post"):
         recorder.synchronize_copies()

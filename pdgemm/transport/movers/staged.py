@@ -19,53 +19,55 @@ from pdgemm.transport.movers.shift import receive
 class Staged:
     """Broadcasts one panel around a ring of ranks, each of which has a pinned host buffer for it.
 
-    room : a buffer of the size of the panel, free when the slot is.   recorder : that of a device.
+    staging : a buffer of the size of the panel, free when the slot is.   recorder : that of a device.
     """
 
-    def __init__(self, room: Pinned) -> None:
-        self._room = room
+    def __init__(self, staging: Pinned) -> None:
+        self._staging = staging
 
     def __call__(self, comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Any) -> None:
-        room, tag, device = self._room, slot.tag, of(x)
+        staging, tag, device = self._staging, slot.tag, of(x)
         assert device is not None
         me, last = comm.rank, (root - 1) % comm.size
 
         def forward() -> None:
             if me != last:
                 recorder.traffic.sent(x.size)
-                slot.users.append(comm.Isend(wire(room.host), dest=(me + 1) % comm.size, tag=tag))
+                slot.users.append(comm.Isend(wire(staging.host), dest=(me + 1) % comm.size, tag=tag))
 
         def take() -> None:
             forward()
             with recorder.phase("upload"):
-                device.copy(x, room.device)
+                device.copy(x, staging.device)
             recorder.hold_products()
 
         if me == root:
-            to_room(room, x, recorder)
+            to_staging(staging, x, recorder)
             slot.arrivals.append(Then(recorder.copied(), forward))
         else:
-            request = recorder.coming(RING.name, x, comm.Irecv(wire(room.host), source=(me - 1) % comm.size, tag=tag))
+            request = recorder.coming(
+                RING.name, x, comm.Irecv(wire(staging.host), source=(me - 1) % comm.size, tag=tag)
+            )
             slot.arrivals.append(Then(request, take))
 
 
-def to_room(room: Pinned, x: Any, recorder: Any) -> None:
+def to_staging(staging: Pinned, x: Any, recorder: Any) -> None:
     """Start copying a contiguous x to the pinned host buffer."""
     device = of(x)
     assert device is not None
     with recorder.phase("pack"):
-        device.copy(room.device, x)
+        device.copy(staging.device, x)
 
 
-def staged_receive(comm: MPI.Comm, room: Pinned, panel: Any, source: int, recorder: Any, tag: int = 0) -> list[Any]:
+def staged_receive(comm: MPI.Comm, staging: Pinned, panel: Any, source: int, recorder: Any, tag: int = 0) -> list[Any]:
     """Start receiving a panel as `shift.receive` does, into a host buffer, and from there to `panel`."""
     device = of(panel)
     assert device is not None
-    requests = receive(comm, room.host, source, recorder, tag)
+    requests = receive(comm, staging.host, source, recorder, tag)
 
     def take() -> None:
         with recorder.phase("upload"):
-            device.copy(panel, room.device)
+            device.copy(panel, staging.device)
         recorder.hold_products()
 
     if requests:

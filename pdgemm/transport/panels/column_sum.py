@@ -8,7 +8,7 @@ from typing import Any
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONVERT, add_elements
 from pdgemm.schedules.panels.householder_schedule import cuts
-from pdgemm.transport.movers.panel_views import column_room
+from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.task import Copies, Task
 
@@ -24,10 +24,10 @@ class ColumnSum:
     def __init__(self, task: Task[Any]) -> None:
         self._task, self._slot = task, Slot(0, task.workspace["sums"], task.workspace["parts of sums"])
 
-    def room(self, rows: int, cols: int) -> Array:
+    def buffer(self, rows: int, cols: int) -> Array:
         """Return W (rows, cols), column-major, to be written: the last one is not read or sent any more."""
         self.finish()
-        return column_room(rows, "F", cols, self._slot.buffer_a)
+        return column_buffer(rows, "F", cols, self._slot.buffer_a)
 
     def finish(self) -> None:
         """Wait until the last W is not read or sent any more."""
@@ -41,10 +41,10 @@ class ColumnSum:
         own, others = W[:, slices[me]], [r for r in members if r != me]
 
         def add(_: int, sums: Array, x: Array) -> None:
-            add_elements(x, column_room(w, "F", n, sums)[:, slices[me]])
+            add_elements(x, column_buffer(w, "F", n, sums)[:, slices[me]])
 
         def copy(r: int, sums: Array, x: Array) -> None:
-            CONVERT(x, column_room(w, "F", n, sums)[:, slices[r]])
+            CONVERT(x, column_buffer(w, "F", n, sums)[:, slices[r]])
 
         addends = task.fetch("sums", dict.fromkeys(others, own), add, slot, _ADDENDS, slot.buffer_b, add_elements)
         self._exchange(addends, {r: W[:, slices[r]] for r in others}, _ADDENDS)

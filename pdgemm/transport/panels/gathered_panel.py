@@ -8,7 +8,7 @@ from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.schedules.panels.gathered_layout import panel_slabs
 from pdgemm.schedules.panels.panel_schedule import Panel
-from pdgemm.transport.movers.panel_views import column_room
+from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.task import Copies, Task
 
@@ -27,9 +27,9 @@ class GatheredPanels:
         self._schedule, self._A, self._task = task.schedule, task.arrays["A"], task
         self._rows, self._i = task.schedule.A.distribution.rows, task.grid.coords[0]
 
-    def whole(self, panel: Panel, room: Array, beneath: int = 0) -> Array:
+    def whole(self, panel: Panel, buffer: Array, beneath: int = 0) -> Array:
         """Return X in a buffer, with some rows more."""
-        return column_room(self._rows.n - panel.start + beneath, "F", panel.width, room)
+        return column_buffer(self._rows.n - panel.start + beneath, "F", panel.width, buffer)
 
     def gather(self, panel: Panel, X: Array, slot: Slot) -> None:
         """X := the rows of the panel that all have, when these have arrived."""
@@ -50,9 +50,9 @@ class GatheredPanels:
         """Let the other ranks have their rows of X, and what is beneath all of them; own := this rank's."""
         task, parts, others = self._task, panel_slabs(self._rows, panel), self._schedule.members(panel)[1:]
 
-        def packed(r: int, room: Array) -> Array:
+        def packed(r: int, buffer: Array) -> Array:
             height = parts[r].stop - parts[r].start + X.shape[0] - (self._rows.n - panel.start)
-            x = column_room(height, "F", panel.width, room)
+            x = column_buffer(height, "F", panel.width, buffer)
             with task.packing():
                 self._take(panel, r, X, x)
             task.recorder.synchronize_copies()
@@ -64,15 +64,15 @@ class GatheredPanels:
             self._take(panel, self._i, X, own)
         task.copied()
 
-    def lend(self, panel: Panel, own: Array, slot: Slot, room: Array = None) -> Copies:
+    def lend(self, panel: Panel, own: Array, slot: Slot, buffer: Array = None) -> Copies:
         """Let the owner of a panel have this rank's rows; own := those that come back from X, and what is beneath.
 
-        room : where they come to if they are sent; None: to `own` at once.
+        buffer : where they come to if they are sent; None: to `own` at once.
         """
         task, A = self._task, self._A[self._schedule.window(panel, self._i)]
 
-        def packed(r: int, room: Array) -> Array:
-            x = column_room(A.shape[0], "F", panel.width, room)
+        def packed(r: int, buffer: Array) -> Array:
+            x = column_buffer(A.shape[0], "F", panel.width, buffer)
             with task.packing():
                 CONVERT(x, A)
             task.recorder.synchronize_copies()
@@ -82,7 +82,7 @@ class GatheredPanels:
             self._take(panel, self._i, self.whole(panel, gathered, own.shape[0] - A.shape[0]), own)
 
         task.publish([panel.row], packed, slot, _GATHER)
-        return task.fetch("gathered", {panel.row: own}, read, slot, _SPREAD, room)
+        return task.fetch("gathered", {panel.row: own}, read, slot, _SPREAD, buffer)
 
     def _take(self, panel: Panel, i: int, X: Array, x: Array) -> None:
         """x := the rows of X that are of a grid row, and what is beneath all of them."""

@@ -29,7 +29,7 @@ class InPlace(Task[Planned]):
     peers: NodeArrays
 
     def bring(
-        self, line: Line, root: int, name: str, part: Part, room: Array, slot: Slot, tag: int, ready: bool = False
+        self, line: Line, root: int, name: str, part: Part, buffer: Array, slot: Slot, tag: int, ready: bool = False
     ) -> Array:  # fmt: skip
         comm, x = self.comm(line), self._array(line, root, name)[part]
         if x.size and not ready:
@@ -40,7 +40,7 @@ class InPlace(Task[Planned]):
         self.recorder.traffic.read(x.size * (comm.rank != root))
         return x
 
-    def bring_transposed(self, panel: Panel, rows: Array, name: str, into: Array, room: Array, slot: Slot) -> Copies:
+    def bring_transposed(self, panel: Panel, rows: Array, name: str, into: Array, buffer: Array, slot: Slot) -> Copies:
         A, (i, j), copies = self.schedule.A.distribution, self.grid.coords, Copies()
         of_rows, of_cols, maps = self.transposition(panel)
         others, cols = [r for r in range(of_rows.parts) if r != i], range(of_cols.parts)
@@ -63,7 +63,7 @@ class InPlace(Task[Planned]):
         self.announce(self.grid.col, readers, slot)
 
     def fetch(
-        self, name: str, targets: Parts, read: Read, slot: Slot, tag: int, room: Array = None, store: Store = CONVERT
+        self, name: str, targets: Parts, read: Read, slot: Slot, tag: int, buffer: Array = None, store: Store = CONVERT
     ) -> Copies:  # fmt: skip
         for owner, x in targets.items():
             self.follow(self.grid.col, owner, slot)

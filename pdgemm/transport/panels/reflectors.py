@@ -13,7 +13,7 @@ from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONVERT, scale
 from pdgemm.schedules.panels.householder_schedule import HouseholderSchedule
 from pdgemm.schedules.panels.panel_schedule import Panel
-from pdgemm.transport.movers.panel_views import column_room
+from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.gathered_panel import GatheredPanels
 from pdgemm.transport.panels.task import PANEL, Task
@@ -51,7 +51,7 @@ class Reflectors:
             self.free(number)
 
     def gather(self, number: int) -> tuple[Array, Array]:
-        """Return the rows of a panel of A, in which its owner makes V, and the room for T beneath them."""
+        """Return the rows of a panel of A, in which its owner makes V, and the buffer for T beneath them."""
         panel = self._plan.steps[number]
         X = self._whole(panel)
         self._gathered.gather(panel, X, self._slots[number % 2])
@@ -105,9 +105,9 @@ class Reflectors:
     def _own(self, panel: Panel) -> Array:
         return self._of(panel, self._task.workspace["reflectors"][self._plan.places[panel][self._i]])
 
-    def _of(self, panel: Panel, room: Array) -> Array:
-        """Return room for V and T of a panel in this rank's grid row."""
-        return column_room(int(self._plan.heights[panel][self._i]) + panel.width, "F", panel.width, room)
+    def _of(self, panel: Panel, buffer: Array) -> Array:
+        """Return the buffer of V and T of a panel in this rank's grid row."""
+        return column_buffer(int(self._plan.heights[panel][self._i]) + panel.width, "F", panel.width, buffer)
 
     def _whole(self, panel: Panel) -> Array:
         """Return the owner's array with all rows of V, and T."""

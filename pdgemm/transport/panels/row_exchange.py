@@ -13,7 +13,7 @@ from pdgemm.local.arrays.dtypes import wire
 from pdgemm.schedules.panels.row_moves import PermutationSchedule, RowMoves, ScalingSchedule
 from pdgemm.support.waits import Wait
 from pdgemm.transport.block_copy import copy_blocks
-from pdgemm.transport.movers.panel_views import column_room
+from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.panels.task import Task
 
 _TAG = (1 << 12) + 2
@@ -37,7 +37,7 @@ def exchange_rows(task: Task[Any], moves: RowMoves, cols: slice = slice(None)) -
     for r in range(rows.parts):
         which = here[(source == r) & (target == me)]
         if r != me and which.size:
-            x = column_room(which.size, order, width, task.workspace["arriving rows"][arrived:])
+            x = column_buffer(which.size, order, width, task.workspace["arriving rows"][arrived:])
             arrived += x.size
             requests.append(col.Irecv(wire(x), source=r, tag=_TAG))
             task.recorder.traffic.received(x.size)
@@ -45,7 +45,7 @@ def exchange_rows(task: Task[Any], moves: RowMoves, cols: slice = slice(None)) -
     for r in range(rows.parts):
         which = there[(source == me) & (target == r)]
         if which.size:
-            x = column_room(which.size, order, width, task.workspace["leaving rows"][left:])
+            x = column_buffer(which.size, order, width, task.workspace["leaving rows"][left:])
             left += x.size
             with task.packing():
                 _take(X, which, x)

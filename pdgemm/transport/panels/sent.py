@@ -16,7 +16,7 @@ from pdgemm.local.blas.local_gemm import SLAB_FLOPS
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.transport.block_copy import copy_blocks
-from pdgemm.transport.movers.panel_views import column_room
+from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.task import TRANSPOSED, Copies, Line, Part, Parts, Planned, Read, Store, Task
 
@@ -25,16 +25,16 @@ class Sent(Task[Planned]):
     """Sends panels around the rows and columns of the grid, and parts of them from one rank of a column to another."""
 
     def bring(
-        self, line: Line, root: int, name: str, part: Part, room: Array, slot: Slot, tag: int, ready: bool = False
+        self, line: Line, root: int, name: str, part: Part, buffer: Array, slot: Slot, tag: int, ready: bool = False
     ) -> Array:  # fmt: skip
         comm, own = self.comm(line), (self.workspace | self.arrays)[name]
         if comm.size == 1:
             return own[part]
         if isinstance(part, slice):  # which is contiguous
-            x = own[part] if comm.rank == root else room[: part.stop - part.start]
+            x = own[part] if comm.rank == root else buffer[: part.stop - part.start]
         else:
             rows, cols = (x.stop - x.start for x in part)
-            x = column_room(rows, self.schedule.orders[name], cols, room)
+            x = column_buffer(rows, self.schedule.orders[name], cols, buffer)
             if comm.rank == root:
                 with self.packing():
                     CONVERT(x, own[part])
@@ -42,13 +42,13 @@ class Sent(Task[Planned]):
             self.send(line, x, root, slot, tag)
         return x
 
-    def bring_transposed(self, panel: Panel, rows: Array, name: str, into: Array, room: Array, slot: Slot) -> Copies:
+    def bring_transposed(self, panel: Panel, rows: Array, name: str, into: Array, buffer: Array, slot: Slot) -> Copies:
         (of_rows, _, maps), copies = self.transposition(panel), Copies()
         for r, to_cols in maps.items():
             there = rows
             if of_rows.parts > 1:
-                x = column_room(to_cols.size, self.schedule.A.order, panel.width, room)
-                room = room[x.size :]
+                x = column_buffer(to_cols.size, self.schedule.A.order, panel.width, buffer)
+                buffer = buffer[x.size :]
                 if r == self.grid.coords[0]:
                     act = partial(self._pack_and_send, rows, x, to_cols, slot, r)
                     slot.arrivals.append(Then(MPI.REQUEST_NULL, act))
@@ -64,25 +64,25 @@ class Sent(Task[Planned]):
         self.send("col", x, root, slot, TRANSPOSED + 2 * root)
 
     def publish(self, readers: Sequence[int], packed: Callable[[int, Array], Array], slot: Slot, tag: int) -> None:
-        room = slot.buffer_b
+        buffer = slot.buffer_b
         for reader in readers:
-            x = packed(reader, room)
-            room = room[x.size :]
+            x = packed(reader, buffer)
+            buffer = buffer[x.size :]
             if x.size:
                 self.recorder.traffic.sent(x.size)
                 slot.users.append(self.grid.col.Isend(wire(x), dest=reader, tag=tag + slot.number))
 
     def fetch(
-        self, name: str, targets: Parts, read: Read, slot: Slot, tag: int, room: Array = None, store: Store = CONVERT
+        self, name: str, targets: Parts, read: Read, slot: Slot, tag: int, buffer: Array = None, store: Store = CONVERT
     ) -> Copies:  # fmt: skip
         copies = Copies()
         for owner, target in targets.items():
             if not target.size:
                 continue
             x = target
-            if room is not None:
-                x = column_room(target.shape[0], "F", target.shape[1], room)
-                room = room[x.size :]
+            if buffer is not None:
+                x = column_buffer(target.shape[0], "F", target.shape[1], buffer)
+                buffer = buffer[x.size :]
                 copies.append(partial(store, target, x))
             request = self.grid.col.Irecv(wire(x), source=owner, tag=tag + slot.number)
             slot.arrivals.append(self.recorder.coming(RING.name, x, request))

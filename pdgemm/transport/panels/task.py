@@ -54,17 +54,17 @@ class Task(ABC, Generic[Planned]):
 
     @abstractmethod
     def bring(
-        self, line: Line, root: int, name: str, part: Part, room: Array, slot: Slot, tag: int, ready: bool = False
+        self, line: Line, root: int, name: str, part: Part, buffer: Array, slot: Slot, tag: int, ready: bool = False
     ) -> Array:  # fmt: skip
         """Start to bring a window of root's matrix, or a part of its vector, to all ranks of a grid row or column.
 
         ready : that is not written to while the algorithm runs, so that nobody has to wait before reading it.
         Returns the array that holds it when the slot's arrivals are complete: the window itself where it can be read,
-        else a part of `room`.
+        else a part of `buffer`.
         """
 
     @abstractmethod
-    def bring_transposed(self, panel: Panel, rows: Array, name: str, into: Array, room: Array, slot: Slot) -> Copies:
+    def bring_transposed(self, panel: Panel, rows: Array, name: str, into: Array, buffer: Array, slot: Slot) -> Copies:
         """Start to bring those rows of a panel to each rank whose indices are those of its columns behind the panel.
 
         rows : this rank's rows of the panel, which may be on their way.   into : their transpose is of these rows.
@@ -80,13 +80,13 @@ class Task(ABC, Generic[Planned]):
 
     @abstractmethod
     def fetch(
-        self, name: str, targets: Parts, read: Read, slot: Slot, tag: int, room: Array = None, store: Store = CONVERT
+        self, name: str, targets: Parts, read: Read, slot: Slot, tag: int, buffer: Array = None, store: Store = CONVERT
     ) -> Copies:  # fmt: skip
         """Start to bring parts of the arrays that owners, by their positions in the grid column, publish to this rank.
 
-        read  : called with an owner, its whole array and its target, where arrays can be read.
-        room  : what is sent comes here, and `store` is called with a target and what has come for it; None: it comes to
-            the target, which is contiguous.
+        read : called with an owner, its whole array and its target, where arrays can be read.
+        buffer : messages are received here, and `store` is called with a target and its message; None: they are
+            received in the target, which is contiguous.
         """
 
     @abstractmethod

@@ -263,7 +263,7 @@ def test_what_is_said_to_fit_the_memory_does(mnk: tuple[int, int, int], ranks: i
         plan = replace(question, memory=limit).plan()
     except MemoryLimitError:
         return
-    given = sum(x.local_bytes(None) for x in (plan.problem.given if layouts == "default" else ()))
+    given = sum(x.local_bytes(None) for x in (plan.problem.layouts if layouts == "default" else ()))
     assert plan.extra_bytes(None) + given <= limit
 
 

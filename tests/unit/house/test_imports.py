@@ -8,11 +8,10 @@ import sys
 from graphlib import TopologicalSorter
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
+from house import MODULES, TREES, imported, inside
 
-ROOT = Path(__file__).parents[2]
 FLOORS = [  # a folder, or a module beside them, imports what stands before it; the longest name that fits is a module's
     "errors", "names", "local.arrays", "local", "support", "grids", "instrument", "devices", "schedules",
     "schedules.exchanges", "schedules.products", "schedules.panels", "schedules.collectives", "planning", "transport",
@@ -33,41 +32,6 @@ PURE_MODULES = [
 ]  # fmt: skip
 NEED_CUPY = ["devices.cuda", "devices.cuda_ipc", "devices.cuda_nccl", "devices.kernels"]
 LONGEST = 400  # lines of a module
-
-
-def _modules() -> dict[str, Path]:
-    package = ROOT / "pdgemm"
-    paths = [
-        *package.rglob("*.py"),
-        *(package / "grids").glob("*.py"),
-        *(package / "io").glob("**/*.py"),
-    ]  # which are links
-    return {
-        ".".join(path.relative_to(package).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in paths
-        if path != package / "__init__.py"
-    }
-
-
-MODULES = _modules()
-TREES = {module: ast.parse(path.read_text()) for module, path in MODULES.items()}
-
-
-def imported(module: str) -> set[str]:
-    """All that a module imports: at its top, inside functions, and for the type checker alone."""
-    found = set()
-    for node in ast.walk(TREES[module]):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return found
-
-
-def inside(module: str) -> set[str]:
-    """The modules of this package that a module imports."""
-    own = {name.removeprefix("pdgemm.") for name in imported(module) if name.startswith("pdgemm.")}
-    return own & MODULES.keys() - {module}
 
 
 def floor(module: str) -> int:

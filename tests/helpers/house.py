@@ -1,0 +1,43 @@
+"""The modules of the package as text: what each of them imports, and their syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def _modules() -> dict[str, Path]:
+    package = ROOT / "pdgemm"
+    paths = [
+        *package.rglob("*.py"),
+        *(package / "grids").glob("*.py"),
+        *(package / "io").glob("**/*.py"),
+    ]  # which are links
+    return {
+        ".".join(path.relative_to(package).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in paths
+        if path != package / "__init__.py"
+    }
+
+
+MODULES = _modules()
+TREES = {module: ast.parse(path.read_text()) for module, path in MODULES.items()}
+
+
+def imported(module: str) -> set[str]:
+    """All that a module imports: at its top, inside functions, and for the type checker alone."""
+    found = set()
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def inside(module: str) -> set[str]:
+    """The modules of this package that a module imports."""
+    own = {name.removeprefix("pdgemm.") for name in imported(module) if name.startswith("pdgemm.")}
+    return own & MODULES.keys() - {module}

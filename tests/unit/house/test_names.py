@@ -1,0 +1,62 @@
+"""Names of the package say what a value is, functions are short, and docstrings say what they do."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+
+from house import TREES
+
+FORBIDDEN = {"asked", "found", "given", "made", "room", "told"}  # they say that a value exists, and not what it is
+LONGEST = 60  # lines of a function without its docstring
+UNTOLD = 12  # lines of a private function that needs no docstring
+# one name for users may be in several modules: of the command line, of NumPy, and of kinds of files and plans
+DOORS = ("tools.cli.", "matrix.numpy_linalg", "matrix.array_functions", "tools.calibrate")
+SHARED = {"choose", "load", "save", "plan"}
+Functions = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions() -> Iterator[tuple[str, Functions]]:
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, Functions):
+                yield module, node
+
+
+def length(node: Functions) -> int:
+    """The lines of a function without its docstring."""
+    first = node.body[0]
+    docstring = ast.get_docstring(node) is not None
+    return node.end_lineno - node.lineno + 1 - docstring * (first.end_lineno - first.lineno + 1)  # type: ignore[operator]
+
+
+def test_public_functions_have_names_of_their_own() -> None:
+    homes = defaultdict[str, set[str]](set)
+    for module, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, Functions) and not node.name.startswith("_") and not module.startswith(DOORS):
+                homes[node.name].add(module)
+    assert {name: home for name, home in homes.items() if len(home) > 1 and name not in SHARED} == {}
+
+
+def test_names_say_what_a_value_is() -> None:
+    wrong = list[str]()
+    for module, node in functions():
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        wrong += [f"{module}.{node.name}({x.arg})" for x in arguments if x.arg in FORBIDDEN]
+        wrong += [f"{module}.{node.name}"] * (node.name.strip("_") in FORBIDDEN)
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                wrong += [f"{module}: .{node.attr}"] * (node.attr.strip("_") in FORBIDDEN)
+        scopes = [tree, *(x for x in ast.walk(tree) if isinstance(x, ast.ClassDef))]
+        for statement in (x for scope in scopes for x in scope.body):
+            for node in ast.walk(statement) if isinstance(statement, ast.Assign | ast.AnnAssign) else ():
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    wrong += [f"{module}: {node.id}"] * (node.id.strip("_").lower() in FORBIDDEN)
+    assert wrong == []
+
+
+def test_functions_are_short() -> None:
+    assert [f"{module}.{node.name}: {length(node)}" for module, node in functions() if length(node) > LONGEST] == []
