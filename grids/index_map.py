@@ -126,6 +126,7 @@ class IndexMap:
         return self._strided_runs
 
     def _find_strided_runs(self) -> list[StridedRuns]:
+        """Return groups of runs of one length at a constant stride, which are together all runs."""
         runs = len(self.lengths)
         period = self.period if runs > 3 else runs
         if not period:

@@ -153,6 +153,7 @@ class NewDataset:
             write_attributes(file[self._name], {_CHECKSUM: self.checksum})
 
     def _check_held(self) -> None:
+        """Raise FileError where the new file does not hold what was written to it, as after a fault of the disk."""
         nbytes = self._shape[0] * self._shape[1] * self._dtype.itemsize if self._offset else 0
         to_disk(self._partial, (self._offset, self._offset + nbytes))
         try:

@@ -230,6 +230,7 @@ def _op(x: Batch, trans: str, name: str) -> tuple[Batch, bool]:
 
 
 def _check_batch(name: str, x: Any, A: Batch) -> None:
+    """Raise on this rank where a batch cannot be multiplied with A, or hold the products."""
     if not isinstance(x, Batch):
         raise DTypeError(f"{name} is a Batch, got {type(x).__name__}")
     supported = dtypes.RESULTS if name == "C" else dtypes.OPERANDS

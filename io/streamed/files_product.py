@@ -305,6 +305,7 @@ class FilesProduct:
         return checks
 
     def _report(self, counted: _Counted, seconds: float, kept: Checkpoints | None) -> StreamReport:
+        """Return the report of the product: bytes of all ranks, and the longest times of any rank.  Collective."""
         tiling, comm = self.tiling, self.grid.comm
         m, n, k = tiling.mnk
         nbytes = np.array([counted.read, counted.written], np.int64)

@@ -76,6 +76,7 @@ class OutputPlace(NamedTuple):
 
 
 def place_of(path: str, name: str) -> OutputPlace:
+    """Return the names of the output, and of the files beside it that hold an unfinished product."""
     output = Path(os.path.realpath(path))
     escaped = re.sub(r"[%/.\0-\x1f\x7f]", lambda x: f"%{ord(x[0]):02X}", _path(name))
     most = os.pathconf(output.parent, "PC_NAME_MAX") - _ENDINGS

@@ -100,6 +100,7 @@ class DeviceRecorder(Recorder):
         return self._device.elapsed(begin, end)
 
     def enclose(self, name: str, stream: Stream, begin: Event) -> None:
+        """End a span of this name that began with an event."""
         end = stream.record()
         self._spans.append((name, begin, end))
         if name == "compute":

@@ -173,6 +173,8 @@ class AlgorithmReport(WorkReport):
         )
 
     def _traffic(self) -> str:
+        """Return words, messages and memory as text, with the predicted ones where they differ."""
+
         def of(x: Traffic, extra: int) -> str:
             read = f", {in_words(x.words_read)} of them read in place" if x.words_read else ""
             return (

@@ -53,6 +53,7 @@ class Ranges:
         self._domain, self._attributes = domain, dict[str, Any]()
 
     def push(self, name: str) -> None:
+        """Begin a range of NVTX."""
         attributes = self._attributes.get(name)
         if attributes is None:
             attributes = self._attributes[name] = self._domain.get_event_attributes(message=phase_name(name))

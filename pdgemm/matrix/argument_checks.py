@@ -151,6 +151,7 @@ def accumulation(
 def _accumulation(
     a: np.dtype, b: np.dtype, c: np.dtype, requested: np.dtype | None, compute_type: str | None
 ) -> tuple[np.dtype, str]:
+    """Return what `accumulation` returns, of a type that was checked.  Raises DTypeError."""
     if compute_type is None:
         accumulate = dtypes.arithmetic(a, b, c) if requested is None else requested
     else:

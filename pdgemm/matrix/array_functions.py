@@ -129,6 +129,7 @@ def nan_to_num(x: Any, *, nan: float = 0.0, posinf: Any = None, neginf: Any = No
 
 
 def clip(a: Any, a_min: Any = _NOT_GIVEN, a_max: Any = _NOT_GIVEN, *, min: Any = None, max: Any = None) -> Any:
+    """Return the elements between two limits, either of which may be None."""
     if (a_min is _NOT_GIVEN) != (a_max is _NOT_GIVEN):
         raise TypeError("numpy.clip of a DistMatrix takes both limits, one of which may be None, or min= and max=")
     least, most = (min, max) if a_min is _NOT_GIVEN else (a_min, a_max)
@@ -141,6 +142,7 @@ def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: 
 
 
 def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
+    """Return whether shapes and elements are equal.  Collective."""
     if np.shape(a1) != np.shape(a2):
         return False
     equal: Any = np.equal(a1, a2)
@@ -279,6 +281,7 @@ def flip(m: Any, axis: int | None = None) -> Any:
 
 
 def roll(a: Any, shift: int, axis: int) -> Any:
+    """Return the matrix with its rows, or its columns, moved on by `shift` places.  Collective."""
     at = _axis_of(a, axis)
     with together(a.grid.comm):
         indices = np.roll(np.arange(a.shape[at]), index(shift))

@@ -116,6 +116,7 @@ class Tally:
                 self._k += k
 
     def _add(self, x: Messages, after: bool) -> None:
+        """Count messages.   after : they do not overlap with products."""
         counts = self._channels.setdefault(
             Channel(x.kind, x.itemsize, x.along, after), np.zeros((5, self._ranks), np.int64)
         )

@@ -73,6 +73,7 @@ def watch(rank: int) -> None:
 
 
 def _wait(hears: int, rank: int, start: float) -> None:
+    """Wait for a signal in a thread of its own; then leave time to save, remove files that were begun, and end."""
     while (number := os.read(hears, 1)[0]) not in CODES:
         pass
     if _patience[0]:

@@ -99,6 +99,7 @@ class _Pairs:
 
 
 def _carry_out(collective: Collective, comm: MPI.Comm, store: _Vectors | _Pairs, counted: Traffic, join: Join) -> None:
+    """Send and receive the messages of a collective, step by step, and join what is added in the stated order."""
     me = collective.ranks.index(comm.rank)
     for step in collective.messages_of(me):
         out = [(to, _packed([x for row in rows for x in store.views(*row)])) for to, rows in step.sent.items()]

@@ -151,6 +151,7 @@ def _report(
     moves: tuple[MoveReport, ...],
     sharing: int,
 ) -> PanelReport:
+    """Return the report of one run beside the prediction for the machine at hand."""
     machine = on_nodes(machine_at_hand(bool(schedule.device)), grid.ranks_per_node)
     report = PanelReport.of_run(
         recorder,

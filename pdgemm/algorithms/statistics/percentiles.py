@@ -59,6 +59,7 @@ def nanmedian(a: DistMatrix, axis: int | None = None) -> Any:
 
 
 def _percentiles(name: str, a: DistMatrix, q: Any, whole: int, axis: Any, skip: bool) -> Any:
+    """Return percentiles of all elements, of columns or of rows, by NumPy's function of this name.  Collective."""
     comm = communicator(a=a)
     with together(comm) as arguments:
         check_matrices(a=a)

@@ -145,6 +145,7 @@ def _trmm(routine: str, dtypes: Dtypes, side: str, uplo: str, transa: str, diag:
 
 def _triangle(routine: str, dtypes: Dtypes, side: str, uplo: str, trans: str, diag: str, m: int, n: int, alpha: complex,
               sub_b: Sub, a: np.ndarray, ia: int, ja: int, desca: Desc) -> None:  # fmt: skip
+    """Check the arguments of p?trmm or p?trsm, and store its result in sub(B)."""
     order = m if letter(side) == "L" else n
 
     def check() -> None:

@@ -104,6 +104,7 @@ def inv_triangular(A: DistMatrix, *, lower: bool = False, unit_diagonal: bool = 
 def _triangular(
     name: str, A: DistMatrix, B: Any, lower: bool, trans: str, unit: bool, side: str, alpha: Any, overwrite_b: bool
 ) -> Any:
+    """Return the solution, or for "trmm" the product, of a triangle and B.  Collective over the grid of A."""
     steps, solves = Steps(), name != "trmm"
     with together(communicator(A=A, B=B)) as arguments:
         check_square(A)

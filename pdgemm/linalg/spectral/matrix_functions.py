@@ -245,6 +245,7 @@ def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen", protect: Pr
 
 
 def _denman_beavers(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
+    """Return sqrt(A) and the number of steps, by the product form of Denman and Beavers (Higham 2008, 6.3)."""
     X, M, spare, change = A.copy(), A.copy(), empty_like(A), inf
     for step in range(60):
         if change <= sqrt(len(A)) * eps_of(A) or 0 in A.shape:

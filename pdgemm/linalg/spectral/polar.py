@@ -161,6 +161,7 @@ def matrix_sign(
 
 
 def _newton(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
+    """Return sign(A) and the number of steps, by Newton's iteration with scaling (Higham 2008, 5.5)."""
     if 0 in A.shape:
         return empty_like(A), 0
     near, far = to_one(finite_norm("matrix_sign", A) or 1, A.dtype)

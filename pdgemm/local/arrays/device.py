@@ -256,6 +256,7 @@ def adopted(x: Any) -> Array:
 
 
 def _on_host(x: Any) -> np.ndarray:
+    """Return anything that exports an array as NumPy's.  Raises DTypeError."""
     only_dlpack = hasattr(x, "__dlpack__") and not any(hasattr(x, f"__array{name}__") for name in ("", "_interface"))
     try:
         found: np.ndarray = np.from_dlpack(x) if only_dlpack else np.asarray(x)

@@ -76,6 +76,8 @@ def _pairwise(ufunc: np.ufunc, x: np.ndarray, axis: int) -> np.ndarray:
 
 
 def by_ufunc(name: str, ufunc: np.ufunc, widen: Callable[[np.ndarray], np.ndarray], empty: Any = None) -> Fold:
+    """Return a reduction by one of NumPy's functions of two arguments, pair by pair."""
+
     def local(x: np.ndarray, axis: int, _: np.ndarray) -> Parts:
         return (_pairwise(ufunc, widen(x), axis),)
 
@@ -110,6 +112,8 @@ def first(name: str, find: Callable[..., np.ndarray], better: np.ufunc) -> Fold:
 
 
 def variance(name: str, ddof: int, last: Callable[[np.ndarray], np.ndarray]) -> Fold:
+    """Return the reduction to a variance, joined as by Chan, Golub & LeVeque (1979)."""
+
     def local(x: np.ndarray, axis: int, _: np.ndarray) -> Parts:
         x = floating(x)
         count = x.shape[axis]
@@ -144,6 +148,8 @@ def weighted_sums(vector: np.ndarray) -> Fold:
 
 
 def vector_norm(kind: Any) -> Fold:
+    """Return the reduction to a norm of vectors, as numpy.linalg.norm names it."""
+
     def sizes(x: np.ndarray) -> np.ndarray:
         found: np.ndarray = np.abs(floating(x)).astype(np.float64)
         return found

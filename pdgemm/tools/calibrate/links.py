@@ -113,6 +113,7 @@ class Shift:
 
 
 def shifter(comm: MPI.Comm, place: MeasuredPlace, words: int) -> Callable[[], object]:
+    """Return a function that shifts panels of so many words around the ranks once."""
     shift = Shift(comm, place, words)
 
     def work() -> None:
@@ -127,6 +128,7 @@ def shifter(comm: MPI.Comm, place: MeasuredPlace, words: int) -> Callable[[], ob
 
 
 def _reducer(comm: MPI.Comm, place: MeasuredPlace, words: int) -> Callable[[], object]:
+    """Return a function that reduces and scatters so many words once."""
     share = words // comm.size
     whole, part, another = place.empty(share * comm.size), place.empty(share), place.empty(share)
     rooms = place.pinned(share * comm.size), place.pinned(share)

@@ -120,6 +120,7 @@ def _machine_at_hand(path: Path, machine_file: str | None, study: records.Study,
 def _steps(
     path: Path, wanted: list[Case], launch: Launcher, machine_file: str | None, device: str, ordinary: bool
 ) -> int:
+    """Measure the cases that are left, each number of ranks in a job of its own; return the exit code."""
     study = _opened(path)
     machine = _machine_at_hand(path, machine_file, study, device)
     room = launcher.allocated_ranks()
@@ -217,6 +218,7 @@ def _inside(
     ordinary: bool,
     calibrate: bool,
 ) -> int:
+    """Measure the cases that are left on the ranks of this job; return the exit code."""
     from mpi4py import MPI
 
     from pdgemm.io.atomic import on_root

@@ -76,6 +76,7 @@ def run_script(words: Sequence[str]) -> None:
 
 
 def _run(words: Sequence[str], debug: bool) -> End:
+    """Run a user's program, and return how it ended."""
     agreement.print_once()
     try:
         run_command_line([*words])

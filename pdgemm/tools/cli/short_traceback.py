@@ -30,6 +30,7 @@ def whole(error: BaseException) -> str:
 
 
 def _lines(trace: TracebackException, error: BaseException) -> Iterator[str]:
+    """Yield the lines of an error: what it is, and the lines of the user's program that led to it."""
     *where, what = "".join(trace.format_exception_only()).rstrip().split("\n")
     if not isinstance(error, SyntaxError):  # which begins with its line
         where, what = [], "\n".join([*where, what])

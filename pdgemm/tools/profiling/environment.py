@@ -152,6 +152,7 @@ def _tcp(library: str) -> list[str]:
 
 
 def _missing(facts: dict[str, Any]) -> list[str]:
+    """Return what could be installed for these ranks, with the commands."""
     hints = []
     if not facts["hdf5_mpi"]:
         hints.append(

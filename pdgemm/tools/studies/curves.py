@@ -299,6 +299,7 @@ def _check(case: Case) -> None:
 
 
 def _opened(path: Path, results: Results) -> records.Study:
+    """Return a study that has measurements, and note which of its lines cannot be read.  Raises FileError."""
     study = records.read_study(path)
     if not path.exists():
         raise FileError(f"{path}: no such file")

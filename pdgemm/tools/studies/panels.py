@@ -80,6 +80,7 @@ def panels(section: Section, forecast: Forecast) -> list[FigurePanel]:
 
 # ------------------------------------------------------------------ figures against ranks
 def _time(section: Section, forecast: Forecast, axes: Axes) -> None:
+    """Draw times over ranks, with intervals, predictions and ideal lines."""
     _lines(section, forecast, axes, "time of one product [s]", lambda x, _: x.seconds)
     counts = _span(section, forecast)
     for first in _fastest(section):
@@ -232,6 +233,7 @@ def _color(number: int) -> str:
 
 # ------------------------------------------------------------------ bars
 def _split(section: Section, forecast: Forecast, axes: Axes) -> None:
+    """Draw a bar for each measurement: the shares of computing, waiting and so on in its time."""
     points = section.points
     parts = {name: np.array([x.parts[name] for x in points]) for name, *_ in SPLIT}
     whole = sum(parts.values())

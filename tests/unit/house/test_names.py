@@ -11,6 +11,7 @@ from house import TREES
 FORBIDDEN = {"asked", "found", "given", "made", "room", "told"}  # they say that a value exists, and not what it is
 LONGEST = 60  # lines of a function without its docstring
 UNTOLD = 12  # lines of a private function that needs no docstring
+PLAIN = 8  # lines of a public one whose name says it all, such as a property
 # one name for users may be in several modules: of the command line, of NumPy, and of kinds of files and plans
 DOORS = ("tools.cli.", "matrix.numpy_linalg", "matrix.array_functions", "tools.calibrate")
 SHARED = {"choose", "load", "save", "plan"}
@@ -60,3 +61,27 @@ def test_names_say_what_a_value_is() -> None:
 
 def test_functions_are_short() -> None:
     assert [f"{module}.{node.name}: {length(node)}" for module, node in functions() if length(node) > LONGEST] == []
+
+
+def test_docstrings_say_what_functions_do() -> None:
+    """Of public functions, and of private ones that are longer; what a class inherits has that of its base."""
+    scopes = [(module, scope) for module, tree in TREES.items() for scope in (tree, *tree.body)]
+    methods = {x.name for _, scope in scopes if isinstance(scope, ast.ClassDef) for x in scope.body if documented(x)}
+    silent = [
+        f"{module}.{node.name}"
+        for module, scope in scopes
+        if isinstance(scope, ast.Module | ast.ClassDef)
+        for node in scope.body
+        if isinstance(node, Functions) and not documented(node) and not node.name.startswith("__")
+        if not (isinstance(scope, ast.ClassDef) and node.name in methods)
+        if length(node) > (UNTOLD if (scope_name(scope) + node.name).startswith("_") else PLAIN)
+    ]
+    assert silent == []
+
+
+def documented(node: ast.stmt) -> bool:
+    return isinstance(node, Functions) and ast.get_docstring(node) is not None
+
+
+def scope_name(scope: ast.Module | ast.ClassDef) -> str:
+    return "_" if isinstance(scope, ast.ClassDef) and scope.name.startswith("_") else ""
