@@ -18,12 +18,13 @@ for turn in $(seq "${2:-3}"); do
         printf '\n== turn %s, %s\n' "$turn" "$([ "$tree" = "$PWD" ] && echo 'this tree' || echo "$commit")"
         (
             cd "$tree"
+            scripts=scripts/benchmarks; [ -d $scripts ] || scripts=scripts  # where it was before
             export PYTHONPATH=$tree
-            python scripts/benchmarks/bench_gemm.py 512 2048 --repeats 5
-            mpiexec -n 2 python scripts/benchmarks/bench_layouts.py 1024 --repeats 5
-            mpiexec -n 2 python scripts/benchmarks/bench_redistribute.py --size 2048 --repeats 5
-            mpiexec -n 1 python scripts/benchmarks/bench_overhead.py --repeats 5
-            mpiexec -n 2 python scripts/benchmarks/bench_overhead.py --repeats 5
+            python "$scripts"/bench_gemm.py 512 2048 --repeats 5
+            mpiexec -n 2 python "$scripts"/bench_layouts.py 1024 --repeats 5
+            mpiexec -n 2 python "$scripts"/bench_redistribute.py --size 2048 --repeats 5
+            mpiexec -n 1 python "$scripts"/bench_overhead.py --repeats 5
+            mpiexec -n 2 python "$scripts"/bench_overhead.py --repeats 5
         )
     done
 done
