@@ -1,5 +1,6 @@
 """The fixtures and the report of parallel runs come from mpi_report.py, how much is run from tiers.py."""
 
+import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,18 @@ sys.path[:0] = map(str, sorted(FOLDERS))  # whatever the import mode: all module
 HELPERS = Path(__file__).parent.glob("helpers/*.py")
 pytest.register_assert_rewrite(*(path.stem for path in HELPERS))  # what they check is told as in a test
 pytest_plugins = ["mpi_report", "tiers", "grid_fixtures", "tree_mover", "allgather_3d"]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave modules out that have no test of the chosen kind: to import all of them takes six ranks a minute."""
+    kind = config.option.markexpr
+    if kind not in ("mpi", "not mpi") or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text()
+    if kind == "mpi":
+        return True if "pytest.mark.mpi" not in text else None
+    marks = [x for x in ast.parse(text).body if isinstance(x, ast.Assign) and ast.unparse(x.targets[0]) == "pytestmark"]
+    return True if any("pytest.mark.mpi" in ast.unparse(x.value) for x in marks) else None
 
 
 @pytest.fixture(scope="session", autouse=True)
