@@ -40,7 +40,7 @@ class Messages(NamedTuple):
 
 
 ROWS, COLS, LAYERS = "row", "col", "depth"  # axes: along a grid row, along a grid column, through the layers
-LINE = "line"  # the axis of a grid that has no other
+LINE = "line"  # all ranks of a grid in their order, whatever its other axes
 
 
 PRODUCT, MEMORY = "product", "memory"  # kinds of work: m n k products, or m n elements that are passed over k times

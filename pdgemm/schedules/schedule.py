@@ -43,13 +43,13 @@ class RankMap:
 
     @cached_property
     def lengths(self) -> dict[str, int]:
-        """The number of ranks along each axis."""
-        return dict(self.axes)
+        """The number of ranks along each axis; `LINE` has all ranks of any grid."""
+        return {LINE: len(self.ranks), **dict(self.axes)}
 
     @cached_property
     def strides(self) -> dict[str, int]:
         """The difference between the ranks of neighbours along each axis; 1 where there is one rank."""
-        step, strides = 1, dict[str, int]()
+        step, strides = 1, {LINE: 1}
         for axis, length in reversed(self.axes):
             strides[axis] = abs(self.ranks[step] - self.ranks[0]) if length > 1 else 1
             step *= length
