@@ -52,7 +52,7 @@ class Source(NamedTuple):
 
     what   : the name of the matrix, for people.
     dataset : its file and its name in there.
-    stored : what `hdf5.look` found.
+    stored : what `hdf5.dataset_properties` returned.
     dtype  : type of the matrix.
     """
 

@@ -1,7 +1,7 @@
 """The names that users pass, as types, so that a type checker finds a misspelt one.
 
 `AnyName(text)` is a name that is checked at run time alone: one that was registered from outside of the package (what
-`algorithm_registry.register` and `movers.register` return), or one that is read from a file.  It is an ordinary string.
+`register_algorithm` and `register_mover` return), or one that is read from a file.  It is an ordinary string.
 """
 
 from __future__ import annotations

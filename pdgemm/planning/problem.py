@@ -44,7 +44,7 @@ class Problem:
     size      : number of ranks of the communicator, in which the layouts number their ranks.
     beta_is_zero : beta is 0, and C is not read.
     mover     : one of MOVERS, or "auto": where panels are sent, the model chooses from `movers`.
-    algorithm : one of `algorithm_registry.choices()`.   shape, layers : the requested grid; None: any.
+    algorithm : one of `algorithm_choices()`.   shape, layers : the requested grid; None: any.
     """
 
     A: Layout

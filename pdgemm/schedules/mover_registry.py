@@ -79,7 +79,7 @@ POLICIES = {
 
 
 def add_mover(mover: Mover) -> None:
-    """Add a mover; `pdgemm.transport.movers.register` adds its broadcast function as well."""
+    """Add a mover; `pdgemm.transport.movers.register_mover` adds its broadcast function as well."""
     MOVERS[mover.name] = mover
     by_messages.cache_clear()
 

@@ -354,7 +354,7 @@ def test_an_unexpected_error_on_one_rank_ends_the_job(folder: Path, tmp_path: Pa
     bug = jobs.with_plant(
         tmp_path,
         "from pdgemm.support import launcher\n"
-        "if launcher.rank() == 1:\n"
+        "if launcher.launched_rank() == 1:\n"
         "    import pdgemm.algorithms.products.accumulator\n"
         "    def broken(*args): raise RuntimeError('a bug')\n"
         "    pdgemm.algorithms.products.accumulator.prepare = broken\n",

@@ -266,7 +266,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
     from pdgemm import DistMatrix
     from pdgemm.io import hdf5
 
-    path, inspect = shared_tmp_path / "a.h5", hdf5.inspect
+    path, inspect = shared_tmp_path / "a.h5", hdf5.stored_dataset
     hdf5.save(path, "x", DistMatrix.random((64, 5), grid=grid, seed=1))
     hdf5.save(shared_tmp_path / "b.h5", "x", DistMatrix.random((64, 5), grid=grid, seed=2))
 
@@ -288,7 +288,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
             (shared_tmp_path / "b.h5").rename(path)
         return found
 
-    monkeypatch.setattr(hdf5, "inspect", then_changes)
+    monkeypatch.setattr(hdf5, "stored_dataset", then_changes)
     message = {"shorter": "truncated", "longer": "was changed", "other": "was changed"}[way]
     refused(comm, message, hdf5.load, path, "x", grid, 3)
 
@@ -344,7 +344,7 @@ def test_all_files_that_a_dataset_needs_are_watched(
 
     from pdgemm.io import hdf5
 
-    path, inspect = shared_tmp_path / "main.h5", hdf5.inspect
+    path, inspect = shared_tmp_path / "main.h5", hdf5.stored_dataset
 
     def write() -> None:
         linked(shared_tmp_path)
@@ -361,7 +361,7 @@ def test_all_files_that_a_dataset_needs_are_watched(
         return found
 
     by_rank_0(comm, write)
-    monkeypatch.setattr(hdf5, "inspect", then_written)
+    monkeypatch.setattr(hdf5, "stored_dataset", then_written)
     refused(comm, f"{changed}.h5 was changed while it was read", hdf5.load, path, name, grid)
 
 

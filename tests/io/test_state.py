@@ -181,7 +181,7 @@ def test_what_another_job_saves_meanwhile_is_loaded_whole_or_not_at_all(
             original = hdf5.on_root
 
             def looked(comm: Any, path: Any, action: Any) -> Any:
-                looks = "found" in action.__code__.co_names
+                looks = "saved_generations" in action.__code__.co_names
                 return (disturbed(original) if looks else original)(comm, path, action)
 
             monkeypatch.setattr(hdf5, "on_root", looked)
