@@ -295,13 +295,13 @@ BAD = [
 SEVERAL = """
 import contextlib, io, json, sys
 from mpi4py import MPI
-from pdgemm.tools.cli.commands import run
+from pdgemm.tools.cli.commands import run_command
 from pdgemm.tools.cli.job import Job
 found, out = [], sys.stdout
 for words in json.loads(sys.argv[1]):
     sys.argv, job = ["pdgemm", *words], Job(words)
     with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()) as told:
-        code = job.leave(run(job, debug=False))
+        code = job.leave(run_command(job, debug=False))
     found.append(MPI.COMM_WORLD.gather((code, said.getvalue(), told.getvalue())))
 if MPI.COMM_WORLD.rank == 0:
     print(json.dumps(found), file=out)
@@ -345,7 +345,7 @@ def test_debug_shows_where_an_error_came_from(folder: Path) -> None:
     run = pdgemm(2, "multiply", "a.h5:/x", "a.h5:/x", "-o", "c.h5:/z", "--debug", cwd=folder)
     assert run.returncode == 2
     assert run.stderr.count("pdgemm: error: ") == 1
-    assert "in check_product" in run.stderr  # the place
+    assert "in check_operands_in_files" in run.stderr  # the place
     assert "LayoutError" in run.stderr
 
 

@@ -127,7 +127,9 @@ class TestOnRanks:
     def test_a_rank_fails_without_mpi_when_the_others_have_left(self, tmp_path: Path) -> None:
         """It asks them to meet, and does not wait for ever for those who never load MPI."""
         done = run(
-            3, tmp_path, "from pdgemm.support.launcher import rank\nif rank() == 1:\n    raise ValueError('mine')\n"
+            3,
+            tmp_path,
+            "from pdgemm.support import launcher\nif launcher.launched_rank() == 1:\n    raise ValueError('mine')\n",
         )
         assert done.code == 1
         assert done.lines == [

@@ -113,7 +113,7 @@ def test_environment_variables() -> None:
     """The table has exactly those that the sources name."""
     folders = [CHECKOUT / name for name in ("pdgemm", "grids", "io", "slurm")]
     sources = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".sh", ".sbatch")]
-    sources += CHECKOUT.glob("scripts/*.sh")
+    sources += CHECKOUT.glob("scripts/**/*.sh")
     named = {name for path in sources for name in re.findall(r"PDGEMM_[A-Z_]*[A-Z]", path.read_text())}
     table = (CHECKOUT / "docs/reference/environment.md").read_text()
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == named

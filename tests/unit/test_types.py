@@ -23,7 +23,7 @@ from mpi4py import MPI
 from pdgemm import Batch, DistMatrix, Plan, ProcessGrid, matmul, matmul_batched, pdgemm, plan, redistribute, verify
 from pdgemm.io import hdf5
 from pdgemm.schedules.mover_registry import Mover
-from pdgemm.transport.movers import register
+from pdgemm.transport.movers import register_mover
 from pdgemm.transport.movers.ring import ring
 from pdgemm.names import AlgorithmName, AnyName
 
@@ -57,7 +57,7 @@ def fastest(algorithms: list[AlgorithmName]) -> AlgorithmName:
 
 
 fastest(["summa", "cannon"])
-tree = register(Mover("tree", "a tree", "messages"), ring)
+tree = register_mover(Mover("tree", "a tree", "messages"), ring)
 pdgemm(1, A, B, mover=tree, algorithm=AnyName("mine"))
 
 assert_type(A @ B, DistMatrix)
