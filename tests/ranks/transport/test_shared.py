@@ -659,13 +659,7 @@ print(A.local.sum() > 0, flush=True)  # it outlives its grid
 
 @pytest.mark.parametrize(("limit", "said"), [("0", "False ibcast True"), (str(1 << 24), "True shared True")])
 def test_the_user_may_limit_the_memory_of_the_node(limit: str, said: str) -> None:
-    run = subprocess.run(
-        ["mpiexec", "-n", "2", sys.executable, "-c", SCRIPT],
-        env=outside_job() | {"PDGEMM_NODE_MEMORY": limit},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    run = jobs.run(jobs.python(2, "-c", SCRIPT), PDGEMM_NODE_MEMORY=limit)
     assert run.returncode == 0, run.stderr
     assert sorted(run.stdout.split("\n")) == sorted(["", "True", "True", said])
 
