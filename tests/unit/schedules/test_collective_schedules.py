@@ -13,6 +13,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.planning.collective_plan import choose_collective, collective_costs, costs_table, parts_of
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.schedules.collectives.collective import OPERATIONS, Collective, algorithms, even_parts
+from pdgemm.schedules.schedule import RankMap
 
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17]
 
@@ -123,3 +124,14 @@ def test_bad_arguments() -> None:
     ):
         with pytest.raises(ArgumentError, match=message):
             collective(*arguments)
+
+
+def test_a_grid_has_any_number_of_axes() -> None:
+    """Neighbours along an axis are as far apart as the axes that run faster say; all ranks stand in one line, too."""
+    grid = RankMap((("pipeline", 2), ("data", 1), ("col", 3), ("row", 4)), tuple(range(0, 48, 2)))
+    assert grid.lengths == {"line": 24, "pipeline": 2, "data": 1, "col": 3, "row": 4}
+    assert grid.strides == {"line": 1, "pipeline": 24, "data": 1, "col": 8, "row": 2}
+    assert (grid.shape, grid.layers) == ((3, 4), 1)
+    layers = RankMap.of_layers((2, 3), tuple(range(12)), 2)
+    assert (layers.strides["depth"], layers.layer(1), layers.layer_of(7)) == (6, tuple(range(6, 12)), 1)
+    assert RankMap.of_line((3, 5, 9)).strides == {"line": 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -43,3 +44,13 @@ def test_helpers_hold_no_tests_and_other_folders_no_helpers() -> None:
 def test_folders_are_small() -> None:
     folders = Counter(path.parent for path in PATHS if path.name.startswith("test_"))
     assert {path.name: number for path, number in folders.items() if number > MOST} == {}
+
+
+def test_parallel_tests_are_marked_in_their_own_module() -> None:
+    """A module without the mark is not imported by parallel runs (tests/conftest.py), and would be left out unseen."""
+    texts = {path.name: path.read_text() for path in PATHS if path.name.startswith("test_")}
+    parallel = {
+        name for name, text in texts.items() if re.search(r"^\s*def test_\w+\([^)]*\bcomm: ", text, re.MULTILINE)
+    }
+    assert len(parallel) > 60
+    assert {name for name in parallel if "pytest.mark.mpi" not in texts[name]} == set()
