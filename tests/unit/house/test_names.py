@@ -10,7 +10,7 @@ from house import TREES
 
 FORBIDDEN = {"asked", "found", "given", "made", "room", "told"}  # they say that a value exists, and not what it is
 LONGEST = 60  # lines of a function without its docstring
-UNTOLD = 12  # lines of a private function that needs no docstring
+SHORT = 12  # lines of a private function that needs no docstring
 PLAIN = 8  # lines of a public one whose name says it all, such as a property
 # one name for users may be in several modules: of the command line, of NumPy, and of kinds of files and plans
 DOORS = ("tools.cli.", "matrix.numpy_linalg", "matrix.array_functions", "tools.calibrate")
@@ -74,7 +74,7 @@ def test_docstrings_say_what_functions_do() -> None:
         for node in scope.body
         if isinstance(node, Functions) and not documented(node) and not node.name.startswith("__")
         if not (isinstance(scope, ast.ClassDef) and node.name in methods)
-        if length(node) > (UNTOLD if (scope_name(scope) + node.name).startswith("_") else PLAIN)
+        if length(node) > (SHORT if (scope_name(scope) + node.name).startswith("_") else PLAIN)
     ]
     assert silent == []
 
