@@ -173,19 +173,19 @@ def load(rng: random.Random, say: Callable[[str], None], number: int) -> str:
     change = rng.choice((shutil.copyfile, os.replace))
     say(f"{path} {', then ' + change.__name__ + ' of ' + str(later) if later.exists() else ''}")
     changes, module = later.exists(), cast(Any, hdf5)
-    inspected = module.inspect
+    stored_dataset = module.stored_dataset
 
     def strike(*args: Any) -> Any:
-        found = inspected(*args)
+        stored = stored_dataset(*args)
         change(later, path)
-        return found
+        return stored
 
     with ProcessGrid(WORLD) as grid:
-        module.inspect = strike if changes else inspected
+        module.stored_dataset = strike if changes else stored_dataset
         try:
             outcome = attempt(lambda: hdf5.load(path, "x", grid, block, transpose=transpose))
         finally:
-            module.inspect = inspected
+            module.stored_dataset = stored_dataset
         if agreed(outcome) == "refused":
             if not issubclass(getattr(errors, outcome[0], Exception), PdgemmError):
                 raise Finding("traceback", f"{outcome[0]}: {outcome[1]}")
