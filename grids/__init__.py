@@ -1,8 +1,8 @@
 """Process grids and the arithmetic of block-cyclic layouts.
 
-`distribution` and `index_map` are the index arithmetic of one dimension, closed under slicing; `layout` is that of a
-matrix, `rectangles` says whether pieces are all of a matrix, `process_grid` builds the Cartesian and torus
-communicators, `line_communicators` those of rows, columns and layers, `node_memory` and `shared_heap` the memory that
-the ranks of a node share, and `planned_grid` a grid whose matrices have no elements.  Imports `support`, `local` and
-`errors`.
+`distribution` computes owners and local indices, and `index_map` maps local indices between layouts, slices included;
+`layout` describes a matrix without its elements; `rectangles` checks that blocks partition a matrix.  `process_grid`
+builds the Cartesian (torus) communicators, and `line_communicators` frees those of grid rows, grid columns and depths.
+`node_memory` and `shared_heap` allocate memory that the ranks of a node share; `mpi_variables` sets variables of Open
+MPI; `planned_grid` is a grid whose matrices have no elements.  Imports `support`, `local` and `errors`.
 """

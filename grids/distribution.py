@@ -16,9 +16,9 @@ indices; the window of indices 3 to 8 above is n = 6, source = 2, skip = 1:
 
 (A first block that is longer than the others, as ScaLAPACK's descriptors allow, has a negative skip.)
 So a submatrix needs no class of its own: its distribution is again block-cyclic, and its local arrays are
-slices of those of the matrix.
+slices of the local arrays of the matrix.
 
-Every function takes one index or an array of indices.  Part -1 is a rank outside the grid, which holds nothing.
+Every function takes one index or an array of indices.  Part -1 is a rank outside the grid, which holds no elements.
 The formulas are those of ScaLAPACK's NUMROC, INDXG2P, INDXG2L and INDXL2G (Blackford et al., ScaLAPACK Users' Guide,
 1997, ch. 4), with indices from 0.
 """
@@ -34,7 +34,7 @@ import numpy as np
 from pdgemm.errors import LayoutError
 from pdgemm.local.arrays.integers import as_whole, shown
 
-Index = Any  # an int or an integer array; the functions return the same
+Index = Any  # an int or an integer array; a function returns the kind that it gets
 Block = int | tuple[int, int]  # block sizes, mb = nb or (mb, nb)
 
 
@@ -80,7 +80,7 @@ class BlockCyclic:
         return self.block - self.skip
 
     def number(self, g: Index) -> Index:
-        """Return the number of the block of a global index."""
+        """Return the number of the block that contains a global index."""
         return self._from_0((g + self.skip) // self.block)
 
     def owner(self, g: Index) -> Index:
@@ -104,11 +104,11 @@ class BlockCyclic:
         return self.below(self.n, part)
 
     def below(self, end: int, part: int) -> int:
-        """Return how many indices less than `end` a part owns: its local index at which those from `end` on begin."""
+        """Return the number of indices < end that `part` owns, which is the local index of its first index >= end."""
         if part < 0:
             return 0
         position = (part - self.source) % self.parts
-        if end <= self.block - self.skip:  # in the first block
+        if end <= self.block - self.skip:  # `end` is in the first block
             return 0 if position else end
         blocks, rest = divmod(end + self.skip, self.block)
         rounds, extra = divmod(blocks, self.parts)
@@ -117,11 +117,11 @@ class BlockCyclic:
 
     @cached_property
     def largest(self) -> int:
-        """The largest number of indices of any part: of the first owner or, if its block is short, the second."""
+        """The largest number of indices of any part: of the first owner or, if the first block is short, the second."""
         return max(self.count(self.source), self.count((self.source + 1) % self.parts))
 
     def indices(self, part: int) -> np.ndarray:
-        """Return all global indices of `part`, ascending: entry l is that of local index l."""
+        """Return all global indices of `part`, ascending: entry l is the global index of local index l."""
         return self.to_global(np.arange(self.count(part)), part)
 
     @property
@@ -130,7 +130,7 @@ class BlockCyclic:
         return np.append(0, np.arange(self.first, self.n, self.block))[: self.n]
 
     def window(self, start: int, stop: int) -> BlockCyclic:
-        """Return the distribution of the indices from start to stop, numbered from 0."""
+        """Return the distribution of the indices start, ..., stop - 1, renumbered from 0."""
         if not 0 <= start <= stop <= self.n:
             raise LayoutError(f"indices {start} to {stop} are not within 0 to {self.n}")
         blocks = self.number(start)
@@ -138,15 +138,22 @@ class BlockCyclic:
         return BlockCyclic(stop - start, self.block, self.parts, (self.source + blocks) % self.parts, skip)
 
     def local_window(self, start: int, stop: int, part: int) -> slice:
-        """Return the local indices of `part` that are the global indices from start to stop."""
+        """Return the slice of the local indices of `part` whose global indices are start, ..., stop - 1."""
         return slice(self.below(start, part), self.below(stop, part))
 
     def over(self, parts: int) -> BlockCyclic:
-        """Return the distribution of the same blocks over another number of parts; a block distribution remains one."""
+        """Return the distribution in blocks of this size over `parts` owners.
+
+        A block distribution stays a block distribution.  Over another number of owners the first block is whole, and
+        belongs to owner 0.
+        """
         return self if parts == self.parts else self._like(self.n, parts)
 
     def resized(self, n: int) -> BlockCyclic:
-        """Return the distribution of another number of indices in the same blocks; a block distribution remains one."""
+        """Return the distribution of n indices in blocks of this size, with a whole first block of owner 0.
+
+        A block distribution stays a block distribution.
+        """
         return self._like(n, self.parts)
 
     def _like(self, n: int, parts: int) -> BlockCyclic:
@@ -156,7 +163,7 @@ class BlockCyclic:
 
     @cached_property
     def canonical(self) -> BlockCyclic:
-        """A form that is equal for all distributions that give every index the same owner and local index."""
+        """A form that is equal for all distributions in which every index has the same owner and local index."""
         if self.parts == 1 or self.n == 0:
             return BlockCyclic(self.n, max(1, self.n), self.parts)
         if self.n <= self.first:
@@ -173,7 +180,7 @@ class BlockCyclic:
         return self.skip if part == self.source else 0
 
     def _from_0(self, block: Index) -> Index:
-        """Return the number of a block, at least 0: the extra indices of a long first block precede block 0."""
+        """Return a block number, 0 where it is negative: the extra indices of a long first block belong to block 0."""
         if self.skip >= 0:
             return block
         return np.maximum(block, 0) if isinstance(block, np.ndarray) else max(block, 0)
@@ -243,7 +250,7 @@ class Distribution:
 
     @cached_property
     def canonical(self) -> Distribution:
-        """A form that is equal for all distributions that give every element the same owner and local index."""
+        """A form that is equal for all distributions in which every element has the same owner and local index."""
         return Distribution(self.rows.canonical, self.cols.canonical)
 
     def window(self, rows: tuple[int, int], cols: tuple[int, int]) -> Distribution:
@@ -253,7 +260,7 @@ class Distribution:
     def local_window(
         self, rows: tuple[int, int], cols: tuple[int, int], coords: tuple[int, int]
     ) -> tuple[slice, slice]:
-        """Return the part of the local array of rank (i, j) that belongs to that submatrix."""
+        """Return the slices of the local array of rank (i, j) that hold this submatrix."""
         return self.rows.local_window(*rows, coords[0]), self.cols.local_window(*cols, coords[1])
 
     def local_shape(self, coords: tuple[int, int]) -> tuple[int, int]:
@@ -273,7 +280,7 @@ class Distribution:
 
 
 def _pair(value: Any, rule: str) -> tuple[Any, Any]:
-    """Return two items.  Raises LayoutError, whose message begins with `rule`."""
+    """Return the two items of a pair.  Raises LayoutError, whose message begins with `rule`."""
     try:
         rows, cols = value
     except (TypeError, ValueError):

@@ -22,7 +22,7 @@ import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic, Index
 
-_LONGEST_PATTERN = 64  # runs; a longer pattern is copied by index
+_LONGEST_PATTERN = 64  # runs; a map with a longer pattern is copied by index
 
 
 class StridedRuns(NamedTuple):
@@ -42,7 +42,7 @@ class StridedRuns(NamedTuple):
 class IndexMap:
     """A map of local indices of a source to local indices of a target, stored run by run.
 
-    Runs ascend on both sides, but for rows that are picked in another order (`IndexPairs`).
+    Runs ascend on both sides, except in maps of `IndexPairs`, whose indices may have any order.
 
     source = [0, 4], target = [1, 3], lengths = [2, 2] maps 0 1 4 5 to 1 2 3 4.
     """
@@ -60,7 +60,7 @@ class IndexMap:
 
     @property
     def contiguous(self) -> bool:
-        """Is it a single run?"""
+        """Whether the map is a single run."""
         return len(self.lengths) == 1
 
     def pack(self) -> IndexMap:
@@ -72,7 +72,7 @@ class IndexMap:
         return merged(self.ends - self.lengths, self.target, self.lengths)
 
     def cut(self, start: int, stop: int) -> IndexMap:
-        """Return the map of its indices number start to stop, with 0 <= start < stop <= size."""
+        """Return the map of its indices number start, ..., stop - 1, with 0 <= start < stop <= size."""
         if start == 0 and stop == self.size:
             return self
         if self.contiguous:
@@ -89,7 +89,7 @@ class IndexMap:
 
     def count_below(self, source: Index) -> Index:
         """Return the number of source indices that are less than `source`, an int or an array of ints."""
-        run = self.source.searchsorted(source, "right") - 1  # -1 where all are larger
+        run = self.source.searchsorted(source, "right") - 1  # -1 where all runs begin at larger indices
         below = self.ends[run] - self.lengths[run] + np.minimum(self.lengths[run], source - self.source[run])
         below = np.where(run < 0, 0, below)
         return below if below.ndim else int(below)
@@ -110,9 +110,9 @@ class IndexMap:
 
     @property
     def period(self) -> int:
-        """The number of runs after which lengths repeat at a constant stride; 0 if they never do.
+        """The number of runs after which the lengths of runs repeat at a constant stride; 0 if they never repeat.
 
-        The first and the last run do not count.  A period of the map is a period of each of its pieces.
+        The first and the last run are not compared.  A period of the map is a period of each piece of the map.
         """
         if self._period < 0:
             self._period = _period(self.source[1:-1], self.target[1:-1], self.lengths[1:-1])
@@ -126,16 +126,16 @@ class IndexMap:
         return self._strided_runs
 
     def _find_strided_runs(self) -> list[StridedRuns]:
-        """Return groups of runs of one length at a constant stride, which are together all runs."""
+        """Return strided runs that together cover all runs of the map; an empty list where the runs have no pattern."""
         runs = len(self.lengths)
         period = self.period if runs > 3 else runs
         if not period:
             return []
         if period > runs - 2:
             rounds = [range(r, r + 1) for r in range(runs)]
-        else:  # runs at a constant stride
+        else:  # every period-th run, without the first and the last
             rounds = [range(r, runs - 1, period) for r in range(1, period + 1)]
-            # the first run and the last may go on with the pattern, or be cut off
+            # the first and the last run may continue the pattern, or be shorter because the map was cut
             for end, at in ((0, period - 1), (runs - 1, (runs - 2) % period)):
                 each = rounds[at]
                 longer = range(min(end, each.start), max(end + 1, each.stop), period)
@@ -145,17 +145,17 @@ class IndexMap:
                     rounds[at] = longer
                 else:
                     rounds.append(range(end, end + 1))
-        found = []
+        groups = []
         for each in rounds:
             first, second = each[0], each[min(1, len(each) - 1)]
             source, target = int(self.source[first]), int(self.target[first])
             apart = int(self.source[second]) - source, int(self.target[second]) - target
-            found.append(StridedRuns(source, target, *apart, len(each), int(self.lengths[first])))
-        return found
+            groups.append(StridedRuns(source, target, *apart, len(each), int(self.lengths[first])))
+        return groups
 
 
 def _period(source: np.ndarray, target: np.ndarray, lengths: np.ndarray) -> int:
-    """Return the number of runs after which all lengths repeat at a constant stride; 0 if they never do."""
+    """Return the number of runs after which all lengths repeat at a constant stride; 0 if they never repeat."""
     for period in range(1, min(_LONGEST_PATTERN, len(lengths)) + 1):
         if (lengths[period:] == lengths[:-period]).all() and all(
             (step == step[0]).all() for x in (source, target) if len(step := x[period:] - x[:-period])
@@ -165,7 +165,7 @@ def _period(source: np.ndarray, target: np.ndarray, lengths: np.ndarray) -> int:
 
 
 class CommonRefinement(NamedTuple):
-    """The runs into which one dimension falls when it is cut wherever one of two layouts starts a block.
+    """The runs of indices into which the block boundaries of two layouts together cut one dimension.
 
     Blocks of 2 and of 3 cut 8 indices into 0 1 | 2 | 3 | 4 5 | 6 7.
     """
@@ -173,11 +173,11 @@ class CommonRefinement(NamedTuple):
     starts: np.ndarray  # first global index of each run
     lengths: np.ndarray
     owner: np.ndarray  # of each run in the first layout
-    other: np.ndarray  # in the second
+    other: np.ndarray  # owner of each run in the second layout
 
 
 def common_refinement(a: BlockCyclic, b: BlockCyclic) -> CommonRefinement:
-    """Return the runs of which each has one owner in either layout."""
+    """Return the common runs of two layouts of one dimension; each run has one owner in a, and one owner in b."""
     starts = np.sort(np.concatenate((a.starts, b.starts)), kind="stable")  # union1d takes a hundred times as long
     starts = starts[np.diff(starts, prepend=-1) > 0]
     return CommonRefinement(starts, np.diff(starts, append=a.n), a.owner(starts), b.owner(starts))
@@ -187,10 +187,10 @@ def common_refinement(a: BlockCyclic, b: BlockCyclic) -> CommonRefinement:
 def overlap_counts(a: BlockCyclic, b: BlockCyclic) -> np.ndarray:
     """Return, for all i and j, the number of indices that part i holds in layout a and part j in layout b.
 
-    In the example above: [[2, 2], [3, 1]].
+    In the example at the top of the module: [[2, 2], [3, 1]].
     """
-    period = math.lcm(a.block * a.parts, b.block * b.parts)  # after which both layouts repeat
-    ahead = min(a.n, max(0, -a.skip, -b.skip))  # except long first blocks
+    period = math.lcm(a.block * a.parts, b.block * b.parts)  # indices after which both layouts repeat
+    ahead = min(a.n, max(0, -a.skip, -b.skip))  # indices of long first blocks, which do not repeat
     rounds, rest = divmod(a.n - ahead, period)
     if rounds > 1:
         ends = (0, ahead), (ahead, ahead + period), (a.n - rest, a.n)
@@ -206,7 +206,7 @@ def index_maps(a: BlockCyclic, b: BlockCyclic, part: int, by_target: bool = Fals
 
     by_target : `part` is a part of b, and the parts of a are yielded.
 
-    Memory is needed for the blocks of this part alone.
+    Memory is needed for the blocks of `part` only.
     """
     mine, theirs = (b, a) if by_target else (a, b)
     starts, lengths = _cut_blocks(mine, theirs, part)
@@ -218,7 +218,7 @@ def index_maps(a: BlockCyclic, b: BlockCyclic, part: int, by_target: bool = Fals
 
 
 def _cut_blocks(mine: BlockCyclic, theirs: BlockCyclic, part: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut the blocks of `part` where the other layout starts a block; return global starts and lengths, ascending."""
+    """Cut the blocks of `part` at the block boundaries of `theirs`; return the global starts and lengths, ascending."""
     held = mine.count(part)
     if not held:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -226,9 +226,9 @@ def _cut_blocks(mine: BlockCyclic, theirs: BlockCyclic, part: int) -> tuple[np.n
     local = np.append(0, np.arange(mine.block - lacking, held, mine.block))
     lengths = np.diff(local, append=held)
     starts = mine.to_global(local, part)
-    first = theirs.number(starts) + 1  # number of the next block of theirs
-    pieces = theirs.number(starts + lengths - 1) - first + 2  # in each of my blocks
-    turn = np.arange(pieces.sum()) - np.repeat(pieces.cumsum() - pieces, pieces)  # 0, 1, ... within my block
+    first = theirs.number(starts) + 1  # number of the next block in the other layout
+    pieces = theirs.number(starts + lengths - 1) - first + 2  # number of pieces of each block of `part`
+    turn = np.arange(pieces.sum()) - np.repeat(pieces.cumsum() - pieces, pieces)  # 0, 1, ... in each block
     cuts = (np.repeat(first, pieces) + turn - 1) * theirs.block - theirs.skip
     cuts = np.where(turn == 0, np.repeat(starts, pieces), cuts)
     ends = np.append(cuts[1:], 0)
@@ -238,11 +238,11 @@ def _cut_blocks(mine: BlockCyclic, theirs: BlockCyclic, part: int) -> tuple[np.n
 
 
 class IndexPairs:
-    """Indices of one layout and, for each of them, an index of another: rows that are picked, and where they go.
+    """Pairs of a source index and a target index: the rows that are picked from a matrix, and their new positions.
 
-    source, target : integer arrays of one length; no index is in `target` twice.
+    source, target : integer arrays of equal length; no index occurs twice in `target`.
 
-    Two of them are equal where their elements are; as text they are a checksum, which is the same on all ranks.
+    Two objects are equal if their arrays are equal; the text of an object has a checksum, the same on all ranks.
     """
 
     __slots__ = ("_digest", "source", "target")
@@ -261,12 +261,12 @@ class IndexPairs:
         return f"IndexPairs({len(self.source)} of checksum {self._digest})"
 
     def counts(self, a: BlockCyclic, b: BlockCyclic) -> np.ndarray:
-        """Return how many pairs lead from each part of the source layout to each part of the target layout."""
+        """Return, for all i and j, the number of pairs from an index of part i of a to an index of part j of b."""
         pair = a.owner(self.source) * b.parts + b.owner(self.target)
         return np.bincount(pair, minlength=a.parts * b.parts).reshape(a.parts, b.parts)
 
     def maps(self, a: BlockCyclic, b: BlockCyclic, part: int, by_target: bool) -> Iterator[tuple[int, IndexMap]]:
-        """Yield what `index_maps` yields, for the pairs alone.  The maps are in the order of the pairs."""
+        """Yield peer parts and maps as `index_maps` does, for the pairs alone.  Each map has the order of the pairs."""
         sides = (a, self.source), (b, self.target)
         (theirs, other), (mine, own) = sides if by_target else sides[::-1]
         held = np.flatnonzero(mine.owner(own) == part)

@@ -1,4 +1,4 @@
-"""Layout: which ranks own the elements of a matrix and how these are stored, which is all that a plan needs."""
+"""Layout: the owners of the elements of a matrix and the storage of local arrays, which is all that a plan needs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pdgemm.grids.distribution import Distribution
 Order = Literal["C", "F"]  # memory order of local arrays
 
 
-_MANY = 4096  # ranks: from here on a search takes less than a dictionary of them
+_MANY = 4096  # ranks: in longer lists a search takes less time than building a dictionary
 
 
 def position(rank_map: tuple[int, ...], rank: int) -> int:
-    """Return the position of a rank in a list of ranks, each of which is in it once; -1 if it has none."""
+    """Return the position of a rank in a list of distinct ranks; -1 if the rank is not in the list."""
     if 0 <= rank < len(rank_map) and rank_map[rank] == rank:
         return rank
     if len(rank_map) < _MANY:
@@ -28,29 +28,29 @@ def position(rank_map: tuple[int, ...], rank: int) -> int:
 
 @lru_cache(maxsize=64)
 def positions(rank_map: tuple[int, ...]) -> dict[int, int]:
-    """Return the position of each rank that has one; the matrices of one grid share the result."""
+    """Return the position of each rank of the list; the matrices of one grid share the cached result."""
     return {rank: at for at, rank in enumerate(rank_map)}
 
 
 def listed(ranks: np.ndarray) -> tuple[int, ...]:
-    """Return an array of ranks as a list of ranks at positions, the last index first."""
+    """Return an array of ranks as a flat tuple, the last index varying fastest."""
     return tuple(ranks.ravel().tolist())
 
 
 def transposed_rank_map(rank_map: tuple[int, ...], shape: tuple[int, int]) -> tuple[int, ...]:
-    """Return the ranks at the positions of the transposed grid; `shape` is that of the grid of `rank_map`."""
+    """Return the ranks at the positions of the transposed grid; `shape` is the shape of the grid of `rank_map`."""
     return rank_map if 1 in shape else tuple(chain.from_iterable(rank_map[j :: shape[1]] for j in range(shape[1])))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A matrix without its elements.
+    """The description of a distributed matrix without its elements.
 
     distribution : which grid position owns which elements.
     rank_map     : the rank at each grid position, row by row.
     dtype        : type of the elements.
     order        : memory order of the local arrays, "C" or "F".
-    conjugated   : the matrix is the conjugate of what is stored.
+    conjugated   : the matrix is the conjugate of the stored elements.
     """
 
     distribution: Distribution
@@ -64,15 +64,15 @@ class Layout:
         return hash((self.distribution, self.rank_map, self.dtype, self.order, self.conjugated))
 
     def __hash__(self) -> int:
-        """Return a hash that is computed once: plans are looked up by it in every product."""
+        """Return a hash that is computed once, because every product looks up its plan by this hash."""
         return self._hash
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out what is cached: strings have other hashes in another process."""
+        """Return the fields without the cached values: in another process strings have other hashes."""
         return {x.name: self.__dict__[x.name] for x in fields(self)}
 
     def coords(self, rank: int) -> tuple[int, int]:
-        """Return the grid position of a rank; (-1, -1) if it holds nothing."""
+        """Return the grid position of a rank; (-1, -1) if the rank has no position."""
         ranks = self.rank_map
         at = rank if 0 <= rank < len(ranks) and ranks[rank] == rank else position(ranks, rank)
         return (-1, -1) if at < 0 else divmod(at, self.distribution.cols.parts)
@@ -82,40 +82,40 @@ class Layout:
         return self.rank_map[i * self.distribution.cols.parts + j]
 
     def local_shape(self, rank: int | None) -> tuple[int, int]:
-        """Return the numbers of rows and columns that a rank holds; for None, the largest of all ranks."""
+        """Return the numbers of rows and columns that a rank holds; for None, the maxima over all ranks."""
         last, shape = self.__dict__.get("_last_shape", (-1, (0, 0)))
         if rank is None:
             shape = self.distribution.rows.largest, self.distribution.cols.largest
-        elif rank != last:  # a rank asks for its own again and again
+        elif rank != last:  # a rank needs its own shape again and again
             shape = self.distribution.local_shape(self.coords(rank))
             self.__dict__["_last_shape"] = rank, shape
         return shape
 
     def local_bytes(self, rank: int | None) -> int:
-        """Return the size of the local array of a rank; for None, the largest of all ranks."""
+        """Return the size of the local array of a rank; for None, the size of the largest local array."""
         rows, cols = self.local_shape(rank)
         return rows * cols * self.dtype.itemsize
 
     @cached_property
     def grid(self) -> tuple[tuple[int, int], tuple[int, ...]]:
-        """The shape of the grid, and the ranks at its positions."""
+        """The shape of the process grid, and the ranks at its positions."""
         return self.distribution.grid_shape, self.rank_map
 
     def same_owners(self, other: Layout) -> bool:
-        """Does every rank hold the same elements in both layouts?"""
+        """Return whether every rank holds the same elements in both layouts."""
         return (self.rank_map, self.distribution) == (other.rank_map, other.distribution) or (
             self.grid == other.grid and self.distribution.canonical == other.distribution.canonical
         )
 
     @property
     def T(self) -> Layout:
-        """The layout of the transpose of the matrix, with all elements where they are."""
+        """The layout of the transposed matrix; no element is moved."""
         rank_map = transposed_rank_map(self.rank_map, self.distribution.grid_shape)
         order: Order = "C" if self.order == "F" else "F"
         return replace(self, distribution=self.distribution.transposed, rank_map=rank_map, order=order)
 
     def unlike(self, other: Layout) -> str:
-        """Return in what two layouts differ that are the same as text, with a semicolon before it; else ""."""
+        """Return a text, after a semicolon, on how two layouts of the same `str` differ; "" where `str` differs."""
         if str(self) != str(other):
             return ""
         apart = [at for at, (a, b) in enumerate(zip(self.rank_map, other.rank_map)) if a != b]

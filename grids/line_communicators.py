@@ -1,4 +1,4 @@
-"""The communicators of rows, columns and depths of the grids that share one, from their making to their end."""
+"""The row, column and depth communicators of all grids of one communicator, and when they are freed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pdgemm.support import failures
 
 
 class Lines:
-    """The communicators of each grid of `comm`, by a number that is the same on all its ranks."""
+    """The row, column and depth communicators of each grid of `comm`, by a grid number that is equal on all ranks."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm, self._created = comm, 0
@@ -19,22 +19,22 @@ class Lines:
         self._dropped, self._gone = deque[int](), set[int]()
 
     def __len__(self) -> int:
-        """How many grids there are that have not been freed."""
+        """Return the number of grids that have not been freed."""
         return len(self._lines)
 
     def hold(self, *lines: MPI.Comm) -> Held:
-        """Return what a grid with these communicators refers to, and so does its transposed view.  Local."""
+        """Record the communicators of a grid, and return the token that the grid and its view `T` refer to.  Local."""
         held, self._created = Held(self._created), self._created + 1
         self._lines[held.number] = lines
-        weakref.finalize(held, self._dropped.append, held.number).atexit = False  # at any time, in any thread
+        weakref.finalize(held, self._dropped.append, held.number).atexit = False  # runs at any time, in any thread
         return held
 
     def free(self, number: int) -> None:
-        """Free the communicators of a grid.  Collective."""
+        """Free the communicators of the grid of this number.  Collective."""
         free_lines(*self._lines.pop(number))
 
     def free_dropped(self) -> None:
-        """Free the communicators of those grids to which nothing refers on any rank.  Collective; one allgather."""
+        """Free the communicators of the grids that no rank refers to any more.  Collective; one allgather."""
         while self._dropped:
             self._gone.add(self._dropped.popleft())
         self._gone &= {*self._lines}
@@ -43,14 +43,14 @@ class Lines:
 
 
 class Held:
-    """Goes when nothing refers to a grid any more."""
+    """A token of a grid, which is garbage-collected when nothing refers to the grid or its view `T` any more."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 def free_lines(*lines: MPI.Comm) -> None:
-    """Free the communicators of a grid on the ranks that have them.  Collective over each."""
+    """Free the communicators of a grid on the ranks that have them.  Collective over each communicator."""
     for comm in lines:
         if comm != MPI.COMM_NULL:
             failures.free_communicator(comm)

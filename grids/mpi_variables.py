@@ -1,4 +1,4 @@
-"""Variables of Open MPI that can be set while it runs, by MPI's tools interface, which mpi4py has not."""
+"""Control variables of Open MPI, set at run time by MPI's tools interface (MPI_T), which mpi4py does not offer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _LEVELS = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.TH
 
 @contextmanager
 def ucx_says_nothing() -> Iterator[None]:
-    """Run the block without messages of UCX's.  Local.
+    """Run the block with the messages of UCX switched off.  Local.
 
-    Where UCX finds no network that it can use, as in containers and on most machines of one's own, the Open MPI of PyPI
-    prints an error on each rank that makes a window, even one of shared memory, in which UCX has no part.  Where the
-    user has said how much UCX prints, it prints that.
+    Where UCX finds no usable network, as in containers and on most personal computers, the Open MPI of PyPI prints an
+    error on each rank that creates a window, even a window of shared memory, for which UCX is not used.  Where the user
+    has set how much UCX prints, the user's setting stays.
     """
     name = b"opal_common_ucx_verbose"
     before = None if f"OMPI_MCA_{name.decode()}" in os.environ else _exchange(name, -1)
@@ -30,12 +30,12 @@ def ucx_says_nothing() -> Iterator[None]:
 
 
 def _exchange(name: bytes, value: int) -> int | None:
-    """Set a variable that is one integer, and return what it was; None where there is none that can be set."""
+    """Set a control variable of one integer, and return its old value; None where the variable cannot be set."""
     if MPI.get_vendor()[0] != "Open MPI":
         return None
     try:
         library = ctypes.CDLL(MPI.__file__)
-        level = _LEVELS.index(MPI.Query_thread())  # Open MPI takes a lower one for that of all of MPI
+        level = _LEVELS.index(MPI.Query_thread())  # Open MPI would take a lower level for all of MPI
         if library.MPI_T_init_thread(level, ctypes.byref(ctypes.c_int())):
             return None
     except (OSError, AttributeError):

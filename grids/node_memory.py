@@ -1,4 +1,4 @@
-"""NodeMemory: a window of memory that the ranks of a node share, so that each reads the arrays of the others there."""
+"""NodeMemory: a window of memory that the ranks of a node share, in which each rank reads arrays of other ranks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from pdgemm.support.files import say
 from pdgemm.support.waits import Wait
 from pdgemm.support.watchdog import CODE, end_job
 
-WHERE = "/dev/shm"  # where Linux has the memory that processes share
-ZERO = "/dev/zero"  # from which memory is filled; its lock is taken before that of WHERE
-_LEAST = 1 << 22  # bytes per rank of the smallest window, and that are left to MPI, whose own windows also grow
-_TURN = 1.0  # seconds of waiting for the locks of other jobs, in total, before this one goes on without
-_MAKING = 10.0  # the same while making a window, which happens once
-_LULL = 60.0  # seconds without waiting after which _TURN seconds are granted again
-_PATIENCE = 1e-3  # seconds of waiting without sleep; a rank that waits longer leaves its core to the others
+WHERE = "/dev/shm"  # file system of Linux for memory that processes share
+ZERO = "/dev/zero"  # source of the zeros that fill memory; its lock is taken before the lock of WHERE
+_LEAST = 1 << 22  # bytes per rank: of the smallest window, and left free for MPI, whose own windows also grow
+_TURN = 1.0  # seconds of waiting for locks of other jobs, in total, before this job continues without a lock
+_MAKING = 10.0  # the same for the creation of a window, which happens once
+_LULL = 60.0  # seconds without waiting after which _TURN seconds are allowed again
+_PATIENCE = 1e-3  # seconds of waiting without sleep; a rank that waits longer leaves its core to other ranks
 _NAP = 2e-4  # seconds
 
 
@@ -37,28 +37,28 @@ class NodeMemory:
 
     Each rank allocates in its own part of the window of the node, without communication; the other ranks find an array
     by its offset (`where`, `array`).  The window is sparse: an array gets all its pages from the system when it is
-    made, first touched by its owner, and when nothing refers to it any more its pages return to the system, except a
-    few that are kept for the next array.
+    allocated, first touched by its owner.  When nothing refers to the array any more, its pages return to the system,
+    except a few pages that are kept for the next array.
 
-    limit   : the largest number of bytes of the window.
-    oversubscribed : are there more ranks than cores?  Then a rank that waits for long sleeps.
+    limit   : the largest number of bytes of the whole window.
+    oversubscribed : whether there are more ranks than cores; then a rank that waits for long sleeps.
     size    : bytes of this rank's part; 0 where there is no shared memory, or no other rank on the node.
 
-    The memory ends with MPI_Finalize, and a forked process sees the same elements, not a copy.
+    The memory is valid until MPI_Finalize.  A forked process sees the same elements, not a copy.
     """
 
     def __init__(self, node: MPI.Intracomm, limit: float, oversubscribed: bool) -> None:
         self.node, self.alone, self.oversubscribed = node, node.size == 1, oversubscribed
         self.window = None if self.alone else _window(node, limit)
         self.size = self.window.size if self.window else 0
-        if self.window:  # whose ranks are in the order of the world
+        if self.window:  # its ranks are in the order of MPI.COMM_WORLD
             self._places = np.argsort(np.argsort(node.allgather(MPI.COMM_WORLD.rank))).tolist()
             self._heap = self.window.heap
 
     def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> np.ndarray:
         """Allocate an array that the other ranks of the node can read.  Local.
 
-        Raises NodeMemoryError where there is no room.
+        Raises NodeMemoryError where too little memory is free.
         """
         if self.alone:
             return np.empty(shape, dtype, order)  # type: ignore[call-overload]
@@ -70,27 +70,27 @@ class NodeMemory:
         return np.ndarray(shape, dtype, block, order=order)  # type: ignore[arg-type]
 
     def lies_here(self, x: np.ndarray) -> bool:
-        """Can the other ranks of the node read this array of this rank?"""
+        """Return whether the other ranks of the node can read this array of this rank."""
         return self.alone or self._offset(x) >= 0
 
     def where(self, x: np.ndarray) -> list[int]:
-        """Return what the other ranks need to find an array: its offset."""
+        """Return the offset of an array, by which the other ranks find it."""
         return [0 if self.alone else self._offset(x)]
 
     def _offset(self, x: np.ndarray) -> int:
-        """Return the offset of an array in this rank's part; -1 for an array elsewhere."""
+        """Return the offset of an array in this rank's part of the window; -1 for an array outside this part."""
         if not self.size:
             return -1
         at = int(x.__array_interface__["data"][0]) - self._heap.address
         return at if 0 <= at < self.size else -1
 
     def array(self, rank: int, shape: Sequence[int], dtype: np.dtype, where: Sequence[int], strides: Any) -> np.ndarray:
-        """Return an array of another rank of the node, by what `where` returned there."""
+        """Return an array of another rank of the node.   where : the result of the method `where` on that rank."""
         assert self.window is not None
         return np.ndarray(shape, dtype, self.window.parts[self._places[rank]], where[0], strides)
 
     def sync(self) -> None:
-        """Make what any rank of the node wrote visible to all of them.  Collective over the node."""
+        """Make the writes of all ranks of the node visible to all ranks of the node.  Collective over the node."""
         if self.window:
             self.window.fence()
             if self.oversubscribed:
@@ -101,12 +101,12 @@ class NodeMemory:
             self.window.fence()
 
     def fence(self) -> None:
-        """Order this rank's writes before its next signal, and its reads after the last one it received.  Local."""
+        """Order this rank's writes before its next signal, and its reads after the last signal received.  Local."""
         if self.window:
             self.window.fence()
 
     def gather(self, words: np.ndarray) -> np.ndarray:
-        """Do what `sync` does, and return the words of all ranks of the node, a row each.  Collective over the node."""
+        """Do what `sync` does, and return the words of all ranks, a row per rank.  Collective over the node."""
         if self.alone:
             return words[None, :]
         rows = np.empty((self.node.size, words.size), words.dtype)
@@ -117,7 +117,7 @@ class NodeMemory:
 
 
 def _complete(request: MPI.Request) -> None:
-    """Wait for a request, and leave the core to the other ranks meanwhile, which MPI does not."""
+    """Wait for a request, and leave the core to the other ranks meanwhile, which a wait inside MPI does not."""
     end = perf_counter() + _PATIENCE
     while not request.Test():
         if perf_counter() < end:
@@ -127,7 +127,7 @@ def _complete(request: MPI.Request) -> None:
 
 
 class _Window:
-    """One MPI-3 shared window for all arrays of a set of ranks, made once and kept to the end.
+    """One MPI-3 shared window for all arrays of a set of ranks, created once and kept to the end of the program.
 
     MPI libraries allow a limited number of windows, creating and freeing them is collective, and an array must not
     outlive its window.
@@ -140,7 +140,7 @@ class _Window:
         try:
             with ucx_says_nothing(), Wait(ordered):
                 self._window = MPI.Win.Allocate_shared(size, 1, info, ordered)
-        except MPI.Exception as bad:  # perhaps on this rank only: the others would wait for it in MPI for ever
+        except MPI.Exception as bad:  # perhaps on this rank only: the others would wait for this rank for ever
             if failures.guarded() and failures.is_of_failure(bad):
                 raise
             say(
@@ -155,20 +155,20 @@ class _Window:
         self.heap = Heap(self.parts[ordered.rank], partial(_take, spare=_LEAST * ordered.size))
 
 
-_windows: dict[tuple[int, ...], _Window] = {}  # by the ranks in MPI.COMM_WORLD, in order
-_abandoned: list[_Window] = []  # whose arrays the ranks that are left may still have
+_windows: dict[tuple[int, ...], _Window] = {}  # by the ranks in MPI.COMM_WORLD, ascending
+_abandoned: list[_Window] = []  # windows of failed ranks, whose arrays the surviving ranks may still use
 
 
 def _window(node: MPI.Intracomm, limit: float) -> _Window | None:
-    """Return the window of these ranks, made at the first call; None if there is no room.  Collective over `node`."""
+    """Return the window of these ranks, created at the first call; None if it does not fit.  Collective over `node`."""
     ranks = MPI.Group.Translate_ranks(node.group, list(range(node.size)), MPI.COMM_WORLD.group)
     key = tuple(sorted(ranks))
     if MPI.UNDEFINED in key:  # ranks of another MPI.COMM_WORLD
         return None
     if key not in _windows:
-        node.Barrier()  # the rank with the lock must not wait, in the allreduce, for one that waits for the lock
-        # half of what is free and not promised to a window yet, because other jobs need some; but not nothing.
-        # MPI libraries have been seen to hang where a window does not fit
+        node.Barrier()  # the rank that has the lock must not wait, in the allreduce, for a rank that waits for the lock
+        # half of the free bytes that no window is promised yet, because other jobs need memory, too; but at least 1/32
+        # of the free bytes.  MPI libraries have been seen to hang where a window does not fit
         with _turn(LOCK_EX, _LEAST * node.size) if node.rank == 0 else nullcontext(inf) as free:
             share, promised = free / node.size, sum(window.size for window in _windows.values())
             most = min(max((share - promised) / 2, share / 32), limit / node.size)
@@ -180,9 +180,9 @@ def _window(node: MPI.Intracomm, limit: float) -> _Window | None:
 
 
 def abandon(failed: Container[int]) -> None:
-    """Give back the memory of ranks that have failed, as numbered in MPI.COMM_WORLD: nobody reads it any more.  Local.
+    """Return the memory of failed ranks (of MPI.COMM_WORLD) to the system, because no rank reads it any more.  Local.
 
-    Their windows promise nothing to anybody then, because others are made for the ranks that are left.
+    No bytes are promised to their windows any more, because new windows are created for the surviving ranks.
     """
     for ranks in [ranks for ranks in _windows if any(rank in failed for rank in ranks)]:
         window = _windows.pop(ranks)
@@ -193,15 +193,15 @@ def abandon(failed: Container[int]) -> None:
 
 
 def _take(part: memoryview, spare: int) -> bool:
-    """Fill new shared memory with pages, if that leaves `spare` bytes to others; return whether it did.  Local.
+    """Fill new shared memory with pages, if `spare` bytes then stay free; return whether it was filled.  Local.
 
-    The kernel writes the zeros: without a free page it returns an error, whereas a process that writes gets SIGBUS.
+    The kernel writes the zeros: without a free page the kernel returns an error; a process that writes gets SIGBUS.
     """
     try:
         with open(ZERO, "rb", buffering=0) as zeros:
             while part:
                 needed = len(part) + spare
-                with _turn(LOCK_SH, needed) as free:  # after each piece again, because other jobs take some, too
+                with _turn(LOCK_SH, needed) as free:  # checked for each piece, because other jobs take memory, too
                     if free < needed:
                         return False
                     part = part[zeros.readinto(part[:PAGE]) :]
@@ -212,14 +212,14 @@ def _take(part: memoryview, spare: int) -> bool:
 
 @contextmanager
 def _turn(lock: int, needed: int = 0) -> Iterator[int]:
-    """Lock WHERE and yield the bytes that are free there: with LOCK_SH to fill pages, with LOCK_EX to make a window.
+    """Lock WHERE and yield its free bytes: with LOCK_SH to fill pages, with LOCK_EX to create a window.
 
-    A warning is printed once if it cannot be locked, and less than what is needed is left for that reason.
+    A warning is printed once if WHERE cannot be locked and, for that reason, fewer than `needed` bytes are yielded.
 
-    The locks are advisory, and any program may hold them for ever, so no result depends on them.  Without the lock of
-    ZERO another job may come first.  A process that cannot lock WHERE makes no window, but may fill pages: the kernel
-    reports where there are none (`_take`), and a window that is made at the same time gets half of what is free, at
-    most half of the whole.  So this half is left, and an eighth for what MPI libraries need beyond it.
+    The locks are advisory, and any program may hold them for ever, so no result depends on the locks.  Without the lock
+    of ZERO another job may come first.  A process that cannot lock WHERE creates no window, but may fill pages: without
+    a free page the kernel reports an error (`_take`), and a window that is created at the same time gets half of the
+    free bytes, at most half of WHERE.  So half of WHERE is left, and an eighth for what MPI libraries need beyond it.
     """
     with ExitStack() as stack:
         free = 0
@@ -227,7 +227,7 @@ def _turn(lock: int, needed: int = 0) -> Iterator[int]:
             zero, where = (_opened(path, stack) for path in (ZERO, WHERE))
             _lock(zero, ZERO, lock)
             locked = _lock(where, WHERE, lock)
-            if lock == LOCK_SH:  # a job that makes a window keeps this lock, so that no other begins to fill
+            if lock == LOCK_SH:  # a job that creates a window keeps this lock, so that no other begins to fill
                 flock(zero, LOCK_UN)
             if (locked or lock == LOCK_SH) and os.access(WHERE, os.W_OK):  # else MPI libraries put windows elsewhere
                 there = os.fstatvfs(where)
@@ -238,7 +238,7 @@ def _turn(lock: int, needed: int = 0) -> Iterator[int]:
 
 
 def _opened(path: str, until: ExitStack) -> int:
-    """Open a file, which is unlocked and closed with the stack."""
+    """Open a file; closing the stack `until` unlocks and closes the file."""
     file = os.open(path, os.O_RDONLY)
     until.callback(os.close, file)
     until.callback(flock, file, LOCK_UN)  # a process that another thread forked meanwhile has the file open, too
@@ -249,7 +249,7 @@ _patience: dict[tuple[str, int], tuple[float, float]] = {}  # seconds of waiting
 
 
 def _lock(file: int, path: str, lock: int) -> bool:
-    """Lock a file, unless this process has waited for such locks for too long in total; return whether it did."""
+    """Lock a file and return True; False where this process has waited for such locks for too long in total."""
     start = now = perf_counter()
     left, last = _patience.get((path, lock), (_MAKING if (path, lock) == (WHERE, LOCK_EX) else _TURN, now))
     if now - last > _LULL:
@@ -268,7 +268,7 @@ def _lock(file: int, path: str, lock: int) -> bool:
 
 @cache
 def _tell_of_lock() -> None:
-    """Print a warning once, on the first of the ranks that share a window."""
+    """Print a warning once, on the first rank of each window; where there is no window, on every rank that calls."""
     if not _windows or MPI.COMM_WORLD.rank in {ranks[0] for ranks in _windows}:
         say(
             f"warning: other processes keep {WHERE} locked (flock; see lslocks): this job goes on without waiting for "

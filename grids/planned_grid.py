@@ -1,4 +1,4 @@
-"""Grids on which programs are planned: their matrices have no elements, and nothing is sent."""
+"""Process grids on which programs are planned: matrices have no elements, and no message is sent."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Value = TypeVar("Value")
 
 
 class Draft:
-    """The stages of a program that is planned: each function that would communicate adds what it would do.
+    """The stages of a program that is being planned: each function that would communicate adds a stage instead.
 
-    machine    : by which products are planned; None: that of the ranks at hand.
-    iterations : how many are planned where the elements decide; None: as many as most matrices take.
+    machine    : the machine for which products are planned; None: the machine on which the ranks run.
+    iterations : the number to plan where the elements decide it; None: the number that most matrices take.
     """
 
     def __init__(self, machine: Any = None, iterations: int | None = None) -> None:
@@ -22,12 +22,12 @@ class Draft:
         self.stages: list[tuple[str, Any]] = []
 
     def add(self, name: str, stage: Any) -> None:
-        """Add a stage.   name : of the matrix that it moves or computes."""
+        """Add a stage.   name : the name of the matrix that the stage moves or computes."""
         self.stages.append((name, stage))
 
 
 class Echo:
-    """Stands for a communicator all of whose ranks do the same: this one is its rank 0, and hears itself."""
+    """A stand-in for a communicator whose ranks all do the same: this rank is rank 0, and receives its own values."""
 
     rank, handle = 0, 0
 
@@ -38,7 +38,7 @@ class Echo:
         return value
 
     def allreduce(self, value: Value, op: object = None) -> Value:
-        """Return the value: the largest, the least or the conjunction of equal ones."""
+        """Return the value, which is the maximum, the minimum and the conjunction of equal values."""
         return value
 
     def allgather(self, value: Value) -> list[Value]:
@@ -48,14 +48,14 @@ class Echo:
         raise ArgumentError(f"a function that calls `{name}` of a communicator, or reads elements, cannot be planned")
 
     def Allreduce(self, sent: object, received: object, op: object = None) -> None:
-        """Leave the buffer as it is, which is sent and received in place."""
+        """Leave the buffer as it is: callers reduce in place (MPI.IN_PLACE)."""
 
 
 class PlannedGrid(ProcessGrid):
-    """A grid as an idle rank sees it, which owns no elements, so that the code of a function runs without any.
+    """A grid as an idle rank sees it: the rank owns no elements, so the code of a function runs without elements.
 
-    What communicates adds a stage to `draft` instead, and returns a result without elements, too; numbers that would
-    be computed from elements are those that the function declares by `expected`.  Local: the ranks need not meet.
+    A function that would communicate adds a stage to `draft` instead, and its result has no elements either.  For a
+    number that would be computed from elements, the function declares a value by `expected`.  Local: nothing is sent.
     """
 
     def __init__(self, grid: ProcessGrid, draft: Draft) -> None:
@@ -77,4 +77,4 @@ class PlannedGrid(ProcessGrid):
         return self.base._reshaped(shape, layers, rank_map)
 
     def free(self) -> None:
-        """Do nothing: the grid that is planned for keeps its communicators."""
+        """Do nothing: the communicators belong to the grid for which the program is planned."""

@@ -1,4 +1,4 @@
-"""ProcessGrid: Cartesian and torus communicators, in one or more layers, and the nodes that the ranks are on."""
+"""ProcessGrid: Cartesian and torus communicators, in one or more layers, and the node of each rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pdgemm.support.failures import tracked
 from pdgemm.support.json_input import Count, Size, variable
 
 Value = TypeVar("Value")
-WORK_GRIDS = 8  # kept for later products; each has three communicators
+WORK_GRIDS = 8  # grids that are kept for later products; each has three communicators
 
 
 class ProcessGrid:
@@ -42,27 +42,27 @@ class ProcessGrid:
 
     Periodic: the right neighbour of rank 2 is rank 0, the lower neighbour of rank 3 is rank 0.
 
-    comm   : intracommunicator, by default MPI.COMM_WORLD.  Its grids share one duplicate of it, so that their
-             messages never match the caller's, and ranks that mix up two grids get an exception instead of a hang.
-    shape  : (Pr, Pc) with Pr * Pc * layers ranks; by default as square as that allows, Pr <= Pc.
+    comm   : intracommunicator, by default MPI.COMM_WORLD.  All grids of `comm` share one duplicate of it: no message of
+             a grid matches a message of the caller, and ranks that mix up two grids get an exception instead of a hang.
+    shape  : (Pr, Pc) with Pr * Pc * layers ranks; by default the most nearly square one, Pr <= Pc.
     layers : c, the number of copies of the Pr x Pc plane (2.5D algorithms).
-    ranks  : the ranks of `comm` at the positions of the grid, row by row; by default all of them in order.
+    ranks  : the ranks of `comm` at the positions of the grid, row by row; by default all ranks in order.
              Ranks that are not listed are idle: they take part in every collective call and own no elements.
 
-    `comm`: all ranks, idle ones too; `row`: same i and layer; `col`: same j and layer; `depth`: same (i, j);
-    `node`: ranks that share `memory`.  Without `ranks`, rank = (layer * Pr + i) * Pc + j.  `T` is the same grid
-    seen transposed: position (j, i) is the rank at (i, j).
+    Communicators: `comm` has all ranks, also idle ranks; `row`: same i and layer; `col`: same j and layer; `depth`:
+    same (i, j); `node`: ranks that share `memory`.  Without `ranks`, rank = (layer * Pr + i) * Pc + j.  `T` is the
+    transposed view of the grid: the rank at (i, j) of the grid is at (j, i) of `T`.
 
-    Communicators are a limited resource, and freeing them is collective: use the grid as a context manager
-    or call `free()`; matrices on it cannot be used afterwards.  Those of a grid that all ranks have dropped without
-    `free()` are freed when the next grid of the same `comm` is made.
+    Communicators are a limited resource, and freeing them is collective: use the grid as a context manager or call
+    `free()`; matrices on the grid cannot be used afterwards.  The communicators of a grid that all ranks have dropped
+    without `free()` are freed when the next grid of the same `comm` is created.
 
     Threads: the first grid of a process reduces the number of BLAS threads to the rank's share of
     the cores of its node, unless OMP_NUM_THREADS or a similar variable is set (see `pdgemm.local.blas.threads`).
 
     PDGEMM_RANKS_PER_NODE=n treats each n consecutive ranks of a node as a node of their own.
     PDGEMM_NODE_MEMORY is the largest number of bytes that the ranks of a node share, 0 for none; by default it is half
-    of what is free in /dev/shm.
+    of the free bytes in /dev/shm.
 
     Raises GridError on every rank when shape, layers and ranks do not fit the communicator.
     """
@@ -79,7 +79,7 @@ class ProcessGrid:
         base = watchdog.watched(MPI.COMM_WORLD if comm is None else comm)
         with (agreed := together(base)) as arguments:
             nodes = _Nodes()
-            agreed.flag = not _has_duplicate(base)  # a rank that left a grid by an exception has not freed it
+            agreed.flag = not _has_duplicate(base)  # after an exception only some ranks may have the duplicate
             members = range(base.size) if ranks is None else _members(ranks, base.size)
             self.shape = grid_shape(len(members), shape, layers)
             arguments += ["ProcessGrid", self.shape, layers, *([] if ranks is None else members), nodes.ranks]
@@ -94,7 +94,7 @@ class ProcessGrid:
         self._held = self._shared.lines.hold(self.depth, self.col, self.row)
 
     def _connect(self, base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, int, int]) -> None:
-        """Make the communicators of rows, columns and depths, and this rank's coordinates.  Collective over base."""
+        """Create the row, column and depth communicators, and this rank's coordinates.  Collective over base."""
         cart = _cart(base, members, dims)
         self.row, self.col, self.depth = (
             tracked(cart.Sub([axis == kept for axis in range(3)])) if cart else MPI.COMM_NULL for kept in (2, 1, 0)
@@ -105,10 +105,10 @@ class ProcessGrid:
             failures.free_communicator(cart)
 
     def work_grid(self, shape: tuple[int, int], layers: int, rank_map: tuple[int, ...]) -> ProcessGrid:
-        """Return a grid of the same communicator for use inside a product: this grid if it fits, else a cached one.
+        """Return a grid of the same communicator for use inside a product: this grid, a cached grid or a new grid.
 
-        rank_map : the ranks, layer by layer, row by row.  Collective if the grid is new.  The last WORK_GRIDS are kept
-        until the last grid of the communicator is freed, so that a repeated product creates no communicators.
+        rank_map : the ranks, layer by layer, row by row.  Collective if the grid is new.  The last WORK_GRIDS grids are
+        kept until the last grid of the communicator is freed, so that a repeated product creates no communicators.
         """
         check_not_freed(self.comm)
         if (self.shape, self.layers, self.rank_map) == (shape, layers, rank_map):
@@ -124,7 +124,7 @@ class ProcessGrid:
         return kept[key]
 
     def _reshaped(self, shape: tuple[int, int], layers: int, rank_map: tuple[int, ...]) -> ProcessGrid:
-        """Return a grid of the same communicator without lines."""
+        """Return a grid of another shape; its row, column and depth communicators are this grid's until `_connect`."""
         grid = _same(self)
         for name in ("T", "_places", "rank_map", "_held"):
             grid.__dict__.pop(name, None)
@@ -134,26 +134,26 @@ class ProcessGrid:
     def _disconnect(self) -> None:
         free_lines(self.depth, self.col, self.row)
 
-    draft: Any = None  # on a `PlannedGrid`: the program to which stages are added in place of running them
+    draft: Any = None  # on a `PlannedGrid`: the `Draft` that collects the stages instead of running them
 
     def expected(self, value: Value, planned: Value) -> Value:
-        """Return a value that the elements of matrices decide; while a program is planned, what most matrices give."""
+        """Return `value`, which the elements of matrices decide; on a `PlannedGrid`, `planned`, the usual value."""
         return value
 
     def iterations(self, most: int, usual: int) -> int:
-        """Return the most iterations that a function may do; while it is planned, how many most matrices take."""
+        """Return `most`, the limit of the iterations of a function; on a `PlannedGrid`, the number to plan."""
         return most
 
-    transposed = False  # True for the T of a grid that was made
+    transposed = False  # True for a transposed view
 
     @property
     def base(self) -> ProcessGrid:
-        """The grid that was made: this one, or the one of which this is the transposed view."""
+        """The grid itself: this grid or, if this is a transposed view, the grid of which it is the view."""
         return self.T if self.transposed else self
 
     @property
     def node(self) -> MPI.Intracomm:
-        """The ranks of this rank's node."""
+        """The communicator of the ranks on this rank's node."""
         return self._shared.node
 
     @property
@@ -163,28 +163,28 @@ class ProcessGrid:
 
     @property
     def shares_memory(self) -> bool:
-        """Can the ranks of every node read each other's matrices, and has any node several ranks?"""
+        """Whether the ranks of every node can read each other's matrices, and some node has several ranks."""
         return self._shared.shares_memory
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """The node of each rank, named by the first rank on it."""
+        """The node of each rank, named by the first rank on the node."""
         return self._shared.nodes
 
     @property
     def ranks_per_node(self) -> int | None:
-        """The largest number of ranks that share memory; None where all ranks do."""
+        """The largest number of ranks that share memory; None where all ranks share it."""
         most = self._shared.ranks_per_node
         return most if most < self.size else None
 
     @property
     def idle(self) -> bool:
-        """Does this rank have no position in the grid?"""
+        """Whether this rank has no position in the grid."""
         return self.layer < 0
 
     @cached_property
     def T(self) -> ProcessGrid:
-        """The same ranks and communicators with rows and columns exchanged."""
+        """The transposed view: the same ranks and communicators with rows and columns exchanged."""
         other = _same(self)
         other.shape, other.coords = self.shape[::-1], self.coords[::-1]
         other.ranks = self.ranks.transpose(0, 2, 1)
@@ -199,7 +199,7 @@ class ProcessGrid:
         return int(self.ranks[layer, i % self.shape[0], j % self.shape[1]])
 
     def coords_of(self, rank: int) -> tuple[int, int]:
-        """Return the grid position (i, j) of a rank; (-1, -1) if it is idle."""
+        """Return the grid position (i, j) of a rank; (-1, -1) if the rank is idle."""
         return self._places.get(rank, (-1, -1))
 
     @cached_property
@@ -208,14 +208,14 @@ class ProcessGrid:
 
     @cached_property
     def rank_map(self) -> tuple[int, ...]:
-        """The ranks at the positions of the grid, row by row."""
+        """The ranks at the positions of the grid, layer by layer, row by row."""
         return tuple(self.ranks.ravel().tolist())
 
     def rank_map_in(self, other: ProcessGrid, part: bool = False) -> tuple[int, ...] | None:
-        """Return `rank_map` in the numbering of the other grid's communicator; None if that has not the same ranks.
+        """Return `rank_map` as ranks of the other grid's communicator; None if the communicators have different ranks.
 
-        part : the other communicator may have more ranks; None if it lacks one that has a position here.
-        Raises GridError where a program is planned for one of the two grids alone.
+        part : the other communicator may have more ranks; None if it lacks a rank that has a position in this grid.
+        Raises GridError where a program is planned on one of the two grids only.
         """
         check_not_freed(self.comm)
         if self.comm is not other.comm:
@@ -231,7 +231,7 @@ class ProcessGrid:
         return None if MPI.UNDEFINED in rank_map else tuple(rank_map)
 
     def same_as(self, other: ProcessGrid) -> bool:
-        """Are the same ranks at the same positions, though perhaps of another communicator?  Local."""
+        """Return whether both grids have the same ranks at the same positions, perhaps in two communicators.  Local."""
         return self is other or (
             (self.shape, self.layers) == (other.shape, other.layers) and self.rank_map_in(other) == other.rank_map
         )
@@ -268,7 +268,7 @@ class ProcessGrid:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        # the exception may be on this rank alone; freeing is collective and would wait for the others
+        # an exception may be raised on this rank alone; `free` is collective and would wait for the other ranks
         if kind is None:
             self.free()
 
@@ -284,7 +284,7 @@ class ProcessGrid:
 
 
 class _Shared:
-    """The duplicate of a communicator that all its grids use, and the nodes of its ranks."""
+    """The duplicate of a communicator that all grids of the communicator use, and the nodes of its ranks."""
 
     def __init__(self, comm: MPI.Intracomm, nodes: _Nodes) -> None:
         self.comm = tracked(comm.Dup())
@@ -295,7 +295,7 @@ class _Shared:
         self.node = tracked(MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED)))
         with together(self.comm):  # a BLAS may be missing on some nodes
             share_cores(self.node)
-        more_ranks_than_cores = oversubscribed(self.node)  # of the whole node, even if PDGEMM_RANKS_PER_NODE divides it
+        more_ranks_than_cores = oversubscribed(self.node)  # on the whole node, even if PDGEMM_RANKS_PER_NODE divides it
         if nodes.ranks is not None:
             whole, self.node = self.node, tracked(MPI.Intracomm(self.node.Split(self.node.rank // nodes.ranks)))
             failures.free_communicator(whole)
@@ -310,7 +310,7 @@ _DUPLICATE = MPI.Comm.Create_keyval()
 
 
 def _same(grid: ProcessGrid) -> ProcessGrid:
-    """Return another object with the ranks and communicators of a grid, some of which are changed then."""
+    """Return a shallow copy of a grid; the caller then changes some attributes of the copy."""
     other = object.__new__(type(grid))
     other.__dict__.update(grid.__dict__)
     return other
@@ -322,7 +322,7 @@ def _has_duplicate(comm: MPI.Intracomm) -> bool:
 
 
 def _duplicate(comm: MPI.Intracomm, nodes: _Nodes, anew: bool) -> _Shared:
-    """Return the duplicate that the grids of `comm` share, which is made with the first of them.  Collective."""
+    """Return the duplicate that the grids of `comm` share; with `anew`, create the duplicate.  Collective."""
     shared: Any = comm.Get_attr(_DUPLICATE)
     if anew:
         shared = _Shared(comm, nodes)
@@ -341,7 +341,7 @@ class _Nodes:
 
 
 def _members(ranks: Sequence[int], size: int) -> list[int]:
-    """Return the listed ranks.  Raises GridError where one is listed twice or is no rank of the communicator."""
+    """Return the ranks of a grid.  Raises GridError where a rank is listed twice or is not in the communicator."""
     members = [index(rank) for rank in ranks]
     if len(set(members)) < len(members) or not members or not 0 <= min(members) <= max(members) < size:
         raise GridError(f"the ranks of a grid are different numbers from 0 to {size - 1}, got {members}")
@@ -349,7 +349,7 @@ def _members(ranks: Sequence[int], size: int) -> list[int]:
 
 
 def _cart(base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, int, int]) -> MPI.Cartcomm | None:
-    """Return the Cartesian communicator of `members` in that order; None on other ranks."""
+    """Return the Cartesian communicator of `members`, in this order; None on other ranks."""
     if base.rank not in members:
         base.Split(MPI.UNDEFINED)
         return None
@@ -360,9 +360,9 @@ def _cart(base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, int, int
 
 
 def grid_shape(size: int, shape: tuple[int, int] | None = None, layers: int = 1) -> tuple[int, int]:
-    """Return (Pr, Pc) for `size` ranks in `layers` layers: the given shape, or without one the most nearly square.
+    """Return (Pr, Pc) for `size` ranks in `layers` layers: `shape` or, where it is None, the most nearly square shape.
 
-    Raises GridError where they do not fit.
+    Raises GridError where `size`, `shape` and `layers` do not fit.
     """
     if layers < 1 or size % layers:
         raise GridError(f"{size} ranks cannot form {layers} layers of equal size")
@@ -386,14 +386,14 @@ def grid_shape(size: int, shape: tuple[int, int] | None = None, layers: int = 1)
     return pr, pc
 
 
-_default: list[ProcessGrid] = []  # the grid of all ranks, once somebody has asked for it
+_default: list[ProcessGrid] = []  # the grid of all ranks, after the first call of `default_grid`
 
 
 def default_grid() -> ProcessGrid:
-    """Return a grid of all ranks, as square as that allows, which is made once.  Collective over MPI.COMM_WORLD.
+    """Return the most nearly square grid of all ranks, created at the first call.  Collective over MPI.COMM_WORLD.
 
-    It is kept to the end of the program, and made again if somebody has freed it.  A program that goes on with fewer
-    ranks (`pdgemm.resilient`) names the grid of each step.
+    The grid is kept to the end of the program, and created again if it was freed.  A program that continues with fewer
+    ranks (`pdgemm.resilient`) passes the grid of each step itself.
     """
     if not _default or not _default[0].comm:
         _default[:] = [ProcessGrid()]

@@ -1,4 +1,4 @@
-"""Rectangles of a matrix, and whether those of all ranks are all of it: once each element, and none missing."""
+"""Rectangles of a matrix, and the check that the rectangles of all ranks have each element exactly once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pdgemm.errors import LayoutError
 
 
 class Rectangle(NamedTuple):
-    """Rows and columns of a matrix, from the first to the one after the last."""
+    """A range of rows and a range of columns of a matrix, each from the first index to the one after the last."""
 
     rows: tuple[int, int]
     cols: tuple[int, int]
@@ -28,28 +28,28 @@ class Rectangle(NamedTuple):
         return f"rows {self.rows[0]}:{self.rows[1]}, columns {self.cols[0]}:{self.cols[1]}"
 
 
-Rectangles = Sequence[Sequence[Rectangle]]  # those of each rank
+Rectangles = Sequence[Sequence[Rectangle]]  # the rectangles of each rank
 
 
 def bounding(rectangles: Rectangles) -> tuple[int, int]:
-    """Return the shape of the smallest matrix that has them all, empty ones included."""
+    """Return the shape of the smallest matrix that contains all rectangles, empty rectangles included."""
     ends = [(x.rows[1], x.cols[1]) for held in rectangles for x in held]
     return max((m for m, _ in ends), default=0), max((n for _, n in ends), default=0)
 
 
 def stacked(shapes: Sequence[Sequence[tuple[int, int]]], axis: int) -> list[list[Rectangle]]:
-    """Return where blocks of these shapes lie, those of each rank, which follow each other along an axis.
+    """Return the rectangles of the blocks of each rank, from the shapes of blocks that are stacked along an axis.
 
-    Raises LayoutError where their extents along the other axis differ, those of blocks without elements excepted.
+    Raises LayoutError where the extents of blocks along the other axis differ; blocks without elements do not count.
     """
-    widths = dict[int, int]()  # and the first rank that has each
+    widths = dict[int, int]()  # extent along the other axis -> the first rank that has a block of this extent
     for rank, held in enumerate(shapes):
         for shape in held:
             if shape[0] * shape[1]:
                 widths.setdefault(shape[1 - axis], rank)
     if len(widths) > 1:
-        told = " and ".join(f"{width} (rank {rank})" for width, rank in list(widths.items())[:2])
-        raise LayoutError(f"blocks along axis {axis} have the same number of {('columns', 'rows')[axis]}, got {told}")
+        sizes = " and ".join(f"{width} (rank {rank})" for width, rank in list(widths.items())[:2])
+        raise LayoutError(f"blocks along axis {axis} have the same number of {('columns', 'rows')[axis]}, got {sizes}")
     width = next(iter(widths), max((shape[1 - axis] for held in shapes for shape in held), default=0))
     start, placed = 0, list[list[Rectangle]]()
     for held in shapes:
@@ -62,7 +62,7 @@ def stacked(shapes: Sequence[Sequence[tuple[int, int]]], axis: int) -> list[list
 
 
 def check_partition(rectangles: Rectangles, shape: tuple[int, int]) -> None:
-    """Raise LayoutError, which names a rectangle, where those of all ranks are no partition of the matrix."""
+    """Raise LayoutError, which names a rectangle, where the rectangles of all ranks do not partition the matrix."""
     owned = [(rank, x) for rank, held in enumerate(rectangles) for x in held if x.size]
     for rank, x in owned:
         if x.rows[1] > shape[0] or x.cols[1] > shape[1]:
@@ -71,7 +71,7 @@ def check_partition(rectangles: Rectangles, shape: tuple[int, int]) -> None:
     bounds = np.array([(*x.rows, *x.cols) for _, x in owned], np.int64).reshape(-1, 4)
     top, _, left, right = bounds.T
     for at, (rank, x) in enumerate(owned):
-        later = slice(at + 1, top.searchsorted(x.rows[1]))  # those that begin above the end of this one
+        later = slice(at + 1, top.searchsorted(x.rows[1]))  # rectangles that begin above the end of x
         common = (left[later] < x.cols[1]) & (right[later] > x.cols[0])
         if common.any():
             other, y = owned[at + 1 + int(common.argmax())]
@@ -79,12 +79,12 @@ def check_partition(rectangles: Rectangles, shape: tuple[int, int]) -> None:
     if sum(x.size for _, x in owned) != shape[0] * shape[1]:
         hole = _hole(bounds, shape)
         above = [f"{x} of rank {rank}" for rank, x in owned if x.rows[0] <= hole.rows[0]][-1:]
-        told = f"; the last block before is {above[0]}" if above else ""
-        raise LayoutError(f"no rank has {hole} of the {shape[0]} x {shape[1]} matrix{told}")
+        hint = f"; the last block before is {above[0]}" if above else ""
+        raise LayoutError(f"no rank has {hole} of the {shape[0]} x {shape[1]} matrix{hint}")
 
 
 def _hole(bounds: np.ndarray, shape: tuple[int, int]) -> Rectangle:
-    """Return the first rows and columns that no rectangle has; no two rectangles overlap."""
+    """Return the first part of the matrix that no rectangle covers; no two rectangles may overlap."""
     top, bottom, left, right = bounds.T
     ends = np.unique(np.concatenate(([0, shape[0]], top, bottom)))
     for start, stop in zip(ends[:-1].tolist(), ends[1:].tolist()):

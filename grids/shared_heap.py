@@ -15,31 +15,31 @@ from typing import Any
 import numpy as np
 
 PAGE = 1 << 21  # bytes of a huge page, to which large blocks are aligned
-KEPT = 1 << 26  # freed bytes that keep their pages for the next block: the system is slow to find new pages
+KEPT = 1 << 26  # freed bytes that keep their pages for the next block, because the system is slow to find new pages
 
 
 class Heap:
-    """An allocator of blocks of `memory`, each of which is freed when no array refers to it any more.
+    """An allocator of blocks of `memory`; a block is freed when no array refers to the block any more.
 
-    take : fills a part of `memory` with pages of the system; False where it has none.  A block has all its pages when
-           it is returned, because a process that writes where the system has no page gets SIGBUS.
+    take : function that fills a part of `memory` with pages of the system; False where the system has too few.  A block
+           gets all its pages before it is returned, because a process that writes where no page is free gets SIGBUS.
 
-    The pages of freed blocks return to the system, except the last KEPT bytes.  A finalizer may run at any time, and in
-    a forked process: it records the block, and frees it only if no other thread holds the lock.
+    The pages of freed blocks return to the system, except the last KEPT bytes.  A finalizer may run at any time: it
+    records the block, and frees the block only if the lock is free.  In a forked process the finalizer does nothing.
     """
 
     def __init__(self, memory: Any, take: Callable[[memoryview], bool]) -> None:
         self._memory, self._take, self._process, self._lock = memoryview(memory), take, os.getpid(), Lock()
         self.address = np.frombuffer(memory, np.uint8).ctypes.data
         first = -self.address % mmap.PAGESIZE
-        self._gaps = [(first, (len(self._memory) - first) // mmap.PAGESIZE * mmap.PAGESIZE)]  # (start, end), in order
+        self._gaps = [(first, (len(self._memory) - first) // mmap.PAGESIZE * mmap.PAGESIZE)]  # (start, end), ascending
         self._freed: deque[tuple[int, int]] = deque()
-        self._warm: list[tuple[int, int]] = []  # parts of gaps that still have their pages, the oldest first
+        self._warm: list[tuple[int, int]] = []  # parts of gaps that still have their pages, oldest first
         self.used = 0  # bytes
         self._advise(*self._gaps[0], "MADV_HUGEPAGE")
 
     def block(self, nbytes: int) -> np.ndarray | None:
-        """Allocate `nbytes` bytes; return None where no gap is large enough, or the system has too few pages."""
+        """Allocate `nbytes` bytes; None where no gap is large enough, pages are lacking, or the process is a fork."""
         if os.getpid() != self._process:
             return None
         with self._lock:
@@ -63,7 +63,7 @@ class Heap:
         return None
 
     def _fill(self, start: int, end: int, warm: list[tuple[int, int]]) -> bool:
-        """Fill a part of a gap with the pages that it lacks, all or none; return whether it has them."""
+        """Fill a part of a gap with its missing pages, all or none; return whether the part has all its pages."""
         cold = [(start, end)]
         for there in warm:
             cold = [piece for x in cold for piece in _without(x, *there)]
@@ -71,7 +71,7 @@ class Heap:
         try:
             done = all(self._take(self._memory[slice(*piece)]) for piece in cold)
         finally:
-            if not done:  # or interrupted
+            if not done:  # pages are lacking, or an exception ended the loop
                 for piece in cold:
                     self._advise(*piece, "MADV_REMOVE")
         return done
@@ -97,7 +97,7 @@ class Heap:
             self._advise(*self._warm.pop(0), "MADV_REMOVE")
 
     def _join(self, gap: tuple[int, int]) -> None:
-        """Add a gap, and merge it with those next to it."""
+        """Add a gap, and merge it with the gaps next to it."""
         insort(self._gaps, gap)
         at = self._gaps.index(gap)
         for left in (at, at - 1):
@@ -105,21 +105,21 @@ class Heap:
                 self._gaps[left : left + 2] = [(self._gaps[left][0], self._gaps[left + 1][1])]
 
     def _advise(self, start: int, end: int, advice: str) -> None:
-        """Give the system advice about pages, which it may ignore."""
+        """Advise the system about pages (madvise); the system may ignore the advice."""
         number = getattr(mmap, advice, None)
         if number is not None:
             _madvise(self.address + start, end - start, number)
 
 
 def give_back(memory: Any) -> None:
-    """Return the pages of shared memory to the system: it is all zeros then, for all processes."""
+    """Return the pages of shared memory to the system; all processes then read zeros from this memory."""
     address = np.frombuffer(memory, np.uint8).ctypes.data
     first = -address % mmap.PAGESIZE
     _madvise(address + first, (len(memory) - first) // mmap.PAGESIZE * mmap.PAGESIZE, mmap.MADV_REMOVE)
 
 
 def _without(piece: tuple[int, int], start: int, end: int) -> list[tuple[int, int]]:
-    """Return what is left of a piece without the part from start to end."""
+    """Return the parts of a piece before `start` and from `end` on, as far as they are not empty."""
     return [x for x in ((piece[0], min(piece[1], start)), (max(piece[0], end), piece[1])) if x[0] < x[1]]
 
 

@@ -34,7 +34,7 @@ def on_root(comm: MPI.Comm, path: Path, work: Callable[[], T]) -> T:
 
 
 def check_writable_on_all(path: Path, comm: MPI.Comm, size: int) -> Path:
-    """Check that `size` bytes can be written under this name.  Collective; raises FileError on every rank."""
+    """Return `path`, links resolved; raise FileError on every rank if `size` bytes cannot be written.  Collective."""
     return on_root(comm, path, partial(files.check_writable, path, size))
 
 
@@ -42,25 +42,25 @@ def check_writable_on_all(path: Path, comm: MPI.Comm, size: int) -> Path:
 def replacing(
     path: Path, comm: MPI.Comm, size: int, kept: Path | None = None, last: Callable[[], object] | None = None
 ) -> Iterator[Path]:
-    """Write under a temporary name beside `path`, renamed at the end.  Collective over `comm`.
+    """Yield a temporary name beside `path` for the block to write; then rename that file.  Collective over `comm`.
 
-    Jobs that replace the same file wait for each other (`files.Output`), so that the file that the block reads is the
-    one that it replaces.  The block raises on all ranks or on none.  If it raises, the temporary file is removed and
-    the old file is unchanged; a job that is killed leaves a file `.NAME.*.partial`, which the next one removes.
-    size : bytes to be written; FileError is raised before the first if the disk has too little space.
-    kept : the temporary name, under which the file stays if the block raises; None: a new one, and it goes.
-    last : called on rank 0 just before the rename; it may give the old file other names.
+    Jobs that replace the same file wait for each other (`files.Output`), so the file that the block reads is also the
+    file that it replaces.  The block raises on all ranks or on none.  If it raises, the temporary file is removed and
+    the old file is unchanged; a job that is killed leaves a file `.NAME.*.partial`, which the next job removes.
+    size : bytes to be written; FileError is raised before the first byte if the disk has too little space.
+    kept : the temporary name of a file that stays if the block raises; None: a new name, whose file is removed.
+    last : called on rank 0 just before the rename; `last` may give the old file other names.
     """
     outputs = list[files.Output]()
     target, begun = check_writable_on_all(path, comm, size), None
-    on_root(comm, path, lambda: outputs.append(files.Output(path, target, kept)))  # other ranks may not see its folder
+    on_root(comm, path, lambda: outputs.append(files.Output(path, target, kept)))  # other ranks may not see the folder
     try:
         while begun is None:  # try repeatedly, so that all ranks wait in collective calls
             begun = on_root(comm, path, lambda: outputs[0].begin())
         yield begun
         comm.Barrier()  # every rank has closed the file
         on_root(comm, path, lambda: outputs[0].publish(last))
-    except FileError as error:  # show the name that the caller passed, for one that nobody knows
+    except FileError as error:  # name the caller's file instead of the temporary file
         if kept is None:
             error.args = (str(error).replace(str(begun or path), str(path)),)
         raise

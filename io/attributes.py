@@ -1,7 +1,7 @@
 """Attributes of HDF5 objects, whose strings have a fixed length.
 
-Strings of variable length lie in a global heap of the file, and HDF5 2.0.0 reads for ever in one whose free space has a
-flipped bit.  Files of earlier versions have such strings, and are read too.
+Strings of variable length lie in a global heap of the file, and HDF5 2.0.0 reads for ever in a heap with a flipped bit
+in its free space.  Files of earlier versions of pdgemm have strings of variable length, and can be read, too.
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ def write_attributes(item: Any, attributes: Mapping[str, Any]) -> None:
 
 
 def read_attribute(item: Any, name: str) -> Any:
-    """Return an attribute, a string of any kind as `str`; None if there is none."""
+    """Return an attribute, and a string of fixed or variable length as `str`; None if the attribute is missing."""
     value = item.attrs.get(name)
     return value.decode(errors="surrogateescape") if isinstance(value, np.bytes_) else value

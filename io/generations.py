@@ -1,8 +1,8 @@
-"""Generations of one file: the newest under its name, older ones beside it, and which job wrote which.
+"""Generations of one file: the newest has the name of the file, older ones lie beside it, and each names its job.
 
-A job that was killed may have ranks that still run, and save when another job has gone on from the same file.  So each
-file names the job that wrote it, and each job remembers what it last read or wrote there: it may follow its own file,
-or one of the job that it goes on from, and no other.  Only rank 0 looks at files.
+Ranks of a killed job may still run, and may save after another job has gone on from the same file.  So each file names
+the job that wrote it, and each job remembers the generation that it last read or wrote.  After that, the job replaces
+only its own generations, and generations of the job whose file it read.  Only rank 0 opens the files.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from pdgemm.support.file_states import State, ordinary, state
 from pdgemm.support.files import LOST, naming, process_name
 from pdgemm.support.text import in_bytes, in_seconds
 
-_PREFIX = "pdgemm_"  # of the attributes that are not the caller's
+_PREFIX = "pdgemm_"  # of the attributes that pdgemm adds to those of the caller
 _JOB, _NAME, _GENERATION = f"{_PREFIX}job", f"{_PREFIX}process", f"{_PREFIX}generation"
-_CHECKSUM = f"{_PREFIX}checksum"  # of a matrix
-_CONTENTS = f"{_PREFIX}contents"  # the hash of all other attributes, and of what is known of the matrices
-_ATTRS = f"{_PREFIX}attributes"  # in its place in files of versions up to 0.1: the hash of the caller's attributes
-_MOST = 60_000  # bytes of an attribute; HDF5 takes no more than 64 KiB
-_FIRST = 1 << 20  # bytes of a file among which are the names of these attributes
+_CHECKSUM = f"{_PREFIX}checksum"  # of one matrix
+_CONTENTS = f"{_PREFIX}contents"  # the hash of all other attributes, and of the properties of the matrices
+_ATTRS = f"{_PREFIX}attributes"  # versions up to 0.1, instead: the hash of the caller's attributes, job, generation
+_MOST = 60_000  # bytes of the largest attribute; the limit of HDF5 is 64 KiB
+_FIRST = 1 << 20  # bytes at the beginning of a file, which contain the names of these attributes
 
 
 class DamagedError(FileError):
@@ -44,14 +44,14 @@ class DamagedError(FileError):
 
 
 class Token(NamedTuple):
-    """Which job wrote a file, and its number, which grows with each save."""
+    """The job that wrote a file, and the number of the generation, which grows with each save."""
 
     job: str
     generation: int
 
 
 class Matrix(NamedTuple):
-    """What a file says of one of its matrices.   name : as HDF5 lists it.   dtype : as NumPy writes it."""
+    """The recorded properties of one matrix.   name : as HDF5 lists the dataset.   dtype : as NumPy writes the type."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ class Matrix(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What `load_all` returns: matrices and attributes by their names, and the number of the generation."""
+    """The result of `load_all`: matrices and attributes by their names, and the number of the generation."""
 
     matrices: dict[str, DistMatrix]
     attrs: dict[str, Any]
@@ -68,7 +68,7 @@ class Saved(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """A file as it is found.   process : that wrote it, for people.   names : of its matrices."""
+    """One readable file of `save_all`.   process : the writer of the file, for messages.   names : of the matrices."""
 
     path: Path
     token: Token
@@ -79,7 +79,7 @@ class Generation(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedReport:
-    """What `save_all` wrote.   bytes : of all matrices.   seconds : with checksums and the check."""
+    """The report of `save_all`.   bytes : of all matrices.   seconds : including the checksums and the check."""
 
     path: str
     generation: int
@@ -95,21 +95,21 @@ class SavedReport:
 
 
 _myself = uuid.uuid4().hex
-_last: dict[str, Token] = {}  # by the file: what this job has read or written there
-_rejected = set[State | None]()  # files that this job found damaged
+_last: dict[str, Token] = {}  # by file: the generation that this job last read or wrote
+_rejected = set[State | None]()  # states of damaged files
 
 
 def same_job(comm: Any) -> None:
-    """Let the ranks that save together be one job, whichever of them is the first.  Collective."""
+    """Broadcast the name of the job, so that any of these ranks may be rank 0 of a later save.  Collective."""
     global _myself
     _myself = comm.bcast(_myself)
 
 
 def next_token(path: Path) -> Token:
-    """Return the token of the next file.  Raises FileError where another job went on from it meanwhile.
+    """Return the token of the next generation.  Raises FileError where another job has saved the file meanwhile.
 
-    A damaged generation is passed over, as `load_all` does, if it is certainly one.  The caller holds the lock of the
-    file.
+    Damaged generations are skipped, as in `load_all`.  DamagedError is raised for a damaged file that may not be a
+    generation.  The caller holds the lock of the file.
     """
     last, there, bad = _last.get(os.path.realpath(path)), None, list[DamagedError]()
     for file in (x for x in [path, *older(path)] if x.exists() and state(x) not in _rejected):
@@ -120,7 +120,7 @@ def next_token(path: Path) -> Token:
             if file == path and last is None and not _is_ours(path):
                 bad.append(error)
             reject(file)
-    if bad and there is None:  # it may be anybody's
+    if bad and there is None:  # the file may belong to any program
         _rejected.discard(state(path))
         raise bad[0]
     if there is not None and last is not None and there.token.job not in (_myself, last.job):
@@ -132,38 +132,38 @@ def next_token(path: Path) -> Token:
 
 
 def remember(path: Path, token: Token) -> None:
-    """From now on this job goes on from this file."""
+    """Record that this job goes on from this generation of the file."""
     _last[os.path.realpath(path)] = token
 
 
 def reject(path: Path) -> None:
-    """Remember that this file is damaged: it may be replaced, and is not kept."""
+    """Record that this file is damaged: a save may replace it, and does not keep it as an older generation."""
     with suppress(FileError):
         _rejected.add(state(path))
 
 
 def older(path: Path) -> list[Path]:
-    """Return the files of older generations, the newest first: those of the next numbers, with a gap of one at most."""
-    found, missing, number = list[Path](), 0, 0
-    while missing < 2:  # a job may have been ended while it renamed them
+    """Return the files of older generations, the newest first: `path.1`, `path.2`...; single numbers may be missing."""
+    files, missing, number = list[Path](), 0, 0
+    while missing < 2:  # a job that was killed while it renamed the files leaves out one number
         number += 1
         file = path.with_name(f"{path.name}.{number}")
         missing = 0 if os.path.lexists(file) else missing + 1
-        found += [file] if not missing else []
-    return found
+        files += [file] if not missing else []
+    return files
 
 
 def keep(path: Path, count: int) -> None:
-    """Give the file the name of an older generation, and these the next ones, where `count` of them are kept.
+    """Give the file the name `path.1`, and older generations the next numbers, where `count` generations are kept.
 
-    Raises FileError, before any has another name, if there is something else.
+    Raises FileError, before any file is renamed, if one of these names belongs to a file of another kind.
     """
     there = older(path) if count > 1 else []
     for file in there:
         if not (file.is_file() and (h5py.is_hdf5(file) or _is_ours(file))):
             raise FileError(f"{file} was not written by save_all, and is in the way of older generations: move it")
     good = [x for x in [path, *there] if x.exists() and state(x) not in _rejected]
-    if count < 2 or (len(good) > 1 and good[0] == path and path.samefile(good[1])):  # ended right here, before
+    if count < 2 or (len(good) > 1 and good[0] == path and path.samefile(good[1])):  # an earlier job ended here
         return
     for number in range(len(good), 0, -1):
         file, name = good[number - 1], path.with_name(f"{path.name}.{number}")
@@ -175,7 +175,7 @@ def keep(path: Path, count: int) -> None:
 
 
 def trim(path: Path, count: int) -> None:
-    """Remove generations beyond `count`, when the newest is under its name."""
+    """Remove generations beyond `count`, after the newest one has the name of the file."""
     for file in older(path)[count - 1 :]:
         with suppress(FileError, OSError):
             if _is_ours(file):
@@ -186,17 +186,17 @@ def linked(path: Path, name: Path) -> None:
     """Give a file a second name."""
     try:
         os.link(path, name)
-    except OSError:  # the file system has no such names
+    except OSError:  # the file system has no hard links
         shutil.copyfile(path, name)
 
 
 def create(path: Path, token: Token, attrs: Mapping[str, Any], matrices: Iterable[Matrix]) -> None:
-    """Create a file with attributes, and no matrices yet.   matrices : those that it will have."""
-    made_by = {f"{_PREFIX}version": pdgemm.__version__, _NAME: process_name()}
-    made_by |= {_JOB: token.job, _GENERATION: token.generation}
-    contents = _hash({**made_by, **attrs}, matrices)
+    """Create a file with its attributes, but without matrices.   matrices : that will be added to the file."""
+    origin = {f"{_PREFIX}version": pdgemm.__version__, _NAME: process_name()}
+    origin |= {_JOB: token.job, _GENERATION: token.generation}
+    contents = _hash({**origin, **attrs}, matrices)
     with h5py.File(path, "w") as file:
-        write_attributes(file, {_CONTENTS: contents, **made_by, **attrs})
+        write_attributes(file, {_CONTENTS: contents, **origin, **attrs})
 
 
 def plain_name(name: str) -> str:
@@ -205,19 +205,19 @@ def plain_name(name: str) -> str:
 
 
 def check_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes as they are saved.  Raises ArgumentError for those that would not come back as they are."""
-    found = dict[str, Any]()
+    """Return the attributes in the form to save.  Raises ArgumentError for a value that a load would change."""
+    checked = dict[str, Any]()
     for name, value in attrs.items():
         if not isinstance(name, str) or not name or name.startswith(_PREFIX) or "\0" in name:
             raise ArgumentError(f"attrs: {name!r} is no name; names are strings that do not begin with {_PREFIX!r}")
         try:
             array = np.asarray(value)
-        except ValueError:  # of several lengths
+        except ValueError:  # a list of rows of different lengths
             array = np.empty(0, object)
         if isinstance(value, str) and "\0" not in value and array.nbytes <= _MOST:
-            found[name] = str(value)
+            checked[name] = str(value)
         elif array.dtype.kind in "biufc" and array.nbytes <= _MOST and not isinstance(value, np.ma.MaskedArray):
-            found[name] = value
+            checked[name] = value
         else:
             large = array.nbytes > _MOST
             what = f"{type(value).__name__} of {in_bytes(array.nbytes)}" if large else f"{value!r:.60}"
@@ -225,13 +225,13 @@ def check_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
                 f"attrs[{name!r}] is {what}; it must be a number, a string, or an array of numbers, of at most "
                 f"{in_bytes(_MOST)}"
             )
-    return found
+    return checked
 
 
 def inspect(path: Path) -> Generation:
-    """Return what a file of `save_all` holds, without its elements.
+    """Return the contents of a file of `save_all`, without the elements of the matrices.
 
-    Raises DamagedError, and FileError where it cannot be opened now, or is no such file.
+    Raises DamagedError; FileError where the file cannot be opened now, or was not written by `save_all`.
     """
     with naming(path):
         with open(path, "rb", opener=ordinary):
@@ -243,19 +243,19 @@ def inspect(path: Path) -> Generation:
                 return _parsed(path, file)
         except FileError:
             raise
-        except Exception as bad:  # h5py has many for one that is damaged
-            if isinstance(bad, OSError) and bad.errno:  # it may be locked, or the file system in trouble
+        except Exception as bad:  # h5py raises exceptions of many types for a damaged file
+            if isinstance(bad, OSError) and bad.errno:  # it may be a lock, or a fault of the file system
                 raise
             raise DamagedError(f"{path} is damaged: {' '.join(str(bad).split())}") from None
 
 
 def _parsed(path: Path, file: h5py.File) -> Generation:
-    """Return what an open file holds.  What it raises for a damaged one may be anything."""
+    """Return the contents of an open file.  For a damaged file, exceptions of any type may be raised."""
     attrs, matrices = {name: read_attribute(file, name) for name in file.attrs}, list[Matrix]()
 
     def visit(name: str, item: Any) -> None:
         if _CHECKSUM in item.attrs:
-            # numbers of HDF5 may differ from NumPy's, for example in the bias of their exponents
+            # an HDF5 type may differ from the NumPy type, for example in the bias of the exponents
             kind = item.dtype.str if item.id.get_type() == h5py.h5t.py_create(item.dtype) else "another"
             matrices.append(Matrix(name, tuple(item.shape), kind, str(read_attribute(item, _CHECKSUM))))
 
@@ -277,7 +277,7 @@ def _parsed(path: Path, file: h5py.File) -> Generation:
 
 
 def check_held(partial: Path, token: Token, names: Iterable[str]) -> None:
-    """Raise FileError if a file that is complete does not hold what describes all of its matrices."""
+    """Raise FileError if the metadata in a complete file do not have this token and these names of matrices."""
     try:
         held = inspect(partial)
     except DamagedError as error:
@@ -287,14 +287,14 @@ def check_held(partial: Path, token: Token, names: Iterable[str]) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether `save_all` wrote a file, which may be damaged: the names of attributes are in its bytes."""
+    """Return whether `save_all` wrote a file, which may be damaged: it is empty, or begins with names of attributes."""
     with open(path, "rb", opener=ordinary) as file:
         first = file.read(_FIRST)
     return not first or sum(name.encode() in first for name in (_JOB, _NAME, _GENERATION, _CONTENTS, _ATTRS)) > 1
 
 
 def _hash(attrs: Mapping[str, Any], matrices: Iterable[Matrix]) -> str:
-    """Return a hash of attributes, of their values as they come back, and of what is known of the matrices."""
+    """Return a hash of the attributes, with their values as they are loaded, and of the properties of the matrices."""
     values = [(name, np.asarray(value)) for name, value in sorted(attrs.items())]
     plain = [(name, value.dtype.str, value.shape, value.tolist()) for name, value in values]
     known = repr((plain, [tuple(x) for x in sorted(matrices)]))
@@ -302,13 +302,13 @@ def _hash(attrs: Mapping[str, Any], matrices: Iterable[Matrix]) -> str:
 
 
 def _hash_of_attrs(attrs: Mapping[str, Any]) -> str:
-    """Return the hash of the attributes alone, which earlier versions wrote."""
+    """Return the hash of the attributes alone, which versions up to 0.1 wrote."""
     plain = [(name, np.asarray(attrs[name]).dtype.kind, np.asarray(attrs[name]).tolist()) for name in sorted(attrs)]
     return hashlib.blake2b(repr(plain).encode(), digest_size=16).hexdigest()
 
 
 def has(path: Path, name: str, shape: tuple[int, int], dtype: np.dtype | None) -> bool:
-    """Return whether a file has this dataset, whole.  Raises OSError if that cannot be told now."""
+    """Return whether a file holds this dataset completely.  Raises OSError if the file cannot be read now."""
     try:
         with h5py.File(path, "r") as file:
             there = file[name]
@@ -323,7 +323,7 @@ def has(path: Path, name: str, shape: tuple[int, int], dtype: np.dtype | None) -
 
 
 def saved_generations(path: Path) -> tuple[list[Generation], list[str]]:
-    """Return the generations that can be read, the newest first, and why others cannot."""
+    """Return the generations that can be read, the newest first, and the error messages of the others."""
     there, bad = list[Generation](), list[str]()
     for file in [path, *older(path)]:
         try:
@@ -336,14 +336,14 @@ def saved_generations(path: Path) -> tuple[list[Generation], list[str]]:
 
 
 def is_there(generation: Generation) -> bool:
-    """Return whether the file of its name is still this one: numbers grow, so that it was there all the time, too."""
+    """Return whether its file still holds this generation.  Numbers only grow, so the file held it all the time."""
     with suppress(FileError):
         return inspect(generation.path).token == generation.token
     return False
 
 
 def _plain(value: Any) -> Any:
-    """Return an attribute as Python has it: an array of no dimensions as a number."""
+    """Return the value of an attribute as a Python object: an array without dimensions as a number."""
     with suppress(AttributeError):
         return value.item() if np.ndim(value) == 0 and not isinstance(value, str) else value
     return value

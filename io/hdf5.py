@@ -1,16 +1,16 @@
 """Matrices in HDF5 files: one standard dataset, read and written by all ranks in parallel.
 
-There are four methods; the report names the one used:
+There are four methods; the report names the method that was used:
 
     "mpio"         h5py built with MPI: collective hyperslabs; contiguous, chunked, compressed.
     "mpi-io"       any h5py; contiguous datasets whose elements are stored as in memory: MPI-IO at the offset of
                    the dataset in its file.
     "independent"  any h5py; all other datasets, for reading only: each rank reads through h5py independently.
-    "one writer"   any h5py; datasets in chunks, for writing only: rank 0 writes what the others send it.
+    "one writer"   any h5py; chunked datasets, for writing only: rank 0 writes the elements that all ranks send.
 
-A dataset of one dimension is a matrix of one column.  With each method a rank reads or writes whole rows, or parts of
-one; a redistribution converts between these and the layout of the matrix, one piece of the dataset at a time
-(`pdgemm.io.pieces`).
+A dataset of one dimension is a matrix of one column.  With each method a rank reads or writes whole rows, or a part of
+one row; a redistribution moves the elements between these rows and the layout of the matrix, one piece of the dataset
+at a time (`pdgemm.io.pieces`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from pdgemm.names import DeviceName, DType
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.files import say
 
-_LOOKS = 5  # at generations of a file that others replace while it is read
+_LOOKS = 5  # attempts to load a file that other jobs replace meanwhile
 
 
 def load(
@@ -70,43 +70,43 @@ def load(
 
         A = hdf5.load("a.h5", "x", grid)            # on a grid of all ranks: hdf5.load("a.h5:/x")
 
-    path, name : file and dataset, which has two dimensions, or one: that is read as one column.  Without a name, the
-                path is both, `FILE:/DATASET`.
-    grid       : by default one of all ranks.
+    path, name : file and dataset, of two dimensions, or of one, which is read as one column.  Without a name, the path
+                has both: `FILE:/DATASET`.
+    grid       : by default a grid of all ranks.
     rows, cols : the part of the dataset that is read, without the rest: a slice or a range of step 1, or a pair
                 (start, stop); by default all.
     block, source : layout of the result, as in `DistMatrix.empty`.
-    dtype     : convert while reading; needed for integers other than int8 and int32.
+    dtype     : the type to convert to while reading; needed for integers other than int8 and int32.
     transpose : return the transpose of the dataset, or of the part, at no cost: the local arrays are in Fortran order.
-    verify    : compare with the checksum that `save` recorded, which is of the whole dataset: refused for a part of it.
+    verify    : compare with the checksum that `save` recorded; only for the whole dataset, not for a part.
     device    : the device of the matrix, as in `DistMatrix.empty`; the dataset is read to the host first.
     progress  : called as progress(done, total) after each transfer.
 
-    Of a part of the columns each row is read alone, or many at once with what lies between where that is less than
-    4 KiB a row; of a dataset in chunks whole chunks are read.
+    For a part of the columns, each row is read alone; if less than 4 KiB lie between two rows, many rows are read at
+    once, with the bytes in between.  Of a chunked dataset whole chunks are read.
 
-    Links are followed, and the bytes of a dataset may be in other files: behind a link, or those of a virtual dataset,
-    all of which must exist.  A file that changes while it is read raises FileError.
+    Links are followed, and the bytes of a dataset may be in other files: the target of a link, or the files of a
+    virtual dataset, which must all exist.  A file that changes while it is read raises FileError.
 
-    `.report` has the method, bytes and seconds.  Extra memory: at most 64 MiB per rank, or two chunks of it.
-    Raises FileError, LayoutError, DTypeError or DeviceError on every rank.
+    `.report` has the method, bytes and seconds.  Extra memory: at most 64 MiB per rank, or two chunks of the dataset.
+    Raises FileError, LayoutError, DTypeError, ArgumentError or DeviceError on every rank.
     """
     start, grid = perf_counter(), default_grid() if grid is None else grid
     comm = communicator_of(grid)
     with together(comm) as description:
         path, name = file_and_name(path, name)
-        asked = None if dtype is None else element_type(dtype)
-        # the arguments of the layout are compared when the matrix is made
-        description += ["hdf5.load", path, name, rows, cols, asked, bool(transpose), bool(verify), device]
+        requested = None if dtype is None else element_type(dtype)
+        # `DistMatrix.empty` compares the arguments of the layout
+        description += ["hdf5.load", path, name, rows, cols, requested, bool(transpose), bool(verify), device]
     device_on(grid, device)
-    stored, wanted = dataset_properties(path, name, grid, asked)
+    stored, wanted = dataset_properties(path, name, grid, requested)
     with together(comm):
         part = part_of(stored.shape, rows, cols)
         if verify:
             _check_verifiable(stored, f"{path}:{name}", part)
         method = _way_to_read(stored)
         carried = wanted
-        if verify:  # the checksum is of the bits as stored
+        if verify:  # the checksum is that of the stored bits, without conversion
             carried = stored.dtype
         elif wanted.kind == "c" and stored.dtype.kind != "c":  # HDF5 cannot convert real to complex numbers
             carried = np.empty(0, wanted).real.dtype
@@ -119,9 +119,9 @@ def load(
             pieces.read_pieces(there, within(transfer, part), stored.unit, progress)
         on_root(comm, path, lambda: check_unchanged(f"{path}:{name}", stored))
     if verify:
-        found = checksum(there)
-        if found != stored.checksum:  # the same on every rank
-            raise FileError(f"{path}:{name} is damaged: its checksum is {found}, recorded was {stored.checksum}")
+        computed = checksum(there)
+        if computed != stored.checksum:  # the same on every rank
+            raise FileError(f"{path}:{name} is damaged: its checksum is {computed}, recorded was {stored.checksum}")
     if wanted != carried:
         matrix = matrix.astype(wanted)
     matrix = matrix.to_device(device)
@@ -145,7 +145,7 @@ def _check_verifiable(stored: Stored, dataset: str, part: Any) -> None:
 def _opened(
     stored: Stored, method: str, path: Path, name: str, comm: MPI.Intracomm
 ) -> AbstractContextManager[Transfer]:
-    """Open a dataset for reading, by MPI-IO where its bytes follow each other in a file, else by HDF5."""
+    """Open a dataset for reading: with MPI-IO where its bytes are contiguous in a file, else through HDF5."""
     if method != "mpi-io":
         return hyperslabs.opened_by_hdf5(path, name, comm, method == "mpio")
     assert stored.offset is not None
@@ -157,11 +157,11 @@ def dataset(
 ) -> pdgemm.StoredMatrix:
     """Return a dataset as a matrix that stays in its file, an operand of `pdgemm`.  Collective over the grid.
 
-        A = hdf5.dataset("a.h5", "x", grid)         # nothing is read but its shape and type
-        C = pdgemm(1.0, A, B)                       # A is read panel by panel, while others are multiplied
+        A = hdf5.dataset("a.h5", "x", grid)         # reads only the shape and the type
+        C = pdgemm(1.0, A, B)                       # reads each panel of A while the previous one is multiplied
 
     path, name, grid : as in `load`.
-    dtype : convert while reading; needed for integers other than int8 and int32.
+    dtype : the type to convert to while reading; needed for integers other than int8 and int32.
 
     Raises FileError, LayoutError or DTypeError on every rank.
     """
@@ -186,20 +186,20 @@ def save(
 ) -> IOReport:
     """Write a DistMatrix as one dataset.  Collective over its grid.
 
-    path, name : the dataset is created or replaced; all other contents of the file are kept.  A name that is a
-            link becomes the new dataset; the target of a soft link, and a dataset with other names (hard links),
-            keep those names.  A name that leads into another file by an external link raises FileError.
-    chunks, compression : as in h5py ("gzip").  Where h5py is not built with MPI, rank 0 writes such a dataset: all
-            others send it their elements, at most 4 MiB at a time, or a row of chunks.
-    ndim  : 1: a matrix of one column becomes a dataset of one dimension.
-    check : read the file back and compare its checksum, before it is renamed: an MPI library may not report a
-            failed write.
-    replaces : the report of the load of this dataset, where the matrix was computed from it.  If another job has
-            saved something else there since, FileError is raised, so that its work is not lost.
+    path, name : the dataset is created or replaced; all other contents of the file are kept.  If the name is a
+            link, the new dataset replaces the link; the target of a soft link keeps its name, and a dataset with
+            hard links keeps its other names.  A name that leads through an external link raises FileError.
+    chunks, compression : as in h5py ("gzip").  Where h5py is not built with MPI, rank 0 writes such a dataset: each
+            other rank sends its elements to rank 0, at most 2^19 elements at a time, or one chunk.
+    ndim  : with 1, a matrix of one column becomes a dataset of one dimension.
+    check : read the file back and compare its checksum before the file is renamed, because an MPI library may not
+            report a failed write.
+    replaces : the report of the load of this dataset, where the matrix was computed from the dataset.  FileError is
+            raised if another job has replaced the dataset since that load, so that its work is not lost.
 
-    The file is complete under its name or does not exist: it is written under a temporary name beside it
-    and renamed at the end.  Attributes of the dataset record layout, dtype and a checksum.
-    Raises FileError on every rank, and leaves the old file unchanged.
+    The file is complete under its name or does not exist: `save` writes a temporary file beside it, and renames
+    the temporary file at the end.  Attributes of the dataset record layout, dtype and a checksum.
+    Raises FileError, LayoutError, DTypeError or ArgumentError on every rank, and leaves the old file unchanged.
     """
     start, comm = perf_counter(), communicator(matrix=matrix)
     with together(comm) as description:
@@ -212,7 +212,7 @@ def save(
             raise LayoutError(f"{path}:{name}: a matrix of shape {matrix.shape} is not saved with ndim={ndim}")
     matrix = matrix.to_host()
     written = checksum(matrix)
-    made = new_dataset(
+    output = new_dataset(
         path,
         name,
         matrix.grid,
@@ -223,7 +223,7 @@ def save(
         {"chunks": chunks[:ndim] if isinstance(chunks, tuple) else chunks, "compression": compression},
         ndim,
     )
-    with timed("write", matrix.stored.nbytes), taking(None), made as dataset:
+    with timed("write", matrix.stored.nbytes), taking(None), output as dataset:
         _write(dataset, matrix, written, check, progress)
     return dataset.report(perf_counter() - start)
 
@@ -245,26 +245,26 @@ def save_all(
     keep: int = 1,
     progress: Progress | None = None,
 ) -> SavedReport:
-    """Write all the state of a program as one file.  Collective over the ranks of the matrices.
+    """Write the state of a program, matrices and attributes, to one file.  Collective over the ranks of the matrices.
 
         hdf5.save_all("state.h5", {"w": W, "m": M}, attrs={"step": 7}, keep=2)
 
-    matrices : what to save, by the names of datasets; all on grids of the same ranks.
-    attrs    : numbers, strings, and arrays of numbers, of at most 58 KiB each: attributes of the file.
-    keep     : how many generations there will be: the file, and as `state.h5.1`, `state.h5.2` those before it.
+    matrices : matrices by the names of their datasets; all on grids of the same ranks.
+    attrs    : attributes of the file: numbers, strings, and arrays of numbers, of at most 58 KiB each.
+    keep     : number of generations that are kept: the file, and older ones as `state.h5.1`, `state.h5.2`.
     progress : called as progress(done, total) after each matrix.
 
-    The file is complete under its name, checked and on the disk, or what was there is unchanged: it is written under
-    a temporary name beside it, and renamed.  It needs as much space as the matrices have bytes.  Other contents of the
-    file go, and a file that `save_all` did not write is refused.
+    The new file is complete under its name, checked and on the disk, or the old file is unchanged: `save_all` writes a
+    temporary file beside it, and renames the temporary file.  The disk needs as much space as the matrices have bytes.
+    Other contents of the old file are lost, and a file that `save_all` did not write is not replaced (FileError).
 
-    Each matrix carries its checksum, and the file its generation and the job that wrote it.  If another job has saved
-    to it since this one did, or since this one loaded it, FileError is raised, but for the job whose file was loaded:
-    ranks of a job that was killed may live on, and cannot replace what a later job has saved.
+    The file records a checksum of each matrix, the generation, and the job that wrote it.  FileError is raised if
+    another job has saved to the file since this job saved or loaded it, except the job whose generation was loaded.
+    So the ranks of a killed job, which may still run, cannot replace the file of a later job.
 
     Returns the report.  Raises ArgumentError, DTypeError, GridError or FileError on every rank.
     """
-    start, given = perf_counter(), dict(attrs or {})
+    start, saved = perf_counter(), dict(attrs or {})
     matrices = dict(matrices)
     if not matrices:
         raise ArgumentError("matrices is empty: there is nothing to save, and no grid whose ranks could agree")
@@ -273,12 +273,12 @@ def save_all(
         path = Path(path)
         for name, x in matrices.items():
             _check_state(path, name, x, comm)
-        given = generations.check_attrs(given)
+        saved = generations.check_attrs(saved)
         if len({*map(generations.plain_name, matrices)}) < len(matrices):
             raise ArgumentError(f"matrices: {', '.join(matrices)} are not the names of so many datasets")
         keep = as_count(keep, "keep", 1)
         description += ["hdf5.save_all", path, *matrices, *(x.shape for x in matrices.values()), keep]
-        description += [(key, np.asarray(value).dtype.str, np.asarray(value).tobytes()) for key, value in given.items()]
+        description += [(key, np.asarray(value).dtype.str, np.asarray(value).tobytes()) for key, value in saved.items()]
     generations.same_job(comm)
     sums = {name: checksum(x) for name, x in matrices.items()}
     total, notify = sum(x.size * x.dtype.itemsize for x in matrices.values()), GuardedCallback(progress)
@@ -288,12 +288,12 @@ def save_all(
             generations.Matrix(generations.plain_name(name), x.shape, x.dtype.str, sums[name])
             for name, x in matrices.items()
         ]
-        on_root(comm, path, lambda: generations.create(partial, token, given, known))
+        on_root(comm, path, lambda: generations.create(partial, token, saved, known))
         for number, (name, x) in enumerate(matrices.items(), 1):
             with timed("write", x.stored.nbytes), taking(None):
-                made = NewDataset(partial, path, name, x.grid, x.shape, x.dtype, sums[name])
-                made.create(attributes(x.grid, x.distribution, x.dtype, sums[name]), {})
-                _write(made, x.to_host(), sums[name], True)
+                output = NewDataset(partial, path, name, x.grid, x.shape, x.dtype, sums[name])
+                output.create(attributes(x.grid, x.distribution, x.dtype, sums[name]), {})
+                _write(output, x.to_host(), sums[name], True)
             notify(number, len(matrices))
         agree(comm, notify.error)
         on_root(comm, path, lambda: generations.check_held(partial, token, matrices))
@@ -305,16 +305,16 @@ def save_all(
 def load_all(
     path: str | Path, grid: ProcessGrid | None = None, layouts: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Saved:
-    """Read what `save_all` wrote, on any number of ranks.  Collective over the grid.
+    """Load the matrices and attributes of a file of `save_all`, on any number of ranks.  Collective over the grid.
 
         state = hdf5.load_all("state.h5", grid, {"w": {"block": 64, "dtype": "float32"}})
         W, step = state.matrices["w"], state.attrs["step"]
 
-    grid    : by default one of all ranks.
-    layouts : options of `load` for the matrices of these names: block, source, dtype, transpose, device.
+    grid    : by default a grid of all ranks.
+    layouts : options of `load` by the name of the matrix: block, source, dtype, transpose, device.
 
-    Each matrix is compared with its checksum.  Where the file is damaged or is missing, the generation before it is
-    read, and a line on standard error says so.  From now on this job goes on from that file, as `save_all` has it.
+    Each matrix is compared with its checksum.  Where the file is damaged or missing, the previous generation is loaded,
+    and a line on standard error says so.  Later calls of `save_all` go on from the generation that was loaded.
 
     Returns `matrices`, `attrs` and `generation`.  Raises FileError, ArgumentError, LayoutError, DTypeError or
     DeviceError on every rank.
@@ -332,15 +332,15 @@ def load_all(
             if unknown := set(options) - {"block", "source", "dtype", "transpose", "device"}:
                 raise ArgumentError(f"layouts[{name!r}]: load has no {', '.join(map(str, unknown))}")
         description += ["hdf5.load_all", path, *wanted]
-    for _ in range(_LOOKS):  # ranks of a job that was killed may still run, and save
+    for _ in range(_LOOKS):  # ranks of a killed job may still run, and save
         there, bad = on_root(comm, path, lambda: generations.saved_generations(path))
         for each in there:
             if missing := set(wanted) - set(each.names):
                 raise ArgumentError(f"{path} has no {', '.join(sorted(missing))}; it has {', '.join(each.names)}")
-            found, error = dict[str, DistMatrix](), ""
+            loaded, error = dict[str, DistMatrix](), ""
             try:
                 for name in each.names:
-                    found[name] = load(each.path, name, grid, verify=True, **wanted.get(name, {}))
+                    loaded[name] = load(each.path, name, grid, verify=True, **wanted.get(name, {}))
             except FileError as failure:
                 error = str(failure)
             if not on_root(comm, path, lambda: generations.is_there(each)):  # noqa: B023
@@ -354,14 +354,14 @@ def load_all(
                 say(f"{'; '.join(bad)}: generation {each.token.generation} of {each.path} was loaded in its place")
             generations.same_job(comm)
             generations.remember(path, each.token)
-            return Saved(found, each.attrs, each.token.generation)
+            return Saved(loaded, each.attrs, each.token.generation)
         else:
             raise FileError("; ".join(bad))
     raise FileError(f"{path} {CHANGED}")
 
 
 def _check_state(path: Path, name: str, x: DistMatrix, comm: MPI.Intracomm) -> None:
-    """Raise an error where a matrix cannot be saved with others, on this rank alone."""
+    """Raise an error where a matrix cannot be saved with the others.  Local."""
     check_matrices(**{str(name): x})
     if not isinstance(name, str) or not name.strip("/."):
         raise ArgumentError(f"matrices: {name!r} is not the name of a dataset")
@@ -377,7 +377,7 @@ def _check_saved(dtype: np.dtype) -> None:
 
 
 def dataset_properties(path: str | Path, name: str, grid: ProcessGrid, dtype: Any = None) -> tuple[Stored, np.dtype]:
-    """Return the properties of a dataset, and the type of its matrix, without reading it.  Collective over the grid.
+    """Return the properties of a dataset, and the type of its matrix; no element is read.  Collective over the grid.
 
     Arguments and errors are those of `load`.
     """

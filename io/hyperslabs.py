@@ -24,7 +24,7 @@ from pdgemm.support.waits import Wait
 
 
 def parallel_h5py() -> bool:
-    """Return whether h5py is built with MPI.  Raises FileError if it is built with another MPI than mpi4py's."""
+    """Return whether h5py is built with MPI.  Raises FileError if h5py and mpi4py use different MPI libraries."""
     if not h5py.get_config().mpi:
         return False
     libraries = loaded_mpi_libraries()
@@ -47,9 +47,9 @@ def loaded_mpi_libraries() -> list[str]:
 def opened_by_hdf5(
     path: Path, name: str, comm: MPI.Intracomm, collective: bool, write: bool = False
 ) -> Iterator[Transfer]:
-    """Open a dataset; the result reads or writes rows x columns, converting the type of the array.  Collective.
+    """Open a dataset; yield a transfer of rectangles, which converts from or to the array's type.  Collective.
 
-    collective : each transfer is collective, too; ranks without elements take part with an empty selection.
+    collective : whether transfers are collective, too; ranks without elements take part with an empty selection.
     """
     how = h5py.h5p.create(h5py.h5p.DATASET_XFER)
     options: dict[str, Any] = {}
@@ -63,7 +63,7 @@ def opened_by_hdf5(
         return file, file[name].id
 
     def closing(both: tuple[h5py.File, Any]) -> None:
-        both[1].close()  # it may keep the file open that a link led to
+        both[1].close()  # an open dataset may keep the target file of a link open
         both[0].close()
 
     with open_on_all(comm, path, write, opening, closing) as (_, dataset):
@@ -87,10 +87,10 @@ def opened_by_hdf5(
 
 @contextmanager
 def opened_by_one(path: Path, name: str, comm: MPI.Intracomm) -> Iterator[Transfer]:
-    """Open a dataset that rank 0 writes with what the others send it, in rectangles.  Collective.
+    """Open a dataset that rank 0 writes for all ranks, in rectangles.  Collective.
 
-    So compressed datasets are written by an h5py without MPI.  Each transfer is collective: rank 0 receives the
-    rectangle of one rank after the other, and has one of them in memory beside its own.
+    So an h5py without MPI can write compressed datasets.  Each transfer is collective: the other ranks send their
+    rectangles to rank 0, which receives them one after the other, and has one in memory beside its own.
     """
     held = list[Any]()
 
@@ -103,7 +103,7 @@ def opened_by_one(path: Path, name: str, comm: MPI.Intracomm) -> Iterator[Transf
             held[0].write(h5py.h5s.create_simple(part.shape), _selected(held[0], row, col, part.shape), part)
 
     def transfer(row: int, col: int, part: np.ndarray) -> None:
-        with together(comm):  # a rank that lacks memory does so before others wait for its elements, or for it
+        with together(comm):  # a rank that lacks memory raises before another rank waits for it
             there = np.ascontiguousarray(part)
         places = comm.gather((row, col, part.shape), root=0) or []
         with together(comm):
@@ -114,7 +114,7 @@ def opened_by_one(path: Path, name: str, comm: MPI.Intracomm) -> Iterator[Transf
         error: Exception | None = None
         for rank, (first, second, shape) in enumerate(places):
             some = there if rank == 0 else received[: prod(shape)].reshape(shape)
-            if rank:  # after an error, too: the others send
+            if rank:  # after an error, too, because the other ranks send
                 comm.Recv([some.reshape(-1).view(np.uint8), MPI.BYTE], source=rank)
             try:
                 if error is None:
@@ -132,11 +132,11 @@ def opened_by_one(path: Path, name: str, comm: MPI.Intracomm) -> Iterator[Transf
             with suppress(Exception):
                 each.close()
         raise
-    on_root(comm, path, lambda: [each.close() for each in held])  # a full disk may be reported only now
+    on_root(comm, path, lambda: [each.close() for each in held])  # a full disk may be reported only at closing
 
 
 def _selected(dataset: Any, row: int, col: int, shape: tuple[int, ...]) -> Any:
-    """Return the selection of a rectangle of a dataset of one or two dimensions; of nothing where it is empty."""
+    """Return the selection of a rectangle in a dataset of one or two dimensions; it may be empty."""
     space = dataset.get_space()
     if shape[0] * shape[1]:
         ndim = space.get_simple_extent_ndims()

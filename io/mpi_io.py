@@ -15,22 +15,22 @@ from pdgemm.io.matrix_files import Transfer
 from pdgemm.io.pieces import open_on_all
 from pdgemm.support.files import file_error
 
-# Open MPI creates a semaphore in /dev/shm for every file, for shared file pointers, which are not used here.  If that
-# is full, files cannot be opened, or ranks wait for ever for those that failed.  Open MPI reads the variable at the
-# first open; a program that uses shared file pointers sets it to "sm".
+# Open MPI creates a semaphore in /dev/shm for every file, for shared file pointers, which are not used here.  If
+# /dev/shm is full, files cannot be opened, or ranks wait for ever for ranks that failed.  Open MPI reads the variable
+# at the first open; a program that uses shared file pointers sets the variable to "sm".
 os.environ.setdefault("OMPI_MCA_sharedfp", "individual")
 
-_GAP = 1 << 12  # bytes between two rows of a part of the columns; fewer are read with them, as the system reads pages
-_STRIPE = 1 << 22  # bytes that are read at once then
+_GAP = 1 << 12  # bytes between two rows of a part; a smaller gap is read with the rows, as the system reads whole pages
+_STRIPE = 1 << 22  # bytes of one read of several rows and the gaps between them
 
 
 @contextmanager
 def opened_by_mpi_io(
     path: Path, offset: int, cols: int, stored: np.dtype, comm: MPI.Intracomm, write: bool = False
 ) -> Iterator[Transfer]:
-    """Open the matrix at byte `offset`; the result reads a block of it, or writes one.  Collective.
+    """Open the matrix at byte `offset`; yield a transfer that reads or writes a block of the matrix.  Collective.
 
-    cols, stored : columns and type of the whole matrix.  A transfer is local, and converts to the type of its array.
+    cols, stored : columns and type of the whole matrix.  A transfer is local, and converts from or to its array's type.
     """
     mode = MPI.MODE_WRONLY if write else MPI.MODE_RDONLY
     with open_on_all(comm, path, write, lambda: MPI.File.Open(comm, str(path), mode), MPI.File.Close) as file:
@@ -63,7 +63,7 @@ def opened_by_mpi_io(
 
 
 def _together(part: np.ndarray, cols: int, itemsize: int, write: bool) -> Iterator[slice]:
-    """Yield the rows of a block that are accessed at once: all, if they lie together in the file."""
+    """Yield ranges of rows of a block that are accessed at once: all rows, if the block is contiguous in the file."""
     rows, width = part.shape
     lines = max(1, rows)
     if width < cols and (write or (cols - width) * itemsize >= _GAP):

@@ -1,4 +1,4 @@
-"""A dataset that is written and takes its place, and that of its file, when it is complete."""
+"""A new dataset in a temporary file, which takes the name of the old file when the dataset is complete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from pdgemm.io import (
     hyperslabs,
-    mpi_io,  # before h5py: they load MPI, which a parallel h5py needs
+    mpi_io,  # before h5py: these modules load MPI, which a parallel h5py needs
     pieces,
 )
 
@@ -33,9 +33,9 @@ _CHECKSUM = "pdgemm_checksum"
 
 
 class NewDataset:
-    """A dataset in a file that is not under its name yet.  All methods are collective over the grid.
+    """A dataset in a file that still has a temporary name.  All methods are collective over the grid.
 
-    ndim : of the dataset; 1: the matrix has one column.
+    ndim : dimensions of the dataset; 1: the matrix has one column.
     unit : rows and columns that are written together.
     """
 
@@ -54,13 +54,13 @@ class NewDataset:
         self._partial, self._path, self._name, self._comm = partial, path, name, grid.comm
         self._shape, self._dtype = shape, dtype
         self._parallel = hyperslabs.parallel_h5py()
-        self._links = set[bytes]()  # of the whole file, on rank 0
+        self._links = set[bytes]()  # all links of the file, on rank 0
         self.checksum = checksum
 
     def copy_others(self) -> None:
-        """Begin with a copy of the old file, if it has more than this dataset.
+        """Begin with a copy of the old file, if the old file has other contents than this dataset.
 
-        It keeps references, links, user block and all else; HDF5 reuses the space of the deleted dataset.
+        The copy keeps references, links, user block and all else; HDF5 reuses the space of the deleted dataset.
         """
         path = self._path
 
@@ -71,23 +71,23 @@ class NewDataset:
         on_root(self._comm, path, copy)
 
     def create(self, attributes: dict[str, str], storage: dict[str, Any]) -> None:
-        """Create the dataset, allocated, and the file where there is none."""
+        """Create the dataset and allocate its space; create the file if it does not exist."""
         elements = self._shape[0] * self._shape[1]
         storage = {name: value for name, value in storage.items() if value and elements}
         self._chunked = bool(storage)
-        made = on_root(self._comm, self._path, lambda: self._create(attributes, storage))
-        self._offset, self.unit = made
+        properties = on_root(self._comm, self._path, lambda: self._create(attributes, storage))
+        self._offset, self.unit = properties
 
     def reopen(self) -> None:
-        """Go on with the dataset as it is in the file.  Raises FileError if it is another one."""
-        name, found = self._name, on_root(self._comm, self._path, lambda: stored_dataset(self._partial, self._name))
+        """Go on with the dataset in the file.  Raises FileError if its shape, type or storage differs."""
+        name, stored = self._name, on_root(self._comm, self._path, lambda: stored_dataset(self._partial, self._name))
         empty = not self._shape[0] * self._shape[1]
-        if (found.shape, found.dtype) != (self._shape, self._dtype) or (found.offset is None and not empty):
-            raise FileError(f"{self._partial}:{name} is {found.shape} {found.dtype}, not {self._shape} {self._dtype}")
-        self._offset, self.unit = found.offset or 0, found.unit
+        if (stored.shape, stored.dtype) != (self._shape, self._dtype) or (stored.offset is None and not empty):
+            raise FileError(f"{self._partial}:{name} is {stored.shape} {stored.dtype}, not {self._shape} {self._dtype}")
+        self._offset, self.unit = stored.offset or 0, stored.unit
 
     def opened(self, write: bool) -> AbstractContextManager[Transfer]:
-        """Open it for transfers of rectangles, which are collective where h5py is built with MPI."""
+        """Open the dataset for transfers of rectangles; collective with a parallel h5py, and for writing chunks."""
         if self._parallel:
             return hyperslabs.opened_by_hdf5(self._partial, self._name, self._comm, True, write=write)
         if self._chunked and write:
@@ -97,19 +97,20 @@ class NewDataset:
         return self.opened_alone(write)
 
     def opened_alone(self, write: bool) -> AbstractContextManager[Transfer]:
-        """The same of a dataset without chunks, for transfers that each rank makes when it wants."""
+        """Open a dataset without chunks for independent transfers, which each rank makes at any time."""
         cols = self._shape[1]
         return mpi_io.opened_by_mpi_io(self._partial, self._offset, cols, self._dtype, self._comm, write=write)
 
     def complete(self, checksum: str, check: bool) -> None:
-        """Record the checksum of what was written.  Raises FileError if the file, read back, has another one.
+        """Record the checksum of the elements.  Raises FileError if the elements, read back, have another checksum.
 
-        What describes the dataset in its file is read back from the disk in any case: a storage may lose that alone.
+        check : whether to read the elements back.  The metadata of the dataset in its file are always read back from
+                the disk, because a storage may lose only the metadata.
         """
         if check and self._shape[0] * self._shape[1]:
             with self.opened(write=False) as transfer:
                 held = pieces.file_checksum(self._shape, self._dtype, transfer, self.unit, self._comm)
-            if held != checksum:  # on every rank alike
+            if held != checksum:  # the same on every rank
                 raise FileError(f"{self._path}: {LOST}")
         if self.checksum != checksum:
             self.checksum = checksum
@@ -118,7 +119,7 @@ class NewDataset:
 
     @property
     def place(self) -> tuple[str, str]:
-        """File and name under which it can be read before it is complete."""
+        """The file and the name to read the dataset from before it is complete."""
         return str(self._partial), self._name
 
     def report(self, seconds: float) -> IOReport:
@@ -128,9 +129,9 @@ class NewDataset:
         return IOReport("wrote", *what, nbytes, seconds, self.checksum)
 
     def _create(self, attributes: dict[str, str], storage: dict[str, Any]) -> tuple[int, tuple[int, int]]:
-        """Return the offset of the dataset, and its unit.  On rank 0."""
+        """Create the dataset on rank 0, and return its offset and its unit."""
         partial, name = self._partial, self._name
-        if not self._chunked:  # allocate it now, contiguously, without writing fill values
+        if not self._chunked:  # allocate the dataset now, contiguously, without writing fill values
             plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             plist.set_layout(h5py.h5d.CONTIGUOUS)
             plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -153,7 +154,7 @@ class NewDataset:
             write_attributes(file[self._name], {_CHECKSUM: self.checksum})
 
     def _check_held(self) -> None:
-        """Raise FileError where the new file does not hold what was written to it, as after a fault of the disk."""
+        """Raise FileError if the new file has lost metadata or links that were written to it, as after a disk fault."""
         nbytes = self._shape[0] * self._shape[1] * self._dtype.itemsize if self._offset else 0
         to_disk(self._partial, (self._offset, self._offset + nbytes))
         try:
@@ -166,7 +167,7 @@ class NewDataset:
             RuntimeError,
             KeyError,
             ValueError,
-        ) as bad:  # h5py has many for one that is damaged
+        ) as bad:  # h5py raises many types for a damaged file
             raise FileError(f"{self._path}: {LOST}: {' '.join(str(bad).split())}") from None
         there = held.shape, held.dtype, held.offset or 0, held.checksum
         if there != (self._shape, self._dtype, self._offset, self.checksum) or not self._links <= links:
@@ -192,9 +193,9 @@ def new_dataset(
     storage: dict[str, Any] | None = None,
     ndim: int = 2,
 ) -> Iterator[NewDataset]:
-    """Write a dataset in the block, which calls `complete`.  Collective; the block raises on all ranks or on none.
+    """Yield a new dataset, which the block writes and completes.  Collective; the block raises on all ranks or on none.
 
-    layout   : of the matrix in memory, which attributes record.   checksum : None: it is not known yet.
+    layout   : of the matrix in memory; attributes record it.   checksum : of the matrix; None: not known yet.
     replaces, ndim : as in `hdf5.save`.   storage : chunks and compression; None: the dataset is contiguous.
     """
     storage = storage or {}
@@ -202,14 +203,14 @@ def new_dataset(
     with replacing(path, grid.comm, size) as partial:
         if replaces is not None:
             on_root(grid.comm, path, lambda: _check_same(path, name, replaces))
-        made = NewDataset(partial, path, name, grid, layout.shape, dtype, checksum, ndim)
-        made.copy_others()
-        made.create(attributes(grid, layout, dtype, checksum), storage)
-        yield made
+        dataset = NewDataset(partial, path, name, grid, layout.shape, dtype, checksum, ndim)
+        dataset.copy_others()
+        dataset.create(attributes(grid, layout, dtype, checksum), storage)
+        yield dataset
 
 
 def check_savable(path: Path, name: str, grid: ProcessGrid, size: int) -> Old | None:
-    """Check that a dataset of `size` bytes can be saved here, and return the one that it would replace.
+    """Check that a dataset of `size` bytes can be saved here; return the dataset that it would replace, or None.
 
     Collective; raises FileError on every rank.
     """
@@ -219,14 +220,14 @@ def check_savable(path: Path, name: str, grid: ProcessGrid, size: int) -> Old | 
 
 
 def attributes(grid: ProcessGrid, layout: Distribution, dtype: np.dtype, checksum: str | None) -> dict[str, str]:
-    """Return the attributes of a dataset that is written."""
+    """Return the attributes that pdgemm writes to a dataset."""
     placed = {"grid": grid.shape, "block": layout.block, "source": layout.source}
-    made_by = {"pdgemm_version": pdgemm.__version__, "pdgemm_dtype": str(dtype)}
-    return {**made_by, "pdgemm_layout": json.dumps(placed)} | ({_CHECKSUM: checksum} if checksum else {})
+    origin = {"pdgemm_version": pdgemm.__version__, "pdgemm_dtype": str(dtype)}
+    return {**origin, "pdgemm_layout": json.dumps(placed)} | ({_CHECKSUM: checksum} if checksum else {})
 
 
 def _check_same(path: Path, name: str, read: IOReport) -> None:
-    """Raise FileError if the dataset is not the one that was read; the caller holds the lock of the file."""
-    found = stored_dataset(path, name)
-    if (found.shape, str(found.dtype), found.checksum) != (read.shape, read.dtype, read.checksum):
+    """Raise FileError if the dataset was replaced since it was read.  The caller holds the lock of the file."""
+    current = stored_dataset(path, name)
+    if (current.shape, str(current.dtype), current.checksum) != (read.shape, read.dtype, read.checksum):
         raise FileError(f"{path}:{name} was replaced after it was read here, and was not overwritten: try again")

@@ -34,14 +34,14 @@ from pdgemm.support.agreement import together
 from pdgemm.support.file_states import State, ordinary, settled, state, state_of
 from pdgemm.support.files import LOST, naming, reserve, to_disk
 
-# version 3 differs from 2 in the encoding of names of fields, which a matrix of numbers has not
+# version 3 differs from version 2 in the encoding of field names, and a matrix of numbers has no fields
 _HEADERS = dict.fromkeys([(2, 0), (3, 0)], npy_format.read_array_header_2_0) | {
     (1, 0): npy_format.read_array_header_1_0
 }
 
 
 class _Header(NamedTuple):
-    """What the header of a file says, and the byte that the elements begin at."""
+    """The header of a file, the byte offset of the elements, and the state of the file."""
 
     shape: tuple[int, int]
     dtype: np.dtype
@@ -65,9 +65,9 @@ def load(
 ) -> DistMatrix:
     """Read the array of a .npy file as a DistMatrix.  Collective over the grid.
 
-    path       : a file with an array of numbers, as by `numpy.save`, in C or Fortran order and any byte order.  It has
-                 two dimensions, or one: that is read as one column.
-    grid       : by default one of all ranks.
+    path       : a file with an array of numbers, as `numpy.save` writes it, in C or Fortran order and any byte order.
+                 An array has two dimensions, or one, which is read as one column.
+    grid       : by default a grid of all ranks.
     rows, cols : the part that is read, without the rest: a slice or a range of step 1, or a pair (start, stop).
     block, source, dtype, transpose, device, progress : as in `pdgemm.io.hdf5.load`.
 
@@ -78,12 +78,12 @@ def load(
     comm = communicator_of(grid)
     with together(comm) as description:
         path = Path(path)
-        asked = None if dtype is None else element_type(dtype)
-        description += ["npy.load", path, rows, cols, asked, bool(transpose), device]
+        requested = None if dtype is None else element_type(dtype)
+        description += ["npy.load", path, rows, cols, requested, bool(transpose), device]
     device_on(grid, device)
     header = on_root(comm, path, lambda: _inspect(path))
     with together(comm):
-        wanted = asked or header.dtype
+        wanted = requested or header.dtype
         check_dtypes(str(path), header.dtype, wanted.newbyteorder("="), tuple(TYPE))
         part = part_of(header.shape, rows, cols)
     straight = header.fortran_order == bool(transpose)  # rows of the matrix are contiguous in the file
@@ -123,11 +123,12 @@ def save(
 
     path  : the file, created or replaced, under exactly this name.
     order : "C" or "F", the order of the elements in the file.
-    ndim  : 1: a matrix of one column becomes an array of one dimension.
-    check : read the file back and compare its checksum, before it is renamed, as `pdgemm.io.hdf5.save` does.
+    ndim  : with 1, a matrix of one column becomes an array of one dimension.
+    check : read the file back and compare its checksum before the file is renamed, as `pdgemm.io.hdf5.save` does.
 
-    The file is complete under its name or does not exist: it is written under a temporary name beside it and renamed
-    at the end.  Raises FileError, DTypeError or ArgumentError on every rank, and leaves the old file unchanged.
+    The file is complete under its name or does not exist: `save` writes a temporary file beside it, and renames the
+    temporary file at the end.  Raises FileError, LayoutError, DTypeError or ArgumentError on every rank, and leaves
+    the old file unchanged.
     """
     start, comm = perf_counter(), communicator(matrix=matrix)
     with together(comm) as description:
@@ -155,7 +156,7 @@ def save(
         if size and check:
             with opened(write=False) as transfer:
                 held = pieces.file_checksum(stored.shape, stored.dtype, transfer, (1, 1), comm)
-            if held != checksum(stored):  # on every rank alike
+            if held != checksum(stored):  # the same on every rank
                 raise FileError(f"{path}: {LOST}")
         on_root(comm, path, lambda: _check_header(path, partial, header, size))
     what = str(path), "", "mpi-io", matrix.shape, str(matrix.dtype)
@@ -163,7 +164,7 @@ def save(
 
 
 def _inspect(path: Path) -> _Header:
-    """Return what the header says.  Raises FileError, LayoutError or DTypeError."""
+    """Return the contents of the header.  Raises FileError, LayoutError or DTypeError."""
     with naming(path), open(path, "rb", opener=ordinary) as file:
         try:
             version = npy_format.read_magic(file)
@@ -172,7 +173,7 @@ def _inspect(path: Path) -> _Header:
         if version not in _HEADERS:
             raise FileError(f"{path}: version {version[0]}.{version[1]} of the .npy format is not known")
         shape, fortran_order, dtype = _HEADERS[version](file)
-        offset, found, before = file.tell(), state_of(file.fileno()), settled(path)
+        offset, current, before = file.tell(), state_of(file.fileno()), settled(path)
     if len(shape) not in (1, 2):
         raise LayoutError(f"{path} is neither a matrix nor a vector: its shape is {shape}")
     fortran_order = fortran_order and len(shape) == 2
@@ -182,11 +183,11 @@ def _inspect(path: Path) -> _Header:
     if dtype.kind not in "biufc":
         raise DTypeError(f"{path} holds {dtype}, which are no numbers")
     end = offset + shape[0] * shape[1] * dtype.itemsize
-    if end > found.size:
-        raise FileError(f"{path} is truncated: its elements end at byte {end}, the file at {found.size}")
-    if found != before:
+    if end > current.size:
+        raise FileError(f"{path} is truncated: its elements end at byte {end}, the file at {current.size}")
+    if current != before:
         raise FileError(f"{path} {CHANGED}")
-    return _Header(shape, dtype, fortran_order, offset, found)
+    return _Header(shape, dtype, fortran_order, offset, current)
 
 
 def _check_unchanged(path: Path, header: _Header) -> None:
@@ -202,7 +203,7 @@ def _header(shape: tuple[int, ...], dtype: np.dtype, fortran_order: bool) -> byt
 
 
 def _check_header(path: Path, partial: Path, header: bytes, size: int) -> None:
-    """Raise FileError if the header, or the size of the file, did not reach the disk."""
+    """Raise FileError if the file on the disk has another header or another size."""
     to_disk(partial, (len(header), len(header) + size))
     with partial.open("rb") as file:
         if file.read(len(header)) != header or os.fstat(file.fileno()).st_size != len(header) + size:

@@ -1,7 +1,7 @@
-"""Transfers between a matrix and a file in pieces, of which each rank accesses one rectangular block.
+"""Transfers between a matrix and a file, piece by piece; each rank accesses one rectangular block of a piece.
 
-For any layout of the matrix, a rank's block of a piece is some whole rows, or a part of one row: contiguous bytes.
-(An MPI file type for a block-cyclic layout would have an entry for each contiguous run of a rank's elements.)
+For any layout of the matrix, a rank's block in a contiguous dataset is whole rows, or a part of one row: contiguous
+bytes.  (An MPI file type of a block-cyclic layout would have an entry for each contiguous run of a rank's elements.)
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.files import file_error
 from pdgemm.support.waits import Wait
 
-ELEMENTS = 1 << 19  # the largest block of a rank in a piece
-INDICES = 1 << 17  # the most rows or columns of a piece: its redistribution may keep arrays of that length
+ELEMENTS = 1 << 19  # elements of the largest block of a rank in a piece
+INDICES = 1 << 17  # the most rows or columns of a piece, since a redistribution may keep arrays of that length
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
         return self.start[0] + self.layout.shape[0], self.start[1] + self.layout.shape[1]
 
     def share(self, rank: int) -> tuple[int, int, tuple[int, int]]:
-        """Return the first row and column of the block of a rank, and its shape."""
+        """Return the first row, the first column and the shape of the block of a rank."""
         coords = divmod(rank, self.layout.cols.parts)
         places = zip(self.start, (self.layout.rows, self.layout.cols), coords)
         row, col = (first + dim.block * part if dim.count(part) else first for first, dim, part in places)
@@ -52,9 +52,9 @@ class Piece(NamedTuple):
 
 
 def cut(shape: tuple[int, int], unit: tuple[int, int], ranks: int, period: tuple[int, int] = (1, 1)) -> list[Piece]:
-    """Return the pieces of a dataset, as few as the bounds allow.
+    """Return the pieces of a dataset, as few as ELEMENTS and INDICES allow.
 
-    unit   : rows and columns that are accessed together, those of a chunk.
+    unit   : rows and columns that are accessed together, as those of a chunk.
     period : rows and columns after which the layout of the matrix repeats.  Pieces of whole periods share the plan of
              one redistribution.
     """
@@ -63,7 +63,7 @@ def cut(shape: tuple[int, int], unit: tuple[int, int], ranks: int, period: tuple
         return []
     cols = _share(n, v, 1, min(ELEMENTS // u, INDICES), period[1])
     rows = _share(m, u, ranks, min(ELEMENTS // cols, INDICES // ranks), period[0]) if cols >= n else u
-    down = (ranks, 1), (rows, cols)  # a column of ranks, with whole rows or a part of one
+    down = (ranks, 1), (rows, cols)  # one grid column of ranks, each with whole rows or a part of one row
     across = (1, ranks), (u, _share(n, v, ranks, min(ELEMENTS // u, INDICES // ranks), period[1]))
 
     def steps(grid: tuple[int, int], block: tuple[int, int]) -> tuple[range, range]:
@@ -84,7 +84,7 @@ def cut(shape: tuple[int, int], unit: tuple[int, int], ranks: int, period: tuple
 
 
 def _share(size: int, unit: int, ranks: int, most: int, period: int = 1) -> int:
-    """Return an even share of at most `most` in whole units, at least one; all shares are whole periods if possible."""
+    """Return an even share: one unit or more, `most` indices at most; all shares are whole periods if possible."""
     units = max(1, min(most // unit, -(-size // (unit * ranks))))
     alike = period // gcd(period, unit * ranks)
     return unit * (units - units % alike if units > alike and units * unit * ranks < size else units)
@@ -102,7 +102,7 @@ def open_on_all(
     except OSError as bad:
         shared = "is its folder shared by all nodes?"
         error = FileError(f"{path}: rank {comm.rank} on {node()} cannot open it ({bad.strerror}): {shared}")
-    agree(comm, error)  # MPI would wait for ever for a rank that cannot
+    agree(comm, error)  # MPI would wait for ever for a rank that cannot open the file
     try:
         with Wait(comm):
             file = opening()
@@ -118,7 +118,7 @@ def open_on_all(
         raise
     try:
         with Wait(comm):
-            closing(file)  # a full disk may be reported only now
+            closing(file)  # a full disk may be reported only at closing
     except Exception as bad:
         error = file_error(path, bad)
     agree(comm, error)
@@ -143,32 +143,32 @@ def read_pieces(matrix: DistMatrix, get: Transfer, unit: tuple[int, int], progre
 def file_checksum(
     shape: tuple[int, int], dtype: np.dtype, get: Transfer, unit: tuple[int, int], comm: MPI.Intracomm
 ) -> str:
-    """Return the checksum of the dataset, equal to that of the matrix.  Collective."""
+    """Return the checksum of the dataset, which equals the checksum of the matrix.  Collective."""
     total = zero()
     for piece in cut(shape, unit, comm.size):
         row, col, (rows, cols) = piece.share(comm.rank)
         with together(comm):
-            found = np.empty((rows, cols), dtype)
-            get(row, col, found)
-            total += bilinear(found, np.arange(row, row + rows), np.arange(col, col + cols))
+            block = np.empty((rows, cols), dtype)
+            get(row, col, block)
+            total += bilinear(block, np.arange(row, row + rows), np.arange(col, col + cols))
     return text(comm, total)
 
 
 def _each(
     matrix: DistMatrix, unit: tuple[int, int], progress: Progress | None
 ) -> Iterator[tuple[DistMatrix, DistMatrix, tuple[int, int]]]:
-    """Yield each piece as a part of the matrix, and in the layout of the file, with the start of this rank's block."""
+    """Yield for each piece a view of the matrix, a buffer in the file's layout, and the start of this rank's block."""
     comm, base, notify = matrix.grid.comm, matrix.grid.base, GuardedCallback(progress)
     m, n = matrix.distribution.rows, matrix.distribution.cols
-    found = cut(matrix.shape, unit, comm.size, (m.block * m.parts, n.block * n.parts))
+    pieces = cut(matrix.shape, unit, comm.size, (m.block * m.parts, n.block * n.parts))
     staged = None
-    for number, piece in enumerate(found, 1):
+    for number, piece in enumerate(pieces, 1):
         if staged is None or staged.distribution != piece.layout:
-            staged = None  # free it before the next one is allocated
+            staged = None  # free the buffer before the next one is allocated
             grid = base.work_grid(piece.layout.grid_shape, 1, tuple(range(comm.size)))
             staged = DistMatrix.empty(piece.layout.shape, grid=grid, block=piece.layout.block, dtype=matrix.dtype)
         rows, cols = (slice(*ends) for ends in zip(piece.start, piece.stop))
         row, col, _ = piece.share(comm.rank)
         yield matrix[rows, cols], staged, (row, col)
-        notify(number, len(found))
+        notify(number, len(pieces))
     agree(comm, notify.error)

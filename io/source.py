@@ -1,4 +1,4 @@
-"""A dataset that is read as a matrix, whole or in parts, of which op is a factor."""
+"""A dataset that is read as a matrix, whole or in parts, for a product with op(matrix)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from pdgemm.local.arrays.dtypes import STORED
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import DeviceName
 
-Region = tuple[tuple[int, int], tuple[int, int]]  # its rows and columns, each the first and the one after the last
+Region = tuple[tuple[int, int], tuple[int, int]]  # (first, one after the last) of the rows and of the columns
 
 
 class ReadSums:
-    """What a job has read of op(X), by sums of the elements as they came, in the order of the file.
+    """Checksums of the regions of op(X) that a job has read, taken when they were read, in the order of the file.
 
-    dtype : of the elements in memory.
-    known : whether earlier jobs, whose sum is `total` on rank 0 and 0 elsewhere, have read a region.
+    dtype : type of the elements in memory.
+    known : says whether earlier jobs have read a region.   total : their sum on rank 0, and 0 on other ranks.
 
-    total : the sum of this rank; of all ranks together that of `protection.checksum`, where all of X was read.
+    The attribute `total` is the sum of this rank, with that of earlier jobs.  When all of X was read, the `total` of
+    all ranks add up to `protection.checksum`.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class ReadSums:
         self._what, self._known, self._sums = what, known, dict[Region, int]()
 
     def add(self, region: Region, read: np.ndarray) -> None:
-        """Count a region.  Local; raises FileError if it was read before and had another sum."""
+        """Add the sum `read` of a region.  Local; raises FileError if the region was read before with another sum."""
         if region not in self._sums and not self._known(region):
             self.total += read
         if self._sums.setdefault(region, now := int(read[0])) != now:
@@ -50,9 +51,9 @@ class ReadSums:
 class Source(NamedTuple):
     """A dataset that is to be read as a matrix.
 
-    what   : the name of the matrix, for people.
-    dataset : its file and its name in there.
-    stored : what `hdf5.dataset_properties` returned.
+    what   : the name of the matrix in messages.
+    dataset : the file, and the name of the dataset in the file.
+    stored : the properties from `hdf5.dataset_properties`.
     dtype  : type of the matrix.
     """
 
@@ -97,21 +98,21 @@ class Source(NamedTuple):
         )
 
     def is_same(self, other: Source) -> bool:
-        """Are both the same elements, whatever their names?"""
+        """Return whether both sources are the same dataset, whatever its names."""
         return self.stored.object == other.stored.object
 
     def checksum(self, grid: ProcessGrid, dtype: np.dtype | None = None) -> str:
-        """Return the checksum of the elements as they are, of this type.  Collective; raises FileError."""
+        """Return the checksum of the elements in this type, without op.  Collective; raises FileError."""
         with self.opened_alone(grid) as get:
             return pieces.file_checksum(self.stored.shape, dtype or self.stored.dtype, get, self.stored.unit, grid.comm)
 
     @contextmanager
     def opened_alone(self, grid: ProcessGrid, sums: ReadSums | None = None) -> Iterator[Transfer]:
-        """Open the dataset for reads that each rank makes when it wants, in a thread of its own too.
+        """Open the dataset for independent reads, which each rank makes at any time, also in a thread.
 
-        Collective; raises FileError if the file has changed since it was looked at, now or at the end.
-        sums : of what is read in the block, all of it; then a file that has another time or owner at the end, or is
-               another one, is read once more, and has changed only if the sums differ.
+        Collective; raises FileError if the file has changed since its inspection, at the beginning or at the end.
+        sums : receives the sums of all reads in the block.  A file that has another time or owner at the end, or that
+               was replaced, is then read once more, and has changed only if the sums differ.
         """
         stored, comm = self.stored, grid.comm
         path, name = Path(self.dataset[0]), self.dataset[1]
@@ -139,6 +140,6 @@ def ndim_of_product(b: Source, entry: Source | None) -> int:
 def source(
     grid: ProcessGrid, what: str, dataset: tuple[str, str], dtype: str | np.dtype | None = None, op: str = "N"
 ) -> Source:
-    """Look at a dataset.  Collective over the grid; raises the errors of `hdf5.load` that need no element."""
-    stored, found = hdf5.dataset_properties(*dataset, grid, dtype)
-    return Source(what, dataset, stored, found, op.upper())
+    """Inspect a dataset.  Collective over the grid; raises the errors of `hdf5.load` that do not depend on elements."""
+    stored, matrix_dtype = hdf5.dataset_properties(*dataset, grid, dtype)
+    return Source(what, dataset, stored, matrix_dtype, op.upper())

@@ -1,7 +1,7 @@
-"""Inspection of a dataset before it is read or replaced: the file of its bytes, their offset, layout and type.
+"""Inspection of a dataset before it is read or replaced: the file with its bytes, their offset, layout and type.
 
-A name may lead through links into another file, and a dataset may store its bytes in others: external links, virtual
-datasets, external raw storage.  So file, layout, offset and type are those of the object that a name resolves to.
+A name may lead through external links into another file, and a dataset may store its bytes in other files: a virtual
+dataset, or external raw storage.  So file, layout, offset and type are those of the object that a name resolves to.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from pdgemm.support.file_states import State, check_ordinary, settled, state, st
 from pdgemm.support.files import naming
 
 _MOST_LINKS = 16  # links in one name, as in HDF5
-_MOST_NAMES = 10  # of datasets in a message
-_MOST_CHUNK = 1 << 28  # bytes of a chunk that is read as one
+_MOST_NAMES = 10  # names of datasets in a message
+_MOST_CHUNK = 1 << 28  # bytes of the largest chunk that is read as a whole
 
-CHANGED = "was changed while it was read; load it when no other program writes to it"  # of a file or a dataset
+CHANGED = "was changed while it was read; load it when no other program writes to it"  # said of a file or a dataset
 
 Seen = set[tuple[Path, State | None]]
-Object = tuple[int, int, int]  # device and inode of the file of a dataset, and its address in there: no other has them
+Object = tuple[int, int, int]  # identity of a dataset: device and inode of its file, address in that file
 
 
 class Stored(NamedTuple):
     """The properties of a dataset that rank 0 reads.
 
-    shape     : a dataset of one dimension is read as one column.
-    ndim      : of the dataset.
+    shape     : rows and columns; a dataset of one dimension is read as one column.
+    ndim      : dimensions of the dataset.
     file      : the file that the name resolves to.
     offset    : the byte offset in `file`, if the elements are contiguous and stored as NumPy holds them in memory.
     unit      : rows and columns that are read together.
     scattered : the bytes are in external files, or in other datasets.
-    states    : the states of all files with some of its bytes, or a link to them, for detecting changes.
-    object    : this dataset, whatever names lead to it.
-    objects   : the same of all datasets with some of its elements: it, and the sources of a virtual dataset.
+    states    : the states of all files with bytes of the dataset, or with a link to it, to detect changes.
+    object    : the identity of this dataset, whatever names lead to it.
+    objects   : the identities of this dataset and of all datasets that hold its elements, the sources of a virtual one.
     """
 
     shape: tuple[int, int]
@@ -70,8 +70,8 @@ class Found(NamedTuple):
     """The object that a name resolves to.
 
     file  : the file that the name starts in.
-    item  : the object; None if there is none.
-    other : the last file, which may not exist, if the name goes through an external link.
+    item  : the object; None if no object has the name.
+    other : the last file, which may not exist, if the name leads through external links; else None.
     """
 
     file: h5py.File
@@ -80,7 +80,7 @@ class Found(NamedTuple):
 
 
 def file_and_name(path: str | Path, name: str | None) -> tuple[Path, str]:
-    """Return a file and the name of a dataset, which the path may have behind a colon, as on the command line."""
+    """Return the file and the name of a dataset.   path : with name None, FILE:/DATASET, as on the command line."""
     file, _, inside = os.fspath(path).rpartition(":") if name is None else (path, "", name)
     if not isinstance(inside, str) or not inside or not file:
         raise ArgumentError(
@@ -97,7 +97,7 @@ def check_names(path: Path, name: str) -> None:
         spelt = os.fsencode(path) + name.encode()  # file names may be undecodable
     except UnicodeEncodeError:
         spelt = b"\0"
-    if b"\0" in spelt:  # HDF5 would truncate the name there
+    if b"\0" in spelt:  # HDF5 would truncate the name at the NUL
         raise FileError(f"{f'{path}:{name}'!a} names no dataset: no name has a NUL or a lone surrogate in it")
 
 
@@ -140,18 +140,18 @@ def check_unchanged(what: str, stored: Stored) -> None:
 
 
 def changed_file(stored: Stored) -> Path | None:
-    """Return a file that has changed since it was inspected, or its owner, mode, times or links; None if there is none.
+    """Return a file whose contents, owner, mode, times or links changed since its inspection; None if no file did.
 
-    That its contents are the same cannot be seen: whoever writes to a file may put its time back.
+    Equal contents cannot be recognised from a state, because a program that writes to a file may reset the file's time.
     """
     return next((file for file, before in stored.states if state(file) != before), None)
 
 
 @contextmanager
 def followed(path: Path, name: str, seen: Seen) -> Iterator[Found]:
-    """Open a file, and those that a name leads into, link by link, as HDF5 would block at opening a FIFO.
+    """Open a file, and the files that a name leads into, link by link, since HDF5 would block if it opened a FIFO.
 
-    seen : receives the states of all of them.
+    seen : receives the states of all these files.
     """
     with ExitStack() as stack:
         file = first = stack.enter_context(_opened(path, seen))
@@ -179,11 +179,11 @@ def followed(path: Path, name: str, seen: Seen) -> Iterator[Found]:
 
 
 def _opened(path: Path, seen: Seen) -> h5py.File:
-    """Open an HDF5 file, and add its state before and after to `seen`."""
+    """Open an HDF5 file, and add its states before and after the opening to `seen`."""
     with naming(path):
         before = settled(path)  # raises OSError for anything but a regular file
         try:
-            file = h5py.File(path, "r", driver="sec2")  # whose handle is a file descriptor
+            file = h5py.File(path, "r", driver="sec2")  # the handle of this driver is a file descriptor
         except OSError:
             if not h5py.is_hdf5(path):
                 raise FileError(f"{path} is not an HDF5 file") from None
@@ -193,7 +193,7 @@ def _opened(path: Path, seen: Seen) -> h5py.File:
 
 
 def _search(name: str, file: h5py.File, variable: str) -> Path | None:
-    """Return the file that a link or virtual dataset names, by the search path of HDF5; None if there is none."""
+    """Return the file that a link or virtual dataset names, by the search path of HDF5; None if no such file exists."""
     folder, real = (str(Path(x).parent) for x in (file.filename, os.path.realpath(str(file.filename))))
     prefixes = [x.replace("${ORIGIN}", folder) for x in os.environ.get(variable, "").split(":") if x]
     tried = [Path(name)] if Path(name).is_absolute() else []
@@ -201,7 +201,7 @@ def _search(name: str, file: h5py.File, variable: str) -> Path | None:
     for there in filter(os.path.exists, tried):
         with naming(there):
             check_ordinary(there.stat())
-            if h5py.is_hdf5(there):  # HDF5 skips others
+            if h5py.is_hdf5(there):  # HDF5 skips files of other formats
                 return there
     return None
 
@@ -223,7 +223,7 @@ def check_target(path: Path, name: str) -> bool:
 
 
 def old(path: Path, name: str) -> Old | None:
-    """Return the dataset that a name leads to now, None if there is none."""
+    """Return the dataset that a name leads to now; None if no object has the name."""
     if not path.exists():
         return None
     with followed(path, name, set()) as (_, item, _):
@@ -231,7 +231,7 @@ def old(path: Path, name: str) -> Old | None:
 
 
 def attribute(path: Path, name: str, attribute: str) -> Any:
-    """Return an attribute of the dataset that a name leads to; None if there is none."""
+    """Return an attribute of the dataset that a name leads to; None if the dataset or the attribute is missing."""
     if not path.exists():
         return None
     with followed(path, name, set()) as (_, item, _):
@@ -250,10 +250,10 @@ def access_unit(dataset: h5py.Dataset) -> tuple[int, int]:
 
 
 def _offset(dataset: h5py.Dataset, what: str) -> int | None:
-    """Return the offset of elements that are stored contiguously and as in memory, or None."""
+    """Return the byte offset of elements that are stored contiguously and as in memory, else None."""
     in_one_piece = dataset.id.get_create_plist().get_layout() == h5py.h5d.CONTIGUOUS and not dataset.external
     as_in_memory = in_one_piece and dataset.dtype.kind in "biufc" and dataset.dtype.isnative
-    # numbers of HDF5 may differ from NumPy's: other exponents, padding, an enumeration
+    # an HDF5 type may differ from the NumPy type: other exponents, padding, an enumeration
     if not as_in_memory or dataset.id.get_type() != h5py.h5t.py_create(np.dtype(dataset.dtype.str)):
         return None
     offset: int | None = dataset.id.get_offset()  # in the file, user block included; None before allocation
@@ -264,13 +264,13 @@ def _offset(dataset: h5py.Dataset, what: str) -> int | None:
 
 
 def _checked_sources(dataset: h5py.Dataset, what: str, seen: Seen, depth: int = 0) -> set[Object]:
-    """Return the datasets with elements of a dataset, itself among them.
+    """Return the identities of all datasets that hold elements of a dataset, itself among them.
 
-    Raises FileError if a file with some of them is missing; HDF5 would return fill values.
+    Raises FileError if a file with elements is missing, for which HDF5 would return fill values.
     """
     if depth > _MOST_LINKS:
         raise FileError(f"{what} is a virtual dataset that contains itself")
-    folder, found = Path(dataset.file.filename).parent, {_object(dataset)}
+    folder, objects = Path(dataset.file.filename).parent, {_object(dataset)}
     wanted = dataset.nbytes
     for name, offset, size in dataset.external or ():
         prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(folder))
@@ -293,8 +293,8 @@ def _checked_sources(dataset: h5py.Dataset, what: str, seen: Seen, depth: int = 
         with followed(there, inner, seen) as (_, source, _):
             if not isinstance(source, h5py.Dataset) or not _covers(source, part):
                 raise missing
-            found |= _checked_sources(source, what, seen, depth + 1)
-    return found
+            objects |= _checked_sources(source, what, seen, depth + 1)
+    return objects
 
 
 def _covers(source: h5py.Dataset, part: Any) -> bool:
@@ -309,13 +309,13 @@ def _covers(source: h5py.Dataset, part: Any) -> bool:
 
 
 def _contents(group: h5py.Group) -> str:
-    """Return the names of the datasets of a file, or of a group, at most ten, and "..." where there are others."""
-    found, above = list[str](), (group.name or "").rstrip("/")
+    """Return the names of the datasets of a file or a group, at most ten, and "..." in place of further names."""
+    datasets, above = list[str](), (group.name or "").rstrip("/")
 
     def visit(name: str, item: Any) -> bool | None:
         if isinstance(item, h5py.Dataset):
-            found.append(f"{above}/{name} ({' x '.join(map(str, item.shape or ()))} {item.dtype})")
-        return True if len(found) > _MOST_NAMES else None  # anything but None ends the visit
+            datasets.append(f"{above}/{name} ({' x '.join(map(str, item.shape or ()))} {item.dtype})")
+        return True if len(datasets) > _MOST_NAMES else None  # anything but None ends the visit
 
     group.visititems(visit)
-    return ", ".join([*found[:_MOST_NAMES], *["..."] * (len(found) > _MOST_NAMES)])
+    return ", ".join([*datasets[:_MOST_NAMES], *["..."] * (len(datasets) > _MOST_NAMES)])

@@ -9,7 +9,7 @@
 >>> C.shape
 (300, 100)
 
-Names are loaded when they are first used: arithmetic such as `pdgemm.schedules.steps` needs no MPI.
+A name is imported at its first use, so modules without communication, such as `pdgemm.schedules.steps`, need no MPI.
 """
 
 from importlib import import_module as _import_module
@@ -49,7 +49,7 @@ if _TYPE_CHECKING:
     from pdgemm.resilience.survivors import resilient as resilient
     from pdgemm.tools.profiling.trace_file import trace as trace
 
-_NAMES = {  # what each module has for users
+_NAMES = {  # the public names of each module
     "pdgemm.algorithms.redistribution": ["redistribute"],
     "pdgemm.batched": ["matmul_batched"],
     "pdgemm.errors": ["CorruptionError", "PdgemmError"],
@@ -78,7 +78,7 @@ _MODULES = {
     "statistics": "pdgemm.statistics",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
-__all__ = sorted(_HOME)  # and no module, which might hide one of the same name
+__all__ = sorted(_HOME)  # no modules: a star import would hide Python's modules of the same names, such as io
 
 
 def __getattr__(name: str) -> _Any:
@@ -89,7 +89,7 @@ def __getattr__(name: str) -> _Any:
         value = getattr(_import_module(_HOME[name]), name)
     elif name in _MODULES:
         value = _import_module(_MODULES[name])
-        for module in ("hdf5", "npy") if name == "io" else ():  # it has no file of its own
+        for module in ("hdf5", "npy") if name == "io" else ():  # pdgemm.io has no __init__.py to import these
             _import_module(f"pdgemm.io.{module}")
     else:
         raise AttributeError(f"module 'pdgemm' has no attribute {name!r}")
@@ -107,5 +107,5 @@ def _version() -> str:
 
 
 def __dir__() -> list[str]:
-    """Return what is for users."""
+    """Return the public names."""
     return sorted({*_HOME, *_MODULES, "__doc__", "__version__"})

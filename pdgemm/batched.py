@@ -1,6 +1,6 @@
 """Batches of small independent products C_i := alpha op(A_i) op(B_i) + beta C_i, which need no communication.
 
-Stacks are multiplied by one NumPy call, or in chunks that stay in cache where they are converted or scaled.
+A stack is multiplied by one NumPy call; a stack that is converted or scaled, in chunks that stay in cache.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pdgemm.support.agreement import together
 
 CHUNK_BYTES = 1 << 20  # temporaries of this size stay in cache
 DEVICE_CHUNK_BYTES = 1 << 28  # larger on a device, where a call has more overhead
-LARGE_BYTES = 1 << 17  # for items of this size temporaries cost more than one BLAS call per item
+LARGE_BYTES = 1 << 17  # where the workspace of an item is larger, one BLAS call per item costs less than temporaries
 
 
 def matmul_batched(
@@ -46,25 +46,26 @@ def matmul_batched(
     accumulate_dtype: DType | None = None,
     check: bool = True,
 ) -> Batch:
-    """Compute C_i := alpha op(A_i) op(B_i) + beta C_i for all items i.  Collective over A.comm, for the check alone.
+    """Compute C_i := alpha op(A_i) op(B_i) + beta C_i for all items i.  Collective over A.comm, only for the check.
 
-    A, B : Batch with op(A_i) (m_i, k_i) and op(B_i) (k_i, n_i), of the same owners.  float16, bfloat16, float32,
-        float64, complex64, complex128 or int8, not necessarily the same.
-    C : Batch (m_i, n_i) of the same owners, overwritten.  None: C is allocated.
-    alpha, beta : scalars of C's type.  beta == 0: C is not read.  alpha == 0 or k_i == 0: A_i and B_i are not.
+    A, B : Batch with op(A_i) (m_i, k_i) and op(B_i) (k_i, n_i), with the same owners of items.  float16, bfloat16,
+        float32, float64, complex64, complex128 or int8; A and B may have different types.
+    C : Batch (m_i, n_i) with the same owners of items, overwritten.  None: C is allocated.
+    alpha, beta : scalars of C's type.  beta == 0: C is not read.  alpha == 0 or k_i == 0: A_i and B_i are not read.
     transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H.
     accumulate_dtype : as for `pdgemm`.  Operands are converted in chunks of the batch, never whole stacks.
-    check : False skips the allreduce that makes all ranks raise the same exception; there is no other communication.
+    check : False skips the allreduce that makes all ranks raise the same exception, the only communication.
 
     Returns C; `C.report` is a BatchReport.
 
-    Cost per rank: 2mnk flops for each of its items; extra memory about 1 MiB, or one item where that is larger.
-    Raises LayoutError, GridError, DTypeError or ArgumentError, the same on every rank.  Error: |C - C^| <=
-    gamma_k |alpha||A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's type; int8 exact
-    modulo 2^32.
+    Cost per rank: 2mnk flops for each of its items; extra memory about 1 MiB (256 MiB on a device), or the workspace of
+    one item where this is larger.
+    Raises LayoutError, GridError, DTypeError, DeviceError or ArgumentError, the same on every rank.
+    Error: |C - C^| <= gamma_k |alpha||A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's
+    type; int8 exact modulo 2^32.
     """
     start = perf_counter()
-    if not isinstance(A, Batch):  # without a batch there is no communicator to agree on
+    if not isinstance(A, Batch):  # without a Batch the ranks have no communicator to agree over
         raise DTypeError(f"A is a Batch, got {type(A).__name__}")
     with together(A.comm, check) as description:
         for name, x in (("A", A), ("B", B), ("C", C)):
@@ -92,7 +93,7 @@ def matmul_batched(
             multiply = _OnDevice(alpha, beta, _factors(accumulate, mnk[2, own]), conjugate)
         else:
             multiply = _Multiply(alpha, beta, (A.dtype, B.dtype, C.dtype), accumulate, conjugate, mnk[:, own])
-    assert C is not None  # an error was raised on all ranks
+    assert C is not None  # otherwise the check above has raised an exception
     with timed("batch"):
         if not any(isinstance(x.items, list) for x in (A, B, C)):
             multiply(left.items, right.items, C.items)
@@ -111,7 +112,7 @@ def matmul_batched(
 
 
 def _factors(accumulate: np.dtype, k: np.ndarray) -> np.dtype:
-    """Return the type that BLAS multiplies in: for integers one that sums k products exactly, up to k = 2**38."""
+    """Return the type in which BLAS multiplies; for integers a type that sums k products exactly, up to k = 2**38."""
     if accumulate in dtypes.BLAS:
         return accumulate
     return np.dtype("f4" if k.max(initial=0) <= EXACT_WIDTH else "f8")
@@ -119,7 +120,7 @@ def _factors(accumulate: np.dtype, k: np.ndarray) -> np.dtype:
 
 @dataclass(frozen=True)
 class _OnDevice:
-    """Multiplies stacks on a device as `_Multiply` does, in chunks where they are converted."""
+    """The product of `_Multiply` for stacks on a device, in chunks of about DEVICE_CHUNK_BYTES."""
 
     alpha: Any
     beta: Any
@@ -151,9 +152,10 @@ class _OnDevice:
 
 
 class _Multiply:
-    """Computes C := alpha op(A) op(B) + beta C for stacks of this rank, where op is the conjugate or the identity.
+    """The product C := alpha op(A) op(B) + beta C for stacks of this rank, where op is the conjugate or the identity.
 
-    types : of A, B and C;  conjugate : of A and B;  mnk : (3, items), m, n and k of all products.
+    types : element types of A, B and C;  conjugate : whether A and B are conjugated;  mnk : (3, items), m, n and k of
+        this rank's products.
     """
 
     def __init__(
@@ -165,7 +167,7 @@ class _Multiply:
         conjugate: tuple[bool, bool],
         mnk: np.ndarray,
     ) -> None:
-        integers = types[2].kind == "i"  # int32 modulo 2**32, accumulated modulo 2**64
+        integers = types[2].kind == "i"  # results are int32, modulo 2**32; sums are modulo 2**64
         self.alpha, self.beta = alpha, beta
         self.sums = np.dtype(np.int64) if integers else dtypes.arithmetic(accumulate, types[2])
         self.factors = _factors(accumulate, mnk[2])
@@ -173,7 +175,7 @@ class _Multiply:
         self.alike = set(types) == {self.factors} and not any(conjugate)
         self.unscaled = (self.alpha, self.beta) == (1, 0) and not integers
         need = self._item_bytes(*mnk)
-        # allocated before the check, for whole items; large items of one type need no workspace
+        # allocated before the check, large enough for whole items; large items of one type need none
         self.workspace = np.empty(max(0 if self.alike else need.max(initial=0), min(CHUNK_BYTES, need.sum())), np.uint8)
 
     def _item_bytes(self, m: Any, n: Any, k: Any) -> Any:
@@ -215,13 +217,13 @@ class _Multiply:
 
 
 def _cut(workspace: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Return an array at the start of `workspace`, and the rest of it."""
+    """Return an array at the start of `workspace`, and the rest of the workspace."""
     nbytes = dtype.itemsize * prod(shape)
     return workspace[:nbytes].view(dtype).reshape(shape), workspace[nbytes:]
 
 
 def _op(x: Batch, trans: str, name: str) -> tuple[Batch, bool]:
-    """Return the batch or its transposes, and whether they have to be conjugated."""
+    """Return the batch, or a batch of the transposes, and whether the items have to be conjugated."""
     trans = op_letter(trans, name)
     if trans == "N":
         return x, False
@@ -230,7 +232,7 @@ def _op(x: Batch, trans: str, name: str) -> tuple[Batch, bool]:
 
 
 def _check_batch(name: str, x: Any, A: Batch) -> None:
-    """Raise on this rank where a batch cannot be multiplied with A, or hold the products."""
+    """Raise on this rank where batch x cannot be an operand or the result of a product with A."""
     if not isinstance(x, Batch):
         raise DTypeError(f"{name} is a Batch, got {type(x).__name__}")
     supported = dtypes.RESULTS if name == "C" else dtypes.OPERANDS
@@ -261,10 +263,10 @@ def _check_memory(A: Batch, B: Batch, C: Batch) -> None:
     parts = {name: arrays(x) for name, x in zip("ABC", (A, B, C))}
     if not all(writeable(x) for x in parts["C"]):
         raise ArgumentError("C is read-only")
-    found = [(name, shadow(x)) for name, part in parts.items() for x in part if x.size]
+    named_arrays = [(name, shadow(x)) for name, part in parts.items() for x in part if x.size]
     before: list[tuple[int, str, np.ndarray]] = []  # arrays that may overlap the next one
-    for start, end, number in sorted((*byte_bounds(x), number) for number, (_, x) in enumerate(found)):
-        name, x = found[number]
+    for start, end, number in sorted((*byte_bounds(x), number) for number, (_, x) in enumerate(named_arrays)):
+        name, x = named_arrays[number]
         before = [other for other in before if other[0] > start]
         for _, other_name, y in before:
             if "C" in (name, other_name) and overlap(x, y):

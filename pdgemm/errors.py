@@ -1,4 +1,4 @@
-"""The exceptions that pdgemm raises; `pdgemm.support.agreement` raises the same one on all ranks."""
+"""The exceptions that pdgemm raises; `pdgemm.support.agreement` raises the same exception on all ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class PdgemmError(Exception):
-    """This is the base class of what pdgemm raises on purpose; its message is one line, the same on all ranks."""
+    """The base class of the exceptions that pdgemm raises on purpose; a message is one line, the same on all ranks."""
 
 
 class LayoutError(PdgemmError, ValueError):
@@ -26,11 +26,11 @@ class ArgumentError(PdgemmError, ValueError):
 
 
 class KeyIndexError(ArgumentError, IndexError):
-    """A key names no rows, columns or elements of a matrix: an index is out of range, or is none."""
+    """A key names no rows, columns or elements of a matrix: an index is out of range, or is not an index."""
 
 
 class MemoryLimitError(PdgemmError, MemoryError):
-    """The memory limit is too small; the message says what limit would be enough."""
+    """The memory limit is too small; the message names a sufficient limit."""
 
 
 class OutOfMemoryError(PdgemmError, MemoryError):

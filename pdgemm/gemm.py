@@ -69,46 +69,46 @@ def pdgemm(
 ) -> DistMatrix:
     """Compute C := alpha op(A) op(B) + beta C.  Collective over the grid; arguments are in the order of SciPy's BLAS.
 
-    alpha, beta : scalars of C's type.  beta == 0: C is not read.  alpha == 0 or k == 0: A and B are not.
+    alpha, beta : scalars of C's type.  beta == 0: C is not read.  alpha == 0 or k == 0: A and B are not read.
     A, B : DistMatrix with op(A) (m, k) and op(B) (k, n), of any blocks, sources and grids over the same ranks;
         also views: A.T, A.H, A[i0:i1, j0:j1]; A, B and C are all on the host or all on GPUs.  float16, bfloat16,
-        float32, float64, complex64, complex128 or int8, not necessarily the same.  Or matrices in files
+        float32, float64, complex64, complex128 or int8; A and B may have different types.  Or matrices in files
         (`io.hdf5.dataset`), of which two panels are in memory.
-    C : DistMatrix (m, n) of any layout, overwritten; a view is overwritten in place, without the elements around it.
+    C : DistMatrix (m, n) of any layout, overwritten; of a view, only its own elements are written, in place.
         None: C is allocated, with the row layout of op(A) and the column layout of op(B) on the grid of A.
     transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H; the same as passing A.T or A.H.
-    algorithm    : "auto": the least modelled time for the given layouts of A, B and C, redistribution included, which
-        is chosen only where it pays off, because copies take memory.  Or one of
+    algorithm    : "auto": the algorithm of least modelled time for the layouts of A, B and C, redistribution included;
+        redistribution is chosen only where it pays off, because copies take memory.  Or one of
         "summa"         C is stationary, panels of A and B are broadcast; any blocks, without redistribution;
         "stationary_a"  A is stationary, for thin B and C; panels of B are broadcast, panels of C are reduced;
         "stationary_b"  B is stationary, for flat A and C;
         "cannon"        C is stationary, A and B are shifted on a torus; grids where one side divides the other;
-        "2.5d"          layers that split the inner dimension, each by SUMMA or Cannon, whichever takes less time;
+        "2.5d"          layers split the inner dimension; each layer runs SUMMA or Cannon, whichever takes less time;
         "row", "column" "summa" or "cannon" on a P x 1 or 1 x P grid;
         "inner"         local products and one reduction, for huge k.
-    shape, layers : of the grid of the product, Pr x Pc x layers <= ranks; by default the best ones.  It need not be
-        the grid of the matrices; communicators of new grids are kept for later products.
-    lookahead    : panels in flight behind the one in use, >= 0; by default 1 on one node, 4 between several.
+    shape, layers : shape and layers of the product's grid, Pr x Pc x layers <= ranks; by default the best ones.  This
+        need not be the grid of the matrices; communicators of new grids are kept for later products.
+    lookahead    : panels in flight behind the one in use, >= 0; by default 1 on one node, 4 across several nodes.
     panel_width  : largest panel width, in inner indices; by default chosen by the model.
     memory_limit : bytes per rank for all buffers beyond A, B and C: panels, messages, copies of redistributed
         matrices, and partial sums where the type of C is not accumulate_dtype.  Where A or B is in a file, 256 MiB.
     mover        : how panels are transferred from their owners: "shared" (panels and partial sums are read in place in
-        node-shared memory, and panels relayed once to each other node), "ibcast" (MPI_Ibcast), "ring"
-        (point-to-point), "mpi" (either of the two, by the model), or "auto": "shared" where ranks share memory, else
-        by the model.  For matrices on GPUs "shared" is for ranks on one GPU; "ipc" copies panels of other GPUs of the
-        node, "nccl" broadcasts them with one rank per GPU, "mpi" passes device pointers to MPI, "staged" sends them
-        through host memory; "auto" is the first of these that is available.
+        node-shared memory, and each panel is relayed once to each other node), "ibcast" (MPI_Ibcast), "ring"
+        (point-to-point), "mpi" ("ibcast" or "ring", chosen by the model), or "auto": "shared" where ranks share memory,
+        else chosen by the model.  For matrices on GPUs "shared" is for ranks on one GPU; "ipc" copies panels from other
+        GPUs of the node, "nccl" broadcasts panels with one rank per GPU, "mpi" passes device pointers to MPI, "staged"
+        sends panels through host memory; "auto" is the first of these that is available.
     accumulate_dtype : type in which products are accumulated.  By default the common type of A, B and C; for 16-bit
         types float32, for int8 int32.  Panels are converted one by one, never whole matrices.
     compute_type : type to which operands are rounded, panel by panel, before they are multiplied; products are then
         accumulated in float32 (complex64): "float32", "tf32" (11 bits, on GPUs; a CPU does not round), "float16" or
         "bfloat16" (real matrices).  None: nothing is rounded.
-    protect      : compare C with checksums of its rows, made of A and B by their owners (`docs/bit-flips.md`): "detect"
-        raises CorruptionError where rows of C differ from them, "repair" repeats the product, three times at most, and
-        names ranks if the repetition has other bits; where beta is not 0 it keeps a copy of C.  Of A or B in a file,
-        each product of two panels is compared and repeated.  On the host only.
+    protect      : compare the rows of C with checksums that the owners of A and B compute (`docs/bit-flips.md`):
+        "detect" raises CorruptionError where rows of C differ from their checksums, "repair" repeats the product, three
+        times at most, and names ranks if the repetition has other bits; where beta is not 0, "repair" keeps a copy of
+        C.  Where A or B is in a file, each product of two panels is compared and repeated.  On the host only.
     machine      : parameters of the model, by default from the file that PDGEMM_MACHINE names (`pdgemm calibrate`
-        writes it), or those of an ordinary cluster.
+        writes this file), or those of an ordinary cluster.
     progress     : called as progress(done, total) after each panel.
     check        : False skips the allreduce that makes all ranks raise the same exception.
 
@@ -116,11 +116,12 @@ def pdgemm(
 
     Cost per rank on Pr x Pc x c = P ranks: 2mnk/P flops; (mk (Pc - 1) + kn (Pr - 1) + mn (c - 1))/P words in; with
     A stationary on Pr x Pc: (kn (Pr - 1) + mn (Pc - 1))/P; "inner": c = P.  `plan` returns exact counts.
-    Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError (with mover "shared" NodeMemoryError,
-    too), the same on every rank and before any message is sent. Error: |C - C^| <= gamma_k |alpha||A||B| in the type of
-    accumulation (Higham 2002, 3.5), and one rounding to C's type; int8 exact modulo 2^32. With a compute_type of unit
-    roundoff u (2^-11 float16 and tf32, 2^-8 bfloat16): (2u + u^2 + (1 + u)^2 gamma_k) |alpha||A||B| (Blanchard, Higham,
-    Lopez, Mary & Pranesh, SIAM J. Sci. Comput. 42(3), 2020).
+    Raises LayoutError, GridError, DTypeError, DeviceError, ArgumentError or MemoryLimitError (with mover "shared" also
+    NodeMemoryError), the same on every rank and before any message is sent.
+    Error: |C - C^| <= gamma_k |alpha||A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's
+    type; int8 exact modulo 2^32.  With a compute_type of unit roundoff u (2^-11 float16 and tf32, 2^-8 bfloat16):
+    (2u + u^2 + (1 + u)^2 gamma_k) |alpha||A||B| (Blanchard, Higham, Lopez, Mary & Pranesh, SIAM J. Sci. Comput. 42(3),
+    2020).
     """
     options = ProductOptions(
         algorithm=algorithm, shape=shape, layers=layers, lookahead=lookahead, panel_width=panel_width,
@@ -133,11 +134,11 @@ def pdgemm(
             of_files: DistMatrix = streamed(alpha, A, B, beta, C, transa, transb, options, progress)
             return of_files
     form = FullProduct(transa, transb)
-    return carried_out(form, alpha, A, B, beta, C, options, progress, check)  # type: ignore[arg-type]  # it checks them
+    return carried_out(form, alpha, A, B, beta, C, options, progress, check)  # type: ignore[arg-type]  # checked there
 
 
 class FullProduct(NamedTuple):
-    """op(A) op(B), of which all elements are computed."""
+    """The product op(A) op(B), of which all elements are computed."""
 
     transa: str
     transb: str
@@ -170,9 +171,9 @@ def carried_out(
     progress: Callable[[int, int], object] | None = None,
     check: bool = True,
 ) -> DistMatrix:
-    """Compute C := alpha op(A) op(B) + beta C, or the triangle that is asked for.  Collective over the ranks of A."""
+    """Compute C := alpha op(A) op(B) + beta C, or only `options.triangle` of C.  Collective over the ranks of A."""
     start, comm = perf_counter(), communicator(A=A, B=B, C=C)
-    for shared in (True, False):  # without memory that the ranks of a node share where there is none left
+    for shared in (True, False):  # a second attempt, without node-shared memory, where this is exhausted
         try:
             agreement = together(comm, check)
             with agreement as description:
@@ -215,18 +216,18 @@ def _planned(
 
 
 class Plan(ProductPlan):
-    """A plan is a value that describes what `pdgemm` would do, and can be executed.
+    """The plan of a product: a value that describes the work of `pdgemm`, and can be executed.
 
-    It can be printed and compared, has its cost (`explain()`, `seconds`, `traffic(rank)`, `extra_bytes(rank)`), is
-    saved by `to_json` and loaded by `from_json`, and is executed any number of times by `execute` or `prepare`.
+    A plan can be printed and compared, states its cost (`explain()`, `seconds`, `traffic(rank)`, `extra_bytes(rank)`),
+    is saved by `to_json` and loaded by `from_json`, and is executed any number of times by `execute` or `prepare`.
     """
 
     @classmethod
     def of(cls, plan: ProductPlan) -> Plan:
-        """Return the same plan, with all its cached results."""
-        made = cls.__new__(cls)
-        object.__setattr__(made, "__dict__", plan.__dict__)
-        return made
+        """Return the same plan as a `Plan`, with all its cached results."""
+        instance = cls.__new__(cls)
+        object.__setattr__(instance, "__dict__", plan.__dict__)
+        return instance
 
     def candidates(self) -> list[Candidate]:
         """Return all candidates, best first: this plan, and the others with the reason why they were not chosen."""
@@ -242,9 +243,9 @@ class Plan(ProductPlan):
         """Compute C := alpha A B + beta C as planned.  Collective; nothing is planned again.  alpha 0: C := beta C.
 
         A, B, C : matrices of the planned layouts (op(A) and op(B), such as A.T).
-        Raises LayoutError on all ranks where their layouts or the nodes of the ranks differ from the plan's, and
-        MemoryLimitError or NodeMemoryError where copies in node-shared memory cannot be allocated: plan again, or with
-        another mover.
+        Raises LayoutError on all ranks where the layouts of the matrices or the nodes of the ranks differ from the
+        plan's.  Raises MemoryLimitError or NodeMemoryError where copies in node-shared memory exceed the memory limit
+        or cannot be allocated: plan again, or with another mover.
         """
         start = perf_counter()
         matrices = isinstance(A, DistMatrix) and isinstance(C, DistMatrix) and isinstance(alpha, Number)
@@ -264,8 +265,8 @@ class Plan(ProductPlan):
                 ...                         # change the elements of A and B
                 product()                   # C := A B;  product(beta=1): C := A B + C
 
-        Keeps the plan's buffers, A, B and C; `execute` allocates them in each call.  Communicators are created here,
-        on GPUs those of NCCL too, and common kernels are compiled.  Raises the errors of `execute`.
+        The result keeps the plan's buffers, A, B and C; `execute` allocates buffers in each call.  `prepare` creates
+        communicators, on GPUs also those of NCCL, and compiles common kernels.  Raises the errors of `execute`.
         """
         return _prepared("prepare", self, A, B, C, alpha, 0, check)[0].set_up()
 
@@ -294,10 +295,10 @@ def plan(
 ) -> Plan:
     """Return the plan of `pdgemm` with these arguments without executing it.  Collective over the grid.
 
-    C : None: a matrix as `pdgemm` would allocate it.
-    alpha, beta : 0, or any other number: where alpha is 0, A and B are not read, and where beta is 0, C is not.
+    C : None: the plan is for a matrix as `pdgemm` would allocate it.
+    alpha, beta : 0, or any other number: where alpha is 0, A and B are not read, and where beta is 0, C is not read.
 
-    The plan is a value: it can be printed and compared, has its cost (`plan.explain()`, `plan.seconds`,
+    The plan is a value: it can be printed and compared, states its cost (`plan.explain()`, `plan.seconds`,
     `plan.traffic(rank)`, `plan.extra_bytes(rank)`), is saved (`to_json`, `Plan.from_json`), and is executed any number
     of times by `plan.execute(A, B, C)`.
     Raises the errors of `pdgemm`, the same on every rank.
@@ -329,9 +330,9 @@ def _prepared(
         if plan.problem.size != A.grid.size:
             raise GridError(f"the plan was made for {plan.problem.size} ranks, but these are {A.grid.size}")
         for name, x, planned in zip("ABC", (A, B, C), plan.problem.layouts):
-            given = x.layout_in(A.grid)
-            if given != planned and (name == "C" or A.shape[1]):
-                raise LayoutError(f"{name} is {given}, but the plan was made for {planned}{given.unlike(planned)}")
+            layout = x.layout_in(A.grid)
+            if layout != planned and (name == "C" or A.shape[1]):
+                raise LayoutError(f"{name} is {layout}, but the plan was made for {planned}{layout.unlike(planned)}")
         shares = mover_and_access("auto", True, A, B, C)[1].reads != ""
         if plan.problem.shared and (nodes(A.grid), shares) != (plan.problem.nodes, True):
             raise LayoutError("the plan was made for ranks on other nodes, or that share memory by other means")
@@ -347,9 +348,9 @@ def _prepared(
                     f"share: {plan.extra_bytes(None)} bytes are needed"
                 )
         description += [f"{caller}, alpha={alpha}", f"beta={beta}", plan.description]
-        room = Workspace(plan, A, B) if check else None
-    room = room or unchecked(plan, A, B)
-    return Prepared(plan, alpha, A, B, C, room), beta
+        workspace = Workspace(plan, A, B) if check else None
+    workspace = workspace or unchecked(plan, A, B)
+    return Prepared(plan, alpha, A, B, C, workspace), beta
 
 
 def matmul(A: DistMatrix, B: DistMatrix, out: DistMatrix | None = None) -> DistMatrix:
@@ -358,14 +359,14 @@ def matmul(A: DistMatrix, B: DistMatrix, out: DistMatrix | None = None) -> DistM
 
 
 def _result(A: DistMatrix, B: DistMatrix) -> DistMatrix:
-    """Allocate C in its default layout, on the grid that A was made on."""
+    """Allocate C in its default layout, on the original, untransposed grid of A."""
     grid, (layout, order), dtype = A.grid.base, default_result_layout(A, B), dtypes.product(A.dtype, B.dtype)
     local = new_array(layout.local_shape(grid.coords), dtype, order, grid, devices.of(A.stored))
     return DistMatrix(local, grid, layout, order)
 
 
 def default_result_layout(A: DistMatrix, B: DistMatrix) -> tuple[Distribution, Order]:
-    """Return the rows of op(A) and the columns of op(B), on the grid that A was made on, and a memory order.  Local."""
+    """Return the rows of op(A) and the columns of op(B), over A's untransposed grid, and a memory order.  Local."""
     grid, on = A.grid.base, A.grid.base.same_as
     rows = A.distribution.rows if on(A.grid) else A.distribution.rows.over(grid.shape[0])
     cols = B.distribution.cols if on(B.grid) else B.distribution.cols.over(grid.shape[1])

@@ -1,4 +1,4 @@
-"""How data of a program gets into a DistMatrix and out of it: blocks that its ranks have, and dask's arrays."""
+"""Conversion of a program's data: blocks on the ranks to and from a DistMatrix, and dask arrays to a DistMatrix."""
 
 from pdgemm.algorithms.blocks import from_blocks as from_blocks
 from pdgemm.algorithms.blocks import to_blocks as to_blocks

@@ -1,7 +1,7 @@
-"""The names that users pass, as types, so that a type checker finds a misspelt one.
+"""The names that users pass, as types, so that a type checker finds a misspelt name.
 
-`AnyName(text)` is a name that is checked at run time alone: one that was registered from outside of the package (what
-`register_algorithm` and `register_mover` return), or one that is read from a file.  It is an ordinary string.
+`AnyName(text)` is a name that is checked only at run time: a name that was registered from outside the package (and
+returned by `register_algorithm` or `register_mover`), or a name from a file.  An AnyName is an ordinary string.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ElementTypeName = Literal[
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
 ]  # fmt: skip
-ElementTypeCode = Literal[  # what NumPy calls them as well
+ElementTypeCode = Literal[  # NumPy's other names of these types
     "?", "b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16",
     "e", "f", "d", "F", "D", "int", "float", "complex", "half", "single", "double",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Products, solves and factorisations with ScaLAPACK's arguments: descriptors, columns in memory, indices from 1.
+"""Products, solves and factorisations with ScaLAPACK's arguments: descriptors, column-major arrays, indices from 1.
 
 The arguments are those of ScaLAPACK, in the same order:
 
@@ -7,11 +7,11 @@ The arguments are those of ScaLAPACK, in the same order:
     desca = descinit(m, k, mb, kb, 0, 0, ictxt, lld)
     pdgemm("N", "T", m, n, k, 1.0, a, 1, 1, desca, b, 1, 1, descb, 0.0, c, 1, 1, descc)
 
-Every routine is collective over the processes of the context, those outside its grid included.  Local arrays are
-NumPy arrays with contiguous columns, or one-dimensional; results are stored in them.  Unlike in
+Every routine is collective over the processes of the context, including processes outside its grid.  Local arrays are
+NumPy arrays with contiguous columns, or one-dimensional arrays; results are stored in these arrays.  Unlike in
 ScaLAPACK, sub(A), sub(B) and sub(C) may have any alignment, and belong to contexts of different shapes.
-If an argument is illegal on any process, all raise IllegalArgument for it; INFO counts the entries of the
-descriptor as it was passed.
+If an argument is illegal on any process, all processes raise IllegalArgument for this argument; INFO counts the entries
+of the descriptor in the type that was passed.
 
 Blackford et al., ScaLAPACK Users' Guide, 1997, ch. 4; Choi et al., A proposal for a set of Parallel Basic Linear
 Algebra Subprograms, LAPACK Working Note 100, 1995.

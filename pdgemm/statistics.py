@@ -1,6 +1,6 @@
-"""Sorted elements, percentiles, histograms, cumulative sums, and reductions that leave NaN out, as NumPy names them.
+"""Sorting, percentiles, histograms, cumulative sums, and reductions that ignore NaN, under NumPy's names.
 
-`numpy.median(A, axis=0)` is `pdgemm.statistics.median(A, axis=0)`, and so on.  All are collective over the grid of A.
+`numpy.median(A, axis=0)` is `pdgemm.statistics.median(A, axis=0)`, and so on.  All are collective over A.grid.
 """
 
 from pdgemm.algorithms.statistics.columns import cumsum as cumsum

@@ -1,8 +1,8 @@
-"""Products of matrices that stay in files: tiles of C are in memory, panels of A and B are read for them.
+"""Products of matrices that stay in files: tiles of C are in memory, and panels of A and B are read for each tile.
 
-`tiling` says as a value which tiles and panels are in memory and when each is read, `file_panels` reads and writes
-them in threads of their own, `files_product` is the loop, `multiply_files` the whole way from files to a file, and
-`stored_matrix` the operand of `pdgemm()`.  `checkpoints` saves what is done of a product, `unfinished` reads what an
-earlier job left, and `earlier_ranks` waits for ranks of that job which still run.  Imports `io` and everything below
-it.
+`tiling` is a value that says which tiles and panels are in memory and when each panel is read, `file_panels` reads and
+writes in threads, `files_product` is the loop over tiles and panels, `multiply_files` the whole computation from files
+to a file, and `stored_matrix` the operand of `pdgemm()`.  `checkpoints` saves the state of a product, `unfinished`
+reads the state that an earlier job left, and `earlier_ranks` waits for ranks of that job that still run.  The folder
+imports `io` and everything below it.
 """

@@ -1,4 +1,4 @@
-"""What is known of matrices before they are read: their datasets, layouts, and the memory that they need."""
+"""Checks of matrices before they are read: their datasets, their layouts, and the memory that they need."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pdgemm.support.text import in_bytes
 def operands(a: Source, b: Source, make: Callable[[Source], DistMatrix], once: bool) -> tuple[DistMatrix, DistMatrix]:
     """Return op(A) and op(B); `make` returns the matrix, or its transpose where op is not "N".
 
-    once : A and B are one dataset: op(B) is a view of the matrix of A.
+    once : A and B are the same dataset, and op(B) is a view of the matrix of A.
     """
     A = make(a)
     B = make(b) if not once else A if a.transposed == b.transposed else A.T
@@ -40,9 +40,9 @@ def operands(a: Source, b: Source, make: Callable[[Source], DistMatrix], once: b
 
 
 class Outlines:
-    """Matrices that have a layout and no memory, to check arguments with.  Collective over the grid.
+    """Matrices with a layout but without memory, for checks of arguments.  Collective over the grid.
 
-    On a device they have memory: what there is left is found out by taking it.
+    On a device the matrices have memory: only an allocation shows whether enough device memory is free.
     """
 
     def __init__(self, grid: ProcessGrid, block: Block | None, device: DeviceName) -> None:
@@ -51,11 +51,11 @@ class Outlines:
 
     @property
     def nbytes(self) -> list[int]:
-        """The bytes of this rank's parts."""
+        """The bytes of this rank's part of each matrix."""
         return [x.stored.size * x.dtype.itemsize for x in self._matrices.values()]
 
     def of(self, what: str, shape: tuple[int, int], dtype: np.dtype, order: Order = "C") -> DistMatrix:
-        """Return the matrix of this name, which is made at the first call."""
+        """Return the matrix of this name, which the first call creates."""
         if what not in self._matrices:
             self._matrices[what] = self._make(shape, dtype, order)
         return self._matrices[what]
@@ -71,7 +71,7 @@ class Outlines:
             distribution = distribution_on(grid, shape, block, (0, 0))
             size = distribution.local_shape(grid.coords)
             local = np.lib.stride_tricks.as_strided(np.zeros(1, dtype), size, (0, 0))
-        # matrices lie in memory that the ranks of a node share as long as there is room
+        # matrices lie in the shared memory of a node as long as they fit
         fits = grid.size > 1 and (grid.memory.alone or sum(self.nbytes) + local.nbytes <= grid.memory.size)
         shared = bool(grid.comm.allreduce(fits, MPI.LAND))
         return DistMatrix(local, grid, distribution, order, shared=shared)
@@ -87,12 +87,12 @@ def check_operands_in_files(
     seed: int | None,
     **options: Any,
 ) -> tuple[bool, ProductPlan]:
-    """Raise what the product would, and OutOfMemoryError where it does not fit.
+    """Raise the errors that the product would raise, and OutOfMemoryError where the memory is too small.
 
-    Returns whether to read A and B once, and the plan.
+    Returns whether A and B are the same dataset, which is read once, and the plan.
 
-    c : C on entry.   seed : that of `verify`, which needs a copy of C; None: the product is not verified.
-    options : those of `plan`.
+    c : C on entry.   seed : for `verify`, which needs a copy of C; None: the product is not verified.
+    options : options of `plan`.
     """
     for once in [True] * (a.is_same(b) and a.dtype == b.dtype) + [False]:
         outlines = Outlines(grid, block, device)
@@ -101,35 +101,35 @@ def check_operands_in_files(
         if C is None and device == devices.HOST:
             C = outlines.of("C", (A.shape[0], B.shape[1]), product(A.dtype, B.dtype))
         try:
-            found = plan(A, B, C, **options)
+            planned = plan(A, B, C, **options)
         except MemoryLimitError:
-            if once:  # a view may have to be redistributed, which takes a buffer, where a second matrix would not
+            if once:  # a view may need a redistribution, and its buffer, where a second matrix does not
                 continue
             raise
         if seed is not None and C is not None:
             sums: Any = {name: options.get(name) for name in ("accumulate_dtype", "compute_type")}
             check_arguments(C, options["alpha"], A, B, options["beta"], C if c else None, seed=seed, **sums)
-        given = outlines.nbytes
+        matrix_bytes = outlines.nbytes
         if device == devices.HOST:
-            copy = given[-1] if seed is not None and c else 0
-            needed = sum(given) + copy + found.extra_bytes(grid.comm.rank)
-        else:  # matrices are read and written by way of the host, one after the other
-            needed = max(given)
+            copy = matrix_bytes[-1] if seed is not None and c else 0
+            needed = sum(matrix_bytes) + copy + planned.extra_bytes(grid.comm.rank)
+        else:  # each matrix is read or written through host memory, one after the other
+            needed = max(matrix_bytes)
         check_memory(grid, needed, "A, B, C and the buffers of the product", ", or multiply in parts (--memory)")
-        return once, found
+        return once, planned
     raise AssertionError
 
 
 def check_memory(grid: ProcessGrid, nbytes: int, what: str, advice: str = "") -> None:
-    """Raise OutOfMemoryError on all ranks where those of a node need more than is left.  Collective over the grid.
+    """Raise OutOfMemoryError on all ranks if the ranks of a node need more memory than is left on the node.
 
-    nbytes : that this rank needs, for `what`.
+    Collective over the grid.   nbytes : bytes that this rank needs.   what : the use of these bytes.
     """
     mine = memory_left()
-    told = grid.node.allgather((nbytes, [*mine]))
+    requests = grid.node.allgather((nbytes, [*mine]))
     with together(grid.comm):
         for name, left in mine.items():
-            needed = sum(size for size, names in told if name in names)
+            needed = sum(size for size, names in requests if name in names)
             if needed > left:
                 of = "" if name == MACHINE else f" in its {name}"
                 raise OutOfMemoryError(
@@ -149,8 +149,8 @@ def check_result_file(
 ) -> bool:
     """Raise FileError where the result cannot be saved, ArgumentError where a dataset would be lost without --force.
 
-    nbytes : of the result.   sources : what the result may not replace.   entry : C on entry, which it may.
-    ours   : may a dataset be replaced that pdgemm wrote?
+    nbytes : of the result.   sources : the datasets that the result may not replace.
+    entry  : C on entry, which the result may replace.   ours : whether it may replace a dataset that pdgemm wrote.
 
     Returns whether the result replaces C on entry.
     """

@@ -42,20 +42,20 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support import files, signals
 from pdgemm.support.agreement import together
 
-MOST_FLOPS = 2.0**38  # of a rank in a step, after which a checkpoint may be saved: some seconds
-PATIENCE = 90.0  # seconds in which a job that is asked to end may finish a step and save
+MOST_FLOPS = 2.0**38  # operations of a rank in a step (some seconds); a checkpoint may be saved after each step
+PATIENCE = 90.0  # seconds after a signal in which a job may finish a step and save
 
 
 class WrongResult(Exception):
-    """C is wrong: nothing is replaced by it, and nobody goes on with it."""
+    """C is wrong: C replaces no dataset, and no later job goes on with this product."""
 
 
 class When(NamedTuple):
-    """When checkpoints are saved.
+    """The times at which checkpoints are saved.
 
-    every : seconds between two of them; 0: after each step.
-    mtbf  : mean seconds between failures: once the time of a save is known, every = sqrt(2 mtbf save), which loses the
-            least (Young, Comm. ACM 17(9), 1974).
+    every : seconds between two checkpoints; 0: after each step.
+    mtbf  : mean seconds between failures.  After the first save, every = sqrt(2 mtbf save), where `save` is the mean
+            time of a save; this interval loses the least time (Young, Comm. ACM 17(9), 1974).
     """
 
     every: float
@@ -65,9 +65,9 @@ class When(NamedTuple):
 class Checkpoints:
     """The checkpoints of one product.  All methods are collective over the grid.
 
-    dataset : where tiles are written.   left : what there was at the beginning.
-    total   : of the checksum of what earlier jobs have written, on rank 0.
-    saves, seconds : checkpoints of this job, and the time that they took.
+    dataset : the dataset of the tiles.   left : the state that an earlier job left; None: the product began anew.
+    total   : the checksum of the tiles that earlier jobs have written, as a sum, on rank 0; 0 on other ranks.
+    saves, seconds : the number of checkpoints of this job, and the seconds that they took.
     """
 
     def __init__(
@@ -88,22 +88,22 @@ class Checkpoints:
 
     @property
     def lost(self) -> str:
-        """What is lost if the job ends now."""
+        """The message that says what is lost if the job ends now."""
         kept = f"; the same command goes on from {self._share:.1%}" if self._share else ""
         return f"{self._place.output} was not written, its contents are unchanged{kept}"
 
     def due(self, step: TileStep, last: bool) -> bool:
-        """Return whether it is time to save, after a step.
+        """Return whether to save a checkpoint after a step.
 
-        last : of the product: what follows, to read it again and to verify it, may be interrupted, too.
+        last : the step is the last of the product; save, because the later check of C may be interrupted.
         """
         if step.last:
             self._finished.add(step.tile)
         late = self._comm.rank == 0 and perf_counter() - self._last >= self._interval
-        told = np.array([late, signals.signal_received()], np.int64)
-        self._comm.Allreduce(MPI.IN_PLACE, told, MPI.MAX)
-        self._ending = int(told[1])
-        return last or bool(told.any())
+        reasons = np.array([late, signals.signal_received()], np.int64)
+        self._comm.Allreduce(MPI.IN_PLACE, reasons, MPI.MAX)
+        self._ending = int(reasons[1])
+        return last or bool(reasons.any())
 
     @property
     def _interval(self) -> float:
@@ -112,10 +112,10 @@ class Checkpoints:
         return sqrt(2 * self._when.mtbf * self.seconds / self.saves)
 
     def save(self, step: TileStep, tile: DistMatrix, total: np.ndarray, read: list[np.ndarray]) -> None:
-        """Save what is done after a step, and end the job if it was asked to.
+        """Save the state of the product after a step, and end the job if a signal was received.
 
-        tile : the sums of the tile of this step.   total : of the checksum of what this rank has written in this job.
-        read : the same of what was read of the inputs, in earlier jobs too.
+        tile : the sums of the tile of this step.   total : the checksum of this rank's writes in this job, as a sum.
+        read : for each input the sum of the elements that were read, in earlier jobs too.
         """
         start, comm, tiles = perf_counter(), self._comm, self._place.tiles
         with together(comm), files.naming(self._place.output), open(tiles, "rb") as written:
@@ -133,7 +133,7 @@ class Checkpoints:
         attrs = as_attrs(state, frozenset(self._finished), self._tiling)
         try:
             hdf5.save_all(self._place.checkpoint, {SUMS: sums}, attrs=attrs)
-        except PdgemmError as error:  # a full disk: the last checkpoint is still there, and C may be finished
+        except PdgemmError as error:  # a full disk: the last checkpoint still exists, and C may be finished
             if comm.rank == 0:
                 files.say(f"no checkpoint was saved, and the product goes on: {error}")
         else:
@@ -159,10 +159,10 @@ class Checkpoints:
 def checkpoints(
     product: SavedProduct, output: tuple[str, str], layout: Distribution, when: When
 ) -> Iterator[Checkpoints]:
-    """Go on with what an earlier job left of a product, or begin; in the block it is computed, and then complete.
+    """Go on with the product of an earlier job, or begin a product; the block computes and completes C.
 
-    Collective; the block raises on all ranks or on none.  If it raises, what was saved stays, unless C is wrong.
-    Raises Complete where nothing is left to do, and what `look_for_unfinished` raises.
+    Collective; the block raises on all ranks or on none.  If it raises, the last checkpoint stays, unless C is wrong.
+    Raises Complete if an earlier job has finished the product, and the errors of `look_for_unfinished`.
     """
     grid, comm, dtype, path = product.grid, product.grid.comm, product.stored, Path(output[0])
     place = on_root(comm, path, lambda: place_of(*output))
@@ -185,22 +185,22 @@ def checkpoints(
             if left is None:
                 on_root(comm, path, place.remove)
                 on_root(comm, path, lambda: files.UNFINISHED.add(place.tiles))
-                made = dataset(place.tiles)
-                made.copy_others()
-                made.create(of, {})
+                tiles = dataset(place.tiles)
+                tiles.copy_others()
+                tiles.create(of, {})
             else:
-                if left.output != now:  # another program has saved to it meanwhile
+                if left.output != now:  # another program has changed the output meanwhile
                     copy = dataset(place.new)
                     on_root(comm, path, lambda: place.new.unlink(missing_ok=True))
                     copy.copy_others()
                     copy.create(of, {})
                     move_finished_tiles(grid, place, left, product.as_before(left), copy, dtype)
-                made = dataset(place.tiles)
-                made.reopen()
+                tiles = dataset(place.tiles)
+                tiles.reopen()
                 product.go_on(left)
             inputs = {x.what: dataset_identity(x) for x in product.inputs}
             state = {"run": run, "problem": product_identity(place, product), "inputs": inputs, "output": now}
-            yield Checkpoints(product, place, when, left, made, state)
+            yield Checkpoints(product, place, when, left, tiles, state)
         except BaseException as error:
             if comm.rank == 0 and (isinstance(error, WrongResult | Complete) or not place.checkpoint.exists()):
                 with suppress(OSError):
@@ -208,5 +208,5 @@ def checkpoints(
                     place.lock.unlink(missing_ok=True)
             raise
         on_root(comm, path, lambda: place.lock.unlink(missing_ok=True))
-    # nobody else begins a product here as long as there is this run's checkpoint
+    # no other job begins a product here as long as the checkpoint of this run exists
     on_root(comm, path, lambda: place.remove() if run_of(place) == run else None)

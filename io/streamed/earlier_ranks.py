@@ -1,4 +1,4 @@
-"""Ranks of an earlier job that still run after it was killed: the next job waits for them."""
+"""Ranks of an earlier job that still run after the job was killed: the next job waits for these ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pdgemm.support.agreement import together
 
 @contextmanager
 def after_earlier_ranks(comm: MPI.Intracomm, path: Path, lock: Path) -> Iterator[None]:
-    """Wait until no rank of an earlier job is left, and let later jobs wait for those of this one.  Collective."""
+    """Wait until no rank of an earlier job runs; hold a lock, for which later jobs wait.  Collective."""
     end, waited = monotonic() + files.file_patience(), False
     while not on_root(comm, path, lambda: _is_free(lock)):
         late = on_root(comm, path, lambda: monotonic() > end)
@@ -28,10 +28,10 @@ def after_earlier_ranks(comm: MPI.Intracomm, path: Path, lock: Path) -> Iterator
         if comm.rank == 0 and not waited:
             files.say(f"{path}: waiting for ranks of an earlier job, which still run")
         waited = True
-    with together(comm), files.naming(lock):  # a rank that cannot see it does not end alone
+    with together(comm), files.naming(lock):  # a rank that cannot open the lock file does not raise alone
         descriptor = os.open(lock, os.O_RDONLY | os.O_CREAT)
     try:
-        with suppress(OSError):  # no locks here
+        with suppress(OSError):  # the file system has no locks
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Panels of a matrix in a file, of which one is read while another is used; and parts of one, written meanwhile."""
+"""Panels of a matrix in a file, each read while another one is multiplied, and slabs of a tile, written meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pdgemm.support.agreement import together
 
 
 class _AtOnce(Executor):
-    """Does what it is given in the thread that gives it."""
+    """An executor that calls each function at once, in the thread of the caller."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -35,16 +35,16 @@ class _AtOnce(Executor):
 
 
 def worker() -> Executor:
-    """Return a thread for transfers; this one where the MPI library cannot be called by two."""
+    """Return an executor for transfers: a thread, or the caller's thread where two threads cannot call MPI."""
     return ThreadPoolExecutor(1) if MPI.Query_thread() == MPI.THREAD_MULTIPLE else _AtOnce()
 
 
 class Panels:
-    """op(X) by panels, of which at most two are in memory.  Collective over the grid, but for the reading itself.
+    """op(X) in panels, of which at most two are in memory.  Collective over the grid, except the reads themselves.
 
-    shape, block : of the largest panel.   loads : how many will be read.
-    sums    : receives those of what is read.
-    nbytes  : bytes that this rank has read.   wait : seconds that it waited for them.
+    shape, block : of the largest panel.   loads : number of panels that will be read.
+    sums    : receives the sums of the panels that are read.
+    nbytes  : bytes that this rank has read.   wait : seconds that this rank waited for reads.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Panels:
         )
 
     def end(self) -> None:
-        """Wait for what was begun.  Local; raises the errors of reading."""
+        """Wait for the read that was begun, if any.  Local; raises the errors of reading."""
         if self._reading is not None:
             start = perf_counter()
             nbytes, total = self._reading.result()
@@ -91,15 +91,15 @@ class Panels:
             self._sums.add(self._region, total)
 
     def panel(self, rows: int, cols: int) -> DistMatrix:
-        """Return the panel that was read last; one without elements where nothing is multiplied."""
+        """Return the panel that was read last; a panel without elements where nothing is multiplied."""
         panel = self._panel[:rows, :cols]
         return panel.T.H if self._source.op == "C" else panel
 
 
 def loaded_steps(comm: MPI.Intracomm, tiling: Tiling, a: Panels | None, b: Panels | None) -> Iterator[TileStep]:
-    """Yield each step when its panels are there, while those of the next are read.  Collective over `comm`.
+    """Yield each step when its panels are in memory, while the panels of the next step are read.  Collective.
 
-    a, b : None: an operand that lies in memory.
+    a, b : the panels of op(A) and op(B); None: an operand that lies in memory.
     """
     steps, read = tiling.steps(), [x for x in (a, b) if x is not None]
     step = next(steps, None)
@@ -116,7 +116,7 @@ def loaded_steps(comm: MPI.Intracomm, tiling: Tiling, a: Panels | None, b: Panel
 
 
 def _begin(a: Panels | None, b: Panels | None, step: TileStep | None) -> None:
-    """Begin to read what a step needs."""
+    """Begin to read the panels that a step needs."""
     if step is not None:
         for x, reads, where in zip((a, b), step.reads, ((step.rows, step.inner), (step.inner, step.cols))):
             if x is not None and reads:
@@ -124,10 +124,10 @@ def _begin(a: Panels | None, b: Panels | None, step: TileStep | None) -> None:
 
 
 class TileWriter:
-    """Writes slabs of a tile in a thread.  All is local.
+    """Writes slabs of a tile in a thread.  All methods are local.
 
-    total  : the checksum of what this rank has written, as a sum.   nbytes, wait : as those of Panels.
-    entry_bytes : that this rank has read of C on entry.   seconds : in which the thread wrote.
+    total  : the checksum of this rank's writes, as a sum.   nbytes, wait : as in Panels, of writes.
+    entry_bytes : bytes that this rank has read of C on entry, or of sums of parts.   seconds : of the thread's writes.
     """
 
     def __init__(self, transfer: Transfer, dtype: np.dtype, writer: Executor) -> None:
@@ -166,7 +166,7 @@ class TileWriter:
 
 
 def transfer_part(transfer: Transfer, part: DistMatrix, start: tuple[int, int], itemsize: int) -> int:
-    """Transfer this rank's elements of a part that begins at `start` in a file; return their bytes there.  Local."""
+    """Transfer this rank's elements of a part at `start` in a file; return their bytes in the file.  Local."""
     local, (i, j) = part.local, part.grid.coords
     for row, first_row, rows in _runs(part.distribution.rows, i):
         for col, first_col, cols in _runs(part.distribution.cols, j):
@@ -190,7 +190,7 @@ def read_and_sum(get: Transfer, part: DistMatrix, start: tuple[int, int], itemsi
 
 
 def _runs(dim: BlockCyclic, part: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the indices of a part that follow each other: the first as a local index, as a global one, and how many."""
+    """Yield each run of consecutive global indices of a part: its first local index, first global index, and length."""
     indices = dim.indices(part)
     ends = [0, *(np.flatnonzero(np.diff(indices) != 1) + 1).tolist(), len(indices)]
     for first, end in pairwise(ends):

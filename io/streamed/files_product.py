@@ -45,9 +45,9 @@ from pdgemm.support.memory_left import largest_so_far
 
 
 class _Counted(NamedTuple):
-    """What this rank did for a product: bytes of files, seconds, the checksum of what it wrote, as a sum.
+    """The counts of this rank for a product: bytes of files, seconds, and the checksum of its writes, as a sum.
 
-    checks : of its products of panels; None if they were not compared with checksums.
+    checks : of the products of panels; None if the products were not compared with checksums.
     """
 
     read: int
@@ -60,16 +60,16 @@ class _Counted(NamedTuple):
 
 
 class FilesProduct:
-    """C := alpha op(A) op(B) + beta C of matrices in files.  All is collective over the grid.
+    """C := alpha op(A) op(B) + beta C of matrices in files.  All methods are collective over the grid.
 
     a, b, entry : op(A), op(B) and C on entry; None where beta is 0.
-    memory   : bytes per rank for all that is in memory at once: a tile, two panels of A and of B, and buffers.
-               None: as many as A, B and C have.
-    most_flops : of a rank in a step, as far as panels do not become thin.
-    accumulate_dtype, options : those of `pdgemm`, which multiplies panels; its memory_limit is that of the buffers.
+    memory   : bytes per rank for a tile, two panels of A, two panels of B, and buffers.
+               None: as many bytes as the product needs with whole matrices A, B and C.
+    most_flops : limit of the operations of a rank in a step, unless panels would become thin.
+    accumulate_dtype, options : as in `pdgemm`, which multiplies panels; memory_limit bounds its buffers.
 
-    shape  : that of C.   stored : its type in its file.   tiling : what will be read and written, and in which order.
-    Raises MemoryLimitError, which says how much is needed, LayoutError or DTypeError on all ranks.
+    shape  : shape of C.   stored : type of C in its file.   tiling : which tiles and panels are read and written when.
+    Raises MemoryLimitError, which says how many bytes are needed, LayoutError or DTypeError on all ranks.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class FilesProduct:
         with together(grid.comm) as description:
             self.shape = a.shape[0], b.shape[1]
             if a.shape[1] != b.shape[0] or (entry is not None and entry.shape != self.shape):
-                given = None if entry is None else entry.shape
-                raise LayoutError(f"shapes do not fit: op(A) is {a.shape}, op(B) is {b.shape}, C is {given}")
+                entry_shape = None if entry is None else entry.shape
+                raise LayoutError(f"shapes do not fit: op(A) is {a.shape}, op(B) is {b.shape}, C is {entry_shape}")
             self.stored = dtypes.product(a.dtype, b.dtype)
             self.held = np.dtype(accumulate_dtype or dtypes.arithmetic(self.stored))
             self.alpha = as_scalar(alpha, self.stored, "alpha")
@@ -110,15 +110,15 @@ class FilesProduct:
         when: When | None = None,
         begun: Callable[[Left | None], object] = lambda left: None,
     ) -> tuple[StreamReport, Residual | None, IOReport | None]:
-        """Compute C, compare it with A, B and random vectors if a seed is given, and write it.
+        """Compute C, compare it with A, B and random vectors if seed is not None, and write C.
 
-        output   : file and dataset of C, which takes its place when it is complete, unless it is found to be wrong.
-        seed     : that of the vectors (`pdgemm.verify`).   progress : called as progress(done, total) after each step.
-        when     : checkpoints are saved; None: they are not.
-        begun    : called before the first step, with what an earlier job has left.
+        output   : file and dataset, which C replaces when C is complete, unless the comparison shows that C is wrong.
+        seed     : seed of the vectors (`pdgemm.verify`).   progress : called as progress(done, total) after each step.
+        when     : the times of checkpoints; None: no checkpoints are saved.
+        begun    : called before the first step, with the state that an earlier job has left, or None.
 
-        Returns the last report as None where C is wrong.  Raises FileError on all ranks, and what `pdgemm` raises;
-        Complete, if an earlier job has finished it.
+        Returns the reports of the product, the comparison and the output, the last one None where C is wrong.  Raises
+        FileError and the errors of `pdgemm` on all ranks; Complete, if an earlier job has finished the product.
         """
         start, tiling = perf_counter(), self.tiling
         with together(self.grid.comm) as description:
@@ -142,7 +142,7 @@ class FilesProduct:
     def _kept(
         self, output: tuple[str, str], layout: Distribution, when: When | None
     ) -> Iterator[tuple[NewDataset, Checkpoints | None]]:
-        """Make the dataset of C, or go on with that of an earlier job."""
+        """Create the dataset of C, or go on with the dataset of an earlier job."""
         if when is None:
             with new_dataset(Path(output[0]), output[1], self.grid, layout, self.stored, ndim=self.ndim) as dataset:
                 yield dataset, None
@@ -161,7 +161,7 @@ class FilesProduct:
 
     @property
     def problem(self) -> dict[str, str]:
-        """What makes it this product and no other, as text, by what people call it."""
+        """The properties that identify this product, as text, by their names in messages."""
         scalars = {"alpha": str(self.alpha), "beta": str(self.beta)}
         ops = {f"op({x.what})": f"{x.op}, {x.shape[0]} x {x.shape[1]} {x.dtype}" for x in self.inputs}
         return {**scalars, **ops, "sums": f"{self.held}", "compute_type": f"{self._options.compute_type}"}
@@ -172,7 +172,7 @@ class FilesProduct:
         return [self.a.dtype, self.b.dtype, self.held][: len(self.inputs)]
 
     def _read_sums(self, left: Left | None) -> list[ReadSums]:
-        """Return what receives the sums of the inputs, those of what earlier jobs have read of them included."""
+        """Return the ReadSums of the inputs, which begin with the sums of the regions that earlier jobs have read."""
         of = [(":".join(x.dataset), dtype) for x, dtype in zip(self.inputs, self.held_types)]
         if left is None:
             return [ReadSums(*x) for x in of]
@@ -180,24 +180,24 @@ class FilesProduct:
         return [ReadSums(*x, left.has_read(number), total) for number, (x, total) in enumerate(zip(of, totals))]
 
     def _opened(self, file: str) -> AbstractContextManager[Transfer]:
-        """Open the sums of a part, whose file gets another time of change when the checkpoint gives up that name."""
+        """Open the sums of a part.  The file is a hard link to a checkpoint; the next checkpoint changes its state."""
         x = source(self.grid, SUMS, (file, SUMS))
         total = checksum.as_total(x.stored.checksum or "") if self.grid.rank == 0 else 0
         return x.opened_alone(self.grid, ReadSums(file, x.dtype, total=total))
 
     def as_before(self, left: Left, memory: int | None = 1 << 62) -> Tiling:
-        """Return the tiling of the earlier job, on the grid of this one, in smaller tiles if the memory demands it."""
+        """Return the tiling of the earlier job, on the grid of this job, in smaller tiles if the memory demands it."""
         a, b = (operand_of(x)._replace(unit=unit) for x, unit in zip((self.a, self.b), left.units))
         return self._fitting(a, b, memory, base=left.counts)
 
     def go_on(self, left: Left) -> None:
-        """Leave out what is done.  Raises MemoryLimitError on all ranks."""
+        """Leave out the tiles and parts that an earlier job has done.  Raises MemoryLimitError on all ranks."""
         with together(self.grid.comm):
             now = self.as_before(left, self._memory)
             self.tiling = now.resumed(left.counts, left.finished, left.parts)
 
     def _fitting(self, a: Operand, b: Operand, memory: int | None, most_flops: float = inf, **base: Any) -> Tiling:
-        """Return the tiling that fits so much memory."""
+        """Return the tiling of least cost that fits the memory."""
         mnk = *self.shape, self.a.shape[1] if self.alpha else 0  # where alpha is 0, A and B are not read
         entry = 0 if self.entry is None else self.entry.stored.dtype.itemsize
         of_c = self.held.itemsize, self.stored.itemsize, entry
@@ -205,7 +205,7 @@ class FilesProduct:
 
     @property
     def memory(self) -> int:
-        """Bytes per rank."""
+        """The memory of a rank, in bytes."""
         return most_memory(self.tiling.all_bytes) if self._memory is None else self._memory
 
     @property
@@ -219,12 +219,12 @@ class FilesProduct:
         sums = {name: self._options.arguments[name] for name in ("accumulate_dtype", "compute_type")}
         X = random_vectors(c.shape[1], seed)
         of = partial(applied, self.grid)
-        # as their files are now: some may have other times, and the sums of what was read say that they are the same
+        # inspect the files again: their times may differ now, and the sums of the reads have shown equal elements
         a, b, *entry = (source(self.grid, x.what, x.dataset, x.dtype, x.op) for x in self.inputs)
         return residual_of(of, c, self.alpha, a, b, self.beta, entry[0] if entry else None, X, **sums)
 
     def _written(self, dataset: NewDataset, kept: Checkpoints | None, notify: GuardedCallback) -> _Counted:
-        """Compute all tiles, in memory that is free again at the end."""
+        """Compute all tiles; the memory of the tile and the panels is freed at the end."""
         tiling, grid, comm = self.tiling, self.grid, self.grid.comm
         (rows, cols, inner), (mb, nb, a_inner, b_inner) = tiling.largest, tiling.blocks
         left, limit = self.memory - tiling.most_bytes, self._options.memory_limit
@@ -241,7 +241,7 @@ class FilesProduct:
             b = Panels(self.b, opened[1], grid, (inner, cols), (b_inner, nb), tiling.loads[1], reader, read[1])
             tile = DistMatrix.empty((rows, cols), grid=grid, block=(mb, nb), dtype=self.held)
             adds = tiling.counts[2] > 1 or entry is not None or bool(tiling.parts)
-            plan(a.panel(rows, inner), b.panel(inner, cols), tile, beta=int(adds), **options)  # raises what it must
+            plan(a.panel(rows, inner), b.panel(inner, cols), tile, beta=int(adds), **options)  # raises its errors here
             out, checks = TileWriter(write, self.stored, writer), list[CheckReport]()
             for number, step in enumerate(loaded_steps(comm, tiling, a, b), 1):
                 checks += self._multiplied(step, a, b, tile, (entry, sums), out, options)
@@ -269,11 +269,11 @@ class FilesProduct:
         out: TileWriter,
         options: dict[str, Any],
     ) -> list[CheckReport]:
-        """Do one step; the first and the last of a tile by slabs, which are written while others are multiplied.
+        """Do one step, the first and the last of a tile by slabs: a slab is written while others are multiplied.
 
-        Returns what `protect` has counted in its products.
+        Returns the reports of the checks by `protect` in the products.
 
-        of_c : what reads C on entry, with its sums, and the sums of parts by their files.
+        of_c : the transfer of C on entry with its ReadSums, and the transfers of the sums of parts, by file.
         """
         (r0, r1), (c0, c1), (k0, k1) = step.rows, step.cols, step.inner
         A, B, C = a.panel(r1 - r0, k1 - k0), b.panel(k1 - k0, c1 - c0), tile[: r1 - r0, : c1 - c0]
@@ -282,7 +282,7 @@ class FilesProduct:
         if part is not None:
             with together(self.grid.comm):
                 for slab, rows in enumerate(slabs):
-                    out.end(slab)  # of the tile before
+                    out.end(slab)  # wait for the write of the previous tile
                     start = r0 + rows.start - part.rows[0], c0 - part.cols[0]
                     out.entry_bytes += transfer_part(sums[part.file], C[rows, :], start, self.held.itemsize)
         fresh = step.first and part is None
@@ -298,8 +298,8 @@ class FilesProduct:
                         nbytes, total = read_and_sum(get, C[rows, :], start, self.entry.stored.dtype.itemsize)
                         out.entry_bytes += nbytes
                         read.add(((start[0], r0 + rows.stop), (c0, c1)), total)
-            made = pdgemm(self.alpha, A[rows, :], B, self.beta if fresh else 1, C[rows, :], **options)
-            checks += checks_of(made, self._protect)
+            result = pdgemm(self.alpha, A[rows, :], B, self.beta if fresh else 1, C[rows, :], **options)
+            checks += checks_of(result, self._protect)
             if step.last:
                 out.begin(slab, C[rows, :], (r0 + rows.start, c0))
         return checks
@@ -329,13 +329,13 @@ class FilesProduct:
 
 
 def checks_of(C: DistMatrix, protect: str | None) -> list[CheckReport]:
-    """Return what was counted when the product C was compared with its checksums."""
+    """Return the report of the checksums of a product C, in a list, which is empty without `protect`."""
     report: Any = C.report if protect else None
     return [report.checks] if protect else []
 
 
 def operand_of(x: Source) -> Operand:
-    """Return what a tiling needs to know of a dataset."""
+    """Return the properties of a dataset that a tiling depends on."""
     chunked = x.stored.offset is None
     unit = x.unit if chunked else (1, 1)
     chunk = unit[0] * unit[1] * x.stored.dtype.itemsize if chunked else 0

@@ -34,10 +34,10 @@ Dataset = str | Path | tuple[str | Path, str]  # "a.h5:/x", or a file and the na
 
 
 class FilesResult(NamedTuple):
-    """What `multiply_files` did; a part that it did not do is None.
+    """The outcome of `multiply_files`; a part that was not done is None.
 
     product  : the report of the product.   verified : the comparison with random vectors.
-    wrote    : the report of C in its file; None if C was found to be wrong, and not stored.
+    wrote    : the report of writing C; None if the comparison shows that C is wrong, and C was not stored.
     complete : an earlier job had finished the product, and nothing was done.
     """
 
@@ -74,23 +74,23 @@ def multiply_files(
 
         multiply_files("a.h5:/x", "b.h5:/y", "c.h5:/z", memory=2 << 30, checkpoint=600)
 
-    a, b, output : datasets of A, B and C: "a.h5:/x", or the file and the name.  A dataset that pdgemm wrote is
-        replaced by C when C is complete; A, B and what pdgemm did not write only with overwrite, unless it is C on
-        entry.
+    a, b, output : datasets of A, B and C: "a.h5:/x", or the file and the name.  C replaces a dataset that pdgemm
+        wrote, or C on entry, when the new C is complete.  Only with overwrite, C replaces A, B, or a dataset of
+        another program.
     c0      : C on entry, where beta is not 0; by default the output.
-    alpha, beta, transa, transb, options : those of `pdgemm`.
-    grid    : by default one of all ranks.   block, device : of matrices in memory.
-    dtype   : A and B are converted to it.
-    memory  : bytes per rank for A, B, C and all buffers: what does not fit is read and multiplied in parts.
-    checkpoint, mtbf : seconds after which what is done is saved, and the mean time between failures: the same call
-        goes on with it.  With memory or checkpoint there is no block, no compression, and the device is the host.
-    seed    : C is compared with A, B and random vectors of this seed, and not stored if it differs.
-    observer : is told of progress, reports and plans.
+    alpha, beta, transa, transb, options : as in `pdgemm`.
+    grid    : by default a grid of all ranks.   block, device : of matrices in memory.
+    dtype   : the type that A and B are converted to.
+    memory  : bytes per rank for A, B, C and all buffers; larger matrices are read and multiplied in parts.
+    checkpoint, mtbf : seconds between two checkpoints, and mean seconds between failures.  The same call goes on from
+        the last checkpoint.  With memory or checkpoint, no block and no compression, and the device is the host.
+    seed    : C is compared with A, B and random vectors of this seed, and not stored if the comparison fails.
+    observer : receives progress, reports and plans.
 
-    All that can be known without the elements is checked before they are read: shapes, types, options, the output, and
+    Before elements are read, all that does not depend on them is checked: shapes, types, options, the output, and
     whether the matrices and buffers fit the memory.
-    Raises FileError, LayoutError, DTypeError, ArgumentError, MemoryLimitError or OutOfMemoryError on all ranks; C in
-    its file is then what it was.
+    Raises FileError, LayoutError, DTypeError, ArgumentError, MemoryLimitError or OutOfMemoryError on all ranks; then
+    the file of C is unchanged.
     """
     say, grid = observer or Observer(), default_grid() if grid is None else grid
     in_parts = memory is not None or checkpoint is not None
@@ -124,7 +124,7 @@ def _file_and_name(dataset: Any) -> tuple[str, str]:
 
 
 class _Work(NamedTuple):
-    """A product of files whose arguments are known.   c : C on entry, where it is read.   stored : the type of C."""
+    """A product of files with checked arguments.   c : C on entry; None: not read.   stored : type of C in its file."""
 
     grid: ProcessGrid
     alpha: complex
@@ -154,7 +154,7 @@ class _Work(NamedTuple):
         return matrix
 
     def in_memory(self, block: Block | None, device: DeviceName, compression: str | None) -> FilesResult:
-        """Read A and B, multiply and store."""
+        """Read A and B, multiply, and store C."""
         options: Any = {"alpha": self.alpha, "beta": self.beta, **self.options}
         once, planned = check_operands_in_files(self.grid, self.a, self.b, self.c, block, device, self.seed, **options)
         in_place = self.check_output()
@@ -166,8 +166,8 @@ class _Work(NamedTuple):
         replaces: Any = before.report if before is not None and in_place else None
         with self.say.progress("multiply", self.flops) as progress:
             C = pdgemm(self.alpha, A, B, self.beta, C, progress=progress, **self.options)
-        made: Any = C.report
-        self.say.report("product", made.summary())
+        report: Any = C.report
+        self.say.report("product", report.summary())
         residual = None
         if self.seed is not None:
             sums: Any = {name: self.options.get(name) for name in ("accumulate_dtype", "compute_type")}
@@ -175,15 +175,15 @@ class _Work(NamedTuple):
                 residual = verify(C, self.alpha, A, B, self.beta, before, seed=self.seed, **sums)
             self.say.report("verify", residual)
             if not residual.passed:
-                return FilesResult(made, residual)
+                return FilesResult(report, residual)
         with self.say.progress("write", self.a.shape[0] * self.b.shape[1] * self.stored.itemsize, "B/s") as progress:
             ndim = ndim_of_product(self.b, self.c)
             wrote = hdf5.save(*self.output, C, replaces=replaces, compression=compression, ndim=ndim, progress=progress)
         self.say.report("wrote", wrote)
-        return FilesResult(made, residual, wrote)
+        return FilesResult(report, residual, wrote)
 
     def in_parts(self, memory: int | None, checkpoint: float | None, mtbf: float | None) -> FilesResult:
-        """The same with at most so many bytes per rank, and with checkpoints."""
+        """Multiply and store in parts, with at most `memory` bytes per rank, and with checkpoints."""
         when = None if checkpoint is None else When(checkpoint, mtbf)
         steps = {} if when is None else {"most_flops": MOST_FLOPS}
         files = FilesProduct(self.grid, self.alpha, self.a, self.b, self.beta, self.c, memory, **steps, **self.options)

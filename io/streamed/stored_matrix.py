@@ -44,18 +44,18 @@ _TURNED: dict[tuple[str, str], Transpose] = {("N", "T"): "T", ("T", "T"): "N", (
 class StoredMatrix:
     """A matrix in an HDF5 file, as an operand of `pdgemm`: C := alpha op(A) op(B) + beta C with A, B or both in files.
 
-    Made by `pdgemm.io.hdf5.dataset`.  Panels of the inner dimension are read, each while the one before is multiplied,
-    and forgotten: only C, an operand that is a DistMatrix, and two panels are in memory.
+    `pdgemm.io.hdf5.dataset` returns it.  Each panel of the inner dimension is read while the previous panel is
+    multiplied: in memory are only C, an operand that is a DistMatrix, and two panels of each operand in a file.
 
     `A.T` and `A.H` are views; `A @ B` is the product.
     """
 
-    __array_ufunc__ = None  # NumPy's operators leave `array @ A` to Python, which says that it cannot be
+    __array_ufunc__ = None  # NumPy defers `array @ A` to `__rmatmul__`, which raises DTypeError
 
     def __init__(
         self, grid: ProcessGrid, place: tuple[str, str], stored: Stored, dtype: np.dtype, op: Transpose = "N"
     ) -> None:
-        """Local; `hdf5.dataset` looks at the file.   place : file and dataset.   dtype : of the matrix."""
+        """Local; `hdf5.dataset` inspects the file.   place : file and dataset.   dtype : type of the matrix."""
         self.grid, self.source = grid, Source(f"{place[0]}:{place[1]}", place, stored, dtype, op)
 
     @property
@@ -76,12 +76,12 @@ class StoredMatrix:
 
     @property
     def T(self) -> Self:
-        """The transpose, a view; of A.H there is none."""
+        """The transpose, a view; LayoutError for A.H where elements are complex."""
         return self._turned("T")
 
     @property
     def H(self) -> Self:
-        """The conjugate transpose, a view; of A.T there is none where elements are complex."""
+        """The conjugate transpose, a view; LayoutError for A.T where elements are complex."""
         return self._turned("C")
 
     def _turned(self, letter: str) -> Self:
@@ -94,7 +94,7 @@ class StoredMatrix:
         return type(self)(self.grid, x.dataset, x.stored, x.dtype, _TURNED[now, letter])
 
     def load(self, block: Block | None = None, **more: Any) -> DistMatrix:
-        """Return it as a DistMatrix.  Collective over the grid; arguments as for `hdf5.load`."""
+        """Return the matrix as a DistMatrix.  Collective over the grid; arguments as in `hdf5.load`."""
         path, name = self.source.dataset
         matrix = hdf5.load(path, name, self.grid, block, dtype=self.dtype, transpose=self.source.transposed, **more)
         return matrix.T.H if self.source.op == "C" and self.dtype.kind == "c" else matrix
@@ -125,7 +125,7 @@ class StoredMatrix:
         options: ProductOptions,
         progress: Callable[[int, int], object] | None,
     ) -> DistMatrix:
-        """Do what `pdgemm` does, for A or B, or both, in files."""
+        """Multiply as `pdgemm` does, with A, B or both in files."""
         start = perf_counter()
         grid = next(x.grid for x in (A, B) if isinstance(x, StoredMatrix))
         comm = communicator_of(grid)
@@ -138,8 +138,8 @@ class StoredMatrix:
                 check_matrices(C=C)
             (m, k), (inner, n) = A.shape, B.shape
             if k != inner or (C is not None and C.shape != (m, n)):
-                given = None if C is None else C.shape
-                raise LayoutError(f"shapes do not fit: op(A) is {(m, k)}, op(B) is {(inner, n)}, C is {given}")
+                c_shape = None if C is None else C.shape
+                raise LayoutError(f"shapes do not fit: op(A) is {(m, k)}, op(B) is {(inner, n)}, C is {c_shape}")
             if any(x.device != devices.HOST for x in (A, B, C) if isinstance(x, DistMatrix)):
                 raise DeviceError("a matrix in a file is multiplied on the host: use to_host, or load it")
             stored = C.dtype if C is not None else dtypes.product(A.dtype, B.dtype)
@@ -152,7 +152,7 @@ class StoredMatrix:
         options = replace(options, memory_limit=limit - tiling.most_bytes)
         if C is None:
             C = DistMatrix.empty((m, n), grid=grid, dtype=stored)
-        T = C if sums == stored or tiling.counts[2] == 1 else C.astype(sums)  # rounded once, not after each panel
+        T = C if sums == stored or tiling.counts[2] == 1 else C.astype(sums)  # C is rounded once, not after each panel
         counted, wait, checks = _multiplied(grid, tiling, alpha, A, B, beta, T, options, GuardedCallback(progress))
         if T is not C:
             C[:, :] = T.astype(stored)
@@ -181,26 +181,26 @@ def _op(x: Any, trans: str, name: str) -> Any:
 
 
 def _elements(C: DistMatrix | None, shape: tuple[int, int], grid: tuple[int, int]) -> int:
-    """Return the most elements of C, which may be new, on a rank."""
+    """Return the largest number of elements of C on a rank; C is None if it will be allocated later."""
     if C is None:
         return prod(-(-x // parts) for x, parts in zip(shape, grid))
     return C.layout_in(C.grid).local_bytes(None) // C.dtype.itemsize
 
 
 def _panels(mnk: tuple[int, int, int], grid: tuple[int, int], A: Any, B: Any, limit: int, copied: int) -> Tiling:
-    """Return the fewest panels, of which two take half the limit: the rest is for products, which may move them.
+    """Return the tiling with the fewest panels of which two, per operand in a file, take half the limit at most.
 
-    copied : bytes of the copy of C from which a product is repeated.
+    The rest is for products, which may redistribute panels.   copied : bytes of the copy of C to repeat a product from.
     Raises MemoryLimitError.
     """
     a, b = (operand_of(x.source) if isinstance(x, StoredMatrix) else Operand(0, 0) for x in (A, B))
-    for cut in (False, True):  # parts of chunks, each of which is read with the whole chunk, only if need be
+    for cut in (False, True):  # cut chunks, which are read as a whole for each part, only if necessary
         of = [x._replace(unit=(1, 1)) if cut else x for x in (a, b)]
         for count in counts(mnk[2]):
-            found = Tiling(mnk, grid, of[0], of[1], 0, 0, 0, (1, 1, count))
-            if 2 * found.most_bytes + copied <= limit:
-                return found
-    needed = 2 * found.most_bytes + copied
+            tiling = Tiling(mnk, grid, of[0], of[1], 0, 0, 0, (1, 1, count))
+            if 2 * tiling.most_bytes + copied <= limit:
+                return tiling
+    needed = 2 * tiling.most_bytes + copied
     raise MemoryLimitError(
         f"memory limit {in_bytes(limit)} per rank is too small for panels of {mnk[0]} rows of A and {mnk[1]} "
         f"columns of B: {in_bytes(needed)} ({needed} bytes) are needed"
@@ -228,7 +228,7 @@ def _multiplied(
             None if read is None else stack.enter_context(x.source.opened_alone(grid, read))
             for x, read in zip((A, B), sums)
         ]
-        reader = stack.enter_context(worker())  # which ends before the files are closed
+        reader = stack.enter_context(worker())  # the reader ends before the files are closed
         a, b = (
             None if get is None or read is None else Panels(x.source, get, grid, *shape, loads, reader, read)
             for x, get, shape, loads, read in zip((A, B), opened, shapes, tiling.loads, sums)
@@ -237,8 +237,8 @@ def _multiplied(
             k0, k1 = step.inner
             panel_a = A[:, k0:k1] if a is None else a.panel(m, k1 - k0)
             panel_b = B[k0:k1, :] if b is None else b.panel(k1 - k0, n)
-            made = pdgemm(alpha, panel_a, panel_b, beta if step.first else 1, C, **options.arguments)
-            checks += checks_of(made, options.protect)
+            result = pdgemm(alpha, panel_a, panel_b, beta if step.first else 1, C, **options.arguments)
+            checks += checks_of(result, options.protect)
             notify(number, tiling.count)
     agree(grid.comm, notify.error)
     read = [x for x in (a, b) if x is not None]

@@ -1,16 +1,16 @@
-"""A product in tiles, as a value: what is read and written when, and what it takes of memory.  No MPI, no data.
+"""A product in tiles, as a value: the order of reads and writes, and the memory that they need.  No MPI, no data.
 
 C is computed in tiles of `rows x cols`.  While a tile is in memory, all panels of A (rows x width) and B (width x cols)
-are read one after the other, each while the one before is multiplied, and are forgotten.  With S elements in the memory
-of all ranks together, a square tile of nearly S elements makes the least reading, 2 mnk / sqrt(S) elements (Hong &
-Kung, STOC 1981; the constant by Kwasniewski et al., SC 2019).
+are read one after the other, each while the previous panel is multiplied, and are dropped.  With S elements in the
+memory of all ranks together, a square tile of nearly S elements needs the fewest reads, 2 mnk / sqrt(S) elements (Hong
+& Kung, STOC 1981; the constant by Kwasniewski et al., SC 2019).
 
-The order is a walk without jumps, first through the columns of C, then through its rows, each time in the direction
-opposite to the last, and so within a tile through the inner indices: a panel that the next step needs again is still
-there.  If A and B fit one panel in the inner dimension, the panel of A stays for a whole row of tiles.
+The order of the steps is serpentine: the tiles of one row from left to right, those of the next row from right to left;
+within one tile the inner indices ascend, within the next tile they descend.  So a panel that the next step needs again
+is still in memory.  If one panel has the whole inner dimension, the panel of A stays for a whole row of tiles.
 
-What an earlier job has done of it is left out of the walk.  A job that goes on with less memory cuts tiles and panels
-into parts, so that their ends stay ends of tiles and panels.
+Tiles and parts that an earlier job has done are left out of the order.  A job that goes on with less memory cuts the
+earlier tiles and panels into smaller ones, so that the ends of the earlier tiles and panels stay ends.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ import numpy as np
 
 from pdgemm.support.text import counted, in_bytes
 
-Range = tuple[int, int]  # the first index, and the one after the last
-STAGED = 1 << 20  # bytes of a panel or a tile that are converted at once on their way
-_SLABS = 4  # parts of a tile, by rows, of which one is written while the next is multiplied
-_LEAST = 64  # rows and columns of a slab on a rank
-_RUN = 1 << 15  # bytes that could be read in the time that a contiguous piece takes beside its bytes
-_BUFFERED = 32  # panels of one column or row in the buffers of a product
-_CALL = 1 << 24  # in that of a step beside reading and multiplying
+Range = tuple[int, int]  # the first index, and the index after the last one
+STAGED = 1 << 20  # bytes of a panel or a tile that one transfer converts
+_SLABS = 4  # slabs (blocks of rows) of a tile, each written while the next one is multiplied
+_LEAST = 64  # the fewest rows of a slab on a rank
+_RUN = 1 << 15  # seek overhead of each contiguous piece, in bytes that could be read in the same time
+_BUFFERED = 32  # columns of A, and rows of B, in the buffers of a product
+_CALL = 1 << 24  # overhead of a step beside reads and products, in bytes that could be read in the same time
 _FLOPS = 32  # floating-point operations of a rank in the time in which a byte is read
-_THIN = 32  # a product of a matrix with so many rows, columns or inner indices takes twice the time of its operations
-_THICK = 256  # inner indices of a panel that is not made thinner so that steps become shorter
+_THIN = 32  # a product with this many rows, columns or inner indices takes twice the time of its operations
+_THICK = 256  # inner indices; thinner panels are not cut further to shorten steps
 
 
 class Operand(NamedTuple):
-    """op(A) or op(B) as the tiling sees it.
+    """The properties of op(A) or op(B) that a tiling depends on.
 
-    stored : bytes of an element in the file.   held : in memory.
-    unit   : rows and columns of op(X) that are read together, those of a chunk.
-    by_columns : whether the elements of a column of op(X) are contiguous in the file, as where op is a transposition.
+    stored : bytes of an element in the file.   held : bytes of an element in memory.
+    unit   : rows and columns of op(X) that are read together, as those of a chunk.
+    by_columns : whether the elements of a column of op(X) are contiguous in the file, as for a transpose.
     chunk  : bytes of a chunk, which is in memory as a whole while a part of it is read.
     """
 
@@ -56,9 +56,9 @@ class Operand(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of C of which only some inner indices are done.
+    """A part of C whose sums cover only a range of the inner indices.
 
-    done : these indices, the first or the last of all.   file : that holds the sums, and nothing else of C.
+    done : this range, which contains the first or the last index.   file : the file with the sums of this part alone.
     """
 
     rows: Range
@@ -67,7 +67,7 @@ class Part(NamedTuple):
     file: str
 
     def holds(self, rows: Range, cols: Range) -> bool:
-        """Return whether this tile is in the part."""
+        """Return whether the part contains this tile."""
         return all(x[0] <= y[0] and y[1] <= x[1] for x, y in ((self.rows, rows), (self.cols, cols)))
 
 
@@ -75,11 +75,11 @@ class Part(NamedTuple):
 class TileStep:
     """One product C[rows, cols] += A[rows, inner] B[inner, cols].
 
-    tile   : its number in the rows and columns of tiles.
-    reads  : whether the panels of A and of B are to be read; else those of the last step are still there.
-    first, last : of this tile of C in this job.
-    part   : that holds the sums of the tile so far, if this is the first step and there are some.
-    done   : the inner indices that are done of the tile after this step.
+    tile   : the row and the column of the tile among the tiles.
+    reads  : for A and for B, whether the step reads a panel; if not, the panel of the last step is still in memory.
+    first, last : whether the step is the first, or the last, of its tile in this job.
+    part   : in the first step of a tile, the part that has earlier sums of the tile; None: there are none.
+    done   : the inner indices of the tile that are done after this step.
     """
 
     tile: tuple[int, int]
@@ -97,11 +97,11 @@ class TileStep:
 class Tiling:
     """C (m x n) := A (m x k) B (k x n) in tiles, on a process grid.
 
-    counts : tiles in the rows and columns of C, and panels in the inner dimension.  While one is chosen, arrays of
-             numbers: bytes and costs are then those of as many tilings.
+    counts : numbers of rows of tiles, columns of tiles, and panels in the inner dimension.  For the choice of a tiling
+             they are arrays; bytes and costs are then arrays, too, with one element for each tiling.
     held   : bytes of an element of the tile in memory.   stored : of C in its file.   entry : of C on entry.
-    They are 0 where C lies elsewhere, and the bytes of an operand that lies elsewhere are, too.
-    finished, parts : tiles, and parts of others, that an earlier job has done.
+    These are 0 where C is not in a file, and so are the bytes of an operand that is not in a file.
+    finished : tiles that an earlier job has finished.   parts : parts of C with sums of an earlier job.
     protect : how products are compared with checksums ("detect", "repair", or "").
     """
 
@@ -120,7 +120,7 @@ class Tiling:
     # ------------------------------------------------------------------ pieces
     @cached_property
     def cuts(self) -> tuple[list[Range], list[Range], list[Range]]:
-        """The tiles' rows and columns, and the panels' inner indices."""
+        """The ranges of the rows of tiles, of the columns of tiles, and of the inner indices of panels."""
         return tuple(_cut(*x) for x in zip(self.mnk, self.counts, self._units))  # type: ignore[return-value]
 
     @cached_property
@@ -136,7 +136,7 @@ class Tiling:
 
     @property
     def slabs(self) -> int:
-        """Parts of a tile, by rows, of which one is written while the next is multiplied."""
+        """The number of slabs (blocks of rows) of a tile; each is written while the next one is multiplied."""
         return _most(1, _least(_SLABS, self.largest[0] // (self.grid[0] * _LEAST))) if self.held else 1
 
     @property
@@ -148,14 +148,14 @@ class Tiling:
 
     @property
     def numbers(self) -> tuple[int, int, int]:
-        """How many `cuts` there are of each kind."""
+        """The lengths of the three lists of `cuts`."""
         return tuple(  # type: ignore[return-value]
             min(parts, max(1, -(-n // unit))) for n, parts, unit in zip(self.mnk, self.counts, self._units)
         )
 
     @cached_property
     def count(self) -> int:
-        """How many steps there are."""
+        """The number of steps."""
         return sum(1 for _ in self.steps()) if self._resumed else prod(self.numbers)
 
     @property
@@ -190,7 +190,7 @@ class Tiling:
     def resumed(
         self, counts: tuple[int, int, int], finished: frozenset[tuple[int, int]], parts: tuple[Part, ...]
     ) -> Tiling:
-        """Return the tiling for what an earlier job, whose tiles and panels were so many, has left to be done."""
+        """Return the tiling of what remains after an earlier job, whose tiles and panels had these counts."""
         old = replace(self, counts=counts).cuts
         rows, cols = ([bisect_right([x for x, _ in old[d]], first) - 1 for first, _ in self.cuts[d]] for d in (0, 1))
         there = product(range(len(rows)), range(len(cols)))
@@ -201,7 +201,7 @@ class Tiling:
     # ------------------------------------------------------------------ costs
     @property
     def loads(self) -> tuple[int, int]:
-        """How many panels of A and of B are read."""
+        """The numbers of panels of A and of B that are read."""
         ti, tj, tl = self.counts
         if not self.mnk[2]:
             return 0, 0
@@ -209,15 +209,15 @@ class Tiling:
 
     @cached_property
     def bytes_read(self) -> int:
-        """Bytes of A, B and C on entry, or its sums so far, that all ranks read: of all steps without what is there.
+        """Bytes of A, B, and C on entry or its earlier sums, that all ranks read in all steps.
 
-        There are the last panel of A before the next tile of the same rows, and that of B before the next rows.
+        Not read again: the last panel of A for the next tile in the row, and the last panel of B for the next row.
         """
         if self._resumed:
             return sum(self._read(step) for step in self.steps())
         (m, n, k), (ti, tj, _) = self.mnk, self.numbers
         _, cols, inner = (_ends(*x) for x in zip(self.mnk, self.counts, self._units))
-        last = inner[-1], inner[0]  # of an even, of an odd tile in the order of the steps
+        last = inner[-1], inner[0]  # width of the last panel of an even, and of an odd tile, in the order of the steps
         kept_a = m * (tj // 2 * last[0] + (tj - 1 - tj // 2) * last[1])
         kept_b = ti // 2 * cols[-1] * last[(tj - 1) % 2] + (ti - 1) // 2 * cols[0] * last[1]
         read = self.a.stored * (tj * m * k - kept_a) + self.b.stored * (ti * n * k - kept_b)
@@ -240,7 +240,7 @@ class Tiling:
 
     @property
     def most_bytes(self) -> int:
-        """The most bytes of a rank: a tile, one or two panels of each operand, and what is converted on its way."""
+        """The most bytes of a rank: a tile, one or two panels of each operand, and staging buffers."""
         rows, cols, a_inner, b_inner = self._local
         panels = self.a.held * rows * a_inner, self.b.held * b_inner * cols
         kept = sum(size * _least(2, loads) for size, loads in zip(panels, self.loads))
@@ -248,9 +248,9 @@ class Tiling:
 
     @property
     def all_bytes(self) -> int:
-        """The same with the least that products of panels take for messages, converted elements and checksums.
+        """`most_bytes` and the least that products of panels need for messages, converted elements and checksums.
 
-        Those are vectors, and a copy of the tile from which a product is repeated.
+        Checksums are vectors, and, with "repair", need a copy of the tile to repeat a product from.
         """
         (height, _, inner), (rows, cols, _, b_inner) = self.largest, self._local
         vectors = 2 * inner + 3 * height + 2 * rows + b_inner if self.protect else 0
@@ -265,7 +265,7 @@ class Tiling:
         return _least(m, rows * self.slabs), _least(n, cols), _least(k, a_inner), _least(k, b_inner)
 
     def as_dict(self, memory: int) -> dict[str, Any]:
-        """Return the plan as plain figures."""
+        """Return the plan as a dictionary of numbers."""
         return {
             "memory": memory,
             "tiles": [*self.numbers],
@@ -274,7 +274,7 @@ class Tiling:
             "bytes_per_rank": self.most_bytes,
             "bytes_read": self.bytes_read,
             "bytes_written": self.bytes_written,
-            "bytes_checked": self.stored * self.mnk[0] * self.mnk[1],  # C is read again, and compared
+            "bytes_checked": self.stored * self.mnk[0] * self.mnk[1],  # C is read back, and compared
             "lower_bound_bytes": self.bound(memory),
         }
 
@@ -292,16 +292,16 @@ class Tiling:
 
     @property
     def flops(self) -> float:
-        """The operations of a rank in the largest step; those of a thicker one where panels are thin."""
+        """The operations of a rank in the largest step, with at least _THICK inner indices."""
         rows, cols, inner = self.largest
         return 2 * rows * cols * _most(inner, _THICK) / (self.grid[0] * self.grid[1])
 
     @property
     def cost(self) -> float:
-        """Bytes that are read, and that could be read in the time of all else that depends on the tiling.
+        """The cost in bytes: the bytes that are read, and all other time that depends on the tiling, as bytes.
 
-        That is the time of contiguous pieces beside their bytes, of calls, of products of thin matrices, and of what
-        cannot be hidden behind a product: the first panels and the last part of the last tile.
+        The other time is the seek overhead of contiguous pieces, the overhead of steps, the loss in products of thin
+        matrices, and transfers that no product hides: the first panels and the last slab of the last tile.
         """
         (m, n, k), (ti, tj, tl), (rows, cols, a_inner, b_inner) = self.mnk, self.counts, self._local
         sizes = m * k / (ti * tl), k * n / (tj * tl)
@@ -316,7 +316,7 @@ class Tiling:
         return read + bare + ti * tj * tl * _CALL + 2 * m * n * k / ranks / _FLOPS * thin
 
     def bound(self, memory: int) -> float:
-        """Bytes that any order reads and writes at least with so many bytes per rank.
+        """The lower bound of the bytes that are read and written in any order, with `memory` bytes per rank.
 
         2 mnk / sqrt(S) + mn elements, where no dimension is less than sqrt(S); else mk + kn + mn, each once.
         """
@@ -328,33 +328,33 @@ class Tiling:
 
 
 def waiting(tiling: Tiling, begun: set[tuple[int, int]]) -> list[Part]:
-    """Return the parts with tiles that have not begun."""
+    """Return the parts that contain tiles that are not in `begun`."""
     rows, cols, _ = tiling.cuts
     tiles = [(i, j) for i, j in product(range(len(rows)), range(len(cols))) if (i, j) not in begun]
     return [x for x in tiling.parts if any(x.holds(rows[i], cols[j]) for i, j in tiles)]
 
 
 def _cut(n: int, parts: int, unit: int) -> list[Range]:
-    """Return even parts of n indices in whole units; one that is empty where n is 0."""
+    """Return even parts of n indices in whole units; one empty part where n is 0."""
     units = -(-n // unit)
     ends = [min(n, part * units // parts * unit) for part in range(parts + 1)]
     return [x for x in pairwise(ends) if x[1] > x[0]] or [(0, 0)]
 
 
 def _ends(n: int, parts: int, unit: int) -> tuple[int, int]:
-    """Return the lengths of the first and of the last of these parts."""
+    """Return the lengths of the first and of the last part of `_cut`."""
     units = -(-n // unit)
     parts = min(parts, max(1, units))
     return min(n, units // parts * unit), n - (parts - 1) * units // parts * unit
 
 
 def _block(n: int, parts: int, unit: int) -> int:
-    """Return the size of blocks of whole units, so few that each part has one."""
+    """Return the block size, in whole units, with which each part has at most one block."""
     return unit * _most(1, -(-n // (unit * parts)))
 
 
 def _least(x: Any, y: Any) -> Any:
-    """Return the smaller of two integers, of any size, or of the elements of arrays."""
+    """Return the smaller of two integers of any size, or the elementwise minimum of arrays."""
     return np.minimum(x, y) if isinstance(y, np.ndarray) or isinstance(x, np.ndarray) else min(x, y)
 
 

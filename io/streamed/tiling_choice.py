@@ -11,7 +11,7 @@ from pdgemm.errors import MemoryLimitError
 from pdgemm.io.streamed.tiling import Operand, Tiling
 from pdgemm.support.text import in_bytes
 
-_RESERVE = 16  # of how many parts of the memory one is left to the buffers of the products
+_RESERVE = 16  # one part in so many of the memory is left to the buffers of the products
 
 
 def fitting(
@@ -29,15 +29,15 @@ def fitting(
 ) -> Tiling:
     """Return `best_tiling`; raise MemoryLimitError, which says how many bytes are needed, where nothing fits.
 
-    memory : None: as much as A, B and C take.
+    memory : bytes per rank; None: as many as A, B and C need.
     """
     if memory is None:
         memory = most_memory(Tiling(mnk, grid, a, b, held, stored, entry, (1, 1, 1), protect=protect).all_bytes)
-    found = best_tiling(mnk, grid, a, b, held, stored, entry, memory, most_flops, base, protect)
-    if isinstance(found, Tiling):
-        return found
+    outcome = best_tiling(mnk, grid, a, b, held, stored, entry, memory, most_flops, base, protect)
+    if isinstance(outcome, Tiling):
+        return outcome
     raise MemoryLimitError(
-        f"no tile fits {in_bytes(memory)} of memory per rank: {in_bytes(found)} ({found} bytes) are needed"
+        f"no tile fits {in_bytes(memory)} of memory per rank: {in_bytes(outcome)} ({outcome} bytes) are needed"
     )
 
 
@@ -56,13 +56,13 @@ def best_tiling(
 ) -> Tiling | int:
     """Return the tiling of the least cost that takes at most `memory` bytes per rank, products' buffers included.
 
-    most_flops : of a rank in a step, as far as panels do not become thin.
-    base   : the counts of an earlier job, which are kept if they fit, and else multiplied.
+    most_flops : limit of the operations of a rank in a step, unless panels would become thin.
+    base   : the counts of an earlier job, which are kept if they fit the memory, and else multiplied.
 
-    Where nothing fits, returns how many bytes are needed.
+    Where no tiling fits, returns the number of bytes per rank that are needed.
     """
-    room, needed, fresh = memory - memory // _RESERVE, inf, base == (1, 1, 1)
-    for units in (True, False)[: 1 + fresh]:  # parts of chunks, each read with the whole chunk, only if need be
+    limit, needed, fresh = memory - memory // _RESERVE, inf, base == (1, 1, 1)
+    for units in (True, False)[: 1 + fresh]:  # cut chunks, which are read as a whole for each part, only if necessary
         if not units:
             a, b = a._replace(unit=(1, 1)), b._replace(unit=(1, 1))
         m, n, k = (-(-x // parts) for x, parts in zip(mnk, base))
@@ -71,16 +71,16 @@ def best_tiling(
             counts = base[0] * ti, base[1] * tj, base[2] * tl
             return Tiling(mnk, grid, a, b, held, stored, entry, counts, protect=protect)  # noqa: B023
 
-        if not fresh and tiling_of(1, 1, 1).all_bytes <= room:
+        if not fresh and tiling_of(1, 1, 1).all_bytes <= limit:
             return tiling_of(1, 1, 1)
         tl, ti = (x.ravel().astype(float) for x in np.meshgrid(counts(k), counts(m), indexing="ij"))
         low, high = np.zeros_like(ti), np.full_like(ti, max(1, n) - 1)
         least: Any = tiling_of(ti, high + 1, tl).all_bytes
-        needed, fits = min(needed, least.min()), least <= room
+        needed, fits = min(needed, least.min()), least <= limit
         tl, ti, low, high = (x[fits] for x in (tl, ti, low, high))
-        while (low < high).any():  # for the fewest tiles in a row, of all at once
+        while (low < high).any():  # bisect for the fewest tiles in a row, for all candidates at once
             middle = (low + high) // 2
-            fits = tiling_of(ti, middle + 1, tl).all_bytes <= room
+            fits = tiling_of(ti, middle + 1, tl).all_bytes <= limit
             low, high = np.where(fits, low, middle + 1), np.where(fits, middle, high)
         if len(ti):
             those = tiling_of(ti, low + 1, tl)
@@ -90,14 +90,14 @@ def best_tiling(
 
 
 def most_memory(nbytes: int) -> int:
-    """Return the memory per rank of which so many bytes are used, and the rest is for the buffers of products."""
+    """Return the memory per rank that holds `nbytes` and the reserve for the buffers of products."""
     return int(nbytes * _RESERVE / (_RESERVE - 1)) + _RESERVE
 
 
 def counts(n: int) -> list[int]:
-    """Return numbers of parts: the first four, and then each larger than the one before by a quarter."""
-    found, count = [], 1
+    """Return candidate numbers of parts: 1 to 8, then each larger than the one before by a quarter, and at last n."""
+    numbers, count = [], 1
     while count < n:
-        found.append(count)
+        numbers.append(count)
         count += max(1, count // 4)
-    return [*found, max(1, n)]
+    return [*numbers, max(1, n)]

@@ -1,18 +1,18 @@
-"""A product under way: what is done of it stays in files beside the output, and a later job does the rest.
+"""An unfinished product: its tiles and sums stay in files beside the output, and a later job computes the rest.
 
-Beside the output c.h5:/z there are `c.h5.z.checkpoint-tiles`, which becomes c.h5 when it is complete, and
-`c.h5.z.checkpoint`, which says what is finished of it, and holds the sums of the tile at hand.  A job that goes on in
-smaller tiles keeps these sums, as `c.h5.z.checkpoint-sums3`, until all tiles that they are for are finished.  In the
-name of a dataset `/`, `.` and `%` become `%2F`, `%2E` and `%25`, so that no two outputs share files; what is too long
-for a name becomes a hash.
+The output c.h5:/z has two files beside it: `c.h5.z.checkpoint-tiles`, which becomes c.h5 when C is complete, and
+`c.h5.z.checkpoint`, which lists the finished tiles and holds the sums of the current tile.  A job that goes on with
+smaller tiles keeps these sums, as `c.h5.z.checkpoint-sums3`, until all tiles that need the sums are finished.  In the
+name of a dataset `/`, `.` and `%` become `%2F`, `%2E` and `%25`, so that no two outputs share files; the end of a name
+that is too long becomes a hash.
 
-What may be trusted after a job was killed: the checkpoint is replaced as a whole, and names only tiles that are on the
-disk; tiles and sums are compared with their checksums before a job goes on with them; and no rank of a job that was
-killed still writes to them, for each rank holds a lock.  An input is the same if its file has not changed at all, by
-the system's own time of changes, or if all that was read of it is the same again: the checkpoint has the sum of that,
-taken as it was read.  (A checksum that the dataset carries may be older than its elements.)  The output carries the
-name of the run, so that it is not computed again, from itself, where a job was killed when nothing was left to do but
-to remove these files.
+A job may trust the files of a killed job for these reasons.  The checkpoint is replaced as a whole, and names only
+tiles that are on the disk.  Tiles and sums are compared with their checksums before a job goes on with them.  No rank
+of the killed job still writes to the files, because each rank holds a lock, for which the next job waits.  An input is
+the same if the state of its file is the same, with the system's own time of change, or if the elements that were read
+are the same again: the checkpoint has their sum, taken when they were read.  (A checksum attribute of the dataset may
+be older than its elements.)  The output carries the name of the run: if a job was killed when only the removal of these
+files was left, the next job does not compute the output again, from itself.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from pdgemm.support.agreement import together
 from pdgemm.support.file_states import State, ordinary, settled
 from pdgemm.support.text import short_name
 
-RUN = "pdgemm_run"  # attribute of the output: which run of a product wrote it
+RUN = "pdgemm_run"  # attribute of the output: the run of a product that wrote the output
 SUMS = "sums"  # the dataset in a checkpoint
-_ENDINGS = 64  # bytes of a name that are left to the endings of the files beside the output, and of temporary ones
+_ENDINGS = 64  # bytes of a name for the endings of the files beside the output, and of temporary files
 
 
 class OutputPlace(NamedTuple):
@@ -58,19 +58,19 @@ class OutputPlace(NamedTuple):
     checkpoint: Path
     tiles: Path
     lock: Path
-    new: Path  # the tiles, as long as they are moved there
+    new: Path  # the tiles, while they are copied to a new file
 
     def sums(self, generation: int) -> Path:
         """Return the file that keeps the sums of a checkpoint."""
         return self.checkpoint.with_name(f"{self.checkpoint.name}-sums{generation}")
 
     def remove(self) -> None:
-        """Remove what an earlier job left, the checkpoint last; on rank 0."""
+        """Remove the files of an earlier job, the checkpoint last; on rank 0."""
         name = re.escape(self.checkpoint.name)
         of_mpi = files.OF_MPI
         ours = re.compile(rf"{name}-(tiles|new|sums\d+){of_mpi}|\.{name}\.[0-9a-f]+\.partial{of_mpi}")
-        found = [x for x in self.checkpoint.parent.iterdir() if ours.fullmatch(x.name)]
-        for path in (*found, self.checkpoint):
+        leftovers = [x for x in self.checkpoint.parent.iterdir() if ours.fullmatch(x.name)]
+        for path in (*leftovers, self.checkpoint):
             path.unlink(missing_ok=True)
         files.UNFINISHED.discard(self.tiles)
 
@@ -85,27 +85,27 @@ def place_of(path: str, name: str) -> OutputPlace:
 
 
 def _path(name: str) -> str:
-    """Return the name of a dataset as HDF5 reads it, without what adds nothing."""
+    """Return the name of a dataset as HDF5 reads it, without empty parts and dots."""
     return "/".join(x for x in name.split("/") if x not in ("", "."))
 
 
 def product_identity(place: OutputPlace, product: SavedProduct) -> dict[str, str]:
-    """Return what makes it this product and no other; the folder may have another name in the next job."""
+    """Return the properties that identify a product, without the folder, whose name may differ in the next job."""
     return product.problem | {"output": f"{place.output.name}:/{_path(place.name)}"}
 
 
 def output_state(place: OutputPlace) -> list[int] | None:
-    """Return the state of the output's file."""
+    """Return the state of the output's file; None if the file does not exist."""
     return _on_any_device(settled(place.output))
 
 
 def _on_any_device(state: State | None) -> list[int] | None:
-    """Return a state without the number of its device, which is another one when a file system is mounted again."""
+    """Return a state without the device number, which may change when a file system is mounted again."""
     return None if state is None else [state.inode, state.size, state.modified, state.changed]
 
 
 class SavedProduct(Protocol):
-    """What checkpoints have to know of a product, and tell it."""
+    """The interface of a product that has checkpoints."""
 
     grid: ProcessGrid
     stored: np.dtype
@@ -124,13 +124,13 @@ class SavedProduct(Protocol):
 
 
 class Left(NamedTuple):
-    """What an earlier job has left of a product.
+    """The state of an unfinished product that an earlier job has left.
 
-    run      : the name of the run.   share : of the product that is done.
-    counts, units : of its tiling, and of A and B there.   finished, parts : as in a Tiling.
-    total    : the checksum of what is finished, as a sum.   read : the same of what was read of each input.
-    read_regions : which that is, of op(A), op(B) and C on entry.
-    output   : the state of the output's file whose other contents are in the file of the tiles.
+    run      : the name of the run.   share : the share of the product that is done.
+    counts, units : counts of the earlier tiling, and units of A and B in it.   finished, parts : as in a Tiling.
+    total    : the checksum of the finished tiles, as a sum.   read : for each input, the sum of the elements read.
+    read_regions : the regions of op(A), op(B) and C on entry that were read.
+    output   : the state of the output's file when its other contents were copied to the file of the tiles.
     """
 
     saved: generations.Generation
@@ -146,7 +146,7 @@ class Left(NamedTuple):
     output: list[int] | None
 
     def has_read(self, number: int) -> Callable[[Region], bool]:
-        """Return whether a region of this input was read: one of a tiling that has all ends of the earlier ones."""
+        """Return the function that says whether a region was read.  Its tiling has all ends of the earlier tiling."""
 
         def known(region: Region) -> bool:
             return any(
@@ -162,7 +162,7 @@ class Left(NamedTuple):
 
 
 class Complete(Exception):
-    """An earlier job has finished this product, and its result is there."""
+    """An earlier job has finished this product, and the output has the result."""
 
 
 def as_attrs(state: dict[str, Any], finished: frozenset[tuple[int, int]], tiling: Tiling) -> dict[str, Any]:
@@ -175,16 +175,16 @@ def as_attrs(state: dict[str, Any], finished: frozenset[tuple[int, int]], tiling
 
 
 def look_for_unfinished(place: OutputPlace, product: SavedProduct) -> Left | None:
-    """Return what an earlier job has left of this product; None if there is nothing.  Collective.
+    """Return the state that an earlier job has left of this product; None if there is none.  Collective.
 
-    Raises Complete; ArgumentError if it is of another problem, or if inputs have changed.
+    Raises Complete; ArgumentError if the checkpoint is of another product, or if inputs have changed.
     """
     grid, path = product.grid, place.checkpoint
     comm = grid.comm
     left, state, run = on_root(comm, path, lambda: _saved(place))
     if left is None:
         return None
-    complete = run == left.run  # it is the one in the output
+    complete = run == left.run  # the run of the checkpoint wrote the output
     for what, here in product_identity(place, product).items():
         if (there := state["problem"].get(what)) != here:
             if complete:  # another product may begin
@@ -195,7 +195,7 @@ def look_for_unfinished(place: OutputPlace, product: SavedProduct) -> Left | Non
     left = _with_regions(place, product, left, state)
     for number, x in enumerate(product.inputs):
         in_place = os.path.realpath(x.dataset[0]) == str(place.output)
-        if complete and in_place and x.what == "C on entry":  # it has become C
+        if complete and in_place and x.what == "C on entry":  # C has replaced this dataset
             continue
         if not _is_same(product, number, left, state["inputs"].get(x.what), path):
             if complete:
@@ -210,7 +210,7 @@ def look_for_unfinished(place: OutputPlace, product: SavedProduct) -> Left | Non
 
 
 def _with_regions(place: OutputPlace, product: SavedProduct, left: Left, state: dict[str, Any]) -> Left:
-    """Return what a checkpoint says with the tile at hand, and with what was read of each input."""
+    """Return `left` with the current tile as a part, and with the sums and the regions that were read of each input."""
     parts = left.parts
     if state["tile"] is not None:
         rows, cols, done = state["tile"]
@@ -224,9 +224,10 @@ def _with_regions(place: OutputPlace, product: SavedProduct, left: Left, state: 
 
 
 def _saved(place: OutputPlace) -> tuple[Left | None, dict[str, Any], str | None]:
-    """Return what a checkpoint says, its state, and which run wrote the output; None if it is missing or damaged.
+    """Return the contents of the checkpoint, its state, and the run that wrote the output.
 
-    Raises FileError if it cannot be read now, or is something else.
+    Without a checkpoint, or if it is damaged: (None, {}, None).  Raises FileError if the checkpoint cannot be read now,
+    or is another file.
     """
     path = place.checkpoint
     if not path.exists():
@@ -240,7 +241,7 @@ def _saved(place: OutputPlace) -> tuple[Left | None, dict[str, Any], str | None]
 
 
 def _parsed(saved: generations.Generation) -> tuple[Left, dict[str, Any]]:
-    """Return what a checkpoint says, but for the tile at hand, and its state.  Raises DamagedError."""
+    """Return the contents of a checkpoint, without the current tile, and its state.  Raises DamagedError."""
     try:
         state = json.loads(saved.attrs["product"])
         if not isinstance(state["problem"], dict):
@@ -258,13 +259,13 @@ def _parsed(saved: generations.Generation) -> tuple[Left, dict[str, Any]]:
         parts, total = tuple(_part(*x) for x in state["parts"]), int(state["total"], 16)
         left = Left(saved, state["run"], state["share"], *tiling, finished, parts, total, (), (), state["output"])
         return left, state
-    except Exception as bad:  # what another version, or another program, has written may be anything
+    except Exception as bad:  # another version or program may have written anything
         what = f"{type(bad).__name__}: {' '.join(str(bad).split())}"
         raise generations.DamagedError(f"{saved.path} is not a checkpoint of this version ({what})") from None
 
 
 def run_of(place: OutputPlace) -> str | None:
-    """Return the run whose checkpoint there is; None if there is none, or it is damaged."""
+    """Return the run of the checkpoint; None if the checkpoint is missing or damaged."""
     if not place.checkpoint.exists():
         return None
     with suppress(generations.DamagedError):
@@ -281,13 +282,13 @@ def _part(rows: list[int], cols: list[int], done: list[int], file: str) -> Part:
 
 
 def dataset_identity(x: Source) -> dict[str, Any]:
-    """Return by what a dataset is known again without reading it: its name in its file, and the states of its files."""
+    """Return the identity of a dataset, without reading it: its name in its file, and the states of its files."""
     states = {tuple(_on_any_device(state) or ()) for _, state in x.stored.states}
     return {"name": _path(x.dataset[1]), "files": sorted(map(list, states))}
 
 
 def _is_same(product: SavedProduct, number: int, left: Left, known: dict[str, Any] | None, path: Path) -> bool:
-    """Return whether a dataset has the elements that it had, where an earlier job has read it.  Collective."""
+    """Return whether a dataset still has the elements that an earlier job has read of it.  Collective."""
     x, comm = product.inputs[number], product.grid.comm
     if known is None:
         return False
@@ -310,9 +311,9 @@ def _is_same(product: SavedProduct, number: int, left: Left, known: dict[str, An
 
 # ------------------------------------------------------------------ tiles of an earlier job
 def is_whole(grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, dtype: np.dtype) -> bool:
-    """Return whether finished tiles and sums are what they were.  Collective.   tiling : of the earlier job.
+    """Return whether the finished tiles and the sums are unchanged.  Collective.   tiling : of the earlier job.
 
-    Raises FileError if they cannot be read now: that may go away.
+    Raises FileError if a file cannot be read now, because such a fault may be temporary.
     """
     comm, wanted = grid.comm, [(place.tiles, place.name, tiling.mnk[:2], dtype)]
     for part in left.parts:
@@ -322,7 +323,7 @@ def is_whole(grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, 
         return False
     try:
         return _is_same_as_saved(grid, place, left, tiling, dtype)
-    except (FileError, LayoutError, DTypeError):  # on all ranks
+    except (FileError, LayoutError, DTypeError):  # raised on all ranks
         with together(comm):
             for path, *_ in wanted:
                 _check_readable(comm, path)
@@ -330,7 +331,7 @@ def is_whole(grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, 
 
 
 def _check_readable(comm: MPI.Intracomm, path: Path) -> None:
-    """Raise FileError where this rank's share of the bytes cannot be read now; else what HDF5 said is of damage."""
+    """Raise FileError if this rank's share of the bytes cannot be read now; else an error of HDF5 means damage."""
     with files.naming(path), open(path, "rb", opener=ordinary) as file:
         size = os.fstat(file.fileno()).st_size
         end = size * (comm.rank + 1) // comm.size
@@ -340,33 +341,33 @@ def _check_readable(comm: MPI.Intracomm, path: Path) -> None:
 
 
 def _is_same_as_saved(grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, dtype: np.dtype) -> bool:
-    """Return whether tiles and sums have their checksums."""
+    """Return whether the finished tiles and the sums have their recorded checksums."""
     comm, total = grid.comm, checksum.zero()
     for part in left.parts:
         x = source(grid, SUMS, (part.file, SUMS))
         if x.checksum(grid) != x.stored.checksum:
             return False
     with source(grid, "C", (str(place.tiles), place.name)).opened_alone(grid) as get, together(comm):
-        for rows, cols, found in _finished(tiling, left, grid, dtype, get):
-            total += checksum.bilinear(found, np.arange(*rows), np.arange(*cols))
+        for rows, cols, elements in _finished(tiling, left, grid, dtype, get):
+            total += checksum.bilinear(elements, np.arange(*rows), np.arange(*cols))
     return checksum.text(comm, total) == checksum.as_text(left.total)
 
 
 def move_finished_tiles(
     grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, new: NewDataset, dtype: np.dtype
 ) -> None:
-    """Move finished tiles to a file that has other contents beside them.  Collective."""
+    """Copy finished tiles to a file with new other contents, and rename it to the file of the tiles.  Collective."""
     tiles, comm = source(grid, "C", (str(place.tiles), place.name)), grid.comm
     with tiles.opened_alone(grid) as get, new.opened_alone(write=True) as put, together(comm):
-        for rows, cols, found in _finished(tiling, left, grid, dtype, get):
-            put(rows[0], cols[0], found)
+        for rows, cols, elements in _finished(tiling, left, grid, dtype, get):
+            put(rows[0], cols[0], elements)
     on_root(comm, place.new, lambda: place.new.replace(place.tiles))
 
 
 def _finished(
     tiling: Tiling, left: Left, grid: ProcessGrid, dtype: np.dtype, get: Transfer
 ) -> Iterator[tuple[Range, Range, np.ndarray]]:
-    """Yield the rows, columns and elements of this rank's share of finished tiles, some at a time."""
+    """Yield the rows, columns and elements of this rank's share of finished tiles, some rows at a time."""
     rows, cols, _ = tiling.cuts
     return _shares([(rows[i], cols[j]) for i, j in sorted(left.finished)], grid, dtype, get)
 
@@ -374,7 +375,7 @@ def _finished(
 def _shares(
     regions: Iterable[Region], grid: ProcessGrid, dtype: np.dtype, get: Transfer
 ) -> Iterator[tuple[Range, Range, np.ndarray]]:
-    """Yield the rows, columns and elements of this rank's share of regions of a dataset, some at a time."""
+    """Yield the rows, columns and elements of this rank's share of regions of a dataset, some rows at a time."""
     for (r0, r1), (c0, c1) in regions:
         first, end = (r0 + (r1 - r0) * x // grid.size for x in (grid.rank, grid.rank + 1))
         lines = max(1, STAGED // max(1, (c1 - c0) * dtype.itemsize))

@@ -1,4 +1,4 @@
-"""from_blocks() makes a matrix of blocks that the ranks have, of any sizes; to_blocks() gives each what it asks for."""
+"""from_blocks() makes a matrix from blocks of any size on the ranks; to_blocks() returns to each rank its own parts."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def from_blocks(
     order: Order = "C",
     device: DeviceName = HOST,
 ) -> DistMatrix:
-    """Make a matrix of blocks that the ranks have: A[rows, cols] = local on each rank.  Collective over the grid.
+    """Make a matrix from blocks on the ranks: A[rows, cols] = local on each rank.  Collective over the grid.
 
-    local : this rank's block, (rows, columns), or a list of blocks; None or [] on a rank that has none.  Arrays of
+    local : this rank's block, (rows, columns), or a list of blocks; None or [] on a rank without blocks.  Arrays of
             NumPy, or of any library that exports its memory (DLPack, buffers), of one dtype on all ranks; only read.
-    rows, cols : where the block lies: a pair (start, stop), a slice or a range; for a list of blocks one for each, or
-            one for all.  Without `rows` a block has rows from 0 on, without `cols` columns from 0 on.
-    axis  : in place of rows and cols.  0: the blocks are stacked in the order of the ranks; 1: they stand side by side.
-    shape : (m, n); by default the smallest matrix that has all blocks.
+    rows, cols : the indices of the block: a pair (start, stop), a slice or a range; for a list of blocks a list of
+            these, or one for all blocks.  Without `rows` a block starts at row 0, without `cols` at column 0.
+    axis  : replaces rows and cols.  0: the blocks are stacked in the order of the ranks; 1: they lie side by side.
+    shape : (m, n); by default the smallest matrix that contains all blocks.
     block, source, order, device : layout of the result, as in `DistMatrix.empty`.
 
-    The blocks of all ranks are all of the matrix: each element is in exactly one.  `.report` has the words sent.
+    The blocks of all ranks cover the matrix: each element is in exactly one block.  `.report` has the words sent.
 
     Cost per rank: each element that changes its rank is sent once, packed, in one exchange; messages of at most 1 MiB.
-    Raises LayoutError where blocks overlap or elements are missing, naming the ranks and the rectangles, and
+    Raises LayoutError if blocks overlap or elements are missing, naming the ranks and the rectangles, and
     DTypeError, ArgumentError, GridError or DeviceError; on every rank, before any element is sent.
     """
     start, comm = perf_counter(), communicator_of(grid)
@@ -65,12 +65,12 @@ def from_blocks(
     with together(comm) as arguments:
         blocks, places = _blocks_and_places(local, rows, cols, axis)
         arguments += ["DistMatrix.from_blocks", f"axis={axis}", f"shape={shape}"]
-    told = comm.allgather(([x.shape for x in blocks], places, [x.dtype.name for x in blocks if x.size]))
+    parts = comm.allgather(([x.shape for x in blocks], places, [x.dtype.name for x in blocks if x.size]))
     with together(comm):
-        placed = [held for _, held, _ in told] if axis is None else stacked([shapes for shapes, *_ in told], axis)
+        placed = [held for _, held, _ in parts] if axis is None else stacked([shapes for shapes, *_ in parts], axis)
         rectangles = tuple(map(tuple, placed))
         whole = bounding(rectangles) if shape is None else shape
-        dtype = _one_dtype([types for *_, types in told])
+        dtype = _one_dtype([types for *_, types in parts])
     matrix = DistMatrix.empty(whole, grid=grid, block=block, dtype=dtype, source=source, order=order)
     report = set_from_blocks(matrix, blocks, rectangles, start)
     matrix = matrix.to_device(device)
@@ -81,7 +81,7 @@ def from_blocks(
 def set_from_blocks(
     matrix: DistMatrix, blocks: list[np.ndarray], rectangles: tuple[tuple[Rectangle, ...], ...], start: float
 ) -> MoveReport:
-    """Set all elements of a matrix on the host from the blocks of all ranks, and report.  Collective."""
+    """Set all elements of a matrix on the host from the blocks of all ranks, and return the report.  Collective."""
     grid, comm = matrix.grid, matrix.grid.comm
     with together(comm):
         check_partition(rectangles, matrix.shape)
@@ -91,22 +91,22 @@ def set_from_blocks(
 
 
 def to_blocks(A: DistMatrix, rows: Range | list[Range] = None, cols: Range | list[Range] = None) -> Any:
-    """Return A[rows, cols] as an array, on each rank the part that it asks for.  Collective over the grid of A.
+    """Return A[rows, cols] as an array; each rank requests its own part.  Collective over the grid of A.
 
     A    : DistMatrix (m, n), or a view.
-    rows, cols : a pair (start, stop), a slice or a range; None for all.  Ranks may ask for different parts, for the
-           same elements, or for none, (0, 0).  With a list of them the result is a list of arrays.
+    rows, cols : a pair (start, stop), a slice or a range; None for all.  Ranks may request different parts, the same
+           elements, or none, (0, 0).  With a list of ranges the result is a list of arrays.
 
-    The arrays are NumPy's, row-major, of the type of A.
+    The arrays are row-major NumPy arrays of the type of A.
 
-    Cost per rank: each element that a rank has not is sent to it once for each part, in one exchange.
+    Cost per rank: each requested element on another rank is sent once for each part, in one exchange.
     Raises ArgumentError or GridError on every rank.
     """
     return reported_blocks(A, rows, cols)[0]
 
 
 def reported_blocks(A: DistMatrix, rows: Any = None, cols: Any = None) -> tuple[Any, MoveReport]:
-    """Return what `to_blocks` returns, and the report of words and seconds.  Collective over the grid of A."""
+    """Return the result of `to_blocks`, and the report of words and seconds.  Collective over the grid of A."""
     start, comm = perf_counter(), communicator(A=A)
     with together(comm) as arguments:
         check_matrices(A=A)
@@ -114,11 +114,11 @@ def reported_blocks(A: DistMatrix, rows: Any = None, cols: Any = None) -> tuple[
         several = isinstance(rows, list) or isinstance(cols, list)
         count = max((len(x) for x in (rows, cols) if isinstance(x, list)), default=1)
         down, across = _each(rows, "rows", count, A.shape[0]), _each(cols, "cols", count, A.shape[1])
-        asked = [Rectangle(*ends) for ends in zip(down, across)]
+        requested = [Rectangle(*ends) for ends in zip(down, across)]
     A = A.to_host()
-    rectangles = tuple(map(tuple, comm.allgather(asked)))
+    rectangles = tuple(map(tuple, comm.allgather(requested)))
     with together(comm):
-        blocks = [np.empty(x.shape, A.dtype) for x in asked]
+        blocks = [np.empty(x.shape, A.dtype) for x in requested]
         plan = plan_rectangles(rectangles, A.layout_in(A.grid), False, "C")
         buffers = ExchangeBuffers(plan, comm.rank)
     report = _move(A.stored, blocks, plan, buffers, A.grid, start)
@@ -128,7 +128,7 @@ def reported_blocks(A: DistMatrix, rows: Any = None, cols: Any = None) -> tuple[
 def _move(
     X: Any, Y: Any, plan: RectangleExchange, buffers: ExchangeBuffers, grid: ProcessGrid, start: float
 ) -> MoveReport:
-    """Copy all elements, and report.  Collective; the ranks have the same plan."""
+    """Copy all elements, and return the report.  Collective; the plan is the same on all ranks."""
     recorder, rank = Recorder(), grid.comm.rank
     recorder.hold(buffers.nbytes)
     name = "from_blocks" if plan.inward else "to_blocks"
@@ -140,9 +140,9 @@ def _move(
 
 
 def _blocks_and_places(local: Any, rows: Any, cols: Any, axis: Any) -> tuple[list[np.ndarray], list[Rectangle]]:
-    """Return this rank's blocks and, where there is no axis, their places.  Local."""
-    given = [] if local is None else local if isinstance(local, list) else [local]
-    blocks = [in_native_order(to_host(devices.adopted(x)), "a block") for x in given]
+    """Return this rank's blocks and, if axis is None, their rectangles.  Local."""
+    arrays = [] if local is None else local if isinstance(local, list) else [local]
+    blocks = [in_native_order(to_host(devices.adopted(x)), "a block") for x in arrays]
     if axis is not None:
         if as_whole(axis, "axis") not in (0, 1) or rows is not None or cols is not None:
             raise ArgumentError(f"axis is 0 or 1, without rows and cols; got axis={axis}, rows={rows}, cols={cols}")
@@ -162,7 +162,7 @@ def _blocks_and_places(local: Any, rows: Any, cols: Any, axis: Any) -> tuple[lis
 
 
 def _each(listed: Any, name: str, count: int, extent: int | None, lengths: Sequence[int] = ()) -> list[tuple[int, int]]:
-    """Return as many ranges as there are blocks: those of a list, or one for all."""
+    """Return one range for each block: the ranges of a list, or the same range for all blocks."""
     if isinstance(listed, list) and len(listed) != count:
         raise ArgumentError(f"{name} is a list of {len(listed)} ranges for {counted(count, 'block')}")
     ranges = listed if isinstance(listed, list) else [listed] * count
@@ -170,12 +170,12 @@ def _each(listed: Any, name: str, count: int, extent: int | None, lengths: Seque
 
 
 def _one_dtype(of_ranks: Sequence[Sequence[str]]) -> np.dtype:
-    """Return the type of all blocks that have elements, float64 if there are none."""
-    found = dict[str, int]()  # and the first rank that has each
+    """Return the type of all blocks that have elements; float64 if no block has elements."""
+    first_ranks = dict[str, int]()  # by dtype, the first rank with a block of this dtype
     for rank, names in enumerate(of_ranks):
         for name in names:
-            found.setdefault(name, rank)
-    if len(found) > 1:
-        told = " and ".join(f"{name} (rank {rank})" for name, rank in list(found.items())[:2])
-        raise DTypeError(f"the blocks of all ranks are of one dtype, got {told}")
-    return np.dtype(next(iter(found), "float64"))
+            first_ranks.setdefault(name, rank)
+    if len(first_ranks) > 1:
+        types = " and ".join(f"{name} (rank {rank})" for name, rank in list(first_ranks.items())[:2])
+        raise DTypeError(f"the blocks of all ranks are of one dtype, got {types}")
+    return np.dtype(next(iter(first_ranks), "float64"))

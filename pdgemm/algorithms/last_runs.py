@@ -14,9 +14,9 @@ from pdgemm.schedules.products import Product
 
 
 def same_again(key: tuple[Any, ...], call: Call[Product], A: DistMatrix, B: DistMatrix, C: DistMatrix) -> Executor:
-    """Return the last executor that formed C if only its buffers have changed since then, else a new one.  Local.
+    """Return the last executor that formed C if the calls differ only in their buffers, else a new executor.  Local.
 
-    key : all that an executor depends on beside the addresses of its matrices.
+    key : all values that an executor depends on, except the addresses of its matrices.
     The executor refers to the memory of A, B and C, and is kept only until one of the three matrices is freed.
     """
     last = _last_runs.get(id(C))
@@ -36,7 +36,7 @@ class _LastRun(NamedTuple):
     key: tuple[Any, ...]
     arrays: tuple[Array, Array, Array]
     run: Executor
-    watched: list[ref[DistMatrix]]  # each removes this entry when its matrix is freed
+    watched: list[ref[DistMatrix]]  # each reference removes this entry when its matrix is freed
 
 
 _last_runs: dict[int, _LastRun] = {}  # by the id of C: matrices cannot be keys, because their == is elementwise

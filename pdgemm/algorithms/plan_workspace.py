@@ -52,15 +52,15 @@ class Workspace:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The bytes of each buffer, by what it is for."""
-        return {f"{kind}{name}": x.nbytes for kind, rooms in self._kinds.items() for name, x in rooms.items()}
+        """The bytes of each buffer, by its kind and name."""
+        return {f"{kind}{name}": x.nbytes for kind, buffers in self._kinds.items() for name, x in buffers.items()}
 
     @property
     def nbytes(self) -> int:
-        return sum(x.nbytes for rooms in self._kinds.values() for x in rooms.values())
+        return sum(x.nbytes for buffers in self._kinds.values() for x in buffers.values())
 
 
 def unchecked(plan: ProductPlan, A: DistMatrix, B: DistMatrix) -> Workspace:
-    """Return the buffers of a call with check=False; all ranks raise where node-shared memory is not available."""
+    """Return the buffers of a call with check=False; all ranks raise if node-shared memory is not available."""
     with together(A.grid.comm, plan.needs_node_memory):
         return Workspace(plan, A, B)

@@ -1,4 +1,4 @@
-"""Programs are planned by running their code on matrices without elements, which note what they would do."""
+"""Programs are planned by running their code on matrices without elements, whose operations are recorded as stages."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ def program_of(
     iterations: int | None = None,
     **options: Any,
 ) -> Program:
-    """Return what `function(*arguments, **options)` would do, as a value.  Local: nothing is sent.
+    """Return the stages of `function(*arguments, **options)` as a program.  Local: nothing is sent.
 
-    arguments  : matrices, or values that have matrices as fields; all else as the function takes it.
-    machine    : of the model, by default that of the ranks at hand.
-    iterations : how many are planned where the elements decide; None: as many as most matrices take.
+    arguments  : matrices, values that have matrices as fields, and the other arguments of the function.
+    machine    : the machine of the time model; by default the machine at hand.
+    iterations : the number to plan where it depends on the elements; None: as many as most matrices need.
     Raises the errors of the function, on this rank.
     """
     matrix = matrices_in(*arguments, *options.values())[0][0]
     where = machine or on_nodes(machine_at_hand(matrix.device != devices.HOST), matrix.grid.ranks_per_node)
     draft, known = Draft(machine, iterations), dict[int, DistMatrix]()
-    given = [_without_elements(x, draft, known) for x in arguments]
-    function(*given, **{name: _without_elements(x, draft, known) for name, x in options.items()})
+    operands = [_without_elements(x, draft, known) for x in arguments]
+    function(*operands, **{name: _without_elements(x, draft, known) for name, x in options.items()})
     return Program(tuple(draft.stages), matrix.grid.size, where)
 
 
 def matrices_in(*arguments: Any) -> tuple[list[DistMatrix], list[np.ndarray]]:
-    """Return the matrices and the arrays among the arguments of a function, and those in values that have some."""
+    """Return the matrices and the arrays among the arguments of a function and among the fields of its arguments."""
     parts = [part for x in arguments for part in (_fields(x).values() or (x,))]
     return [x for x in parts if isinstance(x, DistMatrix)], [x for x in parts if isinstance(x, np.ndarray)]
 
 
 def _fields(x: Any) -> dict[Any, Any]:
-    """Return the parts of a tuple, or of a dataclass such as the factors of a matrix; of all else none."""
+    """Return the fields of a tuple, or of a dataclass such as the factors of a matrix; of other values, {}."""
     return dict(enumerate(x)) if isinstance(x, tuple) else vars(x) if is_dataclass(x) else {}
 
 
 def _without_elements(x: Any, draft: Draft, known: dict[int, DistMatrix]) -> Any:
-    """Return an argument in which matrices have no elements; one that is passed twice stays one.  Local."""
+    """Return an argument whose matrices have no elements; a matrix that is passed twice stays one matrix.  Local."""
     if isinstance(x, DistMatrix):
         if id(x) not in known:
             nothing, grid = devices.empty((0, 0), x.dtype, x.order, devices.of(x.stored)), PlannedGrid(x.grid, draft)

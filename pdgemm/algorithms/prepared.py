@@ -1,4 +1,4 @@
-"""Prepared products: the views, communicators and executor of a plan, which are made once, and each run of it."""
+"""Prepared products: the views, communicators and executor of a plan, which are set up once, and the runs."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.packed_exchange import exchange, kept_if_it_fails
 
 SMALL = 1 << 14  # bytes of buffers that an executor may keep until C is formed again
-FEW = 64  # panels that it may keep, with a kilobyte of views each
+FEW = 64  # panels that such an executor may keep, with a kilobyte of views each
 
 
 class Prepared:
     """Computes a planned product C := alpha A B + beta C any number of times; made by `Plan.prepare`.
 
-    Buffers, views, communicators and BLAS calls are set up once and kept as long as this object, and so are A, B and
-    C: their elements may change between calls, but not their addresses.
+    Buffers, views, communicators and BLAS calls are set up once and kept as long as this object.  A, B and C are kept
+    as long, too: their elements may change between calls, but not their addresses.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Prepared:
         self.plan = plan
         self._alpha, self._matrices, self._workspace, self._bytes = alpha, (A, B, C), workspace, workspace.nbytes
         self._moves = dict(plan.moves)
-        self._grid: ProcessGrid | None = None  # this and what follows is set up by `set_up`, or in the first run
+        self._grid: ProcessGrid | None = None  # the grid, peers, call and executor are set by `set_up` or the first run
         self._peers: NodeArrays | None = None
         self._call: Call[Product]
         self._multiply: Executor
@@ -67,15 +67,15 @@ class Prepared:
             log_plan(A.grid.comm.rank, plan, how, partial(explain, plan), workspace.sizes)
 
     def set_up(self) -> Prepared:
-        """Do what the first run would do once, and return this object.  Collective over the grid.
+        """Do the one-time work of the first run in advance, and return this object.  Collective over the grid.
 
-        That is to create communicators, NCCL's as well, to map memory of other GPUs, and to compile common kernels.
+        This creates communicators, also those of NCCL, maps memory of other GPUs, and compiles common kernels.
         """
         self._meet()
         call, comm, device = self._call, self._matrices[0].grid.comm, devices.of(self._call.C)
         if device is None:
             return self
-        with together(comm) as description:  # a device may have no room on some ranks
+        with together(comm) as description:  # device memory may be full on some ranks
             description.append("the first calls of a prepared product")
             if not call.grid.idle and call.C.size and call.A.shape[1]:
                 once = recorder_of(call.C)
@@ -91,7 +91,7 @@ class Prepared:
     def __call__(self, beta: complex = 0, *, check: bool = True) -> DistMatrix:
         """Compute C := alpha A B + beta C from the current elements, and return C.  Collective over the grid.
 
-        beta  : 0, or any number if the plan was made with one.
+        beta  : 0, or any number if the plan was made for a nonzero beta.
         check : False skips the allreduce that makes all ranks raise the same exception.
         """
         start = perf_counter()
@@ -115,16 +115,16 @@ class Prepared:
         progress: Callable[[int, int], object] | None = None,
         agreed: bool = False,
     ) -> DistMatrix:
-        """Compute C, compared with its checksums where that is asked for, and set its report.  Arguments: `_run`."""
+        """Compute C, compare C with its checksums if the plan protects it, and set its report.  Arguments: `_run`."""
         problem, C, comm = self.plan.problem, self._matrices[2], self._matrices[0].grid.comm
         if not problem.protect:
             return self._run(beta, start, progress, agreed)
-        room = self._workspace.checks
-        checks = RowChecksums(self._alpha, self._matrices, beta, room, problem.accumulate, problem.compute)
-        entry = room["C on entry"].reshape(C.stored.shape, order=C.order) if "C on entry" in room else None
+        buffers = self._workspace.checks
+        checks = RowChecksums(self._alpha, self._matrices, beta, buffers, problem.accumulate, problem.compute)
+        entry = buffers["C on entry"].reshape(C.stored.shape, order=C.order) if "C on entry" in buffers else None
         run, planned = partial(self._run, beta, start, progress, agreed), self.plan.checks(comm.rank)
-        found, report = protected(run, C, checks, problem.protect == "repair", planned, entry), C._report
-        C.report = lambda: report().changed(checks=found)
+        outcome, report = protected(run, C, checks, problem.protect == "repair", planned, entry), C._report
+        C.report = lambda: report().changed(checks=outcome)
         return C
 
     def _run(
@@ -137,7 +137,7 @@ class Prepared:
         """Redistribute A and B where necessary, multiply, redistribute C back, and set its report.
 
         start    : the time at which the call began.
-        agreed   : all ranks know that some rank has a `progress`; an exception of it is then raised on all ranks.
+        agreed   : all ranks know that some rank passed `progress`; an exception of `progress` is raised on all ranks.
         """
         (A, B, C), workspace, plan, moves = self._matrices, self._workspace, self.plan, self._moves
         comm, reports, trace = A.grid.comm, list[Callable[[], MoveReport]](), spans.active()
@@ -188,7 +188,7 @@ class Prepared:
         return C
 
     def _meet(self) -> None:
-        """Wait until A and B can be read on all ranks of the node; set up the executor if its grid is new."""
+        """Wait until A and B may be read in place on all ranks of the node; set up the executor if its grid is new."""
         (A, B, C), workspace, product = self._matrices, self._workspace, self.plan.product
         grid = _grid(product, A.grid, B.grid, C.grid)
         if grid is self._grid:
@@ -212,14 +212,14 @@ class Prepared:
         )
         if in_place and self._bytes <= SMALL and product.panels <= FEW:
             lying = self._peers and self._peers.lying
-            key = (product, self._alpha, grid, lying)  # the grid is kept, so that no other has its id
+            key = (product, self._alpha, grid, lying)  # the key keeps the grid, so that no other has its id
             self._multiply = same_again(key, call, A, B, C)
         else:
             self._multiply = executor_of(call)
 
 
 def _first_calls(call: Call[Product], device: Device) -> None:
-    """Convert, multiply and add one element in the types of a product: the first call loads code, or compiles it."""
+    """Convert, multiply and add one element in the types of a product: first calls load or compile kernels."""
     A, B, sums, C = (
         device.empty((1, 1), x) for x in (call.A.dtype, call.B.dtype, call.product.accumulate, call.C.dtype)
     )
@@ -230,12 +230,12 @@ def _first_calls(call: Call[Product], device: Device) -> None:
         Combine(1, beta)(C, sums)
     for dtype in {A.dtype, B.dtype, call.product.panel_dtype, sums.dtype, *map(np.dtype, (np.int32, np.int64))}:
         panel = device.empty((2, 2), dtype)
-        CONVERT(device.empty((2, 2), dtype), panel.T)  # which no copy engine does
+        CONVERT(device.empty((2, 2), dtype), panel.T)  # a transposition, which no copy engine does
         Combine(1, 1)(panel, panel)
 
 
 def _grid(product: Product, *grids: ProcessGrid) -> ProcessGrid:
-    """Return the grid of a product: one of the matrices' grids if it matches, else one that is kept."""
+    """Return the grid of a product: one of the matrices' grids if it matches, else a cached work grid."""
     if not product.on_grid:
         return grids[0]
     wanted = product.grid.shape, product.grid.layers, product.grid.ranks
@@ -247,7 +247,7 @@ def _grid(product: Product, *grids: ProcessGrid) -> ProcessGrid:
 
 
 def beta_of(beta: Any, C: DistMatrix, plan: ProductPlan) -> Any:
-    """Return beta as a number of C's kind.  Raises ArgumentError if it is not 0 and the plan does not read C."""
+    """Return beta as a number of C's kind.  Raises ArgumentError if beta is not 0 and the plan does not read C."""
     beta = as_scalar(beta, C.dtype, "beta")
     if beta != 0 and plan.problem.beta_is_zero and any(name == "C" for name, _ in plan.moves):
         raise ArgumentError(f"beta = {beta}, but the plan was made for beta = 0: plan(..., beta=1)")

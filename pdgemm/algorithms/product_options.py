@@ -1,4 +1,4 @@
-"""The operands and the options of a product as a caller gives them, and the problem that they pose."""
+"""The operands and the options of a product as a caller passes them, and the planning problem that they define."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from pdgemm.schedules.staircase import TriangleName
 
 
 class Streamed(Protocol):
-    """A matrix that is not in memory, and does itself what `pdgemm` does with it (`pdgemm.StoredMatrix`)."""
+    """A matrix that is not in memory and has its own method for `pdgemm`, such as `pdgemm.StoredMatrix`."""
 
     __pdgemm__: Callable[..., DistMatrix]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProductOptions:
-    """The options of `pdgemm`, as a caller gives them and not checked yet.   triangle : of C that is computed."""
+    """The options of `pdgemm` as a caller passes them, not checked yet.   triangle : the triangle of C to compute."""
 
     algorithm: str = "auto"
     shape: tuple[int, int] | None = None
@@ -47,12 +47,12 @@ class ProductOptions:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The same as arguments of `pdgemm`, which computes all of C."""
+        """The options as arguments of `pdgemm`, which computes all of C and has no `triangle`."""
         return {x.name: getattr(self, x.name) for x in fields(self) if x.name != "triangle"}
 
 
 class Operands(NamedTuple):
-    """op(A), op(B) and C of one product.   new_result : C was allocated for it."""
+    """op(A), op(B) and C of one product.   new_result : C was allocated for this product."""
 
     A: DistMatrix
     B: DistMatrix
@@ -61,14 +61,14 @@ class Operands(NamedTuple):
 
 
 class ProductForm(Protocol):
-    """What a product makes of the matrices of its caller: `pdgemm` another thing than `herk`."""
+    """The rule by which a function forms the operands of a product from its arguments; `pdgemm` and `herk` differ."""
 
     def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
-        """Return the operands after checking that they fit, C allocated where there is none.  Local."""
+        """Return the operands after checking that they fit; C is allocated if it is None.  Local."""
 
 
 def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: Any, shared: bool) -> Problem:
-    """Return the problem to plan.   shared : ranks may read each other's panels."""
+    """Return the problem to plan.   shared : ranks may read each other's panels in place."""
     A, B, C, _ = operands
     nothing = alpha == 0 or A.shape[1] == 0  # C := beta C
     if not is_algorithm(options.algorithm):
@@ -111,7 +111,7 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
 
 
 def as_protection(protect: object, on_device: bool) -> str:
-    """Return how products are compared with checksums, "" for not at all.  Raises DeviceError or ArgumentError."""
+    """Return the protection of a product by checksums, "" for none.  Raises DeviceError or ArgumentError."""
     if protect is None:
         return ""
     if on_device:
@@ -120,7 +120,7 @@ def as_protection(protect: object, on_device: bool) -> str:
 
 
 def _machine(machine: object, grid: ProcessGrid, gpus: bool, staged: bool) -> Machine:
-    """Return the given machine, else the machine file or default with the ranks per node of the grid."""
+    """Return the caller's machine; if it is None, the machine at hand with the grid's number of ranks per node."""
     if machine is None:
         return on_nodes(machine_at_hand(gpus, staged), grid.ranks_per_node)
     if not isinstance(machine, Machine):

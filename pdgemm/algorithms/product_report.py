@@ -1,4 +1,4 @@
-"""The report of a product that has run: what was counted beside what was planned."""
+"""The report of a product that has run: counted values beside planned values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def report_of(
     moves: list[Callable[[], MoveReport]],
     sharing: int,
 ) -> Report:
-    """Return the report of a product.   moves : make the reports of its redistributions, which the recorder counted."""
+    """Return the report of a product.   moves : make the reports of its redistributions, which `recorder` counts."""
     product = plan.product
     return Report.of_run(
         recorder,

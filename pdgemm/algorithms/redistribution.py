@@ -51,21 +51,21 @@ def redistribute(
     """Compute Y := alpha X + beta Y between any two layouts.  Collective over the grid of X; also X.redistribute(...).
 
     X   : DistMatrix (m, n); `X.T` and `X.H` are transposed and conjugated during the exchange.
-    out : Y, DistMatrix (m, n) of any layout and type over the same ranks, overwritten, not read where beta is 0; it
-          may be X itself, or share all its memory where the layouts are the same.
+    out : Y, DistMatrix (m, n) of any layout and type over the same ranks, overwritten, not read if beta is 0; Y may be
+          X itself, or share all the memory of X if the layouts are the same.
           None: Y is allocated on `grid` (default: that of X), with `block, source, order` as for `DistMatrix.empty`
           and `dtype` (default: that of X).
-    like : a matrix of the shape of X, whose layout Y gets, in place of out, grid, block, source and order.
+    like : a matrix of the shape of X; Y gets the layout of `like`.  Replaces out, grid, block, source and order.
     alpha, beta  : scalars of the type of Y.
-    relabel      : map the ranks to a grid of the same shape such that most elements stay on their ranks.  Where that
+    relabel      : map the ranks to a grid of the same shape such that most elements stay on their ranks.  If this map
                    reduces the words sent, Y is on a new grid, `Y.grid`, that the caller frees.
     memory_limit : bytes per rank for the message buffers.
     protect      : compare the bits of Y with those of X by `checksum`; alpha must be 1, beta 0, and the types the
-                   same.  "detect" raises CorruptionError where they differ, "repair" redistributes again, three times
-                   at most.
+                   same.  "detect" raises CorruptionError if the bits differ; "repair" redistributes again, three
+                   times at most.
     check        : False skips the allreduce that makes all ranks raise the same exception.
 
-    Returns Y; `Y.report` has the words that were sent and the seconds that it took.
+    Returns Y; `Y.report` has the words that were sent and the seconds of the redistribution.
 
     Cost per rank: each element that changes its owner is sent once, packed; messages of at most 1 MiB (device 32 MiB).
     Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError on every rank, before any message.
@@ -99,7 +99,7 @@ def redistribute(
         description += ["redistribute", f"protect={protect}", *["out=None"] * new_result]
         description += [f"alpha={alpha}", f"beta={beta}", plan.description]
         workspace = ExchangeBuffers(plan, comm.rank, devices.of(X.stored)) if not X.grid.draft else None
-    assert out is not None  # an error was raised on all ranks
+    assert out is not None  # otherwise an error was raised on all ranks
     if new_result:
         out.shared = all_shared(out.stored, out.grid)
     if workspace is None:
@@ -111,7 +111,7 @@ def redistribute(
 
 
 def _check_grid(X: DistMatrix, grid: Any, check: bool) -> None:
-    """Raise GridError on all ranks where Y's grid is not over the ranks of X's grid."""
+    """Raise GridError on all ranks if Y's grid is not over the ranks of X's grid."""
     with together(communicator(X=X), check) as description:
         description.append("redistribute to a grid")
         check_matrices(X=X)
@@ -123,7 +123,7 @@ def _planned(X: DistMatrix, Y: DistMatrix, alpha: Any, beta: Any, memory_limit: 
     """Return the exchange from X to Y.  Local; raises MemoryLimitError."""
     limit = None if memory_limit is None else as_count(memory_limit, "memory_limit", 0)
     target, device = Y.layout_in(X.grid), devices.of(X.stored)
-    layout = target if alpha == 0 else X.layout_in(X.grid)  # X is not read where alpha is 0
+    layout = target if alpha == 0 else X.layout_in(X.grid)  # X is not read if alpha is 0
     shared = X.shared and X.grid.ranks_per_node is None
     shared, staged, nccl = transfer_ways(device, X.grid, shared, X.mpi_addressable and Y.mpi_addressable)
     on = (device.name if device else "", staged, nccl)
@@ -139,7 +139,7 @@ def _planned(X: DistMatrix, Y: DistMatrix, alpha: Any, beta: Any, memory_limit: 
 def _carried_out(
     X: DistMatrix, alpha: Any, Y: DistMatrix, beta: Any, plan: Exchange, buffers: ExchangeBuffers, protect: str | None
 ) -> Recorder:
-    """Compute Y := alpha X + beta Y, and return what was counted.  Collective; the ranks have the same plan."""
+    """Compute Y := alpha X + beta Y, and return its recorder.  Collective; the plan is the same on all ranks."""
     recorder, expected = recorder_of(X.stored), checksum(X) if protect else ""
     recorder.hold(buffers.nbytes)
 
@@ -159,7 +159,7 @@ def _carried_out(
 
 
 def _like(X: DistMatrix, like: DistMatrix, dtype: Any, others: tuple[object, ...], check: bool) -> DistMatrix:
-    """Return a matrix of X's type, or another, in the layout of `like`."""
+    """Return a new matrix in the layout of `like`, of type `dtype`, or of X's type if dtype is None."""
     with together(communicator(X=X), check) as description:
         description.append("redistribute like another matrix")
         check_matrices(X=X, like=like)
@@ -173,7 +173,7 @@ def _like(X: DistMatrix, like: DistMatrix, dtype: Any, others: tuple[object, ...
 
 
 def transfer_ways(device: Device | None, grid: ProcessGrid, shared: bool, addressable: bool) -> tuple[bool, bool, bool]:
-    """Return whether ranks can read each other's matrices in place, whether messages are staged, and sent by NCCL."""
+    """Return whether ranks can read each other's matrices, whether messages are staged, and whether NCCL sends them."""
     if device is None:
         return shared, False, False
     reach = device.reach(grid)

@@ -13,7 +13,7 @@ _ON_HOST, _BY_MESSAGES = Reach(SHARED.name, staged=False), Reach("", staged=Fals
 
 
 def mover_and_access(mover: object, shared: bool, A: DistMatrix, *others: DistMatrix) -> tuple[str, Reach]:
-    """Return the mover to plan with, and how ranks access each other's panels by it.
+    """Return the mover to plan with, and the access that this mover has to the panels of other ranks.
 
     shared : ranks may read each other's panels in place.
     """
@@ -60,7 +60,7 @@ def _untaken(device: Device, grid: ProcessGrid) -> str:
 
 
 def outside_node_memory(A: DistMatrix, B: DistMatrix) -> tuple[str, ...]:
-    """Return the names of the operands that are not in memory that the ranks of the node share."""
+    """Return the names of the operands that are not in node-shared memory."""
     device = devices.of(A.stored)
     window = devices.shared_memory(device, A.grid).window
     return tuple(
@@ -71,5 +71,5 @@ def outside_node_memory(A: DistMatrix, B: DistMatrix) -> tuple[str, ...]:
 
 
 def nodes(grid: ProcessGrid) -> tuple[int, ...]:
-    """Return the node of each rank; () where all ranks are on one node."""
+    """Return the node of each rank; () if all ranks are on one node."""
     return () if grid.ranks_per_node is None else grid.nodes

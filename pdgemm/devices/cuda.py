@@ -1,7 +1,7 @@
 """CUDA devices, through CuPy: memory, cuBLAS, streams; copies and sums of elements are in `kernels`.
 
-This module is imported when the first matrix is made on a GPU.  Each rank uses one GPU, CuPy's current device at that
-time (`pdgemm.devices.gpu_binding` chooses it); several ranks may share one.
+This module is imported when the first matrix is created on a GPU.  Each rank uses one GPU, CuPy's current device at
+that time (`pdgemm.devices.gpu_binding` chooses it); several ranks may share one GPU.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Cuda:
             raise DeviceError("no GPU is visible to this process (CUDA_VISIBLE_DEVICES?)")
         self.number = runtime.getDevice()
         self._products = cupy.cuda.Stream(non_blocking=True)
-        self._transfer, self._upload = (  # they take precedence over products
+        self._transfer, self._upload = (  # copies take precedence over products
             cupy.cuda.Stream(non_blocking=True, priority=-1) for _ in range(2)
         )
-        self._cublas = cublas.create()  # users may change the modes of CuPy's
+        self._cublas = cublas.create()  # users may change the modes of CuPy's handle
         cublas.setMathMode(self._cublas, _SUMS_IN_FULL)
         self._pinned = BufferCache(_pinned, least=0, most=_PINNED)  # pinning a page takes longer than copying it
 
@@ -81,10 +81,10 @@ class Cuda:
         return np.asarray(x.get(order="A"))
 
     def to_device(self, x: np.ndarray, order: str) -> Array:
-        made = self.empty(x.shape, x.dtype, order)
-        made.set(np.asarray(x, order=order))  # type: ignore[call-overload]
+        uploaded = self.empty(x.shape, x.dtype, order)
+        uploaded.set(np.asarray(x, order=order))  # type: ignore[call-overload]
         cupy.cuda.get_current_stream().synchronize()
-        return made
+        return uploaded
 
     def check(self, x: Array) -> None:
         if x.data.ptr % x.itemsize:
@@ -198,7 +198,7 @@ class Cuda:
 
 
 def _pinned(nbytes: int) -> np.ndarray:
-    """Return pinned memory; that of CuPy's pool is rounded up to a power of two, and never given back."""
+    """Return pinned memory, not of CuPy's pool, which rounds sizes up to powers of two and never frees memory."""
     try:
         memory = cupy.cuda.PinnedMemory(max(1, nbytes))
     except runtime.CUDARuntimeError as bad:
@@ -209,9 +209,9 @@ def _pinned(nbytes: int) -> np.ndarray:
 @cache
 def device() -> Cuda:
     """Return the GPU of this process.  Raises DeviceError if there is none."""
-    made = Cuda()
-    register_device(cupy.ndarray, made)
-    return made
+    gpu = Cuda()
+    register_device(cupy.ndarray, gpu)
+    return gpu
 
 
 @lru_cache(256)

@@ -21,18 +21,18 @@ from pdgemm.errors import DeviceError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays.device import REMEDY, Array, Device, Reach
 
-_HANDLE_WORDS = 8  # of eight bytes
-_BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID, which no other allocation of the process has, before or after
+_HANDLE_WORDS = 8  # words of eight bytes in an IPC handle
+_BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID: the number of an allocation, never used twice in a process
 _IS_IPC_CAPABLE = 10  # CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: plain cudaMalloc
 _MAPPINGS = 32  # allocations of other ranks that stay mapped
-_UNUSED = 8  # products that do not use an allocation until it is unmapped
+_UNUSED = 8  # products that may leave a mapped allocation unused before it is unmapped
 
 
 class IpcMemory:
     """GPU memory that the ranks of a node map into their address space, allocation by allocation; see `NodeMemory`.
 
-    Allocations stay mapped for the next products, as in UCX, although CuPy's pool may return unused ones to the driver
-    meanwhile: a mapping is used only for the allocation that it was made of, whose number comes with its handle.
+    Allocations stay mapped for the next products, as in UCX, although CuPy's pool may return unused allocations to the
+    driver meanwhile: a mapping is reused only if the allocation has the same number, which comes with its handle.
     """
 
     def __init__(self, node: MPI.Intracomm, device: Device) -> None:
@@ -41,19 +41,19 @@ class IpcMemory:
         self.window = _domain(tuple(sorted(ranks)))
 
     def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> Array:
-        made = self._device.empty(shape, dtype, order)
-        if not self.lies_here(made):
+        buffer = self._device.empty(shape, dtype, order)
+        if not self.lies_here(buffer):
             raise DeviceError(
                 "CuPy's allocator now returns managed memory, or cudaMallocAsync's, which no other rank can read: "
                 "use its default pool for buffers, or a mover that sends messages (mover='staged')"
             )
-        return made
+        return buffer
 
     def lies_here(self, x: Array) -> bool:
         return self.alone or capable(x)
 
     def where(self, x: Array) -> list[int]:
-        """Return the IPC handle of the allocation, its number, and the offset of the array in it, as words."""
+        """Return, as words, the IPC handle and the number of the array's allocation, and the array's offset in it."""
         if self.alone or not x.size:
             return [0] * (_HANDLE_WORDS + 2)
         base = _base(x.data.ptr)
@@ -76,7 +76,7 @@ class IpcMemory:
         self.node.Barrier()
 
     def fence(self) -> None:
-        """Do nothing: what is complete before a message is sent is visible to its receiver."""
+        """Do nothing: device writes that are complete before a message is sent are visible to its receiver."""
 
 
 def discover_peers(grid: ProcessGrid, device: Device) -> None:
@@ -90,8 +90,8 @@ def discover_peers(grid: ProcessGrid, device: Device) -> None:
     reads = ("shared" if one_gpu else "ipc") if mapped else ""
     sharing = max(Counter(gpu for _, gpu in places).values())
     able = cuda_nccl.wanted(grid.comm) and sharing == 1
-    between_nodes = grid.ranks_per_node is not None  # where no panel is read in place
-    tried = able and grid.size > 1 and (not reads or between_nodes)  # it would be chosen
+    between_nodes = grid.ranks_per_node is not None  # between nodes no panel is read in place
+    tried = able and grid.size > 1 and (not reads or between_nodes)  # only where NCCL would be chosen
     nccl = cuda_nccl.nccl_arrives(grid.comm, device) if tried else able
     aware, why = gpu_aware_mpi.gpu_aware(grid.comm, device) if grid.size > 1 else (True, "one rank sends no messages")
     _known[grid.memory] = Reach(reads, not aware, nccl, why, sharing), memory
@@ -100,20 +100,20 @@ def discover_peers(grid: ProcessGrid, device: Device) -> None:
 
 
 def reach(grid: ProcessGrid) -> Reach:
-    found: Reach = _known[grid.memory][0]
-    return found
+    outcome: Reach = _known[grid.memory][0]
+    return outcome
 
 
 def ipc_memory(grid: ProcessGrid) -> IpcMemory:
-    found: IpcMemory = _known[grid.memory][1]
-    return found
+    memory: IpcMemory = _known[grid.memory][1]
+    return memory
 
 
 _known: WeakKeyDictionary[Any, tuple[Reach, IpcMemory]] = WeakKeyDictionary()
 
 
 def capable(x: Array) -> bool:
-    """Return whether x is in cudaMalloc's memory; managed or stream-ordered memory cannot be mapped or given to MPI."""
+    """Return whether x is in memory of cudaMalloc: managed or stream-ordered memory cannot be mapped or used by MPI."""
     if not x.size:
         return True
     flag = ctypes.c_int(0)
@@ -121,21 +121,21 @@ def capable(x: Array) -> bool:
 
 
 def _buffer_id(x: Array) -> int:
-    """Return the number of the allocation that x is in."""
-    found = ctypes.c_ulonglong(0)
-    if error := _attribute(found, _BUFFER_ID, x):
+    """Return the number of the allocation that contains x."""
+    number = ctypes.c_ulonglong(0)
+    if error := _attribute(number, _BUFFER_ID, x):
         raise runtime.CUDARuntimeError(error)
-    return found.value
+    return number.value
 
 
 def _attribute(destination: Any, which: int, x: Array) -> int:
-    """Ask the driver about the memory of x, and return its error."""
+    """Write a driver attribute of the memory of x to `destination`, and return the driver's error code."""
     error: int = _driver().cuPointerGetAttribute(ctypes.byref(destination), which, ctypes.c_uint64(x.data.ptr))
     return error
 
 
 def _maps(memory: IpcMemory, device: Device) -> bool:
-    """Return whether this rank can read the GPU memory of all others on its node.  Collective over the node."""
+    """Return whether this rank can read the GPU memory of all other ranks on its node.  Collective over the node."""
     node = memory.node
     if memory.alone:
         return True
@@ -153,7 +153,7 @@ def _maps(memory: IpcMemory, device: Device) -> bool:
         )
     except runtime.CUDARuntimeError:
         seen = False
-    node.Barrier()  # all have read
+    node.Barrier()  # until all ranks have read
     return seen
 
 
@@ -169,10 +169,10 @@ class _Mapping:
 
 
 class _Mappings:
-    """The allocations of other ranks that are mapped: opening one takes as long as a small product.
+    """A cache of mapped allocations of other ranks, because mapping an allocation takes as long as a small product.
 
-    An allocation whose owner has returned it to the driver stays mapped until its handle is seen again, with the
-    number of another allocation, or it is not used for some products, or others take its place.
+    An allocation that its owner has returned to the driver stays mapped until its handle is seen again with the number
+    of another allocation, or more than _UNUSED products do not use it, or the cache needs its place.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class _Mappings:
         self._turn = 0
 
     def next_turn(self) -> None:
-        """Unmap what the last products have not used."""
+        """Start a turn, and unmap the allocations that the last products have not used."""
         self._turn += 1
         while self._mapped and next(iter(self._mapped.values()))[1] < self._turn - _UNUSED:
             self._mapped.popitem(last=False)
@@ -188,7 +188,7 @@ class _Mappings:
     def find(self, handle: bytes, number: int) -> _Mapping:
         known = self._mapped.pop(handle, None)
         if known and known[0] != number:
-            known = None  # it is unmapped before the new one is mapped
+            known = None  # the old allocation is unmapped before the new one is mapped
         mapping = known[2] if known else _Mapping(handle)
         self._mapped[handle] = number, self._turn, mapping
         if len(self._mapped) > _MAPPINGS:
@@ -200,12 +200,12 @@ _mappings = _Mappings()
 
 
 def _place() -> str:
-    """The name of this rank's GPU."""
+    """Return the PCI bus id of this rank's GPU."""
     return str(runtime.deviceGetPCIBusId(runtime.getDevice()))
 
 
 def _base(ptr: int) -> int:
-    """Return the first address of the allocation that a pointer is in."""
+    """Return the first address of the allocation that contains a pointer."""
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
     error = _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(ptr))
     if error:
@@ -220,5 +220,5 @@ def _driver() -> ctypes.CDLL:
 
 @cache
 def _domain(ranks: tuple[int, ...]) -> object:
-    """Return the object that stands for these ranks of a node, the same for all grids over them."""
+    """Return the object that identifies these ranks of a node, the same object for all grids over these ranks."""
     return object()

@@ -1,4 +1,4 @@
-"""NCCL: its communicators, one for each of MPI's that is used with it, and whether it works between these ranks."""
+"""NCCL: one NCCL communicator for each MPI communicator that is used with NCCL, and a test whether NCCL works."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ with warnings.catch_warnings():  # CuPy warns if NCCL is not installed; `availab
     from cupy.cuda import nccl as libnccl
 
 _BYTES, _SUM = 1, 0  # ncclUint8, ncclSum
-_TYPES = {"i": (2, 1), "q": (4, 1), "l": (4, 1), "f": (7, 1), "d": (8, 1), "F": (7, 2), "D": (8, 2)}  # and words of it
-_PATIENCE = 60.0  # seconds until NCCL is given up
+# by dtype.char: the ncclDataType, and the number of its words in an element
+_TYPES = {"i": (2, 1), "q": (4, 1), "l": (4, 1), "f": (7, 1), "d": (8, 1), "F": (7, 2), "D": (8, 2)}
+_PATIENCE = 60.0  # seconds after which an attempt to use NCCL is abandoned
 
 
 def wanted(comm: MPI.Intracomm) -> bool:
@@ -34,17 +35,17 @@ def wanted(comm: MPI.Intracomm) -> bool:
 def nccl_arrives(comm: MPI.Intracomm, device: Device) -> bool:
     """Return whether an NCCL broadcast from rank 0 arrives on all ranks in time.  Collective over comm.
 
-    With a wrong interface, or behind a firewall, NCCL waits without end: so it is tried in a thread, which is left
-    behind where it does not return.
+    With a wrong interface, or behind a firewall, NCCL waits without end: so NCCL is tried in a thread, which is left
+    behind if it does not return.
     """
     with together(comm):
         x = device.to_device(np.full(1000, comm.rank + 7, np.int64), "C")
         unique = _or_error(libnccl.get_unique_id) if comm.rank == 0 else None
     unique = comm.bcast(unique)
-    made = _in_time(comm, device, lambda: libnccl.NcclCommunicator(comm.size, unique, comm.rank))
-    if made is None:
+    communicator = _in_time(comm, device, lambda: libnccl.NcclCommunicator(comm.size, unique, comm.rank))
+    if communicator is None:
         return False
-    comm.Set_attr(_KEY, made)
+    comm.Set_attr(_KEY, communicator)
 
     def arrives() -> bool | None:
         nccl_broadcast(comm, x, 0, device)
@@ -54,13 +55,13 @@ def nccl_arrives(comm: MPI.Intracomm, device: Device) -> bool:
 
 
 def _in_time(comm: MPI.Intracomm, device: Device, attempt: Callable[[], Any]) -> Any:
-    """Return the result of an attempt on this rank; None on all ranks if one has none in time."""
-    found = list[Any]()
+    """Return the result of an attempt on this rank; None on all ranks if one rank has no result in time."""
+    results = list[Any]()
 
     def run() -> None:
         with suppress(RuntimeError, OSError):  # NcclError, CUDARuntimeError: perhaps on this rank only
             device.use()
-            found.append(attempt())
+            results.append(attempt())
 
     thread = Thread(target=run, name="NCCL", daemon=True)
     thread.start()
@@ -69,8 +70,8 @@ def _in_time(comm: MPI.Intracomm, device: Device, attempt: Callable[[], Any]) ->
     if late and comm.rank == 0:
         text = f"NCCL did not start within {_PATIENCE:.0f} s and is not used: is NCCL_SOCKET_IFNAME a fast network's? "
         warnings.warn(text + "PDGEMM_NCCL=no saves the attempt", RuntimeWarning, stacklevel=2)
-    worked = comm.allreduce(not late and found[:1] not in ([], [None]), MPI.LAND)
-    return found[0] if worked else None
+    worked = comm.allreduce(not late and results[:1] not in ([], [None]), MPI.LAND)
+    return results[0] if worked else None
 
 
 def nccl_broadcast(comm: MPI.Comm, x: Array, root: int, device: Device) -> None:
@@ -81,27 +82,27 @@ def nccl_broadcast(comm: MPI.Comm, x: Array, root: int, device: Device) -> None:
 def nccl_exchange(
     comm: MPI.Comm, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]], device: Device
 ) -> None:
-    """Enqueue messages that are sent and received together.   The order of those of two ranks is the same on both."""
-    made, stream = nccl_communicator(comm), _pointer(device)
+    """Enqueue messages that are sent and received together; two ranks list their messages in the same order."""
+    communicator, stream = nccl_communicator(comm), _pointer(device)
     with _group():
         for x, peer in sends:
-            made.send(x.data.ptr, x.nbytes, _BYTES, peer, stream)
+            communicator.send(x.data.ptr, x.nbytes, _BYTES, peer, stream)
         for x, peer in receives:
-            made.recv(x.data.ptr, x.nbytes, _BYTES, peer, stream)
+            communicator.recv(x.data.ptr, x.nbytes, _BYTES, peer, stream)
 
 
 def nccl_reductions(comm: MPI.Comm, parts: Sequence[tuple[Array, Array, int]], device: Device) -> None:
-    """Enqueue reductions, each of a part of every rank to the sum on one.  Collective over comm, in the same order."""
-    made, stream = nccl_communicator(comm), _pointer(device)
+    """Enqueue reductions, each of one part per rank to a total on a root.  Collective over comm, in the same order."""
+    communicator, stream = nccl_communicator(comm), _pointer(device)
     with _group():
         for part, total, root in parts:
             number, words = _TYPES[part.dtype.char]
-            made.reduce(part.data.ptr, total.data.ptr, part.size * words, number, _SUM, root, stream)
+            communicator.reduce(part.data.ptr, total.data.ptr, part.size * words, number, _SUM, root, stream)
 
 
 @contextmanager
 def _group() -> Iterator[None]:
-    """Start the operations of the block as one; NCCL's group is closed after an exception, too."""
+    """Start the operations of the block as one NCCL group; the group is also closed after an exception."""
     libnccl.groupStart()
     try:
         yield
@@ -119,21 +120,21 @@ def nccl_communicator(comm: MPI.Comm) -> Any:
 
     Raises DeviceError on all ranks if it cannot be created.
     """
-    made: Any = comm.Get_attr(_KEY)
-    if made is None:
+    communicator: Any = comm.Get_attr(_KEY)
+    if communicator is None:
         with together(comm):
             unique = _or_error(libnccl.get_unique_id) if comm.rank == 0 else None
         unique = comm.bcast(unique)
         with together(comm):
-            made = _or_error(libnccl.NcclCommunicator, comm.size, unique, comm.rank)
-        comm.Set_attr(_KEY, made)
-    return made
+            communicator = _or_error(libnccl.NcclCommunicator, comm.size, unique, comm.rank)
+        comm.Set_attr(_KEY, communicator)
+    return communicator
 
 
 def _or_error(call: Callable[..., Any], *args: Any) -> Any:
     try:
         return call(*args)
-    except (RuntimeError, OSError) as bad:  # NcclError is one
+    except (RuntimeError, OSError) as bad:  # NcclError is a RuntimeError
         raise DeviceError(f"NCCL cannot be used: {bad}") from None
 
 

@@ -1,7 +1,8 @@
-"""Whether the MPI library accepts pointers to device memory: it is queried, and then tested.
+"""Whether the MPI library accepts pointers to device memory: the library is queried, and then tested.
 
 A library that wrongly reports support crashes or corrupts data.  So messages are sent from device memory, and checked,
-only if the library reports support or a child process has sent some.  PDGEMM_GPU_AWARE=yes or no skips both steps.
+only if the library reports support or a child process has sent such messages.  PDGEMM_GPU_AWARE=yes or no skips both
+steps.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pdgemm.support.agreement import together
 from pdgemm.support.waits import Wait
 
 SIZES = (1, 1 << 10, 1 << 16, 1 << 20)  # words of 8 bytes
-_SIDE, _PRODUCTS = 1024, 20  # of the products that run meanwhile: a millisecond
+_SIDE, _PRODUCTS = 1024, 20  # order and number of the products that run during a message, for a millisecond
 _PATIENCE = 30  # seconds until the child process is ended
 
 
@@ -32,7 +33,7 @@ def support_reported() -> str:
         return "yes" if ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support() else "no"
     except (AttributeError, OSError):
         pass
-    if "Open MPI" not in MPI.Get_library_version():  # which repeats the info that the launcher requested
+    if "Open MPI" not in MPI.Get_library_version():  # Open MPI repeats the info that the launcher requested
         info = MPI.COMM_WORLD.Get_info()
         kinds = info.Get("mpi_memory_alloc_kinds") or ""
         info.Free()
@@ -42,7 +43,7 @@ def support_reported() -> str:
 
 
 def gpu_aware(comm: MPI.Intracomm, device: Device) -> tuple[bool, str]:
-    """Return whether MPI may be given pointers to the device memory, and how that is known.  Collective over comm."""
+    """Return whether MPI accepts pointers to device memory, and the evidence for it.  Collective over comm."""
     setting = yes_or_no("PDGEMM_GPU_AWARE", comm)
     aware, why = comm.bcast(_before_trying(setting) if comm.rank == 0 else None)
     if not aware or setting:
@@ -55,7 +56,7 @@ def gpu_aware(comm: MPI.Intracomm, device: Device) -> tuple[bool, str]:
 
 
 def yes_or_no(variable: str, comm: MPI.Intracomm) -> bool | None:
-    """Return what a variable of the environment says on all ranks; None if it is not set.  Collective over comm."""
+    """Return an environment variable, equal on all ranks, as a bool; None if it is not set.  Collective over comm."""
     with together(comm) as description:
         said = os.environ.get(variable, "").lower()
         if said not in ("", "yes", "1", "no", "0"):
@@ -65,7 +66,7 @@ def yes_or_no(variable: str, comm: MPI.Intracomm) -> bool | None:
 
 
 def _before_trying(setting: bool | None) -> tuple[bool, str]:
-    """Return whether the self-test is safe, and the reason if it is not."""
+    """Return the setting if there is one, else whether the self-test is safe, and the reason for the answer."""
     if setting is not None:
         return setting, f"PDGEMM_GPU_AWARE={'yes' if setting else 'no'}"
     reported = support_reported()

@@ -1,4 +1,4 @@
-"""Which GPU a rank uses: it follows from the node-local rank, which launchers export before MPI is initialised.
+"""The choice of the GPU of a rank by its node-local rank, which launchers export before MPI is initialised.
 
 A GPU-aware MPI library uses the GPU that is current when MPI is initialised; so `choose` may be called before
 mpi4py.MPI is imported, and is called, at the latest, for the first matrix on a GPU.
@@ -21,9 +21,10 @@ PCI = Path("/sys/bus/pci/devices")
 def choose() -> int | None:
     """Make the GPU of this rank the current one, and return its number, or None if there is none.  Local.
 
-    A rank that sees one GPU (CUDA_VISIBLE_DEVICES) uses that one.  Otherwise the ranks of a node use its GPUs in order,
-    and share them if there are more ranks than GPUs; but a rank uses the GPU next to its processors if there is only
-    one, and else is warned if its own is not.  A GPU other than the first that is current already is kept.
+    A rank that sees one GPU (CUDA_VISIBLE_DEVICES) uses this GPU.  Otherwise the ranks of a node use its GPUs in order,
+    and share them if there are more ranks than GPUs.  If the GPU of a rank is not next to its processors, the rank uses
+    the only GPU that is; if several are, the rank keeps its GPU and prints a warning.  A GPU that is already current is
+    kept, unless it is GPU 0.
     """
     count, driver = visible(), _driver()
     if not count or driver is None:
@@ -52,8 +53,9 @@ def share(rank: int, size: int, count: int) -> int:
 
 
 def nearest(number: int, processors: list[set[int]], mine: set[int]) -> int:
-    """Return the GPU to use instead of `number`, given the processors next to each, and those of this rank.
+    """Return GPU `number`, or the only GPU next to this rank's processors, `mine`, if `number` is not next to them.
 
+    processors : by GPU, the processors next to it.
     Messages and staged copies through the link between sockets are half as fast.
     """
     near = [gpu for gpu, there in enumerate(processors) if there & mine]
@@ -71,7 +73,7 @@ def nearest(number: int, processors: list[set[int]], mine: set[int]) -> int:
 
 
 def _processors(number: int) -> set[int]:
-    """Return the processors next to a GPU; none where the system does not tell."""
+    """Return the processors next to a GPU; an empty set where the system does not report them."""
     driver, name = _driver(), ctypes.create_string_buffer(32)
     if driver is None or driver.cuDeviceGetPCIBusId(name, len(name), number):
         return set()

@@ -19,10 +19,10 @@ from pdgemm.grids.index_map import IndexMap
 from pdgemm.local.arrays.device import Array, Combination
 from pdgemm.local.arrays.dtypes import HALVES, TYPES, arithmetic
 
-_FEW = 4  # launches that are cheaper than one of the kernel that reads the index of every row and column
-_LEAST_ROW = 512  # bytes of the rows that the copy engine copies; kernels are faster on shorter ones
-_WORDS: list[np.dtype] = [np.dtype(np.int64), np.dtype(np.int32)]  # in which kernels copy smaller elements
-_KEPT_INDICES = 1 << 16  # of an index map whose indices stay in device memory
+_FEW = 4  # launches that are cheaper than one launch of the kernel that reads the index of every row and column
+_LEAST_ROW = 512  # bytes of the shortest row that the copy engine copies; kernels are faster on shorter rows
+_WORDS: list[np.dtype] = [np.dtype(np.int64), np.dtype(np.int32)]  # the words as which kernels copy smaller elements
+_KEPT_INDICES = 1 << 16  # size of the largest index map whose indices stay in device memory
 
 
 def combine(how: Combination, target: Array, source: Array) -> None:
@@ -40,7 +40,7 @@ def combine(how: Combination, target: Array, source: Array) -> None:
 
 
 def _copied_by_engine(sides: _Sides) -> bool:
-    """Copy the elements with a copy engine, beside kernels, if they are rows of a matrix that are long enough."""
+    """Copy the elements with a copy engine, beside kernels, if they form long rows of a matrix; return False if not."""
     *outer, length = sides.shape
     itemsize = sides.target.itemsize
     if len(outer) > 1 or not sides.unit or length * itemsize < _LEAST_ROW * len(outer):
@@ -59,7 +59,7 @@ def _copied_by_engine(sides: _Sides) -> bool:
 
 
 def combine_blocks(how: Combination, target: Array, source: Array, rows: IndexMap, cols: IndexMap) -> None:
-    """Start the same of rows x columns of both arrays, in at most _FEW launches."""
+    """Start `combine` for rows x columns of both arrays, in at most _FEW launches."""
     if not 0 < len(rows.strided_runs) * len(cols.strided_runs) <= _FEW:
         _combine_each(how, target, source, rows, cols)
         return
@@ -89,19 +89,19 @@ _known: WeakKeyDictionary[IndexMap, tuple[Array, Array]] = WeakKeyDictionary()
 
 
 def _indices(runs: IndexMap) -> tuple[Array, Array]:
-    """Return all indices of a map in device memory; those of maps that are used again and again stay there."""
-    found = _known.get(runs)
-    if found is None:
+    """Return all indices of a map in device memory; the indices of small maps stay there, because maps are reused."""
+    indices = _known.get(runs)
+    if indices is None:
         source, target = (cupy.asarray(x.astype(np.int64)) for x in runs.indices())
-        found = source, target
+        indices = source, target
         if runs.size <= _KEPT_INDICES:
             cupy.cuda.get_current_stream().synchronize()  # the next call may be in another stream
-            _known[runs] = found
-    return found
+            _known[runs] = indices
+    return indices
 
 
 def _view(x: Array, rows: tuple[int, int], cols: tuple[int, int], shape: tuple[int, int, int, int]) -> Array:
-    """Return x as (row runs, rows of a run, column runs, columns of a run), given the start and stride of the runs."""
+    """Return x as (row runs, rows of a run, column runs, columns of a run).   rows, cols : start and stride of runs."""
     (row, down), (col, right), (ds, rs) = rows, cols, x.strides
     return cupy.lib.stride_tricks.as_strided(x[row:, col:], shape, (down * ds, ds, right * rs, rs))
 
@@ -109,7 +109,7 @@ def _view(x: Array, rows: tuple[int, int], cols: tuple[int, int], shape: tuple[i
 class _Sides(NamedTuple):
     """The target and the source of a copy, with axes in the order of the target's strides, joined where possible.
 
-    Threads that are neighbours then access neighbouring elements of the target.
+    Neighbouring threads then access neighbouring elements of the target.
     """
 
     target: Array
@@ -124,13 +124,13 @@ class _Sides(NamedTuple):
         return self.target_strides[-1] == self.source_strides[-1] == self.target.itemsize
 
     def arrays(self, of_target: np.dtype, of_source: np.dtype) -> tuple[Array, Array]:
-        """Return both as arrays of elements of these types; the shape and the strides are those of the elements."""
+        """Return target and source as arrays of these types, with the shape and the strides of this object."""
         sides = (of_target, self.target, self.target_strides), (of_source, self.source, self.source_strides)
         there, here = (cupy.ndarray(self.shape, dtype, x.data, strides) for dtype, x, strides in sides)
         return there, here
 
     def in_words(self) -> tuple[Array, Array]:
-        """Return both as arrays of words of up to eight bytes, if elements are smaller, and can be copied as such."""
+        """Return target and source as arrays of words of up to eight bytes, where smaller elements are so aligned."""
         itemsize, word = self.target.itemsize, self.target.dtype
         if self.unit:
             rows = [*self.target_strides[:-1], *self.source_strides[:-1], self.shape[-1] * itemsize]
@@ -142,7 +142,7 @@ class _Sides(NamedTuple):
 
 
 def _by_target(target: Array, source: Array) -> _Sides:
-    """Return the sides of a copy between arrays of one shape."""
+    """Return the sides of a copy between two arrays of the same shape."""
     shape, there, here = list[int](), list[int](), list[int]()
     axes = zip(target.shape, target.strides, source.strides)
     for n, t, s in sorted((x for x in axes if x[0] > 1), key=lambda x: -x[1]):
@@ -158,7 +158,7 @@ def _by_target(target: Array, source: Array) -> _Sides:
 class _Form(NamedTuple):
     """A form says which terms of alpha op(x) + beta y a kernel computes."""
 
-    alpha: str  # "": it is 0, and x is not read; "1": it is 1, by which nothing is multiplied: 1 (inf + 0i) has a NaN
+    alpha: str  # "": alpha is 0, x is not read; "1": alpha is 1, x is not multiplied: 1 (inf + 0i) has a NaN
     beta: str  # likewise
     conjugates: bool
 
@@ -218,7 +218,7 @@ def _kernel(X: np.dtype, Y: np.dtype, form: _Form) -> Any:
 
 @lru_cache(256)
 def _index_kernel(X: np.dtype, Y: np.dtype, form: _Form) -> Any:
-    """Return the kernel of y := alpha op(x) + beta y for rows and columns that are given by index."""
+    """Return the kernel of y := alpha op(x) + beta y for rows and columns that are selected by index."""
     wide, operation = _wide(X, Y).name, _operation(X, Y, form, "x[from]", "y[to]")
     return cupy.ElementwiseKernel(
         "raw T x, raw int64 from_rows, raw int64 from_cols, raw int64 to_rows, raw int64 to_cols, int64 cols, "

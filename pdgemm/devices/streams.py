@@ -1,10 +1,10 @@
 """Synchronization of a device's work: products run in a stream of their own, copies in a transfer stream beside them.
 
-Neither is CUDA's default stream, which would wait for the copies of an MPI library, and these for products.  The host
-waits for the caller's stream before a product, and for both streams after it; in between it runs ahead of them.  It
-waits for copies before MPI reads their result (MPI ignores streams), and for products before their operands are
-overwritten; products wait for copies within the device.  What is staged through the host leaves in the transfer stream
-and arrives in an upload stream, so that both directions of the bus are used at once.
+Neither is CUDA's default stream: products there would wait for the copies of an MPI library, and these for products.
+The host waits for the caller's stream before a product, and for the other streams after the product; in between the
+host runs ahead of them.  It waits for copies before MPI reads their result (MPI ignores streams), and for products
+before their operands are overwritten; products wait for copies on the device.  Panels that are staged through the host
+leave in the transfer stream and arrive in an upload stream, so that both directions of the bus are used at once.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pdgemm.instrument.spans import Trace, Traced
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Device, Event, Stream
 
-_STREAMS = {"compute": "compute", "pack": "transfer", "upload": "upload"}  # the phases that run on a device, and where
+_STREAMS = {"compute": "compute", "pack": "transfer", "upload": "upload"}  # the stream of each device phase
 
 
 class DeviceRecorder(Recorder):
-    """A Recorder whose phases "compute" and "pack" run in streams.
+    """A Recorder whose phases "compute", "pack" and "upload" run in streams.
 
-    Products are timed by the device's events, and copies only while a trace is taken: events cost as much as launches.
+    Products are timed by device events, copies only while a trace is recorded, because events cost as much as launches.
     """
 
     def __init__(self, device: Device) -> None:
@@ -40,7 +40,7 @@ class DeviceRecorder(Recorder):
         self.begin()
 
     def begin(self) -> None:
-        """Wait for all work that the caller has started, after which MPI may send A."""
+        """Wait for all work in the caller's stream, so that MPI may send A."""
         self._device.current_stream().synchronize()
 
     def phase(self, name: str) -> Any:
@@ -52,7 +52,7 @@ class DeviceRecorder(Recorder):
         return self.upload if name == "upload" else super().phase(name)
 
     def synchronize_copies(self) -> None:
-        """Wait until everything packed is complete."""
+        """Wait until all copies of the transfer stream are complete."""
         packed, self._packed = self._after_copies(), None
         if packed is not None:
             packed.synchronize()
@@ -62,13 +62,13 @@ class DeviceRecorder(Recorder):
         return () if packed is None else (_Before(self._device, packed, self.compute),)
 
     def copied(self) -> EventRequest:
-        """Return a request that the host waits for: it is complete when the last copy is."""
+        """Return a request for the host to wait for: it is complete when the last copy is complete."""
         packed = self._after_copies()
         assert packed is not None
         return EventRequest(self._device, packed)
 
     def hold_products(self) -> None:
-        """Make the products that follow wait for what was uploaded."""
+        """Make the products that follow wait for the uploads before them."""
         self.compute.wait_event(self.upload.record())
 
     def order_copies_after_products(self) -> None:
@@ -100,7 +100,7 @@ class DeviceRecorder(Recorder):
         return self._device.elapsed(begin, end)
 
     def enclose(self, name: str, stream: Stream, begin: Event) -> None:
-        """End a span of this name that began with an event."""
+        """End a span of this name, which began with the event `begin`."""
         end = stream.record()
         self._spans.append((name, begin, end))
         if name == "compute":
@@ -192,7 +192,7 @@ class TracedDevice(Traced, DeviceRecorder):
 
 def recorder_of(x: Any) -> Recorder:
     """Return the recorder that times the work on an array and synchronizes with it."""
-    found, trace = devices.of(x), spans.active()
+    device, trace = devices.of(x), spans.active()
     if trace is not None:
-        return Traced(trace) if found is None else TracedDevice(trace, found)
-    return Recorder() if found is None else DeviceRecorder(found)
+        return Traced(trace) if device is None else TracedDevice(trace, device)
+    return Recorder() if device is None else DeviceRecorder(device)

@@ -1,4 +1,4 @@
-"""What checking a product by checksums costs a rank, as planned and as counted."""
+"""The cost of checking a product by checksums on one rank, as planned and as counted."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pdgemm.support.text import counted, in_seconds, in_words
 
 @dataclass(frozen=True)
 class Checks:
-    """What the checksums of one product take of a rank, if it is not repeated.
+    """The cost of the checksums of one product on one rank, if the product is not repeated.
 
-    words : in the allreduces.   bytes : of vectors, and of the copy of C from which a product is repeated.
+    words : in all all-reduces.   bytes : of vectors, and of the copy of C from which a product is repeated.
     """
 
     words: int
@@ -24,7 +24,7 @@ class Checks:
 class CheckReport:
     """The checks of one product on one rank.
 
-    counted : of all runs.   repeats : how often products were repeated.
+    counted : the cost of all runs.   repeats : number of times that products were repeated.
     unknown : rows of C that could not be compared: they hold NaN or infinity, or numbers near the limits of their type.
     """
 
@@ -44,7 +44,7 @@ class CheckReport:
 
 
 def all_checks(reports: Sequence[CheckReport]) -> CheckReport | None:
-    """Return the sums over several products, of which one after the other took the bytes; None if there are none."""
+    """Return the sums over products that ran in turn, and the most bytes of any of them; None if there are none."""
     if not reports:
         return None
     sums = {

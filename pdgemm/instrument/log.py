@@ -1,9 +1,9 @@
-"""The logger "pdgemm" of Python's `logging`, which writes nothing unless a program asks for it.
+"""The logger "pdgemm" of Python's `logging`, which writes nothing unless a program enables it.
 
 INFO, from rank 0: the plan of each product in one line, before it runs, and its report after it.
 DEBUG: from rank 0 how panels travel and why this plan was chosen, and from every rank its buffers.
-Nothing is sent for it.  A product asks the logger once for its plan and once for its report, which takes a tenth of a
-microsecond.
+Logging sends no messages.  A product checks the level of the logger once for its plan and once for its report, which
+takes a tenth of a microsecond.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ LOG.addHandler(logging.NullHandler())
 
 
 def log_plan(rank: int, plan: object, mover: str, why: Callable[[], str], buffers: Mapping[str, int]) -> None:
-    """Log what is about to run.  Local.
+    """Log the plan that is about to run, and the buffers of this rank.  Local.
 
-    mover : the way in which panels travel, with a description.   buffers : their bytes on this rank, by name.
+    mover : the mover of the panels, with a description.   why : a function that returns the reasons for the choice.
+    buffers : bytes of each buffer on this rank, by name.
     """
     if not rank:
         LOG.info("plan: %s", plan)

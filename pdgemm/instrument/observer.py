@@ -1,4 +1,4 @@
-"""What a long function says while it works, to whoever wants to know: a command line, a notebook, a test."""
+"""The interface through which a long function reports its progress to a command line, a notebook or a test."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 
 class Observer:
-    """What `multiply_files` says while it works.  This one is silent; `pdgemm multiply` has one that writes lines."""
+    """The receiver of the progress of `multiply_files`.  This class is silent; that of `pdgemm multiply` prints."""
 
     @contextmanager
     def progress(
         self, what: str, amount: float = 0, unit: str = "FLOP/s"
     ) -> Iterator[Callable[[int, int], object] | None]:
-        """Begin a part of the work, and yield what is called as progress(done, total), on all ranks, or None.
+        """Begin a part of the work, and yield a function progress(done, total), which all ranks call, or None.
 
-        amount : bytes or floating-point operations of all of it.   unit : of its rate.
+        amount : bytes or floating-point operations of the whole part.   unit : unit of the rate of the part.
         """
         yield None
 
     def report(self, key: str, what: Any) -> None:
-        """Take a report: of "read", "product", "verify" or "wrote"."""
+        """Receive a report; `key` is "read", "product", "verify" or "wrote"."""
 
     def note(self, key: str, lines: Sequence[str], fact: Any) -> None:
-        """Take what was found out: the "plan" of a product in parts, and whether it is "resumed" or "complete"."""
+        """Receive a fact on a product in parts, and lines about it; `key` is "plan", "resumed" or "complete"."""
 
     def planned(self, plan: Any) -> None:
-        """Take the plan of a product in memory, before anything is read."""
+        """Receive the plan of a product in memory, before the matrices are read."""

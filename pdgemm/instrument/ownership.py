@@ -1,6 +1,6 @@
-"""Pictures of who owns what: the blocks of a matrix and the rank of each, as text and as SVG; HTML for notebooks.
+"""Pictures of ownership: the blocks of a matrix and the rank of each block, as text and as SVG; HTML for notebooks.
 
-All of it is arithmetic on a layout: any rank can draw it alone.
+A picture is computed from the layout alone, so any rank can draw it without communication.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
 
 _MOST = 12  # blocks along a side that are drawn
-_SIDE, _LEAST, _MARGIN = 300, 24, 44  # pixels: the longer side, the least height or width of a block, room for numbers
+_SIDE, _LEAST, _MARGIN = 300, 24, 44  # pixels: longer side, least height or width of a block, margin for numbers
 _COLOURS = ("#f4a582", "#92c5de", "#a6d96a", "#ffd966", "#c2a5cf", "#e6a0c4", "#9ad0c2", "#d9c7a0", "#b8c0ff")
-_TEXT = "#7d7d7d"  # can be read on light and on dark pages
+_TEXT = "#7d7d7d"  # a colour that is readable on light and on dark pages
 
 
 @dataclass(frozen=True)
 class Ownership:
     """A picture of a layout: `print` shows it as text, a notebook as SVG.
 
-    rank : the blocks of this rank have a frame; -1: those of none.
+    rank : the blocks of this rank have a frame; -1: no blocks have one.
     """
 
     layout: Layout
@@ -81,7 +81,7 @@ class Ownership:
 
 
 class InNotebook:
-    """What a notebook shows as its text, in letters of one width."""
+    """The base class of reports that a notebook shows as text in a monospaced font."""
 
     def _repr_html_(self) -> str:
         return as_html(str(self))
@@ -94,13 +94,13 @@ def of_grid(shape: tuple[int, int], rank: int = -1) -> Ownership:
 
 
 def as_html(text: str, *pictures: Ownership) -> str:
-    """Return a text and pictures side by side below it, for a notebook."""
+    """Return HTML for a notebook: the text, and below it the pictures side by side."""
     drawn = "".join(picture.svg for picture in pictures)
     return f"<div><pre>{escape(text)}</pre>{drawn}</div>"
 
 
 def _blocks(dim: BlockCyclic) -> tuple[list[tuple[int, int, int]], bool]:
-    """Return the first blocks of a dimension, each with its owner, and whether there are more."""
+    """Return (start, stop, owner) of the first blocks of a dimension, and whether the dimension has more blocks."""
     starts = dim.starts[: _MOST + 1].tolist()
     ends = [*starts[1:], dim.n]
     blocks = [(start, stop, int(dim.owner(start))) for start, stop in zip(starts, ends)]
@@ -108,7 +108,7 @@ def _blocks(dim: BlockCyclic) -> tuple[list[tuple[int, int, int]], bool]:
 
 
 def _places(blocks: list[tuple[int, int, int]], longest: int) -> list[float]:
-    """Return where blocks begin and end, in pixels."""
+    """Return the pixel positions at which the blocks begin, and the end of the last block."""
     places = [float(_MARGIN)]
     for start, stop, _ in blocks:
         places.append(places[-1] + max(_LEAST, _SIDE * (stop - start) / longest))

@@ -13,9 +13,9 @@ from pdgemm.support.text import sides
 class PanelReport(AlgorithmReport):
     """An AlgorithmReport of a panel algorithm.
 
-    what  : what was computed, as a formula with shapes.
-    rcond : of a solution an estimate of 1 / (|A|_1 |A^-1|_1), else None.
-    steps : the reports of which this is the sum, where several algorithms ran, one after another.
+    what  : the formula that was computed, with shapes.
+    rcond : for a solution, an estimate of 1 / (|A|_1 |A^-1|_1); else None.
+    steps : the reports whose sum this report is, if several algorithms ran one after another.
     """
 
     what: str

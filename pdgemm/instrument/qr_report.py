@@ -1,4 +1,4 @@
-"""What a QR factorisation of a tall matrix did on one rank, beside what its schedules predict."""
+"""Measurements of a QR factorisation of a tall matrix on one rank, beside the predictions of its schedules."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ class QRReport(WorkReport):
     """How A = Q R was computed; the words of redistributions are part of the totals.
 
     method    : "cholesky" (CholeskyQR2, with a third pass where the first one was shifted or inaccurate), or "tsqr".
-    passes    : passes of CholeskyQR over A, also those in vain before TSQR.
-    departure : |Q^H Q - I|_F before the last of them, as measured; NaN where Cholesky's factorisation failed or was not
-                tried.
-    shift     : what the first pass added to A^H A, relative to |A|^2.
-    moves     : A was redistributed to rows on all ranks, and Q back.
+    passes    : passes of CholeskyQR over A, failed passes before TSQR included.
+    departure : |Q^H Q - I|_F, measured before the last pass; NaN if Cholesky's factorisation failed or was not tried.
+    shift     : the first pass added this multiple of the squared lengths of A's columns to the diagonal of A^H A.
+    moves     : the redistributions of A to rows on all ranks, and of Q back.
     """
 
     method: str

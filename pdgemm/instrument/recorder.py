@@ -98,19 +98,19 @@ class Recorder:
         return request
 
     def moving(self, kind: str, nbytes: int) -> Callable[[], object]:
-        """Record the start of a transfer; the caller calls the result when it sees that the transfer is complete."""
+        """Record the start of a transfer; the caller calls the returned function when it sees the transfer complete."""
         return nothing
 
-    # the host's work is complete on return; `pdgemm.devices.streams` overrides these for work in streams
+    # work on the host is complete on return; `pdgemm.devices.streams` overrides these methods for work in streams
     def synchronize_copies(self) -> None:
-        """Wait until everything packed is complete, after which MPI may read it."""
+        """Wait until all packing is complete, so that MPI may read the buffers."""
 
     def record_copies(self) -> tuple[Any, ...]:
-        """Return requests, which products wait for, of what was packed last."""
+        """Return requests that complete with the packing issued so far, and for which products wait."""
         return ()
 
     def order_copies_after_products(self) -> None:
-        """Make the packing that follows wait for the products before it."""
+        """Make later packing wait for the products issued so far."""
 
     def record_products(self, poll: Callable[[], object]) -> tuple[Callable[[], object], ...]:
         """Return functions that wait for the last product and call `poll` meanwhile."""
@@ -121,11 +121,11 @@ class Recorder:
 
 
 def nothing() -> None:
-    """Do nothing where something could be done: at the end of a transfer that is not traced, or while others wait."""
+    """Do nothing: a callback for the end of a transfer that is not traced, or for a wait without polling."""
 
 
 class _Phase:
-    """The timer of a phase; it takes a third of the time of a contextlib.contextmanager, per panel."""
+    """The timer of a phase; per panel, it costs a third of the time of a contextlib.contextmanager."""
 
     __slots__ = ("_name", "_seconds", "_start")
 

@@ -18,17 +18,17 @@ from pdgemm.names import AlgorithmName
 from pdgemm.support.agreement import together
 from pdgemm.support.text import Table, algorithm_name, counted, in_bytes, in_rate, in_seconds, in_words, sides
 
-_FAR = 1.5  # times the lower bound: from here on it is said what the bound is of
+_FAR = 1.5  # ratio of words to the lower bound from which on the text explains the bound
 
 
 @dataclass(frozen=True)
 class IOReport(InNotebook):
     """A report of a load or save; the bytes are the total of all ranks.
 
-    name     : the dataset; empty where the file has only one matrix.
-    shape    : that of the matrix in the file.
+    name     : name of the dataset; empty if the file has only one matrix.
+    shape    : shape of the matrix in the file.
     checksum : the checksum recorded with the dataset; None if there is none.
-    part     : the rows and columns that were read; None: all of them.
+    part     : the rows and columns that were read; None: the whole matrix.
     """
 
     action: str
@@ -53,18 +53,18 @@ class IOReport(InNotebook):
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmReport(WorkReport):
-    """Measurements of an algorithm by panels on a grid, on one rank.  Seconds are wall time; on a device they are the
-    times of its streams, which overlap each other and the host's waits.
+    """Measurements of a panel algorithm on a grid, on one rank.  Seconds are wall time; on a device they are the times
+    of its streams, which overlap each other and the host's waits.
 
     `moves` are the redistributions to and from the algorithm's layouts; their words, bytes and seconds are part of the
     totals.
 
-    `summary()` has the figures of all ranks.  `str` is a line about this rank, below what was computed on rank 0, so
-    that `print(C.report)` on all ranks describes that once.
+    `summary()` returns the figures of all ranks.  `str` is a line about this rank; on rank 0 a line that describes the
+    computation stands above it, so that `print(C.report)` on all ranks prints the description once.
     """
 
     algorithm: AlgorithmName
-    mover: str  # or another way in which panels travel: "shift", "reduce_scatter"
+    mover: str  # or another transport of panels: "shift", "reduce_scatter"
     grid: tuple[int, int]
     dtype: str
     panels: int
@@ -77,7 +77,7 @@ class AlgorithmReport(WorkReport):
     moves: tuple[MoveReport, ...] = ()
     blas: str = field(default_factory=multiplier)
     device: str = ""  # empty on the host
-    ranks_per_device: int = 1  # the maximum
+    ranks_per_device: int = 1  # on the device with most ranks
 
     @property
     def move_seconds(self) -> float:
@@ -88,8 +88,8 @@ class AlgorithmReport(WorkReport):
     def overlap(self) -> float | None:
         """The fraction of the transfer time that products hid; None if the product sent and received no messages.
 
-        It is an upper bound: a message that arrives during a product counts as in flight until this rank polls it,
-        every few milliseconds between nodes, after the product on one node.
+        The fraction is an upper bound: a message that arrives during a product counts as in flight until this rank
+        polls for it, which happens every few milliseconds between nodes, but after the product on one node.
         """
         transfer = self.hidden_seconds + self.wait_seconds - self.sync_seconds
         total = self.counted
@@ -103,12 +103,12 @@ class AlgorithmReport(WorkReport):
         return self.flops / self.seconds / 1e9 if self.seconds else 0.0
 
     def summary(self) -> Summary:
-        """Return the figures of all ranks: least, mean and most of each.  Collective over the grid of the product.
+        """Return the figures of all ranks: minimum, mean and maximum of each.  Collective over the grid of the product.
 
-        It is the same on every rank.  Its `str` is what `pdgemm multiply` prints, `print()` writes that once, from rank
-        0, and `as_dict()` has the numbers.
-        Raises ArgumentError where the report is a copy, as one from another process, which has no ranks, or where the
-        ranks ask about different products; GridError where the grid was freed.
+        The figures are the same on every rank.  `str` of the summary is the text that `pdgemm multiply` prints;
+        `print()` prints this text once, on rank 0, and `as_dict()` returns the numbers.
+        Raises ArgumentError if the report has no communicator, because it is a copy or came from another process, or if
+        the reports of the ranks are of different products; GridError if the grid was freed.
         """
         if self._comm is None:
             raise ArgumentError(
@@ -121,16 +121,16 @@ class AlgorithmReport(WorkReport):
     @property
     @abstractmethod
     def formula(self) -> str:
-        """What was computed."""
+        """The formula that was computed, with the shapes of the matrices."""
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """What was computed, how, and with what."""
+        """The description of the computation: formula, types, algorithm, grid and `means`."""
 
     @property
     def means(self) -> str:
-        """The panels, their mover, and what multiplied."""
+        """The panels, their mover, and the BLAS or the device that multiplied."""
         sharing = f", up to {self.ranks_per_device} ranks on one" if self.ranks_per_device > 1 else ""
         multiplier = (
             f"on {self.device}{sharing}" if self.device else f"{counted(self.threads, 'thread')} per rank, {self.blas}"
@@ -141,7 +141,7 @@ class AlgorithmReport(WorkReport):
         )
 
     def beside_bound(self, per_rank: dict[str, dict[str, float]]) -> str:
-        """Return the lower bound as the end of a sentence, where one is known."""
+        """Return the lower bound as the end of a sentence, "" if no bound is known."""
         return f"; lower bound {in_words(self.lower_bound_words)}" if self.lower_bound_words else ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class AlgorithmReport(WorkReport):
         return super().as_dict() | {"gflops": self.gflops, "overlap": self.overlap}
 
     def _repr_html_(self) -> str:
-        """Return the report for a notebook: its text, and where on the grid this rank is."""
+        """Return the report for a notebook: its text, and a picture of the grid with the position of this rank."""
         i, j, *_ = self.coords
         grid, at = self.grid, i * self.grid[1] + j if min(self.coords) >= 0 else -1
         return as_html(str(self), of_grid(grid, at))
@@ -173,7 +173,7 @@ class AlgorithmReport(WorkReport):
         )
 
     def _traffic(self) -> str:
-        """Return words, messages and memory as text, with the predicted ones where they differ."""
+        """Return words, messages and memory as text, and the predicted figures if these differ."""
 
         def of(x: Traffic, extra: int) -> str:
             read = f", {in_words(x.words_read)} of them read in place" if x.words_read else ""
@@ -193,18 +193,18 @@ class AlgorithmReport(WorkReport):
 
 @dataclass(frozen=True, kw_only=True)
 class Report(AlgorithmReport):
-    """An AlgorithmReport of one product C := alpha A B + beta C.   `extra_bytes` are those beyond A, B and C."""
+    """An AlgorithmReport of one product C := alpha A B + beta C.   `extra_bytes` counts memory beyond A, B and C."""
 
     inside: str  # the algorithm of each layer
     layers: int
     mnk: tuple[int, int, int]
-    compute: str = ""  # the type that operands were rounded to; empty if they were not
-    checks: CheckReport | None = None  # of protect=
-    result_dtype: str = ""  # the type of C where products were added up in another, `dtype`
+    compute: str = ""  # the type to which operands were rounded; empty if they were not rounded
+    checks: CheckReport | None = None  # the checksums that the argument `protect` requests
+    result_dtype: str = ""  # the type of C, if products were accumulated in another type, `dtype`
 
     @property
     def as_predicted(self) -> bool:
-        """Are the words, the messages and the bytes of buffers what the plan said?"""
+        """Do the words, the messages and the bytes of buffers equal the predictions of the plan?"""
         checks = self.checks
         return super().as_predicted and (not checks or checks.repeats > 0 or checks.counted == checks.predicted)
 
@@ -223,7 +223,7 @@ class Report(AlgorithmReport):
         )
 
     def beside_bound(self, per_rank: dict[str, dict[str, float]]) -> str:
-        """Return the lower bound as the end of a sentence, and why the words may be far above it."""
+        """Return the lower bound as the end of a sentence, with a reason if the words are far above the bound."""
         bound, words, read = self.lower_bound_words, per_rank["words_received"], per_rank["words_read"]
         text = f"; lower bound {in_words(bound)}"
         if words["max"] <= _FAR * bound:
@@ -237,7 +237,7 @@ class Report(AlgorithmReport):
         return super().__str__() + (f"; {self.checks}" if self.checks else "")
 
 
-# figures of a report in a summary: the same on all ranks, as far as it has them, and those that differ
+# fields of a report in a summary: first fields that are equal on all ranks, which a report may lack, then the others
 _ALIKE = (
     "algorithm", "inside", "grid", "layers", "mnk", "dtype", "mover", "panels", "panel_width", "lookahead", "threads",
     "blas", "device", "ranks_per_device", "compute", "result_dtype", "predicted_seconds", "lower_bound_words",
@@ -248,16 +248,16 @@ _COUNTED = ("words_received", "words_read", "words_sent", "messages_received", "
 
 @dataclass(frozen=True)
 class Summary(InNotebook):
-    """The reports of one product by all its ranks, in the order of the ranks; `str` is a table of their figures.
+    """The reports of all ranks on one product, in the order of the ranks; `str` is a table of their figures.
 
-    rank : the rank that has this summary; `print()` writes on rank 0 alone.
+    rank : the rank that holds this summary; `print()` prints on rank 0 only.
     """
 
     reports: Sequence[AlgorithmReport]
     rank: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures of the product, under "per_rank" the minimum, mean and maximum of those that differ."""
+        """Return the figures of the product; "per_rank" has minimum, mean and maximum where ranks differ."""
         reports, first = self.reports, self.reports[0]
         columns = {name: [getattr(r, name) for r in reports] for name in _SECONDS}
         columns |= {name: [getattr(r.counted, name) for r in reports] for name in _COUNTED}
@@ -280,7 +280,7 @@ class Summary(InNotebook):
 
     @property
     def gflops(self) -> float:
-        """The GFLOP/s of all ranks together, by the clock of the slowest."""
+        """The GFLOP/s of all ranks together, by the clock of the slowest rank."""
         return self.reports[0].flops / self.seconds / 1e9 if self.seconds else 0.0
 
     def print(self) -> None:
@@ -320,4 +320,4 @@ _ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 if TYPE_CHECKING:
 
     class AnyReport(Report, MoveReport, IOReport):
-        """The report of a matrix, which is one of these: a user knows which, and needs no cast."""
+        """The type of a matrix's report for type checkers: a user knows which of these types it has, without a cast."""

@@ -1,4 +1,4 @@
-"""What the reports of all runs share: on one rank, what was counted beside what schedules predict."""
+"""The base classes of the reports of all runs: counts on one rank, beside the predictions of the schedules."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PHASES = ("compute_seconds", "wait_seconds", "pack_seconds", "sync_seconds", "hi
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport(InNotebook):
-    """Measurements on one rank of what a schedule, or several in turn, say that all ranks do.  Words are elements.
+    """Measurements on one rank of a run of one schedule, or of several schedules in turn.  Words are elements.
 
     seconds : wall time.
     counted, predicted : the traffic of this rank, as counted where messages are passed to MPI, and by formula.
-    extra_bytes, predicted_extra_bytes : the memory of buffers beyond the matrices; of several steps, the most of any.
+    extra_bytes, predicted_extra_bytes : the memory of buffers beyond the matrices; for several steps, the maximum.
     """
 
     rank: int
@@ -34,18 +34,18 @@ class RunReport(InNotebook):
     extra_bytes: int
     predicted_extra_bytes: int
 
-    # of the run; no field, because it is no measurement, and cannot be sent
+    # the communicator of the run; no field, because a communicator is no measurement, and cannot be sent
     _comm: ClassVar[Any] = None
 
     @classmethod
     def of_run(
         cls, recorder: Recorder, schedules: Sequence[Any], grid: ProcessGrid, seconds: float, /, **others: Any
     ) -> Self:
-        """Return the report of a run: what its recorder has counted, and what its schedules, or its plan, predict.
+        """Return the report of a run: the counts of its recorder, and the predictions of its schedules or its plan.
 
-        others : the fields that a class of reports adds.
+        others : values of the fields that the subclass adds.
         """
-        rank = grid.rank  # its communicator may have been freed
+        rank = grid.rank  # not from the communicator of the grid, which may have been freed
         shared: dict[str, Any] = {
             "rank": rank,
             "seconds": seconds,
@@ -57,12 +57,12 @@ class RunReport(InNotebook):
         return cls(**shared | others).with_ranks(grid.comm)
 
     def with_ranks(self, comm: MPI.Intracomm | None) -> Self:
-        """Let the report know the ranks of the run, and return it."""
+        """Attach the communicator of the run to the report, and return the report."""
         object.__setattr__(self, "_comm", comm)
         return self
 
     def changed(self, **fields: Any) -> Self:
-        """Return a report with other values of some fields, of the same ranks."""
+        """Return a copy with other values of some fields and the same communicator."""
         return replace(self, **fields).with_ranks(self._comm)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class RunReport(InNotebook):
 
     @property
     def as_predicted(self) -> bool:
-        """Are the words, the messages and the bytes of buffers what the schedules said?"""
+        """Do the words, the messages and the bytes of buffers equal the predictions of the schedules?"""
         return self.counted == self.predicted and self.extra_bytes == self.predicted_extra_bytes
 
     def as_dict(self) -> dict[str, Any]:
@@ -82,9 +82,9 @@ class RunReport(InNotebook):
 class MoveReport(RunReport):
     """Measurements of one redistribution, or of one reduction, on one rank."""
 
-    name: str  # of the matrix, or of the reduction
-    source: str  # the layouts
-    target: str
+    name: str  # the name of the matrix, or of the reduction
+    source: str  # the layout before
+    target: str  # the layout after
 
     def __str__(self) -> str:
         traffic = self.counted
@@ -97,11 +97,11 @@ class MoveReport(RunReport):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkReport(RunReport):
-    """Measurements of a run that computes, on one rank; those of redistributions are no part of its phases.
+    """Measurements of a run that computes, on one rank; the seconds of redistributions are no part of its phases.
 
-    flops        : of all ranks together.
-    sync_seconds : the part of wait_seconds for ranks of the node, without any transfer.
-    hidden_seconds : with a transfer in flight, as far as this rank has seen, and without a wait.
+    flops        : floating-point operations of all ranks together.
+    sync_seconds : the part of wait_seconds in which this rank waits for ranks of its node, without any transfer.
+    hidden_seconds : seconds with a transfer in flight and without a wait; a transfer ends when this rank sees its end.
     """
 
     flops: int
@@ -122,16 +122,16 @@ class WorkReport(RunReport):
 
     @classmethod
     def of_steps(cls, reports: Sequence[RunReport], grid: ProcessGrid, seconds: float, /, **others: Any) -> Self:
-        """Return the report of a function that has done these steps in so many seconds."""
+        """Return the report of a function that ran steps with these reports in `seconds` altogether."""
         return cls(rank=grid.rank, seconds=seconds, **summed(reports), **others).with_ranks(grid.comm)
 
     def after(self, others: Sequence[RunReport], **fields: Any) -> Self:
-        """Return this report with the sums of itself and others, and other values of some fields."""
+        """Return this report with its sums extended by those of others, and with other values of some fields."""
         return self.changed(**summed([self, *others]) | fields)
 
 
 def summed(reports: Sequence[RunReport]) -> dict[str, Any]:
-    """Return the fields of a WorkReport that are sums over those of its steps, of which moves have fewer."""
+    """Return the sums, and for bytes the maxima, of the fields of the steps' reports; moves have no phases or flops."""
     work = [x for x in reports if isinstance(x, WorkReport)]
     sums: dict[str, Any] = {name: sum(getattr(x, name) for x in work) for name in ("flops", *PHASES)}
     sums |= {name: sum((getattr(x, name) for x in reports), Traffic()) for name in ("counted", "predicted")}

@@ -1,4 +1,4 @@
-"""Spans of the work of each rank while a trace is recorded; without one no loop of a product calls this module."""
+"""Spans of the work of each rank while a trace is recorded; without a trace, no loop of a product calls this module."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 
 from pdgemm.instrument.recorder import Recorder, Then
 
-HOST, MOVING = "host", "transfers"  # rows of a rank in a trace; the streams of a device have others
+HOST, MOVING = "host", "transfers"  # rows of a rank in a trace; the streams of a device have other rows
 
 
 class Span(NamedTuple):
-    """A span in seconds of this process's clock.   nbytes : moved, read or written.   facts : returns further facts."""
+    """A span of time, in seconds of this process's clock.
+
+    nbytes : bytes moved, read or written.   facts : function that returns further facts.
+    """
 
     row: str
     name: str
@@ -27,13 +30,13 @@ class Span(NamedTuple):
 class Trace:
     """The spans of this rank, which stay in memory (200 bytes each) until they are written.
 
-    keep : False if only NVTX ranges are wanted.   nvtx : the module of that name.
+    keep : False if only NVTX ranges are requested.   nvtx : the module `nvtx`; None: no ranges.
     """
 
     def __init__(self, keep: bool = True, nvtx: Any = None) -> None:
         self._recorded: MutableSequence[tuple[Any, ...]] = [] if keep else deque(maxlen=0)
         self.ranges = Ranges(nvtx.get_domain("pdgemm")) if nvtx else None
-        self.add = self._recorded.append  # it takes the fields of a Span as a tuple
+        self.add = self._recorded.append  # takes the fields of a Span as a tuple
 
     @property
     def spans(self) -> list[Span]:
@@ -46,7 +49,7 @@ def phase_name(phase: str) -> str:
 
 
 class Ranges:
-    """Ranges of NVTX, which take a microsecond each."""
+    """Ranges of NVTX, each of which costs a microsecond."""
 
     def __init__(self, domain: Any) -> None:
         self.pop = domain.pop_range
@@ -61,7 +64,7 @@ class Ranges:
 
 
 class Traced(Recorder):
-    """A Recorder that also keeps when its phases and transfers began and ended."""
+    """A Recorder that also adds the begin and the end of its phases and transfers to a trace."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__()
@@ -80,7 +83,7 @@ class Traced(Recorder):
 
 
 class Phase:
-    """A phase on the host, with the same seconds in the trace and in the report, and perhaps a range of NVTX."""
+    """A phase on the host, with the same seconds in the trace and in the report, and a range of NVTX if requested."""
 
     __slots__ = ("_name", "_recorder", "_start")
 

@@ -1,4 +1,4 @@
-"""The report of a function that works in steps: the sum of what its products, factorisations and moves report."""
+"""The report of a function that works in steps: the sum of the reports of its products, factorisations and moves."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Result = TypeVar("Result")
 
 
 class Steps:
-    """What a function does, one step after another.
+    """The steps of a function, one after another, and their reports.
 
         steps = Steps(what="Solution of A X = B")
         Y = steps.did(forward(L, B))
         return steps.reported(steps.did(backward(U, Y)))
 
-    changes : fields of the report that are no sums.
+    changes : values of the fields of the report that are not sums.
     """
 
     def __init__(self, **changes: Any) -> None:
         self._changes, self.start, self._reports = changes, perf_counter(), list[Callable[[], Any]]()
 
     def did(self, result: Result) -> Result:
-        """Keep the report of the matrix that a step returned, and return it; an array has no report."""
+        """Keep the report of the matrix that a step returned, and return the matrix; an array has no report."""
         report: Any = getattr(result, "later_report", None)
         if report is not None:
             self._reports.append(report if callable(report) else lambda: report)
@@ -43,7 +43,7 @@ class Steps:
             self._reports.append(partial(total, steps.reports, perf_counter() - steps.start, **steps._changes))
 
     def reported(self, result: Result, **changes: Any) -> Result:
-        """Let the report of a matrix be that of all steps, and return it; an array has none."""
+        """Set the report of a matrix to the report of all steps, and return the matrix; an array gets no report."""
         if self._reports and hasattr(result, "later_report"):
             seconds = perf_counter() - self.start
             result.report = partial(total, self.reports, seconds, **self._changes | changes)  # type: ignore[attr-defined]
@@ -51,20 +51,20 @@ class Steps:
 
     @property
     def reports(self) -> tuple[Callable[[], Any], ...]:
-        """Functions that make the reports of the steps so far."""
+        """Functions that return the reports of the steps so far."""
         return tuple(self._reports)
 
     def after(self, report: Any) -> Callable[[], QRReport]:
-        """Return a function that makes a report to which the sums of these steps are added."""
+        """Return a function that returns `report` with the sums of these steps added."""
         reports = self.reports
         return lambda: report.after([make() for make in reports])
 
 
 def total(steps: Sequence[Callable[[], Any]], seconds: float, **changes: Any) -> AlgorithmReport:
-    """Return the sum of the reports that these functions make: a PanelReport, or of products alone a Report.
+    """Return the sum of the reports that these functions return: a Report if all are of products, else a PanelReport.
 
-    seconds : of all steps.   changes : other fields; with `what` it is a PanelReport of any steps.
-    What is no sum, such as the grid, is that of the first panel algorithm, or of the first product if there is none.
+    seconds : time of all steps.   changes : values of other fields; if `what` is one, the sum is always a PanelReport.
+    Fields that are not sums, such as the grid, come from the first panel algorithm or, without one, the first product.
     """
     reports = [step() for step in steps]
     algorithms = [x for x in reports if isinstance(x, AlgorithmReport)]
@@ -74,7 +74,7 @@ def total(steps: Sequence[Callable[[], Any]], seconds: float, **changes: Any) ->
         "seconds": seconds,
         "panels": sum(x.panels for x in algorithms),
         "predicted_seconds": sum(x.predicted_seconds for x in algorithms),
-        "lower_bound_words": 0.0,  # the sum of the steps' is none of what they do together
+        "lower_bound_words": 0.0,  # the sum of the bounds of the steps is no bound of the whole function
         "moves": sum(moves, ()),
     }
     if "what" not in changes and not isinstance(first, PanelReport):

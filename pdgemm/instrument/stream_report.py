@@ -1,4 +1,4 @@
-"""Measurements of a product in tiles, whose operands were read from files while it ran."""
+"""Measurements of a product in tiles, whose operands were read from files while the product ran."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pdgemm.support.text import counted, in_bytes, in_rate, in_seconds
 
 @dataclass(frozen=True)
 class StreamReport(InNotebook):
-    """A product from files to a file, of which only a tile and panels were in memory.  Bytes are those of all ranks.
+    """A product from files to a file, with only a tile of C and panels in memory.  Bytes are those of all ranks.
 
-    plan    : what was to be read and written (`Tiling.as_dict`).
-    bytes_read, bytes_written : as counted.
+    plan    : the planned reads and writes (`Tiling.as_dict`).
+    bytes_read, bytes_written : the counted bytes.
     read_wait, write_wait : seconds in which the slowest rank waited for its files, and did not multiply.
-    peak    : bytes of the largest resident set of a rank so far, with that of the interpreter and its libraries, and
-              with what it has read in the memory of others on its node.
-    saves   : checkpoints that were saved, and the seconds that it took.
-    checks  : of all products of panels on this rank, where they were compared with checksums.
+    peak    : bytes of the largest resident set of a rank so far, which includes the interpreter and its libraries, and
+              the memory of other ranks of the node that the rank has read in place.
+    saves, save_seconds : number of saved checkpoints, and the seconds that saving took.
+    checks  : the checksums of all products of panels on this rank; None: the products were not checked.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""from_dask() makes a matrix of a dask array, of which each rank computes a share of the chunks."""
+"""from_dask() makes a matrix from a dask array; each rank computes a share of the chunks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def from_dask(
     order: Order = "C",
     device: DeviceName = HOST,
 ) -> DistMatrix:
-    """Make a matrix of a dask array (m, n).  Collective over the grid.
+    """Make a matrix from a dask array (m, n).  Collective over the grid.
 
     array : the same dask.array.Array on every rank, whose chunks have known sizes.
     block, source, order, device : layout of the result, as in `DistMatrix.empty`.
 
-    Each chunk is computed once, by one rank, with the scheduler that dask is set to there, and its elements are moved
-    in one exchange.  A rank computes about 1 / ranks of the elements: chunks that follow each other, row by row.
-    Raises DTypeError, LayoutError, ArgumentError or DeviceError on every rank, as well as an exception in a chunk.
+    Each chunk is computed once, by one rank, with the scheduler of dask on this rank; then all elements are moved in
+    one exchange.  A rank computes about 1 / ranks of the elements: consecutive chunks in row-major order.
+    Raises DTypeError, LayoutError, ArgumentError or DeviceError, and any exception in a chunk, on every rank.
     """
     comm = communicator_of(grid)
     with together(comm) as arguments:
@@ -48,14 +48,14 @@ def from_dask(
     with together(comm):
         from dask import compute
 
-        found = compute(*(array.blocks[i, j] for i, j in mine))
-        blocks = [x if x.dtype == array.dtype else x.astype(array.dtype) for x in found]
+        computed_chunks = compute(*(array.blocks[i, j] for i, j in mine))
+        blocks = [x if x.dtype == array.dtype else x.astype(array.dtype) for x in computed_chunks]
     layout: dict[str, Any] = {"block": block, "source": source, "order": order, "device": device}
     return from_blocks(blocks, grid=grid, rows=rows, cols=cols, shape=array.shape, **layout)
 
 
 def _checked(array: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the chunks of the rows and of the columns."""
+    """Return the lengths of the chunks of rows and of the chunks of columns, after checking the array."""
     if not hasattr(array, "dask") or not hasattr(array, "chunks"):
         raise DTypeError(
             f"from_dask takes a dask array, got {type(array).__name__}; other arrays: DistMatrix.from_global"
@@ -70,7 +70,7 @@ def _checked(array: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _share(chunks: tuple[tuple[int, ...], tuple[int, ...]], rank: int, ranks: int) -> list[tuple[int, int]]:
-    """Return the chunks of a rank: those whose middle is in its share of all elements, which follow each other."""
+    """Return a rank's chunks (i, j), consecutive: the middle of each chunk is in the rank's share of all elements."""
     numbers = list(product(range(len(chunks[0])), range(len(chunks[1]))))
     sizes = np.array([chunks[0][i] * chunks[1][j] for i, j in numbers], np.int64)
     middles = sizes.cumsum() - sizes / 2

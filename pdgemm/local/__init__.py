@@ -1,4 +1,4 @@
-"""What one rank computes alone: arrays and their elements, and the BLAS and LAPACK that multiply and factor them.
+"""The work of one rank alone: arrays and their elements, and the BLAS and LAPACK that multiply and factor them.
 
-Knows no grid and no message, and imports `errors` alone.
+The folder knows no grid and no message, and imports only `errors` and `names`.
 """

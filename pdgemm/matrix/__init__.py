@@ -1,7 +1,7 @@
-"""`DistMatrix`: a matrix that is distributed over a process grid, its views, and what NumPy's functions do with it.
+"""`DistMatrix`: a matrix that is distributed over a process grid, its views, and NumPy's functions of it.
 
-`matrix_base` has layout and views, `constructors`, `reductions`, `numpy_functions`, `numpy_linalg` and
-`array_functions` the methods and protocols; `batch` many small matrices, `gather` a matrix on one rank, `residual`
-the check of a product, and `argument_checks` what one rank can see is wrong with arguments.  Imports `transport` and
-what stands below it.
+`matrix_base` has the layout and the views; `constructors`, `reductions`, `numpy_functions`, `numpy_linalg` and
+`array_functions` have the methods and NumPy's protocols; `local_arrays` allocates, `gather` moves whole matrices to one
+rank or to all, `batch` has many small matrices, `residual` checks a product, and `argument_checks` has the checks that
+a rank makes by itself.  The folder imports `transport` and the folders below it.
 """

@@ -26,13 +26,13 @@ _KINDS = "sums must be of the same kind (integer, real, complex) as C, and A and
 
 
 def communicator(**matrices: object) -> MPI.Intracomm:
-    """Return the communicator of the first matrix whose grid is not freed: the ranks compare their arguments on it.
+    """Return the communicator over which the ranks compare their arguments: that of the first grid that is not freed.
 
-    Raises DTypeError where no argument is a matrix: on this rank alone, because there are no ranks to agree with.
+    Raises DTypeError where no argument is a matrix: on this rank alone, because the rank has no communicator.
     """
-    found = [x.grid.comm for x in matrices.values() if isinstance(x, DistMatrix)]
-    if found:
-        return next(filter(None, found), found[0])
+    communicators = [x.grid.comm for x in matrices.values() if isinstance(x, DistMatrix)]
+    if communicators:
+        return next(filter(None, communicators), communicators[0])
     name, x = next(iter(matrices.items()))
     raise _no_matrix(name, x)
 
@@ -42,18 +42,18 @@ def _no_matrix(name: str, x: object) -> DTypeError:
     return DTypeError(f"{name} must be a DistMatrix, got {type(x).__name__}{distribute}")
 
 
-def check_matrices(**given: object) -> None:
+def check_matrices(**matrices: object) -> None:
     """Raise DTypeError for an argument that is not a matrix, GridError for a matrix whose grid was freed."""
-    for name, x in given.items():
+    for name, x in matrices.items():
         if not isinstance(x, DistMatrix):
             raise _no_matrix(name, x)
         check_not_freed(x.grid.comm)
 
 
 def last_may_be_missing(function: F) -> F:
-    """Let a function be called without the last argument that it requires, as None; its signature shows no default.
+    """Let callers omit the last required argument of a function, which is then None; the signature shows no default.
 
-    So the call reaches its own checks, which say more than Python does: `pdgemm(A, B)` lacks alpha, and not B.
+    Then the function's own checks run, whose messages say more than Python's: `pdgemm(A, B)` lacks alpha, and not B.
     """
     changed: Any = function
     changed.__signature__ = signature(function)
@@ -72,7 +72,7 @@ def check_alpha(alpha: object) -> None:
 def as_scalar(value: Any, dtype: np.dtype, name: str) -> Any:
     """Return alpha or beta as a number of the kind of `dtype`.
 
-    Raises DTypeError for another kind, ArgumentError for a finite number that the arithmetic of the type does not hold.
+    Raises DTypeError for another kind, ArgumentError for a finite number that overflows in the arithmetic of the type.
     """
     value = value[()] if type(value) is np.ndarray and value.ndim == 0 else value
     if dtype.kind == "f" and type(value) in (int, float) and abs(value) < 1e38:
@@ -102,7 +102,7 @@ def as_real(value: object, name: str, above: float = -np.inf) -> float:
     """Return a real number, neither NaN nor infinite, that is larger than `above`.  Raises ArgumentError."""
     number = np.nan
     if isinstance(value, Real) and not isinstance(value, bool):
-        with suppress(OverflowError):  # an integer of more digits
+        with suppress(OverflowError):  # an integer too large for a float
             number = float(value)
     if not (np.isfinite(number) and number > above):
         raise ArgumentError(
@@ -141,7 +141,7 @@ def op_letter(trans: str, name: str) -> str:
 def accumulation(
     a: np.dtype, b: np.dtype, c: np.dtype, requested: Any, compute_type: Any = None
 ) -> tuple[np.dtype, str]:
-    """Return the type in which products of a and b are accumulated, and the type that these are rounded to, or ""."""
+    """Return the type in which products of a and b are accumulated, and the type to which these are rounded, or ""."""
     if compute_type is not None:
         as_name(compute_type, "compute_type", dtypes.COMPUTE)
     return _accumulation(a, b, c, None if requested is None else dtypes.element_type(requested), compute_type)
@@ -151,7 +151,7 @@ def accumulation(
 def _accumulation(
     a: np.dtype, b: np.dtype, c: np.dtype, requested: np.dtype | None, compute_type: str | None
 ) -> tuple[np.dtype, str]:
-    """Return what `accumulation` returns, of a type that was checked.  Raises DTypeError."""
+    """Return the result of `accumulation` for a requested type that was checked.  Raises DTypeError."""
     if compute_type is None:
         accumulate = dtypes.arithmetic(a, b, c) if requested is None else requested
     else:
@@ -183,19 +183,19 @@ def check_result(name: str, C: DistMatrix, operands: Mapping[str, DistMatrix]) -
 
 
 def same_memory(x: Array, y: Array) -> bool:
-    """Do two arrays have the same elements at the same addresses?"""
+    """Return whether two arrays have the same elements at the same addresses."""
     return x.size == y.size == 0 or (
         (address(x), x.shape, x.strides, x.dtype) == (address(y), y.shape, y.strides, y.dtype)
     )
 
 
 def overlap(x: Array, y: Array) -> bool:
-    """Do two arrays share memory?  True where that is not known."""
+    """Return whether two arrays share memory; True if the exact test takes too long and their bounds overlap."""
     x, y = shadow(x), shadow(y)
     try:
         return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
-        return np.may_share_memory(x, y)  # compares bounds only
+        return np.may_share_memory(x, y)  # compares address bounds only
 
 
 def check_devices(A: DistMatrix, B: DistMatrix, C: DistMatrix | None) -> None:
@@ -218,7 +218,7 @@ def check_product(A: DistMatrix, B: DistMatrix, C: DistMatrix) -> None:
 
 
 def check_dtype(name: str, x: DistMatrix, supported: tuple[np.dtype, ...]) -> None:
-    """Raise DTypeError for another element type, LayoutError for a local array that is too large for BLAS."""
+    """Raise DTypeError for an unsupported element type, LayoutError for a local array that is too large for BLAS."""
     local = x.stored
     if local.dtype not in supported or not local.dtype.isnative:
         raise DTypeError(

@@ -1,7 +1,7 @@
-"""NumPy's functions of matrices: those that are not methods; and operands that are brought to one layout and shape.
+"""NumPy's functions of matrices that are not methods, and the redistribution of operands to one layout and shape.
 
-FUNCTIONS has them by NumPy's names.  Arguments that a function has not are refused by `numpy_functions`.  All are
-collective over the grid, and operands may have any layouts and be broadcast as in elementwise operations.
+FUNCTIONS maps NumPy's names to functions.  `numpy_functions` refuses arguments that a function does not take.  All
+functions are collective over the grid; operands may have any layouts and are broadcast as in elementwise operations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOT_GIVEN: Any = object()
 
 
 def type_of(x: Any) -> Any:
-    """Return the type of a matrix or of an array; a number is returned as it is."""
+    """Return the element type of a matrix or of an array; a number is returned unchanged."""
     if isinstance(x, MatrixBase) or (devices.of(x) and np.ndim(x)):
         return x.dtype
     if np.ndim(x) or isinstance(x, np.ma.MaskedArray):
@@ -39,13 +39,13 @@ def type_of(x: Any) -> Any:
 
 
 def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> tuple[list[Any], MatrixBase, list[Any]]:
-    """Return this rank's part of operands that differ in layout or shape, a matrix of the result's layout, and reports.
+    """Return the local parts of operands that differ in layout or shape, a matrix of the result's layout, and reports.
 
-    Matrices are redistributed to the layout of `out`, or else of the first one of the shape of the result; rows,
-    columns and arrays are given to every rank, which takes its part of them.  Collective.
+    Matrices are redistributed to the layout of `out`, or else of the first matrix of the result's shape.  A matrix of
+    one row or column is gathered on every rank, and each rank takes its part of it, as of an array.  Collective.
     """
     matrices = [x for x in (*inputs, out) if isinstance(x, MatrixBase)]
-    if any(isinstance(x, np.matrix) for x in inputs):  # by its type, so on all ranks
+    if any(isinstance(x, np.matrix) for x in inputs):  # a matter of type, so all ranks raise
         raise TypeError(f"{name} of a DistMatrix and a numpy.matrix, whose * is a product: pass numpy.asarray(x)")
     inputs = [x if isinstance(x, MatrixBase) or not np.ndim(x) else to_host(devices.adopted(x)) for x in inputs]
     shapes = [x.shape if isinstance(x, MatrixBase) else np.shape(x) for x in inputs]
@@ -53,14 +53,14 @@ def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> t
         arguments += [name, *shapes, *(x.distribution for x in matrices)]
         arrays = [np.asarray(x) for x in inputs if not isinstance(x, MatrixBase)]
         arguments += [described_elements(x) for x in arrays]
-        told = " and ".join(str(getattr(x, "distribution", None) or f"an array of shape {np.shape(x)}") for x in inputs)
+        text = " and ".join(str(getattr(x, "distribution", None) or f"an array of shape {np.shape(x)}") for x in inputs)
         try:
             shape = np.broadcast_shapes(*shapes)
         except ValueError:
-            raise LayoutError(f"{name}: {told} cannot be broadcast to one shape") from None
+            raise LayoutError(f"{name}: {text} cannot be broadcast to one shape") from None
         if len(shape) != 2 or (out is not None and out.shape != shape):
             there = "a matrix has two dimensions" if out is None else f"out is {out.distribution}"
-            raise LayoutError(f"{name} of {told} has the shape {shape}, and {there}")
+            raise LayoutError(f"{name} of {text} has the shape {shape}, and {there}")
         alike = [x for x in (out, *matrices) if x is not None and x.shape == shape]
         like = alike[0] if alike else _crossed(matrices, shape)
         for x in matrices:
@@ -83,13 +83,13 @@ def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> t
 
 
 def part_of_broadcast(array: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-    """Return rows and columns of an array that is broadcast to a matrix: of one row or column, all there is of it."""
+    """Return rows and columns of an array that is broadcast to a matrix; a dimension of length 1 is returned whole."""
     whole = np.atleast_2d(array)
     return whole[rows if len(whole) > 1 else slice(None)][:, cols if whole.shape[1] > 1 else slice(None)]
 
 
 def _crossed(matrices: Sequence[MatrixBase], shape: tuple[int, int]) -> MatrixBase:
-    """Return a matrix for the layout of a shape that no operand has: the rows of one, the columns of another."""
+    """Return an empty matrix with a layout for a shape that no operand has: rows of one operand, columns of another."""
     grid = matrices[0].grid
     rows = next((x.distribution.rows for x in matrices if x.shape[0] == shape[0] and x.grid.same_as(grid)), None)
     cols = next((x.distribution.cols for x in matrices if x.shape[1] == shape[1] and x.grid.same_as(grid)), None)
@@ -100,16 +100,16 @@ def _crossed(matrices: Sequence[MatrixBase], shape: tuple[int, int]) -> MatrixBa
 
 # ---------------------------------------------------------------- NumPy's functions
 def _elementwise(name: str, act: Callable[..., Any], *operands: Any) -> Any:
-    """Apply a function of NumPy's to elements, on the host."""
+    """Apply a NumPy function to the elements of matrices on the host."""
     matrices = [x for x in operands if isinstance(x, MatrixBase)]
     if any(x.device != devices.HOST for x in matrices):
         raise TypeError(f"numpy.{name} is not available for a DistMatrix on a device: copy it first, A.to_host()")
     element_type(act(*(np.ones(1, type_of(x)) if isinstance(type_of(x), np.dtype) else x for x in operands)).dtype)
     parts, like, reports = fitted(name, operands)
-    made = type(matrices[0])(np.ascontiguousarray(act(*parts)), like.grid, like.distribution)
+    result = type(matrices[0])(np.ascontiguousarray(act(*parts)), like.grid, like.distribution)
     if reports:
-        made.report = reports[0] if len(reports) == 1 else tuple(reports)
-    return made
+        result.report = reports[0] if len(reports) == 1 else tuple(reports)
+    return result
 
 
 def where(condition: Any, x: Any, y: Any) -> Any:
@@ -129,12 +129,12 @@ def nan_to_num(x: Any, *, nan: float = 0.0, posinf: Any = None, neginf: Any = No
 
 
 def clip(a: Any, a_min: Any = _NOT_GIVEN, a_max: Any = _NOT_GIVEN, *, min: Any = None, max: Any = None) -> Any:
-    """Return the elements between two limits, either of which may be None."""
+    """Return the elements limited to an interval; either limit may be None."""
     if (a_min is _NOT_GIVEN) != (a_max is _NOT_GIVEN):
         raise TypeError("numpy.clip of a DistMatrix takes both limits, one of which may be None, or min= and max=")
     least, most = (min, max) if a_min is _NOT_GIVEN else (a_min, a_max)
-    made = a.copy() if least is None else np.maximum(a, least)
-    return made if most is None else np.minimum(made, most)
+    result = a.copy() if least is None else np.maximum(a, least)
+    return result if most is None else np.minimum(result, most)
 
 
 def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
@@ -162,17 +162,17 @@ def tril(m: Any, k: int = 0) -> Any:
 
 
 def _cleared(m: Any, where: Staircase) -> Any:
-    """Return a copy of m with zeros in a triangle."""
-    made = m.copy()
+    """Return a copy of m with zeros in the elements of a staircase."""
+    result = m.copy()
     for rows, cols, _ in where.tiles(0):
-        scale(0, made.stored[rows, cols])
-    return made
+        scale(0, result.stored[rows, cols])
+    return result
 
 
 def full_like(a: Any, fill_value: Any, dtype: Any = None) -> Any:
-    made = empty_like(a, dtype)
-    made.local[...] = made.dtype.type(fill_value)
-    return made
+    result = empty_like(a, dtype)
+    result.local[...] = result.dtype.type(fill_value)
+    return result
 
 
 def empty_like(prototype: Any, dtype: Any = None) -> Any:
@@ -190,7 +190,7 @@ def inner(a: Any, b: Any) -> Any:
 
 
 def outer(a: Any, b: Any) -> Any:
-    """The matrix a_i b_j of columns or rows, which are matrices, and of arrays that are on every rank."""
+    """Return the matrix a_i b_j of two vectors: matrices of one column or row, or arrays that are on every rank."""
     matrix = a if isinstance(a, MatrixBase) else b
     with together(matrix.grid.comm):
         column, row = _column(a), _column(b).T
@@ -210,7 +210,7 @@ def vdot(a: Any, b: Any) -> Any:
 
 
 def einsum(subscripts: str, *operands: Any) -> Any:
-    """Sums of two matrices over one index, or over none or both if they have the same."""
+    """Return a product of two matrices, summed over one common index, or over none, one or both of two."""
     left, _, result = str(subscripts).replace(" ", "").partition("->")
     names = left.split(",")
     if "->" not in subscripts:
@@ -222,19 +222,19 @@ def einsum(subscripts: str, *operands: Any) -> Any:
         if len(common) == 1 and set(result) == set(names[0]) ^ set(names[1]):
             (k,) = common
             a, b = (a if names[0][1] == k else a.T), (b if names[1][0] == k else b.T)
-            made = a @ b
-            return made if result[0] in names[0] else made.T
+            product = a @ b
+            return product if result[0] in names[0] else product.T
         if len(common) == 2 and set(result) <= common:
-            made = np.multiply(a, b if names[0] == names[1] else b.T)
+            product = np.multiply(a, b if names[0] == names[1] else b.T)
             if len(result) == 2:
-                return made if result == names[0] else made.T
-            return made.sum(axis=None if not result else 1 - names[0].index(result))
+                return product if result == names[0] else product.T
+            return product.sum(axis=None if not result else 1 - names[0].index(result))
     known = "'ij,jk->ik', 'ij,ij->ij', 'ij,ij->i' or 'ij,ij->'"
     raise TypeError(f"numpy.einsum of a DistMatrix multiplies two matrices, as in {known}; got {subscripts!r}")
 
 
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
-    """Matrices side by side, in the blocks of the first."""
+    """Return matrices joined along an axis, in the blocks of the first matrix."""
     first: Any = next(x for x in arrays if isinstance(x, MatrixBase))
     with together(first.grid.comm) as arguments:
         if axis not in (0, 1, -1, -2) or not all(isinstance(x, MatrixBase) for x in arrays):
@@ -244,17 +244,17 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
         arguments += ["concatenate", axis, *(x.distribution for x in arrays)]
         axis = axis % 2
         if any(x.shape[1 - axis] != first.shape[1 - axis] or x.device != first.device for x in arrays):
-            told = " and ".join(f"{x.distribution} on {x.device}" for x in arrays)
-            raise LayoutError(f"these matrices do not fit side by side along axis {axis}: {told}")
+            text = " and ".join(f"{x.distribution} on {x.device}" for x in arrays)
+            raise LayoutError(f"these matrices do not fit side by side along axis {axis}: {text}")
     shape = [*first.shape]
     shape[axis] = sum(x.shape[axis] for x in arrays)
     dtype = np.result_type(*(x.dtype for x in arrays))
-    made = type(first).empty(tuple(shape), grid=first.grid, block=first.block, dtype=dtype, device=first.device)
+    result = type(first).empty(tuple(shape), grid=first.grid, block=first.block, dtype=dtype, device=first.device)
     start = 0
     for x in arrays:
         part = slice(start, start := start + x.shape[axis])
-        x.redistribute(made[part, :] if axis == 0 else made[:, part])
-    return made
+        x.redistribute(result[part, :] if axis == 0 else result[:, part])
+    return result
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
@@ -264,7 +264,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
 
 
 def _dtype(dtypes: Any) -> np.dtype:
-    """Return a type; that of a matrix is not meant."""
+    """Return an element type.  Raises TypeError for a matrix: its dtype is not meant."""
     if isinstance(dtypes, MatrixBase):
         raise TypeError("a DistMatrix is not an element type")
     return element_type(dtypes)
@@ -281,7 +281,7 @@ def flip(m: Any, axis: int | None = None) -> Any:
 
 
 def roll(a: Any, shift: int, axis: int) -> Any:
-    """Return the matrix with its rows, or its columns, moved on by `shift` places.  Collective."""
+    """Return the matrix with its rows, or its columns, rolled by `shift` places.  Collective."""
     at = _axis_of(a, axis)
     with together(a.grid.comm):
         indices = np.roll(np.arange(a.shape[at]), index(shift))

@@ -1,6 +1,6 @@
 """Batch: many independent matrices, distributed over the ranks item by item, each whole on one rank.
 
-Items of one shape are stored as one stack, items of differing shapes as a list, which `balance` distributes by flops.
+Items of one shape are stored as one stack, items of different shapes as a list; `balance` distributes by flops.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ Items = Any  # an array (items, rows, columns), or a list of matrices
 
 @dataclass(frozen=True)
 class BatchReport:
-    """What one rank did in one batched product."""
+    """The report of one rank about one batched product."""
 
     items: int  # total over all ranks
     flops: int  # total over all ranks
     local_flops: int
     seconds: float
-    imbalance: float  # most flops of any rank / their mean over the ranks
+    imbalance: float  # flops of the busiest rank / mean flops of the ranks
 
     def __str__(self) -> str:
         rate = in_rate(self.local_flops / self.seconds if self.seconds else 0.0)
@@ -54,13 +54,13 @@ class BatchReport:
 class Batch:
     """Independent matrices of one dtype, each whole on one rank of `comm`.
 
-    owner  : (items), the rank of each; shapes : (items, 2), rows and columns.  Read-only, the same on all ranks.
+    owner  : (items), the owner of each item; shapes : (items, 2), rows and columns.  Read-only, the same on all ranks.
     items  : this rank's matrices by ascending number: an array (items, rows, columns) where all matrices of all
              ranks have one shape, else a list.  Changing their elements changes the batch.
-    device : the `pdgemm.local.arrays.device.Device` that they are on; None: on the host.
-    report : what the product that made this batch did, a BatchReport, or None.
+    device : the `pdgemm.local.arrays.device.Device` of the matrices; None: they are on the host.
+    report : the BatchReport of the product that computed this batch, or None.
 
-    Make one by `from_local` or `from_global`.
+    Make a batch by `from_local` or `from_global`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Batch:
         comm: MPI.Comm,
         device: Device | None = None,
     ) -> None:
-        """Make a batch of this rank's items.  Local, and nothing is checked: use `from_local`."""
+        """Make a batch of this rank's items without checking them.  Local; `from_local` checks."""
         self.device = device
         shapes.flags.writeable = owner.flags.writeable = False
         self.items, self.shapes, self.owner, self.dtype, self.comm = items, shapes, owner, dtype, comm
@@ -83,19 +83,19 @@ class Batch:
         """Make a batch of each rank's own matrices, numbered rank after rank.  Collective over `comm`.
 
         items : (items, rows, columns), or a sequence of matrices, rows or columns contiguous, the same dtype on all
-                ranks.  Only a sequence of matrices that are all of one shape is copied.  NumPy's or a device's, as
-                in `DistMatrix.from_local`; the same on all ranks.
+                ranks.  Only a sequence of matrices that are all of one shape is copied.  All arrays of all ranks are
+                on the host, or all on one device, as in `DistMatrix.from_local`.
         """
         with together(watched(comm)) as arguments:
             arguments.append("Batch.from_local")
-            given, shapes, dtype = _parsed(items)
+            matrices, shapes, dtype = _parsed(items)
             names = set[str]()
-            for x in given if isinstance(given, list) else [given]:
+            for x in matrices if isinstance(matrices, list) else [matrices]:
                 names.add(devices.name_of(x))
                 if device := devices.of(x):
                     device.check(x)
             try:
-                for x in given if isinstance(given, list) else given[:1]:
+                for x in matrices if isinstance(matrices, list) else matrices[:1]:
                     leading(x)
             except ValueError as bad:
                 raise LayoutError(f"{bad}; pass numpy.ascontiguousarray") from None
@@ -104,7 +104,7 @@ class Batch:
             shapes, dtype = np.concatenate([x[0] for x in parts]), _one_dtype({x[1] for x in parts if x[1] is not None})
             device = _one_device(set().union(*(x[2] for x in parts)))
             owner = np.repeat(np.arange(comm.size), [len(x) for x, *_ in parts])
-            return cls(_arranged(given, shapes, dtype, device), shapes, owner, dtype, comm, device)
+            return cls(_arranged(matrices, shapes, dtype, device), shapes, owner, dtype, comm, device)
 
     @classmethod
     def from_global(
@@ -117,12 +117,12 @@ class Batch:
     ) -> Batch:
         """Make a batch of matrices that are the same on every rank; each rank copies its own.  Collective over `comm`.
 
-        owner : (items), ranks, such as `balance` gives; by default contiguous blocks of equal size.
-        check : compare a checksum of all items among the ranks, which reads them once, as in `DistMatrix.from_global`.
+        owner : (items), the rank of each item, such as `balance` returns; by default contiguous blocks of equal size.
+        check : compare a checksum of all items, each read once, among the ranks, as in `DistMatrix.from_global`.
         """
         with together(watched(comm)) as arguments:
-            given, shapes, dtype = _parsed(items)
-            if any(devices.of(x) for x in (given if isinstance(given, list) else [given])):
+            matrices, shapes, dtype = _parsed(items)
+            if any(devices.of(x) for x in (matrices if isinstance(matrices, list) else [matrices])):
                 raise DeviceError("from_global takes arrays on the host: use Batch.from_local for arrays on a device")
             numbers, dtype = np.arange(len(shapes)), _one_dtype({dtype} - {None})
             owners = BlockCyclic.even(len(shapes), comm.size).owner(numbers) if owner is None else np.array(owner)
@@ -132,9 +132,9 @@ class Batch:
             arguments.append(f"Batch.from_global of {len(shapes)} items of {dtype}")
             arguments.append(f"checksum {crc32(shapes.tobytes() + owners.tobytes())}")
             if check and comm.size > 1:
-                arguments.append(described_elements(*given))
+                arguments.append(described_elements(*matrices))
             own = np.flatnonzero(owners == comm.rank)
-            taken = given[own] if isinstance(given, np.ndarray) else [given[number].copy() for number in own]
+            taken = matrices[own] if isinstance(matrices, np.ndarray) else [matrices[number].copy() for number in own]
             return cls(_arranged(taken, shapes, dtype), shapes, owners, dtype, comm)
 
     def __len__(self) -> int:
@@ -181,9 +181,9 @@ class Batch:
             cuts = [np.cumsum([0, *self.shapes[part].prod(axis=1)]) for part in numbers]
             own = np.concatenate([np.empty(0, self.dtype), *(np.ravel(devices.to_host(x)) for x in arrays(self))])
             whole: Items = empty_items(self.shapes, self.shapes, self.dtype) if rank == root else None
-            room = np.empty(max(cut[-1] for cut in cuts), self.dtype) if rank == root else own
+            buffer = np.empty(max(cut[-1] for cut in cuts), self.dtype) if rank == root else own
         for source, (part, cut) in enumerate(zip(numbers, cuts)):
-            words = own if source == rank else room[: cut[-1]]
+            words = own if source == rank else buffer[: cut[-1]]
             for piece in slabs(len(words), 1, PIECE_BYTES // words.itemsize):
                 if source != root and rank == source:
                     self.comm.Send(dtypes.wire(words[piece]), root)
@@ -200,10 +200,10 @@ class Batch:
 def balance(sizes: Sequence[tuple[int, int, int]], parts: int) -> np.ndarray:
     """Return the owner of each product, 0 <= owner < parts, so that all owners have about the same number of flops.
 
-    sizes : (m, n, k) of each.  The largest products are assigned first, each to the owner with the fewest flops so
-            far, the lowest of equals; of equally large products the first comes first.
+    sizes : (m, n, k) of each product.  Products are assigned from the largest to the smallest, equally large products
+            in order, each to the owner with the fewest flops so far, the lowest of several.
 
-    The owner with most flops has at most 4/3 - 1/(3 parts) times as many as in the best distribution.
+    The busiest owner has at most 4/3 - 1/(3 parts) times as many flops as the busiest owner in the best distribution.
     Raises ArgumentError.
     Graham, Bounds on multiprocessing timing anomalies, SIAM J. Appl. Math. 17(2), 1969.
 
@@ -214,7 +214,7 @@ def balance(sizes: Sequence[tuple[int, int, int]], parts: int) -> np.ndarray:
     parts = as_count(parts, "parts", 1)
     flops = [gemm_flops(as_count(m, "m", 0), as_count(n, "n", 0), as_count(k, "k", 0)) for m, n, k in sizes]
     owner = np.zeros(len(flops), np.intp)
-    load = [(0, part) for part in range(min(parts, len(flops)))]  # owners beyond these get nothing
+    load = [(0, part) for part in range(min(parts, len(flops)))]  # further owners get no product
     for item in sorted(range(len(flops)), key=lambda item: -flops[item]):
         least, part = load[0]
         owner[item] = part
@@ -228,18 +228,18 @@ def arrays(x: Batch) -> list[np.ndarray]:
 
 
 def _parsed(items: Any) -> tuple[Items, np.ndarray, np.dtype | None]:
-    """Return the matrices, their shapes and their dtype, which is None where there is no matrix."""
+    """Return the matrices, their shapes and their dtype; the dtype of an empty list is None."""
     if not isinstance(items, (list, tuple)) and hasattr(items, "ndim"):
         items = devices.adopted(items)
         if items.ndim != 3:
             raise LayoutError(f"a stack of matrices is (items, rows, columns), got shape {items.shape}")
         return items, np.full((len(items), 2), items.shape[1:]), _one_dtype({items.dtype})
-    given = [devices.adopted(x) for x in items]
-    for number, x in enumerate(given):
+    matrices = [devices.adopted(x) for x in items]
+    for number, x in enumerate(matrices):
         if x.ndim != 2:
             raise LayoutError(f"item {number} is not a matrix, but has shape {x.shape}")
-    shapes = np.array([x.shape for x in given], int).reshape(-1, 2)
-    return given, shapes, _one_dtype({x.dtype for x in given}) if given else None
+    shapes = np.array([x.shape for x in matrices], int).reshape(-1, 2)
+    return matrices, shapes, _one_dtype({x.dtype for x in matrices}) if matrices else None
 
 
 def _one_dtype(types: set[Any]) -> np.dtype:

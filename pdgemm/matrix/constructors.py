@@ -1,4 +1,4 @@
-"""Constructors: the ways to make a DistMatrix, all of them collective over its grid."""
+"""Constructors: the class methods that make a DistMatrix, all collective over its grid."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Constructors(MatrixBase):
     ) -> Self:
         """Make a matrix whose elements are not initialised.  Collective over the grid.
 
-        grid   : by default one of all ranks, `pdgemm.grids.process_grid.default_grid()`.
+        grid   : by default a grid of all ranks, `pdgemm.grids.process_grid.default_grid()`.
         dtype  : bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, complex64 or complex128.
         block  : mb = nb, or (mb, nb); by default one block per rank.
         source : grid coordinates (rsrc, csrc) of the rank that owns the first block.
@@ -72,7 +72,7 @@ class Constructors(MatrixBase):
         order: Order,
         device: DeviceName,
     ) -> Self:
-        """Return `empty` for the constructor of this name, which a message says where ranks disagree."""
+        """Return a matrix as `empty` does; an error about different arguments of ranks names the constructor `name`."""
         grid = default_grid() if grid is None else grid
         where = device_on(grid, device)
         with together(grid.comm) as arguments:
@@ -93,8 +93,8 @@ class Constructors(MatrixBase):
         device: DeviceName = devices.HOST,
     ) -> Self:
         """Make a matrix of zeros.  Collective over the grid; arguments as for `empty`."""
-        made = cls._allocated("zeros", shape, grid, block, dtype, source, order, device)
-        return made._filled("zeros", element_function("zeros", 0, np.dtype("d")))
+        matrix = cls._allocated("zeros", shape, grid, block, dtype, source, order, device)
+        return matrix._filled("zeros", element_function("zeros", 0, np.dtype("d")))
 
     @classmethod
     def eye(
@@ -110,8 +110,8 @@ class Constructors(MatrixBase):
     ) -> Self:
         """Make a matrix with 1 on the main diagonal and 0 elsewhere, n x n or of a given shape.  Collective."""
         shape = n if isinstance(n, tuple) else (n, n)
-        made = cls._allocated("eye", shape, grid, block, dtype, source, order, device)
-        return made._filled("eye", element_function("eye", 0, np.dtype("d")))
+        matrix = cls._allocated("eye", shape, grid, block, dtype, source, order, device)
+        return matrix._filled("eye", element_function("eye", 0, np.dtype("d")))
 
     @classmethod
     def ones(
@@ -144,7 +144,7 @@ class Constructors(MatrixBase):
     ) -> Self:
         """Make a matrix of one number.  Collective over the grid; arguments as for `empty`.
 
-        dtype : by default the type that NumPy gives the number.
+        dtype : by default NumPy's type of the number.
         """
         grid = default_grid() if grid is None else grid
         with together(communicator_of(grid)) as arguments:
@@ -185,9 +185,9 @@ class Constructors(MatrixBase):
 
         def element(i: np.ndarray, j: np.ndarray) -> np.ndarray:
             on = j - i == k
-            found = np.zeros(on.shape, wanted)
-            found[on] = vector[np.broadcast_to(np.minimum(i, j), on.shape)[on]]
-            return found
+            elements = np.zeros(on.shape, wanted)
+            elements[on] = vector[np.broadcast_to(np.minimum(i, j), on.shape)[on]]
+            return elements
 
         layout: Any = {"grid": grid, "block": block, "source": source, "order": order, "device": device}
         return cls.empty((n, n), dtype=wanted, **layout)._filled("diag", element)
@@ -208,15 +208,15 @@ class Constructors(MatrixBase):
     ) -> Self:
         """Make a matrix of random numbers, which depend on the seed but not on grid and layout.  Collective.
 
-        kind : "uniform" on [0, 1), of int8 on -128 to 127, or "normal" with mean 0 and variance 1; other arguments as
+        kind : "uniform" on [0, 1), for int8 on -128 to 127, or "normal" with mean 0 and variance 1; other arguments as
                for `empty`.
         """
         grid = default_grid() if grid is None else grid
         with together(communicator_of(grid)) as arguments:
             f = element_function(as_name(kind, "kind", get_args(RandomKind)), seed, element_type(dtype))
             arguments += ["DistMatrix.random", f"seed={seed}", kind]
-        made = cls._allocated("random", shape, grid, block, dtype, source, order, device)
-        return made._filled("random", f)
+        matrix = cls._allocated("random", shape, grid, block, dtype, source, order, device)
+        return matrix._filled("random", f)
 
     @classmethod
     def from_function(
@@ -233,14 +233,14 @@ class Constructors(MatrixBase):
     ) -> Self:
         """Make the matrix A[i, j] = f(i, j).  Collective over the grid; no element is sent; arguments as for `empty`.
 
-        f : called with integer arrays i of shape (r, 1) and j of shape (1, c); returns something that
-            broadcasts to (r, c).  An exception in f on any rank is raised on all.
+        f : called with integer arrays i of shape (r, 1) and j of shape (1, c); returns a value that
+            broadcasts to (r, c).  An exception in f on any rank is raised on all ranks.
         """
-        made = cls._allocated("from_function", shape, grid, block, dtype, source, order, device)
-        return made._filled("from_function", f)
+        matrix = cls._allocated("from_function", shape, grid, block, dtype, source, order, device)
+        return matrix._filled("from_function", f)
 
     def _filled(self, name: str, f: ElementFunction) -> Self:
-        """Set the elements of a new matrix, and return it.  Collective."""
+        """Set the elements of a new matrix by f, and return the matrix.  Collective."""
         with together(self.grid.comm) as arguments:
             arguments.append(f"DistMatrix.{name}")
             host = self.local if self.device == devices.HOST else np.empty(self.local.shape, self.dtype)
@@ -264,15 +264,15 @@ class Constructors(MatrixBase):
 
         local : of shape `local_shape` for this layout, rows or columns contiguous, the same dtype on all ranks.
                 An array of NumPy's or CuPy's, or of any library that exports its memory by DLPack or
-                `__cuda_array_interface__` (PyTorch, JAX); the matrix is on the device that the array is on.
+                `__cuda_array_interface__` (PyTorch, JAX); the matrix is on the device of the array.
         """
         grid = default_grid() if grid is None else grid
         comm = communicator_of(grid)
         with together(comm) as arguments:
             layout = distribution_on(grid, shape, block, source)
             array = devices.adopted(local)
-            if found := devices.of(array):
-                found.check(array)
+            if device := devices.of(array):
+                device.check(array)
             arguments += ["DistMatrix.from_local", layout, element_type(array.dtype), devices.name_of(array)]
             if array.shape != layout.local_shape(grid.coords):
                 raise LayoutError(
@@ -285,7 +285,7 @@ class Constructors(MatrixBase):
                 raise LayoutError(f"{bad}; pass numpy.ascontiguousarray(local)") from None
         where = device_on(grid, devices.name_of(array))
         memory = devices.shared_memory(where, grid)
-        # an empty array, a row or a column has both orders: the other ranks decide
+        # an empty array, a row or a column is in both orders: the arrays of the other ranks decide
         properties = comm.allgather(
             (memory_order(array), not array.size or memory.lies_here(array), where is None or where.addressable(array))
         )
@@ -311,14 +311,14 @@ class Constructors(MatrixBase):
     ) -> Self:
         """Distribute a whole matrix.  Collective over the grid.
 
-        array : (m, n), the same on every rank, each of which copies its part; or, with `root`, on that rank only,
-                which sends the other ranks their parts.  Numbers in any byte order; a masked array is refused.
+        array : (m, n), the same on every rank, and each rank copies its part; or, with `root`, on the root only, which
+                sends the other ranks their parts.  Numbers in any byte order; a masked array is refused.
         block, source, order, device : as for `empty`.
         check : without `root`, compare a checksum of the array among the ranks, bit for bit: random numbers without
-                a common seed are others on each rank.  False where they are known to be the same.
+                a common seed differ between ranks.  False where the arrays are known to be the same.
 
-        Cost per rank: (m n) / P elements are copied, and m n are read once by CRC-32 for `check`, which sends nothing
-        more.  With `root`: (m n) / P elements received, and m n sent by it.
+        Cost per rank: (m n) / P elements are copied, and m n elements are read once by CRC-32 for `check`, which needs
+        no further message.  With `root`: each rank receives (m n) / P elements, and the root sends m n elements.
         Raises ArgumentError where arrays, or layouts, differ among the ranks; LayoutError, DTypeError, DeviceError or
         MemoryError; on every rank.
         """
@@ -326,7 +326,7 @@ class Constructors(MatrixBase):
         with together(communicator_of(grid)) as arguments:
             if root is not None:
                 check_root(grid, root)
-            arguments += ["DistMatrix.from_global", f"root={root}", device]  # `empty` compares the layouts
+            arguments += ["DistMatrix.from_global", f"root={root}", device]  # `empty` compares the layouts of the ranks
             if array is None and root is None:
                 raise ArgumentError("array is None: where one rank alone has the array, all ranks name it by root=")
             whole = _as_matrix(array) if root in (None, grid.rank) else np.empty((0, 0))
@@ -343,7 +343,7 @@ class Constructors(MatrixBase):
             return matrix
         shape, dtype = grid.comm.bcast((whole.shape, whole.dtype), root=root)
         matrix = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, order=order, device=device)
-        in_place = matrix.device == devices.HOST and matrix.order == "C"  # messages are of rows
+        in_place = matrix.device == devices.HOST and matrix.order == "C"  # messages have whole rows
         host = matrix.local if in_place else np.empty(matrix.local.shape, dtype)
         scatter(whole, host, matrix.distribution, grid, root)
         with together(grid.comm):
@@ -366,17 +366,17 @@ class Constructors(MatrixBase):
         order: Order = "C",
         device: DeviceName = devices.HOST,
     ) -> Self:
-        """Make a matrix of blocks of any sizes that the ranks have: see `pdgemm.interchange.from_blocks`.  Collective.
+        """Make a matrix of the ranks' blocks, of any sizes: see `pdgemm.interchange.from_blocks`.  Collective.
 
-        `from_blocks(local, grid=grid, axis=0)` stacks them in the order of the ranks; with `rows=(start, stop),
-        cols=(start, stop)` each rank says where its block, or each of a list of blocks, lies.
+        `from_blocks(local, grid=grid, axis=0)` stacks the blocks in the order of the ranks; with `rows=(start, stop),
+        cols=(start, stop)` each rank passes the place of its block, or of each block in a list.
         """
         grid = default_grid() if grid is None else grid
         layout: dict[str, Any] = {"block": block, "source": source, "order": order, "device": device}
-        made: Any = pdgemm.interchange.from_blocks(
+        matrix: Any = pdgemm.interchange.from_blocks(
             local, grid=grid, rows=rows, cols=cols, axis=axis, shape=shape, **layout
         )
-        return made
+        return matrix
 
 
 def check_root(grid: ProcessGrid, root: int) -> None:

@@ -1,4 +1,4 @@
-"""DistMatrix: a block-cyclic matrix, with one array on each rank, and all that is collective over its grid."""
+"""DistMatrix: a block-cyclic matrix, with one local array on each rank, and its methods, most of them collective."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pdgemm.matrix.reductions import Reductions
 from pdgemm.names import DeviceName, DType, Norm, Protection
 from pdgemm.support.agreement import described_elements, together
 
-_Listed = list[int] | list[bool] | np.ndarray | range  # rows or columns
+_Listed = list[int] | list[bool] | np.ndarray | range  # a list or mask of rows or columns
 _GATHER = {"to_numpy", "numpy", "gather", "compute"}  # methods by which other libraries return a whole array
 
 
@@ -36,35 +36,35 @@ _GATHER = {"to_numpy", "numpy", "gather", "compute"}  # methods by which other l
 class DistMatrix(Constructors, Reductions, NumPyFunctions):
     """A dense matrix, distributed block-cyclically over a ProcessGrid.
 
-    grid         : the ranks; row block b of the matrix is on grid row (b + rsrc) mod Pr.
+    grid         : the process grid; block row b of the matrix is on grid row (b + rsrc) mod Pr.
     distribution : which rank owns which elements (`pdgemm.grids.distribution.Distribution`).
     local        : this rank's elements, an array of shape `distribution.local_shape(coords)`;
-                   local row l is global row `distribution.rows.to_global(l, i)`.  Changing it changes
-                   the matrix.
+                   local row l is global row `distribution.rows.to_global(l, i)`.  Changing the array
+                   changes the matrix.
     order        : "C" or "F", the memory order of the local arrays, one for all ranks.
-    device       : "host", or the device that the local arrays are on, such as "cuda"; the same on all ranks.
-    shared       : are the local arrays of all ranks in memory that the ranks of a node share?  Products read
-                   them there; other arrays (copies, results of operators, your own arrays) are copied there in
-                   each product.  Shared elements end with MPI_Finalize, and are the same in a forked process.
-    report       : what the product, load or redistribution that made this matrix did, or None.
+    device       : "host", or the device of the local arrays, such as "cuda"; the same on all ranks.
+    shared       : whether the local arrays of all ranks are in node-shared memory.  Products read shared arrays in
+                   place; other arrays (copies, results of operators, your own arrays) are copied to node-shared memory
+                   in each product.  Shared elements end with MPI_Finalize; a forked process sees the same elements.
+    report       : the report of the product, load or redistribution that computed this matrix, or None.
 
     Views share the elements, cost nothing and send nothing: `A[i0:i1, j0:j1]` is any submatrix, `A.T` the
-    transpose, `A.H` the conjugate transpose.  They are matrices like any other, and may be written to
-    (except the conjugate of a complex matrix).  `A[i0:i1, j0:j1] = B` copies B there, from any layout.
+    transpose, `A.H` the conjugate transpose.  Views are matrices like any other, and may be written to
+    (except the conjugate of a complex matrix).  `A[i0:i1, j0:j1] = B` copies B, of any layout, to the submatrix.
 
-    Make one by `empty, zeros, eye, random, from_function, from_global, from_local` (all collective
+    Make a matrix by `empty, zeros, eye, random, from_function, from_global, from_local` (all collective
     over the grid) or `pdgemm.io.hdf5.load`.  `A @ B` and `numpy.matmul(A, B)` are `pdgemm(1.0, A, B)`.
     NumPy's elementwise operators and functions act on each rank's elements: with scalars, matrices of the same
     shape, and with rows, columns and 1-D arrays, which are broadcast (arrays must be the same on every rank).  The
-    result has the layout of the first matrix of its shape; one of another layout is redistributed to that, and
-    then the report of the result has the words that were sent.  `A.sum(axis=0)` and `numpy.sum(A, axis=0)` are
+    result has the layout of the first matrix of its shape; a matrix of another layout is redistributed to this layout,
+    and then the report of the result has the words that were sent.  `A.sum(axis=0)` and `numpy.sum(A, axis=0)` are
     among the reductions, see `Reductions`; `A @ x` and `x @ A` take vectors that are the same on every rank.
-    NumPy's other functions raise TypeError, which says what to use instead.  Operators and methods have exact types for
-    type checkers; of `numpy.sqrt(A)` and NumPy's other functions they believe what NumPy says, an ndarray.
+    NumPy's other functions raise TypeError, which names a replacement.  Operators and methods have exact types for type
+    checkers; for `numpy.sqrt(A)` and NumPy's other functions type checkers see NumPy's declaration, an ndarray.
     """
 
     @overload
-    def __getitem__(  # type: ignore[overload-overlap]  # an array of NumPy's may be a number, too
+    def __getitem__(  # type: ignore[overload-overlap]  # a NumPy array may be an index, too
         self, key: slice | EllipsisType | _Listed | tuple[slice | _Listed, slice | _Listed]
     ) -> Self: ...
     @overload
@@ -74,11 +74,11 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
     @overload
     def __getitem__(self, key: tuple[SupportsIndex, SupportsIndex]) -> Any: ...
     def __getitem__(self, key: Any) -> Any:
-        """A[i0:i1, j0:j1] and A[...] are submatrices, as views.  A[i], A[i, :], A[:, j] and A[i, j] are elements.
+        """Return the submatrix A[i0:i1, j0:j1] or A[...] as a view, or the elements A[i], A[i, :], A[:, j], A[i, j].
 
-        A row or a column is a 1-D array on every rank, an element a number; to read these is collective over the grid.
-        A[rows], A[:, cols] and A[numpy.ix_(rows, cols)] with lists or masks, and A[::2], are new matrices and no
-        views: see `pdgemm.select`; collective.  Raises IndexError (and ArgumentError) for what is no such key.
+        A row or a column is a 1-D array on every rank, an element a number; reading elements is collective over the
+        grid.  A[rows], A[:, cols] and A[numpy.ix_(rows, cols)] with lists or masks, and A[::2], are new matrices, not
+        views: see `pdgemm.select`; collective.  Raises KeyIndexError (an IndexError) for any other key.
         """
         if is_view(key):
             return super().__getitem__(key)
@@ -101,8 +101,8 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
     def __setitem__(self, key: Any, value: Any) -> None:
         """Set elements to a number, to a matrix of any layout, or to an array that is the same on every rank.
 
-        The key is as for reading, or a mask of all elements, which are set to a number; values are broadcast as in
-        NumPy.  Where a row is named twice, the last value stays.  Collective over the grid.
+        The key is as for reading, or a mask (m, n), whose elements are set to a number; values are broadcast as
+        in NumPy.  Where a key names a row twice, the last value stays.  Collective over the grid.
         """
         pdgemm.assign(self, key, value)
 
@@ -147,7 +147,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         return np.dot(self, other)
 
     def clip(self, min: Any = None, max: Any = None) -> Self:
-        """Return the elements limited to an interval, as `numpy.clip`.  Collective where a limit is no number."""
+        """Return the elements limited to an interval, as `numpy.clip`.  Collective if a limit is a matrix or array."""
         clipped: Self = np.clip(self, min, max)  # type: ignore[assignment]
         return clipped
 
@@ -166,10 +166,10 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         sums: Self = np.cumsum(self, axis)  # type: ignore[assignment]
         return sums
 
-    if not TYPE_CHECKING:  # which would then know every attribute
+    if not TYPE_CHECKING:  # with __getattr__, a type checker accepts every attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError, which says what to do instead of calling a method that only other arrays have."""
+            """Raise AttributeError; for a method that only other arrays have, the message names a replacement."""
             if name in _GATHER or (not name.startswith("_") and hasattr(np.ndarray, name)):
                 raise AttributeError(not_available(name))
             raise AttributeError(f"a DistMatrix has no attribute {name!r}", name=name, obj=self)
@@ -202,11 +202,11 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         return pdgemm.redistribute(self, out, alpha=alpha, beta=beta, like=like, **layout, **limits)
 
     def to_device(self, device: DeviceName = "cuda") -> Self:
-        """Return a copy in the memory of a device or of the host, or the matrix itself if it is there.  Collective.
+        """Return a copy in the memory of a device or the host, or the matrix itself if it is there.  Collective.
 
-        Raises DeviceError where there is no such device, OutOfMemoryError where it has no room; on every rank.
+        Raises DeviceError where the device does not exist, OutOfMemoryError where its memory is full; on every rank.
         """
-        with together(self.grid.comm) as arguments:  # before some ranks return and others do not
+        with together(self.grid.comm) as arguments:  # compared before a rank returns early
             arguments += ["to_device", device]
         if device == self.device:
             return self
@@ -248,12 +248,12 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         return whole
 
     def preview(self, edge: int = 3) -> str:
-        """Return the elements as NumPy prints them, of a large matrix those at its corners.  Collective over the grid.
+        """Return the elements as NumPy prints them, only the corners of a large matrix.  Collective over the grid.
 
-        The text is the same on every rank: `text = A.preview()` on all ranks, and one of them prints it.
+        The text is the same on every rank: call `text = A.preview()` on all ranks, and print the text on one of them.
 
-        edge : rows and columns at each side that are shown of a matrix of more elements than NumPy's print threshold.
-        Cost: at most 4 edge^2 elements are brought to every rank, or all of a small matrix.
+        edge : rows and columns to show at each side, where the matrix has more elements than NumPy's print threshold.
+        Cost: at most 4 edge^2 elements, or all elements of a small matrix, are gathered on every rank.
         """
         with together(self.grid.comm) as arguments:
             edge = as_count(edge, "edge", 1)
@@ -263,7 +263,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
             return np.array2string(self.allgather())
         kept = [np.r_[:edge, n - edge : n] if n > 2 * edge else np.arange(n) for n in self.shape]
         corners = pdgemm.select(self, *kept)
-        # one row and one column in the middle stand for those that are left out
+        # one row and one column in the middle stand for all rows and columns that are left out
         shape = [min(n, 2 * edge + 1) for n in self.shape]
         shown_at = [np.r_[:edge, edge + 1 : 2 * edge + 1] if n > 2 * edge else np.arange(n) for n in self.shape]
         whole = np.zeros(shape, self.dtype)
@@ -271,7 +271,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         return np.array2string(whole, threshold=0, edgeitems=edge)
 
     def to_blocks(self, rows: Any = None, cols: Any = None) -> Any:
-        """Return A[rows, cols], on each rank what it asks for: see `pdgemm.interchange.to_blocks`.  Collective."""
+        """Return A[rows, cols], which may differ between ranks: see `pdgemm.interchange.to_blocks`.  Collective."""
         return pdgemm.interchange.to_blocks(self, rows, cols)
 
     # ------------------------------------------------------------------ computing
@@ -288,7 +288,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
 
         kind : "fro" sqrt(sum |a|^2), 1 max column sum, numpy.inf max row sum, "max" max |a|, 2 the largest singular
             value, by `pdgemm.linalg.norm`.
-        axis : 0 for the norms of columns, 1 for those of rows, as by `vector_norm` ("fro" is 2 there).
+        axis : 0 for the norms of columns, 1 for the norms of rows, as by `vector_norm`, with "fro" as 2.
         A NaN anywhere gives NaN; no intermediate result overflows.
         """
         if axis is not None:
@@ -311,7 +311,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
     def allclose(
         self, other: DistMatrix | np.ndarray | complex, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
     ) -> bool:
-        """Is |a - b| <= atol + rtol |b| for all elements?  The same answer on every rank.  Collective.
+        """Return whether |a - b| <= atol + rtol |b| for all elements, the same on every rank.  Collective.
 
         other : a matrix of the same layout, a number, or an array that is the same on every rank.
         """
@@ -365,5 +365,5 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
 
 
 def _ones(A: DistMatrix) -> np.ndarray:
-    """Return what stands for all elements where a program is planned: ones, which take no memory."""
+    """Return ones in place of the elements, where a program is planned: a broadcast array of one element in memory."""
     return np.broadcast_to(np.ones((), A.dtype), A.shape)

@@ -12,20 +12,20 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.element_functions import slabs
 
-PIECE_BYTES = 1 << 28  # MPI counts are ints: larger arrays travel in pieces
+PIECE_BYTES = 1 << 28  # MPI counts are ints: larger arrays are sent in pieces
 
 
 class _Piece(NamedTuple):
     """Rows of one rank's local array that one message carries."""
 
     rank: int  # the owner
-    local: slice  # rows of its local array
+    local: slice  # rows of the owner's local array
     at: tuple[Any, Any]  # index of these elements in the whole matrix
     shape: tuple[int, int]
 
 
 def scatter(whole: np.ndarray, local: np.ndarray, layout: Distribution, grid: ProcessGrid, root: int) -> None:
-    """Set every rank's `local` to its part of the `whole` of root.  Collective."""
+    """Set `local` on every rank to the rank's part of `whole` on the root.  Collective."""
     for piece in _pieces(layout, grid, local.itemsize):
         if grid.rank == root:
             part = np.ascontiguousarray(whole[piece.at])
@@ -38,7 +38,7 @@ def scatter(whole: np.ndarray, local: np.ndarray, layout: Distribution, grid: Pr
 
 
 def gather(local: np.ndarray, layout: Distribution, grid: ProcessGrid, whole: np.ndarray | None, root: int) -> None:
-    """Set the `whole` of root to the parts of all ranks; it is None on other ranks.  Collective."""
+    """Set `whole` on the root to the parts of all ranks; `whole` is None on the other ranks.  Collective."""
     for piece in _pieces(layout, grid, local.itemsize):
         if piece.rank == grid.rank:
             part = np.ascontiguousarray(local[piece.local])
@@ -52,7 +52,7 @@ def gather(local: np.ndarray, layout: Distribution, grid: ProcessGrid, whole: np
 
 
 def allgather(local: np.ndarray, layout: Distribution, grid: ProcessGrid, whole: np.ndarray) -> None:
-    """Set the `whole` of every rank to the parts of all ranks.  Collective."""
+    """Set `whole` on every rank to the parts of all ranks.  Collective."""
     for piece in _pieces(layout, grid, local.itemsize):
         if piece.rank == grid.rank:
             part = np.ascontiguousarray(local[piece.local])
@@ -63,7 +63,7 @@ def allgather(local: np.ndarray, layout: Distribution, grid: ProcessGrid, whole:
 
 
 def block_index(rows: np.ndarray, cols: np.ndarray) -> tuple[Any, Any]:
-    """Return an index of rows x cols of a matrix: slices where both are contiguous, which NumPy copies fastest."""
+    """Return an index of rows x cols of a matrix: slices, which NumPy copies fastest, where both are contiguous."""
     slices = [slice(int(x[0]), int(x[-1]) + 1) if len(x) and x[-1] - x[0] + 1 == len(x) else x for x in (rows, cols)]
     if all(isinstance(x, slice) for x in slices):
         return slices[0], slices[1]

@@ -1,4 +1,4 @@
-"""The local arrays of a matrix: where they are allocated, and what the ranks agree on before they are."""
+"""The local arrays of a matrix: their allocation, and the agreement of the ranks on layout and device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pdgemm.support.agreement import check_not_freed, together
 def new_array(
     shape: tuple[int, int], dtype: Any, order: Order, grid: ProcessGrid, device: Device | None = None
 ) -> Array:
-    """Allocate an array, not initialised, in memory that the ranks of the node share if there is room.  Local."""
+    """Allocate an array, not initialised, in node-shared memory if enough of this memory is left.  Local."""
     dtype = element_type(dtype)
     try:
         try:
@@ -43,10 +43,10 @@ def new_local(
 
 
 def all_shared(local: Array, grid: ProcessGrid) -> bool:
-    """Can the ranks of each node read the arrays of all its ranks?  Collective over the grid."""
+    """Return whether the ranks of every node can read each other's local arrays.  Collective over the grid."""
     if grid.comm.size == 1:
         return False
-    if grid.draft:  # as arrays of the matrices that are planned for
+    if grid.draft:  # as for the local arrays of the matrix that is planned
         device = devices.of(local)
         return bool(device.reach(grid).reads) if device else grid.shares_memory
     here = not local.size or devices.shared_memory(devices.of(local), grid).lies_here(local)
@@ -56,7 +56,7 @@ def all_shared(local: Array, grid: ProcessGrid) -> bool:
 def in_native_order(array: np.ndarray, what: str) -> np.ndarray:
     """Return a two-dimensional array in the byte order of this machine.  Raises DTypeError or LayoutError.
 
-    what : what it is to the user: "a matrix", "a block".
+    what : the user's word for the array: "a matrix", "a block".
     """
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
@@ -67,7 +67,7 @@ def in_native_order(array: np.ndarray, what: str) -> np.ndarray:
 
 
 def memory_order(array: np.ndarray) -> Order | None:
-    """Return "C" or "F", or None for an array that is both."""
+    """Return "C" or "F", or None for an array that is in both orders."""
     (rows, cols), (row_stride, col_stride) = array.shape, array.strides
     is_row, is_col = rows == 1 and col_stride == array.itemsize, cols == 1 and row_stride == array.itemsize
     if array.size <= 1 or is_row or is_col:
@@ -78,14 +78,14 @@ def memory_order(array: np.ndarray) -> Order | None:
 
 
 def communicator_of(grid: ProcessGrid) -> MPI.Intracomm:
-    """Return the communicator on which the ranks agree on a new matrix.  Raises GridError, on this rank alone."""
+    """Return the communicator over which the ranks agree on a new matrix.  Raises GridError, on this rank alone."""
     if not isinstance(grid, ProcessGrid):
         raise GridError(f"grid must be a ProcessGrid, got {type(grid).__name__}")
     return grid.comm
 
 
 def device_on(grid: ProcessGrid, name: str) -> Device | None:
-    """Return the device of this name, after the ranks have exchanged how they reach its memory; None for the host.
+    """Return the device of this name, after the ranks have exchanged their access to its memory; None for the host.
 
     Collective over the grid.  Raises DeviceError on every rank.
     """

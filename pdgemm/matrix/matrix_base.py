@@ -27,9 +27,9 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def public(cls: _Class) -> _Class:
-    """Name the methods that a class has from its bases in pdgemm after the class itself.
+    """Rename the methods that a class inherits from its bases in pdgemm: their qualified names begin with the class.
 
-    Python's own errors and the reports of the watchdog use these names, and users know this class only.
+    Python's error messages and the reports of the watchdog use these names, and users know only this class.
     """
     for base in cls.__mro__[1:]:
         for member in vars(base).values() if base.__module__.startswith("pdgemm.") else ():
@@ -41,19 +41,19 @@ def public(cls: _Class) -> _Class:
 
 
 class MatrixBase:
-    """A block-cyclic matrix as one rank sees it; `DistMatrix` adds all that is collective."""
+    """The part of a block-cyclic matrix on one rank; `DistMatrix` adds the collective methods."""
 
     def __init__(
         self,
         stored: Array,
-        grid: ProcessGrid = None,  # type: ignore[assignment]  # both are required; what is missing is said below
+        grid: ProcessGrid = None,  # type: ignore[assignment]  # required: the error below names the arguments
         distribution: Distribution = None,  # type: ignore[assignment]
         order: Order = "C",
         conjugated: bool = False,
         shared: bool = False,
         mpi_addressable: bool = True,
     ) -> None:
-        """Make a matrix of a local array.  Local, and nothing is checked: use `from_local`."""
+        """Make a matrix of a local array without checking that it fits the layout.  Local; `from_local` checks."""
         if not isinstance(distribution, Distribution):
             raise TypeError(
                 "DistMatrix() takes a local array, a grid and a distribution: DistMatrix.from_global(array) "
@@ -66,16 +66,16 @@ class MatrixBase:
         self.order: Order = order
         self.conjugated = conjugated
         self.shared = shared
-        self.mpi_addressable = mpi_addressable  # may MPI be given the addresses of the local arrays, on all ranks?
+        self.mpi_addressable = mpi_addressable  # whether MPI accepts addresses of the local arrays, on all ranks
         self._report: Any = None
         self._layout: tuple[Any, Layout] | None = None
 
     # ------------------------------------------------------------------ elements
     @property
     def local(self) -> Array:
-        """The elements of this rank: change them in place; `from_local` takes another array.
+        """The elements of this rank, which may be changed in place; `from_local` makes a matrix of another array.
 
-        Where the matrix is the conjugate of a complex one, this is a copy, read-only.
+        Where the matrix is the conjugate of a complex matrix, `local` is a copy, read-only on the host.
         """
         if not self.conjugated:
             return self._stored
@@ -88,7 +88,7 @@ class MatrixBase:
 
     @property
     def stored(self) -> Array:
-        """The elements of this rank as they are in memory: those of a conjugated view are not conjugated."""
+        """The elements of this rank as they are in memory: in a conjugated view, not conjugated."""
         return self._stored
 
     @property
@@ -103,19 +103,19 @@ class MatrixBase:
 
     @property
     def report(self) -> AnyReport:
-        """What made this matrix: a Report of a product, a MoveReport, an IOReport; None if nothing is known."""
+        """The report on how this matrix was computed: a Report of a product, a MoveReport, an IOReport; or None."""
         if callable(self._report):
             self._report = self._report()
         return self._report
 
     @report.setter
     def report(self, report: Any) -> None:
-        """Set the report, or a function that makes it when it is first read."""
+        """Set the report, or a function that makes the report when it is first read."""
         self._report = report
 
     @property
     def later_report(self) -> Any:
-        """The report, or the function that makes it when it is first read."""
+        """The report, or the function that makes the report when it is first read."""
         return self._report
 
     def __repr__(self) -> str:
@@ -134,13 +134,13 @@ class MatrixBase:
         return f"{self!r}, its part:\n{held}\nA.preview() shows the corners of all of it, on all ranks together"
 
     def _repr_html_(self) -> str:
-        """Return the matrix for a notebook: its layout, who owns what, and the elements of this rank.  Local."""
+        """Return the matrix for a notebook: its layout, the owners of blocks, and the elements of this rank.  Local."""
         return as_html(str(self), self.draw())
 
     def draw(self) -> Ownership:
-        """Return a picture of who owns what; `print` shows it as text, a notebook as SVG (`.svg`).  Local.
+        """Return a picture of the owner of each block; `print` shows text, a notebook shows SVG (`.svg`).  Local.
 
-        The blocks of this rank have a frame, or brackets around its number.
+        The blocks of this rank have a frame in SVG, and brackets around the rank in text.
         """
         return Ownership(self.layout_in(self.grid), self.grid.comm.rank)
 
@@ -173,7 +173,7 @@ class MatrixBase:
         return self.distribution.rows.indices(i), self.distribution.cols.indices(j)
 
     def same_layout(self, other: MatrixBase) -> bool:
-        """Does every rank hold the same elements of both matrices?  Local."""
+        """Return whether every rank holds the same elements of both matrices.  Local."""
         return self.distribution.canonical == other.distribution.canonical and self.grid.same_as(other.grid)
 
     def _check_layout(self, other: MatrixBase) -> None:
@@ -223,7 +223,7 @@ class MatrixBase:
         return self.T
 
     def __getitem__(self, key: Any) -> Self:
-        """A[i0:i1, j0:j1] or A[...] is a submatrix as a view, at any offset, with slices as in NumPy.  Local."""
+        """Return the submatrix A[i0:i1, j0:j1] or A[...] as a view, at any offset, with slices as in NumPy.  Local."""
         rows, cols = picked(key, self.shape)
         return self._window(rows.indices, cols.indices)
 

@@ -1,8 +1,8 @@
-"""NumPyFunctions: NumPy's operators and functions of a DistMatrix, and what they say where they are not available.
+"""NumPyFunctions: NumPy's operators and functions of a DistMatrix, and the errors of functions that are not available.
 
-A function that is not known here is refused, because NumPy would compute something of the local arrays, or of an object
-that is no array, and that is a wrong number more often than an error.  Whether a function is refused depends on the
-function, the types and the scalars alone, so all ranks refuse it.
+A function that is not known here is refused, because NumPy would compute it from the local arrays, or from an object
+that is not an array: the result would be a wrong number more often than an error.  The refusal depends only on the
+function, the types and the scalars, so all ranks refuse the function.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pdgemm.support.agreement import check_not_freed, together
 
 WHOLE = "use .local, .to_global(root) or .allgather()"
 
-# NumPy computes these from shape, dtype and elementwise functions alone
+# functions that NumPy computes from shape, dtype and elementwise functions alone
 _ALLOWED = {f"numpy.{name}" for name in ("shape", "ndim", "size", "result_type", "can_cast", "common_type")}
 _ALLOWED |= {f"numpy.{name}" for name in ("iscomplexobj", "isrealobj", "fix", "isneginf", "isposinf")}
 _ALLOWED |= {f"numpy.{name}_indices_from" for name in ("diag", "tril", "triu")} | {"numpy.linalg.matmul"}
 
-# methods that do what the functions do; the names of their parameters are NumPy's
+# functions that a method computes; the parameters of the method have NumPy's names
 _METHODS = {f"numpy.{name}": name for name in ("sum", "mean", "prod", "min", "max", "any", "all", "std", "var")}
 _METHODS |= {f"numpy.{name}": name for name in ("argmin", "argmax", "trace", "diagonal")}
 _METHODS |= {
@@ -41,13 +41,13 @@ _METHODS |= {
 }
 _METHODS |= {"numpy.linalg.vector_norm": "vector_norm"}
 
-# functions of `pdgemm.statistics`, which stands above this floor
+# functions of `pdgemm.statistics`, a module above this folder
 _STATISTICS = {f"numpy.{name}" for name in ("sort", "cumsum", "histogram", "median", "percentile", "quantile")}
 _STATISTICS |= {f"numpy.nan{name}" for name in ("sum", "prod", "min", "max", "mean", "var", "std")}
 _STATISTICS |= {f"numpy.nan{name}" for name in ("median", "percentile", "quantile")}
 
 _INSTEAD = {
-    **{name: f"A.local.{name}" for name in ("strides", "flags", "data", "base", "ctypes")},  # of this rank's array
+    **{name: f"A.local.{name}" for name in ("strides", "flags", "data", "base", "ctypes")},  # of the local array
     "numpy.array_equiv": "A.allclose(B, rtol=0, atol=0)",
     "numpy.copyto": "A[...] = B",
     "numpy.permute_dims": "A.T",
@@ -93,7 +93,7 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
     __array_priority__ = 1000
     __hash__ = None  # type: ignore[assignment]  # `==` is elementwise, as for arrays
 
-    if TYPE_CHECKING:  # NumPy's mixin says Any
+    if TYPE_CHECKING:  # NumPy's mixin declares Any
 
         def __add__(self, other: Any) -> Self: ...
         def __radd__(self, other: Any) -> Self: ...
@@ -152,8 +152,8 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """Apply an elementwise function to the local arrays, or numpy.matmul as a distributed product."""
         out = options.pop("out", (None,))[0]
-        if ufunc.__name__ in ("matvec", "vecmat") and (found := _with_vector(ufunc, method, inputs, out, options)):
-            return found[0]
+        if ufunc.__name__ in ("matvec", "vecmat") and (vector := _with_vector(ufunc, method, inputs, out, options)):
+            return vector[0]
         _check_ufunc(ufunc, method, options)
         matrices = [x for x in (*inputs, out) if isinstance(x, NumPyFunctions)]
         if not isinstance(out, NumPyFunctions | None):
@@ -177,25 +177,25 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
         else:
             parts = [x.local if isinstance(x, NumPyFunctions) else x for x in inputs]
         parts = [x[()] if isinstance(x, np.ndarray) and not x.ndim else x for x in parts]  # CuPy takes no 0-d arrays
-        with together(self.grid.comm, by_value):  # else no rank fails alone, and nothing is sent
+        with together(self.grid.comm, by_value):  # without by_value no rank fails alone, and nothing is sent
             if out is not None:
                 ufunc(*parts, out=out.local, **options)
-                made = out
+                result = out
             else:
                 order: Order = "F" if all(x.order == "F" for x in matrices) else "C"
                 if self.device == devices.HOST:
                     options["order"] = order
                 else:  # CuPy's functions take no order
                     order = "C"
-                made = type(self)(ufunc(*parts, **options), like.grid, like.distribution, order)
+                result = type(self)(ufunc(*parts, **options), like.grid, like.distribution, order)
         if reports:
-            made.report = reports[0] if len(reports) == 1 else tuple(reports)
-        return made
+            result.report = reports[0] if len(reports) == 1 else tuple(reports)
+        return result
 
     def __array_function__(
         self, function: Callable[..., Any], types: Any, arguments: Sequence[Any], options: dict[str, Any]
     ) -> Any:
-        """Call `numpy.FUNCTION` where it needs shape and dtype alone.  Otherwise raise TypeError."""
+        """Call the distributed function, or NumPy's where shape and dtype suffice; otherwise raise TypeError."""
         name = f"{function.__module__}.{function.__name__}"
         if name in _METHODS:
             return _as_method(name, function, arguments, options)
@@ -229,7 +229,7 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def _product(A: Any, B: Any, out: NumPyFunctions | None, options: dict[str, Any]) -> Any:
-    """Return A B, of which one may be an array that is on every rank: a vector, or a thin matrix.
+    """Return A B, where A or B may be an array that is on every rank: a vector, or a thin matrix.
 
     With a vector the result is a 1-D array on every rank, else a DistMatrix.
     """
@@ -259,23 +259,23 @@ def _with_vector(
 def _as_method(name: str, function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]) -> Any:
     """Call the method of the matrix that does what a function of NumPy does.
 
-    Raises TypeError for parameters that it has not, unless they have NumPy's default.
+    Raises TypeError for parameters that the method does not take, unless their values are NumPy's defaults.
     """
     known = signature(function)
     bound = known.bind(*arguments, **options)
-    (_, matrix), *given = bound.arguments.items()
+    (_, matrix), *parameters = bound.arguments.items()
     if not isinstance(matrix, NumPyFunctions):
         raise TypeError(f"{name}: a DistMatrix is its first argument")
     method = getattr(matrix, _METHODS[name])
     takes = signature(method).parameters
-    named = {key: value for key, value in given if value is not known.parameters[key].default}
+    named = {key: value for key, value in parameters if value is not known.parameters[key].default}
     if other := named.keys() - takes.keys():
         raise TypeError(not_available(f"{name} with {', '.join(sorted(other))}"))
     return method(**named)
 
 
 def _called(name: str, function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]) -> Any:
-    """Call a function of `array_functions`.  Raises TypeError for parameters of NumPy's that it has not."""
+    """Call a distributed function.  Raises TypeError for parameters of NumPy's that the function does not take."""
     try:
         signature(function).bind(*arguments, **options)
     except TypeError as bad:
@@ -299,7 +299,7 @@ def _check_elements(ufunc: np.ufunc, operands: Sequence[Any], out: np.dtype | No
     operands : the dtype of each matrix, or a scalar.
 
     The function is called with no element, and then with one, so that a rank whose local array is empty raises as well.
-    Returns whether some values may still be refused, by the ranks that hold them.
+    Returns whether some elements may still be refused, on the ranks that hold these elements.
     """
     for count in (0, 1):
         parts = [np.ones(count, x) if isinstance(x, np.dtype) else x for x in operands]
@@ -307,7 +307,7 @@ def _check_elements(ufunc: np.ufunc, operands: Sequence[Any], out: np.dtype | No
         try:
             with np.errstate(all="ignore"):
                 result = ufunc(*parts, out=target, **options)
-        except OverflowError as bad:  # an integer that the type of the matrix does not hold
+        except OverflowError as bad:  # an integer too large for the type of the matrix
             raise ArgumentError(f"{ufunc.__name__}: {bad}") from None
         dtype = element_type(result.dtype)
     return (ufunc is np.power and dtype.kind == "i") or "raise" in np.geterr().values()

@@ -1,6 +1,6 @@
-"""NumPy's functions of linear algebra that `pdgemm.linalg` has, by NumPy's names and with its parameters.
+"""NumPy's functions of linear algebra that `pdgemm.linalg` computes, with NumPy's names and parameters.
 
-All are collective over the grid.  They call `pdgemm.linalg`, which stands above this floor, by its public name.
+All functions are collective over the grid.  They call `pdgemm.linalg`, a folder above `matrix`, by its public name.
 """
 
 from __future__ import annotations

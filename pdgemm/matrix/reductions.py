@@ -1,8 +1,9 @@
 """Reductions of a DistMatrix, over all elements or along an axis: sums, extrema, moments and norms.
 
 Each rank reduces its own elements by NumPy, in slabs that fit its cache; sums are pairwise.  The ranks of a grid column
-(of a row, for axis 1) combine theirs in a binary tree, in the same order on every run, and the result is broadcast: so
-it is the same on every rank, to the bit.
+(of a grid row, for axis 1) reduce their partial results up a binary tree, in the same order on every run, and the root
+broadcasts the result.  An all-gather along the other grid axis follows.  So a result is the same on every rank, to the
+bit.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from pdgemm.schedules.collectives.vectors import SideBySide, diagonal_gather, re
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.transport.collectives import carry_out
 
-Whole = tuple[int, int] | None  # the axes of all elements
+Whole = tuple[int, int] | None  # axis of a reduction of all elements
 M = TypeVar("M")
 Scalar = TypeVar("Scalar")
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
         def __get__(self, matrix: M, kind: type[M]) -> _Bound[M, Scalar]: ...
 
 
-# for the type checker alone: what a reduction of all elements returns
+# for the type checker alone: the type of a reduction of all elements
 def _number(method: Callable[..., Any]) -> _Method[Any]:
     return method  # type: ignore[return-value]
 
@@ -85,12 +86,12 @@ class Reductions(MatrixBase):
     """The reductions of a matrix.
 
     All are collective over the grid and take `axis` (None: all elements; 0: over rows, one result for each column; 1:
-    over columns) and `keepdims`.  A reduction of all elements is a scalar, one along an axis a 1-D NumPy array; both
-    are the same on every rank.  With keepdims it is a DistMatrix of one row, of one column or 1 x 1, whose report has
-    the words that were sent.  Types of results and NaN are as in NumPy; 16-bit numbers are added up in float32.
+    over columns) and `keepdims`.  A reduction of all elements is a scalar, a reduction along an axis a 1-D NumPy array;
+    both are the same on every rank.  With keepdims the result is a DistMatrix of one row, of one column or 1 x 1, whose
+    report has the words that were sent.  Types of results and NaN are as in NumPy; 16-bit numbers are added in float32.
 
     Cost along axis 0 of m x n on Pr x Pc: mn/(Pr Pc) elements are read, and n/Pc log2(Pr) words received in a
-    tree, then n in the broadcast.  Matrices on a device are copied to the host for it, in slabs.
+    tree, then n in the broadcast and the all-gather.  The local array of a matrix on a device is copied to the host.
     Error of a sum: at most (128 + log2 m) eps sum |a| to first order (Higham 2002, 4.2: blocked, pairwise).
     Raises ArgumentError for an axis that is not None, 0, 1, -1 or -2, and for extrema of no elements.
     """
@@ -113,12 +114,12 @@ class Reductions(MatrixBase):
 
     @_number
     def min(self, axis: Any = None, keepdims: bool = False) -> Any:
-        """Return the least element; NaN if there is one.  Collective."""
+        """Return the least element; NaN if any element is NaN.  Collective."""
         return self._reduced(by_ufunc("min", np.minimum, widened), axis, keepdims)
 
     @_number
     def max(self, axis: Any = None, keepdims: bool = False) -> Any:
-        """Return the largest element; NaN if there is one.  Collective."""
+        """Return the largest element; NaN if any element is NaN.  Collective."""
         return self._reduced(by_ufunc("max", np.maximum, widened), axis, keepdims)
 
     @_truth
@@ -133,12 +134,12 @@ class Reductions(MatrixBase):
 
     @_index
     def argmin(self, axis: Any = None, keepdims: bool = False) -> Any:
-        """Return the index of the first least element, or NaN: of all, row by row; or along the axis.  Collective."""
+        """Return the index of the first least element or first NaN, in row-major order or along axis.  Collective."""
         return self._reduced(first("argmin", np.argmin, np.less), axis, keepdims)
 
     @_index
     def argmax(self, axis: Any = None, keepdims: bool = False) -> Any:
-        """Return the index of the first largest element, or NaN: of all, row by row; or along the axis.  Collective."""
+        """Return the index of the first largest element or first NaN, in row-major order or along axis.  Collective."""
         return self._reduced(first("argmax", np.argmax, np.greater), axis, keepdims)
 
     @overload
@@ -148,7 +149,7 @@ class Reductions(MatrixBase):
     @overload
     def var(self, axis: int | Whole = None, ddof: int = 0, *, keepdims: Literal[True]) -> Self: ...
     def var(self, axis: Any = None, ddof: int = 0, keepdims: bool = False) -> Any:
-        """Return the variance sum |a - mean|^2 / (N - ddof), of which no rank cancels digits.  Collective.
+        """Return the variance sum |a - mean|^2 / (N - ddof), computed without cancellation of digits.  Collective.
 
         Source: Chan, Golub & LeVeque, The American Statistician 37(3), 1983, (1.5).
         """
@@ -186,9 +187,9 @@ class Reductions(MatrixBase):
     def matvec(self, x: Any) -> np.ndarray:
         """Return A x for a vector x that is the same on every rank, as a 1-D NumPy array on every rank.  Collective.
 
-        `A @ x` is the same, and `x @ A` is `A.T.matvec(x)`.  An array of one column is taken, too, and gives one, as
-        operators of SciPy do.  Raises LayoutError where x has not one number for each column, ArgumentError where it
-        differs among the ranks.
+        `A @ x` is the same, and `x @ A` is `A.T.matvec(x)`.  For an x of one column, (n, 1), the result is one
+        column, (m, 1), as in SciPy's operators.  Raises LayoutError where x does not have one number for each column of
+        A, ArgumentError where x differs among the ranks.
         """
         with together(self.grid.comm) as arguments:
             vector = to_host(devices.adopted(x))
@@ -197,13 +198,13 @@ class Reductions(MatrixBase):
             if vector.shape != self.shape[1:]:
                 raise LayoutError(f"the product of {self.distribution} and an array of shape {vector.shape}")
             arguments += ["matvec", element_type(vector.dtype), described_elements(vector)]
-        found: np.ndarray = self._reduced(weighted_sums(vector), 1, False)
-        return found[:, None] if one_column else found
+        product: np.ndarray = self._reduced(weighted_sums(vector), 1, False)
+        return product[:, None] if one_column else product
 
     def rmatvec(self, x: Any) -> np.ndarray:
-        """Return A^H x, as `matvec` does A x: with both a matrix is an operator of SciPy's `aslinearoperator`."""
-        found: np.ndarray = self.H.matvec(x)
-        return found
+        """Return A^H x, as `matvec` returns A x.  SciPy's `aslinearoperator` takes a matrix with both methods."""
+        product: np.ndarray = self.H.matvec(x)
+        return product
 
     def trace(self) -> Any:
         """Return the sum of the diagonal, on every rank.  Collective."""
@@ -227,7 +228,7 @@ class Reductions(MatrixBase):
         return whole
 
     def _agreed(self, name: str, make: Callable[[], Fold]) -> Fold:
-        """Return a reduction whose parameters may be wrong, on some ranks or on all."""
+        """Return the reduction from `make`; illegal parameters on any rank are an error on all ranks.  Collective."""
         with together(self.grid.comm) as arguments:
             arguments.append(name)
             return make()
@@ -247,22 +248,22 @@ class Reductions(MatrixBase):
         with np.errstate(all="ignore"), spans.timed("reduce", self._stored.nbytes):
             if count == 0:
                 length = 1 if axis is None else layout.shape[1 - axis]
-                found = np.full(length, fold.empty, kind)
+                values = np.full(length, fold.empty, kind)
             elif grid.draft:
-                found = np.ones(1 if axis is None else layout.shape[1 - axis], kind)
+                values = np.ones(1 if axis is None else layout.shape[1 - axis], kind)
             else:
                 parts = _over_all(self, fold, counted) if axis is None else _along(self, fold, axis, counted)
-                found = fold.result(parts, count).astype(kind)
+                values = fold.result(parts, count).astype(kind)
         if not keepdims:
-            return found[0] if axis is None else found
-        made = self._kept(found, axis)
+            return values[0] if axis is None else values
+        matrix = self._kept(values, axis)
         stages = _stages(self, _nothing(fold, self.dtype), axis) if count else ()
         others = {"source": str(layout), "target": "every rank", "predicted_extra_bytes": 0}  # vectors are the result
-        made.report = MoveReport.of_run(recorder, stages, grid, perf_counter() - start, name=fold.name, **others)
-        return made
+        matrix.report = MoveReport.of_run(recorder, stages, grid, perf_counter() - start, name=fold.name, **others)
+        return matrix
 
     def _kept(self, vector: np.ndarray, axis: int | None) -> Self:
-        """Return a result that is on every rank as a matrix of one row or of one column."""
+        """Return a matrix of one row or of one column from a result that is on every rank."""
         grid, (i, j), (pr, pc) = self.grid, self.grid.coords, self.grid.shape
         rows = self.distribution.rows if axis == 1 else BlockCyclic(1, 1, pr)
         cols = self.distribution.cols if axis == 0 else BlockCyclic(1, 1, pc)
@@ -275,22 +276,22 @@ class Reductions(MatrixBase):
 
 # ---------------------------------------------------------------- on one rank
 def _reduce(x: np.ndarray, axis: int, fold: Fold, indices: np.ndarray) -> Parts:
-    """Return the parts of an array of one element or more along an axis.   indices : global ones along the axis."""
+    """Return the parts of a non-empty array along an axis.   indices : global indices along the axis."""
     if abs(x.strides[0]) < abs(x.strides[1]):
         x, axis = x.T, 1 - axis
     rows, cols = x.shape
     if axis == 1:  # along rows, which are contiguous
-        found = [fold.local(x[slab], 1, indices) for slab in slabs(rows, cols, fold.most)]
+        results = [fold.local(x[slab], 1, indices) for slab in slabs(rows, cols, fold.most)]
     else:
         wide = min(cols, fold.most // RUN)
         stripes = (x[:, start : start + wide] for start in range(0, cols, wide))
         cuts = [*slabs(rows, wide, fold.most)]
-        found = [_joined([fold.local(stripe[slab], 0, indices[slab]) for slab in cuts], fold) for stripe in stripes]
-    return found[0] if len(found) == 1 else tuple(map(np.concatenate, zip(*found)))
+        results = [_joined([fold.local(stripe[slab], 0, indices[slab]) for slab in cuts], fold) for stripe in stripes]
+    return results[0] if len(results) == 1 else tuple(map(np.concatenate, zip(*results)))
 
 
 def _joined(parts: list[Parts], fold: Fold) -> Parts:
-    """Join the parts in pairs, and pairs of these."""
+    """Join the parts pairwise, in a binary tree."""
     while len(parts) > 1:
         pairs = [fold.join(a, b) for a, b in zip(parts[::2], parts[1::2])]
         parts = pairs + parts[len(pairs) * 2 :]
@@ -298,7 +299,7 @@ def _joined(parts: list[Parts], fold: Fold) -> Parts:
 
 
 def _halved(parts: Parts, fold: Fold) -> Parts:
-    """Join the parts of all columns to one."""
+    """Join the parts of all columns into one part, by halving."""
     while (n := len(parts[0])) > 1:
         half = n // 2
         joined = fold.join(tuple(x[:half] for x in parts), tuple(x[half : 2 * half] for x in parts))
@@ -312,11 +313,11 @@ def _stages(A: Reductions, empty: Parts, axis: int | None) -> tuple[SideBySide, 
 
 
 def _along(A: Reductions, fold: Fold, axis: int, counted: Traffic) -> Parts:
-    """Return what is kept of each column (axis 0) or row, on every rank."""
+    """Return the parts of each column (axis 0) or row (axis 1), on every rank.  Collective."""
     grid, layout, empty = A.grid, A.distribution, _nothing(fold, A.dtype)
     (reduced, i), (kept, j) = [*zip((layout.rows, layout.cols), grid.coords)][:: 1 - 2 * axis]
     starts = np.cumsum([0, *(kept.count(part) for part in range(kept.parts))])
-    vectors: Parts = tuple(np.empty(kept.n, x.dtype) for x in empty)  # part by part
+    vectors: Parts = tuple(np.empty(kept.n, x.dtype) for x in empty)  # ordered by owner
     own: Parts = tuple(x[starts[j] : starts[j + 1]] if j >= 0 else x[:0] for x in vectors)
     if kept.count(j) and reduced.count(i):
         for x, y in zip(own, _reduce(to_host(A.local), axis, fold, reduced.indices(i))):
@@ -331,7 +332,7 @@ def _along(A: Reductions, fold: Fold, axis: int, counted: Traffic) -> Parts:
 
 
 def _over_all(A: Reductions, fold: Fold, counted: Traffic) -> Parts:
-    """Return what is kept of all elements, on every rank."""
+    """Return the parts of all elements together, on every rank.  Collective."""
     grid, layout = A.grid, A.distribution
     vectors: Parts = _nothing(fold, A.dtype)
     up, down = _stages(A, vectors, None)
@@ -354,7 +355,7 @@ def _over_all(A: Reductions, fold: Fold, counted: Traffic) -> Parts:
 
 
 def _nothing(fold: Fold, dtype: np.dtype) -> Parts:
-    """Return parts of one element, whose types are those of all parts."""
+    """Return the parts of one element: all parts have their number and types."""
     return fold.local(np.ones((1, 1), dtype), 0, np.zeros(1, np.int64))
 
 

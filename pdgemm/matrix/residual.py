@@ -27,12 +27,12 @@ class Residual:
     value: float  # max |C X - (alpha A (B X) + beta C0 X)| / (|alpha| |A| |B| |X| + |beta| |C0| |X|)
     bound: float  # largest value that rounding errors explain
     rows: int  # rows of C that were compared
-    not_finite: int  # rows that hold NaN or infinity, in C and in the operands alike
-    misplaced: int  # rows where only one side holds NaN or infinity
+    not_finite: int  # rows that hold NaN or infinity both in C X and in the expected result
+    misplaced: int  # rows that hold NaN or infinity in only one of these
 
     @property
     def passed(self) -> bool:
-        """Is the residual within the bound, with NaN and infinity in the right rows only?"""
+        """Whether the residual is within the bound, and NaN and infinity are in the expected rows only."""
         return self.value <= self.bound and not self.misplaced
 
     def __str__(self) -> str:
@@ -61,16 +61,17 @@ def verify(
     """Compare C X with alpha A (B X) + beta C0 X for random X, row by row.  Collective over C.grid.
 
     A : (m, k);  B : (k, n);  C, C0 : (m, n), each of any type and layout on grids over the same ranks; views too.
-    vectors : columns of X, numbers in [-1, 1).  Apart from rounding, a wrong element of C is missed with
-              probability zero: it is detected when its error exceeds about sqrt(k) eps (|A||B||X|)_i.
+    vectors : the number of columns of X, whose elements are in [-1, 1).  Apart from rounding, a wrong element of C is
+              missed with probability zero: an error is detected above about sqrt(k) eps (|A||B||X|)_i.
 
-    accumulate_dtype : the type in which C was accumulated, where it is less precise than C's own.
+    accumulate_dtype : the type in which C was accumulated, where this type is less precise than C's own.
     compute_type     : the type to which the product rounded A and B.
 
     Products are in double precision; the bound is 3 sqrt(max(k, n) + 2) eps of the accumulation type, by default
-    C's, or float32 where that has 16 bits (Higham 2002, 3.6, and the tolerance of SLATE's test_gemm); and half an eps
-    for each rounding of an operand, and of C to 16 bits.  Complex: times 2 sqrt(2).
-    Cost: 2 (mk + kn + mn) vectors / P flops, three allreduces of 2 vectors words per row.
+    C's type, or float32 for 16 bits (Higham 2002, 3.6, and the tolerance of SLATE's test_gemm); plus half an eps
+    for each rounding of an operand to `compute_type`, and of C to 16 bits.  Complex: times 2 sqrt(2).
+    Cost: 4 (mk + kn + mn) vectors / P flops, three pairs of allreduces of `vectors` words per row; where beta is not 0,
+    one pair and 4 mn vectors / P flops more.
     Raises LayoutError on every rank when shapes do not fit.
     """
     sums: Any = {"accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
@@ -93,7 +94,7 @@ def residual(
 ) -> Residual:
     """Return the outcome of `verify` for matrices of any kind that have a shape and a dtype.
 
-    apply(M, X, size) : returns M X and |M| size, whole on every rank.
+    apply(M, X, size) : returns M X and |M| size, both whole on every rank.
     """
     m, k, n = A.shape[0], A.shape[1], B.shape[1]
     with np.errstate(invalid="ignore", over="ignore"):
@@ -137,7 +138,7 @@ def check_arguments(
     accumulate_dtype: Any = None,
     compute_type: str | None = None,
 ) -> tuple[Any, Any, np.ndarray]:
-    """Raise what `verify` raises, and return alpha, beta and X.  Collective over C.grid; no element is read."""
+    """Check the arguments of `verify`, and return alpha, beta and X.  Collective over C.grid; no element is read."""
     with together(communicator(C=C, A=A, B=B)) as arguments:
         check_matrices(C=C, A=A, B=B, **({} if C0 is None else {"C0": C0}))
         m, k, n = A.shape[0], A.shape[1], B.shape[1]
@@ -145,8 +146,8 @@ def check_arguments(
         seed, vectors = as_seed(seed), as_count(vectors, "vectors", 1)
         if B.shape[0] != k or C.shape != (m, n) or (beta != 0 and (C0 is None or C0.shape != (m, n))):
             needed = {"A": A, "B": B, "C": C} | ({"C0": C0} if beta != 0 else {})
-            given = ", ".join(f"{name} is {'missing' if x is None else _size(x)}" for name, x in needed.items())
-            raise LayoutError(f"shapes do not fit: {given}")
+            sizes = ", ".join(f"{name} is {'missing' if x is None else _size(x)}" for name, x in needed.items())
+            raise LayoutError(f"shapes do not fit: {sizes}")
         if compute_type is not None:
             as_name(compute_type, "compute_type", dtypes.COMPUTE)
         arguments += ["verify", (m, n, k), alpha, beta, seed, vectors, accumulate_dtype, compute_type]

@@ -1,7 +1,7 @@
-"""The algorithms: each has an entry with its schedule, its executor, its grids, and the layouts of A, B and C.
+"""The registry of algorithms: one entry per algorithm, with its schedule, executor, grids, and layouts of A, B and C.
 
-The choices of a caller and of the command line, the candidates of a plan, how plans are read, and the lists of the
-documentation follow from these entries.  `register_algorithm` adds one more.
+The names that callers and the command line accept, the candidates of a plan, the reading of saved plans, and the lists
+in the documentation are derived from these entries.  `register_algorithm` adds an entry.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from pdgemm.schedules.products import Cannon, Inner, Layered, Product, Stationar
 class Algorithm:
     """An algorithm that forms a product on many ranks.
 
-    name     : name by which a caller requests it, and which plans and reports show.
-    product  : class of its schedule.
-    executor : "module:class" of its executor, which is imported when it is first needed.
+    name     : name of the algorithm in requests, plans and reports.
+    product  : class of the schedule.
+    executor : "module:class" of the executor, which is imported at its first use.
     words, memory, good_for : short descriptions for the documentation.
-    takes    : takes(Pr, Pc, layers, ranks) returns whether it runs on such a grid of that many ranks.
-    needs    : description of these grids; {ranks} and {layers} stand for the numbers of them.
-    new_grid : new_grid(problem, candidate) lays A, B and C out on a new grid.
-    here     : here(problem) yields the products to compare on the grids that A, B and C have; none by default.
-    layers   : number of layers of its grids: "one", "several" or "any".
-    twin     : name under which a caller requests it for C^T = B^T A^T; "": the same name.
-    mirrored : does it send other messages for C^T = B^T A^T on a grid that is not square?
-    flat     : is it one of those that "row" and "column" choose from?
-    grids    : grids(search) yields the grids to compare; None: the best of those that it takes.
-    moves_by : names of the transports of its panels or partial sums that are not movers.
-    devices  : does it also run on matrices on devices?
-    triangles : does it form one triangle of C with half the work where `Product.triangle` asks for it?
+    takes    : takes(Pr, Pc, layers, ranks) returns whether the algorithm runs on this grid if there are `ranks` ranks.
+    needs    : text on these grids; {ranks} stands for the number of ranks, {layers} for as many layers ("4 layers").
+    new_grid : new_grid(problem, candidate) returns the product with A, B and C laid out on the candidate's grid.
+    here     : here(problem) yields the products to compare on the present grids of A, B and C; none by default.
+    layers   : number of layers of the grids: "one", "several" or "any".
+    twin     : name of the algorithm in requests for C^T = B^T A^T; "": the same name.
+    mirrored : are the messages for C^T = B^T A^T different on a grid that is not square?
+    flat     : do the requests "row" and "column" choose from this algorithm, too?
+    grids    : grids(search) yields the grids to compare; None: the best grids that `takes` accepts.
+    moves_by : names of the transports of panels or partial sums that are not movers.
+    devices  : does the algorithm also run on matrices in device memory?
+    triangles : does the algorithm form one triangle of C with half the work if `Product.triangle` is set?
     """
 
     name: str
@@ -75,21 +75,21 @@ class Algorithm:
         return (self.name, self.twin) if self.twin else (self.name,)
 
     def called(self, transposed: bool) -> str:
-        """Return its name, or that of its twin."""
+        """Return the name of the algorithm; `transposed`: the name of its twin, if it has one."""
         return self.twin if transposed and self.twin else self.name
 
     def runs_on(self, pr: int, pc: int, layers: int, ranks: int) -> bool:
-        """Does it take this grid, for C = A B or for C^T = B^T A^T?"""
+        """Does the algorithm run on this grid, for C = A B or for C^T = B^T A^T?"""
         return bool(self.takes(pr, pc, layers, ranks) or (self.mirrored and self.takes(pc, pr, layers, ranks)))
 
     def answers(self, request: AlgorithmRequest, transposed: bool = False) -> bool:
-        """Does it satisfy the request?"""
-        asked = {"auto": True, "row": self.flat, "column": self.flat}
+        """Does the algorithm satisfy the request?"""
+        by_policy = {"auto": True, "row": self.flat, "column": self.flat}
         layers = {"one": request.layers in (None, 1), "several": request.layers != 1, "any": True}
-        return asked.get(request.algorithm, request.algorithm == self.called(transposed)) and layers[self.layers]
+        return by_policy.get(request.algorithm, request.algorithm == self.called(transposed)) and layers[self.layers]
 
     def grid_candidates(self, search: Search) -> Iterator[GridCandidate]:
-        """Yield the grids that are compared."""
+        """Yield the grids on which the planner compares this algorithm."""
         if self.grids:
             yield from self.grids(search)
         elif not search.transposed or self.mirrored:
@@ -107,7 +107,7 @@ def _torus(pr: Any, pc: Any, c: Any, ranks: int) -> Any:
 
 
 def _stationary_grids(search: Search) -> Iterator[GridCandidate]:
-    """Yield grids whose columns are layers, which divide k."""
+    """Yield partitions Pr x 1 x Pc: the columns of the grid divide k, as layers do."""
     if search.request.shape is None:
         partitions = search.best(None, lambda pr, pc, c, ranks: pc == 1)
     else:
@@ -117,7 +117,7 @@ def _stationary_grids(search: Search) -> Iterator[GridCandidate]:
 
 
 def _layered_grids(search: Search) -> Iterator[GridCandidate]:
-    """Yield grids with Cannon or SUMMA in each layer."""
+    """Yield grids with Cannon's algorithm or SUMMA in each layer."""
 
     def layered(pr: Any, pc: Any, c: Any, ranks: int) -> Any:
         return (c > 1) & ((pr * pc > 1) | search.forced)  # 1 x 1 x P is "inner"
@@ -134,7 +134,7 @@ def _layered_grids(search: Search) -> Iterator[GridCandidate]:
 
 
 def _inner_grids(search: Search) -> Iterator[GridCandidate]:
-    """Yield the only grid, which has all ranks."""
+    """Yield the only possible grid: 1 x 1, with one layer per rank."""
     (_, shape, layers), ranks = search.request, search.ranks
     possible = shape in (None, (1, 1)) and layers in (None, ranks) and (ranks > 1 or search.forced)
     if possible and not search.transposed:
@@ -189,13 +189,13 @@ _ENTRIES = (
     ),
 )  # fmt: skip
 ALGORITHMS = {entry.name: entry for entry in _ENTRIES}
-POLICIES = ("row", "column")  # "summa" or "cannon" on a P x 1 or 1 x P grid
+POLICIES = ("row", "column")  # SUMMA or Cannon's algorithm on a P x 1 ("row") or 1 x P ("column") grid
 
 
 def register_algorithm(entry: Algorithm) -> AnyName:
-    """Add an algorithm to those that plans choose from, before the first product, and return its name.
+    """Add an algorithm to the registry that plans choose from, and return its name.
 
-    All ranks call it alike.  Raises ArgumentError where a name is taken.
+    Every rank adds the same entry, before the first product.  Raises ArgumentError if the name exists already.
     """
     for name in entry.names:
         if name in algorithm_choices():
@@ -210,12 +210,12 @@ def families() -> tuple[str, ...]:
 
 
 def algorithm_choices() -> tuple[str, ...]:
-    """Return the values of the argument `algorithm`."""
+    """Return the values that the argument `algorithm` accepts."""
     return ("auto", *families(), *POLICIES)
 
 
 def is_algorithm(name: object) -> bool:
-    """Is it a value of the argument `algorithm`?  This is fast, because every product calls it."""
+    """Is the name a value of the argument `algorithm`?  The check is fast, because every product makes it."""
     return isinstance(name, str) and (name in ALGORITHMS or name == "auto" or name in algorithm_choices())
 
 

@@ -1,4 +1,4 @@
-"""Which algorithm of a collective operation takes the least time on a machine, and what each of them costs."""
+"""The cost of each algorithm of a collective operation on a machine, and the choice of the fastest algorithm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pdgemm.support.text import Table, counted, in_seconds, in_words
 
 @dataclass(frozen=True)
 class CollectiveCost:
-    """A collective and its cost: seconds of the slowest rank, and the most words and messages of a rank, out or in."""
+    """A collective and its cost: time of the slowest rank, most words and most messages sent or received by a rank."""
 
     collective: Collective
     seconds: float
@@ -42,14 +42,14 @@ class CollectiveCost:
 def collective_costs(
     operation: str, counts: tuple[int, ...], dtype: np.dtype, ranks: int, machine: Machine
 ) -> tuple[CollectiveCost, ...]:
-    """Return all algorithms that take these ranks, the fastest first, as the machine simulates them.
+    """Return the simulated costs of all algorithms that run on this number of ranks and nodes, the fastest first.
 
-    counts : words of each part, as of a `Collective`.   ranks : 0, 1, ..., of which consecutive ones are on a node.
-    Raises ArgumentError for another operation, and where there are too many ranks for a simulation.
+    counts : words of each part, as in `Collective`.   ranks : number of ranks 0, 1, ...; nodes hold consecutive ranks.
+    Raises ArgumentError for an unknown operation, and if the ranks send too many messages for a simulation.
     """
     per_node = machine.ranks_per_node or ranks
     node = tuple(rank // per_node for rank in range(ranks)) if per_node < ranks else ()
-    found = []
+    costs = []
     for name, algorithm in algorithms(operation).items():
         if algorithm.takes(node):
             collective = Collective(operation, name, (*range(ranks),), counts, dtype, node)
@@ -58,24 +58,24 @@ def collective_costs(
             run = simulate(collective, machine, ranks)
             words, messages = (run.words_sent, run.words_received), (run.messages_sent, run.messages_received)
             most = int(np.max(words)), int(np.max(messages))
-            found.append(CollectiveCost(collective, run.seconds, *most))
-    return tuple(sorted(found, key=lambda x: x.seconds))
+            costs.append(CollectiveCost(collective, run.seconds, *most))
+    return tuple(sorted(costs, key=lambda x: x.seconds))
 
 
 def choose_collective(
     operation: str, counts: Iterable[int], dtype: np.dtype, ranks: int, machine: Machine
 ) -> Collective:
-    """Return the collective by the algorithm that takes the least time.  Arguments: `collective_costs`."""
+    """Return the collective with the fastest algorithm.  The arguments are those of `collective_costs`."""
     return collective_costs(operation, tuple(counts), dtype, ranks, machine)[0].collective
 
 
 def parts_of(operation: str, words: int, ranks: int) -> tuple[int, ...]:
-    """Return the words of parts of even sizes: of the whole vector, with "all_to_all" of what each rank has."""
+    """Return the words of even parts of the vector; for "all_to_all", of even parts of the vector of each rank."""
     return even_parts(words, ranks) * ranks if operation == "all_to_all" else even_parts(words, ranks)
 
 
 def costs_table(costs: tuple[CollectiveCost, ...]) -> str:
-    """Return the costs as a table, with the lower bounds, and in which order parts are added."""
+    """Return the costs as a table, with the lower bounds, and the order in which each algorithm adds parts."""
     rounds, least = costs[0].collective.lower_bounds()
     rows = [
         (

@@ -1,4 +1,4 @@
-"""Plans as JSON and back: what is read has the right types, and its parts are consistent."""
+"""Write plans as JSON and read them back, with a check of the types and of the consistency of the parts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pdgemm.schedules.products.product import on_ranks
 from pdgemm.support.json_input import decoded, jsonable
 
 Moves = tuple[tuple[Literal["A", "B", "C"], Exchange], ...]
-Parts = tuple[Product, bool, Moves, Problem]  # of a plan
+Parts = tuple[Product, bool, Moves, Problem]  # the fields of a ProductPlan
 _NOT_ONE = "not a plan that was saved"
-_MOST_BLOCKS = 1 << 24  # of a dimension: the figures of a plan take time and memory for each block
-_MOST_BYTES = 1 << 50
+_MOST_BLOCKS = 1 << 24  # blocks of a dimension: the figures of a plan take time and memory for each block
+_MOST_BYTES = 1 << 50  # bytes of the local array of a rank
 
 
 @lru_cache(maxsize=8)
 def _saved(kinds: tuple[type[Product], ...]) -> dict[type[Product], Any]:
-    """Return the type that is written for each kind of product."""
+    """Return the struct type that JSON has for each class of product."""
     return {
         kind: msgspec.defstruct(
             kind.__name__,
@@ -48,17 +48,17 @@ def pack(*parts: Any) -> str:
 
 
 def unpack(text: str) -> Parts:
-    """Return the parts that `pack` was given.  Raises ArgumentError for any other text."""
-    found: Any = decoded(text, Union[tuple(_known().values())], _NOT_ONE, exact=True)  # type: ignore[arg-type]  # noqa: UP007
-    if fault := _fault(found.product, found.moves, found.problem):
+    """Return the parts of the plan that `pack` wrote.  Raises ArgumentError for any other text."""
+    saved: Any = decoded(text, Union[tuple(_known().values())], _NOT_ONE, exact=True)  # type: ignore[arg-type]  # noqa: UP007
+    if fault := _fault(saved.product, saved.moves, saved.problem):
         raise ArgumentError(f"{_NOT_ONE}: {fault}")
-    return found.product, found.transposed, found.moves, found.problem
+    return saved.product, saved.transposed, saved.moves, saved.problem
 
 
 def _fault(product: Product, moves: Moves, problem: Problem) -> str:
-    """Return what is inconsistent, or larger than any matrix; "" if nothing is."""
-    size, made = problem.size, (product.A, product.B, product.C)
-    layouts = [*problem.layouts, *made, *(x for _, move in moves for x in (move.source, move.target))]
+    """Return the first inconsistency of a plan, or a size beyond any real matrix, as text; "": the plan is sound."""
+    size, product_layouts = problem.size, (product.A, product.B, product.C)
+    layouts = [*problem.layouts, *product_layouts, *(x for _, move in moves for x in (move.source, move.target))]
     if not all(on_ranks(x.rank_map, x.distribution.grid_shape, size) for x in layouts):
         return f"a layout has not one of {size} ranks for each position of its grid"
     sides = [side for x in layouts for side in (x.distribution.rows, x.distribution.cols)]
@@ -66,7 +66,7 @@ def _fault(product: Product, moves: Moves, problem: Problem) -> str:
         return f"a matrix has more than {_MOST_BLOCKS} blocks in a row or a column"
     if any(x.local_bytes(None) > _MOST_BYTES for x in layouts):
         return f"a rank has more than {_MOST_BYTES} bytes of a matrix"
-    for A, B, C in (problem.layouts, made):
+    for A, B, C in (problem.layouts, product_layouts):
         (m, k), (inner, n) = A.distribution.shape, B.distribution.shape
         if C.distribution.shape != (m, n) or k != inner:
             return "the shapes of A, B and C do not make a product"

@@ -1,4 +1,4 @@
-"""The choice of the algorithm and its grid, and of what is redistributed for them, before a product runs."""
+"""The choice of the algorithm, the grid and the redistributions of a product, before the product runs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from pdgemm.planning.search.candidates import Arrangement, arrangements, arrange
 from pdgemm.schedules.mover_registry import AUTO, MOVERS
 from pdgemm.support.text import in_bytes, in_words
 
-PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough to overlap with it
-PANEL_WIDTH_BETWEEN_NODES = 256  # where the first panels take longer to arrive, and BLAS is hardly slower
+PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough for transfers to overlap with BLAS
+PANEL_WIDTH_BETWEEN_NODES = 256  # the first panels take longer to arrive, and BLAS is hardly slower at this width
 LOOKAHEAD_BETWEEN_NODES = 4  # so that panels of several owners fill each cable in both directions
-DEVICE_PANEL_WIDTH = 2048  # for a device that multiplies a hundred times as fast, but reads C no more than ten times
-WIDTHS = (2048, 1024, 512, 256, 128)  # panel widths that are compared where none is requested
+DEVICE_PANEL_WIDTH = 2048  # a device multiplies a hundred times as fast, but reads C at most ten times as fast
+WIDTHS = (2048, 1024, 512, 256, 128)  # panel widths that are compared if the caller requests none
 TIE = 1.1  # ratio of costs up to which plans count as equal
-_WORTH_TUNING = 0.99  # ratio of times above which the default is kept
-_MANY_PANELS = 1000  # more panels than this fill the pipeline quickly: narrower ones gain nothing
+_WORTH_TUNING = 0.99  # ratio of predicted times above which the default is kept
+_MANY_PANELS = 1000  # with more panels, filling the pipeline takes little time, and narrower panels gain nothing
 _NO_LIMIT = 1 << 62
-ROWS = 5  # candidates that are shown unless all are asked for
+ROWS = 5  # candidates in a table, unless all are requested
 RULE = (  # MOVES_WEIGH and TIE in words
     "of the plans within 10% of the shortest predicted time, with redistribution counted twice, the one by which a "
     "rank receives and allocates the fewest words"
@@ -61,16 +61,16 @@ def plan_product(problem: Problem) -> ProductPlan:
 
 @lru_cache(maxsize=256)
 def best_plan(problem: Problem) -> tuple[ProductPlan | None, int]:
-    """Return the best plan that fits, or None, and the bytes that a plan needs at least."""
+    """Return the best plan that fits the memory limit, and 0; or None, and the fewest bytes that a plan needs."""
     plan, least = _best(problem)
-    if plan is None and problem.shared and problem.mover == "auto":  # copies in node memory take space
+    if plan is None and problem.shared and problem.mover == "auto":  # sent panels need no copies in node-shared memory
         plan, other = _best(replace(problem, shared=False, outside_node_memory=(), nodes=()))
         least = min(least, other)
     return plan, least
 
 
 def _best(problem: Problem) -> tuple[ProductPlan | None, int]:
-    """Return the same for a problem whose panels are read in place, or for one whose panels are sent."""
+    """Return the result of `best_plan` for one transport: panels read in place, or panels sent."""
     limit, least, best = problem.memory_limit, _NO_LIMIT, inf
     known = _unrivalled(problem)
     if known is not None:
@@ -92,7 +92,7 @@ def _best(problem: Problem) -> tuple[ProductPlan | None, int]:
 
 
 def _unrivalled(problem: Problem) -> ProductPlan | None:
-    """Return the best plan that redistributes nothing, if no other can beat it by 10%; None: they must be compared."""
+    """Return the best plan without redistribution if no plan can beat it by 10%; None: plans must be compared."""
     limit = problem.memory_limit
     still = [
         plan
@@ -110,10 +110,10 @@ def _unrivalled(problem: Problem) -> ProductPlan | None:
 
 
 def tuned(plan: ProductPlan) -> ProductPlan:
-    """Return the plan with the fastest mover and panel width, of those that the caller leaves open.
+    """Return the plan with the fastest mover and panel width, where the caller leaves these open.
 
-    They change neither the words nor the layouts.  A plan whose panels were narrowed to fit its memory limit,
-    or are all that a rank has, is returned as it is.
+    Mover and width change neither the words nor the layouts.  The plan is returned unchanged if its panels were
+    narrowed to fit the memory limit, if they contain all inner indices of a rank, or if no mover moves them.
     """
     problem, product = plan.problem, plan.product
     if not (product.exposed or (product.mover in MOVERS and not product.shared)) or product.width != problem.width:
@@ -123,7 +123,7 @@ def tuned(plan: ProductPlan) -> ProductPlan:
     if product.panels > _MANY_PANELS:
         widths = [problem.width]
     limit, best = problem.memory_limit, plan
-    widest = product.product_width  # as wide as this or wider is the same
+    widest = product.product_width  # all widths from this one on give the same product
     widths = [*dict.fromkeys(problem.width if width >= widest else width for width in widths)]
     for mover, width in itertools.product(movers, widths):
         if (mover, width) == (product.mover, product.width):
@@ -137,9 +137,9 @@ def tuned(plan: ProductPlan) -> ProductPlan:
 def panel_width(
     requested: int | None, accumulate: np.dtype, machine: Machine, on_device: bool = False, triangle: bool = False
 ) -> int:
-    """Return the width of the widest panel: as requested, but not so wide that sums become inexact.
+    """Return the width of the widest panel: the requested one or a default, limited so that integer sums stay exact.
 
-    triangle : one triangle of C is formed, in smaller rectangles, to which BLAS adds a wider product faster.
+    triangle : one triangle of C is formed, in smaller rectangles, to which BLAS adds wider products faster.
     """
     on_host = PANEL_WIDTH if machine.ranks_per_node is None else PANEL_WIDTH_BETWEEN_NODES
     on_host *= 1 + triangle
@@ -150,15 +150,15 @@ def panel_width(
 
 
 def panels_ahead(requested: int | None, machine: Machine, on_device: bool = False) -> int:
-    """Return the number of panels in flight behind the one in use: as requested."""
+    """Return the lookahead, the number of panels in flight behind the one in use: as requested, or a default."""
     if requested is not None:
         return requested
     return 1 if machine.ranks_per_node is None or on_device else LOOKAHEAD_BETWEEN_NODES
 
 
 def candidates(problem: Problem) -> Iterator[ProductPlan]:
-    """Yield plans, the cheapest first; exact costs are computed only as far as these are needed."""
-    # a heap of costs; at first lower bounds, of one rank and with the overhead alone of each redistribution
+    """Yield plans, the cheapest first; the exact cost of a plan is computed only when it may be the next one."""
+    # a heap of costs; first lower bounds: the product on one rank, and the call overhead of each redistribution
     heap: list[tuple[float, int, ProductPlan | Arrangement]] = []
     machine = problem.machine
     for number, arrangement in enumerate(dict.fromkeys(arrangements(problem))):
@@ -182,7 +182,7 @@ def fits_in_memory(plan: ProductPlan, limit: int | None) -> bool:
 
 
 def fit(plan: ProductPlan, limit: int | None) -> ProductPlan:
-    """Return the plan with as much workspace as the limit allows, or with the least it needs if that is more."""
+    """Return the plan with as much workspace as the limit allows, or with the least workspace if this is more."""
     if limit is None or plan.extra_bytes(None) <= limit:
         return plan
 
@@ -193,7 +193,7 @@ def fit(plan: ProductPlan, limit: int | None) -> ProductPlan:
     spare = limit - narrowest.extra_bytes(None)
     if spare < 0:
         return narrowest
-    # half of what is left over goes to the messages of moves, the rest to panels
+    # half of the spare bytes goes to the messages of redistributions, the rest to panels
     spare //= 2 * max(1, len(plan.moves))
     best, low, high = with_workspace(0, spare), 0.0, 1.0
     for _ in range(10):
@@ -207,22 +207,22 @@ def fit(plan: ProductPlan, limit: int | None) -> ProductPlan:
 
 
 def considered(plan: ProductPlan) -> list[Candidate]:
-    """Return this plan, then what it was compared with, the best first, and what speaks against each."""
+    """Return this plan, then the other plans, the cheapest first, each with the reason why it was not chosen."""
     rows, limit = [plan.candidate("chosen", chosen=True)], plan.problem.memory_limit
     for other in candidates(plan.problem):
         fitted = tuned(fit(other, limit))
-        room = fits_in_memory(fitted, limit)
-        verdict = _beside(plan, fitted) if room else f"needs {in_bytes(fitted.extra_bytes(None))}"
-        rows.append(replace(fitted.candidate(verdict), fits=room))
-    found: dict[Candidate, Candidate] = {}  # one algorithm on the grid of a matrix and on a new one like it is one row
+        within_limit = fits_in_memory(fitted, limit)
+        verdict = _beside(plan, fitted) if within_limit else f"needs {in_bytes(fitted.extra_bytes(None))}"
+        rows.append(replace(fitted.candidate(verdict), fits=within_limit))
+    distinct: dict[Candidate, Candidate] = {}  # one row for an algorithm on a matrix's grid and on an equal new grid
     for row in rows:
         same = replace(row, seconds=0, cost=0, memory_bytes_per_rank=0, verdict="", chosen=False, fits=True)
-        found.setdefault(same, row)
-    return list(found.values())
+        distinct.setdefault(same, row)
+    return list(distinct.values())
 
 
 def _beside(plan: ProductPlan, other: ProductPlan) -> str:
-    """Return why the other plan was not chosen."""
+    """Return the reason why the other plan was not chosen."""
     if not plan.cost:
         return "as long"
     ratio = other.cost / plan.cost
@@ -245,9 +245,9 @@ def explain(plan: ProductPlan, whole: bool = False, more: str = "explain(all=Tru
 
 
 def candidates_explained(candidates: list[Candidate], whole: bool, more: str) -> str:
-    """Return the candidates as a table, and why the first one was chosen.
+    """Return the candidates as a table, and the reason why the first one was chosen.
 
-    whole : show all candidates, and not only the first ones.   more : what shows them.
+    whole : show all candidates, and not only the first ones.   more : the call or option that shows all of them.
     """
     shown = candidates if whole or len(candidates) <= ROWS + 1 else candidates[:ROWS]
     chosen = candidates[0]

@@ -1,4 +1,4 @@
-"""The question that a plan answers: the layouts of A, B and C, and the arguments of the product."""
+"""The input of the planner: the layouts of A, B and C, and the arguments of the product."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pdgemm.schedules.mover_registry import AUTO, NCCL, RING, SHARED, by_message
 from pdgemm.schedules.products import reduction
 from pdgemm.schedules.staircase import TriangleName
 
-REDUCED_BYTES = 1 << 26  # of C that are reduced at a time, but at least REDUCED_ROWS rows, for the speed of BLAS
+REDUCED_BYTES = 1 << 26  # bytes of C that are reduced at a time, but at least REDUCED_ROWS rows, for the speed of BLAS
 REDUCED_ROWS = 128
-REDUCED_WINDOWS = 16  # of rows, where they are sent: all but the last are sent while the next is multiplied
+REDUCED_WINDOWS = 16  # windows of rows, if sums are sent: each but the last travels while the next one is multiplied
 
 
 class AlgorithmRequest(NamedTuple):
@@ -32,7 +32,7 @@ class AlgorithmRequest(NamedTuple):
         return self._replace(shape=self.shape and self.shape[::-1])
 
     def on(self, ranks: int) -> AlgorithmRequest | None:
-        """Return the request with the shape that "row" or "column" implies; None if this contradicts its own."""
+        """Return the request with the grid that "row" or "column" implies; None if another grid is requested."""
         shape = {"row": (ranks, 1), "column": (1, ranks)}.get(self.algorithm, self.shape)
         return None if self.shape not in (None, shape) else self._replace(shape=shape)
 
@@ -41,9 +41,9 @@ class AlgorithmRequest(NamedTuple):
 class Problem:
     """The layouts of A, B and C, and the arguments of the product.
 
-    size      : number of ranks of the communicator, in which the layouts number their ranks.
+    size      : number of ranks of the communicator; the layouts use the rank numbers of this communicator.
     beta_is_zero : beta is 0, and C is not read.
-    mover     : one of MOVERS, or "auto": where panels are sent, the model chooses from `movers`.
+    mover     : one of MOVERS, or "auto": if panels are sent as messages, the model chooses one of `movers`.
     algorithm : one of `algorithm_choices()`.   shape, layers : the requested grid; None: any.
     """
 
@@ -62,14 +62,14 @@ class Problem:
     memory_limit: int | None = None
     width_asked: bool = True  # did the caller set `width`?
     shared: bool = False  # may ranks of a node read each other's panels?
-    reads: str = SHARED.name  # the mover by which they do
+    reads: str = SHARED.name  # the mover by which ranks of a node read panels
     device: str = ""  # the device that holds the matrices; "": the host
-    compute: str = ""  # the type that operands may be rounded to, as in `Product`
+    compute: str = ""  # the type to which operands may be rounded, as in `Product`
     staged: bool = False  # must messages of the device be staged in host memory?
-    nodes: tuple[int, ...] = ()  # the node of each rank; (): all are on one node
+    nodes: tuple[int, ...] = ()  # the node of each rank; (): all ranks are on one node
     outside_node_memory: tuple[str, ...] = ()  # the operands among A and B that are not in node-shared memory
-    ideal: bool = False  # each product gets A, B and C on layouts that fit it, and nothing is redistributed
-    triangle: TriangleName = ""  # of C that is computed, as in `Product`
+    ideal: bool = False  # each algorithm gets A, B and C on layouts that fit it, and nothing is redistributed
+    triangle: TriangleName = ""  # the triangle of C that is computed, as in `Product`
     protect: str = ""  # "detect" or "repair": C is compared with checksums
     machine: Machine = field(default_factory=Machine, repr=False)
     movers: tuple[str, ...] = field(default_factory=by_messages)
@@ -84,7 +84,7 @@ class Problem:
 
     @property
     def request(self) -> AlgorithmRequest:
-        """The request; on one rank nothing is sent, and "auto" is "summa"."""
+        """The request; on one rank "auto" is "summa", because nothing is sent."""
         alone = self.size == 1 and self.algorithm == "auto"
         return AlgorithmRequest("summa" if alone else self.algorithm, self.shape, self.layers)
 
@@ -97,38 +97,38 @@ class Problem:
 
     @property
     def grids(self) -> list[Layout]:
-        """The layouts of those matrices whose grids differ."""
-        found: dict[object, Layout] = {}
+        """One layout for each different grid of C, A and B."""
+        by_grid: dict[object, Layout] = {}
         for x in (self.C, self.A, self.B):
-            found.setdefault(x.grid, x)
-        return list(found.values())
+            by_grid.setdefault(x.grid, x)
+        return list(by_grid.values())
 
     @property
     def rank_map(self) -> tuple[int, ...]:
-        """All ranks, those of C's grid first."""
+        """All ranks of the communicator, those of C's grid first."""
         rest = set(range(self.size)) - set(self.C.rank_map) if len(self.C.rank_map) < self.size else ()
         return (*self.C.rank_map, *sorted(rest))
 
     @property
     def broadcast(self) -> str:
-        """The mover of the panels until the plan is tuned."""
+        """The mover of the panels before the plan is tuned."""
         if self.mover == AUTO:
             return self.reads if self.shared else self.broadcasts[0]
         return self.mover
 
     @property
     def broadcasts(self) -> tuple[str, ...]:
-        """The movers that send messages; panels that are staged in host memory are sent around a ring."""
+        """The movers that send messages; only the ring if messages are staged in host memory."""
         return (RING.name,) if self.staged else self.movers
 
     @property
     def relay_nodes(self) -> tuple[int, ...]:
-        """The node of each rank, where panels are read in place on a node and relayed between nodes; else ()."""
+        """The node of each rank if panels are read in place on a node and relayed between nodes, else ()."""
         return self.nodes if reads(self.broadcast) else ()
 
     @property
     def broadcast_by_message(self) -> str:
-        """The mover for algorithms that read panels in place only where all ranks are on one node."""
+        """The mover for algorithms that can read panels in place only if all ranks are on one node."""
         return self.broadcasts[0] if reads(self.broadcast) and self.nodes else self.broadcast
 
     @property
@@ -138,15 +138,16 @@ class Problem:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments of `Product` that describe its device, and what of C is computed."""
+        """The arguments of `Product` that describe its device, its messages, its arithmetic and its triangle of C."""
         there = {"device": self.device, "staged": self.staged, "nccl": self.nccl, "compute": self.compute}
         return there | {"triangle": self.triangle}
 
     def reduced_rows(self, rows: int, cols: int, mover: str, owners: BlockCyclic | None = None) -> int:
-        """Return how many rows of a block of C are reduced at a time: where they are sent, few, so that most overlap.
+        """Return the number of rows of a block of C that are reduced at a time.
 
-        mover  : the mover by which partial sums are read in place, or the one of messages.
-        owners : who owns these rows in C; each window is to have enough of each of them.
+        If partial sums are sent, the number is small, so that most of the transfer overlaps with products.
+        mover  : the mover by which partial sums are read in place; for any other name, they are sent as messages.
+        owners : the distribution of these rows in C; if its blocks are large, a window has enough rows of each owner.
         """
         at_once, least = REDUCED_BYTES // (max(1, cols) * self.accumulate.itemsize), REDUCED_ROWS
         if not reads(mover):
@@ -160,7 +161,7 @@ Laid = tuple[BlockCyclic, BlockCyclic, tuple[int, ...]]  # distributions of rows
 
 
 def lay_out(problem: Problem, A: Laid, B: Laid, C: Laid) -> tuple[Layout, Layout, Layout, np.dtype, int]:
-    """Return the layouts of a product, its type of accumulation and the width of its panels."""
+    """Return the layouts of a product, its accumulation type and its panel width."""
     (*of_a, at_a), (*of_b, at_b), (*of_c, at_c) = A, B, C
     return (
         brought(problem.A, Distribution(*of_a), at_a),
@@ -172,13 +173,13 @@ def lay_out(problem: Problem, A: Laid, B: Laid, C: Laid) -> tuple[Layout, Layout
 
 
 def brought(x: Layout, distribution: Distribution, rank_map: tuple[int, ...], dtype: np.dtype | None = None) -> Layout:
-    """Return x in this description if its elements lie so already, otherwise the layout of its copy."""
+    """Return the layout of x on this distribution; where the owners differ, that of a copy of x of type `dtype`."""
     there = replace(x, distribution=distribution, rank_map=rank_map)
     return there if x.same_owners(there) else replace(there, dtype=dtype or x.dtype)
 
 
 def nothing_to_multiply(A: Layout, B: Layout, C: Layout) -> tuple[Layout, Layout]:
-    """Return layouts of operands without inner indices that match the layout of C."""
+    """Return layouts of operands with k = 0 that match the layout of C."""
     (pr, pc), c = C.distribution.grid_shape, C.distribution
     return (
         replace(C, distribution=Distribution(c.rows, BlockCyclic.even(0, pc)), dtype=A.dtype),

@@ -1,4 +1,4 @@
-"""The layouts of A, B and C for each algorithm: on the grids that the matrices have, and on a new grid."""
+"""The layouts of A, B and C for each algorithm: on the present grids of the matrices, and on a new grid."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pdgemm.schedules.mover_registry import reads
 from pdgemm.schedules.products import Cannon, Inner, Layered, Product, Stationary, Summa
 from pdgemm.schedules.steps import skewed, skewed_rank_maps
 
-LEAST_BLOCK, MOST_BLOCK = 32, 128  # of a triangle: BLAS is slower on smaller ones, larger ones make nothing faster
+LEAST_BLOCK, MOST_BLOCK = 32, 128  # block sizes of a triangle: BLAS is slower on smaller blocks, not faster on larger
 
 
 def summa_on_grid_of(problem: Problem, base: Layout) -> Iterator[Product]:
-    """Yield SUMMA on the grid of one of the matrices, with C's row map equal to A's, and its column map to B's."""
+    """Yield SUMMA on the grid of one matrix; C has the row distribution of A and the column distribution of B."""
     pr, pc = base.distribution.grid_shape
     on_a, on_b, on_c = (x.grid == base.grid for x in (problem.A, problem.B, problem.C))
     a, b, c = (x.distribution for x in (problem.A, problem.B, problem.C))
@@ -47,7 +47,7 @@ def summa_on(problem: Problem, partition: Partition) -> Summa:
 
 
 def dims(partition: Partition, triangle: bool = False) -> tuple[BlockCyclic, BlockCyclic, BlockCyclic, BlockCyclic]:
-    """Return how a partition distributes the rows and columns of C, and the inner indices of A and of B."""
+    """Return the distributions of a partition: rows of C, columns of C, inner indices of A, inner indices of B."""
     most = triangle_block(partition.m, partition.pr, partition.pc) if triangle else max(partition.m, partition.n)
     return (
         BlockCyclic(partition.m, max(1, min(most, partition.row_block)), partition.pr),
@@ -58,15 +58,15 @@ def dims(partition: Partition, triangle: bool = False) -> tuple[BlockCyclic, Blo
 
 
 def triangle_block(n: int, pr: int, pc: int) -> int:
-    """Return the block size of an n x n matrix of which the ranks of a grid share one triangle evenly.
+    """Return the block size with which one triangle of an n x n matrix is spread evenly over the ranks of a grid.
 
-    With 16 blocks for each rank of a grid row or column, the largest share is at most a sixteenth above the mean.
+    With 16 blocks or more per grid row and per grid column, the largest share is at most a sixteenth above the mean.
     """
     return max(LEAST_BLOCK, min(MOST_BLOCK, n // (16 * max(pr, pc))))
 
 
 def stationary(problem: Problem, shape: tuple[int, int], rank_map: tuple[int, ...]) -> Stationary:
-    """Return SUMMA with A stationary on a Pr x Pc grid; B lies on the transposed grid."""
+    """Return SUMMA with A stationary on a Pr x Pc grid; B is distributed over the transposed grid."""
     (pr, pc), (m, n, k) = shape, problem.mnk
     a, b, c = (x.distribution for x in (problem.A, problem.B, problem.C))
     grid = (shape, rank_map)
@@ -81,13 +81,13 @@ def stationary(problem: Problem, shape: tuple[int, int], rank_map: tuple[int, ..
 
 
 def cannon_on(problem: Problem, partition: Partition) -> Cannon:
-    """Return Cannon's algorithm on C's own grid if that has the shape of the partition, else on a new one."""
+    """Return Cannon's algorithm on C's own grid if this has the shape of the partition, else on a new grid."""
     a, b, c = (x.distribution for x in (problem.A, problem.B, problem.C))
     r, s, inner_a, inner_b = dims(partition, bool(problem.triangle))
     shape, rank_map = (partition.pr, partition.pc), problem.rank_map[: partition.ranks]
     if problem.C.grid == (shape, rank_map):
         r, s = c.rows, c.cols
-    if partition.pr == partition.pc:  # blocks of any size fit
+    if partition.pr == partition.pc:  # on a square grid, inner blocks of any size fit
         if a.grid_shape == shape:
             inner_a = inner_b = a.cols
         elif b.grid_shape == shape:
@@ -98,11 +98,11 @@ def cannon_on(problem: Problem, partition: Partition) -> Cannon:
 
 
 def layered_on(problem: Problem, partition: Partition, inside: str, on_layer_0: bool = False) -> Layered:
-    """Return a product in layers, with C distributed over them, or on layer 0 in the layout of the user."""
+    """Return a product in layers, with C distributed over all layers, or on layer 0 in the user's layout."""
     c, shape = partition.layers, (partition.pr, partition.pc)
     (pr, pc), (down, across) = shape, (1, 1) if on_layer_0 else partition.shares
     grid = np.array(problem.rank_map[: partition.ranks]).reshape(c, *shape)
-    if not on_layer_0 and problem.C.distribution.grid_shape == (pr * down, pc * across):  # C stays where it is
+    if not on_layer_0 and problem.C.distribution.grid_shape == (pr * down, pc * across):  # C keeps its rank map
         grid = grid.reshape(pr, down, pc, across).transpose(1, 3, 0, 2).reshape(c, *shape)
     r, s, inner_a, inner_b = dims(partition)
     if on_layer_0:
@@ -127,7 +127,7 @@ def layered_on(problem: Problem, partition: Partition, inside: str, on_layer_0: 
 
 
 def layered_here(problem: Problem) -> Iterator[Product]:
-    """Yield a product in layers on C's grid, if there are ranks for more than one layer."""
+    """Yield a product in layers of the shape of C's grid, if there are ranks for more than one layer."""
     pr, pc = problem.C.distribution.grid_shape
     most = problem.size // (pr * pc)
     c = problem.layers or most
@@ -136,7 +136,7 @@ def layered_here(problem: Problem) -> Iterator[Product]:
 
 
 def inner_on(problem: Problem, a: Layout, b: Layout) -> Inner:
-    """Return the product on these layouts of A and B, and on the layout that C has."""
+    """Return the product by the algorithm "inner" on these layouts of A and B, with C in its present layout."""
     by = problem.broadcast_by_message
     mover = by if reads(by) else "reduce_scatter"
     rows = problem.reduced_rows(*problem.mnk[:2], mover, problem.C.distribution.rows)
@@ -147,16 +147,16 @@ def inner_on(problem: Problem, a: Layout, b: Layout) -> Inner:
 
 
 def inner_layouts(problem: Problem) -> Iterator[tuple[Layout, Layout]]:
-    """Yield layouts of A by columns and of B by rows over the same ranks."""
+    """Yield pairs of layouts, in which the columns of A and the rows of B are distributed alike over the same ranks."""
     A, B, size = problem.A, problem.B, problem.size
     m, n, k = problem.mnk
-    found: dict[object, tuple[BlockCyclic, tuple[int, ...]]] = {}
+    distributions: dict[object, tuple[BlockCyclic, tuple[int, ...]]] = {}
     if A.distribution.rows.parts == 1:
-        found[A.distribution.cols.canonical, A.rank_map] = A.distribution.cols, A.rank_map
+        distributions[A.distribution.cols.canonical, A.rank_map] = A.distribution.cols, A.rank_map
     if B.distribution.cols.parts == 1:
-        found.setdefault((B.distribution.rows.canonical, B.rank_map), (B.distribution.rows, B.rank_map))
-    found[None] = BlockCyclic.even(k, size), tuple(range(size))
-    for inner, rank_map in found.values():
+        distributions.setdefault((B.distribution.rows.canonical, B.rank_map), (B.distribution.rows, B.rank_map))
+    distributions[None] = BlockCyclic.even(k, size), tuple(range(size))
+    for inner, rank_map in distributions.values():
         yield (
             brought(A, Distribution(BlockCyclic.even(m, 1), inner), rank_map),
             brought(B, Distribution(inner, BlockCyclic.even(n, 1)), rank_map),
@@ -164,9 +164,9 @@ def inner_layouts(problem: Problem) -> Iterator[tuple[Layout, Layout]]:
 
 
 def inner_on_new_grid(problem: Problem, partition: Partition) -> Product:
-    """Return the product over all ranks of the communicator."""
+    """Return the product by the algorithm "inner" over all ranks of the communicator."""
     *_, (a, b) = inner_layouts(problem)
     C = problem.C
-    if problem.ideal:  # it is distributed as evenly as possible
+    if problem.ideal:  # C is distributed as evenly as possible
         problem = replace(problem, C=replace(C, distribution=Distribution.over(partition.shares, C.distribution.shape)))
     return inner_on(problem, a, b)

@@ -1,4 +1,4 @@
-"""A plan as a value: the product, the redistributions before and after it, and what these cost each rank."""
+"""A plan as a value: the product, the redistributions before and after it, and their cost for each rank."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.remembered import remembered
 from pdgemm.support.text import algorithm_name, sides
 
-MOVES_WEIGH = 2  # weight of the seconds of redistribution: for the memory of copies, and for what no model covers
-_SAMPLE = 4  # number of ranks whose figures are computed where there are more
+MOVES_WEIGH = 2  # weight of the seconds of redistribution: for the memory of copies, and for costs outside the model
+_SAMPLE = 4  # number of ranks whose figures are computed if there are more ranks
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ProductPlan:
-    """C := alpha A B + beta C from the user's layouts to the user's layouts: a value, without data.
+    """The plan of C := alpha A B + beta C on matrices in the user's layouts: a value, without data.
 
     product    : schedule of the algorithm, on layouts that fit it.
     transposed : the product is C^T = B^T A^T, and `product.A` is the layout of B^T.
-    moves      : redistributions of A and B before the product, of C after it, from and to their own layouts.
-    problem    : the question that the plan answers.
+    moves      : redistributions by matrix name: of A and B to the product's layouts, and of C to the user's layout.
+    problem    : the input of the planner that the plan answers.
 
-    Plans are equal if they do the same; `str` describes what they do.
+    Plans are equal if all their fields are equal; `str` describes the plan.
     """
 
     product: Product
@@ -59,7 +59,7 @@ class ProductPlan:
 
     @property
     def arrangement(self) -> Arrangement:
-        """The product on its layouts, as the user sees them."""
+        """The product on its layouts, and whether it is transposed."""
         return Arrangement(self.product, self.transposed)
 
     @cached_property
@@ -93,16 +93,16 @@ class ProductPlan:
 
     @remembered
     def extra_bytes(self, rank: int | None) -> int:
-        """Return the bytes of a rank beyond A, B and C as they were given; for rank None, the most of any rank.
+        """Return the bytes that a rank needs beyond the user's A, B and C; for rank None, the most of any rank.
 
-        Where the layouts are ideal none were given, and A, B and C are included.
+        If the layouts are ideal, the bytes of A, B and C are included.
         """
         own = sum(layout.local_bytes(rank) for layout in self.arrangement.layouts) if self.problem.ideal else 0
         checks = self._check_bytes(rank) if self.problem.protect else 0
         return self.product.extra_bytes(rank) + self._copied_bytes(rank) + own + checks
 
     def _copied_bytes(self, rank: int | None) -> int:
-        """Return the bytes of copies of A, B and C, and of the messages of their redistribution."""
+        """Return the bytes of copies of A, B and C, and of the message buffers of their redistribution."""
         return sum(layout.local_bytes(rank) for layout in self.staged.values()) + sum(
             move.extra_bytes(rank) + (move.source if name == "C" else move.target).local_bytes(rank)
             for name, move in self.moves
@@ -110,30 +110,30 @@ class ProductPlan:
 
     # ------------------------------------------------------------------ checksums
     def check_buffers(self, rank: int | None) -> Buffers:
-        """Return the vectors of the checksums of a rank, and the copy of C that a product is repeated from.
+        """Return the checksum vectors of a rank, and the copy of C from which a product is repeated.
 
-        For rank None, the most of any rank.
+        For rank None, return the largest sizes of any rank.
         """
         problem, (m, _, k) = self.problem, self.problem.mnk
         dtype = np.dtype(np.int64) if problem.accumulate.kind in "iu" else problem.accumulate
         (rows, cols), entry = problem.C.local_shape(rank), not problem.beta_is_zero
         own = sum(x.local_shape(rank)[0] for x in (problem.B, problem.A)) + entry * rows
         norms, sizes = self._check_sizes
-        found = {"B x": (k, dtype), "own": (own, dtype), "C x": (m, dtype)}
-        found |= {"norms": (norms, np.dtype(np.float64)), "sizes": (sizes, np.dtype(np.float64))}
+        workspace = {"B x": (k, dtype), "own": (own, dtype), "C x": (m, dtype)}
+        workspace |= {"norms": (norms, np.dtype(np.float64)), "sizes": (sizes, np.dtype(np.float64))}
         if entry and problem.protect == "repair":
-            found["C on entry"] = rows * cols, problem.C.dtype
-        return found
+            workspace["C on entry"] = rows * cols, problem.C.dtype
+        return workspace
 
     def checks(self, rank: int) -> Checks:
-        """Return what the checksums of one run take of a rank: allreduces of B x, sizes, C x, and of the verdict."""
+        """Return the cost of the checksums of one run: all-reduces of B x, norms, sizes, C x, and of the verdict."""
         m, _, k = self.problem.mnk
-        some = k, *self._check_sizes  # which are not reduced where there are none
+        some = k, *self._check_sizes  # words of vectors that are not all-reduced if they are empty
         return Checks(sum(some) + m + 2, 2 + sum(x > 0 for x in some), self._check_bytes(rank))
 
     @property
     def _check_sizes(self) -> tuple[int, int]:
-        """The norms of rows of B, and of C on entry, and the sizes of rows of A; integers are not rounded."""
+        """The numbers of norms (rows of B, and of C on entry) and of sizes (rows of A); 0 for integers: no rounding."""
         problem, (m, _, k) = self.problem, self.problem.mnk
         rounded = problem.accumulate.kind not in "iu"
         return rounded * (k + (not problem.beta_is_zero) * m), rounded * (k > 0) * m
@@ -143,7 +143,7 @@ class ProductPlan:
 
     @property
     def check_share(self) -> float:
-        """The predicted time of the checksums, which read A, B and C once, over that of the product."""
+        """The ratio of the predicted time of the checksums, which read A, B and C once, to that of the plan."""
         read = sum(x.local_bytes(None) for x in self.problem.layouts)
         return read / self.problem.machine.copy_bandwidth / max(self.seconds, 1e-9)
 
@@ -156,14 +156,14 @@ class ProductPlan:
 
     @cached_property
     def staged(self) -> dict[str, Layout]:
-        """The operands that are copied to memory that the ranks of a node share."""
+        """The layouts of the operands that are copied to memory that the ranks of a node share, by name."""
         problem = self.problem
         stay = set(problem.outside_node_memory if self.product.exposed else ()) - {name for name, _ in self.moves}
         return {name: x for name, x in (("A", problem.A), ("B", problem.B)) if name in stay}
 
     @cached_property
     def description(self) -> str:
-        """A text that describes all of the plan, which the ranks compare; it begins with what users know."""
+        """The whole plan as text, which the ranks compare; the text begins with the matrices of the user."""
         matrices = zip(("op(A)", "op(B)", "C"), (self.problem.A, self.problem.B, self.problem.C))
         return (
             ", ".join(f"{name} {x.distribution} of {x.dtype} in {x.order} order" for name, x in matrices)
@@ -171,7 +171,7 @@ class ProductPlan:
         )
 
     def kept(self, rank: int) -> Staircase | None:
-        """Return which elements of C, in the user's layout, are written; None: all of them."""
+        """Return the elements of C, in the user's layout, that the rank writes; None: all elements."""
         (i, j), c, triangle = self.problem.C.coords(rank), self.problem.C.distribution, self.problem.triangle
         return Staircase.of(triangle, c.rows.indices(i), c.cols.indices(j)) if triangle else None
 
@@ -182,25 +182,25 @@ class ProductPlan:
 
     @cached_property
     def words(self) -> int:
-        """The words that the busiest of some ranks receives, redistribution included."""
+        """The words that the busiest rank of `sample` receives, redistribution included."""
         return max(self.traffic(rank).words_received for rank in sample(self.problem.size))
 
     @property
     def weight(self) -> float:
-        """The words received, plus the memory beyond A, B and C in words; it decides between plans of equal cost."""
+        """The words received, plus the memory beyond A, B and C in words; the weight decides between equal costs."""
         return self.words + self.extra_bytes(None) / self.product.accumulate.itemsize
 
     @cached_property
     def lower_bound_words(self) -> float:
-        """The words that the busiest rank receives at least, by any algorithm; without redistribution.
+        """The lower bound, for any algorithm, on the words that the busiest rank receives, without redistribution.
 
-        That of a product is none of a triangle, of which 0 is said.
+        0 for one triangle of C, because the bound of a whole product does not hold for a triangle.
         """
         return 0.0 if self.problem.triangle else lower_bound(*self.mnk, self.problem.size)
 
     @cached_property
     def seconds(self) -> float:
-        """The predicted time of the slowest of some ranks, by the model of `problem.machine`."""
+        """The predicted time of the slowest rank of `sample`, by the model of `problem.machine`."""
         return max(self._seconds(rank) for rank in sample(self.problem.size))
 
     @cached_property
@@ -223,12 +223,12 @@ class ProductPlan:
 
     @property
     def schedules(self) -> list[Schedule]:
-        """What runs in turn: the redistributions of A and of B, the product, and the redistribution of C."""
+        """The schedules in the order in which they run: redistributions of A and B, product, redistribution of C."""
         before = [move for name, move in self.moves if name != "C"]
         return [*before, self.product, *(move for name, move in self.moves if name == "C")]
 
     def described(self, name: str) -> tuple[str, str]:
-        """Return what is done, and where, for people."""
+        """Return the kind of the stage, and its sizes, algorithm and grid, as text for a table."""
         return (
             "product",
             f"{sides(*self.mnk)}, {algorithm_name(self.algorithm, self.inside)}, {sides(*self.shape)} grid",
@@ -236,7 +236,7 @@ class ProductPlan:
 
     @property
     def product_words(self) -> int:
-        """The words of the product itself that the busiest of some ranks receives in messages."""
+        """The words of the product itself that the busiest rank of `sample` receives in messages."""
         traffic = [self.product.traffic(rank) for rank in sample(self.problem.size)]
         return max(x.words_received - x.words_read for x in traffic)
 
@@ -248,7 +248,7 @@ class ProductPlan:
         return product_seconds(self.product, machine, rank) + weight * (moving + copies)
 
     def candidate(self, verdict: str = "", chosen: bool = False) -> Candidate:
-        """Return the figures of the plan, those of the busiest of some ranks."""
+        """Return the figures of the plan for the busiest rank of `sample`."""
         traffic = [self.traffic(rank) for rank in sample(self.problem.size)]
         return Candidate(
             algorithm=self.algorithm,
@@ -273,7 +273,7 @@ class ProductPlan:
         return f"{type(self).__name__}({self})"
 
     def _repr_html_(self) -> str:
-        """Return the plan for a notebook: its text, and who owns what of A, B and C in the product."""
+        """Return the plan for a notebook: its text, and pictures of the owners of A, B and C in the product."""
         return as_html(f"{self}\nA, B and C:", *map(Ownership, self.arrangement.layouts))
 
     def to_json(self) -> str:
@@ -292,14 +292,14 @@ class ProductPlan:
 
 @lru_cache(maxsize=16)
 def sample(size: int) -> tuple[int, ...]:
-    """Return the ranks whose figures are computed: all of a few, some of many."""
+    """Return the ranks whose figures are computed: all ranks, or _SAMPLE evenly spaced ones if there are more."""
     return tuple(sorted({round(x) for x in np.linspace(0, size - 1, min(size, _SAMPLE))}))
 
 
 def with_moves(arrangement: Arrangement, problem: Problem, spare: int | None = None) -> ProductPlan:
     """Return the plan of an arrangement, with the redistributions that it needs.
 
-    spare : bytes for the messages of each exchange, beyond those of messages of one element; None: no limit.
+    spare : bytes for the buffers of each exchange, beyond those of messages of one element; None: no limit.
     """
     size, there = problem.size, (problem.device, problem.staged, problem.nccl)
     moves = []
@@ -313,7 +313,7 @@ def with_moves(arrangement: Arrangement, problem: Problem, spare: int | None = N
 
 
 def _moved(arrangement: Arrangement, problem: Problem) -> list[tuple[str, Layout, Layout]]:
-    """Return the matrices that the product needs, or forms, in other layouts than the user's: name, source, target."""
+    """Return (name, source, target) of the matrices whose layouts in the product differ from the user's layouts."""
     if problem.ideal:
         return []
     (A, B, C), (a, b, c) = problem.layouts, arrangement.layouts

@@ -1,4 +1,4 @@
-"""A program as a value: redistributions, products and factorisations in turn, and what they cost.  No MPI, no data."""
+"""A program as a value: a sequence of redistributions, products and factorisations, and its cost.  No MPI, no data."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Stage = Schedule | ProductPlan
 
 @dataclass(frozen=True)
 class Program:
-    """What a function of `pdgemm.linalg` does: a value, which can be printed and compared.
+    """The stages of a function of `pdgemm.linalg`: a value, which can be printed and compared.
 
-    stages : redistributions, each with the name of its matrix, products and factorisations, in the order in which they
-        run.
+    stages : pairs of the name of a matrix and the redistribution, product or factorisation that moves or computes it,
+        in the order in which they run.
     size   : number of ranks.
     """
 
@@ -50,16 +50,16 @@ class Program:
         return sum(stage_seconds(stage, self.machine, self.size) for _, stage in self.stages)
 
     def extra_bytes(self, rank: int | None) -> int:
-        """Return the most bytes of buffers that a rank needs at a time, beside copies of matrices."""
+        """Return the most bytes that a rank needs in any stage: buffers, and the copies that a product's plan makes."""
         return max((stage.extra_bytes(rank) for _, stage in self.stages), default=0)
 
     @property
     def schedules(self) -> list[Schedule]:
-        """The schedules of all stages, in the order in which they run; a product has those of its redistributions."""
+        """The schedules of all stages in the order in which they run, redistributions of products included."""
         return [schedule for _, stage in self.stages for schedule in stage.schedules]
 
     def simulate(self) -> Simulation:
-        """Return the simulation of all stages on all ranks, message by message; each begins when the last has ended.
+        """Return the simulation of all stages on all ranks, message by message, one stage after the end of the other.
 
         Raises ArgumentError where there are too many messages.
         """

@@ -26,12 +26,12 @@ from pdgemm.support.text import counted, in_bytes
 
 LAYOUTS = ("default", "ideal")
 _LARGEST, _MOST_RANKS = 10**12, 10**7
-MOST_TRIED = 1 << 14  # ranks up to which it is tried whether a plan fits: their plan takes a second
-_TRIES = 6
+MOST_TRIED = 1 << 14  # most ranks for which `on_more_ranks` makes a plan: such a plan takes a second
+_TRIES = 6  # attempts of `on_more_ranks`
 
 
 def movers() -> tuple[str, ...]:
-    """Return the movers that may be asked for, those for matrices on the host."""
+    """Return the policies and movers that a question accepts: those for matrices on the host."""
     return (*POLICIES, *host_movers())
 
 
@@ -39,13 +39,13 @@ def movers() -> tuple[str, ...]:
 class Question:
     """C (m x n) := A (m x k) B (k x n) on some ranks of a machine, with the arguments of `pdgemm()`.
 
-    layouts : "default": A, B and C lie as `DistMatrix.empty` makes them, on a near-square grid in one block per rank;
-              "ideal": each algorithm gets them on layouts that fit it, and nothing is redistributed.
-    memory  : bytes per rank for everything: its parts of A, B and C, copies, panels and messages.
-    mover   : one of `movers()`; "auto" and "shared" are for ranks that share memory, where nodes have several.
-        On GPUs "auto" is CUDA IPC or NCCL, if the machine was measured with it.
-    width   : width of the widest panel; None: the model chooses it.
-    machine : its nodes hold consecutive ranks, `ranks_per_node` of them.
+    layouts : "default": A, B and C have the layouts of `DistMatrix.empty`, one block per rank of a near-square grid;
+              "ideal": each algorithm gets A, B and C on layouts that fit it, and nothing is redistributed.
+    memory  : bytes per rank for everything: local parts of A, B and C, copies, panels and messages.
+    mover   : one of `movers()`; with "auto" and "shared", ranks read node-shared memory if nodes have several ranks.
+        On GPUs "auto" is CUDA IPC or NCCL, if these were measured on the machine.
+    width   : width of the widest panel; None: the model chooses the width.
+    machine : the machine; each of its nodes holds `ranks_per_node` consecutive ranks.
     """
 
     m: int
@@ -95,7 +95,7 @@ class Question:
         accumulate = dtypes.arithmetic(A.dtype, B.dtype, C.dtype)
         per_node = self.machine.ranks_per_node
         if per_node is not None and per_node >= self.ranks:
-            per_node = None  # one node holds them all
+            per_node = None  # one node holds all ranks
         machine = on_nodes(self.machine, per_node)
         gpus, several = machine.device == CUDA, self.ranks > 1
         shared = several and per_node != 1 and self.mover in (AUTO, SHARED.name)
@@ -138,12 +138,12 @@ class Question:
 
     @property
     def given_bytes(self) -> int:
-        """The bytes of a rank's parts of A, B and C as they are given; 0 where the layouts are ideal."""
+        """The bytes of the largest local parts of the user's A, B and C; 0 if the layouts are ideal."""
         return 0 if self.layouts == "ideal" else sum(x.local_bytes(None) for x in self._layouts)
 
     @property
     def bound(self) -> float:
-        """The words that the busiest rank receives at least, by any algorithm."""
+        """The lower bound, for any algorithm, on the words that the busiest rank receives."""
         words = None if self.memory is None else self.memory / self.dtype.itemsize
         return lower_bound(*self.mnk, self.ranks, words)
 
@@ -158,7 +158,7 @@ class Question:
         return plan
 
     def shortage(self) -> str:
-        """Return what is lacking, as a sentence; empty: there is a plan that fits the memory."""
+        """Return the shortage of memory as a sentence; "" if a plan fits the memory."""
         if best_plan(self.problem)[0] is not None:
             return ""
         share = sum(x.local_bytes(None) for x in self._layouts)
@@ -169,27 +169,27 @@ class Question:
 
     @property
     def least_bytes(self) -> int:
-        """The bytes per rank that are needed at least, A, B and C included; of those that fit, the plan's."""
+        """The bytes per rank, A, B and C included, of the chosen plan, or the fewest that a plan needs if none fits."""
         plan, least = best_plan(self.problem)
         return self.given_bytes + (least if plan is None else plan.extra_bytes(None))
 
     @property
     def least_ranks(self) -> int:
-        """The ranks whose memory holds A, B and C, and nothing else; 0: no number of ranks does."""
+        """The number of ranks whose memory holds A, B and C, and nothing else; 0: the memory is unlimited or 0."""
         total = sum(prod(x.distribution.shape) * x.dtype.itemsize for x in self._layouts)
         return -(-total // self.memory) if self.memory else 0
 
     def on_more_ranks(self) -> Question | None:
-        """Return the same question for the fewest ranks that a plan was seen to fit on; None: see `least_ranks`.
+        """Return the question for the first larger number of ranks on which a plan fits; None: no number tried fits.
 
-        Multiples of the ranks are tried, a few of them, from `least_ranks` on, up to MOST_TRIED.
+        At most _TRIES multiples of `ranks` are tried, in ascending order from `least_ranks` up to MOST_TRIED.
         """
         times = max(2, -(-self.least_ranks // self.ranks))
         for _ in range(_TRIES if self.memory else 0):
             if times * self.ranks > MOST_TRIED:
                 break
             more = replace(self, ranks=times * self.ranks)
-            with suppress(ArgumentError):  # a grid that was asked for
+            with suppress(ArgumentError):  # the requested grid may not fit this number of ranks
                 if best_plan(more.problem)[0] is not None:
                     return more
             times += max(1, times // 8)
@@ -197,21 +197,21 @@ class Question:
 
     def candidates(self) -> list[Candidate]:
         """Return the candidates, the chosen one first; their memory includes A, B and C."""
-        given, bound = self.given_bytes, self.bound
+        matrix_bytes, bound = self.given_bytes, self.bound
         return [
-            replace(x, memory_bytes_per_rank=x.memory_bytes_per_rank + given, lower_bound_words=bound)
+            replace(x, memory_bytes_per_rank=x.memory_bytes_per_rank + matrix_bytes, lower_bound_words=bound)
             for x in considered(self.plan())
         ]
 
 
 @lru_cache(maxsize=8)
 def default_layout(shape: tuple[int, int], ranks: int, dtype: np.dtype) -> Layout:
-    """Return the layout that has one block for each rank of the most nearly square grid, Pr <= Pc."""
+    """Return the layout with one block per rank on the most nearly square grid, Pr <= Pc."""
     pr = near_root(ranks)
     return Layout(Distribution.over((pr, ranks // pr), shape), tuple(range(ranks)), dtype)
 
 
 @lru_cache(maxsize=8)
 def _nodes(ranks: int, per_node: int) -> tuple[int, ...]:
-    """Return the node of each rank, named by the first rank on it."""
+    """Return the node of each rank; the number of a node is that of its first rank."""
     return tuple((np.arange(ranks) // per_node * per_node).tolist())

@@ -1,4 +1,4 @@
-"""KeptState: matrices that a step of a program starts from, and where each of them lies in the memory of its node."""
+"""KeptState: the matrices from which a step of a program starts, and their places in the shared memory of nodes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _COPIED = (np.ndarray, np.random.Generator, bytearray, list, dict, set)  # value
 
 
 class KeptState:
-    """A state of a program, which ranks of the same node can read from one that has failed.  Collective over the grid.
+    """A state of a program; other ranks of the node can read the matrices of a failed rank.  Collective over the grid.
 
-    values : by name.   last : tells whether the state is the last one.
-    readable : matrices outside of node-shared memory are copied to it, if there is room.
+    values : the values by name.   last : function that returns whether the state is the last one.
+    readable : matrices outside of node-shared memory are copied to this memory, if they fit.
     inherited_words : elements that this rank received when the state came from another grid; else None.
     Raises ArgumentError or GridError on all ranks.
     """
@@ -44,7 +44,7 @@ class KeptState:
     ) -> None:
         self.grid, self.inherited_words = grid, inherited_words
         with (agreed := together(grid.comm)) as arguments:
-            self.state, copies = _checked(values, grid), dict[int, DistMatrix]()  # by the matrix
+            self.state, copies = _checked(values, grid), dict[int, DistMatrix]()  # by id(matrix)
             for name, x in self.state.items() if readable and grid.size > 1 else ():
                 if isinstance(x, DistMatrix) and not x.shared and not devices.of(x.stored):
                     if id(x) not in copies:
@@ -64,7 +64,7 @@ class KeptState:
 
     @contextmanager
     def read_only(self) -> Iterator[dict[str, Any]]:
-        """Yield a copy of the state; in the block no element of its matrices can be changed.  Local."""
+        """Yield a copy of the state; in the block its matrices are read-only, except on devices.  Local."""
         arrays = [x.stored for x in self._matrices.values() if devices.writeable(x.stored) and not devices.of(x.stored)]
         try:
             for x in arrays:
@@ -75,16 +75,16 @@ class KeptState:
                 x.flags.writeable = True
 
     def handed_over(self) -> dict[str, Any]:
-        """Return the state; elements of views that were made in a block of `read_only` can be changed now.  Local."""
+        """Return the state with writeable matrices, also views that were created in a block of `read_only`.  Local."""
         for x in self._matrices.values():
-            with suppress(ValueError, AttributeError):  # memory that nobody can write to
+            with suppress(ValueError, AttributeError):  # read-only memory
                 x.stored.flags.writeable = True
         return self.state
 
     def inherited(self, grid: ProcessGrid) -> KeptState | None:
-        """Return the same state on a grid of the ranks that are left; None where a matrix is lost.  Collective on it.
+        """Return the same state on a grid of the surviving ranks; None where a matrix is lost.  Collective over `grid`.
 
-        Each array of a rank that is gone is read by one of those that are left of its node.
+        Each array of a failed rank is read by a surviving rank of the same node.
         """
         comm, ranks = grid.comm, range(self.grid.size)
         holders = MPI.Group.Translate_ranks(self.grid.comm.Get_group(), [*ranks], comm.Get_group())
@@ -99,31 +99,31 @@ class KeptState:
         if not comm.allreduce(readable, MPI.LAND):
             return None
         self.grid.memory.fence()
-        recorder, found = Recorder(), dict[int, DistMatrix]()  # by the matrix: a state may have one by several names
+        recorder, matrices = Recorder(), dict[int, DistMatrix]()  # by id(matrix): a matrix may have several names
         for number, x in enumerate(self._matrices.values()):
-            if id(x) not in found:
-                found[id(x)] = self._moved(number, x, grid, tuple(holders), recorder)
-        state = {name: found.get(id(x), x) for name, x in self.state.items()}
+            if id(x) not in matrices:
+                matrices[id(x)] = self._moved(number, x, grid, tuple(holders), recorder)
+        state = {name: matrices.get(id(x), x) for name, x in self.state.items()}
         return KeptState(state, grid, lambda state: self.last, inherited_words=recorder.traffic.words_received)
 
     def _moved(
         self, number: int, x: DistMatrix, grid: ProcessGrid, holders: tuple[int, ...], recorder: Recorder
     ) -> DistMatrix:
-        """Return a matrix on another grid, with the same blocks."""
+        """Return a matrix on another grid, with the same block sizes."""
         comm = grid.comm
         moved = DistMatrix.empty(x.shape, grid=grid, block=x.block, dtype=x.dtype, order=x.order, device=x.device)
         with together(comm):
             source = replace(x.layout_in(self.grid), conjugated=False)
             plan = plan_inheritance(source, moved.layout_in(grid), comm.size, holders)
-            room = ExchangeBuffers(plan, comm.rank)
+            buffers = ExchangeBuffers(plan, comm.rank)
             arrays = [self._array(number, x, rank) for rank in plan.held(comm.rank)]
-        with kept_if_it_fails((room, moved)), np.errstate(all="ignore"):
-            exchange(1, arrays, 0, moved.stored, plan, room, grid, recorder)
+        with kept_if_it_fails((buffers, moved)), np.errstate(all="ignore"):
+            exchange(1, arrays, 0, moved.stored, plan, buffers, grid, recorder)
         moved.conjugated = x.conjugated
         return moved
 
     def _array(self, number: int, x: DistMatrix, rank: int) -> Array:
-        """Return the local array of this rank, or of one of the same node that is gone."""
+        """Return the local array of this rank, or of a failed rank of the same node."""
         if rank == self.grid.rank:
             return x.stored
         shape = x.layout_in(self.grid).local_shape(rank)
@@ -134,14 +134,14 @@ class KeptState:
 
 
 def _place(x: Array, grid: ProcessGrid) -> list[int]:
-    """Return whether other ranks of the node can read an array, its strides, and where it is."""
+    """Return whether other ranks of the node can read an array, its strides, and its offset in this rank's part."""
     if devices.of(x) or not grid.memory.lies_here(x):
         return [int(not x.size), 0, 0, 0]
     return [1, *x.strides, *grid.memory.where(x)]
 
 
 def _in_node_memory(x: DistMatrix, grid: ProcessGrid) -> DistMatrix:
-    """Return a copy that the ranks of the node can read; the matrix itself where there is no room.  Local."""
+    """Return a copy that the ranks of the node can read; the matrix itself where the copy does not fit.  Local."""
     try:
         local = grid.memory.empty(x.stored.shape, x.dtype, x.order)
     except NodeMemoryError:
@@ -153,7 +153,7 @@ def _in_node_memory(x: DistMatrix, grid: ProcessGrid) -> DistMatrix:
 
 
 def _checked(values: Any, grid: ProcessGrid) -> dict[str, Any]:
-    """Return a state as a dict.  Raises ArgumentError or GridError where a matrix of it could not be inherited."""
+    """Return a state as a dict.  Raises ArgumentError or GridError where one of its matrices could not be inherited."""
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
         raise ArgumentError(f"a state is a dict of names and values, got {type(values).__name__}")
     for name, x in values.items():
@@ -165,7 +165,7 @@ def _checked(values: Any, grid: ProcessGrid) -> dict[str, Any]:
 
 
 def _has_matrices(x: Any) -> bool:
-    """Is this a matrix, or has it any inside?"""
+    """Return whether a value is a matrix or a batch, or contains one."""
     inside = x.values() if isinstance(x, Mapping) else x if isinstance(x, (list, tuple, set)) else ()
     if is_dataclass(x) and not isinstance(x, type):
         inside = vars(x).values() if hasattr(x, "__dict__") else ()

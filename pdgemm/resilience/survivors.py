@@ -1,4 +1,4 @@
-"""`resilient`: a program goes on with fewer ranks when one is killed, from the matrices that are still in memory."""
+"""`resilient`: a program continues with fewer ranks when a rank is killed, from matrices that are still in memory."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from pdgemm.support.files import say
 from pdgemm.support.text import counted, ranks_text
 from pdgemm.support.waits import Wait
 
-_DONE, _ALIKE, _LAST, _NOT_LAST = 1, 2, 4, 8  # bits; ranks agree on those that all of them have
-_IN_VAIN = 3  # recoveries one after the other, of which each finds that no rank has failed
+_DONE, _ALIKE, _LAST, _NOT_LAST = 1, 2, 4, 8  # bits; ranks agree on the bits that all ranks have set
+_IN_VAIN = 3  # the most consecutive recoveries in which no rank has failed
 
 
 class Recovery(NamedTuple):
-    """What happened after ranks failed.
+    """The record of a recovery after ranks failed.
 
     lost    : the ranks that failed, in the numbering of the first communicator.
-    ranks   : how many are left.
-    memory  : the matrices were still in memory; False: they were made again.
-    words   : elements that this rank received for it.
-    seconds : from the end of the step that failed to the beginning of the next.
+    ranks   : the number of surviving ranks.
+    memory  : True: the matrices were still in memory; False: the matrices were created again.
+    words   : elements that this rank received in the recovery.
+    seconds : from the end of the step that failed to the beginning of the next step.
     """
 
     lost: tuple[int, ...]
@@ -42,34 +42,34 @@ class Recovery(NamedTuple):
 
 
 class resilient:
-    """A block in which the other ranks go on when a rank is killed.  Collective over `comm`.
+    """A block in which the other ranks continue when a rank is killed.  Collective over `comm`.
 
     ::
 
-        def make(grid):                                 # first, and where a matrix is lost
+        def make(grid):                                 # called first, and again where a matrix is lost
             return {"A": hdf5.load("a.h5", "A", grid=grid), "X": DistMatrix.eye(1000, grid=grid), "k": 0}
 
-        def step(state):                                # makes new matrices, and changes none of those it is given
+        def step(state):                                # creates new matrices, and changes no matrix of its argument
             return {**state, "X": state["A"] @ state["X"], "k": state["k"] + 1}
 
         with pdgemm.resilient() as r:
             state = r.run(make, step, lambda state: state["k"] == 10)
 
     comm     : intracommunicator, by default MPI.COMM_WORLD.  It is duplicated.
-    grid     : a function that makes the process grid of a communicator, which has fewer ranks after each failure.
-    patience : seconds from a failure until the ranks that are left have agreed on what to repeat, or end with exit
-               code 3.  A rank whose step has not ended after two thirds of that, because it hangs or computes for so
-               long, is ended, and the others go on without it.
+    grid     : a function that creates the process grid of a communicator, which has fewer ranks after each failure.
+    patience : seconds from a failure until the surviving ranks have agreed on what to repeat, or end with exit code 3.
+               A rank whose step has not ended after two thirds of this time, because it hangs or computes for so long,
+               is ended, and the other ranks continue without it.
 
-    `r.comm` and `r.grid` are those of the ranks that are left; `r.recoveries` is a list of what happened.
+    `r.comm` and `r.grid` have the surviving ranks; `r.recoveries` is the list of the `Recovery` records.
 
-    It needs Open MPI 5 and `mpirun --with-ft ulfm`.  Elsewhere `r.why_not` says why, rank 0 prints it, and the program
-    runs as it would without this class: a rank that is killed takes the job along.  After the block it does so, too,
-    with exit code 3.
+    The class needs Open MPI 5 and `mpirun --with-ft ulfm`.  Elsewhere `r.why_not` has the reason, rank 0 prints the
+    reason, and the program runs as without this class: a rank that is killed ends the whole job.  After the block a
+    rank that is killed ends the job, too, with exit code 3.
 
     Cost without a failure: after each step an allreduce and an agreement (MPI_Comm_agree) of all ranks, and an
-    allgather of four words per matrix on each node.  Matrices are copied only into node-shared memory, where they are
-    not in it: results of elementwise functions and of `copy`.
+    allgather of four words per matrix on each node.  Matrices outside of node-shared memory are copied to this memory:
+    results of elementwise functions and of `copy`.  No other matrix is copied.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class resilient:
         self._grid_of, self._patience = grid, patience
         self.why_not = failures.why_not()
         self.recoveries: list[Recovery] = []
-        self._inside = False  # of the `with` block
-        self._error: BaseException | None = None  # which ended the last step on this rank
-        self._in_vain = 0  # how many of the last recoveries found that no rank had failed
+        self._inside = False  # inside the `with` block
+        self._error: BaseException | None = None  # the exception that ended the last step on this rank
+        self._in_vain = 0  # number of consecutive recoveries until now in which no rank had failed
 
     def __enter__(self) -> Self:
         nested = failures.guarded()
-        if not self.why_not and failures.failed_ranks(self.comm):  # all ranks that are left know
+        if not self.why_not and failures.failed_ranks(self.comm):  # all surviving ranks know
             raise GridError(
                 "ranks of this communicator have failed; r.comm of the block before has those that are left"
             )
@@ -123,7 +123,7 @@ class resilient:
 
     @cached_property
     def grid(self) -> ProcessGrid:
-        """The process grid of the ranks that are left.  Collective when it is first used, and after a failure."""
+        """The process grid of the surviving ranks.  Collective at its first use, and at the first after a failure."""
         return self._grid_of(self.comm)
 
     def run(
@@ -134,22 +134,22 @@ class resilient:
     ) -> dict[str, Any]:
         """Return the last state of make(grid), step(state), step(state), ...  Collective over `comm`.
 
-        make : makes the first state on a grid.  It is called again, on the new grid, where the memory of a failed rank
-               is lost too; where it loads what `step` has saved, little is repeated.
-        step : returns the next state.  It counts when it has returned on all ranks; else it is repeated on the ranks
-               that are left, from the same state.  So it may replace a file, but not add to one.
-        done : is this the last state?  The same on all ranks.  By default there is one step.
+        make : creates the first state on a grid.  `make` is called again, on the new grid, where the memory of a failed
+               rank is lost, too; if `make` loads files that `step` has saved, little work is repeated.
+        step : returns the next state.  A step takes effect when it has returned on all ranks; else the surviving ranks
+               repeat the step from the same state.  So a step may replace a file, but not append to a file.
+        done : returns whether a state is the last one, the same on all ranks.  By default there is one step.
 
-        A state is a dict of matrices, on `grid` or others of its communicator, and of values that are the same on all
-        ranks.  Its matrices are read-only in `step`: instead of C := A B + C it makes `pdgemm(1, A, B, 1, C.copy())`.
+        A state is a dict of matrices, on `grid` or other grids of its communicator, and of values that are equal on all
+        ranks.  Its matrices are read-only in `step`: for C := A B + C, compute `pdgemm(1, A, B, 1, C.copy())`.
         Arrays, lists, dicts, sets and random generators are copied for each step; other objects must not be changed.
 
-        Where ranks fail, those that are left make a new grid.  The matrices of a failed rank are read in the memory
-        that it shares with its node, if a rank of the node is left, and each matrix is redistributed once, with the
-        same block sizes, the first block at position (0, 0).  If one cannot be had so, `make` makes all of them.
+        When ranks fail, the surviving ranks create a new grid.  The matrices of a failed rank are read from the memory
+        that it shares with its node, if a rank of the node survives, and each matrix is redistributed once, with the
+        same block sizes, the first block at position (0, 0).  If any matrix is lost, `make` creates all matrices again.
 
-        An exception on any rank is raised on all ranks where no rank has failed.  After one that a rank raised alone,
-        the matrices cannot be used any more.  (Where `r.why_not` says why not, it is raised as without this class.)
+        If no rank has failed, an exception on any rank is raised on all ranks.  After an exception of one rank alone,
+        matrices cannot be used any more.  (With a reason in `r.why_not`, exceptions are raised as without this class.)
         """
         if not self._inside:
             raise GridError("r.run(...) is called in a block, `with pdgemm.resilient() as r:`")
@@ -160,14 +160,14 @@ class resilient:
         return kept.handed_over()
 
     def _next(self, kept: KeptState | None, make: Any, step: Any, done: Any) -> KeptState:
-        """Return the state that follows, the first one where there is none.  Collective."""
+        """Return the state after `kept`, or the first state where `kept` is None.  Collective."""
         if kept is None:
             return KeptState(make(self.grid), self.grid, done or (lambda state: False), not self.why_not)
         with kept.read_only() as state:
             return KeptState(step(state), self.grid, done or (lambda state: True), not self.why_not)
 
     def _attempt(self, work: Callable[[], KeptState]) -> KeptState | None:
-        """Return a state if it is complete on all ranks, else None.  Raises on all ranks what all ranks have raised."""
+        """Return the state of `work` if all ranks completed it, else None.  Raises an exception that all raised."""
         if self.why_not:
             only = work()
             agree(self.comm, None, f"a state, the last: {only.last}")
@@ -177,7 +177,7 @@ class resilient:
         try:
             state = work()
             bits = _DONE | _ALIKE | (_LAST if state.last else _NOT_LAST)
-        except BaseException as bad:  # SystemExit, too: the other ranks would wait for this one
+        except BaseException as bad:  # SystemExit, too: the other ranks would wait for this rank
             self._error = bad
             if raised_on(bad) == self.comm.size:
                 bits |= _ALIKE
@@ -191,19 +191,19 @@ class resilient:
         return state if agreed & _DONE else None
 
     def _agree(self, bits: int) -> int:
-        """Return the bits that all ranks have, or 0 where a rank has failed.  Collective; the same on all ranks."""
+        """Return the bits that all ranks have set, or 0 where a rank has failed.  Collective; the same on all ranks."""
         with failures.agreeing(), Wait():
             while True:
                 try:
                     return int(self.comm.Agree(bits))
-                except MPI.Exception as bad:  # on all ranks: a rank has failed, of which not all had heard
+                except MPI.Exception as bad:  # on all ranks: a rank has failed, which not all ranks knew
                     if not failures.is_of_failure(bad):
                         raise
                     self.comm.Ack_failed()
                     bits = 0
 
     def _raise(self) -> None:
-        """Raise the exception of the first rank that has one of its own on all ranks.  Collective."""
+        """Raise on all ranks the exception of the first rank that has one which no failure caused.  Collective."""
         error = None if failures.is_of_failure(self._error) else self._error
         if error is None or isinstance(error, Exception):
             agree(self.comm, error)
@@ -213,7 +213,7 @@ class resilient:
         raise error  # SystemExit, or KeyboardInterrupt
 
     def _recovered(self, kept: KeptState | None, make: Any, done: Any) -> KeptState:
-        """Return the state from which the ranks that are left go on.  Collective over them."""
+        """Return the state from which the surviving ranks continue.  Collective over these ranks."""
         start, state, lost = perf_counter(), None, list[int]()
         while state is None:
             lost += self._shrink()
@@ -222,24 +222,24 @@ class resilient:
         if not lost:
             return state
         memory = state.inherited_words is not None
-        found = Recovery(tuple(lost), self.comm.size, memory, state.inherited_words or 0, perf_counter() - start)
-        self.recoveries.append(found)
+        recovery = Recovery(tuple(lost), self.comm.size, memory, state.inherited_words or 0, perf_counter() - start)
+        self.recoveries.append(recovery)
         if not self.comm.rank:
             source = "with the matrices that are in memory" if memory else "with matrices that are made again"
             left = counted(self.comm.size, "rank")
             gone = f"{ranks_text(sorted(lost))} of {self._first.size} failed"
-            say(f"{gone}: {left} left, going on after {found.seconds:.2f} s {source}")
+            say(f"{gone}: {left} left, going on after {recovery.seconds:.2f} s {source}")
         return state
 
     def _again(self, kept: KeptState | None, make: Any, done: Any) -> KeptState:
-        """Return the same state on the new grid, or the first one.  Collective."""
+        """Return the same state on the new grid, or the first state where a matrix is lost.  Collective."""
         state = None if kept is None else kept.inherited(self.grid)
         return self._next(None, make, None, done) if state is None else state
 
     def _shrink(self) -> list[int]:
-        """Go on with the communicator of the ranks that are left, and return which failed, as numbered at first.
+        """Replace the communicator by one of the surviving ranks; return the failed ranks of the first communicator.
 
-        Raises on all ranks the exception that ended the last step where no rank has failed.
+        Raises on all ranks, where no rank has failed, the exception that ended the last step.
         """
         with failures.agreeing(), Wait():
             shrunk = self.comm.Shrink()
@@ -254,7 +254,7 @@ class resilient:
             return [*MPI.Group.Translate_ranks(gone, [*range(gone.size)], self._first)]
         with suppress(MPI.Exception):  # a rank fails just now
             self._raise()
-        self._in_vain += 1  # no rank has an exception of its own where MPI heard of a failure twice
+        self._in_vain += 1  # no rank has an exception of its own where MPI reported one failure twice
         if self._in_vain > _IN_VAIN:
             raise GridError(
                 f"no rank fails, and yet the step fails: {self._error}.  Does it use MPI.COMM_WORLD, or a grid or a "

@@ -1,7 +1,7 @@
-"""Algorithms as values: what every rank sends, reads, multiplies and allocates, in rounds, without MPI or arrays.
+"""Algorithms as values: the messages, reads, products and buffers of every rank, round by round, without MPI or arrays.
 
-A `Schedule` says its rounds and buffers; words, messages, work and bytes follow from these, or are formulas that tests
-compare with them.  Figures are computed for any rank without communication; for rank None they are the maximum over all
-ranks.  Seconds are not a schedule's: `pdgemm.planning.machines` times it on a machine.  The folder imports `grids`,
-`local`, `instrument` and `support`.
+A `Schedule` defines rounds and buffers.  Words, messages, work and bytes are sums over these, or closed formulas that
+tests compare with the sums.  All numbers are computed for any rank without communication; the buffers for rank None are
+the maximum over all ranks.  A schedule contains no seconds: `pdgemm.planning.machines` times it on a machine.  The
+folder imports `errors`, `grids`, `instrument`, `local` and `support`.
 """

@@ -1,7 +1,7 @@
 """Closed formulas for the cost of an algorithm on a rank: words, messages and flops.
 
 The formulas depend on the layouts and steps of a schedule, not on the code that moves panels; the tests compare them
-with what the movers count.
+with the words and messages that the movers count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LARGEST_MESSAGE_BYTES = 1 << 30  # MPI counts are ints, and some transports fail
 
 
 def gemm_flops(m: int, n: int, k: int, complex_: bool = False) -> int:
-    """Return 2mnk real operations, or 8mnk where a multiplication and an addition are complex."""
+    """Return the flops of an m x n x k product: 2mnk, or 8mnk where the elements are complex."""
     return (8 if complex_ else 2) * m * n * k
 
 
@@ -31,7 +31,7 @@ def broadcasts(breadth: int, inner: BlockCyclic, panels: np.ndarray, mover: str,
     received, entry = breadth * (inner.n - inner.count(me)), MOVERS[mover]
     if entry.reads:
         return Traffic(words_received=received, words_read=received)
-    # each part sends every panel `most` times, and those of the owners in `others` more or fewer times
+    # each part sends a panel `most` times, or `most + more` times if it lies `distance` behind the panel's owner
     most, others = fan_out(entry, parts)
     words, sent = most * inner.n, most * every
     for distance, more in others:
@@ -79,8 +79,8 @@ def bound_memory_independent(m: int, n: int, k: int, ranks: int) -> float:
 def bound_memory_dependent(m: int, n: int, k: int, ranks: int, memory_words: float) -> float:
     """Return the least words that some rank with a memory of M words receives or sends: 2mnk/(P sqrt(M)) - 2M.
 
-    It counts the loads and stores of Smith, Lowery, Langou & van de Geijn, 2019 (sequential, constant 2), because some
-    rank computes mnk/P products; Kwasniewski et al., SC 2019 (parallel).
+    Because some rank computes mnk/P products, the bound on the loads and stores of one processor holds for this rank:
+    Smith, Lowery, Langou & van de Geijn, 2019 (sequential, constant 2); Kwasniewski et al., SC 2019 (parallel).
     """
     return max(0.0, 2 * m * n * k / (ranks * memory_words**0.5) - 2 * memory_words) if memory_words else 0.0
 

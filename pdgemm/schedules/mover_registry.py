@@ -1,8 +1,8 @@
 """The registry of movers, which transfer panels from their owners to the other ranks of a grid row or column.
 
 The choices of callers and of the command line, traffic counts, simulated messages, modelled seconds and calibrated
-links all derive from these entries.  Their functions are in `pdgemm.transport.movers`, which also
-registers further movers.
+links all derive from these entries.  The broadcast functions of the movers are in `pdgemm.transport.movers`, which
+also registers further movers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Mover:
 
     name    : the name by which callers request it and reports show it.
     summary : one line that describes it.
-    by      : "messages" of MPI; "staging", which is messages through host memory; "nccl"; "reading" the panel in
-        place in its owner's memory; or "copying" it from there, and reading the copy.
+    by      : "messages": MPI messages; "staging": MPI messages through host memory; "nccl": NCCL; "reading": the panel
+        is read in place in its owner's memory; "copying": it is copied from its owner's memory, and the copy is read.
     link    : the link of a machine to use where the machine was not measured with this mover.
-    on_host : it works for matrices on the host, and not only for those on a device.
+    on_host : the mover works for matrices on the host, and not only for matrices on a device.
     sender  : a function that takes the distances of receivers behind the owner of a panel, 1 to parts - 1 of `parts`
-        ranks, and returns the distances of the ranks that send the panel to them.
+        ranks, and returns the distances of the ranks that send the panel to these receivers.
     hops    : a function that takes the number of ranks, and returns the number of successive messages until the last
-        of them has the panel.
+        rank has the panel.
     relayed : panels are read in place on each node, and relayed from node to node.
     """
 
@@ -47,7 +47,7 @@ class Mover:
         return self.by in ("reading", "copying")
 
     def senders(self, parts: int) -> np.ndarray:
-        """Return the distances of the ranks that send a panel to the ranks 1 to parts - 1 behind its owner."""
+        """Return, for the ranks at distances 1 to parts - 1 behind a panel's owner, the distances of their senders."""
         return self.sender(np.arange(1, parts), parts)
 
 
@@ -97,7 +97,7 @@ def mover_choices() -> tuple[str, ...]:
 
 @cache
 def by_messages() -> tuple[str, ...]:
-    """Return the movers that the model chooses from; the first one wins ties."""
+    """Return the movers from which the cost model chooses; the first one wins ties."""
     return tuple(mover.name for mover in MOVERS.values() if mover.by == "messages")
 
 
@@ -107,14 +107,14 @@ def host_movers() -> tuple[str, ...]:
 
 
 def reads(name: str) -> bool:
-    """Do ranks read each other's memory by this mover?"""
+    """Do ranks read each other's memory with this mover?"""
     mover = MOVERS.get(name)
     return mover is not None and mover.reads
 
 
 @lru_cache(maxsize=256)
 def fan_out(mover: Mover, parts: int) -> tuple[int, list[tuple[int, int]]]:
-    """Return how often most of `parts` ranks send a panel, and by distance how much more often the others do."""
+    """Return how often most of `parts` ranks send a panel, and (distance, difference to that) of the other ranks."""
     sent = np.bincount(mover.senders(parts), minlength=parts)
     most = int(np.bincount(sent).argmax())
     return most, [(distance, int(sent[distance]) - most) for distance in np.flatnonzero(sent != most).tolist()]

@@ -1,4 +1,4 @@
-"""How panels are relayed between nodes along a grid row or column, and read in place within a node."""
+"""The relay of panels between nodes along a grid row or grid column; within a node, panels are read in place."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pdgemm.schedules.steps import runs_of_pairs
 
 
 class RelayRole(NamedTuple):
-    """What the ranks of one node do with a panel; a position is an index along the row or column.
+    """The roles of the ranks of one node for one panel; a position is an index along the grid row or grid column.
 
-    in_place : they read all of it in the memory of its owner.
-    receiver : otherwise this one assembles it, and the others, the readers, read it in the receiver's memory.
-    chains   : for each part, the positions that relay it; [] if it stays on its node, or this rank is none of them.
+    in_place : all these ranks read the whole panel in the memory of its owner.
+    receiver : otherwise the receiver assembles the panel, and the readers read it in the receiver's memory.
+    chains   : for each part, the positions that relay it; [] for a part that this rank does not relay.
     """
 
     in_place: bool
@@ -32,12 +32,12 @@ class RelayRole(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeLine:
-    """The nodes of the positions 0, 1, ... along a row or column.
+    """The nodes of the positions 0, 1, ... along a grid row or grid column.
 
     nodes : the node of each position.
 
-    A panel is sent to each other node once, to one receiver, where the other ranks read it: from its owner to the
-    receiver on the next node, and on from there, as around a ring.
+    A panel is sent once to each other node: from its owner to the receiver on the next node, and from there to the
+    receiver on the node after that, as around a ring.  The other ranks of a node read the panel from its receiver.
     """
 
     nodes: tuple[int, ...]
@@ -48,20 +48,20 @@ class NodeLine:
         return len(self._places) > 1
 
     def near(self, place: int) -> list[int]:
-        """Return the positions on the same node."""
+        """Return the positions on the node of position `place`."""
         return self._places[self.nodes[place]]
 
     def receiver(self, place: int, turn: int) -> int:
-        """Return the position that receives panel number `turn` on the node of a position; they alternate."""
+        """Return the receiver of panel number `turn` on the node of `place`; the positions of a node take turns."""
         near = self.near(place)
         return near[turn % len(near)]
 
     def chain(self, owner: int, turn: int) -> list[int]:
-        """Return the positions that relay panel number `turn`: its owner, then a receiver on each other node."""
+        """Return the positions that relay panel number `turn`: its owner, then the receiver on each other node."""
         key = owner, turn % self.period
         if key not in self._chains:
             size = len(self.nodes)
-            first = {self.nodes[owner]: owner}  # by node, in the order of positions after the owner's
+            first = {self.nodes[owner]: owner}  # by node, in the order of the positions after the owner
             for step in range(1, size):
                 place = (owner + step) % size
                 first.setdefault(self.nodes[place], self.receiver(place, turn))
@@ -69,9 +69,10 @@ class NodeLine:
         return self._chains[key]
 
     def role(self, me: int, owners: list[int], one_run: bool, turn: int) -> RelayRole:
-        """Return what the node of position `me` does with panel number `turn`.
+        """Return the roles on the node of position `me` for panel number `turn`.
 
-        owners : positions that own its parts.   one_run : its columns are contiguous in the array of its owner.
+        owners  : positions that own the parts of the panel.
+        one_run : the columns of the panel are contiguous in the array of its owner.
         """
         near = self.near(me)
         in_place = len(owners) == 1 and owners[0] in near and one_run
@@ -89,10 +90,10 @@ class NodeLine:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """For each owner the first position, after which its panels have reached all nodes.
+        """For each owner, the first position on the node that its panels reach last.
 
-        With the positions counted on around the line, a panel has reached all nodes where the last of them begins: at
-        the first position of a node, or at the next position of a node of which one lies before the owner.
+        Positions are counted from the owner on, around the line.  Panels reach the nodes in the order of their next
+        positions: a node's first position, or, if it has positions before the owner, the one after the last of these.
         """
         size = len(self.nodes)
         around = np.array(self.nodes * 2)
@@ -106,7 +107,7 @@ class NodeLine:
 
     @cached_property
     def period(self) -> int:
-        """After how many panels the same ranks receive again."""
+        """The number of panels after which the same ranks are receivers again."""
         return lcm(*map(len, self._places.values()))
 
     @cached_property
@@ -116,12 +117,12 @@ class NodeLine:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of panels 0, 1, ...; the arrays have an entry for each part, or for several that are alike.
+    """The parts of panels 0, 1, ...; the arrays have an entry for each part, or for several parts that are alike.
 
-    panel : number of its panel, or what is left of it modulo a multiple of the ranks of each node.
-    owner : position that owns it.   words : number of the inner indices of all that the entry stands for.
-    alone : it is the whole panel, and contiguous.   first : it is the first part of its panel.
-    count : how many the entry stands for; where one is less than none, another entry has as many more.
+    panel : number of the panel, or this number modulo a common multiple of the numbers of ranks of the nodes.
+    owner : position that owns the part.   words : number of the inner indices of all parts of the entry.
+    alone : the part is the whole panel, and contiguous.   first : the part is the first part of its panel.
+    count : number of parts of the entry; a negative entry corrects another entry that counts too many parts.
     """
 
     panel: np.ndarray
@@ -133,7 +134,7 @@ class Parts:
 
     @classmethod
     def of(cls, panels: Iterable[tuple[list[tuple[int, IndexMap]], IndexMap]]) -> Parts:
-        """Return the parts of panels, given for each panel the owners and index maps of its parts, and its own map."""
+        """Return the parts of `panels`: for each panel the owner and index map of each part, and the panel's map."""
         rows = [
             (number, owner, runs.size, len(parts) == 1 and whole.contiguous, not place, 1)
             for number, (parts, whole) in enumerate(panels)
@@ -167,9 +168,9 @@ def relayed(breadth: int, parts: Parts, line: NodeLine, me: int) -> Traffic:
 
 
 class _Pair(NamedTuple):
-    """The inner indices of one owner pair, in panels of `summa_steps`.
+    """The inner indices of one owner pair, cut into panels as in `summa_steps`.
 
-    gaps : where they are no longer one run of the array of A, and of B.
+    gaps : numbers, within the pair, of the indices that begin a new run in the local array.
     """
 
     owners: tuple[int, int]
@@ -178,24 +179,24 @@ class _Pair(NamedTuple):
     gaps: tuple[list[int], list[int]]  # in A, and in B
 
     def words(self, first: int, step: int, count: int) -> int:
-        """Return the inner indices of panels number first, first + step, ..., so many."""
+        """Return the number of inner indices of `count` panels: number first, first + step, first + 2 step, ..."""
         ends = (_floor_sum(count, self.panels, self.total * step, self.total * (first + x)) for x in (1, 0))
         return next(ends) - next(ends)
 
     def cut(self, operand: int) -> set[int]:
-        """Return the panels that are several runs of the array of A, or of B."""
-        found = set()
+        """Return the numbers of the panels that are several runs in the local array of operand 0 (A) or 1 (B)."""
+        numbers = set()
         for gap in self.gaps[operand]:
             panel = -(-gap * self.panels // self.total)
             if self.total * panel // self.panels != gap:
-                found.add(panel - 1)
-        return found
+                numbers.add(panel - 1)
+        return numbers
 
 
 def parts_by_number(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int, period: int) -> tuple[Parts, Parts]:
-    """Return the parts of the panels of A, and of B, of `summa_steps`.
+    """Return the parts of the panels of A, and the parts of the panels of B, in `summa_steps`.
 
-    Those of one owner pair whose numbers are the same modulo `period` are one entry.
+    Panels of one owner pair whose numbers are equal modulo `period` share one entry.
     """
     pairs = _pairs(inner_a, inner_b, width)
     rows: tuple[list[tuple[int, ...]], list[tuple[int, ...]]] = [], []
@@ -204,7 +205,7 @@ def parts_by_number(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int, peri
             into.append((number, owner, words, 1, 1, count))
     for place, pair in enumerate(pairs):
         for operand, into in enumerate(rows):
-            for panel in pair.cut(operand):  # counted above as one run
+            for panel in pair.cut(operand):  # the loop above counted this panel as one run
                 number = sum(min(x.panels, panel) for x in pairs) + sum(x.panels > panel for x in pairs[:place])
                 words = pair.words(panel, 1, 1)
                 for alone, sign in ((0, 1), (1, -1)):
@@ -214,21 +215,21 @@ def parts_by_number(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int, peri
 
 
 def _pairs(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> list[_Pair]:
-    """Return the owner pairs in the order of their panels in a turn."""
-    found = []
+    """Return the owner pairs in the order of their panels in a turn, which has at most one panel of each pair."""
+    numbered = []
     for first, col, row, starts, lengths in runs_of_pairs(inner_a, inner_b):
         ends = np.cumsum(lengths)
         local = (x.to_local(starts) for x in (inner_a, inner_b))
         gaps = [ends[:-1][x[1:] != x[:-1] + lengths[:-1]].tolist() for x in local]
         total = int(ends[-1])
-        found.append((first, _Pair((col, row), total, -(-total // width), (gaps[0], gaps[1]))))
-    return [pair for _, pair in sorted(found, key=lambda x: x[0])]
+        numbered.append((first, _Pair((col, row), total, -(-total // width), (gaps[0], gaps[1]))))
+    return [pair for _, pair in sorted(numbered, key=lambda x: x[0])]
 
 
 def _classes(pairs: list[_Pair], period: int) -> Iterator[tuple[tuple[int, int, int], _Pair]]:
-    """Yield number modulo period, inner indices and count of panels of one pair, for all pairs.
+    """Yield (panel number modulo `period`, inner indices, number of panels), and the owner pair of these panels.
 
-    Between two turns in which a pair has its last panel, the numbers of a pair's panels grow by that of the pairs left.
+    Until another pair has had its last panel, the panel numbers of a pair grow by the number of pairs left per turn.
     """
     before = start = 0
     for end in sorted({pair.panels for pair in pairs}):
@@ -244,7 +245,7 @@ def _classes(pairs: list[_Pair], period: int) -> Iterator[tuple[tuple[int, int, 
 
 
 def _floor_sum(n: int, m: int, a: int, b: int) -> int:
-    """Return the sum of (a i + b) // m for i from 0 to n - 1 (as Euclid's algorithm has it), all >= 0 and m > 0."""
+    """Return the sum of (a i + b) // m over i = 0, ..., n - 1, by Euclid's algorithm; all arguments >= 0, m > 0."""
     total = 0
     while True:
         total += n * (n - 1) // 2 * (a // m) + n * (b // m)

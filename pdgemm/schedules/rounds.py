@@ -1,6 +1,6 @@
-"""The rounds of a product, as values: in each, messages are sent between all ranks, and then all ranks multiply.
+"""The rounds of a schedule, as values: in each round, all ranks exchange messages, and then all ranks compute.
 
-The simulator walks the rounds of a product, and a `Tally` sums what each rank sends, reads and multiplies.
+The simulator walks the rounds of a schedule, and a `Tally` sums the traffic and the work of each rank.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pdgemm.schedules.node_relay import NodeLine
 class Messages(NamedTuple):
     """Messages of one kind that are sent at the same time: message x goes from source[x] to target[x].
 
-    kind  : the mover, or other transport.  If it reads in place, targets read the memory of their sources instead.
-    along : the name of the axis of the grid.
+    kind  : the mover, or another transport.  With a mover that reads, targets read their sources' memory instead.
+    along : the name of the grid axis along which the messages travel.
     """
 
     kind: str
@@ -40,19 +40,19 @@ class Messages(NamedTuple):
 
 
 ROWS, COLS, LAYERS = "row", "col", "depth"  # axes: along a grid row, along a grid column, through the layers
-LINE = "line"  # all ranks of a grid in their order, whatever its other axes
+LINE = "line"  # an axis that joins all ranks of a grid in their order, whatever the other axes are
 
 
-PRODUCT, MEMORY = "product", "memory"  # kinds of work: m n k products, or m n elements that are passed over k times
+PRODUCT, MEMORY = "product", "memory"  # kinds of work: m n k multiplications, or k passes over m n elements
 
 
 class WorkPiece(NamedTuple):
-    """One piece of what all ranks compute at the same time.
+    """A piece of work that all ranks do at the same time.
 
     extents : m, n and k, each a number for all ranks, or an array with an entry for each rank.
     kind    : `PRODUCT` or `MEMORY`.
-    share   : of its piece that a rank computes, or an array of these by rank; less than 1 for one triangle of C.
-    dtype   : of its elements; None: that of the schedule, `panel_dtype`.
+    share   : factor on the flops of a product, or an array of factors by rank; less than 1 for one triangle of C.
+    dtype   : type of the elements; None: the `panel_dtype` of the schedule.
     """
 
     extents: tuple[Any, Any, Any]
@@ -63,11 +63,11 @@ class WorkPiece(NamedTuple):
 
 @dataclass
 class Round:
-    """What all ranks send and compute in one round.
+    """The messages and the work of all ranks in one round.
 
-    moves  : messages that arrive, or are read, before the work.
+    moves  : messages that arrive, or panels that are read, before the work.
     work   : pieces of work, one after the other.
-    hidden : messages may overlap with the work of the round before.
+    hidden : the messages may overlap with the work of the previous round.
     """
 
     moves: list[Messages] = field(default_factory=list)
@@ -76,23 +76,23 @@ class Round:
 
     @property
     def messages(self) -> list[Messages]:
-        """The messages that are sent, not read."""
+        """The moves that are sent as messages, without the reads."""
         return [x for x in self.moves if not x.read]
 
 
 class Channel(NamedTuple):
-    """What the messages that are counted together have in common."""
+    """The common properties of messages that are counted together."""
 
     kind: str
     itemsize: int
     along: str
-    after: bool  # they do not overlap with products
+    after: bool  # the messages do not overlap with products
 
 
 class Tally:
-    """The traffic and work of each rank, summed over the rounds of a product.
+    """The traffic and work of each rank, summed over the rounds of a schedule.
 
-    steps : number of rounds in which any rank multiplies.   widest : inner indices of the widest product.
+    steps : number of pieces of work in which any rank multiplies.   widest : inner indices of the widest product.
     """
 
     def __init__(self, rounds: Iterable[Round], ranks: int) -> None:
@@ -103,7 +103,7 @@ class Tally:
             self.add(at)
 
     def add(self, at: Round) -> None:
-        """One more round."""
+        """Add the messages and products of one more round."""
         for x in at.moves:
             self._add(x, not at.hidden)
         for piece in at.work:
@@ -116,11 +116,11 @@ class Tally:
                 self._k += k
 
     def _add(self, x: Messages, after: bool) -> None:
-        """Count messages.   after : they do not overlap with products."""
+        """Count messages.   after : the messages do not overlap with products."""
         counts = self._channels.setdefault(
             Channel(x.kind, x.itemsize, x.along, after), np.zeros((5, self._ranks), np.int64)
         )
-        pieces = np.maximum(1, -(-x.words // max(1, LARGEST_MESSAGE_BYTES // x.itemsize)))  # a signal has no words
+        pieces = np.maximum(1, -(-x.words // max(1, LARGEST_MESSAGE_BYTES // x.itemsize)))  # a signal is empty
 
         def by_rank(ranks: np.ndarray, numbers: np.ndarray) -> np.ndarray:
             return np.bincount(ranks, numbers, self._ranks).astype(np.int64)
@@ -133,23 +133,23 @@ class Tally:
 
     @property
     def counts(self) -> np.ndarray:
-        """Of all ranks: words sent and received, messages sent and received, and words read of those received."""
+        """Five rows: words sent, words received, messages sent, messages received, words read; a column per rank."""
         return sum(self._channels.values(), np.zeros((5, self._ranks), np.int64))
 
     @property
     def total_words(self) -> int:
-        """That all ranks together receive."""
+        """The number of words that all ranks together receive."""
         return int(self.counts[1].sum())
 
     def of(self, rank: int) -> dict[Channel, Traffic]:
-        """Return what a rank sends, receives and reads; a rank that is in no round has no traffic."""
+        """Return the traffic of a rank by channel; channels that the rank does not use are left out."""
         if rank >= self._ranks:
             return {}
-        found = {channel: Traffic(*counts[:, rank].tolist()) for channel, counts in self._channels.items()}
-        return {channel: traffic for channel, traffic in found.items() if traffic != Traffic()}
+        by_channel = {channel: Traffic(*counts[:, rank].tolist()) for channel, counts in self._channels.items()}
+        return {channel: traffic for channel, traffic in by_channel.items() if traffic != Traffic()}
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
-        """Return the most rows and columns that a rank multiplies at once, and the number of all its inner indices."""
+        """Return the most rows and columns in one product of a rank, and the inner indices of all its products."""
         sizes = (self._m, self._n, self._k)
         m, n, k = (int(x[rank]) if rank < self._ranks else 0 for x in sizes)
         return m, n, k
@@ -168,7 +168,7 @@ def counts_of(dimension: BlockCyclic) -> np.ndarray:
 def broadcast(
     mover: str, grid: np.ndarray, root: int, words: np.ndarray, itemsize: int, along: str = ROWS
 ) -> list[Messages]:
-    """Return the messages from column `root` of the grid to the other columns; words[i] in row i."""
+    """Return the messages that broadcast words[i] along each row i of the array `grid`, from its column `root`."""
     rows, cols = grid.shape
     others = np.arange(1, cols)
     target = grid[:, (root + others) % cols]
@@ -188,10 +188,10 @@ def relay(
     itemsize: int,
     along: str = ROWS,
 ) -> list[Messages]:
-    """Return how panel number `turn` of each grid row reaches all ranks of the row: sent between nodes, then read.
+    """Return the messages and reads of panel number `turn` in each row of `grid`: sent between nodes, read on a node.
 
-    lines   : nodes along each row.   parts, whole : owners and index maps of its parts, and its own index map.
-    breadth : number of rows of the panel in each row of the grid.
+    lines : nodes along each row.       parts   : owner and index map of each part of the panel.
+    whole : index map of the panel.     breadth : number of rows of the panel in each row of `grid`.
     """
     owners, in_one_run = [owner for owner, _ in parts], whole.contiguous
     sent, read = list[tuple[int, int, int]](), list[tuple[int, int, int]]()
@@ -200,7 +200,7 @@ def relay(
             continue
         for me in range(len(row)):
             role = line.role(me, owners, in_one_run, turn)
-            if me == role.receiver:  # it notifies the readers, and each replies when it has read
+            if me == role.receiver:  # signals to the readers, which reply after reading
                 sent += [x for other in role.readers for x in ((row[me], row[other], 0), (row[other], row[me], 0))]
             for (owner, runs), chain in zip(parts, role.chains):
                 words = m_loc * runs.size
@@ -208,15 +208,15 @@ def relay(
                     sent.append((row[chain[chain.index(me) - 1]], row[me], words))
                 elif me != owner:
                     read.append((row[owner if owner in line.near(me) else role.receiver], row[me], words))
-    found = []
+    moves = []
     for kind, moved in ((RING.name, sent), (SHARED.name, read)):
         source, target, words = np.array(moved, np.int64).reshape(-1, 3).T
-        found.append(Messages(kind, source, target, words, itemsize, along))
-    return found
+        moves.append(Messages(kind, source, target, words, itemsize, along))
+    return moves
 
 
 def reduce(grid: np.ndarray, root: int, words: np.ndarray, itemsize: int, along: str = ROWS) -> list[Messages]:
-    """Return the messages from all other columns of the grid to column `root`."""
+    """Return the messages that reduce words[i] along each row i of the array `grid` to its column `root`."""
     source = np.delete(grid, root, axis=1)
     target = np.broadcast_to(grid[:, [root]], source.shape)
     return messages("reduce", source, target, np.broadcast_to(words[:, None], source.shape), itemsize, along)
@@ -225,13 +225,13 @@ def reduce(grid: np.ndarray, root: int, words: np.ndarray, itemsize: int, along:
 def messages(
     kind: str, source: np.ndarray, target: np.ndarray, words: np.ndarray, itemsize: int, along: str
 ) -> list[Messages]:
-    """Return the messages that are not empty, in one item; empty ones are not sent."""
+    """Return one `Messages`, in a list, without the empty messages, which are not sent."""
     sent = words.ravel() > 0
     return [Messages(kind, source.ravel()[sent], target.ravel()[sent], words.ravel()[sent], itemsize, along)]
 
 
 def products(grid: np.ndarray, m: Any, n: Any, k: Any, share: Any = 1.0) -> list[WorkPiece]:
-    """Return a product of each rank as a piece of work; its extents are given by grid position."""
+    """Return one product of each rank as a piece of work, in a list; the extents m, n, k are per grid position."""
 
     def by_rank(x: Any) -> np.ndarray:
         sizes = np.zeros(int(grid.max()) + 1, int)
@@ -242,7 +242,7 @@ def products(grid: np.ndarray, m: Any, n: Any, k: Any, share: Any = 1.0) -> list
 
 
 def one_each(sizes: Any, ranks: int) -> np.ndarray:
-    """Return a size for each rank, given one for all of them, or those of the first ranks."""
+    """Return a size for each rank.   sizes : one for all ranks, or an array for the first ranks; the others get 0."""
     if np.ndim(sizes) == 0:
         return np.full(ranks, sizes)
     full = np.zeros(ranks, int)

@@ -1,4 +1,4 @@
-"""What all kinds of schedules have in common: what follows from their rounds and their buffers.  No MPI, no data."""
+"""The base of all schedules: words, messages, work and bytes follow from rounds and buffers.  No MPI, no data."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.schedules.rounds import COLS, LAYERS, LINE, ROWS, Round, Tally
 from pdgemm.support.remembered import remembered
 
-Buffers = dict[str, tuple[int, np.dtype]]  # name: words, type
+Buffers = dict[str, tuple[int, np.dtype]]  # name of the buffer: words, element type
 
 
 @dataclass(frozen=True)
 class RankMap:
-    """A process grid as a value: its axes, and which rank is at each position.
+    """A process grid as a value: its axes, and the rank at each grid position.
 
-    axes  : the name and the length of each axis, of any number of them; the last one runs fastest.
-    ranks : the rank at each position.
+    axes  : name and length of each axis, for any number of axes; the index along the last axis varies fastest.
+    ranks : the rank at each grid position, in this order.
 
-    Messages travel along an axis: `ROWS` is the axis along which the ranks of a grid row stand, and so on.
+    Messages travel along an axis: along a grid row (`ROWS`) or grid column (`COLS`), or through the layers (`LAYERS`).
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -33,22 +33,22 @@ class RankMap:
 
     @classmethod
     def of_layers(cls, shape: tuple[int, int], ranks: tuple[int, ...], layers: int = 1) -> RankMap:
-        """Return the grid of `layers` grids of Pr x Pc ranks, layer by layer and row by row."""
+        """Return the process grid of `layers` layers of Pr x Pc ranks, listed layer by layer and row by row."""
         return cls(((LAYERS, layers), (COLS, shape[0]), (ROWS, shape[1])), ranks)
 
     @classmethod
     def of_line(cls, ranks: Iterable[int]) -> RankMap:
-        """Return the grid of one axis, `LINE`."""
+        """Return the one-dimensional process grid of these ranks, whose only axis is `LINE`."""
         return cls(((LINE, len(ranks := (*ranks,))),), ranks)
 
     @cached_property
     def lengths(self) -> dict[str, int]:
-        """The number of ranks along each axis; `LINE` has all ranks of any grid."""
+        """The number of ranks along each axis; the axis `LINE` joins all ranks of any grid."""
         return {LINE: len(self.ranks), **dict(self.axes)}
 
     @cached_property
     def strides(self) -> dict[str, int]:
-        """The difference between the ranks of neighbours along each axis; 1 where there is one rank."""
+        """The stride of each axis: the difference between neighbouring ranks; 1 for an axis of one rank."""
         step, strides = 1, {LINE: 1}
         for axis, length in reversed(self.axes):
             strides[axis] = abs(self.ranks[step] - self.ranks[0]) if length > 1 else 1
@@ -57,7 +57,7 @@ class RankMap:
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """The numbers of grid rows and grid columns of a layer."""
+        """The shape (Pr, Pc) of a layer: the numbers of its grid rows and grid columns."""
         return self.lengths.get(COLS, 1), self.lengths.get(ROWS, 1)
 
     @property
@@ -76,14 +76,14 @@ class RankMap:
 
 
 class Schedule(ABC):
-    """An algorithm on certain layouts as a value: what all ranks send and multiply, and what each of them allocates.
+    """An algorithm on certain layouts as a value: the messages and products of all ranks, and the buffers of each.
 
-    A kind of schedule defines `rounds` and `buffers`.  The words, messages, work and bytes of each rank are sums over
-    these.  Where such a sum takes too long for many ranks, a kind of schedule overrides it by a formula, and a test
-    compares the two.  A schedule has no seconds: `pdgemm.planning` times it on a machine.
+    A subclass defines `rounds` and `buffers`.  The words, messages, work and bytes of each rank are sums over rounds
+    and buffers.  Where such a sum takes too long for many ranks, the subclass overrides the sum by a closed formula,
+    and a test compares formula and sum.  A schedule contains no seconds: `pdgemm.planning` times it on a machine.
 
-    algorithm : its name.
-    lookahead : number of rounds whose messages are under way while an earlier round is multiplied.
+    algorithm : name of the algorithm.
+    lookahead : number of rounds whose messages are in flight while an earlier round is multiplied.
     """
 
     algorithm: str
@@ -91,21 +91,21 @@ class Schedule(ABC):
 
     @abstractmethod
     def rounds(self) -> Iterator[Round]:
-        """Yield what all ranks send and multiply, round by round."""
+        """Yield the messages and the work of all ranks, round by round."""
 
     @abstractmethod
     def buffers(self, rank: int | None) -> Buffers:
-        """Return the buffers that a rank allocates beyond its matrices; for rank None, the most of any rank."""
+        """Return the buffers that a rank allocates besides its matrices; for rank None, the maximum over all ranks."""
 
     @property
     @abstractmethod
     def grid(self) -> RankMap:
-        """The grid along whose axes messages are sent."""
+        """The process grid; messages are sent along its axes."""
 
     @property
     @abstractmethod
     def panel_dtype(self) -> np.dtype:
-        """The type of the numbers that are multiplied."""
+        """The element type of the operands that are multiplied."""
 
     @property
     @abstractmethod
@@ -119,7 +119,7 @@ class Schedule(ABC):
 
     @property
     def schedules(self) -> list[Schedule]:
-        """The schedule itself; a stage of a program may have several, which run one after the other."""
+        """The schedule itself; a stage of a program may have several schedules, which run one after the other."""
         return [self]
 
     @property
@@ -129,7 +129,7 @@ class Schedule(ABC):
 
     @cached_property
     def tally(self) -> Tally:
-        """The sums over the rounds, for each rank."""
+        """The traffic and the work of each rank, summed over all rounds."""
         return Tally(self.rounds(), 1 + self.last_rank)
 
     @property
@@ -143,7 +143,7 @@ class Schedule(ABC):
         return self.tally.widest
 
     def transfers(self, rank: int) -> list[Transfer]:
-        """Return what a rank sends and receives along each axis of the grid."""
+        """Return the traffic of a rank: one `Transfer` for each axis of the grid and each kind of message."""
         strides, lengths = self.grid.strides, self.grid.lengths
         return [
             Transfer(x.kind, traffic, x.itemsize, strides[x.along], lengths[x.along], x.after)
@@ -151,7 +151,7 @@ class Schedule(ABC):
         ]
 
     def traffic(self, rank: int) -> Traffic:
-        """Return the words and messages of a rank."""
+        """Return the words and messages that a rank sends and receives altogether."""
         return sum((transfer.traffic for transfer in self.transfers(rank)), Traffic())
 
     @property
@@ -160,12 +160,12 @@ class Schedule(ABC):
         return ()
 
     def staged_buffers(self, rank: int | None) -> Buffers:
-        """Return the buffers that a rank allocates on the host besides these, where messages are staged."""
+        """Return the further buffers of a rank on the host, where messages are staged in host memory."""
         return {}
 
     @remembered
     def extra_bytes(self, rank: int | None) -> int:
-        """Return the bytes of all buffers of a rank; for rank None, the most of any rank."""
+        """Return the bytes of all buffers of a rank; for rank None, the maximum over all ranks."""
         buffers = [*self.buffers(rank).values(), *self.staged_buffers(rank).values()]
         return sum(words * dtype.itemsize for words, dtype in buffers)
 
@@ -174,12 +174,12 @@ class Schedule(ABC):
         return 0
 
     def described(self, name: str) -> tuple[str, str]:
-        """Return what the schedule does, to a matrix of this name, and where, for people."""
+        """Return two texts for the user: the operation, on a matrix called `name`, and its details."""
         return self.algorithm, ""
 
 
 class LineSchedule(Schedule):
-    """A schedule of ranks that stand in one line, in this order, and exchange numbers of one type."""
+    """A schedule on a one-dimensional process grid: `ranks`, in this order, exchange elements of one type."""
 
     ranks: tuple[int, ...]
     dtype: np.dtype

@@ -1,9 +1,9 @@
-"""The elements of a local array that lie in one triangle of a matrix, and the rectangles that these fall into.
+"""The elements of a local array that lie in one triangle of a matrix, and rectangles that cover these elements.
 
-Blocks of two rows and columns over a 2 x 2 grid; the part of the lower triangle that rank (0, 0) holds, and (0, 1):
+An 8 x 8 matrix in blocks of 2 x 2 on a 2 x 2 grid; the lower triangle on rank (0, 0), left, and on rank (0, 1), right:
 
-    x . . .      . . . .       Both are staircases, the second without any element on the diagonal: there
-    x x . .      . . . .       all of it is rectangles.
+    x . . .      . . . .       Both are staircases.  The second has no element on the diagonal:
+    x x . .      . . . .       rectangles cover it exactly.
     x x x .      x x . .
     x x x x      x x . .
 """
@@ -15,13 +15,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-TriangleName = Literal["", "L", "U"]  # of a matrix: all of it, or its lower or upper triangle with the diagonal
-LEAST = 64  # rows and columns of the tiles that cross the diagonal: BLAS is slower on smaller ones
-REGISTERS = 16  # columns that BLAS has in registers, at most
+TriangleName = Literal["", "L", "U"]  # all of a matrix, or its lower or upper triangle with the diagonal
+LEAST = 64  # rows and columns of the tiles that cross the diagonal: BLAS is slower on smaller tiles
+REGISTERS = 16  # the most columns that BLAS keeps in registers
 
 
 class Tile(NamedTuple):
-    """A rectangle of an array.   inside : all of it lies in the triangle; otherwise the diagonal crosses it."""
+    """A rectangle of an array.   inside : the whole tile lies in the triangle; otherwise the diagonal crosses it."""
 
     rows: slice
     cols: slice
@@ -29,9 +29,9 @@ class Tile(NamedTuple):
 
 
 class Staircase(NamedTuple):
-    """The first ends[r] elements of each row r of an array lie in the triangle; `ends` ascends.
+    """The elements of an array in a triangle: the first ends[r] elements of each row r, where `ends` ascends.
 
-    flipped : they are the first ones of each column instead, as those of an upper triangle are.
+    flipped : the first ends[c] elements of each column c instead, as in an upper triangle.
     """
 
     ends: np.ndarray
@@ -39,7 +39,7 @@ class Staircase(NamedTuple):
 
     @classmethod
     def of(cls, triangle: TriangleName, rows: np.ndarray, cols: np.ndarray) -> Staircase:
-        """Return the staircase of an array with these rows and columns of a matrix, ascending."""
+        """Return the staircase of an array.   rows, cols : indices of its rows and columns in the matrix, ascending."""
         if triangle == "U":
             return cls(rows.searchsorted(cols, "right"), True)
         return cls(cols.searchsorted(rows, "right"))
@@ -50,7 +50,7 @@ class Staircase(NamedTuple):
         return int(self.ends.sum())
 
     def part(self, rows: np.ndarray, cols: np.ndarray) -> Staircase:
-        """Return the staircase of the array of some of the rows and columns, ascending."""
+        """Return the staircase of some rows and columns of this array.   rows, cols : their indices, ascending."""
         if self.flipped:
             rows, cols = cols, rows
         return self._replace(ends=cols.searchsorted(self.ends[rows], "left"))
@@ -68,15 +68,15 @@ class Staircase(NamedTuple):
         return 0, int(self.ends[hi - 1])
 
     def mask(self, cols: int) -> np.ndarray:
-        """Return whether each element lies in the triangle.   cols : number of columns, or of rows where flipped."""
+        """Return whether each element lies in the triangle.   cols : number of columns, or of rows if flipped."""
         inside = np.arange(cols) < self.ends[:, None]
         return inside.T if self.flipped else inside
 
     def tiles(self, least: int = LEAST) -> Iterator[Tile]:
-        """Yield rectangles that cover the triangle; those that the diagonal crosses have at most least^2 elements.
+        """Yield tiles that cover the triangle; a tile that the diagonal crosses has at most least^2 elements.
 
-        With least = 0 it crosses none.  Rows are divided near the middle, where a block ends; columns that all of them
-        have are a rectangle of their own if they are many, and a multiple of what BLAS has in registers.
+        With least = 0 the diagonal crosses no tile.  A range of rows is divided near its middle, where a block ends.
+        If at least `least` columns of the range lie wholly in the triangle, a multiple of `REGISTERS` is a tile.
         """
         todo = [(0, len(self.ends), 0)] if len(self.ends) else []
         while todo:

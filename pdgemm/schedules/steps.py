@@ -1,6 +1,6 @@
-"""Which inner indices are multiplied at which step, and which ranks own them: pure arithmetic.
+"""The steps of SUMMA and of Cannon's algorithm: the inner indices of each step and their owners, by pure arithmetic.
 
-The pipeline moves and multiplies the steps of an algorithm, the cost model counts them, and the tests check that every
+The pipeline moves and multiplies the panels of these steps, the cost model counts them, and the tests check that every
 product A[i, k] B[k, j] is formed exactly once.
 """
 
@@ -18,25 +18,25 @@ from pdgemm.grids.layout import listed
 
 
 class PanelStep(NamedTuple):
-    """One update C_ij += A[i, K] B[K, j] for a set K of inner indices with one owner in A and in B."""
+    """One update C_ij += A[i, K] B[K, j] for a set K of inner indices that has one owner in A and one owner in B."""
 
     col: int  # grid column that owns A[:, K]
     row: int  # grid row that owns B[K, :]
     width: int  # |K|
-    a: IndexMap  # K as local columns of A on its owners, to columns of the panel
-    b: IndexMap  # K as local rows of B on its owners, to rows of the panel
+    a: IndexMap  # maps the local columns of A that hold K to the columns of the panel
+    b: IndexMap  # maps the local rows of B that hold K to the rows of the panel
 
 
 @lru_cache(maxsize=8)
 def summa_steps(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> tuple[PanelStep, ...]:
-    """Return the panels of C-stationary SUMMA (van de Geijn & Watts 1997) for any two inner layouts.
+    """Return the panels of C-stationary SUMMA (van de Geijn & Watts 1997) for any two inner distributions.
 
     inner_a, inner_b : distributions of A's columns and B's rows; they may differ in everything but n.
     width            : width of the widest panel; the panels of an owner pair have nearly equal widths.
 
-    The panels of one owner pair (qa, qb) cover all k owned by grid column qa of A and grid row qb
-    of B: with equal cyclic layouts these are a few wide products, not one for each block.  Pairs
-    alternate, so that no rank is the source of many consecutive panels.
+    The panels of one owner pair (qa, qb) cover all inner indices that grid column qa of A and grid
+    row qb of B own: with equal cyclic layouts a few wide products replace one product per block.
+    Owner pairs alternate, so that no rank is the source of many consecutive panels.
     """
     turns = []
     for first, col, row, starts, lengths in runs_of_pairs(inner_a, inner_b):
@@ -53,7 +53,7 @@ def summa_steps(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> tuple
 
 
 def runs_of_pairs(inner_a: BlockCyclic, inner_b: BlockCyclic) -> Iterator[tuple[int, int, int, np.ndarray, np.ndarray]]:
-    """Yield for each owner pair the number of its first run, qa, qb, and the starts and lengths of its runs."""
+    """Yield for each owner pair the number of its first run, qa, qb, and the global starts and lengths of its runs."""
     cuts, lengths, owner_a, owner_b = common_refinement(inner_a, inner_b)
     pair = owner_a * inner_b.parts + owner_b
     by_pair = np.argsort(pair, kind="stable")
@@ -65,7 +65,7 @@ def runs_of_pairs(inner_a: BlockCyclic, inner_b: BlockCyclic) -> Iterator[tuple[
 def in_one_run_each(inner: BlockCyclic, other: BlockCyclic, width: int) -> bool:
     """Is each panel of `summa_steps(inner, other, width)` one run of local indices of `inner`?
 
-    Its cost is that of the runs, however many panels there are: a gap has to lie between two panels.
+    The cost depends on the number of runs, not of panels: each gap between two runs must lie between two panels.
     """
     for _, _, _, starts, lengths in runs_of_pairs(inner, other) if width > 1 else ():
         local, ends = inner.to_local(starts), np.cumsum(lengths)
@@ -99,13 +99,13 @@ class Bundle(NamedTuple):
 
     steps: tuple[PanelStep, ...]
     width: int
-    a: IndexMap  # those of all steps, joined
-    b: IndexMap
+    a: IndexMap  # the maps `a` of all steps, joined
+    b: IndexMap  # the maps `b` of all steps, joined
 
 
 @lru_cache(maxsize=8)
 def bundled(steps: tuple[PanelStep, ...], width: int) -> tuple[Bundle, ...]:
-    """Return consecutive panels in bundles of at most `width`."""
+    """Return consecutive panels in bundles of total width <= `width`; a wider panel is a bundle of its own."""
     bundles: list[list[PanelStep]] = []
     total = width
     for step in steps:
@@ -121,7 +121,7 @@ def bundled(steps: tuple[PanelStep, ...], width: int) -> tuple[Bundle, ...]:
 
 
 def joined(maps: list[IndexMap]) -> IndexMap:
-    """Return the map of the source indices of all maps, one after another, to 0, 1, 2, ..."""
+    """Return one map of the source indices of all maps, one map after the other, to 0, 1, 2, ..."""
     if len(maps) == 1:
         return maps[0]
     return packed(np.concatenate([x.source for x in maps]), np.concatenate([x.lengths for x in maps]))
@@ -144,19 +144,19 @@ def one_run(inner: BlockCyclic) -> bool:
 
 
 class TorusStep(NamedTuple):
-    """One update C_ij += A[i, part a] B[part a, j]; part a of A's columns is within part b of B's rows."""
+    """One update C_ij += A[i, part a] B[part a, j]; part a of A's columns lies within part b of B's rows."""
 
     a: int
     b: int
 
 
 def cannon_steps(shape: tuple[int, int], coords: tuple[int, int]) -> list[TorusStep]:
-    """Return what the rank at (i, j) of a Pr x Pc torus holds at each step, where Pr divides Pc (Cannon 1969).
+    """Return the parts that the rank at (i, j) of a Pr x Pc torus holds at each step; Pr divides Pc (Cannon 1969).
 
-    Part a of A's columns lies within part a mod Pr of B's rows.  With t = Pc / Pr, the t ranks of a row with the
-    same j mod Pr form a group; it starts with part b = (i + j) mod Pr of B and the t parts of A that lie in it.
-    These are shifted around the group while B stays; after t steps, all are shifted by one group, and B by one row.
-    A is not gathered in the groups as in CA3DMM (Huang & Chow 2022), which takes 1/t of that memory and the same words.
+    Part a of A's columns lies within part a mod Pr of B's rows.  With t = Pc / Pr, the t ranks of a grid row with the
+    same j mod Pr form a group, which starts with part b = (i + j) mod Pr of B and the t parts of A within part b.
+    The parts of A are shifted around the group while B stays; after t steps A is shifted by one group, B by one row.
+    CA3DMM (Huang & Chow 2022) gathers A in each group; shifting A takes 1/t of that memory and sends as many words.
     """
     pr, pc = shape
     t = pc // pr
@@ -169,7 +169,7 @@ def cannon_steps(shape: tuple[int, int], coords: tuple[int, int]) -> list[TorusS
 
 
 def cannon_neighbours(shape: tuple[int, int], j: int, step: int) -> tuple[int, int]:
-    """Return the grid columns to which column j sends its part of A after a step, and from which it receives one."""
+    """Return the grid columns to which column j sends its part of A after a step, and from which it receives a part."""
     pr, pc = shape
     t = pc // pr
     r, group = divmod(j, pr)
@@ -178,13 +178,13 @@ def cannon_neighbours(shape: tuple[int, int], j: int, step: int) -> tuple[int, i
 
 
 def skewed_rank_maps(rank_map: tuple[int, ...], shape: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the rank maps of A and of B at the first step, given that of C on a Pr x Pc grid."""
+    """Return the rank maps of A and of B at the first step, where C has `rank_map` on a Pr x Pc grid."""
     a, b = skewed(np.array(rank_map).reshape(1, *shape))
     return listed(a), listed(b)
 
 
 def skewed(ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rank maps of A and B at the first step in each layer, given those of C, ranks[layer, i, j]."""
+    """Return the ranks of A's and of B's parts at the first step in each layer; ranks[layer, i, j] holds C_ij."""
     _, pr, pc = ranks.shape
     i, j = np.arange(pr)[:, None], np.arange(pc)
     return ranks[:, i, (j - i) % pr + j // pr * pr], ranks[:, (i - j) % pr, j]

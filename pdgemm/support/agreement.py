@@ -1,10 +1,10 @@
-"""How ranks agree: an error on one rank is raised on all of them, and so is a difference between their arguments.
+"""Agreement of ranks: an error on one rank is raised on all ranks, and so is a difference between their arguments.
 
-A warning is given to all ranks as well (`warn_together`), so that none goes another way than the others.
+A warning is issued on all ranks as well (`warn_together`), so that all ranks continue in the same way.
 
-A rank that raises an exception alone leaves the others waiting in their next communication.  So every collective
+A rank that raises an exception alone leaves the other ranks waiting in their next communication.  So every collective
 function checks its arguments inside a `with together(comm)` block before it communicates; where an exception cannot be
-raised inside such a block, `agree` takes it as an argument.  After that no rank raises alone.
+raised inside such a block, `agree` takes it as an argument.  After this check no rank raises alone.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class together:
     ::
 
         with together(grid.comm) as arguments:
-            n = as_whole(given, "n")                # an exception on one rank is raised on all
+            n = as_whole(n, "n")                    # an exception on one rank is raised on all
             arguments += ["the name of the function", n]
 
     The items of the list describe the call.  They must be the same on all ranks, otherwise all ranks raise
-    ArgumentError, which says which ranks were called with what.  Collective over `comm`; one allreduce of 4 words.
+    ArgumentError, which shows ranks and their arguments.  Collective over `comm`; one allreduce of 4 words.
 
-    check : False where the caller guarantees all this: nothing is compared, and an exception is raised on this rank
-            alone.
-    flag  : after the block it is True on all ranks if any rank has set it.
+    check : False where the caller guarantees equal arguments without errors: nothing is compared, and an exception is
+            raised on this rank alone.
+    flag  : after the block the flag is True on all ranks if any rank has set it.
     """
 
     __slots__ = ("_arguments", "_check", "_comm", "flag")
@@ -64,7 +64,7 @@ class together:
             if error is None and self._comm.size > 1:
                 try:
                     description = ", ".join(map(str, self._arguments))
-                except Exception as bad:  # Python writes no integer of more than 4300 digits
+                except Exception as bad:  # Python converts no integer of more than 4300 digits
                     error = ArgumentError(f"an argument cannot be written: {bad}")
             self.flag = agree(self._comm, error, description, self.flag)
 
@@ -72,11 +72,11 @@ class together:
 def agree(comm: MPI.Comm, error: Exception | None = None, description: str = "", flag: bool = False) -> bool:
     """Raise the same exception on all ranks if any rank has one.  Collective over `comm`; one allreduce of 4 words.
 
-    error       : the exception of this rank, or None.  That of the lowest failing rank is raised; its message names all
-                  ranks that failed.
-    description : what this rank was called with; ArgumentError is raised where it differs among the ranks.  Its length
-                  does not change the cost.
-    flag        : the result is True on all ranks if any rank sets it.
+    error       : the exception of this rank, or None.  The exception of the lowest failing rank is raised; its message
+                  names all ranks that failed.
+    description : the arguments of this rank as text; ArgumentError is raised where the text differs among the ranks.
+                  Its length does not change the cost.
+    flag        : the result is True on all ranks if any rank sets the flag.
     """
     from mpi4py import MPI
 
@@ -93,7 +93,7 @@ def agree(comm: MPI.Comm, error: Exception | None = None, description: str = "",
         failed = [rank for rank, bad in enumerate(comm.allgather(error is not None)) if bad]
         mine = _sendable(error, failed, comm.size) if comm.rank == first else None
         raised = comm.bcast(mine, root=first)
-        if mine is not None and not isinstance(mine, PdgemmError):  # its traceback is not the same on other ranks
+        if mine is not None and not isinstance(mine, PdgemmError):  # other ranks do not have its traceback
             raised = mine
         raise _of_all(comm, raised) from None
     if lowest[1] != -lowest[2]:
@@ -102,26 +102,26 @@ def agree(comm: MPI.Comm, error: Exception | None = None, description: str = "",
 
 
 def described_elements(*arrays: np.ndarray) -> str:
-    """Return what the ranks compare of arrays that are to be the same on all of them, in whatever order of memory.
+    """Return a checksum as text, by which ranks compare arrays that must be equal; the memory order does not matter.
 
-    Local; it reads the elements once, and copies at most 1 MiB of them, or one row.
+    Local; it reads the elements once, and copies at most 1 MiB of the elements, or one row, at a time.
     """
-    found = 0
+    checksum = 0
     for array in map(np.atleast_1d, arrays):
         lines = max(1, (1 << 20) // max(1, array.nbytes // max(1, len(array))))
         for start in range(0, len(array), lines):
             some = np.ascontiguousarray(array[start : start + lines])
-            found = crc32(some.reshape(-1).view(np.uint8).data, found)
-    return f"elements of checksum {found}"
+            checksum = crc32(some.reshape(-1).view(np.uint8).data, checksum)
+    return f"elements of checksum {checksum}"
 
 
 def raised_on(error: BaseException) -> int:
-    """Return on how many ranks a check raised this exception; 0 for an exception that is this rank's own."""
+    """Return on how many ranks a check raised this exception; 0 for an exception that this rank raised alone."""
     return int(getattr(error, _MARK, 0))
 
 
 def _of_all(comm: MPI.Comm, error: Exception) -> Exception:
-    """Return an exception that all ranks of a communicator raise, marked."""
+    """Mark an exception that all ranks of a communicator raise, and return the exception."""
     setattr(error, _MARK, comm.size)
     return error
 
@@ -135,15 +135,15 @@ def check_not_freed(comm: MPI.Comm) -> None:
 _MARK = "_pdgemm_raised_on"
 _ON_ALL_RANKS = "_pdgemm_on_all_ranks"
 _MOST = 4  # different calls that a message shows
-_ARGUMENTS = 5  # what it shows of each
-_TUPLE = re.compile(r"[(\[][^()\[\]]*[)\]]")  # or a list
+_ARGUMENTS = 5  # arguments of each call that a message shows
+_TUPLE = re.compile(r"[(\[][^()\[\]]*[)\]]")  # a tuple or a list
 
 
 def warn_together(comm: MPI.Comm, message: str) -> None:
-    """Warn on all ranks of a communicator, at the line of the user's program that called.  Collective.
+    """Warn on all ranks of a communicator, at the line of the user's program that made the call.  Collective.
 
-    The category is `scipy.linalg.LinAlgWarning`.  All ranks warn, because a program that records warnings may go on as
-    these say.  Where a filter of any rank makes the warning an exception, it is raised on all ranks.
+    The category is `scipy.linalg.LinAlgWarning`.  All ranks warn, because a program that records warnings may branch on
+    them.  Where a filter of any rank turns the warning into an exception, the exception is raised on all ranks.
     """
     from scipy.linalg import LinAlgWarning
 
@@ -154,7 +154,7 @@ def warn_together(comm: MPI.Comm, message: str) -> None:
 
 
 def _level() -> int:
-    """Return the `stacklevel` of the first line of the user's program, as the caller of this function counts."""
+    """Return the `stacklevel` of the innermost line of the user's program, counted from the caller of this function."""
     frame, level = sys._getframe(1), 1
     while frame.f_back and not of_user(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
@@ -162,10 +162,10 @@ def _level() -> int:
 
 
 def print_once(say: Callable[[str], object] | None = None) -> None:
-    """Let rank 0 of the job alone print warnings of all ranks; other warnings are printed as before.
+    """Let only rank 0 of the job print the warnings of `warn_together`; other warnings are printed as before.
 
-    say : prints the text of one, by default as Python does, with the line.
-    Programs that record warnings get them on all ranks, as `warnings.catch_warnings` prints none.
+    say : function that prints the text of a warning; by default Python prints the text and the line of the program.
+    Programs that record warnings (`warnings.catch_warnings`) still get the warnings on all ranks.
     """
     show: Any = warnings.showwarning
 
@@ -179,9 +179,9 @@ def print_once(say: Callable[[str], object] | None = None) -> None:
 
 
 class GuardedCallback:
-    """A user's callback whose first exception is kept in `error`, and after which it is called no more.
+    """A user's callback that is not called again after its first exception, which is kept in `error`.
 
-    An exception out of the middle of a collective operation would leave the other ranks waiting.
+    An exception in the middle of a collective operation would leave the other ranks waiting.
     """
 
     def __init__(self, callback: Callable[[int, int], object] | None) -> None:
@@ -197,16 +197,16 @@ class GuardedCallback:
 
 
 def _sendable(error: Exception | None, failed: list[int], size: int) -> Exception:
-    """Return the error as it is sent to the other ranks: it can be pickled, and it names the ranks that failed."""
+    """Return the error in the form that is sent to other ranks: it can be pickled, and names the ranks that failed."""
     assert error is not None
     if isinstance(error, MemoryError) and not isinstance(error, PdgemmError):
         error = OutOfMemoryError(str(error) or "out of memory")
     where = f" [{ranks_text(failed)} of {size}]" if len(failed) < size else ""
-    if line := _place(error):  # which the traceback of no other rank has
+    if line := _place(error):  # other ranks have no traceback with this line
         error.add_note(line)
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # an exception of some library that cannot be sent
+    except Exception:  # an exception of some library that cannot be pickled
         error = PdgemmError(f"{type(error).__name__}: {error}")
     if isinstance(error, PdgemmError) and len(error.args) == 1:
         error.args = (f"{error.args[0]}{where}",)
@@ -216,8 +216,8 @@ def _sendable(error: Exception | None, failed: list[int], size: int) -> Exceptio
 
 
 def _place(error: Exception) -> str:
-    """Return the line in which an exception arose: of a function of the user's, or of the package by a mistake."""
-    frames = traceback.extract_tb(error.__traceback__)  # which begins inside the package
+    """Return the line that raised an exception: of the user's code or, for a mistake in the package, of the package."""
+    frames = traceback.extract_tb(error.__traceback__)  # the traceback begins inside the package
     called = [x for x in frames if of_user(x.filename) and x.line]
     if not called and (not frames or isinstance(error, PdgemmError) or (frames[-1].line or "").startswith("raise")):
         return ""
@@ -228,7 +228,7 @@ def _place(error: Exception) -> str:
 def _disagreement(descriptions: list[str]) -> str:
     """Return a message that shows, for each group of ranks, the arguments in which the groups differ.
 
-    What follows a line break in a description is shown only where nothing before it differs.
+    The text after a line break in a description is shown only where the texts before the line breaks are equal.
     """
     if len({text.partition("\n")[0] for text in descriptions}) > 1:
         descriptions = [text.partition("\n")[0] for text in descriptions]
@@ -246,8 +246,8 @@ def _disagreement(descriptions: list[str]) -> str:
 
 
 def _arguments(text: str) -> list[str]:
-    """Return the arguments of a description: it is not divided at the commas within a tuple or a list."""
-    kept = _TUPLE.sub(lambda found: found[0].replace(", ", ",\0"), text)
+    """Return the arguments of a description, which is not divided at the commas within a tuple or a list."""
+    kept = _TUPLE.sub(lambda match: match[0].replace(", ", ",\0"), text)
     return [argument.replace("\0", " ") for argument in kept.split(", ")]
 
 

@@ -1,11 +1,11 @@
-"""Ranks that fail: a thread of every rank sees it, and wakes the rank from whatever it waits for.
+"""Ranks that fail: a thread of every rank detects failures, and interrupts all waits of its rank.
 
-MPI's fault tolerance (ULFM: Bland, Bouteiller, Herault, Bosilca & Dongarra, 2013) reports a failed rank to those that
-wait for it, and to nobody else: a rank that waits for one that has gone to recover waits for ever.  So every rank looks
-for failures itself, in a thread, and where there is one it revokes all communicators of the package on this rank.
-After that each of their operations, those in progress too, raises MPI.Exception: no loop has to look.
+MPI's fault tolerance (ULFM: Bland, Bouteiller, Herault, Bosilca & Dongarra, 2013) reports a failed rank only to ranks
+that wait for it: a rank that waits for a rank that has gone to recover waits for ever.  So a thread of every rank looks
+for failures and, after a failure, revokes all communicators of the package on this rank.  After that each operation on
+these communicators, also an operation in progress, raises MPI.Exception: no loop has to look for failures.
 
-While nothing is guarded, all functions do nothing.
+Before the first call of `guard`, no failure is detected and no communicator is revoked.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
     AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
 
-_LOOK = 0.02  # seconds between two looks, so that a failure costs no more than that
+_LOOK = 0.02  # seconds between two looks: a failure is detected within this time
 _CLASSES = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
-# Of the time in which ranks are to recover: then one ends that has not come to the others; the first of them later, so
-# that, where all hang, it is the last one and ends with the exit code.
+# Shares of the patience after which a rank ends that has not joined the recovery.  The second share is for the first
+# surviving rank: where all ranks hang, this rank is the last one, and ends with the exit code.
 _SHARES = (2 / 3, 5 / 6)
 
-_using = threading.Lock()  # held where communicators are revoked, so that none is freed meanwhile
-_known = list["MPI.Comm"]()  # the first one is that of all ranks
+_using = threading.Lock()  # held while communicators are revoked, so that none is freed meanwhile
+_known = list["MPI.Comm"]()  # communicators to revoke; the first one has all ranks
 _patience = [60.0]
-_seen: list[float] = []  # the time at which this rank heard of a failure from which it has not recovered
+_seen: list[float] = []  # the time at which this rank detected a failure from which it has not recovered
 _agreeing: list[bool] = []
 _process: list[int] = []
 _thread: list[threading.Thread] = []
 
 
 def why_not() -> str:
-    """Why a rank that fails takes this job along; "" where the other ranks can go on."""
+    """Return the reason why a rank that fails ends the whole job; "" where the other ranks can continue."""
     from mpi4py import MPI
 
     vendor = MPI.get_vendor()[0]
@@ -61,11 +61,11 @@ def why_not() -> str:
 
 
 def guard(comm: MPI.Intracomm, patience: float) -> None:
-    """From now on the communicators are `comm` and those that are made of it; earlier ones are forgotten.  Local.
+    """Guard `comm` and all communicators that are created from now on; forget earlier communicators.  Local.
 
-    patience : seconds after which a rank that has heard of a failure ends, with exit code 3, unless this function is
-        called again.  A rank that is not `agreeing` hangs, or computes for long: it ends after two thirds of that time,
-        so that the others can go on without it.  0: ranks end at once, and nothing is revoked.
+    patience : seconds from the detection of a failure until this rank ends, with exit code 3, unless this function is
+        called again.  A rank that is not `agreeing` hangs, or computes for long: it is killed after two thirds of this
+        time, so that the others can continue without it.  0: ranks end at once, and nothing is revoked.
     """
     from mpi4py import MPI
 
@@ -76,18 +76,18 @@ def guard(comm: MPI.Intracomm, patience: float) -> None:
         _thread.append(threading.Thread(target=_watch, daemon=True, name="pdgemm failures"))
         _thread[0].start()
         atexit.register(_rest)
-        # where a program calls MPI_Finalize itself, which begins with the attributes of this communicator
+        # for a program that calls MPI_Finalize itself: MPI_Finalize first deletes the attributes of MPI.COMM_SELF
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: _rest()), True)
 
 
 def guarded() -> bool:
-    """Does this rank go on when another fails?"""
+    """Return whether this rank continues when another rank fails."""
     return bool(_known) and _patience[0] > 0
 
 
 @contextmanager
 def agreeing() -> Iterator[None]:
-    """In this block a rank waits for the others, to agree with them: another one may hang, but not this one.  Local."""
+    """Run a block in which this rank waits to agree with other ranks: others may hang, but not this rank.  Local."""
     _agreeing.append(True)
     try:
         yield
@@ -96,16 +96,16 @@ def agreeing() -> Iterator[None]:
 
 
 def stop_looking() -> None:
-    """Look for failures no more.  Local."""
+    """Stop the detection of failures.  Local."""
     with _using:
         _known.clear()
         _seen.clear()
 
 
 def end_with_others(error: BaseException | None = None) -> None:
-    """From now on this rank ends when another one fails; at once, if one has.  Local.
+    """Let this rank end when another rank fails, and end it at once if a rank has failed already.  Local.
 
-    error : an exception that may be of a failure of which the thread has not heard yet.
+    error : an exception that may come from a failure that the thread has not detected yet.
     """
     with _using:
         _patience[:] = [0.0]
@@ -116,7 +116,7 @@ def end_with_others(error: BaseException | None = None) -> None:
 
 
 def _rest() -> None:
-    """Look once more, and then no more, because MPI_Finalize begins; but not in a forked process."""
+    """Look for failures for the last time, because MPI_Finalize begins; do nothing in a forked process."""
     if os.getpid() != _process[0]:
         return
     with _using:
@@ -126,7 +126,7 @@ def _rest() -> None:
 
 
 def tracked(comm: AnyComm) -> AnyComm:
-    """Return a communicator that was just made: its calls are waits, and it is revoked with the others.  Local."""
+    """Return a new communicator such that its blocking calls are waits, and it is revoked after a failure.  Local."""
     comm = watched_calls(comm)
     with _using:
         if _known and comm:
@@ -144,16 +144,16 @@ def free_communicator(comm: MPI.Comm) -> None:
 
 
 def revoke() -> None:
-    """End all operations of all ranks on the known communicators, and those that begin later, by an exception.
+    """Revoke the known communicators: operations in progress and later operations on them raise an exception.
 
-    The other ranks do the same when they hear of it.
+    The other ranks revoke their known communicators when they detect the revocation.
     """
     with _using:
         _notice()
 
 
 def failed_ranks(comm: MPI.Comm) -> list[int]:
-    """The ranks of a communicator of which this rank knows that they have failed.  Local."""
+    """Return the ranks of a communicator whose failure this rank knows.  Local."""
     from mpi4py import MPI
 
     gone = comm.Get_failed()
@@ -161,7 +161,7 @@ def failed_ranks(comm: MPI.Comm) -> list[int]:
 
 
 def is_of_failure(error: BaseException | None) -> bool:
-    """Was an exception raised because a rank failed, or because another rank heard of it?"""
+    """Return whether an exception was raised because a rank failed, or because a communicator was revoked."""
     from mpi4py import MPI
 
     classes = {getattr(MPI, name, MPI.ERR_UNKNOWN) for name in _CLASSES}
@@ -180,14 +180,14 @@ def _watch() -> None:
 
 
 def _look() -> None:
-    """See whether a rank has failed, and end this one where it has not recovered in time."""
+    """Detect failed ranks, and end this rank where it has not recovered from a failure in time."""
     from mpi4py import MPI
 
     if not _known:
         return
     comm, gone = _known[0], list[int]()
     with suppress(MPI.Exception):
-        MPI.COMM_SELF.Iprobe()  # MPI hears of failures while it is called
+        MPI.COMM_SELF.Iprobe()  # MPI detects failures while it is called
         gone = failed_ranks(comm)
         if gone or comm.Is_revoked():
             _notice()
@@ -201,7 +201,7 @@ def _look() -> None:
     text = f"pdgemm: rank {MPI.COMM_WORLD.rank} ends, because another rank has failed{late}\n"
     with suppress(OSError, ValueError):  # the launcher may have ended
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
-    if limit and not _agreeing and len(gone) < comm.size - 1:  # the others may go on without it
+    if limit and not _agreeing and len(gone) < comm.size - 1:  # the others may continue without this rank
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(CODE)
 
@@ -222,11 +222,12 @@ def _revoke(comm: MPI.Comm) -> None:
 
 
 def _finalize_without_fence() -> None:
-    """Let MPI_Finalize not wait for ranks that have failed.  Local.
+    """Prevent MPI_Finalize from waiting for failed ranks.  Local.
 
-    Under fault tolerance Open MPI's has a barrier of the ranks that are left, and then one of all ranks in PMIx, which
-    never ends, once in a few times (ompi issue #11404).  The variable is that of its parameter `async_mpi_finalize`,
-    which leaves out the second one.  It is read when MPI starts, and again whenever its tools interface is initialised.
+    Under fault tolerance Open MPI's MPI_Finalize has a barrier of the surviving ranks, and then a barrier of all ranks
+    in PMIx, which once in a few times never ends (ompi issue #11404).  The variable belongs to Open MPI's parameter
+    `async_mpi_finalize`, which leaves out the second barrier.  Open MPI reads the parameter when MPI starts, and again
+    whenever MPI's tools interface is initialised.
     """
     from mpi4py import MPI
 

@@ -1,4 +1,4 @@
-"""Which file is under a name, whether it is one at all, and whether it has changed.  Needs no MPI."""
+"""The state of the file under a name: whether it is an ordinary file, and whether it has changed.  Needs no MPI."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _KINDS = {
 
 
 def ordinary(path: str | Path, flags: int) -> int:
-    """The `opener` of open() that opens files only: a FIFO would wait for ever, a device lose what it is given."""
+    """Open ordinary files only, as `opener` of open(): a FIFO would wait for ever, and a device would lose the data."""
     with suppress(FileNotFoundError):
-        check_ordinary(Path(path).stat())  # before it is opened, for that alone does something to some devices
+        check_ordinary(Path(path).stat())  # before the file is opened: opening alone changes some devices
     descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     try:
-        check_ordinary(os.fstat(descriptor))  # which may have become another one
+        check_ordinary(os.fstat(descriptor))  # another file may have the name by now
     except OSError:
         os.close(descriptor)
         raise
@@ -30,17 +30,17 @@ def ordinary(path: str | Path, flags: int) -> int:
 
 
 def check_ordinary(status: os.stat_result) -> None:
-    """Raises OSError for what is not a file."""
+    """Raise OSError where the status is not that of an ordinary file."""
     if not stat.S_ISREG(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
         raise OSError(errno.EINVAL, f"it is {kind}, not a file")
 
 
 class State(NamedTuple):
-    """Which file it is, and when it was written to.
+    """The identity of a file, and the times of its last write and its last change.
 
-    Programs may set the time of the last write (`modified`), and cp -p does.  That of the last change of contents,
-    owner, mode, links or the other time (`changed`) is the system's own.
+    Programs may set the time of the last write (`modified`), and cp -p does.  The time of the last change of contents,
+    owner, mode, links or `modified` (`changed`) is set by the system only.
     """
 
     device: int
@@ -51,7 +51,7 @@ class State(NamedTuple):
 
 
 def state(path: Path) -> State | None:
-    """Of the file under this name; None where there is none.  (Opened, because NFS looks at the server only then.)"""
+    """Return the state of the file under this name; None without a file.  (NFS asks the server only at an open.)"""
     try:
         with open(path, "rb", opener=ordinary) as file:
             return state_of(file.fileno())
@@ -60,15 +60,15 @@ def state(path: Path) -> State | None:
 
 
 def state_of(descriptor: int) -> State:
-    found = os.fstat(descriptor)
-    return State(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    status = os.fstat(descriptor)
+    return State(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def settled(path: Path) -> State | None:
-    """The same, when a write that follows will give the file another state.
+    """Return the state of a file like `state`, but wait until every later write gives the file another state.
 
-    The clock of a file system stands still for at most 10 ms, or 2 s where its times are whole seconds; two writes in
-    one of these spans have the same time.
+    The clock of a file system stands still for at most 10 ms, or 2 s where its times are whole seconds; two writes
+    within such a time have the same time stamp.
     """
     now = state(path)
     if now is not None:

@@ -1,6 +1,6 @@
-"""What was written elsewhere, read here: JSON and variables.
+"""Input from outside of the program: JSON and environment variables.
 
-Nothing is computed from what they hold before it is of the types, and within the bounds, that are asked for.
+A value is used only after a check that it has the stated type and is within the stated bounds.
 """
 
 from __future__ import annotations
@@ -17,50 +17,50 @@ from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays import dtypes
 
 Kind = TypeVar("Kind")
-LARGEST = 1 << 62  # of whole numbers: with their sums, what 64 bits hold
+LARGEST = 1 << 62  # the largest whole number: 64 bits hold such numbers and their sums
 Count = Annotated[int, Meta(ge=1, le=1 << 31)]  # of ranks, threads, cores
 Size = Annotated[int, Meta(ge=0, le=LARGEST)]  # of elements, bytes
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Figure = Annotated[float, Meta(ge=0, le=1e30)]  # words, flops, shares
-Positive = Annotated[float, Meta(ge=1e-30, le=1e30)]  # its inverse is a figure, too
+Positive = Annotated[float, Meta(ge=1e-30, le=1e30)]  # its inverse is a Figure, too
 _DTYPES = {x.name: x for x in (*dtypes.OPERANDS, *dtypes.RESULTS)}
-_LONGEST = 300  # characters of what is wrong
+_LONGEST = 300  # characters of a wrong value in a message
 
 
 def decoded(text: bytes | str, kind: type[Kind], what: str = "", exact: bool = False) -> Kind:
-    """JSON as a value of a type.  Raises ArgumentError: `what` it is not, the place and the fault.
+    """Return JSON as a value of a type.  Raises ArgumentError, which shows `what`, the place and the fault.
 
-    exact : members that the type does not have are refused; else they are left out.
+    exact : members that the type does not have are refused; else they are ignored.
     """
     try:
-        found = msgspec.json.decode(text, type=kind, dec_hook=_special)
+        result = msgspec.json.decode(text, type=kind, dec_hook=_special)
         if exact:
-            _look_for_more(msgspec.json.decode(text), jsonable(found))
+            _look_for_more(msgspec.json.decode(text), jsonable(result))
     except (ValueError, RecursionError) as bad:
         raise ArgumentError(_fault(what, bad)) from None
-    return found
+    return result
 
 
 def converted(value: Any, kind: type[Kind], what: str = "", exact: bool = False, strict: bool = True) -> Kind:
-    """The same of what JSON was made into; strict False: "12" may be a number."""
+    """Return decoded JSON as a value of a type, like `decoded`; strict=False: the text "12" may be a number."""
     try:
-        found = msgspec.convert(value, kind, dec_hook=_special, str_keys=True, strict=strict)
+        result = msgspec.convert(value, kind, dec_hook=_special, str_keys=True, strict=strict)
         if exact:
-            _look_for_more(value, jsonable(found))
+            _look_for_more(value, jsonable(result))
     except (ValueError, RecursionError) as bad:
         raise ArgumentError(_fault(what, bad)) from None
-    return found
+    return result
 
 
 def jsonable(x: Any) -> Any:
-    """What `converted` takes and JSON can say."""
+    """Return a value in the form that JSON can represent and `converted` accepts."""
     return msgspec.to_builtins(x, str_keys=True, enc_hook=_plain)
 
 
 def variable(name: str, kind: Any, what: str = "", environment: Mapping[str, str] = os.environ) -> Any:
-    """The value of a variable; None where it is not set, or empty.
+    """Return the value of an environment variable; None where the variable is not set, or empty.
 
-    what : in words; ArgumentError is raised for anything else.  "": then it says nothing, as it is a launcher's.
+    what : the valid values in words; ArgumentError is raised for other values.  "": other values give None.
     """
     said = environment.get(name, "").strip()
     try:
@@ -72,7 +72,7 @@ def variable(name: str, kind: Any, what: str = "", environment: Mapping[str, str
 
 
 def _special(kind: type, value: Any) -> Any:
-    """Types that the library does not know."""
+    """Return values of the types that msgspec does not know."""
     if kind is np.dtype:
         if not isinstance(value, str) or value not in _DTYPES:
             raise ValueError(f"no type of elements: {_short(repr(value))}")
@@ -85,7 +85,7 @@ def _plain(x: Any) -> Any:
 
 
 def _look_for_more(value: Any, known: Any, place: str = "$") -> None:
-    """Raises ValueError for what `value` has more than `known`, which was made of it, and for numbers too large."""
+    """Raise ValueError for members of `value` that its decoded form `known` lacks, and for numbers beyond LARGEST."""
     if isinstance(value, dict):
         for name, x in value.items():
             if name not in known:

@@ -1,8 +1,8 @@
-"""What launchers and batch systems say in the environment of a process.  Loads no MPI.
+"""The environment variables that launchers and batch systems set for a process.  Loads no MPI.
 
-mpiexec, srun and their like tell each rank its number before MPI starts.  A variable that holds no sensible number is
-as good as none.  Slurm comes last: mpirun starts its own daemons by srun, one on each node, and their ranks inherit
-what Slurm says of the daemons.
+mpiexec, srun and similar launchers pass each rank its number before MPI starts.  A variable without a valid number
+counts as not set.  Slurm comes last: mpirun starts its own daemons by srun, one on each node, and the ranks of the
+daemons inherit the variables that Slurm sets for the daemons.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pdgemm.support.json_input import Count, Size, variable
 
 
 class Names(NamedTuple):
-    """The variables in which a launcher tells a rank its number and their count, in the job and on the node."""
+    """The variables that hold a rank's number and the number of ranks, in the job and on the node of the rank."""
 
     rank: str = ""
     size: str = ""
@@ -38,25 +38,25 @@ LAUNCHERS = {
     "Slurm": Names("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 }
 _TRANSPORTS = "OMPI_MCA_btl"
-_RANK = ("OMPI_COMM_", "PMI_", "PMIX_", "PRTE_LAUNCHED")  # what tells a process that it is a rank
-_USER = ("PMIX_MCA_",)  # what users tell launchers
+_RANK = ("OMPI_COMM_", "PMI_", "PMIX_", "PRTE_LAUNCHED")  # prefixes of variables that make a process a rank
+_USER = ("PMIX_MCA_",)  # prefixes of options that users set for launchers
 _ANY = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL", "SLURM_", "PALS_")
 
 
 # ------------------------------------------------------------------ this rank
 def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """The number of this rank in its job; 0 where no launcher says it."""
+    """Return the number of this rank in its job; 0 where no launcher sets the number."""
     numbers = (variable(names.rank, Size, environment=environment) for names in LAUNCHERS.values())
     return next((number for number in numbers if number is not None), 0)
 
 
 def launched_size(environment: Mapping[str, str] = os.environ) -> int:
-    """The number of ranks that the launcher started; 1 where none says it."""
+    """Return the number of ranks that the launcher started; 1 where no launcher sets the number."""
     return said_size(environment)[0]
 
 
 def said_size(environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
-    """The same with the variable that says it, or ""."""
+    """Return `launched_size` and the name of the variable that holds it; "" where no launcher sets one."""
     for names in LAUNCHERS.values():
         if number := variable(names.size, Count, environment=environment):
             return number, names.size
@@ -64,7 +64,7 @@ def said_size(environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
 
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
-    """The number of this rank on its node, and the count of ranks there, 0 if that is not said; None: neither is."""
+    """Return this rank's number on its node, and the number of ranks there, 0 if unknown; None: no number is set."""
     for names in LAUNCHERS.values():
         number = variable(names.local_rank, Size, environment=environment)
         if number is not None:
@@ -73,16 +73,16 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int] |
 
 
 def survives_ranks(environment: Mapping[str, str] = os.environ) -> bool:
-    """Does the launcher let the other ranks go on when one fails, as Open MPI's does: mpirun --with-ft ulfm?"""
+    """Return whether the launcher lets other ranks continue when a rank fails: mpirun --with-ft ulfm of Open MPI."""
     return bool(variable("OMPI_MCA_mpi_ft_enable", Size, environment=environment))
 
 
 @contextmanager
 def without_networks(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Initialise MPI in the block: on one node, Open MPI does without a component that costs a second.
+    """Run a block that initialises MPI: on one node, Open MPI does not load a component that costs a second.
 
-    Its transport "ofi", by which nothing here is sent, sleeps for a second when it finds no network (`sleep(1)` in
-    opal/mca/btl/ofi/btl_ofi_component.c), on each rank of each job.  Which transports the user names are taken.
+    The transport "ofi", by which nothing here is sent, sleeps for a second when it finds no network (`sleep(1)` in
+    opal/mca/btl/ofi/btl_ofi_component.c), on each rank of each job.  If the user selects transports, those are used.
     """
     local_size = variable(LAUNCHERS["Open MPI"].local_size, Count, environment=environment) or 1
     ours = _TRANSPORTS not in environment and launched_size(environment) == local_size
@@ -97,15 +97,15 @@ def without_networks(environment: MutableMapping[str, str] = os.environ) -> Iter
 
 # ------------------------------------------------------------------ the environments of child processes
 def outside_job(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for a launcher that is started here: its ranks are no part of this process's job.
+    """Return the environment for a launcher that this process starts: its ranks are no part of this process's job.
 
-    The allocation of a batch system stays, and what users tell launchers.
+    The variables of a batch system's allocation, and users' options for launchers, stay.
     """
     return {x: y for x, y in environment.items() if not x.startswith(_RANK) or x.startswith(_USER)}
 
 
 def outside_allocation(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for a process without a launcher: it is in no job and in no allocation."""
+    """Return the environment for a process without a launcher: the process is in no job and in no allocation."""
     return {x: y for x, y in environment.items() if not x.startswith(_ANY)}
 
 
@@ -115,7 +115,7 @@ def in_slurm(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def allocated_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
-    """How many ranks the allocation takes; None where there is none."""
+    """Return the number of ranks for which the allocation is made; None where there is no allocation."""
     if tasks := variable("SLURM_NTASKS", Size, environment=environment):
         return int(tasks)
     cores = 0
@@ -128,18 +128,18 @@ def allocated_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
 
 
 def allocated_nodes(environment: Mapping[str, str] = os.environ) -> int:
-    """How many nodes the allocation has; 1 where there is none."""
+    """Return the number of nodes of the allocation; 1 where there is no allocation."""
     number = variable("SLURM_JOB_NUM_NODES", Count, environment=environment) or len({*_pbs_nodes(environment)})
     return number or len(environment.get("LSB_MCPU_HOSTS", "").split()) // 2 or 1  # LSF: "node1 8 node2 8"
 
 
 def cores_per_rank(environment: Mapping[str, str] = os.environ) -> int | None:
-    """How many cores the batch system gives to a rank; None where it does not say."""
+    """Return the number of cores that the batch system gives each rank; None where the number is not set."""
     number: int | None = variable("SLURM_CPUS_PER_TASK", Count, environment=environment)
     return number
 
 
 def _pbs_nodes(environment: Mapping[str, str]) -> list[str]:
-    """The nodes of an allocation by PBS, once for each rank."""
+    """Return the nodes of an allocation by PBS, each node once for each of its ranks."""
     nodefile = Path(environment.get("PBS_NODEFILE") or os.devnull)
     return read_file(nodefile, 1 << 26).decode(errors="replace").split() if nodefile.is_file() else []

@@ -8,18 +8,18 @@ from pathlib import Path
 
 MACHINE = "memory"
 ROOT = Path("/")
-_NO_LIMIT = 1 << 60  # bytes from which on a limit is none
+_NO_LIMIT = 1 << 60  # bytes; a limit of this size or more means that there is no limit
 
 
 def memory_left() -> dict[str, int]:
-    """Return the bytes that are free by the name of what limits them; {} where the system does not say.
+    """Return the free bytes by the name of the limit, the machine or a control group; {} where the system reports none.
 
-    Free is what the system can make free: pages of files that are in memory, its own caches, and swap.  So more cannot
-    be had.
+    Memory that the system can free counts as free: the page cache, its own caches, and swap.  So no more memory can be
+    allocated.
     """
     machine = _table(ROOT / "proc/meminfo")
     swap = machine.get("SwapFree", 0)
-    found = {MACHINE: machine["MemAvailable"] + swap} if "MemAvailable" in machine else {}
+    free = {MACHINE: machine["MemAvailable"] + swap} if "MemAvailable" in machine else {}
     for folder, limit, used, prefix in _groups():
         most, now = _number(folder / limit), _number(folder / used)
         if most is None or now is None or most >= _NO_LIMIT:
@@ -27,17 +27,17 @@ def memory_left() -> dict[str, int]:
         pages = _table(folder / "memory.stat")
         files = sum(pages.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
         cached = files + pages.get("slab_reclaimable", 0)
-        found[f"control group {folder}"] = max(0, most - now + min(cached, now)) + swap
-    return found
+        free[f"control group {folder}"] = max(0, most - now + min(cached, now)) + swap
+    return free
 
 
 def largest_so_far() -> int:
-    """Return the bytes of the largest resident set that this process has had; 0 where the system does not say."""
+    """Return the bytes of the largest resident set that this process has had; 0 where the system reports none."""
     return _table(ROOT / "proc/self/status").get("VmHWM", 0)
 
 
 def _groups() -> Iterator[tuple[Path, str, str, str]]:
-    """Yield the folders of the groups, the inner ones first, and the names of what they hold, by version of cgroups."""
+    """Yield for each control group (v1 or v2), inner first: folder, limit file, usage file, prefix in memory.stat."""
     with suppress(OSError):
         for line in (ROOT / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -55,7 +55,7 @@ def _groups() -> Iterator[tuple[Path, str, str, str]]:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file; None where there is none, such as "max"."""
+    """Return the number in a file; None where the file is missing or holds another text, such as "max"."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -63,11 +63,11 @@ def _number(path: Path) -> int | None:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Return the numbers of a file by their names, those in kB as bytes."""
-    found = dict[str, int]()
+    """Return the numbers of a file by their names; numbers in kB are converted to bytes."""
+    numbers = dict[str, int]()
     with suppress(OSError):
         for line in path.read_text().splitlines():
             name, *number = line.split()
             if number and number[0].isdecimal():
-                found[name.rstrip(":")] = int(number[0]) * (1024 if number[1:] == ["kB"] else 1)
-    return found
+                numbers[name.rstrip(":")] = int(number[0]) * (1024 if number[1:] == ["kB"] else 1)
+    return numbers

@@ -1,11 +1,12 @@
 """Signals by which batch systems end a job: no file is left half written, and a line says what was lost.
 
-A rank may be inside MPI or BLAS, where Python's handlers do not run: a thread waits for the signal.  SIGUSR1 is one of
-them because `mpirun` hands it on and ends with the ranks' code.  At SIGTERM and SIGINT that of Open MPI decides to end
-with 1, sends its ranks SIGCONT, SIGTERM and SIGKILL within half a second, and Open MPI 5's tells nothing more.
+A rank may be inside MPI or BLAS, where Python's handlers do not run: so a thread waits for the signal.  SIGUSR1 is one
+of the signals because `mpirun` forwards it and ends with the ranks' exit code.  At SIGTERM or SIGINT Open MPI's mpirun
+ends with 1, and sends its ranks SIGCONT, SIGTERM and SIGKILL within half a second; that of Open MPI 5 then prints
+nothing more.
 
-A program that can save what it has done says how long that may take (`patience`), looks at `signal_received` now and
-then, and calls `leave` when it has saved.  A second signal ends it at once.
+A program that can save its work sets how long saving may take (`patience`), looks at `signal_received` from time to
+time, and calls `leave` when its work is saved.  A second signal ends the program at once.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from pdgemm.support.text import printable
 
 CODE = 128 + signal.SIGTERM
 CODES = {signal.SIGTERM: CODE, signal.SIGUSR1: CODE, signal.SIGINT: 128 + signal.SIGINT}
-WORDS = "pdgemm: ended by "  # the line begins with this
-_LATER = 1.0  # seconds in which rank 0 may speak before another rank's end takes it along
+WORDS = "pdgemm: ended by "  # the beginning of the printed line
+_LATER = 1.0  # seconds in which rank 0 may print its line before the end of another rank ends rank 0, too
 _state = ["starting", "nothing was written"]
 _patience = [0.0]  # seconds
 _received: list[int] = []  # the signal
-_tells: list[int] = []  # the end of a pipe
+_tells: list[int] = []  # the writing end of the pipe to the thread
 
 
 def doing(what: str, lost: str) -> None:
-    """What this job is at, and what is lost if it ends now."""
+    """Record the present work of this job, and the loss if the job ends now, for the printed line."""
     _state[:] = what, lost
 
 
 @contextmanager
 def patience(seconds: float) -> Iterator[None]:
-    """In the block a signal does not end the program at once: it has so many seconds to save and `leave`."""
+    """Run a block in which a signal does not end the program at once: the program has `seconds` to save and `leave`."""
     _patience[:] = [seconds]
     try:
         yield
@@ -49,12 +50,12 @@ def patience(seconds: float) -> Iterator[None]:
 
 
 def signal_received() -> int:
-    """Return the signal by which the program was asked to end; 0: it was not."""
+    """Return the signal that asked the program to end; 0 where no signal came."""
     return _received[0] if _received else 0
 
 
 def leave(number: int) -> NoReturn:
-    """End as the signal does."""
+    """End the process with the line and the exit code of the signal."""
     _patience[:] = [0.0]
     os.write(_tells[0], bytes([number]))
     while True:  # until the thread ends the process
@@ -62,7 +63,7 @@ def leave(number: int) -> NoReturn:
 
 
 def watch(rank: int) -> None:
-    """From now on a signal ends this process with an exit code of CODES."""
+    """Start the thread that ends this process at a signal, with an exit code of CODES."""
     hears, tells = os.pipe()
     os.set_blocking(tells, False)
     _tells[:] = [tells]
@@ -73,7 +74,7 @@ def watch(rank: int) -> None:
 
 
 def _wait(hears: int, rank: int, start: float) -> None:
-    """Wait for a signal in a thread of its own; then leave time to save, remove files that were begun, and end."""
+    """Wait for a signal, in a thread; then allow time to save, remove unfinished files, and end the process."""
     while (number := os.read(hears, 1)[0]) not in CODES:
         pass
     if _patience[0]:

@@ -1,4 +1,4 @@
-"""Whose a line of a running program is: the user's, this package's, or that of what is installed beside it."""
+"""The origin of a line of a running program: the user's code, this package, or another installed package."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def of_package(filename: str) -> bool:
 
 
 def of_user(filename: str) -> bool:
-    """Is a file neither of this package, nor of an installed one, nor of the standard library?
+    """Return whether a file belongs neither to this package, nor to an installed one, nor to the standard library.
 
-    Lines of Cython, such as mpi4py's, are those of an installed package: the name of the file has no folder to tell.
+    Cython files, such as those of mpi4py, count as installed: their file names have no folder that shows their origin.
     """
     return not filename.startswith((_PACKAGE, "<frozen", *_installed())) and not filename.endswith((".pyx", ".pxi"))
 

@@ -1,4 +1,4 @@
-"""Numbers, names and tables as people read them."""
+"""Numbers, names and tables as text for people."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import isfinite
 
-# what a terminal obeys, and what turns the order of letters; lines and tabs stay
+# control characters of terminals, and characters that reverse the order of letters; not line feeds and tabs
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
-_WIDTH = 1 << 16  # characters of a line of a table, more than any has
+_WIDTH = 1 << 16  # characters; no line of a table is longer
 
 
 def printable(text: str) -> str:
-    """Return a text that a terminal shows as it is: names in files may hold characters that it would obey."""
+    """Return a text with control characters escaped: names in files may hold characters that a terminal would obey."""
     return _OBEYED.sub(lambda x: ascii(x[0])[1:-1], text)
 
 
 def echo(text: object, err: bool = False) -> None:
-    """Print lines to standard output, or error."""
+    """Print lines to standard output, or to standard error."""
     import click
 
     click.echo(printable(str(text)), err=err)
 
 
 def algorithm_name(algorithm: str, inside: str) -> str:
-    """Return the name of an algorithm, with that of its layers in brackets."""
+    """Return the name of an algorithm, with the name of the algorithm inside its layers in brackets."""
     return f"{algorithm} ({inside})" if inside else algorithm
 
 
@@ -52,7 +52,7 @@ def counted_short(number: float, noun: str = "word") -> str:
 
 
 def in_words(words: float) -> str:
-    """Return a number of words, that is of elements: '604 M words', '3072 words'."""
+    """Return a number of words (elements) as text: '604 M words', '3072 words'."""
     return counted_short(words, "word")
 
 
@@ -89,14 +89,14 @@ _TIMES = (
 
 
 def _in_unit(number: float, units: tuple[tuple[float, float, str], ...]) -> tuple[float, str]:
-    """Return a number in the largest unit that fits it.  It is rounded first: 999,960 is 1.0 M, and not 1000 k."""
+    """Return a number in the largest unit that fits its rounded value, and the unit: 999,960 is 1.0 M, not 1000 k."""
     rounded = abs(float(f"{number:.3g}")) if isfinite(number) else 1.0
     value, unit = next((value, unit) for least, value, unit in units if rounded >= least)
     return number / value, unit
 
 
 def _digits(number: float, digits: int) -> str:
-    """Return a number with so many digits at least, and never as a power of ten: '0.34', '3.4', '34', '340'."""
+    """Return a number with at least `digits` significant digits, without an exponent: '0.34', '3.4', '34', '340'."""
     if not number or not isfinite(number):
         return f"{number:.0f}"
     before = int(f"{number:.{digits - 1}e}".split("e")[1])  # the exponent after rounding
@@ -104,15 +104,15 @@ def _digits(number: float, digits: int) -> str:
 
 
 def ranks_text(ranks: list[int]) -> str:
-    """[0, 1, 2, 5] -> 'ranks 0-2, 5'."""
-    # numbers that follow each other are as far from their positions
+    """Return a list of ranks as text: [0, 1, 2, 5] -> 'ranks 0-2, 5'."""
+    # consecutive ranks differ from their positions in the list by the same number
     runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), key=lambda x: x[1] - x[0])]
     text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
     return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
 
 
 def short_name(name: str, size: int) -> str:
-    """Return a file's name, of at most `size` bytes: this one, or its beginning and a hash, another for other names."""
+    """Return a file name of at most `size` bytes: `name`, or its beginning and a hash of the whole name."""
     encoded = os.fsencode(name)
     if len(encoded) <= size:
         return name
@@ -126,7 +126,7 @@ class Table:
 
     columns : the names of the columns; a table whose names are all "" has no heading.
     rows    : for each row a cell of each column.
-    words   : the columns that hold words, which are aligned at the left; figures are aligned at the right.
+    words   : the columns of words, which are aligned at the left; columns of numbers are aligned at the right.
     """
 
     columns: Sequence[str]
@@ -135,7 +135,7 @@ class Table:
     title: str = ""
 
     def __str__(self) -> str:
-        """The lines of the table are as long as they must be: none is wrapped or cut."""
+        """Return the lines of the table; no line is wrapped or cut."""
         from rich import table
         from rich.console import Console
 

@@ -1,7 +1,7 @@
 """Waits of this rank for other ranks, as the watchdog sees them, and whether a process makes progress.
 
-The communicators of the package are of a class whose blocking calls are waits (`watched_calls`); what waits for
-requests, files or windows does so inside a `with Wait()` block.  Nobody reads a clock there: a wait costs a third of a
+The communicators of the package have a class whose blocking calls are waits (`watched_calls`); code that waits for
+requests, files or windows does so inside a `with Wait()` block.  A wait reads no clock, and costs a third of a
 microsecond.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
 
-_WORK = 0.01  # of a second that a process computes in each second in which it is at work
+_WORK = 0.01  # seconds of processor time per second above which a process is at work
 # fmt: off
 _BLOCKING = (
     "Allgather", "Allgatherv", "Allreduce", "Alltoall", "Alltoallv", "Alltoallw", "Barrier", "Bcast", "Create_cart",
@@ -34,26 +34,26 @@ _BLOCKING = (
 
 
 class CheckCounter:
-    """Counts the checks of a communicator (`agreement.together`, `agree`) that this rank has reached.
+    """A counter of the checks of a communicator (`agreement.together`, `agree`) that this rank has reached.
 
-    comm      : a duplicate for the questions of the watchdog, which are no waits.
-    processes : for each rank, the namespace and the number of its process; "" where the system does not say.
+    comm      : a duplicate for the questions of the watchdog, which do not count as waits.
+    processes : for each rank, the namespace and the number of its process; the namespace is "" where it is unknown.
     """
 
     __slots__ = ("comm", "last_question", "processes", "reached", "unchecked")
 
     def __init__(self, comm: MPI.Intracomm, processes: list[tuple[str, int]]) -> None:
         self.comm, self.processes = comm, processes
-        self.last_question = -inf  # seconds of time.monotonic when a lower rank asked last after the check reached last
+        self.last_question = -inf  # time.monotonic() when a lower rank last asked about the check reached last
         self.reached = 0
-        self.unchecked = 0  # the last one that this rank skipped, with check=False
+        self.unchecked = 0  # number of the last check that this rank skipped, with check=False
 
 
 class Wait:
-    """A block in which this rank waits for other ranks.  Inside of another wait it does nothing.
+    """A block in which this rank waits for other ranks.  A block inside another such block has no effect.
 
-    comm  : the communicator on which it waits; None: that of the last check, as where it waits for requests.
-    check : does it wait in a check, for ranks that may never call the function?
+    comm  : the communicator on which the rank waits; None: that of the last check, for example in waits for requests.
+    check : True where the rank waits in a check, for ranks that may never call the function.
     """
 
     __slots__ = ("_outermost", "check", "comm")
@@ -74,15 +74,15 @@ class Wait:
 
     @property
     def counter(self) -> CheckCounter | None:
-        """The counter of a communicator over which all can be asked for whom this rank may wait."""
+        """The counter of a communicator that has all ranks for which this rank may wait; None where there is none."""
         counter = counters.get(self.comm.handle) if self.comm is not None else None
         return counter if counter or self.check else last
 
 
-# `watchdog` adds and removes the counters, by the handles of their communicators, and reads the rest
+# `watchdog` adds and removes counters, by the handles of their communicators, and reads the other two variables
 counters: dict[int, CheckCounter] = {}
 current: Wait | None = None
-last: CheckCounter | None = None  # that of the last check
+last: CheckCounter | None = None  # the counter of the last check
 
 
 def count_check(comm: MPI.Comm, check: bool) -> None:
@@ -117,7 +117,7 @@ def _watched(kind: type) -> Any:
 
 
 def _waiting(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that waits while the other one runs."""
+    """Return a method that runs `call` inside a `Wait`."""
 
     @wraps(call)
     def waits(self: MPI.Comm, *args: Any, **kwargs: Any) -> Any:
@@ -131,16 +131,16 @@ _MARK = "_pdgemm_waits"
 
 
 class Stillness:
-    """For how many seconds this rank has made no progress, counted while its process runs: it may be stopped."""
+    """The seconds for which this rank has made no progress; time in which its process is stopped does not count."""
 
     def __init__(self) -> None:
         self.seconds, self.wait = 0.0, current
         self._at, self._used, self._blocks = monotonic(), process_time(), _blocks()
 
     def look(self, most: float) -> None:
-        """Look again.  A wait that goes on is no progress, except where files are read or written in it.
+        """Look again.  A wait that continues is no progress, except where files are read or written outside a check.
 
-        most : the seconds that are counted for the time since the last look.
+        most : the largest number of seconds that are counted for the time since the last look.
         """
         now, used, blocks, wait = monotonic(), process_time(), _blocks(), current
         step = min(now - self._at, most)
@@ -154,13 +154,13 @@ class Stillness:
 
 
 def _blocks() -> int:
-    """Return how many blocks this process has read from files and written to them."""
+    """Return the number of blocks that this process has read from files and written to files."""
     usage = getrusage(RUSAGE_SELF)
     return usage.ru_inblock + usage.ru_oublock
 
 
 def namespace() -> str:
-    """Return what two processes have in common that see each other by their numbers; "" where that is not known."""
+    """Return a text that is equal for two processes that see each other's numbers; "" where it is unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -168,9 +168,9 @@ def namespace() -> str:
 
 
 def process(where: str, number: int) -> tuple[str, int]:
-    """Return the state of a process, "T" where it is stopped, and its ticks of processor time; "" and 0: not known.
+    """Return the state of a process, "T" if it is stopped, and its ticks of processor time; "" and 0 if unknown.
 
-    where : its namespace.
+    where : the namespace of the process.
     """
     try:
         if where and where == namespace():

@@ -1,23 +1,22 @@
-"""The watchdog names a rank for which the other ranks wait in vain, and ends a job that can never go on.
+"""The watchdog names a rank for which the other ranks wait in vain, and ends a job that can never continue.
 
 Every collective function begins with a check (`agreement.together`).  Ranks that call it with different arguments, or
-call different functions, all raise an exception there.  What remains is a rank that never reaches the check, because it
-raised an exception alone, left the program, skipped the check, or is still computing, and a rank that stops in the
-middle of a function, where the others wait for its panels, its part of a sum or its file.  Each of these waits is seen
-(`waits`).  When one has lasted for PDGEMM_WATCHDOG seconds (60) a thread of the waiting rank asks the same thread of
-the other ranks where they are, and prints one line.
+call different functions, all raise an exception in the check.  Two cases remain: a rank that never reaches the check,
+because it raised an exception alone, left the program, skipped the check, or is still computing; and a rank that stops
+in the middle of a function, where the other ranks wait for its panels, its part of a sum or its file.  `waits` records
+each of these waits.  When a wait has lasted for PDGEMM_WATCHDOG seconds (60), the watchdog thread of the waiting rank
+asks the watchdog threads of the other ranks where their ranks are, and prints one line.
 
-No line is printed while a rank is at work in a function of the package, however long the others wait for it: it
-computes, reads or writes, or its own waits come to an end.
+No line is printed while a rank is at work in a function of the package, however long the other ranks wait for this
+rank.  A rank is at work if it computes, reads or writes, or if its own waits come to an end.
 
-The job is ended (MPI_Abort, exit code 3) where the wait can never come to its end: a rank has left the program, or
-called the function with check=False, or no rank of the job is computing.  A rank that computes in the user's program
-may take as long as it likes, and one that does not answer, because it is stopped, may go on; only where PDGEMM_WATCHDOG
-is set the job ends in these cases, too, and where all ranks wait for messages.  PDGEMM_WATCHDOG=0 switches the watchdog
-off.
+The job is ended (MPI_Abort, exit code 3) where the wait can never end: a rank has left the program, or called the
+function with check=False, or no rank of the job is computing.  A rank may compute in the user's program for any time,
+and a stopped rank, which does not answer, may be continued: in these cases, and where all ranks wait for messages, the
+job is ended only if PDGEMM_WATCHDOG is set.  PDGEMM_WATCHDOG=0 switches the watchdog off.
 
-Before a rank has waited that long nothing is sent, except one message of each rank that leaves the program, to the next
-rank, which can report it then.
+Before a rank has waited that long, the watchdog sends nothing, except that each rank that leaves the program sends one
+message to the next rank, which can then report the departure.
 """
 
 from __future__ import annotations
@@ -47,64 +46,64 @@ PATIENCE = 60.0  # seconds
 CODE = 3  # exit code of a job that is ended
 _QUESTION, _ANSWER, _GOODBYE = 32001, 32002, 32003  # tags
 _STAGGER = 0.1  # seconds by which a rank asks later than the rank before it: a rank that was asked prints nothing
-_ANSWER_SECONDS = 5.0  # within which the other ranks answer
+_ANSWER_SECONDS = 5.0  # time in which the other ranks must answer
 _POLL = 0.01  # seconds
 
 
 @dataclass(frozen=True)
 class _State:
-    """The answer of a rank: the last check that it reached and skipped, and what its main thread does."""
+    """The answer of a rank: the last checks that it reached and skipped, and the activity of its main thread."""
 
     reached: int
     unchecked: int
-    waiting: bool  # in a check, for long, and no other thread of its process computes
-    still: float  # seconds without progress in a function of the package; -1: it is in none
+    waiting: bool  # it has waited in a check for long, and no other thread of its process can compute
+    still: float  # seconds without progress in a function of the package; -1: outside of the package
     place: str
-    ended: tuple[int, ...]  # ranks of MPI.COMM_WORLD that told this rank that they left
+    ended: tuple[int, ...]  # ranks of MPI.COMM_WORLD that have sent this rank a goodbye
 
 
 _using_mpi = threading.Lock()
 _thread: threading.Thread | None = None
 _closed = False
 _process = 0
-_sent: list[Any] = []  # requests
-_ended = set[int]()  # ranks of MPI.COMM_WORLD
+_sent: list[Any] = []  # requests of messages in flight
+_ended = set[int]()  # ranks of MPI.COMM_WORLD that have sent this rank a goodbye
 _stillness = Stillness()
-_all_waited: list[Wait] = []  # the wait of this rank in which it has seen last that all ranks wait
+_all_waited: list[Wait] = []  # the last wait of this rank in which all ranks were seen to wait
 
 
 def seconds() -> tuple[float, bool]:
-    """Return for how long a rank waits in silence, and whether the job ends then in any case.  Raises ArgumentError."""
-    asked = variable("PDGEMM_WATCHDOG", Seconds, "a number of seconds, 0: never")
-    return (PATIENCE, False) if asked is None else (asked, True)
+    """Return the seconds of a wait without a report, and whether the job then ends anyway.  Raises ArgumentError."""
+    limit = variable("PDGEMM_WATCHDOG", Seconds, "a number of seconds, 0: never")
+    return (PATIENCE, False) if limit is None else (limit, True)
 
 
 def watched(comm: MPI.Comm) -> MPI.Intracomm:
     """Return the caller's communicator, and start the watchdog, which then reports long waits on it.  Local.
 
-    Raises GridError where it is no intracommunicator: on this rank alone, because there are no ranks to agree with.
+    Raises GridError where `comm` is no intracommunicator, on this rank alone: without it the ranks cannot agree.
     """
     global _thread, _process
     from mpi4py import MPI
 
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise GridError(f"comm must be an intracommunicator of this rank, such as MPI.COMM_WORLD, got {comm!r}")
-    with suppress(ArgumentError):  # which the first grid raises, on all ranks
+    with suppress(ArgumentError):  # the first grid raises this error, on all ranks
         if _thread is None and not _closed and seconds()[0]:
             _process = os.getpid()
             _thread = threading.Thread(target=_watch, daemon=True, name="pdgemm watchdog")
             _thread.start()
             atexit.register(farewell)
-            # where a program calls MPI_Finalize itself, which begins with the attributes of this communicator
+            # for a program that calls MPI_Finalize itself: MPI_Finalize first deletes the attributes of MPI.COMM_SELF
             MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: farewell()), True)
     return comm
 
 
 def answer_questions(comm: MPI.Intracomm) -> None:
-    """Let ranks that wait on this communicator of pdgemm's own ask the others.  Collective over it.
+    """Let ranks that wait on a communicator of the package ask the other ranks.  Collective over `comm`.
 
-    They ask over a duplicate, because a message may be received on `comm` whatever its tag.  Where a rank has no
-    watchdog, none is asked.
+    The ranks ask over a duplicate, because a receive on `comm` may match any tag.  If any rank has no watchdog, no rank
+    is asked.
     """
     from mpi4py import MPI
 
@@ -115,14 +114,14 @@ def answer_questions(comm: MPI.Intracomm) -> None:
 
 
 def unregister(comm: MPI.Intracomm) -> MPI.Intracomm | None:
-    """Ask no more ranks of this communicator, which is about to be freed; return the duplicate, to be freed as well."""
+    """Ask no more ranks of `comm`, which is about to be freed; return the duplicate for the caller to free, too."""
     with _using_mpi:
         counter = waits.forget_counter(comm)
         return counter.comm if counter else None
 
 
 def _watch() -> None:
-    """Run in a thread of its own: answer the other ranks, and look when this rank has waited for long."""
+    """Run as the watchdog thread: answer the other ranks, and call `_look` when this rank has waited for long."""
     from mpi4py import MPI
 
     limit, bounded = seconds()
@@ -152,14 +151,14 @@ def _rank(waiting: Wait) -> int:
 
 
 def _look(waiting: Wait, bounded: bool, looks: int) -> bool:
-    """Print which ranks are missing, and end the job if it is to end; a rank that was asked leaves both to others.
+    """Print which ranks are missing, and end the job if it must end; a rank that a lower rank has asked does neither.
 
-    Returns False where there is nothing to say, because a rank is at work.
+    Returns False where there is nothing to report, because a rank is at work.
     """
     counter = waiting.counter
     comm = waiting.comm if counter is None else counter.comm
     if counter is None or not _threads_may_call_mpi():  # on the caller's own communicator nothing may be sent
-        if not waiting.check or comm is None:  # some rank may be at work, and cannot be asked
+        if not waiting.check or comm is None:  # some rank may be at work, but cannot be asked
             return False
         # no rank knows which others wait: the first two ranks print, because one of them may be the missing one
         text, never, quiet = "some rank did not join", False, comm.rank > 1
@@ -184,19 +183,19 @@ def _look(waiting: Wait, bounded: bool, looks: int) -> bool:
 
 
 def end_job(code: int) -> None:
-    """End all ranks with this exit code, after half a second in which launchers pass on what was printed."""
+    """End all ranks with this exit code, after half a second in which launchers forward the printed lines."""
     from mpi4py import MPI
 
     sleep(0.5)
     if survives_ranks() and MPI.COMM_WORLD.Get_failed().size:
-        os._exit(code)  # MPI_Abort may hang then, or end the job with 0; the other ranks hear of this one
+        os._exit(code)  # MPI_Abort may hang then, or end the job with 0; the other ranks notice this end
     MPI.COMM_WORLD.Abort(code)
 
 
 def _missing_ranks(counter: CheckCounter, waiting: Wait) -> tuple[str, bool]:
-    """Ask the other ranks, and return which are missing and where they are, and whether they can never come.
+    """Ask the other ranks; return a text with the missing ranks and their places, and whether they can never join.
 
-    The text is empty where a rank is at work in the package, or where all wait and that was not so before.
+    The text is empty where a rank is at work in the package, or where all ranks are seen to wait for the first time.
     """
     from mpi4py import MPI
 
@@ -212,7 +211,7 @@ def _missing_ranks(counter: CheckCounter, waiting: Wait) -> tuple[str, bool]:
     parts += [f"rank {rank} is stopped (kill -CONT {counter.processes[rank][1]} lets it go on)" for rank in stopped]
     parts += [f"{ranks_text(silent)} gave no answer"] if silent else []
     if not parts and not passed:
-        others = behind if waiting.check else states  # where this rank waits in a check, those in it wait, too
+        others = behind if waiting.check else states  # if this rank is in a check, ranks in this check wait, too
         if at_work or any(0 <= state.still < seconds()[0] / 2 for state in others.values()):
             return "", False
         if not any(state.still < 0 for state in behind.values()) and waiting not in _all_waited:
@@ -231,7 +230,7 @@ def _missing_ranks(counter: CheckCounter, waiting: Wait) -> tuple[str, bool]:
 
 
 def _waits_for_long() -> bool:
-    """Has the only thread of this process waited in a check for long, and only for ranks that this job started with?"""
+    """Return whether the only thread of this process has waited in a check for long, for ranks of MPI.COMM_WORLD."""
     from mpi4py import MPI
 
     waiting = waits.current
@@ -245,9 +244,9 @@ def _waits_for_long() -> bool:
 
 
 def _ask(counter: CheckCounter) -> tuple[dict[int, _State], list[int], list[int], bool]:
-    """Ask the other ranks; return the states of those that answer in time, and which are stopped, and which are silent.
+    """Ask the other ranks; return the states of the ranks that answer in time, the stopped ranks, and the silent ranks.
 
-    Last, whether a rank is silent because it computes without leaving the interpreter to the thread that answers.
+    Return last whether a rank gave no answer because it computes and does not release the interpreter lock.
     """
     from mpi4py import MPI
 
@@ -256,11 +255,11 @@ def _ask(counter: CheckCounter) -> tuple[dict[int, _State], list[int], list[int]
     stopped = list[int]()
     _sent.extend(comm.isend(question, rank, _QUESTION) for rank in others)
     status = MPI.Status()
-    for turn in range(round(_ANSWER_SECONDS / _POLL)):  # not until a time: this process may be stopped meanwhile
+    for turn in range(round(_ANSWER_SECONDS / _POLL)):  # turns, no clock: this process may be stopped meanwhile
         _answer()
         while comm.Iprobe(tag=_ANSWER, status=status):
-            asked, state = comm.recv(source=status.source, tag=_ANSWER)
-            if asked == question:
+            answered, state = comm.recv(source=status.source, tag=_ANSWER)
+            if answered == question:
                 states[status.source] = _State(**state)
         silent = [rank for rank in others if rank not in states]
         if turn % 50 == 49:
@@ -276,7 +275,7 @@ def _ask(counter: CheckCounter) -> tuple[dict[int, _State], list[int], list[int]
 
 
 def _answer() -> None:
-    """Receive which ranks have left, and tell the ranks that ask where this rank is."""
+    """Receive the goodbyes of ranks that have left, and answer the questions of ranks that ask where this rank is."""
     from mpi4py import MPI
 
     if not _threads_may_call_mpi():
@@ -295,12 +294,12 @@ def _answer() -> None:
                 still = _stillness.seconds if inside else -1.0
                 state = _State(counter.reached, counter.unchecked, _waits_for_long(), still, place, tuple(_ended))
                 _sent.append(comm.isend((question, asdict(state)), status.source, _ANSWER))
-        except MPI.Exception:  # a rank failed, and the communicator is of no more use: see `failures`
+        except MPI.Exception:  # a rank failed, and the communicator cannot be used any more: see `failures`
             waits.counters.pop(handle, None)
 
 
 def _complete(request: MPI.Request) -> bool:
-    """Has a message left, or can it leave no more?"""
+    """Return whether a message has been sent, or can never be sent because a rank failed."""
     from mpi4py import MPI
 
     try:
@@ -316,27 +315,27 @@ def _threads_may_call_mpi() -> bool:
 
 
 def _place() -> tuple[str, bool]:
-    """Return where the main thread is: the line of the user's program, and the function of pdgemm that it called.
+    """Return the place of the main thread: the line of the user's program, and the function of pdgemm that it called.
 
-    And whether it is in a function of pdgemm, and not in one of the user's that pdgemm has called.
+    Return also whether the thread is in a function of pdgemm, and not in a user's function that pdgemm has called.
     """
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     function, outside, within = "", "", False
     while frame:
         code, line = frame.f_code, frame.f_lineno
         if of_package(code.co_filename):
-            if code.co_filename != waits.__file__:  # a call of MPI in the user's program, on a communicator of pdgemm's
+            if code.co_filename != waits.__file__:  # else the user's program calls MPI on a communicator of pdgemm
                 function, within = function if outside else f" ({code.co_qualname})", True
         elif of_user(code.co_filename):
             return f"{code.co_filename}:{line}{function}", within
-        else:  # NumPy's operators, which call pdgemm; or a program that is installed
+        else:  # NumPy's operators, which call pdgemm; or an installed program
             outside = outside or f"{code.co_filename}:{line}{function}"
         frame = frame.f_back
     return outside or "an unknown place", within
 
 
 def farewell() -> None:
-    """Tell the next rank of each communicator that this rank leaves the program; that rank tells those that ask."""
+    """Tell the next rank of each communicator that this rank leaves the program; the next rank tells ranks that ask."""
     global _closed
     from mpi4py import MPI
 
@@ -347,5 +346,5 @@ def farewell() -> None:
     if _threads_may_call_mpi():
         me = MPI.COMM_WORLD.rank
         for comm in (counter.comm for counter in waits.counters.values()):
-            with suppress(MPI.Exception):  # where that rank has failed
+            with suppress(MPI.Exception):  # the next rank has failed
                 _sent.append(comm.isend(me, (comm.rank + 1) % comm.size, _GOODBYE))

@@ -1,4 +1,4 @@
-"""What is run beside products: the command line, scaling studies, profiles, and the measurement of a machine.
+"""Tools that run beside products: the command line, scaling studies, profiles, and the measurement of a machine.
 
-A program that multiplies matrices imports none of it, but `trace`.
+A program that multiplies matrices imports none of these modules, except that of `trace`.
 """

@@ -1,7 +1,7 @@
-"""Copy selected rows and columns of one array to rows and columns of another: packing, unpacking, local moves.
+"""Copy selected rows and columns of one array to rows and columns of another array: packing, unpacking, local copies.
 
 Strided runs of equal length are copied by one NumPy copy of a four-dimensional view, at memory bandwidth; runs
-without a common stride are copied by index, at most 2^16 elements at a time.
+without a common stride are copied by index, about 2^16 elements at a time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pdgemm.local.arrays.elementwise import CONVERT, Combine
 
 Copy = Callable[[Any, Any], object]  # copy(target, source)
 _TILE = 64  # rows and columns of a tile of a transposing copy: source and target stay in cache
-_WORTHWHILE = 256  # elements that a copied view has on average for views to be faster than indices
+_WORTHWHILE = 256  # mean number of elements per view from which views are faster than copies by index
 
 
 def copy_blocks(source: Array, target: Array, rows: IndexMap, cols: IndexMap, copy: Copy = np.copyto) -> None:
     """Assign target[rows.target, cols.target] := source[rows.source, cols.source], or apply `copy` to the blocks.
 
-    On a device this is one kernel launch, and `copy`, if given, is a `Combine`.
+    On a device this is one kernel launch; there `copy` is a `Combine`, or the default.
     """
     if type(target) is not np.ndarray and (device := of(target)):
         device.combine_blocks(copy if isinstance(copy, Combine) else CONVERT, target, source, rows, cols)
@@ -53,7 +53,7 @@ def _view(x: np.ndarray, row: int, col: int, down: int, right: int, r: StridedRu
     ds, rs = x.strides
     shape, strides = (r.repeats, r.length, c.repeats, c.length), (down * ds, ds, right * rs, rs)
     memory = x if x.flags.c_contiguous else x.T
-    if memory.flags.c_contiguous:  # creating it is five times as fast as as_strided
+    if memory.flags.c_contiguous:  # the constructor is five times as fast as as_strided
         return np.ndarray(shape, x.dtype, memory, row * ds + col * rs, strides)
     return as_strided(wire(x[row:, col:]), shape, strides).view(x.dtype)  # as_strided accepts NumPy's own types only
 
@@ -73,7 +73,7 @@ def _down(x: np.ndarray) -> bool:
 
 
 def _by_index(source: np.ndarray, target: np.ndarray, rows: IndexMap, cols: IndexMap, copy: Copy) -> None:
-    """Copy run by run along the dimension with the longer runs, and by index along the other."""
+    """Copy run by run along the dimension with the longer runs, and by index along the other dimension."""
     if len(rows.lengths) * cols.size > len(cols.lengths) * rows.size:
         source, target, rows, cols = source.T, target.T, cols, rows
     there, here = cols.indices()
@@ -84,7 +84,7 @@ def _by_index(source: np.ndarray, target: np.ndarray, rows: IndexMap, cols: Inde
             if cols.contiguous:
                 copy(y[:, here[0] : here[-1] + 1], x[:, there[0] : there[-1] + 1])
                 continue
-            # take is faster, but first copies an array that is not row-major
+            # numpy.take is faster than indexing, but first copies an array that is not row-major
             packed = np.take(x, there, axis=1, mode="clip") if x.flags.c_contiguous else x[:, there]
             if side_by_side:
                 copy(y[:, here[0] : here[-1] + 1], packed)

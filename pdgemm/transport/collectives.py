@@ -1,4 +1,4 @@
-"""Collectives carried out step by step, as their schedules say, by messages that are counted where they are sent."""
+"""Collectives carried out step by step, as their schedules say, by messages that are counted when they are sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.support.waits import Wait
 
-Join = Callable[[Parts, Parts], Parts]  # of the rank before, and of the one behind it
+Join = Callable[[Parts, Parts], Parts]  # joins the parts of an earlier and of a later rank
 
 
 def sums_of_parts(before: Parts, behind: Parts) -> Parts:
@@ -33,16 +33,18 @@ def carry_out(
     counted: Traffic,
     join: Join = sums_of_parts,
 ) -> None:
-    """Carry out a collective on the ranks that take part in it; others return at once.  Collective over these.
+    """Carry out a collective.  Collective over `collective.ranks`; all other ranks return at once.
 
-    comm    : communicator of the ranks that the collective names.
-    vectors : as many as `collective.arrays`, of one dimension, contiguous, with all parts; overwritten.  Before, a rank
-        has its own part, or with sums its addends, and a root all; behind, what the operation gives it, and in other
-        parts what came along.  Arrays on a device travel through the host.
-    counted : to which words and messages are added.
-    join    : of the parts of two ranks, those of both; by default their sum.
+    comm    : the communicator in which `collective.ranks` are rank numbers.
+    vectors : `collective.arrays` contiguous arrays of one dimension, with space for all parts; overwritten.  On entry
+        a rank has its own part, in a reduction its addends, and the root of a broadcast or scatter all parts; on exit
+        the parts that the operation assigns to it, and intermediate values in the other parts.  Arrays on a device are
+        copied through the host.
+    counted : the traffic to which words and messages are added.
+    join    : function that returns the joined parts of two ranks; by default their sum.
 
-    Nothing is compared among the ranks: all pass the same collective, and vectors of its length and of one type.
+    The ranks do not compare their arguments: all must pass the same collective, and vectors of its length and of the
+    same types.
     """
     if collective is None or comm.rank not in collective.ranks or len(collective.ranks) == 1:
         return
@@ -56,9 +58,9 @@ def carry_out(
 def all_to_all(
     collective: Collective, comm: MPI.Comm, parts: Sequence[np.ndarray], counted: Traffic
 ) -> list[np.ndarray]:
-    """Return what each of the ranks has for this one, given what this one has for each of them.  Collective.
+    """Send `parts[r]` to the r-th rank of the collective, and return the parts that the ranks send here.  Collective.
 
-    Nothing is compared among the ranks: all of them pass the same collective, and parts as long as it says.
+    The ranks do not compare their arguments: all must pass the same collective, and parts as long as its counts.
     """
     p, me = len(collective.ranks), collective.ranks.index(comm.rank)
     mine: dict[int, Parts] = {me * p + to: (np.ascontiguousarray(part),) for to, part in enumerate(parts)}
@@ -68,13 +70,13 @@ def all_to_all(
 
 
 class _Vectors:
-    """Vectors of which each rank has room for all parts."""
+    """The vectors of one rank, with space for all parts."""
 
     def __init__(self, arrays: Sequence[np.ndarray], offsets: np.ndarray) -> None:
         self._arrays, self._offsets = arrays, offsets.tolist()
 
     def views(self, first: int, number: int) -> list[Parts]:
-        """Return views of a range of parts: one, or two where it goes on at part 0."""
+        """Return views of a range of parts: one view, or two where the range wraps around to part 0."""
         parts, ends = len(self._offsets) - 1, first + number
         ranges = [(first, min(ends, parts)), (0, ends - parts)]
         slices = [slice(self._offsets[lo], self._offsets[hi]) for lo, hi in ranges if lo < hi]
@@ -84,7 +86,7 @@ class _Vectors:
 
 
 class _Pairs:
-    """Parts for pairs of ranks, of which a rank has some: its own, and what comes along."""
+    """The parts that one rank holds, by pair of source and target rank: its own parts, and parts that it receives."""
 
     def __init__(self, collective: Collective, parts: dict[int, Parts]) -> None:
         self._counts, self._dtype, self.parts = collective.counts, collective.dtype, parts
@@ -93,13 +95,13 @@ class _Pairs:
         return [self.parts[first]] if self._counts[first] else []
 
     def receiving(self, first: int, number: int) -> list[Parts]:
-        """Return where a part is to arrive."""
+        """Allocate the array in which a part arrives, and return it."""
         self.parts[first] = (np.empty(self._counts[first], self._dtype),)
         return self.views(first, number)
 
 
 def _carry_out(collective: Collective, comm: MPI.Comm, store: _Vectors | _Pairs, counted: Traffic, join: Join) -> None:
-    """Send and receive the messages of a collective, step by step, and join what is added in the stated order."""
+    """Send and receive the messages of a collective, step by step; join addends with the earlier rank's on the left."""
     me = collective.ranks.index(comm.rank)
     for step in collective.messages_of(me):
         out = [(to, _packed([x for row in rows for x in store.views(*row)])) for to, rows in step.sent.items()]
@@ -123,7 +125,7 @@ def _carry_out(collective: Collective, comm: MPI.Comm, store: _Vectors | _Pairs,
 
 
 def _started(start: Callable[..., Any], data: np.ndarray, rank: int) -> list[Any]:
-    """Start the messages of some bytes: none if there are none, several if there are many."""
+    """Start to send or receive bytes in messages of LARGEST_MESSAGE_BYTES at most; none for an empty array."""
     pieces = range(0, data.size, LARGEST_MESSAGE_BYTES)
     return [start(data[at : at + LARGEST_MESSAGE_BYTES], rank) for at in pieces]
 
@@ -133,21 +135,21 @@ def _flat(places: list[Parts]) -> list[np.ndarray]:
 
 
 def _packed(places: list[Parts]) -> np.ndarray:
-    """Return the elements of some views as bytes: those of a single view themselves."""
+    """Return the elements of views as contiguous bytes; a single view is not copied."""
     flat = _flat(places)
     return flat[0] if len(flat) == 1 else np.concatenate(flat) if flat else np.empty(0, np.uint8)
 
 
 def _buffer(places: list[Parts], adds: bool) -> np.ndarray:
-    """Return memory for what arrives for some views: a single view itself, if it takes the place of what is there."""
+    """Return the receive buffer of a message for views: a single view itself, unless its message is added to it."""
     flat = _flat(places)
     return flat[0] if len(flat) == 1 and not adds else np.empty(sum(x.size for x in flat), np.uint8)
 
 
 def _arrived(places: list[Parts], data: np.ndarray, join: Join | None, before: bool) -> None:
-    """Put what has arrived where it belongs, or join it to what is there.   before : it is of an earlier rank."""
+    """Copy or join a message into the views `places`.   before : the message is from an earlier rank than this one."""
     if join is None and len(_flat(places)) == 1:
-        return  # it has arrived there
+        return  # the message was received in place
     at = 0
     for place in places:
         ends = [*accumulate((x.nbytes for x in place), initial=at)]

@@ -1,4 +1,4 @@
-"""How blocks travel between ranks in one exchange, into Y := alpha X + beta Y: read in place, packed, or by NCCL."""
+"""The transport of blocks between ranks in one exchange, Y := alpha X + beta Y: read in place, packed, or by NCCL."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from pdgemm.transport.store import store
 
 
 class ExchangeBuffers:
-    """Holds the message buffers of an exchange on one rank, in device memory or, where staged, on the host."""
+    """The message buffers of an exchange on one rank, in device memory or, for staged messages, on the host."""
 
     def __init__(self, plan: Redistribution, rank: int, device: Device | None = None) -> None:
         self.receiving, sending = plan.slots(rank)
-        self.messages: list[tuple[Array, Array]] = []  # each as passed to MPI, and as packed and unpacked
+        self.messages: list[tuple[Array, Array]] = []  # per buffer: the array for MPI, the array to pack and unpack
         own = devices.own_memory(device)
         for _ in range(self.receiving + sending):
             if device and plan.staged:
@@ -46,14 +46,14 @@ class ExchangeBuffers:
         return sum(x.nbytes for x, _ in self.messages) + (0 if self.scratch is None else self.scratch.nbytes)
 
     def shaped(self, slot: int, rows: int, cols: int, order: str) -> tuple[Array, Array]:
-        """Return a message buffer as rows x cols, once as passed to MPI and once as packed and unpacked."""
+        """Return a message buffer as two rows x cols arrays: the array for MPI, and the array to pack and unpack."""
         sent, packed = (column_buffer(rows, order, cols, x) for x in self.messages[slot])
         return sent, packed
 
 
 @dataclass(frozen=True)
 class _Transfer:
-    """One exchange on one rank: Y := combine(X), tile by tile."""
+    """The arguments and tile operations of one exchange on one rank: Y := combine(X), tile by tile."""
 
     X: Array | Sequence[Array]
     Y: Array | Sequence[Array]
@@ -68,11 +68,11 @@ class _Transfer:
         store(y, x, self.combine, rows, cols, within=self.within)
 
     def in_x(self, block: Block, rows: IndexMap, cols: IndexMap) -> Array | None:
-        """Return a tile of a block as a view of X if it can be sent without packing, else None."""
+        """Return a tile of a block as a view of X if the tile can be sent without packing, else None."""
         return _contiguous(_part(self.X, block), rows.source, cols.source, rows, cols, self.plan)
 
     def in_y(self, block: Block, rows: IndexMap, cols: IndexMap) -> Array | None:
-        """Return a tile of a block as a view of Y if it can be received without unpacking, else None."""
+        """Return a tile of a block as a view of Y if the tile can be received without unpacking, else None."""
         if not self.plan.copies_only:
             return None
         return _contiguous(_part(self.Y, block), rows.target, cols.target, rows, cols, self.plan)
@@ -97,8 +97,9 @@ def exchange(
 ) -> None:
     """Compute Y := alpha X + beta Y, where X and Y are this rank's local arrays.  Collective over the grid.
 
-    Where a plan has several arrays on a rank, X or Y is a list of them, and each block says in which it is.
-    within : the elements of Y that are assigned; the plan is then not one that only copies.
+    Where a rank has several arrays in the plan, X or Y is the list of these arrays, and `block.part` is the number of
+    the array in the list.
+    within : the elements of Y that are assigned; `plan.copies_only` is then False.
     """
     combine = Combine(alpha, beta, buffers.scratch, plan.conjugates)
     carry_out = _pull if plan.shared else _send_by_nccl if plan.nccl else _send
@@ -106,7 +107,7 @@ def exchange(
 
 
 def _pull(transfer: _Transfer) -> None:
-    """Copy each element of this rank's Y once, from the node-shared memory of its owner in X."""
+    """Copy each element of this rank's Y once, from the node-shared memory of the rank that owns it in X."""
     X, Y, plan, recorder, grid = transfer.X, transfer.Y, transfer.plan, transfer.recorder, transfer.grid
     assert isinstance(plan, Exchange)
     me, peers = grid.comm.rank, NodeArrays(grid, X=(X, plan.source))
@@ -122,24 +123,24 @@ def _pull(transfer: _Transfer) -> None:
 
 
 def _send(transfer: _Transfer) -> None:
-    """Send, receive and copy tiles that are small enough to be packed, sent and unpacked while they are in cache.
+    """Send, receive and copy tiles, each small enough to stay in cache while it is packed, sent and unpacked.
 
     Contiguous tiles are sent from X and received into Y without packing.  Elements that stay on this rank are copied
     while messages are in flight.
     """
     plan, recorder, messages = transfer.plan, transfer.recorder, _Messages(transfer)
-    at_once = 8 * plan.words if plan.copies_only else plan.words  # elements that are only copied need no buffer
+    at_once = 8 * plan.words if plan.copies_only else plan.words  # a plain copy needs no scratch buffer
     for block in plan.staying(transfer.grid.comm.rank):
         x, y = _part(transfer.X, block), _part(transfer.Y, block)
         for tile in plan.tiles(block, at_once):
-            with recorder.phase("compute" if of(x) else "pack"):  # a device packs messages meanwhile
+            with recorder.phase("compute" if of(x) else "pack"):  # the copy stream packs messages meanwhile
                 transfer.assign(y, x, *tile)
             messages.progress()
     messages.finish()
 
 
 class _Messages:
-    """The messages of one rank: each buffer has one in flight, and takes the next tile when that one is over."""
+    """The messages of one rank: each buffer has one message in flight; when it is complete, the next tile starts."""
 
     def __init__(self, transfer: _Transfer) -> None:
         self._transfer = transfer
@@ -153,7 +154,7 @@ class _Messages:
             self._next(slot)
 
     def progress(self) -> None:
-        """Handle one message if any has arrived or left."""
+        """Test the messages in flight; if one has arrived or left, unpack it and start the next tile in its buffer."""
         slot, done = MPI.Request.Testany(self._requests)
         if done and slot != MPI.UNDEFINED:
             self._complete(slot)
@@ -192,7 +193,7 @@ class _Messages:
                     transfer.unpack(y, packed, rows, cols)
 
             self._unpack[slot] = unpack
-        recorder.synchronize_copies()  # the last message in this buffer has been unpacked
+        recorder.synchronize_copies()  # until the last message in this buffer is unpacked
         self._requests[slot] = transfer.grid.comm.Irecv(wire(place), source=block.peer)
         recorder.traffic.received(place.size)
         self._end_of_span[slot] = recorder.moving("exchange", place.nbytes)
@@ -210,15 +211,15 @@ class _Messages:
 
 
 def _send_by_nccl(transfer: _Transfer) -> None:
-    """Do what `_send` does in the order of the copy stream.
+    """Carry out the exchange as `_send` does, by NCCL, with all messages in the order of the copy stream.
 
-    All ranks go through the tiles by the distance of the ranks that send and receive them, so that none waits for a
-    tile that comes after one of its own.
+    All ranks go through the tiles by the distance from sender to receiver, so that both enqueue a tile in the same
+    step, and no rank waits for a tile that its sender enqueues later.
     """
     X, Y, plan, recorder, comm = transfer.X, transfer.Y, transfer.plan, transfer.recorder, transfer.grid.comm
     me, device = comm.rank, of(X)
     assert device is not None and isinstance(plan, Exchange)
-    device.exchange(comm, [], [])  # all ranks create the communicator, those that send nothing as well
+    device.exchange(comm, [], [])  # all ranks create the communicator, even ranks that send nothing
     for block in plan.staying(me):
         for tile in plan.tiles(block):
             with recorder.phase("compute"):
@@ -254,14 +255,14 @@ def _tiles(plan: Redistribution, block: Block) -> Iterator[tuple[Block, IndexMap
 
 
 def _part(x: Array | Sequence[Array], block: Block) -> Array:
-    """Return the array of this rank that a block is in."""
+    """Return the array of this rank that contains a block."""
     return x[block.part] if isinstance(x, Sequence) else x
 
 
 def _contiguous(
     x: Array, row_starts: np.ndarray, col_starts: np.ndarray, rows: IndexMap, cols: IndexMap, plan: Redistribution
 ) -> Array | None:
-    """Return the block as a view of a local array if it can be sent or received in place, else None."""
+    """Return the tile as a view of a local array if the tile can be sent or received in place, else None."""
     if plan.staged or not rows.contiguous or not cols.contiguous or x.dtype != plan.wire:
         return None
     r, c = int(row_starts[0]), int(col_starts[0])

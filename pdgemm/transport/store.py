@@ -21,7 +21,7 @@ def store(
 ) -> None:
     """Assign C := op(sums, C), which is alpha sums + beta C, in pieces that fit the workspace of `op`.  Local.
 
-    sums : None: there is nothing to add, and C := beta C.
+    sums : None: C := beta C.
     rows, cols : maps of the rows and columns of `sums` to those of C; by default the identity.
     within : the elements of C that are assigned; None: all of them.
 
@@ -46,7 +46,7 @@ def store(
 def _store_within(
     within: Staircase, C: Array, sums: Array | None, op: Combine, rows: IndexMap | None, cols: IndexMap | None
 ) -> None:
-    """Do the same for the elements of C in a triangle: in rectangles, and in corners that the diagonal crosses."""
+    """Assign the elements of C in a triangle as `store` does: in rectangles, and in tiles that the diagonal crosses."""
     if not C.size:
         return
     if rows is None or cols is None:
@@ -72,7 +72,7 @@ def _store_within(
 
 
 def store_corner(C: Array, value: Array, within: Staircase) -> None:
-    """Assign C := value, of one type, where C is in the triangle.  Local."""
+    """Assign C := value for the elements of C in the triangle `within`; both have one type.  Local."""
     if of(C):
         store(C, value, CONVERT, within=within)
     else:

@@ -272,7 +272,7 @@ MUTANTS = [
     ),
     Mutant(
         "panel_movers: a panel is rewritten while it is read", "pdgemm/transport/panels/gathered_panel.py",
-        "        task.wait(slot)  # until others that read the last panel in X have done so", "        pass",
+        "        task.wait(slot)", "        pass",
         (f"4 {R}linalg/test_linalg_late_ranks.py", f"4 {R}linalg/test_linalg_lu.py"),
     ),
     Mutant(
@@ -409,7 +409,7 @@ MUTANTS = [
     ),
     Mutant(
         "support: a file whose time was put back has not changed", "pdgemm/support/file_states.py",
-        "found.st_mtime_ns, found.st_ctime_ns)", "found.st_mtime_ns, 0)",
+        "status.st_mtime_ns, status.st_ctime_ns)", "status.st_mtime_ns, 0)",
         ("0 tests/io/test_outputs.py", "1 tests/io/test_checkpoints.py"),
     ),
     Mutant(
@@ -466,7 +466,7 @@ MUTANTS = [
     Mutant(
         "protection: an operand that changed is not told from a wrong product",
         "pdgemm/algorithms/protection/row_checksums.py",
-        'return ", ".join(found)', 'return ""',
+        'return ", ".join(texts)', 'return ""',
         ("4 tests/ranks/algorithms/test_protection.py",),
     ),
     Mutant(

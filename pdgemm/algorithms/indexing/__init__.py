@@ -1,1 +1,1 @@
-"""Rows, columns and elements that a key names: picked in any order (`selection`), and assigned (`assignment`)."""
+"""Rows, columns and elements by a key: copied in any order (`selection`), and assigned (`assignment`)."""

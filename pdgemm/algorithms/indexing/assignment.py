@@ -24,15 +24,15 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
     """Set A[key] := value, as `A[key] = value` does.  Collective over the grid of A.
 
     A     : DistMatrix (m, n), or a view; not the conjugate of a complex matrix.
-    key   : what reads elements, rows, columns or a submatrix, A[key]; or a mask of all elements, a DistMatrix or an
-            array of truth values (m, n), with a number as value.  The same on every rank.
+    key   : a key that reads elements, rows, columns or a submatrix, A[key]; or a mask of all elements, a DistMatrix or
+            an array of truth values (m, n), with a number as value.  The same on every rank.
     value : a number; an array that is the same on every rank; or a DistMatrix of any layout over the same ranks, of a
-            type that A can hold.  Broadcast as in NumPy.  Where a row or column is named twice, the last value stays.
+            type that A can hold.  Broadcast as in NumPy.  If a key names a row or column twice, the last value stays.
 
-    Cost per rank: of a number or an array, nothing is sent; a matrix, each element that changes its rank once, in one
-    exchange; one that is broadcast is gathered on every rank first.
+    Cost per rank: for a number or an array, nothing is sent; for a matrix, each element that changes its rank is sent
+    once, in one exchange; a matrix that is broadcast to a larger shape is first gathered on every rank.
     Raises ArgumentError (also an IndexError for keys), LayoutError, DTypeError, GridError or DeviceError on every rank;
-    nothing is assigned then.
+    then nothing is assigned.
     """
     with together(communicator(A=A)) as arguments:
         check_matrices(A=A)
@@ -67,7 +67,7 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
 
 
 def _value_description(value: Any, dtype: np.dtype) -> list[object]:
-    """Return how messages show a value.  Raises DTypeError or another error where the matrix cannot hold it."""
+    """Return the description of a value in messages.  Raises DTypeError or another error if no element can hold it."""
     if isinstance(value, DistMatrix):
         return ["to a matrix"]
     if not isinstance(value, np.ndarray):
@@ -78,7 +78,7 @@ def _value_description(value: Any, dtype: np.dtype) -> list[object]:
 
 
 def _number(value: Any, dtype: np.dtype) -> Any:
-    """Return a number as an element.  Raises where it cannot be one."""
+    """Return a number in the type of elements.  Raises an exception if the type cannot hold the number."""
     filled = np.zeros(1, dtype)
     filled[:] = value
     return filled[0]
@@ -94,14 +94,14 @@ def _mask(key: Any, shape: tuple[int, int]) -> Any:
 
 
 def _spread(value: Any, places: tuple[Picked, Picked]) -> Any:
-    """Return a value in two dimensions, which are broadcast to these rows and columns.  Raises LayoutError."""
+    """Return a value in two dimensions that can be broadcast to these rows and columns.  Raises LayoutError."""
     whole = tuple(len(x.indices) for x in places)
     what = value.distribution if isinstance(value, DistMatrix) else f"an array of shape {value.shape}"
     if not isinstance(value, DistMatrix):
         kept = [n for x, n in zip(places, whole) if not x.dropped]
         while value.ndim > len(kept) and len(value) == 1:
             value = value[0]
-        if value.ndim <= len(kept):  # with a row or a column that the key drops
+        if value.ndim <= len(kept):  # add the dimension that the key drops
             value = value.reshape(-1, 1) if places[1].dropped and not places[0].dropped else np.atleast_2d(value)
     if len(value.shape) != 2 or any(n not in (1, m) for n, m in zip(value.shape, whole)):
         raise LayoutError(f"{what} cannot be broadcast to {whole[0]} x {whole[1]} elements")
@@ -109,25 +109,25 @@ def _spread(value: Any, places: tuple[Picked, Picked]) -> Any:
 
 
 def _set(A: Any, rows: Picked, cols: Picked, value: Any) -> None:
-    """Set elements of this rank to a number, or to its part of an array of two dimensions.  Local."""
+    """Set elements of this rank to a number, or to this rank's part of an array of two dimensions.  Local."""
     i, j = A.grid.coords
     (down, from_rows), (across, from_cols) = (
         _places(dim, x.indices, part)
         for dim, x, part in zip((A.distribution.rows, A.distribution.cols), (rows, cols), (i, j))
     )
-    given = part_of_broadcast(value, from_rows, from_cols) if np.ndim(value) else _number(value, A.dtype)
+    values = part_of_broadcast(value, from_rows, from_cols) if np.ndim(value) else _number(value, A.dtype)
     if isinstance(down, slice) and isinstance(across, slice):
         target = A.stored[down, across]
         if np.ndim(value) == 0:
-            target[...] = given
+            target[...] = values
         else:
-            set_elements(target, np.broadcast_to(given, target.shape))
+            set_elements(target, np.broadcast_to(values, target.shape))
         return
-    _set_by_index(A, np.ix_(*(np.arange(n)[x] for n, x in zip(A.stored.shape, (down, across)))), given)
+    _set_by_index(A, np.ix_(*(np.arange(n)[x] for n, x in zip(A.stored.shape, (down, across)))), values)
 
 
 def _set_by_index(A: Any, index: Any, values: Any) -> None:
-    """Set elements of this rank by an index of NumPy's, on the host.  Local."""
+    """Set elements of this rank by a NumPy index, on the host.  Local."""
     host = to_host(A.stored)
     host[index] = values
     if host is not A.stored:
@@ -135,7 +135,7 @@ def _set_by_index(A: Any, index: Any, values: Any) -> None:
 
 
 def _places(dim: BlockCyclic, indices: range | np.ndarray, part: int) -> tuple[Any, np.ndarray]:
-    """Return which local indices of a part are among some indices, and at which places of these they stand."""
+    """Return the local indices of those `indices` that a part owns, and the positions of these in `indices`."""
     if isinstance(indices, range):
         window = dim.window(indices.start, indices.stop)
         return dim.local_window(indices.start, indices.stop, part), window.indices(part)

@@ -1,4 +1,4 @@
-"""select(): rows and columns of a matrix in any order, brought to a new matrix; and the way back."""
+"""select() copies rows and columns in any order to a new matrix; scatter_selection() copies in the other direction."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Indices = Any  # a list, array, mask, slice or range; None for all
 
 
 def select(A: DistMatrix, rows: Indices = None, cols: Indices = None) -> DistMatrix:
-    """Return the matrix of some rows and columns of A, in the order given; A[rows] is the same.  Collective.
+    """Return a new matrix of some rows and columns of A, in the order of the indices, as A[rows] does.  Collective.
 
     A    : DistMatrix (m, n), or a view.
     rows, cols : a list or array of indices, which may repeat and count from the end; a mask, a 1-D array of m (n) truth
            values; a slice of any step, or a range; None for all.  The same on every rank.
 
-    The result is a copy and no view, also for a slice, on the grid of A, in its blocks and of its type; `.report` has
+    The result is a copy and not a view, also for a slice, with the grid, the blocks and the type of A; `.report` has
     the words that were sent.
 
     Cost per rank: each element of the result that is on another rank in A is sent once, packed, in one exchange;
@@ -45,20 +45,20 @@ def select(A: DistMatrix, rows: Indices = None, cols: Indices = None) -> DistMat
         check_matrices(A=A)
         sides = _indices(rows, cols, A)
         layout = A.distribution
-        made = Distribution(*(dim.resized(len(x)) for dim, x in zip((layout.rows, layout.cols), sides)))
+        distribution = Distribution(*(dim.resized(len(x)) for dim, x in zip((layout.rows, layout.cols), sides)))
         pairs = [IndexPairs(x, np.arange(len(x))) for x in sides]
         arguments += ["select", layout, A.dtype, *pairs]
-        local = new_array(made.local_shape(A.grid.coords), A.dtype, A.order, A.grid, devices.of(A.stored))
-    out = DistMatrix(local, A.grid, made, A.order)
+        local = new_array(distribution.local_shape(A.grid.coords), A.dtype, A.order, A.grid, devices.of(A.stored))
+    out = DistMatrix(local, A.grid, distribution, A.order)
     _move("select", A, out, pairs, start)
     out.shared = all_shared(out.stored, out.grid)
     return out
 
 
 def scatter_selection(A: DistMatrix, rows: np.ndarray, cols: np.ndarray, B: DistMatrix) -> None:
-    """Set A[rows, cols] := B, of as many rows and columns.  Collective; `assign` has checked A and the indices.
+    """Set A[rows, cols] := B, a matrix of that shape.  Collective; `assign` has checked A and the indices.
 
-    Where a row or column is named twice, the last one of B stays.  `A.report` has the words that were sent.
+    If an index occurs twice, its last row or column in B stays.  `A.report` has the words that were sent.
     """
     start = perf_counter()
     common = together(communicator(A=A, B=B))
@@ -72,7 +72,7 @@ def scatter_selection(A: DistMatrix, rows: np.ndarray, cols: np.ndarray, B: Dist
         if not can_convert(B.dtype, A.dtype):
             raise DTypeError(f"{B.dtype} elements cannot become {A.dtype}")
         B.layout_in(A.grid)
-        common.flag = overlap(A.stored, B.stored)  # on any rank
+        common.flag = overlap(A.stored, B.stored)  # becomes True on all ranks if it is True on any
     _move("assign", B.copy() if common.flag else B, A, pairs, start)
 
 
@@ -85,7 +85,7 @@ def _indices(rows: Indices, cols: Indices, A: DistMatrix) -> list[np.ndarray]:
 
 
 def _move(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs], start: float) -> None:
-    """Copy the elements of these pairs of rows and of columns, and report in Y.  Collective."""
+    """Copy the elements of these pairs of rows and of columns from X to Y, and set the report of Y.  Collective."""
     grid, comm = Y.grid, Y.grid.comm
     with together(comm) as arguments:
         where = devices.of(X.stored)

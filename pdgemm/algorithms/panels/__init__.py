@@ -1,5 +1,6 @@
-"""Cholesky, triangular solves, LU, Householder and tall QR as loops over panels, which read like their papers.
+"""Cholesky, triangular solves, LU, Householder QR and QR of tall matrices as loops that read like their papers.
 
-A panel is factored, travels, and updates what is left of the matrix; `panel_run` allocates, runs and reports one
-loop.  Imports `schedules.panels`, `transport.panels`, `local` and `matrix`.
+Each step of a loop factors a panel, transfers it to the other ranks, and updates the trailing matrix.  `panel_run`
+allocates the buffers of a loop, runs the loop and reports on it.
+Imports `schedules.panels`, `transport.panels`, `local` and `matrix`.
 """

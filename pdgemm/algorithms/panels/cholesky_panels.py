@@ -19,7 +19,7 @@ from pdgemm.transport.panels.task import DIAGONAL, PANEL, Task
 
 
 class Cholesky:
-    """Overwrites the lower triangle of A with L, where A = L L^H, and the other one with zeros.
+    """Overwrites the lower triangle of A with L, where A = L L^H, and the strict upper triangle with zeros.
 
     Cost per rank on Pr x Pc: n^3/(3 Pr Pc) flops; n^2/2 (1/Pr + 1/Pc) words in, at most.
     Error: |A - L L^H| <= gamma_{n+1} |L||L^H| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 10.1).
@@ -28,15 +28,15 @@ class Cholesky:
     def __init__(self, task: Task[CholeskySchedule]) -> None:
         self._task, self._plan, self._A = task, task.schedule, task.arrays["A"]
         self._rows, self._cols = self._plan.A.distribution.rows, self._plan.A.distribution.cols
-        rooms = (task.workspace[name].reshape(2, -1) for name in ("panels", "transposed panels"))
-        self._slots = [Slot(number, *buffers) for number, buffers in enumerate(zip(*rooms))]
+        slot_buffers = (task.workspace[name].reshape(2, -1) for name in ("panels", "transposed panels"))
+        self._slots = [Slot(number, *buffers) for number, buffers in enumerate(zip(*slot_buffers))]
         self._arriving, self._diagonals = (task.workspace[x].reshape(2, -1) for x in ("arriving", "diagonals"))
         self._panels = list[tuple[Array, Array]]([(None, None)] * 2)
         self._copies = list[list[Callable[[], object]]]([[], []])
         self._failed = 0
 
     def __call__(self) -> int:
-        """Return 0, or which leading minor, counted from 1, is not positive definite, as far as this rank knows."""
+        """Return the order of the first leading minor that this rank found not to be positive definite, or 0."""
         steps = self._plan.steps
         if self._task.grid.idle or not steps:
             return 0
@@ -46,7 +46,7 @@ class Cholesky:
                 slot, following = self._slots[number % 2], steps[number + 1]
                 self._receive(slot)
                 self._update(panel, slot, following.start, following.stop)
-                self._factor(following, self._slots[(number + 1) % 2])  # it travels while the rest is updated
+                self._factor(following, self._slots[(number + 1) % 2])  # travels during the next update
                 self._update(panel, slot, following.stop, self._plan.n)
             self._clear()
         for slot in self._slots:
@@ -54,7 +54,7 @@ class Cholesky:
         return self._failed
 
     def _factor(self, panel: Panel, slot: Slot) -> None:
-        """Form L_kk, where A_kk = L_kk L_kk^H, then L_ik = A_ik L_kk^-H below it, and let these travel."""
+        """Form L_kk, where A_kk = L_kk L_kk^H, and L_ik = A_ik L_kk^-H below; start the transfers of both."""
         task, A, (i, j) = self._task, self._A, self._task.grid.coords
         task.free(slot)
         cols = self._cols.local_window(panel.start, panel.stop, panel.col)
@@ -65,7 +65,7 @@ class Cholesky:
                 info = local_lapack.potrf(A[diagonal, cols])
                 if info:
                     self._failed = self._failed or panel.start + info
-                    A[diagonal, cols] = np.nan  # with which all ranks go on
+                    A[diagonal, cols] = np.nan  # all ranks continue, with NaN
         if panel.stop == self._plan.n:
             return
         if j == panel.col:
@@ -82,7 +82,7 @@ class Cholesky:
         task.transfers.expect(slot.arrivals)
 
     def _receive(self, slot: Slot) -> None:
-        """Wait until a panel and its transpose have arrived."""
+        """Wait until a panel has arrived, and copy the rows of its transpose that this rank needs."""
         self._task.wait(slot)
         with self._task.packing():
             for copy in self._copies[slot.number]:
@@ -98,7 +98,7 @@ class Cholesky:
             self._task.update(left, of_right.T, A[r, c], conjugate_b=A.dtype.kind == "c")
 
     def _clear(self) -> None:
-        """Set what is above the diagonal blocks to zero."""
+        """Set the elements above the diagonal blocks to zero."""
         i, j = self._task.grid.coords
         with self._task.recorder.phase("compute"):
             for panel in self._plan.steps:

@@ -1,4 +1,4 @@
-"""CholeskyQR, repeated until it is right: the QR factorisation of a tall matrix by products alone.
+"""CholeskyQR, repeated until Q is accurate: the QR factorisation of a tall matrix by matrix products.
 
 CholeskyQR2: Yamamoto, Nakatsukasa, Yanagisawa & Fukaya, Electron. Trans. Numer. Anal. 44, 2015.  Its shift: Fukaya,
 Kannan, Nakatsukasa, Yamamoto & Yanagisawa, SIAM J. Sci. Comput. 42(1), 2020.
@@ -21,15 +21,15 @@ from pdgemm.schedules.panels.tsqr_schedule import MEASURED, Tree
 from pdgemm.transport.panels.tree_messages import ascend, descend, to_all, unpacked
 
 PASSES = 3  # at most: one with a shift and two without
-LONGEST = 4.0  # square of the length of a column of Q, after which |A - Q R| may be too large
-NEAR = 0.5  # |Q^H Q - I| from which one more pass reaches rounding errors
+LONGEST = 4.0  # squared length of a column of Q, above which |A - Q R| may be too large
+NEAR = 0.5  # |Q^H Q - I|_F, up to which one more pass reaches rounding errors
 
 
 class Passes(NamedTuple):
-    """What CholeskyQR came to.
+    """The outcome of CholeskyQR.
 
-    R : None where it failed.   number : of the passes over A.   departure : |Q^H Q - I|_F before the last of them, as
-    measured; NaN where Cholesky's factorisation failed.   shift : that of the first pass, relative to |A|^2.
+    R : None if CholeskyQR failed.   number : of passes over A.   departure : |Q^H Q - I|_F, measured before the last
+    pass; NaN if the Cholesky factorisation failed.   shift : of the first pass, relative to the squared column lengths.
     """
 
     R: np.ndarray | None
@@ -39,18 +39,18 @@ class Passes(NamedTuple):
 
 
 def cholesky_qr(A: Array, copy: Combine, Q: Array, tree: Tree, m: int, comm: MPI.Comm, recorder: Recorder) -> Passes:
-    """Compute A = Q R with real numbers > 0 on the diagonal of R, or say that it cannot be done so.  Collective.
+    """Compute A = Q R with real numbers > 0 on the diagonal of R, or return R = None on all ranks.  Collective.
 
-    A : this rank's rows, any number of them.   copy : takes them from A to Q.   Q : row-major, overwritten.  On a
-    device, where products and divisions take place, if A is: Q^H Q comes to the host, and R from there.
-    tree : `gram_tree` of these rows.   m : rows of all ranks.
+    A : this rank's rows, possibly none.   copy : copies rows of A to Q.   Q : row-major, overwritten.  If A and Q are
+    on a device, products and divisions run there; Q^H Q is copied to the host, and R to the device.
+    tree : `gram_tree` of these rows.   m : the number of rows of all ranks.
 
-    A pass factors Q^H Q = R^H R and divides, Q := Q R^-1.  It is the last one if |Q^H Q - I|_F <= 1/2 was measured:
-    then |R^-1|^2 <= 2, and the errors of Q are those of that product and that division, O(k eps).  The first pass may
-    add a shift s to the diagonal, as Fukaya et al. do; columns are scaled to one length before that.  The factor of
-    Q^H Q is computed on one rank, which sends it to all: it is the same everywhere, to the bit.
+    A pass factors Q^H Q = R^H R and divides, Q := Q R^-1.  A pass is the last one if it measures |Q^H Q - I|_F <= 1/2:
+    then |R^-1|^2 <= 2, and the errors of Q are those of this product and this division, O(k eps).  The first pass may
+    add a shift s to the diagonal, as Fukaya et al. do, after the columns are scaled to length 1.  One rank computes the
+    factor of Q^H Q and sends it to all ranks, so that R is the same on all ranks to the last bit.
 
-    Cost per rank for P ranks, a pass: 2mk^2/P flops, k^2/2 words up and k^2/2 down each edge of the tree.
+    Cost of a pass per rank, for P ranks: 2mk^2/P flops, k^2/2 words up and k^2/2 words down each edge of the tree.
     """
     k = Q.shape[1]
     upper, whole = ~np.tri(k, k=-1, dtype=bool), np.eye(k, dtype=Q.dtype, order="F")  # R of all passes
@@ -67,14 +67,14 @@ def cholesky_qr(A: Array, copy: Combine, Q: Array, tree: Tree, m: int, comm: MPI
             with recorder.phase("compute"), np.errstate(all="ignore"):
                 R, *measured = factor(unpacked(sums, upper), m, number == 1)
                 sums = np.append(R[upper], measured).astype(Q.dtype)
-        found = descend(tree, comm, sums, to_all, recorder)
-        departure, added = found[-MEASURED:].real.tolist()
+        packed = descend(tree, comm, sums, to_all, recorder)
+        departure, added = packed[-MEASURED:].real.tolist()
         shift = max(shift, added)
         last = departure <= NEAR
         if np.isnan(departure) or (number == PASSES and not last):
             return Passes(None, number, departure, shift)
         with recorder.phase("compute"):
-            R, G = unpacked(found[:-MEASURED], upper), new_gram(Q)
+            R, G = unpacked(packed[:-MEASURED], upper), new_gram(Q)
             if number > 1:
                 multiply_triangular(np.asfortranarray(R), whole, lower=False)
             else:
@@ -90,12 +90,12 @@ def cholesky_qr(A: Array, copy: Combine, Q: Array, tree: Tree, m: int, comm: MPI
 
 
 def factor(G: np.ndarray, m: int, first: bool) -> tuple[np.ndarray, float, float]:
-    """Return R with R^H R = G + s D^2, |G - I|_F, NaN where G has no such factor, and s.  Local.
+    """Return R, where R^H R = G + s D^2, the norm |G - I|_F, or NaN if G has no such factor, and s.  Local.
 
-    G : (k, k), Q^H Q of m rows, its upper triangle.   first : s may be positive.   D : the lengths of the columns.
+    G : (k, k), the upper triangle of Q^H Q; Q has m rows, and columns of lengths D.   first : s may be positive.
 
-    Where a pivot is not above the rounding errors of G, sqrt(m) eps in its entries and k eps of the factorisation, the
-    columns are dependent as far as G can tell.  The shift is 11 (mk + k(k+1)) u |G| (Fukaya et al. 2020, (4.1)).
+    If a pivot is not above the rounding errors of G, sqrt(m) eps of its entries and k eps of the factorisation, the
+    columns may be dependent, and s = 0 is rejected.  The shift is 11 (mk + k(k+1)) u |G| (Fukaya et al. 2020, (4.1)).
     """
     k, unit = len(G), eps(G.dtype)
     wide = G.astype(np.result_type(G.dtype, np.float64))
@@ -104,7 +104,7 @@ def factor(G: np.ndarray, m: int, first: bool) -> tuple[np.ndarray, float, float
     nothing = np.zeros_like(G), np.nan, 0.0
     most = float(limits.max) * unit if first else LONGEST
     if not (squares >= float(limits.tiny) / unit).all() or not (squares <= most).all():
-        return nothing  # NaN, squares that are no numbers of this type, or a Q whose errors are large
+        return nothing  # NaN, squares outside the range of this type, or a Q with large errors
     departure = float(np.linalg.norm(wide - np.eye(k)))
     lengths = np.sqrt(squares)
     scaled = wide / lengths / lengths[:, None]

@@ -20,12 +20,13 @@ from pdgemm.transport.panels.task import Task
 
 
 class Householder:
-    """Overwrites A (m, n) with R, and Q (m, k), the first k = min(m, n) columns of the identity, with Q: A = Q R.
+    """Overwrites A (m, n) with R, and Q (m, k) with the orthonormal factor: A = Q R, k = min(m, n).
 
-    Each panel of A is (I - V T V^H) R, where V is unit lower trapezoidal and T upper triangular.  Both are kept, and
-    make Q from the last panel to the first.
+    On entry Q holds the first k columns of the identity.  Each panel of A is (I - V T V^H) R, where V is unit lower
+    trapezoidal and T upper triangular.  V and T are kept; Q is formed from the last panel to the first.
 
-    tau : if given, V stays below the diagonal of A, without its ones, and its owners write the diagonal of T here.
+    tau : if not None, V, without its unit diagonal, stays below the diagonal of A, and the owner of the diagonal block
+        of each panel writes the diagonal of T to tau.
 
     Cost per rank on Pr x Pc, m >= n: (2 m n^2 - 2/3 n^3)/(Pr Pc) flops for R, and as many for Q.
     Error: columnwise |A - Q R| <= gamma_{mn} |A|, for any A (Higham, Accuracy and Stability, 2002, 19.4).
@@ -46,7 +47,7 @@ class Householder:
                 columns = self._plan.updates(number)
                 self._reflect(number, self._A, columns[0], "C")
                 if len(columns) > 1:
-                    self._factor(number + 1)  # it travels while the others are reflected
+                    self._factor(number + 1)  # travels during the next reflection
                     self._reflect(number, self._A, columns[1], "C")
             if self._plan.wants_q:
                 self._form_q()
@@ -65,7 +66,7 @@ class Householder:
             self._reflect(number, self._task.arrays["Q"], (steps[number].start, k), "N")
 
     def _factor(self, number: int) -> None:
-        """Factor a panel on the rank that has its diagonal block, and let V and T travel."""
+        """Gather a panel on the owner of its diagonal block, factor it there, and start the transfers of V and T."""
         panel, reflectors, i = self._plan.steps[number], self._reflectors, self._task.grid.coords[0]
         reflectors.free(number)
         if self._task.grid.coords == (panel.row, panel.col):
@@ -84,7 +85,7 @@ class Householder:
         reflectors.travel(number)
 
     def _reflect(self, number: int, C: Array, columns: tuple[int, int], trans: str) -> None:
-        """C := (I - V op(T) V^H) C, in columns from and to, and rows from the panel's start on."""
+        """C := (I - V op(T) V^H) C, in columns columns[0] to columns[1], and in rows from the panel's start on."""
         panel, task, (i, j) = self._plan.steps[number], self._task, self._task.grid.coords
         rows, cols = self._plan.A.distribution.rows, self._plan.A.distribution.cols
         C = C[rows.below(panel.start, i) :, cols.local_window(*columns, j)]

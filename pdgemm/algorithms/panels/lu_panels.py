@@ -19,16 +19,16 @@ from pdgemm.transport.panels.row_exchange import exchange_rows
 from pdgemm.transport.panels.task import DIAGONAL, PANEL, Copies, Line, Task
 from pdgemm.transport.panels.tree_messages import descend, to_all
 
-_PIVOTS = (1 << 12) + 4  # a tag
+_PIVOTS = (1 << 12) + 4  # message tag
 
 
 class LUPanels:
-    """Overwrites A with L, below its diagonal of ones, and U, where P A = L U.
+    """Overwrites A with U and with L below the diagonal, where P A = L U; the unit diagonal of L is not stored.
 
-    exchanged : on return row t was exchanged with row exchanged[t], for t = 0, 1, ... in turn; on idle ranks, too.
+    exchanged : overwritten: row t was exchanged with row exchanged[t], for t = 0, 1, ... in turn; also on idle ranks.
 
-    Cost per rank on Pr x Pc: 2n^3/(3 Pr Pc) flops; n^2/2 (1/Pr + 1/Pc) words in for L and U.  On all ranks together at
-    most n^2 words for panels that are gathered and go back, and 3 n^2/2 for rows that are exchanged.
+    Cost per rank on Pr x Pc: 2n^3/(3 Pr Pc) flops; n^2/2 (1/Pr + 1/Pc) words in for L and U.  Summed over all ranks, at
+    most n^2 words to gather panels and to return them, and 3 n^2/2 words to exchange rows.
     Error: |P A - L U| <= gamma_n |L||U| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 9.3).
     """
 
@@ -39,14 +39,14 @@ class LUPanels:
         self._gathering = Slot(0, None, task.workspace["parts of panels"])
         self._copies = Copies()
         self._pivots = np.zeros(self._plan.n, INDEX) if self._plan.device else task.workspace["pivots"]
-        rooms = (task.workspace[name].reshape(2, -1) for name in ("panels", "rows of U"))
-        self._slots = [Slot(number, *buffers) for number, buffers in enumerate(zip(*rooms))]
+        slot_buffers = (task.workspace[name].reshape(2, -1) for name in ("panels", "rows of U"))
+        self._slots = [Slot(number, *buffers) for number, buffers in enumerate(zip(*slot_buffers))]
         self._panels = list[Array]([None, None])
         self._arriving = list[np.ndarray]([self._pivots[:0]] * 2)
         self._singular = 0
 
     def __call__(self) -> int:
-        """Return 0, or which pivot, counted from 1, is the first that is zero, as far as this rank knows."""
+        """Return the number, counted from 1, of the first zero pivot in the panels that this rank factored, or 0."""
         task, steps = self._task, () if self._task.grid.idle else self._plan.steps
         with np.errstate(all="ignore"):
             for number, panel in enumerate(steps):
@@ -58,11 +58,11 @@ class LUPanels:
                     following = steps[number + 1]
                     end = following.stop
                     self._update(panel, slot, U, following.start, end)
-                    self._factor(following, self._slots[(number + 1) % 2])  # while the rest is updated
+                    self._factor(following, self._slots[(number + 1) % 2])  # travels during the next update
                 self._update(panel, slot, U, end, self._cols.n)
         for slot in (*self._slots, self._gathering):
             task.free(slot)
-        task.finish()  # all have read L, whose rows are moved now
+        task.finish()  # all ranks have read L in place, so the rows of L may be exchanged
         for panel, moves in moves_left(steps, self._pivots, self._rows.n):
             if task.grid.coords[1] == panel.col:
                 exchange_rows(task, moves, self._cols.local_window(panel.start, panel.stop, panel.col))
@@ -72,7 +72,7 @@ class LUPanels:
         return self._singular
 
     def _factor(self, panel: Panel, slot: Slot) -> None:
-        """Compute P A = L U of a panel on one rank, from which L and the pivots travel."""
+        """Gather a panel on the owner of its diagonal block, factor it there, P A = L U, and transfer L and pivots."""
         task, gathered, (i, j) = self._task, self._gathered, self._task.grid.coords
         task.free(slot)
         if j == panel.col:
@@ -80,7 +80,7 @@ class LUPanels:
             task.free(self._gathering)
             if i != panel.row:
                 self._copies = gathered.lend(panel, own, self._gathering, self._gathering.buffer_b[own.size :])
-                return  # what comes back travels on in `_receive`
+                return  # `_receive` waits for this rank's rows of L, and transfers them
             X, pivots = gathered.whole(panel, task.workspace["gathered"]), np.empty(panel.width, np.intc)
             gathered.gather(panel, X, self._gathering)
             with task.recorder.phase("compute"):
@@ -91,7 +91,7 @@ class LUPanels:
         self._travel(panel, slot)
 
     def _travel(self, panel: Panel, slot: Slot) -> None:
-        """Start to bring the pivots and rows of a panel along the rows of the grid."""
+        """Transfer pivots along the grid column of a panel; start to transfer pivots and L along the grid rows."""
         task, (i, j) = self._task, self._task.grid.coords
         with task.recorder.phase("post"):
             if j == panel.col:
@@ -104,7 +104,7 @@ class LUPanels:
                 self._panels[slot.number] = task.bring("row", panel.col, "A", window, slot.buffer_a, slot, PANEL)
 
     def _receive(self, panel: Panel, slot: Slot) -> Array:
-        """Exchange the rows behind a panel when it has arrived; return U_kj = L_kk^-1 A_kj."""
+        """Wait for a panel, exchange rows in the columns behind it, and return U_kj = L_kk^-1 A_kj."""
         task, A, (i, j) = self._task, self._A, self._task.grid.coords
         if j == panel.col and i != panel.row:
             task.wait(self._gathering)
@@ -137,11 +137,11 @@ class LUPanels:
             self._task.update(L, U[:, cols.start - right : cols.stop - right], A[first:, cols])
 
     def _bring_pivots(self, line: Line, root: int, panel: Panel, slot: Slot) -> np.ndarray:
-        """Start to bring the pivots of a panel to all ranks of a grid row or column; return where they will be."""
+        """Start to transfer the pivots of a panel along a grid row or column; return the array that will hold them."""
         part = slice(panel.start, panel.stop)
         pivots = self._pivots[part]
         if not self._plan.device:
             return self._task.bring(line, root, "pivots", part, pivots, slot, _PIVOTS)
-        if self._task.comm(line).size > 1:  # they are on the host, where nobody reads them
+        if self._task.comm(line).size > 1:  # pivots are in private host memory, which no other rank reads
             self._task.send(line, pivots, root, slot, _PIVOTS)
         return pivots

@@ -1,4 +1,4 @@
-"""How a panel algorithm runs: on matrices that suit it, with the buffers of its schedule, beside its predictions."""
+"""The run of a panel algorithm: the choice of the mover, working copies of matrices, buffers, and the report."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ from pdgemm.transport.panels.in_place import InPlace
 from pdgemm.transport.panels.sent import Sent
 from pdgemm.transport.panels.task import Task
 
-_NEVER = 1 << 62  # more than any number of a row
+_NEVER = 1 << 62  # larger than any row number
 
 
 def can_read(*matrices: DistMatrix) -> str:
-    """Return the mover of panels: "shared" where all ranks can read each other's parts of these matrices."""
+    """Return the mover of panels: "shared" if all ranks can read each other's local arrays in place, else "ring"."""
     return expected_mover(matrices[0]) if all(x.shared for x in matrices) else RING.name
 
 
 def expected_mover(A: DistMatrix) -> str:
-    """Return the mover of panels of matrices like A that are made on its grid, if there is buffer for them."""
+    """Return the mover of panels for new matrices on A's grid and device, if node-shared memory can be allocated."""
     grid, device = A.grid, devices.of(A.stored)
     reads = device.reach(grid).reads == SHARED.name if device else grid.shares_memory
     return SHARED.name if reads and grid.size > 1 and grid.ranks_per_node is None else RING.name
 
 
 def device_of(A: DistMatrix) -> str:
-    """Return the device of a matrix as schedules name it."""
+    """Return the device name of a matrix in the notation of schedules: "" for the host."""
     return "" if A.device == devices.HOST else A.device
 
 
@@ -66,13 +66,13 @@ def run_panels(
     start: float | None = None,
     as_run: Callable[[Any], PanelSchedule] = lambda schedule: schedule,
 ) -> tuple[int, Callable[[], PanelReport] | None]:
-    """Run a panel algorithm on matrices that lie as its schedule says.  Collective over their grid.
+    """Run a panel algorithm on matrices in the layouts of its schedule.  Collective over their grid.
 
-    as_run : returns the schedule with what only the run shows, such as pivots; the report predicts from it.
+    as_run : returns the schedule completed with results of the run, such as pivots; the report predicts from it.
 
-    Returns the least of what the executors return beside 0, and a function that makes the report; 0 and None while a
-    program is planned.
-    Raises on all ranks where buffers cannot be allocated.
+    Returns the smallest nonzero number that the executor returned on any rank, else 0, and a function that makes the
+    report; 0 and None while a program is planned.
+    Raises the same exception on all ranks if buffers cannot be allocated.
     """
     start, grid = perf_counter() if start is None else start, matrices["A"].grid
     if grid.draft:
@@ -81,7 +81,7 @@ def run_panels(
     comm, stored = grid.comm, {name: x.stored for name, x in matrices.items()}
     try:
         workspace = _workspace(schedule, grid, stored["A"], what)
-    except NodeMemoryError:  # on all ranks: panels are sent
+    except NodeMemoryError:  # raised on all ranks, so all ranks send panels instead
         schedule = replace(schedule, mover=RING.name)
         workspace = _workspace(schedule, grid, stored["A"], what)
     recorder = recorder_of(stored["A"])
@@ -111,10 +111,10 @@ def run_panels(
 def working_copy(
     A: DistMatrix, block: int, fits: bool, overwrite: bool, order: Order | None = None, dtype: np.dtype | None = None
 ) -> tuple[DistMatrix, list[MoveReport]]:
-    """Return a matrix with the elements of A that may be overwritten, and the report of a redistribution, if any.
+    """Return a matrix with the elements of A that may be overwritten, and the report of its redistribution, if any.
 
-    fits : A's layout will do; otherwise the copy lies in square blocks.   overwrite : it may be A itself.
-    order, dtype : the memory order and the type that it must have, if any.   Collective.
+    fits : the layout of A suits the algorithm; otherwise the copy has square blocks.
+    overwrite : the result may be A itself.   order, dtype : of the result; None: those of A.   Collective.
     """
     grid, order, dtype = A.grid if fits else A.grid.base, order or A.order, dtype or A.dtype
     if fits and overwrite and not A.conjugated and (A.order, A.dtype) == (order, dtype):
@@ -151,7 +151,7 @@ def _report(
     moves: tuple[MoveReport, ...],
     sharing: int,
 ) -> PanelReport:
-    """Return the report of one run beside the prediction for the machine at hand."""
+    """Return the report of one run, with the seconds that are predicted for the machine at hand."""
     machine = on_nodes(machine_at_hand(bool(schedule.device)), grid.ranks_per_node)
     report = PanelReport.of_run(
         recorder,

@@ -17,7 +17,7 @@ from pdgemm.transport.panels.task import DIAGONAL, PANEL, Task
 
 
 class _Panels:
-    """What solves and products share: panels of A, and rows of B or X, in two slots."""
+    """The base of solves and products: panels of A, and block rows of B or X, travel through two slots."""
 
     def __init__(self, task: Task[TriangularSchedule], alpha: Any = 1, unit: bool = False) -> None:
         self._task, self._plan, self._alpha, self._unit = task, task.schedule, alpha, unit
@@ -25,7 +25,7 @@ class _Panels:
         self._rows, self._of_A = self._plan.A.distribution.rows, self._plan.A.distribution.cols
         self._cols = self._plan.B.distribution.cols
         self._slots = [Slot(x, *([np.empty(0)] * 2)) for x in range(2)]
-        self._rooms = {name: task.workspace[name].reshape(2, -1) for name in ("panels", "rows", "diagonals")}
+        self._buffers = {name: task.workspace[name].reshape(2, -1) for name in ("panels", "rows", "diagonals")}
         self._held = list[tuple[Array, Array]]([(None, None)] * 2)
 
     def _local_rows(self, start: int, stop: int) -> slice:
@@ -35,9 +35,9 @@ class _Panels:
         return self._cols.local_window(*self._plan.columns(panel), self._task.grid.coords[1])
 
     def _triangle(self, panel: Panel, slot: Slot) -> Array:
-        """Return A_kk on the ranks of its grid row, in the memory order of B, not conjugated."""
+        """Return A_kk, conjugated where A is, in the memory order of B.  Called by all ranks of its grid row."""
         window = self._local_rows(panel.start, panel.stop), self._of_A.local_window(panel.start, panel.stop, panel.col)
-        buffer = self._rooms["diagonals"][slot.number]
+        buffer = self._buffers["diagonals"][slot.number]
         there = self._task.bring("row", panel.col, "A", window, buffer, slot, DIAGONAL, ready=True)
         self._task.wait(slot)
         w = panel.width
@@ -48,11 +48,11 @@ class _Panels:
         return here
 
     def _post(self, panel: Panel, slot: Slot) -> None:
-        """Start to bring the panel of A to its rows, and the rows of B or X to their columns."""
+        """Start to transfer a panel of A along the grid rows, and a block row of B or X along the grid columns."""
         task, plan, (start, stop) = self._task, self._plan, self._plan.rest(panel)
         if start == stop:
             return
-        panels, rows = (self._rooms[name][slot.number] for name in ("panels", "rows"))
+        panels, rows = (self._buffers[name][slot.number] for name in ("panels", "rows"))
         with task.recorder.phase("post"):
             window = self._local_rows(start, stop), self._of_A.local_window(panel.start, panel.stop, panel.col)
             A = task.bring("row", panel.col, "A", window, panels, slot, PANEL, ready=True)
@@ -62,7 +62,7 @@ class _Panels:
         task.transfers.expect(slot.arrivals)
 
     def _receive(self, slot: Slot) -> None:
-        """Wait until a panel and its rows have arrived; conjugate it where A is a conjugate."""
+        """Wait until a panel of A and a block row of B or X have arrived; conjugate the panel where A is conjugated."""
         self._task.wait(slot)
         if self._plan.A.conjugated:
             A, B = self._held[slot.number]
@@ -73,7 +73,7 @@ class _Panels:
             self._held[slot.number] = conjugate, B
 
     def _update(self, panel: Panel, slot: Slot, start: int, stop: int, C: Array, alpha: Any) -> None:
-        """C_i := C_i + alpha A_ik B_k in rows start to stop."""
+        """C_i := C_i + alpha A_ik B_k in the rows from start to stop."""
         (A, B), rows = self._held[slot.number], self._local_rows(start, stop)
         first = self._rows.below(self._plan.rest(panel)[0], self._task.grid.coords[0])
         self._task.update(A[rows.start - first : rows.stop - first], B, C[rows, self._local_cols(panel)], alpha)
@@ -98,14 +98,14 @@ class TriangularSolve(_Panels):
             slot, following = self._slots[number % 2], steps[number + 1]
             self._receive(slot)
             self._update(panel, slot, following.start, following.stop, self._B, -1)
-            self._solve(following, self._slots[(number + 1) % 2])  # it travels while the other rows are updated
+            self._solve(following, self._slots[(number + 1) % 2])  # X_k travels while the other rows are updated
             self._update(panel, slot, *self._plan.rest(following), self._B, -1)
         for slot in self._slots:
             self._task.free(slot)
         return 0
 
     def _solve(self, panel: Panel, slot: Slot) -> None:
-        """X_k := A_kk^-1 B_k."""
+        """X_k := A_kk^-1 B_k; then start to transfer X_k and the panel of A."""
         self._task.free(slot)
         if self._task.grid.coords[0] == panel.row:
             triangle = self._triangle(panel, slot)
@@ -116,7 +116,7 @@ class TriangularSolve(_Panels):
 
 
 class TriangularProduct(_Panels):
-    """C := alpha A B.  Costs are those of the solve; error: |C - C^| <= gamma_n |alpha||A||B|."""
+    """C := alpha A B.  Cost as of `TriangularSolve`; error: |C - C^| <= gamma_n |alpha||A||B|."""
 
     def __call__(self) -> int:
         task, steps, C = self._task, self._plan.steps, self._task.arrays["C"]

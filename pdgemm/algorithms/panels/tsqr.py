@@ -1,4 +1,4 @@
-"""TSQR, the QR factorisation of a tall matrix by a tree of QR factorisations of blocks of its rows.
+"""TSQR, the QR factorisation of a tall matrix by a tree of QR factorisations of its block rows.
 
 Demmel, Grigori, Hoemmen & Langou, Communication-optimal parallel and sequential QR and LU factorizations, SIAM J. Sci.
 Comput. 34(1), 2012.
@@ -22,10 +22,10 @@ def tsqr(
 ) -> np.ndarray:
     """Compute A = Q R, and return R, (k, k) with real numbers >= 0 on its diagonal, on every rank.  Collective.
 
-    A : this rank's rows, any number of them; all ranks together have at least k.   copy : takes them from A.
-    Q : (m, k), row-major, overwritten.   buffer : workspace of as many elements.   tree : `tsqr_tree` of these rows.
+    A : this rank's m rows, m >= 0; all ranks together have at least k rows.   copy : copies rows of A to the workspace.
+    Q : (m, k), row-major, overwritten.   buffer : workspace of m k elements.   tree : `tsqr_tree` of these rows.
 
-    Cost per rank: 6mk^2 flops, and 10 k^3 log2(P) on the way; words as the tree says, k^2/2 up and 3k^2/2 down an edge.
+    Cost per rank: 6mk^2 flops, and 10 k^3 log2(P) flops in the tree; k^2/2 words up and 3k^2/2 words down each edge.
     Error: |Q^H Q - I| and |A - Q R| / |A| are O(k eps) for any A (Demmel et al. 2012; Mori, Yamamoto & Zhang 2012).
     """
     k = Q.shape[1]
@@ -40,7 +40,7 @@ def tsqr(
             triangles.append(r)
         local, R = orthonormal_factors(np.asfortranarray(np.vstack([np.zeros((0, k), Q.dtype), *triangles])))
 
-    joined = list[tuple[np.ndarray, int]]()  # of each child that has rows: Q, and the rows of it that are this rank's
+    joined = list[tuple[np.ndarray, int]]()  # per child with rows: Q, and how many of its rows are this rank's
 
     def join(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
         with recorder.phase("compute"):

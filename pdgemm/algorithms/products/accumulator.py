@@ -22,15 +22,15 @@ from pdgemm.schedules.staircase import Staircase
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.store import store_corner
 
-SLAB_ROWS = 512  # the least of a slab: BLAS is slower on fewer
+SLAB_ROWS = 512  # fewest rows or columns of a slab: BLAS is slower on smaller slabs
 
 
 class Accumulator:
     """Accumulates panel products in `sums`, which is C itself where C has the type of accumulation.
 
     workspace : the buffers of the plan; nothing else is allocated.
-    between : a function to call every few milliseconds; products are split into slabs for it.
-    formed : the elements of `sums` that are computed; None: all.  The others are neither read nor written.
+    between : a function to call every few milliseconds; for these calls, products are split into slabs.
+    formed : the elements of `sums` that are computed; None: all.  The other elements are neither read nor written.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Accumulator:
         self.integer = plan.accumulate not in dtypes.BLAS
 
     def add(self, A: Array, B: Array) -> None:
-        """Add the product of a panel of A and a panel of B, which have all rows and all columns of `sums`."""
+        """Add the product of a panel of A with all rows of `sums` and a panel of B with all columns of `sums`."""
         A, conjugate_a = self._ready(A, self.plan.A, self.workspace["converted A"])
         B, conjugate_b = self._ready(B, self.plan.B, self.workspace["converted B"])
         if self.integer:
@@ -63,7 +63,7 @@ class Accumulator:
         self.beta = 1
 
     def prepared(self, A: Array, B: Array) -> Callable[[], None]:
-        """Return a function that adds the product of what these panels then hold, to be called any number of times."""
+        """Return a function that, at each call, adds the product of the current elements of these panels."""
         if self.integer or self.workspace["converted A"].size or self.workspace["converted B"].size:
             return partial(self.add, A, B)
         conjugated, between = (self.plan.A.conjugated, self.plan.B.conjugated), self.between
@@ -85,7 +85,7 @@ class Accumulator:
         completed: Callable[[Window], object],
         recorder: Recorder,
     ) -> None:
-        """Add the products of the panels to one window of rows after the other, and call `completed` after each."""
+        """Add the products of the panels to one window of rows after another; call `completed` after each window."""
         for window in windows:
             with recorder.phase("compute"):
                 for rows in starmap(slice, window):
@@ -98,9 +98,9 @@ class Accumulator:
             completed(window)
 
     def add_wide(self, A: Array, B: Array) -> None:
-        """Add a product over many inner indices, in panels of the plan's width where A or B is converted."""
-        rooms = (self.workspace["converted A"], self.workspace["converted B"])
-        width = max(1, min(self.plan.width, A.shape[1]) if self.integer or any(x.size for x in rooms) else A.shape[1])
+        """Add a product over many inner indices, in panels of the plan's width where operands are converted."""
+        buffers = (self.workspace["converted A"], self.workspace["converted B"])
+        width = max(1, min(self.plan.width, A.shape[1]) if self.integer or any(x.size for x in buffers) else A.shape[1])
         for start in range(0, max(1, A.shape[1]), width):
             self.add(A[:, start : start + width], B[start : start + width])
 
@@ -141,7 +141,7 @@ class Accumulator:
             yield (A, B[:, slab], C[:, slab]) if by_columns else (A[slab], B, C[slab])
 
     def _ready(self, panel: Array, layout: Layout, workspace: Array) -> tuple[Array, bool]:
-        """Return the panel in the type that BLAS multiplies, and whether BLAS has to conjugate it."""
+        """Return the panel in the type that BLAS multiplies, and whether BLAS has to conjugate the panel."""
         if not workspace.size:
             return panel, layout.conjugated
         converted = column_buffer(panel.shape[0], layout.order, panel.shape[1], workspace)
@@ -150,7 +150,7 @@ class Accumulator:
 
 
 def _in_triangle(multiply: Callable[[Any], object], corner: Array, C: Array, formed: Staircase, beta: Any) -> None:
-    """Form a product in `corner`, with beta C where that is read, and store its elements in the triangle in C."""
+    """Form a product plus beta C in `corner`; copy the elements of `corner` that are in the triangle to C."""
     if beta != 0:
         CONVERT(corner, C)
     multiply(beta)

@@ -20,10 +20,10 @@ from pdgemm.transport.store import store
 class CannonExecutor:
     """Computes C := alpha A B + beta C by Cannon's algorithm.
 
-    The layouts of A and B are skewed, as given by `product`.
+    A and B are in the skewed layouts of `product`.
 
     Cost per rank on q x q: 2mnk/q^2 flops; (mk + kn)(q - 1)/q^2 words in 2(q - 1) messages, after the initial skew;
-    extra memory 2(mk + kn)/q^2 words.  On q x tq the same with tq for q along the rows.
+    extra memory 2(mk + kn)/q^2 words.  On q x tq the same, with tq in place of q along the grid rows.
     Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
     """
 
@@ -68,7 +68,7 @@ class CannonExecutor:
                 if number % t == 0 and number + t < len(steps):
                     heights = [hi - lo for lo, hi in plan.cuts_of_b(steps[number + t].b)]
                     up.start((i - 1) % pr, (i + 1) % pr, [(height, n_loc) for height in heights])
-                first = step.a // pr * plan.A.distribution.cols.block  # row of the held block of B
+                first = step.a // pr * plan.A.distribution.cols.block  # row of B's block at which A's block begins
                 panels = (_panels(left, up, x, (first + lo, first + hi), of_b) for x, (lo, hi) in enumerate(of_a))
                 if call.windows and number + 1 == len(steps):
                     products.add_by_windows([*panels], call.windows, call.completed, recorder)
@@ -88,7 +88,7 @@ class CannonExecutor:
 def _panels(
     left: RingShift, up: RingShift, number: int, inner: tuple[int, int], of_b: list[tuple[int, int]]
 ) -> tuple[Array, Array]:
-    """Return a panel of the held block of A, and the rows `inner` of that of B, when both have arrived."""
+    """Wait for a panel of A's block in use and the rows `inner` of B's block in use, and return both."""
     lo, hi = inner
     y = next(y for y, (_, end) in enumerate(of_b) if hi <= end)
     return left.panel(number), up.panel(y)[lo - of_b[y][0] : hi - of_b[y][0]]

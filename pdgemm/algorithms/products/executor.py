@@ -51,12 +51,12 @@ class Executor(Protocol):
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
         """Compute C := alpha A B + beta C from the current elements of A, B and C.  Collective over the grid.
 
-        beta : C is not read where it is 0.   recorder : records seconds, words and messages.   notify : is called
-        after each step with its number and the number of steps; it must not raise.
+        beta : C is not read if beta is 0.   recorder : records seconds, words and messages.   notify : is called after
+        each step with the number of this step and the number of all steps; `notify` must not raise.
         """
 
 
 def executor_of(call: Call[Product]) -> Executor:
-    """Set up the algorithm of a product on this rank, and return it.  Local."""
+    """Set up the algorithm of a product on this rank, and return the executor.  Local."""
     make: Callable[[Call[Product]], Executor] = resolve_name(algorithm_of(call.product).executor)
     return make(call)

@@ -1,4 +1,4 @@
-"""Reductions of the partial sums that the ranks of a group hold to C, one window of rows at a time."""
+"""Reductions of partial sums over the ranks of a group, scattered to C, one window of rows at a time."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from pdgemm.transport.store import store
 class LayerSums:
     """Reduces the partial sums of a group of ranks, and assigns C := to_c(total, C), one window of rows at a time.
 
-    Where they are sent, the next window may be multiplied while one is in flight.
+    If partial sums are sent, the next window may be multiplied while one window is in flight.
 
-    comm : the ranks of the group, in its order.
-    name : the name of the buffer of partial sums, where ranks read it in each other's memory.
+    comm : the ranks of the group, in the order of the group.
+    name : the name of the buffer of partial sums, if ranks read partial sums in place in each other's memory.
     """
 
     def __init__(self, call: Call[Any], reduction: Reduction, comm: MPI.Comm, name: str = "") -> None:
         self._call, self._reduction, self._comm, self._name = call, reduction, comm, name
         self._rank, self._arrivals = call.grid.comm.rank, list[Arrival]()
-        self._pending: Callable[[], object] | None = None  # stores the window that is in flight in C
-        self.done = 0  # number of windows
+        self._pending: Callable[[], object] | None = None  # stores in C the window that is in flight
+        self.done = 0  # number of windows added in this run
 
     def begin(self, to_c: Combine, recorder: Recorder) -> None:
         """Begin a run."""
@@ -44,10 +44,10 @@ class LayerSums:
         self._call.transfers.used(recorder)
 
     def add(self, sums: Array, window: Window, places: Sequence[slice] = ()) -> None:
-        """Reduce the rows `window` of a block; its partial sums may then be overwritten, unless they are read.
+        """Reduce the rows `window` of a block; `sums` may be overwritten afterwards, unless it is read in place.
 
-        sums   : this rank's partial sums; those of other ranks are in arrays of its shape.
-        places : where in `sums` each range of the window is; by default `sums` has all rows of the block.
+        sums   : this rank's partial sums; the partial sums of the other ranks are in arrays of the same shape.
+        places : the rows of `sums` that hold each range of the window; by default `sums` has all rows of the block.
         """
         at, places = self._reduction.at(self._rank), places or [*starmap(slice, window)]
         assert at is not None
@@ -71,7 +71,7 @@ class LayerSums:
             self._pending = None
 
     def sync(self) -> None:
-        """Where partial sums are read, wait until all ranks of the node are here."""
+        """Wait for all ranks of the node, if partial sums are read in place."""
         if self._reduction.read and self._call.peers:
             with self._recorder.phase("sync"):
                 self._recorder.finish()
@@ -98,7 +98,7 @@ class LayerSums:
         _count(counts, self._comm.rank, recorder)
 
     def _reduced(self, packed: Array, mine: Array, counts: list[int], recorder: Recorder) -> list[Arrival]:
-        """Start mine := the sum of all partial sums for this rank, and return its arrivals."""
+        """Start the reduce-scatter of partial sums, `mine` being this rank's result, and return its arrivals."""
         if self._call.product.nccl:
             return nccl_reduce_scatter(self._comm, packed, mine, counts, recorder)
         workspace = self._call.workspace
@@ -124,7 +124,7 @@ class LayerSums:
 
 
 def one_behind_the_other(window: Window) -> list[slice]:
-    """Return where each range of a window is in an array of its rows."""
+    """Return the rows of each range of a window in an array that holds only the rows of the window."""
     ends = [*accumulate(hi - lo for lo, hi in window)]
     return [*map(slice, [0, *ends], ends)]
 
@@ -167,10 +167,10 @@ def _by_owner(
     at: tuple[int, int],
     counts: np.ndarray,
 ) -> None:
-    """Pack the partial sums by the ranks that own them in C, in the order of ranks.   sums : of each range of rows."""
+    """Pack partial sums by the owners of their elements of C, in the order of the group.   sums : per range of rows."""
     group = reduction.group(*at)
     starts = dict(zip(group, (np.cumsum(counts) - counts).tolist()))
-    spans = {ends: reduction.columns(at, *ends) for ends in window}  # of columns that are reduced in these rows
+    spans = {ends: reduction.columns(at, *ends) for ends in window}  # columns to reduce in each range of rows
     columns = {
         span: [
             (to_j, x.cut(lo, hi).pack())
@@ -190,7 +190,7 @@ def _by_owner(
 
 
 def _count(counts: np.ndarray, me: int, recorder: Recorder) -> None:
-    """Count the words of the reduction as if every rank sent every other rank its part."""
+    """Count the words of the reduction as if every rank sent each of the other ranks its part."""
     for rank, words in enumerate(counts.tolist()):
         if rank != me and words:
             recorder.traffic.sent(words)

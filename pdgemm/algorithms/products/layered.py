@@ -21,11 +21,11 @@ from pdgemm.transport.store import store
 class LayeredExecutor:
     """Computes C := alpha A B + beta C on a Pr x Pc x c grid: each layer multiplies 1/c of k, then layers are reduced.
 
-    A and B are distributed over the ranks of all layers as given by `product`: a layer needs 1/c of each, so they are
-    not replicated.  C is any part of block (i, j).
+    A and B are distributed over the ranks of all layers, in the layouts of `product`: a layer needs 1/c of A and of B,
+    so A and B are not replicated.  C is any part of block (i, j).
 
-    Cost per rank on q x q x c, P = q^2 c: 2mnk/P flops; (mk + kn)(q - 1)/P + mn (c - 1)/P words in; extra memory
-    that of the product of a layer, mn/q^2 words for partial sums, and small buffers.
+    Cost per rank on q x q x c, P = q^2 c: 2mnk/P flops; (mk + kn)(q - 1)/P + mn (c - 1)/P words in; the extra memory
+    of the product of one layer, mn/q^2 words for partial sums, and small buffers.
     Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
     """
 
@@ -59,7 +59,7 @@ class LayeredExecutor:
             self._reduction.begin(to_c, recorder)
             self._layer(0, recorder, notify)
             self._reduction.sync()
-            for window in self._windows[self._reduction.done :]:  # where they are read, or nothing was multiplied
+            for window in self._windows[self._reduction.done :]:  # if sums are read in place, or nothing was multiplied
                 self._reduction.add(self._sums, window)
             self._reduction.finish()
 
@@ -67,8 +67,8 @@ class LayeredExecutor:
 class InnerExecutor:
     """Computes C := alpha A B + beta C where each rank holds columns of A, the same rows of B, and any part of C.
 
-    Cost per rank: 2mnk/P flops; mn(P - 1)/P words in and out, independent of k, for windows of `product.rows` rows of
-    C that are read in place, or sent while the next is multiplied; extra memory at most 4 n product.rows words.
+    Cost per rank: 2mnk/P flops; mn(P - 1)/P words in and out, independent of k, in windows of `product.rows` rows of C:
+    a window is read in place, or sent while the next one is multiplied; extra memory at most 4 n product.rows words.
     Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
     """
 
@@ -89,7 +89,7 @@ class InnerExecutor:
         poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
         for done, window in enumerate(plan.windows, 1):
             if done > 1:
-                reduction.sync()  # until the last partial sums have been read
+                reduction.sync()  # all ranks have read the last partial sums, which are overwritten now
             sums = workspace["sums"][: height(window) * n].reshape(height(window), n)
             with recorder.phase("compute"):
                 for here, (lo, hi) in zip(one_behind_the_other(window), window):

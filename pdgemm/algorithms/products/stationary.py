@@ -55,14 +55,14 @@ class StationaryExecutor:
                 panel = column_buffer(call.A.shape[0], plan.C.order, step.width, slot.buffer_a)
                 with recorder.phase("compute"):
                     products = Accumulator(call.alpha, 0, panel, plan, workspace, poll)
-                    products.add_wide(call.A, slot.B)  # my partial sum A_ij B_jp of C_ip
+                    products.add_wide(call.A, slot.B)  # this rank's partial sum A_ij B_jp of C_ip
                 with recorder.phase("post"):
                     sums.add_up(step, slot, panel)
                 notify(done, len(steps))
 
 
 class _PanelsOfB:
-    """The panels B_jp, which are read or travel along this rank's grid column."""
+    """The panels B_jp, which are read in place or sent along this rank's grid column."""
 
     def __init__(self, call: Call[Stationary], ring: PanelRing, recorder: Recorder) -> None:
         self._call, self._ring, self._recorder = call, ring, recorder
@@ -96,7 +96,7 @@ class _PanelsOfB:
 
 
 class _SumsOfC:
-    """The panels C_ip, whose partial sums are added up along this rank's grid row."""
+    """The panels C_ip, whose partial sums are reduced along this rank's grid row."""
 
     def __init__(self, call: Call[Stationary], to_c: Combine, recorder: Recorder) -> None:
         self._call, self._to_c, self._recorder = call, to_c, recorder
@@ -105,7 +105,7 @@ class _SumsOfC:
         self._rows = call.A.shape[0]
 
     def add_up(self, step: PanelStep, slot: Slot, panel: Array) -> None:
-        """Start the reduction of C_ip along my grid row; its owner stores it in C when the slot is needed again."""
+        """Start the reduction of C_ip along the grid row; its owner stores C_ip in C when the slot is needed again."""
         row, transfers = self._call.grid.row, self._call.transfers
         travels = row.size > 1 and self._rows > 0
         if travels and self._call.product.nccl:
@@ -126,6 +126,6 @@ class _SumsOfC:
 
 
 def _staging(call: Call[Stationary], name: str) -> Any:
-    """Return the buffers on the host of each slot, through which panels of B or C are sent, or None."""
+    """Return the staging buffers of the slots in host memory for panels of B or C; None: messages are not staged."""
     staging = call.workspace.get(f"staged {name}")
     return staging.shared_out(call.product.slots) if staging else None

@@ -45,20 +45,20 @@ class SummaExecutor:
             return
         i, j = grid.coords
         in_row, in_col = {j: A}, {i: B}  # the local arrays of A and of B that this rank can read
-        # the buffers of the node's panels
-        rooms_a, rooms_b = {j: workspace["panels of A"]}, {i: workspace["panels of B"]}
+        # the panel buffers that this rank can read
+        buffers_a, buffers_b = {j: workspace["panels of A"]}, {i: workspace["panels of B"]}
         row, col = (plan.line(name, grid.comm.rank) for name in "AB")
         if peers:
             for q in set(row.near(j)) - {j}:
                 in_row[q] = peers("A", plan.A.rank(i, q))
-                rooms_a |= {q: peers("panels of A", plan.A.rank(i, q))} if row.several else {}
+                buffers_a |= {q: peers("panels of A", plan.A.rank(i, q))} if row.several else {}
             for q in set(col.near(i)) - {i}:
                 in_col[q] = peers("B", plan.B.rank(q, j))
-                rooms_b |= {q: peers("panels of B", plan.B.rank(q, j))} if col.several else {}
+                buffers_b |= {q: peers("panels of B", plan.B.rank(q, j))} if col.several else {}
         in_col = {q: x.T for q, x in in_col.items()}
         staged_a, staged_b = workspace.get("staged A"), workspace.get("staged B")
-        along_row = _Side(in_row, plan.A.order, grid.row, plan, row, rooms_a, peers, staged_a)
-        along_col = _Side(in_col, flipped(plan.B.order), grid.col, plan, col, rooms_b, peers, staged_b)
+        along_row = _Side(in_row, plan.A.order, grid.row, plan, row, buffers_a, peers, staged_a)
+        along_col = _Side(in_col, flipped(plan.B.order), grid.col, plan, col, buffers_b, peers, staged_b)
         bundles = plan.order(grid.comm.rank)
         self._sums = C if plan.sums_in_c or not bundles else workspace["sums"].reshape(C.shape, order=plan.C.order)
         self._ring = PanelRing(plan.slots, workspace["panels of A"], workspace["panels of B"], call.transfers)
@@ -66,7 +66,7 @@ class SummaExecutor:
         self._kept = plan.kept(grid.comm.rank)
         self._products = Accumulator(call.alpha, 0, self._sums, plan, workspace, poll, plan.formed(grid.comm.rank))
         self._call, self._updates, self._held = call, list[_Update](), list[tuple[Array, Array]]()
-        # the last panels that fit the slots are multiplied window by window, each of which is then reduced
+        # the last panels that fit the slots are multiplied window by window of C; each window is then reduced
         together = (1 if plan.device or plan.nodes else plan.slots) if call.windows else 0
         for turn, bundle in enumerate(bundles):
             left = along_row.panel([(x.col, x.a) for x in bundle.steps], bundle.a, turn)
@@ -113,7 +113,7 @@ class SummaExecutor:
 
 
 class _Part(NamedTuple):
-    """Holds the actions of a rank for one owner's part of a panel: pack it, transfer it, both or neither."""
+    """Holds the actions of a rank for one owner's part of a panel: pack the part, transfer it, both or neither."""
 
     pack: Callable[[], object] | None
     bring: Callable[[Slot, Recorder], object] | None
@@ -126,7 +126,7 @@ class _Panel(NamedTuple):
 
 
 class _Update(NamedTuple):
-    """Multiplies one or several panels of A and of B at once, after the transfers that bring them.
+    """Multiplies one or several panels of A and of B at once, after the transfers of these panels.
 
     local : this rank owns all panels.
     """
@@ -137,10 +137,10 @@ class _Update(NamedTuple):
 
 
 class _Side:
-    """Prepares the panels of A along a grid row, or those of B along a grid column, transposed.
+    """Prepares the panels of A along a grid row, or the transposed panels of B along a grid column.
 
     parts : the local arrays that this rank can read, by their owner's rank in `comm`.
-    rooms : the panel buffers, likewise.   staged : host buffers of the same size, if MPI is not GPU-aware.
+    buffers : the panel buffers, by the same rank.   staged : host buffers of the same size, if MPI is not GPU-aware.
     """
 
     def __init__(
@@ -150,23 +150,23 @@ class _Side:
         comm: MPI.Comm,
         plan: Summa,
         line: NodeLine,
-        rooms: dict[int, Array],
+        buffers: dict[int, Array],
         peers: NodeArrays | None,
         staged: Pinned | None,
     ) -> None:
         self._parts, self._order, self._comm, self._slots = parts, order, comm, plan.slots
         self._staged, self._fetched = staged.shared_out(plan.slots) if staged else None, plan.fetched
-        self._line, self._rooms, self._peers = line, {q: x.reshape(plan.slots, -1) for q, x in rooms.items()}, peers
+        self._line, self._buffers, self._peers = line, {q: x.reshape(plan.slots, -1) for q, x in buffers.items()}, peers
         self._rows = parts[comm.rank].shape[0]
         self._comes = comm.size > 1 and self._rows > 0
         self._travels = self._comes and not plan.shared
         self._mover = plan.mover
 
     def panel(self, steps: list[tuple[int, IndexMap]], runs: IndexMap, turn: int) -> _Panel:
-        """Return the panel of the columns `runs` as it is when it is multiplied, and the actions that bring it there.
+        """Return the array with the columns `runs` that will be multiplied, and the actions that fill this array.
 
-        steps : the owners, and the columns of each.  Columns of several owners are stored side by side, in
-        column-major order if they are sent, so that those of each owner are contiguous.
+        steps : the owners, and the columns of each owner.  Columns of several owners are stored side by side, in
+        column-major order if they are sent, so that the columns of each owner are contiguous.
         """
         if self._comes and self._peers and self._line.several:
             return self._relayed(steps, runs, turn, self._peers.memory.fence)
@@ -191,7 +191,7 @@ class _Side:
     def _relayed(
         self, steps: list[tuple[int, IndexMap]], runs: IndexMap, turn: int, fence: Callable[[], object]
     ) -> _Panel:
-        """Return a view of a panel of this node where possible, else one that a rank assembles for the node."""
+        """Return a view of a panel that is on this node, if possible, else the panel that one rank assembles here."""
         me, slot, alone = self._comm.rank, turn % self._slots, len(steps) == 1
         role = self._line.role(me, [owner for owner, _ in steps], runs.contiguous, turn)
         mine, panel = (self._buffer(q, runs.size, slot, by_columns=not alone) for q in (me, role.receiver))
@@ -217,13 +217,13 @@ class _Side:
         return _Panel(panel, parts)
 
     def _buffer(self, owner: int, width: int, slot: int, by_columns: bool) -> Array:
-        return column_buffer(self._rows, "F" if by_columns else self._order, width, self._rooms[owner][slot])
+        return column_buffer(self._rows, "F" if by_columns else self._order, width, self._buffers[owner][slot])
 
     def _pack(self, owner: int, there: Array, cols: IndexMap) -> Callable[[], object]:
         return partial(copy_blocks, self._parts[owner], there, identity(self._rows), cols)
 
     def _bring(self, panel: Array, owner: int, slot: int, at: int) -> Callable[[Slot, Recorder], object] | None:
-        """Return the action that transfers a panel, if any; `at` is its offset in the host buffer of its slot."""
+        """Return the action that transfers a panel, if any.   at : the panel's offset in the slot's host buffer."""
         if self._travels and self._staged:
             workspace = self._staged[slot].cut(at, at + panel.size)
             return partial(Staged(workspace), self._comm, panel.ravel(order="K"), owner)

@@ -1,6 +1,6 @@
-"""Products whose results are compared with checksums, and repeated where a bit has flipped.
+"""Products whose results are compared with checksums, and repeated if a bit has flipped.
 
-`row_checksums` compares C with sums of its rows that are computed from A and B before the product, `repetition`
-repeats the product where they differ, and `checksum` is the exact checksum of all elements, for files and
-redistributed matrices.  It knows no algorithm, and imports `matrix` and what stands below it.
+`row_checksums` compares the row sums of C with sums that are computed from A and B before the product, `repetition`
+repeats the product if these sums differ, and `checksum` is the exact checksum of all elements, for files and
+redistributed matrices.  This folder knows no algorithm, and imports `matrix` and the folders below `matrix`.
 """

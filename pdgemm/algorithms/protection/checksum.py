@@ -22,12 +22,12 @@ _MOST = 1 << 18  # rows or columns that are hashed at a time
 def checksum(matrix: DistMatrix) -> str:
     """Return sum_ij u_i v_j b(a_ij) mod 2^64 as text, u and v odd hashes of the indices.  Collective over the grid.
 
-    b(a) = bits(a) xor bits(a) / 2^32 has a part of the high bits in its low ones: without it, an even number of signs
-    that are changed would make no difference, as 2 u v 2^63 = 0 mod 2^64.
+    b(a) = bits(a) xor bits(a) / 2^32 mixes the high bits into the low bits: otherwise the checksum would not detect an
+    even number of changed signs, as 2 u v 2^63 = 0 mod 2^64.
 
-    It is the same for any layout on any number of ranks, also in a file that `io.hdf5.save` wrote.  A change of a
-    single element is always detected (an odd factor has an inverse mod 2^64), an exchange of elements, rows or
-    columns with probability 1 - 2^-64, approximately.  It reads the elements once, those on a device by the host.
+    The checksum is the same for any layout on any number of ranks, also in a file that `io.hdf5.save` wrote.  A change
+    of a single element is always detected (an odd factor has an inverse mod 2^64), an exchange of elements, rows or
+    columns with probability 1 - 2^-64, approximately.  Elements are read once, elements on a device by the host.
     """
     with together(communicator(matrix=matrix)) as description:
         check_matrices(matrix=matrix)
@@ -47,15 +47,15 @@ def local_sum(matrix: DistMatrix) -> np.ndarray:
 
 
 def repaired(X: DistMatrix, Y: DistMatrix, expected: str, again: Callable[[], object] | None) -> None:
-    """Compare the bits of a copy Y with what those of X were; copy `again` where they differ.  Collective.
+    """Compare the checksum of Y, a copy of X, with `expected`; if they differ, copy X `again`.  Collective.
 
-    Raises CorruptionError on all ranks.
+    again : copies X to Y; None: raise at once.   Raises CorruptionError on all ranks.
     """
     for repeats in range(REPEATS + 1):
         if checksum(Y) == expected:
             return
         what = f"{X!r} was redistributed, and its elements are not what they were: a bit has flipped"
-        if again is None or repeats == REPEATS or checksum(X) != expected:  # X may have changed, or be Y
+        if again is None or repeats == REPEATS or checksum(X) != expected:  # X may have changed, or X is Y
             raise CorruptionError(f"{what}{f' in {repeats} copies more' if repeats else ''}; make the matrix again")
         if Y.grid.comm.rank == 0:
             say(f"{what}; it is done again")
@@ -63,7 +63,7 @@ def repaired(X: DistMatrix, Y: DistMatrix, expected: str, again: Callable[[], ob
 
 
 def bilinear(part: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-    """Return the partial sum of some elements.   rows, cols : their global indices."""
+    """Return the partial sum over a submatrix.   rows, cols : the global indices of its rows and columns."""
     words = max(1, part.itemsize // 8)  # a complex128 is two words, all others one
     unsigned = np.dtype(f"u{part.itemsize // words}")
     u = _weights(rows, 0)
@@ -77,7 +77,7 @@ def bilinear(part: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray
 
 
 def zero() -> np.ndarray:
-    """Return the initial value of a sum: an array, whose overflow raises no warning."""
+    """Return the initial value of a sum: an array, because overflow in an array raises no warning."""
     return np.zeros(1, np.uint64)
 
 
@@ -93,12 +93,12 @@ def as_text(total: int) -> str:
 
 
 def is_comparable(recorded: str) -> bool:
-    """Return whether a recorded checksum is of the kind that is computed here; earlier versions had another."""
+    """Return whether a recorded checksum is of the kind that is computed here; earlier versions used another kind."""
     return recorded.startswith(f"{_KIND}:")
 
 
 def as_total(text: str) -> int:
-    """Return the sum that `as_text` has written."""
+    """Return the sum from a text that `as_text` has written."""
     return int(text.rpartition(":")[2], 16)
 
 

@@ -1,7 +1,7 @@
-"""Products that are compared with checksums of their rows, and repeated where these differ.
+"""Products that are compared with row checksums, and repeated if the checksums differ.
 
-Which elements of C are wrong is known only when a second product of the same operands has other bits.  Until then rows
-differ from what was expected, and nobody is accused: rounding errors may be larger than they are thought to be.
+Only a second product of the same operands with other bits shows which elements of C are wrong.  Until then, rows differ
+from their checksums, and no rank is blamed: rounding errors may be larger than their estimates.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def protected(
     planned: Checks,
     entry: np.ndarray | None,
 ) -> CheckReport:
-    """Run a product, and compare C with its checksums; repeat it if it is wrong.  Collective.
+    """Run a product, and compare C with its checksums; repeat the product if C is wrong.  Collective.
 
-    repair : else a wrong product raises at once.   entry : room for a copy of C on entry; None: it is not read.
+    repair : False: a wrong C raises at once.   entry : the buffer for a copy of C on entry; None: no copy is kept.
 
     Raises CorruptionError on all ranks.
     """
@@ -59,7 +59,7 @@ def protected(
         before, bits = bits, int(local_sum(C)[0])
         flipped = (
             ranks_and_nodes(comm.allgather((bits != before, node()))) if repeats else ""
-        )  # where the repetition differs
+        )  # the ranks whose part of C has other bits in the repetition
         if verdict.wrong and flipped and repeats == REPEATS:
             raise CorruptionError(
                 f"a bit has flipped on {flipped}: {REPEATS + 1} products differ, and in the last {rows}: "
@@ -84,7 +84,7 @@ def protected(
 
 
 def _line(rows: str, repeats: int, flipped: str, again: bool) -> str:
-    """Return what is said after a product whose rows differ from what was expected, and after each repetition."""
+    """Return the message after a product whose rows differ from their checksums, or after a repetition."""
     if not repeats:
         return f"{rows}; the product is repeated"
     if not flipped:
@@ -93,7 +93,7 @@ def _line(rows: str, repeats: int, flipped: str, again: bool) -> str:
     return f"the repetition has other bits: one has flipped on {flipped}; {what}"
 
 
-@lru_cache(maxsize=64)  # a loop of such products says it once
+@lru_cache(maxsize=64)  # a loop of such products writes the message once
 def _say_unknown(rows: int, of: int, dtype: str) -> None:
     say(
         f"{rows} of {of} rows of C could not be compared with their checksums: they or their operands hold NaN, "

@@ -1,26 +1,27 @@
-"""Row checksums of a product: C x = alpha A (B x) + beta C0 x, with weights x_j that are hashes of the columns.
+"""Row checksums of a product: C x = alpha A (B x) + beta C0 x, with weights x_j that are hashes of the column indices.
 
-The right side is computed from A and B where their owners hold them, and the left side from C as it is at the end: so
-whatever happens to panels and messages on their way, to sums, buffers of reductions and redistributed copies, is seen.
-(Huang & Abraham, IEEE Trans. Comput. C-33(6), 1984; checksums of a panel that its receiver makes would not see that it
-arrived with an error.)
+The owners of A, B and C0 compute the right side before the product, and the owners of C the left side after it, so that
+errors in panels, messages, sums, buffers of reductions and redistributed copies are detected.
+(Huang & Abraham, IEEE Trans. Comput. C-33(6), 1984; if the receiver of a panel computed the checksum of this panel, an
+error in the received panel would not be detected.)
 
-Weights have random signs, so that the sums of positive matrices stay small, and 24 random bits from 1 to 2.  Signs
-alone would not do: an element of A that arrives wrong at a rank makes an error of delta sum_j b_kj x_j over this rank's
-columns j, and where b_kj is the same for all of them, +1 and -1 cancel in one of about sqrt(columns) cases.  Integers
-have odd weights of 32 bits: an error of one element, times an odd number, is never 0 modulo 2^32.
+Weights have random signs, so that the sums of positive matrices stay small, and absolute values from 1 to 2 of 24
+significant bits.  Signs alone do not suffice: an element of A with an error delta on one rank changes the checksum by
+delta sum_j b_kj x_j over this rank's columns j; if all b_kj are equal, weights of +1 and -1 cancel in one of about
+sqrt(columns) cases.  Integers have odd weights of 32 bits: an error of one element, times an odd number, is never 0
+modulo 2^32.
 
 Rounding errors of row i are of the size of
 
-    tau_i = u sqrt(k + n) sqrt(7/3) (|alpha| sum_k |a_ik| |b_k|_2 + |beta| |c0_i|_2) + what is lost in small numbers,
+    tau_i = u sqrt(k + n) sqrt(7/3) (|alpha| sum_k |a_ik| |b_k|_2 + |beta| |c0_i|_2) + underflow errors,
 
-with the rows b_k of B and c0_i of C on entry.  For the errors of an inner product are u sqrt(k) sum_k |a_ik| |b_kj| by
-the statistical model of Higham & Mary (SIAM J. Sci. Comput. 41(5), 2019), those of n columns with random weights, whose
-root mean square is sqrt(7/3), add up to their 2-norm, and this is at most sum_k |a_ik| |b_k|_2 by the inequality of
-Minkowski.  Those of B x, A (B x) and C x are u sqrt(n) |b_k|_2, u sqrt(k) sum_k |a_ik| |b_k|_2 and u sqrt(n) |c_i|_2.
-Each row of B counts where A multiplies it, so that a tiny or a huge one has no part in the others' thresholds.
-No square enters a sum before it is known that it is a number (Anderson, ACM Trans. Math. Softw. 44(1), 2017).
-A row is wrong if its residual is above CAP tau_i, or far above those of the other rows.
+with the rows b_k of B and c0_i of C on entry.  The error of an inner product is u sqrt(k) sum_k |a_ik| |b_kj| by the
+statistical model of Higham & Mary (SIAM J. Sci. Comput. 41(5), 2019).  The errors of n columns, times random weights of
+root mean square sqrt(7/3), add up to their 2-norm, and sum_k |a_ik| |b_k|_2 bounds this norm by Minkowski's inequality.
+The errors of B x, A (B x) and C x are u sqrt(n) |b_k|_2, u sqrt(k) sum_k |a_ik| |b_k|_2 and u sqrt(n) |c_i|_2.
+A row of B enters tau_i only if row i of A multiplies it, so that a tiny or huge row of B leaves other thresholds alone.
+A sum of squares that may have under- or overflown is computed again with scaling (Anderson, ACM Trans. Math. Softw.
+44(1), 2017).  A row is wrong if its residual is above CAP tau_i, or far above the residuals of the other rows.
 """
 
 from __future__ import annotations
@@ -38,23 +39,21 @@ from pdgemm.local.arrays.element_functions import hashed
 from pdgemm.local.arrays.folds import vector_norm
 from pdgemm.matrix.distmatrix import DistMatrix
 
-CAP = 8.0  # times tau: clean residuals were up to 2.6, of constant matrices, and else below 1
-SHARP = 32.0  # times what 95% of the rows keep to in residual / tau; of clean ones the largest was 9 times it
-_MOST = 95.0  # percent; a median is not enough: rows of a sparse matrix, or of one with few large elements, differ
-_ROWS = 64  # of which that says something
-_EXACT = (
-    2.0**-14
-)  # times tau: rows below have hardly been rounded, as those of C on entry to which next to nothing is added
-_ALWAYS = 2.0**-6  # times tau: no row below is wrong, whatever the others are
+CAP = 8.0  # times tau: residuals of correct rows were up to 2.6 for constant matrices, and below 1 for all others
+SHARP = 32.0  # times the 95th percentile of residual / tau; the largest of correct rows was 9 times the percentile
+_MOST = 95.0  # percent; a median is not enough: rows of sparse matrices, or with few large elements, differ
+_ROWS = 64  # fewest rows for which the percentile is used
+_EXACT = 2.0**-14  # times tau: rows below are hardly rounded, such as rows of C on entry plus almost nothing
+_ALWAYS = 2.0**-6  # times tau: no row with a smaller residual is wrong, whatever the residuals of the other rows
 _SPREAD = (7 / 3) ** 0.5  # root mean square of the weights
-_SLAB = 1 << 19  # bytes of a matrix that are used several times while they are in the cache
+_SLAB = 1 << 19  # bytes of a slab, which is read several times while it is in the cache
 _STREAM = 0x5EED
 
-Sizes = Callable[[np.ndarray, slice], np.ndarray]  # of some rows and columns, and the slice of these columns
+Sizes = Callable[[np.ndarray, slice], np.ndarray]  # of a slab's rows, from the slab and the slice of its columns
 
 
 class Verdict(NamedTuple):
-    """Whether C is wrong, the same on all ranks.   rows : that are.   certain : beyond CAP, not only unlike others."""
+    """Whether C is wrong, the same on all ranks.   rows : the wrong rows.   certain : a residual is above CAP tau."""
 
     wrong: bool
     certain: bool
@@ -62,7 +61,7 @@ class Verdict(NamedTuple):
 
 
 _OPERAND = {name: dtypes.element_type("float32" if name == "tf32" else name) for name in dtypes.COMPUTE}
-_SQUARES = 1e-280, 1e300  # a sum of squares between these has lost nothing to underflow, and none has overflown
+_SQUARES = 1e-280, 1e300  # a sum of squares between these limits has no error by underflow, and no overflow
 
 
 def _least(dtype: np.dtype) -> float:
@@ -78,14 +77,14 @@ def _most(dtype: np.dtype) -> float:
 
 
 def _absolute(part: np.ndarray) -> np.ndarray:
-    """Return |a|, of complex numbers |Re a| + |Im a|, which is up to sqrt(2) times as much and costs less."""
+    """Return |a|; for complex numbers |Re a| + |Im a|, which is cheaper and at most sqrt(2) times as large."""
     parts = (part.real, part.imag) if part.dtype.kind == "c" else (part,)
     first, *second = (np.abs(x).astype(np.float64, copy=False) for x in parts)
     return first + second[0] if second else first
 
 
 def _row_norms(part: np.ndarray, _: slice) -> np.ndarray:
-    """Return the 2-norms of rows; those whose squares are too large or too small for numbers are scaled first."""
+    """Return the 2-norms of rows; a row whose sum of squares may under- or overflow is scaled first."""
     squares = np.zeros(part.shape[0])
     for y in (part.real, part.imag) if part.dtype.kind == "c" else (part,):
         y = y.astype(np.float64, copy=False)
@@ -103,15 +102,15 @@ def _joined(x: Any, y: Any, _: MPI.Datatype) -> None:
     np.hypot(np.frombuffer(x), of_all, out=of_all)
 
 
-_HYPOT = MPI.Op.Create(_joined, commute=True)  # of the 2-norms of parts of rows that ranks have
+_HYPOT = MPI.Op.Create(_joined, commute=True)  # joins the 2-norms of the parts of a row on several ranks
 
 
 class RowChecksums:
-    """The checksums of one product.  All methods are collective over the grid, but for `parts`.
+    """The checksums of one product.  Collective over the grid: `begin`, `end`, `where` and `changed`.
 
-    vectors : those of the plan ("B x", "own", "C x", "norms", "sizes").   compute : the type that operands are
+    vectors : the vectors of the plan ("B x", "own", "C x", "norms", "sizes").   compute : the type that operands are
     rounded to.
-    unknown : rows of C that could not be compared, because nobody knows how large their rounding errors may be.
+    unknown : number of rows of C that could not be compared, because the size of their rounding errors is not known.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class RowChecksums:
             self._bounds(accumulate, compute)
 
     def _bounds(self, accumulate: np.dtype, compute: str) -> None:
-        """Set what rounding errors are relative to, and where numbers become too small or too large for their types."""
+        """Set the factors of rounding errors, and the limits at which numbers may under- or overflow their types."""
         stored, k, n = self._C.dtype, self._inner, max(1, self._C.shape[1])
         once = 0.0 if not compute else 2 * dtypes.COMPUTE[compute]
         once += dtypes.eps(stored) if stored != accumulate else 0.0
@@ -141,21 +140,21 @@ class RowChecksums:
         unit, size = dtypes.eps(accumulate) / 2, abs(self._alpha)
         self._of_product = wide * (unit * (k + n) ** 0.5 + once)
         self._of_entry = wide * (unit * n**0.5 + once)
-        # What products, sums and elements of C lose where they are no normal numbers.
+        # The errors of products, sums and elements of C that are subnormal numbers.
         least = _least(accumulate)
         self._lost = 2 * n**0.5 * ((size * k + 2) * least + _least(stored)) + n * least
-        # Operands lose as much below the least normal number as there, also where alpha makes them so small.
+        # An operand below the least normal number has the error of that number, also if alpha makes it so small.
         self._scaled = bool(compute) or size < 1
         self._least_operand = _least_normal(accumulate) / (min(1.0, size) or 1.0)
         if compute:
             self._least_operand = max(self._least_operand, _least_normal(_OPERAND[compute]))
         self._most_operand = _most(_OPERAND[compute]) if compute else np.inf
-        self._most_row = _most(accumulate) / (2 * n**0.5)  # of B, whose checksum is a number of this type
-        # Above this, C or its checksum may be too large for its type: then infinity is as it should be.
+        self._most_row = _most(accumulate) / (2 * n**0.5)  # norm of a row of B whose checksum does not overflow
+        # Above this limit, C or its checksum may overflow its type: then infinity is correct.
         self._most = min(map(_most, (accumulate, stored))) / (8 * n**0.5)
 
     def begin(self) -> None:
-        """Compute alpha A (B x) + beta C0 x, as far as this rank has rows of it, and how large rounding errors are."""
+        """Compute this rank's contributions to alpha A (B x) + beta C0 x, and the sizes of rounding errors."""
         (_, (rows_b, cols_b), (rows_c, cols_c)) = (x.indices() for x in (self._A, self._B, self._C))
         whole, norms, sizes = (self._vectors[name] for name in ("B x", "norms", "sizes"))
         whole[:], norms[:], sizes[:] = 0, 0, 0
@@ -188,7 +187,7 @@ class RowChecksums:
         return [*np.split(vector, ends)[:2], vector[vector.size - of_c :] if self._beta != 0 else vector[:0]]
 
     def _of_a(self, whole: np.ndarray, norms: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """Return A (B x) for this rank's part of A; set sizes[i] := sum_k |a_ik| |b_k|_2 over its columns."""
+        """Return A (B x) for this rank's part of A; set sizes[i] := sum_k |a_ik| |b_k|_2 over the part's columns k."""
         rows, cols = self._A.indices()
         if not norms.size:
             return self._times(self._A, whole[cols])[0]
@@ -203,43 +202,43 @@ class RowChecksums:
             return self._unless_too_large(absolute, absolute @ of_cols[across])
 
         product, each = self._times(self._A, whole[cols], weighed)
-        sizes[rows] = each if np.isfinite(of_rows).all() else np.inf  # infinity times 0 is no number, either
+        sizes[rows] = each if np.isfinite(of_rows).all() else np.inf  # infinity times 0 would be NaN
         return product
 
     def _norms_of_operand(self, part: np.ndarray, _: slice) -> np.ndarray:
         return self._unless_too_large(part, _row_norms(part, _))
 
     def _unless_too_large(self, part: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """Return the sizes of rows, infinity where an element may overflow when operands are rounded."""
+        """Return the sizes of rows; infinity for a row with an element that may overflow when operands are rounded."""
         if self._most_operand == np.inf:
             return sizes
         return np.where(_absolute(part).max(axis=1) <= self._most_operand, sizes, np.inf)
 
     def end(self, sharp: bool) -> Verdict:
-        """Compare C with what was expected.   sharp : rows that differ from the others are wrong, too."""
+        """Compare C with its checksums.   sharp : rows with residuals far above those of most rows are wrong, too."""
         (rows_a, _), _, (rows_c, cols_c) = (x.indices() for x in (self._A, self._B, self._C))
-        found, (_, of_a, of_c) = self._vectors["C x"], self._own
-        found[:] = 0
+        residuals, (_, of_a, of_c) = self._vectors["C x"], self._own
+        residuals[:] = 0
         with np.errstate(all="ignore"):
-            found[rows_c] += self._times(self._C, self._weights(cols_c))[0]
+            residuals[rows_c] += self._times(self._C, self._weights(cols_c))[0]
             if self._reads:
-                found[rows_a] -= of_a
+                residuals[rows_a] -= of_a
             if self._beta != 0:
-                found[rows_c] -= of_c
-            self._allreduce(found)
-            ratio = self._ratio(found)
-        limit, rounded = CAP, ratio[(ratio > _EXACT) & (ratio < np.inf)]  # rows without rounding errors say nothing
+                residuals[rows_c] -= of_c
+            self._allreduce(residuals)
+            ratio = self._ratio(residuals)
+        limit, rounded = CAP, ratio[(ratio > _EXACT) & (ratio < np.inf)]  # without rows that have no rounding errors
         if sharp and rounded.size >= _ROWS:
             limit = min(CAP, max(_ALWAYS, SHARP * float(np.percentile(rounded, _MOST))))
-        told = np.array([(ratio > limit).any(), (ratio > CAP).any()], np.int32)
-        self._allreduce(told, MPI.MAX)  # all ranks do the same, whatever they have computed
-        rows = self._comm.bcast(np.flatnonzero(ratio > limit)) if told[0] else np.empty(0, np.int64)
-        return Verdict(bool(told[0]), bool(told[1]), rows)
+        flags = np.array([(ratio > limit).any(), (ratio > CAP).any()], np.int32)
+        self._allreduce(flags, MPI.MAX)  # all ranks must act alike, even if their results differ
+        rows = self._comm.bcast(np.flatnonzero(ratio > limit)) if flags[0] else np.empty(0, np.int64)
+        return Verdict(bool(flags[0]), bool(flags[1]), rows)
 
     def _ratio(self, residuals: np.ndarray) -> np.ndarray:
-        """Return the residual of each row of C over tau; 0 for rows that cannot be compared, which are counted."""
+        """Return |residual| / tau of each row of C; 0 for rows that cannot be compared, which `unknown` counts."""
         if self._exact:
-            return np.where(residuals.astype(np.int32) == 0, 0.0, np.inf)  # modulo 2^32, as the product is
+            return np.where(residuals.astype(np.int32) == 0, 0.0, np.inf)  # modulo 2^32, like the product
         alpha, beta, tau, most = abs(self._alpha), abs(self._beta), self._lost, np.zeros(1)
         if self._reads:
             sizes = self._vectors["sizes"]
@@ -254,11 +253,11 @@ class RowChecksums:
 
     @property
     def residual(self) -> bytes:
-        """The bits of C x - (alpha A (B x) + beta C0 x) as `end` has left it."""
+        """The bits of C x - (alpha A (B x) + beta C0 x), as computed by `end`."""
         return self._vectors["C x"].tobytes()
 
     def where(self, rows: np.ndarray) -> str:
-        """Name the ranks whose part of C may be wrong, and their nodes."""
+        """Return the ranks whose part of C may be wrong, and their nodes, as text."""
         m, n = self._C.shape
         columns = np.zeros(n, self._dtype)
         of_rows = self._weights(np.arange(m))
@@ -272,13 +271,13 @@ class RowChecksums:
         self._comm.Allreduce(MPI.IN_PLACE, columns, MPI.SUM)
         with np.errstate(all="ignore"):
             far = ~(np.abs(columns) <= SHARP * np.percentile(np.abs(columns), _MOST, method="lower"))
-        if self._beta != 0 or not far.any():  # C on entry is gone, or all columns are wrong
+        if self._beta != 0 or not far.any():  # C on entry is overwritten, or all columns are wrong
             far[:] = True
         mine = np.isin(rows_c, rows).any() and far[cols_c].any()
         return ranks_and_nodes(self._comm.allgather((bool(mine), node())))
 
     def changed(self) -> str:
-        """Name the ranks whose part of A or B is not what it was when the product began; nothing if there are none."""
+        """Return the ranks whose part of A or B has changed since `begin`, as text; the empty string if none has."""
         before = [x.copy() for x in self._own[:2]]
         if not self._reads:
             return ""
@@ -286,9 +285,9 @@ class RowChecksums:
         now_b = self._times(self._B, self._weights(cols_b))[0]
         now_a = self._alpha * self._times(self._A, whole[cols_a])[0]  # with the same B x
         mine = [name for name, x, y in zip("BA", before, (now_b, now_a)) if x.tobytes() != y.astype(x.dtype).tobytes()]
-        told = self._comm.allgather((mine, node()))
-        found = [f"{' and '.join(x)} on rank {rank} on {host}" for rank, (x, host) in enumerate(told) if x]
-        return ", ".join(found)
+        changes = self._comm.allgather((mine, node()))
+        texts = [f"{' and '.join(x)} on rank {rank} on {host}" for rank, (x, host) in enumerate(changes) if x]
+        return ", ".join(texts)
 
     def _weights(self, indices: np.ndarray) -> np.ndarray:
         return weights(indices, self._exact)
@@ -296,9 +295,9 @@ class RowChecksums:
     def _times(
         self, X: DistMatrix, x: np.ndarray, sizes: Sizes | None = None, join: np.ufunc = np.add
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the product of this rank's part with x, and what `sizes` says of its rows, joined over slabs.
+        """Return the product of this rank's part of X with x, and the sizes of the part's rows, joined over slabs.
 
-        sizes : is called with some rows and columns, and with the slice of these columns.
+        sizes : is called with a slab and the slice of its columns; returns the sizes of the slab's rows.
         """
         local, conjugated = X.stored, X.conjugated
         rows = local.shape[0]
@@ -320,7 +319,7 @@ class RowChecksums:
 
 
 def ranks_and_nodes(ranks: list[tuple[bool, str]]) -> str:
-    """Return the ranks of which something is true, and their nodes, as text; the empty string if it is true of none."""
+    """Return the ranks with a true flag, and their nodes, as text; the empty string if there are none."""
     names = [f"rank {rank} on {host}" for rank, (true, host) in enumerate(ranks) if true]
     return " or ".join(names[:4]) + (f" or {len(names) - 4} others" if len(names) > 4 else "")
 
@@ -335,7 +334,7 @@ def weights(indices: np.ndarray, exact: bool = False) -> np.ndarray:
 
 
 def _slabs(local: np.ndarray) -> Iterator[tuple[slice, slice]]:
-    """Yield the array in slabs of contiguous lines."""
+    """Yield the row and column slices of slabs of contiguous rows or columns of an array."""
     (rows, cols), size = local.shape, max(1, local.itemsize)
     by_columns = local.strides[0] < local.strides[1]
     lines, length = (cols, rows) if by_columns else (rows, cols)

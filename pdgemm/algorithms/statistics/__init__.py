@@ -1,5 +1,5 @@
-"""Sorted elements, percentiles, histograms and reductions without NaN; `pdgemm.statistics` has them for users.
+"""Sorted elements, percentiles, histograms and reductions without NaN; `pdgemm.statistics` exports them to users.
 
-`columns` brings whole columns to ranks and lets NumPy compute; `ranked` finds elements by their place in the order of
-all elements, by counting.  Imports `matrix` and `algorithms.blocks`.
+`columns` gathers whole columns on ranks, where NumPy computes with them; `ranked` finds elements by their position in
+the sorted order of all elements, by counting.  Imports `matrix` and `algorithms.blocks`.
 """

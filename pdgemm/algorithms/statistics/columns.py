@@ -1,4 +1,4 @@
-"""Whole columns on each rank: they are brought there by one exchange, and NumPy does the rest; sort() and cumsum()."""
+"""sort() and cumsum(): one exchange gathers whole columns on each rank, and NumPy computes with these columns."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from pdgemm.support.agreement import together
 
 
 def sort(a: DistMatrix, axis: int | None = -1) -> DistMatrix:
-    """Return the elements sorted along an axis, or all of them, NaN last; a new matrix.  Collective over the grid.
+    """Return a new matrix with the elements sorted along an axis, or all sorted; NaN last.  Collective over the grid.
 
     axis : 0 sorts each column, 1 or -1 each row: the result has the layout of A.  None sorts all mn elements: the
-           result has one column, in one block per grid row (NumPy's has one dimension).
+           result has one column, in one block per grid row (the result of NumPy has one dimension).
 
-    Cost per rank: along an axis each element that changes its rank is sent once to where its column (row) is whole,
-    and once back: at most 2 mn/P words in, mn/P elements of memory.  Of all: a local sort, one allreduce of 255 Pr
-    counts for each byte of an element, and one exchange in which each element is sent once at most; mn/Pr elements on
-    the ranks of the first grid column.  `.report` has the words of the last exchange.
-    Raises ArgumentError, or DTypeError for all elements of a complex matrix; on every rank.
+    Cost per rank: along an axis, each element that changes its rank is sent once to the rank with its whole column
+    (row), and once back: at most 2 mn/P words in, mn/P elements of memory.  For axis None, a local sort, one allreduce
+    of 255 Pr counts for each byte of an element, and one exchange in which each element is sent at most once; the ranks
+    of the first grid column hold mn/Pr elements.  `.report` has the words of the last exchange.
+    Raises ArgumentError, or DTypeError for a complex matrix and axis None; on every rank.
     """
     if axis is None:
         return _all_sorted(a)
@@ -40,7 +40,7 @@ def sort(a: DistMatrix, axis: int | None = -1) -> DistMatrix:
 
 
 def cumsum(a: DistMatrix, axis: int) -> DistMatrix:
-    """Return the sums of the elements up to each one along an axis.  Collective over the grid.
+    """Return the cumulative sums of the elements along an axis.  Collective over the grid.
 
     Sums of bool and integers are int64, as in `A.sum`; 16-bit floats are added up in float32.  Each column (row) is
     added up in order on one rank, so that the result does not depend on the layout.  Cost as of `sort` along an axis.
@@ -55,9 +55,9 @@ def _added_up(x: np.ndarray) -> np.ndarray:
 
 
 def whole_columns(name: str, a: Any, axis: Any, *described: object) -> tuple[DistMatrix, np.ndarray, MoveReport]:
-    """Return A (axis 0) or its transpose (axis 1), some whole columns of it on each rank, and the report.  Collective.
+    """Return A (axis 0) or its transpose (axis 1), this rank's whole columns of it, and the report.  Collective.
 
-    Columns are dealt to the ranks evenly, in their order.
+    Each rank gets a contiguous range of columns; the ranges are about equally long.
     """
     comm = communicator(a=a)
     with together(comm) as arguments:
@@ -71,30 +71,30 @@ def whole_columns(name: str, a: Any, axis: Any, *described: object) -> tuple[Dis
 
 
 def _share(n: int, parts: int, part: int) -> tuple[int, int]:
-    """Return the columns of a rank: from the first to the one after the last."""
+    """Return the range of columns of a rank, (start, stop)."""
     width = BlockCyclic.even(n, parts).block
     return min(n, part * width), min(n, (part + 1) * width)
 
 
 def _through_columns(name: str, a: Any, axis: Any, act: Callable[[np.ndarray], np.ndarray]) -> DistMatrix:
-    """Return what a function makes of whole columns, in the layout of A.  Collective."""
+    """Return the result of a function of whole columns, in the layout of A.  Collective."""
     start = perf_counter()
     A, block, _ = whole_columns(name, a, axis)
     comm, (m, n) = A.grid.comm, A.shape
     changed = np.ascontiguousarray(act(block))
-    made: DistMatrix = np.empty_like(A.to_host(), dtype=changed.dtype)  # type: ignore[assignment]
+    out: DistMatrix = np.empty_like(A.to_host(), dtype=changed.dtype)  # type: ignore[assignment]
     shares = tuple((Rectangle((0, m), _share(n, comm.size, rank)),) for rank in range(comm.size))
-    report = set_from_blocks(made, [changed], shares, start)
-    made = (made if A is a else made.T).to_device(a.device)
-    made.report = report
-    return made
+    report = set_from_blocks(out, [changed], shares, start)
+    out = (out if A is a else out.T).to_device(a.device)
+    out.report = report
+    return out
 
 
 def _all_sorted(a: DistMatrix) -> DistMatrix:
     """Return all elements in one column, sorted.  Collective.
 
-    Each rank sorts its elements and cuts them where the parts of the result begin; equal elements are dealt in the
-    order of the ranks, so that each part gets exactly its number of elements, which it then sorts.
+    Each rank sorts its elements, and cuts them where the parts of the result begin; equal elements are distributed in
+    the order of the ranks, so that each part gets exactly its number of elements.  Then the owner of a part sorts it.
     """
     comm = communicator(a=a)
     with together(comm) as arguments:
@@ -105,9 +105,9 @@ def _all_sorted(a: DistMatrix) -> DistMatrix:
     parts, size = a.grid.shape[0], a.size
     ends = np.minimum(np.arange(1, parts) * BlockCyclic.even(size, parts).block, size)
     inner = ends[ends < size]
-    first = at_places(keys, inner, comm)  # of each part but part 0
+    first = at_places(keys, inner, comm)  # the first key of each part except part 0
     left, right = keys.searchsorted(first, "left"), keys.searchsorted(first, "right")
-    equal, earlier = right - left, np.zeros(len(inner), np.int64)  # elements of that value: here, on ranks before
+    equal, earlier = right - left, np.zeros(len(inner), np.int64)  # elements of these values: here, on lower ranks
     comm.Exscan(equal, earlier)
     if comm.rank == 0:
         earlier[:] = 0
@@ -118,9 +118,9 @@ def _all_sorted(a: DistMatrix) -> DistMatrix:
     lengths = np.array(comm.allgather([len(x) for x in pieces]))
     starts = np.append(0, ends) + lengths[: comm.rank].sum(axis=0)
     places = [(int(at), int(at) + len(x)) for at, x in zip(starts, pieces)]
-    made = from_blocks(pieces, grid=a.grid, rows=places, cols=(0, 1), shape=(size, 1))
-    report = made.report
-    made.local[...] = elements_of(keys_of(made), a.dtype).reshape(made.local.shape)
-    made = made.to_device(a.device)
-    made.report = report
-    return made
+    out = from_blocks(pieces, grid=a.grid, rows=places, cols=(0, 1), shape=(size, 1))
+    report = out.report
+    out.local[...] = elements_of(keys_of(out), a.dtype).reshape(out.local.shape)
+    out = out.to_device(a.device)
+    out.report = report
+    return out

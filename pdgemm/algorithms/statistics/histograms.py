@@ -1,4 +1,4 @@
-"""histogram(): how many elements lie in each of some intervals."""
+"""histogram(): the number of elements in each of several intervals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pdgemm.support.agreement import together
 def histogram(
     a: DistMatrix, bins: Any = 10, range: tuple[float, float] | None = None, density: bool | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the counts of elements in intervals, and the ends of these, as NumPy does.  Collective over the grid.
+    """Return the counts of elements in intervals, and the interval ends, as NumPy does.  Collective over the grid.
 
     bins    : a number of intervals of equal width from the least to the largest element, or from `range[0]` to
               `range[1]`; or the ends of the intervals, ascending.  The same on every rank.
@@ -27,8 +27,8 @@ def histogram(
 
     The result is the same on every rank and in every layout: counts are whole numbers.
 
-    Cost per rank: mn/P elements are read, and one allreduce of as many counts as intervals; without `range`, the
-    reductions to the least and the largest element before.
+    Cost per rank: mn/P elements are read, and one allreduce of one count per interval; for a number of intervals
+    without `range`, also the reductions to the least and the largest element.
     Raises ArgumentError or DTypeError, or NumPy's ValueError; on every rank.
     """
     with together(communicator(a=a)) as arguments:

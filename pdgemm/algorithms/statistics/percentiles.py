@@ -22,12 +22,13 @@ def percentile(a: DistMatrix, q: Any, axis: int | None = None) -> Any:
     A    : DistMatrix (m, n) of real numbers.
     q    : percentages from 0 to 100, a number or an array of one dimension; the same on every rank.
 
-    The result is NumPy's, the same on every rank: a number, or an array of the shape of q followed by that of the other
-    axis.  Between two elements it is interpolated linearly.  NaN where there is a NaN; `nanpercentile` leaves them out.
+    The result is that of NumPy, the same on every rank: a number, or an array of the shape of q followed by the shape
+    of the other axis.  Between two elements, the result is interpolated linearly.  A percentile of elements with a NaN
+    is NaN; `nanpercentile` leaves NaN out.
 
-    Cost per rank: along an axis, each element that changes its rank is sent once to where its column is whole, at most
-    mn/P words in.  Of all elements no element is sent: a local sort, and one allreduce for each byte of an
-    element (8 for float64), of 510 counts for each number of q; the elements between which is interpolated are exact.
+    Cost per rank: along an axis, each element that changes its rank is sent once to the rank with its whole column, at
+    most mn/P words in.  For axis None no element is sent: a local sort, and one allreduce for each byte of an element
+    (8 for float64), of 510 counts for each number of q; the two elements of each interpolation are exact.
     Raises ArgumentError or DTypeError on every rank.
     """
     return _percentiles("percentile", a, q, 100, axis, False)
@@ -39,7 +40,7 @@ def quantile(a: DistMatrix, q: Any, axis: int | None = None) -> Any:
 
 
 def median(a: DistMatrix, axis: int | None = None) -> Any:
-    """Return the median, the mean of the two middle elements of an even number; as `percentile`.  Collective."""
+    """Return the median, for an even number the mean of the two middle elements; as `percentile`.  Collective."""
     return _percentiles("median", a, 0.5, 1, axis, False)
 
 
@@ -59,17 +60,17 @@ def nanmedian(a: DistMatrix, axis: int | None = None) -> Any:
 
 
 def _percentiles(name: str, a: DistMatrix, q: Any, whole: int, axis: Any, skip: bool) -> Any:
-    """Return percentiles of all elements, of columns or of rows, by NumPy's function of this name.  Collective."""
+    """Return percentiles of all elements, of columns or of rows, by NumPy's function `name`.  Collective."""
     comm = communicator(a=a)
     with together(comm) as arguments:
         check_matrices(a=a)
         check_ordered(a.dtype, name)
-        given = np.asarray(q, np.float64)
-        if given.ndim > 1 or not ((given >= 0) & (given <= whole)).all():
+        levels = np.asarray(q, np.float64)
+        if levels.ndim > 1 or not ((levels >= 0) & (levels <= whole)).all():
             raise ArgumentError(f"q of numpy.{name} is a number or a vector of numbers from 0 to {whole}")
         if a.size == 0:
             raise ArgumentError(f"{name} of no element: the matrix is {a.distribution}")
-        arguments += [name, given.tolist(), axis, a.distribution, a.dtype]
+        arguments += [name, levels.tolist(), axis, a.distribution, a.dtype]
     function: Callable[..., Any] = getattr(np, name)
     arguments_of = () if name.endswith("median") else (q,)
 
@@ -79,9 +80,9 @@ def _percentiles(name: str, a: DistMatrix, q: Any, whole: int, axis: Any, skip: 
 
     if axis is not None:
         _, block, _ = whole_columns(name, a, axis)
-        found = of(block, axis=0) if block.shape[1] else None
-        return np.concatenate([x for x in comm.allgather(found) if x is not None], axis=-1)
-    return _of_all(a, given / whole, name.endswith("median"), skip, of)
+        of_columns = of(block, axis=0) if block.shape[1] else None
+        return np.concatenate([x for x in comm.allgather(of_columns) if x is not None], axis=-1)
+    return _of_all(a, levels / whole, name.endswith("median"), skip, of)
 
 
 def _of_all(a: DistMatrix, q: np.ndarray, median: bool, skip: bool, of: Callable[..., Any]) -> Any:
@@ -100,5 +101,5 @@ def _of_all(a: DistMatrix, q: np.ndarray, median: bool, skip: bool, of: Callable
     ends = elements_of(at_places(keys, places, comm), a.dtype).reshape(2, -1)
     if median:
         return of(ends[:, 0] if count % 2 == 0 else ends[:1, 0])
-    found = [np.quantile(widened(pair), part) for pair, part in zip(ends.T, at - low)]
-    return np.array(found).reshape(q.shape).astype(np.asarray(like).dtype)[()]
+    quantiles = [np.quantile(widened(pair), part) for pair, part in zip(ends.T, at - low)]
+    return np.array(quantiles).reshape(q.shape).astype(np.asarray(like).dtype)[()]

@@ -1,9 +1,9 @@
-"""Elements by their place in the order of all, by counting: no element is sent.
+"""Elements by their position in the sorted order of all elements, by counting: no element is sent.
 
-A real number of b bits is mapped to an integer of b bits that is larger where the number is larger, NaN being the
-largest.  The element that stands at a place in the order of all is found byte by byte: how many integers are less than
-each of the 255 next guesses is counted on each rank, in its own sorted elements, and summed.  After b/8 steps the
-integer is known exactly, and with it the element.
+A real number of b bits is mapped to a key, an integer of b bits: larger numbers have larger keys, and NaN has the
+largest.  The key at a position of the sorted order is determined byte by byte: each rank counts in its own sorted keys
+how many keys are less than each of the 255 next guesses, and the counts are summed over the ranks.  After b/8 steps the
+key is known exactly, and so is its element.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def check_ordered(dtype: np.dtype, name: str) -> None:
 
 
 def keys_of(A: Any) -> np.ndarray:
-    """Return the elements of this rank as sorted integers, in the order of the elements, NaN last.  Local."""
+    """Return the sorted keys of the elements of this rank, in the order of the elements, NaN last.  Local."""
     x = widened(to_host(A.local)).ravel()
     if x.dtype == bool:
         return np.sort(x.view(np.uint8))
@@ -43,7 +43,7 @@ def keys_of(A: Any) -> np.ndarray:
 
 
 def elements_of(keys: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return the elements of a type that have these integers.   dtype : bool, or that of an integer or float."""
+    """Return the elements that have these keys.   dtype : of the elements: bool, integer or floating-point."""
     wide = widened(np.zeros(0, dtype)).dtype
     if dtype.kind == "b":
         return keys.astype(bool)
@@ -54,18 +54,18 @@ def elements_of(keys: np.ndarray, dtype: np.dtype) -> np.ndarray:
     elif wide.kind == "f":
         none = ~bits == 0  # NaN
         bits = np.where(bits >= top, bits ^ top, ~bits)
-        found = bits.view(wide).copy()
-        found[none] = np.nan
-        return found.astype(dtype)
+        floats = bits.view(wide).copy()
+        floats[none] = np.nan
+        return floats.astype(dtype)
     return bits.view(wide).astype(dtype)
 
 
 def at_places(keys: np.ndarray, places: np.ndarray, comm: MPI.Intracomm) -> np.ndarray:
-    """Return the integers that stand at some places, from 0, in the order of those of all ranks.  Collective.
+    """Return the keys at some positions, counted from 0, of the sorted keys of all ranks.  Collective.
 
-    One allreduce for each byte of the integers, of 255 counts for each place.
+    Cost: one allreduce for each byte of a key, of 255 counts for each position.
     """
-    low = np.zeros((len(places), 1), keys.dtype)  # the bytes that are known, the highest first
+    low = np.zeros((len(places), 1), keys.dtype)  # the known bytes of each key, the highest first
     digits = np.arange(1, 256).astype(keys.dtype)
     for shift in range(8 * keys.itemsize - 8, -1, -8):
         less = sum_over_ranks(keys.searchsorted(low + (digits << keys.dtype.type(shift)), "left"), comm)

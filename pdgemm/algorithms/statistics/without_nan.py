@@ -1,7 +1,7 @@
 """Sums, means, extrema and variances of the elements that are not NaN.
 
-Each is a reduction of `DistMatrix` of elements in whose place NaN are filled: with 0 for a sum, with the largest number
-for the least element.  Collective over the grid; cost as of two reductions and a copy of the matrix.
+Each function is a reduction of a `DistMatrix` in which another number replaces NaN: 0 for a sum, infinity for the least
+element.  Collective over the grid; cost as of two reductions and a copy of the matrix.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def nanvar(a: DistMatrix, axis: int | None = None, ddof: int = 0) -> Any:
 
 def nanstd(a: DistMatrix, axis: int | None = None, ddof: int = 0) -> Any:
     """Return the standard deviation of the elements that are not NaN, the root of `nanvar`.  Collective."""
-    found = np.sqrt(nanvar(a, axis, ddof))
-    return found if isinstance(found, np.ndarray) else found[()]
+    deviation = np.sqrt(nanvar(a, axis, ddof))
+    return deviation if isinstance(deviation, np.ndarray) else deviation[()]
 
 
 def _whole(a: DistMatrix) -> bool:
@@ -67,7 +67,7 @@ def _filled(a: DistMatrix, number: float) -> DistMatrix:
 
 
 def _count(a: DistMatrix, axis: int | None) -> Any:
-    """Return how many elements are not NaN."""
+    """Return the number of elements that are not NaN."""
     present: Any = ~np.isnan(a)
     return present.sum(axis)
 
@@ -75,8 +75,8 @@ def _count(a: DistMatrix, axis: int | None) -> Any:
 def _extreme(a: DistMatrix, axis: int | None, name: str, worst: float) -> Any:
     if _whole(a):
         return getattr(a, name)(axis)
-    found = getattr(_filled(a, worst), name)(axis)
-    return np.where(_count(a, axis) > 0, found, found.dtype.type(np.nan))[()]
+    extreme = getattr(_filled(a, worst), name)(axis)
+    return np.where(_count(a, axis) > 0, extreme, extreme.dtype.type(np.nan))[()]
 
 
 def _divided(sums: Any, counts: Any) -> Any:

@@ -1,5 +1,5 @@
-"""ScaLAPACK's routines with its arguments; `pdgemm.scalapack` has them for users.
+"""ScaLAPACK's routines with ScaLAPACK's arguments; `pdgemm.scalapack` is the public module.
 
-`blacs` and `descriptors` describe grids and layouts as ScaLAPACK does, `arguments` numbers what is wrong as INFO
-does, `pblas` has the products and `lapack` the solves and factorisations.
+`blacs` and `descriptors` describe grids and layouts as ScaLAPACK does, `arguments` and `tied_vectors` check arguments
+and number illegal ones as INFO does, `pblas` has the products and `lapack` the solves and factorisations.
 """

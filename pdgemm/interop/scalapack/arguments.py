@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 class Argument(Protocol):
-    """An argument that is checked in its turn."""
+    """An argument of a routine, with a check of its own."""
 
     def check(self, routine: str, dtypes: Dtypes) -> None: ...
 
@@ -39,11 +39,11 @@ class Scalar:
 
     number: int
     value: Any
-    real: bool = False  # also where the matrices are complex
+    real: bool = False  # the scalar is real even where the matrices are complex
 
     def check(self, routine: str, dtypes: Dtypes) -> None:
         value = self.value
-        if isinstance(value, np.ndarray) and value.size == 1:  # by reference, as in Fortran
+        if isinstance(value, np.ndarray) and value.size == 1:  # a scalar by reference, as in Fortran
             value = value.item()
         try:
             self.value = as_scalar(value, _real(dtypes[0]) if self.real else dtypes[0], "it")
@@ -93,9 +93,9 @@ class Sub:
         """
         name, number, desc = self.name, self.number, Descriptor.of(self.entries)
         if not isinstance(self.array, np.ndarray) or self.array.dtype not in dtypes:
-            found = getattr(self.array, "dtype", type(self.array).__name__)
-            raise illegal(routine, number, 0, f"{name} must be an array of {names(dtypes)}, got {found}")
-        self.rows, self.cols = index(self.rows), index(self.cols)  # NumPy's would overflow
+            passed_type = getattr(self.array, "dtype", type(self.array).__name__)
+            raise illegal(routine, number, 0, f"{name} must be an array of {names(dtypes)}, got {passed_type}")
+        self.rows, self.cols = index(self.rows), index(self.cols)  # NumPy integers would overflow
         empty = 0 in (self.rows, self.cols)
         bounded = not empty and desc is not None and self.grid is not None and min(desc.M_, desc.N_) > 0
         for at, letter, axis, extent, whole in (
@@ -135,7 +135,7 @@ class Sub:
         return DistMatrix(local, grid, desc.layout.window(*spans), "F")
 
     def _local(self, rows: slice, cols: slice, lld: int) -> np.ndarray:
-        """Return these rows and columns of the local array, which may end behind the last of them."""
+        """Return these rows and columns of the local array, which may be larger."""
         array, shape = self.array, (rows.stop, cols.stop)
         if rows.start == rows.stop or cols.start == cols.stop:
             return np.empty((rows.stop - rows.start, cols.stop - cols.start), array.dtype, "F")
@@ -173,9 +173,10 @@ def checked(
 ) -> tuple[list[DistMatrix], list[Any]]:
     """Return the submatrices and scalars, or raise IllegalArgument for the first illegal one, on all processes.
 
-    arguments : in order; `check` checks the arguments before them.   updated : so many submatrices, the last ones, are
-        written to.
-    same : what all processes have to pass alike, for a routine whose next call may not compare it.
+    arguments : submatrices and scalars in order; `check` checks the arguments before these.   updated : the number of
+        submatrices that are written to, the last ones in the list.
+    same : text of the arguments that must be equal on all processes, for a routine whose next call may not compare
+        these.
     """
     subs = [x for x in arguments if isinstance(x, Sub)]
     common, error = meeting(sub.grid for sub in subs), None
@@ -191,10 +192,11 @@ def checked(
             check_written(routine, subs[at], subs[:at])
     except Exception as bad:
         error = bad
-    if common is None:  # there is no communicator to agree on
+    if common is None:  # no communicator to agree over
         raise error or GridError(f"{routine}: no context")
     if error is not None or same or subs[0].matrix.grid.comm is not common.comm:
-        agree(common.comm, error, routine + same)  # else the check of the call that follows raises the error on all
+        # a process that skips `agree` joins the same allreduce in the check of its next call, and raises the error
+        agree(common.comm, error, routine + same)
     return [sub.matrix for sub in subs], [x.value for x in arguments if isinstance(x, Scalar)]
 
 
@@ -203,7 +205,7 @@ def _real(dtype: np.dtype) -> np.dtype:
 
 
 def letter(value: object) -> str:
-    """Return the option that a string names by its first character."""
+    """Return the first character of an option, in upper case."""
     return str(value)[:1].upper()
 
 
@@ -217,14 +219,14 @@ def check_letter(routine: str, number: int, name: str, value: object, letters: s
 def at_least_0(routine: str, **extents: tuple[int, int]) -> None:
     """Raise IllegalArgument for a negative extent.   extents : name = (argument number, value)."""
     for name, (number, value) in extents.items():
-        if (found := whole_number(value)) is None:
+        if (extent := whole_number(value)) is None:
             raise illegal(routine, number, 0, f"{name} must be an integer, got {value!r}")
-        if found < 0:
-            raise illegal(routine, number, 0, f"{name} is {found}, must be >= 0")
+        if extent < 0:
+            raise illegal(routine, number, 0, f"{name} is {extent}, must be >= 0")
 
 
 def of_type(name: str, general: Callable[..., Result]) -> partial[Result]:
-    """Return a routine for one element type, with the arguments and docstring of the general one."""
+    """Return a routine for one element type, with the arguments and docstring of the general routine."""
     dtypes = tuple(map(np.dtype, _TYPES[name[1]]))
     routine = partial(general, name.upper(), dtypes)
     routine.__doc__ = f"{name.upper()}, {names(dtypes)}: {general.__doc__}"

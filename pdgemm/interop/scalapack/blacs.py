@@ -1,4 +1,4 @@
-"""Contexts: process grids with numbers, as in BLACS, and the communicator that several contexts agree over."""
+"""Contexts: numbered process grids, as in BLACS, and the communicator over which several contexts agree."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def grid_of_context(ictxt: object) -> ProcessGrid | None:
 
 
 def meeting(grids: Iterable[ProcessGrid | None]) -> ProcessGrid | None:
-    """Return the grid whose communicator the processes that pass these contexts use to agree.  Local.
+    """Return the grid over whose communicator the processes that pass these contexts agree.  Local.
 
     Contexts of the same processes may have different communicators, and a process that passes a wrong context does not
-    know which one the others use.  So all use the first context that was created for the processes of most of `grids`;
-    if none of these is a context, for those of all existing contexts, if they have the same processes.
-    None if there is no such context.
+    know the context of the other processes.  So all processes use the oldest context of the processes that most of
+    `grids` have; if `grids` has none, the oldest of all contexts, provided that all have the same processes.
+    Returns None if there is no such context.
     """
     alive = [grid for number in _contexts if (grid := grid_of_context(number)) is not None]
 

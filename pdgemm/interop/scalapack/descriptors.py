@@ -22,7 +22,7 @@ __all__ = [
     "CSRC_", "CTXT_", "DTYPE_", "LLD_", "MB_", "M_", "NB_", "N_", "RSRC_", "IllegalArgument", "descinit", "descinit2",
     "numroc",
 ]  # fmt: skip
-DTYPE_, CTXT_, M_, N_, MB_, NB_, RSRC_, CSRC_, LLD_ = range(9)  # of type 1
+DTYPE_, CTXT_, M_, N_, MB_, NB_, RSRC_, CSRC_, LLD_ = range(9)  # positions in type 1
 BLOCK_CYCLIC_2D, BLOCK_CYCLIC_2D_INB = 1, 2
 _ENTRIES = {
     BLOCK_CYCLIC_2D: ["DTYPE_", "CTXT_", "M_", "N_", "MB_", "NB_", "RSRC_", "CSRC_", "LLD_"],
@@ -40,7 +40,7 @@ class IllegalArgument(ArgumentError):
 
 
 def illegal(routine: str, number: int, entry: int, text: str) -> IllegalArgument:
-    """Return the exception.   entry : the entry of a descriptor, from 1; 0 for other arguments."""
+    """Return the exception for an argument.   entry : the entry of a descriptor, from 1; 0 for other arguments."""
     where = f"entry {entry} of parameter number {number}" if entry else f"parameter number {number}"
     error = IllegalArgument(f"{routine}: {where} had an illegal value: {text}")
     error.info = -(100 * number + entry) if entry else -number
@@ -48,7 +48,7 @@ def illegal(routine: str, number: int, entry: int, text: str) -> IllegalArgument
 
 
 def whole_number(value: object) -> int | None:
-    """Return an integer, also one in an array of no dimensions, as an int; None for anything else."""
+    """Return an integer, or the integer in a 0-dimensional array, as an int; None for any other value."""
     try:
         return index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -64,7 +64,7 @@ class IllegalEntry(NamedTuple):
 
 
 class Descriptor(NamedTuple):
-    """The entries of a descriptor of either type; of type 1, the first block is like the others."""
+    """The entries of a descriptor of either type; for type 1, IMB_ = MB_ and INB_ = NB_."""
 
     DTYPE_: int
     CTXT_: int
@@ -102,7 +102,8 @@ class Descriptor(NamedTuple):
         """Return the first illegal entry, or None.
 
         least : the minimum of M_ and N_.
-        lld   : LLD_ is at least 1, and at least the local rows: never, where there are local columns, or always.
+        lld   : LLD_ is at least 1; it is also at least the number of local rows for "rows", and for "held" on processes
+            that have local columns.
         """
         grid = grid_of_context(self.CTXT_)
         pr, pc = (1, 1) if grid is None else grid.shape
@@ -126,7 +127,7 @@ class Descriptor(NamedTuple):
 
     def _wrong(self, name: str, rule: str) -> IllegalEntry:
         names = _ENTRIES[self.DTYPE_]
-        if name not in names:  # of type 1
+        if name not in names:  # type 1 has MB_ and NB_ for IMB_ and INB_
             name = name[1:]
         return IllegalEntry(name, names.index(name) + 1, f"is {getattr(self, name)}, {rule}")
 
@@ -148,8 +149,8 @@ def descinit(m: int, n: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: in
     lld : leading dimension of the local array, >= max(1, numroc(m, mb, myrow, irsrc, nprow)).
     Raises IllegalArgument with the argument numbers of DESCINIT: m is number 2, lld number 9.
     """
-    given = {"M_": m, "N_": n, "MB_": mb, "NB_": nb, "RSRC_": irsrc, "CSRC_": icsrc, "CTXT_": ictxt, "LLD_": lld}
-    return _descriptor("DESCINIT", BLOCK_CYCLIC_2D, given)
+    entries = {"M_": m, "N_": n, "MB_": mb, "NB_": nb, "RSRC_": irsrc, "CSRC_": icsrc, "CTXT_": ictxt, "LLD_": lld}
+    return _descriptor("DESCINIT", BLOCK_CYCLIC_2D, entries)
 
 
 def descinit2(
@@ -160,23 +161,23 @@ def descinit2(
     lld : leading dimension of the local array, at least 1, and at least the local rows where there are local columns.
     Raises IllegalArgument with the argument numbers of PB_DESCINIT2: m is number 2, lld number 11.
     """
-    given = {
+    entries = {
         "M_": m, "N_": n, "IMB_": imb, "INB_": inb, "MB_": mb, "NB_": nb, "RSRC_": irsrc, "CSRC_": icsrc,
         "CTXT_": ictxt, "LLD_": lld,
     }  # fmt: skip
-    return _descriptor("PB_DESCINIT2", BLOCK_CYCLIC_2D_INB, given)
+    return _descriptor("PB_DESCINIT2", BLOCK_CYCLIC_2D_INB, entries)
 
 
 def _descriptor(routine: str, dtype: int, entries: dict[str, int]) -> np.ndarray:
-    """Return a descriptor, checked.   entries : those in the order of the arguments, the first being number 2."""
+    """Return a checked descriptor.   entries : the entries in the order of the arguments, from argument number 2."""
     numbers = dict(zip(entries, range(2, 12)))
     for name, value in entries.items():
         if (number := whole_number(value)) is None or not -(2**63) <= number < 2**63:
             raise illegal(routine, numbers[name], 0, f"{name} is {value!r}, must be a 64-bit integer")
     desc = [dtype, *(index(entries[name]) for name in _ENTRIES[dtype][1:])]
-    found = Descriptor.of(desc)
-    assert found is not None
-    wrong = found.wrong(0, "rows" if dtype == BLOCK_CYCLIC_2D else "held")
+    descriptor = Descriptor.of(desc)
+    assert descriptor is not None
+    wrong = descriptor.wrong(0, "rows" if dtype == BLOCK_CYCLIC_2D else "held")
     if wrong is not None:
         raise illegal(routine, numbers[wrong.name], 0, f"{wrong.name} {wrong.rule}")
     return np.array(desc, np.int64)

@@ -45,8 +45,8 @@ def _potrf(routine: str, dtypes: Dtypes, uplo: str, n: int, a: np.ndarray, ia: i
     uplo  : "U" or "L", the triangle of sub(A), n x n, that is read, and overwritten with U or L.
     a, ia, ja, desca : as in p?gemm; the other triangle is neither read nor written.
 
-    Returns 0, or the order of the first leading minor of sub(A) that is not positive definite; sub(A) is then as it
-    was.  The factor is made in a copy of sub(A), in square blocks where these share the work more evenly.
+    Returns 0, or the order of the first leading minor of sub(A) that is not positive definite; then sub(A) is
+    unchanged.  The factor is computed in a copy of sub(A), in square blocks where these share the work more evenly.
 
     Cost, algorithm and error are those of `pdgemm.linalg.cholesky`.
     Raises IllegalArgument on every process, before any message is sent; its `info` is ScaLAPACK's INFO.
@@ -65,9 +65,9 @@ def _potrs(
     routine: str, dtypes: Dtypes, uplo: str, n: int, nrhs: int,
     a: np.ndarray, ia: int, ja: int, desca: Desc, b: np.ndarray, ib: int, jb: int, descb: Desc,
 ) -> int:  # fmt: skip
-    """Solve A X = sub(B), where sub(A) has the factor of A that p?potrf left there.  Collective over the context.
+    """Solve A X = sub(B), where sub(A) holds the factor of A that p?potrf stored.  Collective over the context.
 
-    uplo : "U" or "L", the triangle of sub(A), n x n, that holds the factor; the other one is not read.
+    uplo : "U" or "L", the triangle of sub(A), n x n, that holds the factor; the other triangle is not read.
     nrhs : sub(B) is n x nrhs, and overwritten with X.
     Returns INFO, 0.  Other arguments and errors are those of p?potrf; cost and error are those of
     `pdgemm.linalg.cho_solve`.
@@ -86,8 +86,8 @@ def _posv(
 ) -> int:  # fmt: skip
     """Factor sub(A) as p?potrf does, solve sub(A) X = sub(B) as p?potrs does, and return INFO.  Collective.
 
-    Arguments, the result and errors are those of p?potrs and p?potrf.  Where INFO is not 0, sub(A) and sub(B) are as
-    they were.
+    Arguments, the result and errors are those of p?potrs and p?potrf.  Where INFO is not 0, sub(A) and sub(B) are
+    unchanged.
     """
     A, B = _positive(
         routine, dtypes, uplo, n, nrhs, Sub("a", 4, a, ia, ja, desca, n, n), Sub("b", 8, b, ib, jb, descb, n, nrhs), 2
@@ -104,7 +104,7 @@ def _posv(
 def _positive(
     routine: str, dtypes: Dtypes, uplo: str, n: int, nrhs: int, sub_a: Sub, sub_b: Sub, updated: int
 ) -> list[DistMatrix]:
-    """Return sub(A) and sub(B), checked.   updated : 2 where both are written to."""
+    """Return sub(A) and sub(B), checked.   updated : 1 where sub(B) is written to, 2 where both are."""
 
     def check() -> None:
         check_letter(routine, 1, "uplo", uplo, "UL")
@@ -115,7 +115,7 @@ def _positive(
 
 
 def _factored(A: DistMatrix, lower: bool) -> tuple[DistMatrix, int]:
-    """Return the Cholesky factor of A, in a layout of its own, and INFO; the triangle of A is overwritten with it."""
+    """Return the Cholesky factor of A, in a layout of its own, and INFO; if INFO is 0, store the factor in A."""
     factor, info = cholesky_factor(A, lower)
     if not info:
         triangle = Staircase.of("L" if lower else "U", *A.indices())
@@ -128,13 +128,13 @@ def _getrf(
 ) -> int:
     """Factor sub(A) = P L U with partial pivoting, and return INFO.  Collective over the context.
 
-    m, n : sub(A) is m x n, and overwritten with U, and below its diagonal L, whose diagonal of ones is not stored.
+    m, n : sub(A) is m x n, and overwritten with U and, below the diagonal, L; the unit diagonal of L is not stored.
     a, ia, ja, desca : as in p?gemm.
     ipiv : local array of integers, of LOCr(M_A) + MB_A entries; entry l is the row of A, from 1, with which local row l
            was exchanged, for rows ia to ia + min(m, n) - 1.
 
     Returns 0, or the number of the first element on the diagonal of U that is zero; the factors are complete.
-    They are made in a copy of sub(A), in square blocks where these share the work more evenly.
+    The factors are computed in a copy of sub(A), in square blocks where these share the work more evenly.
 
     Cost, algorithm and error are those of `pdgemm.linalg.lu_factor`.
     Raises IllegalArgument on every process, before any message is sent; its `info` is ScaLAPACK's INFO.
@@ -149,7 +149,7 @@ def _getrs(
     routine: str, dtypes: Dtypes, trans: str, n: int, nrhs: int, a: np.ndarray, ia: int, ja: int, desca: Desc,
     ipiv: np.ndarray, b: np.ndarray, ib: int, jb: int, descb: Desc,
 ) -> int:  # fmt: skip
-    """Solve op(A) X = sub(B), where sub(A) and ipiv have the factors that p?getrf left there.  Collective.
+    """Solve op(A) X = sub(B), where sub(A) and ipiv hold the factors that p?getrf stored.  Collective.
 
     trans : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H; A is n x n.
     nrhs  : sub(B) is n x nrhs, and overwritten with X.
@@ -178,7 +178,7 @@ def _gesv(
 ) -> int:  # fmt: skip
     """Factor sub(A) as p?getrf does, solve sub(A) X = sub(B) as p?getrs does, and return INFO.  Collective.
 
-    Arguments, the result and errors are those of p?getrs and p?getrf.  Where INFO is not 0, sub(B) is as it was.
+    Arguments, the result and errors are those of p?getrs and p?getrf.  Where INFO is not 0, sub(B) is unchanged.
     """
     sub_a = Sub("a", 3, a, ia, ja, desca, n, n)
     pivots = Pivots(7, ipiv, sub_a, written=True)
@@ -194,7 +194,7 @@ def _gesv(
 
 
 def _eliminated(A: DistMatrix, pivots: Pivots) -> LU:
-    """Return the LU factors of A, in a layout of their own; A and ipiv are overwritten with them."""
+    """Return the LU factors of A, in a layout of their own; store the factors in A, and the pivots in ipiv."""
     factors = lu_factor(A)
     redistribute(factors.LU, A)
     pivots.put(factors.pivots)
@@ -206,13 +206,13 @@ def _geqrf(
 ) -> int:
     """Factor sub(A) = Q R by Householder reflections, and return INFO, 0.  Collective over the context.
 
-    m, n : sub(A) is m x n, and overwritten with R, and below its diagonal the vectors of the reflectors.
+    m, n : sub(A) is m x n, and overwritten with R and, below the diagonal, the vectors of the reflectors.
     a, ia, ja, desca : as in p?gemm.
     tau  : local array of the type of A, of LOCc(JA + min(M, N) - 1) entries; entry l is the factor of the reflector in
            local column l, the same in all rows of the grid.
 
-    Q = H_1 H_2 ... H_k, H_j = I - tau_j v v^H, where v is 0 before row j, 1 in row j, and below as in column j: the
-    reflectors of LAPACK.  They are made in a copy of sub(A), in square blocks where these share the work more evenly.
+    Q = H_1 H_2 ... H_k, H_j = I - tau_j v v^H, where v is 0 before row j, 1 in row j, and stored in column j below: the
+    reflectors of LAPACK.  They are computed in a copy of sub(A), in square blocks where these share the work better.
 
     Cost, algorithm and error are those of `pdgemm.linalg.householder_qr`.
     Raises IllegalArgument on every process, before any message is sent; its `info` is ScaLAPACK's INFO.
@@ -221,9 +221,9 @@ def _geqrf(
     factors, check = Tau(7, tau, sub_a, written=True), partial(at_least_0, routine, m=(1, m), n=(2, n))
     (A,), _ = checked(routine, dtypes, check, [sub_a, factors], same=f", m={m}, n={n}")
     if m and n:
-        F, found = householder_factor(A)
+        F, all_tau = householder_factor(A)
         redistribute(F, A)
-        factors.put(found)
+        factors.put(all_tau)
     return 0
 
 
@@ -232,7 +232,7 @@ def _ungqr(
 ) -> int:
     """Form the first n columns of Q of p?geqrf, and return INFO, 0.  Collective over the context.
 
-    m, n, k : sub(A) is m x n, m >= n >= k, and overwritten with Q; k reflectors are in its first columns, and in tau.
+    m, n, k : sub(A) is m x n, m >= n >= k, and overwritten with Q; its first k columns and tau hold k reflectors.
     Other arguments and errors are those of p?geqrf.  Cost: 4 m n k/P flops on P processes, in products.
     """
     sub_a = Sub("a", 4, a, ia, ja, desca, m, n)
@@ -263,8 +263,8 @@ def _unmqr(
 ) -> int:  # fmt: skip
     """Compute sub(C) := op(Q) sub(C), or sub(C) op(Q), with Q of p?geqrf, and return INFO, 0.  Collective.
 
-    side  : "L" or "R", where Q stands.   trans : "N" op(Q) = Q; op(Q) = Q^H by "C", or by "T" for real matrices.
-    m, n  : sub(C) is m x n, and overwritten.   k : reflectors, in the columns of sub(A), and in tau.
+    side  : "L" for op(Q) sub(C), "R" for sub(C) op(Q).   trans : "N" op(Q) = Q; "C", or "T" if real, op(Q) = Q^H.
+    m, n  : sub(C) is m x n, and overwritten.   k : the number of reflectors, in the columns of sub(A) and in tau.
     Other arguments and errors are those of p?geqrf.  Cost: 4 m n k/P flops on P processes, in products.
     """
     order = m if letter(side) == "L" else n
@@ -283,12 +283,12 @@ def _unmqr(
     (A, C), _ = checked(routine, dtypes, check, [sub_a, factors, sub_c], same=same)
     if not (m and n and k):
         return 0
-    found, forward = factors.gathered(), letter(trans) == "N"
+    all_tau, forward = factors.gathered(), letter(trans) == "N"
     if letter(side) == "L":
-        apply_reflectors(A, found, C, adjoint=not forward)
+        apply_reflectors(A, all_tau, C, adjoint=not forward)
     else:  # C Q = (Q^H C^H)^H
         D = redistribute(C.H, grid=C.grid)
-        apply_reflectors(A, found, D, adjoint=forward)
+        apply_reflectors(A, all_tau, D, adjoint=forward)
         redistribute(D.H, C)
     return 0
 

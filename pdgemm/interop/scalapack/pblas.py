@@ -1,4 +1,4 @@
-"""The routines: arguments are checked on all processes, then passed to `gemm` and `redistribute`."""
+"""Products, solves and copies: checked on all processes, then passed to `gemm`, `linalg` or `redistribute`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _gemm(routine: str, dtypes: Dtypes, transa: str, transb: str, m: int, n: int
     transa, transb : "N", "T" or "C".
     m, n, k : op(sub(A)) is m x k, op(sub(B)) k x n, sub(C) m x n.
     a, b, c : local arrays, column-major with the leading dimension of the descriptor, or one-dimensional.
-              The elements of sub(C) are updated in place, and not read where beta is 0; no others are written.
+              The elements of sub(C) are updated in place, and not read where beta is 0; no other elements are written.
     ia, ja  : first row and column of sub(A) in A, from 1, without restrictions.  Likewise ib, jb, ic, jc.
     desca, descb, descc : descriptors, as returned by `descinit` or `descinit2`.  An empty submatrix (m, n or k = 0)
               may begin anywhere, and its matrix may be empty.
@@ -78,7 +78,7 @@ def _tran(routine: str, dtypes: Dtypes, m: int, n: int, alpha: complex,
           c: np.ndarray, ic: int, jc: int, descc: Desc) -> None:  # fmt: skip
     """Compute sub(C) := beta sub(C) + alpha sub(A)^T, or ^H for p?tranc, m x n.  Collective over the context.
 
-    Each element that changes its process is sent once.  Arguments and errors are those of p?gemm.
+    Each element that moves to another process is sent once.  Arguments and errors are those of p?gemm.
     """
     sub_a, sub_c = Sub("a", 4, a, ia, ja, desca, n, m), Sub("c", 9, c, ic, jc, descc, m, n)
     check = partial(at_least_0, routine, m=(1, m), n=(2, n))
@@ -92,9 +92,9 @@ def _syrk(routine: str, dtypes: Dtypes, uplo: str, trans: str, n: int, k: int, a
           c: np.ndarray, ic: int, jc: int, descc: Desc) -> None:  # fmt: skip
     """Compute a triangle of sub(C) := alpha op(sub(A)) op(sub(A))^T + beta sub(C), or ^H for p?herk.  Collective.
 
-    uplo  : "U" or "L", the triangle of sub(C), n x n; the other one is neither read nor written.
-    trans : "N" op(sub(A)) = sub(A), n x k; "T", or "C" for p?herk, its transpose, or conjugate transpose, and sub(A) is
-            k x n.  Real types take both.
+    uplo  : "U" or "L", the triangle of sub(C), n x n; the other triangle is neither read nor written.
+    trans : "N" op(sub(A)) = sub(A), n x k; "T", or for p?herk "C", op(sub(A)) is the transpose, or the conjugate
+            transpose, of sub(A), k x n.  Real types take "T" and "C".
     alpha, beta : real numbers for p?herk, which also makes the diagonal of sub(C) real.
     Other arguments and errors are those of p?gemm; cost and algorithm are those of `pdgemm.linalg.syrk` and `herk`.
     """
@@ -124,8 +124,8 @@ def _trsm(routine: str, dtypes: Dtypes, side: str, uplo: str, transa: str, diag:
     side   : "L" op(sub(A)), m x m, is to the left of sub(B), m x n; "R" n x n, to the right.
     uplo   : "U" or "L", the triangle of sub(A) that is read.
     transa : "N", "T" or "C".
-    diag   : "U" the diagonal is taken to be 1, and not read; "N" it is read.
-    alpha  : where it is 0, sub(A) and sub(B) are not read.
+    diag   : "U" the diagonal is taken to be 1, and not read; "N" the diagonal is read.
+    alpha  : where alpha is 0, sub(A) and sub(B) are not read.
     Other arguments and errors are those of p?gemm; cost and algorithm are those of `pdgemm.linalg.solve_triangular`.
     """
     _triangle(routine, dtypes, side, uplo, transa, diag, m, n, alpha, Sub("b", 12, b, ib, jb, descb, m, n),
@@ -145,14 +145,14 @@ def _trmm(routine: str, dtypes: Dtypes, side: str, uplo: str, transa: str, diag:
 
 def _triangle(routine: str, dtypes: Dtypes, side: str, uplo: str, trans: str, diag: str, m: int, n: int, alpha: complex,
               sub_b: Sub, a: np.ndarray, ia: int, ja: int, desca: Desc) -> None:  # fmt: skip
-    """Check the arguments of p?trmm or p?trsm, and store its result in sub(B)."""
+    """Check the arguments of p?trmm or p?trsm, and store the routine's result in sub(B)."""
     order = m if letter(side) == "L" else n
 
     def check() -> None:
-        for number, name, given, letters in (
+        for number, name, option, letters in (
             (1, "side", side, "LR"), (2, "uplo", uplo, "UL"), (3, "transa", trans, "NTC"), (4, "diag", diag, "UN"),
         ):  # fmt: skip
-            check_letter(routine, number, name, given, letters)
+            check_letter(routine, number, name, option, letters)
         at_least_0(routine, m=(5, m), n=(6, n))
 
     arguments: list[Argument] = [Scalar(7, alpha), Sub("a", 8, a, ia, ja, desca, order, order), sub_b]
@@ -181,11 +181,11 @@ def _gemr2d(routine: str, dtypes: Dtypes, m: int, n: int,
             b: np.ndarray, ib: int, jb: int, descb: Desc, ictxt: int) -> None:  # fmt: skip
     """Copy sub(A) to sub(B), m x n, from any context to any other.  Collective over the processes of ictxt.
 
-    desca, descb : on processes outside the context of A (of B), CTXT_ is -1, and the other arguments of A are ignored;
-              the other processes send them.
+    desca, descb : on processes outside the context of A (of B), CTXT_ is -1, and the other arguments of A (of B) are
+              ignored; the processes of the context send their values.
     m, n  : if one is 0, nothing is copied, and all other arguments but ictxt are ignored.
     ictxt : a context that includes all processes of A's and B's contexts.
-    Each element that changes its process is sent once.  Other arguments and errors are those of p?gemm.
+    Each element that moves to another process is sent once.  Other arguments and errors are those of p?gemm.
     """
     sub_a, sub_b = subs = Sub("a", 3, a, ia, ja, desca, m, n), Sub("b", 7, b, ib, jb, descb, m, n)
     grid, error, known = grid_of_context(ictxt), None, list[_Known | None]()
@@ -218,7 +218,7 @@ class _Known(NamedTuple):
     """The description of a submatrix that a process of its context sends to the others."""
 
     shape: tuple[int, int]  # of the grid
-    place: tuple[int, ...]  # ranks in the common communicator
+    place: tuple[int, ...]  # the ranks of the grid in the common communicator
     layout: Distribution
     dtype: np.dtype
 
@@ -234,7 +234,7 @@ def _known(routine: str, sub: Sub, common: ProcessGrid) -> _Known:
 def _joined(routine: str, sub: Sub, views: Sequence[_Known | None], common: ProcessGrid) -> DistMatrix:
     """Return sub(A) over the common communicator.  Collective.
 
-    views : the description of sub(A) from each process; None from those outside its context.
+    views : the description of sub(A) from each process; None from processes outside its context.
     """
     known = next((view for view in views if view), None)
     silent = [rank for rank in known.place if not views[rank]] if known else range(len(views))

@@ -1,4 +1,4 @@
-"""Arguments that belong to the rows or columns of a submatrix, and are distributed as these: ipiv and tau."""
+"""Arguments that belong to the rows or columns of a submatrix, and are distributed like them: ipiv and tau."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pdgemm.local.arrays.dtypes import names
 
 @dataclass(eq=False)
 class TiedVector:
-    """An argument that lies as the rows of A do, ipiv, or its columns, tau: entry l belongs to local row or column l.
+    """A vector distributed like the rows of A (ipiv) or its columns (tau): entry l belongs to local row or column l.
 
-    sub : sub(A), whose first rows or columns, as many as its shorter side, are meant.   written : it is a result.
+    sub : sub(A); the vector belongs to its first min(rows, cols) rows or columns.   written : the vector is a result.
     """
 
     number: int
@@ -32,8 +32,8 @@ class TiedVector:
     def check(self, routine: str, dtypes: Dtypes) -> None:
         array, (kind, suits) = self.array, self._kind(dtypes)
         if not isinstance(array, np.ndarray) or array.ndim != 1 or not suits(array.dtype):
-            found = f"{array.ndim}-D of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
-            raise illegal(routine, self.number, 0, f"{self.name} must be a 1-D array of {kind}, got {found}")
+            passed_type = f"{array.ndim}-D of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise illegal(routine, self.number, 0, f"{self.name} must be a 1-D array of {kind}, got {passed_type}")
         if len(array) < self._here[0].stop:
             text = f"{self.name} has {len(array)} entries, {self.needed} are needed"
             raise illegal(routine, self.number, 0, text)
@@ -41,7 +41,7 @@ class TiedVector:
             raise illegal(routine, self.number, 0, f"{self.name} is read-only")
 
     def _kind(self, dtypes: Dtypes) -> tuple[str, Callable[[np.dtype], bool]]:
-        """Return what elements are called, and which types are such."""
+        """Return the name of the legal element types, and a function that tests whether a type is legal."""
         raise NotImplementedError
 
     @property
@@ -50,17 +50,17 @@ class TiedVector:
 
     @cached_property
     def _here(self) -> tuple[slice, np.ndarray]:
-        """Entries of this process, and the rows or columns of sub(A) to which they belong, from 0."""
+        """The entries of this process, and the rows or columns of sub(A) to which they belong, from 0."""
         desc, grid, start = Descriptor.of(self.sub.entries), self.sub.grid, (self.sub.i, self.sub.j)[self.axis] - 1
         assert desc is not None and grid is not None
-        if not self.count:  # sub(A) may then begin anywhere
+        if not self.count:  # an empty sub(A) may begin anywhere
             return slice(0, 0), np.zeros(0, int)
         lines, part = (desc.layout.rows, desc.layout.cols)[self.axis], grid.coords[self.axis]
         span = start, start + self.count
         return lines.local_window(*span, part), lines.window(*span).indices(part)
 
     def _put(self, whole: np.ndarray) -> None:
-        """Write this process's part of what all have."""
+        """Write this process's entries of a vector that all processes have."""
         entries, lines = self._here
         self.array[entries] = whole[lines]
 
@@ -82,17 +82,17 @@ class Pivots(TiedVector):
         return "integers", lambda dtype: dtype.kind == "i"
 
     def put(self, pivots: np.ndarray) -> None:
-        """Write this process's part of pivots that are rows of sub(A), from 0."""
+        """Write this process's part of the pivots, which are rows of sub(A) from 0."""
         self._put(pivots + self.sub.i)
 
     def gathered(self, routine: str) -> np.ndarray:
         """Return all pivots, as rows of sub(A) from 0.  Collective over the context."""
-        found = self._gathered(np.int64) - self.sub.i
-        if wrong := np.flatnonzero((found < 0) | (found >= self.count)).tolist():  # seen by all processes
+        pivots = self._gathered(np.int64) - self.sub.i
+        if wrong := np.flatnonzero((pivots < 0) | (pivots >= self.count)).tolist():  # the same on all processes
             at = wrong[0]
-            text = f"ipiv says that row {self.sub.i + at} was exchanged with row {self.sub.i + found[at]}"
+            text = f"ipiv says that row {self.sub.i + at} was exchanged with row {self.sub.i + pivots[at]}"
             raise illegal(routine, self.number, 0, text)
-        return found
+        return pivots
 
 
 class Tau(TiedVector):
@@ -104,9 +104,9 @@ class Tau(TiedVector):
         return names(dtypes), dtypes.__contains__
 
     def put(self, tau: np.ndarray) -> None:
-        """Write this process's part."""
+        """Write this process's part of tau."""
         self._put(tau)
 
     def gathered(self) -> np.ndarray:
-        """Return all of it on every process.  Collective over the context."""
+        """Return the whole of tau on every process.  Collective over the context."""
         return self._gathered(self.array.dtype)

@@ -1,8 +1,8 @@
-"""Arrays in host memory and on devices, whose work is asynchronous, in streams.
+"""Arrays in host memory and on devices; the work of a device is asynchronous, in streams.
 
-The algorithms are written for any array that can be sliced, transposed and reshaped like NumPy's.  They leave work on
-elements to `elementwise`, `local_gemm` and `block_copy`, and synchronization to `streams`; all of these look up the
-device of an array here.  A NumPy array has none: the host's work is complete on return.
+The algorithms are written for any array that can be sliced, transposed and reshaped like a NumPy array.  They leave
+work on elements to `elementwise`, `local_gemm` and `block_copy`, and synchronization to `streams`; all of these look up
+the device of an array here.  A NumPy array has no device: the host's work is complete on return.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Array = Any  # a NumPy array, or one of a device
 
 HOST: Final = "host"
 REMEDY = "Open MPI built with --with-cuda, or MPICH_GPU_SUPPORT_ENABLED=1 on a Cray"  # where MPI is not GPU-aware
-_MODULES = {"cuda": "pdgemm.devices.cuda"}  # the module that makes each device
+_MODULES = {"cuda": "pdgemm.devices.cuda"}  # the module of each device
 
 
 class Combination(Protocol):
@@ -40,13 +40,13 @@ class Combination(Protocol):
 
 
 class Event(Protocol):
-    """A point in a stream, complete when all work before it is."""
+    """A point in a stream, complete when all work before it is complete."""
 
     def synchronize(self) -> None: ...
 
 
 class Stream(Protocol):
-    """A queue of work that a device executes in order; work started in a `with` block of it goes there."""
+    """A queue of work that a device executes in order; work started in a `with` block of a stream goes into it."""
 
     def record(self) -> Any: ...
     def wait_event(self, event: Any) -> None: ...
@@ -77,8 +77,9 @@ class Pinned(NamedTuple):
 class Reach(NamedTuple):
     """How ranks access each other's device memory.
 
-    reads  : the mover by which ranks of a node read it, "shared" in place, "ipc" with a copy; "" if they cannot.
-    staged : MPI does not accept pointers to it, so messages are staged through host memory.
+    reads  : the mover by which ranks of a node read device memory, "shared" in place, "ipc" with a copy; "" if they
+        cannot.
+    staged : MPI does not accept pointers to device memory, so messages are staged through host memory.
     nccl   : NCCL can be used.
     why    : how the support of MPI was determined.
     sharing : the maximum number of ranks that use one device.
@@ -99,12 +100,12 @@ class Reach(NamedTuple):
 
 
 class Device(Protocol):
-    """The interface of a device.  Work is started in the current stream; no method waits for it unless it says so."""
+    """The interface of a device.  Work is started in the current stream; methods wait for it only where they say so."""
 
     name: str
 
     def use(self) -> None:
-        """Make it the current device of the calling thread."""
+        """Make this the current device of the calling thread."""
 
     def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> Array:
         """Return an uninitialized array.  Raises OutOfMemoryError."""
@@ -130,7 +131,7 @@ class Device(Protocol):
         """
 
     def combine(self, how: Combination, target: Array, source: Array) -> None:
-        """Compute target := alpha op(source) + beta target; what is multiplied by 0 is not read."""
+        """Compute target := alpha op(source) + beta target; an array that is multiplied by 0 is not read."""
 
     def combine_blocks(self, how: Combination, target: Array, source: Array, rows: Any, cols: Any) -> None:
         """Combine rows x columns of both arrays, each an `index_map.IndexMap`; see `block_copy.copy_blocks`."""
@@ -144,7 +145,7 @@ class Device(Protocol):
     def exchange(
         self, comm: MPI.Comm, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]
     ) -> None:
-        """Send contiguous arrays to ranks of comm, and receive others from them, with NCCL."""
+        """Send contiguous arrays to ranks of comm, and receive arrays from ranks of comm, with NCCL."""
 
     def reduce(self, comm: MPI.Comm, parts: Sequence[tuple[Array, Array, int]]) -> None:
         """Assign, for each (part, total, root), total := the sum of all ranks' parts on rank root, with NCCL."""
@@ -153,13 +154,13 @@ class Device(Protocol):
         """Return the caller's stream."""
 
     def product_stream(self) -> Stream:
-        """Return the stream for products, which the default stream does not wait for, nor it for that."""
+        """Return the stream for products; this stream and the default stream do not wait for each other."""
 
     def transfer_stream(self) -> Stream:
         """Return the stream for copies that overlap with products."""
 
     def upload_stream(self) -> Stream:
-        """Return the stream for copies from the host that overlap with those to it."""
+        """Return the stream for copies from the host that overlap with copies to the host."""
 
     def happened(self, event: Any) -> bool:
         """Return whether an event is complete.  Raises the error of the device, if any."""
@@ -180,16 +181,16 @@ class Device(Protocol):
         """Return the result of `discover_peers`."""
 
     def memory(self, grid: Any) -> Any:
-        """Return the device memory that the ranks of a node can read, as a `grids.node_memory.NodeMemory`."""
+        """Return the device memory that the ranks of a node can read; its methods are those of `NodeMemory`."""
 
     def check(self, x: Array) -> None:
-        """Raise DeviceError for an array on another device than this rank's."""
+        """Raise DeviceError for an array on another device than this rank's, or at an unaligned address."""
 
     def addressable(self, x: Array) -> bool:
-        """Return whether MPI and other ranks may be given its address."""
+        """Return whether MPI and other ranks can use the address of an array."""
 
     def takes(self, x: Any) -> Array | None:
-        """Return another library's array on this device as one of ours, without a copy; None for anything else."""
+        """Return another library's array on this device as an `Array`, without a copy; None for other objects."""
 
 
 _devices: dict[type, Device] = {}
@@ -204,10 +205,10 @@ def of(x: Array) -> Device | None:
     """Return the device of an array; None for the host."""
     if isinstance(x, np.ndarray):
         return None
-    found = _devices.get(type(x))
-    if found is None and type(x).__module__.partition(".")[0] == "cupy":
-        found = device_named("cuda")
-    return found
+    device = _devices.get(type(x))
+    if device is None and type(x).__module__.partition(".")[0] == "cupy":
+        device = device_named("cuda")
+    return device
 
 
 def device_named(name: Any) -> Device | None:
@@ -224,22 +225,22 @@ def device_named(name: Any) -> Device | None:
     except ImportError as bad:
         way = "pip install 'cupy-cuda13x[ctk]' (or cupy-cuda12x)"
         raise DeviceError(f"device {name!r} needs CuPy: {bad}; {way}") from None
-    made: Device = module.device()
-    return made
+    loaded: Device = module.device()
+    return loaded
 
 
 def name_of(x: Array) -> DeviceName:
-    found = of(x)
-    return cast(DeviceName, found.name) if found else HOST
+    device = of(x)
+    return cast(DeviceName, device.name) if device else HOST
 
 
 def adopted(x: Any) -> Array:
     """Return any array-like object as an array of the host or of a device, without a copy if possible.
 
-    x : an array of NumPy's or CuPy's, nested lists of numbers, or what has `__dlpack__`, `__cuda_array_interface__`,
+    x : an array of NumPy or CuPy, nested lists of numbers, or an object with `__dlpack__`, `__cuda_array_interface__`,
         `__array_interface__`, `__array__` or the buffer protocol.
 
-    Raises DTypeError for masked and sparse arrays, and for what is no array.
+    Raises DTypeError for masked and sparse arrays, and for objects that are no arrays.
     """
     if any(isinstance(part, np.ma.MaskedArray) for part in (x, *(x if isinstance(x, (list, tuple)) else ()))):
         raise DTypeError("a masked array would lose its mask: fill it first, array.filled(value)")
@@ -256,19 +257,19 @@ def adopted(x: Any) -> Array:
 
 
 def _on_host(x: Any) -> np.ndarray:
-    """Return anything that exports an array as NumPy's.  Raises DTypeError."""
+    """Return an object that exports an array as a NumPy array.  Raises DTypeError."""
     only_dlpack = hasattr(x, "__dlpack__") and not any(hasattr(x, f"__array{name}__") for name in ("", "_interface"))
     try:
-        found: np.ndarray = np.from_dlpack(x) if only_dlpack else np.asarray(x)
+        array: np.ndarray = np.from_dlpack(x) if only_dlpack else np.asarray(x)
     except (TypeError, ValueError, RuntimeError, BufferError) as bad:
         if isinstance(x, (np.ndarray, list, tuple)) or hasattr(x, "__array_ufunc__"):
-            raise  # NumPy's or our own words
+            raise  # with the message of NumPy, or of this package
         raise DTypeError(
             f"NumPy cannot read this {type(x).__name__} as an array: {' '.join(str(bad).split())}"
         ) from bad
-    if found.dtype == object and found is not x and not found.ndim:
+    if array.dtype == object and array is not x and not array.ndim:
         raise DTypeError(f"{shown(x)} is no array, and does not export one (DLPack, __array__, the buffer protocol)")
-    return found
+    return array
 
 
 def _on_cuda(x: Any) -> bool:
@@ -284,7 +285,7 @@ def empty(shape: Sequence[int], dtype: Any, order: str = "C", device: Device | N
 
 
 def own_memory(device: Device | None) -> Device | BufferCache:
-    """Return the allocator of what a product needs while it runs, and no other rank reads."""
+    """Return the allocator of the workspace that a product needs while it runs, and that no other rank reads."""
     return workspace.host if device is None else device
 
 
@@ -295,8 +296,8 @@ def shared_memory(device: Device | None, grid: Any) -> Any:
 
 def to_host(x: Array) -> np.ndarray:
     """Return the elements in host memory: the array itself, or a copy."""
-    found = of(x)
-    return x if found is None else found.to_host(x)
+    device = of(x)
+    return x if device is None else device.to_host(x)
 
 
 def shadow(x: Array) -> np.ndarray:

@@ -36,10 +36,10 @@ class ElementType:
     operand, result : whether A and B, and C, can have this type.
     sums    : the accumulation type of its products; "" stands for the type itself.
     blas    : the letter of its BLAS routines; operands of other types are converted to `sums`, or to float32.
-    wire    : the type of equal size as which MPI sends it; "" stands for the type itself.
+    wire    : the type of equal size as which MPI sends the elements; "" stands for the type itself.
     rounds  : whether operands can be rounded to it (compute_type).
     hdf5    : whether HDF5 supports it.
-    c_name  : its name in GPU kernels; "" if they do not support it.
+    c_name  : its name in GPU kernels; "" if the kernels do not support it.
     cuda    : its cudaDataType.   cublas : the cublasComputeType_t of accumulation in it.
     """
 
@@ -95,14 +95,14 @@ SUMS = tuple(dict.fromkeys(TYPE[dtype].sums_dtype for dtype in OPERANDS))  # acc
 HALVES = tuple(dtype for dtype in FLOATS if TYPE[dtype].sums)
 HALF_NAMES = tuple(x.name for x in TYPES if x.rounds)
 _WIRES = {x.dtype: np.dtype(x.wire) for x in TYPES if x.wire}
-# what operands may be rounded to, and a bound of the relative error of |A||B|: tensor cores may truncate to tf32
+# types to which operands may be rounded, and a bound of the error relative to |A||B|: tensor cores may truncate to tf32
 COMPUTE = {"float32": eps("float32"), "tf32": 2.0**-9, **{name: eps(name) for name in HALF_NAMES}}
 
 
 def element_type(dtype: Any) -> np.dtype:
     """Return the element type of a matrix from anything that NumPy accepts as a dtype.
 
-    It is a number of fixed size in native byte order, which can be sent, saved and shared.  Raises DTypeError.
+    Elements are numbers of fixed size in native byte order, which can be sent, saved and shared.  Raises DTypeError.
     """
     try:
         dtype = np.dtype(dtype)
@@ -132,7 +132,8 @@ def common(*dtypes: np.dtype) -> np.dtype:
 def arithmetic(*dtypes: np.dtype) -> np.dtype:
     """Return the type in which elements of these types are multiplied and added.
 
-    It is float32 for 16-bit numbers; integers, signed or not, are computed modulo 2^32, or 2^64 if one has 64 bits.
+    It is float32 for 16-bit numbers; integers, signed or not, are computed modulo 2^32, or modulo 2^64 if one of the
+    types has 64 bits.
     """
     if all(dtype in _WHOLE for dtype in dtypes):
         return np.dtype(np.int64) if any(dtype.itemsize == 8 for dtype in dtypes) else np.dtype(np.int32)
@@ -140,17 +141,17 @@ def arithmetic(*dtypes: np.dtype) -> np.dtype:
 
 
 def product(a: np.dtype, b: np.dtype) -> np.dtype:
-    """Return the type of a product for which no C is given: int32 for int8, else the common type."""
+    """Return the type of C where a product is called without C: int32 for int8, else the common type."""
     both = common(a, b)
     return both if both in RESULTS or both not in TYPE else TYPE[both].sums_dtype
 
 
 def can_convert(source: np.dtype, target: np.dtype) -> bool:
-    """Return whether elements may be converted: not from complex to real or real to integer, but to fewer bits."""
+    """Return whether elements may be converted, also to fewer bits, but not from complex to real or real to integer."""
     return kind_rank(source) <= kind_rank(target)
 
 
 def wire(x: np.ndarray) -> np.ndarray:
-    """Return a contiguous array as MPI sends it: 16-bit floats as integers of the same bits."""
+    """Return a contiguous array in the type that MPI sends: 16-bit floats as integers of the same bits."""
     known = _WIRES.get(x.dtype)
     return x if known is None else x.view(known)

@@ -32,7 +32,7 @@ def slabs(rows: int, cols: int, most: int = _SLAB_ELEMENTS) -> Iterator[slice]:
 
 
 def tiles(rows: int, cols: int, most: int = _SLAB_ELEMENTS) -> Iterator[tuple[slice, slice]]:
-    """Yield rows x cols in tiles of at most `most` elements: whole rows where they fit."""
+    """Yield rows x cols in tiles of at most `most` elements: whole rows where a row fits."""
     tile_cols = max(1, min(cols, most))
     for rows_ in slabs(rows, tile_cols, most):
         for start in range(0, cols, tile_cols):
@@ -97,8 +97,8 @@ KINDS = ("uniform", "normal", "eye", "ones", "zeros")
 def element_function(kind: str, seed: int, dtype: np.dtype) -> ElementFunction:
     """Return the element function of a kind of matrix.
 
-    "uniform" is on [0, 1), "normal" has mean 0 and variance 1; so do both parts of complex numbers.  "uniform" of int8,
-    whose products are exact, is on -128 to 127.
+    "uniform" is on [0, 1), "normal" has mean 0 and variance 1, for complex numbers in both the real and the imaginary
+    part.  "uniform" of int8, whose products are exact, is on -128 to 127.
     """
     if kind in ("uniform", "normal"):
         seed = as_seed(seed)

@@ -17,7 +17,7 @@ _UPLOAD = 1 << 24  # elements that are copied to a device at a time
 class Combine:
     """The operation Y := alpha op(X) + beta Y between any types, where op(X) is X or its conjugate.  Local.
 
-    through : a type that each number is rounded to first; only without workspace.
+    through : a type to which each number is rounded first; only without workspace.
     workspace : (2, numbers), in the type of the arithmetic, for as many elements as are combined at a time.
         None: the host only converts op(X); a device computes in registers.
     """
@@ -74,7 +74,7 @@ CONVERT, CONJUGATE = Combine(), Combine(conjugated=True)
 
 
 def paired(workspace: Array) -> Array | None:
-    """Return the workspace of a Combine; None where a device needs none."""
+    """Return workspace in the shape that a Combine takes; None if it is empty, because a device needs none."""
     return workspace.reshape(2, -1) if workspace.size else None
 
 
@@ -91,7 +91,7 @@ def scale(beta: Any, C: Array) -> None:
 
 
 def add_elements(Y: Array, X: Array) -> None:
-    """Compute Y := Y + X, of one type.  Local."""
+    """Compute Y := Y + X for arrays of the same type.  Local."""
     if type(Y) is not np.ndarray and (device := of(Y)):
         device.combine(Combine(1, 1), Y, X)
     else:
@@ -100,13 +100,13 @@ def add_elements(Y: Array, X: Array) -> None:
 
 def set_elements(target: Array, source: np.ndarray) -> None:
     """Copy an array of the host to target, complete on return."""
-    found = of(target)
-    if found is None:
+    device = of(target)
+    if device is None:
         target[...] = source
         return
-    if target.strides[0] < target.strides[1]:  # rows are uploaded
+    if target.strides[0] < target.strides[1]:  # whole rows are uploaded
         target, source = target.T, source.T
     rows, cols = source.shape
     for slab in slabs(rows, cols, _UPLOAD) if source.size else ():
-        CONVERT(target[slab], found.to_device(source[slab], "C"))
-    found.current_stream().synchronize()
+        CONVERT(target[slab], device.to_device(source[slab], "C"))
+    device.current_stream().synchronize()

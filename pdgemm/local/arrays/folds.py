@@ -1,6 +1,6 @@
-"""Kinds of reductions: what is kept of several elements, how that of two parts is joined, and the result.
+"""Kinds of reductions: the partial result of several elements, the join of two partial results, and the result.
 
-All of it is NumPy on one rank; `reductions` brings the ranks together.
+All functions here are NumPy on one rank; `matrix.reductions` joins the partial results of the ranks.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pdgemm.local.arrays.dtypes import HALVES
 from pdgemm.local.arrays.integers import shown
 
 RUN = 128  # rows that are added one after the other
-COPIED, READ = 1 << 15, 1 << 19  # elements at a time, where these are copied, and where they are only read
+COPIED, READ = 1 << 15, 1 << 19  # elements to take at a time, where they are copied, and where they are only read
 
-Parts = tuple[np.ndarray, ...]  # what is known of several elements, for each column (or each row) of a matrix
+Parts = tuple[np.ndarray, ...]  # the partial result of several elements, for each column (or each row) of a matrix
 
 
 class Fold(NamedTuple):
@@ -25,9 +25,9 @@ class Fold(NamedTuple):
 
     name  : of NumPy's function.
     local : a function that takes elements, an axis and the global indices along that axis, and returns their parts.
-    join  : a function that takes the parts of some elements and of others, and returns those of all.
+    join  : a function that takes the parts of some elements and of other elements, and returns the parts of all.
     result : a function that takes the parts of all elements and their number, and returns their reduction.
-    empty : the reduction of no element; None: there is none.
+    empty : the reduction of no element; None: the reduction of no element is undefined.
     words : elements of the parts for each column.
     indexed : the result is an index.
     most : elements to take at a time; few where they are copied, so that the copies stay in cache.
@@ -52,12 +52,12 @@ def number_like(n: int, like: np.ndarray) -> Any:
 
 
 def widened(x: np.ndarray) -> np.ndarray:
-    """Return the elements in a type that NumPy computes in."""
+    """Return the elements in a type in which NumPy computes: float32 for 16-bit numbers."""
     return x.astype(np.float32) if x.dtype in HALVES else x
 
 
 def added(x: np.ndarray) -> np.ndarray:
-    """Return the elements in the type that their sum has."""
+    """Return the elements in the type of their sum."""
     return x.astype(np.int64) if x.dtype.kind in "biu" else widened(x)
 
 
@@ -66,17 +66,17 @@ def floating(x: np.ndarray) -> np.ndarray:
 
 
 def _pairwise(ufunc: np.ufunc, x: np.ndarray, axis: int) -> np.ndarray:
-    """Return the reduction of rows (axis 0) in runs, each of them in order, or of columns, as NumPy does."""
+    """Reduce rows (axis 0) in runs, each run in order, and then the results of the runs; or columns, as NumPy does."""
     while axis == 0 and len(x) > RUN:
         runs = len(x) // RUN
         whole = ufunc.reduce(x[: runs * RUN].reshape(runs, RUN, -1), axis=1)
         x = np.concatenate([whole, ufunc.reduce(x[runs * RUN :], axis=0)[None]]) if len(x) % RUN else whole
-    found: np.ndarray = ufunc.reduce(x, axis=axis)
-    return found
+    reduced: np.ndarray = ufunc.reduce(x, axis=axis)
+    return reduced
 
 
 def by_ufunc(name: str, ufunc: np.ufunc, widen: Callable[[np.ndarray], np.ndarray], empty: Any = None) -> Fold:
-    """Return a reduction by one of NumPy's functions of two arguments, pair by pair."""
+    """Return a reduction by a NumPy function of two arguments, pair by pair."""
 
     def local(x: np.ndarray, axis: int, _: np.ndarray) -> Parts:
         return (_pairwise(ufunc, widen(x), axis),)
@@ -91,7 +91,7 @@ def add(
 
 
 def first(name: str, find: Callable[..., np.ndarray], better: np.ufunc) -> Fold:
-    """The first of the best elements, and where it is; a NaN is better than all."""
+    """Return the reduction to the index of the first of the best elements; a NaN is better than all other elements."""
 
     def local(x: np.ndarray, axis: int, indices: np.ndarray) -> Parts:
         x = widened(x)
@@ -130,14 +130,14 @@ def variance(name: str, ddof: int, last: Callable[[np.ndarray], np.ndarray]) -> 
         return n + k, mean + apart * share, squares + more + between
 
     def result(parts: Parts, n: int) -> np.ndarray:
-        found: np.ndarray = last(parts[2] / parts[2].dtype.type(max(n - ddof, 0)))
-        return found
+        value: np.ndarray = last(parts[2] / parts[2].dtype.type(max(n - ddof, 0)))
+        return value
 
     return Fold(name, local, join, result, np.nan, words=3)
 
 
 def weighted_sums(vector: np.ndarray) -> Fold:
-    """Return the sums of elements times numbers of a vector."""
+    """Return the reduction to sums of elements times the elements of a vector."""
     vector = widened(vector)
 
     def local(x: np.ndarray, axis: int, indices: np.ndarray) -> Parts:
@@ -151,8 +151,8 @@ def vector_norm(kind: Any) -> Fold:
     """Return the reduction to a norm of vectors, as numpy.linalg.norm names it."""
 
     def sizes(x: np.ndarray) -> np.ndarray:
-        found: np.ndarray = np.abs(floating(x)).astype(np.float64)
-        return found
+        absolute: np.ndarray = np.abs(floating(x)).astype(np.float64)
+        return absolute
 
     if isinstance(kind, (int, float)):
         if kind == 1:
@@ -169,7 +169,7 @@ def vector_norm(kind: Any) -> Fold:
 
 
 def _euclidean(sizes: Callable[[np.ndarray], np.ndarray]) -> Fold:
-    """Keep the largest element and the sum of squares of all, divided by it."""
+    """Return the 2-norm, whose parts are the largest element, and the sum of squares of all elements divided by it."""
 
     def scaled(largest: np.ndarray) -> np.ndarray:
         return np.where((largest > 0) & np.isfinite(largest), largest, 1).astype(largest.dtype)
@@ -188,6 +188,6 @@ def _euclidean(sizes: Callable[[np.ndarray], np.ndarray]) -> Fold:
 
 
 def result_type(fold: Fold, dtype: np.dtype) -> np.dtype:
-    """Return the type of the result; sums, means and extrema of 16-bit numbers have their type."""
-    found = fold.result(fold.local(np.ones((1, 1), dtype), 0, np.zeros(1, np.int64)), 1).dtype
-    return dtype if dtype in HALVES and found == np.float32 else found
+    """Return the type of the result; sums, means and extrema of 16-bit numbers have the type of the numbers."""
+    computed = fold.result(fold.local(np.ones((1, 1), dtype), 0, np.zeros(1, np.int64)), 1).dtype
+    return dtype if dtype in HALVES and computed == np.float32 else computed

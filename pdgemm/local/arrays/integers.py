@@ -1,4 +1,4 @@
-"""Checks of integers and names that a user passes: dimensions, counts, ranges, seeds; how messages show values."""
+"""Checks of integers and names that a user passes (dimensions, counts, ranges, seeds), and values in messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 60  # characters
 
 
 def shown(value: object) -> str:
-    """Return a value as a message shows it: in one line, and truncated where it is long."""
+    """Return a value as text for a message: in one line, and truncated if the text is long."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # Python writes no integer of more than 4300 digits
@@ -56,11 +56,11 @@ def as_seed(value: object) -> int:
 
 
 def as_range(value: object, name: str, extent: int | None = None, length: int = 0) -> tuple[int, int]:
-    """Return the first index and the one after the last, of indices that follow each other.  Raises ArgumentError.
+    """Return (start, stop) of a range of consecutive indices.  Raises ArgumentError.
 
-    value  : a pair (start, stop), a slice or a range of step 1, or None for all.
-    extent : how many indices there are; slices are cut to them as NumPy's are, and may count from the end.
-    length : where that is not known, the number of indices of a slice without an end.
+    value  : a pair (start, stop), a slice or a range of step 1, or None for all indices.
+    extent : the number of all indices; slices are cut to it as in NumPy, and may count from the end.
+    length : without `extent`, the number of indices of a slice without an end.
     """
     kinds = "a pair (start, stop), a slice or a range"
     if value is None:

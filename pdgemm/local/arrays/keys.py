@@ -1,4 +1,4 @@
-"""What a key names in A[key]: the rows and the columns, read as NumPy reads them.  Nothing here communicates."""
+"""The rows and columns that a key selects in A[key], as in NumPy.  No function here communicates."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pdgemm.local.arrays.integers import shown
 
 
 class Picked(NamedTuple):
-    """The indices of one dimension that a key names.
+    """The indices of one dimension that a key selects.
 
     indices : a range of step 1, or an array of indices in any order.
-    dropped : is it a single index, whose dimension an array of NumPy's would not have?
+    dropped : is the key a single index, which removes the dimension in NumPy?
     """
 
     indices: range | np.ndarray
@@ -35,7 +35,7 @@ def is_view(key: Any) -> bool:
 
 
 def picked(key: Any, shape: tuple[int, int]) -> tuple[Picked, Picked]:
-    """Return the rows and the columns that a key names.  Raises KeyIndexError."""
+    """Return the rows and the columns that a key selects.  Raises KeyIndexError."""
     keys = list(key) if isinstance(key, tuple) else [key]
     here = [at for at, x in enumerate(keys) if x is ...]
     if len(here) == 1:
@@ -47,7 +47,7 @@ def picked(key: Any, shape: tuple[int, int]) -> tuple[Picked, Picked]:
     if all(x is not None for x in lists):
         rows, cols = lists
         assert rows is not None and cols is not None
-        if rows.ndim == cols.ndim == 2 and rows.shape[1] == cols.shape[0] == 1:  # of numpy.ix_
+        if rows.ndim == cols.ndim == 2 and rows.shape[1] == cols.shape[0] == 1:  # the lists of numpy.ix_
             lists = [rows[:, 0], cols[0]]
         else:
             raise KeyIndexError(
@@ -59,13 +59,13 @@ def picked(key: Any, shape: tuple[int, int]) -> tuple[Picked, Picked]:
 
 
 def last_of_each(indices: np.ndarray) -> np.ndarray:
-    """Return, ascending, where in a list each index stands for the last time: NumPy assigns that element."""
+    """Return, ascending, the position of the last occurrence of each index: NumPy assigns the element there."""
     _, from_end = np.unique(indices[::-1], return_index=True)
     return np.sort(len(indices) - 1 - from_end)
 
 
 def _as_list(x: Any) -> np.ndarray | None:
-    """Return a list or an array of indices, or a mask, as an array; None for what is none."""
+    """Return a list or an array of indices, or a mask, as an array; None for any other key."""
     if isinstance(x, range):
         x = np.arange(x.start, x.stop, x.step)
     if isinstance(x, list):
@@ -74,7 +74,7 @@ def _as_list(x: Any) -> np.ndarray | None:
 
 
 def _one(key: Any, listed: np.ndarray | None, n: int, axis: int) -> Picked:
-    """Return the indices that one part of a key names in a dimension of n."""
+    """Return the indices that one part of a key selects in a dimension of n."""
     what = ("rows", "columns")[axis]
     if listed is not None:
         return Picked(_from_list(listed, n, what))
@@ -118,7 +118,7 @@ _NO_KEY = (
     "them; got {}"
 )
 _NOT_TWO = "a submatrix is A[i0:i1, j0:j1]: a matrix has two dimensions; got {}"
-MASK = np.ones((1, 1), bool)  # stands for a mask of all elements, whose elements cannot be read
+MASK = np.ones((1, 1), bool)  # stands for a distributed mask, whose elements are not read
 _MASKED = (
     "the elements of a mask have no distribution of their own: numpy.where(mask, A, 0) keeps them in place, "
     "A[mask] = 0 sets them, and A.allgather()[mask] is an array of them"

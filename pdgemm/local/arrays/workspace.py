@@ -1,4 +1,4 @@
-"""Workspace in host memory: what is freed is kept for the next product, because its pages are known to the system."""
+"""Workspace in host memory: freed memory is kept for the next product, because its pages are already mapped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 KEPT = 1 << 28  # freed bytes that are kept
-_LEAST = 1 << 20  # bytes of the smallest array that is kept: malloc itself keeps smaller ones
+_LEAST = 1 << 20  # bytes of the smallest array that is kept: malloc itself keeps smaller arrays
 
 
 def _pageable(nbytes: int) -> np.ndarray:
@@ -20,17 +20,18 @@ def _pageable(nbytes: int) -> np.ndarray:
 
 
 class BufferCache:
-    """Allocates arrays, and keeps the last bytes that were freed.
+    """Allocates arrays, and keeps the memory that was freed last.
 
-    allocate : returns memory of the given number of bytes, or raises MemoryError.
-    least : bytes of the smallest array that it allocates, and is kept.
-    most  : bytes that are kept.
+    allocate : called with a number of bytes; returns memory of this size, or raises MemoryError.
+    least : bytes of the smallest array that `allocate` provides, and whose memory is kept.
+    most  : bytes of memory that is kept.
 
-    A page that is written for the first time costs a page fault, which clears it; networks with RDMA register it, too.
-    That is paid once by a loop of products, as if they were prepared.  An array that is freed may be handed out again
-    as soon as nothing refers to it any more.
+    The first write to a page costs a page fault, which clears the page; networks with RDMA also register the page.  A
+    loop of products pays this cost once, as if its products were prepared.  The memory of an array may be used again as
+    soon as no object refers to the array.
 
-    A finalizer may run at any time: it records the memory, and sorts it in only if no other thread holds the lock.
+    A finalizer may run at any time: it records the freed memory, and adds it to the kept memory only if the lock is
+    free.
     """
 
     def __init__(
@@ -42,19 +43,19 @@ class BufferCache:
         self._kept: list[np.ndarray] = []  # the oldest first
 
     def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> np.ndarray:
-        """Return an array whose elements are undefined.  Raises MemoryError where there is no memory for it."""
+        """Return an array whose elements are undefined.  Raises MemoryError where there is not enough memory."""
         dtype = np.dtype(dtype)
         nbytes = prod(shape) * dtype.itemsize
         if nbytes < self._least:
             return np.empty(shape, dtype, order)  # type: ignore[call-overload]
         memory = self._take(nbytes)
-        block = np.frombuffer(memory.data, np.uint8, nbytes)  # all views of it refer to it, not to its memory
+        block = np.frombuffer(memory.data, np.uint8, nbytes)  # views of the array refer to `block`, not to `memory`
         weakref.finalize(block, self._release, memory).atexit = False
         return np.ndarray(shape, dtype, block, order=order)  # type: ignore[arg-type]
 
     @property
     def kept(self) -> int:
-        """Bytes that are kept for the next array."""
+        """Bytes of memory that is kept for the next array."""
         return sum(x.nbytes for x in self._kept)
 
     def _take(self, nbytes: int) -> np.ndarray:
@@ -80,7 +81,7 @@ class BufferCache:
                 self._lock.release()
 
     def _settle(self) -> None:
-        """Keep what finalizers recorded, and free the oldest where it is too much."""
+        """Add the memory that finalizers recorded to the kept memory, and free the oldest beyond the limit."""
         while self._freed:
             self._kept.append(self._freed.popleft())
         while self.kept > self._most:

@@ -29,6 +29,6 @@ def compact_qr(A: Array, R: np.ndarray, T: Array) -> None:
     np.fill_diagonal(top, 1)
     U = np.empty_like(T)
     gemm_accumulate(1, A.T, A, 0, U, conjugate_a=A.dtype.kind == "c")
-    U *= tau[:, None]  # T = (I + D U)^-1 D, where D has tau, and U is V^H V above the diagonal
+    U *= tau[:, None]  # T = (I + D U)^-1 D, where D = diag(tau), and U is V^H V above the diagonal
     T[:] = np.diag(tau)
     trsm(U, T, lower=False, unit=True)

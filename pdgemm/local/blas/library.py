@@ -1,4 +1,4 @@
-"""The choice of the BLAS for local products: MKL where it is installed, else the one that SciPy is linked to.
+"""The choice of the BLAS for local products: MKL where it is installed, else the BLAS that SciPy is linked to.
 
 PDGEMM_BLAS is auto, scipy, mkl, or the path or name of a library with Fortran symbols (dgemm_) and 32-bit integers.
 """
@@ -22,13 +22,13 @@ from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.dtypes import TYPES
 
 LETTER: dict[str, str] = {x.dtype.char: x.blas for x in TYPES if x.blas}
-BLAS_ROUTINES = ("gemm", "trsm", "trmm")  # the others are LAPACK's
+BLAS_ROUTINES = ("gemm", "trsm", "trmm")  # all other routines are LAPACK's
 _LP64, _SEQUENTIAL = 0, 1  # layers of MKL
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the library that replaces SciPy's BLAS, if any.  Raises ArgumentError if it cannot be used."""
+    """Return the library that replaces SciPy's BLAS, or None.  Raises ArgumentError if the library cannot be used."""
     wanted = os.environ.get("PDGEMM_BLAS") or "auto"
     path = mkl() if wanted in ("auto", "mkl") else wanted
     if wanted == "scipy" or (wanted == "auto" and not path):
@@ -40,53 +40,53 @@ def library() -> ctypes.CDLL | None:
             if not Path(path).is_file():  # opening a FIFO would block
                 raise OSError(errno.EINVAL, "it is not a file")
             path = os.path.realpath(path)
-        found = ctypes.CDLL(path)
-        _ = found.dgemm_
+        replacement = ctypes.CDLL(path)
+        _ = replacement.dgemm_
     except (AttributeError, OSError) as bad:
         raise ArgumentError(f"PDGEMM_BLAS must be auto, scipy, mkl or a library, got {wanted}: {bad}") from None
-    if _is_mkl(found):
-        found.MKL_Set_Interface_Layer(_LP64)
-    return found
+    if _is_mkl(replacement):
+        replacement.MKL_Set_Interface_Layer(_LP64)
+    return replacement
 
 
 @cache
 def gemm(char: str) -> Callable[..., None]:
-    """Return the gemm routine of a dtype, whose arguments are all pointers; it releases the GIL while it runs."""
+    """Return the gemm routine of a dtype, whose arguments are all pointers; the routine releases the GIL."""
     return routine("gemm", char)
 
 
 @cache
 def routine(name: str, char: str) -> Callable[..., None]:
-    """Return a routine of BLAS or LAPACK for a dtype; a library without LAPACK leaves that to SciPy's."""
-    found, symbol = library(), f"{LETTER[char]}{name}"
-    if found is None or not hasattr(found, f"{symbol}_"):
+    """Return a routine of BLAS or LAPACK for a dtype; where the library lacks the routine, that of SciPy."""
+    replacement, symbol = library(), f"{LETTER[char]}{name}"
+    if replacement is None or not hasattr(replacement, f"{symbol}_"):
         return ctypes.CFUNCTYPE(None)(_of_scipy(symbol, "cython_blas" if name in BLAS_ROUTINES else "cython_lapack"))
-    called: Callable[..., None] = getattr(found, f"{symbol}_")
+    called: Callable[..., None] = getattr(replacement, f"{symbol}_")
     called.restype = None  # type: ignore[attr-defined]
     return called
 
 
 def caller() -> ctypes.CDLL:
-    """Return the library of the gemm routines, or SciPy's module that is linked to its BLAS."""
-    found = library()
-    if found is None:
-        found = ctypes.CDLL(str(_scipy_linalg("cython_blas").__file__))
-    return found
+    """Return the library of the gemm routines, or the module of SciPy that is linked to SciPy's BLAS."""
+    used = library()
+    if used is None:
+        used = ctypes.CDLL(str(_scipy_linalg("cython_blas").__file__))
+    return used
 
 
 def settle(one_thread: bool) -> None:
-    """Set MKL's threading before its first product: sequential for one thread, else as many as are set."""
-    found = library()
-    if found is None or not _is_mkl(found):
+    """Set MKL's threading before its first product: sequential for one thread, else as many threads as are set."""
+    replacement = library()
+    if replacement is None or not _is_mkl(replacement):
         return
     if one_thread and not os.environ.get("MKL_THREADING_LAYER"):
-        found.MKL_Set_Threading_Layer(_SEQUENTIAL)
+        replacement.MKL_Set_Threading_Layer(_SEQUENTIAL)
     elif not os.environ.get("MKL_DYNAMIC"):
-        found.MKL_Set_Dynamic(0)  # in an MPI process it would use one thread
+        replacement.MKL_Set_Dynamic(0)  # otherwise MKL uses one thread in an MPI process
 
 
 def mkl() -> str | None:
-    """Return the path of MKL in the environment, or where its wheel was installed; None if there is none."""
+    """Return the path of MKL in the Python environment, or in MKL's wheel; None if MKL is not installed."""
     try:
         wheel = [file.locate() for file in files("mkl") or () if file.name.startswith("libmkl_rt.so")]
     except PackageNotFoundError:
@@ -110,13 +110,13 @@ def _of_scipy(symbol: str, module: str) -> int:
 
 
 def _scipy_linalg(name: str) -> ModuleType:
-    """Return an extension module of scipy.linalg, without the rest of that package, whose import takes 0.2 s."""
+    """Return an extension module of scipy.linalg without importing the whole package, which takes 0.2 s."""
     full, scipy = f"scipy.linalg.{name}", find_spec("scipy")
     if {full, "scipy.linalg"} & {*sys.modules} or scipy is None:
         return import_module(full)
-    found = PathFinder.find_spec(full, [f"{folder}/linalg" for folder in scipy.submodule_search_locations or ()])
-    if found is None or found.loader is None:
+    spec = PathFinder.find_spec(full, [f"{folder}/linalg" for folder in scipy.submodule_search_locations or ()])
+    if spec is None or spec.loader is None:
         return import_module(full)
-    module = sys.modules[full] = module_from_spec(found)
-    found.loader.exec_module(module)
+    module = sys.modules[full] = module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module

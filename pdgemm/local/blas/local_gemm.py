@@ -19,8 +19,8 @@ from pdgemm.local.arrays.elementwise import Combine, scale
 from pdgemm.local.blas import library as blas
 
 BLAS_INT = 2**31 - 1  # the largest dimension of the BLAS interface
-SLAB_FLOPS = 5e8  # which one core computes in ten milliseconds
-EXACT_WIDTH = 1024  # terms of at most 2**14, products of int8 numbers, that float32 accumulates exactly
+SLAB_FLOPS = 5e8  # flops that one core computes in ten milliseconds
+EXACT_WIDTH = 1024  # products of two int8 numbers, each at most 2**14, that float32 adds up exactly
 _REAL: dict[str, Any] = {"f": ctypes.c_float, "d": ctypes.c_double}  # the C type of the real numbers of a dtype.char
 _LETTERS = {trans: ctypes.c_char_p.from_param(trans) for trans in (b"N", b"T", b"C")}
 
@@ -58,8 +58,8 @@ def prepare(
     """Return the product C := alpha op(A) op(B) + beta C of these arrays as a function of beta.  Local.
 
     Arguments and errors are those of `gemm_accumulate`; with tf32 a device may round float32 operands to 11 bits.
-    It may be called repeatedly; a call multiplies the current elements and adds a microsecond to the time of BLAS.
-    The product keeps references to the arrays, whose memory must not be reallocated.
+    The function may be called repeatedly; a call multiplies the current elements and adds a microsecond to the time of
+    BLAS.  The function keeps references to the arrays, whose memory must not be reallocated.
     """
     if not C.size or not A.shape[1]:
         return partial(scale, C=C)
@@ -96,7 +96,7 @@ def seen_by_fortran(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[bytes, int], tuple[bytes, int], int]:
     """Return column-major operands and result: a row-major C is a column-major C^T = B^T A^T."""
     problem = ValueError()
-    for trans in (b"N", b"T"):  # a C of one row or column is in both orders, but BLAS can conjugate only in one
+    for trans in (b"N", b"T"):  # a C of one row or column has both orders, but BLAS can conjugate in one of them only
         ldc = _stride(C, trans)
         if ldc:
             if trans == b"T":
@@ -112,7 +112,7 @@ def seen_by_fortran(
 def conjugates(order: str, order_of_c: str) -> bool:
     """Return whether BLAS can conjugate an operand of one memory order in a product with C of another.
 
-    It has a conjugate transpose but no plain conjugate, so the operand must be read transposed.
+    BLAS has a conjugate transpose but no plain conjugate, so the operand must be read transposed.
     """
     return order != order_of_c
 
@@ -120,7 +120,7 @@ def conjugates(order: str, order_of_c: str) -> bool:
 def integer_accumulate(alpha: int, A: Array, B: Array, C: Array, workspace: Array) -> None:
     """Compute C := alpha A B + C for int32 C and int8 numbers held as float32, k <= EXACT_WIDTH.  Local.
 
-    workspace : float32, two numbers per element of C that is computed at a time; on a device, of all elements.
+    workspace : float32, two numbers per element of C that is computed at a time; on a device, one per element of C.
     """
     if type(C) is not np.ndarray and of(C):
         product = workspace[: C.size].reshape(C.shape)
@@ -171,7 +171,7 @@ def _address(x: np.ndarray) -> Any:
     return ctypes.c_void_p.from_param(x.ctypes.data)
 
 
-# BLAS only reads these, so calls share them.
+# BLAS only reads these numbers, so calls share them.
 @lru_cache(4096)
 def _int(value: int) -> Any:
     return ctypes.byref(ctypes.c_int(value))
@@ -183,7 +183,7 @@ def _scalar(char: str, value: Any) -> Any:
 
 
 def blas_number(char: str, value: Any) -> Any:
-    """Return a number in memory, as BLAS reads one of a dtype."""
+    """Return a number as a ctypes object in memory, as BLAS reads a scalar of this dtype.char."""
     if char in _REAL:
         return _REAL[char](value)
     value = complex(value)

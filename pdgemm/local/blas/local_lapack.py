@@ -18,7 +18,7 @@ from pdgemm.local.arrays.elementwise import CONVERT, set_elements
 from pdgemm.local.blas import library as blas
 from pdgemm.local.blas.local_gemm import blas_number, gemm_accumulate, leading
 
-_BLOCK = 64  # columns that LAPACK may reflect at once, if it has room for them
+_BLOCK = 64  # columns that LAPACK may reflect at once with the workspace that `reflect` allocates
 
 
 def trsm(
@@ -45,7 +45,7 @@ def trsm(
 def potrf(A: Array, lower: bool = True) -> int:
     """Overwrite A with its Cholesky factor, where A = L L^H or U^H U, and zeros; return info.  Local.
 
-    Only the triangle of the factor is read.  A block of a device is factored on the host.
+    Only the triangle of the factor is read.  A block on a device is factored on the host.
     """
     if not A.size:
         return 0
@@ -70,15 +70,15 @@ def keep_triangle(A: Array, lower: bool = True, unit: bool = False) -> None:
 
 @lru_cache(maxsize=8)
 def _other_triangle(n: int, lower: bool) -> np.ndarray:
-    """Return which elements of a matrix lie on the other side of the diagonal."""
+    """Return the mask of the elements outside the lower triangle of a matrix, or outside the upper triangle."""
     return np.tri(n, k=-1, dtype=bool).T if lower else np.tri(n, k=-1, dtype=bool)
 
 
 def on_host(function: Callable[..., Any], *arrays: Array) -> Any:
-    """Call a function that overwrites blocks of a device, on copies of them in their memory order.
+    """Call a function that overwrites arrays, on host copies of blocks of a device, and copy the results back.
 
-    So MAGMA factors panels: on the host, while what is multiplied stays on the device (Tomov, Dongarra & Baboulin,
-    Parallel Computing 36, 2010).  Complete on return.
+    The copies have the memory order of the blocks.  MAGMA also factors panels on the host, while the operands of
+    products stay on the device (Tomov, Dongarra & Baboulin, Parallel Computing 36, 2010).  Complete on return.
     """
     blocks = [to_host(x) if x.strides[0] >= x.strides[1] else to_host(x.T).T for x in arrays]
     result = function(*blocks)
@@ -91,7 +91,7 @@ def getrf(A: Array, pivots: np.ndarray) -> int:
     """Overwrite A, column-major (m, n), with its factors, P A = L U, and return info.  Local.
 
     pivots : min(m, n) numbers of type intc: row i was exchanged with row pivots[i], counted from 1.
-    A panel of a device is factored on the host.
+    A panel on a device is factored on the host.
     """
     if of(A) and A.size:
         return int(on_host(partial(getrf, pivots=pivots), A))
@@ -113,7 +113,7 @@ def reflect(A: np.ndarray) -> np.ndarray:
 def multiply_triangular(A: Array, X: Array, *, lower: bool = True, trans: str = "N") -> None:
     """Compute X := op(A) X, all column-major, where A (n, n) is triangular, with zeros in the other triangle.  Local.
 
-    A device multiplies by all of A, in a copy of X.
+    A device multiplies a copy of X by all of A.
     """
     if (device := of(X)) and X.size:
         Y = device.empty(X.shape, X.dtype, "F")
@@ -125,7 +125,7 @@ def multiply_triangular(A: Array, X: Array, *, lower: bool = True, trans: str = 
 
 
 def _seen(x: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Return the array as a column-major one, and whether it was transposed for that."""
+    """Return the array as a column-major array, and whether it was transposed for that."""
     return (x.T, True) if leading(x)[0] == b"T" else (x, False)
 
 
@@ -134,19 +134,19 @@ def _letter(text: str) -> ctypes.c_char_p:
 
 
 def _call(name: str, dtype: np.dtype, *arguments: Any) -> int:
-    """Call a routine of Fortran, whose arguments are all pointers, and return its info."""
-    given, info, texts = list[Any](), ctypes.c_int(0), 0
+    """Call a Fortran routine, whose arguments are all pointers, and return its info."""
+    pointers, info, texts = list[Any](), ctypes.c_int(0), 0
     for x in arguments:
         if isinstance(x, np.ndarray):
-            given.append(ctypes.c_void_p(x.ctypes.data))
+            pointers.append(ctypes.c_void_p(x.ctypes.data))
             if x.ndim == 2:
-                given.append(ctypes.byref(ctypes.c_int(leading(x)[1])))
+                pointers.append(ctypes.byref(ctypes.c_int(leading(x)[1])))
         elif isinstance(x, int):
-            given.append(ctypes.byref(ctypes.c_int(x)))
+            pointers.append(ctypes.byref(ctypes.c_int(x)))
         else:
             texts += isinstance(x, ctypes.c_char_p)
-            given.append(x if isinstance(x, ctypes.c_char_p) else ctypes.byref(x))
-    lengths = [ctypes.c_size_t(1)] * texts  # Fortran's hidden lengths of texts, which C callers may leave out
+            pointers.append(x if isinstance(x, ctypes.c_char_p) else ctypes.byref(x))
+    lengths = [ctypes.c_size_t(1)] * texts  # hidden Fortran arguments: lengths of texts, which C callers may omit
     last = [] if name in blas.BLAS_ROUTINES else [ctypes.byref(info)]
-    blas.routine(name, dtype.char)(*given, *last, *lengths)
+    blas.routine(name, dtype.char)(*pointers, *last, *lengths)
     return info.value

@@ -1,7 +1,7 @@
 """Gram matrices, products and quotients with small matrices, and QR factors on one rank, of arrays with many rows.
 
-The host takes blocks of rows that are in cache, row-major and contiguous, of which BLAS sees the transposes: SciPy's
-interface takes column-major arrays, and copies others.  A device takes all rows at once.
+The host works on blocks of rows that fit in cache, row-major and contiguous, and passes their transposes to BLAS:
+SciPy's interface takes column-major arrays, and copies all other arrays.  A device works on all rows at once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pdgemm.local.blas.local_gemm import gemm_accumulate
 from pdgemm.local.blas.local_lapack import trsm
 
 _IN_CACHE = 1 << 17  # elements of a block of rows
-_LEAST_ROWS = 256  # of a block: BLAS is slower on fewer
+_LEAST_ROWS = 256  # least rows of a block: BLAS is slower on fewer rows
 
 
 def blocks(rows: int, cols: int, times: int = 0) -> Iterator[slice]:
-    """Yield the rows in blocks that fit the cache, with at least so many times as many rows as columns."""
+    """Yield the rows in blocks that fit the cache, each with at least `times` times as many rows as columns."""
     step = max(_LEAST_ROWS, _IN_CACHE // max(1, cols), times * cols)
-    count = max(1, rows // step)  # nearly equal ones: none is short
+    count = max(1, rows // step)  # nearly equal blocks, none of them short
     for at in range(count if rows else 0):
         yield slice(rows * at // count, rows * (at + 1) // count)
 
@@ -38,7 +38,7 @@ def row_blocks(X: Array) -> Iterator[slice]:
 
 
 def new_gram(X: Array) -> Array:
-    """Return a matrix of zeros, (k, k) and column-major, where X (m, k) is.  Local."""
+    """Return a matrix of zeros, (k, k) and column-major, in the memory that X (m, k) is in.  Local."""
     G = new((X.shape[1], X.shape[1]), X.dtype, "F", of(X))
     scale(0, G)
     return G
@@ -53,8 +53,8 @@ def add_gram(X: Array, G: Array) -> None:
         gemm_accumulate(1, X.T, X, 1, G, conjugate_b=X.dtype.kind == "c")
         return
     name = "herk" if X.dtype.kind == "c" else "syrk"
-    found = _routine(name, X.dtype)(1, X.T, beta=1, c=G, overwrite_c=True)
-    assert found is G or np.shares_memory(found, G)
+    result = _routine(name, X.dtype)(1, X.T, beta=1, c=G, overwrite_c=True)
+    assert result is G or np.shares_memory(result, G)
 
 
 def divide(X: Array, R: np.ndarray) -> None:
@@ -69,14 +69,14 @@ def divide(X: Array, R: np.ndarray) -> None:
 def multiply_in_place(X: Array, W: np.ndarray) -> None:
     """Compute X := X W.  Local; 2 m k^2 flops.   X : (m, k), row-major, overwritten.   W : (k, k), on the host."""
     W = row_major_like(np.ascontiguousarray(W), X)
-    for rows in blocks(*X.shape):  # on a device, too, where a copy of all rows might find no room
+    for rows in blocks(*X.shape):  # also on a device, whose memory may not hold a copy of all rows
         Y = new(X[rows].shape, X.dtype, "C", of(X))
         CONVERT(Y, X[rows])
         gemm_accumulate(1, Y, W, 0, X[rows])
 
 
 def row_major_like(x: np.ndarray, X: Array) -> Array:
-    """Return a row-major array of the host, or a copy where X is.  Local."""
+    """Return a row-major array of the host, or its copy on the device of X.  Local."""
     return x if (device := of(X)) is None else device.to_device(x, "C")
 
 
@@ -100,12 +100,13 @@ def _routine(name: str, dtype: np.dtype) -> Any:
 def phases(x: np.ndarray) -> np.ndarray:
     """Return x / |x|, and 1 where x is 0, in the type of x.  Local.
 
-    NumPy divides a complex number by a subnormal one to infinity; parts are divided one by one here.
+    The real and the imaginary part are divided separately: NumPy's quotient of a complex number by a subnormal number
+    is infinite.
     """
     size = np.abs(x)
     there = size != 0
-    lengths, found = np.where(there, size, 1), np.ones_like(x)
-    np.divide(x.real, lengths, out=found.real, where=there)
+    lengths, quotients = np.where(there, size, 1), np.ones_like(x)
+    np.divide(x.real, lengths, out=quotients.real, where=there)
     if x.dtype.kind == "c":
-        np.divide(x.imag, lengths, out=found.imag, where=there)
-    return found
+        np.divide(x.imag, lengths, out=quotients.imag, where=there)
+    return quotients

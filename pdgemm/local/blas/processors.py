@@ -13,7 +13,7 @@ from pathlib import Path
 
 from threadpoolctl import LibController, ThreadpoolController
 
-# x86 processors, the newest first: kernels of OpenBLAS and BLIS, the most widely available one of OpenBLAS first.
+# Generations of x86 processors, newest first: kernels of OpenBLAS and BLIS, OpenBLAS's most widely available one first.
 GENERATIONS = {
     "AVX-512": ["SkylakeX", "Cooperlake", "SapphireRapids", "skx", "knl", "zen4", "zen5"],
     "AVX2": ["Haswell", "Zen", "zen2", "zen3"],
@@ -33,13 +33,13 @@ def generation(kernel: str) -> str:
 
 
 def spellings(kernel: str) -> list[str]:
-    """Return values for OPENBLAS_CORETYPE: the kernel, and a fallback of its generation for releases without it."""
-    found = [kernel, *GENERATIONS.get(generation(kernel), [])[:1]]
-    return [name for name in dict.fromkeys(found) if name and name not in GENERATIONS]
+    """Return values for OPENBLAS_CORETYPE: the kernel, and one of its generation for releases without this kernel."""
+    candidates = [kernel, *GENERATIONS.get(generation(kernel), [])[:1]]
+    return [name for name in dict.fromkeys(candidates) if name and name not in GENERATIONS]
 
 
 def processor_field(what: str) -> str:
-    """Return what /proc/cpuinfo says of the first processor, such as its "model name"; "" if it says nothing."""
+    """Return a field of the first processor in /proc/cpuinfo, such as "model name"; "" if there is no such field."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -48,9 +48,9 @@ def processor_field(what: str) -> str:
 
 
 def processor() -> str:
-    """Return the newest generation whose instructions this processor supports; "" if it is unknown."""
+    """Return the newest generation whose instructions this processor supports; "" if the processor is unknown."""
     flags = processor_field("flags").split()
-    return next((made for made, flag in FLAGS.items() if flag in flags), "")
+    return next((name for name, flag in FLAGS.items() if flag in flags), "")
 
 
 def libraries() -> list[LibController]:
@@ -64,7 +64,7 @@ def loaded_libraries() -> list[str]:
 
 
 def behind(library: ctypes.CDLL, among: Iterable[LibController]) -> LibController | None:
-    """Return the BLAS that a library is, or is linked to, by the addresses of its symbols."""
+    """Return the BLAS of `among` that a library is, or is linked to: a symbol has the same address in both."""
 
     def address(where: ctypes.CDLL, symbol: str) -> int | None:
         return ctypes.cast(getattr(where, symbol), ctypes.c_void_p).value if hasattr(where, symbol) else None
@@ -77,7 +77,7 @@ def behind(library: ctypes.CDLL, among: Iterable[LibController]) -> LibControlle
 
 
 def kernel(library: LibController | None) -> str:
-    """Return the kernel that a BLAS uses in this process; "" if it does not report one."""
+    """Return the kernel that a BLAS uses in this process; "" if the BLAS does not report its kernel."""
     if library is not None and library.internal_api == "mkl":
         version = _Version()
         library.dynlib.MKL_Get_Version(ctypes.byref(version))
@@ -87,8 +87,8 @@ def kernel(library: LibController | None) -> str:
 
 def of_mkl(version: str) -> str:
     """Return the generation that MKL names in its version, or with MKL_VERBOSE=1; "" for other vendors' processors."""
-    found = re.search(r"AVX-512|AVX10|AVX2|AVX\b|SSE", version)
-    return found[0].replace("AVX10", "AVX-512") if found else ""
+    match = re.search(r"AVX-512|AVX10|AVX2|AVX\b|SSE", version)
+    return match[0].replace("AVX10", "AVX-512") if match else ""
 
 
 def warnings() -> list[str]:
@@ -98,16 +98,16 @@ def warnings() -> list[str]:
 
 def _warning(library: LibController) -> str:
     uses, here, order = kernel(library), processor(), list(GENERATIONS)
-    made, asked = generation(uses), os.environ.get("OPENBLAS_CORETYPE", "")
-    if made not in order or here not in order or order.index(made) <= order.index(here):
+    used_generation, core_type = generation(uses), os.environ.get("OPENBLAS_CORETYPE", "")
+    if used_generation not in order or here not in order or order.index(used_generation) <= order.index(here):
         return ""
     if library.internal_api != "openblas":
         remedy = "use another BLAS (PDGEMM_BLAS)"
-    elif generation(asked) == made:
+    elif generation(core_type) == used_generation:
         remedy = "unset OPENBLAS_CORETYPE"
     else:
         remedy = f"export OPENBLAS_CORETYPE={GENERATIONS[here][0]} on all nodes, or use a newer OpenBLAS"
-    return f"{library.filepath} uses kernels for {uses} ({made}), but this processor has {here}: {remedy}"
+    return f"{library.filepath} uses kernels for {uses} ({used_generation}), but this processor has {here}: {remedy}"
 
 
 class _Version(ctypes.Structure):

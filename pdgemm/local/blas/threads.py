@@ -29,7 +29,7 @@ def share_cores(node: MPI.Comm) -> None:
 
     Collective over `node`.  The share is the sum over the cores in this rank's affinity of one over the
     number of ranks that may run there, for bound and for unbound ranks.  The number is never raised:
-    a later grid over fewer ranks does not restore threads that an earlier one removed.
+    a later grid over fewer ranks does not restore threads that an earlier grid removed.
     """
     share = core_share(node.allgather(sorted(os.sched_getaffinity(0))), node.rank)
     variable = decided_by("mkl")
@@ -45,7 +45,7 @@ def oversubscribed(node: MPI.Comm) -> bool:
 
 
 def decided_by(api: str | None = None) -> str | None:
-    """Return the variable by which the user has set the threads of a BLAS, by default that of products; None: none."""
+    """Return the variable with which the user has set the threads of a BLAS (default: that of products), or None."""
     if api is None:
         used = blas_of_products()
         api = used.internal_api if used else "none"
@@ -54,7 +54,7 @@ def decided_by(api: str | None = None) -> str | None:
 
 @cache
 def blas_of_products() -> LibController | None:
-    """Return the BLAS of local products, if threadpoolctl supports it; NumPy may have loaded another."""
+    """Return the BLAS of local products, or None if threadpoolctl does not support it; NumPy may use another BLAS."""
     return processors.behind(blas.caller(), _libraries())
 
 
@@ -77,7 +77,7 @@ def multiplier() -> str:
 
 
 def core_share(cores: list[list[int]], rank: int) -> int:
-    """Return the whole cores for `rank` if each core is divided among the ranks allowed on it, >= 1."""
+    """Return the number of whole cores for `rank`, >= 1, where the ranks that may run on a core share it equally."""
     ranks_on = Counter(core for allowed in cores for core in allowed)
     return max(1, int(sum(1 / ranks_on[core] for core in cores[rank]) + 1e-9))
 

@@ -1,1 +1,1 @@
-"""How long a schedule takes on a machine: the machine as a few numbers, formulas, and the simulator of all ranks."""
+"""The time of a schedule on a machine: parameters of a machine, formulas for one rank, and a simulator of all ranks."""

@@ -22,7 +22,7 @@ from pdgemm.schedules.mover_registry import IPC, MOVERS, NCCL, by_messages
 from pdgemm.support.files import read_file
 from pdgemm.support.json_input import Count, Positive, converted, decoded, jsonable
 
-KINDS = ("ibcast", "ring", "shift", "reduce", "exchange")  # of transfers, measured on every machine
+KINDS = ("ibcast", "ring", "shift", "reduce", "exchange")  # kinds of transfers that are measured on every machine
 Where = Literal["host", "cuda"]
 HOST: Where = "host"
 CUDA: Where = "cuda"
@@ -39,20 +39,20 @@ class Link:
 
 
 def _links(*figures: tuple[float, float]) -> dict[str, Link]:
-    """Return the links of KINDS, given alpha and beta of each."""
+    """Return the links of KINDS from the pair (alpha, beta) of each kind."""
     return {kind: Link(*each) for kind, each in zip(KINDS, figures, strict=True)}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Holds the parameters of a machine; the defaults are of an ordinary cluster, `pdgemm calibrate` measures them.
+    """The parameters of a machine; the defaults are those of an ordinary cluster, and `pdgemm calibrate` measures them.
 
     ranks_per_node : ranks that share memory and a network interface; None: all ranks are on one node.
-    device : where the matrices are, "host" or "cuda".
+    device : the memory that holds the matrices, "host" or "cuda".
     staged : MPI does not take pointers to device memory, so its messages are staged through the host.
     intra  : links inside a node, one for each of KINDS, and for movers that were registered and measured; between
         GPUs also "ipc" and "nccl", if these were measured.
-    inter  : links between nodes; a byte takes beta seconds of the node, whose ranks share its bandwidth.
+    inter  : links between nodes; beta is the time per byte of a whole node, because its ranks share its bandwidth.
     gamma  : real flops per second of a rank by type and by the smallest dimension of a product, without copies.
     copy_bandwidth : bytes per second at which a rank packs, copies or reduces, and BLAS copies operands of a product.
     first_touch_bandwidth : bytes per second when a rank writes newly allocated pages.
@@ -113,7 +113,10 @@ class Machine:
         return exp((1 - at) * log(table[lo]) + at * log(table[hi]))
 
     def multiply(self, dtype: np.dtype, work: tuple[int, int, int], block_mnk: tuple[int, int, int]) -> float:
-        """Return the seconds of a local product in blocks of `block_mnk`; BLAS copies A and B and updates C of each."""
+        """Return the seconds of a local product in blocks of `block_mnk`.
+
+        For each block, BLAS copies its parts of A and B, and updates its part of C.
+        """
         m, n, k = work
         if not m * n * k:
             return 0.0
@@ -122,9 +125,9 @@ class Machine:
         return flops / self.rate(str(dtype), *block_mnk) + copied / self.copy_bandwidth
 
     def least(self, dtype: np.dtype, mnk: tuple[int, int, int], ranks: int) -> float:
-        """Return a lower bound on the seconds of some rank for its share of a product, for any partition.
+        """Return a lower bound on the seconds in which the slowest rank computes its share, for any partition.
 
-        Of all blocks with the same number of multiplications BLAS accesses the fewest words of the most cubic one.
+        Of blocks with the same number of multiplications, BLAS accesses the fewest words of the one nearest to a cube.
         """
         m, n, k = mnk
         if not m * n * k:
@@ -138,12 +141,12 @@ class Machine:
         return flops / self.rate(str(dtype), *mnk) + (a * b + b * c + c * a) * dtype.itemsize / self.copy_bandwidth
 
     def transfer(self, kind: str, words: float, messages: float, itemsize: int, stride: int, length: int) -> float:
-        """Return the seconds of a rank to receive words and messages along one dimension of a grid.
+        """Return the seconds in which a rank receives words and messages along one dimension of a grid.
 
         Nodes are assumed to hold consecutive ranks; ranks along the dimension are `stride` apart.
         """
         mover = MOVERS.get(kind)
-        # panels that are not read in place are relayed between nodes
+        # a relaying mover sends messages between nodes only; its other panels are read in place
         away = 1.0 if mover is not None and mover.relayed else self.away(stride, length)
         near, far = self.links(kind)
         sharing = self.ranks_per_node or 1
@@ -152,7 +155,7 @@ class Machine:
         return (1 - away) * near_seconds + away * far_seconds
 
     def links(self, kind: str) -> tuple[Link, Link]:
-        """Return the links inside and between nodes; a mover that was not measured has those of `Mover.link`."""
+        """Return the links inside and between nodes; a mover that was not measured has the links of `Mover.link`."""
         near, far = self.intra.get(kind), self.inter.get(kind)
         return near or self.intra[MOVERS[kind].link], far or self.inter[MOVERS[kind].link]
 
@@ -164,7 +167,7 @@ class Machine:
     def pipeline(
         self, computing: float, moving: float, steps: int, overlapped: bool, first_panel_is_local: bool = False
     ) -> float:
-        """Return the seconds of `steps` steps, given the total seconds of computing and of moving panels.
+        """Return the seconds of `steps` steps from the total seconds of computing and of moving panels.
 
         first_panel_is_local : the first step needs no transfer; otherwise its transfer is not overlapped.
         """
@@ -203,7 +206,10 @@ class Machine:
 
     @classmethod
     def from_dict(cls, members: Any, what: str = "not a machine") -> Machine:
-        """Return the machine that `as_json` wrote, with defaults for missing parameters.  Raises ArgumentError."""
+        """Return the machine with the members that `as_json` wrote; missing parameters have defaults.
+
+        what : begins the message of the ArgumentError that wrong members raise.
+        """
         if isinstance(members, dict):
             default = jsonable(cls())
             tables = {name for name in ("intra", "inter", "gamma") if isinstance(members.get(name), dict)}
@@ -230,7 +236,7 @@ def on_nodes(machine: Machine, ranks_per_node: int | None) -> Machine:
 
 @cache
 def machine_at_hand(gpus: bool = False, staged: bool = False) -> Machine:
-    """Return `named_by_variable`, which is read once; without it, an ordinary cluster, with GPUs or without.
+    """Return the machine of `named_by_variable`, read once; without one, an ordinary cluster, with or without GPUs.
 
     staged : messages between its GPUs are staged through the host.
     """
@@ -238,7 +244,7 @@ def machine_at_hand(gpus: bool = False, staged: bool = False) -> Machine:
 
 
 def named_by_variable(gpus: bool) -> Machine | None:
-    """Return what was measured on hosts, or on GPUs, of the files that PDGEMM_MACHINE names."""
+    """Return the first machine of hosts, or of GPUs, in the files that PDGEMM_MACHINE names; None if there is none."""
     return next((machine for machine in _named() if (machine.device == CUDA) == gpus), None)
 
 
@@ -262,7 +268,7 @@ def gpu_cluster(staged: bool) -> Machine:
 
 
 def load_machine(path: str | Path | None = None) -> Machine:
-    """Return the machine of a JSON file, by default the first that PDGEMM_MACHINE names, or the default."""
+    """Return the machine of a JSON file; without a path, of the first file in PDGEMM_MACHINE, else the default one."""
     return _loaded(path) if path else next(_named(), Machine())
 
 

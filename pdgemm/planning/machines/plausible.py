@@ -1,40 +1,40 @@
-"""What cannot be true of a machine that was measured: it was busy, or its clock too coarse, while it was."""
+"""Detect implausible figures of a machine that was busy during the measurement, or whose clock was too coarse."""
 
 from __future__ import annotations
 
 from pdgemm.planning.machines.machine import CUDA, HOST, Machine
 from pdgemm.support.text import in_rate, in_seconds
 
-FASTEST = {HOST: 2e12, CUDA: 1e13}  # bytes per second: no memory is faster, of two sockets with HBM, of one GPU
+FASTEST = {HOST: 2e12, CUDA: 1e13}  # bytes per second: no memory of two sockets with HBM, or of one GPU, is faster
 SOONEST = 5e-8  # seconds of a message: a cache line takes longer from one core to another
-FALLS = 0.75  # of the rate at a smaller size: BLAS is not slower at larger ones
-LONGEST_CALL = 5e-3  # seconds of a product of nothing: ranks with a core each need a tenth of it at most
+FALLS = 0.75  # least ratio of the rate at the largest size to the best rate: BLAS is not slower at larger sizes
+LONGEST_CALL = 5e-3  # seconds of an empty product: ranks with a core each need a tenth of this time at most
 
 
 def doubts(machine: Machine) -> list[str]:
-    """Return a line for each figure that is not plausible; none where all of them are."""
-    found = []
+    """Return a line for each implausible figure; no lines if all figures are plausible."""
+    lines = []
     fastest = FASTEST[machine.device]
     for where, links in (("inside a node", machine.intra), ("between nodes", machine.inter)):
         for kind, link in links.items():
             if 1 / link.beta > fastest:
-                found.append(
+                lines.append(
                     f"{kind} {where}: {1e-9 / link.beta:.0f} GB/s is more than any memory has ({fastest / 1e9:.0f})"
                 )
             if link.alpha < SOONEST:
-                found.append(f"{kind} {where}: a message in {in_seconds(link.alpha)} is sooner than any can arrive")
+                lines.append(f"{kind} {where}: a message in {in_seconds(link.alpha)} is sooner than any can arrive")
     for dtype, table in machine.gamma.items():
         sizes = sorted(table)
         best = max(sizes, key=lambda size: table[size])
         last = sizes[-1]
         if table[last] < FALLS * table[best]:
-            found.append(
+            lines.append(
                 f"{dtype}: {in_rate(table[last])} at {last}, but {in_rate(table[best])} at {best}: rates do not fall "
                 "with the size"
             )
     for name, rate in (("copy", machine.copy_bandwidth), ("first touch", machine.first_touch_bandwidth)):
         if rate > fastest:
-            found.append(f"{name}: {rate / 1e9:.0f} GB/s is more than any memory has ({fastest / 1e9:.0f})")
+            lines.append(f"{name}: {rate / 1e9:.0f} GB/s is more than any memory has ({fastest / 1e9:.0f})")
     if machine.call_overhead > LONGEST_CALL:
-        found.append(f"a call of a product takes {in_seconds(machine.call_overhead)}: its ranks wait for processors")
-    return found
+        lines.append(f"a call of a product takes {in_seconds(machine.call_overhead)}: its ranks wait for processors")
+    return lines

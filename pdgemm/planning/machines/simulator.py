@@ -1,7 +1,7 @@
-"""Simulate a schedule on all ranks: which rank waits for which, and the traffic of each node.
+"""Simulate a schedule on all ranks: the waits of ranks for each other, and the traffic of each node.
 
-The alpha-beta-gamma figures are those of the formulas, but each message connects two ranks: it arrives after its sender
-has reached that round, and the ranks of a node share its network bandwidth.
+The alpha-beta-gamma figures are those of the formulas, but each message connects two ranks: a message arrives after its
+sender has reached the round, and the ranks of a node share the network bandwidth of the node.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pdgemm.planning.machines.timing import memory_seconds
 from pdgemm.schedules.rounds import MEMORY, Messages, Tally, WorkPiece, one_each
 from pdgemm.schedules.schedule import Schedule
 
-MOST_EVENTS = 20_000_000  # some seconds
-MOST_PAIRED = 2048  # ranks whose words are shown for each pair
+MOST_EVENTS = 20_000_000  # messages and products: their simulation takes some seconds
+MOST_PAIRED = 2048  # ranks for which `words_between` returns the words of each pair
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """The time until the last rank finishes, and what each rank computes, sends and receives."""
+    """The seconds until the last rank finishes, and per rank: end, seconds of computing, words and messages."""
 
     seconds: float
     finished: np.ndarray
@@ -32,7 +32,7 @@ class Simulation:
     words_received: np.ndarray
     messages_sent: np.ndarray
     messages_received: np.ndarray
-    node_bytes: np.ndarray  # that enter each node
+    node_bytes: np.ndarray  # bytes that enter each node
 
     def traffic(self, rank: int) -> Traffic:
         sent, received = self.words_sent[rank], self.words_received[rank]
@@ -45,15 +45,15 @@ class Simulation:
         return cls(0.0, idle, idle, none, none, none, none, np.zeros(1))
 
     def then(self, other: Simulation) -> Simulation:
-        """Return the simulation of both, where the other begins when this one has ended on all ranks."""
+        """Return the simulation of both runs, where the other run begins when this one has ended on all ranks."""
         sums = {x.name: getattr(self, x.name) + getattr(other, x.name) for x in fields(self)}
         return Simulation(**sums | {"finished": self.seconds + other.finished})
 
 
 def words_between(schedule: Schedule, ranks: int) -> np.ndarray:
-    """Return the words that each rank sends to each other rank or lets it read in place: a row for each sender.
+    """Return the words that each rank (row) sends to each rank (column), or that the latter reads in place.
 
-    Raises ArgumentError where there are too many rounds, or ranks.
+    Raises ArgumentError if there are too many messages, or too many ranks.
     """
     if schedule.events * ranks > MOST_EVENTS or ranks > MOST_PAIRED:
         raise ArgumentError(f"{ranks} ranks send too many messages to be shown for each pair; at most {MOST_PAIRED} do")
@@ -82,7 +82,7 @@ def simulate(schedule: Schedule, machine: Machine, ranks: int) -> Simulation:
         tally.add(at)
         ready, near, far = clock.copy(), np.zeros(ranks), np.zeros(ranks)
         for x in at.messages:
-            np.maximum.at(ready, x.target, clock[x.source])  # the sender has to have reached the round
+            np.maximum.at(ready, x.target, clock[x.source])  # the sender must have reached the round
             away = node[x.source] != node[x.target]
             (inside, link), sizes = machine.links(x.kind), x.words[away] * x.itemsize
             _arrive(near, x, ~away, inside.alpha, inside.beta)
@@ -106,7 +106,7 @@ def simulate(schedule: Schedule, machine: Machine, ranks: int) -> Simulation:
 
 
 def _arrive(seconds: np.ndarray, x: Messages, which: np.ndarray, alpha: float, beta: float) -> None:
-    """Add the time of these messages to that of the ranks that receive them."""
+    """Add the time of these messages, where the mask `which` is set, to the seconds of the ranks that receive them."""
     np.add.at(seconds, x.target[which], alpha + x.words[which] * x.itemsize * beta)
 
 

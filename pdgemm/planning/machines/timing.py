@@ -1,4 +1,4 @@
-"""How long a schedule takes on a machine, by the alpha-beta-gamma model: formulas for one rank.  No MPI, no data."""
+"""The time of a schedule on a machine by the alpha-beta-gamma model: formulas for one rank.  No MPI, no data."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def memory_seconds(schedule: Schedule, machine: Machine, rank: int) -> float:
 
 
 def product_seconds(product: Product, machine: Machine, rank: int) -> float:
-    """Return the time of a product: transfers that overlap with multiplication in part, then those that cannot."""
+    """Return the time of a product: transfers that partly overlap with multiplication, and transfers that cannot."""
     m, n, k = product.local_shape(rank)
     moving, first, last, after = 0.0, 0.0, 0.0, 0.0
     for x in product.transfers(rank):
-        # BLAS reads these in place, as it reads the rank's own panels
+        # words that BLAS reads in place, as it reads the rank's own panels, need no transfer
         in_place = 0 if product.fetched else x.traffic.words_read
         words, messages = x.traffic.words_received - in_place, x.traffic.messages_received
         kind = NCCL.name if product.nccl else x.kind
@@ -40,7 +40,7 @@ def product_seconds(product: Product, machine: Machine, rank: int) -> float:
 
 
 def exchange_seconds(exchange: Exchange, machine: Machine, rank: int) -> float:
-    """Return the time of an exchange: what is sent is packed and unpacked; what stays or is read in place is copied."""
+    """Return the time of an exchange: words sent are packed and unpacked; words that stay or are read are copied."""
     traffic, itemsize = exchange.traffic(rank), exchange.wire.itemsize
     if exchange.shared:
         return machine.call_overhead + exchange.target.local_bytes(rank) / machine.copy_bandwidth

@@ -1,4 +1,4 @@
-"""The grids that are compared: of those that an algorithm takes, the ones with the fewest words."""
+"""The grids that the planner compares: of the grids on which an algorithm runs, those with the fewest words."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from pdgemm.planning.problem import AlgorithmRequest
 from pdgemm.planning.search.grid_search import Partition, best_grids
 
-Takes = Callable[[Any, Any, Any, int], Any]  # takes(Pr, Pc, layers, ranks): numbers, or an array of each
+Takes = Callable[[Any, Any, Any, int], Any]  # takes(Pr, Pc, layers, ranks): of one grid, or of arrays of grids
 
 
 class GridCandidate(NamedTuple):
     """One algorithm on one grid.
 
     partition  : Pr x Pc x layers; for "stationary_a" Pr x 1 x Pc, because the columns of its grid divide k.
-    algorithm  : name of its entry.
+    algorithm  : name of the entry in the registry.
     inside     : algorithm of a layer, "summa" or "cannon".
     transposed : the partition is that of the product C^T = B^T A^T.
     """
@@ -33,7 +33,7 @@ class GridCandidate(NamedTuple):
 class Search:
     """A search for grids.
 
-    keep       : number of grids of each kind that are returned.
+    keep       : number of grids to return of each kind.
     transposed : `mnk` and `request` are those of the product C^T = B^T A^T.
     """
 
@@ -51,11 +51,11 @@ class Search:
 
     @property
     def forced(self) -> bool:
-        """Does the request name one algorithm?"""
+        """Does the request name an algorithm, or "row" or "column"?"""
         return self.request.algorithm != "auto"
 
     def best(self, layers: int | None, takes: Takes) -> list[Partition]:
-        """Return the best grids that an algorithm takes with this number of layers; for None, with any number."""
+        """Return the best grids that `takes` accepts with this number of layers; None: with any number."""
 
         def fits(pr: np.ndarray, pc: np.ndarray, c: np.ndarray) -> np.ndarray:
             return np.asarray(takes(pr, pc, c, self.ranks))

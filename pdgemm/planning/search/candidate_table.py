@@ -1,4 +1,4 @@
-"""The table of the candidates of a plan, with what each of them costs."""
+"""The table of the candidates of a plan and their costs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ WIDTH = 80  # columns of a terminal
 
 @dataclass(frozen=True)
 class Candidate:
-    """An algorithm on a grid, and what the product costs the busiest rank.
+    """An algorithm on a grid, and the cost of the product on the busiest rank.
 
     words_per_rank : elements of A, B and C that the rank receives, redistribution included.
-    lower_bound_words : elements that the busiest rank receives at least, by any algorithm.
+    lower_bound_words : lower bound, for any algorithm, on the elements that the busiest rank receives.
     memory_bytes_per_rank : bytes of all buffers and copies; `pdgemm plan` adds those of A, B and C.
     moves          : names of the matrices that are redistributed, such as "AB".
     inside         : name of the algorithm of a layer.
-    cost           : the seconds, with redistribution counted twice; the choice compares it.
-    fits           : does it fit the memory limit?
-    verdict        : "chosen", or why it was not chosen.
+    cost           : the seconds, with redistribution counted twice; the planner compares these costs.
+    fits           : does the candidate fit the memory limit?
+    verdict        : "chosen", or the reason why the candidate was not chosen.
     """
 
     algorithm: str
@@ -52,7 +52,7 @@ class Candidate:
 
     @property
     def beside_bound(self) -> str:
-        """The ratio as a phrase; the bound assumes that all ranks take part, and fewer ranks may send less."""
+        """The ratio as a phrase; the bound assumes that all ranks work, and a product on fewer ranks may send less."""
         idle = self.words_per_rank < 0.999 * self.lower_bound_words
         if not self.lower_bound_words:
             return "none is needed"
@@ -85,14 +85,14 @@ class Candidate:
 
 
 def wrapped(text: str) -> str:
-    """Return lines that fit a terminal of 80 columns, the second and later ones indented; no unit leaves its number."""
+    """Return the text in lines of at most 80 columns, later lines indented; no line ends between number and unit."""
     tied = re.sub(r"(\d) (?=[a-zA-Z])", "\\1\0", text)
     lines = (fill(line, WIDTH, subsequent_indent="  ", break_long_words=False) for line in tied.split("\n"))
     return "\n".join(lines).replace("\0", " ")
 
 
 def candidates_table(candidates: Sequence[Candidate]) -> str:
-    """Return the candidates as a table with a line for each, the chosen one first; it fits 80 columns."""
+    """Return the candidates, of which the chosen one is the first, as a table of 80 columns with a line for each."""
     names = ("algorithm", "grid", "moves", "time", "words", "/ bound", "memory", "cost")
     rows = [
         (
@@ -116,7 +116,7 @@ def _ratio(ratio: float) -> str:
 
 
 def _cost(x: Candidate, chosen: Candidate) -> str:
-    """Return the cost in units of that of the chosen one."""
+    """Return the ratio of the cost to that of the chosen candidate."""
     if x.chosen:
         return "chosen"
     if not x.fits:

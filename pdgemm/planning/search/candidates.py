@@ -1,4 +1,4 @@
-"""The candidates of a plan: each algorithm on the grids that A, B and C have, and on the best new ones."""
+"""The candidates of a plan: each algorithm on the present grids of A, B and C, and on the best new grids."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ class Arrangement(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Pr, Pc and layers as the user sees C."""
+        """Pr, Pc and layers of the grid for C, also where the product is C^T."""
         grid = self.product.grid
         pr, pc = grid.shape[::-1] if self.transposed else grid.shape
         return pr, pc, grid.layers
 
 
 def arrangements(problem: Problem) -> Iterator[Arrangement]:
-    """Yield the arrangements that are compared."""
+    """Yield the arrangements that the planner compares."""
     request = problem.request.on(problem.size)
     if request is None:
         return
-    asked = next((x for x in ALGORITHMS.values() if request.algorithm in x.names), None)
-    if asked and problem.device and not asked.devices:
+    entry = next((x for x in ALGORITHMS.values() if request.algorithm in x.names), None)
+    if entry and problem.device and not entry.devices:
         raise ArgumentError(f"algorithm {request.algorithm!r} is for matrices on the host, these are on a device")
-    if asked and problem.triangle and not asked.triangles:
+    if entry and problem.triangle and not entry.triangles:
         able = ", ".join(name for x in ALGORITHMS.values() if x.triangles for name in x.names)
         raise ArgumentError(f"algorithm {request.algorithm!r} forms all of C; one triangle of it is formed by {able}")
     for arrangement in _arrangements(problem, request):
@@ -67,18 +67,18 @@ def arrangements_in_place(problem: Problem) -> Iterator[Arrangement]:
     alike = problem.A.grid == problem.B.grid == C.grid and pr * pc == problem.size and not problem.ideal
     if not alike or request.algorithm not in ("auto", "summa") or request.shape not in (None, shape) or request.layers:
         return
-    found = [Arrangement(product) for product in summa_on_grid_of(problem, C)]
+    candidates = [Arrangement(product) for product in summa_on_grid_of(problem, C)]
     if 1 in shape and problem.size > 1 and request.algorithm == "auto":
         m, n, k = problem.mnk
         partition = Partition(m, n, k, pr, pc, 1) if pr == 1 else Partition(n, m, k, pc, pr, 1)
-        found.append(Arrangement(cannon_on(problem if pr == 1 else problem.T, partition), pr != 1))
-    for arrangement in found:
+        candidates.append(Arrangement(cannon_on(problem if pr == 1 else problem.T, partition), pr != 1))
+    for arrangement in candidates:
         if all(x.same_owners(to) for x, to in zip(problem.layouts, arrangement.layouts)):
             yield arrangement
 
 
 def _arrangements(problem: Problem, request: AlgorithmRequest) -> Iterator[Arrangement]:
-    """Yield arrangements on the grids that the matrices have, and on the best new ones."""
+    """Yield arrangements on the present grids of the matrices, and on the best new grids."""
     known = [
         entry
         for entry in ALGORITHMS.values()
@@ -97,12 +97,12 @@ def grid_candidates(
     mnk: tuple[int, int, int], ranks: int, request: AlgorithmRequest, keep: int
 ) -> Iterator[GridCandidate]:
     """Yield the best grids, `keep` of each kind."""
-    asked = request.on(ranks)
-    if asked is not None:
-        search = Search(mnk, ranks, asked, keep)
+    resolved = request.on(ranks)
+    if resolved is not None:
+        search = Search(mnk, ranks, resolved, keep)
         for one in (search, search.T):
             for entry in ALGORITHMS.values():
-                if entry.answers(asked, one.transposed):
+                if entry.answers(resolved, one.transposed):
                     yield from entry.grid_candidates(one)
 
 
@@ -112,20 +112,20 @@ def on_new_grid(problem: Problem, candidate: GridCandidate) -> Product:
 
 
 def impossible(request: AlgorithmRequest, ranks: int) -> str:
-    """Return a message: why no grid satisfies the request, and which grids the algorithm takes."""
+    """Return an error message: the reason why no grid satisfies the request, and the grids that the algorithm takes."""
     algorithm, shape, layers = request
-    asked = algorithm + (f" on a {shape[0]} x {shape[1]} grid" if shape else "")
-    asked += f" in {counted(layers, 'layer')}" if layers else ""
+    requested = algorithm + (f" on a {shape[0]} x {shape[1]} grid" if shape else "")
+    requested += f" in {counted(layers, 'layer')}" if layers else ""
     entry = next((x for x in ALGORITHMS.values() if algorithm in x.names), None)
     reason = {
         "row": f"its grid is {ranks} x 1, in 1 layer",
         "column": f"its grid is 1 x {ranks}, in 1 layer",
         "auto": f"a grid has at most {counted(ranks, 'rank')}, layers included",
     }.get(algorithm) or (entry.needs.format(ranks=ranks, layers=counted(ranks, "layer")) if entry else "")
-    text = f"{asked} is impossible on {counted(ranks, 'rank')}: {reason}"
+    text = f"{requested} is impossible on {counted(ranks, 'rank')}: {reason}"
     if not shape or (not entry and algorithm != "auto"):
         return text
     divisors = [d for d in range(1, ranks + 1) if ranks % d == 0]
     grids = [(pr, ranks // c // pr, c) for c in divisors for pr in divisors if ranks // c % pr == 0]
-    found = [(pr, pc, c) for pr, pc, c in grids if (entry.runs_on(pr, pc, c, ranks) if entry else c == 1)]
-    return f"{text}; grids of all ranks: {', '.join(sides(*x) for x in found[:20])}" if found else text
+    accepted = [(pr, pc, c) for pr, pc, c in grids if (entry.runs_on(pr, pc, c, ranks) if entry else c == 1)]
+    return f"{text}; grids of all ranks: {', '.join(sides(*x) for x in accepted[:20])}" if accepted else text

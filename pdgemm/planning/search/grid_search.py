@@ -1,8 +1,9 @@
 """The grids Pr x Pc x c that partition a product m x n x k among P ranks, compared by formula.
 
-Every rank multiplies a block of ceil(m/Pr) x ceil(n/Pc) x (k/c): it needs the parts of A and B that the other ranks
-of its row and column hold, and its partial sum of C is reduced over the layers.  On one partition all algorithms send
-the same words; they differ in messages and memory.  Only the number of grids depends on P.
+Every rank multiplies a block of ceil(m/Pr) x ceil(n/Pc) x (k/c): the rank needs the parts of A and B that the other
+ranks of its grid row and grid column hold, and its partial sum of C is reduced over the layers.  On one partition all
+algorithms send the same words; they differ in messages and memory.  The time of the search depends on P only through
+the number of grids.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ IDLE = 0.05  # share of the work that may be lost to idle ranks for fewer words
 
 @dataclass(frozen=True)
 class Partition:
-    """C (m x n) = A (m x k) B (k x n) on Pr x Pc x c ranks; m_loc, n_loc and k_loc are those of the largest block."""
+    """C (m x n) = A (m x k) B (k x n) on Pr x Pc x c ranks; m_loc, n_loc and k_loc are extents of the largest block."""
 
     m: int
     n: int
@@ -41,13 +42,13 @@ class Partition:
 
     @cached_property
     def row_block(self) -> int:
-        """The block size of the rows, which the layers can divide."""
+        """The block size of the rows: a multiple of the number of parts of a block's rows."""
         unit = self.pr * self.shares[0]
         return self.shares[0] * max(1, -(-self.m // unit))
 
     @cached_property
     def col_block(self) -> int:
-        """The block size of the columns, which the layers can divide."""
+        """The block size of the columns: a multiple of the number of parts of a block's columns."""
         unit = self.pc * self.shares[1]
         return self.shares[1] * max(1, -(-self.n // unit))
 
@@ -63,7 +64,7 @@ class Partition:
 
     @cached_property
     def block(self) -> int:
-        """The block size of the inner indices, cyclic over the layers, and in a layer over its rows and columns."""
+        """The block size of the inner indices: cyclic over the layers, and in a layer over its rows and columns."""
         return max(1, -(-self.k // (self.layers * int(inner_blocks(self.pr, self.pc)))))
 
     @cached_property
@@ -82,7 +83,7 @@ class Partition:
 
 
 def inner_blocks(pr: Any, pc: Any) -> Any:
-    """Return the blocks of inner indices of a layer: a multiple of the longer side, and nearly of the shorter."""
+    """Return the number of inner blocks of a layer: a multiple of the longer side, and nearly one of the shorter."""
     long, short = np.maximum(pr, pc), np.minimum(pr, pc)
     best, least = long, np.ceil(long / short) * short / long  # exact below 2^53
     for times in range(2, 9):
@@ -95,9 +96,9 @@ def inner_blocks(pr: Any, pc: Any) -> Any:
 
 
 def _row_shares(m: int, n: int, pr: np.ndarray, pc: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Return into how many parts c layers divide the rows of a block of C, such that rounding loses little.
+    """Return the number of parts into which c layers divide the rows of a block of C, so that rounding loses least.
 
-    They rather divide its columns: sums are reduced a few rows at a time, of which each layer then has a part.
+    In a tie, the layers divide the columns: sums are reduced a few rows at a time, and each layer has a part of these.
     """
     different, which = np.unique(c, return_inverse=True)
     root = np.array([near_root(x) for x in different.tolist()], int)[which]
@@ -116,19 +117,19 @@ def near_root(c: int) -> int:
 
 
 def divisor_like(total: int, most: int) -> np.ndarray:
-    """Return the numbers total // x up to `most`, ascending: no larger one has as large a cofactor."""
+    """Return the values of total // x, cut off at `most`, ascending: numbers in between have no larger cofactor x."""
     small = np.arange(1, isqrt(total) + 1)
     large = (total // small)[::-1]
-    values = np.concatenate([small, large[int(large[0] == small[-1]) :]])  # the root is in both
+    values = np.concatenate([small, large[int(large[0] == small[-1]) :]])  # both arrays may contain the root
     return values if values[-1] <= most else np.append(values[values < most], most)
 
 
 def grids(
     m: int, n: int, k: int, ranks: int, layers: int | None = None, shape: tuple[int, int] | None = None
 ) -> np.ndarray:
-    """Return all maximal grids Pr, Pc, c, one per row: none can be made larger in one direction.
+    """Return all maximal grids Pr, Pc, c, one per row: no dimension of such a grid can be larger.
 
-    layers, shape : those of the request; None: any.
+    layers, shape : the requested number of layers and grid; None: any.
     """
     m, n, k = max(1, m), max(1, n), max(1, k)
     if shape is not None:
@@ -150,21 +151,21 @@ def grids(
 
 
 class Priced(NamedTuple):
-    """Grids, the one on which the busiest rank receives the fewest words first."""
+    """Grids in ascending order of the words that the busiest rank receives."""
 
     grids: np.ndarray
-    work: np.ndarray  # size of the largest block
+    work: np.ndarray  # m_loc x n_loc x k_loc, the size of the largest block of each grid
 
 
 @lru_cache(maxsize=64)
 def priced(m: int, n: int, k: int, ranks: int, layers: int | None, shape: tuple[int, int] | None) -> Priced:
-    """Return the grids on which few ranks are idle, with the words and the work of a rank on each."""
+    """Return the grids on which few ranks are idle, in the order of their words, with the work of a rank on each."""
     if m < n:  # the grids of C^T = B^T A^T
         seen = priced(n, m, k, ranks, layers, shape and shape[::-1])
         return Priced(seen.grids[:, [1, 0, 2]], seen.work)
     every = grids(m, n, k, ranks, layers, shape)
     used = every.prod(axis=1)
-    every = every[used >= (0.75 if ranks < 256 else 0.9) * used.max(initial=0)]  # the others leave too many ranks idle
+    every = every[used >= (0.75 if ranks < 256 else 0.9) * used.max(initial=0)]  # other grids leave too many idle
     pr, pc, c = every.T
     rows = _row_shares(m, n, pr, pc, c)
     cols = c // rows
@@ -193,7 +194,7 @@ def best_grids(
     """Return the grids on which a rank receives the fewest words, best first, of those that leave few ranks idle.
 
     fits   : fits(Pr, Pc, c) returns which grids are allowed.
-    anyhow : allow grids with more ranks than rows, columns or inner indices, if there are no others.
+    anyhow : allow grids with more ranks than rows, columns or inner indices, if there are no other grids.
     """
     every, work = priced(m, n, k, ranks, layers, shape)
     if fits is not None:

@@ -1,5 +1,5 @@
-"""All-reduce, reduce-scatter, all-gather, all-to-all, broadcast, scatter and gather, by several algorithms each.
+"""All-reduce, reduce, reduce-scatter, all-gather, all-to-all, broadcast, scatter and gather, by several algorithms.
 
-A collective says step by step which rank sends which range of parts to whom, and whether it is added; the order of
-sums is part of it.  `vectors` says how a matrix is reduced to a vector.
+A collective yields its messages step by step: source rank, target rank, range of parts, and whether the target adds
+these parts; so the order of sums is fixed.  `vectors` reduces a matrix to a vector.
 """

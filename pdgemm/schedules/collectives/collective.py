@@ -1,4 +1,4 @@
-"""A collective operation by one algorithm, as a schedule; the algorithms that there are; and the least that is sent.
+"""Collective operations as schedules, the registry of their algorithms, and lower bounds on messages and words.
 
 Chan, Heimlich, Purkayastha & van de Geijn, Concurrency and Computation 19(13), 2007; Thakur, Rabenseifner & Gropp,
 International Journal of High Performance Computing Applications 19(1), 2005.
@@ -23,7 +23,7 @@ from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece
 from pdgemm.schedules.schedule import Buffers, LineSchedule
 from pdgemm.support.remembered import remembered
 
-_PASSES = 2  # over the words that are added: those of two vectors are read, and one is written, as two copies do
+_PASSES = 2  # over the words that are added: an addition reads two vectors and writes one, and counts as two copies
 OPERATIONS = (
     "all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "broadcast", "scatter", "all_to_all",
 )  # fmt: skip
@@ -31,18 +31,18 @@ OPERATIONS = (
 
 @dataclass(frozen=True)
 class Collective(LineSchedule):
-    """What the ranks send of a vector, which is cut into parts.
+    """A collective operation, by one algorithm, on a vector that is cut into parts.
 
     operation : one of `OPERATIONS`.   algorithm : one of `algorithms(operation)`.
-    ranks  : those that take part, in the order in which they own the parts of the vector; of "broadcast", "reduce",
-        "scatter" and "gather" the first is the root.
-    counts : words of each part, which may be none: a part for each rank, and with "all_to_all" one for each pair,
-        those that the first rank sends first.
-    node   : the node of each of the ranks, as any numbers; empty where all are on one.
-    arrays : so many vectors of these parts travel together.
+    ranks  : the ranks that take part, in the order in which they own the parts of the vector; the first rank is the
+        root of "broadcast", "reduce", "scatter" and "gather".
+    counts : words of each part, >= 0: one part for each rank; with "all_to_all" one part for each pair of source and
+        target, the parts that the first rank sends first.
+    node   : a number for the node of each rank; empty where all ranks are on one node.
+    arrays : the number of vectors with these parts that travel together.
 
-    Where parts are added, a sum is the same to the bit on all ranks and in all runs: the order depends on the algorithm
-    and the number of ranks alone, and of two addends that of the rank before the other is the left one.
+    A sum is bitwise the same on all ranks and in all runs: the order of its addends depends on the algorithm and the
+    number of ranks alone, and of two addends the one from the earlier rank is on the left.
     """
 
     operation: str
@@ -67,17 +67,17 @@ class Collective(LineSchedule):
 
     @property
     def words(self) -> int:
-        """The words of the whole vector, or of all vectors."""
+        """The words of all vectors together."""
         return int(self.offsets[-1]) * self.arrays
 
     @cached_property
     def offsets(self) -> np.ndarray:
-        """Where each part begins in the vector, and where the last one ends."""
+        """The offset of each part in the vector, and the length of the vector."""
         return np.cumsum([0, *self.counts])
 
     @property
     def groups(self) -> np.ndarray:
-        """The places of the ranks of each node, a row for each node, all of which have as many."""
+        """The places of the ranks of each node: a row for each node; all nodes have the same number of ranks."""
         return np.array([np.flatnonzero(np.array(self.node) == x) for x in dict.fromkeys(self.node)])
 
     @property
@@ -85,16 +85,16 @@ class Collective(LineSchedule):
         return algorithms(self.operation)[self.algorithm].messages(len(self.ranks))
 
     def steps(self) -> CollectiveSteps:
-        """Yield the steps, with the places of ranks in `ranks`."""
+        """Yield the steps of the algorithm; a place is an index in `ranks`."""
         yield from algorithms(self.operation)[self.algorithm].steps(self)
 
     @remembered
     def messages_of(self, place: int) -> list[RankStep]:
-        """Return what the rank at a place sends and receives, step by step."""
+        """Return the messages that the rank at `place` sends and receives, step by step."""
         return [RankStep.of(self, step, place) for step in self.steps()]
 
     def words_of(self, step: CollectiveStep) -> np.ndarray:
-        """Return the words of each row of a step."""
+        """Return the words of each entry of a step."""
         parts, ends, length = len(self.counts), step.first + step.number, int(self.offsets[-1])
         return (self.offsets[ends % parts] + length * (ends // parts) - self.offsets[step.first]) * self.arrays
 
@@ -113,9 +113,9 @@ class Collective(LineSchedule):
         return {"vector": (self.words, self.dtype)}
 
     def lower_bounds(self) -> tuple[int, float]:
-        """Return the fewest messages one after the other, and the fewest words that some rank sends or receives.
+        """Return lower bounds on the messages one after the other, and on the words that some rank sends or receives.
 
-        Of vectors that are cut evenly, by algorithms that add and do not compress (Chan et al. 2007, table 2).
+        For vectors that are cut evenly, by algorithms that add and do not compress (Chan et al. 2007, table 2).
         """
         p, n = len(self.ranks), self.words
         share = n * (p - 1) / p
@@ -129,7 +129,7 @@ class Collective(LineSchedule):
 
 
 class RankStep(NamedTuple):
-    """What a rank sends and receives in a step: by place of the other rank, the ranges of parts; and the words."""
+    """The messages of a rank in a step: ranges (first, number) of parts by place of the other rank, and their words."""
 
     sent: dict[int, list[tuple[int, int]]]
     received: dict[int, list[tuple[int, int]]]
@@ -154,10 +154,10 @@ class RankStep(NamedTuple):
 
 @dataclass(frozen=True)
 class CollectiveAlgorithm:
-    """How a collective is carried out.
+    """An algorithm for a collective operation.
 
-    steps : of a collective.   messages : about how many of them a rank has, of some ranks.
-    takes : whether it is for ranks on these nodes.   sums : in which order parts are added.
+    steps : yields the steps of a collective.   messages : estimates the messages of a rank from the number of ranks.
+    takes : says whether the algorithm fits ranks on these nodes.   sums : the order of the additions, as text.
     """
 
     steps: Callable[[Collective], CollectiveSteps]
@@ -170,7 +170,7 @@ _REGISTERED: dict[str, dict[str, CollectiveAlgorithm]] = {operation: {} for oper
 
 
 def register_collective(operation: str, name: str, algorithm: CollectiveAlgorithm) -> None:
-    """Add an algorithm, which `choose_collective`, `pdgemm plan --collective` and the transport know then."""
+    """Register an algorithm for `choose_collective`, `pdgemm plan --collective` and the transport."""
     algorithms(operation)[name] = algorithm
 
 
@@ -182,7 +182,7 @@ def algorithms(operation: str) -> dict[str, CollectiveAlgorithm]:
 
 
 def even_parts(words: int, ranks: int) -> tuple[int, ...]:
-    """Return the words of parts that differ by one at most, the larger ones first."""
+    """Return the words of each of `ranks` parts, which differ by one word at most, the larger parts first."""
     each, more = divmod(words, ranks)
     return (each + 1,) * more + (each,) * (ranks - more)
 
@@ -191,7 +191,7 @@ def even_parts(words: int, ranks: int) -> tuple[int, ...]:
 def _by_members(
     *phases: Callable[[np.ndarray, np.ndarray], CollectiveSteps],
 ) -> Callable[[Collective], CollectiveSteps]:
-    """Return the steps of all ranks, phase by phase, where each rank has its part."""
+    """Return a function that yields the steps of all phases, one phase after the other; rank i owns part i."""
 
     def steps(collective: Collective) -> CollectiveSteps:
         places = np.arange(len(collective.ranks))
@@ -202,7 +202,7 @@ def _by_members(
 
 
 def _two_level_sums(collective: Collective) -> CollectiveSteps:
-    """Sum up on each node, each rank a part; those of like parts over the nodes; and gather on each node."""
+    """Reduce-scatter on each node, all-reduce parts of the same number over the nodes, and all-gather on each node."""
     groups = collective.groups
     cuts = np.linspace(0, groups.size, groups.shape[1] + 1).astype(int)
     yield from by.side_by_side(*(by.ring_reduce_scatter(group, cuts) for group in groups))
@@ -216,7 +216,7 @@ def _two_level_sums(collective: Collective) -> CollectiveSteps:
 
 
 def _two_level_broadcast(collective: Collective) -> CollectiveSteps:
-    """Send to one rank of each node first."""
+    """Broadcast to one rank of each node first, and then on each node."""
     groups = collective.groups
     yield from by.binomial_broadcast(groups[:, 0], _whole(collective))
     yield from by.side_by_side(*(by.binomial_broadcast(group, _whole(collective)) for group in groups))
@@ -227,7 +227,7 @@ def _whole(collective: Collective) -> np.ndarray:
 
 
 def _several_nodes(node: tuple[int, ...]) -> bool:
-    """Are these several nodes, each of as many ranks, and of several?"""
+    """Are there several nodes, each with the same number of ranks, at least two?"""
     sizes = {*Counter(node).values()}
     return len({*node}) > 1 and len(sizes) == 1 and min(sizes) > 1
 

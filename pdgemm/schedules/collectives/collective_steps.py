@@ -1,7 +1,8 @@
-"""The steps of collective operations, on any number of ranks: who sends which parts of a vector to whom.
+"""The steps of collective operations on any number of ranks: source, target and parts of each message.
 
-A vector is cut into parts.  `members` are the places of the ranks that take part, and member i owns the parts from
-cuts[i] to cuts[i + 1], which may be none.  Ranges of parts go on at part 0 after the last one.
+A vector is cut into parts.  `members` are the places of the ranks that take part, that is, their indices in
+`Collective.ranks`.  Member i owns the parts cuts[i] to cuts[i + 1], possibly none.  A range of parts continues at part
+0 after the last part.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import numpy as np
 
 
 class CollectiveStep(NamedTuple):
-    """Messages that are sent at the same time; rows with the same two ranks are one message.
+    """Messages that are sent at the same time; entries with the same source and target are one message.
 
     source, target : places of ranks.   first, number : the range of parts that a message carries.
-    adds : the target adds them to its own; otherwise they take the place of these.
+    adds : the target adds these parts to its own parts; otherwise these parts overwrite its own parts.
     """
 
     source: np.ndarray
@@ -27,7 +28,7 @@ class CollectiveStep(NamedTuple):
 
     @property
     def reversed(self) -> CollectiveStep:
-        """The messages in the other direction, which carry the same parts and are not added."""
+        """The messages in the opposite direction; they carry the same parts, which are not added."""
         return CollectiveStep(self.target, self.source, self.first, self.number)
 
 
@@ -35,12 +36,12 @@ CollectiveSteps = Iterator[CollectiveStep]
 
 
 def powers_below(size: int) -> list[int]:
-    """Return 1, 2, 4, ... below a number."""
+    """Return the powers of two 1, 2, 4, ... below `size`."""
     return [1 << s for s in range(size.bit_length()) if 1 << s < size]
 
 
 def side_by_side(*groups: CollectiveSteps) -> CollectiveSteps:
-    """Yield the steps of several groups of ranks, which go on side by side."""
+    """Yield the steps of several groups of ranks at the same time: the first step of all groups, then the second."""
     while steps := [x for x in (next(group, None) for group in groups) if x is not None]:
         source, target, first, number = (np.concatenate([x[at] for x in steps]) for at in range(4))
         yield CollectiveStep(source, target, first, number, steps[0].adds)
@@ -48,21 +49,21 @@ def side_by_side(*groups: CollectiveSteps) -> CollectiveSteps:
 
 # ---------------------------------------------------------------- rings
 def ring_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Each part goes once around, and each member adds its own to it; the owner is last: x_i+1 + ... + x_i."""
+    """Send each part once around the ring; each member adds its own addend, the owner last: x_i+1 + ... + x_i."""
     p = len(members)
     for step in range(p - 1):
         yield _owned(members, np.roll(members, -1), cuts, (np.arange(p) - step - 1) % p, adds=True)
 
 
 def ring_all_gather(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Each part goes once around from its owner."""
+    """Send each part once around the ring, from its owner."""
     p = len(members)
     for step in range(p - 1):
         yield _owned(members, np.roll(members, -1), cuts, (np.arange(p) - step) % p)
 
 
 def pairwise_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Each owner gets its part from the member before it, from the one before that, and so on, and adds it."""
+    """Send each owner its part from the members 1, 2, 3, ... places before it; the owner adds them in this order."""
     p = len(members)
     for step in range(1, p):
         to = (np.arange(p) + step) % p
@@ -77,29 +78,29 @@ def _owned(
 
 # ---------------------------------------------------------------- halving and doubling
 class _Folded:
-    """A power of two of the members, for which the others wait: of the first ones, the odd stand for the even, too."""
+    """A power of two of active members; `extra` even members wait, and the odd member behind each stands for both."""
 
     def __init__(self, members: np.ndarray, cuts: np.ndarray) -> None:
         self.members, self.size = members, 1 << (len(members).bit_length() - 1)
         self.extra = len(members) - self.size
         at = np.arange(self.size + 1)
-        starts = np.where(at < self.extra, 2 * at, at + self.extra)  # members for which each stands
+        starts = np.where(at < self.extra, 2 * at, at + self.extra)  # the first member for which each stands
         self.active = members[starts[:-1] + (at[:-1] < self.extra)]
         self.cuts = cuts[starts]
         self.even, self.odd = members[: 2 * self.extra : 2], members[1 : 2 * self.extra : 2]
 
     def fold(self, parts: int) -> CollectiveSteps:
-        """Let the even ones give all parts to the odd ones."""
+        """Yield the step in which the even members send all parts to the odd members, which add them."""
         if self.extra:
             yield _all(self.even, self.odd, parts, adds=True)
 
     def unfold(self, first: np.ndarray, number: np.ndarray) -> CollectiveSteps:
-        """Let the odd ones give parts to the even ones."""
+        """Yield the step in which the odd members send parts back to the even members."""
         if self.extra:
             yield CollectiveStep(self.odd, self.even, first, number)
 
     def halves(self, distance: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return the active members, their partners, and the range of parts of the partner's side."""
+        """Return the active members, their partners at `distance`, and the range of parts on the partner's side."""
         at = np.arange(self.size)
         partner = at ^ distance
         side = partner // distance * distance
@@ -108,7 +109,7 @@ class _Folded:
 
 
 def halving_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Partners exchange halves of what they still have, which halves each time (Rabenseifner)."""
+    """Exchange between partners half of the parts that each still sums; this range halves each time (Rabenseifner)."""
     folded = _Folded(members, cuts)
     yield from folded.fold(int(cuts[-1]))
     for distance in powers_below(folded.size)[::-1]:
@@ -118,7 +119,7 @@ def halving_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveS
 
 
 def doubling_all_gather(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Partners exchange all that they have, which doubles each time."""
+    """Exchange between partners all parts that each holds; this range doubles each time."""
     folded = _Folded(members, cuts)
     if folded.extra:
         even = np.arange(0, 2 * folded.extra, 2)
@@ -130,7 +131,7 @@ def doubling_all_gather(members: np.ndarray, cuts: np.ndarray) -> CollectiveStep
 
 
 def halving_doubling_all_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Halve, and double again, between the members of a power of two; the others give theirs first, and get all."""
+    """Halve and double between a power of two of members; the others send their vectors first and get the sum last."""
     folded, parts = _Folded(members, cuts), int(cuts[-1])
     yield from folded.fold(parts)
     halves = [CollectiveStep(*folded.halves(distance), adds=True) for distance in powers_below(folded.size)[::-1]]
@@ -141,7 +142,7 @@ def halving_doubling_all_reduce(members: np.ndarray, cuts: np.ndarray) -> Collec
 
 
 def doubling_all_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Partners exchange the whole vector, and both add: few messages, for short vectors."""
+    """Exchange the whole vector between partners, both of which add: few messages, for short vectors."""
     folded, parts = _Folded(members, cuts), int(cuts[-1])
     yield from folded.fold(parts)
     for distance in powers_below(folded.size):
@@ -154,7 +155,7 @@ def _all(source: np.ndarray, target: np.ndarray, parts: int, adds: bool = False)
 
 
 def bruck_all_gather(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Each member sends what it has to the one 1, 2, 4, ... places before it (Bruck et al. 1997)."""
+    """Send the parts that a member holds to the member 1, 2, 4, ... places before it (Bruck et al. 1997)."""
     p, at, parts = len(members), np.arange(len(members)), int(cuts[-1])
     for distance in powers_below(p):
         ends = at + min(distance, p - distance)
@@ -165,26 +166,26 @@ def bruck_all_gather(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
 
 # ---------------------------------------------------------------- trees, whose root is member 0
 def binomial_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Neighbours add first, then pairs of neighbours: ((x_0 + x_1) + (x_2 + x_3)) + ..."""
+    """Reduce up the tree, neighbours first, then pairs of neighbours: ((x_0 + x_1) + (x_2 + x_3)) + ..."""
     for child, parent in _edges(len(members)):
         yield _all(members[child], members[parent], int(cuts[-1]), adds=True)
 
 
 def binomial_broadcast(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """The root sends all to the member half of them away, and so do both to those a quarter away."""
+    """Broadcast down the tree: the root sends half of the tree away, then both members a quarter away, and so on."""
     for child, parent in _edges(len(members))[::-1]:
         yield _all(members[parent], members[child], int(cuts[-1]))
 
 
 def binomial_gather(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Each member sends what it has of those behind it to its parent."""
+    """Gather up the tree: each member sends its parent the parts of its subtree."""
     for child, parent in _edges(len(members)):
         ends = np.minimum(child + (child & -child), len(members))
         yield CollectiveStep(members[child], members[parent], cuts[child], cuts[ends] - cuts[child])
 
 
 def binomial_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Each member sends to its children what they and those behind them get."""
+    """Scatter down the tree: each member sends each child the parts of the child's subtree."""
     yield from (step.reversed for step in [*binomial_gather(members, cuts)][::-1])
 
 
@@ -195,19 +196,19 @@ def _edges(size: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def flat_gather(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """The root gets the parts of the members one after the other."""
+    """Gather without a tree: the root receives the parts of the members one after the other."""
     for at in range(1, len(members)):
         yield _owned(members[[at]], members[[0]], cuts, np.array([at]))
 
 
 def flat_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """The root sends the members their parts one after the other."""
+    """Scatter without a tree: the root sends the members their parts one after the other."""
     yield from (step.reversed for step in flat_gather(members, cuts))
 
 
-# ---------------------------------------------------------------- all to all: part s p + t goes from member s to t
+# ---------------------------------------------------------------- all-to-all: part s p + t goes from member s to t
 def pairwise_all_to_all(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Each member sends to the one 1, 2, 3, ... places behind it: as few words as can be."""
+    """Send from each member to the member 1, 2, 3, ... places behind it: the fewest words possible."""
     p, at = len(members), np.arange(len(members))
     for distance in range(1, p):
         to = (at + distance) % p
@@ -215,10 +216,10 @@ def pairwise_all_to_all(members: np.ndarray, cuts: np.ndarray) -> CollectiveStep
 
 
 def bruck_all_to_all(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Parts go 1, 2, 4, ... places on, together with others: as few messages as can be (Bruck et al. 1997)."""
+    """Send parts 1, 2, 4, ... places on, many in one message: the fewest messages possible (Bruck et al. 1997)."""
     p, at = len(members), np.arange(len(members))
     for distance in powers_below(p):
-        far = np.arange(p)[np.arange(p) & distance > 0]  # how far parts go in all
+        far = np.arange(p)[np.arange(p) & distance > 0]  # total distances of the parts that move in this step
         here, far = np.repeat(at, len(far)), np.tile(far, p)
         owner = (here - far % distance) % p
         parts = owner * p + (owner + far) % p

@@ -1,4 +1,4 @@
-"""How the ranks reduce a matrix to a number, or to a vector over its columns or rows, that all of them get."""
+"""Reductions of a matrix to a number, or to a vector over its columns or rows, which all ranks receive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 
 @dataclass(frozen=True)
 class SideBySide(Schedule):
-    """Collectives of ranks that have none in common, such as those of all grid columns, at the same time."""
+    """Collectives on disjoint sets of ranks, such as those of all grid columns, that run at the same time."""
 
     parts: tuple[Collective, ...]
     lookahead = 0
@@ -65,7 +65,7 @@ class SideBySide(Schedule):
 
 
 def members(dimension: BlockCyclic) -> list[int]:
-    """Return the owners of any index."""
+    """Return the parts of a dimension that own at least one index."""
     return [part for part in range(dimension.parts) if dimension.count(part)]
 
 
@@ -73,14 +73,14 @@ def members(dimension: BlockCyclic) -> list[int]:
 def reduction_stages(
     layout: Distribution, rank_map: tuple[int, ...], size: int, axis: int | None, arrays: int, dtype: np.dtype
 ) -> tuple[SideBySide, ...]:
-    """Return what is sent, stage by stage.
+    """Return the collectives of a reduction, stage by stage.
 
-    rank_map : the ranks of the grid positions, row by row, of `size` ranks; the others are idle, and get the result.
-    axis     : 0: of each column, 1: of each row, None: of all elements.
-    arrays   : numbers that are kept of each column.
+    rank_map : the ranks of the grid positions, row by row; the others of the `size` ranks are idle, and get the result.
+    axis     : 0: reduce each column, 1: each row, None: all elements.
+    arrays   : number of values that are kept for each column.
 
-    Elements of a grid column are joined by a tree of its ranks, always in the same order, and the first sends the
-    result to the others; then the ranks of each row gather what the columns have.  Idle ranks get it in the end.
+    With axis 0, the ranks of a grid column reduce up a tree, always in the same order, and broadcast the result; then
+    the ranks of each grid row all-gather the results of the grid columns.  At the end the idle ranks get the result.
     """
     ranks = np.array(rank_map).reshape(layout.grid_shape)
     idle = sorted({*range(size)} - {*rank_map})
@@ -106,7 +106,7 @@ def reduction_stages(
 
 @lru_cache(maxsize=64)
 def diagonal_gather(layout: Layout, size: int, offset: int, length: int) -> tuple[Collective, np.ndarray]:
-    """Return how all of some ranks get a diagonal, and where on it the elements of each rank are, rank by rank."""
+    """Return the all-gather of a diagonal over `size` ranks, and the positions on the diagonal in gathered order."""
     at, ranks, dimensions = np.arange(length), np.array(layout.rank_map), layout.distribution
     i, j = dimensions.rows.owner(at + max(0, -offset)), dimensions.cols.owner(at + max(0, offset))
     owner = ranks.reshape(dimensions.grid_shape)[i, j]

@@ -1,6 +1,6 @@
-"""Redistributions as values: what every rank sends to every other.
+"""Redistributions as values: the blocks that every rank sends to every other rank.
 
-`exchange` is any layout to any layout and, with listed indices, rows and columns in any order; `rectangle_exchange`
-is between a layout and rectangles that ranks have, `inherited_exchange` from the arrays of a grid some of whose ranks
-are gone.
+`exchange` redistributes from any layout to any layout and, with lists of indices, moves rows and columns in any order.
+`rectangle_exchange` redistributes between a layout and rectangles that the ranks hold, `inherited_exchange` from the
+local arrays of a grid that has lost some of its ranks.
 """

@@ -1,8 +1,8 @@
-"""Which rank sends what to which in Y := alpha X + beta Y between any two layouts, computed for any rank.
+"""The messages of Y := alpha X + beta Y between any two layouts, computed for any rank.
 
 The rank at (i, j) of the source sends the rank at (i', j') of the target a set of rows times a set of columns: the
-rows that i and i' share, and the columns that j and j' share.  Only elements that change their owner are sent, once
-each, in messages of at most `words` elements.
+rows that grid rows i and i' share, and the columns that grid columns j and j' share.  Only elements that change their
+owner are sent, once each, in messages of at most `words` elements.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pdgemm.schedules.rounds import LINE, Messages, Round
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.support.remembered import remembered_if
 
-PACKED_BYTES = 1 << 20  # of a message, which is packed, sent and unpacked while it is in cache
-DEVICE_BYTES = 1 << 25  # likewise on a device, where each one costs launches and waits
+PACKED_BYTES = 1 << 20  # of a message, which stays in cache while it is packed, sent and unpacked
+DEVICE_BYTES = 1 << 25  # of a message on a device, where each message costs launches and waits
 SLOTS, DEVICE_SLOTS = 2, 4  # messages in flight in each direction
-_MOST_RUNS = 1 << 17  # strided runs of a result that is cached, at 32 bytes each
+_MOST_RUNS = 1 << 17  # runs in the index maps of a result that is cached, at 32 bytes each
 
 
 def _worth_keeping(result: object) -> bool:
@@ -35,9 +35,9 @@ def _worth_keeping(result: object) -> bool:
 
 
 class Block(NamedTuple):
-    """Rows times columns that one rank sends another; the index maps lead into the packed message, or out of it.
+    """The rows times columns that one rank sends another; the index maps lead into or out of the packed message.
 
-    part : the number of the array that they are in, for a rank that has several.
+    part : the number of the array that contains the block, for a rank with several arrays.
     """
 
     peer: int
@@ -51,7 +51,7 @@ class Block(NamedTuple):
 
 
 class Redistribution(Schedule):
-    """What all exchanges have in common: how blocks travel in messages of at most `words` elements, a few at a time."""
+    """The base of all exchanges: blocks travel in messages of at most `words` elements, a few messages at a time."""
 
     size: int
     words: int
@@ -100,31 +100,31 @@ class Redistribution(Schedule):
     @property
     @abstractmethod
     def wide(self) -> np.dtype:
-        """The type of the arithmetic."""
+        """The type in which alpha X + beta Y is computed."""
 
     @property
     @abstractmethod
     def conjugates(self) -> bool:
-        """Are elements conjugated on the way?"""
+        """Does the exchange conjugate the elements?"""
 
     @abstractmethod
     def sends(self, rank: int) -> list[Block]:
-        """Return what `rank` sends, the nearest following rank first."""
+        """Return the blocks that `rank` sends, to the nearest following rank first."""
 
     @abstractmethod
     def receives(self, rank: int) -> list[Block]:
-        """Return what `rank` receives, the nearest preceding rank first."""
+        """Return the blocks that `rank` receives, from the nearest preceding rank first."""
 
     @abstractmethod
     def staying(self, rank: int) -> list[Block]:
-        """Return what `rank` copies within its own memory."""
+        """Return the blocks that `rank` copies within its own memory."""
 
     @abstractmethod
     def traffic(self, rank: int) -> Traffic:
-        """Return words and messages by formula: all that `rank` held, or will hold, less what it keeps."""
+        """Return words and messages by formula: the elements of X that leave `rank`, the elements of Y that arrive."""
 
     def tiles(self, block: Block, words: int = 0) -> Iterator[tuple[IndexMap, IndexMap]]:
-        """Yield the tiles of a block, of at most `words` elements (by default a message), in one order on all ranks."""
+        """Yield the tiles of a block, at most `words` elements (default: a message) each, in one order on all ranks."""
         rows, cols = block.shape
         tile_rows, tile_cols = self.tile(rows, cols, words or self.words)
         columns = [block.cols.cut(c, min(cols, c + tile_cols)) for c in range(0, cols, tile_cols)]
@@ -133,14 +133,14 @@ class Redistribution(Schedule):
             yield from ((part, column) for column in columns)
 
     def tile(self, rows: int, cols: int, words: int) -> tuple[int, int]:
-        """Return the shape of a tile: whole rows of the target where these are contiguous, otherwise whole columns."""
+        """Return the shape of a tile: whole rows, if rows are contiguous in the target, otherwise whole columns."""
         long, short = (cols, rows) if self.order == "C" else (rows, cols)
         long = min(long, words)
         short = max(1, min(short, words // long))
         return (short, long) if self.order == "C" else (long, short)
 
     def counted(self, rows: np.ndarray, cols: np.ndarray) -> tuple[int, int]:
-        """Return the words and the messages of blocks of these numbers of rows and columns."""
+        """Return the words and the messages of all blocks with these numbers of rows and columns."""
         long, short = (cols, rows) if self.order == "C" else (rows, cols)
         long, short = long[long * short > 0], short[long * short > 0]
         length = np.minimum(long, self.words)
@@ -148,7 +148,7 @@ class Redistribution(Schedule):
         return int((long * short).sum()), int((-(-long // length) * -(-short // lines)).sum())
 
     def slots(self, rank: int | None) -> tuple[int, int]:
-        """Return how many messages `rank` has in flight, to it and from it; for rank None, the most of any rank."""
+        """Return the numbers of messages in flight to and from `rank`; for rank None, the maximum over all ranks."""
         most = 1 if self.nccl else DEVICE_SLOTS if self.device else SLOTS
         if rank is None:
             return most, most
@@ -167,13 +167,13 @@ class Redistribution(Schedule):
 
 @dataclass(frozen=True)
 class Exchange(Redistribution):
-    """A redistribution as a value: its messages, traffic and memory, for any rank.
+    """A redistribution between two layouts as a value: its messages, traffic and memory, for any rank.
 
     size  : number of ranks of the communicator.
     words : elements of the largest message.
-    copies_only : elements are only copied, converted or not: alpha = 1, beta = 0, nothing is conjugated.
+    copies_only : elements are only copied, and perhaps converted: alpha = 1, beta = 0, nothing is conjugated.
     shared : nothing is sent; ranks read X in each other's memory.
-    device, staged, nccl : these are as in `Product`.
+    device, staged, nccl : as in `Product`.
     """
 
     source: Layout
@@ -196,30 +196,30 @@ class Exchange(Redistribution):
 
     @property
     def wire(self) -> np.dtype:
-        """The type of elements in messages: that of X, or of Y if this is smaller and elements are only copied."""
+        """The type of elements in messages: X's type, or Y's type if it is smaller and elements are only copied."""
         narrower = self.target.dtype.itemsize < self.source.dtype.itemsize
         return self.target.dtype if self.copies_only and narrower else self.source.dtype
 
     @remembered_if(_worth_keeping)
     def sends(self, rank: int) -> list[Block]:
-        """Return what `rank` sends, the nearest following rank first."""
+        """Return the blocks that `rank` sends, to the nearest following rank first."""
         blocks = self._blocks(rank, IndexMap.pack, by_target=False)
         return sorted((x for x in blocks if x.peer != rank), key=lambda x: (x.peer - rank) % self.size)
 
     @remembered_if(_worth_keeping)
     def receives(self, rank: int) -> list[Block]:
-        """Return what `rank` receives, the nearest preceding rank first."""
+        """Return the blocks that `rank` receives, from the nearest preceding rank first."""
         blocks = self._blocks(rank, IndexMap.unpack, by_target=True)
         return sorted((x for x in blocks if x.peer != rank), key=lambda x: (rank - x.peer) % self.size)
 
     @remembered_if(_worth_keeping)
     def pulls(self, rank: int) -> list[Block]:
-        """Return all that `rank` will hold, with maps from X to Y; its own block first, then as in `receives`."""
+        """Return all blocks of Y on `rank`, with maps from X to Y: first its own block, then in `receives` order."""
         blocks = self._blocks(rank, lambda x: x, by_target=True)
         return sorted(blocks, key=lambda x: (rank - x.peer) % self.size)
 
     def _blocks(self, rank: int, form: Callable[[IndexMap], IndexMap], by_target: bool) -> list[Block]:
-        """Return what `rank` holds of Y (by_target) or of X, by the peers that hold it of the other."""
+        """Return the blocks of Y (by_target) or of X on `rank`, one for each peer that shares elements of the other."""
         here, there = (self.target, self.source) if by_target else (self.source, self.target)
         i, j = here.coords(rank)
         columns = [(peer_j, form(cols)) for peer_j, cols in self._maps(1, j, by_target)]
@@ -228,35 +228,35 @@ class Exchange(Redistribution):
 
     @remembered_if(_worth_keeping)
     def staying(self, rank: int) -> list[Block]:
-        """Return what `rank` copies within its own memory: one block or none."""
+        """Return the blocks that `rank` copies within its own memory: one block or none."""
         (i, j), (to_i, to_j) = self.source.coords(rank), self.target.coords(rank)
         rows, cols = dict(self._maps(0, i)).get(to_i), dict(self._maps(1, j)).get(to_j)
         return [] if rows is None or cols is None else [Block(rank, rows, cols)]
 
     @cached_property
     def description(self) -> str:
-        """A text that describes all of the exchange, which the ranks compare; it begins with what users know."""
+        """A text of the whole exchange, for the ranks to compare; it begins with the distributions, for the user."""
         return f"{self.source.distribution}, to {self.target.distribution}\n{self!r}"
 
     def _maps(self, axis: int, part: int, by_target: bool = False) -> Iterator[tuple[int, IndexMap]]:
-        """Yield what a part of X (by_target: of Y) has in common with the parts of the other, rows (0) or columns."""
+        """Yield the rows (axis 0) or columns (1) that a part of X (by_target: Y) shares with each part of the other."""
         a, b = self.source.distribution, self.target.distribution
         return index_maps(*((a.cols, b.cols) if axis else (a.rows, b.rows)), part, by_target)
 
     @cached_property
     def _common(self) -> tuple[np.ndarray, np.ndarray]:
-        """How many rows and columns the parts of X and those of Y have in common."""
+        """The number of rows, and of columns, that each part of X shares with each part of Y."""
         a, b = self.source.distribution, self.target.distribution
         return overlap_counts(a.rows, b.rows), overlap_counts(a.cols, b.cols)
 
     @property
     def largest_block(self) -> int:
-        """The most elements that one rank sends another, or keeps."""
+        """The most elements that one rank sends to another rank, or keeps."""
         return largest_block(*self._common)
 
     @remembered_if(_worth_keeping)
     def traffic(self, rank: int) -> Traffic:
-        """Return words and messages by formula: all that `rank` held, or will hold, less what it keeps."""
+        """Return words and messages by formula: the elements of X that leave `rank`, the elements of Y that arrive."""
         (i, j), (to_i, to_j) = self.source.coords(rank), self.target.coords(rank)
         rows, cols = self._common
         total = Traffic()
@@ -272,7 +272,7 @@ class Exchange(Redistribution):
         return total
 
     def _counts(self, rows: np.ndarray, cols: np.ndarray, own: tuple[int, int]) -> tuple[int, int]:
-        """Return the words and messages of blocks of rows[p] x cols[q], except the rank's own."""
+        """Return the words and messages of the blocks of rows[p] x cols[q], except at the rank's own position."""
         shapes = np.stack(np.broadcast_arrays(rows[:, None], cols[None, :]))
         if own[0] >= 0:
             shapes[:, own[0], own[1]] = 0
@@ -282,7 +282,7 @@ class Exchange(Redistribution):
     def total_words(self) -> int:
         """The number of words that change their owner."""
         rows, cols = self._common
-        at, to = np.full((2, self.size), -1)  # positions by rank
+        at, to = np.full((2, self.size), -1)  # grid positions in X and in Y, by rank
         for positions, place in ((at, self.source.rank_map), (to, self.target.rank_map)):
             positions[[*place]] = range(len(place))
         here = (at >= 0) & (to >= 0)
@@ -306,7 +306,7 @@ class Exchange(Redistribution):
 class Selection(Exchange):
     """The exchange Y[rows.target, cols.target] := X[rows.source, cols.source] as a value, for any rank.
 
-    rows, cols : which row (column) of X goes to which of Y; a row of X may go to several.
+    rows, cols : pairs of a row (column) of X and a row (column) of Y; a row of X may be copied to several rows of Y.
     """
 
     rows: IndexPairs = field(kw_only=True)
@@ -339,7 +339,7 @@ def plan_exchange(
     staged: bool = False,
     nccl: bool = False,
 ) -> Exchange:
-    """Return an exchange whose messages fit in cache, and whose buffers fit `memory_limit` if one element does."""
+    """Return an exchange whose messages fit in cache, and whose buffers fit `memory_limit` if one element fits."""
     one = Exchange(
         source, target, size, 1, copies_only and source.conjugated == target.conjugated, shared, device, staged, nccl
     )
@@ -347,7 +347,7 @@ def plan_exchange(
 
 
 def fitted_messages(one: AnyExchange, memory_limit: int | None = None) -> AnyExchange:
-    """Return an exchange of messages of one element with messages that fit in cache and in `memory_limit`."""
+    """Return the exchange `one`, of messages of one element, with messages that fit in cache and in `memory_limit`."""
     most = (DEVICE_BYTES if one.device else PACKED_BYTES) // one.source.dtype.itemsize
     if memory_limit is not None:
         most = min(most, memory_limit // max(1, one.extra_bytes(None)))
@@ -355,20 +355,20 @@ def fitted_messages(one: AnyExchange, memory_limit: int | None = None) -> AnyExc
 
 
 def largest_block(rows: np.ndarray, cols: np.ndarray) -> int:
-    """Return the most elements that two parts have in common, of these numbers of rows and of columns."""
+    """Return the most elements that two parts share, from the numbers of rows and of columns that parts share."""
     return int(rows.max(initial=0)) * int(cols.max(initial=0))
 
 
 def best_places(source: Layout, target: Layout, size: int) -> tuple[int, ...]:
-    """Return the rank map of the target's grid that leaves most elements on the rank that holds them.
+    """Return the rank map of the target's grid for which most elements stay on their rank.
 
-    An assignment problem, as in COSTA (Kabic, Pintarelli, Kozhevnikov & VandeVondele, 2021), solved by
-    scipy.optimize.linear_sum_assignment.  The rank map of `target` is kept where none is better.
+    This is an assignment problem, as in COSTA (Kabic, Pintarelli, Kozhevnikov & VandeVondele, 2021), solved by
+    scipy.optimize.linear_sum_assignment.  The rank map of `target` is returned if no other rank map is better.
     """
     from scipy.optimize import linear_sum_assignment
 
     a, b = source.distribution, target.distribution
-    kept = np.zeros((size, len(target.rank_map)), np.int64)  # words of rank r that position p would hold
+    kept = np.zeros((size, len(target.rank_map)), np.int64)  # words that rank r keeps at position p
     rows, cols = overlap_counts(a.rows, b.rows), overlap_counts(a.cols, b.cols)
     for rank in source.rank_map:
         i, j = source.coords(rank)

@@ -1,4 +1,4 @@
-"""Which rank sends what to which, where ranks have local arrays of an earlier grid: their own and those of others."""
+"""The messages of an exchange from the local arrays of an earlier grid; a rank may hold the arrays of several ranks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pdgemm.support.remembered import remembered
 
 @dataclass(frozen=True)
 class InheritedExchange(Redistribution):
-    """An exchange out of the local arrays of another, larger communicator, as a value.
+    """An exchange from the local arrays of a first, larger communicator to a second communicator, as a value.
 
-    source  : the layout of the matrix on that communicator, by its ranks.
-    target  : by the ranks of the communicator that carries out the exchange, of `size` ranks.
-    holders : for each rank of the first communicator, the rank of the second that has its local array.
+    source  : layout of the matrix on the first communicator, in ranks of the first communicator.
+    target  : layout on the second communicator, of `size` ranks, which carries out the exchange.
+    holders : for each rank of the first communicator, the rank of the second that holds its local array.
     """
 
     source: Layout
@@ -47,7 +47,7 @@ class InheritedExchange(Redistribution):
 
     @remembered
     def held(self, rank: int) -> list[int]:
-        """The ranks of the first communicator whose arrays a rank has, in the order of `Block.part`."""
+        """Return the ranks of the first communicator whose local arrays `rank` holds, in the order of `Block.part`."""
         return [old for old, holder in enumerate(self.holders) if holder == rank]
 
     def sends(self, rank: int) -> list[Block]:
@@ -63,7 +63,7 @@ class InheritedExchange(Redistribution):
         return [x for x in self._into(rank) if x.peer == rank]
 
     def _out_of(self, old: int, part: int) -> Iterator[Block]:
-        """What the local array of a rank of the first communicator has in common with those of the second."""
+        """Yield the blocks that the array of rank `old` of the first communicator shares with arrays of the second."""
         (i, j), a, b = self.source.coords(old), self.source.distribution, self.target.distribution
         if i < 0:
             return
@@ -72,7 +72,7 @@ class InheritedExchange(Redistribution):
             yield from (Block(self.target.rank(to_i, to_j), rows, cols, part) for to_j, cols in columns)
 
     def _into(self, rank: int) -> Iterator[Block]:
-        """What the local array of a rank has in common with those of the first communicator, by their holders."""
+        """Yield the blocks that the array of `rank` shares with arrays of the first communicator, by their holders."""
         (i, j), a, b = self.target.coords(rank), self.source.distribution, self.target.distribution
         if i < 0:
             return

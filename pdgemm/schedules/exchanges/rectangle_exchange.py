@@ -1,4 +1,4 @@
-"""Which rank sends what to which between rectangles that the ranks have, any of any size, and a block-cyclic layout."""
+"""The messages of an exchange between a block-cyclic layout and rectangles, any number on each rank and of any size."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from pdgemm.support.remembered import remembered
 class RectangleExchange(Redistribution):
     """An exchange between rectangles and a layout as a value: its messages, traffic and memory, for any rank.
 
-    rectangles : those of each rank, each in an array of its own.
-    inward     : from the rectangles, of which no two overlap, into the layout; else from the layout into them.
+    rectangles : the rectangles of each rank, each rectangle in an array of its own.
+    inward     : from the rectangles, of which no two overlap, into the layout; else from the layout into rectangles.
     in_order   : memory order of the arrays that are written.
     """
 
@@ -69,7 +69,7 @@ class RectangleExchange(Redistribution):
         return [block for block in self._of_rectangles(rank) if block.peer == rank]
 
     def _of_rectangles(self, rank: int) -> Iterator[Block]:
-        """Yield what the rectangles of `rank` have in common with the local array of each rank."""
+        """Yield the blocks that the rectangles of `rank` share with the local array of each rank."""
         rows, cols = self.layout.distribution.rows, self.layout.distribution.cols
         for part, (down, across) in enumerate(self.rectangles[rank]):
             columns = list(self._maps(cols, across))
@@ -77,7 +77,7 @@ class RectangleExchange(Redistribution):
                 yield from (Block(self.layout.rank(i, j), row_map, col_map, part) for j, col_map in columns)
 
     def _of_layout(self, rank: int) -> Iterator[Block]:
-        """Yield what the local array of `rank` has in common with each rectangle."""
+        """Yield the blocks that the local array of `rank` shares with each rectangle."""
         i, j = self.layout.coords(rank)
         if i < 0:
             return
@@ -92,20 +92,20 @@ class RectangleExchange(Redistribution):
                     yield Block(peer, row_map, col_map, part)
 
     def _maps(self, dim: BlockCyclic, ends: tuple[int, int], part: int | None = None) -> Iterator[tuple[int, IndexMap]]:
-        """Yield the parts of a dimension that have some of these indices, and the map from one side to the other."""
+        """Yield the parts (or `part` alone) that own indices of the range `ends`, and the map from source to target."""
         length = ends[1] - ends[0]
         if not length:
             return
         whole, window = BlockCyclic(length, length, 1), dim.window(*ends)
-        found = index_maps(whole, window, 0) if part is None else index_maps(whole, window, part, by_target=True)
-        for other, indices in found:
+        maps = index_maps(whole, window, 0) if part is None else index_maps(whole, window, part, by_target=True)
+        for other, indices in maps:
             owner = other if part is None else part
             moved = indices.shifted(0, -dim.local_window(*ends, owner).start)
             yield owner, moved if self.inward else moved.inverse
 
     @cached_property
     def description(self) -> str:
-        """A text that describes all of the exchange."""
+        """A text that describes the whole exchange."""
         return repr(self)
 
     @remembered
@@ -117,7 +117,7 @@ class RectangleExchange(Redistribution):
         )
 
     def _rectangle_counts(self, rank: int) -> tuple[int, int]:
-        """Return the words and messages between the rectangles of `rank` and the other ranks."""
+        """Return the words and messages between the rectangles of `rank` and the local arrays of other ranks."""
         words, messages = 0, 0
         own = self.layout.coords(rank)
         rows, cols = self.layout.distribution.rows, self.layout.distribution.cols
@@ -132,7 +132,7 @@ class RectangleExchange(Redistribution):
         return words, messages
 
     def _layout_counts(self, rank: int) -> tuple[int, int]:
-        """Return the words and messages between the local array of `rank` and rectangles of other ranks."""
+        """Return the words and messages between the local array of `rank` and the rectangles of other ranks."""
         (i, j), distribution = self.layout.coords(rank), self.layout.distribution
         others = [x for peer, held in enumerate(self.rectangles) for x in held if peer != rank] if i >= 0 else []
         down = [_count(distribution.rows, x.rows, i) for x in others]
@@ -141,7 +141,7 @@ class RectangleExchange(Redistribution):
 
 
 def _count(dim: BlockCyclic, ends: tuple[int, int], part: int) -> int:
-    """Return how many of these indices a part has."""
+    """Return how many indices of the range `ends` a part owns."""
     local = dim.local_window(*ends, part)
     return local.stop - local.start
 
@@ -149,7 +149,7 @@ def _count(dim: BlockCyclic, ends: tuple[int, int], part: int) -> int:
 def _ordered(
     blocks: Iterator[Block], distance: Callable[[int], int], form: Callable[[IndexMap], IndexMap]
 ) -> list[Block]:
-    """Return the blocks of other ranks, the nearest one's first, with maps into or out of the packed message."""
+    """Return the blocks of other ranks, the nearest rank first, with index maps into or out of the packed message."""
     other = [x._replace(rows=form(x.rows), cols=form(x.cols)) for x in blocks if distance(x.peer)]
     return sorted(other, key=lambda x: (distance(x.peer), x.part))
 

@@ -1,5 +1,5 @@
-"""Factorisations and solves as values: what every rank factors, sends and multiplies for each panel.
+"""Factorisations and solves as values: the local factorisations, messages and products of every rank for each panel.
 
-`panel_schedule` has the panels along a diagonal, `tsqr_schedule` the tree of triangles of a tall QR, `row_moves` the
-rows that pivots exchange.
+`panel_schedule` has the panels along a diagonal, `tsqr_schedule` the tree of triangles in the QR factorisation of a
+tall matrix, `row_moves` the row exchanges of pivots.
 """

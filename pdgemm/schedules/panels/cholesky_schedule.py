@@ -17,10 +17,10 @@ SMALLEST = 128  # columns of the tiles on the diagonal of an update
 
 @dataclass(frozen=True)
 class CholeskySchedule(PanelSchedule):
-    """A panel of L is formed from its diagonal block, is brought to all ranks, and updates the triangle behind it.
+    """A panel of L is formed from its diagonal block, is broadcast to all ranks, and updates the trailing triangle.
 
-    Rank (i, j) needs the rows of the panel that it has rows of, from its grid row, and for the transposed panel those
-    that it has columns of, from its grid column.
+    Rank (i, j) receives the panel's rows with the indices of its own rows along its grid row and, for the transposed
+    panel, the panel's rows with the indices of its own columns along its grid column.
     """
 
     algorithm = "cholesky"
@@ -31,7 +31,10 @@ class CholeskySchedule(PanelSchedule):
         return (4 if self.A.dtype.kind == "c" else 1) * self.n**3 // 3
 
     def behind(self, panel: Panel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return what lies behind a panel: rows of each grid row, columns of each grid column, and common indices."""
+        """Return the size of the trailing matrix behind a panel.
+
+        The size is given as rows per grid row, columns per grid column, and the numbers of indices that they share.
+        """
         rows, cols = (x.window(panel.stop, self.n) for x in (self.A.distribution.rows, self.A.distribution.cols))
         common = overlap_counts(rows, cols)
         return common.sum(axis=1), common.sum(axis=0), common

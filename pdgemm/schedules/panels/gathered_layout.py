@@ -1,4 +1,4 @@
-"""Panels that one rank factors: which rows of the matrix are where in its buffer, and what is sent for that."""
+"""Panels that are gathered and factored on one rank: the order of rows in the buffer of the panel, and the messages."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ EXPOSED = ("gathered",)  # buffers that other ranks read
 
 
 def panel_slabs(rows: BlockCyclic, panel: Panel) -> dict[int, slice]:
-    """Return, by grid row, where its rows from the panel's first on are in the buffer of the panel's owner.
+    """Return the slice of the owner's buffer for the rows of each grid row, from the panel's first row on.
 
-    The owner's own rows are first, so that the diagonal block is on top; each grid row's are in their order.
+    The owner's own rows come first, so that the diagonal block is on top; the rows of a grid row keep their order.
     """
-    found, at = dict[int, slice](), 0
+    slabs, at = dict[int, slice](), 0
     for distance in range(rows.parts):
         part = (panel.row + distance) % rows.parts
         rest = rows.count(part) - rows.below(panel.start, part)
-        found[part] = slice(at, at + rest)
+        slabs[part] = slice(at, at + rest)
         at += rest
-    return found
+    return slabs
 
 
 def gathered_rows(rows: BlockCyclic, panel: Panel) -> np.ndarray:
-    """Return the global index of each row of the buffer of the panel's owner."""
+    """Return the global row index of each row in the buffer of the panel's owner."""
     parts = panel_slabs(rows, panel)
     return np.concatenate(
         [rows.to_global(rows.below(panel.start, i) + np.arange(x.stop - x.start), i) for i, x in parts.items()]
@@ -35,18 +35,18 @@ def gathered_rows(rows: BlockCyclic, panel: Panel) -> np.ndarray:
 
 
 def gathered(schedule: PanelSchedule, panel: Panel, back: bool = False) -> list[Messages]:
-    """Return what is sent, or read, down the panel's grid column to its owner, or from the owner back."""
+    """Return the messages, or signals and reads, of a panel in its grid column: to its owner, or back."""
     grid, size, parts = grid_of(schedule.A), schedule.A.dtype.itemsize, panel_slabs(schedule.A.distribution.rows, panel)
     owner, others = grid[panel.row, panel.col], np.array([i for i in parts if i != panel.row], int)
     ranks, words = grid[others, panel.col], np.array([parts[i].stop - parts[i].start for i in others]) * panel.width
     ends = np.full(len(others), owner), ranks
     source, target = ends if back else ends[::-1]
-    found = messages(schedule.mover, source, target, words, size, COLS)
-    return [*found, signals(source, target[:, None], size, COLS)] if schedule.shared else found
+    moves = messages(schedule.mover, source, target, words, size, COLS)
+    return [*moves, signals(source, target[:, None], size, COLS)] if schedule.shared else moves
 
 
 def gathering_buffers(schedule: PanelSchedule, rank: int | None) -> Buffers:
-    """Return the buffers in which a rank gathers panels, and those for what it sends and receives."""
+    """Return the buffer in which a rank gathers panels, and the buffer for the parts that it sends and receives."""
     m, (m_loc, _), w = schedule.A.distribution.rows.n, schedule.A.local_shape(rank), schedule.widest
     sent = not schedule.shared and schedule.grid.shape[0] > 1
     least = 0 if rank is None else m_loc

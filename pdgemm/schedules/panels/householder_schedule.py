@@ -16,19 +16,19 @@ from pdgemm.schedules.schedule import Buffers
 
 
 def cuts(n: int, parts: int) -> list[int]:
-    """Return where n columns are cut into slices, one for each of those that add them up."""
+    """Return the bounds of `parts` slices of n columns, one slice for each rank that adds partial sums up."""
     return [n * part // parts for part in range(parts + 1)]
 
 
 @dataclass(frozen=True)
 class HouseholderSchedule(PanelSchedule):
-    """A panel is factored by the owner of its diagonal block, I - V T V^H; then V and T reflect the columns behind it.
+    """The owner of a diagonal block factors its panel into (I - V T V^H) R; V and T reflect the trailing columns.
 
-    The grid column of a panel lends its rows to that owner and gets rows of V back, each rank with T beneath them: so
-    they lie in its "reflectors", and so they travel along its grid row.  W = V^H A is summed over each grid column, by
-    all ranks with rows below the panel's start: each adds up a slice of the columns, and multiplies it by T.
+    The owner gathers the panel from its grid column, and returns to each rank the rank's rows of V, with T beneath.  In
+    this form the rank keeps V and T in "reflectors", and broadcasts them along its grid row.  W = V^H A is all-reduced
+    over grid columns by the ranks with rows below the panel's start: each sums a slice of columns, multiplies it by T.
 
-    wants_q : Q (m, min(m, n)), which lies as these columns of A do, is formed by the same reflections in reverse.
+    wants_q : Q (m, min(m, n)), in the layout of these columns of A, is formed by the same reflections in reverse.
     """
 
     wants_q: bool = field(default=True, kw_only=True)
@@ -48,30 +48,30 @@ class HouseholderSchedule(PanelSchedule):
 
     @cached_property
     def heights(self) -> dict[Panel, np.ndarray]:
-        """The rows from each panel's start on, in each grid row."""
+        """The number of rows from each panel's start on, in each grid row."""
         return {panel: counts_of(self.rows.window(panel.start, self.rows.n)) for panel in self.steps}
 
     @cached_property
     def places(self) -> dict[Panel, list[slice]]:
-        """Where the ranks of a panel's grid column have its rows of V, and T, among their reflectors."""
-        ends, found = np.zeros(self.grid.shape, np.int64), {}
+        """The slices of "reflectors" with a panel's rows of V, and T, on the ranks of the panel's grid column."""
+        ends, slices = np.zeros(self.grid.shape, np.int64), {}
         for panel in self.steps:
             start = ends[:, panel.col].tolist()
             ends[:, panel.col] += self.chunk(panel)
-            found[panel] = [slice(*both) for both in zip(start, ends[:, panel.col].tolist())]
-        return found
+            slices[panel] = [slice(*both) for both in zip(start, ends[:, panel.col].tolist())]
+        return slices
 
     def chunk(self, panel: Panel) -> np.ndarray:
-        """Return the words of V and T in each grid row."""
+        """Return the words of a panel's V and T on a rank of each grid row."""
         height, w = self.heights[panel], panel.width
         return (height + w) * w * (height > 0)
 
     def members(self, panel: Panel) -> list[int]:
-        """Return the grid rows that have rows of a panel: its own first."""
+        """Return the grid rows that hold rows of a panel, the panel's own grid row first."""
         return [r for r in super().members(panel) if self.heights[panel][r]]
 
     def updates(self, number: int) -> list[tuple[int, int]]:
-        """Return the columns, from and to, that a panel reflects: those of the following panel, and then the others."""
+        """Return the ranges of columns that a panel reflects: the columns of the next panel, then the other columns."""
         stop, n = self.steps[number].stop, self.n
         if number + 1 == len(self.steps):
             return [(stop, n)]
@@ -102,7 +102,7 @@ class HouseholderSchedule(PanelSchedule):
         return self._direct(owner, np.array(others, int), self.chunk(panel)[self.members(panel)[1:]])
 
     def _reflection(self, panel: Panel, moves: list[Messages], updates: list[tuple[int, int]]) -> Iterator[Round]:
-        """Yield the rounds in which columns are reflected, the first of them after `moves`."""
+        """Yield the rounds that reflect ranges of columns; the first round begins with `moves`."""
         grid, height, w = grid_of(self.A), self.heights[panel][:, None], panel.width
         for start, stop in updates:
             n_loc = counts_of(self.A.distribution.cols.window(start, stop))
@@ -111,7 +111,7 @@ class HouseholderSchedule(PanelSchedule):
             moves = []
 
     def _summed(self, members: list[int], n_loc: np.ndarray, w: int) -> list[Messages]:
-        """Return how the ranks of each grid column add up w rows of n_loc columns, and get all of the sum."""
+        """Return the messages that all-reduce w rows of n_loc columns over the `members` of each grid column."""
         columns, ranks = np.flatnonzero(n_loc), grid_of(self.A)[members]
         of, adds = np.nonzero(~np.eye(len(members), dtype=bool))
         widths = np.diff([cuts(n, len(members)) for n in n_loc[columns].tolist()], axis=1).T if columns.size else None
@@ -122,21 +122,21 @@ class HouseholderSchedule(PanelSchedule):
             ranks[adds][:, columns].ravel(),
             (w * widths[adds]).ravel(),
         )
-        found = self._direct(source, target, words) + self._direct(target, source, words)
-        return found + [self._signals(source, target)] * self.shared  # that the whole sum has been read
+        moves = self._direct(source, target, words) + self._direct(target, source, words)
+        return moves + [self._signals(source, target)] * self.shared  # signals that the whole sum has been read
 
     def _direct(self, source: np.ndarray, target: np.ndarray, words: np.ndarray) -> list[Messages]:
-        """Return messages, or reads after signals, from each source to its target within grid columns."""
+        """Return messages, or reads after signals, from each source to its target in the same grid column."""
         source, target = np.broadcast_arrays(source, target)
-        found = messages(self.mover, source, target, words, self.A.dtype.itemsize, COLS)
-        return found + [self._signals(source, target)] * self.shared
+        moves = messages(self.mover, source, target, words, self.A.dtype.itemsize, COLS)
+        return moves + [self._signals(source, target)] * self.shared
 
     def _signals(self, source: np.ndarray, target: np.ndarray) -> Messages:
         return Messages(RING.name, source, target, np.zeros(source.size, np.int64), self.A.dtype.itemsize, COLS)
 
     @cached_property
     def _buffer_words(self) -> dict[str, np.ndarray]:
-        """The words of the buffers of panels, by grid position; what others read has the same shape on all ranks."""
+        """The words of the panel buffers, by grid position; buffers that others read have one size on all ranks."""
         reflectors, gathered, parts = np.zeros((3, *self.grid.shape), np.int64)
         for panel, height in self.heights.items():
             (owner, *others), chunk, w, j = self.members(panel), self.chunk(panel), panel.width, panel.col

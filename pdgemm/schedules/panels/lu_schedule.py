@@ -22,13 +22,13 @@ INDEX = np.dtype(np.int64)
 
 @dataclass(frozen=True)
 class LUSchedule(PanelSchedule):
-    """A panel is factored on one rank, its rows go back, and along the grid rows; rows of U go down the grid columns.
+    """One rank gathers, factors and scatters a panel; L is broadcast along grid rows, rows of U along grid columns.
 
-    The rows that the pivots of a panel exchange are exchanged in one message between two ranks, behind the panel at
-    once, and in the panels before it at the end, where each row of L comes to its last place.
+    All rows that the pivots of a panel move from one rank to another are in one message: at once in the columns behind
+    the panel, and at the end in the panels before it, where each row of L then moves to its final place.
 
-    pivots : row t was exchanged with row pivots[t]; None: not known, and rows drawn at random stand for them.
-    idle   : ranks without a position in the grid, which get the pivots at the end.
+    pivots : row t was exchanged with row pivots[t]; None: pivots are not known, and random rows stand for them.
+    idle   : ranks without a position in the grid, which receive the pivots at the end.
     """
 
     idle: tuple[int, ...] = field(default=(), kw_only=True)
@@ -49,13 +49,13 @@ class LUSchedule(PanelSchedule):
 
     @cached_property
     def exchanged(self) -> np.ndarray:
-        """The pivots, or rows drawn at random."""
+        """The pivots, or random rows if the pivots are not known."""
         m = self.A.distribution.rows.n
         return np.random.default_rng(0).integers(np.arange(self.n), m) if self.pivots is None else np.array(self.pivots)
 
     @property
     def to_idle(self) -> Tree:
-        """How the pivots get to the idle ranks."""
+        """The tree that broadcasts the pivots to the idle ranks."""
         return broadcast_tree((self.A.rank(0, 0), *self.idle), self.n, INDEX)
 
     @property
@@ -66,7 +66,7 @@ class LUSchedule(PanelSchedule):
         grid, size = grid_of(self.A), self.A.dtype.itemsize
         rows, cols = self.A.distribution.rows, self.A.distribution.cols
         (m, n), pivots = self.A.distribution.shape, self.exchanged
-        pivots_by = RING.name if self.device else self.mover  # they are on the host
+        pivots_by = RING.name if self.device else self.mover  # the pivots are on the host
         for panel in self.steps:
             w = panel.width
             with_diagonal, behind = _from(rows, panel.start), _from(rows, panel.stop)

@@ -1,4 +1,4 @@
-"""Panels along the diagonal of a matrix, the triangle that each rank has, and what all panel algorithms share."""
+"""Panels along the diagonal of a matrix, tiles of the triangle on each rank, and the base of all panel schedules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pdgemm.schedules.schedule import RankMap, Schedule
 
 
 class Panel(NamedTuple):
-    """The indices from start to stop of rows and columns, whose diagonal block has one owner."""
+    """The row and column indices from start to stop; the diagonal block of these rows and columns has one owner."""
 
     start: int
     stop: int
@@ -33,32 +33,33 @@ class Panel(NamedTuple):
 
 @lru_cache(maxsize=64)
 def diagonal_panels(rows: BlockCyclic, cols: BlockCyclic, width: int, stop: int | None = None) -> tuple[Panel, ...]:
-    """Return the panels of a matrix up to its diagonal's end: cut where a block of rows or of columns begins.
+    """Return the panels of a matrix up to the end of its diagonal, cut where a block of rows or of columns begins.
 
-    Any two distributions will do: blocks of 64 and of 96 make panels of 64, 32, 32, 64.  None is wider than `width`.
+    The two distributions may differ: blocks of 64 and of 96 make panels of 64, 32, 32, 64.  No panel is wider than
+    `width`.
     """
     n = min(rows.n, cols.n) if stop is None else stop
     if not n:
         return ()
-    found = []
+    panels = []
     for start, length, row, col in zip(*(x.tolist() for x in common_refinement(rows.window(0, n), cols.window(0, n)))):
         parts = -(-length // width)
         ends = [start + length * part // parts for part in range(parts + 1)]
-        found += [Panel(a, b, row, col) for a, b in pairwise(ends)]
-    return tuple(found)
+        panels += [Panel(a, b, row, col) for a, b in pairwise(ends)]
+    return tuple(panels)
 
 
 Window = tuple[slice, slice]  # of a local array
-_SAMPLES = 16  # trailing parts whose balance is looked at
-_UNEVEN, _NARROW = 1.25, 4  # how many times the mean share of a rank, and the number of panels, may be
+_SAMPLES = 16  # trailing matrices whose balance is checked
+_UNEVEN, _NARROW = 1.25, 4  # limits of busiest share / mean share, and of panels / least number of panels
 
 
 @lru_cache(maxsize=256)
 def is_balanced(layout: Layout, width: int) -> bool:
-    """Do the ranks share each trailing part of a matrix about evenly, in panels that are not much narrower?"""
+    """Do the ranks share the trailing matrices about evenly, in panels that are not much narrower than `width`?"""
     rows, cols = layout.distribution.rows, layout.distribution.cols
     (m, n), (pr, pc) = layout.distribution.shape, layout.distribution.grid_shape
-    if pr * pc == 1 or min(m, n) <= width or layout.distribution.block == (width, width):  # in which copies are made
+    if pr * pc == 1 or min(m, n) <= width or layout.distribution.block == (width, width):  # that of working copies
         return True
     busiest = every = 0
     for start in range(0, min(m, n), max(1, min(m, n) // _SAMPLES)):
@@ -71,10 +72,10 @@ def is_balanced(layout: Layout, width: int) -> bool:
 def lower_tiles(
     rows: BlockCyclic, cols: BlockCyclic, coords: tuple[int, int], start: int, stop: int, smallest: int
 ) -> Iterator[Window]:
-    """Yield tiles, in local indices, that cover what a rank has on and below the diagonal in columns start to stop.
+    """Yield tiles, in local indices, that cover a rank's elements on and below the diagonal in columns start to stop.
 
-    Columns are halved until they are not more than `smallest`: below the diagonal tiles are as large as possible, and
-    on it they exceed the triangle by less than that many columns.
+    Ranges of columns are halved until they have at most `smallest` columns: tiles below the diagonal are as large as
+    possible, and tiles on the diagonal exceed the triangle by less than `smallest` columns.
     """
     i, j = coords
     first, last = cols.below(start, j), cols.below(stop, j)
@@ -98,10 +99,10 @@ def lower_tiles(
 
 @dataclass(frozen=True)
 class PanelSchedule(Schedule):
-    """A panel algorithm on a matrix A: in each step a panel is factored, travels, and updates what is left of A.
+    """A panel algorithm on a matrix A: in each step a panel is factored, broadcast, and updates the trailing matrix.
 
-    width  : the widest panel.
-    mover  : "shared": panels are read in place in node-shared memory; or "ring": they are sent.
+    width  : width of the widest panel.
+    mover  : "shared": panels are read in place in node-shared memory; "ring": panels are sent.
     device : the device that holds the matrices; "": the host.
     """
 
@@ -130,12 +131,12 @@ class PanelSchedule(Schedule):
         return max((panel.width for panel in self.steps), default=0)
 
     def window(self, panel: Panel, i: int) -> Window:
-        """Return the local indices, on a rank of grid row i, of a panel from its first row on."""
+        """Return the local rows and columns, on a rank of grid row i, of a panel from its first row on."""
         rows, cols = self.A.distribution.rows, self.A.distribution.cols
         return slice(rows.below(panel.start, i), rows.count(i)), cols.local_window(panel.start, panel.stop, panel.col)
 
     def members(self, panel: Panel) -> list[int]:
-        """Return the grid rows that take part when a panel is gathered: its own first."""
+        """Return the grid rows that take part when a panel is gathered, the panel's own grid row first."""
         pr = self.A.distribution.rows.parts
         return [(panel.row + distance) % pr for distance in range(pr)]
 
@@ -155,8 +156,9 @@ class PanelSchedule(Schedule):
     def lower_bound_words(self, ranks: int) -> float:
         """Return a lower bound on the words that some rank receives, for any algorithm; 0 where none is known.
 
-        bound_factor n^2/sqrt(P), with memory for n^2/P words, less these, which a rank has: Kwasniewski et al., On the
-        parallel I/O optimality of linear algebra kernels, SC 2021, with 1/3 for Cholesky and 2/3 for LU.
+        The bound is bound_factor n^2/sqrt(P) for a memory of n^2/P words, less the n^2/P words that a rank holds.  The
+        factor is 1/3 for Cholesky and 2/3 for LU: Kwasniewski et al., On the parallel I/O optimality of linear algebra
+        kernels, SC 2021.
         """
         return max(0.0, self.bound_factor * self.n**2 / ranks**0.5 - self.n**2 / ranks)
 
@@ -171,18 +173,18 @@ class PanelSchedule(Schedule):
 def carried(
     mover: str, lines: np.ndarray, root: int, words: np.ndarray, itemsize: int, along: str, ready: bool = False
 ) -> list[Messages]:
-    """Return how words[x] get from position `root` to the others of lines[x]; where they are read, after a signal.
+    """Return the messages that broadcast words[x] along lines[x] from its position `root`, or signals and reads.
 
-    ready : what is read was complete before the first step, and needs no signal.
+    ready : the source is complete already, so readers need no signal before they read.
     """
-    found = broadcast(mover, lines, root, words, itemsize, along)
+    moves = broadcast(mover, lines, root, words, itemsize, along)
     if reads(mover) and not ready:
         there = lines[words > 0]
-        found.append(signals(there[:, root], np.delete(there, root, axis=1), itemsize, along))
-    return found
+        moves.append(signals(there[:, root], np.delete(there, root, axis=1), itemsize, along))
+    return moves
 
 
 def signals(source: np.ndarray, targets: np.ndarray, itemsize: int, along: str) -> Messages:
-    """Return messages without words from source[x] to all of targets[x]: what it has can be read."""
+    """Return empty messages from source[x] to all of targets[x], which signal that the source's data can be read."""
     repeated = np.repeat(source, targets.shape[1])
     return Messages(RING.name, repeated, targets.ravel(), np.zeros(repeated.size, np.int64), itemsize, along)

@@ -1,4 +1,4 @@
-"""Rows that change their places in a matrix, such as those that pivots exchange, and what is sent for that."""
+"""Moves of the rows of a matrix to other places, such as the row exchanges of pivots, and their messages."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pdgemm.schedules.schedule import Buffers
 
 
 class RowMoves(NamedTuple):
-    """Row sources[x] comes to the place of row targets[x], all at the same time; both are the same set of rows."""
+    """Row sources[x] moves to the place of row targets[x], for all x at the same time; both are one set of rows."""
 
     targets: np.ndarray
     sources: np.ndarray
 
     @classmethod
     def of(cls, pivots: np.ndarray, start: int) -> RowMoves:
-        """Return the moves that row start + t is exchanged with row pivots[t], for t = 0, 1, ..., together."""
+        """Return the combined moves of exchanging row start + t with row pivots[t], for t = 0, 1, ... in turn."""
         first = np.arange(start, start + len(pivots))
         rows = np.unique(np.concatenate([first, pivots]))
         lying = list(range(len(rows)))
@@ -34,7 +34,7 @@ class RowMoves(NamedTuple):
 
     @classmethod
     def to(cls, targets: np.ndarray, sources: np.ndarray) -> RowMoves:
-        """Return the moves of those rows that do not stay."""
+        """Return the moves without the rows that stay in their place."""
         moved = targets != sources
         return cls(targets[moved], sources[moved])
 
@@ -44,7 +44,7 @@ class RowMoves(NamedTuple):
         return np.bincount(pair, minlength=rows.parts**2).reshape(rows.parts, rows.parts)
 
     def sent(self, rows: BlockCyclic, grid: np.ndarray, widths: np.ndarray, itemsize: int) -> list[Messages]:
-        """Return what is sent along the columns of a grid where column j has widths[j] columns of the matrix."""
+        """Return the messages along grid columns, where grid column j has widths[j] columns of the matrix."""
         counts = self.counts(rows)
         np.fill_diagonal(counts, 0)
         source, target = np.nonzero(counts)
@@ -53,7 +53,7 @@ class RowMoves(NamedTuple):
 
 
 def moves_left(steps: tuple[Panel, ...], pivots: np.ndarray, m: int) -> Iterator[tuple[Panel, RowMoves]]:
-    """Yield each panel, the last one first, with the moves of all later steps, which its columns have not made."""
+    """Yield each panel, the last panel first, with the moves of all later panels, which its own columns still need."""
     lying = np.arange(m)
     for panel in reversed(steps):
         yield panel, RowMoves.to(np.arange(m), lying)
@@ -63,16 +63,16 @@ def moves_left(steps: tuple[Panel, ...], pivots: np.ndarray, m: int) -> Iterator
 
 
 def permutation(pivots: np.ndarray, m: int) -> np.ndarray:
-    """Return p, where P A = A[p], of the exchanges of row t with row pivots[t], for t = 0, 1, ..."""
-    found = np.arange(m)
+    """Return p, where P A = A[p], after exchanging row t with row pivots[t], for t = 0, 1, ... in turn."""
+    rows = np.arange(m)
     for here, there in enumerate(pivots.tolist()):
-        found[[here, there]] = found[[there, here]]
-    return found
+        rows[[here, there]] = rows[[there, here]]
+    return rows
 
 
 @dataclass(frozen=True)
 class PermutationSchedule(PanelSchedule):
-    """The rows of a matrix change their places: row order[i] becomes row i."""
+    """A permutation of the rows of a matrix: row order[i] becomes row i."""
 
     order: tuple[int, ...] = field(kw_only=True, repr=False)
     algorithm = "permutation"
@@ -101,7 +101,7 @@ class PermutationSchedule(PanelSchedule):
 
 @dataclass(frozen=True)
 class ScalingSchedule(PanelSchedule):
-    """The rows of a matrix are multiplied or divided by numbers that every rank has: nothing is sent."""
+    """A scaling of the rows of a matrix, multiplied or divided by numbers that every rank holds: nothing is sent."""
 
     algorithm = "scaling"
 

@@ -17,12 +17,12 @@ from pdgemm.schedules.schedule import Buffers
 
 @dataclass(frozen=True)
 class TriangularSchedule(PanelSchedule):
-    """Rows k of X are solved for, or of B taken, and travel down the grid; A's columns k travel along its rows.
+    """Block row k of X (solve) or B (product) is broadcast along grid columns, A's panel k along grid rows.
 
-    B      : layout of the right-hand sides, whose rows are distributed as A's.
-    lower  : A is lower triangular, and panels are taken from the first to the last; otherwise upper, from the last.
-    solves : X, which overwrites B, is solved for; otherwise B stays as it is, and C, in B's layout, is formed.
-    inverse : B is the identity, of which columns are not read before they are no longer zero.
+    B      : layout of the right-hand sides, whose rows are distributed as A's rows.
+    lower  : A is lower triangular, and panels are used from the first to the last; otherwise upper, from the last.
+    solves : a solve: X overwrites B; otherwise a product: B stays as it is, and C is formed in B's layout.
+    inverse : B is the identity; each step leaves out the columns of B that are still zero.
     """
 
     B: Layout
@@ -49,15 +49,15 @@ class TriangularSchedule(PanelSchedule):
 
     @cached_property
     def steps(self) -> tuple[Panel, ...]:
-        found = diagonal_panels(self.A.distribution.rows, self.A.distribution.cols, self.width)
-        return found if self.lower else found[::-1]
+        panels = diagonal_panels(self.A.distribution.rows, self.A.distribution.cols, self.width)
+        return panels if self.lower else panels[::-1]
 
     def rest(self, panel: Panel) -> tuple[int, int]:
-        """Return the rows, from and to, that a panel updates."""
+        """Return the range of rows (start, stop) that a panel updates."""
         return (panel.stop, self.n) if self.lower else (0, panel.start)
 
     def columns(self, panel: Panel) -> tuple[int, int]:
-        """Return the columns of B, from and to, that are not zero in the rows of a panel once they are solved for."""
+        """Return the range of columns of B that are not zero in the rows of a panel, once these rows are solved for."""
         whole = self.B.distribution.cols.n
         if not self.inverse:
             return 0, whole

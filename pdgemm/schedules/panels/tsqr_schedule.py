@@ -1,6 +1,7 @@
-"""A binary tree over ranks as a value: triangles of k columns go up to the first rank, and what it makes comes down.
+"""A binary tree over ranks as a value: triangles of k columns are reduced up to the root, and results go down.
 
-Of six ranks 0 receives from 1, then from 2, which has received from 3, and then from 4, which has received from 5.
+Of six ranks, rank 0, the root, receives first from rank 1, then from rank 2, which has received from rank 3, and then
+from rank 4, which has received from rank 5.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from pdgemm.instrument.recorder import Transfer
 from pdgemm.schedules.rounds import LINE, Messages, Round, WorkPiece
 from pdgemm.schedules.schedule import Buffers, LineSchedule, RankMap, Schedule
 
-SLOWER = 4  # times what a product of as many flops takes: a factorisation on one rank
-MEASURED = 2  # numbers that come down with a factor of A^H A: how far it is from I, and its shift
+SLOWER = 4  # time of a factorisation on one rank / time of a product of as many flops
+MEASURED = 2  # numbers that go down with a factor of A^H A: |A^H A - I|_F, and the shift
 
 
 @dataclass(frozen=True)
 class Tree(LineSchedule):
-    """Messages along the edges of a binary tree, to the root and from it.
+    """Messages along the edges of a binary tree, up to the root and down again.
 
     ranks : the ranks in the order of their rows; the first is the root.
-    up    : words that each sends to its parent; 0: no message.   down : words that its parent sends to it.
+    up    : words that each rank sends to its parent; 0: no message.   down : words that its parent sends to each rank.
     """
 
     ranks: tuple[int, ...]
@@ -39,7 +40,7 @@ class Tree(LineSchedule):
         return at & (at - 1) if at else -1
 
     def children(self, at: int) -> list[int]:
-        """Return the places of the children, in the order in which they are received: that of their rows."""
+        """Return the places of the children in the order in which their messages are received: the order of rows."""
         return children(at, len(self.ranks))
 
     @property
@@ -60,7 +61,7 @@ class Tree(LineSchedule):
 
     @property
     def _levels(self) -> list[np.ndarray]:
-        """The places whose parents are 1, 2, 4, ... places before them."""
+        """The levels: the places whose parents are 1, 2, 4, ... places before them."""
         places = np.arange(1, len(self.ranks))
         return [places[(places & -places) == 1 << s] for s in range(len(self.ranks).bit_length())]
 
@@ -76,27 +77,27 @@ class Tree(LineSchedule):
 
 
 def children(at: int, size: int) -> list[int]:
-    """Return the places of the children of a place in a tree of so many places."""
+    """Return the places of the children of place `at` in a tree of `size` places."""
     steps = (1 << s for s in range(size.bit_length()))
     return [at + step for step in steps if step < (at & -at or size) and at + step < size]
 
 
 def packed_words(height: int, k: int) -> int:
-    """Return the words on and above the diagonal of the first rows of a matrix of k columns."""
+    """Return the words on and above the diagonal of the first `height` rows of a matrix of k columns."""
     return height * k - height * (height - 1) // 2
 
 
 def heights(rows: Sequence[int], k: int) -> list[int]:
-    """Return the rows of the triangle that each rank sends to its parent: those of all ranks below it, at most k."""
+    """Return the rows of the triangle that each rank sends to its parent: all rows of its subtree, at most k."""
     ends = [at + (at & -at or len(rows)) for at in range(len(rows))]
     return [min(k, sum(rows[at:end])) for at, end in enumerate(ends)]
 
 
 @lru_cache(maxsize=64)
 def tsqr_tree(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> Tree:
-    """Return the tree of TSQR: R goes up, and the R of all with the rows that form Q comes down.
+    """Return the tree of TSQR: triangles R are reduced up; the final R, with the rows that form Q, goes down.
 
-    rows : the rows of the matrix that each rank has; any numbers, also 0.
+    rows : the number of rows of the matrix on each rank, >= 0.
     """
     high = heights(rows, k)
     return Tree(ranks, tuple(packed_words(h, k) for h in high), tuple(packed_words(k, k) + h * k for h in high), dtype)
@@ -104,7 +105,7 @@ def tsqr_tree(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.d
 
 @lru_cache(maxsize=64)
 def gram_tree(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> Tree:
-    """Return the tree of a pass of CholeskyQR: A^H A is summed up on the way up, and its factor R comes down."""
+    """Return the tree of a pass of CholeskyQR: A^H A is reduced up the tree, and its factor R is broadcast down."""
     high = heights(rows, k)
     return Tree(
         ranks, tuple(packed_words(k, k) * (h > 0) for h in high), (packed_words(k, k) + MEASURED,) * len(ranks), dtype
@@ -113,17 +114,17 @@ def gram_tree(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.d
 
 @lru_cache(maxsize=64)
 def broadcast_tree(ranks: tuple[int, ...], words: int, dtype: np.dtype) -> Tree:
-    """Return the tree by which all ranks get what the first one has."""
+    """Return the tree that broadcasts `words` words from the first rank to all ranks."""
     return Tree(ranks, (0,) * len(ranks), (words,) * len(ranks), dtype)
 
 
 @dataclass(frozen=True)
 class TallSchedule(Schedule):
-    """What the ranks do with their rows of a tall matrix before, on the root of a tree, and after.
+    """The work of the ranks on their rows of a tall matrix before and after the tree, and of the root in between.
 
-    rows : that each rank has, in the order of the tree.   k : columns.
-    work : products of k x k with the rows of each rank that take as many flops as its part: A^H A and A R^-1 are half
-        of one each;  on_top : products of k x k with k x k on the root;  each : these on every rank, which do the same.
+    rows : number of rows on each rank, in the order of the tree.   k : number of columns.
+    work : flops of a rank on its rows, as a number of products of these rows with k x k: A^H A and A R^-1 are half a
+        product each;  on_top : flops of the root, in products of k x k with k x k;  each : of every rank, likewise.
     workspace : words of workspace for each row.
     """
 
@@ -172,7 +173,7 @@ class TallSchedule(Schedule):
         yield Round([], [WorkPiece((self.k, self.k, self.k), share=self.each)])
 
     def transfers(self, rank: int) -> list[Transfer]:
-        """Return the messages of the tree, which is remembered."""
+        """Return the transfers of the tree, whose sums are cached with the tree."""
         return self.tree.transfers(rank)
 
     def buffers(self, rank: int | None) -> Buffers:
@@ -184,15 +185,15 @@ class TallSchedule(Schedule):
 
 
 def cholesky_pass(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> TallSchedule:
-    """Return a pass of CholeskyQR over the rows of a matrix that the ranks have."""
+    """Return the schedule of a pass of CholeskyQR over the rows of a matrix that the ranks hold."""
     return TallSchedule("cholesky_qr", gram_tree(ranks, rows, k, dtype), rows, k, work=1, on_top=1 / 6, each=1 / 4)
 
 
 def tsqr_schedule(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> TallSchedule:
-    """Return TSQR of the rows of a matrix that the ranks have."""
+    """Return the schedule of TSQR over the rows of a matrix that the ranks hold."""
     return TallSchedule("tsqr", tsqr_tree(ranks, rows, k, dtype), rows, k, work=3, workspace=k)
 
 
 def svd_of_triangle(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> TallSchedule:
-    """Return the singular value decomposition of R, (k, k), on one rank, which sends U, s and V^H to all."""
+    """Return the schedule of the singular value decomposition of R, (k, k), on the root, which broadcasts U, s, V^H."""
     return TallSchedule("svd", broadcast_tree(ranks, 2 * k * k + k, dtype), rows, k, on_top=11)

@@ -1,4 +1,4 @@
-"""The schedule of Cannon's algorithm, which is a value."""
+"""The schedule of Cannon's algorithm."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pdgemm.support.remembered import remembered
 
 @dataclass(frozen=True)
 class Cannon(Product):
-    """C is stationary; A and B are skewed, as `skewed_rank_maps` describes, and are shifted by one in every step.
+    """C is stationary; A and B start skewed (`skewed_rank_maps`); A is shifted every step, B every Pc / Pr steps.
 
-    C lies on a Pr x Pc grid where Pr divides Pc; C's row map is A's, C's column map is B's.  On a square grid
-    A's column map is B's row map, block-cyclic or not.  Otherwise both have one block size, and at most Pc blocks.
+    C lies on a Pr x Pc grid where Pr divides Pc; C's row map is A's, C's column map is B's.  On a square grid A's
+    column map is B's row map, block-cyclic or not.  Otherwise both have the same block size, and at most Pc blocks.
 
-    lookahead : with 1 or less, blocks are shifted whole; with more, in panels, so that the first is multiplied, and
-        sent on, while the others arrive.
+    lookahead : with 1 or less, whole blocks are shifted; with more, blocks are shifted in panels, so that the first
+        panel is multiplied, and sent on, while the other panels arrive.
     """
 
     algorithm = "cannon"
@@ -64,7 +64,7 @@ class Cannon(Product):
         return self.lookahead <= 1 or self.nothing_travels
 
     def _pieces(self, columns: Any) -> Any:
-        """Return the number of panels in which so many columns of A are shifted: one, or of the width of the plan."""
+        """Return the number of panels in which `columns` columns of A are shifted: one, or panels of `_panel_width`."""
         return np.minimum(1, columns) if self.in_blocks else -(-columns // self._panel_width)
 
     @cached_property
@@ -74,14 +74,14 @@ class Cannon(Product):
 
     @remembered
     def cuts(self, part: int) -> list[tuple[int, int]]:
-        """Return the ranges of columns of a part of A that are shifted, and multiplied, one after the other."""
+        """Return the panels of a part of A, as ranges of columns: they are shifted and multiplied one by one."""
         width = int(self.widths[0][part])
         pieces = int(self._pieces(width))
         return [(width * x // pieces, width * (x + 1) // pieces) for x in range(pieces)]
 
     @remembered
     def cuts_of_b(self, part: int) -> list[tuple[int, int]]:
-        """Return the ranges of rows of a part of B that are shifted: those of the parts of A that lie in it, or all."""
+        """Return the ranges of rows in which a part of B is shifted: the panels of A within this part, or all rows."""
         a, b = self.A.distribution.cols, self.B.distribution.rows
         if self.in_blocks:
             return [(0, int(self.widths[1][part]))]
@@ -105,14 +105,14 @@ class Cannon(Product):
         return np.array([a.count(x) for x in range(a.parts)]), np.array([b.count(x) for x in range(b.parts)])
 
     def rounds(self) -> Iterator[Round]:
-        """Yield the steps: a shift of A, every Pc / Pr steps a shift of B as well, and a product."""
+        """Yield the steps: a shift of A, a shift of B (of panels, or of a block every Pc / Pr steps), and a product."""
         if not self.mnk[2]:
             return
         size_a, size_b = self.A.dtype.itemsize, self.B.dtype.itemsize
         grid, (pr, pc) = grid_of(self.C), self.C.distribution.grid_shape
         i, j = np.indices(grid.shape)
         steps = np.array([[[*step] for step in self.steps(rank)] for rank in grid.ravel().tolist()])
-        held_a, held_b = steps.reshape(pr, pc, pc, 2).transpose(3, 2, 0, 1)  # by step
+        held_a, held_b = steps.reshape(pr, pc, pc, 2).transpose(3, 2, 0, 1)  # parts, by step and position
         (_, width_b), t = self.widths, pc // pr
         cuts = np.zeros((self.panels // pc, pc), int)  # widths of the panels of each part of A
         for part in range(pc):
@@ -131,7 +131,7 @@ class Cannon(Product):
             yield Round(shifts, products(grid, m_loc[:, None], n_loc[None, :], width, self.shares))
 
     def transfers(self, rank: int) -> list[Transfer]:
-        """A rank receives all parts of A in its row but the first, and sends all but the last; likewise for B."""
+        """Return the traffic: a rank sends all parts of A but its last, receives all but its first; likewise for B."""
         steps, strides = self.steps(rank), self.grid.strides
         if not steps:
             return []
@@ -147,7 +147,7 @@ class Cannon(Product):
         ]
 
     def _shifts(self, words: np.ndarray, pieces: np.ndarray, dtype: np.dtype) -> Traffic:
-        """Return the traffic of a rank that holds blocks of these numbers of words and panels one after another."""
+        """Return the traffic of a rank that holds one block after another, with these numbers of words and panels."""
         messages = -(-words // (LARGEST_MESSAGE_BYTES // dtype.itemsize))
         if not self.in_blocks:
             messages = pieces * (words > 0)
@@ -159,7 +159,7 @@ class Cannon(Product):
 
     @property
     def slots(self) -> int:
-        """The number of blocks of each operand held at once: one in use and one that is being received."""
+        """The number of blocks of each operand held at once: one in use, one in flight, and `spare`."""
         return 2 + self.spare
 
     def staging(self, rank: int | None) -> Buffers:
@@ -167,7 +167,7 @@ class Cannon(Product):
         return {"staged A": buffers["panels of A"], "staged B": buffers["panels of B"]}
 
     def buffers(self, rank: int | None) -> Buffers:
-        """Return the buffers; an operand that is not shifted needs none."""
+        """Return the buffers of a rank; an operand that is not shifted needs no panel buffer."""
         m_loc, n_loc = self.C.local_shape(rank)
         (a, b), (pr, pc) = self.widths, self.C.distribution.grid_shape
         wide_a, wide_b = int(a.max()), int(b.max())

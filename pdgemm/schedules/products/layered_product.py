@@ -1,6 +1,6 @@
 """The schedules of algorithms that divide the inner dimension, and reduce partial sums of C at the end.
 
-`Layered` is 2.5D and 3D: each layer of ranks multiplies its inner indices by SUMMA or Cannon.
+`Layered` is 2.5D and 3D: each layer of ranks multiplies over its inner indices by SUMMA or Cannon's algorithm.
 In `Inner` each rank is a layer of its own.
 """
 
@@ -30,7 +30,7 @@ from pdgemm.support.remembered import remembered
 
 @dataclass(frozen=True)
 class Inner(Product):
-    """Each rank multiplies its inner indices; the partial products are reduced and scattered to C.
+    """Each rank multiplies over its own inner indices; a reduce-scatter adds up the partial sums of C.
 
     A is distributed by columns and B by rows, the same inner indices on the same ranks; C has any layout.
     rows : number of rows of C that are reduced at a time.
@@ -53,7 +53,7 @@ class Inner(Product):
 
     @cached_property
     def grid(self) -> RankMap:
-        """The grid of all ranks of the communicator, each of which is a layer."""
+        """The process grid of all ranks of the communicator, each of which is a layer."""
         return RankMap.of_layers((1, 1), tuple(range(self.size)), self.size)
 
     @cached_property
@@ -90,13 +90,13 @@ class Inner(Product):
 
     @property
     def windows(self) -> list[Window]:
-        """The rows of C that are computed and reduced together."""
+        """The windows of C: ranges of rows that are computed and reduced together."""
         return self.reduction.windows(0) if self.mnk[2] else []
 
     def rounds(self) -> Iterator[Round]:
-        """Yield a product for each window of rows of C; its partial sums are reduced during the next one."""
+        """Yield a product for each window of C; its partial sums are reduced during the product of the next window."""
         n, k_loc = self.mnk[1], np.array([self.A.local_shape(rank)[1] for rank in range(self.size)])
-        sums: list[Messages] = []  # of the window before
+        sums: list[Messages] = []  # of the previous window
         for turn, window in enumerate(self.windows):
             work = WorkPiece((height(window), n, k_loc), share=self.share(0))
             yield Round(sums, [work], hidden=not self.shared)
@@ -124,7 +124,7 @@ class Inner(Product):
         return m, n, self.A.local_shape(rank)[1]
 
     def copied(self, rank: int) -> int:
-        """The partial sum is written, packed by rank or read by other ranks, and a share of it is added to C."""
+        """Return the bytes of partial sums that are written, then packed or read, and of the total, added to C."""
         m, n, _ = self.mnk
         rows, cols = self.C.local_shape(rank)
         return (2 * m * n + rows * cols) * self.accumulate.itemsize
@@ -156,10 +156,10 @@ class Inner(Product):
 
 @dataclass(frozen=True)
 class Layered(Product):
-    """Each layer of Pr x Pc ranks multiplies its inner indices; then the partial sums of C are reduced over the layers.
+    """Each layer of Pr x Pc ranks multiplies over its inner indices; the partial sums of C are reduced over the layers.
 
-    A lies on Pr x (c Pc) ranks and B on (c Pr) x Pc, the inner indices of a layer on its ranks, as the algorithm
-    `inside` needs them there; each element of block (i, j) of C lies on one of the c ranks at (i, j).
+    A lies on Pr x (c Pc) ranks and B on (c Pr) x Pc ranks: each layer holds its inner indices, in the layouts that the
+    algorithm `inside` needs.  Each element of block (i, j) of C lies on one of the c ranks at position (i, j).
 
     rank_map : the ranks of the grid positions, layer by layer, row by row.
     layers : number c of layers.
@@ -211,15 +211,15 @@ class Layered(Product):
         return tuple(map(self._layer, range(self.layers)))
 
     def layer(self, rank: int | None) -> Summa | Cannon:
-        """Return the product of a rank's layer; for rank None, that of the layer with most inner indices."""
+        """Return the product of a rank's layer; for rank None, of the layer with the most inner indices."""
         return self._layer(0 if rank is None else max(0, self.grid.layer_of(rank)))
 
     @remembered
     def _layer(self, number: int) -> Summa | Cannon:
-        """Return a layer's product: block x of k belongs to layer x mod c, and in it to column (x / c) mod Pc of A."""
+        """Return a layer's product: block x of k belongs to layer x mod c, and there to column (x / c) mod Pc of A."""
         a, b, c = self.A.distribution, self.B.distribution, self.layers
         pr, pc = self.grid.shape
-        block = a.cols.block  # and of b.rows
+        block = a.cols.block  # size of the blocks of k, in A and in B
         k = self._inner.count(number)
         place_a = self.A.rank_map[number::c]
         place_b = tuple(chain.from_iterable(self.B.rank_map[x * pc : (x + 1) * pc] for x in range(number, pr * c, c)))
@@ -267,13 +267,13 @@ class Layered(Product):
         return replace(self, width=scaled(min(self.width, max(1, self.widest)), share), rows=rows)
 
     def rounds(self) -> Iterator[Round]:
-        """Yield the rounds of all layers side by side; C is reduced during the last product and after it."""
+        """Yield the rounds of all layers at the same time; C is reduced during the last product and after it."""
         if not self.mnk[2]:
             return
         layers = [layer.rounds() for layer in self.each_layer]
         for together in zip_longest(*layers, fillvalue=Round()):
             ranks = max(self.rank_map) + 1
-            pieces = [piece for one in together for piece in one.work]  # of a rank only that of its layer is not empty
+            pieces = [piece for one in together for piece in one.work]  # a rank has work only in its layer's piece
             m, n, k = (sum(one_each(piece.extents[x], ranks) for piece in pieces) for x in range(3))
             yield Round([x for one in together for x in one.moves], [WorkPiece((m, n, k), share=self.shares)])
         yield from self.reduction.rounds()
@@ -298,7 +298,7 @@ class Layered(Product):
         return self.inside == "cannon"
 
     def copied(self, rank: int) -> int:
-        """The partial sum of a block is written, packed by rank or read by others, and a share of it is added to C."""
+        """Return the bytes of the layer, of partial sums that are written, then packed or read, and of their total."""
         (rows, cols), (own_rows, own_cols) = self.reduction.shape(rank), self.C.local_shape(rank)
         return self.layer(rank).copied(rank) + (2 * rows * cols + own_rows * own_cols) * self.accumulate.itemsize
 
@@ -306,7 +306,7 @@ class Layered(Product):
         return _most([layer.staging(rank) for layer in self._to_count(rank)]) | self.reduction.staging(rank)
 
     def _to_count(self, rank: int | None) -> list[Summa | Cannon]:
-        """Return the layer of a rank, or one layer of each size: a smaller one may have wider panels."""
+        """Return the layer of a rank; for rank None, one layer of each size: a smaller layer may have wider panels."""
         if rank is not None:
             return [self.layer(rank)]
         return list(map(self._layer, {self._inner.count(x): x for x in range(self.layers)}.values()))

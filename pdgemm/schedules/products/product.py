@@ -1,4 +1,4 @@
-"""The schedule of a product: what all algorithms for products have in common."""
+"""The schedule of a product: the base of the schedules of all algorithms for products."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Product(Schedule):
     width      : width of the widest panel.
     lookahead  : number of panels in flight behind the one in use.
     mover      : name of the mover of the panels.
-    nodes      : the node of each rank, where panels are read in place but not all ranks are on one node; else ().
+    nodes      : the node of each rank, where panels are read in place and the ranks are on several nodes; else ().
     device     : the device that holds the matrices; "": the host.
     triangle   : "L" or "U": only this triangle of C, with the diagonal, is computed, read and written; "": all of C.
-    compute    : the type that BLAS may round operands to: "float16", "bfloat16" or "tf32"; "": none.
+    compute    : the type to which BLAS may round operands: "float16", "bfloat16" or "tf32"; "": no rounding.
     staged     : messages are staged in host memory, which MPI reads and writes.
     nccl       : NCCL sends all messages, in the order of the copy stream.
     """
@@ -51,7 +51,7 @@ class Product(Schedule):
     nccl: bool = field(default=False, kw_only=True)
     compute: str = field(default="", kw_only=True)
     triangle: TriangleName = field(default="", kw_only=True)
-    on_grid: ClassVar[bool] = True  # False: messages use the whole communicator, whatever its grids
+    on_grid: ClassVar[bool] = True  # False: the product runs on all ranks, on no grid of its own
 
     @cached_property
     def mnk(self) -> tuple[int, int, int]:
@@ -59,7 +59,7 @@ class Product(Schedule):
 
     @cached_property
     def grid(self) -> RankMap:
-        """The grid along whose rows, columns and layers the panels are sent."""
+        """The process grid; panels are sent along its rows and columns, and sums through its layers."""
         return RankMap.of_layers(self.C.distribution.grid_shape, self.C.rank_map)
 
     @cached_property
@@ -71,17 +71,17 @@ class Product(Schedule):
 
     @remembered
     def kept(self, rank: int) -> Staircase | None:
-        """Return which elements of a rank's part of C are in the triangle; None: C is no triangle."""
+        """Return the elements of a rank's local part of C that lie in the triangle; None: all of C is computed."""
         (i, j), c = self.C.coords(rank), self.C.distribution
         return Staircase.of(self.triangle, c.rows.indices(i), c.cols.indices(j)) if self.triangle else None
 
     def formed(self, rank: int) -> Staircase | None:
-        """Return which elements a rank multiplies of the block of C of which it has sums; None: all of them."""
+        """Return the elements that a rank computes of its block of sums of C; None: all elements."""
         return self.kept(rank)
 
     @remembered
     def share(self, rank: int) -> float:
-        """Return which share of its m x n products a rank forms."""
+        """Return the fraction of the elements of a rank's m x n block that the rank computes."""
         if not self.triangle:
             return 1.0
         m, n, _ = self.local_shape(rank)
@@ -90,16 +90,16 @@ class Product(Schedule):
 
     @cached_property
     def shares(self) -> np.ndarray | float:
-        """The same of each rank of the grid, for `Round`."""
+        """The `share` of each rank, for a `WorkPiece`; 1.0 where all ranks compute whole blocks."""
         if not self.triangle:
             return 1.0
         return np.array([self.share(rank) for rank in range(1 + max(self.grid.ranks))])
 
     @cached_property
     def panel_dtype(self) -> np.dtype:
-        """The type of panels that are handed to BLAS: int8 numbers are multiplied as float32, exactly.
+        """The type of panels that are passed to BLAS: int8 elements are multiplied as float32, exactly.
 
-        A device's BLAS takes 16-bit numbers and accumulates in float32.
+        The BLAS of a device takes 16-bit elements and accumulates in float32.
         """
         if self.device and self.compute in dtypes.HALF_NAMES:
             return np.dtype(self.compute)
@@ -109,7 +109,7 @@ class Product(Schedule):
 
     @cached_property
     def rounded(self) -> np.dtype | None:
-        """The type that operands are rounded to on the host, whose BLAS does not take it; None: no rounding."""
+        """The type to which operands are rounded on the host, where BLAS does not take this type; None: no rounding."""
         return np.dtype(self.compute) if self.compute in dtypes.HALF_NAMES and not self.device else None
 
     @cached_property
@@ -134,7 +134,7 @@ class Product(Schedule):
         return self.panels
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
-        """Return the rows, columns and inner indices that a rank multiplies; by default its steps divide the last."""
+        """Return the extents (m, n, k) of the product of a rank; by default k is divided into the rank's steps."""
         return self.tally.local_shape(rank)
 
     @cached_property
@@ -152,7 +152,7 @@ class Product(Schedule):
 
     @cached_property
     def fetched(self) -> bool:
-        """Is what they read there copied first, and not multiplied in place?"""
+        """Are panels of other ranks copied before they are multiplied, and not multiplied in place?"""
         return self.mover in MOVERS and MOVERS[self.mover].by == "copying"
 
     @property
@@ -167,7 +167,7 @@ class Product(Schedule):
 
     @property
     def spare(self) -> int:
-        """The number of slots beyond those in use and in flight: a device still reads what the host has finished."""
+        """The number of slots beyond those in use and in flight: a device may still read a panel that the host left."""
         return 1 if self.device else 0
 
     @cached_property
@@ -177,7 +177,7 @@ class Product(Schedule):
 
     @property
     def nothing_travels(self) -> bool:
-        """Does each rank hold all that it multiplies?"""
+        """Does each rank hold all elements that it multiplies?"""
         return False
 
     @property
@@ -187,11 +187,11 @@ class Product(Schedule):
 
     @property
     def first_panel_is_local(self) -> bool:
-        """Does each rank hold what its first step needs?"""
+        """Does each rank hold the panels of its first step?"""
         return self.in_place
 
     def block_mnk(self, m: int, n: int, k: int) -> tuple[int, int, int]:
-        """Return the extents of one of the BLAS calls that make up a rank's m x n x k."""
+        """Return the extents of one BLAS call; several calls make up a rank's m x n x k product."""
         return m, n, min(k, self.product_width)
 
     def copied(self, rank: int) -> int:
@@ -213,18 +213,18 @@ class Product(Schedule):
         return False
 
     def staging(self, rank: int | None) -> Buffers:
-        """Return the buffers that it allocates on the host besides these, where messages are staged."""
+        """Return the further buffers of a rank on the host, where messages are staged in host memory."""
         return {}
 
     def staged_buffers(self, rank: int | None) -> Buffers:
         return self.staging(rank) if self.staged and not self.shared else {}
 
     def scaled(self, share: float) -> Self:
-        """Return the product with panels of a share of their width: 1 leaves it, 0 makes the buffers smallest."""
+        """Return the product with panels of `share` times their width: 1 changes none, 0 makes the buffers smallest."""
         return replace(self, width=scaled(min(self.width, self.widest), share))
 
     def whole(self) -> Self:
-        """Return the product with the widest panels if these need no more memory, as where none are sent."""
+        """Return the product with the widest panels if these need no more memory, for instance if none are sent."""
         if not (self.in_place or self.nothing_travels):
             return self
         wide = replace(self, width=max(self.width, self.mnk[2]))
@@ -241,7 +241,7 @@ class Product(Schedule):
         return self.tally.steps
 
     def _update(self, words: int) -> tuple[int, np.dtype]:
-        """Return the workspace in which that many sums are rounded, or added to C."""
+        """Return size and type of the workspace in which `words` sums are rounded, or added to C."""
         return 0 if self.device else 2 * min(words, SLAB), self._sum_dtype
 
     @cached_property
@@ -250,7 +250,7 @@ class Product(Schedule):
         return dtypes.arithmetic(self.accumulate, self.C.dtype)
 
     def _exact(self, rows: int, cols: int) -> int:
-        """Return the 32-bit numbers that int8 products are formed in, and made integers, before accumulation."""
+        """Return the number of 32-bit words in which int8 products are formed, and made integers, to be accumulated."""
         at_once = rows * cols if self.device else 2 * min(SLAB, rows * cols)
         return 0 if self.accumulate in dtypes.BLAS else at_once
 
@@ -259,7 +259,7 @@ class Product(Schedule):
         return {"corner": (min(rows * cols, LEAST**2), self.accumulate)} if self.triangle else {}
 
     def _message_width(self, width: int, *sides: tuple[int, np.dtype]) -> int:
-        """Return the width at which no panel fills more than a message.   sides : words across a panel, and type."""
+        """Return the width at which a panel fits in one message.   sides : words across a panel, and element type."""
         if self.in_place or self.nothing_travels:
             return width
         longest = max(1, *(words * dtype.itemsize for words, dtype in sides))
@@ -267,15 +267,15 @@ class Product(Schedule):
 
 
 def on_ranks(rank_map: tuple[int, ...], shape: tuple[int, ...], size: int) -> bool:
-    """Is a different one of `size` ranks at each position of the grid?"""
+    """Does each position of the grid have a rank of its own, one of `size` ranks?"""
     return len({*rank_map}) == len(rank_map) == prod(shape) and 0 <= min(rank_map) <= max(rank_map) < size
 
 
 def alike(one: BlockCyclic, other: BlockCyclic) -> bool:
-    """Do both distribute the same indices to the same parts?"""
+    """Do both distributions assign the same indices to the same parts?"""
     return one.canonical == other.canonical
 
 
 def scaled(size: int, share: float) -> int:
-    """Return a share of a size, at least 1."""
+    """Return `share` times `size`, at least 1."""
     return max(1, int(size * share))

@@ -1,4 +1,4 @@
-"""The reduction of partial sums over groups of ranks, scattered to C, as a value."""
+"""The reduce-scatter of partial sums of C over groups of ranks, as a value."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.schedules.staircase import Staircase, TriangleName
 from pdgemm.support.remembered import remembered
 
-ALL = slice(None)  # windows of rows
-LEAST_ROWS = 64  # of one owner in a window that takes rows of each: BLAS is slower on fewer
+ALL = slice(None)  # all windows
+LEAST_ROWS = 64  # of each owner, in a window that takes rows of every owner: BLAS is slower on fewer rows
 Window = tuple[tuple[int, int], ...]  # ranges of rows, ascending
 
 
@@ -32,24 +32,24 @@ def height(window: Window) -> int:
 
 
 class Share(NamedTuple):
-    """What a rank and its group have of some windows."""
+    """The words of some windows that belong to a rank, and to all ranks of its group."""
 
-    words: int
-    mine: int  # words that the rank has in C
-    windows: int  # of which it has any in C
-    receivers: int  # the ranks that have any of a window in C, added up over the windows
+    words: int  # words of all ranks of the group
+    mine: int  # words in the rank's own part of C
+    windows: int  # number of windows with words in the rank's own part of C
+    receivers: int  # number of ranks with words of a window in their part of C, summed over the windows
 
 
 @dataclass(frozen=True)
 class Reduction(Schedule):
-    """Blocks of C of which each rank of a group has a partial sum; these are reduced and scattered to C.
+    """The reduction of blocks of C: each rank of a group has a partial sum of its block, and a part of the block in C.
 
     rows, cols : distributions of the rows and columns of C, whose parts form the blocks.
-    rank_map   : the ranks of the grid positions, layer by layer, row by row; those of one block in all layers are its
-                 group, which reduces it, and which has its elements in C.
-    high       : number of rows of a block that are reduced at a time, about.
-    reads      : name of the mover by which partial sums are read in place; "": they are sent.
-    triangle   : "L" or "U": of each range of rows only the columns that have elements of this triangle are reduced.
+    rank_map   : the ranks of the grid positions, layer by layer, row by row; the ranks of one block in all layers are
+                 the group of the block, which reduces the block and owns its elements in C.
+    high       : approximate number of rows of a block that are reduced at a time.
+    reads      : name of the mover by which partial sums are read in place; "": partial sums are sent.
+    triangle   : "L" or "U": in each range of rows, only the columns with elements of this triangle are reduced.
     """
 
     rows: BlockCyclic
@@ -77,22 +77,22 @@ class Reduction(Schedule):
         return self.layers * self.turns(None)
 
     def rounds(self) -> Iterator[Round]:
-        """Yield the windows that overlap with products, then the others."""
+        """Yield a round of the windows that overlap with products, then a round of the other windows."""
         yield Round(self.messages(self.hidden))
         yield Round(self.messages(self.exposed), hidden=False)
 
     @property
     def exposed(self) -> slice:
-        """The windows whose transfers overlap with no product: the last one, or all where they are read."""
+        """The windows whose transfers overlap with no product: the last window, or all windows if sums are read."""
         return slice(0 if self.read else -1, None)
 
     @property
     def hidden(self) -> slice:
-        """The other windows."""
+        """The windows whose transfers overlap with a product."""
         return slice(0, self.exposed.start)
 
     def transfers(self, rank: int) -> list[Transfer]:
-        """Return the traffic of the windows that overlap with products, and that of the others."""
+        """Return the traffic of the windows that overlap with products, and that of the other windows."""
         stride = self.grid.strides[LAYERS]
         parts = (self.traffic(rank, self.hidden), False), (self.traffic(rank, self.exposed), True)
         return [Transfer("reduce", x, self.dtype.itemsize, stride, self.layers, after) for x, after in parts]
@@ -107,7 +107,7 @@ class Reduction(Schedule):
         return len(self.rank_map) // self.blocks
 
     def at(self, rank: int) -> tuple[int, int] | None:
-        """Return the block that a rank works on, or None."""
+        """Return the position (i, j) of a rank's block, or None for a rank without a block."""
         at = position(self.rank_map, rank)
         return None if at < 0 else divmod(at % self.blocks, self.cols.parts)
 
@@ -121,17 +121,17 @@ class Reduction(Schedule):
         return self.rank_map[i * self.cols.parts + j :: self.blocks]
 
     def shape(self, rank: int | None) -> tuple[int, int]:
-        """Return the shape of a rank's block; for rank None, of the largest."""
+        """Return the shape of a rank's block; for rank None, of the largest block."""
         if rank is None:
             return self.rows.largest, self.cols.largest
         at = self.at(rank)
         return (0, 0) if at is None else (self.rows.count(at[0]), self.cols.count(at[1]))
 
     def windows(self, rank: int) -> list[Window]:
-        """Return the rows of a block that are reduced together.
+        """Return the windows of a rank's block: rows that are reduced together.
 
-        They are consecutive where these belong to all parts of C's rows.  Otherwise a window has a share of each part:
-        if it were sent to few ranks, the links to the others would be idle meanwhile.
+        A window has consecutive rows if these belong to all parts of C's rows.  Otherwise it has a share of each part:
+        if all its rows belonged to few ranks, the links to the other ranks would be idle.
         """
         (rows, cols), at_once, apart = self.shape(rank), self._at_once(rank), self._apart(rank)
         if not cols:
@@ -142,19 +142,19 @@ class Reduction(Schedule):
         return [tuple(sorted(run for x in apart for run in _share(x, turn, turns))) for turn in range(turns)]
 
     def turns(self, rank: int | None) -> int:
-        """Return the number of these windows."""
+        """Return the number of windows of a rank's block; for rank None, of the largest block."""
         rows, cols = self.shape(rank)
         return -(-rows // self._at_once(rank)) if cols else 0
 
     def _at_once(self, rank: int | None) -> int:
-        """Return the number of rows of a window."""
+        """Return the number of rows that a window should have."""
         return max(1, min(self.high, LARGEST_MESSAGE_BYTES // (max(1, self.shape(rank)[1]) * self.dtype.itemsize)))
 
     def highest(self, rank: int | None) -> int:
         """Return the most rows of a window; for rank None, of any rank."""
         if rank is not None and self.triangle:
             return max(map(height, self.windows(rank)), default=0)
-        if rank is None:  # a share of the rows of each part is at most one row more than its size over their number
+        if rank is None:  # a share has at most one row more than a part's rows divided by the number of windows
             parts = min(self.C.distribution.rows.parts, self._at_once(None) // LEAST_ROWS)
             return min(self.shape(None)[0], self._at_once(None) + parts * (parts > 1))
         turns = self.turns(rank)
@@ -163,12 +163,12 @@ class Reduction(Schedule):
         return min(self.shape(rank)[0], self._at_once(rank)) if turns else 0
 
     def _apart(self, rank: int) -> list[IndexMap]:
-        """Return the rows of a block in each part of C's rows, if consecutive rows would not belong to all parts."""
+        """Return the rows of a block in each part of C's rows, if windows take a share of each part; otherwise []."""
         at, rows, at_once = self.at(rank), self.shape(rank)[0], self._at_once(rank)
         if self.read or at is None or at_once >= rows:
             return []
         maps = [*self.rows_to(at[0]).values()]
-        cycle = rows * len(maps) // sum(len(x.lengths) for x in maps)  # rows among which each part has a run
+        cycle = rows * len(maps) // sum(len(x.lengths) for x in maps)  # consecutive rows in which each part has a run
         return maps if cycle > at_once >= LEAST_ROWS * len(maps) > LEAST_ROWS else []
 
     def rows_to(self, i: int) -> dict[int, IndexMap]:
@@ -182,7 +182,7 @@ class Reduction(Schedule):
         """Return the words of a window of block (i, j) that belong to each rank of its group."""
         group = {rank: number for number, rank in enumerate(self.group(i, j))}
         counts = np.zeros(len(group), np.int64)
-        pieces = [(x,) for x in window] if self.triangle else [window]  # each with columns of its own
+        pieces = [(x,) for x in window] if self.triangle else [window]  # each range of rows has its own columns
         for piece in pieces if window else ():
             lo, hi = self.columns((i, j), *piece[0])
             widths = {to_j: x.count_below(hi) - x.count_below(lo) for to_j, x in self.cols_to(j).items()}
@@ -194,7 +194,7 @@ class Reduction(Schedule):
 
     @remembered
     def formed(self, at: tuple[int, int]) -> Staircase:
-        """Return which elements of a block are in the triangle."""
+        """Return the elements of a block that lie in the triangle."""
         return Staircase.of(self.triangle, self.rows.indices(at[0]), self.cols.indices(at[1]))
 
     def columns(self, at: tuple[int, int], lo: int, hi: int) -> tuple[int, int]:
@@ -202,9 +202,9 @@ class Reduction(Schedule):
         return self.formed(at).columns(lo, hi) if self.triangle else (0, self.cols.count(at[1]))
 
     def traffic(self, rank: int, turns: slice = ALL) -> Traffic:
-        """Return the traffic: the partial sums of a rank's share on the others of its group, and its own of theirs.
+        """Return the traffic of a rank.   turns : the windows to count, which are consecutive.
 
-        Each rank sends every other one its part.   turns : the consecutive windows that count.
+        In each window, each rank of a group sends every other rank the partial sums of the other rank's part of C.
         """
         share, others = self._share((rank, *turns.indices(self.turns(rank))[:2])), self.layers - 1
         received = share.mine * others
@@ -214,9 +214,9 @@ class Reduction(Schedule):
 
     @remembered
     def _share(self, which: tuple[int, int, int]) -> Share:
-        """Return what a rank and its group have of windows number `first` to `end`.   which : (rank, first, end).
+        """Return the share of a rank and its group in windows number `first` to `end`.   which : (rank, first, end).
 
-        Its cost is that of the runs of C's rows, however many windows there are.
+        The cost depends on the number of runs of C's rows and, only for a triangle, on the number of windows.
         """
         rank, first, end = which
         at = self.at(rank)
@@ -255,7 +255,7 @@ class Reduction(Schedule):
         return Share(high * cols, mine, windows(own) if own else 0, receivers)
 
     def _most_own_words(self, rank: int) -> int:
-        """Return the most words of a window that a rank has in C."""
+        """Return the most words of one window that lie in a rank's own part of C."""
         if self.triangle:
             counts, at = self._counts_of_windows(rank), self.at(rank)
             return 0 if at is None else int(counts[:, self.group(*at).index(rank)].max(initial=0))
@@ -268,7 +268,7 @@ class Reduction(Schedule):
         return rows * self.cols_to(at[1])[self.C.coords(rank)[1]].size
 
     def _own_rows(self, rank: int) -> IndexMap | None:
-        """Return the rows of a rank's block that it has in C itself; None: it has none of the block."""
+        """Return the rows of a rank's block that the rank owns in C; None: the rank owns no element of the block."""
         at, (own_i, own_j) = self.at(rank), self.C.coords(rank)
         return None if at is None or own_j not in self.cols_to(at[1]) else self.rows_to(at[0]).get(own_i)
 
@@ -280,8 +280,8 @@ class Reduction(Schedule):
         return np.array(counts, np.int64).reshape(-1, self.layers)
 
     def messages(self, turns: slice = ALL) -> list[Messages]:
-        """Return the messages, or reads, of the partial sums in some windows of each block."""
-        found: list[Messages] = []
+        """Return the messages, or reads, of the partial sums in the windows `turns` of each block."""
+        moves: list[Messages] = []
         kind = self.reads or "reduce"
         for at in range(self.blocks):
             i, j = divmod(at, self.cols.parts)
@@ -292,8 +292,8 @@ class Reduction(Schedule):
             for window in self.windows(group[0])[turns]:
                 words = np.tile(self.counts(i, j, window), len(group))
                 itemsize = self.dtype.itemsize
-                found += messages(kind, source[others], target[others], words[others], itemsize, LAYERS)
-        return found
+                moves += messages(kind, source[others], target[others], words[others], itemsize, LAYERS)
+        return moves
 
     def buffers(self, rank: int | None) -> Buffers:
         cols, highest = self.shape(rank)[1], self.highest(rank)
@@ -325,7 +325,7 @@ class Reduction(Schedule):
 
 
 def _share(rows: IndexMap, turn: int, turns: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs of share number `turn` of `turns` equal ones."""
+    """Yield the runs (start, stop) of share number `turn` of the rows, in `turns` equal shares."""
     start, stop = rows.size * turn // turns, rows.size * (turn + 1) // turns
     if start < stop:
         share = rows.cut(start, stop)
@@ -333,7 +333,7 @@ def _share(rows: IndexMap, turn: int, turns: int) -> Iterator[tuple[int, int]]:
 
 
 def _windows_with(rows: IndexMap, height: int, lo: int, hi: int) -> int:
-    """Return in how many windows of `height` rows, of those from row lo to row hi, there are any of these rows."""
+    """Return how many windows of `height` rows, from row lo to row hi, contain any of `rows`."""
     starts, ends = np.maximum(lo, rows.source), np.minimum(hi, rows.source + rows.lengths)
     there = starts < ends
     first, last = starts[there] // height, (ends[there] - 1) // height
@@ -341,7 +341,7 @@ def _windows_with(rows: IndexMap, height: int, lo: int, hi: int) -> int:
 
 
 def _most_in_a_window(rows: IndexMap, height: int) -> int:
-    """Return the most of these rows that are in one window of `height` rows."""
+    """Return the most of `rows` in one window of `height` rows."""
     first, last = rows.source // height, (rows.source + rows.lengths - 1) // height
     if (last - first > 1).any():  # a run fills a window
         return height

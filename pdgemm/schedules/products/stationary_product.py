@@ -1,4 +1,4 @@
-"""The schedule of SUMMA with A stationary; with B stationary it is that of C^T = B^T A^T."""
+"""The schedule of SUMMA with A stationary; SUMMA with B stationary is the same schedule for C^T = B^T A^T."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Stationary(Product):
 
     @property
     def steps(self) -> tuple[PanelStep, ...]:
-        """The panels of columns: `a` of a step is a panel of C, `b` one of B."""
+        """The panels of columns; in each step, `a` maps the columns of a panel of C, and `b` those of a panel of B."""
         return summa_steps(self.C.distribution.cols, self.B.distribution.cols, self._width)
 
     def order(self, rank: int) -> tuple[PanelStep, ...]:
         """Return the panels in the order in which a rank multiplies them, the same along a grid row.
 
-        Where ranks copy panels of B from their owners, each grid row begins with its own, as in `Summa.order`.
+        Where ranks copy panels of B from their owners, each grid row begins with its own panels, as in `Summa.order`.
         """
         i = self.C.coords(rank)[0]
         first = next((n for n, step in enumerate(self.steps) if step.row == i), 0) if self.fetched else 0
@@ -70,7 +70,7 @@ class Stationary(Product):
 
     @property
     def slots(self) -> int:
-        """The number of panels held at once: of C those being reduced, the one in use, and those of B behind it."""
+        """The number of panels held at once: panels of C in reduction, the panel in use, panels of B in flight."""
         return min(max(2, 2 * self.lookahead + 1) + self.spare, max(1, self.panels))
 
     @property
@@ -92,7 +92,10 @@ class Stationary(Product):
         yield Round(reduced)
 
     def transfers(self, rank: int) -> list[Transfer]:
-        """A rank receives k_loc (n - n_loc) words of B, and m_loc n_loc of C from each other rank of its row."""
+        """Return the traffic along the grid column and the grid row.
+
+        A rank receives k_loc (n - n_loc) words of B, and m_loc n_loc words of C from each other rank of its grid row.
+        """
         (i, j), strides = self.C.coords(rank), self.grid.strides
         if i < 0 or not self.mnk[2]:
             return []
@@ -112,7 +115,7 @@ class Stationary(Product):
         return m, min(n, self.widest), k
 
     def copied(self, rank: int) -> int:
-        """B is packed where it is sent; partial sums of C are written, and their sum over the row is added to C."""
+        """Return the bytes of B that are packed to be sent, of partial sums of C, and of their total, added to C."""
         m_loc = self.A.local_shape(rank)[0]
         packed = self.B.local_bytes(rank) * (self.B.distribution.cols.parts > 1)
         return packed + m_loc * (self.mnk[1] + self.C.local_shape(rank)[1]) * self.accumulate.itemsize

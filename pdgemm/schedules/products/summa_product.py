@@ -27,13 +27,13 @@ from pdgemm.schedules.steps import (
     widest_panel,
 )
 
-BUNDLE = 128  # width up to which thin panels are multiplied together at least: BLAS is slow on thin ones
-CACHE_BYTES = 1 << 25  # of a block of C, above which bundles are twice as wide: each one reads and writes it
-_BUNDLES = 8  # if k is long, so that later bundles are sent while the first is multiplied
+BUNDLE = 128  # least width of a bundle if k and the plan's width allow it: BLAS is slow on thin panels
+CACHE_BYTES = 1 << 25  # of a block of C above which bundles are twice as wide: each bundle reads and writes the block
+_BUNDLES = 8  # number of bundles if k is large: later bundles are sent while the first bundle is multiplied
 
 
 def bundle_width(k: int, width: int, c_bytes: int) -> int:
-    """Return how many inner indices are multiplied at once where panels are thin, none wider than `width`.
+    """Return the width of a bundle, in which thin panels are multiplied together; at most `width`.
 
     c_bytes : size of the block of C that the products are added to.
     """
@@ -41,7 +41,7 @@ def bundle_width(k: int, width: int, c_bytes: int) -> int:
 
 
 def _most_alike(numbers: np.ndarray) -> int:
-    """Return how often a number occurs in a row at most."""
+    """Return the most occurrences of one number in any row."""
     rows, numbers = np.arange(len(numbers))[:, None], numbers - numbers.min()
     return int(np.bincount((rows * (numbers.max() + 1) + numbers).ravel()).max())
 
@@ -69,7 +69,10 @@ class Summa(Product):
 
     @cached_property
     def sums_in_c(self) -> bool:
-        """A device's BLAS accumulates 16-bit numbers in float32, and rounds once if the product is one call."""
+        """Are products accumulated in C itself?
+
+        A device's BLAS accumulates 16-bit elements in float32, and rounds once if the product is one call.
+        """
         at_once = self.device and self.panel_dtype == self.C.dtype and self.widest_bundle >= self.mnk[2]
         return bool(super().sums_in_c or at_once)
 
@@ -89,8 +92,8 @@ class Summa(Product):
     def order(self, rank: int) -> tuple[Bundle, ...]:
         """Return the bundles in the order in which a rank multiplies them.
 
-        Where ranks copy panels from their owners, they begin at different ones and go around, because an owner's link
-        would otherwise be shared by all.  The ranks then add the same products up in different orders.
+        Where ranks copy panels from their owners, ranks begin at different bundles and go around, because otherwise all
+        ranks would share one owner's link.  The ranks then add the same products up in different orders.
         """
         if not self.fetched or not self.bundles:
             return self.bundles
@@ -100,12 +103,12 @@ class Summa(Product):
 
     @cached_property
     def _apart(self) -> tuple[int, int]:
-        """How many bundles neighbours in a column, and in a row, are apart, such that they share links the least."""
+        """The offsets of first bundles, between neighbours in a grid column and in a grid row, to share links least."""
         (pr, pc), owners = self.C.distribution.grid_shape, [(x.steps[0].col, x.steps[0].row) for x in self.bundles]
         pairs = len(set(owners))
 
         def shared(apart: tuple[int, int]) -> int:
-            """Return the most ranks of a row that copy from one of them at a time, or of a column."""
+            """Return the most ranks of a grid row, or grid column, that copy from one owner at the same time."""
             down, right = (np.arange(len(owners))[:, None] + np.arange(n) * x for n, x in zip((pr, pc), apart))
             cols, rows = np.array(owners).T
             return max(map(_most_alike, (rows[down % len(owners)], cols[right % len(owners)])))
@@ -114,7 +117,7 @@ class Summa(Product):
 
     @cached_property
     def bundled(self) -> bool:
-        """Are panels so thin that several are multiplied at once?  Then there is one of each owner pair."""
+        """Are panels so thin that several are multiplied at once?  Then each owner pair has one panel."""
         return 2 * self.widest <= self._bundle and not (self.A.conjugated or self.B.conjugated)
 
     @cached_property
@@ -151,7 +154,7 @@ class Summa(Product):
 
     @cached_property
     def slots(self) -> int:
-        """The number of panels, or bundles, held at once: the one in use and those in flight behind it."""
+        """The number of panels, or bundles, held at once: the panel in use and the panels in flight behind it."""
         if (self.in_place and not self.fetched) or self.widest_bundle >= self.mnk[2]:
             return 1
         return min(
@@ -179,7 +182,8 @@ class Summa(Product):
     def transfers(self, rank: int) -> list[Transfer]:
         """Return the traffic of A's panels along the rank's row, and of B's along its column.
 
-        A rank receives m_loc (k - k_loc) words of A and n_loc (k - k_loc) of B, with its own k_loc of A and of B.
+        A rank receives m_loc (k - k_loc) words of A and n_loc (k - k_loc) words of B; k_loc is the number of inner
+        indices that the rank owns in A, or in B.
         """
         if self.nothing_travels:
             return []
@@ -199,7 +203,7 @@ class Summa(Product):
 
     @cached_property
     def _parts(self) -> tuple[Parts, Parts]:
-        """The parts of the panels of A, and of B, one by one or, where there are more, those alike together."""
+        """The parts of the panels of A, and of B; if there are many panels, parts that are alike share an entry."""
         inner_a, inner_b, grid = self.A.distribution.cols, self.B.distribution.rows, grid_of(self.C)
         lines = [self.line("A", rank) for rank in grid[:, 0].tolist()] + [self.line("B", x) for x in grid[0].tolist()]
         period = lcm(*(line.period for line in lines))
@@ -220,7 +224,7 @@ class Summa(Product):
         return *self.C.local_shape(rank), self.mnk[2]
 
     def copied(self, rank: int) -> int:
-        """A rank packs its own panels where they are sent; of panels that are read in place, those not contiguous."""
+        """Return the bytes of own panels packed to be sent; if panels are read in place, of non-contiguous panels."""
         pr, pc = self.C.distribution.grid_shape
         if self.in_place:
             (m, n, k), (a, b) = self.local_shape(rank), self._packs
@@ -242,8 +246,8 @@ class Summa(Product):
     def _lie(self, inner: BlockCyclic, other: BlockCyclic, panel: str) -> bool:
         """Are all panels of one operand multiplied in place?
 
-        A panel that is not sent (of A if Pc = 1), or is read in place, is if its columns are contiguous.  So is
-        a bundle of panels that are not sent: these are whole, one per owner, and adjacent if each owner has one run.
+        A panel that is not sent (of A if Pc = 1), or is read in place, is multiplied in place if it is contiguous.  So
+        is a bundle of panels that are not sent: they are whole, one per owner, adjacent if each owner has one run.
         """
         stay = inner.parts == 1
         if self.nodes and not stay:

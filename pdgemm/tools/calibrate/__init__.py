@@ -29,18 +29,18 @@ from pdgemm.tools.calibrate.links import Shift, links, redistribution_link, shif
 from pdgemm.tools.calibrate.place import GPUS, HOSTS, REPEATS, MeasuredPlace, in_turns, timed
 from pdgemm.transport.movers.arrivals import Transfers
 
-_BETWEEN_NODES = (2048, 256)  # the `beside` of hosts, for each of several panels
+_BETWEEN_NODES = (2048, 256)  # as `Sizes.beside` of hosts, but for each of several panels
 
 
 def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None = None, device: str = HOST) -> Machine:
-    """Measure the machine of these ranks, and return it as measured on rank 0.  Collective; takes seconds.
+    """Measure the machine of these ranks, and return the model of rank 0.  Collective; takes seconds.
 
     device : "host", or "cuda" for matrices on GPUs; raises DeviceError if there is none.
 
     All ranks compute and send at the same time, as they do in a product.  Links between nodes are measured by one
-    rank of each node where there are several nodes; otherwise, and on a single rank, they keep their defaults.
-    Messages between GPUs are sent as products send them: from device memory if MPI takes pointers to it, else staged
-    through the host; NCCL and CUDA IPC are measured where products can use them.
+    rank of each node where there are several nodes, links inside nodes where each node has several ranks; other links
+    keep their defaults.  Messages between GPUs are sent as products send them: from device memory if MPI accepts
+    device pointers, else staged through the host; NCCL and CUDA IPC are measured where products can use them.
     """
     done, notify = iter(range(1, 9)), GuardedCallback(progress)
 
@@ -48,10 +48,10 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
         notify(next(done), 8)
 
     with ProcessGrid(comm, (1, comm.size)) as grid:
-        found = device_on(grid, device)
-        reach = found.reach(grid) if found else Reach(staged=False)
-        place = MeasuredPlace(found, GPUS if found else HOSTS, reach.staged, reach.nccl and comm.size > 1)
-        default = gpu_cluster(reach.staged) if found else Machine()
+        gpu = device_on(grid, device)
+        reach = gpu.reach(grid) if gpu else Reach(staged=False)
+        place = MeasuredPlace(gpu, GPUS if gpu else HOSTS, reach.staged, reach.nccl and comm.size > 1)
+        default = gpu_cluster(reach.staged) if gpu else Machine()
         copy, fresh = _copy(grid.comm, place), _fresh(grid.comm, place)
         step()
         gamma = {dtype: _rates(grid.comm, place, dtype, copy) for dtype in place.dtypes}
@@ -90,7 +90,7 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
             panel_overhead=per_step,
             call_overhead=call,
         )
-        machine = grid.comm.bcast(machine, root=0)  # names and sizes of nodes differ
+        machine = grid.comm.bcast(machine, root=0)  # ranks differ in the name and size of their node
     if notify.error is not None:
         raise notify.error
     return machine
@@ -103,7 +103,7 @@ def _between_nodes(grid: ProcessGrid, place: MeasuredPlace) -> dict[str, Link]:
     if leaders != MPI.COMM_NULL:
         try:
             measured = links(leaders, leaders, place, LOOKAHEAD_BETWEEN_NODES)
-        except Exception as bad:  # on all leaders alike: the other ranks wait for them
+        except Exception as bad:  # raised on all leaders together, for which the other ranks wait
             failed = bad
         failures.free_communicator(leaders)
     agree(grid.comm, failed)
@@ -111,7 +111,7 @@ def _between_nodes(grid: ProcessGrid, place: MeasuredPlace) -> dict[str, Link]:
 
 
 def _rates(comm: MPI.Comm, place: MeasuredPlace, dtype: str, copy: float) -> dict[int, float]:
-    """Return the flops per second of a rank that adds a product of panels to a square block, without copies."""
+    """Return by width the flops per second of a rank that adds a panel product to a square block, without copies."""
     side, widths, times = place.sizes.side, place.sizes.widths, place.sizes.times
     with together(comm):  # a device may be full
         A, B = place.random(side, widths[-1], dtype), place.random(widths[-1], side, dtype)
@@ -120,7 +120,7 @@ def _rates(comm: MPI.Comm, place: MeasuredPlace, dtype: str, copy: float) -> dic
     def rate(width: int, seconds: float) -> float:
         work = side, side, width
         moving = touched(work, work) * C.itemsize / copy
-        return gemm_flops(*work, C.dtype.kind == "c") / max(seconds - moving, 0.75 * seconds)  # part is in cache
+        return gemm_flops(*work, C.dtype.kind == "c") / max(seconds - moving, 0.75 * seconds)  # caches speed up copies
 
     def product(width: int) -> Callable[[], object]:
         a = place.empty(side, width, dtype=dtype)
@@ -149,7 +149,7 @@ def _copy(comm: MPI.Comm, place: MeasuredPlace) -> float:
 def _fresh(comm: MPI.Comm, place: MeasuredPlace) -> float:
     """Return the first-touch bandwidth: bytes per second when newly allocated pages are written."""
     words = place.sizes.touched
-    with together(comm):  # there is room for it
+    with together(comm):  # the allocation may fail on one rank
         place.empty(1, words)
     return 8 * words / timed(comm, place.work("compute", lambda: scale(0, place.empty(1, words))))
 
@@ -181,7 +181,7 @@ def _overlap(grid: ProcessGrid, place: MeasuredPlace) -> float:
         with together(comm):
             moving_alone = shifter(comm, place, words)
         seconds = timed(comm, moving_alone, 1)
-    words = max(panels, int(words * min(1.0, product / seconds)))  # neither leaves the other room to recover
+    words = max(panels, int(words * min(1.0, product / seconds)))  # the shift takes as long as the product
     with together(comm):
         shift = Shift(comm, place, words, panels)
 
@@ -204,7 +204,7 @@ def _overlap(grid: ProcessGrid, place: MeasuredPlace) -> float:
 
 def _call(grid: ProcessGrid, place: MeasuredPlace) -> float:
     A, B, C = (place.zeros(grid.size, grid.size, grid) for _ in range(3))
-    alphas = cycle((1, 2))  # no executor is reused
+    alphas = cycle((1, 2))  # alpha alternates, so that no executor is reused
     return timed(grid.comm, lambda: pdgemm(next(alphas), A, B, 0, C, algorithm="summa"), 4 * REPEATS)
 
 

@@ -1,4 +1,4 @@
-"""Measure the links of a machine: seconds of a message, and of a byte, by each way that panels and sums are sent."""
+"""Measure the links of a machine: seconds per message and per byte, for each way of sending panels and sums."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ from pdgemm.transport.movers.reduce import reduce_scatter
 from pdgemm.transport.movers.shift import receive, send
 from pdgemm.transport.movers.staged import Staged, staged_receive, to_staging
 
-_SMALL = 1  # words of a message
+_SMALL = 1  # words of the small message
 _ROUNDS = 4  # panels that each rank broadcasts, one after the other: the first ones fill the pipeline
 
 
 def links(comm: MPI.Comm, all_: MPI.Comm, place: MeasuredPlace, ahead: int) -> dict[str, Link]:
-    """Return the links among the ranks of comm, measured while the other communicators of `all_` do the same.
+    """Return the links among the ranks of comm, measured at the same time on the other communicators of `all_`.
 
-    ahead : panels in flight behind the one that is waited for.
+    ahead : panels in flight behind the panel for which the rank waits.
     """
-    found, sizes = {}, (_SMALL, place.sizes.words)
+    measured, sizes = {}, (_SMALL, place.sizes.words)
     others = comm.size - 1
     received, large = _ROUNDS * others, place.sizes.words
     for name in place.broadcasts:
         with together(all_):  # a device may be full on one rank
             works = [_broadcaster(comm, place, name, words, ahead) for words in sizes]
         panels = in_turns(all_, works)
-        found[name] = link(panels, words=large * received, messages=received)
-    if place.staged:  # a ring sends all panels
-        found |= dict.fromkeys(by_messages(), found[RING.name])
+        measured[name] = link(panels, words=large * received, messages=received)
+    if place.staged:  # panels of all movers travel around a ring
+        measured |= dict.fromkeys(by_messages(), measured[RING.name])
     by_mpi = place._replace(nccl=False)
     with together(all_):
         works = [shifter(comm, by_mpi, words) for words in sizes]
-    found["shift"] = link(in_turns(all_, works), large)
+    measured["shift"] = link(in_turns(all_, works), large)
     share = large // comm.size
     with together(all_):
         works = [_reducer(comm, place, words) for words in (comm.size, large)]
     added = in_turns(all_, works)
-    found["reduce"] = link(added, words=share * others, messages=others)
-    return found
+    measured["reduce"] = link(added, words=share * others, messages=others)
+    return measured
 
 
 def link(seconds: list[float], words: int, messages: int = 1) -> Link:
-    """Fit a link to the seconds of a small and a large transfer, in which `words` are received in `messages`."""
+    """Fit a link to the seconds of a small and a large transfer, in which a rank receives `words` in `messages`."""
     small, large = seconds
     return Link(max(1e-8, small / messages), max(1e-13, (large - small) / (words * 8)))
 
@@ -63,8 +63,8 @@ def link(seconds: list[float], words: int, messages: int = 1) -> Link:
 def _broadcaster(comm: MPI.Comm, place: MeasuredPlace, name: str, words: int, ahead: int) -> Callable[[], object]:
     """Return a function that broadcasts from all ranks in turn, with `ahead` more panels in flight, as in SUMMA."""
     buffers, slots = place.empty((ahead + 1) * words), ahead + 1
-    room = None if name == NCCL.name else place.pinned(slots * words)
-    broadcasts = [Staged(part) for part in room.shared_out(slots)] if room else [BROADCASTS[name]] * slots
+    staging = None if name == NCCL.name else place.pinned(slots * words)
+    broadcasts = [Staged(part) for part in staging.shared_out(slots)] if staging else [BROADCASTS[name]] * slots
 
     def work() -> None:
         recorder = place.recorder()
@@ -77,7 +77,7 @@ def _broadcaster(comm: MPI.Comm, place: MeasuredPlace, name: str, words: int, ah
                 return slot
 
             for _ in ring.prefetch([*range(comm.size)] * _ROUNDS, post, ahead):
-                with recorder.phase("compute"):  # slots are free after products, which wait for panels
+                with recorder.phase("compute"):  # a slot is free after a product, which waits for its panels
                     pass
         recorder.finish()
 
@@ -85,17 +85,17 @@ def _broadcaster(comm: MPI.Comm, place: MeasuredPlace, name: str, words: int, ah
 
 
 class Shift:
-    """Panels that each rank sends to the rank before it, while it receives others from the rank after it."""
+    """Panels that each rank sends to the previous rank, while it receives other panels from the next rank."""
 
     def __init__(self, comm: MPI.Comm, place: MeasuredPlace, words: int, panels: int = 1) -> None:
         self._comm, self._place = comm, place
         self._held, self._coming = place.empty(panels, words // panels), place.empty(panels, words // panels)
-        rooms = [place.pinned(words) for _ in range(2)]
-        self._rooms = [room.shared_out(panels) if room else None for room in rooms]
+        buffers = [place.pinned(words) for _ in range(2)]
+        self._staging = [buffer.shared_out(panels) if buffer else None for buffer in buffers]
 
     def start(self, recorder: Recorder) -> tuple[list[list[Arrival]], list[Arrival]]:
-        """Return what arrives, by panels, and what leaves."""
-        comm, (leaving, coming) = self._comm, self._rooms
+        """Start the shift; return the receives in flight, by panel, and the sends in flight."""
+        comm, (leaving, coming) = self._comm, self._staging
         to, source = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
         arriving, left = list[list[Arrival]](), list[Arrival]()
         for tag, (mine, other) in enumerate(zip(self._held, self._coming)):
@@ -113,7 +113,7 @@ class Shift:
 
 
 def shifter(comm: MPI.Comm, place: MeasuredPlace, words: int) -> Callable[[], object]:
-    """Return a function that shifts panels of so many words around the ranks once."""
+    """Return a function that shifts a panel of `words` words from each rank to the previous one."""
     shift = Shift(comm, place, words)
 
     def work() -> None:
@@ -128,11 +128,11 @@ def shifter(comm: MPI.Comm, place: MeasuredPlace, words: int) -> Callable[[], ob
 
 
 def _reducer(comm: MPI.Comm, place: MeasuredPlace, words: int) -> Callable[[], object]:
-    """Return a function that reduces and scatters so many words once."""
+    """Return a function that carries out one reduce-scatter of `words` words."""
     share = words // comm.size
     whole, part, another = place.empty(share * comm.size), place.empty(share), place.empty(share)
-    rooms = place.pinned(share * comm.size), place.pinned(share)
-    staged = (rooms[0], rooms[1]) if rooms[0] and rooms[1] else None
+    buffers = place.pinned(share * comm.size), place.pinned(share)
+    staged = (buffers[0], buffers[1]) if buffers[0] and buffers[1] else None
     place.work("compute", lambda: scale(0, whole.reshape(1, -1)))()
 
     def work() -> None:
@@ -147,9 +147,9 @@ def _reducer(comm: MPI.Comm, place: MeasuredPlace, words: int) -> Callable[[], o
 
 
 def redistribution_link(grid: ProcessGrid, place: MeasuredPlace, reads: bool) -> Link:
-    """Return the link of a redistribution from columns to rows, with packing and unpacking.
+    """Return the link of a redistribution from block columns to block rows, with packing and unpacking.
 
-    reads : ranks copy from each other's memory, and send no messages.
+    reads : ranks copy from each other's memory where it is shared, and send no messages.
     """
     seconds, words = [], 0
     with ProcessGrid(grid.comm, (grid.size, 1)) as rows:

@@ -1,4 +1,4 @@
-"""Where matrices are while a machine is measured, what sizes are measured there, and how times are taken."""
+"""The place of the matrices while a machine is measured, the measured sizes, and the timing of functions."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from pdgemm.schedules.mover_registry import NCCL, RING, by_messages
 
 REPEATS = 7
 LEAST = 2  # repeats, however long they take
-ENOUGH = 0.6  # seconds of repeats, after which there are no more of them: what takes so long varies less
+ENOUGH = 0.6  # seconds after which no further repeat begins: the times of long work vary less
 
 
 class Sizes(NamedTuple):
-    """What is large enough to be measured, and small enough to be measured in seconds.
+    """The sizes of the measured work: large enough for a measurement, small enough to take seconds.
 
-    side   : rows and columns of C in local products.   widths : inner dimensions of these.
-    times  : products that are started together.
+    side   : rows and columns of C in local products.   widths : inner dimensions of these products.
+    times  : local products that are started together.
     copied : rows and columns of an array that is copied.   touched : words that are written to new memory.
-    words  : of a large message.   moved : rows and columns of a large redistribution, for each rank.
-    beside : rows and columns of C, and inner dimension, of the products that a transfer overlaps with.
+    words  : words of a large message.   moved : rows and columns of a large redistribution, for each rank.
+    beside : rows and columns of C, and inner dimension, of the products that overlap with a transfer.
     """
 
     side: int
@@ -51,7 +51,7 @@ GPUS = Sizes(4096, (64, 256, 1024, 4096), 4, 8192, 1 << 25, 1 << 22, 2048, (4096
 
 
 class MeasuredPlace(NamedTuple):
-    """Where the matrices are, and how messages between them are sent: staged through the host, or by NCCL."""
+    """The device of the matrices, and the transport of its messages: staged through the host, or NCCL."""
 
     device: Device | None
     sizes: Sizes
@@ -75,15 +75,15 @@ class MeasuredPlace(NamedTuple):
         return devices.empty(shape, dtype, device=self.device)
 
     def pinned(self, words: int) -> Pinned | None:
-        """Return a buffer on the host where messages are staged."""
+        """Return a pinned host buffer for `words` words if messages are staged, otherwise None."""
         return self.device.pinned(words, np.float64) if self.device and self.staged else None
 
     def random(self, rows: int, cols: int, dtype: str) -> Array:
-        """Return random numbers: a GPU multiplies zeros and ones faster than what matrices hold."""
-        made, source = self.empty(rows, cols, dtype=dtype), np.random.default_rng(rows)
+        """Return a matrix of random numbers, because a GPU multiplies zeros and ones faster than usual elements."""
+        matrix, source = self.empty(rows, cols, dtype=dtype), np.random.default_rng(rows)
         numbers = source.standard_normal((rows, cols), np.float32)
-        set_elements(made, (numbers * (1 + 1j) if made.dtype.kind == "c" else numbers).astype(dtype))
-        return made
+        set_elements(matrix, (numbers * (1 + 1j) if matrix.dtype.kind == "c" else numbers).astype(dtype))
+        return matrix
 
     def zeros(self, m: int, n: int, grid: ProcessGrid, **layout: Any) -> DistMatrix:
         return DistMatrix.zeros((m, n), grid=grid, device=AnyName(self.name), **layout)
@@ -104,15 +104,15 @@ class MeasuredPlace(NamedTuple):
 
 
 def timed(comm: MPI.Comm, work: Callable[[], object], repeats: int = REPEATS) -> float:
-    """Return the seconds of the slowest rank, as the median over repeats."""
+    """Return the median over repeats of the seconds of the slowest rank."""
     return in_turns(comm, [work], repeats)[0]
 
 
 def in_turns(comm: MPI.Comm, works: Sequence[Callable[[], object]], repeats: int = REPEATS) -> list[float]:
-    """Do the same for several, in turns: what disturbs the machine for a moment then falls on few repeats of each."""
+    """Time several functions in turns, so that a short disturbance of the machine falls on few repeats of each."""
     seconds, spent = [list[float]() for _ in works], 0.0
     for turn in range(repeats + 1):
-        if turn > LEAST and spent > ENOUGH:  # the same on all ranks
+        if turn > LEAST and spent > ENOUGH:  # `spent` is the same on all ranks
             break
         for work, taken in zip(works, seconds):
             comm.Barrier()

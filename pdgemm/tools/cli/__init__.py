@@ -1,4 +1,4 @@
-"""The command line: `commands` names the module of each command, `options` the options that they share.
+"""The command line: `commands` names the module of each command, `options` has the options that commands share.
 
-`job` starts MPI when a command needs it, `script` runs a user's script and `short_traceback` prints an error of it.
+`job` starts MPI when a command needs it, `script` runs a user's script, and `short_traceback` shortens its errors.
 """

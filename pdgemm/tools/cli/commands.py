@@ -1,7 +1,8 @@
 """The command line: `pdgemm` under mpirun, srun or alone.  Rank 0 writes all output.
 
-Exit codes, the same on all ranks: 0 done, 1 a result is wrong (`verify`, `--verify`, `--protect`), 2 bad input,
-3 an unexpected error (the whole job is ended), 130 and 143 ended by SIGINT, SIGTERM or SIGUSR1.
+Exit codes, the same on all ranks: 0 done, 1 a result is wrong (`verify`, `--verify`, `--protect`), no plan fits the
+memory (`plan`) or a case was not measured (`scaling`), 2 bad input, 3 an unexpected error (the whole job is ended),
+130 and 143 ended by SIGINT, SIGTERM or SIGUSR1.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pdgemm.support import launcher
 from pdgemm.support.text import echo
 from pdgemm.tools.cli.job import Job, NoMPIError
 
-_MODULES = {  # the modules with functions of these names
+_MODULES = {  # the modules of commands, each with functions of these names
     "pdgemm.tools.cli.product_commands": ("generate", "multiply", "verify"),
     "pdgemm.tools.cli.linalg_commands": ("solve", "svd", "gram"),
     "pdgemm.tools.cli.plan_commands": ("plan", "simulate", "calibrate"),
@@ -31,7 +32,7 @@ COMMANDS = {name: module for module, names in _MODULES.items() for name in names
 
 
 class _Commands(click.Group):
-    """A group that imports a command when it is called."""
+    """A click group that imports the module of a command when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -72,7 +73,7 @@ def main() -> None:
     job = Job(sys.argv[1:])
     try:
         code = run_command(job, "--debug" in sys.argv)
-    except BaseException as error:  # perhaps on this rank only
+    except BaseException as error:  # perhaps raised on this rank only
         code = job.failed(error)
     sys.exit(job.leave(code))
 
@@ -81,7 +82,7 @@ def run_command(job: Job, debug: bool) -> int:
     """Run the command of sys.argv, and return its exit code."""
     try:
         if launcher.launched_size() > 1:  # all ranks compare their commands, and end with the same exit code
-            with suppress(NoMPIError):  # a command that needs MPI raises it again
+            with suppress(NoMPIError):  # a command that needs MPI raises the exception again
                 job.start()
         return cli.main(prog_name="pdgemm", standalone_mode=False, obj=job) or 0
     except click.exceptions.Exit as end:

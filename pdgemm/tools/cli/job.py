@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 UNEXPECTED = 3
-HEAD_START = 3  # seconds
+HEAD_START = 3  # seconds that rank 0 has to print an error
 
 
 class NoMPIError(PdgemmError):
@@ -42,14 +42,14 @@ class Job:
     def start(self) -> None:
         """Load MPI, unless it is loaded.  Collective over all ranks that the launcher started.
 
-        Raises ArgumentError on all ranks if they were given different command lines, and NoMPIError.
+        Raises ArgumentError on all ranks if their command lines differ, and NoMPIError.
         """
         if self._world is not None:
             return
-        # the other ranks would wait for one that exits cleanly while MPI is initialised
+        # SIGINT must kill this rank: other ranks would wait for a rank that exits cleanly while MPI is initialised
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if {"cuda", "--device=cuda"} & {*self._words}:
-            with suppress(PdgemmError):  # on this rank only: all raise it when the first matrix is made
+            with suppress(PdgemmError):  # only this rank fails here; all ranks raise the error with the first matrix
                 gpu_binding.choose()  # before MPI is initialised
         try:
             with launcher.without_networks():
@@ -73,7 +73,7 @@ class Job:
         if self._world is None and isinstance(error, click.Abort):
             return 128 + signal.SIGINT
         if self._world is None and isinstance(error, SystemExit):
-            return 0  # click ends so when standard output is closed
+            return 0  # click raises SystemExit when standard output is closed
         traceback.print_exception(error)
         sys.stderr.flush()
         if self._world is not None:
@@ -81,7 +81,7 @@ class Job:
         return UNEXPECTED
 
     def leave(self, code: int) -> int:
-        """Wait for all ranks, and return the highest exit code of any.
+        """Wait for all ranks, and return the highest exit code of any rank.
 
         A launcher may kill the job at the first exit code that is not 0, and some commands are run by rank 0 alone.
         """
@@ -89,12 +89,12 @@ class Job:
             return code
         from mpi4py import MPI
 
-        with Wait():  # a rank may have left the command by an exception of its own
+        with Wait():  # a rank may have left the command by an exception that other ranks do not raise
             return self._world.allreduce(code, MPI.MAX)
 
 
 def start_mpi() -> None:
-    """Initialise MPI for the running command; do nothing where a program that has done so calls the command."""
+    """Initialise MPI for the running command; do nothing where a program that has initialised MPI calls the command."""
     job = click.get_current_context().find_object(Job)
     if job is not None:
         job.start()

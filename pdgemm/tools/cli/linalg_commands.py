@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pdgemm.tools.cli.session import Speaker
 
 ASSUMED = ("gen", "pos", "her", "lower triangular", "upper triangular")
-_MOST = 20  # singular values that are printed
-_EPS = 3  # times n and the unit roundoff: the bound of the tests of SLATE
+_MOST = 20  # the most singular values that are printed
+_EPS = 3  # times n and the unit roundoff: the error bound in the tests of SLATE
 _common = options.stacked_options(
     click.option("--grid", "grid_shape", type=GRID, help="Process grid; default: as square as possible."),
     click.option("--block", type=BLOCK, help="Block sizes of the layout; default: one block per rank."),
@@ -35,7 +35,7 @@ _common = options.stacked_options(
 
 
 class How(NamedTuple):
-    """The options that all of these commands have."""
+    """The options that `solve`, `svd` and `gram` share."""
 
     grid_shape: tuple[int, int] | None
     block: tuple[int, int] | None
@@ -49,22 +49,22 @@ class How(NamedTuple):
 
 
 def _on_all_ranks(body: Callable[..., int]) -> Callable[..., int]:
-    """Return a function of all options for `body`, a function of a session, the common options and the others."""
+    """Return a function of all options that calls `body` with a session, the common options and the other options."""
 
     @wraps(body)
-    def run(**given: Any) -> int:
+    def run(**arguments: Any) -> int:
         from pdgemm.tools.cli.session import session
 
-        how = How(*map(given.pop, How._fields))
+        how = How(*map(arguments.pop, How._fields))
         with session(how.grid_shape, how.as_json) as say, say.traced(how.trace_file, how.nvtx):
-            return body(say, how, **given)
+            return body(say, how, **arguments)
 
     return _common(run)
 
 
 @dataclass(frozen=True)
 class Check:
-    """A relative error, and the largest that rounding explains."""
+    """A relative error, and the largest error that rounding explains."""
 
     what: str
     value: float
@@ -197,20 +197,20 @@ def gram(say: Speaker, how: How, a: Dataset, output: Dataset) -> int:
 
 
 def _sources(say: Speaker, datasets: dict[str, Dataset], dtype: str | None) -> list[Source]:
-    """Look at the datasets.  Raises DTypeError where LAPACK has no type for one."""
+    """Return the sources of datasets.  Raises DTypeError where LAPACK does not support an element type."""
     from pdgemm.errors import DTypeError
     from pdgemm.io.source import source
     from pdgemm.local.arrays import dtypes
 
-    found = [source(say.grid, name, dataset, dtype) for name, dataset in datasets.items()]
-    for x in found:
+    sources = [source(say.grid, name, dataset, dtype) for name, dataset in datasets.items()]
+    for x in sources:
         if x.dtype not in dtypes.BLAS:
             raise DTypeError(f"{x.what} is of {x.dtype}: convert it, --dtype float64")
-    return found
+    return sources
 
 
 def _check(say: Speaker, outputs: list[tuple[Dataset, int]], sources: Any, dtype: Any, how: How, words: int) -> None:
-    """Check all that can be known without the elements.   words : that all ranks together need beside the sources."""
+    """Check all facts that need no elements.   words : the words that all ranks together need beside the sources."""
     from pdgemm.io.streamed.before_reading import Outlines, check_memory, check_result_file
 
     outlines = Outlines(say.grid, how.block, "host")
@@ -224,7 +224,7 @@ def _check(say: Speaker, outputs: list[tuple[Dataset, int]], sources: Any, dtype
 
 
 def _whole(A: DistMatrix, assume: str) -> DistMatrix:
-    """Return the matrix whose triangle was read: a triangle, or a Hermitian matrix."""
+    """Return the matrix of which `solve` read a triangle: the triangle itself, or the Hermitian matrix."""
     i, j = A.indices()
     upper = (i[:, None] < j) if assume != "upper triangular" else (i[:, None] > j)
     triangle = A.copy()
@@ -237,14 +237,14 @@ def _whole(A: DistMatrix, assume: str) -> DistMatrix:
 
 
 def _rounded(what: str, value: float, scale: float, dtype: Any) -> Check:
-    """Return the check of an error that rounding explains, with the scale that it is relative to."""
+    """Return the check that rounding explains an error, relative to `scale`."""
     from pdgemm.local.arrays.dtypes import eps
 
     return Check(what, value / (scale or 1.0), _EPS * eps(dtype))
 
 
 def _all_pass(say: Speaker, checks: Sequence[Check]) -> bool:
-    """Report checks up to the first one that does not pass, and return whether all do."""
+    """Report checks up to the first one that does not pass, and return whether all checks pass."""
     for check in checks:
         say.report("verify", check)
         if not check.passed:
@@ -254,7 +254,7 @@ def _all_pass(say: Speaker, checks: Sequence[Check]) -> bool:
 
 # ---------------------------------------------------------------- singular values
 def _values_text(s: Any, facts: dict[str, float]) -> list[str]:
-    """Return lines with singular values, and with what is known of them where they are some of all."""
+    """Return lines with singular values and, if only the k largest were computed, with their error and their share."""
     texts = [f"{value:.10g}" for value in s]
     lines = [f"s = {', '.join(texts if len(s) <= _MOST else [*texts[: _MOST - 1], '...', texts[-1]])}"]
     if facts:
@@ -266,7 +266,7 @@ def _values_text(s: Any, facts: dict[str, float]) -> list[str]:
 
 
 def _svd_checks(A: DistMatrix, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, float]) -> list[Check]:
-    """Return all that can be wrong with singular triplets, each as a part of the largest value."""
+    """Return the checks of singular triplets; errors are relative to the largest singular value."""
     from pdgemm.linalg.spectral.svd import norm_of_rest
     from pdgemm.local.arrays.dtypes import eps
     from pdgemm.matrix.distmatrix import DistMatrix

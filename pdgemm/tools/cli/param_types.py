@@ -23,7 +23,7 @@ class Dataset(NamedTuple):
 
 
 class _Form(click.ParamType[Any]):
-    """A click type made of a function and an example."""
+    """A click type that parses by a function, and names an example of its form in errors."""
 
     def __init__(self, name: str, parse: Callable[[str], Any], example: str) -> None:
         self.name, self._parse, self._example = name, parse, example
@@ -53,10 +53,10 @@ def _bounded(number: int) -> int:
 
 
 def _integers(text: str, separators: str = ",", count: int | None = None) -> tuple[int, ...]:
-    found = tuple(_bounded(int(x)) for x in re.split(f"[{separators}]", text, flags=re.IGNORECASE))
-    if len(found) != (count or len(found)):
+    numbers = tuple(_bounded(int(x)) for x in re.split(f"[{separators}]", text, flags=re.IGNORECASE))
+    if len(numbers) != (count or len(numbers)):
         raise ValueError
-    return found
+    return numbers
 
 
 def _block(text: str) -> tuple[int, ...]:
@@ -72,7 +72,7 @@ def _bytes(text: str) -> int:
 
 
 def _count(text: str) -> int:
-    """Return a number of things, which may be written as 25e6."""
+    """Return a whole number, which may be written as 25e6."""
     number = float(text)
     if not number.is_integer() or number < 0:
         raise ValueError

@@ -1,4 +1,4 @@
-"""`pdgemm plan` and `simulate` predict what runs, and how long it takes; `calibrate` measures machines for them."""
+"""`pdgemm plan` and `simulate` predict the plan of a product and its time; `calibrate` measures machines for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FROM_COMMAND_LINE = click.core.ParameterSource.COMMANDLINE
 
 
 def _needed(context: click.Context, option: click.Parameter, shape: Any) -> Any:
-    """Return the shape of a product, which only a collective does not have."""
+    """Return the shape of a product.  Raises MissingParameter without it, except for a collective operation."""
     if shape is None and context.params.get("operation") is None and context.params.get("words") is None:
         raise click.MissingParameter(ctx=context, param=option)
     return shape
@@ -65,14 +65,14 @@ _question = options.stacked_options(
     "--collective",
     "operation",
     type=click.Choice(OPERATIONS),
-    is_eager=True,  # read before --shape
+    is_eager=True,  # parsed before --shape, whose callback reads it
     help="In place of a product: how ranks exchange or add up --words.",
 )
 @click.option("--words", type=WORDS, is_eager=True, help="Of the whole vector; with all_to_all, of each rank.")
 @options.json_
 @options.debug
 def plan(
-    whole: bool, picture: Path | None, operation: str | None, words: int | None, as_json: bool, **asked: Any
+    whole: bool, picture: Path | None, operation: str | None, words: int | None, as_json: bool, **arguments: Any
 ) -> int:
     """Show what `pdgemm()` would run, the predicted time, and the cost of the alternatives.  Needs no MPI.
 
@@ -86,8 +86,8 @@ def plan(
     from pdgemm.support.text import echo, in_words
 
     if operation is not None or words is not None:
-        return _collective(operation, words, as_json, **asked)
-    question = _question_of(**asked)
+        return _collective(operation, words, as_json, **arguments)
+    question = _question_of(**arguments)
     if picture is not None:
         from pdgemm.tools.studies.pictures import check_picture, draw_candidates
 
@@ -101,23 +101,23 @@ def plan(
     if lacking := question.shortage():
         _too_little(question, lacking, facts if as_json else None)
         return 1
-    found = question.candidates()
+    candidates = question.candidates()
     if picture is not None:
         m, n, k = question.mnk
         title = f"Plans of C ({m} x {n}) := A ({m} x {k}) B on {question.ranks} ranks, {question.machine.name} machine"
-        draw_candidates(found, picture, title, question.memory)
+        draw_candidates(candidates, picture, title, question.memory)
     if as_json:
         facts["rule"] = RULE
-        echo(json.dumps({**facts, "candidates": [x.as_dict() for x in found]}))
+        echo(json.dumps({**facts, "candidates": [x.as_dict() for x in candidates]}))
     else:
-        echo(wrapped(found[0].summary(question.mnk, question.ranks)))
+        echo(wrapped(candidates[0].summary(question.mnk, question.ranks)))
         echo(
             wrapped(
                 f"machine: {question.machine.name}; {question.layouts} layouts of A, B and C; "
                 f"lower bound {in_words(question.bound)} per rank"
             )
         )
-        echo(candidates_explained(found, whole, "--all"))
+        echo(candidates_explained(candidates, whole, "--all"))
     return 0
 
 
@@ -131,7 +131,7 @@ def plan(
 )
 @options.json_
 @options.debug
-def simulate(picture: Path | None, as_json: bool, **asked: Any) -> int:
+def simulate(picture: Path | None, as_json: bool, **arguments: Any) -> int:
     """Simulate the schedule message by message; ranks of a node share its network bandwidth.  Needs no MPI.
 
     The plan is that of `pdgemm()`; the time of redistribution is added by formula.
@@ -141,7 +141,7 @@ def simulate(picture: Path | None, as_json: bool, **asked: Any) -> int:
     from pdgemm.planning.search.candidate_table import wrapped
     from pdgemm.support.text import counted, counted_short, echo, in_bytes, in_seconds, in_words
 
-    question = _question_of(**asked)
+    question = _question_of(**arguments)
     if picture is not None:
         from pdgemm.tools.studies.pictures import check_picture, draw_words
 
@@ -189,7 +189,7 @@ def simulate(picture: Path | None, as_json: bool, **asked: Any) -> int:
 
 
 def _too_little(question: Question, lacking: str, facts: dict[str, Any] | None) -> None:
-    """Print what is lacking, and the ways out: more ranks, or a product in parts.   facts : for JSON; None: as text."""
+    """Print the shortage, and the remedies: more ranks, or a product in parts.   facts : for JSON; None: print text."""
     from pdgemm.planning.question import MOST_TRIED
     from pdgemm.planning.search.candidate_table import wrapped
     from pdgemm.support.text import counted, echo, in_bytes
@@ -224,7 +224,7 @@ def _too_little(question: Question, lacking: str, facts: dict[str, Any] | None) 
 
 
 def _in_parts(question: Question) -> Tiling | int:
-    """Return what `multiply --memory` would do instead; where that does not fit, either, the bytes that it needs."""
+    """Return the tiling that `multiply --memory` would use; where no tiling fits, the bytes per rank that it needs."""
     from pdgemm.io.streamed.tiling import Operand
     from pdgemm.io.streamed.tiling_choice import best_tiling
     from pdgemm.local.arrays import dtypes
@@ -246,16 +246,16 @@ def _collective(
     operation: str | None, words: int | None, as_json: bool, ranks: int, dtype: str, machine_file: str | None,
     ranks_per_node: int | None, **others: Any,
 ) -> int:  # fmt: skip
-    """Show the algorithms of a collective."""
+    """Show the algorithms of a collective operation."""
     from pdgemm.local.arrays.dtypes import element_type
     from pdgemm.planning.collective_plan import collective_costs, costs_table, parts_of
     from pdgemm.support.text import counted, echo, in_words
 
     context = click.get_current_context()
-    given = [x for x in (*others, "whole", "picture") if context.get_parameter_source(x) is _FROM_COMMAND_LINE]
-    if operation is None or words is None or given:
+    rejected = [x for x in (*others, "whole", "picture") if context.get_parameter_source(x) is _FROM_COMMAND_LINE]
+    if operation is None or words is None or rejected:
         needed = "--collective OPERATION takes --words, and none of the options of a product"
-        raise ArgumentError(f"{needed}{', such as --' + given[0].replace('_', '-') if given else ''}")
+        raise ArgumentError(f"{needed}{', such as --' + rejected[0].replace('_', '-') if rejected else ''}")
     machine = _machine(machine_file, ranks_per_node)
     costs = collective_costs(operation, parts_of(operation, words, ranks), element_type(dtype), ranks, machine)
     if as_json:
@@ -283,7 +283,7 @@ def _question_of(
     ranks_per_node: int | None,
     **others: Any,
 ) -> Question:
-    """Return the question that the options of `plan` and `simulate` describe; `others` are fields of it."""
+    """Return the question that the options of `plan` and `simulate` describe; `others` are fields of the question."""
     from pdgemm.local.arrays.dtypes import element_type
 
     machine = _machine(machine_file, ranks_per_node)

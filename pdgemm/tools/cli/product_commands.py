@@ -170,7 +170,7 @@ def multiply(
     force: bool,
     compression: str | None,
     as_json: bool,
-    **others: Any,  # options of `pdgemm.pdgemm` by the same names
+    **others: Any,  # arguments of `pdgemm.pdgemm` of the same names
 ) -> int:
     """Compute C := alpha op(A) op(B) + beta C, from files to a file.
 
@@ -192,8 +192,8 @@ def multiply(
         raise click.UsageError("--mtbf needs --checkpoint, the time until the first one, whose duration is measured")
     unfit = {"--block": block, "--device cuda": device != "host"}
     unfit["--compression"] = compression is not None
-    for name, given in {"--memory": memory, "--checkpoint": checkpoint}.items():
-        if given is not None and any(unfit.values()):
+    for name, value in {"--memory": memory, "--checkpoint": checkpoint}.items():
+        if value is not None and any(unfit.values()):
             raise click.UsageError(f"{name} does not go with {' or '.join(x for x in unfit if unfit[x])}")
     others |= {"shape": product_grid, "accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
     with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx, page):

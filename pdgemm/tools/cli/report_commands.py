@@ -1,4 +1,4 @@
-"""`pdgemm info`, `profile` and `plot` show what is installed, the profile of a trace, and the results of studies."""
+"""`pdgemm info`, `profile` and `plot` show the installation, the profile of a trace, and the results of studies."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def profile(trace_file: str, machine_file: str | None, picture: Path | None, as_
         from pdgemm.tools.studies.pictures import OF_RUNS, check_picture, draw_timeline
 
         check_picture(picture, OF_RUNS)
-    found = load_profile(Path(trace_file), load_machine(machine_file) if machine_file else None, picture is not None)
+    figures = load_profile(Path(trace_file), load_machine(machine_file) if machine_file else None, picture is not None)
     if picture is not None:
-        draw_timeline(found, picture, f"Timeline of {trace_file}")
-    echo(json.dumps(found.as_dict()) if as_json else tables(found))
+        draw_timeline(figures, picture, f"Timeline of {trace_file}")
+    echo(json.dumps(figures.as_dict()) if as_json else tables(figures))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`pdgemm scaling` measures in a job for each number of ranks, or on the ranks of the job it was started in."""
+"""`pdgemm scaling` measures in one job for each number of ranks, or on the ranks of the job in which it was started."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def scaling(
 
 
 def _opened(path: Path) -> records.Study:
-    """Return the study in a file.  Raises FileError if it cannot be continued."""
+    """Return the study in a file.  Raises FileError if the study cannot be continued."""
     folder = path.absolute().parent
     if not folder.is_dir():
         raise FileError(f"{path}: the folder {folder} does not exist")
@@ -108,7 +108,7 @@ def _opened(path: Path) -> records.Study:
 
 
 def _machine_at_hand(path: Path, machine_file: str | None, study: records.Study, device: str) -> Machine | None:
-    """Return the machine of the option, of PDGEMM_MACHINE, or of the study's calibration on such a device."""
+    """Return the machine of the option, of PDGEMM_MACHINE, or of the study's calibration on this device, if any."""
     machine = load_machine(machine_file) if machine_file else named_by_variable(device == CUDA)
     if machine is None and study.machine:
         calibrated = Machine.from_dict(study.machine, f"{path}: its calibration")
@@ -120,11 +120,11 @@ def _machine_at_hand(path: Path, machine_file: str | None, study: records.Study,
 def _steps(
     path: Path, wanted: list[Case], launch: Launcher, machine_file: str | None, device: str, ordinary: bool
 ) -> int:
-    """Measure the cases that are left, each number of ranks in a job of its own; return the exit code."""
+    """Measure the remaining cases, each number of ranks in a job of its own; return the exit code."""
     study = _opened(path)
     machine = _machine_at_hand(path, machine_file, study, device)
-    room = launcher.allocated_ranks()
-    todo, fits = _fitting(wanted, records.left(study, wanted), room, "the allocation has room for")
+    available = launcher.allocated_ranks()
+    todo, fits = _fitting(wanted, records.left(study, wanted), available, "the allocation has room for")
     _say(_headline(path, wanted, todo))
     if not todo:
         return 0 if fits else 1
@@ -139,7 +139,7 @@ def _headline(path: Path, wanted: list[Case], todo: list[Case]) -> str:
 
 
 def _keep(path: Path, study: records.Study, machine: Machine | None) -> None:
-    """Record the machine that plans are made for in the study."""
+    """Add the machine of the plans to the file of the study, unless it is the study's machine already."""
     if machine is not None and (known := json.loads(machine.as_json())) != study.machine:
         records.append(path, {"machine": known})
 
@@ -171,14 +171,14 @@ def _measure(path: Path, wanted: list[Case], todo: list[Case], launch: Launcher,
 
 def _end(number: int, frame: Any) -> NoReturn:
     for each in _SIGNALS:
-        signal.signal(each, signal.SIG_IGN)  # once is enough
+        signal.signal(each, signal.SIG_IGN)  # one signal is enough
     raise Ended
 
 
 def _cores() -> int:
     """Return the number of cores of the allocation, or of this machine."""
-    room = launcher.allocated_ranks()
-    return len(os.sched_getaffinity(0)) if room is None else room * (launcher.cores_per_rank() or 1)
+    ranks = launcher.allocated_ranks()
+    return len(os.sched_getaffinity(0)) if ranks is None else ranks * (launcher.cores_per_rank() or 1)
 
 
 def _say(text: str, err: bool = False) -> None:
@@ -194,7 +194,7 @@ def _warn(text: str) -> None:
 def _fitting(
     wanted: list[Case], todo: list[Case], ranks: int | None, what: str, loud: bool = True
 ) -> tuple[list[Case], bool]:
-    """Return the cases that fit the ranks available, and whether all do; a line names the others, if loud."""
+    """Return the cases that fit the available ranks, and whether all do.   loud : print a line on the other cases."""
     large = sorted({case.ranks for case in todo if ranks is not None and case.ranks > ranks})
     if ranks is None or not large:
         return todo, True
@@ -218,7 +218,7 @@ def _inside(
     ordinary: bool,
     calibrate: bool,
 ) -> int:
-    """Measure the cases that are left on the ranks of this job; return the exit code."""
+    """Measure the remaining cases on the ranks of this job; return the exit code."""
     from mpi4py import MPI
 
     from pdgemm.io.atomic import on_root
@@ -268,7 +268,7 @@ def _calibrated(comm: MPI.Intracomm, path: Path, device: str) -> Machine:
 
 
 def said(case: Case, record: records.Record) -> str:
-    """Return a record as a line of text."""
+    """Return the record of a case as a line of text."""
     if record["status"] == "failed":
         return f"FAILED {case}: {record['error']}"
     product, between = record["product"], record["confidence"]

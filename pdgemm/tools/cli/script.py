@@ -1,8 +1,9 @@
-"""`python -m pdgemm script.py`: run a script on all ranks, say its error once, and end all ranks with one exit code.
+"""`python -m pdgemm script.py`: run a script on all ranks, print its error once, and end all ranks with one exit code.
 
-A rank that is at its end, or at an exception that nobody caught, meets the other ranks.  Where all of them come, rank 0
-prints what they raised, each text once, and all leave with the highest exit code of any.  Where a rank has failed and
-the others do not come, they would wait for it in their next communication: it prints what it raised, and ends the job.
+A rank whose script ends, or raises an uncaught exception, meets the other ranks in a collective call.  Where all
+ranks come, rank 0 prints their exceptions, each text once, and all ranks exit with the highest exit code of any rank.
+Where a rank has failed and the other ranks do not come, these would wait for the failed rank in their next
+communication: the failed rank prints its exception, and ends the job.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from pdgemm.tools.cli.short_traceback import short, whole
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-ALONE = 2.0  # seconds within which the other ranks raise the same exception, if they do
-TOGETHER = 20.0  # the same for an exception that was raised on all ranks, and that a rank may have caught
-MOST = 3  # different exceptions that are printed
+ALONE = 2.0  # seconds for which a failed rank waits for the other ranks, which may raise the same exception
+TOGETHER = 20.0  # the same for an exception that a check raised on all ranks, and that a rank may have caught
+MOST = 3  # the most different exceptions that are printed
 _TAG = 32004
 
 
 class End(NamedTuple):
-    """How a rank came to its end."""
+    """The end of a script on one rank."""
 
     code: int = 0
-    verb: str = ""  # "raised", or how it left
+    verb: str = ""  # "raised", "left:" or "left with"
     text: str = ""
-    raised_on: int = 0  # so many ranks, by a check
+    raised_on: int = 0  # the number of ranks on which a check raised the exception
 
 
 def is_script(words: Sequence[str]) -> bool:
-    """Are these words a script and its arguments, and not a command?  The name of a command is a command."""
+    """Return whether the words are a script and its arguments; the name of a command is never a script."""
     first = [word for word in words[:2] if word != "--debug"][:1]
     if not first or first[0] in COMMANDS:
         return False
@@ -58,7 +59,7 @@ def is_script(words: Sequence[str]) -> bool:
 def run_script(words: Sequence[str]) -> None:
     """Run `SCRIPT`, `-m MODULE`, `-c PROGRAM` or `-` with its arguments, and exit.
 
-    --debug before it : print tracebacks as Python does.
+    --debug before the script : print tracebacks as Python does.
     """
     debug = words[0] == "--debug"
     words = words[debug:]
@@ -67,16 +68,16 @@ def run_script(words: Sequence[str]) -> None:
     process = os.getpid()
     end = _run(words, debug)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # closed, or none
+        with suppress(OSError, ValueError, AttributeError):  # the stream is closed, or missing
             stream.flush()
-    if os.getpid() != process:  # a copy of it that the script has made, and that is no rank
+    if os.getpid() != process:  # the script has forked this process, which is not a rank
         _say(end, "")
         sys.exit(end.code)
     sys.exit(_leave(end))
 
 
 def _run(words: Sequence[str], debug: bool) -> End:
-    """Run a user's program, and return how it ended."""
+    """Run a user's program, and return its end."""
     agreement.print_once()
     try:
         run_command_line([*words])
@@ -105,7 +106,7 @@ def _leave(end: End) -> int:
         return end.code
     met: MPI.Intracomm | None = None
     if not end.code:
-        watchdog.farewell()  # so that a rank that waits for this one is told
+        watchdog.farewell()  # so that ranks that wait for this rank learn of its end
         met = _meeting()
     elif mpi is None or (started and mpi.Query_thread() >= mpi.THREAD_SERIALIZED):
         if mpi is None:  # a launcher may end the job where another rank has left without MPI
@@ -116,13 +117,13 @@ def _leave(end: End) -> int:
         if mpi is None:
             sys.modules["mpi4py.MPI"].Finalize()
         return code
-    # those of several that fail so and are a little apart: the first one ends the job before the next one speaks
+    # where several ranks fail, they print at different times: the first one ends the job before the next one prints
     sleep(log2(1 + rank))
     _alone(end, rank, size)
 
 
 def _alone(end: End, rank: int, size: int) -> NoReturn:
-    """Say what this rank raised, and end the job."""
+    """Print the exception of this rank, and end the job."""
     _say(end if end.text else end._replace(verb="left with", text=f"exit code {end.code}"), f"Rank {rank} of {size}")
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
@@ -132,36 +133,36 @@ def _alone(end: End, rank: int, size: int) -> NoReturn:
 
 
 def _meeting() -> MPI.Intracomm:
-    """Return a new communicator of all ranks that have not failed.  It is made without messages of the program's."""
+    """Return a new communicator of all ranks that have not failed, without disturbing the messages of the program."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    if launcher.survives_ranks():  # the others may be fewer by now: see `pdgemm.resilient`
+    if launcher.survives_ranks():  # some of the ranks may have failed by now: see `pdgemm.resilient`
         return MPI.Intracomm(world.Shrink())
     return world.Create_group(world.Get_group(), _TAG)
 
 
 def _meeting_within(seconds: float) -> MPI.Intracomm | None:
-    """Return the same, or None where some rank does not come in time, or MPI cannot be used."""
-    found = list[Any]()
-    thread = Thread(target=lambda: found.append(_meeting_or_none()), daemon=True)
+    """Return the communicator of `_meeting`, or None where a rank does not come in time or MPI cannot be used."""
+    meetings = list[Any]()
+    thread = Thread(target=lambda: meetings.append(_meeting_or_none()), daemon=True)
     thread.start()
     thread.join(seconds)
-    return found[0] if found else None
+    return meetings[0] if meetings else None
 
 
 def _meeting_or_none() -> MPI.Intracomm | None:
     try:
         _initialize()
         return _meeting()
-    except Exception:  # no MPI library, or one that a failure has damaged: this rank prints what it raised by itself
+    except Exception:  # no MPI library, or one that a failure has damaged: this rank prints its exception alone
         return None
 
 
 def _initialize() -> None:
     """Initialise MPI where the script has not.
 
-    mpi4py would hold Python's lock meanwhile, which is for ever where another rank never does the same.
+    mpi4py would hold Python's global lock meanwhile: forever, where another rank never initialises MPI.
     """
     import mpi4py
 
@@ -173,7 +174,7 @@ def _initialize() -> None:
 
 
 def _together(comm: MPI.Intracomm, end: End) -> int:
-    """Print on rank 0 what the ranks raised, and return the highest exit code."""
+    """Print the exceptions of all ranks on rank 0, and return the highest exit code.  Collective."""
     ends = comm.gather(end)
     if ends is not None:
         groups: dict[End, list[int]] = {}
@@ -200,6 +201,6 @@ def _say(end: End, who: str) -> None:
 
 
 def _print(text: str) -> None:
-    """Print to standard error; the other ranks wait for this one, though it is closed."""
+    """Print to standard error, or nothing where it is closed: an exception here would keep the other ranks waiting."""
     with suppress(OSError, ValueError):
         print(printable(text), file=sys.stderr or sys.__stderr__, flush=True)

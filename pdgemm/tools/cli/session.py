@@ -43,9 +43,9 @@ class Speaker(Observer):
         self.grid, self.as_json = grid, as_json
         self.lost = "nothing was written"
         self.facts: dict[str, Any] = {"ranks": grid.size, "grid": grid.shape}
-        self.on_a_page = False  # is a page of the result written, too?
-        self.words: np.ndarray | None = None  # from each rank to each other, for that page
-        self._said = list[str]()  # what was reported
+        self.on_a_page = False  # whether a page of the result is written, too
+        self.words: np.ndarray | None = None  # words from each rank to each other rank, for the page
+        self._said = list[str]()  # the texts of reports, for the page
         self._bar = grid.rank == 0 and sys.stderr.isatty() and not as_json
 
     def report(self, key: str, what: Any) -> None:
@@ -61,7 +61,7 @@ class Speaker(Observer):
             say_line(str(what))
 
     def note(self, key: str, lines: Sequence[str], fact: Any, err: bool = False) -> None:
-        """Say lines, or make a fact a member of the JSON object."""
+        """Print lines, or make a fact a member of the JSON object."""
         if self.grid.rank:
             return
         self.facts[key] = fact
@@ -69,12 +69,12 @@ class Speaker(Observer):
             say_line(line, err)
 
     def warn(self, text: str) -> None:
-        """Say a warning on standard error, and keep it for the JSON object.  Rank 0 alone."""
+        """Print a warning on standard error, and keep it for the JSON object.  Rank 0 alone."""
         self.facts["warnings"] = [*self.facts.get("warnings", []), text]
         say_line(f"pdgemm: warning: {text}", err=True)
 
     def read(self, x: Source, block: Block | None, device: DeviceName = "host") -> DistMatrix:
-        """Read a matrix, or its transpose where op is not "N"."""
+        """Read a matrix, or its transpose where the op of its source is not "N"."""
         with self.progress(f"read {x.what}", x.nbytes, "B/s") as progress:
             matrix = x.read(self.grid, block, device, progress)
         self.report("read", matrix.report)
@@ -92,7 +92,7 @@ class Speaker(Observer):
                 self.words = words_between(plan.product, self.grid.size)
 
     def traced(self, path: str | None, nvtx: bool, page: str | None = None) -> AbstractContextManager[None]:
-        """Return a context manager that traces its block, if a trace or a page of it was requested."""
+        """Return a context manager that traces its block, if a trace or a page of the trace was requested."""
         if page is not None:
             self.on_a_page = True
             return self._on_a_page(path, nvtx, Path(page))
@@ -100,7 +100,7 @@ class Speaker(Observer):
 
     @contextmanager
     def _on_a_page(self, path: str | None, nvtx: bool, page: Path) -> Iterator[None]:
-        """Trace the block, and write a page of the trace and of what was reported; without `path` the trace goes."""
+        """Trace the block, and write a page of the trace and the reports; without `path` the trace file is removed."""
         from pdgemm.tools.profiling.profile import load_profile
         from pdgemm.tools.studies.pictures import check_page, draw_timeline
 
@@ -123,7 +123,7 @@ class Speaker(Observer):
     ) -> Iterator[Callable[[int, int], object] | None]:
         """Show a bar where rank 0 has a terminal, else a line every few seconds, as under mpirun.
 
-        amount : how many bytes or floating-point operations are all of it; 0: it is not known.   unit : of their rate.
+        amount : bytes or floating-point operations of the whole work; 0: unknown.   unit : the unit of their rate.
         """
         signals.doing(what, self.lost)
         pace = _Pace(amount, unit)
@@ -143,7 +143,7 @@ class Speaker(Observer):
 
 
 class _Pace:
-    """The time since something began, and its rate.   amount, unit : as in `Speaker.progress`."""
+    """The time since some work began, and its rate.   amount, unit : as in `Speaker.progress`."""
 
     def __init__(self, amount: float, unit: str) -> None:
         self._amount, self._show, self._start = amount, _RATES[unit], perf_counter()
@@ -153,7 +153,7 @@ class _Pace:
         return perf_counter() - self._start
 
     def rate(self, share: float) -> str:
-        """Return the rate so far as text, by the share that is done."""
+        """Return the rate so far as text.   share : the share of the work that is done."""
         return self._show(share * self._amount / max(self.seconds, 1e-9)) if self._amount else ""
 
 
@@ -161,7 +161,7 @@ _RATES: dict[str, Callable[[float], str]] = {"FLOP/s": in_rate, "B/s": lambda ra
 
 
 class _Lines:
-    """Says on standard error how much of something is done, every few seconds."""
+    """Progress lines on standard error, one every few seconds, with the share of the work that is done."""
 
     def __init__(self, what: str, pace: _Pace) -> None:
         self._what, self._pace, self._last = what, pace, 0.0
@@ -176,7 +176,7 @@ class _Lines:
 
 
 def say_line(text: str, err: bool = False) -> None:
-    """Print a line to standard output, or error; the work continues where it is closed."""
+    """Print a line to standard output, or standard error; the work continues where the stream is closed."""
     try:
         echo(text, err=err)
     except BrokenPipeError:
@@ -185,7 +185,7 @@ def say_line(text: str, err: bool = False) -> None:
 
 @contextmanager
 def session(grid_shape: tuple[int, int] | None, as_json: bool) -> Iterator[Speaker]:
-    """Provide the output over a grid of all ranks; print the JSON object at the end."""
+    """Provide a `Speaker` with a grid of all ranks; print its JSON object at the end."""
     check_launcher(MPI.COMM_WORLD.size)
     start = perf_counter()
     with ProcessGrid(MPI.COMM_WORLD, grid_shape) as grid, warnings.catch_warnings():

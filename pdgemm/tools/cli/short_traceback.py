@@ -1,7 +1,7 @@
-"""The text of an exception as its user needs it: what went wrong, and the user's own lines.
+"""The text of an exception as its user needs it: the error, and the user's own lines.
 
-Frames of this package, of other installed packages and of the standard library are left out.  Where an exception arose
-there that this package does not raise on purpose, the innermost frame is kept: it may be a mistake there.
+Frames of this package, of other installed packages and of the standard library are left out.  Where such a frame
+raised an exception that this package does not raise on purpose, the innermost frame is kept: the mistake may be there.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pdgemm.errors import PdgemmError
 from pdgemm.support.agreement import raised_on
 from pdgemm.support.source_lines import of_package, of_user
 
-MOST = 10  # lines of the user's; those in the middle of more are left out
+MOST = 10  # the most lines of the user; of more lines, those in the middle are left out
 
 
 def short(error: BaseException) -> str:
-    """Return the exception in one line, then the user's lines; after it what it was caused by, in the same form."""
+    """Return the exception in one line, then the user's lines; then the exception that caused it, in the same form."""
     return "\n".join(_lines(TracebackException.from_exception(error, compact=True), error))
 
 
@@ -30,9 +30,9 @@ def whole(error: BaseException) -> str:
 
 
 def _lines(trace: TracebackException, error: BaseException) -> Iterator[str]:
-    """Yield the lines of an error: what it is, and the lines of the user's program that led to it."""
+    """Yield the lines of an error: its type and message, and the lines of the user's program that led to it."""
     *where, what = "".join(trace.format_exception_only()).rstrip().split("\n")
-    if not isinstance(error, SyntaxError):  # which begins with its line
+    if not isinstance(error, SyntaxError):  # its text begins with the faulty line
         where, what = [], "\n".join([*where, what])
     yield what
     runs = [[*run] for _, run in groupby(_of_user(trace.stack, error), key=lambda x: (x.filename, x.lineno))]
@@ -52,12 +52,12 @@ def _lines(trace: TracebackException, error: BaseException) -> Iterator[str]:
 
 
 def _of_user(frames: list[FrameSummary], error: BaseException) -> list[FrameSummary]:
-    """Return the frames of the user's own files, and the innermost one where the exception may be a mistake there."""
+    """Return the frames of the user's own files, and the innermost frame where the mistake may be there."""
     frames = [x for x in frames if not x.filename.startswith("<frozen") and not _runs_scripts(x)]
-    if raised_on(error):  # what lies deeper is not the same on all ranks; the message says it
+    if raised_on(error):  # deeper frames differ among the ranks; the message names the fault
         frames = [*takewhile(lambda x: not of_package(x.filename), frames)]
     own = [x for x in frames if of_user(x.filename)]
-    if not own:  # perhaps an installed program
+    if not own:  # the user may run an installed program
         own = [x for x in frames if not of_package(x.filename)]
     if frames and frames[-1] not in own and not raised_on(error) and not isinstance(error, PdgemmError):
         own.append(frames[-1])

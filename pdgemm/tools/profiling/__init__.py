@@ -1,1 +1,1 @@
-"""Traces of all ranks in one file, profiles of where their time went, and reports of what is installed."""
+"""Traces of all ranks in one file, profiles of how ranks spend their time, and reports of the installed software."""

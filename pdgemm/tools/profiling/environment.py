@@ -1,4 +1,4 @@
-"""A description of the environment: what is installed, what it supports, what is missing and how to install it."""
+"""A description of the environment: installed software, its features, and missing packages with their installation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pdgemm.matrix.local_arrays import device_on
 from pdgemm.schedules.mover_registry import mover_choices
 from pdgemm.support.text import Table, counted
 
-# what users tell pdgemm, and what is below it, in the environment
+# prefixes of the environment variables that concern pdgemm and the libraries below it
 VARIABLES = (
     *("OMP_", "MKL_", "OPENBLAS_", "PDGEMM_", "OMPI_MCA_", "PRTE_MCA_", "MPICH_", "UCX_", "NCCL_", "FI_", "SLURM_JOB"),
     *("MPI4PY_", "CUDA_VISIBLE_DEVICES", "HDF5_"),
@@ -68,7 +68,7 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
         "between nodes: MPI is called about every 10 ms of a product, between its slabs" if several else "on one node"
     )
     facts["threads_set_by"] = decided_by() or "share of the node's cores"
-    facts["warnings"] = sorted({f"{host}: {text}" for host, *_, found in hosts for text in found})
+    facts["warnings"] = sorted({f"{host}: {text}" for host, *_, texts in hosts for text in texts})
     facts["missing"] = _missing(facts) + _tcp(facts["mpi_library"]) * several
     return facts
 
@@ -106,7 +106,7 @@ def facts_table(facts: dict[str, Any]) -> Table:
 
 
 def _gpu_memory(grid: ProcessGrid, facts: dict[str, Any]) -> str:
-    """Return how the ranks of this job access each other's GPU memory, as tested.  Collective over the grid."""
+    """Return how the ranks of this job access each other's GPU memory, as a test shows.  Collective over the grid."""
     able = find_spec("cupy") is not None and gpu_binding.visible() > 0
     if not grid.comm.allreduce(able, MPI.LAND):
         return ""
@@ -118,7 +118,7 @@ def _gpu_memory(grid: ProcessGrid, facts: dict[str, Any]) -> str:
 
 
 def _warnings() -> list[str]:
-    """Return warnings about the BLAS of local products, and about others that are loaded."""
+    """Return warnings about the BLAS of local products, and about other loaded BLAS libraries."""
     unknown = f"{multiplier()}, which multiplies, is not known: a reference BLAS is ten times as slow as OpenBLAS"
     return [unknown] * (blas_of_products() is None) + processors.warnings()
 
@@ -141,7 +141,7 @@ def _cupy() -> str:
 
 
 def _tcp(library: str) -> list[str]:
-    """Return what Open MPI has to be told where it sends by TCP (docs/hosts.md)."""
+    """Return a line with the settings that Open MPI needs for messages by TCP, unless they are set (docs/hosts.md)."""
     settings = {"OMPI_MCA_btl_tcp_flags": "send,inplace", "OMPI_MCA_pml_ob1_send_pipeline_depth": "1000"}
     settings |= {f"OMPI_MCA_btl_tcp_{name}": "8388608" for name in ("eager_limit", "rndv_eager_limit", "max_send_size")}
     by_tcp = os.environ.get(_PML, "ob1") == "ob1" and not Path("/sys/class/infiniband").exists()
@@ -152,7 +152,7 @@ def _tcp(library: str) -> list[str]:
 
 
 def _missing(facts: dict[str, Any]) -> list[str]:
-    """Return what could be installed for these ranks, with the commands."""
+    """Return the packages that could be installed for these ranks, with the commands."""
     hints = []
     if not facts["hdf5_mpi"]:
         hints.append(

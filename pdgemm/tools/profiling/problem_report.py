@@ -1,4 +1,4 @@
-"""What a maintainer needs to repeat a problem, as one block of text without names of users, hosts and folders."""
+"""The facts that a maintainer needs to reproduce a problem, as one text without names of users, hosts and folders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATH = re.compile(r"(?<![\w.~-])~?(?:/[^\s/:;,=\"']+)+/([^\s/:;,=\"']+)")
 _ADDRESS = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])")
 _BUILDER = re.compile(r"[\w.+-]+@[\w.-]+")
 _SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CRED", re.IGNORECASE)
-# what values of variables are made of, where they name nobody and nothing private
+# the parts of the values of variables that are safe to show, because they name nobody and nothing private
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([kmgt]i?b?|b|m?s|us)?|inf", re.IGNORECASE)
 _INTERFACE = re.compile(r"(eth|ib|hsn|opa|lo|mlx[45]_|hfi1_|cxi|efa)\d{0,2}")
 _WORDS = """
@@ -40,7 +40,7 @@ _WORDS = """
 
 
 def problem_report(facts: dict[str, Any]) -> str:
-    """Return the block, in Markdown.  facts : of `environment.describe`, on the rank that has them all.  Local."""
+    """Return the report in Markdown.  facts : of `environment.describe` on rank 0, where they are complete.  Local."""
     batch = "; in a Slurm job" if launcher.in_slurm() else ""
     size, variable = launcher.said_size()
     started = next((name for name, names in launcher.LAUNCHERS.items() if variable and names.size == variable), "")
@@ -72,7 +72,7 @@ def without_names(text: str, hosts: Iterable[str] = ()) -> str:
     text = _PATH.sub(r".../\1", text)
     text = _ADDRESS.sub("ADDRESS", _BUILDER.sub("USER@HOST", text))
     users = {os.environ.get("USER", ""), os.environ.get("LOGNAME", ""), Path.home().name}
-    with suppress(KeyError, OSError):  # a user without an entry in the system's list
+    with suppress(KeyError, OSError):  # the user has no entry in the password database
         users.add(getuser())
     names = {(name, "USER") for name in users}
     for host in {platform.node(), *hosts}:
@@ -97,13 +97,13 @@ def _shared_memory() -> str:
 
 
 def _variables() -> list[tuple[str, str]]:
-    """Return what users tell pdgemm and the libraries below it."""
-    given = (x for x in os.environ.items() if x[0].startswith(VARIABLES))
-    return sorted(x for x in given if not x[0].startswith(_OF_LAUNCHERS))
+    """Return the environment variables that concern pdgemm and the libraries below it, without those of launchers."""
+    variables = (x for x in os.environ.items() if x[0].startswith(VARIABLES))
+    return sorted(x for x in variables if not x[0].startswith(_OF_LAUNCHERS))
 
 
 def _public(name: str, value: str) -> bool:
-    """Is all of a value numbers, and words that libraries define?  Another may be a secret, or name somebody."""
+    """Return whether a value holds only numbers and words of libraries; any other value may be a secret, or a name."""
     words, known = filter(None, re.split(r"[\s,:;^=|+]+", value)), _WORDS.split()
     return not _SECRET.search(name) and all(
         x.lower() in known or _NUMBER.fullmatch(x) or _INTERFACE.fullmatch(x) for x in words
@@ -115,10 +115,10 @@ def _commit(root: Path) -> str:
     if not (root / ".git").exists():
         return ""
     try:
-        asked = [["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]]
+        commands = [["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]]
         commit, changed = (
             subprocess.run(["git", "-C", root, *words], capture_output=True, text=True, check=True, timeout=20).stdout
-            for words in asked
+            for words in commands
         )
     except (OSError, subprocess.SubprocessError):
         return "(a checkout)"

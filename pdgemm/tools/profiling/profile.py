@@ -1,4 +1,4 @@
-"""A profile is computed from a timeline: its figures show how the time of a traced run was spent."""
+"""The profile of a traced run, computed from its timeline: figures that show how the run spent its time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pdgemm.support.json_input import Count, Figure, Seconds, Size, decoded
 from pdgemm.support.text import counted
 
 PHASES = ("plan", "product", "wait", "sync", "pack", "post")  # of a product, on the host or in a stream
-OUTSIDE = ("read", "write", "moved", "batch")  # of products: files, redistributions, batches of small ones
-LARGE = 1 << 16  # bytes of a message that shows a bandwidth
-REPORTED = {"product": "compute_seconds", "pack": "pack_seconds"}  # and waits, which a report sums over wait and sync
+OUTSIDE = ("read", "write", "moved", "batch")  # outside products: files, redistributions, small products in batches
+LARGE = 1 << 16  # least bytes of a message that shows the bandwidth
+REPORTED = {"product": "compute_seconds", "pack": "pack_seconds"}  # not waits, in which a report includes sync
 AGREE = 0.01
 LARGEST_FILE = 1 << 30  # bytes of a timeline: some millions of spans
-ROUNDING = 20.0  # microseconds between the end of a transfer and that of the wait for it
+ROUNDING = 20.0  # microseconds by which a transfer may seem to end after the wait for it
 ORDINARY = ("default", "GPUs")  # machine models that were not calibrated
 
 
@@ -39,7 +39,7 @@ class _Move(Struct):
 
 
 class ProfiledReport(Struct):
-    """A profile is made of these members of a `pdgemm.instrument.report.Report`."""
+    """The members of a `pdgemm.instrument.report.Report` from which a profile is computed."""
 
     algorithm: str
     grid: tuple[Count, Count]
@@ -64,7 +64,7 @@ class ProfiledReport(Struct):
 
 
 class About(Struct):
-    """The trace holds these facts of a rank.   network : bytes per second of its node's, measured after the run."""
+    """The facts of a rank in a trace.   network : bytes per second of its node's network, measured after the run."""
 
     host: str
     node: Size
@@ -79,19 +79,19 @@ class _Bytes(Struct):
 
 
 class _Span(Struct):
-    """An event of the timeline: a span where `ph` is "X", and else a name of something."""
+    """An event of the timeline: a span where `ph` is "X", otherwise metadata, such as the name of a row."""
 
     ph: str
     pid: Size
     name: str
     cat: str = ""
     ts: Annotated[float, Meta(ge=-1e15, le=1e15)] = nan  # microseconds
-    dur: Annotated[float, Meta(ge=-1, le=1e15)] = nan  # less than 0 by rounding
+    dur: Annotated[float, Meta(ge=-1, le=1e15)] = nan  # may be below 0 by rounding
     args: Raw = Raw(b"{}")
 
 
 class Spent(NamedTuple):
-    """A rank did this from `start` on, in seconds of the timeline: the name of its span, or "transfer"."""
+    """A piece of work of a rank, in seconds of the timeline.   name : that of its span, or "transfer"."""
 
     name: str
     start: float
@@ -110,11 +110,11 @@ class _Timeline(Struct):
 
 @dataclass
 class Rank:
-    """A rank of a traced run has these seconds and transfers.
+    """The seconds and transfers of one rank of a traced run.
 
     seconds   : the time of all products, from call to return.   phases : the time of each, without redistribution.
     reports   : the reports of its products.
-    transfers : by kind, for each its seconds, its bytes, and whether the rank did nothing but wait for it.
+    transfers : by kind, the seconds and bytes of each transfer, and whether the rank waited at its middle and its end.
     """
 
     number: int
@@ -125,7 +125,7 @@ class Rank:
     outside: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     reports: list[ProfiledReport] = field(default_factory=list)
     transfers: dict[str, list[tuple[float, int, bool]]] = field(default_factory=lambda: defaultdict(list))
-    spans: list[Spent] = field(default_factory=list)  # where they were asked for
+    spans: list[Spent] = field(default_factory=list)  # empty unless `load_profile` has kept them
 
     @property
     def waiting(self) -> float:
@@ -133,7 +133,7 @@ class Rank:
 
     @property
     def parts(self) -> dict[str, float]:
-        """The seconds of products by phase; `other` is what no phase covers.  On a GPU phases overlap each other."""
+        """The seconds of products by phase; `other` is the remaining time.  On a GPU phases overlap each other."""
         covered = {**{name: self.phases[name] for name in PHASES}, "redistribute": self.moving}
         return covered | {"other": max(0.0, self.seconds - sum(covered.values()))}
 
@@ -158,7 +158,7 @@ class Rank:
 
 @dataclass
 class Profile:
-    """A profile has the figures of all ranks."""
+    """The figures of all ranks of a traced run."""
 
     ranks: list[Rank]
     about: list[About]
@@ -186,19 +186,19 @@ class Profile:
 
     @property
     def mean_seconds(self) -> float:
-        """The seconds of all products, mean of all ranks: shares are of these."""
+        """The seconds of all products, mean of all ranks; shares are fractions of this time."""
         return float(np.mean([x.seconds for x in self.ranks]))
 
     @property
     def imbalance(self) -> float:
-        """The longest time that a rank multiplies over the mean."""
+        """The longest time for which a rank multiplies, over the mean of all ranks."""
         mean = self.parts["product"]
         return max(x.phases["product"] for x in self.ranks) / mean if mean else 1.0
 
     @property
     def overlap(self) -> float | None:
-        found = [x.overlap for x in self.ranks if x.overlap is not None]
-        return float(np.mean(found)) if found else None
+        overlaps = [x.overlap for x in self.ranks if x.overlap is not None]
+        return float(np.mean(overlaps)) if overlaps else None
 
     @cached_property
     def longest(self) -> ProfiledReport | None:
@@ -207,7 +207,7 @@ class Profile:
 
     @cached_property
     def oversubscribed(self) -> list[str]:
-        """The oversubscribed hosts, with more threads than cores."""
+        """The hosts that have more threads than cores, as text."""
         return [
             f"{host}: {sum(x.threads for x in here)} threads on {counted(len(cores), 'core')}"
             for host in sorted({x.host for x in self.about})
@@ -218,14 +218,14 @@ class Profile:
 
     @property
     def rate(self) -> float | None:
-        """The rate is the seconds of products by calibration over those that they took; None where it is unknown."""
+        """The calibrated seconds of the local products over their measured seconds; None where the ratio is unknown."""
         reports, busy = [report for x in self.ranks for report in x.reports], self.parts["product"] * len(self.ranks)
         if not busy or any(report.device for report in reports) or not self.calibrated:
             return None
         return sum(map(self._calibrated_seconds, reports)) / busy
 
     def _calibrated_seconds(self, report: ProfiledReport) -> float:
-        """Return the seconds of a rank in a product, by calibration."""
+        """Return the seconds that a rank multiplies in a product, by the calibrated rates."""
         (m, n, k), (pr, pc) = report.mnk, report.grid
         at_once = min(m // pr or 1, n // pc or 1, report.panel_width or k)
         flops = report.flops / (pr * pc * report.layers)
@@ -234,8 +234,9 @@ class Profile:
     def transfers(self) -> Iterator[dict[str, Any]]:
         """Yield the transfers of all ranks by kind: count, bytes, percentiles of their seconds, bandwidths in GB/s.
 
-        A transfer lasts from its start until its completion is seen.  Bandwidths are those of transfers that the rank
-        waited for from their middle or earlier: one that overlaps with a product may have been complete long before.
+        A transfer lasts from its start until the rank sees its completion.  Bandwidths are those of transfers for which
+        the rank waited from their middle or earlier: a transfer that overlaps with a product may have completed long
+        before the rank sees it.
         """
         for kind in sorted({kind for x in self.ranks for kind in x.transfers}):
             seconds, sizes, waited = np.array([each for x in self.ranks for each in x.transfers[kind]]).T
@@ -277,17 +278,17 @@ class Profile:
 
 
 def load_profile(path: Path, machine: Machine | None = None, spans: bool = False) -> Profile:
-    """Return the profile of a file that `pdgemm.trace` wrote, with its spans too if asked.
+    """Return the profile of a file that `pdgemm.trace` wrote.   spans : keep the spans of each rank, too.
 
     Raises FileError or ArgumentError.
     """
     not_one = f"{path} is not a timeline that pdgemm wrote"
-    found = decoded(read_file(path, LARGEST_FILE), _Timeline, not_one)
-    about = found.otherData
+    timeline = decoded(read_file(path, LARGEST_FILE), _Timeline, not_one)
+    about = timeline.otherData
     machine = machine or Machine.from_dict(about.machine, not_one)
     ranks = [Rank(number, x.host) for number, x in enumerate(about.ranks)]
     of_rank = defaultdict(list)
-    for x in found.traceEvents:
+    for x in timeline.traceEvents:
         if x.ph == "X":
             if isnan(x.ts + x.dur) or not x.cat:
                 raise ArgumentError(f"{not_one}: a span of rank {x.pid} has no time, or no row")
@@ -300,7 +301,7 @@ def load_profile(path: Path, machine: Machine | None = None, spans: bool = False
 
 
 def _take(rank: Rank, spans: list[_Span], what: str) -> None:
-    """Add the spans of a rank to its phases; those within a redistribution, even in a product, count as its time."""
+    """Add the spans of a rank to its phases; a phase within a redistribution counts as redistribution."""
     host = [x for x in spans if x.cat == "host"]
     products = _within([x for x in host if x.name == "pdgemm"])
     moves = _within([x for x in host if x.name == "redistribute"])

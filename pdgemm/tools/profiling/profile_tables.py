@@ -13,7 +13,7 @@ from pdgemm.support.text import Table, counted, in_bytes, in_seconds, sides
 from pdgemm.tools.profiling.profile import AGREE, OUTSIDE, PHASES, Profile
 
 _UNITS = ((1, "seconds"), (1e3, "milliseconds"), (1e6, "microseconds"))
-SHOWN = 16  # the number of ranks up to which each has a line
+SHOWN = 16  # the number of ranks up to which each rank has a line
 MEANING = {
     "plan": "checks, planning, new memory; `plan(...).prepare()` does this once for products of the same matrices",
     "product": "local products and sums; wide panels (--panel-width) and large local parts multiply fastest",
@@ -32,7 +32,7 @@ def tables(profile: Profile) -> str:
 
 
 def tables_of(profile: Profile, width: int = 1 << 16) -> list[Table]:
-    """Return the tables that have any rows.   width : columns of a line, into which sentences are broken."""
+    """Return the tables that have any rows.   width : columns of a line; longer sentences are wrapped."""
     return [x for x in (_shares(profile, width), *_ranks(profile), *_transfers(profile)) if x.rows]
 
 
@@ -47,7 +47,7 @@ def _shares(profile: Profile, width: int) -> Table:
 
 
 def _ranks(profile: Profile) -> Iterator[Table]:
-    """Yield the time of each rank in products by phase, and outside of products; what took no time is left out."""
+    """Yield tables of each rank's time in products by phase, and outside products; phases without time are left out."""
     outside = [name for name in OUTSIDE if any(x.outside[name] for x in profile.ranks)]
     critical = profile.critical.number
     shown = [x.number for x in profile.ranks] if len(profile.ranks) <= SHOWN else [critical]
@@ -66,7 +66,7 @@ def _ranks(profile: Profile) -> Iterator[Table]:
 def _of_ranks(
     what: str, names: list[str], seconds: np.ndarray, shown: list[int], note: str, overlaps: dict[int | str, str]
 ) -> Table:
-    """Return a table of seconds, which is in one unit.   shown : the ranks that have a line.   overlaps : of a line."""
+    """Return a table of seconds in one unit.   shown : the ranks that have a line.   overlaps : by line."""
     scale, unit = next(x for x in _UNITS if seconds.max(initial=0) * x[0] >= 1 or x is _UNITS[-1])
     lines: list[tuple[int | str, np.ndarray]] = [(x, seconds[x]) for x in shown]
     lines += [("least", seconds.min(0)), ("mean", seconds.mean(0)), ("most", seconds.max(0))]
@@ -84,7 +84,7 @@ def _three_digits(number: float) -> str:
 
 
 def _transfers(profile: Profile) -> Iterator[Table]:
-    """Yield how long transfers took, and the rates of those that were waited for beside those of the calibration."""
+    """Yield a table of the seconds of transfers, and one of their rates, where ranks waited, beside the calibration."""
     every = profile.transfers()
     columns = ("kind", "count", "bytes", "p50", "p95", "p99", "waited for", "GB/s")
     rows = [
@@ -103,7 +103,7 @@ def _transfers(profile: Profile) -> Iterator[Table]:
 
 
 def figures(profile: Profile) -> Iterator[str]:
-    """Yield what the tables do not show."""
+    """Yield the facts that the tables do not show, as lines of text."""
     report = profile.longest
     if report is None:
         yield "no product was traced"

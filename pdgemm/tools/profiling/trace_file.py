@@ -46,11 +46,11 @@ def trace(
         the host (pack, post, wait, product, read, write, redistribute), one for its transfers and, on a GPU, one for
         each stream.  None writes no file.
     nvtx : also mark phases, file access and redistributions as NVTX ranges of the same names; needs the package nvtx.
-    machine : the model whose bandwidths measured ones are compared with; default: that of PDGEMM_MACHINE.
+    machine : the model whose bandwidths a profile compares with the measured ones; default: that of PDGEMM_MACHINE.
 
-    Cost: less than a microsecond and 200 bytes of memory per span, and 400 bytes more while it is written; a panel has
-    about six spans.  The clocks of nodes are compared before and after, to half of the shortest round trip of a
-    message; then each node sends and receives a mebibyte, which shows whose network is slow.
+    Cost: less than a microsecond and 200 bytes of memory per span, and 400 bytes more while the file is written; a
+    panel has about six spans.  The clocks of nodes are compared before and after the block, to within half of the
+    shortest round trip of a message; then each node sends and receives a mebibyte, which shows slow networks.
     Raises FileError or ArgumentError on every rank, before the block or after it; a block that raises leaves no file.
     """
     comm = grid.comm
@@ -76,7 +76,7 @@ def trace(
 
 
 class Clocks(NamedTuple):
-    """A reading of a rank's clock, of rank 0's at the same time, and the bound of the error; all in seconds."""
+    """Readings of the clocks of this rank and of rank 0 at the same time, with the bound of the error; in seconds."""
 
     here: float
     root: float
@@ -84,13 +84,14 @@ class Clocks(NamedTuple):
 
 
 def clocks(comm: MPI.Comm, node: MPI.Comm, clock: Callable[[], float] = perf_counter) -> Clocks:
-    """Compare the clocks of all nodes with that of rank 0.  Collective over comm and node.
+    """Compare the clocks of all nodes with the clock of rank 0.  Collective over comm and node.
 
-    The ranks of a node share a clock.  The shortest of many round trips is used: the other clock was read at the middle
-    of it, to within its half (Cristian, Probabilistic clock synchronization, Distributed Computing 3, 1989).
+    The ranks of a node share a clock.  The shortest of many round trips is used: rank 0 read its clock at the middle of
+    the round trip, to within half of its length (Cristian, Probabilistic clock synchronization, Distributed Computing
+    3, 1989).
     """
     leaders = failures.tracked(comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank))
-    found = None
+    reading = None
     if leaders != MPI.COMM_NULL:
         for other in range(1, leaders.size):
             if leaders.rank == 0:
@@ -98,12 +99,12 @@ def clocks(comm: MPI.Comm, node: MPI.Comm, clock: Callable[[], float] = perf_cou
                     leaders.recv(source=other, tag=_TAG)
                     leaders.send(clock(), dest=other, tag=_TAG)
             elif leaders.rank == other:
-                found = min((_ping(leaders, clock) for _ in range(_PINGS)), key=lambda x: x.error)
+                reading = min((_ping(leaders, clock) for _ in range(_PINGS)), key=lambda x: x.error)
         failures.free_communicator(leaders)
     if comm.rank == 0:
         now = clock()
-        found = Clocks(now, now, 0.0)
-    return node.bcast(found, root=0)
+        reading = Clocks(now, now, 0.0)
+    return node.bcast(reading, root=0)
 
 
 def _ping(leaders: MPI.Comm, clock: Callable[[], float]) -> Clocks:
@@ -115,7 +116,7 @@ def _ping(leaders: MPI.Comm, clock: Callable[[], float]) -> Clocks:
 
 
 def on_root_clock(before: Clocks, after: Clocks) -> Callable[[float], float]:
-    """Return the map from this rank's clock to rank 0's, linear through both comparisons."""
+    """Return the map from this rank's clock to rank 0's clock, linear through both comparisons."""
     passed = after.here - before.here
     rate = (after.root - before.root) / passed if passed > 0 else 1.0
     return lambda t: before.root + (t - before.here) * rate
@@ -124,15 +125,15 @@ def on_root_clock(before: Clocks, after: Clocks) -> Callable[[float], float]:
 def network(comm: MPI.Comm, node: MPI.Comm) -> float | None:
     """Return the bytes per second of this node's network, None on a single node.  Collective over comm and node.
 
-    Each node sends to the next and receives from the one before at the same time.  A slow node slows two of these
-    transfers, so the faster of its two is its own.
+    Each node sends to the next node and receives from the previous node at the same time.  A slow node slows down two
+    of these transfers, so the rate of a node is that of the faster of its two transfers.
     """
     leaders = failures.tracked(comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank))
-    found = None
+    bandwidth = None
     if leaders != MPI.COMM_NULL and leaders.size > 1:
         to, source = (leaders.rank + 1) % leaders.size, (leaders.rank - 1) % leaders.size
         leaving, coming = np.zeros(_PROBE, np.uint8), np.empty(_PROBE, np.uint8)
-        for nbytes in (_PROBE // 16, _PROBE):  # the first one warms up
+        for nbytes in (_PROBE // 16, _PROBE):  # the first transfer is the warm-up
             leaders.Barrier()
             start = perf_counter()
             arriving, sent = leaders.Irecv(coming[:nbytes], source), leaders.Isend(leaving[:nbytes], to)
@@ -141,10 +142,10 @@ def network(comm: MPI.Comm, node: MPI.Comm) -> float | None:
             rate = nbytes / (perf_counter() - start)
             with Wait(leaders):
                 sent.Wait()
-        found = max(rate, leaders.sendrecv(rate, source, source=to))
+        bandwidth = max(rate, leaders.sendrecv(rate, source, source=to))
     if leaders != MPI.COMM_NULL:
         failures.free_communicator(leaders)
-    return node.bcast(found, root=0)
+    return node.bcast(bandwidth, root=0)
 
 
 def _write(
@@ -183,8 +184,8 @@ def _add(path: Path, *texts: str) -> None:
 
 
 def laid_out(spans: Iterable[Span]) -> list[tuple[str, Span]]:
-    """Return spans and their rows; concurrent transfers have separate rows, as spans of a row may only nest."""
-    ends: list[float] = []  # of the last transfer in each of their rows
+    """Return spans and their rows; concurrent transfers have separate rows, because spans of one row may only nest."""
+    ends: list[float] = []  # the end of the last transfer of each row
     placed = []
     for span in sorted(spans, key=lambda x: (x.start, -x.end)):
         row = span.row

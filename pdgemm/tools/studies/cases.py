@@ -1,4 +1,4 @@
-"""A study measures cases: one for each number of ranks, shape, type and algorithm."""
+"""The cases that a study measures: one for each number of ranks, shape, type and algorithm."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pdgemm.support.json_input import Count, Size, converted
 from pdgemm.support.text import counted, in_bytes
 
 KINDS = ("strong", "weak", "shapes")
-Side = Annotated[int, Meta(ge=1, le=1 << 53)]  # whole as a float, too
+Side = Annotated[int, Meta(ge=1, le=1 << 53)]  # exact as a float, too
 Name = Annotated[str, Meta(min_length=1, max_length=100)]
 MNK = tuple[Side, Side, Side]
-# of a cube of the same m n k, as in Huang & Chow, CA3DMM, SC22: one long side, or one short one
+# sides over those of a cube of the same m n k, as in Huang & Chow, CA3DMM, SC22: one long side, or one short side
 FAMILIES = {"square": (1, 1, 1), "large k": (0.25, 0.25, 16), "large m": (16, 0.25, 0.25), "flat": (4, 4, 1 / 16)}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A case is one product to be measured.
+    """One product to be measured.
 
-    of : the user asked for this: the shape on one rank (weak), or the name of the shape (shapes); "" otherwise.
+    of : the origin of the shape: the shape on one rank (weak), or the name of its family (shapes); "" otherwise.
     """
 
     kind: Literal["strong", "weak", "shapes"]  # KINDS
@@ -43,7 +43,7 @@ class Case:
 
     @classmethod
     def from_dict(cls, members: Any) -> Case:
-        """Return the case that `as_dict` made a dictionary of.  Raises ArgumentError for anything else."""
+        """Return the case of a dictionary that `as_dict` returned.  Raises ArgumentError for any other value."""
         names = {x.name for x in fields(cls)}
         if not isinstance(members, dict) or set(members) != names:
             raise ArgumentError(f"a case has {', '.join(sorted(names))}")
@@ -51,7 +51,7 @@ class Case:
 
     @property
     def curve(self) -> tuple[Any, ...]:
-        """All cases that one line of a figure joins have the same value."""
+        """The key of the curve: the cases that one line of a figure joins have the same key."""
         return (
             self.kind, self.of or ",".join(map(str, self.mnk)), self.dtype, self.algorithm, self.mover,
             self.memory_limit, self.device,
@@ -63,12 +63,12 @@ class Case:
 
     @property
     def requested(self) -> str:
-        """The shape as the user asked for it."""
+        """The shape as the user requested it."""
         shape = (self.of or ",".join(map(str, self.mnk))).replace(",", " x ")
         return f"{shape} on one rank" if self.kind == "weak" else shape
 
     def on(self, ranks: int) -> Case:
-        """Return the case of the same curve on so many ranks."""
+        """Return the case of the same curve on `ranks` ranks."""
         mnk = self.mnk
         if self.kind == "weak" and ranks != self.ranks:
             m, n, k = map(int, self.of.split(","))
@@ -98,7 +98,7 @@ def cases(
 
     strong : the shapes stay as they are on all numbers of ranks.
     weak   : the sides grow with sqrt(ranks), so that A, B and C take the same memory on each rank.
-    shapes : several shapes stay as they are; one stands for the four cuboids of its m n k that FAMILIES lists.
+    shapes : several shapes stay as they are; a single shape stands for the four cuboids of the same m n k in FAMILIES.
     """
     if kind not in KINDS:
         raise ArgumentError(f"a study is one of {', '.join(KINDS)}, got {kind!r}")
@@ -116,7 +116,7 @@ def cases(
 
 
 def _on(kind: str, shapes: Sequence[MNK], ranks: int) -> list[tuple[MNK, str]]:
-    """Return the shapes of a study on so many ranks, and what they stand for."""
+    """Return the shapes of a study on `ranks` ranks, each with the value of `Case.of`."""
     if kind == "weak":
         return [(weak_shape(mnk, ranks), ",".join(map(str, mnk))) for mnk in shapes]
     if kind == "strong" or len(shapes) > 1:
@@ -127,7 +127,7 @@ def _on(kind: str, shapes: Sequence[MNK], ranks: int) -> list[tuple[MNK, str]]:
 
 
 def weak_shape(mnk: MNK, ranks: int) -> MNK:
-    """Return the shape that takes as much memory on each of `ranks` ranks as `mnk` on one."""
+    """Return the shape that takes as much memory on each of `ranks` ranks as `mnk` takes on one rank."""
     return _rounded(*(side * ranks**0.5 for side in mnk))
 
 

@@ -1,4 +1,4 @@
-"""The files of studies become curves: measurements that a line of a figure joins, and what cannot be drawn."""
+"""The curves in files of studies: measurements that a line of a figure joins, and the cases that cannot be drawn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TITLES = {"strong": "Strong scaling", "weak": "Weak scaling", "shapes": "Shapes"
 TITLED = ("shape", "algorithm", "dtype", "mover", "memory", "device")
 USUAL = {"mover": "mover auto", "memory": "any memory", "device": "host"}
 CALLED = {"mpi_library": "MPI", "multiplies": "BLAS", "cpu": "processor", "threads_per_rank": "threads per rank"}
-LARGEST = 10**9  # ranks or elements of a dimension
+LARGEST = 10**9  # the most ranks, and the most elements of a dimension
 OVERSUBSCRIBED = (
     "Points that are grey inside and the mark * are of more ranks than cores: ranks took turns there, and such times "
     "do not say how fast as many cores would be."
@@ -51,7 +51,7 @@ class _PerRank(Struct):
     move_seconds: _Spread
     hidden_seconds: _Spread
     words_received: _Spread
-    sync_seconds: _Spread = _Spread(0.0, 0.0)  # the first versions did not record it
+    sync_seconds: _Spread = _Spread(0.0, 0.0)  # records of the first versions do not have it
 
 
 class _Product(Struct):
@@ -79,9 +79,9 @@ class _Setting(Struct):
 
 
 class Point(Struct):
-    """A point is a measured case: the part of its record that figures are made of.
+    """A measured case: the part of its record that the figures need.
 
-    record   : the record as it was read.   source : the file that it was read from.
+    record   : the record as it was read.   source : the file of the record.
     interval : the 95% confidence interval of the median; None for few repetitions.
     """
 
@@ -99,7 +99,7 @@ class Point(Struct):
 
     @classmethod
     def of(cls, record: Record, source: Path) -> Point:
-        """Return the point of a record.  Raises ArgumentError where the record lacks something."""
+        """Return the point of a record.  Raises ArgumentError where the record is incomplete or invalid."""
         point = converted({**record, "record": record, "source": str(source)}, cls)
         _check(point.case)
         return point
@@ -119,12 +119,12 @@ class Point(Struct):
 
     @property
     def words(self) -> float:
-        """The busiest rank received so many words, those read in place included."""
+        """The words that the busiest rank received, words read in place included."""
         return self.product.per_rank.words_received.max
 
     @property
     def over_bound(self) -> float:
-        """The ratio of words to the lower bound; nan where nothing has to be sent."""
+        """The ratio of words to the lower bound; nan where no words have to be sent."""
         return self.words / self.product.lower_bound_words if self.product.lower_bound_words else nan
 
     @property
@@ -137,7 +137,7 @@ class Point(Struct):
 
     @property
     def parts(self) -> dict[str, float]:
-        """The seconds of a typical repetition by part, mean over the ranks; `rest` is what no part covers."""
+        """The seconds of a typical repetition by part, mean over the ranks; `rest` is the remaining time."""
         ranks = self.product.per_rank
         sync = ranks.sync_seconds.mean
         parts = {
@@ -148,13 +148,13 @@ class Point(Struct):
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings do not differ along a curve."""
+        """The settings, which are the same for all points of a curve."""
         return {name: _text(self.record["setting"].get(name)) for name in records.SETTING}
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve has cases that differ in the number of ranks only, in the same setting, by growing numbers of ranks."""
+    """Points of cases that differ only in the number of ranks, in the same setting, by growing numbers of ranks."""
 
     points: Sequence[Point]
     label: str = ""
@@ -170,7 +170,7 @@ class Curve:
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """These texts tell the curve from others; "" stands for what is as usual."""
+        """The texts that distinguish the curve from other curves; "" stands for the usual value."""
         case, settings = self.case, self.first.settings
         threads = settings["threads_per_rank"]
         return {
@@ -188,7 +188,7 @@ class Curve:
 
 @dataclass
 class Section:
-    """A section of a report holds one kind of study."""
+    """The section of a report for one kind of study."""
 
     kind: str
     curves: list[Curve] = field(default_factory=list)
@@ -199,7 +199,7 @@ class Section:
 
     @property
     def title(self) -> str:
-        """The title names the kind, and what all curves have in common."""
+        """The title: the kind of the study, and the properties that all curves share."""
         texts = [curve.texts for curve in self.curves]
         common = [text for name, text in (texts[0] if texts else {}).items() if name in TITLED and text]
         common = [text for text in common if all(text in other.values() for other in texts)]
@@ -213,10 +213,10 @@ class Section:
 
 @dataclass
 class Results:
-    """The files of studies hold these results.
+    """The results in the files of studies.
 
     unread   : place and fault of each line, or measurement, that cannot be used.
-    notes    : a reader must know this, too.
+    notes    : further facts that a reader of the report must know.
     machines : the calibration of each file.
     bad      : the cases that failed or are wrong, with their files.
     """
@@ -233,62 +233,63 @@ class Results:
 
 
 def read_all(paths: Sequence[Path]) -> Results:
-    """Read the files of studies.  Raises FileError where a file is missing, or has no record in it."""
-    found = Results()
+    """Read the files of studies.  Raises FileError where a file is missing, or has no record."""
+    results = Results()
     points: dict[tuple[Any, ...], Point] = {}
     again = 0
     for path in dict.fromkeys(paths):
-        for case, record in _opened(path, found).measured.items():
+        for case, record in _opened(path, results).measured.items():
             if record["status"] != "ok":
-                found.bad.append((path, case, record))
+                results.bad.append((path, case, record))
                 continue
             try:
                 point = Point.of(record, path)
             except ArgumentError as fault:
-                found.unread.append((f"{path}: {case}", str(fault)))
+                results.unread.append((f"{path}: {case}", str(fault)))
                 continue
             key = case, *point.settings.values()
             again += key in points
             if key not in points or str(record.get("date")) >= str(points[key].record.get("date")):
                 points[key] = point
     if again:
-        found.notes.append(f"{again} cases were measured in several files: the latest measurement of each is shown.")
+        results.notes.append(f"{again} cases were measured in several files: the latest measurement of each is shown.")
     for kind in KINDS:
         mine = [point for point in points.values() if point.case.kind == kind]
-        if mine or any(case.kind == kind for _, case, _ in found.bad):
-            found.sections.append(Section(kind, curves_of(mine)))
-    if not found.sections:
-        place, why = found.unread[0]
+        if mine or any(case.kind == kind for _, case, _ in results.bad):
+            results.sections.append(Section(kind, curves_of(mine)))
+    if not results.sections:
+        place, why = results.unread[0]
         raise FileError(f"{place}: {why}; there is no other measurement")
-    found.notes += _notes(found.points)
-    return found
+    results.notes += _notes(results.points)
+    return results
 
 
 def curves_of(points: Iterable[Point]) -> list[Curve]:
-    """Return the curves that the points make, labelled by what they differ in."""
+    """Return the curves of the points, labelled by the properties in which they differ."""
     together = defaultdict(list)
     for point in points:
         together[point.case.curve, *point.settings.values()].append(point)
     curves = [Curve(sorted(each, key=lambda x: x.ranks)) for each in together.values()]
     names = curves[0].texts if curves else {}
-    told = [name for name in names if len({curve.texts[name] for curve in curves}) > 1] or ["algorithm"]
+    properties = [name for name in names if len({curve.texts[name] for curve in curves}) > 1] or ["algorithm"]
     return [
-        Curve(x.points, ", ".join(x.texts[name] or USUAL.get(name, f"{name} unknown") for name in told)) for x in curves
+        Curve(x.points, ", ".join(x.texts[name] or USUAL.get(name, f"{name} unknown") for name in properties))
+        for x in curves
     ]
 
 
 def relative(first: Any, other: Any) -> float:
-    """Return the rate per rank relative to that of `first`; of the same work, this is T(p0) p0 / (T(p) p)."""
+    """Return the rate per rank relative to that of `first`; for the same work, this is T(p0) p0 / (T(p) p)."""
     return (other.flops / (other.seconds * other.ranks)) / (first.flops / (first.seconds * first.ranks))
 
 
 def per_node(points: Iterable[Point]) -> int:
-    """Return how many ranks a node has cores for."""
+    """Return the number of ranks for which a node has cores."""
     return max((x.setting.cores_per_node // max(x.setting.threads_per_rank) for x in points), default=1) or 1
 
 
 def _check(case: Case) -> None:
-    """Raise ArgumentError for a case that `pdgemm scaling` does not write, and that cannot be predicted."""
+    """Raise ArgumentError for a case that `pdgemm scaling` does not write and the planner cannot predict."""
     if max(case.ranks, *case.mnk) > LARGEST:
         raise ArgumentError(f"ranks and dimensions are at most {LARGEST}")
     if case.dtype not in map(str, dtypes.BLAS):
@@ -299,7 +300,7 @@ def _check(case: Case) -> None:
 
 
 def _opened(path: Path, results: Results) -> records.Study:
-    """Return a study that has measurements, and note which of its lines cannot be read.  Raises FileError."""
+    """Return a study that has measurements, and add its unreadable lines to the results.  Raises FileError."""
     study = records.read_study(path)
     if not path.exists():
         raise FileError(f"{path}: no such file")

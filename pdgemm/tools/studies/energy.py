@@ -16,7 +16,7 @@ POWERCAP = Path("/sys/class/powercap")  # the kernel's interface to RAPL, for In
 
 
 class Counter(NamedTuple):
-    """A counter of joules that wraps around at `wraps`; 0 if it does not."""
+    """A counter of joules, which wraps around at `wraps`; 0 if it never wraps around."""
 
     name: str
     read: Callable[[], float]
@@ -42,7 +42,7 @@ class Meter:
         return [counter.name for counter in self._counters]
 
     def joules(self) -> float:
-        """Return the joules used; a counter may have wrapped around once, which takes minutes."""
+        """Return the joules used so far; a counter may have wrapped around once, which takes minutes."""
         used = 0.0
         for counter, before in zip(self._counters, self._before):
             more = counter.read() - before
@@ -51,13 +51,13 @@ class Meter:
 
 
 def _rapl(powercap: Path) -> tuple[list[Counter], str]:
-    """Return the counters of packages, and of memory outside them; and why there are none."""
+    """Return the counters of packages, and of memory outside them; or none, and the reason."""
     zones = [
         zone
         for zone in sorted(powercap.glob("intel-rapl:*"))
         if zone.name.count(":") == 1 or _text(zone / "name") == "dram"
     ]
-    packages = [zone for zone in zones if _text(zone / "name") != "psys"]  # which includes the packages
+    packages = [zone for zone in zones if _text(zone / "name") != "psys"]  # psys includes the packages
     if not packages:
         return [], "no RAPL counters"
     try:
@@ -75,7 +75,7 @@ def _rapl(powercap: Path) -> tuple[list[Counter], str]:
 
 
 def _nvml() -> tuple[list[Counter], str]:
-    """Return the counters of all GPUs that the driver shows; and why there are none."""
+    """Return the counters of all GPUs that the driver shows; or none, and the reason."""
     if find_spec("pynvml") is None:
         return [], "no NVML: pip install nvidia-ml-py"
     nvml = import_module("pynvml")
@@ -91,7 +91,7 @@ def _nvml() -> tuple[list[Counter], str]:
 
 
 def _joules(path: Path) -> float:
-    """Return a number of microjoules in a file as joules."""
+    """Return the joules of a file that holds microjoules."""
     return int(path.read_text()) / 1e6
 
 

@@ -1,4 +1,4 @@
-"""Panels become figures, and figures files, by matplotlib, which is loaded when something is drawn."""
+"""Figures of panels, and image files of figures, drawn by matplotlib, which is loaded only for drawing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def form_of(out: Path, forms: Sequence[str]) -> str:
-    """Return the ending of a file in small letters.  Raises ArgumentError where it is none of these."""
+    """Return the extension of a file in lower case.  Raises ArgumentError where `forms` does not list it."""
     form = out.suffix.lower()
     if form not in forms:
         some = " or ".join(filter(None, (", ".join(forms[:-1]), forms[-1])))
@@ -29,7 +29,7 @@ def form_of(out: Path, forms: Sequence[str]) -> str:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """All figures have this style.  Raises ArgumentError where the packages of a report are missing."""
+    """Provide the style of all figures in the block.  Raises ArgumentError where packages of a report are missing."""
     missing = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
     if missing:
         raise ArgumentError(f"a report needs {' and '.join(missing)}: pip install matplotlib jinja2")
@@ -41,7 +41,7 @@ def drawing() -> Iterator[None]:
 
 # ------------------------------------------------------------------ whole figures
 def figure_of_panel(panel: FigurePanel, shared: Collection[str] = ()) -> Figure:
-    """Return a figure of one panel, with its legend below.   shared : labels that another legend has."""
+    """Return a figure of one panel, with its legend below.   shared : labels that another legend shows."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(2 * WIDTH if panel.wide else WIDTH, panel.height), layout="constrained")
@@ -50,21 +50,21 @@ def figure_of_panel(panel: FigurePanel, shared: Collection[str] = ()) -> Figure:
 
 
 def shared_entries(panels: Sequence[FigurePanel]) -> dict[str, Any]:
-    """Return the entries of legends, by label, that several panels have: one legend is for all of them."""
+    """Return the legend entries, by label, that several panels have and that one common legend shows."""
     from matplotlib.figure import Figure
 
     handles, often = dict[str, Any](), Counter[str]()
     for panel in panels:
         axes = Figure().subplots()
         panel.draw(axes)
-        found = dict(zip(*axes.get_legend_handles_labels()[::-1]))
-        often.update(found.keys())
-        handles |= {label: handle for label, handle in found.items() if label not in handles}
+        entries = dict(zip(*axes.get_legend_handles_labels()[::-1]))
+        often.update(entries.keys())
+        handles |= {label: handle for label, handle in entries.items() if label not in handles}
     return {label: handle for label, handle in handles.items() if often[label] > 1}
 
 
 def legend(entries: dict[str, Any]) -> Figure:
-    """Return a figure that is a legend, and nothing else."""
+    """Return a figure that holds only a legend."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, _legend_height(entries, False)), layout="constrained")
@@ -73,11 +73,11 @@ def legend(entries: dict[str, Any]) -> Figure:
 
 
 def figure_of_sections(sections: Sequence[tuple[str, Sequence[FigurePanel]]]) -> Figure:
-    """Return a figure of all panels of all sections, two in a row, a wide one below them."""
+    """Return a figure of all panels of all sections, two in a row, wide panels below them."""
     from matplotlib.figure import Figure
 
     rows = list[tuple[str, list[FigurePanel]]]()
-    shared: dict[int, dict[str, Any]] = {}  # by the number of a row, which has a legend and no panel
+    shared: dict[int, dict[str, Any]] = {}  # by row number; such a row has a legend and no panel
     of_row = list[dict[str, Any]]()
     for title, panels in sections:
         entries = shared_entries(panels)
@@ -106,14 +106,14 @@ def figure_of_sections(sections: Sequence[tuple[str, Sequence[FigurePanel]]]) ->
 
 
 def saved(figure: Figure, form: str) -> bytes:
-    """Return the file of a figure, "png" or "svg"; the same figure becomes the same bytes."""
+    """Return the image file of a figure, "png" or "svg"; the same figure gives the same bytes."""
     buffer = BytesIO()
     figure.savefig(buffer, format=form, dpi=200, metadata={"Date": None} if form == "svg" else None)
     return buffer.getvalue()
 
 
 def _fill(place: Figure | SubFigure, panel: FigurePanel, shared: Collection[str] = ()) -> None:
-    """Draw a panel, and below it its legend, which is never on data and names each label once, but no shared one."""
+    """Draw a panel, and below it its legend, which never covers data and has each label once, except shared labels."""
     axes = place.subplots()
     panel.draw(axes)
     axes.set_title(panel.title)

@@ -1,6 +1,6 @@
-"""A study as a sequence of jobs: one for each number of ranks, started by mpiexec or srun.  Needs no MPI itself.
+"""A study as a sequence of jobs: one for each number of ranks, started by mpiexec or srun.  The module needs no MPI.
 
-A job that fails loses no finished measurement, and the next one starts.
+A job that fails loses no finished measurement, and the next job starts.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from pdgemm.tools.studies.cases import Case
 ENDED = 128 + signal.SIGTERM
 BAD_INPUT = 2
 COMMAND = "PDGEMM_COMMAND"  # in the environment of a job: the command line of the user
-ENDED_BY = "pdgemm: ended by SIGUSR1"  # a rank prints this; a rank gets SIGTERM when another one has crashed
-_GRACE = 5  # seconds that a job has to end
-_LINES = 8  # of the errors of a job that are kept
+ENDED_BY = "pdgemm: ended by SIGUSR1"  # printed by a rank; SIGTERM may mean that another rank has crashed
+_GRACE = 5  # seconds in which a job must end
+_LINES = 8  # the last error lines of a job that are kept
 
 
 class Ended(Exception):
@@ -38,7 +38,7 @@ class Ended(Exception):
 
 
 class Launcher:
-    """Starts jobs.   template : a command such as 'mpiexec -n {ranks}'; default: PDGEMM_LAUNCH, srun or mpiexec."""
+    """The launcher of jobs.   template : such as 'mpiexec -n {ranks}'; default: PDGEMM_LAUNCH, srun or mpiexec."""
 
     def __init__(self, template: str | None = None, environment: Mapping[str, str] = os.environ) -> None:
         slurm = in_slurm(environment) and shutil.which("srun")
@@ -101,7 +101,7 @@ class StudyJobs:
         return 0 if good else 1
 
     def step(self, ranks: int, *more: str) -> tuple[int, list[str]]:
-        """Run a job; return its exit code and last lines of errors.  Raises Ended if a signal has ended it."""
+        """Run a job; return its exit code and its last error lines.  Raises Ended if a signal has ended the job."""
         process = subprocess.Popen(
             self._launcher.command(ranks, *self._arguments, *more), env=self._environment, stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -121,7 +121,7 @@ class StudyJobs:
         return (code if code >= 0 else 128 - code), [*last]
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """End a job, by SIGKILL at last; SIGUSR1 is forwarded to the ranks by launchers."""
+        """End a job, in the last resort by SIGKILL; launchers forward SIGUSR1 to the ranks."""
         for number, grace in ((signal.SIGUSR1, _GRACE), (signal.SIGTERM, _GRACE), (signal.SIGKILL, None)):
             process.send_signal(number)
             try:
@@ -132,7 +132,7 @@ class StudyJobs:
 
 
 def _pass_on(errors: IO[bytes], last: deque[str], ended: Event) -> None:
-    """Forward the errors of a job to our own; set `ended` when a rank reports that a signal has ended it."""
+    """Forward the errors of a job to our own; set `ended` when a rank reports that a signal has ended the job."""
     for line in errors:
         with suppress(BrokenPipeError):  # standard error is closed; the job must not block
             sys.stderr.buffer.write(line)

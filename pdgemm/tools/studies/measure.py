@@ -36,7 +36,7 @@ from pdgemm.tools.studies.energy import Meter
 from pdgemm.tools.studies.jobs import COMMAND
 from pdgemm.tools.studies.records import Record
 
-PEAK_SIDE = {"host": 3072, "cuda": 8192}  # of the local product that shows the peak, at most
+PEAK_SIDE = {"host": 3072, "cuda": 8192}  # the largest side of the local products that show the peak
 PEAK_REPEATS = 2
 CONFIDENCE = 0.95
 
@@ -47,8 +47,8 @@ def measure(
     """Return the record of a case on rank 0.  Collective over the grid, which has `case.ranks` ranks.
 
     Each repetition is a whole call of `pdgemm` between two barriers, with A, B and C as `DistMatrix` lays them out by
-    default; its time is that of the slowest rank.  The peak is that of a local product on all ranks at once, right
-    before and right after.
+    default; its time is that of the slowest rank.  The peak is the rate of local products on all ranks at once, right
+    before and right after the repetitions, the better of both.
     notify : is called with the number of repetitions done.
     """
     comm, (m, n, k), dtype = grid.comm, case.mnk, np.dtype(case.dtype)
@@ -115,14 +115,15 @@ def _rates(flops: float, median: float, peak: float) -> dict[str, float]:
 
 
 def _peak(grid: ProcessGrid, case: Case) -> float:
-    """Flops per second of all ranks together, each in a product of its own at the same time; the best of a few.
+    """Return the flops per second of all ranks together, in local products at the same time; best of PEAK_REPEATS.
 
-    Their time is that of the slowest, as it is where they multiply together.  Each has as many operations as the case
-    on all ranks, for small products are slower, but no more memory than the case on a rank.
+    The time is that of the slowest rank, as in a product on all ranks.  A local product has as many operations as the
+    whole case, because small products are slower, but no more memory than the case on one rank, and a side of at least
+    512 and at most PEAK_SIDE.
     """
     (m, n, k), dtype, device = case.mnk, np.dtype(case.dtype), case.device
-    room = isqrt((m * k + k * n + m * n) // (3 * case.ranks))
-    side = max(512, min(round(prod(case.mnk) ** (1 / 3)), room, PEAK_SIDE[device]))
+    fitting_side = isqrt((m * k + k * n + m * n) // (3 * case.ranks))
+    side = max(512, min(round(prod(case.mnk) ** (1 / 3)), fitting_side, PEAK_SIDE[device]))
     with ProcessGrid(MPI.COMM_SELF) as alone:
         A, B, C = (
             DistMatrix.from_function(element_function("uniform", seed, dtype), (side, side), grid=alone, dtype=dtype,
@@ -148,25 +149,25 @@ def confidence(ordered: list[float]) -> tuple[float, float] | None:
     """
     from scipy.stats import quantile_test
 
-    found: Any = quantile_test(ordered, p=0.5)
-    low, high = map(float, found.confidence_interval(CONFIDENCE))
+    outcome: Any = quantile_test(ordered, p=0.5)
+    low, high = map(float, outcome.confidence_interval(CONFIDENCE))
     return (low, high) if np.isfinite([low, high]).all() else None
 
 
 def _energy(comm: MPI.Comm, meter: Meter | None, repeats: int) -> dict[str, Any]:
-    """Return the energy of one product on all nodes, or why it is unknown."""
-    told = comm.gather(meter and (meter.joules(), meter.absent, meter.names)) or []
-    nodes = [x for x in told if x]
+    """Return the energy of one product on all nodes, or the reason why it is unknown."""
+    readings = comm.gather(meter and (meter.joules(), meter.absent, meter.names)) or []
+    nodes = [x for x in readings if x]
     absent = "; ".join(sorted({absent for _, absent, _ in nodes if absent}))
     names = sorted({name for _, _, names in nodes for name in names})
     if not all(names for _, _, names in nodes) or not nodes:
         return {"joules": None, "energy": f"absent: {absent}"}
-    told_of = ", ".join(names) + (f"; absent: {absent}" if absent else "")
-    return {"joules": sum(joules for joules, _, _ in nodes) / repeats, "energy": told_of}
+    counters = ", ".join(names) + (f"; absent: {absent}" if absent else "")
+    return {"joules": sum(joules for joules, _, _ in nodes) / repeats, "energy": counters}
 
 
 def setting(grid: ProcessGrid) -> dict[str, Any]:
-    """Return the hardware and software of a measurement."""
+    """Return the hardware and software of a measurement, as facts for its record."""
     facts, too_many = describe(grid), grid.comm.allreduce(oversubscribed(grid.node), MPI.LOR)
     nodes = facts["nodes"]
     return {
@@ -183,7 +184,7 @@ def setting(grid: ProcessGrid) -> dict[str, Any]:
 
 def command_line() -> list[str]:
     """Return the command line of the user, for repetition."""
-    with suppress(ValueError):  # it was set by another program
+    with suppress(ValueError):  # another program has set the variable
         if said := os.environ.get(COMMAND):  # this is one job of several
             return shlex.split(said)
     return ["mpirun", "-n", str(MPI.COMM_WORLD.size), "pdgemm", *sys.argv[1:]]

@@ -1,4 +1,4 @@
-"""A report is a page of HTML, which needs no network and no script: report.html is its template."""
+"""Pages of HTML that need no network and no script: reports (report.html) and traced runs (run.html)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pdgemm.tools.studies.panels import FigurePanel, Forecast
 from pdgemm.tools.studies.records import Record
 
 ERROR = "model error [%]"
-# the columns of measurements: a cell of a curve, a point of it, and the seconds that the planner predicts
+# the columns of tables: each function returns a cell for a curve, a point of the curve and its predicted seconds
 COLUMNS: dict[str, Callable[[Curve, Point, float | None], str]] = {
     "curve": lambda curve, x, _: curve.label,
     "ranks": lambda curve, x, _: f"{x.ranks}{'*' * x.oversubscribed}",
@@ -47,7 +47,7 @@ KEY = (
 
 @dataclass(frozen=True)
 class Drawn:
-    """A section of the page has its predictions, its figures, each a panel and its SVG, and a legend of all of them."""
+    """A section of the page: its predictions, its figures (each a panel and its SVG), and the legend of all figures."""
 
     section: Section
     forecast: Forecast
@@ -56,7 +56,7 @@ class Drawn:
 
     @property
     def key_figures(self) -> Table:
-        """The fastest product of each curve."""
+        """The table of the fastest product of each curve."""
         return self._table(KEY, [(curve, [max(curve.points, key=_gflops)]) for curve in self.section.curves])
 
     @property
@@ -87,7 +87,7 @@ class Drawn:
 
 
 def page(results: Results, drawn: Sequence[Drawn], notes: Sequence[str], machines: Sequence[str]) -> str:
-    """Return the page.   notes : the predictions assume this.   machines : the models, as text."""
+    """Return the page of a report.   notes : the assumptions of predictions.   machines : machine models, as text."""
     bad = [
         (str(case), str(record["status"]), str(record.get("error") or _wrong(record)), str(path))
         for path, case, record in results.bad
@@ -111,15 +111,15 @@ def run_page(
 ) -> str:
     """Return the page of a traced run.
 
-    pictures : the SVG of its "timeline", and of the "words" from rank to rank.   figures : what the tables do not show.
-    said : what its command has printed.
+    pictures : the SVG of its "timeline", and of the "words" from rank to rank.   figures : further facts, as text.
+    said : the text that the command has printed.
     """
     svgs = {name: inline(svg, f"{name}-") for name, svg in pictures.items()}
     return _filled("run.html", title=title, svgs=svgs, tables=tables, figures=figures, said=said)
 
 
 def _filled(name: str, **facts: Any) -> str:
-    """Return the template of this name with what belongs into it."""
+    """Return the template `name`, filled with the facts."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     loader = FunctionLoader(lambda name: files("pdgemm.tools.studies").joinpath(name).read_text(encoding="utf-8"))
@@ -128,13 +128,13 @@ def _filled(name: str, **facts: Any) -> str:
 
 
 def inline(svg: str, prefix: str) -> str:
-    """Return an SVG file as a part of a page, with names of its own."""
+    """Return an SVG file as a part of a page, with `prefix` before its names, which must be unique on the page."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}", svg)
 
 
 def command_of_record(record: Record) -> str:
-    """Return the command of the user that led to a record, in the terms of a shell."""
+    """Return the command of the user that led to a record, as a line for a shell."""
     words = record.get("command")
     if not isinstance(words, list) or not words:
         return ""
@@ -145,7 +145,7 @@ def command_of_record(record: Record) -> str:
 
 
 def _setting(points: Sequence[Point]) -> Table:
-    """Return where, by what and when the points were measured."""
+    """Return the table of the nodes, the software and the dates of the measurements."""
     all_of = [point.record for point in points]
     settings = [record["setting"] for record in all_of]
     nodes = sorted({node for point in points for node in point.setting.nodes})

@@ -1,4 +1,4 @@
-"""A report has panels; each of them draws figures of a section."""
+"""The panels of a report, each of which draws one figure of a section."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#000000", "#CC79A7", "#D55E00", "#56B4E9")  # neighbours differ in grey, too
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 HATCHES = ("", "///", "...")
-DASHES: Any = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (2, 1.2)), (0, (7, 2, 1, 2)), (0, (9, 3)))  # dots are limits
+DASHES: Any = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (2, 1.2)), (0, (7, 2, 1, 2)), (0, (9, 3)))  # dotted lines are limits
 GREY = "#444444"
 LIMIT: Any = {"color": GREY, "linewidth": 1, "linestyle": ":", "zorder": 1.5}
 SIMULATED: Any = {"linestyle": "none", "markersize": 3.5, "markerfacecolor": "white", "markeredgewidth": 0.9}
 OVERSUBSCRIBED: Any = {"linestyle": "none", "markerfacecolor": "#c8c8c8"}  # more ranks than cores
 BOX = {"boxstyle": "square,pad=0.1", "facecolor": "white", "alpha": 0.75, "linewidth": 0}
 WIDTH, HEIGHT = 5.6, 3.9  # of a panel, in inches
-# the parts of a product's time, from the bottom of a bar: part, colour, name
+# the parts of a product's time, from the beginning of a bar: part, colour, name
 SPLIT = (
     ("compute", "#0072B2", "compute"),
     ("wait", "#E69F00", "wait for data"),
@@ -39,13 +39,13 @@ SPLIT = (
     ("rest", "#bbbbbb", "rest"),
 )
 PEAK = "Fraction of the measured peak"
-Forecast = dict[int, Predicted]  # by the number of the curve in its section
+Forecast = dict[int, Predicted]  # predictions by the number of the curve in its section
 Draw = Callable[["Axes"], None]
-Value = Callable[[Any, Any], float]  # of a point or prediction, and of the one on the fewest ranks of its curve
+Value = Callable[[Any, Any], float]  # arguments: a point or prediction, and that on the fewest ranks of the curve
 
 
 class FigurePanel(NamedTuple):
-    """A panel has a name, a title, and a function that draws it.   wide : it takes a row.   height : in inches."""
+    """A panel: name, title, and the function that draws it.   wide : it takes a whole row.   height : in inches."""
 
     name: str
     title: str
@@ -55,27 +55,27 @@ class FigurePanel(NamedTuple):
 
 
 def panels(section: Section, forecast: Forecast) -> list[FigurePanel]:
-    """Return the panels that there are data for."""
+    """Return the panels for which there are data."""
     if not section.curves:
         return []
-    found: list[tuple[str, str, Callable[[Section, Forecast, Axes], None]]] = []
+    drawings: list[tuple[str, str, Callable[[Section, Forecast, Axes], None]]] = []
     words = any(x.over_bound > 0 for x in section.points)
     if forecast or any(len(curve.points) > 1 for curve in section.curves):
-        found += [("time", "Time", _time), ("efficiency", "Efficiency", _efficiency)]
-        found += [("rate", "Rate per rank at constant memory per rank", _rate)] * (section.kind == "weak")
+        drawings += [("time", "Time", _time), ("efficiency", "Efficiency", _efficiency)]
+        drawings += [("rate", "Rate per rank at constant memory per rank", _rate)] * (section.kind == "weak")
     if section.kind == "shapes":
-        found.append(("fraction", PEAK, _fraction_bars))
-        found += [("words", "Communication over its lower bound", _words_bars)] * words
+        drawings.append(("fraction", PEAK, _fraction_bars))
+        drawings += [("words", "Communication over its lower bound", _words_bars)] * words
     else:
-        found.append(("fraction", PEAK, _fraction))
-        found += [("words", "Communication", _words)] * (words or bool(forecast))
-    found.append(("split", "Where the time goes", _split))
-    made = [
+        drawings.append(("fraction", PEAK, _fraction))
+        drawings += [("words", "Communication", _words)] * (words or bool(forecast))
+    drawings.append(("split", "Where the time goes", _split))
+    figures = [
         FigurePanel(name, f"({letter}) {title}", partial(draw, section, forecast))
-        for letter, (name, title, draw) in zip("abcdefgh", found)
+        for letter, (name, title, draw) in zip("abcdefgh", drawings)
     ]
-    made[-1] = made[-1]._replace(wide=True, height=1.5 + 0.24 * len(section.points) + 0.15 * len(section.curves))
-    return made
+    figures[-1] = figures[-1]._replace(wide=True, height=1.5 + 0.24 * len(section.points) + 0.15 * len(section.curves))
+    return figures
 
 
 # ------------------------------------------------------------------ figures against ranks
@@ -117,13 +117,13 @@ def _fraction(section: Section, forecast: Forecast, axes: Axes) -> None:
 
 
 def _words(section: Section, forecast: Forecast, axes: Axes) -> None:
-    """Draw words, with words over the bound at the points: the highest above, and the lowest below where apart."""
+    """Draw words, with words over the bound as text: above the highest point, and below the lowest if it differs."""
     _lines(section, forecast, axes, "words received by the busiest rank", lambda x, _: x.words or nan)
     counts = [ranks for ranks in _span(section, forecast) if ranks > 1]
     for case in {curve.case.requested: curve.case for curve in section.curves}.values():
         bounds = [lower_bound(*case.on(ranks).mnk, ranks) or nan for ranks in counts]
         axes.plot(counts, bounds, label="lower bound", **LIMIT)
-    axes.margins(y=0.15)  # room for the ratios
+    axes.margins(y=0.15)  # space for the ratios
     style: Any = {"textcoords": "offset points", "ha": "center", "fontsize": 7, "zorder": 4, "bbox": BOX}
     for ranks in section.counts:
         points = [x for x in section.points if x.ranks == ranks and x.words and isfinite(x.over_bound)]
@@ -137,7 +137,7 @@ def _lines(section: Section, forecast: Forecast, axes: Axes, label: str, value: 
     """Draw a value of all points and predictions against ranks.
 
     Measurements are solid lines with markers, which are grey inside where there were more ranks than cores; predictions
-    are broken lines by formula, and small hollow markers by simulation.
+    by formula are broken lines, and predictions by simulation small hollow markers.
     """
     for number, curve in enumerate(section.curves):
         style: Any = {"color": _color(number), "marker": MARKERS[number % len(MARKERS)]}
@@ -151,10 +151,10 @@ def _lines(section: Section, forecast: Forecast, axes: Axes, label: str, value: 
         broken: Any = {"color": _color(number), "linestyle": DASHES[number % len(DASHES)], "linewidth": 1.2}
         predicted = forecast[number]
         ways = ("formula", predicted.formula, broken), ("simulation", predicted.simulation, style | SIMULATED)
-        for way, found, look in ways:
-            first = next((x for x in found if x.ranks == curve.first.ranks), None)
+        for way, predictions, look in ways:
+            first = next((x for x in predictions if x.ranks == curve.first.ranks), None)
             name = f"_{curve.label}, predicted ({way})"
-            axes.plot([x.ranks for x in found], [value(x, first) for x in found], label=name, **look)
+            axes.plot([x.ranks for x in predictions], [value(x, first) for x in predictions], label=name, **look)
     _keys(axes, section, forecast)
     axes.set_ylabel(label)
     _rank_axis(axes, section, forecast)
@@ -169,7 +169,7 @@ def _levels(section: Section, forecast: Forecast, axes: Axes, label: str, height
 
 
 def _keys(axes: Axes, section: Section, forecast: Forecast) -> None:
-    """Add to the legend what has the same meaning in all colours."""
+    """Add to the legend the line styles and markers that have the same meaning in all colours."""
     if forecast:
         unknown = ", not calibrated" if any(not x.calibrated for x in forecast.values()) else ""
         axes.plot([], [], color=GREY, linestyle=DASHES[0], linewidth=1.2, label=f"predicted (formula){unknown}")
@@ -213,12 +213,12 @@ def _from_0(axes: Axes, limit: float) -> None:
 
 
 def _span(section: Section, forecast: Forecast) -> list[int]:
-    """Return all numbers of ranks in a figure."""
-    return sorted({*section.counts, *(x.ranks for found in forecast.values() for x in found.formula)})
+    """Return all numbers of ranks that a figure shows."""
+    return sorted({*section.counts, *(x.ranks for predicted in forecast.values() for x in predicted.formula)})
 
 
 def _fastest(section: Section) -> list[Point]:
-    """Return the fastest of the points on the fewest ranks, for each shape, type and setting."""
+    """Return the fastest point on the fewest ranks for each shape, type and setting."""
 
     def alike(point: Point) -> Any:
         return point.case.requested, point.case.dtype, [*point.settings.values()]
@@ -241,12 +241,12 @@ def _split(section: Section, forecast: Forecast, axes: Axes) -> None:
     ends = np.cumsum([len(curve.points) for curve in section.curves])
     places = np.arange(len(points)) + 0.6 * np.searchsorted(ends, np.arange(len(points)), side="right")
     left = np.zeros(len(points))
-    for name, color, told in SPLIT:
+    for name, color, label in SPLIT:
         shares = 100 * parts[name] / whole
         if (shares > 0.05).any():
-            axes.barh(places, shares, 0.78, left, color=color, edgecolor="white", linewidth=0.4, label=told)
+            axes.barh(places, shares, 0.78, left, color=color, edgecolor="white", linewidth=0.4, label=label)
         left += shares
-        if name == "compute" and hidden.any():  # beside the waits: together they are the transfers
+        if name == "compute" and hidden.any():  # hidden time next to the waits: together they are the transfers
             over = np.minimum(shares, 100 * hidden / whole)
             style: Any = {"color": color, "edgecolor": "white", "hatch": "////", "linewidth": 0}
             axes.barh(places, over, 0.78, left - over, label="compute, transfers hidden behind it", **style)
@@ -278,25 +278,25 @@ def _words_bars(section: Section, forecast: Forecast, axes: Axes) -> None:
 
 
 def _bars(section: Section, axes: Axes, value: Callable[[Point], float], label: str, limit: str, height: float) -> None:
-    """Draw a group of bars for each shape, in it one for each number of ranks and other difference."""
+    """Draw a group of bars for each shape, with one bar for each number of ranks and each other difference."""
     shapes = list(dict.fromkeys(curve.case.requested for curve in section.curves))
-    found: dict[tuple[str, int], dict[str, Point]] = {}
+    groups: dict[tuple[str, int], dict[str, Point]] = {}
     for curve in section.curves:
         other = ", ".join(x for x in curve.label.split(", ") if x != curve.case.requested)
         for point in curve.points:
-            found.setdefault((other, point.ranks), {})[curve.case.requested] = point
-    width = 0.82 / len(found)
-    for number, ((other, ranks), points) in enumerate(sorted(found.items())):
+            groups.setdefault((other, point.ranks), {})[curve.case.requested] = point
+    width = 0.82 / len(groups)
+    for number, ((other, ranks), points) in enumerate(sorted(groups.items())):
         heights = [value(points[shape]) if shape in points else nan for shape in shapes]
         if not any(map(isfinite, heights)):
             continue
-        places = np.arange(len(shapes)) + (number - (len(found) - 1) / 2) * width
+        places = np.arange(len(shapes)) + (number - (len(groups) - 1) / 2) * width
         crowded = "*" * any(x.oversubscribed for x in points.values())
-        told = ", ".join(filter(None, (other, counted(ranks, "rank")))) + crowded
+        entry = ", ".join(filter(None, (other, counted(ranks, "rank")))) + crowded
         hatch = HATCHES[number // len(COLORS) % len(HATCHES)]
         style: Any = {"color": _color(number), "hatch": hatch, "edgecolor": "white", "linewidth": 0}
-        bars = axes.bar(places, heights, 0.92 * width, label=told, **style)
-        if len(found) * len(shapes) <= 24:
+        bars = axes.bar(places, heights, 0.92 * width, label=entry, **style)
+        if len(groups) * len(shapes) <= 24:
             axes.bar_label(bars, fmt=lambda y: f"{y:.0f}" if y >= 10 else f"{y:.2f}", fontsize=7)
     axes.axhline(height, label=limit, **LIMIT)
     axes.set_xticks(range(len(shapes)), shapes)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 FORMS = (".png", ".svg")
 OF_RUNS = (".html", *FORMS)
-MOST_SPANS = 20_000  # of a timeline, more than a picture shows
-# of a timeline: colour, and the part of the row of its rank, from above; later ones are drawn over earlier ones
+MOST_SPANS = 20_000  # the most spans of a timeline that are drawn, more than a picture shows
+# spans of a timeline: colour, upper edge and height in the row of the rank; later entries cover earlier ones
 SPANS = {
     "redistribute": ("#009E73", -0.4, 0.5), "read": ("#CC79A7", -0.4, 0.5), "write": ("#000000", -0.4, 0.5),
     "plan": ("#bbbbbb", -0.4, 0.5), "product": ("#0072B2", -0.4, 0.5), "pack": ("#56B4E9", -0.4, 0.5),
@@ -35,20 +35,20 @@ BESIDE: Any = {"textcoords": "offset points", "fontsize": 7.5, "va": "bottom", "
 
 
 def check_picture(out: Path, forms: Sequence[str] = FORMS) -> None:
-    """Raise ArgumentError or FileError where no picture can be written to a file of this name."""
+    """Raise ArgumentError or FileError where no picture can be written to this file."""
     form_of(out, forms)
     check_writable(out, 0)
 
 
 def check_page(out: Path) -> None:
-    """Raise ArgumentError or FileError where no page of a run can be written to this file, packages included."""
+    """Raise ArgumentError or FileError where no page of a run can be written to this file, or packages are missing."""
     check_picture(out, OF_RUNS[:1])
     with drawing():
         pass
 
 
 def _write(panel: FigurePanel, out: Path) -> None:
-    """Write a picture.  Raises what `check_picture` raises, and ArgumentError where matplotlib is missing."""
+    """Write a picture.  Raises the errors of `check_picture`, and ArgumentError where matplotlib is missing."""
     with drawing():
         data = saved(figure_of_panel(panel), form_of(out, FORMS)[1:])
     write_file(out, data)
@@ -56,12 +56,12 @@ def _write(panel: FigurePanel, out: Path) -> None:
 
 # ------------------------------------------------------------------ candidates
 def draw_candidates(candidates: Sequence[Candidate], out: Path, title: str, memory: int | None) -> None:
-    """Draw the time of candidates against their memory, the chosen one first.   memory : bytes per rank; None: any."""
+    """Draw time against memory for candidates, the chosen one first.   memory : limit in bytes per rank; None: none."""
     _write(FigurePanel("candidates", title, partial(_candidates, candidates, memory), wide=True, height=5.0), out)
 
 
 def _candidates(candidates: Sequence[Candidate], memory: int | None, axes: Axes) -> None:
-    """Draw a marker for each candidate, a ring around the chosen one, and grids beside the cheapest ones."""
+    """Draw a marker for each candidate, a ring around the chosen one, and the grids of the cheapest ones as text."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for number, name in enumerate(dict.fromkeys(x.name for x in candidates)):
@@ -91,20 +91,20 @@ def _candidates(candidates: Sequence[Candidate], memory: int | None, axes: Axes)
 
 
 def _beside(candidates: Sequence[Candidate]) -> list[tuple[Candidate, str]]:
-    """Return candidates, the cheapest first, with their grids; not those that lie where another text is."""
+    """Return candidates, the cheapest first, with their grids as text, if the text does not cover an earlier text."""
     at = {x: np.log([max(1, x.memory_bytes_per_rank), max(1e-12, x.seconds)]) for x in candidates}
     wide, high = (max(1e-12, float(np.ptp(x))) for x in zip(*at.values()))
-    found = list[Candidate]()
+    annotated = list[Candidate]()
     for x in sorted(candidates, key=lambda x: (not x.chosen, not x.fits, x.cost)):
-        apart = [abs(at[x] - at[other]) / (wide, high) for other in found]
+        apart = [abs(at[x] - at[other]) / (wide, high) for other in annotated]
         if all(across > 0.25 or up > 0.05 for across, up in apart):
-            found.append(x)
-    return [(x, x.grid_text + (f", moves {x.moves}" if x.moves else "")) for x in found]
+            annotated.append(x)
+    return [(x, x.grid_text + (f", moves {x.moves}" if x.moves else "")) for x in annotated]
 
 
 # ------------------------------------------------------------------ words from rank to rank
 def draw_words(words: np.ndarray, out: Path, title: str) -> None:
-    """Draw the words that each rank (a row) sends to each other, or lets it read (a column)."""
+    """Draw the words that each rank (a row) sends to each other rank (a column), or lets that rank read."""
     _write(_panel_of_words(words, title), out)
 
 
@@ -113,7 +113,7 @@ def _panel_of_words(words: np.ndarray, title: str) -> FigurePanel:
 
 
 def _words(words: np.ndarray, axes: Axes) -> None:
-    """Draw a square for each pair of ranks; those between which nothing goes are left white."""
+    """Draw a square for each pair of ranks; pairs without words are left white."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     some = np.ma.masked_equal(words, 0)
@@ -128,9 +128,9 @@ def _words(words: np.ndarray, axes: Axes) -> None:
 
 # ------------------------------------------------------------------ the timeline of a run
 def draw_timeline(profile: Profile, out: Path, title: str, said: str = "", words: np.ndarray | None = None) -> None:
-    """Draw what each rank did when; in HTML with the tables and figures of the profile, which has its spans.
+    """Draw the timeline of each rank; in HTML with tables and figures of the profile, which must have its spans.
 
-    said : what the command has printed, for the page.   words : from each rank (a row) to each other, for the page.
+    said : the text that the command has printed.   words : from each rank (a row) to each other; both for the page.
     """
     ranks = profile.ranks
     panel = FigurePanel("timeline", title, partial(_timeline, ranks), True, min(12.0, 1.6 + 0.4 * len(ranks)))
@@ -147,7 +147,7 @@ def draw_timeline(profile: Profile, out: Path, title: str, said: str = "", words
 
 
 def _timeline(ranks: Sequence[Rank], axes: Axes) -> None:
-    """Draw a row for each rank: products and waits high, transfers below them; of very many spans the longest."""
+    """Draw a row for each rank: products and waits above, transfers below; of very many spans only the longest."""
     begin = min((x.start for rank in ranks for x in rank.spans), default=0.0)
     end = max((x.start + x.seconds for rank in ranks for x in rank.spans), default=1.0)
     lengths = np.sort([x.seconds for rank in ranks for x in rank.spans if x.name in SPANS])

@@ -1,4 +1,4 @@
-"""`pdgemm plot` makes of studies a report, or a picture of their figures."""
+"""`pdgemm plot` makes a report of studies, or a picture of their figures."""
 
 from __future__ import annotations
 
@@ -25,45 +25,47 @@ from pdgemm.tools.studies.panels import Forecast, panels
 from pdgemm.tools.studies.predictions import assumptions, predict
 
 FORMS = (".html", ".png", ".svg")
-_FAR = 1 << 17  # ranks beyond which nothing is predicted
-_MOST = 10  # faults that are printed one by one
+_FAR = 1 << 17  # ranks beyond which no time is predicted
+_MOST = 10  # the most faults that are printed one by one
 
 
 def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict_to: int | None) -> None:
     """Read studies, predict, draw, and write the report.  Raises FileError or ArgumentError.
 
-    machine_file : the predictions are of it; None: of the calibration of each study.
-    predict_to   : ranks of the last; None: as many as leave half of the axis to what was measured.
+    machine_file : the machine of the predictions; None: the calibration of each study.
+    predict_to   : the most ranks of a prediction; None: so many that measurements take half of the axis of ranks.
     """
     form = form_of(out, FORMS)
     if os.path.realpath(out) in map(os.path.realpath, studies):
         raise ArgumentError(f"{out} is one of the studies: name another file for the report")
     check_writable(out, 0)
-    asked = load_machine(machine_file) if machine_file else None
-    found = read_all(studies)
-    for place, fault in found.unread[:_MOST]:
+    machine = load_machine(machine_file) if machine_file else None
+    results = read_all(studies)
+    for place, fault in results.unread[:_MOST]:
         echo(f"pdgemm: warning: {place}: {fault}; left out", err=True)
-    if len(found.unread) > _MOST:
-        echo(f"pdgemm: warning: {len(found.unread) - _MOST} more were left out", err=True)
-    if not found.points and form != ".html":
-        raise ArgumentError(f"there is nothing to draw: {counted(len(found.bad), 'case')} failed or wrong, none right")
-    forecasts = [_forecast(section, found, asked, predict_to) for section in found.sections]
+    if len(results.unread) > _MOST:
+        echo(f"pdgemm: warning: {len(results.unread) - _MOST} more were left out", err=True)
+    if not results.points and form != ".html":
+        raise ArgumentError(
+            f"there is nothing to draw: {counted(len(results.bad), 'case')} failed or wrong, none right"
+        )
+    forecasts = [_forecast(section, results, machine, predict_to) for section in results.sections]
     predicted = [each for forecast in forecasts for each in forecast.values()]
-    notes = assumptions(predicted, gpus=any(point.case.device != "host" for point in found.points))
+    notes = assumptions(predicted, gpus=any(point.case.device != "host" for point in results.points))
     with drawing():
         if form == ".html":
-            data = _page(found, forecasts, notes).encode(errors="xmlcharrefreplace")
+            data = _page(results, forecasts, notes).encode(errors="xmlcharrefreplace")
         else:
-            drawn = [(x.title, panels(x, forecast)) for x, forecast in zip(found.sections, forecasts) if x.points]
+            drawn = [(x.title, panels(x, forecast)) for x, forecast in zip(results.sections, forecasts) if x.points]
             data = saved(figure_of_sections(drawn), form[1:])
     write_file(out, data)
-    echo(f"{out}: {counted(len(found.points), 'measurement')}, {len(found.bad)} failed or wrong")
-    for note in [*found.notes, *notes]:
+    echo(f"{out}: {counted(len(results.points), 'measurement')}, {len(results.bad)} failed or wrong")
+    for note in [*results.notes, *notes]:
         echo(f"  {note}")
 
 
 def _forecast(section: Section, results: Results, requested: Machine | None, to: int | None) -> Forecast:
-    """Return the predictions of each curve that can be predicted."""
+    """Return the predictions of each curve for which there are any."""
     forecast: Forecast = {}
     first, last = (section.counts[0], section.counts[-1]) if section.counts else (1, 1)
     to = to or min(last * max(4, last // first), _FAR)

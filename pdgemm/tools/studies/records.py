@@ -22,7 +22,7 @@ from pdgemm.tools.studies.cases import Case
 
 FORMAT = 1
 LARGEST_FILE = 1 << 28  # bytes: some ten thousand measurements
-SETTING = ("pdgemm", "mpi_library", "multiplies", "cpu", "threads_per_rank")  # must not differ in a file
+SETTING = ("pdgemm", "mpi_library", "multiplies", "cpu", "threads_per_rank")  # must not differ within a file
 Record = dict[str, Any]
 _BEGINNING = f'{{"format": {FORMAT}, '.encode()
 
@@ -45,10 +45,10 @@ class _Measured(Struct):
 
 @dataclass
 class Study:
-    """The contents of a file.
+    """The contents of the file of a study.
 
     measured : the last record of each case.   attempts : the cases of all records, in order.
-    machine  : of the last calibration, as `Machine.from_dict` takes it.
+    machine  : the machine of the last calibration, as a dictionary for `Machine.from_dict`.
     unread   : number and fault of each line that is not a record.   torn : the last line was not finished.
     """
 
@@ -69,7 +69,7 @@ class Study:
 
 
 def read_study(path: Path) -> Study:
-    """Return the study in a file, an empty one if there is no file.  Raises FileError if it cannot be read."""
+    """Return the study in a file, an empty study if there is no file.  Raises FileError if the file cannot be read."""
     study = Study()
     try:
         text = read_file(path, LARGEST_FILE)
@@ -111,7 +111,7 @@ def _take(study: Study, line: bytes) -> None:
 
 
 def open_study(path: Path) -> Study:
-    """Return the study to be continued.  Raises FileError if the file holds anything else."""
+    """Return the study to be continued.  Raises FileError if a line of the file is not a record."""
     study = read_study(path)
     if study.unread:
         number, fault = study.unread[0]
@@ -120,7 +120,7 @@ def open_study(path: Path) -> Study:
 
 
 def check_setting(path: Path, study: Study, now: dict[str, Any]) -> None:
-    """Raise ArgumentError if the file was measured with other software or on another kind of node."""
+    """Raise ArgumentError if the file has measurements with other software or on another kind of node."""
     for before in study.settings:
         for name in SETTING:
             if before.get(name) != now.get(name):
@@ -142,7 +142,7 @@ def append(path: Path, record: Record) -> None:
 
 
 def _end_last_line(file: IO[bytes]) -> None:
-    """Terminate a last line without an end if it is complete, and remove it if it is not."""
+    """End a last line that lacks a newline if its JSON is complete, otherwise remove the line."""
     file.seek(0)
     text = file.read()
     last = text.rpartition(b"\n")[2]
@@ -178,5 +178,5 @@ def study_lock(path: Path) -> Iterator[None]:
 
 
 def left(study: Study, wanted: Iterable[Case]) -> list[Case]:
-    """Return the cases to be measured, those that failed before at the end."""
+    """Return the cases to be measured, with cases that failed or were wrong before at the end."""
     return sorted((case for case in wanted if case not in study.done), key=lambda case: case in study.measured)

@@ -33,13 +33,13 @@ def run_cases(
     doing: Callable[[Case, int], object],
     notify: Callable[[Case, Record], object],
 ) -> bool:
-    """Measure cases; return whether all succeeded.  Collective over comm; a case runs on its first ranks.
+    """Measure cases; return whether all succeeded.  Collective over comm; a case runs on the first ranks of comm.
 
     Each record is in the file before the next case begins.
-    doing : is called with a case and the number of its repetitions done.   notify : with each record, on rank 0.
-    Raises FileError or ArgumentError on all ranks if the file cannot be written, or has another setting.
+    doing : is called with a case and its number of finished repetitions.   notify : with each record, on rank 0.
+    Raises FileError or ArgumentError on all ranks if the file cannot be written, or holds another setting.
     """
-    with ProcessGrid(comm) as grid:  # sets the threads of a rank: the same for all cases
+    with ProcessGrid(comm) as grid:  # the grid sets the threads of a rank, the same for all cases
         here = setting(grid)
     on_root(comm, path, lambda: records.check_setting(path, records.open_study(path), here))
     good = True
@@ -52,7 +52,7 @@ def run_cases(
             try:
                 with ProcessGrid(few) as grid:
                     record = measure(grid, case, repeats, warmup, machine, partial(doing, case))
-            except PdgemmError as bad:  # on all ranks together; other errors are raised
+            except PdgemmError as bad:  # raised on all ranks together; other errors propagate
                 record = records.failed_record(case, str(bad), command_line())
             few.Free()
         _gather(comm)

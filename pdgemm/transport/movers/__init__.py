@@ -1,13 +1,13 @@
-"""Movers carry a panel from its owner to the ranks of a grid row or column; all have one signature.
+"""Movers carry a panel from its owner to the ranks of a grid row or column; all movers have one signature.
 
     broadcast(comm, x, root, slot, recorder)
 
 starts a nonblocking broadcast of root's contiguous array `x` into the `x` of every other rank of `comm`.  It appends to
-`slot.arrivals` the requests to complete before `x` may be read, and to `slot.users` those to complete before it may be
-rewritten.  Collective over `comm`, which has at least two ranks.  Words and messages are counted in `recorder.traffic`
-when they are passed to MPI.
+`slot.arrivals` the requests that must complete before `x` may be read, and to `slot.users` the requests that must
+complete before `x` may be rewritten.  Collective over `comm`, which has at least two ranks.  Words and messages are
+counted in `recorder.traffic` when they are passed to MPI.
 
-Where ranks read each other's memory no message is sent: panels and partial sums are read through
+Where ranks read each other's memory no panel is sent: panels and partial sums are read through
 `pdgemm.transport.movers.node_arrays`.
 """
 

@@ -1,4 +1,4 @@
-"""Messages on their way: they are tested while ranks multiply, and waited for."""
+"""Messages in flight: a rank tests them while it multiplies, and waits for them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mpi4py import MPI
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.support.waits import Wait
 
-_SPIN, _NAP = 2e-3, 5e-5  # seconds of a wait between nodes until the processor is left to others, and for how long
+_SPIN, _NAP = 2e-3, 5e-5  # seconds: a wait between nodes polls for _SPIN, and then sleeps for _NAP after each poll
 
 
 class Arrival(Protocol):
-    """Completes when a part of a panel has arrived, or left: an MPI request, or one followed by a further action."""
+    """Completes when a part of a panel has arrived, or left: an MPI request, or a request followed by an action."""
 
     def Test(self) -> bool: ...
     def Wait(self) -> object: ...
@@ -23,11 +23,11 @@ class Arrival(Protocol):
 class Transfers:
     """Tracks the messages in flight to this rank, in groups that arrive in order.
 
-    MPI makes progress only while it is called, and a rank forwards a panel only after it has seen its arrival; `poll`
-    does both in the middle of a product.  The time in which messages were in flight and this rank did not wait for
-    them is recorded as "hidden".
+    MPI makes progress only inside its calls, and a rank forwards a panel only after it has seen the panel arrive;
+    `poll` does both in the middle of a product.  The time in which messages were in flight and this rank did not wait
+    for them is recorded as "hidden".
 
-    between_nodes : a rank that waits for one message looks after all others meanwhile.
+    between_nodes : a rank that waits for one group also tests all other messages meanwhile.
     """
 
     def __init__(self, recorder: Recorder | None = None, between_nodes: bool = False) -> None:
@@ -35,13 +35,13 @@ class Transfers:
         self._between_nodes = between_nodes
 
     def used(self, recorder: Recorder) -> Transfers:
-        """Return the same object, which `recorder` records in this run; all that take part in a run call this."""
+        """Return this object, with `recorder` as the recorder of this run; each of its users calls this in each run."""
         if recorder is not self._recorder:
-            self._recorder, self._coming = recorder, []  # an exception may have left some
+            self._recorder, self._coming = recorder, []  # an exception may have left groups in flight
         return self
 
     def expect(self, group: list[Arrival]) -> None:
-        """Track a group of transfers that were started; those that arrive are removed from the list."""
+        """Track a group of started transfers; transfers that are complete are removed from the list `group`."""
         if group:
             if not self._coming:
                 self._since, self._waited = perf_counter(), self._recorder.seconds.get("wait", 0.0)
@@ -52,7 +52,7 @@ class Transfers:
         self._progress()
 
     def wait(self, group: list[Arrival]) -> None:
-        """Wait until all of a group have arrived, or left."""
+        """Wait until all transfers of a group have arrived, or left."""
         if group:
             with self._recorder.phase("wait"), Wait():
                 if self._between_nodes:
@@ -85,7 +85,7 @@ class Transfers:
 
 
 def _remove_complete(group: list[Arrival]) -> list[Arrival]:
-    """Remove those that are complete, in order, and return the group."""
+    """Remove the complete transfers at the start of a group, and return the group."""
     while group and group[0].Test():
         del group[0]
     return group

@@ -11,14 +11,14 @@ from pdgemm.schedules.mover_registry import IBCAST
 
 
 def ibcast(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
-    """Start a broadcast of x from root; it is counted as one message from root to every other rank.
+    """Start a broadcast of x from root; the broadcast is counted as one message from root to every other rank.
 
-    The ranks that forward it inside the MPI library are not visible; the totals do not depend on them.
+    The ranks that forward x inside the MPI library are not visible; total words and messages do not depend on them.
     """
     if comm.rank == root:
         recorder.synchronize_copies()
         recorder.traffic.sent(x.size, copies=comm.size - 1)
-        # root may read x before this completes, but not rewrite it
+        # root may read x before the broadcast completes, but not rewrite it
         slot.users.append(comm.Ibcast(x, root=root))
     else:
         slot.arrivals.append(recorder.coming(IBCAST.name, x, comm.Ibcast(x, root=root)))

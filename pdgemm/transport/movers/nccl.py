@@ -1,6 +1,6 @@
-"""The mover `nccl`: NCCL sends in the copy stream, in which products wait for what arrives, and the host for nothing.
+"""The mover `nccl`: NCCL sends in the copy stream; products wait for panels on the device, and the host does not wait.
 
-Words and messages are counted as they are by MPI.
+Words and messages are counted as those of MPI are.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class NcclShift(RingShift):
             return
         recorder, device, at = self._recorder, of(self._buffers), 0
         assert device is not None
-        recorder.order_copies_after_products()  # which have read the block that was here
+        recorder.order_copies_after_products()  # which have read the last block in this buffer
         for panel in self._held if self._initial else ():
             self._pack(panel, at)
             at += panel.array.size
@@ -72,7 +72,7 @@ class NcclShift(RingShift):
 
 
 def nccl_reduce(comm: MPI.Comm, panel: Array, root: int, slot: Any, recorder: Recorder) -> None:
-    """Enqueue the sum of the contiguous panels of all ranks to that of root, complete when the slot is free."""
+    """Enqueue the sum of the contiguous panels of all ranks into root's panel, complete when the slot is free."""
     device, x = of(panel), flat(panel)
     assert device is not None
     recorder.order_copies_after_products()
@@ -86,13 +86,13 @@ def nccl_reduce(comm: MPI.Comm, panel: Array, root: int, slot: Any, recorder: Re
 
 
 def nccl_reduce_scatter(comm: MPI.Comm, packed: Array, mine: Array, counts: list[int], recorder: Recorder) -> list[Any]:
-    """Enqueue mine := the sum of all partial sums for this rank; `packed` has a part for each, in their order.
+    """Enqueue mine := the sum of all partial sums for this rank; `packed` has a part for each rank, in rank order.
 
-    Returns what products wait for before they read `mine`, or rewrite the buffers.
+    Returns the requests that products wait for before they read `mine`, or rewrite the buffers.
     """
     device, starts = of(packed), np.cumsum([0, *counts]).tolist()
     assert device is not None
-    for arrival in recorder.record_copies():  # products may rewrite what was packed
+    for arrival in recorder.record_copies():  # later products may rewrite the sums that were packed
         arrival.Wait()
     parts = ((packed[starts[rank] : starts[rank + 1]], rank) for rank, words in enumerate(counts) if words)
     with recorder.phase("pack"):

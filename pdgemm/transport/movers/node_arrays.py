@@ -1,4 +1,4 @@
-"""Local arrays of all ranks of a node, which read them in place."""
+"""Local arrays of all ranks of a node, which the other ranks of the node read in place."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pdgemm.local.arrays.device import Array, empty, of, shared_memory
 class NodeArrays:
     """Exposes arrays of every rank of the node for reading until `sync`.  Collective over the node.
 
-    exposed : by name, an array of this rank in node-shared memory, and the layout of the matrix whose local array it
-        is; None means that the array has the same shape on all ranks that are read from.
-    Between the two synchronisations no rank writes to an exposed matrix, and every rank reads it without messages;
-    buffers that are written in between, such as partial sums, may be read after a further synchronisation.
+    exposed : by name, an array of this rank in node-shared memory, and the layout of the matrix of which the array is
+        the local array; None means that the array has the same shape on all ranks that are read from.
+    The constructor and `sync` synchronise the node.  Between them no rank writes to an exposed matrix, and every rank
+    reads it without messages; a buffer that is written meanwhile, such as a partial sum, may be read after a further
+    synchronisation.
     """
 
     def __init__(self, grid: ProcessGrid, **exposed: tuple[Array, Layout | None]) -> None:
@@ -24,10 +25,10 @@ class NodeArrays:
         words = [[*x.strides[:1], *x.strides[-1:], *self.memory.where(x)] for x, _ in exposed.values()]
         lying = self.memory.gather(np.array(words, np.int64).ravel()).reshape(-1, *np.shape(words)).tolist()
         here = [rank for rank, node in enumerate(grid.nodes) if node == grid.nodes[grid.comm.rank]]
-        self.lying = dict(zip(here, enumerate(lying)))  # by rank: its rank on the node, strides and offsets
+        self.lying = dict(zip(here, enumerate(lying)))  # by rank: node rank; strides, offsets of its arrays
 
     def __call__(self, name: str, rank: int) -> Array:
-        """Return the array that a rank of the node has exposed by this name."""
+        """Return the array that a rank of the node has exposed under this name."""
         own, at, layout = self._exposed[name]
         number, lying = self.lying[rank]
         if number == self.memory.node.rank:

@@ -13,7 +13,7 @@ from pdgemm.transport.block_copy import copy_blocks
 
 
 def column_panel(local: np.ndarray, order: str, runs: IndexMap, buffer: np.ndarray, travels: bool) -> np.ndarray:
-    """Return local[:, runs], as a view where that is possible, else packed into `buffer`."""
+    """Return local[:, runs] as a view where possible, else packed into `buffer`."""
     view = in_place(local, runs, travels)
     if view is not None:
         return view
@@ -27,7 +27,7 @@ def column_panel(local: np.ndarray, order: str, runs: IndexMap, buffer: np.ndarr
 def in_place(local: np.ndarray, runs: IndexMap, travels: bool) -> np.ndarray | None:
     """Return local[:, runs] as a view, or None where that is not possible.
 
-    A panel that is sent has to be contiguous; one that is only read here has to be a single run.
+    The columns must be a single run; a panel that travels must also be contiguous in memory.
     """
     if not runs.contiguous:
         return None

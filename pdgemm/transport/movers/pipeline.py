@@ -1,4 +1,4 @@
-"""Pipelines that keep panels in flight while an earlier one is multiplied; all waiting for panels is done here.
+"""Pipelines that keep panels in flight while an earlier panel is multiplied; the waits for panels of products are here.
 
 A slot of the ring has two events: its panels have *arrived* (they may be read), and it is *free* (its buffers may be
 rewritten).  MPI requests and device events are tested and waited for through the same interface.
@@ -26,13 +26,13 @@ Step = TypeVar("Step")
 
 
 class Slot:
-    """Holds buffers for one panel of A and one of B, and the waits to make before they are used."""
+    """The buffers for one panel of A and one panel of B, and the waits before they are read or rewritten."""
 
     __slots__ = ("B", "arrivals", "buffer_a", "buffer_b", "number", "tag", "users", "when_free", "when_read")
 
     def __init__(self, number: int, buffer_a: Array, buffer_b: Array) -> None:
         self.number = number
-        self.tag = number  # message tag of its panels, which no other panel in flight has
+        self.tag = number  # message tag of its panels; no other panel in flight has this tag
         self.buffer_a = buffer_a
         self.buffer_b = buffer_b
         self.arrivals: list[Arrival] = []
@@ -43,7 +43,7 @@ class Slot:
 
 
 class PanelRing:
-    """Cycles through `slots` slots.  Leaving the `with` block waits until none of them is in use.
+    """Cycles through `slots` slots.  Leaving the `with` block waits until no slot is in use.
 
     buffers_a, buffers_b : workspace for the panels of A and of B, divided evenly among the slots.
     transfers : tracks all messages in flight to this rank.
@@ -55,7 +55,7 @@ class PanelRing:
 
     def used(self, recorder: Recorder) -> PanelRing:
         """Return the ring for a `with` block, starting at the first slot, with its waits recorded by `recorder`."""
-        for slot in self.slots:  # an exception may have left them in use
+        for slot in self.slots:  # an exception may have left slots in use
             slot.arrivals, slot.users, slot.when_read, slot.when_free = [], [], [], []
         self._next, self._recorder = 0, recorder
         self._transfers.used(recorder)
@@ -70,11 +70,11 @@ class PanelRing:
     ) -> Iterator[tuple[Step, Slot]]:
         """Yield each step with its slot when its panels have arrived, with `lookahead` later steps in flight.
 
-        local : does this rank own all panels of a step?  With several in flight, one of these is multiplied before each
-            of the others, which arrive meanwhile; the order depends on the schedule alone.
+        local : does this rank own all panels of a step?  With lookahead >= 2, a local step is yielded before each other
+            step, whose panels arrive meanwhile; the order depends on the schedule alone.
         """
         in_flight: deque[tuple[int, Step, Slot]] = deque()
-        before = False  # was the last one multiplied before its turn?
+        before = False  # was the last step multiplied before its turn?
 
         def first() -> tuple[Step, Slot]:
             """Remove the next step to multiply, and wait for its panels."""
@@ -92,7 +92,7 @@ class PanelRing:
             drain(slot.when_read)
 
         for turn, step in enumerate(steps):
-            while in_flight and turn - in_flight[0][0] > lookahead:  # its slot is needed
+            while in_flight and turn - in_flight[0][0] > lookahead:  # its slot is needed for this step
                 yield (done := first())
                 used(done[1])
             slot = post(step)
@@ -136,9 +136,9 @@ def as_arrivals(waits: Iterable[Wait]) -> list[Arrival]:
 class RingShift:
     """Shifts blocks around a ring of ranks: each rank holds the block in use while it receives the next one.
 
-    A block is a list of panels, each of which is sent on when it arrives, in whatever order: its number is its tag.
+    A block is a list of panels.  Each panel is forwarded when it arrives, in any order: its number is its message tag.
 
-    first : the panels of the initial block, which are not changed, and copied only where they are not contiguous.
+    first : the panels of the initial block, which are not changed, and are copied only where they are not contiguous.
     order : memory order of the panels.
     buffers  : workspace for `slots` blocks, two or more.   transfers : tracks all messages in flight to this rank.
     staged : a host buffer of the same size, where MPI cannot read the memory of the blocks.
@@ -158,8 +158,8 @@ class RingShift:
     ) -> None:
         self._comm, self._order, self._recorder, self._transfers = comm, order, recorder, transfers
         self._buffers, self._staged = buffers.reshape(slots, -1), staged.shared_out(slots) if staged else None
-        self._users = [list[Arrival]() for _ in range(slots)]  # of each buffer
-        self._turn, self._at = 0, slots - 1  # the buffer to receive into next, and that of the block in use
+        self._users = [list[Arrival]() for _ in range(slots)]  # of each buffer: the products that read it
+        self._turn, self._at = 0, slots - 1  # the buffer of the next block, and of the block in use
         self._held = [BlockPanel(x) for x in first]
         self._coming: list[BlockPanel] | None = None
         self._leaving: list[Arrival] = []
@@ -169,7 +169,7 @@ class RingShift:
         """Start sending the block in use, which may still be read, and receiving panels of these shapes."""
         if self._comm.size == 1:
             return
-        self._transfers.wait(self._leaving)  # the block before the one in use
+        self._transfers.wait(self._leaving)  # until the block before the one in use has left
         self._transfers.wait(self._users[self._turn])
         with self._recorder.phase("post"):
             self._coming, at = [], 0
@@ -190,7 +190,7 @@ class RingShift:
             if self._initial:
                 self._pack(panel, at)
                 at += panel.array.size
-            if panel.arriving:  # it is sent on by whoever sees that it has arrived
+            if panel.arriving:  # the test or wait that sees the panel arrive also forwards it
                 panel.arriving[-1] = Then(panel.arriving[-1], partial(self._send, panel, to, number))
             else:
                 with self._recorder.phase("post"):
@@ -204,7 +204,7 @@ class RingShift:
         return panel.array
 
     def advance(self) -> None:
-        """Make the next block, if any, the one in use; all products of the last block must have been started."""
+        """Make the next block, if any, the block in use; all products of the last block must have been started."""
         self._users[self._at] += as_arrivals(self._recorder.record_products(self._transfers.poll))
         if self._coming is not None:
             self._held, self._coming = self._coming, None
@@ -234,7 +234,7 @@ class RingShift:
 
 
 class BlockPanel:
-    """A panel of a block: its array, its buffer on the host where it is staged, and what it has to wait for."""
+    """A panel of a block: its array, its host buffer where it is staged, and the requests to wait for before a read."""
 
     __slots__ = ("array", "arriving", "host")
 

@@ -1,7 +1,7 @@
-"""Reductions over the ranks of a row or of a group: each part is sent to its owner, which adds them in a fixed order.
+"""Reductions over the ranks of a grid row or a group: each part is sent to its owner, which adds parts in fixed order.
 
-The words sent are those counted, and parts arrive while ranks multiply.  (An MPI library sends up to 1.6 times as many
-between hosts, and reduces device memory on the host, if at all.)
+The words sent are the words counted, and parts arrive while ranks multiply.  (An MPI library sends up to 1.6 times as
+many words between hosts, and reduces device memory on the host, if at all.)
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _ADD = Combine(1, 1)
 
 
 class Sum:
-    """Receives a part from each of `sources` in turn and adds it to `total`; an arrival, complete when all are added.
+    """An arrival: receives a part from each of `sources` in turn and adds it to `total`; complete when all are added.
 
-    arriving : workspace of the size of `total`.   staged : likewise on the host, where MPI is not GPU-aware.
+    arriving : workspace of the size of `total`.   staged : the same on the host, where MPI is not GPU-aware.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Sum:
                 _ADD(self._total, self._part)
             for wait in self._recorder.record_products(nothing):
                 wait()
-        else:  # in the phase of the caller, which polls or waits
+        else:  # timed in the phase of the caller, which polls or waits
             self._total += self._part
         self._receive()
 
@@ -80,9 +80,9 @@ def start_reduction(
     staged: Pinned | None,
     poll: Callable[[], object],
 ) -> list[Any]:
-    """Start adding the contiguous panels of all ranks to that of root, which is complete when the slot is free.
+    """Start adding the contiguous panels of all ranks to root's panel, which is complete when the slot is free.
 
-    arriving : workspace for one more panel on root.   staged : the same on all ranks' hosts, if MPI is not GPU-aware.
+    arriving : workspace for one more panel on root.   staged : a host buffer on each rank, if MPI is not GPU-aware.
     Returns arrivals to track.
     """
     flat, tag = panel.ravel(order="K"), slot.tag
@@ -101,7 +101,7 @@ def start_reduction(
             recorder.synchronize_copies()
         return comm.Isend(staged.host if staged else flat, dest=root, tag=tag)
 
-    if of(panel):  # the product is in its stream yet
+    if of(panel):  # the product may still run in its stream
         slot.users += [Then(MPI.REQUEST_NULL, wait) for wait in recorder.record_products(poll)]
         slot.users.append(Then(MPI.REQUEST_NULL, lambda: start().Wait()))
         return []
@@ -119,7 +119,7 @@ def reduce_scatter(
     arriving: Array,
     staged: tuple[Pinned, Pinned] | None,
 ) -> list[Any]:
-    """Start mine := the sum of all partial sums for this rank; `packed` has a part for each, in their order.
+    """Start mine := the sum of all partial sums for this rank; `packed` has a part for each rank, in rank order.
 
     arriving : workspace for one more part.   staged : host buffers for `packed` and for `arriving`, where MPI is not
         GPU-aware.
@@ -137,5 +137,5 @@ def reduce_scatter(
         return sends
     with recorder.phase("compute"):
         CONVERT(mine, packed[starts[me] : starts[me + 1]])
-    room = staged[1].cut(0, mine.size) if staged else None
-    return [Sum(comm, reversed(others), mine, arriving[: mine.size], room, 0, recorder), *sends]
+    host_part = staged[1].cut(0, mine.size) if staged else None
+    return [Sum(comm, reversed(others), mine, arriving[: mine.size], host_part, 0, recorder), *sends]

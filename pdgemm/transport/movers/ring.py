@@ -21,7 +21,7 @@ def ring(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> No
 
 
 def forward(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, recorder: Recorder) -> None:
-    """Start forwarding x along a chain of ranks, which includes this one, from the first to the last.
+    """Start forwarding x along a chain of ranks, which includes this rank, from the first to the last.
 
     A neighbour may send panel t + 1 as its root before it forwards panel t, so panels are matched by tag and not by
     their order of arrival.
@@ -42,7 +42,7 @@ def forward(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, recorder: R
 
 
 def announce(comm: MPI.Comm, readers: Sequence[int], fence: Wait, slot: Any, recorder: Recorder) -> None:
-    """Notify readers on this node when a panel is complete; its buffer is free when all of them have read it."""
+    """Notify readers on this node when a panel is complete; its buffer is free when all readers have read it."""
     tag = slot.tag
 
     def arrived() -> None:

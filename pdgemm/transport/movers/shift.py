@@ -1,4 +1,4 @@
-"""A shift sends a panel to one neighbour and receives the next from another."""
+"""A shift sends a panel to one neighbour and receives the next panel from another."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
 def send(comm: MPI.Comm, panel: Any, to: int, recorder: Recorder, tag: int = 0) -> list[Any]:
     """Start sending a panel; return the requests after which it may be rewritten.
 
-    panel : flat and contiguous; an empty one is not sent, a large one in pieces of LARGEST_MESSAGE_BYTES.
-    tag : that of no other panel in flight, where panels may be sent in any order.
+    panel : flat and contiguous; an empty panel is not sent, a large panel in pieces of LARGEST_MESSAGE_BYTES.
+    tag : a tag of its own among the panels in flight, where panels may be sent in any order.
     """
     recorder.synchronize_copies()
     leaving = []
@@ -33,6 +33,6 @@ def receive(comm: MPI.Comm, panel: Any, source: int, recorder: Recorder, tag: in
 
 
 def pieces(x: Any) -> Iterator[Any]:
-    """Return the pieces of an array that are sent as one message each; none of an empty one."""
+    """Return the pieces of an array that are sent as one message each; an empty array has no piece."""
     words = LARGEST_MESSAGE_BYTES // x.itemsize
     return (x[start : start + words] for start in range(0, x.size, words))

@@ -1,6 +1,6 @@
 """The mover `staged` sends panels through pinned host memory, for MPI libraries that are not GPU-aware.
 
-Copies overlap with the products in a stream of their own; panels are forwarded from the host memory they arrive in.
+Copies overlap with products in streams of their own; a panel is forwarded from the host memory in which it arrives.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pdgemm.transport.movers.shift import receive
 class Staged:
     """Broadcasts one panel around a ring of ranks, each of which has a pinned host buffer for it.
 
-    staging : a buffer of the size of the panel, free when the slot is.   recorder : that of a device.
+    staging : a buffer of the size of the panel, free when the slot is free.   recorder : the recorder of a device.
     """
 
     def __init__(self, staging: Pinned) -> None:
@@ -52,7 +52,7 @@ class Staged:
 
 
 def to_staging(staging: Pinned, x: Any, recorder: Any) -> None:
-    """Start copying a contiguous x to the pinned host buffer."""
+    """Start copying a contiguous x to the pinned host buffer `staging`."""
     device = of(x)
     assert device is not None
     with recorder.phase("pack"):
@@ -60,7 +60,7 @@ def to_staging(staging: Pinned, x: Any, recorder: Any) -> None:
 
 
 def staged_receive(comm: MPI.Comm, staging: Pinned, panel: Any, source: int, recorder: Any, tag: int = 0) -> list[Any]:
-    """Start receiving a panel as `shift.receive` does, into a host buffer, and from there to `panel`."""
+    """Start receiving a panel as `shift.receive` does, into a host buffer, and copy it from there to `panel`."""
     device = of(panel)
     assert device is not None
     requests = receive(comm, staging.host, source, recorder, tag)

@@ -1,1 +1,1 @@
-"""The ways of the panels of factorisations: read in place or sent, gathered to one rank, added up in trees."""
+"""The transport of the panels of factorisations: read in place, sent, gathered to one rank, or reduced up a tree."""

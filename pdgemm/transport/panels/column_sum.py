@@ -1,4 +1,4 @@
-"""Sums over a grid column: each of its ranks adds up a slice, finishes it, and all get the whole."""
+"""Sums over a grid column: each rank sums up a slice and applies a function to it; then all gather the slices."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.task import Copies, Task
 
-_ADDENDS, _SUMS = 6, 7  # tags
+_ADDENDS, _SUMS = 6, 7  # message tags
 
 
 class ColumnSum:
-    """Sums matrices W, which lie in the buffer "sums", over ranks of a grid column: a reduce-scatter, an allgather.
+    """Sums matrices W, in the buffer "sums", over ranks of a grid column, by a reduce-scatter and an all-gather.
 
     Cost per rank among q: 2 (q - 1)/q of the words of W, sent or read, in 2 (q - 1) messages.
     """
@@ -25,17 +25,17 @@ class ColumnSum:
         self._task, self._slot = task, Slot(0, task.workspace["sums"], task.workspace["parts of sums"])
 
     def buffer(self, rows: int, cols: int) -> Array:
-        """Return W (rows, cols), column-major, to be written: the last one is not read or sent any more."""
+        """Return a new W (rows, cols), column-major, after waiting until the last W may be rewritten."""
         self.finish()
         return column_buffer(rows, "F", cols, self._slot.buffer_a)
 
     def finish(self) -> None:
-        """Wait until the last W is not read or sent any more."""
+        """Wait until the last W may be rewritten: no other rank reads it, and none of its messages is in flight."""
         self._task.wait(self._slot)
         self._task.free(self._slot)
 
     def __call__(self, W: Array, members: Sequence[int], finish: Callable[[Array], object]) -> None:
-        """W := f(the sum of W over these ranks), where finish(X) is X := f(X), of any columns of W."""
+        """Compute W := f(the sum of W over these ranks), where finish(X) is X := f(X) for any columns X of W."""
         task, slot, (w, n), me = self._task, self._slot, W.shape, self._task.grid.coords[0]
         slices = {r: slice(a, b) for r, a, b in zip(members, *(cuts(n, len(members))[at:] for at in (0, 1)))}
         own, others = W[:, slices[me]], [r for r in members if r != me]
@@ -50,14 +50,14 @@ class ColumnSum:
         self._exchange(addends, {r: W[:, slices[r]] for r in others}, _ADDENDS)
         with task.recorder.phase("compute"):
             finish(own)
-        task.free(slot)  # what was sent of W is overwritten
+        task.free(slot)  # the slices of W that were sent are overwritten next
         sums = task.fetch("sums", {r: W[:, slices[r]] for r in others}, copy, slot, _SUMS)
         self._exchange(sums, dict.fromkeys(others, own), _SUMS)
         if others:
             task.release(others, slot)
 
     def _exchange(self, copies: Copies, parts: dict[int, Array], tag: int) -> None:
-        """Let others have parts of W, and carry out what was waiting for theirs."""
+        """Publish parts of W to the other ranks, wait for the parts of these ranks, and carry out their copies."""
         self._task.finish_products()
         self._task.publish([*parts], lambda r, _: parts[r], self._slot, tag)
         self._task.wait(self._slot)

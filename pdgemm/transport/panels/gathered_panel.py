@@ -1,4 +1,4 @@
-"""Panels that one rank factors: their rows come to the owner of the diagonal block, and go back when it is done."""
+"""Panels that one rank factors: the owner of the diagonal block gathers their rows, and sends them back factored."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.task import Copies, Task
 
-_GATHER, _SPREAD = 1 << 12, (1 << 12) + 6  # tags in a grid column, for two slots each
+_GATHER, _SPREAD = 1 << 12, (1 << 12) + 6  # message tags in a grid column: each has two, one per slot
 
 
 class GatheredPanels:
-    """Gathers the rows of a panel of A from its first on, which are all over its grid column, and brings them back.
+    """Gathers the rows of a panel of A, from the panel's first row on, from its grid column, and scatters them back.
 
-    The owner of a panel calls `gather` and then `spread`, the others `lend`.  The whole panel lies on its owner in X,
-    column-major, in the order of `gathered_layout.gathered_rows`; what is beneath these rows goes back to all.  One
-    buffer X on each rank is enough where a rank that says that its next rows may be read has read the last ones.
+    The owner of a panel calls `gather` and then `spread`, the other ranks `lend`.  The owner has the whole panel in X,
+    column-major, in the row order of `gathered_layout.gathered_rows`; rows beneath the panel in X go to all ranks.
+    One buffer X per rank is enough if each rank reads its rows of one panel before it signals that its rows of the
+    next panel may be read.
     """
 
     def __init__(self, task: Task[Any]) -> None:
@@ -28,18 +29,18 @@ class GatheredPanels:
         self._rows, self._i = task.schedule.A.distribution.rows, task.grid.coords[0]
 
     def whole(self, panel: Panel, buffer: Array, beneath: int = 0) -> Array:
-        """Return X in a buffer, with some rows more."""
+        """Return X as a view of a buffer, with `beneath` more rows than the panel."""
         return column_buffer(self._rows.n - panel.start + beneath, "F", panel.width, buffer)
 
     def gather(self, panel: Panel, X: Array, slot: Slot) -> None:
-        """X := the rows of the panel that all have, when these have arrived."""
+        """Set X := the rows of the panel on all ranks, after waiting for them."""
         task, parts, others = self._task, panel_slabs(self._rows, panel), self._schedule.members(panel)[1:]
 
         def read(r: int, A: Array, x: Array) -> None:
             CONVERT(x, A[self._schedule.window(panel, r)])
 
         copies = task.fetch("A", {r: X[parts[r]] for r in others}, read, slot, _GATHER, slot.buffer_b)
-        task.wait(slot)  # until others that read the last panel in X have done so
+        task.wait(slot)  # the messages, or signals, of the others also mean that they have read the last panel in X
         with task.packing():
             read(self._i, self._A, X[parts[self._i]])
             for copy in copies:
@@ -47,7 +48,7 @@ class GatheredPanels:
         task.copied()
 
     def spread(self, panel: Panel, X: Array, own: Array, slot: Slot) -> None:
-        """Let the other ranks have their rows of X, and what is beneath all of them; own := this rank's."""
+        """Publish to each other rank its rows of X and the rows beneath the panel; own := those of this rank."""
         task, parts, others = self._task, panel_slabs(self._rows, panel), self._schedule.members(panel)[1:]
 
         def packed(r: int, buffer: Array) -> Array:
@@ -65,9 +66,10 @@ class GatheredPanels:
         task.copied()
 
     def lend(self, panel: Panel, own: Array, slot: Slot, buffer: Array = None) -> Copies:
-        """Let the owner of a panel have this rank's rows; own := those that come back from X, and what is beneath.
+        """Publish this rank's rows to the owner of a panel; own := its rows of X, and the rows beneath the panel.
 
-        buffer : where they come to if they are sent; None: to `own` at once.
+        buffer : rows that are sent back are received here, and then copied to `own`; None: they are received in `own`.
+        Returns the copies to `own`, to be carried out when the arrivals of the slot are complete.
         """
         task, A = self._task, self._A[self._schedule.window(panel, self._i)]
 
@@ -85,7 +87,7 @@ class GatheredPanels:
         return task.fetch("gathered", {panel.row: own}, read, slot, _SPREAD, buffer)
 
     def _take(self, panel: Panel, i: int, X: Array, x: Array) -> None:
-        """x := the rows of X that are of a grid row, and what is beneath all of them."""
+        """Set x := the rows of X that belong to grid row i, and below them the rows beneath the panel."""
         part = panel_slabs(self._rows, panel)[i]
         height = part.stop - part.start
         CONVERT(x[:height], X[part])

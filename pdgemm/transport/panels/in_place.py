@@ -1,4 +1,4 @@
-"""Panels that are read where they lie in the memory of the node, when a message without words says that they can be."""
+"""Panels that are read in place in the memory of the node, after a signal: a message without words from the owner."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.task import Copies, Line, Part, Parts, Planned, Read, Store, Task
 
 _NOTHING = np.empty(0, np.uint8)
-_READY = 1 << 14  # tag of the messages that say that a panel may be read; the others are smaller
+_READY = 1 << 14  # tag of the signals that a panel may be read; all other tags are smaller
 
 
 @dataclass
 class InPlace(Task[Planned]):
-    """Reads panels in the matrices and buffers of the ranks of the node, `peers`."""
+    """Reads panels in place, in `peers`: the matrices and buffers of the ranks of the node."""
 
     peers: NodeArrays
 
@@ -81,7 +81,7 @@ class InPlace(Task[Planned]):
 
     def finish(self) -> None:
         with self.recorder.phase("sync"):
-            self.recorder.finish()  # this rank's reads, too
+            self.recorder.finish()  # this rank's reads are complete, too
             self.peers.sync()
 
     def wait(self, slot: Slot) -> None:
@@ -89,10 +89,10 @@ class InPlace(Task[Planned]):
         self.peers.memory.fence()
 
     def slabs(self, length: int, flops: float) -> Iterator[slice]:
-        yield from [slice(0, length)] * (length > 0)  # what is read in place makes no progress
+        yield from [slice(0, length)] * (length > 0)  # reads in place need no progress of messages
 
     def announce(self, comm: MPI.Comm, readers: Sequence[int], slot: Slot) -> None:
-        """Tell readers on this node that this rank has written what they may read, and has read what they may write."""
+        """Signal readers on this node: this rank has written the data that they read, and read what they overwrite."""
         self.finish_products()
         self.recorder.synchronize_copies()
         self.peers.memory.fence()
@@ -101,7 +101,7 @@ class InPlace(Task[Planned]):
             slot.users.append(comm.Isend(_NOTHING, dest=reader, tag=_READY))
 
     def follow(self, comm: MPI.Comm, owner: int, slot: Slot) -> None:
-        """Let a slot wait until an owner on this node announces that its panel may be read."""
+        """Make a slot wait for the signal of an owner on this node that its panel may be read."""
         self.recorder.traffic.received(0)
         slot.arrivals.append(comm.Irecv(np.empty(0, np.uint8), source=owner, tag=_READY))
 

@@ -1,7 +1,8 @@
-"""Reflectors I - V T V^H of panels: gathered to be factored, kept in a grid column, brought to all grid rows.
+"""Reflectors I - V T V^H of panels: gathered to be factored, kept in a grid column, broadcast along grid rows.
 
-V and T of a panel lie in one array, V above T: on its owner all rows of V, those of each grid row together, its own
-first; on the ranks of the owner's grid column their rows of V, which is also how they travel along grid rows.
+V and T of a panel are in one array, V above T.  On the owner of the panel this array has all rows of V, grouped by grid
+row, its own grid row first; on each rank of the owner's grid column it has the rows of V of this rank, and in this form
+it travels along the grid row.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from pdgemm.transport.panels.task import PANEL, Task
 
 
 class Reflectors:
-    """Has the reflectors of two panels, one in use and one on its way, and keeps those of this rank's grid column.
+    """Holds the reflectors of two panels, one in use and one in flight, and keeps those of this rank's grid column.
 
-    One buffer "gathered" is enough: before its owner gathers another panel there, it has added up sums with all who
-    read the last one, and they do that when they have read it.
+    One buffer "gathered" is enough: before its owner gathers another panel in it, the owner takes part in a column sum
+    with all readers of the last panel, and these take part only after they have read that panel.
     """
 
     def __init__(self, task: Task[HouseholderSchedule], stay: bool = False) -> None:
-        """stay : rows of V take the place of those of A that were lent, instead of zeros."""
+        """stay : the rows of A that were lent are overwritten with rows of V, instead of zeros."""
         self._task, self._plan, (self._i, self._j), self._stay = task, task.schedule, task.grid.coords, stay
         self._gathered = GatheredPanels(task)
-        rooms = (task.workspace[name].reshape(2, -1) for name in ("panels", "parts"))
-        self._slots = [Slot(number, *buffers) for number, buffers in enumerate(zip(*rooms))]
+        workspaces = (task.workspace[name].reshape(2, -1) for name in ("panels", "parts"))
+        self._slots = [Slot(number, *buffers) for number, buffers in enumerate(zip(*workspaces))]
         self._arrived: list[Array] = [None, None]
 
     def get(self, number: int) -> tuple[Array, Array]:
@@ -39,7 +40,7 @@ class Reflectors:
         return self._split(self._arrived[number % 2], self._plan.steps[number])
 
     def free(self, number: int) -> None:
-        """Wait until the last panel in the place of this one is not sent any more."""
+        """Wait until the slot of a panel is free: the panel that used it before is not sent any more."""
         self._task.free(self._slots[number % 2])
 
     def wait(self, number: int) -> None:
@@ -51,20 +52,20 @@ class Reflectors:
             self.free(number)
 
     def gather(self, number: int) -> tuple[Array, Array]:
-        """Return the rows of a panel of A, in which its owner makes V, and the buffer for T beneath them."""
+        """Gather a panel of A; return its rows, which its owner overwrites with V, and the buffer for T below them."""
         panel = self._plan.steps[number]
         X = self._whole(panel)
         self._gathered.gather(panel, X, self._slots[number % 2])
         return self._split(X, panel)
 
     def give_back(self, number: int) -> None:
-        """Let the grid column have V and T."""
+        """Publish to each rank of the grid column its rows of V, and T."""
         panel = self._plan.steps[number]
         if len(self._plan.members(panel)) > 1:
             self._gathered.spread(panel, self._whole(panel), self._own(panel), self._slots[number % 2])
 
     def travel(self, number: int, again: bool = False) -> None:
-        """Start to bring V and T along grid rows; the first time those of the owner's grid column get them before."""
+        """Start to broadcast V and T along grid rows; the first time, the owner's grid column gets them before that."""
         panel, slot = self._plan.steps[number], self._slots[number % 2]
         if again:
             self.free(number)
@@ -77,7 +78,7 @@ class Reflectors:
         self._task.transfers.expect(slot.arrivals)
 
     def _lend(self, number: int) -> None:
-        """Let the owner of a panel have this rank's rows, and take those of V; then these travel."""
+        """Lend this rank's rows of A to the owner of a panel; broadcast its rows of V when these have arrived."""
         panel, task, slot = self._plan.steps[number], self._task, self._slots[number % 2]
         A, own = task.arrays["A"][self._plan.window(panel, self._i)], self._own(panel)
         copies = self._gathered.lend(panel, own, slot)
@@ -96,7 +97,7 @@ class Reflectors:
         slot.arrivals.append(Then(MPI.REQUEST_NULL, returned))
 
     def _bring(self, number: int, ready: bool) -> None:
-        """Start to bring V and T along the grid row; `ready` says that all know that they may be read."""
+        """Start to broadcast V and T along the grid row; with `ready`, readers need no signal before they read."""
         panel, slot = self._plan.steps[number], self._slots[number % 2]
         place = self._plan.places[panel][self._i]
         x = self._task.bring("row", panel.col, "reflectors", place, slot.buffer_a, slot, PANEL, ready)
@@ -106,7 +107,7 @@ class Reflectors:
         return self._of(panel, self._task.workspace["reflectors"][self._plan.places[panel][self._i]])
 
     def _of(self, panel: Panel, buffer: Array) -> Array:
-        """Return the buffer of V and T of a panel in this rank's grid row."""
+        """Return a buffer as the array of V and T of a panel in this rank's grid row."""
         return column_buffer(int(self._plan.heights[panel][self._i]) + panel.width, "F", panel.width, buffer)
 
     def _whole(self, panel: Panel) -> Array:

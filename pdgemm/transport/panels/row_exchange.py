@@ -1,4 +1,4 @@
-"""Rows that change their places along the grid columns, or are divided by numbers."""
+"""Rows of a matrix that are permuted along the grid columns, or divided by numbers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.panels.task import Task
 
 _TAG = (1 << 12) + 2
-_CACHED = 1 << 15  # elements
+_CACHED = 1 << 15  # elements that are copied at a time
 
 
 def exchange_rows(task: Task[Any], moves: RowMoves, cols: slice = slice(None)) -> None:
     """Compute A[targets, cols] := A[sources, cols] with local columns.  Collective over a grid column.
 
-    The workspace has "leaving rows", for those of A that move, and "arriving rows", for those of other ranks.
+    The workspace has "leaving rows", for the rows of A that move, and "arriving rows", for the rows of other ranks.
     """
     X, rows, order = task.arrays["A"][:, cols], task.schedule.A.distribution.rows, task.schedule.A.order
     col, me, width = task.grid.col, task.grid.col.rank, X.shape[1]
@@ -31,7 +31,7 @@ def exchange_rows(task: Task[Any], moves: RowMoves, cols: slice = slice(None)) -
         return
     source, target = rows.owner(moves.sources), rows.owner(moves.targets)
     there, here = rows.to_local(moves.sources), rows.to_local(moves.targets)
-    task.recorder.synchronize_copies()  # of the rows that arrived last
+    task.recorder.synchronize_copies()  # until the rows that arrived last are copied
     coming, requests = list[tuple[np.ndarray, Array]](), list[MPI.Request]()
     left = arrived = 0
     for r in range(rows.parts):
@@ -69,12 +69,12 @@ def exchange_rows(task: Task[Any], moves: RowMoves, cols: slice = slice(None)) -
 
 
 def _rows(which: np.ndarray, width: int) -> tuple[IndexMap, IndexMap]:
-    """Return the maps of rows 0, 1, 2, ... of an array to these rows of another, in this order, and of columns."""
+    """Return the map of rows 0, 1, 2, ... of an array to rows `which` of another array, and the map of columns."""
     return IndexMap(np.arange(which.size), which, np.ones(which.size, int)), identity(width)
 
 
 def _take(X: Array, which: np.ndarray, to: Array) -> None:
-    """Copy rows of X, a few at a time: NumPy copies once more what it has looked up."""
+    """Copy rows `which` of X to another array, a few at a time: NumPy copies them to a temporary array first."""
     if of(X):
         rows, cols = _rows(which, X.shape[1])
         copy_blocks(X, to, rows.inverse, cols)
@@ -89,7 +89,7 @@ def _take(X: Array, which: np.ndarray, to: Array) -> None:
 
 
 class PermuteRows:
-    """A := A[order], of a PermutationSchedule."""
+    """Computes A := A[order] by a PermutationSchedule."""
 
     def __init__(self, task: Task[PermutationSchedule]) -> None:
         self._task = task
@@ -101,7 +101,7 @@ class PermuteRows:
 
 
 class DivideRows:
-    """A := A with row i divided by diagonal[i], of a ScalingSchedule."""
+    """Divides row i of A by diagonal[i], by a ScalingSchedule."""
 
     def __init__(self, task: Task[ScalingSchedule], diagonal: np.ndarray) -> None:
         self._task, self._diagonal = task, diagonal

@@ -1,4 +1,4 @@
-"""Panels that are sent: packed by their owners, and in buffers of the schedule on all others."""
+"""Panels that are sent: packed by their owners, and received in buffers of the schedule by all other ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pdgemm.transport.panels.task import TRANSPOSED, Copies, Line, Part, Parts, 
 
 
 class Sent(Task[Planned]):
-    """Sends panels around the rows and columns of the grid, and parts of them from one rank of a column to another."""
+    """Sends panels along grid rows and grid columns, and parts of panels between two ranks of a grid column."""
 
     def bring(
         self, line: Line, root: int, name: str, part: Part, buffer: Array, slot: Slot, tag: int, ready: bool = False
@@ -30,7 +30,7 @@ class Sent(Task[Planned]):
         comm, own = self.comm(line), (self.workspace | self.arrays)[name]
         if comm.size == 1:
             return own[part]
-        if isinstance(part, slice):  # which is contiguous
+        if isinstance(part, slice):  # a slice of a vector is contiguous
             x = own[part] if comm.rank == root else buffer[: part.stop - part.start]
         else:
             rows, cols = (x.stop - x.start for x in part)

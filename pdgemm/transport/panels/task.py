@@ -1,4 +1,4 @@
-"""What one rank has for a panel algorithm: its matrices, its buffers, and the ways of a panel to the other ranks."""
+"""The context of one rank in a panel algorithm: local matrices, buffers, and the transport of panels between ranks."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ from pdgemm.transport.movers.ring import ring
 
 Planned = TypeVar("Planned", bound=PanelSchedule, covariant=True)
 Line = Literal["row", "col"]
-Part = Window | slice  # of a matrix, of a vector
-Parts = dict[int, Array]  # by the position of a rank in the grid column
-Read = Callable[[int, Array, Array], object]  # called with an owner, what it has, and a target
-Store = Callable[[Array, Array], object]  # called with a target, and what has come for it
-Copies = list[Callable[[], object]]  # to be carried out when the arrivals of a slot are complete
-PANEL, DIAGONAL, TRANSPOSED = 0, 2, 4  # tags of what travels, for two slots each
+Part = Window | slice  # a window of a matrix, or a slice of a vector
+Parts = dict[int, Array]  # arrays by the position of a rank in the grid column
+Read = Callable[[int, Array, Array], object]  # called with an owner, its array, and a target
+Store = Callable[[Array, Array], object]  # called with a target, and the message received for it
+Copies = list[Callable[[], object]]  # functions to call when the arrivals of a slot are complete
+PANEL, DIAGONAL, TRANSPOSED = 0, 2, 4  # message tags; each kind of panel has two, one per slot
 
 
 @dataclass
 class Task(ABC, Generic[Planned]):
-    """Holds all that one rank needs for a panel algorithm, and lets panels travel: they are read `InPlace`, or `Sent`.
+    """The state of one rank in a panel algorithm, and the transport of its panels, which are read `InPlace` or `Sent`.
 
     arrays    : this rank's local arrays by name, in the layouts of the schedule.
     grid      : the process grid; panels travel along its rows and columns.
-    workspace : the buffers of the schedule; nothing large is allocated beyond them.
+    workspace : the buffers of the schedule; no other large array is allocated.
 
-    All ranks of a line of the grid `bring` a panel; in a grid column ranks `publish` parts of what they have, and
-    others `fetch` them.  What travels is complete after `wait`; what it came from may be rewritten after `free`.
+    All ranks of a grid row or column call `bring` for a panel; in a grid column some ranks `publish` parts of their
+    arrays, and others `fetch` these parts.  A target is complete after `wait`.  A source that is sent may be rewritten
+    after `free`; a source that is read in place, after `finish`, or after a later signal from each of its readers.
     """
 
     schedule: Planned
@@ -56,51 +57,54 @@ class Task(ABC, Generic[Planned]):
     def bring(
         self, line: Line, root: int, name: str, part: Part, buffer: Array, slot: Slot, tag: int, ready: bool = False
     ) -> Array:  # fmt: skip
-        """Start to bring a window of root's matrix, or a part of its vector, to all ranks of a grid row or column.
+        """Start to broadcast a window of root's matrix, or a part of its vector, along a grid row or column.
 
-        ready : that is not written to while the algorithm runs, so that nobody has to wait before reading it.
-        Returns the array that holds it when the slot's arrivals are complete: the window itself where it can be read,
-        else a part of `buffer`.
+        ready : the source is not written to while the algorithm runs, so readers need no signal before they read.
+        Returns the array that holds the window or part when the slot's arrivals are complete: a view of the source,
+        or a part of `buffer`.
         """
 
     @abstractmethod
     def bring_transposed(self, panel: Panel, rows: Array, name: str, into: Array, buffer: Array, slot: Slot) -> Copies:
-        """Start to bring those rows of a panel to each rank whose indices are those of its columns behind the panel.
+        """Start to bring to each rank those rows of a panel that have the indices of its own columns behind the panel.
 
-        rows : this rank's rows of the panel, which may be on their way.   into : their transpose is of these rows.
-        Returns copies of the rows to `into`.
+        rows : this rank's rows of the panel, which may be in flight.
+        into : one row of the panel for each column of this rank behind the panel.
+        Returns the copies of the rows to `into`.
         """
 
     @abstractmethod
     def publish(self, readers: Sequence[int], packed: Callable[[int, Array], Array], slot: Slot, tag: int) -> None:
-        """Let ranks at these positions of the grid column have parts of an array, which they fetch.
+        """Publish parts of an array to `readers`, by their positions in the grid column, which `fetch` these parts.
 
-        packed : returns the part of a reader, contiguous, if need be in the array that it is given, of `slot.buffer_b`.
+        packed : called with a reader and free memory of `slot.buffer_b`, where it may pack; returns the reader's part,
+            contiguous.
         """
 
     @abstractmethod
     def fetch(
         self, name: str, targets: Parts, read: Read, slot: Slot, tag: int, buffer: Array = None, store: Store = CONVERT
     ) -> Copies:  # fmt: skip
-        """Start to bring parts of the arrays that owners, by their positions in the grid column, publish to this rank.
+        """Start to fetch the parts of arrays that owners, by their positions in the grid column, publish to this rank.
 
-        read : called with an owner, its whole array and its target, where arrays can be read.
-        buffer : messages are received here, and `store` is called with a target and its message; None: they are
-            received in the target, which is contiguous.
+        read : called with an owner, its whole array and its target, where arrays are read in place.
+        buffer : messages are received here, and `store` is called with a target and its message; None: each message is
+            received in its target, which is contiguous.
+        Returns the copies to the targets that remain to be made.
         """
 
     @abstractmethod
     def slabs(self, length: int, flops: float) -> Iterator[slice]:
-        """Yield in what slabs of its longer side a product is made, after each of which messages make progress."""
+        """Yield slabs of the longer side of a product, to be computed one by one; after each, messages may progress."""
 
     def release(self, owners: Sequence[int], slot: Slot) -> None:
-        """Tell owners in the grid column that what they have has been read; the slot waits until they say the same."""
+        """Signal owners in the grid column that their arrays were read; the slot waits for the owners' same signals."""
 
     def finish(self) -> None:
-        """Wait until no rank reads what another one has.  Collective over the grid."""
+        """Wait until no rank reads the arrays of another rank.  Collective over the grid."""
 
     def update(self, A: Array, B: Array, C: Array, alpha: float = -1, conjugate_b: bool = False) -> None:
-        """C := C + alpha A B, in slabs between which messages make progress."""
+        """Compute C := C + alpha A B, in slabs between which messages may make progress."""
         m, n = C.shape
         with self.recorder.phase("compute"):
             for slab in self.slabs(max(m, n), 2 * m * n * A.shape[1]):
@@ -108,7 +112,7 @@ class Task(ABC, Generic[Planned]):
                 gemm_accumulate(alpha, a, b, 1, c, conjugate_b=conjugate_b)
 
     def wait(self, slot: Slot) -> None:
-        """Wait until all that comes to a slot has arrived."""
+        """Wait until all arrivals of a slot are complete."""
         self.transfers.wait(slot.arrivals)
 
     def free(self, slot: Slot) -> Slot:
@@ -118,17 +122,17 @@ class Task(ABC, Generic[Planned]):
         return slot
 
     def packing(self) -> Any:
-        """Return the phase in which panels are copied; a device copies what its products have written before."""
+        """Return the phase in which panels are copied; on a device, the copies wait for all products so far."""
         self.recorder.order_copies_after_products()
         return self.recorder.phase("pack")
 
     def copied(self) -> None:
-        """Let the products that follow wait, on a device, for what was copied last."""
+        """Make the products that follow wait, on a device, for the copies before them."""
         for copies in self.recorder.record_copies():
             copies.Wait()
 
     def finish_products(self) -> None:
-        """Wait, on a device, until all products so far are complete: others read them, or their operands change."""
+        """Wait, on a device, for all products so far: other ranks read their results, or their operands change."""
         for wait in self.recorder.record_products(self.transfers.poll):
             wait()
 
@@ -136,19 +140,19 @@ class Task(ABC, Generic[Planned]):
         return self.grid.row if line == "row" else self.grid.col
 
     def send(self, line: Line, x: Array, root: int, slot: Slot, tag: int) -> None:
-        """Start to send a contiguous x from root around a line of the grid; slots use tags of their own."""
+        """Start a ring broadcast of a contiguous x from root along a grid row or column; each slot has its own tag."""
         slot.tag = tag + slot.number
         ring(self.comm(line), wire(x), root, slot, self.recorder)
 
     def transposition(self, panel: Panel) -> tuple[BlockCyclic, BlockCyclic, dict[int, IndexMap]]:
-        """Return the rows and columns behind a panel, and by grid row the map from its rows to this rank's columns."""
+        """Return the rows and columns behind a panel, and the map from each grid row's rows to this rank's columns."""
         A, (i, j) = self.schedule.A.distribution, self.grid.coords
         rows, cols = (x.window(panel.stop, x.n) for x in (A.rows, A.cols))
         maps = _maps(rows, cols, j)
-        return rows, cols, {r: maps[r] for r in sorted(maps, key=lambda r: r != i)}  # what others wait for first
+        return rows, cols, {r: maps[r] for r in sorted(maps, key=lambda r: r != i)}  # others wait for grid row i
 
 
 @lru_cache(maxsize=1 << 10)
 def _maps(rows: BlockCyclic, cols: BlockCyclic, part: int) -> dict[int, IndexMap]:
-    """Return the map from the rows of each part that has some of a part's columns to these columns."""
+    """Return, by part of the rows, the map from its local rows to the local columns of `part` with the same indices."""
     return dict(index_maps(rows, cols, part, by_target=True))

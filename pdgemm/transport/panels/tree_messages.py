@@ -1,4 +1,4 @@
-"""What travels along a binary tree of ranks, counted where it is sent."""
+"""Messages up and down a binary tree of ranks, counted when they are sent and received."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def ascend(
     tree: Tree, comm: MPI.Comm, mine: np.ndarray, join: Callable[[np.ndarray, np.ndarray], np.ndarray],
     recorder: Recorder,
 ) -> np.ndarray:  # fmt: skip
-    """Return what this rank and those below it have, joined in the order of their rows; all is joined on the root.
+    """Reduce up the tree: return the joined arrays of this rank and all ranks below it; the root returns the result.
 
-    mine : one-dimensional, contiguous.   join : returns such an array, given this rank's and the next child's.
+    mine : one-dimensional, contiguous.   join : called with the array of this rank and that of its next child, in the
+        order of their rows; returns the joined array, also one-dimensional and contiguous.
     """
     at = tree.ranks.index(comm.rank)
     for child in tree.children(at):
@@ -37,10 +38,10 @@ def descend(
     tree: Tree, comm: MPI.Comm, mine: np.ndarray, split: Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]],
     recorder: Recorder,
 ) -> np.ndarray:  # fmt: skip
-    """Return what comes to this rank from the root, less what it sends to its children, the last of them first.
+    """Send down the tree: receive an array from the parent, send parts to the children, last first; return the rest.
 
-    mine : on the root what all get, on the other ranks an array of that type.
-    split : returns what stays and what a child gets, given what there is and the place of the child.
+    mine : on the root, the array to send; on other ranks, any array of its dtype.
+    split : called with the array and the place of a child in the tree; returns the part that stays, and the child's.
     """
     at = tree.ranks.index(comm.rank)
     if at:
@@ -56,12 +57,12 @@ def descend(
 
 
 def to_all(mine: np.ndarray, child: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split what comes down by sending all of it to each child."""
+    """Return the array twice: as the `split` of `descend`, this broadcasts the whole array down the tree."""
     return mine, mine
 
 
 def unpacked(words: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """Return the upper triangle, or its first rows, that was packed row by row."""
+    """Return the upper triangle, or its first rows, from words packed row by row.   upper : its mask, (k, k)."""
     k = len(upper)
     height = next(h for h in range(k + 1) if packed_words(h, k) == words.size)
     R = np.zeros((height, k), words.dtype)
