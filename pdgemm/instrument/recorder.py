@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from operator import add
+from operator import add, sub
 from time import perf_counter
 from typing import Any
 
@@ -36,6 +36,9 @@ class Traffic:
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(*map(add, vars(self).values(), vars(other).values()))
+
+    def __sub__(self, other: Traffic) -> Traffic:
+        return Traffic(*map(sub, vars(self).values(), vars(other).values()))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pdgemm.instrument.ownership import InNotebook
@@ -18,6 +18,34 @@ if TYPE_CHECKING:
 PHASES = ("compute_seconds", "wait_seconds", "pack_seconds", "sync_seconds", "hidden_seconds")
 
 
+@dataclass(frozen=True)
+class VectorTraffic:
+    """The traffic of this rank in reductions and gathers, whose results are numbers and arrays on all ranks."""
+
+    counted: Traffic = field(default_factory=Traffic)
+    predicted: Traffic = field(default_factory=Traffic)
+
+    def __add__(self, other: VectorTraffic) -> VectorTraffic:
+        return VectorTraffic(self.counted + other.counted, self.predicted + other.predicted)
+
+    def __sub__(self, other: VectorTraffic) -> VectorTraffic:
+        return VectorTraffic(self.counted - other.counted, self.predicted - other.predicted)
+
+
+_of_process = VectorTraffic()
+
+
+def count_vectors(traffic: VectorTraffic) -> None:
+    """Add the traffic of one reduction to the total of this process."""
+    global _of_process
+    _of_process += traffic
+
+
+def vectors_so_far() -> VectorTraffic:
+    """Return the total over all reductions of this process; a function counts its own as a difference of two totals."""
+    return _of_process
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunReport(InNotebook):
     """Measurements on one rank of a run of one schedule, or of several schedules in turn.  Words are elements.
@@ -25,6 +53,7 @@ class RunReport(InNotebook):
     seconds : wall time.
     counted, predicted : the traffic of this rank, as counted where messages are passed to MPI, and by formula.
     extra_bytes, predicted_extra_bytes : the memory of buffers beyond the matrices; for several steps, the maximum.
+    vectors : the part of `counted` and `predicted` that belongs to reductions: norms, diagonals, sums of columns.
     """
 
     rank: int
@@ -33,6 +62,7 @@ class RunReport(InNotebook):
     predicted: Traffic
     extra_bytes: int
     predicted_extra_bytes: int
+    vectors: VectorTraffic = field(default_factory=VectorTraffic)
 
     # the communicator of the run; no field, because a communicator is no measurement, and cannot be sent
     _comm: ClassVar[Any] = None
@@ -121,19 +151,34 @@ class WorkReport(RunReport):
         return super().of_run(recorder, schedules, grid, seconds, flops=flops, **phases, **others)
 
     @classmethod
-    def of_steps(cls, reports: Sequence[RunReport], grid: ProcessGrid, seconds: float, /, **others: Any) -> Self:
-        """Return the report of a function that ran steps with these reports in `seconds` altogether."""
-        return cls(rank=grid.rank, seconds=seconds, **summed(reports), **others).with_ranks(grid.comm)
+    def of_steps(
+        cls, reports: Sequence[RunReport], vectors: VectorTraffic, grid: ProcessGrid, seconds: float, /, **others: Any
+    ) -> Self:
+        """Return the report of a function that ran steps with these reports in `seconds` altogether.
 
-    def after(self, others: Sequence[RunReport], **fields: Any) -> Self:
-        """Return this report with its sums extended by those of others, and with other values of some fields."""
-        return self.changed(**summed([self, *others]) | fields)
+        vectors : the traffic of all reductions of the function, including those of its steps.
+        """
+        return cls(rank=grid.rank, seconds=seconds, **summed(reports, vectors), **others).with_ranks(grid.comm)
+
+    def after(self, others: Sequence[RunReport], vectors: VectorTraffic | None = None, **fields: Any) -> Self:
+        """Return this report with its sums extended by those of others, and with other values of some fields.
+
+        vectors : the traffic of all reductions, including those of these reports; None: there are no other reductions.
+        """
+        return self.changed(**summed([self, *others], vectors) | fields)
 
 
-def summed(reports: Sequence[RunReport]) -> dict[str, Any]:
-    """Return the sums, and for bytes the maxima, of the fields of the steps' reports; moves have no phases or flops."""
+def summed(reports: Sequence[RunReport], vectors: VectorTraffic | None = None) -> dict[str, Any]:
+    """Return the sums, and for bytes the maxima, of the fields of the steps' reports; moves have no phases or flops.
+
+    vectors : the traffic of all reductions, including those of the steps; None: there are no other reductions.
+    """
     work = [x for x in reports if isinstance(x, WorkReport)]
     sums: dict[str, Any] = {name: sum(getattr(x, name) for x in work) for name in ("flops", *PHASES)}
-    sums |= {name: sum((getattr(x, name) for x in reports), Traffic()) for name in ("counted", "predicted")}
+    of_steps = sum((x.vectors for x in reports), VectorTraffic())
+    others = VectorTraffic() if vectors is None else vectors - of_steps
+    sums["vectors"] = of_steps + others
+    for name in ("counted", "predicted"):
+        sums[name] = sum((getattr(x, name) for x in reports), getattr(others, name))
     most = ("extra_bytes", "predicted_extra_bytes")
     return sums | {name: max((getattr(x, name) for x in reports), default=0) for name in most}

@@ -9,16 +9,17 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from pdgemm.instrument.panel_report import PanelReport
-from pdgemm.instrument.qr_report import QRReport
 from pdgemm.instrument.report import AlgorithmReport
-from pdgemm.instrument.run_report import MoveReport, summed
+from pdgemm.instrument.run_report import MoveReport, VectorTraffic, summed, vectors_so_far
 from pdgemm.names import AnyName
 
 Result = TypeVar("Result")
 
 
 class Steps:
-    """The steps of a function, one after another, and their reports.
+    """The steps of a function, one after another, their reports, and the traffic of the function's reductions.
+
+    A function creates its Steps before its first reduction.
 
         steps = Steps(what="Solution of A X = B")
         Y = steps.did(forward(L, B))
@@ -29,6 +30,7 @@ class Steps:
 
     def __init__(self, **changes: Any) -> None:
         self._changes, self.start, self._reports = changes, perf_counter(), list[Callable[[], Any]]()
+        self._vectors = vectors_so_far()
 
     def did(self, result: Result) -> Result:
         """Keep the report of the matrix that a step returned, and return the matrix; an array has no report."""
@@ -40,13 +42,15 @@ class Steps:
     def add(self, steps: Steps) -> None:
         """Keep the steps of a part of the work as one step."""
         if steps._reports:
-            self._reports.append(partial(total, steps.reports, perf_counter() - steps.start, **steps._changes))
+            seconds = perf_counter() - steps.start
+            self._reports.append(partial(total, steps.reports, steps.vectors, seconds, **steps._changes))
 
     def reported(self, result: Result, **changes: Any) -> Result:
         """Set the report of a matrix to the report of all steps, and return the matrix; an array gets no report."""
         if self._reports and hasattr(result, "later_report"):
             seconds = perf_counter() - self.start
-            result.report = partial(total, self.reports, seconds, **self._changes | changes)  # type: ignore[attr-defined]
+            changes = self._changes | changes
+            result.report = partial(total, self.reports, self.vectors, seconds, **changes)  # type: ignore[attr-defined]
         return result
 
     @property
@@ -54,23 +58,31 @@ class Steps:
         """Functions that return the reports of the steps so far."""
         return tuple(self._reports)
 
-    def after(self, report: Any) -> Callable[[], QRReport]:
-        """Return a function that returns `report` with the sums of these steps added."""
-        reports = self.reports
-        return lambda: report.after([make() for make in reports])
+    @property
+    def vectors(self) -> VectorTraffic:
+        """The traffic of all reductions since the Steps were created, including those of the steps."""
+        return vectors_so_far() - self._vectors
+
+    def after(self, report: Any) -> Callable[[], Any]:
+        """Return a function that returns `report`, of an algorithm that ran meanwhile, with the sums of these steps."""
+        reports, vectors = self.reports, self.vectors
+        return lambda: (report() if callable(report) else report).after([make() for make in reports], vectors)
 
 
-def total(steps: Sequence[Callable[[], Any]], seconds: float, **changes: Any) -> AlgorithmReport:
+def total(
+    steps: Sequence[Callable[[], Any]], vectors: VectorTraffic, seconds: float, **changes: Any
+) -> AlgorithmReport:
     """Return the sum of the reports that these functions return: a Report if all are of products, else a PanelReport.
 
-    seconds : time of all steps.   changes : values of other fields; if `what` is one, the sum is always a PanelReport.
+    vectors : traffic of all reductions, including those of the steps.   seconds : time of all steps.
+    changes : values of other fields; if `what` is one, the sum is always a PanelReport.
     Fields that are not sums, such as the grid, come from the first panel algorithm or, without one, the first product.
     """
     reports = [step() for step in steps]
     algorithms = [x for x in reports if isinstance(x, AlgorithmReport)]
     first = next((x for x in algorithms if isinstance(x, PanelReport)), algorithms[0])
     moves = [(x,) if isinstance(x, MoveReport) else getattr(x, "moves", ()) for x in reports]
-    values = summed(reports) | {
+    values = summed(reports, vectors) | {
         "seconds": seconds,
         "panels": sum(x.panels for x in algorithms),
         "predicted_seconds": sum(x.predicted_seconds for x in algorithms),

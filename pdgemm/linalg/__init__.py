@@ -122,7 +122,8 @@ def plan(
     itself runs, on matrices without elements: what the elements decide is planned as it is for most matrices.  LU
     exchanges rows that are drawn at random, CholeskyQR makes two passes, norms are 1, no rank is lacking, refinement
     converges, and `eigh` halves the spectrum.
-    Words that all ranks get of a norm, a diagonal or a vector are neither here nor in reports.
+    Norms, diagonals and other vectors that all ranks get are stages, too.  What the ranks compare is not: that their
+    arguments agree, and that numbers which each of them has computed are the same to the bit.
     Panels are expected to be read in place where the ranks share memory, and sent elsewhere.
     Raises ArgumentError for what is no function, or for arguments that it does not take, and its own errors for these.
     """

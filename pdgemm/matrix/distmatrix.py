@@ -20,7 +20,7 @@ from pdgemm.local.arrays.integers import as_count, shown
 from pdgemm.local.arrays.keys import MASK, is_view, picked
 from pdgemm.matrix.array_functions import part_of_broadcast
 from pdgemm.matrix.constructors import Constructors, check_root
-from pdgemm.matrix.gather import allgather, gather
+from pdgemm.matrix.gather import allgather, gather, gathering, planned
 from pdgemm.matrix.local_arrays import all_shared, device_on, new_array
 from pdgemm.matrix.matrix_base import MatrixBase, public
 from pdgemm.matrix.numpy_functions import WHOLE, NumPyFunctions, not_available
@@ -241,10 +241,11 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         """Return the whole matrix on every rank.  Collective over the grid."""
         with together(self.grid.comm) as arguments:
             arguments += ["allgather", self.distribution, self.dtype]
-            if self.grid.draft:
+            layout = self.layout_in(self.grid)
+            if planned(self.grid, "all elements", gathering(layout, self.grid.size)[0]):
                 return _ones(self)
             whole, local = np.empty(self.shape, self.dtype), to_host(self.local)
-        allgather(local, self.distribution, self.grid, whole)
+        allgather(local, layout, self.grid, whole)
         return whole
 
     def preview(self, edge: int = 3) -> str:

@@ -8,9 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.layout import Layout
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.instrument.run_report import VectorTraffic, count_vectors
 from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.element_functions import slabs
+from pdgemm.schedules.collectives.vectors import ToAllRanks, matrix_gather
+from pdgemm.transport.collectives import carry_out
 
 PIECE_BYTES = 1 << 28  # MPI counts are ints: larger arrays are sent in pieces
 
@@ -51,15 +56,32 @@ def gather(local: np.ndarray, layout: Distribution, grid: ProcessGrid, whole: np
             whole[piece.at] = part
 
 
-def allgather(local: np.ndarray, layout: Distribution, grid: ProcessGrid, whole: np.ndarray) -> None:
-    """Set `whole` on every rank to the parts of all ranks.  Collective."""
-    for piece in _pieces(layout, grid, local.itemsize):
-        if piece.rank == grid.rank:
-            part = np.ascontiguousarray(local[piece.local])
-        else:
-            part = np.empty(piece.shape, local.dtype)
-        grid.comm.Bcast(wire(part), root=piece.rank)
-        whole[piece.at] = part
+def gathering(layout: Layout, size: int) -> tuple[ToAllRanks, int]:
+    """Return the schedule of an all-gather of a matrix, and the number of local rows that a rank sends in one stage."""
+    return matrix_gather(layout, size, PIECE_BYTES // layout.dtype.itemsize)
+
+
+def allgather(local: np.ndarray, layout: Layout, grid: ProcessGrid, whole: np.ndarray) -> None:
+    """Set `whole` on every rank to the parts of all ranks, and count the words and messages.  Collective."""
+    schedule, height = gathering(layout, grid.size)
+    rows, cols, counted = layout.distribution.rows, layout.distribution.cols, Traffic()
+    indices = [(rows.indices(i), cols.indices(j)) for i, j in map(layout.coords, range(grid.size))]
+    for number, stage in enumerate(schedule.stages):
+        (collective,), slab = stage.parts, slice(number * height, (number + 1) * height)
+        ends, parts = collective.offsets.tolist(), np.empty(collective.words, layout.dtype)
+        parts[ends[grid.rank] : ends[grid.rank + 1]] = local[slab].reshape(-1)
+        carry_out(collective, grid.comm, [parts], counted)
+        for (i, j), start, stop in zip(indices, ends, ends[1:]):
+            if stop > start:
+                whole[block_index(i[slab], j)] = parts[start:stop].reshape(-1, len(j))
+    count_vectors(VectorTraffic(counted, schedule.traffic(grid.rank)))
+
+
+def planned(grid: ProcessGrid, name: str, schedule: ToAllRanks) -> bool:
+    """Return whether a program is planned on this grid; if so, add a reduction of this name to it."""
+    if grid.draft and schedule.total_words:
+        grid.draft.add(name, schedule)
+    return grid.draft is not None
 
 
 def block_index(rows: np.ndarray, cols: np.ndarray) -> tuple[Any, Any]:

@@ -18,7 +18,7 @@ from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder, Traffic
-from pdgemm.instrument.run_report import MoveReport
+from pdgemm.instrument.run_report import MoveReport, VectorTraffic, count_vectors
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import to_host
 from pdgemm.local.arrays.dtypes import element_type
@@ -42,8 +42,9 @@ from pdgemm.local.arrays.folds import (
     widened,
 )
 from pdgemm.local.arrays.integers import as_count, shown
+from pdgemm.matrix.gather import planned
 from pdgemm.matrix.matrix_base import MatrixBase
-from pdgemm.schedules.collectives.vectors import SideBySide, diagonal_gather, reduction_stages
+from pdgemm.schedules.collectives.vectors import ToAllRanks, diagonal_gather, reduction_stages
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.transport.collectives import carry_out
 
@@ -217,12 +218,14 @@ class Reductions(MatrixBase):
             arguments += ["diagonal", offset, self.distribution, self.dtype]
             mine = _on_diagonal(self, offset)
         length = max(0, min(self.shape[0] + min(offset, 0), self.shape[1] - max(offset, 0)))
-        if self.grid.draft:
-            return np.ones(length, self.dtype)
         gather, order = diagonal_gather(self.layout_in(self.grid), self.grid.size, offset, length)
-        parts, start = np.empty(length, self.dtype), int(gather.offsets[self.grid.rank])
+        if planned(self.grid, "diagonal", gather):
+            return np.ones(length, self.dtype)
+        ((collective,),) = (stage.parts for stage in gather.stages)
+        parts, start, counted = np.empty(length, self.dtype), int(collective.offsets[self.grid.rank]), Traffic()
         parts[start : start + len(mine)] = mine
-        carry_out(gather, self.grid.comm, [parts], Traffic())
+        carry_out(collective, self.grid.comm, [parts], counted)
+        count_vectors(VectorTraffic(counted, gather.traffic(self.grid.rank)))
         whole = np.empty(length, self.dtype)
         whole[order] = parts
         return whole
@@ -245,21 +248,25 @@ class Reductions(MatrixBase):
                 kind = result_type(fold, self.dtype)
         recorder = Recorder()
         counted = recorder.traffic
+        schedule = _schedule(self, _nothing(fold, self.dtype), axis) if count else None
         with np.errstate(all="ignore"), spans.timed("reduce", self._stored.nbytes):
-            if count == 0:
+            if schedule is None:
                 length = 1 if axis is None else layout.shape[1 - axis]
                 values = np.full(length, fold.empty, kind)
-            elif grid.draft:
+            elif planned(grid, fold.name, schedule):
                 values = np.ones(1 if axis is None else layout.shape[1 - axis], kind)
             else:
                 parts = _over_all(self, fold, counted) if axis is None else _along(self, fold, axis, counted)
                 values = fold.result(parts, count).astype(kind)
+        seconds, others = perf_counter() - start, {"source": str(layout), "target": "every rank"}
+        report = MoveReport.of_run(recorder, [schedule] if schedule else (), grid, seconds, name=fold.name, **others)
+        traffic = VectorTraffic(report.counted, report.predicted)
+        if not grid.draft:
+            count_vectors(traffic)
         if not keepdims:
             return values[0] if axis is None else values
         matrix = self._kept(values, axis)
-        stages = _stages(self, _nothing(fold, self.dtype), axis) if count else ()
-        others = {"source": str(layout), "target": "every rank", "predicted_extra_bytes": 0}  # vectors are the result
-        matrix.report = MoveReport.of_run(recorder, stages, grid, perf_counter() - start, name=fold.name, **others)
+        matrix.report = report.changed(vectors=traffic)
         return matrix
 
     def _kept(self, vector: np.ndarray, axis: int | None) -> Self:
@@ -308,7 +315,7 @@ def _halved(parts: Parts, fold: Fold) -> Parts:
 
 
 # ---------------------------------------------------------------- on all ranks
-def _stages(A: Reductions, empty: Parts, axis: int | None) -> tuple[SideBySide, ...]:
+def _schedule(A: Reductions, empty: Parts, axis: int | None) -> ToAllRanks:
     return reduction_stages(A.distribution, A.grid.rank_map, A.grid.size, axis, len(empty), empty[0].dtype)
 
 
@@ -322,7 +329,7 @@ def _along(A: Reductions, fold: Fold, axis: int, counted: Traffic) -> Parts:
     if kept.count(j) and reduced.count(i):
         for x, y in zip(own, _reduce(to_host(A.local), axis, fold, reduced.indices(i))):
             x[:] = y
-    for stage, parts in zip(_stages(A, empty, axis), (own, own, vectors, vectors)):
+    for stage, parts in zip(_schedule(A, empty, axis).stages, (own, own, vectors, vectors)):
         carry_out(stage.of(grid.rank), grid.comm, parts, counted, fold.join)
     order = np.concatenate([kept.indices(part) for part in range(kept.parts)])
     whole: Parts = tuple(map(np.empty_like, vectors))
@@ -335,7 +342,7 @@ def _over_all(A: Reductions, fold: Fold, counted: Traffic) -> Parts:
     """Return the parts of all elements together, on every rank.  Collective."""
     grid, layout = A.grid, A.distribution
     vectors: Parts = _nothing(fold, A.dtype)
-    up, down = _stages(A, vectors, None)
+    up, down = _schedule(A, vectors, None).stages
     if up.of(grid.rank):
         x, (rows, cols) = to_host(A.local), A.indices()
         if fold.indexed:

@@ -55,7 +55,7 @@ def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np
         arguments.append(f"a vector, {described_elements(B)}" if vector else B.distribution)
     A, B = in_type(A, dtype), column(B, A, dtype).to_device(A.device) if vector else in_type(B, dtype)
     (m, n), tall = A.shape, A.shape[0] >= A.shape[1]
-    made = tall_qr(A if tall else A.H)
+    steps, made = Steps(), tall_qr(A if tall else A.H)
     U, s, Vh, report = svd_on_all(made)
     rank = int(np.count_nonzero(s > rcond * s.max(initial=0)))
     left, right = (U, Vh) if tall else (Vh.conj().T, U.conj().T)  # of R, or of R^H
@@ -63,7 +63,7 @@ def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np
         DistMatrix.from_global(np.ascontiguousarray(x), grid=A.grid.base, device=A.device, check=False)
         for x in (left[:, :rank].conj().T, right[:rank])
     )
-    steps, Q = Steps(), made.Q
+    Q = made.Q
     C = steps.did(pdgemm(1, Q.H, B)) if tall else B
     Y = steps.did(pdgemm(1, left_h, C))
     if rank:

@@ -86,11 +86,12 @@ def _by_reflections(A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     Q, R = householder_qr(A)
     assert Q is not None
     _make_diagonal_positive(Q, R)
+    report = R.later_report
     if not Q.same_layout(lying):
-        steps.did(R)
         Q = steps.did(Q.redistribute(like=lying))
-        R = steps.reported(steps.did(R.redistribute(empty_like(A, distribution=beneath(A)))))
-        Q.report = R.later_report
+        R = steps.did(R.redistribute(empty_like(A, distribution=beneath(A))))
+    if report:
+        Q.report = R.report = steps.after(report)
     return Q, R
 
 
@@ -118,7 +119,7 @@ def fastest_method(A: DistMatrix) -> str:
 
 
 def _make_diagonal_positive(Q: DistMatrix, R: DistMatrix) -> None:
-    """Change signs of columns of Q, and of rows of R, whose diagonal is real.  Collective; an allreduce of h words."""
+    """Change signs of columns of Q, and of rows of R, whose diagonal is real.  Collective."""
     signs = np.where(R.diagonal().real < 0, -1, 1).astype(R.dtype)
     R *= signs[:, None]
     Q *= signs

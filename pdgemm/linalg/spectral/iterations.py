@@ -39,7 +39,8 @@ class FunctionReport(WorkReport):
     products : calls of `pdgemm`.   checks : of all of them, with `protect`; what is no product was not compared.
     facts    : what the function has measured or estimated, by name.
 
-    Flops, words and bytes are those of products, factorisations, solves with matrices, and redistributions.
+    Flops, words and bytes are those of products, factorisations, solves with matrices, and redistributions; words are
+    those of norms and diagonals, too.
     """
 
     name: str
@@ -62,12 +63,13 @@ class Work:
 
     protect : how products are compared with checksums.
     did : keeps the report of the matrix that a factorisation, a solve or a redistribution returned, and returns it.
+    after : returns the report of another algorithm with the sums of these steps.
     """
 
     def __init__(self, name: str, protect: Protection | None = None) -> None:
         self.name, self.start, self.products, self._steps = name, perf_counter(), 0, Steps()
         self.protect = protect
-        self.did = self._steps.did
+        self.did, self.after = self._steps.did, self._steps.after
 
     def product(self, alpha: complex, A: DistMatrix, B: DistMatrix, beta: complex = 0, C: Any = None) -> DistMatrix:
         """Compute C := alpha A B + beta C.  Collective."""
@@ -87,14 +89,14 @@ class Work:
     def reported(self, result: DistMatrix, steps: int, **facts: float) -> DistMatrix:
         """Let the report of a result say what was done, and return the result."""
         grid, seconds = result.grid, perf_counter() - self.start
-        products, made = self.products, self._steps.reports
+        products, steps_reports, vectors = self.products, self._steps.reports, self._steps.vectors
 
         def report() -> FunctionReport:
-            reports = [make() for make in made]
+            reports = [make() for make in steps_reports]
             checks = all_checks([x.checks for x in reports if getattr(x, "checks", None)])
             inside = sum(x.products for x in reports if isinstance(x, FunctionReport))
             others = {"name": self.name, "steps": steps, "products": products + inside, "facts": facts}
-            return FunctionReport.of_steps(reports, grid, seconds, checks=checks, **others)
+            return FunctionReport.of_steps(reports, vectors, grid, seconds, checks=checks, **others)
 
         result.report = report
         return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from time import perf_counter
 from typing import Any
 
@@ -11,8 +10,8 @@ import numpy as np
 from pdgemm.errors import DeviceError, GridError, LayoutError
 from pdgemm.grids.distribution import Block, BlockCyclic, Distribution
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.instrument.run_report import MoveReport
+from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.spectral.iterations import empty_like
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import to_host
@@ -20,11 +19,8 @@ from pdgemm.local.arrays.dtypes import common, element_type
 from pdgemm.local.arrays.elementwise import set_elements
 from pdgemm.matrix.argument_checks import check_matrices, communicator, op, op_letter, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.gather import block_index
 from pdgemm.names import Transpose
-from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.support.agreement import together
-from pdgemm.transport.collectives import carry_out
 
 
 def matvec(A: DistMatrix, x: Any, *, trans: Transpose = "N") -> Any:
@@ -82,7 +78,7 @@ def kron(A: DistMatrix, B: DistMatrix) -> DistMatrix:
     pq words at most, which the report has.  Cost: mnpq/P multiplications.
     Raises LayoutError, DTypeError or DeviceError on all ranks.
     """
-    start, comm = perf_counter(), communicator(A=A, B=B)
+    comm = communicator(A=A, B=B)
     with together(comm) as arguments:
         check_matrices(A=A, B=B)
         B.layout_in(A.grid)  # raises for a grid over other ranks
@@ -91,10 +87,9 @@ def kron(A: DistMatrix, B: DistMatrix) -> DistMatrix:
             raise DeviceError(f"kron of matrices on {A.device} and {B.device}: use to_device")
         arguments += ["kron", A.distribution, B.distribution, A.dtype, B.dtype]
         (p, q), (rows, cols) = B.shape, (A.distribution.rows, A.distribution.cols)
-        layout, b = Distribution(_repeated(rows, p), _repeated(cols, q)), np.empty(B.shape, B.dtype)
-    C, gather, recorder = empty_like(A, dtype, layout), _to_every_rank(B), Recorder()
-    recorder.hold(b.nbytes)
-    _gather(B, b, gather, recorder.traffic)
+        layout = Distribution(_repeated(rows, p), _repeated(cols, q))
+    steps, C = Steps(), empty_like(A, dtype, layout)
+    b = B.allgather()
     with together(comm):
         host = C.local if C.device == devices.HOST else np.empty(C.local.shape, dtype)
         if host.size:
@@ -104,33 +99,21 @@ def kron(A: DistMatrix, B: DistMatrix) -> DistMatrix:
             np.multiply(x[:, None, :, None], y[None, :, None, :], out=parts)
         if host is not C.local:
             set_elements(C.local, host)
-    ends = {"source": str(B.distribution), "target": "every rank"}
-    C.report = MoveReport.of_run(recorder, [gather], B.grid, perf_counter() - start, name="B", **ends)
+    C.report = MoveReport(
+        rank=A.grid.rank,
+        seconds=perf_counter() - steps.start,
+        counted=steps.vectors.counted,
+        predicted=steps.vectors.predicted,
+        vectors=steps.vectors,
+        extra_bytes=b.nbytes,
+        predicted_extra_bytes=p * q * B.dtype.itemsize,
+        name="B",
+        source=str(B.distribution),
+        target="every rank",
+    )
     return C
 
 
 def _repeated(x: BlockCyclic, times: int) -> BlockCyclic:
     """Return the distribution in which each index becomes so many."""
     return BlockCyclic(x.n * times, max(1, x.block * times), x.parts, x.source, x.skip * times)
-
-
-def _to_every_rank(B: DistMatrix) -> Collective:
-    """Return how all ranks get all of B."""
-    counts = (prod(B.distribution.local_shape(B.grid.coords_of(rank))) for rank in range(B.grid.size))
-    return Collective("all_gather", "ring", tuple(range(B.grid.size)), tuple(counts), B.dtype)
-
-
-def _gather(B: DistMatrix, whole: np.ndarray, gather: Collective, counted: Traffic) -> None:
-    """Set `whole` on every rank to B, and count what is sent.  Collective."""
-    if B.grid.draft:
-        B.grid.draft.add("B", gather)
-        return
-    parts = np.empty(whole.size, B.dtype)
-    own = to_host(B.local)
-    ends = gather.offsets.tolist()
-    parts[ends[B.grid.rank] : ends[B.grid.rank + 1]] = own.reshape(-1)
-    carry_out(gather, B.grid.comm, [parts], counted)
-    for rank in range(B.grid.size):
-        i, j = B.grid.coords_of(rank)
-        rows, cols = B.distribution.rows.indices(i), B.distribution.cols.indices(j)
-        whole[block_index(rows, cols)] = parts[ends[rank] : ends[rank + 1]].reshape(len(rows), len(cols))

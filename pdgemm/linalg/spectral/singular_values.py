@@ -62,8 +62,8 @@ def pinv(A: DistMatrix, *, atol: float | None = None, rtol: float | None = None)
         check_operand("A", A)
         tolerances = _tolerances(A, atol, rtol)
         arguments += ["pinv", *tolerances]
-    U, s, Vh = svd(A)
-    rank, steps = int(np.count_nonzero(s > _least(s, *tolerances))), Steps()
+    steps, (U, s, Vh) = Steps(), svd(A)
+    rank = int(np.count_nonzero(s > _least(s, *tolerances)))
     X: DistMatrix = steps.did(pdgemm(1, Vh[:rank].H, (U[:, :rank] * (1 / s[:rank])).H))
     if U.report:
         X.report = steps.after(U.report)

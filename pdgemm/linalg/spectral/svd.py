@@ -75,13 +75,16 @@ def svd(
             raise ArgumentError(f"full_matrices=True is for all values of a square matrix; A is {shape_of(A)}")
         arguments += ["svd", A.distribution, A.dtype, k, width, limit, steps, seed]
         arguments += [check_protection(protect, A)]
-    largest = finite_norm("svd", A, "max") if A.size else 0.0
+    work, largest = Work("svd", protect), finite_norm("svd", A, "max") if A.size else 0.0
     if k is None:
-        return _all(A)
+        U, s, Vh = _all(A)
+        if U.report:
+            U.report = Vh.report = work.after(U.report)
+        return U, s, Vh
     near, far = to_one(largest or 1.0, A.dtype)
     norm = A.norm()
     norm = norm * near * far if np.isfinite(norm) else (A * near * far).norm()
-    work, W = Work("svd", protect), Scaled(A, near, far, norm)
+    W = Scaled(A, near, far, norm)
     if is_small(A, k, width):
         U, s, Vh = _all(A)
         work.did(U)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 import numpy as np
 
@@ -58,10 +58,37 @@ class SideBySide(Schedule):
             yield Round(moves, work, hidden=False)
 
     def buffers(self, rank: int | None) -> Buffers:
-        if rank is None:
-            return max((part.buffers(None) for part in self.parts), key=lambda x: x["vector"][0], default={})
-        part = self.of(rank)
-        return part.buffers(rank) if part else {}
+        return {}
+
+
+@dataclass(frozen=True)
+class ToAllRanks(Schedule):
+    """Collectives, stage after stage, after which all ranks have a number, a vector, or all elements of a matrix."""
+
+    stages: tuple[SideBySide, ...]
+    algorithm = "to all ranks"
+    lookahead = 0
+
+    @property
+    def grid(self) -> RankMap:
+        return RankMap.of_line(range(1 + max(stage.last_rank for stage in self.stages)))
+
+    @property
+    def panel_dtype(self) -> np.dtype:
+        return self.stages[0].panel_dtype
+
+    @property
+    def events(self) -> int:
+        return sum(stage.events for stage in self.stages)
+
+    def rounds(self) -> Iterator[Round]:
+        return chain.from_iterable(stage.rounds() for stage in self.stages)
+
+    def buffers(self, rank: int | None) -> Buffers:
+        return {}  # the numbers are the result
+
+    def described(self, name: str) -> tuple[str, str]:
+        return name, self.algorithm
 
 
 def members(dimension: BlockCyclic) -> list[int]:
@@ -72,7 +99,7 @@ def members(dimension: BlockCyclic) -> list[int]:
 @lru_cache(maxsize=256)
 def reduction_stages(
     layout: Distribution, rank_map: tuple[int, ...], size: int, axis: int | None, arrays: int, dtype: np.dtype
-) -> tuple[SideBySide, ...]:
+) -> ToAllRanks:
     """Return the collectives of a reduction, stage by stage.
 
     rank_map : the ranks of the grid positions, row by row; the others of the `size` ranks are idle, and get the result.
@@ -92,7 +119,7 @@ def reduction_stages(
     if axis is None:
         owners = ranks[np.ix_(members(layout.rows), members(layout.cols))].ravel().tolist()
         everyone = [*owners, *sorted({*range(size)} - {*owners})]
-        return SideBySide((tree("reduce", owners, 1),)), SideBySide((tree("broadcast", everyone, 1),))
+        return ToAllRanks((SideBySide((tree("reduce", owners, 1),)), SideBySide((tree("broadcast", everyone, 1),))))
     reduced, kept = (layout.rows, layout.cols) if axis == 0 else (layout.cols, layout.rows)
     ranks = ranks if axis == 0 else ranks.T
     owners, counts = members(reduced), tuple(kept.count(j) for j in range(kept.parts))
@@ -101,15 +128,33 @@ def reduction_stages(
     down = (tree("broadcast", ranks[first, j], n) for j, n in enumerate(counts) if n)
     across = (Collective("all_gather", "bruck", tuple(row), counts, dtype, arrays=arrays) for row in ranks.tolist())
     to_idle = (tree("broadcast", (rank_map[0], *idle), kept.n),) if idle else ()
-    return SideBySide(tuple(up)), SideBySide(tuple(down)), SideBySide(tuple(across)), SideBySide(to_idle)
+    return ToAllRanks(tuple(SideBySide(tuple(parts)) for parts in (up, down, across, to_idle)))
 
 
 @lru_cache(maxsize=64)
-def diagonal_gather(layout: Layout, size: int, offset: int, length: int) -> tuple[Collective, np.ndarray]:
+def matrix_gather(layout: Layout, size: int, most: int) -> tuple[ToAllRanks, int]:
+    """Return the all-gather of a matrix over `size` ranks, and the number of local rows that a rank sends in one stage.
+
+    most : words of one stage, which sends at least one row of each rank.
+    """
+    (pr, _), distribution = layout.distribution.grid_shape, layout.distribution
+    shapes = [distribution.local_shape(layout.coords(rank)) for rank in range(size)]
+    height = max(1, most // max(1, pr * distribution.shape[1]))
+    stages = [
+        [max(0, min(height, rows - start)) * cols for rows, cols in shapes]
+        for start in range(0, max(1, *(rows for rows, _ in shapes)), height)
+    ]
+    ranks = tuple(range(size))
+    collectives = (Collective("all_gather", "bruck", ranks, tuple(counts), layout.dtype) for counts in stages)
+    return ToAllRanks(tuple(SideBySide((x,)) for x in collectives)), height
+
+
+@lru_cache(maxsize=64)
+def diagonal_gather(layout: Layout, size: int, offset: int, length: int) -> tuple[ToAllRanks, np.ndarray]:
     """Return the all-gather of a diagonal over `size` ranks, and the positions on the diagonal in gathered order."""
     at, ranks, dimensions = np.arange(length), np.array(layout.rank_map), layout.distribution
     i, j = dimensions.rows.owner(at + max(0, -offset)), dimensions.cols.owner(at + max(0, offset))
     owner = ranks.reshape(dimensions.grid_shape)[i, j]
     counts = np.bincount(owner, minlength=size).tolist()
     gather = Collective("all_gather", "bruck", (*range(size),), (*counts,), layout.dtype)
-    return gather, np.argsort(owner, kind="stable")
+    return ToAllRanks((SideBySide((gather,)),)), np.argsort(owner, kind="stable")
