@@ -115,7 +115,12 @@ def check_operands_in_files(
             needed = sum(matrix_bytes) + copy + planned.extra_bytes(grid.comm.rank)
         else:  # each matrix is read or written through host memory, one after the other
             needed = max(matrix_bytes)
-        check_memory(grid, needed, "A, B, C and the buffers of the product", ", or multiply in parts (--memory)")
+        check_memory(
+            grid,
+            needed,
+            "A, B, C and the buffers of the product",
+            ", or multiply in parts (--memory; in Python memory=)",
+        )
         return once, planned
     raise AssertionError
 
@@ -162,5 +167,5 @@ def check_result_file(
     lost = " and ".join(x.what for x in sources if old.object in x.stored.objects)
     if lost or not (in_place or (ours and old.by_pdgemm)):
         why = f", and is {lost}" if lost else ", and was not written by pdgemm" if ours else ""
-        raise ArgumentError(f"{path}:{name} exists{why}: it is replaced only with --force")
+        raise ArgumentError(f"{path}:{name} exists{why}: it is replaced only with --force (in Python overwrite=True)")
     return in_place

@@ -187,7 +187,12 @@ class _Work(NamedTuple):
         when = None if checkpoint is None else When(checkpoint, mtbf)
         steps = {} if when is None else {"most_flops": MOST_FLOPS}
         files = FilesProduct(self.grid, self.alpha, self.a, self.b, self.beta, self.c, memory, **steps, **self.options)
-        check_memory(self.grid, files.tiling.most_bytes, "a tile of C and panels of A and B", ", or less --memory")
+        check_memory(
+            self.grid,
+            files.tiling.most_bytes,
+            "a tile of C and panels of A and B",
+            ", or less --memory (in Python memory=)",
+        )
         self.check_output()
 
         def begun(left: Left | None) -> None:

@@ -367,11 +367,14 @@ def _nothing(fold: Fold, dtype: np.dtype) -> Parts:
 
 
 def _axis(axis: Any) -> int | None:
-    if axis is None or (isinstance(axis, tuple) and sorted(x % 2 for x in axis) == [0, 1]):
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    known = all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) and -2 <= x < 2 for x in axes)
+    numbers = [int(x) % 2 for x in axes] if known else []
+    if axis is None or sorted(numbers) == [0, 1]:
         return None
-    if not isinstance(axis, (int, np.integer)) or isinstance(axis, bool) or not -2 <= axis < 2:
+    if len(numbers) != 1 or isinstance(axis, tuple):
         raise ArgumentError(f"axis is None, 0 or 1, got {shown(axis)}")
-    return int(axis) % 2
+    return numbers[0]
 
 
 def _on_diagonal(A: MatrixBase, offset: int) -> np.ndarray:

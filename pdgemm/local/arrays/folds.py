@@ -176,13 +176,15 @@ def _euclidean(sizes: Callable[[np.ndarray], np.ndarray]) -> Fold:
 
     def local(x: np.ndarray, axis: int, _: np.ndarray) -> Parts:
         x = sizes(x)
-        scale = scaled(np.maximum.reduce(x, axis=axis))
+        largest = np.maximum.reduce(x, axis=axis)
+        scale = scaled(largest)
         x = x / np.expand_dims(scale, axis)
-        return scale, _pairwise(np.add, x * x, axis)
+        return np.where(largest > 0, scale, largest * 0), _pairwise(np.add, x * x, axis)
 
     def join(a: Parts, b: Parts) -> Parts:
         scale = np.maximum(a[0], b[0])
-        return scale, a[1] * (a[0] / scale) ** 2 + b[1] * (b[0] / scale) ** 2
+        divisor = scaled(scale)
+        return scale, a[1] * (a[0] / divisor) ** 2 + b[1] * (b[0] / divisor) ** 2
 
     return Fold("vector_norm 2", local, join, lambda parts, n: parts[0] * np.sqrt(parts[1]), 0, words=2)
 

@@ -180,7 +180,7 @@ def say_line(text: str, err: bool = False) -> None:
     try:
         echo(text, err=err)
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        setattr(sys, "stderr" if err else "stdout", open(os.devnull, "w"))  # noqa: SIM115
 
 
 @contextmanager

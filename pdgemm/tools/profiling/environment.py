@@ -147,7 +147,7 @@ def _tcp(library: str) -> list[str]:
     by_tcp = os.environ.get(_PML, "ob1") == "ob1" and not Path("/sys/class/infiniband").exists()
     if "Open MPI" not in library or not by_tcp or settings.keys() <= os.environ.keys():
         return []
-    said = " ".join(f"{name}={value}" for name, value in settings.items())
+    said = " ".join(f"{name}={value}" for name, value in settings.items() if name not in os.environ)
     return [f"with TCP, messages that begin at once and arrive one by one: export {said}"]
 
 

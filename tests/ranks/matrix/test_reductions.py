@@ -83,13 +83,23 @@ def test_numpys_functions(comm: Any) -> None:
                 assert np.allclose(np.linalg.norm(A, kind, axis), np.linalg.norm(whole, kind, axis))
                 assert np.allclose(A.norm(kind, axis), np.linalg.norm(whole, kind, axis))
             assert np.isclose(np.linalg.vector_norm(A, ord=kind), np.linalg.vector_norm(whole, ord=kind))
-        for wrong in (2, -3, "x", (0,), (0, 2), True, 0.0):
+        for wrong in (2, -3, "x", (0,), (0, 2), (0, 3), (-3, 0), (0, "x"), (False, 1), True, 0.0):
             with pytest.raises(ArgumentError, match="axis is None, 0 or 1, got"):
                 A.sum(wrong)
         with pytest.raises(TypeError, match="numpy.sum with out"):
             np.sum(A, out=np.zeros(5))
         with pytest.raises(ArgumentError, match="norm 3 of vectors"):
             A.norm(3, axis=0)
+
+
+def test_norms_of_zeros_and_tiny_elements(comm: Any) -> None:
+    """No norm underflows, although squares of its elements do, also where some ranks have zeros alone."""
+    whole = np.zeros((13, 8))
+    whole[4, 5], whole[12, 5] = 3e-200, -4e-200
+    for A in matrices(comm, whole):
+        assert np.isclose(A.norm(), 5e-200, rtol=1e-14, atol=0)
+        assert np.allclose(A.vector_norm(2, axis=0), [0, 0, 0, 0, 0, 5e-200, 0, 0], rtol=1e-14, atol=0)
+        assert A[:, :5].norm() == 0
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "bool", "float32"])
