@@ -1,4 +1,4 @@
-"""Linear algebra that stands on the product: factorisations, solves and functions of matrices."""
+"""Linear algebra on top of the product: factorisations, solves and functions of matrices."""
 
 from __future__ import annotations
 
@@ -104,28 +104,29 @@ def plan(
     iterations: int | None = None,
     **options: Any,
 ) -> Program:
-    """Return what a function would do with these arguments, without doing it.  Collective over the grid of a matrix.
+    """Return the program of a function call without making the call.  Collective over the grid of the first matrix.
 
         print(linalg.plan(linalg.cholesky, A))
         linalg.plan("solve", A, B, assume_a="pos").seconds
 
-    function  : any function of matrices: of `pdgemm.linalg`, or its name; `pdgemm.pdgemm`; or of your own that calls
-        such functions, and does not read elements itself.
-    arguments, options : as the function takes them; matrices may have any elements, which are not read.
+    function  : any function of matrices: one of `pdgemm.linalg`, or its name; `pdgemm.pdgemm`; or a function of the
+        user that calls such functions, and reads no elements itself.
+    arguments, options : the arguments of the function, at least one of them a matrix; no element of a matrix is read.
     machine   : as for `pdgemm.plan`.
-    iterations : where the elements decide how many there are, so many are planned; by default 6 steps of `polar`, of
-        which the last is of products alone, 8 of `svd` with k, of `sqrtm` and of `matrix_sign`, 20 of `eigh` with k, 40
-        of Lanczos for a 2-norm, and 2 corrections of `solve` with refine.
+    iterations : the number of iterations to plan where the elements decide it; by default 6 steps of `polar`, the
+        last of products alone, 8 of `svd` with k, of `sqrtm` and of `matrix_sign`, 20 of `eigh` with k, 40 Lanczos
+        steps for a 2-norm, and 2 corrections of `solve` with refine.
 
-    The plan is a value: `traffic(rank)` has the words and messages of a rank, which the run counts, too; `flops`,
-    `seconds` and `extra_bytes(rank)` what it costs; and `simulate()` walks all its messages.  The code of the function
-    itself runs, on matrices without elements: what the elements decide is planned as it is for most matrices.  LU
-    exchanges rows that are drawn at random, CholeskyQR makes two passes, norms are 1, no rank is lacking, refinement
-    converges, and `eigh` halves the spectrum.
-    Norms, diagonals and other vectors that all ranks get are stages, too.  What the ranks compare is not: that their
-    arguments agree, and that numbers which each of them has computed are the same to the bit.
-    Panels are expected to be read in place where the ranks share memory, and sent elsewhere.
-    Raises ArgumentError for what is no function, or for arguments that it does not take, and its own errors for these.
+    The program is a value: `traffic(rank)` returns the words and messages of a rank, which a run counts, too; `flops`,
+    `seconds` and `extra_bytes(rank)` are its costs; and `simulate()` simulates all messages.  The code of the function
+    itself runs, on matrices without elements.  Where the elements decide the next step, the step of most matrices is
+    planned: LU exchanges rows that are drawn at random, CholeskyQR makes two passes, norms are 1, matrices have full
+    rank, refinement converges, and `eigh` halves the spectrum.
+    Reductions and gathers of norms, diagonals and other vectors to all ranks are stages, too.  Comparisons among ranks
+    are not: of their arguments, and of numbers that each rank computes and that must be the same to the bit.
+    Panels are planned as read in place where the ranks share memory, and as sent elsewhere.
+    Raises ArgumentError where `function` is no function, or does not take these arguments, and the errors of the
+    function; on all ranks.
     """
     named = globals().get(function) if isinstance(function, str) and function in __all__ else function
     matrices, arrays = matrices_in(*arguments, *options.values())

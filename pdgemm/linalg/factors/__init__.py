@@ -1,1 +1,1 @@
-"""Cholesky, LU, QR, least squares and solves: arguments are checked, matrices laid out, and panel algorithms run."""
+"""Cholesky, LU, QR, least squares, solves: arguments are checked, matrices redistributed, and panel algorithms run."""

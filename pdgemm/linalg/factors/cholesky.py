@@ -22,15 +22,17 @@ def cholesky(A: DistMatrix, *, lower: bool = True, overwrite_a: bool = False) ->
     """Return L, where A = L L^H, or U, where A = U^H U, as scipy.linalg.cholesky.  Collective over the grid of A.
 
     A     : DistMatrix (n, n), Hermitian and positive definite, float32, float64, complex64 or complex128, of any
-        layout; only the triangle that the factor will have is read.
-    lower : return L, otherwise U; the other triangle is zero.
+        layout; only the lower triangle, or for U the upper, is read.
+    lower : return L, otherwise U, which is SciPy's default; the other triangle of the factor is zero.
     overwrite_a : the factor may be stored in A, which saves a copy where the layout of A shares the work evenly.
 
-    The factor lies as A does, or in square blocks where A does not share the work evenly; `report` has the words.
+    The factor has the layout of A, or square blocks where this layout does not share the work evenly; `report` has the
+    words.
 
     Cost per rank on Pr x Pc = P: n^3/(3P) flops; at most n^2/2 (1/Pr + 1/Pc) words in, and n^2/P if A is moved first.
     Raises LinAlgError on all ranks, with the number of the first leading minor, counted from 1, that is not positive
-    definite; A is then as it was, except with overwrite_a.  LayoutError or DTypeError for another matrix.
+    definite; then A is unchanged, except with overwrite_a.  Raises LayoutError, DTypeError, DeviceError, ArgumentError
+    or GridError on all ranks.
     Error: |A - L L^H| <= gamma_{n+1} |L||L^H| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 10.1).
     """
     factor, minor = cholesky_factor(A, lower, overwrite_a)
@@ -42,9 +44,9 @@ def cholesky(A: DistMatrix, *, lower: bool = True, overwrite_a: bool = False) ->
 
 
 def cholesky_factor(A: DistMatrix, lower: bool, overwrite_a: bool = False) -> tuple[DistMatrix, int]:
-    """Return the factor as `cholesky` does, and 0, or the number of the first minor that is not positive definite.
+    """Return the factor of `cholesky` and 0, or the order of the first leading minor that is not positive definite.
 
-    In this case the factor is not complete.  Collective over the grid of A.
+    If the number is not 0, the factor is not complete.  Collective over the grid of A.
     """
     start = perf_counter()
     with together(communicator(A=A)) as arguments:
@@ -62,12 +64,12 @@ def cholesky_factor(A: DistMatrix, lower: bool, overwrite_a: bool = False) -> tu
 
 
 def cholesky_schedule(W: DistMatrix) -> CholeskySchedule:
-    """Return the schedule of the factorisation of a matrix that lies as it suits it."""
+    """Return the schedule of the Cholesky factorisation of a matrix whose layout suits the algorithm.  Local."""
     return CholeskySchedule(W.layout_in(W.grid), PANEL, can_read(W), device=device_of(W))
 
 
 def cho_factor(A: DistMatrix, *, lower: bool = False, overwrite_a: bool = False) -> tuple[DistMatrix, bool]:
-    """Return the factor of `cholesky` and `lower`, as scipy.linalg.cho_factor: what `cho_solve` takes.  Collective.
+    """Return the factor of `cholesky` and `lower`, as scipy.linalg.cho_factor, for `cho_solve`.  Collective.
 
     The other triangle of the factor is zero.  Arguments, cost and errors are those of `cholesky`.
     """
@@ -77,13 +79,13 @@ def cho_factor(A: DistMatrix, *, lower: bool = False, overwrite_a: bool = False)
 def cho_solve(L: DistMatrix | tuple[DistMatrix, bool], B: Any, *, lower: bool = True, overwrite_b: bool = False) -> Any:
     """Return X, where A X = B, given the Cholesky factor of A.  Collective over the grid of L.
 
-    L : DistMatrix (n, n), as `cholesky` returns it; with lower=False it is U, where A = U^H U.  Or the pair of the
-        factor and `lower` that `cho_factor` returns.
-    B : DistMatrix (n, m) of any layout, or a 1-D array, the same on every rank; X is then one, too.
+    L : DistMatrix (n, n), the factor that `cholesky` returns; with lower=False the factor U, where A = U^H U.  Or the
+        pair of a factor and `lower` that `cho_factor` returns.
+    B : DistMatrix (n, m) of any layout, or a 1-D array, the same on every rank; then X is such an array, too.
     overwrite_b : X may be stored in B.
 
-    X lies as B does.  Cost per rank on P ranks: 2 n^2 m/P flops, in two triangular solves.
-    Raises LayoutError, DTypeError, ArgumentError or GridError on all ranks.
+    X has the layout of B.  Cost per rank on P ranks: 2 n^2 m/P flops, in two triangular solves.
+    Raises LayoutError, DTypeError, DeviceError, ArgumentError or GridError on all ranks.
     Error: (A + E) x = b with |E| <= gamma_{3n+1} |L||L^H|, for each column (Higham 2002, theorem 10.4).
     """
     if isinstance(L, tuple) and len(L) == 2:

@@ -1,4 +1,4 @@
-"""How near a matrix is to a singular one: its condition number in the 1-norm, by a few solves with its factors."""
+"""Estimates of the condition number of a matrix in the 1-norm, by a few solves with its factors."""
 
 from __future__ import annotations
 
@@ -18,33 +18,36 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import AnyName
 from pdgemm.support.agreement import warn_together
 
-COLUMNS = 4  # of the vectors that are tried at once
-SOLVES = "NCN"  # with A, with A^H, and with A again
+COLUMNS = 4  # number of vectors in one solve
+SOLVES = "NCN"  # the three solves: with A, with A^H, and with A again
 
-Solve = Callable[[DistMatrix, str], DistMatrix]  # op(A)^-1 X, for X and "N" or "C"; X may be overwritten
+Solve = Callable[[DistMatrix, str], DistMatrix]  # (X, "N" or "C") -> op(A)^-1 X; X may be overwritten
 
 
 def reciprocal_condition(steps: Steps, A: DistMatrix, norm: float, solve: Solve) -> float:
     """Return an estimate of 1 / (|A|_1 |A^-1|_1), the same on all ranks.  Collective over the grid of A.
 
-    A    : the factors, or the matrix itself, whose rows, type and grid say where vectors lie.
-    norm : |A|_1.
+    A     : the factors, or the matrix itself; vectors have its type and grid, and are distributed as its rows.
+    norm  : |A|_1.   solve : solves with A.   steps : keeps the reports of the solves as one step.
     """
     inner = Steps(what=f"Condition of {shape_of(A)}", algorithm=AnyName("rcond"))
-    found = reciprocal(A, norm, inverse_norm(inner, A, solve) if len(A) else 0.0)
+    rcond = reciprocal(A, norm, inverse_norm(inner, A, solve) if len(A) else 0.0)
     steps.add(inner)
-    return found
+    return rcond
 
 
 def reciprocal(A: DistMatrix, norm: float, of_inverse: float) -> float:
-    """Return 1 / (|A| |A^-1|), which rank 0 computes; 1 for a matrix without elements.  Collective."""
+    """Return 1 / (|A| |A^-1|), computed on rank 0 and broadcast; 1 for a matrix without elements.  Collective.
+
+    norm : |A|.   of_inverse : |A^-1|.
+    """
     product = norm * of_inverse
-    found = 1.0 if 0 in A.shape else 1 / product if product > 0 else 0.0
-    return A.grid.expected(float(A.grid.comm.bcast(found, root=0)), 1.0)
+    rcond = 1.0 if 0 in A.shape else 1 / product if product > 0 else 0.0
+    return A.grid.expected(float(A.grid.comm.bcast(rcond, root=0)), 1.0)
 
 
 def regular(A: DistMatrix, rcond: float) -> float:
-    """Return a reciprocal condition number; warn on all ranks where it is below eps, or NaN.  Collective."""
+    """Return rcond; warn on all ranks if this reciprocal condition number is below eps, or NaN.  Collective."""
     if not rcond >= eps(A.dtype):
         warn_together(
             A.grid.comm,
@@ -57,10 +60,11 @@ def regular(A: DistMatrix, rcond: float) -> float:
 def inverse_norm(steps: Steps, A: DistMatrix, solve: Solve) -> float:
     """Return an estimate of |A^-1|_1: a lower bound, exact up to order 4, and rarely below a third.  Collective.
 
-    Three solves with 4 columns: A^-1 X for X of equal, of alternating, growing and of random elements; A^-H S, where S
-    has the signs, or phases, of these; and the columns of A^-1 in which A^-H S is largest.  n x 4 words are on every
-    rank.  Higham & Tisseur, SIAM J. Matrix Anal. Appl. 21(4), 2000, algorithm 2.4, of which two iterations nearly
-    always suffice; Higham, Accuracy and Stability of Numerical Algorithms, 2002, 15.2.
+    Three solves with 4 columns each: first A^-1 X, where the columns of X are of equal elements, of alternating and
+    growing elements, and of random signs; then A^-H S, where S has the signs, or phases, of A^-1 X; then the columns of
+    A^-1 whose numbers are those of the largest rows of A^-H S.  Every rank holds n x 4 words.
+    Higham & Tisseur, SIAM J. Matrix Anal. Appl. 21(4), 2000, algorithm 2.4, of which two iterations nearly always
+    suffice; Higham, Accuracy and Stability of Numerical Algorithms, 2002, 15.2.
     """
     n, most = len(A), 0.0
 
@@ -86,7 +90,7 @@ def _size(value: float) -> float:
 
 
 def _start(n: int) -> np.ndarray:
-    """Return vectors of 1-norm 1."""
+    """Return the first vectors as columns of 1-norm 1, (n, min(n, COLUMNS)): constant, alternating, random signs."""
     i, number = np.arange(n), min(COLUMNS, n)
     x = np.sign(element_function("normal", 1, np.dtype(float))(i[:, None], np.arange(number)[None, :]))
     x[:, :1] = 1
@@ -95,9 +99,9 @@ def _start(n: int) -> np.ndarray:
 
 
 def one_norm(A: DistMatrix, kind: str, lower: bool) -> float:
-    """Return |A|_1 of the matrix that a solver reads: all of it, one triangle, or a Hermitian one.  Collective.
+    """Return |A|_1 of the matrix that `solve` reads: all of A, a triangle, or the Hermitian matrix of one.  Collective.
 
-    kind : as `pdgemm.linalg.factors.solve.structure` returns it.   lower : with "pos", the triangle that is read.
+    kind : a name of `pdgemm.linalg.factors.solve.structure`.   lower : with "pos", the lower triangle is read.
     """
     if kind == "pos":
         T = tril(A) if lower else triu(A)

@@ -20,8 +20,8 @@ from pdgemm.matrix.array_functions import tril
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.panels.householder_schedule import HouseholderSchedule
 
-BLOCK, WIDEST = 64, 128  # columns of a panel: one rank factors it while the others reflect what is behind the last one
-PANELS = 32  # at least, where they are wider than BLOCK
+BLOCK, WIDEST = 64, 128  # columns of a panel: one rank factors a panel while the others update the trailing matrix
+PANELS = 32  # least number of panels for panels wider than BLOCK
 
 
 def householder_qr(
@@ -33,15 +33,15 @@ def householder_qr(
     overwrite_a : A may be overwritten, which saves a copy where the layout of A shares the work evenly.
     want_q : False leaves Q out, and returns None in its place.
 
-    Q (m, k) has orthonormal columns, k = min(m, n), whatever the rank of A;  R (k, n) is upper triangular, with
-    LAPACK's signs: its diagonal is real, and may be negative.  Both lie as A does, or in square blocks where A does
-    not share the work evenly; `report` has the words.
+    Q (m, k) has orthonormal columns, k = min(m, n), for A of any rank;  R (k, n) is upper triangular, with LAPACK's
+    signs: its diagonal is real, and may be negative.  Both have the layout of A, or are in square blocks where this
+    layout does not share the work evenly; `report` has the words.
     On a device, panels are factored on the host, as in MAGMA (Tomov, Dongarra & Baboulin, Parallel Computing 36, 2010),
-    and all else is done there; DeviceError where MPI takes no pointers to its memory and the ranks do not share it.
+    and all else runs on the device; DeviceError where MPI takes no device pointers and ranks cannot read in place.
 
     Cost per rank on Pr x Pc = P, m >= n: (2 m n^2 - 2/3 n^3)/P flops for R, and as many for Q; about
     n (m - n/2)/Pr + n^2/Pc + n (m - n/2)/P words in for R; extra memory for m n/P words of reflectors.
-    Raises LayoutError, DTypeError or DeviceError on all ranks.
+    Raises LayoutError, DTypeError, DeviceError, ArgumentError or GridError on all ranks.
     Error: columnwise |A - Q R| <= gamma_{mn} |A| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.4).
     Schreiber & Van Loan, SIAM J. Sci. Stat. Comput. 10(1), 1989.
     """
@@ -62,25 +62,27 @@ def householder_qr(
 
 
 def householder_factor(A: DistMatrix) -> tuple[DistMatrix, np.ndarray]:
-    """Return R, below whose diagonal are the reflectors, and tau, the same on every rank: LAPACK's geqrf.  Collective.
+    """Return R with reflectors below its diagonal, and tau, the same on every rank, as LAPACK's geqrf.  Collective.
 
-    A : DistMatrix (m, n) as for `householder_qr`.  A = H_1 H_2 ... H_k R, where H_j = I - tau_j v v^H and v has zeros,
-    a one in row j, and what is below the diagonal in column j: the same numbers as of one process, but for rounding.
+    A : DistMatrix (m, n) as for `householder_qr`.  A = H_1 H_2 ... H_k R, where H_j = I - tau_j v v^H, and v has zeros
+    above row j, 1 in row j, and then the elements of column j below the diagonal.  Up to rounding the numbers are those
+    of one process.  Cost and errors are those of `householder_qr` without Q.
     """
     W, moves = to_factor("householder_factor", A, BLOCK, False)
     tau, what = np.zeros(min(A.shape), A.dtype), f"QR factors of a matrix ({shape_of(A)}) by Householder reflections"
     executor = partial(Householder, tau=tau)
     _, W.report = run_panels(householder_schedule(W, False), executor, {"A": W}, what, moves)
-    W.grid.comm.Allreduce(MPI.IN_PLACE, tau, MPI.SUM)  # each is written on one rank
+    W.grid.comm.Allreduce(MPI.IN_PLACE, tau, MPI.SUM)  # each number is set on one rank, and 0 on the others
     return W, tau
 
 
 def apply_reflectors(F: DistMatrix, tau: np.ndarray, C: DistMatrix, adjoint: bool) -> None:
-    """Compute C := Q C, or Q^H C, in place, where Q = H_1 H_2 ... H_k of `householder_factor`.  Collective.
+    """Compute C := Q C, or C := Q^H C with `adjoint`, where Q = H_1 H_2 ... H_k of `householder_factor`.  Collective.
 
-    F : DistMatrix (m, k), below whose diagonal are the reflectors.   C : DistMatrix (m, n) of any layout.
+    F : DistMatrix (m, k), with the reflectors below its diagonal.   tau : k numbers, the same on every rank.
+    C : DistMatrix (m, n) of any layout, overwritten.
 
-    Products alone, for 128 reflectors at a time: 4 m n k/P flops of P ranks.
+    Cost per rank for P ranks: 4 m n k/P flops, in products alone, for 128 reflectors at a time.
     """
     starts = range(0, len(tau), 2 * BLOCK)
     for start in starts if adjoint else reversed(starts):
@@ -95,6 +97,6 @@ def apply_reflectors(F: DistMatrix, tau: np.ndarray, C: DistMatrix, adjoint: boo
 
 
 def householder_schedule(W: DistMatrix, want_q: bool) -> HouseholderSchedule:
-    """Return the schedule of the factorisation of a matrix that lies as it suits it."""
+    """Return the schedule of the QR factorisation of a matrix whose layout suits the algorithm.  Local."""
     width = max(BLOCK, min(WIDEST, min(W.shape) // PANELS))
     return HouseholderSchedule(W.layout_in(W.grid), width, can_read(W), wants_q=bool(want_q), device=device_of(W))

@@ -25,23 +25,24 @@ def lstsq(
     A: DistMatrix, B: np.ndarray, *, rcond: float | None = None
 ) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]: ...
 def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np.ndarray, int, np.ndarray]:
-    """Return the X that minimises |B - A X|, and |X| among those that do, as numpy.linalg.lstsq.  Collective.
+    """Return X with the least |B - A X| and, of all such X, the least |X|, as numpy.linalg.lstsq.  Collective.
 
     A : DistMatrix (m, n), float32, float64, complex64 or complex128, of any layout; unchanged.
     B : DistMatrix (m, p) over the same ranks, of any layout, or a 1-D array of m numbers, the same on every rank.
     rcond : singular values of A up to rcond times the largest one are taken for 0; by default max(m, n) eps;
         a negative number stands for eps.
 
-    Returns X, a DistMatrix (n, p), or a vector on every rank; the sums |b - A x|^2 of the columns of B, an empty array
-    where the rank is less than n or m <= n; the rank of A; and its min(m, n) singular values; these are the same on
-    every rank.  `X.report` says how A, or A^H where m < n, was factored, and has all words.
+    Returns X, a DistMatrix (n, p), or a vector on every rank; the sum |b - A x|^2 of each column b of B, an empty array
+    where the rank is less than n or m <= n; the rank of A; and its min(m, n) singular values.  The last three are the
+    same on every rank.  `X.report` says how A, or A^H if m < n, was factored, and has all words.
 
-    By A = Q R and the SVD of R, X = V diag(1/s) U^H Q^H B.  The residuals are B - Q Q^H B, which X does not enter, and
-    their norms do not overflow.
-    Cost per rank for P ranks, with k = min(m, n): that of `qr`, 22k^3 flops, and 4mnp/P flops; k^2 words are on every
-    rank, min(m, n) small is what it is for.
-    Error: X is that of A + E, |E| <= c(m, n) eps |A|, for each column of B (Higham 2002, 20.3).
-    Raises LayoutError, DTypeError, ArgumentError, or LinAlgError where A has NaN or infinity; on all ranks.
+    If m >= n, A = Q R with the SVD R = U diag(s) V^H, and X = V diag(1/s) U^H Q^H B.  The residuals are the columns of
+    B - Q Q^H B, which does not depend on X; their norms do not overflow.
+    Cost per rank for P ranks, with k = min(m, n): that of `qr`, 22k^3 flops, and 4mnp/P flops; every rank holds k^2
+    words, so k should be small.
+    Error: each column of X is the exact solution for A + E, |E| <= c(m, n) eps |A| (Higham 2002, 20.3).
+    Raises LayoutError, DTypeError, DeviceError, ArgumentError, or LinAlgError where A has NaN or infinite elements; on
+    all ranks.
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.5.
     """
     with together(communicator(A=A, B=B)) as arguments:
@@ -55,15 +56,15 @@ def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np
         arguments.append(f"a vector, {described_elements(B)}" if vector else B.distribution)
     A, B = in_type(A, dtype), column(B, A, dtype).to_device(A.device) if vector else in_type(B, dtype)
     (m, n), tall = A.shape, A.shape[0] >= A.shape[1]
-    steps, made = Steps(), tall_qr(A if tall else A.H)
-    U, s, Vh, report = svd_on_all(made)
+    steps, factors = Steps(), tall_qr(A if tall else A.H)
+    U, s, Vh, report = svd_on_all(factors)
     rank = int(np.count_nonzero(s > rcond * s.max(initial=0)))
-    left, right = (U, Vh) if tall else (Vh.conj().T, U.conj().T)  # of R, or of R^H
+    left, right = (U, Vh) if tall else (Vh.conj().T, U.conj().T)  # singular vectors of R, or of R^H
     left_h, right_h = (
         DistMatrix.from_global(np.ascontiguousarray(x), grid=A.grid.base, device=A.device, check=False)
         for x in (left[:, :rank].conj().T, right[:rank])
     )
-    Q = made.Q
+    Q = factors.Q
     C = steps.did(pdgemm(1, Q.H, B)) if tall else B
     Y = steps.did(pdgemm(1, left_h, C))
     if rank:

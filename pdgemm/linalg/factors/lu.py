@@ -1,4 +1,4 @@
-"""The LU factorisation with partial pivoting, solving with its factors, and determinants."""
+"""The LU factorisation with partial pivoting, solves with the factors, and determinants."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from pdgemm.schedules.panels.row_moves import PermutationSchedule, permutation
 from pdgemm.support.agreement import together
 from pdgemm.transport.panels.row_exchange import PermuteRows
 
-BLOCK, PANEL = 128, 256  # of copies, and the widest panel: one grid column factors it, slower than a product
+BLOCK, PANEL = 128, 256  # block size of working copies; widest panel: one rank factors a panel, slower than a product
 
 
 @dataclass(frozen=True, eq=False)
 class LU:
-    """Holds P A = L U, as `lu_factor` returns it.
+    """The factors and the pivots of P A = L U, as `lu_factor` returns them.
 
-    LU     : DistMatrix (m, n): U, and below its diagonal L, whose diagonal of ones is not stored.
+    LU     : DistMatrix (m, n): U and, below the diagonal, L, whose diagonal of ones is not stored.
     pivots : row t was exchanged with row pivots[t], for t = 0, 1, ..., min(m, n) - 1 in turn; the same on all ranks.
     zero_pivot : 0, or the number, counted from 1, of the first element on U's diagonal that is zero: LAPACK's info.
     """
@@ -51,12 +51,12 @@ class LU:
     zero_pivot: int
 
     def __iter__(self) -> Iterator[Any]:
-        """The factors and the pivots, as SciPy's pair: `lu, piv = lu_factor(A)`."""
+        """Yield the factors and the pivots, as SciPy's pair: `lu, piv = lu_factor(A)`."""
         return iter((self.LU, self.pivots))
 
     @cached_property
     def perm(self) -> np.ndarray:
-        """The rows of A in the order of the factors: A[perm] = L U."""
+        """The row numbers of A in the order of the factors: A[perm] = L U."""
         return permutation(self.pivots, self.LU.shape[0])
 
     @property
@@ -73,24 +73,25 @@ class SlogDet(NamedTuple):
 
 
 def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
-    """Return L and U, where P A = L U, with the pivots that LAPACK finds.  Collective over the grid of A.
+    """Return L and U, where P A = L U, with the pivots that LAPACK chooses.  Collective over the grid of A.
 
     A : DistMatrix (m, n) of any layout; float32, float64, complex64 or complex128.
     overwrite_a : the factors may be stored in A, which saves a copy where A is row-major and its layout shares the work
         evenly.
 
-    The factors lie as A does, row-major, or in square blocks where A does not share the work evenly; `report` has the
-    words, which depend on the pivots.  A singular A has factors, too: `zero_pivot` says so, and `lu_solve` raises.
+    The factors are row-major, in the layout of A, or in square blocks where this layout does not share the work evenly;
+    `report` has the words, which depend on the pivots.  A singular A has factors, too: then `zero_pivot` is not 0, and
+    `lu_solve` raises LinAlgError.
     On a device, panels are factored on the host, as in MAGMA (Tomov, Dongarra & Baboulin, Parallel Computing 36, 2010),
-    and all else is done there; DeviceError where MPI takes no pointers to its memory and the ranks do not share it.
+    and all else runs on the device; DeviceError where MPI takes no device pointers and ranks cannot read in place.
 
     Cost per rank on Pr x Pc = P: 2n^3/(3P) flops for m = n; n^2/2 (1/Pr + 1/Pc) words in for L and U.  On all ranks
     together at most n^2 words for panels, each of which one rank factors, and 3 n^2/2 for rows that pivots exchange.
-    Raises LayoutError, DTypeError, DeviceError or GridError on all ranks.
+    Raises LayoutError, DTypeError, DeviceError, ArgumentError or GridError on all ranks.
     Error: |P A - L U| <= gamma_n |L||U| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 9.3).
     """
     start = perf_counter()
-    W, moves = to_factor("lu_factor", A, BLOCK, overwrite_a, "C")  # a row of it, which is exchanged, lies together
+    W, moves = to_factor("lu_factor", A, BLOCK, overwrite_a, "C")  # row-major: the rows that pivots move are contiguous
     schedule = lu_schedule(W)
     pivots = W.grid.expected(np.zeros(min(A.shape), np.int64), np.array(schedule.exchanged, np.int64))
     what = f"LU factors of a matrix ({shape_of(A)})"
@@ -103,7 +104,7 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
 
 
 def lu_schedule(W: DistMatrix) -> LUSchedule:
-    """Return the schedule of the factorisation of a row-major matrix that lies as it suits it."""
+    """Return the schedule of the LU factorisation of a row-major matrix whose layout suits the algorithm.  Local."""
     layout = W.layout_in(W.grid)
     idle = tuple(sorted({*range(W.grid.size)} - {*layout.rank_map}))
     return LUSchedule(layout, PANEL, can_read(W), idle=idle, device=device_of(W))
@@ -114,21 +115,22 @@ def lu_solve(
 ) -> Any:
     """Return X, where op(A) X = B, given the LU factors of A.  Collective over the grid of the factors.
 
-    factors : of a square A, as `lu_factor` returns them, or SciPy's pair of the factors and the pivots.
-    B     : DistMatrix (n, m) of any layout, or a 1-D array, the same on every rank; X is then one, too.
+    factors : the factors of a square A, as `lu_factor` returns them, or SciPy's pair of factors and pivots.
+    B     : DistMatrix (n, m) of any layout, or a 1-D array, the same on every rank; then X is such an array, too.
     trans : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H.
     overwrite_b : X may be stored in B.
 
-    X lies as B does.  Cost per rank on P ranks: 2 n^2 m/P flops, in two triangular solves, and n m/P words or less for
-    the exchange of rows.
-    Raises LinAlgError on all ranks where a pivot is zero; LayoutError, DTypeError, ArgumentError or GridError.
+    X has the layout of B.  Cost per rank on P ranks: 2 n^2 m/P flops, in two triangular solves, and at most n m/P words
+    for the exchange of rows.
+    Raises LinAlgError on all ranks where a pivot is zero; LayoutError, DTypeError, DeviceError, ArgumentError or
+    GridError.
     Error: (A + E) x = b with |E| <= gamma_3n P^T |L||U|, for each column (Higham 2002, theorem 9.4).
     """
     if isinstance(factors, tuple) and len(factors) == 2 and isinstance(factors[0], DistMatrix):
         factors = _of_pair(*factors)
     known = isinstance(factors, LU)
     wrong = DTypeError(f"factors must be an LU, as lu_factor returns it, got {type(factors).__name__}")
-    if not known and not isinstance(B, DistMatrix):  # there are no ranks to agree with
+    if not known and not isinstance(B, DistMatrix):  # there is no communicator over which ranks could agree
         raise wrong
     with together(communicator(factors=factors.LU if known else None, B=B)) as arguments:
         if not known:
@@ -165,10 +167,10 @@ def _of_pair(factors: DistMatrix, pivots: Any) -> LU:
 def lu(A: DistMatrix) -> tuple[np.ndarray, DistMatrix, DistMatrix]:
     """Return (p, L, U), where A = L[p] U, as scipy.linalg.lu with p_indices=True.  Collective over the grid of A.
 
-    A : DistMatrix (m, n).  p : (m,), the same on all ranks;  L : (m, k) with ones on its diagonal;  U : (k, n), where
-    k = min(m, n).
+    A : DistMatrix (m, n).
 
-    Cost, errors and types are those of `lu_factor`; L and U lie as its factors do.
+    Returns p (m,), the same on all ranks; L (m, k), with ones on its diagonal; and U (k, n), where k = min(m, n).
+    Cost, errors and types are those of `lu_factor`; L and U have the layout of its factors.
     """
     factors = lu_factor(A)
     k = min(A.shape)
@@ -179,7 +181,7 @@ def lu(A: DistMatrix) -> tuple[np.ndarray, DistMatrix, DistMatrix]:
 
 
 def slogdet(A: DistMatrix) -> SlogDet:
-    """Return the sign, or the phase, of the determinant and the logarithm of its absolute value.  Collective.
+    """Return the sign (complex: the phase) of the determinant, and the logarithm of its absolute value.  Collective.
 
     A : DistMatrix (n, n); the result is the same on all ranks, (0, -inf) where A is singular.
     Cost and errors are those of `lu_factor`.
@@ -195,14 +197,14 @@ def slogdet(A: DistMatrix) -> SlogDet:
 def det(A: DistMatrix) -> Any:
     """Return the determinant, the same on all ranks; 0 where a pivot is zero.  Collective over the grid of A.
 
-    A : DistMatrix (n, n).  Cost and errors are those of `lu_factor`.  It may overflow: `slogdet` does not.
+    A : DistMatrix (n, n).  Cost and errors are those of `lu_factor`.  The determinant may overflow; `slogdet` does not.
     """
     diagonal, parity = _eliminated(A)
     return np.prod(diagonal) * parity
 
 
 def permuted(X: Any, order: np.ndarray) -> Any:
-    """Return X[order], in the place of X where it is a matrix.  Collective over its grid."""
+    """Return X[order]; a DistMatrix X is overwritten.  Collective over its grid."""
     if not isinstance(X, DistMatrix):
         return X[order]
     what = f"Permutation of the rows of a matrix ({shape_of(X)})"
@@ -211,19 +213,22 @@ def permuted(X: Any, order: np.ndarray) -> Any:
 
 
 def permutation_schedule(X: DistMatrix, order: np.ndarray) -> PermutationSchedule:
-    """Return the schedule of X := X[order]."""
+    """Return the schedule of the permutation of rows X := X[order].  Local."""
     return PermutationSchedule(X.layout_in(X.grid), 0, "ring", order=tuple(order.tolist()), device=device_of(X))
 
 
 def check_regular(factors: LU) -> None:
-    """Raise LinAlgError where a pivot is zero."""
+    """Raise LinAlgError where a pivot is zero.  Local."""
     if factors.zero_pivot:
         A, at = factors.LU, factors.zero_pivot
         raise LinAlgError(f"A ({shape_of(A)} on a {A.grid} grid) is singular: pivot {at} of {len(A)} is zero")
 
 
 def own_copy(B: Any, A: DistMatrix, overwrite: bool) -> Any:
-    """Return B, or a copy, in the type of B and A together: what is overwritten."""
+    """Return a copy of B, in the common type of A and B, that may be overwritten.  Collective if B is a DistMatrix.
+
+    overwrite : the result may be B itself.
+    """
     dtype = common_dtype(A, B)
     if not isinstance(B, DistMatrix):
         return B.astype(dtype)
@@ -231,7 +236,7 @@ def own_copy(B: Any, A: DistMatrix, overwrite: bool) -> Any:
 
 
 def _eliminated(A: DistMatrix) -> tuple[np.ndarray, int]:
-    """Return the diagonal of U, and the sign of the permutation."""
+    """Return the diagonal of U of P A = L U, and the sign of the permutation P.  Collective over the grid of A."""
     with together(communicator(A=A)) as arguments:
         check_square(A)
         arguments += ["a determinant", A.distribution, A.dtype]

@@ -30,7 +30,7 @@ from pdgemm.support.agreement import described_elements, together
 
 
 def check_square(A: object, name: str = "A") -> None:
-    """Raise where an argument is not a square matrix of a type that BLAS has.  Local."""
+    """Raise where an argument is no square DistMatrix of a BLAS type, or `check_reach` raises.  Local."""
     check_matrices(**{name: A})
     assert isinstance(A, DistMatrix)
     check_dtype(name, A, dtypes.BLAS)
@@ -40,21 +40,21 @@ def check_square(A: object, name: str = "A") -> None:
 
 
 def check_reach(name: str, A: DistMatrix) -> None:
-    """Raise where the ranks can bring panels of a matrix on a device to each other in no way that is built."""
+    """Raise DeviceError where panels of a matrix on a device cannot move between the ranks.  Local."""
     if not is_reachable(A):
         reach = devices.of(A.stored).reach(A.grid)  # type: ignore[union-attr]
         raise DeviceError(f"{name} is on {A.device}, and {reach}: factor it on the host, {name}.to_host()")
 
 
 def is_reachable(A: DistMatrix) -> bool:
-    """Can the ranks bring panels of a matrix to each other?  On a device, in place or by MPI, which takes pointers."""
+    """Can panels of a matrix move between ranks?  On a device: by reads in place, or by MPI with device pointers."""
     device = devices.of(A.stored)
     reach = device.reach(A.grid) if device and A.grid.size > 1 else None
     return reach is None or not reach.staged or reach.reads == SHARED.name
 
 
 def check_right_side(A: DistMatrix, B: object, side: str = "L") -> None:
-    """Raise where B is neither a matrix nor a vector that A can be applied to, from the left or the right.  Local."""
+    """Raise where B is not a right-hand side of A X = B (side "L") or X A = B ("R"): a matrix or a vector.  Local."""
     n, name = A.shape[0], "B"
     if isinstance(B, DistMatrix):
         check_dtype(name, B, dtypes.BLAS)
@@ -72,7 +72,7 @@ def check_right_side(A: DistMatrix, B: object, side: str = "L") -> None:
 
 
 def operand_description(*operands: Any) -> list[str]:
-    """Return what the ranks compare of operands: the layout of a matrix, the type and the elements of a vector."""
+    """Return texts by which ranks compare operands: a matrix's layout, a vector's type and checksum.  Local."""
     return [
         repr(x.layout_in(x.grid)) if isinstance(x, DistMatrix) else f"{x.dtype} {described_elements(x)}"
         for x in operands
@@ -80,12 +80,12 @@ def operand_description(*operands: Any) -> list[str]:
 
 
 def solution(A: DistMatrix, B: Any) -> str:
-    """Return what the report of a solution of A X = B says that it is."""
+    """Return the title of the report of a solution of A X = B."""
     return f"Solution of {shape_of(A)}, {' x '.join(map(str, B.shape))}"
 
 
 def common_dtype(*arrays: Any) -> np.dtype:
-    """Return the type of a result of these: float64 for integers.  Raises DTypeError for what BLAS has no type for."""
+    """Return the common type of arrays, float64 for integers.  Raises DTypeError for a type that BLAS does not have."""
     dtype = np.result_type(*(x.dtype for x in arrays))
     dtype = np.dtype(float) if dtype.kind in "biu" else dtype
     if dtype not in dtypes.BLAS:
@@ -96,9 +96,10 @@ def common_dtype(*arrays: Any) -> np.dtype:
 def to_factor(
     name: str, A: DistMatrix, block: int, overwrite: bool, order: Order | None = None, *others: object
 ) -> tuple[DistMatrix, list[MoveReport]]:
-    """Return a matrix, or a copy, that a panel algorithm overwrites, and its redistribution.  Collective, and checked.
+    """Check A; return A or a copy, for a panel algorithm to overwrite, and the reports of its move.  Collective.
 
-    It lies as A does if the ranks share the work there, else in square blocks.   others : what the ranks compare, too.
+    The copy has the layout of A if this shares the work evenly, else square blocks of size `block`.
+    order : of the copy; None: that of A.   others : other arguments that the ranks compare.
     """
     with together(communicator(A=A)) as arguments:
         check_matrices(A=A)
@@ -112,14 +113,14 @@ def to_factor(
 
 
 def to_one(size: float, dtype: np.dtype) -> tuple[float, float]:
-    """Return two powers of four by which a number > 0 comes between 1/2 and 2; their product may overflow."""
+    """Return two powers of four that scale a number > 0 to between 1/2 and 2; their product may overflow."""
     exponent, most = 2 * round(np.log2(size) / 2), dtypes.largest_power(dtype) // 2 * 2
     near = max(-most, min(-exponent, most))
     return 2.0**near, 2.0 ** (-exponent - near)
 
 
 def empty_like(A: DistMatrix, dtype: Any = None, distribution: Distribution | None = None) -> DistMatrix:
-    """Return a matrix in the layout of A, or of another on its grid, that is not initialised.  Collective."""
+    """Return an uninitialised matrix on the grid of A, in the layout of A or in another `distribution`.  Collective."""
     layout = distribution or A.distribution
     with together(A.grid.comm):
         local = new_array(layout.local_shape(A.grid.coords), dtype or A.dtype, A.order, A.grid, devices.of(A.stored))
@@ -132,12 +133,12 @@ def in_type(A: DistMatrix, dtype: np.dtype) -> DistMatrix:
 
 
 def columns_beside(A: DistMatrix, number: int) -> Distribution:
-    """Return how a few columns lie beside A: their rows where those of A lie."""
+    """Return a distribution of `number` columns whose rows are distributed as those of A.  Local."""
     return Distribution(A.distribution.rows, BlockCyclic.even(number, A.grid.shape[1]))
 
 
 def column(b: np.ndarray, A: DistMatrix, dtype: np.dtype) -> DistMatrix:
-    """Return a vector, or a few columns, which every rank has, as a matrix with the rows of A.  Collective."""
+    """Return a vector or a few columns, held by every rank, as a matrix with rows distributed as A's.  Collective."""
     whole = b if b.ndim == 2 else b[:, None]
     distribution = columns_beside(A, whole.shape[1])
     i, j = A.grid.coords

@@ -30,25 +30,28 @@ def qr(A: DistMatrix, *, mode: str = "reduced", method: QRMethod = "auto") -> tu
 
     A      : DistMatrix (m, n), float32, float64, complex64 or complex128, of any layout; unchanged.
     mode   : "reduced": Q is (m, h) and R is (h, n), h = min(m, n), as numpy.linalg.qr by default.
-    method : "cholesky"  CholeskyQR2, which is products and triangular solves, with a shift and a third pass where A is
-                         ill-conditioned; LinAlgError where that is not accurate, beyond a condition number of about
-                         1e10 of the columns scaled to one length (1e4 in single precision);
+    method : "cholesky"  CholeskyQR2, by products and triangular solves, with a shift and a third pass where A is
+                         ill-conditioned; LinAlgError where Q would not be accurate, above a condition number of about
+                         1e10 (1e4 in single precision) of the columns scaled to one length;
              "tsqr"      a tree of Householder's factorisations, for any A, of any rank;
-             "householder"  blocked reflections on any grid, for any A, of any shape and rank: for matrices that are
-                         not tall, which lie in square blocks; `report` is then a PanelReport;
-             "auto"      the third where its plan takes less time than that of the first.  Else the first where it is
-                         accurate, and the second where not, as measured: |Q^H Q - I| <= 1/2 before the last pass, and
-                         no pivot of Cholesky's factorisation is a rounding error.
+             "householder"  blocked reflections on any grid, for A of any shape and rank; made for matrices that are
+                         not tall, in square blocks; `Q.report` is then a PanelReport;
+             "auto"      "householder" where its plan takes less time than the plan of "cholesky".  Otherwise the
+                         method is "cholesky" where it is accurate, else "tsqr".  Accurate means |Q^H Q - I| <= 1/2,
+                         measured before the last pass, and no pivot of Cholesky's factorisation that is as small as a
+                         rounding error.
 
     The diagonal of R is real and >= 0 with each method, so that Q and R of full rank are the same on any number of
-    ranks (LAPACK's, and NumPy's, has numbers of any sign).  Q lies as A does, R on the same grid with the columns of Q.
-    `Q.report` says which method ran, what was measured, and the words.  On a device "auto" leaves "householder" out,
-    CholeskyQR2 computes there, but for the factors of n x n matrices, and TSQR in copies on the host.
+    ranks (the diagonal of LAPACK and NumPy may have any sign).  Q has the layout of A; R is on the same grid, with its
+    columns distributed as those of A.  `Q.report` has the method, the measured departure |Q^H Q - I|, and the words.
+    On a device, "auto" leaves "householder" out; CholeskyQR2 runs on the device, except for the factors of n x n
+    matrices; TSQR runs in copies on the host.
 
-    Cost per rank for P ranks, m >= n: CholeskyQR2 4mn^2/P flops and n^2 words in, twice; TSQR 6mn^2/P flops and 2n^2
-    words in, log2(P) times.  Memory: twice the rank's share of A, and 4n^2 words, because all of R is on every rank.
-    2mn/P words in, where A is not distributed by rows (ProcessGrid(comm, (P, 1))).  A wide matrix: Q and the first m
-    columns of R are those of the first m columns of A, and the others Q^H times these.
+    Cost per rank for P ranks, m >= n: CholeskyQR2 4mn^2/P flops, and n^2 words in for each of two passes; TSQR 6mn^2/P
+    flops, and 2n^2 words in for each of log2(P) levels of its tree.  Memory: twice the rank's share of A, and 4n^2
+    words, because every rank holds all of R.  If A is not distributed by rows (ProcessGrid(comm, (P, 1))), 2mn/P more
+    words in.  If A is wide, Q and the first m columns of R are the factors of the first m columns of A, and the other
+    columns of R are Q^H times the other columns of A.
     Error: |Q^H Q - I| and |A - Q R| / |A| are O(n eps) (Yamamoto et al., Electron. Trans. Numer. Anal. 44, 2015; Fukaya
     et al., SIAM J. Sci. Comput. 42(1), 2020; Demmel, Grigori, Hoemmen & Langou, SIAM J. Sci. Comput. 34(1), 2012).
     Raises ArgumentError, DTypeError, DeviceError or LinAlgError on all ranks.
@@ -66,7 +69,10 @@ def qr(A: DistMatrix, *, mode: str = "reduced", method: QRMethod = "auto") -> tu
 def factored(
     A: DistMatrix, method: str = "auto", passes: int = PASSES, start: float | None = None
 ) -> tuple[DistMatrix, DistMatrix]:
-    """Return Q and R as `qr` does.   passes : of CholeskyQR that are expected, where a program is planned."""
+    """Return Q and R as `qr` does.
+
+    passes : number of passes of CholeskyQR to plan.   start : the time from which the report counts seconds.
+    """
     start = perf_counter() if start is None else start
     if (fastest_method(A) if method == "auto" else method) == "householder":
         return _by_reflections(A)
@@ -75,13 +81,13 @@ def factored(
     if m < n:
         first, R = R, empty_like(A, distribution=Distribution(R.distribution.rows, A.distribution.cols))
         steps.did(pdgemm(1, Q.H, A, 0, R))
-        steps.did(first.redistribute(R[:, :m]))  # without the rounding errors below the diagonal, from rank to itself
+        steps.did(first.redistribute(R[:, :m]))  # exact zeros below the diagonal; each rank copies its own elements
         Q.report = R.report = steps.after(Q.report)
     return Q, R
 
 
 def _by_reflections(A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
-    """Return Q and R of any matrix: Q lies as A does, and so does R, or beneath A where A had to be moved."""
+    """Return Q in the layout of A, and R: in the layout that `householder_qr` gives R or, if A moved, in `beneath`."""
     steps, lying = Steps(), A[:, : min(A.shape)]
     Q, R = householder_qr(A)
     assert Q is not None
@@ -96,15 +102,15 @@ def _by_reflections(A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
 
 
 def beneath(A: DistMatrix) -> Distribution:
-    """Return the distribution of R: the columns of A, and as many of these as A has rows, at most, for rows."""
+    """Return the distribution of R, (h, n), h = min(m, n): columns as those of A, rows as the first h columns of A."""
     cols = A.distribution.cols
     return Distribution(cols.window(0, min(A.shape)).over(A.grid.shape[0]), cols)
 
 
 def fastest_method(A: DistMatrix) -> str:
-    """Return how `qr` factors a matrix: by reflections, or by rows, whichever program takes less time.  Local.
+    """Return "householder" or "auto", the method whose program takes less time; "auto" on a device.  Local.
 
-    Where all columns are one panel of reflections, a single rank would do all the work.
+    If all columns fit in one panel of reflections, one rank would factor them all: then "auto", too.
     """
     if min(A.shape) <= BLOCK or A.device != devices.HOST:
         return "auto"
@@ -119,7 +125,7 @@ def fastest_method(A: DistMatrix) -> str:
 
 
 def _make_diagonal_positive(Q: DistMatrix, R: DistMatrix) -> None:
-    """Change signs of columns of Q, and of rows of R, whose diagonal is real.  Collective."""
+    """Make the real diagonal of R >= 0 by changing the signs of rows of R and of columns of Q.  Collective."""
     signs = np.where(R.diagonal().real < 0, -1, 1).astype(R.dtype)
     R *= signs[:, None]
     Q *= signs

@@ -1,4 +1,4 @@
-"""Products of a matrix with its own transpose, and of two matrices that are added to their transpose: one triangle."""
+"""One triangle of A A^H, of A A^T, and of the sum of A B^H or A B^T and its own transpose; and Gram matrices."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from pdgemm.support.agreement import together
 from pdgemm.transport.store import store
 
 Uplo = Literal["L", "U"]
-EVEN = 1.1  # the largest share of a triangle, over the mean, up to which ranks share it evenly
+EVEN = 1.1  # limit of largest share / mean share of a triangle, up to which the shares of ranks count as even
 
 
 class RankOptions(TypedDict, total=False):
-    """The options of a product of which one triangle is formed: those of `pdgemm`."""
+    """The options of `pdgemm` that the functions of this module take for their products."""
 
     algorithm: AlgorithmName
     shape: tuple[int, int] | None
@@ -76,16 +76,17 @@ def herk(
         view.
     C : DistMatrix (n, n) of the type of A and any layout.  The other triangle is neither read nor written; imaginary
         parts of the diagonal are taken as zero and set to zero, as by BLAS.  None: a new matrix whose other triangle
-        is zero, in blocks of which the ranks share the triangle evenly, on the grid that A was made on.
+        is zero, in blocks such that the ranks share the computed triangle evenly, on the grid of A (if A is a
+        transposed view, on the grid of the viewed matrix).
     uplo  : "L" or "U", the triangle that is computed, with the diagonal.
     trans : "N" op(A) = A, "C" op(A) = A^H.
     options : algorithm ("summa", "cannon", "2.5d", "inner", "row", "column" or "auto"), shape, layers, lookahead,
         panel_width, memory_limit, mover, machine, progress and check, as for `pdgemm`.
 
-    Returns C; `C.report` is that of the product.
+    Returns C; `C.report` is the report of the product.
 
-    Cost per rank on Pr x Pc = P ranks: n^2 k/P flops, half of a product's; nk (1/Pr + 1/Pc) words in at most; "inner"
-    sends half of C's words, n^2/2.  With fewer than 16 blocks of C for each grid row and column the work is uneven.
+    Cost per rank on Pr x Pc = P ranks: n^2 k/P flops, half the flops of a product; at most nk (1/Pr + 1/Pc) words in;
+    "inner" sends half of C's words, n^2/2.  With fewer than 16 blocks of C per grid row and column the work is uneven.
     Raises LayoutError, DTypeError, ArgumentError and the errors of `pdgemm`, the same on every rank.
     Error: |C - C^| <= gamma_k |alpha||A||A|^H (Higham 2002, 3.5).
     """
@@ -106,7 +107,7 @@ def syrk(
 
     alpha, beta : numbers of C's type.
     trans : "N" op(A) = A, "T" op(A) = A^T.
-    Other arguments, the cost, errors and the result are those of `herk`.
+    Other arguments, cost, errors and result are those of `herk`; the diagonal of C may be complex.
     """
     return _rank_k(alpha, A, A, beta, C, uplo, trans, options, hermitian=False)
 
@@ -127,7 +128,7 @@ def her2k(
     alpha : a number of C's type.   beta : a real number.
     A, B : DistMatrix (n, k), or (k, n) with trans="C", of one type and any layouts over the same ranks.
     Other arguments, errors and the result are those of `herk`; the cost is twice as much, and `C.report` is the sum of
-    those of two products, with an inner dimension of 2k.
+    the reports of two products, with an inner dimension of 2k.
     """
     steps = Steps()
     C = steps.did(_rank_k(alpha, A, B, beta, C, uplo, trans, options, hermitian=True, real=("beta",)))
@@ -149,7 +150,7 @@ def syr2k(
     """Compute one triangle of C := alpha op(A) op(B)^T + alpha op(B) op(A)^T + beta C.  Collective over the grid.
 
     alpha, beta : numbers of C's type.
-    Other arguments, the cost, errors and the result are those of `her2k`, with trans "N" or "T".
+    Other arguments, cost, errors and result are those of `her2k`, with trans "N" or "T"; C's diagonal may be complex.
     """
     steps = Steps()
     C = steps.did(_rank_k(alpha, A, B, beta, C, uplo, trans, options, hermitian=False))
@@ -158,7 +159,7 @@ def syr2k(
 
 
 def _of_both(A: DistMatrix, trans: str) -> tuple[int, int, int]:
-    """Return the extents of [A B] [B A]^H, which two products of A and B are together."""
+    """Return the extents m, n and k of the product [A B] [B A]^H, the sum of two products of A and B."""
     n, k = A.shape if trans in ("N", "n") else A.shape[::-1]
     return n, n, 2 * k
 
@@ -167,13 +168,13 @@ def gram(A: DistMatrix, *, uplo: Literal["full", "L", "U"] = "full", **options: 
     """Return the Gram matrix A^H A of the columns of A.  Collective over the grid of A.
 
     A : DistMatrix (m, n), float32, float64, complex64 or complex128, of any layout.
-    uplo : "full": all of the matrix; "L" or "U": this triangle, the other is zero.
-    options : those of `herk`.
+    uplo : "full": both triangles; "L" or "U": this triangle, the other is zero.
+    options : the options of `herk`.
 
-    The matrix lies as a new one of `herk`; it is exactly Hermitian.  `report` is that of the product,
-    with the other triangle as a redistribution.
+    The result has the layout of a new matrix of `herk`; with "full" it is exactly Hermitian.  `report` is the report
+    of the product, and of the redistribution that fills the other triangle.
 
-    Cost per rank: m n^2/P flops, half of a product's; words in as for `herk`, and n^2/P for the other triangle.
+    Cost per rank: m n^2/P flops, half the flops of a product; words in as for `herk`, and n^2/P for the other triangle.
     Errors are those of `herk`.
     """
     with together(communicator(A=A)) as arguments:
@@ -199,11 +200,14 @@ def _rank_k(
     hermitian: bool,
     real: tuple[str, ...] = (),
 ) -> DistMatrix:
-    """Compute one triangle of C := alpha op(A) op(B)^H + beta C, or with the transpose.   real : scalars that are."""
-    given = dict[str, Any](options)
-    progress, check = given.pop("progress", None), given.pop("check", True)
-    unknown = {*given} - {x.name for x in fields(ProductOptions)}
-    known = ProductOptions(**{name: value for name, value in given.items() if name not in unknown})
+    """Compute one triangle of C := alpha op(A) op(B)^H + beta C, or with op(B)^T if not `hermitian`.  Collective.
+
+    real : names of the scalars that must be real.
+    """
+    arguments = dict[str, Any](options)
+    progress, check = arguments.pop("progress", None), arguments.pop("check", True)
+    unknown = {*arguments} - {x.name for x in fields(ProductOptions)}
+    known = ProductOptions(**{name: value for name, value in arguments.items() if name not in unknown})
     form = RankUpdate(uplo, trans, hermitian, real, (*unknown,), known.protect)
     of_a_triangle = replace(known, protect=None, triangle=uplo)  # type: ignore[arg-type]  # `operands` checks it
     result = carried_out(form, alpha, A, B, beta, C, of_a_triangle, progress, check)
@@ -213,9 +217,9 @@ def _rank_k(
 
 
 class RankUpdate(NamedTuple):
-    """One triangle of op(A) op(B)^H, or with the transpose.
+    """The form of the product op(A) op(B)^H, or op(A) op(B)^T if not `hermitian`, of which one triangle is computed.
 
-    real : scalars that are.   unknown : names of options that there are not.   protect : which is none of this product.
+    real : names of the scalars that must be real.   unknown : names of unknown options.   protect : must be None.
     """
 
     uplo: str
@@ -226,7 +230,7 @@ class RankUpdate(NamedTuple):
     protect: str | None
 
     def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
-        """Return op(A), op(B)^H and C after checking that they match.  Local."""
+        """Return op(A), op(B)^H or op(B)^T, and C, after checking that they match; C is allocated if None.  Local."""
         check_matrices(A=A, B=B, **({} if C is None else {"C": C}))
         if self.unknown:
             raise ArgumentError(f"unknown options: {', '.join(self.unknown)}")
@@ -254,7 +258,7 @@ class RankUpdate(NamedTuple):
 
 
 def _new(A: DistMatrix, B: DistMatrix, triangle: TriangleName) -> DistMatrix:
-    """Allocate C on the grid that A was made on, of zeros, like a product or in blocks that share its triangle."""
+    """Return C, all zeros, on the base grid of A: in the layout of A B, or in square blocks if this is uneven."""
     grid, n = A.grid.base, A.shape[0]
     C = Distribution(A.distribution.rows, B.distribution.cols) if grid.same_as(A.grid) else None
     if C is None or C.grid_shape != grid.shape or not _even(C, triangle):
@@ -266,19 +270,19 @@ def _new(A: DistMatrix, B: DistMatrix, triangle: TriangleName) -> DistMatrix:
 
 
 def _even(C: Distribution, triangle: TriangleName) -> bool:
-    """Do all ranks of a grid have about as many elements of a triangle of C?"""
+    """Do all ranks of the grid have about the same number of elements of a triangle of C?"""
     rows, cols = ([x.indices(part) for part in range(x.parts)] for x in (C.rows, C.cols))
     areas = [Staircase.of(triangle, r, c).area for r in rows for c in cols]
     return max(areas) * len(areas) <= EVEN * sum(areas)
 
 
 def _within(triangle: TriangleName, C: DistMatrix) -> Staircase:
-    """Return which elements of this rank's part of C are in the triangle."""
+    """Return the elements of this rank's local array of C that are in a triangle.  Local."""
     return Staircase.of(triangle, *C.indices())
 
 
 def _make_diagonal_real(C: DistMatrix) -> None:
-    """Set the imaginary parts of the elements of the diagonal to zero.  Local."""
+    """Set the imaginary parts of the diagonal elements to zero.  Local."""
     if C.dtype.kind != "c":
         return
     _, rows, cols = np.intersect1d(*C.indices(), assume_unique=True, return_indices=True)

@@ -42,9 +42,9 @@ STRUCTURES = {
     "upper triangular": "upper triangular",
     "diagonal": "diagonal",
 }
-GENERAL = ("gen", "sym", "her")  # which are factored by LU
+GENERAL = ("gen", "sym", "her")  # structures whose matrices are factored by LU
 LOWER = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.complex128): np.dtype(np.complex64)}
-STEPS = 30  # of refinement, as in LAPACK's dsgesv
+STEPS = 30  # the most steps of refinement, as in LAPACK's dsgesv
 
 
 def solve(
@@ -61,26 +61,26 @@ def solve(
     """Return X, where A X = B, as scipy.linalg.solve.  Collective over the grid of A.
 
     A : DistMatrix (n, n) of any layout; float32, float64, complex64 or complex128.
-    B : DistMatrix (n, m) of any layout, or a 1-D array, the same on every rank; X is then one, too.
-    assume_a : what is known of A: "gen" (or "general"): LU with partial pivoting; "pos" ("positive definite"):
+    B : DistMatrix (n, m) of any layout, or a 1-D array, the same on every rank; then X is such an array, too.
+    assume_a : the structure of A: "gen" (or "general"): LU with partial pivoting; "pos" ("positive definite"):
         Cholesky; "lower triangular", "upper triangular", "diagonal".  "sym" ("symmetric") and "her" ("hermitian") are
         solved as general matrices, of which both triangles are read.
-    lower    : with "pos", the triangle of A that is read.
+    lower    : with "pos", the lower triangle of A is read, otherwise the upper.
     transposed : solve A^T X = B.
     overwrite_a, overwrite_b : factors may be stored in A, and X in B.
     refine   : factor A, float64 or complex128, in single precision, and refine X in double precision until in each
-        column |b - A x| <= sqrt(n) eps |A| |x|, in infinity norms, with eps = 2^-52.  Where that is not reached in 30
-        steps, a step does not halve the residual, or A is singular in single precision but for rounding, A is factored
-        in double precision.  `X.report` says what was done.
+        column |b - A x| <= sqrt(n) eps |A| |x|, in infinity norms, with eps = 2^-52.  If 30 steps do not reach this
+        bound, if a step does not halve the residual, or if A is singular in single precision up to rounding, A is
+        factored in double precision.  `X.report` says which factors and how many steps gave X.
 
-    X lies as B does; `X.report` is the sum of those of the factorisation and the solves.
-    Cost per rank on P ranks: 2n^3/(3P) flops, with "pos" half, and 2 n^2 m/P; with refine these are
-    of single precision, and each step 4 n^2 m/P flops.
+    X has the layout of B; `X.report` is the sum of the reports of the factorisation and the solves.
+    Cost per rank on P ranks: 2n^3/(3P) flops, with "pos" half as many, and 2 n^2 m/P; with refine these flops are in
+    single precision, and each step has 4 n^2 m/P flops.
     `X.report.rcond` is an estimate of 1 / (|A|_1 |A^-1|_1) by three solves with 4 columns, 24 n^2/P flops: see
-    `inverse_norm` in `pdgemm.linalg.factors.condition`.  All ranks are warned, by scipy.linalg.LinAlgWarning, where
-    it is less than eps.  `lu_factor` and `lu_solve`, or `cholesky` and `cho_solve`, solve without it.
+    `inverse_norm` in `pdgemm.linalg.factors.condition`.  All ranks warn with scipy.linalg.LinAlgWarning if rcond is
+    less than eps.  `lu_factor` and `lu_solve`, or `cholesky` and `cho_solve`, solve without this estimate.
     Raises LinAlgError on all ranks where A is singular, or with "pos" not positive definite; LayoutError, DTypeError,
-    ArgumentError or GridError.
+    DeviceError, ArgumentError or GridError.
     Error: (A + E) x = b with |E| <= gamma_3n |L||U|, for each column (Higham, Accuracy and Stability of Numerical
     Algorithms, 2002, 9.4).  Refinement is that of LAPACK's dsgesv: Langou et al., Exploiting the performance of 32 bit
     floating point arithmetic in obtaining 64 bit accuracy, SC 2006.
@@ -126,14 +126,15 @@ def solve(
 
 
 def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lower: bool = False) -> DistMatrix:
-    """Return the inverse of a matrix, in its layout, as scipy.linalg.inv.  Collective over the grid of A.
+    """Return A^-1 in the layout of A, as scipy.linalg.inv.  Collective over the grid of A.
 
     A : DistMatrix (n, n) of any layout; float32, float64, complex64 or complex128.
     assume_a, lower, overwrite_a : as for `solve`.
 
     Cost per rank on P ranks: 2n^3/P flops, with "pos" 5n^3/(3P).
-    `X.report.rcond` is 1 / (|A|_1 |X|_1); all ranks are warned where it is below eps, as by `solve`.
-    Raises LinAlgError on all ranks where A is singular or not positive definite; LayoutError or DTypeError.
+    `X.report.rcond` is 1 / (|A|_1 |X|_1), where X = A^-1; all ranks warn if rcond is less than eps, as in `solve`.
+    Raises LinAlgError on all ranks where A is singular, or with "pos" not positive definite; LayoutError, DTypeError,
+    DeviceError, ArgumentError or GridError.
     Error: |A X - I| is about eps |A||X| (Higham 2002, 14.3); to solve a system, `solve` takes a third of the time and
     is more accurate.
     """
@@ -165,7 +166,7 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
 
 
 def structure(assume_a: str) -> str:
-    """Return the short name of what is assumed of a matrix."""
+    """Return the short name of the structure of a matrix, a key of STRUCTURES."""
     short = {long: short for short, long in STRUCTURES.items()}
     assume_a = as_name(assume_a, "assume_a", dict.fromkeys((*STRUCTURES, *short)))
     return short.get(assume_a, assume_a)
@@ -201,7 +202,7 @@ def _regular_diagonal(A: DistMatrix) -> np.ndarray:
 
 
 def _over(X: Any, diagonal: np.ndarray) -> Any:
-    """Return X with row i divided by diagonal[i], in place where X is a matrix."""
+    """Return X with each row i divided by diagonal[i]; a DistMatrix is overwritten.  Collective over its grid."""
     if not isinstance(X, DistMatrix):
         return X / diagonal
     what = f"Solution with a diagonal, {shape_of(X)}"
@@ -210,18 +211,21 @@ def _over(X: Any, diagonal: np.ndarray) -> Any:
 
 
 def scaling_schedule(X: DistMatrix) -> ScalingSchedule:
-    """Return the schedule of a division of the rows of X."""
+    """Return the schedule of the division of each row of X by a number.  Local."""
     return ScalingSchedule(X.layout_in(X.grid), 0, RING.name, device=device_of(X))
 
 
 def _refined(steps: Steps, A: DistMatrix, B: Any, trans: Any, overwrite_a: bool, overwrite_b: bool, norm: float) -> Any:
-    """Solve op(A) X = B by a factorisation in single precision, if that converges."""
+    """Return X, where op(A) X = B, by factors in single precision and refinement; if this fails, in double precision.
+
+    norm : |A|_1.   Collective over the grid of A.
+    """
     vector, dtype = not isinstance(B, DistMatrix), common_dtype(A, B)
     B = column(B, A, dtype) if vector else B
     M, single, ratio, before, number = A.T if trans == "T" else A, LOWER[dtype], np.inf, np.inf, 0
 
     def corrected(R: DistMatrix) -> DistMatrix:
-        """Return op(A)^-1 R by factors in single precision, in double precision."""
+        """Return op(A)^-1 R, computed with factors in single precision and stored in double precision."""
         return in_type(steps.did(lu_solve(factors, in_type(R, single), trans=trans, overwrite_b=R is not B)), dtype)
 
     with np.errstate(all="ignore"):
@@ -229,12 +233,12 @@ def _refined(steps: Steps, A: DistMatrix, B: Any, trans: Any, overwrite_a: bool,
         steps.did(factors.LU)
         limit = np.sqrt(A.shape[0]) * dtypes.eps(dtype) * M.norm(np.inf)
         rcond = 0.0 if factors.zero_pivot else _rcond_by_lu(steps, factors, norm)
-        # near to singular in single precision, residuals say nothing of X
+        # if A is nearly singular in single precision, small residuals do not show that X is accurate
         X = corrected(B) if rcond >= 10 * dtypes.eps(single) else None
         while X is not None:
             R = steps.did(pdgemm(-1, M, X, 1, own_copy(B, A, False)))
             left, most = (x.vector_norm(np.inf, axis=0) for x in (R, X))
-            ratio = float(np.where(left > 0, left / (limit * most), left).max(initial=0))  # a NaN stays one
+            ratio = float(np.where(left > 0, left / (limit * most), left).max(initial=0))  # a NaN stays NaN
             ratio = A.grid.expected(ratio, np.inf if number < A.grid.iterations(STEPS, 2) else 0.0)
             if not 1 < ratio <= before / 2 or number == STEPS:
                 break

@@ -1,4 +1,4 @@
-"""QR factors and singular values of tall matrices, of which each rank takes some rows: CholeskyQR2 and TSQR."""
+"""QR factors and singular values of tall matrices, distributed by rows: CholeskyQR2 and TSQR."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from pdgemm.schedules.panels.tsqr_schedule import TallSchedule, cholesky_pass, s
 from pdgemm.support.agreement import together
 from pdgemm.transport.panels.tree_messages import descend, to_all
 
-PASSES = 2  # of CholeskyQR over a matrix, if it is not ill-conditioned
+PASSES = 2  # passes of CholeskyQR over a matrix that is not ill-conditioned
 
 
 class TallQR(NamedTuple):
-    """A = Q R as the ranks have it: Q by rows on a grid of one column, row-major, and R on every rank, on the host."""
+    """The factors of A = Q R: Q row-major, by rows on a grid of one grid column, and R on every rank, on the host."""
 
     Q: DistMatrix
     R: np.ndarray
@@ -45,11 +45,12 @@ class TallQR(NamedTuple):
 def tall_qr(A: DistMatrix, method: str = "auto", passes: int = PASSES) -> TallQR:
     """Compute A = Q R, where A is (m, n) with m >= n.  Collective over the grid of A; see `pdgemm.linalg.factors.qr`.
 
-    passes : of CholeskyQR that are expected of most such matrices, where a program is planned.
+    method : "cholesky", "tsqr", or another name: CholeskyQR and, if its Q is not accurate, TSQR.
+    passes : number of passes of CholeskyQR to plan.
 
-    A matrix that is not distributed by rows is copied to rows first.  On a device CholeskyQR2 computes there, TSQR in
-    copies on the host.
-    Raises LayoutError for another shape, and LinAlgError where method "cholesky" is not accurate; on all ranks.
+    A matrix that is not distributed by rows is redistributed by rows first.  For a matrix on a device, CholeskyQR2 runs
+    on the device, and TSQR in copies on the host.
+    Raises LayoutError if m < n, and LinAlgError where Q of method "cholesky" is not accurate; on all ranks.
     """
     start = perf_counter()
     with together(communicator(A=A)) as arguments:
@@ -69,13 +70,13 @@ def tall_qr(A: DistMatrix, method: str = "auto", passes: int = PASSES) -> TallQR
         return TallQR(Q, np.eye(n, dtype=X.dtype), None)
     copy, recorder, ran = CONJUGATE if X.conjugated else CONVERT, recorder_of(Q.stored), list[TallSchedule]()
     x, q = (y.stored.reshape(0, n) if grid.idle else y.stored for y in (X, Q))
-    found = Passes(None if n else np.zeros((0, 0), X.dtype), 0, np.nan, 0.0)
+    outcome = Passes(None if n else np.zeros((0, 0), X.dtype), 0, np.nan, 0.0)
     with np.errstate(all="ignore"), spans.timed("qr", X.stored.nbytes):
         if n and method != "tsqr":
             step = cholesky_pass(*rows_of(X))
-            found = cholesky_qr(x, copy, q, step.tree, m, comm, recorder)
-            ran += [step] * found.number
-        R, done = found.R, "cholesky"
+            outcome = cholesky_qr(x, copy, q, step.tree, m, comm, recorder)
+            ran += [step] * outcome.number
+        R, done = outcome.R, "cholesky"
         if R is None and method == "cholesky":
             raise LinAlgError(
                 f"the columns of A ({shape_of(A)} on a {A.grid} grid) are too nearly dependent for CholeskyQR2, or too "
@@ -83,11 +84,11 @@ def tall_qr(A: DistMatrix, method: str = "auto", passes: int = PASSES) -> TallQR
             )
         if R is None:
             with together(comm):
-                room = devices.own_memory(None).empty((Q.stored.size,), Q.dtype)
+                workspace = devices.own_memory(None).empty((Q.stored.size,), Q.dtype)
                 rows = q if device is None else np.empty(q.shape, q.dtype)
-            recorder.hold(room.nbytes)
+            recorder.hold(workspace.nbytes)
             step, done = tsqr_schedule(*rows_of(X)), "tsqr"
-            R = tsqr(devices.to_host(x), copy, rows, room, step.tree, comm, recorder)
+            R = tsqr(devices.to_host(x), copy, rows, workspace, step.tree, comm, recorder)
             if rows is not q:
                 set_elements(q, rows)
             ran.append(step)
@@ -100,9 +101,9 @@ def tall_qr(A: DistMatrix, method: str = "auto", passes: int = PASSES) -> TallQR
         method=done,
         shape=A.shape,
         dtype=str(A.dtype),
-        passes=found.number,
-        departure=found.departure,
-        shift=found.shift,
+        passes=outcome.number,
+        departure=outcome.departure,
+        shift=outcome.shift,
         moves=moves,
     )
     return TallQR(Q, R, report.after(moves))
@@ -111,26 +112,27 @@ def tall_qr(A: DistMatrix, method: str = "auto", passes: int = PASSES) -> TallQR
 def svd_of_tall(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
     """Return U, s and V^H of A = U diag(s) V^H with m >= n, by A = Q R and the SVD of R.  Collective over A.grid.
 
-    A : DistMatrix (m, n), of any layout; n^2 words are on every rank.
-    Returns U (m, n), which lies as A does; s, n numbers in descending order, the same on every rank; and V^H (n, n).
+    A : DistMatrix (m, n), of any layout; every rank holds n^2 words.
+    Returns U (m, n), in the layout of A; s, n numbers in descending order, the same on every rank; and V^H (n, n).
 
-    Cost per rank for P ranks: that of `qr` and 2mn^2/P flops; 22n^3 on one rank.
+    Cost per rank for P ranks: that of `qr` and 2mn^2/P flops; 22n^3 flops on one rank.
     Error: singular values within O(n eps) s_1 (Chan, ACM Trans. Math. Software 8(1), 1982).
-    Raises LinAlgError on all ranks where A has NaN or infinity.
+    Raises LayoutError if m < n, LinAlgError where A has NaN or infinite elements, and DTypeError; on all ranks.
     """
     start = perf_counter()
-    made = tall_qr(A)
-    U, s, Vh, report = svd_on_all(made)
+    factors = tall_qr(A)
+    U, s, Vh, report = svd_on_all(factors)
     with np.errstate(all="ignore"):
-        multiply_in_place(made.Q.stored, U)
-    left, right = placed(made._replace(R=Vh, report=report), A, start)
+        multiply_in_place(factors.Q.stored, U)
+    left, right = placed(factors._replace(R=Vh, report=report), A, start)
     return left, s, right
 
 
 def svd_on_all(factors: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
-    """Return the SVD of R, which one rank computes: the same to the bit on every rank.  Collective.
+    """Return U, s and V^H of R = U diag(s) V^H, and the report of QR and SVD.  Collective over the grid of Q.
 
-    Raises LinAlgError on all ranks.
+    One rank computes and broadcasts U, s and V^H, so that they are the same to the bit on every rank.
+    Raises LinAlgError on all ranks where R has NaN or infinite elements, or the SVD does not converge.
     """
     start, R, grid, k = perf_counter(), factors.R, factors.Q.grid, len(factors.R)
     recorder, step = Recorder(), svd_of_triangle(*rows_of(factors.Q))
@@ -143,8 +145,8 @@ def svd_on_all(factors: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any
     if grid.comm.rank == tree.ranks[0] and k:
         try:
             words[:] = np.concatenate([x.ravel() for x in scipy.linalg.svd(R)])
-        except (ValueError, np.linalg.LinAlgError):  # NaN, or it does not converge
-            words[:] = np.nan  # the other ranks wait for them
+        except (ValueError, np.linalg.LinAlgError):  # R has NaN, or the SVD does not converge
+            words[:] = np.nan  # the other ranks wait for a message, and NaN makes all ranks raise
     if k:
         words = descend(tree, grid.comm, words, to_all, recorder)
     if np.isnan(words).any():
@@ -156,7 +158,10 @@ def svd_on_all(factors: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any
 
 
 def placed(factors: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, DistMatrix]:
-    """Return Q in the layout of A, and R on the same grid, its columns like those of Q.  Collective over A.grid."""
+    """Return Q in the layout of A, and R on A's grid, with columns distributed as A's.  Collective over A.grid.
+
+    start : the time from which the report counts seconds.
+    """
     Q, R, report = factors
     placed_q = not Q.same_layout(A) or Q.order != A.order
     if placed_q:
@@ -179,14 +184,14 @@ def placed(factors: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, Di
 
 
 def rows_of(X: DistMatrix) -> tuple[tuple[int, ...], tuple[int, ...], int, np.dtype]:
-    """Return the ranks in the order of their rows of X, those without any at the end; their rows; columns; the type."""
+    """Return the ranks in the order of their rows of X, idle ranks last; their row counts; the columns; the type."""
     grid, counts = X.grid, [X.distribution.rows.count(i) for i in range(X.grid.shape[0])]
     idle = sorted({*range(grid.size)} - {*grid.rank_map})
     return (*grid.rank_map, *idle), (*counts, *[0] * len(idle)), X.shape[1], X.dtype
 
 
 def _by_rows(A: DistMatrix) -> tuple[DistMatrix, tuple[MoveReport, ...]]:
-    """Return A, or a copy on a grid of one column over the same ranks.  Collective."""
+    """Return A, or a copy on the grid of `rows_only`, and the report of the redistribution, if any.  Collective."""
     grid = rows_only(A)
     if grid is A.grid:
         return A, ()
@@ -195,6 +200,6 @@ def _by_rows(A: DistMatrix) -> tuple[DistMatrix, tuple[MoveReport, ...]]:
 
 
 def rows_only(A: DistMatrix) -> ProcessGrid:
-    """Return the grid of A, or one of one column over the same ranks.  Collective if it is new."""
+    """Return the grid of A if it has one grid column, else such a grid of the same ranks.  Collective if it is new."""
     ranks = A.grid.rank_map
     return A.grid if A.grid.shape[1] == 1 else A.grid.work_grid((len(ranks), 1), 1, ranks)

@@ -31,8 +31,8 @@ from pdgemm.schedules.panels.panel_schedule import is_balanced
 from pdgemm.schedules.panels.triangular_schedule import TriangularSchedule
 from pdgemm.support.agreement import together
 
-BLOCK = 128  # of copies: wide enough for BLAS, narrow enough for the ranks to share the last blocks
-PANEL = 256  # the widest panel, where blocks are as wide: an update with it is faster than with two narrower ones
+BLOCK = 128  # block size of working copies: large enough for BLAS, small enough for the ranks to share the last blocks
+PANEL = 256  # width of the widest panel, where blocks are as wide: one update is faster than two with narrower panels
 
 
 def solve_triangular(
@@ -46,21 +46,22 @@ def solve_triangular(
     alpha: complex = 1,
     overwrite_b: bool = False,
 ) -> Any:
-    """Return X, where op(A) X = alpha B, or X op(A) = alpha B.  Collective over the grid of A.
+    """Return X, where op(A) X = alpha B, or X op(A) = alpha B with side "R".  Collective over the grid of A.
 
     A     : DistMatrix (n, n), triangular, of any layout; the other triangle is not read, nor is a unit diagonal.
-    B     : DistMatrix (n, m), or (m, n) where side is "R", of any layout, or a 1-D array, the same on every rank; X is
-        then one, too.  float32, float64, complex64, complex128; X has the type of A and B together.
+    B     : DistMatrix (n, m), or (m, n) with side "R", of any layout, or a 1-D array, the same on every rank; then X is
+        such an array, too.  float32, float64, complex64, complex128; X has the common type of A and B.
     lower : A is lower triangular, otherwise upper.
     trans : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H.
     unit_diagonal : the diagonal of A is taken to be 1.
-    overwrite_b   : X may be stored in B, which saves a copy where B's rows lie as A's.
+    overwrite_b   : X may be stored in B, which saves a copy where the rows of B are distributed as those of A.
 
-    X lies as B does.  A is redistributed to square blocks where its layout does not share the work evenly, B where its
-    rows do not lie as A's; `report` says so.  A singular A gives infinities or NaN, as in BLAS; `solve` checks.
+    X has the layout of B.  A is redistributed to square blocks where its layout does not share the work evenly, and B
+    where its rows are not distributed as those of A; `X.report` lists these moves.  A singular A gives infinities or
+    NaN, as in BLAS; `solve` raises LinAlgError instead.
 
     Cost per rank on Pr x Pc = P: n^2 m/P flops; n^2/2 (1 - 1/Pc)/Pr words of A in, and n m (1 - 1/Pr)/Pc of X.
-    Raises LayoutError, DTypeError, ArgumentError or GridError on all ranks.
+    Raises LayoutError, DTypeError, DeviceError, ArgumentError or GridError on all ranks.
     Error: (op(A) + E) x = alpha b with |E| <= gamma_n |op(A)|, for each column (Higham 2002, theorem 8.5).
     """
     return _triangular("solve_triangular", A, B, lower, trans, unit_diagonal, side, alpha, overwrite_b)
@@ -76,18 +77,20 @@ def trmm(
     side: str = "L",
     alpha: complex = 1,
 ) -> Any:
-    """Return C := alpha op(A) B, or alpha B op(A), with A triangular.  Collective over the grid of A.
+    """Return C := alpha op(A) B, or alpha B op(A) with side "R", where A is triangular.  Collective over the grid of A.
 
-    Arguments and costs are those of `solve_triangular`: half the flops of a product.  C lies as B does.
+    Arguments, costs and exceptions are those of `solve_triangular`; half the flops of a product.  C has B's layout.
     Error: |C - C^| <= gamma_n |alpha| |op(A)| |B| (Higham 2002, 3.5).
     """
     return _triangular("trmm", A, B, lower, trans, unit_diagonal, side, alpha, False)
 
 
 def inv_triangular(A: DistMatrix, *, lower: bool = False, unit_diagonal: bool = False) -> DistMatrix:
-    """Return the inverse of a triangular matrix, in its layout; the other triangle is zero.  Collective.
+    """Return A^-1 of a triangular matrix, in the layout of A, with zeros in the other triangle.  Collective.
 
-    Cost per rank: n^3/(3P) flops.  A singular A gives infinities or NaN.
+    A, lower and unit_diagonal are as for `solve_triangular`.
+    Cost per rank on P ranks: n^3/(3P) flops.  A singular A gives infinities or NaN.
+    Raises LayoutError, DTypeError, DeviceError or GridError on all ranks.
     Error: |A X - I| <= gamma_n |A||X| (Higham 2002, 14.2).
     """
     steps = Steps()
@@ -104,11 +107,11 @@ def inv_triangular(A: DistMatrix, *, lower: bool = False, unit_diagonal: bool = 
 def _triangular(
     name: str, A: DistMatrix, B: Any, lower: bool, trans: str, unit: bool, side: str, alpha: Any, overwrite_b: bool
 ) -> Any:
-    """Return the solution, or for "trmm" the product, of a triangle and B.  Collective over the grid of A."""
+    """Return X of `solve_triangular`, or with the name "trmm" the product of `trmm`.  Collective over the grid of A."""
     steps, solves = Steps(), name != "trmm"
     with together(communicator(A=A, B=B)) as arguments:
         check_square(A)
-        M, lower, given, dtype = posed(A, B, lower, trans, side)
+        M, lower, right_side, dtype = posed(A, B, lower, trans, side)
         if overwrite_b and isinstance(B, DistMatrix):
             check_result("B", B, {"A": A})
         alpha = as_scalar(alpha, dtype, "alpha")
@@ -116,8 +119,8 @@ def _triangular(
     M, vector, moves = in_type(M, dtype), not isinstance(B, DistMatrix), list[MoveReport]()
     if not is_balanced(M.layout_in(M.grid), BLOCK):
         M, moves = working_copy(M, BLOCK, False, False)
-    given = column(given, M, dtype) if vector else given
-    X, more = _right_side(given, M, dtype, solves and (overwrite_b or vector))
+    right_side = column(right_side, M, dtype) if vector else right_side
+    X, more = _right_side(right_side, M, dtype, solves and (overwrite_b or vector))
     schedule = triangular_schedule(M, X, lower, solves, name == "inv_triangular")
     what = f"{'Solution' if solves else 'Product'} with a triangle ({shape_of(A)}), {shape_of(X)}"
     matrices, executor = {"A": M, "B": X}, TriangularSolve if solves else TriangularProduct
@@ -132,7 +135,7 @@ def _triangular(
     X.report = report
     if more:
         steps.did(X)
-        back = given if overwrite_b and given.dtype == dtype else empty_like(given, dtype)
+        back = right_side if overwrite_b and right_side.dtype == dtype else empty_like(right_side, dtype)
         X = steps.reported(steps.did(X.redistribute(back)), what=what)
     report = X.later_report
     X = X.T if side == "R" else X
@@ -141,7 +144,10 @@ def _triangular(
 
 
 class Posed(NamedTuple):
-    """A triangular system, or product, as panels take it: M X = alpha B in a type, or B as a vector."""
+    """A triangular system or product in the form of the panel algorithms: M on the left of X or B, and the common type.
+
+    lower : M is lower triangular.   B : the right-hand side, a matrix or a vector.
+    """
 
     M: DistMatrix
     lower: bool
@@ -150,7 +156,7 @@ class Posed(NamedTuple):
 
 
 def posed(A: DistMatrix, B: Any, lower: bool, trans: str, side: str) -> Posed:
-    """Return what is solved from the left: X op(A) = alpha B is op(A)^T X^T = alpha B^T.  Local; raises for B."""
+    """Return the system with op(A) on the left: X op(A) = alpha B is op(A)^T X^T = alpha B^T.  Local; checks B."""
     M, lower = op(A, trans, "trans"), bool(lower) != (op_letter(trans, "trans") != "N")
     check_right_side(A, B, as_name(side, "side", ("L", "R")))
     if side == "R":
@@ -159,7 +165,7 @@ def posed(A: DistMatrix, B: Any, lower: bool, trans: str, side: str) -> Posed:
 
 
 def distribution_beside(B: DistMatrix, M: DistMatrix) -> Distribution:
-    """Return the distribution of B with the rows of M on its grid: B's own, if it lies so."""
+    """Return a distribution of B on M's grid, with rows distributed as M's: B's own if its rows are.  Local."""
     rows, here = M.distribution.rows, B.layout_in(M.grid)
     if here.grid == M.layout_in(M.grid).grid and here.distribution.rows.canonical == rows.canonical:
         return B.distribution
@@ -169,13 +175,16 @@ def distribution_beside(B: DistMatrix, M: DistMatrix) -> Distribution:
 def triangular_schedule(
     M: DistMatrix, X: DistMatrix, lower: bool, solves: bool, inverse: bool = False
 ) -> TriangularSchedule:
-    """Return the schedule of M X = B, or of M B, where X lies beside M, or of M X = I.  Local."""
+    """Return the schedule of M X = B, or of the product M B, or of M X = I with `inverse`.  Local.
+
+    X : holds B, on the grid of M, with rows distributed as those of M.   solves : M X = B, otherwise M B.
+    """
     A, B = M.layout_in(M.grid), X.layout_in(M.grid)
     return TriangularSchedule(A, PANEL, can_read(M, X), B, lower, solves, inverse=inverse, device=device_of(M))
 
 
 def _right_side(B: DistMatrix, M: DistMatrix, dtype: np.dtype, overwrite: bool) -> tuple[DistMatrix, list[MoveReport]]:
-    """Return B, or a copy, with the rows of M on its grid, and the report of a redistribution, if any.  Collective."""
+    """Return B or a copy, on M's grid with rows distributed as M's, and the report of the move, if any.  Collective."""
     distribution = distribution_beside(B, M)
     if distribution is B.distribution:
         return working_copy(B, BLOCK, True, overwrite, dtype=dtype)

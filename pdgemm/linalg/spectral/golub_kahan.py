@@ -1,4 +1,4 @@
-"""The largest singular values by block Golub-Kahan steps, and bounds of what is missing in them."""
+"""The largest singular values by block Golub-Kahan steps, and bounds of their errors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from pdgemm.linalg.spectral.iterations import (
 )
 from pdgemm.matrix.distmatrix import DistMatrix
 
-BLOCKS = 5  # of vectors in each basis
-KEPT = 2  # after a restart
+BLOCKS = 5  # blocks of vectors in each basis
+KEPT = 2  # blocks that a restart keeps
 
 
 class Scaled(NamedTuple):
-    """The matrix far (near A), of which no product overflows: two powers of two, and |A|_F times both."""
+    """The matrix far (near A), whose products do not overflow.
+
+    near, far : powers of two.   norm : |far (near A)|_F.
+    """
 
     A: DistMatrix
     near: float
@@ -34,7 +37,7 @@ class Scaled(NamedTuple):
 
     def times(self, work: Work, X: DistMatrix, beta: complex = 0, C: DistMatrix | None = None) -> DistMatrix:
         """Compute C := far A (near X) + beta C.  Collective."""
-        small = work.add(empty_like(X), self.near, X, 0)  # in memory that ranks share, as X is
+        small = work.add(empty_like(X), self.near, X, 0)  # in node-shared memory if possible, so read in place
         return work.product(self.far, self.A, small, beta, C)
 
     @property
@@ -43,7 +46,10 @@ class Scaled(NamedTuple):
 
 
 class Ritz(NamedTuple):
-    """Approximate singular triplets A V Q = U P diag(s), of bases U and V, and the lengths of A^H U P - V Q diag(s)."""
+    """Approximate singular triplets, A V Q = U P diag(s), in bases U and V.
+
+    residuals : the lengths of the columns of A^H U P - V Q diag(s).
+    """
 
     s: np.ndarray
     P: np.ndarray
@@ -56,15 +62,16 @@ def leading_space(
 ) -> tuple[DistMatrix, Ritz, int]:
     """Return an orthonormal basis (n, k) of the leading right singular vectors of A, by rows on all ranks.  Collective.
 
-    width  : columns of a block, more than k where the values after the k-th are to be seen.
-    target : ends the steps where no value can be farther from its true one, as a part of the largest.
-    steps  : at most so many, each of one product of A, and one of A^H, with a block.
+    width  : columns of a block; more than k to approximate values after the k-th, too.
+    target : the steps end when no value can differ from its exact value by more than target times the largest value.
+    steps  : the most steps; each has one product of A, and one of A^H, with a block.
+    seed   : the first of the three seeds of random columns.
 
     Block Lanczos bidiagonalisation with full reorthogonalisation (Golub, Luk & Overton, ACM Trans. Math. Software 7(2),
     1981), in which the first step is the projection of Halko, Martinsson & Tropp and the others build the block Krylov
     space of Musco & Musco (NeurIPS 2015).  Full bases keep the best 2 of their 5 blocks (Baglama & Reichel, SIAM J.
     Sci. Comput. 27(1), 2005).
-    Returns the triplets of the last step, too, and the number of steps.
+    Returns also the triplets of the last step, and the number of steps.
     """
     (m, n), grid, most = A.A.shape, rows_only(A.A), BLOCKS * width
 
@@ -77,15 +84,15 @@ def leading_space(
     B = np.zeros((most, most), A.A.dtype)
     steps = grid.iterations(steps, 8)
     for step in range(1, steps + 1):
-        rows_only(A.A)  # which keeps its communicators: grids that were not asked for lately are closed
+        rows_only(A.A)  # marks the grid as recently used: the communicators of the least recently used grid are freed
         block = slice(used, used + width)
         work.copy(new, V[:, block])
         A.times(work, new, C=W)
         level = max(level, W.norm() * eps_of(W) / sqrt(width)) or eps_of(W)
-        # noise, as large as rounding errors are, leads out of the basis where the block does not
+        # noise of the size of rounding errors leads out of the basis if the block does not
         Q, _ = orthonormal_basis(work, W, U, level / sqrt(m), left)
         work.copy(Q, U[:, block])
-        B[:, block] = work.product(1, U.H, W).allgather()  # the columns of U that are not in use yet are zero
+        B[:, block] = work.product(1, U.H, W).allgather()  # columns of U that are not in use yet are zero
         A.H.times(work, U[:, block], C=Y)
         new, R = orthonormal_basis(work, Y, V, level / sqrt(n), right)
         used += width
@@ -106,35 +113,38 @@ def leading_space(
 
 
 def _ritz(B: np.ndarray, used: int, R: np.ndarray) -> Ritz:
-    """Return the singular triplets of the part of B in use.   R : A^H U = V B^H + Q R, in the last columns of U."""
+    """Return the singular triplets of the leading part of B in use.  Local.
+
+    R : A^H U = V B^H + N R for the last block of columns of U, where N is the next block of V.
+    """
     P, s, Qh = np.linalg.svd(B[:used, :used])
     unused = np.zeros((len(B) - used, used), B.dtype)
     return Ritz(s, np.vstack([P, unused]), np.vstack([Qh.conj().T, unused]), np.linalg.norm(R @ P[-len(R) :], axis=0))
 
 
 def missing(k: int, s: np.ndarray, residuals: np.ndarray, norm: float) -> np.ndarray:
-    """Return by how much the k largest singular values can differ from the first numbers of s, in descending order.
+    """Return bounds of the differences between the k largest singular values and the first k numbers of s.  Local.
 
-    s         : at least k approximate singular values with orthonormal vectors u and v.
-    residuals : of each the longer one of A v - s u and A^H u - s v.
+    s         : at least k approximate singular values, descending, with orthonormal vectors u and v.
+    residuals : for each value the length of the longer one of A v - s u and A^H u - s v.
     norm      : |A|_F.
 
-    In the bases (u, others) and (v, others) A is [[diag(s), E^H], [F, A']], and E and F are no longer than the
-    residuals, epsilon.  Where t is a bound of |A'|, a value above t moves by at most 2 epsilon^2 / (s - t +
-    sqrt((s - t)^2 + 4 epsilon^2)) (Li & Li, Linear Algebra Appl. 395, 2005, theorem 3), and one below by t - s, too.
-    t is the smaller one of sqrt(|A|_F^2 - sum s^2), which holds always, and of the next approximate value plus its
-    residual, which holds but where the random block misses a direction.
+    In the bases (u, others) and (v, others) A is [[diag(s), E^H], [F, A']], and E and F are no longer than epsilon, the
+    length of the residuals.  If t is a bound of |A'|, a value above t moves by at most 2 epsilon^2 / (s - t +
+    sqrt((s - t)^2 + 4 epsilon^2)) (Li & Li, Linear Algebra Appl. 395, 2005, theorem 3), and a value below t by at most
+    t - s more.  t is the smaller one of two bounds: sqrt(|A|_F^2 - sum s^2), which always holds, and the next
+    approximate value plus its residual, which holds unless the random block misses a direction.
     """
     rounding, s, residuals = 10 * float(np.finfo(s.dtype).eps), s.astype(float), residuals.astype(float)
     epsilon = np.sqrt(np.cumsum(residuals[:k] ** 2))
     rest = sqrt(max(0.0, norm**2 - float((s[:k] ** 2).sum())) + rounding * norm**2)
     if len(s) > k:
         rest = min(rest, float(s[k] + residuals[k]))
-    found = np.full(k, np.inf)
-    for j in range(k):  # A' begins after value j, or later
+    bounds = np.full(k, np.inf)
+    for j in range(k):  # split s after value j: values after it belong to A'
         t = rest if j + 1 == k else max(s[j + 1], rest) + epsilon[-1]
         gap = np.maximum(s[: j + 1] - t, 0)
         root = np.sqrt(gap**2 + 4 * epsilon[j] ** 2)
         moved = np.divide(2 * epsilon[j] ** 2, gap + root, out=np.zeros(j + 1), where=root > 0)
-        found[: j + 1] = np.minimum(found[: j + 1], moved + np.maximum(t - s[: j + 1], 0))
-    return found
+        bounds[: j + 1] = np.minimum(bounds[: j + 1], moved + np.maximum(t - s[: j + 1], 0))
+    return bounds

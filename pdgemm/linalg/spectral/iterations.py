@@ -1,4 +1,4 @@
-"""What functions of matrices share: products that are counted, matrices to work in, and what is reported at the end."""
+"""Shared parts of the functions of matrices: counted products, workspace matrices, and the report of all steps."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionReport(WorkReport):
-    """What a function of a matrix did.  Steps, products and facts are the same on every rank.
+    """The report of a function of a matrix.  Steps, products and facts are the same on every rank.
 
-    steps    : iterations, or what the function says that it counts.
-    products : calls of `pdgemm`.   checks : of all of them, with `protect`; what is no product was not compared.
-    facts    : what the function has measured or estimated, by name.
+    steps    : number of iterations, or of the steps that the docstring of the function names.
+    products : calls of `pdgemm`.   checks : checksums of all products, with `protect`; other steps are not compared.
+    facts    : numbers that the function has measured or estimated, by name.
 
-    Flops, words and bytes are those of products, factorisations, solves with matrices, and redistributions; words are
-    those of norms and diagonals, too.
+    Flops, words and bytes are sums over products, factorisations, solves with matrices, and redistributions; the words
+    include those of norms and diagonals.
     """
 
     name: str
@@ -59,11 +59,11 @@ class FunctionReport(WorkReport):
 
 
 class Work:
-    """The steps of one function of a matrix, and its products, each into a given matrix, so that they allocate none.
+    """The steps of one function of a matrix, and its products, which can write to an existing matrix C.
 
-    protect : how products are compared with checksums.
-    did : keeps the report of the matrix that a factorisation, a solve or a redistribution returned, and returns it.
-    after : returns the report of another algorithm with the sums of these steps.
+    protect : protection of the products by checksums, or None.
+    did : keeps the report of the matrix that a factorisation, a solve or a redistribution returned; returns the matrix.
+    after : returns the report of another algorithm, with the sums of these steps added.
     """
 
     def __init__(self, name: str, protect: Protection | None = None) -> None:
@@ -72,12 +72,12 @@ class Work:
         self.did, self.after = self._steps.did, self._steps.after
 
     def product(self, alpha: complex, A: DistMatrix, B: DistMatrix, beta: complex = 0, C: Any = None) -> DistMatrix:
-        """Compute C := alpha A B + beta C.  Collective."""
+        """Compute C := alpha A B + beta C, count the product, and return C; None: C is allocated.  Collective."""
         self.products += 1
         return self.did(pdgemm(alpha, A, B, beta, C, protect=self.protect))
 
     def add(self, Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:
-        """Compute Y := alpha X + beta Y by `add_matrices`, and keep the report of a redistribution.  Collective."""
+        """Compute Y := alpha X + beta Y by `add_matrices`, keep the report of a move, and return Y.  Collective."""
         before = Y.later_report
         add_matrices(Y, alpha, X, beta)
         return Y if Y.later_report is before else self.did(Y)
@@ -87,7 +87,7 @@ class Work:
         self.did(X.redistribute(Y))
 
     def reported(self, result: DistMatrix, steps: int, **facts: float) -> DistMatrix:
-        """Let the report of a result say what was done, and return the result."""
+        """Set the report of a result to the report of all steps, and return the result."""
         grid, seconds = result.grid, perf_counter() - self.start
         products, steps_reports, vectors = self.products, self._steps.reports, self._steps.vectors
 
@@ -103,12 +103,12 @@ class Work:
 
 
 def check_protection(protect: Any, A: DistMatrix) -> str:
-    """Return the name of a protection.  Raises for another one, and where A is on a device.  Local, in `together`."""
+    """Return the name of a protection.  Raises for an unknown one, and if A is on a device.  Local, in `together`."""
     return as_protection(protect, A.device != devices.HOST)
 
 
 def check_operand(name: str, A: DistMatrix, square: bool = False, supported: Any = dtypes.BLAS) -> None:
-    """Raise where A is no matrix of a type that LAPACK has, or not square.  Local, inside `together`."""
+    """Raise where A is no DistMatrix of a `supported` type, or not `square`.  Local, inside `together`."""
     check_matrices(**{name: A})
     check_dtype(name, A, supported)
     if square and A.shape[0] != A.shape[1]:
@@ -116,14 +116,14 @@ def check_operand(name: str, A: DistMatrix, square: bool = False, supported: Any
 
 
 def add_matrices(Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:
-    """Compute Y := alpha X + beta Y for any layouts, and return Y.  Collective, and local where the layouts are one."""
+    """Compute Y := alpha X + beta Y for any layouts, and return Y.  Collective; local if the layouts are the same."""
     alike = X.dtype == Y.dtype and X.dtype in dtypes.BLAS and X.device == Y.device == devices.HOST
     if X.conjugated or not alike or not X.same_layout(Y):
         return X.redistribute(Y, alpha=alpha, beta=beta)
     x, y = X.stored, Y.stored
     if x.strides[0] < x.strides[1]:
         x, y = x.T, y.T
-    for slab in slabs(*x.shape) if x.size else ():  # parts that stay in cache
+    for slab in slabs(*x.shape) if x.size else ():  # slabs that fit in cache
         part = x[slab] * alpha
         if beta != 0:
             part += y[slab] * beta
@@ -143,21 +143,22 @@ def add_to_diagonal(A: DistMatrix, value: complex) -> DistMatrix:
 
 def finite_norm(name: str, A: DistMatrix, kind: Any = "fro") -> float:
     """Return a norm of A.  Raises LinAlgError on all ranks where an element is NaN or infinite.  Collective."""
-    found = A.norm(kind)
-    if not np.isfinite(found):
+    size = A.norm(kind)
+    if not np.isfinite(size):
         raise LinAlgError(f"{name} of {A.distribution}: some elements are NaN or infinite, or overflow in its norm")
-    return found
+    return size
 
 
 def on_one_rank(A: DistMatrix, compute: Callable[..., T], *arguments: Any) -> T:
-    """Return what rank 0 computes, on every rank to the bit: LAPACK may round differently on other processors.
+    """Return compute(*arguments), computed on rank 0 and broadcast.  Collective over the grid of A.
 
-    Collective over the grid of A; an exception is raised on all ranks.
+    The result is the same to the bit on every rank, because LAPACK may round differently on different processors.  An
+    exception is raised on all ranks.
     """
     comm = A.grid.comm
     with together(comm):
-        found = compute(*arguments) if comm.rank == 0 else None
-    return comm.bcast(found, root=0)
+        result = compute(*arguments) if comm.rank == 0 else None
+    return comm.bcast(result, root=0)
 
 
 def distributed(A: DistMatrix, whole: np.ndarray) -> DistMatrix:
@@ -167,9 +168,9 @@ def distributed(A: DistMatrix, whole: np.ndarray) -> DistMatrix:
 
 
 def random(A: DistMatrix, shape: tuple[int, int], seed: int = 1) -> DistMatrix:
-    """Return normal random numbers, the same on every grid, of the type and on the device of A.  Collective.
+    """Return a matrix of normal random numbers, the same on every grid, of A's type and on A's device.  Collective.
 
-    The seed is not 0, with which element (0, 0) is 0.
+    The default seed is not 0, because with seed 0 element (0, 0) is 0.
     """
     return DistMatrix.random(shape, grid=A.grid, seed=seed, kind="normal", dtype=A.dtype, device=A.device)
 
@@ -177,13 +178,13 @@ def random(A: DistMatrix, shape: tuple[int, int], seed: int = 1) -> DistMatrix:
 def orthonormal_basis(
     work: Work, R: DistMatrix, V: DistMatrix, level: float = 0, noise: DistMatrix | None = None
 ) -> tuple[DistMatrix, DistMatrix]:
-    """Return an orthonormal basis Q of R + level noise, orthogonal to V, and T, where Q T is R without V V^H R.
+    """Return an orthonormal basis Q of R + level * noise, orthogonal to V, and T, where Q T = R - V V^H R + noise.
 
-    Collective.   noise : what leads out of V where R does not: normal random numbers.
+    noise : normal random numbers, whose columns lead out of the space of V if those of R do not.   Collective.
     """
     Q = R if noise is None else work.add(noise.copy(), 1, R, level)
     triangles = []
-    for passes in (2, 1):  # twice is enough (Parlett, The Symmetric Eigenvalue Problem, 1998, 6.9)
+    for passes in (2, 1):  # orthogonalise twice, which is enough (Parlett, The Symmetric Eigenvalue Problem, 1998, 6.9)
         Q = Q.copy()
         work.product(-1, V, work.product(1, V.H, Q), 1, Q)
         Q, T = factored(Q, passes=passes)

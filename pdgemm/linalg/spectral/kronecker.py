@@ -24,12 +24,15 @@ from pdgemm.support.agreement import together
 
 
 def matvec(A: DistMatrix, x: Any, *, trans: Transpose = "N") -> Any:
-    """Return op(A) x, for op(A) = A, A^T or A^H.  Collective over the grid.
+    """Return op(A) x.  Collective over the grid.
 
-    x : a 1-D array that is the same on every rank: so is the result.  Or a DistMatrix of one column: so is the result.
+    A : DistMatrix (m, n) of any layout.
+    x : a 1-D array, the same on every rank; then the result is such an array, too.  Or a DistMatrix of one column; then
+        the result is a DistMatrix of one column.
+    trans : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H.
 
-    Cost: 2 mn/P flops and m words to every rank; for a DistMatrix, those of `pdgemm`.
-    Raises LayoutError where x has another length, ArgumentError where it differs among the ranks.
+    Cost per rank for P ranks: 2 mn/P flops, and the words of the result to every rank; for a DistMatrix, as `pdgemm`.
+    Raises LayoutError where the length of x is wrong, ArgumentError where x differs among the ranks, or DTypeError.
     """
     with together(communicator(A=A, x=x)) as arguments:
         check_matrices(A=A)
@@ -39,8 +42,8 @@ def matvec(A: DistMatrix, x: Any, *, trans: Transpose = "N") -> Any:
             raise LayoutError(f"op(A) is {shape_of(M)}, but x is {shape_of(x)}; one column of that length was expected")
         if conjugated := letter == "C" and not isinstance(x, DistMatrix):
             x = to_host(devices.adopted(x))
-            element_type(x.dtype)  # raises for what is no number
-            x = x.conj()  # a conjugate of A is a copy
+            element_type(x.dtype)  # raises if the elements are no numbers
+            x = x.conj()  # conjugate x and not A: a conjugate of A would be a copy
     if isinstance(x, DistMatrix):
         return M @ x
     return A.T.matvec(x).conj() if conjugated else M.matvec(x)
@@ -50,15 +53,16 @@ def outer(a: Any, b: Any, *, grid: ProcessGrid | None = None, block: Block | Non
     """Return the matrix a_i b_j.  Collective over the grid.
 
     a, b : 1-D arrays that are the same on every rank, or DistMatrices of one column or one row.
-    grid, block : of the result where both are arrays; nothing is sent then.  Else the rows lie as those of a, and the
-        columns as those of b, as far as they are matrices, whose elements every rank receives.
+    grid, block : the grid and the block size of the result if both a and b are arrays; then nothing is sent.  Otherwise
+        the rows of the result are distributed as a if a is a matrix, the columns as b if b is a matrix, and every rank
+        receives the elements of a and b.
 
     Raises LayoutError, ArgumentError or GridError on all ranks.
     """
     matrices = [x for x in (a, b) if isinstance(x, DistMatrix)]
     if matrices:
-        made: DistMatrix = np.outer(a, b)  # type: ignore[assignment]
-        return made
+        result: DistMatrix = np.outer(a, b)  # type: ignore[assignment]
+        return result
     if not isinstance(grid, ProcessGrid):
         raise GridError("outer of two arrays takes the grid of the result: outer(a, b, grid=grid)")
     with together(grid.comm) as arguments:
@@ -73,10 +77,10 @@ def kron(A: DistMatrix, B: DistMatrix) -> DistMatrix:
 
     A : DistMatrix (m, n);  B : DistMatrix (p, q) of any layout over the same ranks, on the same device.
 
-    Returns a matrix (m p, n q) on the grid of A in blocks that are p x q times as large as those of A: the ranks that
-    have elements of A have their multiples.  So A stays where it is, and every rank receives what it lacks of B:
-    pq words at most, which the report has.  Cost: mnpq/P multiplications.
-    Raises LayoutError, DTypeError or DeviceError on all ranks.
+    Returns a matrix (m p, n q) on the grid of A, in blocks that are p x q times as large as the blocks of A: the rank
+    that owns a_ij owns the block a_ij B.  So A is not sent; every rank receives the elements of B that it does not own,
+    at most pq words, which the report has.  Cost per rank for P ranks: mnpq/P multiplications.
+    Raises LayoutError, GridError, DTypeError or DeviceError on all ranks.
     """
     comm = communicator(A=A, B=B)
     with together(comm) as arguments:
@@ -115,5 +119,5 @@ def kron(A: DistMatrix, B: DistMatrix) -> DistMatrix:
 
 
 def _repeated(x: BlockCyclic, times: int) -> BlockCyclic:
-    """Return the distribution in which each index becomes so many."""
+    """Return the distribution in which `times` consecutive indices replace each index of x."""
     return BlockCyclic(x.n * times, max(1, x.block * times), x.parts, x.source, x.skip * times)

@@ -1,4 +1,4 @@
-"""Functions of matrices that are products alone: powers, exponential, square root, Newton-Schulz iterations."""
+"""Functions of matrices by products: powers, exponential, square root, Newton-Schulz iterations."""
 
 from __future__ import annotations
 
@@ -39,18 +39,19 @@ def newton_schulz(
     epsilon: float = 1e-7,
     protect: Protection | None = None,
 ) -> DistMatrix:
-    """Return X after so many steps X := a X + b (X X^H) X + c (X X^H)^2 X from X = G / (|G|_F + epsilon).
+    """Return X after `steps` steps X := a X + b (X X^H) X + c (X X^H)^2 X from X = G / (|G|_F + epsilon).
 
-    Collective over the grid.  All singular values go towards 1: X comes near to the orthogonal polar factor of G.
+    Collective over the grid.  All singular values approach 1: X approaches the orthogonal polar factor of G.
 
-    G            : DistMatrix (m, n) of a real or complex type, 16-bit ones included; it is not changed.
-    coefficients : (a, b, c), by default those of Muon, whose values end between 0.7 and 1.2; or one triple for each
-                   step.  With (15/8, -10/8, 3/8) the steps converge to the polar factor.
-    protect      : for the products, as for `pdgemm`.
+    G            : DistMatrix (m, n) of a real or complex type, 16-bit types included; G is not changed.
+    coefficients : (a, b, c), by default those of Muon, which bring singular values to between 0.7 and 1.2; or one
+                   triple for each step.  With (15/8, -10/8, 3/8) the steps converge to the polar factor.
+    protect      : protection of the products, as for `pdgemm`.
 
-    Returns X in the layout of G.  Cost of a step, with m <= n: 4 m^2 n + 2 m^3 flops in three products; a tall G is
-    not transposed.  Two matrices like G and two of min(m, n)^2 elements are allocated, and none in a step.
-    Raises LayoutError, DTypeError, ArgumentError on all ranks; LinAlgError where G has NaN or infinite elements.
+    Returns X in the layout of G.  Cost of a step, with m <= n: 4 m^2 n + 2 m^3 flops in three products; for m > n, m
+    and n change places.  Two matrices like G and two of min(m, n)^2 elements are allocated, and none in a step.
+    Raises LayoutError, DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where G has NaN or infinite
+    elements.
     Higham, Functions of Matrices, 2008, 8.3; Jordan et al., Muon, 2024.
     """
     with together(communicator(G=G)) as arguments:
@@ -80,28 +81,28 @@ def newton_schulz(
 
 
 def _triples(coefficients: Any, steps: int) -> list[tuple[float, ...]]:
-    """Return three coefficients for each step.  Raises ArgumentError."""
+    """Return three coefficients for each step.  Raises ArgumentError.  Local."""
     try:
-        found = np.atleast_2d(np.asarray(coefficients, float))
+        triples = np.atleast_2d(np.asarray(coefficients, float))
     except (TypeError, ValueError):
         raise ArgumentError(f"coefficients are real numbers (a, b, c), got {shown(coefficients)}") from None
-    found = np.repeat(found, steps, axis=0) if len(found) == 1 else found
-    if found.shape != (steps, 3) or not np.isfinite(found).all():
+    triples = np.repeat(triples, steps, axis=0) if len(triples) == 1 else triples
+    if triples.shape != (steps, 3) or not np.isfinite(triples).all():
         raise ArgumentError(
-            f"coefficients are (a, b, c), or one triple for each of {steps} steps, got shape {found.shape}"
+            f"coefficients are (a, b, c), or one triple for each of {steps} steps, got shape {triples.shape}"
         )
-    return [tuple(map(float, row)) for row in found]
+    return [tuple(map(float, row)) for row in triples]
 
 
 def matrix_power(A: DistMatrix, n: int, *, protect: Protection | None = None) -> DistMatrix:
     """Return A^n by repeated squaring, for n >= 0.  Collective over the grid.
 
-    A : DistMatrix (m, m) of type s, d, c or z; it is not changed.  Returns a matrix in the layout of A; A^0 = I.
-    protect : for the products, as for `pdgemm`.
+    A : DistMatrix (m, m) of type s, d, c or z; A is not changed.  Returns a matrix in the layout of A; A^0 = I.
+    protect : protection of the products, as for `pdgemm`.
 
-    Cost: at most 2 log2(n) products; two or three matrices like A are allocated.
-    Raises LayoutError, DTypeError or ArgumentError on all ranks.  Error: |A^n - X| <= gamma_(nm) |A|^n (Higham 2002,
-    3.5), where |A| is of absolute values.
+    Cost: at most 2 log2(n) products; two matrices like A are allocated.
+    Raises LayoutError, DTypeError, ArgumentError or DeviceError on all ranks.
+    Error: |A^n - X| <= gamma_(nm) |A|^n (Higham 2002, 3.5), where |A| has the absolute values of the elements of A.
     Knuth, The Art of Computer Programming 2, 1981, 4.6.3.
     """
     with together(communicator(A=A)) as arguments:
@@ -111,18 +112,18 @@ def matrix_power(A: DistMatrix, n: int, *, protect: Protection | None = None) ->
     work = Work("matrix_power", protect)
     result, spare = empty_like(A), empty_like(A)
     if n == 0:
-        result.fill(0)  # not 0 A: A may have NaN
+        result.fill(0)  # not as 0 A, because A may have NaN
         return work.reported(add_to_diagonal(result, 1), 0)
     work.add(result, 1, A, beta=0)
-    for bit in f"{n:b}"[1:]:  # of n, from the left: X := X^2, and X := X A where the bit is 1
+    for bit in f"{n:b}"[1:]:  # bits of n, from the left: X := X^2, then X := X A if the bit is 1
         for factor in ("X", "A") if bit == "1" else ("X",):
             work.product(1, result, result if factor == "X" else A, C=spare)
             result, spare = spare, result
     return work.reported(result, n.bit_length() - 1)
 
 
-# Taylor's polynomials of degree 8 and 18 in 3 and 5 products: the largest norm at which the backward error is below
-# eps, of 32-bit and of other types; and the coefficients of I, A, A^2 and so on in their factors
+# Taylor's polynomials of degree 8 and 18 by 3 and 5 products.  _LARGEST: the largest norm for which the backward error
+# is below eps, for 32-bit and for other types.  Then the coefficients of I, A, A^2, ... in the factors of a polynomial.
 _LARGEST = {8: (5.800524627688768e-01, 4.991228871115323e-02), 18: (3.010066362817634, 1.090863719290036)}
 _R = 177**0.5
 _EIGHT = (
@@ -144,14 +145,15 @@ _EIGHTEEN = (
 def expm(A: DistMatrix, *, protect: Protection | None = None) -> DistMatrix:
     """Return e^A = (e^(A / 2^s))^(2^s), by Taylor's polynomial of degree 8 or 18 and s squarings.  Collective.
 
-    A : DistMatrix (n, n) of type s, d, c or z, of any structure; it is not changed.  Returns a matrix in its layout.
-    protect : for the products, as for `pdgemm`.
+    A : DistMatrix (n, n) of type s, d, c or z, of any structure; A is not changed.  Returns e^A in the layout of A.
+    protect : protection of the products, as for `pdgemm`.
 
-    Nothing but products: 3 for |A|_1 <= 0.05 (32-bit types: 0.58), else 5 + s.  2^s is about the larger of |A^2|^(1/2)
-    and |A^3|^(1/3), which is far below |A| where A is far from normal; the report has s as its steps.  Nine
-    matrices like A are allocated, and none in a squaring.
-    Raises LayoutError, DTypeError or ArgumentError on all ranks; LinAlgError where A has NaN or infinite elements.
-    Error: it is e^(A + E) with |E| <= eps |A|, up to the rounding errors of the products.
+    All large operations are products: 3 for |A|_1 <= 0.05 (32-bit types: 0.58), else 5 + s.  2^s is about the larger of
+    |A^2|^(1/2) and |A^3|^(1/3), which is far below |A| if A is far from normal; the report has s as its steps.  Nine
+    matrices like A and one of absolute values are allocated, and none in a squaring.
+    Raises LayoutError, DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where A has NaN or infinite
+    elements.
+    Error: the result is e^(A + E) with |E| <= eps |A|, up to the rounding errors of the products.
     Bader, Blanes & Casas, Mathematics 7(12), 2019; Al-Mohy & Higham, SIAM J. Matrix Anal. Appl. 31(3), 2009.
     """
     with together(communicator(A=A)) as arguments:
@@ -178,15 +180,18 @@ def _taylor_8(work: Work, A: DistMatrix) -> DistMatrix:
 
 
 def _taylor_18(work: Work, A: DistMatrix, size: float, largest: float, most: int) -> tuple[DistMatrix, int]:
-    """Return the polynomial of A / 2^s, and s.   most : log2 of how much larger than 1 the norm of A / 2^s may be."""
-    exponent = frexp(size)[1]  # the powers of X = A / 2^exponent, whose norm is below 1, do not overflow
+    """Return the polynomial of A / 2^s, and s.  Collective.
+
+    size : |A|_1.   largest : the limit of the norm from _LARGEST.   most : log2 of the largest |A / 2^s|_1 to accept.
+    """
+    exponent = frexp(size)[1]  # X = A / 2^exponent has a norm below 1, so its powers do not overflow
     X = work.add(empty_like(A), 2.0**-exponent, A, beta=0)
     X2 = work.product(1, X, X, C=empty_like(A))
     X3 = work.product(1, X, X2, C=empty_like(A))
     X6 = work.product(1, X3, X3, C=empty_like(A))
     norm = min(frexp(size)[0], max(X2.norm(1) ** (1 / 2), X3.norm(1) ** (1 / 3)))
     s = max(0, exponent - most, exponent + ceil(log2(norm / largest)) if norm else 0)
-    # rounding errors are of |X|^19, whose elements are absolute values: Al-Mohy & Higham (2009), 5
+    # |X| has the absolute values of the elements; rounding errors are those of |X|^19: Al-Mohy & Higham (2009), 5
     modulus: Any = np.abs(X)
     power = np.ones(A.shape[0])
     for _ in range(19):
@@ -214,15 +219,16 @@ def _combined(
 def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen", protect: Protection | None = None) -> DistMatrix:
     """Return the principal square root X, X X = A, whose eigenvalues have positive real parts.  Collective.
 
-    A        : DistMatrix (n, n) of type s, d, c or z, without eigenvalues on the negative real axis; not changed.
+    A        : DistMatrix (n, n) of type s, d, c or z, without eigenvalues on the negative real axis; A is not changed.
     assume_a : "pos": A is Hermitian and positive definite, and X = H of the polar decomposition L^H = U H, where
                A = L L^H; "gen": the product form of the iteration of Denman and Beavers, which is Newton's.
-    protect  : for the products, as for `pdgemm`; factorisations, solves and redistributions are not compared.
+    protect  : protection of the products, as for `pdgemm`; factorisations, solves and redistributions are not
+               protected.
 
-    Returns X in the layout of A, Hermitian for "pos".  Cost: a Cholesky factorisation and `polar`; or 5 to 15 inverses
-    and products.  The report has the steps and |X X - A|_F / |A|_F.
-    Raises LayoutError, DTypeError or ArgumentError on all ranks; LinAlgError where A is not positive definite, is
-    singular, or the iteration does not converge in 60 steps.
+    Returns X in the layout of A, Hermitian for "pos".  Cost: for "pos" a Cholesky factorisation and `polar`; for "gen"
+    5 to 15 inverses, and as many products.  `X.report` has the steps and |X X - A|_F / |A|_F.
+    Raises LayoutError, DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where A is not positive
+    definite ("pos"), is singular, or has NaN or infinite elements, or the iteration does not converge in 60 steps.
     Higham, Functions of Matrices, 2008, algorithm 6.21 and (6.29).
     """
     with together(communicator(A=A)) as arguments:
@@ -245,7 +251,7 @@ def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen", protect: Pr
 
 
 def _denman_beavers(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
-    """Return sqrt(A) and the number of steps, by the product form of Denman and Beavers (Higham 2008, 6.3)."""
+    """Return sqrt(A) and the number of steps, by Denman and Beavers' product form (Higham 2008, 6.3).  Collective."""
     X, M, spare, change = A.copy(), A.copy(), empty_like(A), inf
     for step in range(60):
         if change <= sqrt(len(A)) * eps_of(A) or 0 in A.shape:
@@ -258,7 +264,7 @@ def _denman_beavers(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
         add_to_diagonal(work.add(M, 0.25 / square, N, square / 4), 0.5)  # M := (2 I + mu^2 M + (mu^2 M)^-1) / 4
         last, change = change, add_to_diagonal(work.add(N, 1, M, 0), -1).norm()
         change = A.grid.expected(change, 0.0 if step + 1 >= A.grid.iterations(60, 8) else last / 4)
-        if change >= last / 2 and change < eps_of(A) ** 0.5:  # rounding errors
+        if change >= last / 2 and change < eps_of(A) ** 0.5:  # only rounding errors are left
             return X, step + 1
     raise LinAlgError(
         f"the square root of {A.distribution} did not converge: of a real matrix with negative eigenvalues none is real"

@@ -25,7 +25,7 @@ from pdgemm.names import Norm
 from pdgemm.support.agreement import together
 
 Vectors = Callable[[np.ndarray], np.ndarray]
-_MOST = 1000  # steps of Lanczos, whose vectors are on every rank
+_MOST = 1000  # the most Lanczos steps; every rank holds all their vectors
 
 
 def norm(A: DistMatrix, ord: Norm | None = None, *, tolerance: float | None = None) -> float:
@@ -34,15 +34,16 @@ def norm(A: DistMatrix, ord: Norm | None = None, *, tolerance: float | None = No
     A    : DistMatrix (m, n); for the 2-norm of a real or complex type.
     ord  : None or "fro" sqrt(sum |a|^2); 1 max column sum; numpy.inf max row sum; "max" max |a|; 2 the largest singular
            value.
-    tolerance : of the 2-norm, relative; by default 1e-10, for 32-bit types 1e-6, for 16-bit types 1e-2.
+    tolerance : relative tolerance of the 2-norm; by default 1e-10, for 32-bit types 1e-6, for 16-bit types 1e-2.
 
-    The 2-norm is found by Golub-Kahan-Lanczos steps with full reorthogonalisation in double precision, from the same
-    random vector in every call.  Up to rounding it is a lower bound, and some singular value of A is within the
-    tolerance of it, by residual and gap; that this is the largest fails where the vector lacks its direction,
-    which has a probability below 1.7 sqrt(n) e^(-sqrt(t) (2k - 1)) for an error above t after k steps, and sooner where
-    the largest value is apart.  A NaN or an infinite element gives NaN; no intermediate result overflows.
+    The 2-norm is computed by Golub-Kahan-Lanczos steps with full reorthogonalisation in double precision, from the same
+    random vector in every call.  Up to rounding the result is a lower bound of the 2-norm, and some singular value of A
+    is within the tolerance of the result, by its residual and gap.  This value is the largest one unless the random
+    vector lacks its direction: after k steps the probability of an error above t is below
+    1.7 sqrt(n) e^(-sqrt(t) (2k - 1)); fewer steps suffice if the largest value is well separated.  A NaN gives NaN, and
+    so does an infinite element with the 2-norm; no intermediate result overflows.
 
-    Cost of a step, of which 20 to 100 are usual: 4 mn/P flops and m + n words to every rank.
+    Cost of a step, of which 20 to 100 are usual, per rank for P ranks: 4 mn/P flops and m + n words to every rank.
     Raises ArgumentError or DTypeError on all ranks; LinAlgError where 1000 steps do not suffice.
     Golub & Kahan, SIAM J. Numer. Anal. 2(2), 1965; Kuczynski & Wozniakowski, SIAM J. Matrix Anal. Appl. 13(4), 1992;
     Parlett, The Symmetric Eigenvalue Problem, 1998, 11.7.
@@ -59,12 +60,12 @@ def norm(A: DistMatrix, ord: Norm | None = None, *, tolerance: float | None = No
     if size == 0 or not np.isfinite(size):
         return 0.0 if size == 0 else float("nan")
     near, far = to_one(size, np.dtype(float))
-    found = largest_singular_value(A, lambda x: A.matvec(near * x) * far, lambda x: _adjoint(A, near * x) * far, bound)
-    return found / near / far
+    value = largest_singular_value(A, lambda x: A.matvec(near * x) * far, lambda x: _adjoint(A, near * x) * far, bound)
+    return value / near / far
 
 
 def _plain(ord: Any) -> Any:
-    """Return the kind of a norm; of a number, of any type, Python's, and as text what is none."""
+    """Return the kind of a norm: a number of any type as a Python number, another unknown object as text.  Local."""
     if isinstance(ord, Real) and not isinstance(ord, bool):
         return next((x for x in (1, 2) if x == ord), float(ord))
     return ord if ord is None or isinstance(ord, str) else shown(ord)
@@ -81,37 +82,40 @@ def _adjoint(A: DistMatrix, x: np.ndarray) -> np.ndarray:
 
 
 def largest_singular_value(A: DistMatrix, apply: Vectors, adjoint: Vectors, tolerance: float) -> float:
-    """Return |M|_2 of a linear map of the shape of A, of which the products M x and M^H x are known.  Collective."""
-    if A.shape[0] < A.shape[1]:  # so that V spans all vectors after so many steps
+    """Return a lower bound of |M|_2, to a relative tolerance, of a linear map M of the shape of A.  Collective.
+
+    apply, adjoint : return M x and M^H x for a vector x, the same on every rank.
+    """
+    if A.shape[0] < A.shape[1]:  # so that V spans the whole space after min(m, n) steps
         apply, adjoint = adjoint, apply
     wide = np.dtype(complex if A.dtype.kind == "c" else float)
     start = element_function("normal", 1, wide)(np.arange(min(A.shape)), np.zeros(1))
     V, U, alphas, betas = [start / np.linalg.norm(start)], list[np.ndarray](), list[float](), list[float]()
     for k in range(1, min(*A.shape, _MOST) + 1):
-        u, alpha = on_one_rank(A, _next, apply(V[-1]), U)  # of one rank, as others may round differently
+        u, alpha = on_one_rank(A, _next, apply(V[-1]), U)  # on one rank, because ranks may round differently
         v, beta = on_one_rank(A, _next, adjoint(u), V)
         U, V, alphas, betas = [*U, u], [*V, v], [*alphas, alpha], [*betas, beta]
         last = k == min(A.shape)
         if last or k % (1 + k // 20) == 0:
-            found, error = on_one_rank(A, _largest, alphas, betas)
+            value, error = on_one_rank(A, _largest, alphas, betas)
             error = A.grid.expected(error, 0.0 if k >= A.grid.iterations(_MOST, 40) else np.inf)
-            if last or error <= tolerance * found:
-                return found
+            if last or error <= tolerance * value:
+                return value
     raise LinAlgError(f"the 2-norm of {A.distribution} was not found to {tolerance} in {_MOST} Lanczos steps")
 
 
 def _next(x: np.ndarray, basis: list[np.ndarray]) -> tuple[np.ndarray, float]:
-    """Return x without its components along a basis, as a unit vector, and its length."""
+    """Return x without its components along a basis, as a unit vector, and the length before scaling.  Local."""
     B = np.array(basis)
-    for _ in range(2 if basis else 0):  # twice is enough (Parlett 1998, 6.9)
+    for _ in range(2 if basis else 0):  # orthogonalise twice, which is enough (Parlett 1998, 6.9)
         x = x - B.T @ (B.conj() @ x)
     length = float(np.linalg.norm(x))
     return x / (length or 1), length
 
 
 def _largest(alphas: list[float], betas: list[float]) -> tuple[float, float]:
-    """Return the largest singular value of the bidiagonal matrix, and how far it is from one of A."""
-    if not np.isfinite([*alphas, *betas]).all():  # LAPACK may not return
+    """Return the largest singular value of the bidiagonal matrix, and a bound of its distance to one of A.  Local."""
+    if not np.isfinite([*alphas, *betas]).all():  # LAPACK may not return for NaN or infinity
         return np.inf, 0.0
     left, s, _ = np.linalg.svd(np.diag(alphas) + np.diag(betas[:-1], 1))
     residual = betas[-1] * abs(left[-1, 0])  # |A^H u - s v|
@@ -124,15 +128,17 @@ def cond(
 ) -> float:
     """Return the condition number |A| |A^-1| in a norm, estimated by solves.  Collective over the grid.
 
-    A : DistMatrix (n, n) of type s, d, c or z; it is not changed.
-    p : None or 2, 1 or numpy.inf.  In the 2-norm both factors are found by Lanczos steps, to the tolerance of `norm`;
-        in the others |A^-1| is Higham's and Tisseur's estimate, a lower bound that is rarely below a third.
+    A : DistMatrix (n, n) of type s, d, c or z; A is not changed.
+    p : None or 2, 1 or numpy.inf.  In the 2-norm |A| and |A^-1| are computed by Lanczos steps, to the tolerance of
+        `norm`; in the other norms |A^-1| is the estimate of Higham and Tisseur, a lower bound that is rarely less than
+        a third of |A^-1|.
     assume_a : "pos": A is Hermitian and positive definite, and factored by `cholesky`; else by `lu_factor`.
+    tolerance : as for `norm`.
 
-    Returns inf for a singular matrix, NaN for one with NaN.  Cost: one factorisation, and three solves with 4 columns,
-    or two with a vector for each Lanczos step.
-    Raises LayoutError, DTypeError or ArgumentError on all ranks; LinAlgError where A is not positive definite with
-    assume_a="pos", or 1000 steps do not suffice.
+    Returns inf for a singular matrix, and NaN for a matrix with NaN or infinite elements.  Cost: one factorisation, and
+    three solves with 4 columns or, in the 2-norm, two solves with a vector for each Lanczos step.
+    Raises LayoutError, DTypeError, ArgumentError or, with "pos", DeviceError on all ranks; LinAlgError where A is not
+    positive definite with assume_a="pos", or 1000 steps do not suffice.
     Higham, Accuracy and Stability of Numerical Algorithms, 2002, algorithm 15.1; Higham & Tisseur, SIAM J. Matrix Anal.
     Appl. 21(4), 2000.
     """
@@ -150,7 +156,7 @@ def cond(
     if size == 0 or not np.isfinite(size):
         return float("inf" if size == 0 else "nan")
     near, far = to_one(size, A.dtype)
-    W = A * near * far  # the norms of W and of its inverse overflow later than those of A
+    W = A * near * far  # scaled: |W| and |W^-1| overflow less easily than |A| and |A^-1|
     size = norm(W, 2 if p is None else p, tolerance=tolerance)
     by: Callable[..., Any]
     if assume_a == "pos":

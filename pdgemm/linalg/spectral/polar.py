@@ -28,28 +28,29 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together
 
-_LEAST = 0.0484  # the lower bound of singular values at which the weight c of a step is 100
-_MOST = 60  # steps; 16 are enough for a condition number of 1e16
+_LEAST = 0.0484  # lower bound of the singular values for which the weight c of a step is 100
+_MOST = 60  # the most steps; 16 are enough for a condition number of 1e16
 
 
 def polar(A: DistMatrix, *, protect: Protection | None = None) -> tuple[DistMatrix, DistMatrix]:
     """Return U and H with A = U H, U^H U = I and H Hermitian and positive semidefinite.  Collective over the grid.
 
-    A : DistMatrix (m, n) of type s, d, c or z and any condition; it is not changed.  For m < n the rows of U are
-        orthonormal.
-    protect : for the products, as for `pdgemm`; factorisations, solves and redistributions are not compared.
+    A : DistMatrix (m, n) of type s, d, c or z, well- or ill-conditioned; A is not changed.  If m < n, the rows of U are
+        orthonormal instead of its columns.
+    protect : protection of the products, as for `pdgemm`; factorisations, solves and redistributions are not protected.
 
     Returns U (m, n) and H (n, n).  A singular matrix is perturbed by eps |A|, so that U exists.
 
-    QDWH steps X := b/c X + (a - b/c) X (I + c X^H X)^-1, whose weights follow a lower bound of the singular values, by
-    Cholesky factorisations; a Newton-Schulz step at the end, by products alone.  Large weights, with which the
-    published algorithm begins, make Cholesky unstable, and it takes QR factorisations of twice the size instead.  Here
-    c is kept at 100 at most, the published limit for Cholesky, with which small singular values grow 19 times a step: 4
-    to 6 steps for ordinary matrices and 17 for a condition number of 1e16, all of products and triangular solves.
+    The steps are QDWH steps X := b/c X + (a - b/c) X (I + c X^H X)^-1 by Cholesky factorisations, with weights a, b, c
+    from a lower bound of the singular values; the last step is a Newton-Schulz step, by products alone.  The published
+    algorithm begins with large weights, for which Cholesky is unstable, and uses QR factorisations of twice the size
+    there.  Here c is at most 100, the published limit for Cholesky; with it small singular values grow 19 times a step:
+    4 to 6 steps for ordinary matrices and 17 for a condition number of 1e16, all of products and triangular solves.
 
     Cost of a step: 4 mn^2 + n^3/3 flops; three matrices like A and two (n, n) are allocated.  `U.report` has the steps
     and the measured |U^H U - I|.
-    Raises LayoutError or DTypeError on all ranks; LinAlgError where elements are NaN or infinite.
+    Raises LayoutError, DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where elements are NaN or
+    infinite, or 60 steps do not suffice.
     Error: |A - U H|_F <= 100 eps |A|_F; |U^H U - I|_F <= 10 eps sqrt(n).
     Nakatsukasa, Bai & Gygi, SIAM J. Matrix Anal. Appl. 31(5), 2010; Nakatsukasa & Higham, SIAM J. Sci. Comput. 35(3),
     2013, (5.5) to (5.7).
@@ -66,7 +67,7 @@ def polar(A: DistMatrix, *, protect: Protection | None = None) -> tuple[DistMatr
 
 
 def unitary_factor(work: Work, A: DistMatrix) -> tuple[DistMatrix, int, float]:
-    """Return U, the number of steps, and |U^H U - I|_F."""
+    """Return the polar factor U of A (m >= n), the number of steps, and |U^H U - I|_F.  Collective."""
     if 0 in A.shape:
         return empty_like(A), 0, 0.0
     size = min(finite_norm("polar", A), sqrt(A.norm(1)) * sqrt(A.norm(np.inf)))
@@ -77,7 +78,7 @@ def unitary_factor(work: Work, A: DistMatrix) -> tuple[DistMatrix, int, float]:
     n, eps = A.shape[1], eps_of(A)
     E: Any = add_to_diagonal(work.product(1, X.H, X), -1)
     least = _least_singular_value(work, E, eps)
-    if least == 0:  # singular, as far as E tells: what is added has a norm of about eps
+    if least == 0:  # X is singular up to rounding: add a random matrix with a norm of about eps
         work.add(X, eps / (2 * sqrt(max(A.shape))), random(A, A.shape))
         E = add_to_diagonal(work.product(1, X.H, X, C=E), -1)
         least = eps / 100
@@ -90,7 +91,7 @@ def unitary_factor(work: Work, A: DistMatrix) -> tuple[DistMatrix, int, float]:
         if last := error**2 <= eps:
             work.product(-0.5, X, E, 1, Y)  # X (3 I - X^H X) / 2
         else:
-            if 1 - least < eps**0.5 and error > 0.5:  # the bound was too large
+            if 1 - least < eps**0.5 and error > 0.5:  # the bound `least` was too large
                 least = _LEAST
             a, b, c = _weights(max(least, _LEAST))
             L = work.did(cholesky(add_to_diagonal(work.add(Z, c, E, beta=0), 1 + c), overwrite_a=True))
@@ -106,7 +107,7 @@ def unitary_factor(work: Work, A: DistMatrix) -> tuple[DistMatrix, int, float]:
 
 
 def _weights(least: float) -> tuple[float, float, float]:
-    """Return a, b and c of the step that brings [least, 1] nearest to 1 (Nakatsukasa, Bai & Gygi 2010, 3.2)."""
+    """Return a, b and c of the step that maps the interval [least, 1] closest to 1 (Nakatsukasa et al. 2010, 3.2)."""
     square = least**2
     d = (4 * max(0.0, 1 - square) / square**2) ** (1 / 3)
     a = sqrt(1 + d) + sqrt(8 - 4 * d + 8 * (2 - square) / (square * sqrt(1 + d))) / 2
@@ -115,7 +116,7 @@ def _weights(least: float) -> tuple[float, float, float]:
 
 
 def _least_singular_value(work: Work, E: DistMatrix, eps: float) -> float:
-    """Estimate the least singular value of X from E = X^H X - I by inverse iterations; 0: it is below eps^(1/2)."""
+    """Estimate the least singular value of X by inverse iteration with X^H X = I + E; 0: it is below eps^(1/2)."""
     n, Z = len(E), work.add(empty_like(E), 1, E, beta=0)
     shift = 10 * n * eps
     try:
@@ -135,16 +136,20 @@ def _least_singular_value(work: Work, E: DistMatrix, eps: float) -> float:
 def matrix_sign(
     A: DistMatrix, *, assume_a: Literal["gen", "her"] = "gen", protect: Protection | None = None
 ) -> DistMatrix:
-    """Return S = A (A^2)^(-1/2), whose eigenvalues are 1 and -1 where those of A are right and left.  Collective.
+    """Return S = A (A^2)^(-1/2), the sign of A.  Collective over the grid.
 
-    A        : DistMatrix (n, n) of type s, d, c or z without eigenvalues on the imaginary axis; it is not changed.
-    assume_a : "her": A is Hermitian, and S is its unitary polar factor, by `polar`; "gen": Newton's iteration
-               X := (mu X + (mu X)^-1) / 2 with norm scaling and a Newton-Schulz step at the end.
-    protect  : for the products, as for `pdgemm`; factorisations, solves and redistributions are not compared.
+    S has the eigenvalue 1 for each eigenvalue of A with a positive real part, and -1 for each with a negative one.
 
-    Returns S in the layout of A.  Cost: 5 to 12 inverses usually, and three products; the report has the steps and
-    |S^2 - I|_F / |S|_F^2.
-    Raises LayoutError, DTypeError or ArgumentError on all ranks; LinAlgError where it does not converge in 60 steps.
+    A        : DistMatrix (n, n) of type s, d, c or z without eigenvalues on the imaginary axis; A is not changed.
+    assume_a : "her": A is Hermitian, and S is its unitary polar factor, by the steps of `polar`; "gen": Newton's
+               iteration X := (mu X + (mu X)^-1) / 2 with norm scaling and a Newton-Schulz step at the end.
+    protect  : protection of the products, as for `pdgemm`; factorisations, solves and redistributions are not
+               protected.
+
+    Returns S in the layout of A.  Cost with "gen": usually 5 to 12 inverses, and three products; `S.report` has the
+    steps and |S^2 - I|_F / |S|_F^2.
+    Raises LayoutError, DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where the iteration does not
+    converge in 60 steps, or elements are NaN or infinite.
     Higham, Functions of Matrices, 2008, (5.34) and 5.8.
     """
     with together(communicator(A=A)) as arguments:
@@ -161,13 +166,13 @@ def matrix_sign(
 
 
 def _newton(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
-    """Return sign(A) and the number of steps, by Newton's iteration with scaling (Higham 2008, 5.5)."""
+    """Return sign(A) and the number of steps, by Newton's iteration with scaling (Higham 2008, 5.5).  Collective."""
     if 0 in A.shape:
         return empty_like(A), 0
     near, far = to_one(finite_norm("matrix_sign", A) or 1, A.dtype)
     X, change, eps = A * near * far, np.inf, eps_of(A)
     for step in range(_MOST):
-        if change <= sqrt(eps):  # the next step would halve the digits that are missing: it is of products alone
+        if change <= sqrt(eps):  # half of the digits are correct: a last step, of products alone, doubles their number
             E = add_to_diagonal(work.product(1, X, X), -1)
             return work.product(-0.5, X, E, 1, X.copy()), step + 1
         Y = work.did(inverse(X))
@@ -181,5 +186,5 @@ def _newton(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
 
 
 def inverse(A: DistMatrix) -> DistMatrix:
-    """Return A^-1 in the layout of A, and on its device.  Raises LinAlgError on all ranks.  Collective."""
+    """Return A^-1 in the layout and on the device of A.  Raises LinAlgError on all ranks.  Collective."""
     return inv(A if is_reachable(A) else A.to_host()).to_device(A.device)

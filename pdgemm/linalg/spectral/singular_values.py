@@ -1,4 +1,4 @@
-"""What the singular values of a tall or wide matrix tell: all of them, its rank, and its pseudoinverse."""
+"""All singular values of a tall or wide matrix, and the rank and the pseudoinverse that follow from them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pdgemm.support.agreement import together
 def svdvals(A: DistMatrix) -> np.ndarray:
     """Return all min(m, n) singular values in descending order, as scipy.linalg.svdvals.  Collective over the grid.
 
-    A : DistMatrix (m, n) of type s, d, c or z, tall or wide; it is not changed.  The result is the same on every rank.
-    Cost, error and exceptions are those of `svd` without its products.
+    A : DistMatrix (m, n) of type s, d, c or z, tall or wide; A is not changed.  The result is the same on every rank.
+    Cost, error and exceptions are those of `svd` without k, less its products.
     """
     with together(communicator(A=A)) as arguments:
         check_operand("A", A)
@@ -31,11 +31,14 @@ def svdvals(A: DistMatrix) -> np.ndarray:
 
 
 def matrix_rank(A: DistMatrix, tol: float | None = None, *, rtol: float | None = None) -> int:
-    """Return how many singular values are greater than a tolerance, as numpy.linalg.matrix_rank.  Collective.
+    """Return the number of singular values above a tolerance, as numpy.linalg.matrix_rank.  Collective.
 
-    A    : DistMatrix (m, n), as for `svdvals`, whose cost it is.
-    tol  : the tolerance; by default rtol s_1, and rtol is max(m, n) eps.
-    Raises ArgumentError on all ranks, also where both are passed, and those of `svdvals`.
+    A    : DistMatrix (m, n), as for `svdvals`.
+    tol  : the tolerance; by default rtol s_1.
+    rtol : by default max(m, n) eps.
+
+    Cost: that of `svdvals`.
+    Raises ArgumentError on all ranks, also if both tol and rtol are passed, and the errors of `svdvals`.
     """
     with together(communicator(A=A)) as arguments:
         check_operand("A", A)
@@ -50,11 +53,11 @@ def matrix_rank(A: DistMatrix, tol: float | None = None, *, rtol: float | None =
 def pinv(A: DistMatrix, *, atol: float | None = None, rtol: float | None = None) -> DistMatrix:
     """Return the pseudoinverse V diag(1/s) U^H, as scipy.linalg.pinv.  Collective over the grid of A.
 
-    A : DistMatrix (m, n) of type s, d, c or z, tall or wide; it is not changed.
+    A : DistMatrix (m, n) of type s, d, c or z, tall or wide; A is not changed.
     atol, rtol : singular values up to atol + rtol s_1 are taken for 0; by default atol is 0 and rtol max(m, n) eps.
 
-    Returns a DistMatrix (n, m) on the grid of A.  Cost: that of `svd` and a product, 2 m n min(m, n) flops.  To solve
-    a least squares problem `lstsq` takes less time and is more accurate.
+    Returns a DistMatrix (n, m) on the grid of A.  Cost: that of `svd`, and a product of 2 m n min(m, n) flops.  For a
+    least squares problem, `lstsq` takes less time and is more accurate.
     Raises ArgumentError on all ranks where a tolerance is no real number, and the errors of `svd`.
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.5.2.
     """
@@ -71,7 +74,7 @@ def pinv(A: DistMatrix, *, atol: float | None = None, rtol: float | None = None)
 
 
 def _tolerances(A: DistMatrix, absolute: float | None, rtol: float | None) -> tuple[float, float]:
-    """Return an absolute and a relative tolerance.  Raises ArgumentError for what is no number.  Local."""
+    """Return the absolute and the relative tolerance, defaults included.  Raises ArgumentError.  Local."""
     usual = max(A.shape) * dtypes.eps(A.dtype)
     return (
         0.0 if absolute is None else as_real(absolute, "the tolerance"),

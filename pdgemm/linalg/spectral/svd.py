@@ -17,7 +17,7 @@ from pdgemm.names import Protection
 from pdgemm.support.agreement import together, warn_together
 from pdgemm.support.text import counted
 
-ROUNDING = 100  # times the unit roundoff of the type: errors that are taken for those of rounding
+ROUNDING = 100  # errors up to this multiple of eps of the type count as rounding errors
 
 
 def svd(
@@ -33,28 +33,28 @@ def svd(
 ) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
     """Return U, s and Vh with A = U diag(s) Vh, or the k largest singular values and their vectors.  Collective.
 
-    A : DistMatrix (m, n) of type s, d, c or z; it is not changed.
-    k : None: all min(m, n) values, by a QR factorisation and LAPACK on one rank, for tall or wide A.  Else the k
-        largest: of all values where these are few, at most 6 (k + oversample); otherwise by block Golub-Kahan steps
-        with k + oversample columns, from random ones that depend on the seed alone.
-    full_matrices : False is what is done; True is taken where A is square.
-    tolerance : ends the steps where no value can be farther than tolerance s_1 from its true one.  By default they go
-        on until nothing but rounding errors of about 100 eps s_1 is left.
-    steps : at most so many.
-    protect : for the products with k, as for `pdgemm`; factorisations are not compared, and all values are one.
+    A : DistMatrix (m, n) of type s, d, c or z; A is not changed.
+    k : None: all min(m, n) values, by a QR factorisation and LAPACK on one rank, for tall or wide A.  Otherwise the k
+        largest: taken from all values if min(m, n) <= 6 (k + oversample), else computed by block Golub-Kahan steps with
+        blocks of k + oversample columns, which start from random columns that depend on the seed alone.
+    full_matrices : False; True is accepted only for all values of a square A.
+    tolerance : the steps end when no value can differ from its exact value by more than tolerance s_1.  By default they
+        end when only rounding errors of about 100 eps s_1 are left.
+    steps : the largest number of steps.
+    protect : protection of the products, as for `pdgemm`, only with k; factorisations are not protected.
 
     Returns U (m, k), s (k,) in descending order on every rank, and Vh (k, n); U and Vh have orthonormal columns and
-    rows.  With k `U.report.facts` has "bound": no value differs from its true one by more than bound s_1; "share":
-    sum s^2 / |A|_F^2, exactly the part of A that U diag(s) Vh holds; and "residual": the longest A^H u - s v, over s_1.
-    The bound follows from residuals that are measured, and from the norm of what is left of A, `missing`
-    in `pdgemm.linalg.spectral.golub_kahan`.  Where the share is near to 1 it holds always, else unless the random
-    columns miss a direction, which has a probability of about 10^-9 with 10 more columns than k (Halko, Martinsson &
+    rows.  With k, `U.report.facts` has "bound": no value differs from its exact value by more than bound s_1; "share":
+    sum s^2 / |A|_F^2, exactly the part of |A|_F^2 in U diag(s) Vh; "residual": the longest A^H u - s v, over s_1.
+    The bound follows from measured residuals, and from the norm of the rest of A: see `missing` in
+    `pdgemm.linalg.spectral.golub_kahan`.  If the share is near 1, the bound always holds; otherwise it holds unless the
+    random columns miss a direction, with a probability of about 10^-9 for 10 more columns than k (Halko, Martinsson &
     Tropp, 10.8).
-    All ranks are warned, by scipy.linalg.LinAlgWarning, where the bound exceeds the tolerance.
+    All ranks warn with scipy.linalg.LinAlgWarning if the bound exceeds the tolerance.
 
-    Cost of a step with l = k + oversample: 2 products of A with l columns, 4 mnl flops, and 6 products and 4 QR
-    factorisations of bases, which have 5 l columns; a few steps where the values decay, 20 to 50 where they hardly do.
-    At the end 4 products of A with k columns.  Memory: 8 (m + n) l words of all ranks, 50 l^2 of each.
+    Cost of a step with l = k + oversample: 2 products of A with l columns, 4 mnl flops, 9 products with bases, which
+    have 5 l columns, and 4 QR factorisations of l columns; a few steps if the values decay, 20 to 50 if they hardly do.
+    At the end 3 products of A with k columns.  Memory: 8 (m + n) l words of all ranks together, and 50 l^2 of each.
     Raises DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where A has NaN or infinite elements.
     Golub, Luk & Overton, ACM Trans. Math. Software 7(2), 1981; Halko, Martinsson & Tropp, SIAM Review 53(2), 2011;
     Musco & Musco, NeurIPS 2015; Li & Li, Linear Algebra Appl. 395, 2005.
@@ -111,9 +111,9 @@ def svd(
 
 
 def norm_of_rest(A: DistMatrix, U: DistMatrix, s: np.ndarray, Vh: DistMatrix) -> float:
-    """Return |A - U diag(s) Vh|_2, or less, by Lanczos steps that share no random number with `svd`.  Collective.
+    """Return a lower bound of |A - U diag(s) Vh|_2 by Lanczos steps, without a random number of `svd`.  Collective.
 
-    That it is no larger than s_k is what makes values that belong to their vectors the largest ones.
+    If the norm is not larger than s_k, the singular values s are the largest ones of A.
     """
     near, far = to_one(A.norm("max") or 1.0, A.dtype)
     values = s.astype(float) * near * far
@@ -129,21 +129,21 @@ def norm_of_rest(A: DistMatrix, U: DistMatrix, s: np.ndarray, Vh: DistMatrix) ->
 
 
 def is_small(A: DistMatrix, k: int, oversample: int) -> bool:
-    """Would a basis of the steps and the next block be more than all of the space?"""
+    """Would a full basis and one more block have at least as many columns as the whole space?"""
     return min(A.shape) <= (BLOCKS + 1) * (k + oversample)
 
 
 def empty_right_vectors(A: DistMatrix, k: int) -> DistMatrix:
-    """Return a matrix for k right singular vectors of A, on its grid.  Collective."""
+    """Return an uninitialised matrix for k right singular vectors of A, (n, k), on A's grid.  Collective."""
     return DistMatrix.empty((A.shape[1], k), grid=A.grid.base, dtype=A.dtype, device=A.device)
 
 
 def _bound(
     work: Work, A: Scaled, U: DistMatrix, s: np.ndarray, V: DistMatrix, after: tuple[np.ndarray, np.ndarray]
 ) -> tuple[float, float, float]:
-    """Return a bound of the errors of s, the part of it that is due to rounding, and the longest A^H u - s v.
+    """Return a bound of the errors of s, the part of this bound that is due to rounding, and the longest A^H u - s v.
 
-    All are parts of s_1.   after : the next approximate values, and their residuals.
+    All three are relative to s_1.   after : the next approximate values, and their residuals.   Collective.
     """
     R, L = A.times(work, V, -1, U * s), A.H.times(work, U, -1, V * s)
     right, left = (X.vector_norm(2, axis=0) for X in (L, R))
