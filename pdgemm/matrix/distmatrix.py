@@ -20,7 +20,7 @@ from pdgemm.local.arrays.integers import as_count, shown
 from pdgemm.local.arrays.keys import MASK, is_view, picked
 from pdgemm.matrix.array_functions import part_of_broadcast
 from pdgemm.matrix.constructors import Constructors, check_root
-from pdgemm.matrix.gather import allgather, gather, gathering, planned
+from pdgemm.matrix.gather import allgather, gather, gathering, gathering_buffer, planned
 from pdgemm.matrix.local_arrays import all_shared, device_on, new_array
 from pdgemm.matrix.matrix_base import MatrixBase, public
 from pdgemm.matrix.numpy_functions import WHOLE, NumPyFunctions, not_available
@@ -238,14 +238,19 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         return whole
 
     def allgather(self) -> np.ndarray:
-        """Return the whole matrix on every rank.  Collective over the grid."""
+        """Return the whole matrix on every rank.  Collective over the grid.
+
+        Cost: mn words to every rank, in log2 P messages if these are at most 32 MiB, else in stages of 32 MiB, for
+        which every rank needs a buffer beside the matrix.
+        """
         with together(self.grid.comm) as arguments:
             arguments += ["allgather", self.distribution, self.dtype]
             layout = self.layout_in(self.grid)
             if planned(self.grid, "all elements", gathering(layout, self.grid.size)[0]):
                 return _ones(self)
             whole, local = np.empty(self.shape, self.dtype), to_host(self.local)
-        allgather(local, layout, self.grid, whole)
+            buffer = gathering_buffer(layout, self.grid.size)
+        allgather(local, layout, self.grid, whole, buffer)
         return whole
 
     def preview(self, edge: int = 3) -> str:

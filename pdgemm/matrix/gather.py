@@ -12,12 +12,14 @@ from pdgemm.grids.layout import Layout
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.instrument.run_report import VectorTraffic, count_vectors
+from pdgemm.local.arrays.device import own_memory
 from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.schedules.collectives.vectors import ToAllRanks, matrix_gather
 from pdgemm.transport.collectives import carry_out
 
 PIECE_BYTES = 1 << 28  # MPI counts are ints: larger arrays are sent in pieces
+_STAGE_BYTES = 1 << 25  # the buffer of an all-gather, beside the whole matrix
 
 
 class _Piece(NamedTuple):
@@ -58,17 +60,26 @@ def gather(local: np.ndarray, layout: Distribution, grid: ProcessGrid, whole: np
 
 def gathering(layout: Layout, size: int) -> tuple[ToAllRanks, int]:
     """Return the schedule of an all-gather of a matrix, and the number of local rows that a rank sends in one stage."""
-    return matrix_gather(layout, size, PIECE_BYTES // layout.dtype.itemsize)
+    return matrix_gather(layout, size, min(PIECE_BYTES, _STAGE_BYTES) // layout.dtype.itemsize)
 
 
-def allgather(local: np.ndarray, layout: Layout, grid: ProcessGrid, whole: np.ndarray) -> None:
-    """Set `whole` on every rank to the parts of all ranks, and count the words and messages.  Collective."""
+def gathering_buffer(layout: Layout, size: int) -> np.ndarray:
+    """Return memory for the elements of the longest stage of `gathering`.  Local."""
+    words = max(part.words for stage in gathering(layout, size)[0].stages for part in stage.parts)
+    return own_memory(None).empty((words,), layout.dtype)
+
+
+def allgather(local: np.ndarray, layout: Layout, grid: ProcessGrid, whole: np.ndarray, buffer: np.ndarray) -> None:
+    """Set `whole` on every rank to the parts of all ranks, and count the words and messages.  Collective.
+
+    buffer : as `gathering_buffer` returns it.
+    """
     schedule, height = gathering(layout, grid.size)
     rows, cols, counted = layout.distribution.rows, layout.distribution.cols, Traffic()
     indices = [(rows.indices(i), cols.indices(j)) for i, j in map(layout.coords, range(grid.size))]
     for number, stage in enumerate(schedule.stages):
         (collective,), slab = stage.parts, slice(number * height, (number + 1) * height)
-        ends, parts = collective.offsets.tolist(), np.empty(collective.words, layout.dtype)
+        ends, parts = collective.offsets.tolist(), buffer[: collective.words]
         parts[ends[grid.rank] : ends[grid.rank + 1]] = local[slab].reshape(-1)
         carry_out(collective, grid.comm, [parts], counted)
         for (i, j), start, stop in zip(indices, ends, ends[1:]):

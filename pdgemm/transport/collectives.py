@@ -104,7 +104,8 @@ def _carry_out(collective: Collective, comm: MPI.Comm, store: _Vectors | _Pairs,
     """Send and receive the messages of a collective, step by step; join addends with the earlier rank's on the left."""
     me = collective.ranks.index(comm.rank)
     for step in collective.messages_of(me):
-        out = [(to, _packed([x for row in rows for x in store.views(*row)])) for to, rows in step.sent.items()]
+        leaving = {to: [x for row in rows for x in store.views(*row)] for to, rows in step.sent.items()}
+        out = [(to, _packed(views)) for to, views in leaving.items()]
         places = {
             source: [x for row in rows for x in (store.views if step.adds else store.receiving)(*row)]
             for source, rows in step.received.items()
@@ -118,8 +119,8 @@ def _carry_out(collective: Collective, comm: MPI.Comm, store: _Vectors | _Pairs,
                 MPI.Request.Waitall(requests)
         for source, data in into:
             _arrived(places[source], data, join if step.adds else None, source < me)
-        counted.words_sent += step.words_sent
-        counted.words_received += step.words_received
+        counted.words_sent += _words(leaving)
+        counted.words_received += _words(places)
         counted.messages_sent += len(requests) - received
         counted.messages_received += received
 
@@ -128,6 +129,11 @@ def _started(start: Callable[..., Any], data: np.ndarray, rank: int) -> list[Any
     """Start to send or receive bytes in messages of LARGEST_MESSAGE_BYTES at most; none for an empty array."""
     pieces = range(0, data.size, LARGEST_MESSAGE_BYTES)
     return [start(data[at : at + LARGEST_MESSAGE_BYTES], rank) for at in pieces]
+
+
+def _words(by_rank: dict[int, list[Parts]]) -> int:
+    """Return the number of elements of the views that are sent to ranks, or received from ranks."""
+    return sum(x.size for views in by_rank.values() for parts in views for x in parts)
 
 
 def _flat(places: list[Parts]) -> list[np.ndarray]:

@@ -16,8 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pdgemm.errors import ArgumentError
+from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules.collectives import collective_steps as by
 from pdgemm.schedules.collectives.collective_steps import CollectiveStep, CollectiveSteps
+from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece
 from pdgemm.schedules.schedule import Buffers, LineSchedule
@@ -93,6 +95,16 @@ class Collective(LineSchedule):
         """Return the messages that the rank at `place` sends and receives, step by step."""
         return [RankStep.of(self, step, place) for step in self.steps()]
 
+    def traffic(self, rank: int) -> Traffic:
+        """Return the words and messages of a rank by its steps alone: the sums over `rounds` are those of all ranks."""
+        total, longest = Traffic(), LARGEST_MESSAGE_BYTES // self.dtype.itemsize
+        for step in self.messages_of(self.ranks.index(rank)) if rank in self.ranks else ():
+            total.words_sent += step.words_sent
+            total.words_received += step.words_received
+            total.messages_sent += sum(-(-words // longest) for words in step.sent_to.values())
+            total.messages_received += sum(-(-words // longest) for words in step.received_from.values())
+        return total
+
     def words_of(self, step: CollectiveStep) -> np.ndarray:
         """Return the words of each entry of a step."""
         parts, ends, length = len(self.counts), step.first + step.number, int(self.offsets[-1])
@@ -129,27 +141,37 @@ class Collective(LineSchedule):
 
 
 class RankStep(NamedTuple):
-    """The messages of a rank in a step: ranges (first, number) of parts by place of the other rank, and their words."""
+    """The messages of a rank in a step: by place of the other rank, the ranges (first, number) of parts, and words."""
 
     sent: dict[int, list[tuple[int, int]]]
     received: dict[int, list[tuple[int, int]]]
-    words_sent: int
-    words_received: int
+    sent_to: dict[int, int]
+    received_from: dict[int, int]
     adds: bool
+
+    @property
+    def words_sent(self) -> int:
+        return sum(self.sent_to.values())
+
+    @property
+    def words_received(self) -> int:
+        return sum(self.received_from.values())
 
     @classmethod
     def of(cls, collective: Collective, step: CollectiveStep, place: int) -> RankStep:
         words = collective.words_of(step)
 
-        def ranges(mine: np.ndarray, peer: np.ndarray) -> dict[int, list[tuple[int, int]]]:
-            by_peer: dict[int, list[tuple[int, int]]] = {}
+        def ranges(mine: np.ndarray, peer: np.ndarray) -> tuple[dict[int, list[tuple[int, int]]], dict[int, int]]:
+            by_peer, words_by_peer = dict[int, list[tuple[int, int]]](), dict[int, int]()
             for at in np.flatnonzero(mine & (words > 0)).tolist():
-                by_peer.setdefault(int(peer[at]), []).append((int(step.first[at]), int(step.number[at])))
-            return by_peer
+                other = int(peer[at])
+                by_peer.setdefault(other, []).append((int(step.first[at]), int(step.number[at])))
+                words_by_peer[other] = words_by_peer.get(other, 0) + int(words[at])
+            return by_peer, words_by_peer
 
-        leaving, coming = step.source == place, step.target == place
-        both = ranges(leaving, step.target), ranges(coming, step.source)
-        return cls(*both, int(words[leaving].sum()), int(words[coming].sum()), step.adds)
+        sent, sent_to = ranges(step.source == place, step.target)
+        received, received_from = ranges(step.target == place, step.source)
+        return cls(sent, received, sent_to, received_from, step.adds)
 
 
 @dataclass(frozen=True)

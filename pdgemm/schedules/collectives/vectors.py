@@ -11,9 +11,11 @@ import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
+from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.rounds import Round
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
+from pdgemm.support.remembered import remembered
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,10 @@ class SideBySide(Schedule):
     def of(self, rank: int) -> Collective | None:
         """Return the collective in which a rank takes part."""
         return self._by_rank.get(rank)
+
+    def traffic(self, rank: int) -> Traffic:
+        part = self.of(rank)
+        return part.traffic(rank) if part else Traffic()
 
     @property
     def grid(self) -> RankMap:
@@ -68,6 +74,10 @@ class ToAllRanks(Schedule):
     stages: tuple[SideBySide, ...]
     algorithm = "to all ranks"
     lookahead = 0
+
+    @remembered
+    def traffic(self, rank: int) -> Traffic:
+        return sum((stage.traffic(rank) for stage in self.stages), Traffic())
 
     @property
     def grid(self) -> RankMap:

@@ -103,7 +103,7 @@ def test_messages_of_several_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) 
     from pdgemm.schedules.collectives.collective import Collective
     from pdgemm.transport.collectives import carry_out
 
-    for module in ("schedules.rounds", "transport.collectives"):
+    for module in ("schedules.rounds", "schedules.collectives.collective", "transport.collectives"):
         monkeypatch.setattr(f"pdgemm.{module}.LARGEST_MESSAGE_BYTES", 64)
     x, counted = np.full(100, float(comm.rank)), Traffic()
     reduce = Collective("all_reduce", "halving", tuple(range(comm.size)), (100,) + (0,) * (comm.size - 1), x.dtype)
