@@ -79,7 +79,7 @@ def leading_space(
         return DistMatrix.zeros((rows, cols), grid=grid, dtype=A.A.dtype, device=A.A.device)
 
     U, V, W, Y = zeros(m, most), zeros(n, most), zeros(m, width), zeros(n, width)
-    seeds = [(seed + x) % 2**64 or 1 for x in range(3)]
+    seeds = [(seed + x) % 2**64 or 2**63 for x in range(3)]
     left, right = random(W, W.shape, seeds[0]), random(Y, Y.shape, seeds[1])
     new, used, level = work.did(qr(random(Y, Y.shape, seeds[2]))[0]), 0, 0.0
     B = np.zeros((most, most), A.A.dtype)

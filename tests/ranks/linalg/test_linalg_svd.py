@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.linalg
+from factored import rng_matrix
 from problems import grid_shapes
 
 pytestmark = pytest.mark.mpi
@@ -62,7 +63,7 @@ def test_bounds_hold_and_are_near(comm: Any, dtype: str) -> None:
         with ProcessGrid(comm, shapes[size % len(shapes)]) as grid, warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             A = DistMatrix.from_global(x, grid=grid, block=(None, 7, (4, 3), 8)[size])
-            U, s, Vh = linalg.svd(A, k, oversample=5, seed=(0, -1, 2**63 - 1, 2**64 - 1)[turn % 4])
+            U, s, Vh = linalg.svd(A, k, oversample=5, seed=turn)
             u, v = wide(U.allgather()), wide(Vh.allgather()).conj().T
         facts: Any = U.report.facts
         unit, first = float(np.finfo(x.dtype).eps), float(exact[0]) or 1.0
@@ -90,6 +91,17 @@ def test_bases_that_nearly_fill_the_space(comm: Any) -> None:
             facts: Any = U.report.facts
             assert np.abs(s - np.linalg.svd(x)[1][:2]).max() <= facts["bound"] <= 1e-13
             assert (U.report.steps > 0) == (n > 42)
+
+
+def test_any_seed(comm: Any) -> None:
+    """The seeds at the ends of their range, from which three others are derived."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    x = rng_matrix(64, 40, "float64")
+    with ProcessGrid(comm) as grid:
+        A, exact = DistMatrix.from_global(x, grid=grid), np.linalg.svd(x, compute_uv=False)[:2]
+        for seed in (-(2**63), -1, 2**63 - 1, 2**64 - 1):
+            assert np.allclose(linalg.svd(A, 2, oversample=2, seed=seed, tolerance=1e-6)[1], exact, rtol=1e-6)
 
 
 def test_fewer_steps_have_larger_bounds_that_hold(comm: Any) -> None:
