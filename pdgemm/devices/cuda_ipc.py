@@ -25,6 +25,7 @@ _HANDLE_WORDS = 8  # words of eight bytes in an IPC handle
 _BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID: the number of an allocation, never used twice in a process
 _IS_IPC_CAPABLE = 10  # CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: plain cudaMalloc
 _MAPPINGS = 32  # allocations of other ranks that stay mapped
+_FAILURES = runtime.CUDARuntimeError, MemoryError, OSError  # of one rank: no rank reads in place then
 _UNUSED = 8  # products that may leave a mapped allocation unused before it is unmapped
 
 
@@ -139,21 +140,18 @@ def _maps(memory: IpcMemory, device: Device) -> bool:
     node = memory.node
     if memory.alone:
         return True
-    try:
+    mine, where, seen = None, None, False  # `mine` is kept until all ranks have read it
+    with suppress(*_FAILURES):
         mine = device.to_device(np.full(1000, node.rank, np.int64), "C")
         where = memory.where(mine) if capable(mine) else None
-    except (runtime.CUDARuntimeError, MemoryError):
-        where = None
-    there, seen = node.allgather(where), False
-    try:
+    there = node.allgather(where)
+    with suppress(*_FAILURES):
         seen = all(
-            x is not None and bool((device.to_host(memory.array(rank, (1000,), mine.dtype, x, (8,))) == rank).all())
+            x is not None and bool((device.to_host(memory.array(rank, (1000,), np.dtype("l"), x, (8,))) == rank).all())
             for rank, x in enumerate(there)
             if rank != node.rank
         )
-    except runtime.CUDARuntimeError:
-        seen = False
-    node.Barrier()  # until all ranks have read
+    node.Barrier()
     return seen
 
 

@@ -38,8 +38,10 @@ def nccl_arrives(comm: MPI.Intracomm, device: Device) -> bool:
     With a wrong interface, or behind a firewall, NCCL waits without end: so NCCL is tried in a thread, which is left
     behind if it does not return.
     """
+    x = _in_time(comm, device, lambda: device.to_device(np.full(1000, comm.rank + 7, np.int64), "C"))
+    if x is None:
+        return False
     with together(comm):
-        x = device.to_device(np.full(1000, comm.rank + 7, np.int64), "C")
         unique = _or_error(libnccl.get_unique_id) if comm.rank == 0 else None
     unique = comm.bcast(unique)
     communicator = _in_time(comm, device, lambda: libnccl.NcclCommunicator(comm.size, unique, comm.rank))
@@ -51,7 +53,12 @@ def nccl_arrives(comm: MPI.Intracomm, device: Device) -> bool:
         nccl_broadcast(comm, x, 0, device)
         return bool((device.to_host(x) == 7).all()) or None
 
-    return _in_time(comm, device, arrives) is not None
+    if _in_time(comm, device, arrives) is None:
+        with suppress(RuntimeError):
+            communicator.abort()  # ends the broadcast; to destroy the communicator would wait for it
+        comm.Delete_attr(_KEY)
+        return False
+    return True
 
 
 def _in_time(comm: MPI.Intracomm, device: Device, attempt: Callable[[], Any]) -> Any:
@@ -59,7 +66,7 @@ def _in_time(comm: MPI.Intracomm, device: Device, attempt: Callable[[], Any]) ->
     results = list[Any]()
 
     def run() -> None:
-        with suppress(RuntimeError, OSError):  # NcclError, CUDARuntimeError: perhaps on this rank only
+        with suppress(RuntimeError, OSError, MemoryError):  # NcclError, CUDARuntimeError: perhaps on this rank only
             device.use()
             results.append(attempt())
 

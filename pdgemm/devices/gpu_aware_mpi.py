@@ -83,13 +83,20 @@ def self_test(comm: MPI.Intracomm, device: Device) -> str:
 
     Collective over comm.
     """
-    x, y, z = (device.empty((_SIDE, _SIDE), np.float32) for _ in range(3))
-    multiply = device.multiply(1, x, y, z, False, False, tf32=False)
-    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    for words in SIZES:
-        mine, theirs = (np.arange(words, dtype=np.int64) * 3 + 7 * rank for rank in (comm.rank, before))
+    after, before, lacking = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size, ""
+    messages = {
+        words: [np.arange(words, dtype=np.int64) * 3 + 7 * rank for rank in (comm.rank, before)] for words in SIZES
+    }
+    try:
+        x, y, z = (device.empty((_SIDE, _SIDE), np.float32) for _ in range(3))
+        multiply = device.multiply(1, x, y, z, False, False, tf32=False)
         with device.transfer_stream():
-            sent, got = (device.to_device(x, "C") for x in (mine, np.zeros(words, np.int64)))
+            buffers = [[device.to_device(x, "C") for x in (mine, 0 * mine)] for mine, _ in messages.values()]
+    except (MemoryError, RuntimeError) as bad:  # of CUDA, too
+        lacking = f"its arrays cannot be allocated: {bad}"
+    if comm.allreduce(bool(lacking), MPI.LOR):  # before any rank waits for a message of another one
+        return lacking
+    for (words, (_, theirs)), (sent, got) in zip(messages.items(), buffers):
         with device.product_stream():
             for _ in range(_PRODUCTS):
                 multiply(0)

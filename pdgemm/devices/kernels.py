@@ -21,6 +21,8 @@ from pdgemm.local.arrays.dtypes import HALVES, TYPES, arithmetic
 
 _FEW = 4  # launches that are cheaper than one launch of the kernel that reads the index of every row and column
 _LEAST_ROW = 512  # bytes of the shortest row that the copy engine copies; kernels are faster on shorter rows
+_MOST_PITCH = (1 << 31) - 1  # bytes from row to row that a copy engine takes at most, the device property memPitch
+_ALIGNED = 16  # bytes; kernels are faster on rows that begin, or end, elsewhere
 _WORDS: list[np.dtype] = [np.dtype(np.int64), np.dtype(np.int32)]  # the words as which kernels copy smaller elements
 _KEPT_INDICES = 1 << 16  # size of the largest index map whose indices stay in device memory
 
@@ -49,7 +51,7 @@ def _copied_by_engine(sides: _Sides) -> bool:
     there, here, width = sides.target.data.ptr, sides.source.data.ptr, length * itemsize
     if outer:
         pitches = sides.target_strides[0], sides.source_strides[0]
-        if min(pitches) < width:
+        if min(pitches) < width or max(pitches) > _MOST_PITCH or gcd(there, here, width, *pitches) % _ALIGNED:
             return False
         matrix = there, pitches[0], here, pitches[1], width, outer[0]
         runtime.memcpy2DAsync(*matrix, runtime.memcpyDefault, stream)

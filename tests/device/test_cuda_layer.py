@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from threading import Event
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -196,6 +197,14 @@ def test_copies(comm: Any, gpu: Gpu, cuda: Any) -> None:
             y = np.zeros((96, 96), dtype)
             y[8 : 8 + rows, 16 : 16 + cols] = x[:rows, 8 : 8 + cols]
             assert np.array_equal(cuda.to_host(Y), y)
+        for columns, first, pitch in ((97, 0, 2**31 - 1), (96, 1, 2**31 - 1), (96, 0, 767)):
+            X, Y = (cuda.to_device(np.full((20, columns), value), "C") for value in (3.0, 0.0))
+            with pytest.MonkeyPatch.context() as limit:  # rows that are not aligned, or too far apart
+                limit.setattr(kernels, "_MOST_PITCH", pitch)
+                limit.setattr(gpu, "most_pitch", pitch)
+                gpu.calls.clear(), words.clear()
+                CONVERT(Y[:, first : first + 64], X[:, first : first + 64])
+            assert [*gpu.calls, *map(str, words)] == ["float64"] and cuda.to_host(Y).sum() == 20 * 64 * 3
         X, Y = cuda.to_device(x, "F"), cuda.empty((96, 48), dtype, "F")
         gpu.calls.clear(), words.clear()
         cuda.combine_blocks(CONVERT, Y, X, identity(96), packed(np.arange(0, 96, 8), np.full(12, 4)))
@@ -213,6 +222,7 @@ def test_nccl_is_tried(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None
     monkeypatch.setattr(cuda_ipc, "_maps", lambda memory, device: False)
     making, sending = (Nccl, "NcclCommunicator"), (Nccl.NcclCommunicator, "bcast")
     for fails in (None, making, sending):
+        aborted = Nccl.aborted
         with monkeypatch.context() as patch, ProcessGrid(comm) as grid:
             if fails and comm.rank == comm.size - 1:
                 patch.setattr(*fails, failing(getattr(*fails)))
@@ -221,6 +231,31 @@ def test_nccl_is_tried(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None
             assert reach.nccl == (not fails or comm.size == 1)
             moved = pdgemm(1, A, A, algorithm="summa").report.mover
             assert comm.size == 1 or (moved == "nccl") == (not fails)
+            assert Nccl.aborted - aborted == (fails == sending and comm.size > 1)  # nobody waits for what is stuck
+
+
+def test_what_fails_on_one_rank_is_used_by_none(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:
+    """Memory for the trials, a library that is not there: no rank waits for that one, and messages are staged."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.devices import cuda_ipc
+
+    if comm.size == 1:
+        pytest.skip("one rank tries nothing")
+    for place, name, failure in (
+        (cuda, "to_device", MemoryError("full")),
+        (cuda_ipc, "capable", OSError("libcuda.so.1")),
+        (cuda_ipc.IpcMemory, "array", CUDARuntimeError(2)),
+    ):
+        with monkeypatch.context() as patch, ProcessGrid(comm) as grid, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that messages are staged
+            if comm.rank == comm.size - 1:
+                patch.setattr(place, name, Mock(side_effect=failure))
+            cuda.discover_peers(grid)
+            patch.undo()
+            reach = cuda.reach(grid)
+            assert reach.reads == "" and (name != "to_device" or (reach.staged, reach.nccl) == (True, False)), reach
+            A = DistMatrix.from_global(np.eye(40), grid=grid, device="cuda")
+            assert np.array_equal(pdgemm(1, A, A).allgather(), np.eye(40))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int8"])

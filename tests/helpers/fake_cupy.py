@@ -137,6 +137,7 @@ class Gpu:
         self.mapped: dict[int, mmap.mmap] = {}
         self.calls: list[str] = []
         self.modes: dict[int, int] = {}  # the math modes of cuBLAS's handles
+        self.most_pitch = (1 << 31) - 1
         self.failed = 0  # what the driver says ever after a kernel has failed
 
     def allocate(self, nbytes: int, managed: bool = False) -> Allocation:
@@ -201,6 +202,8 @@ class Gpu:
     ) -> None:
         assert kind == self.memcpyDefault
         assert 0 < width <= min(to_pitch, from_pitch)
+        if max(to_pitch, from_pitch) > self.most_pitch:
+            raise CUDARuntimeError("invalid pitch argument")
         self.calls.append("memcpy2DAsync")
         for row in range(height):
             ctypes.memmove(target + row * to_pitch, source + row * from_pitch, width)
@@ -554,7 +557,7 @@ class Nccl:
     available, NCCL_UINT8 = True, 1
     _tags = count(1)
     _group: ClassVar[list[tuple[Any, ...]]] = []
-    _depth = 0
+    _depth = aborted = 0
 
     @staticmethod
     def get_version() -> int:
@@ -633,8 +636,14 @@ class Nccl:
             found, there = (_memory(ptr, count * kind.itemsize).view(kind) for ptr in (part, total))
             self._queue("reduce", found, there, root)
 
+        def abort(self) -> None:
+            """Whatever the others do; nothing is left to be destroyed."""
+            Nccl.aborted += 1
+            self._comm = None
+
         def destroy(self) -> None:
-            self._comm.Free()
+            if self._comm is not None:
+                self._comm.Free()
 
 
 @contextmanager
