@@ -155,7 +155,7 @@ class Prepared:
             recorder.traffic += own.traffic
             reports.append(partial(move_report, name, moves[name], A.grid, own, taken.seconds))
 
-        with np.errstate(all="ignore"), kept_if_it_fails(workspace):
+        with np.errstate(all="ignore"), kept_if_it_fails(workspace, A.stored, B.stored, C.stored):
             for name, x in (("A", A), ("B", B)):
                 if name in workspace.copies:
                     move(name, x.stored, 0, workspace.copies[name])

@@ -146,7 +146,8 @@ def _carried_out(
     def move(recorder: Recorder) -> None:
         exchange(alpha, X.stored, beta, Y.stored, plan, buffers, X.grid, recorder)
 
-    with np.errstate(all="ignore"), kept_if_it_fails(buffers), spans.timed("redistribute", Y.stored.nbytes):
+    kept = kept_if_it_fails(buffers, X.stored, Y.stored)
+    with np.errstate(all="ignore"), kept, spans.timed("redistribute", Y.stored.nbytes):
         if alpha == 0:
             with recorder.phase("compute"):
                 store(Y.stored, None, Combine(beta=beta))

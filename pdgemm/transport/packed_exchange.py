@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -272,12 +273,17 @@ def _contiguous(
 
 
 class kept_if_it_fails:
-    """Keeps buffers for ever after an exception during a transfer, because MPI may still read and write them."""
+    """Keeps buffers for ever after an exception during a transfer, because MPI may still read and write them.
 
-    __slots__ = ("_workspace",)
+    workspace : the buffers.
+    arrays : the operands, which the caller may free or overwrite next: their device, if any, completes its work first.
+        If the device does not complete it, the operands are kept, too.
+    """
 
-    def __init__(self, workspace: object) -> None:
-        self._workspace = workspace
+    __slots__ = ("_arrays", "_workspace")
+
+    def __init__(self, workspace: object, *arrays: Array) -> None:
+        self._workspace, self._arrays = workspace, arrays
 
     def __enter__(self) -> None:
         pass
@@ -285,6 +291,24 @@ class kept_if_it_fails:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is not None:
             _in_flight.append(self._workspace)
+            used = {device for x in self._arrays if (device := devices.of(x)) is not None}
+            if not all(map(_is_idle, used)):
+                _in_flight.append(self._arrays)
+
+
+def _is_idle(device: Device) -> bool:
+    """Wait until all streams of a device are idle; return False if one of them fails, or not all are idle in time."""
+    end = monotonic() + _PATIENCE
+    try:
+        events = [x.record() for x in (device.product_stream(), device.transfer_stream(), device.upload_stream())]
+        while not all(device.happened(event) for event in events):
+            if monotonic() > end:  # NCCL may wait for a rank that has failed
+                return False
+            sleep(1e-3)
+    except Exception:  # the exception that is on its way to the caller says more
+        return False
+    return True
 
 
 _in_flight: list[object] = []
+_PATIENCE = 10.0  # seconds of waiting for a device after an exception

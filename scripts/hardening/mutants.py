@@ -1,4 +1,4 @@
-"""What the suite catches: 101 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 102 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -269,6 +269,11 @@ MUTANTS = [
         "panel_schedules: rows that change places twice do so once", "pdgemm/schedules/panels/row_moves.py",
         "lying[here], lying[there] = lying[there], lying[here]", "lying[here], lying[there] = there, lying[here]",
         (f"0 {U}schedules/test_panel_schedules.py", f"4 {R}linalg/test_linalg_lu.py"),
+    ),
+    Mutant(
+        "transport: after an exception the device still writes to C", "pdgemm/transport/packed_exchange.py",
+        "if not all(map(_is_idle, used))", "if False",
+        ("1 tests/device/test_device.py",),
     ),
     Mutant(
         "panel_movers: a panel is rewritten while it is read", "pdgemm/transport/panels/gathered_panel.py",

@@ -111,6 +111,38 @@ def test_the_host_makes_few_calls_for_a_panel(comm: Any, way: str) -> None:
         assert events <= 2 * panels
 
 
+@pytest.mark.on_ranks(1)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_after_an_exception_the_device_is_idle(comm: Any, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller overwrites, or frees, the operands next: of a product, a redistribution and a factorisation."""
+    from mpi4py import MPI
+
+    from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
+
+    def failing(launch: Any) -> Any:
+        def launched(*args: Any) -> None:
+            launch(*args)
+            raise RuntimeError("the next launch failed")
+
+        return launched
+
+    with fake_device(schedule) as device, ProcessGrid(MPI.COMM_SELF) as grid:
+        A, B = (DistMatrix.random((40, 40), grid=grid, seed=x, device="fake") for x in (1, 2))
+        S = DistMatrix.eye(40, grid=grid, device="fake")
+        for call in (
+            lambda: pdgemm(1, A, B, 0, S),
+            lambda: A.redistribute(S),
+            lambda: linalg.solve_triangular(A, S, overwrite_b=True),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(device, "_launch", failing(device._launch))
+                with pytest.raises(RuntimeError, match="the next launch failed"):
+                    call()
+            S.local[...] = 1
+            assert not device.races, call
+        assert np.array_equal(S.allgather(), np.ones((40, 40)))
+
+
 def test_sixteen_bit_and_whole_numbers(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
 

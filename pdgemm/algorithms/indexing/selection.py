@@ -98,7 +98,7 @@ def _move(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs], star
         workspace = ExchangeBuffers(plan, comm.rank, where)
     recorder = recorder_of(X.stored)
     recorder.hold(workspace.nbytes)
-    with np.errstate(all="ignore"), kept_if_it_fails(workspace), spans.timed(name, Y.stored.nbytes):
+    with np.errstate(all="ignore"), kept_if_it_fails(workspace, X.stored, Y.stored), spans.timed(name, Y.stored.nbytes):
         exchange(1, X.stored, 0, Y.stored, plan, workspace, grid, recorder)
         recorder.finish()
     Y.report = move_report("A", plan, grid, recorder, perf_counter() - start)

@@ -33,6 +33,7 @@ from pdgemm.schedules.panels.panel_schedule import PanelSchedule
 from pdgemm.support.agreement import together
 from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.node_arrays import NodeArrays
+from pdgemm.transport.packed_exchange import kept_if_it_fails
 from pdgemm.transport.panels.in_place import InPlace
 from pdgemm.transport.panels.sent import Sent
 from pdgemm.transport.panels.task import Task
@@ -89,15 +90,16 @@ def run_panels(
     transfers = Transfers(between_nodes=grid.ranks_per_node is not None).used(recorder)
     common = schedule, stored, grid, workspace, transfers, recorder
     task: Task[Any] = Sent(*common)
-    with recorder.phase("sync"):
-        if schedule.shared:
-            exposed: dict[str, tuple[Array, Layout | None]]
-            exposed = {name: (stored[name], matrices[name].layout_in(grid)) for name in schedule.orders}
-            exposed |= {name: (workspace[name], None) for name in schedule.exposed_buffers}
-            task = InPlace(*common, NodeArrays(grid, **exposed))
-    number = executor(task)()
-    recorder.finish()
-    task.finish()
+    with kept_if_it_fails(workspace, *stored.values()):
+        with recorder.phase("sync"):
+            if schedule.shared:
+                exposed: dict[str, tuple[Array, Layout | None]]
+                exposed = {name: (stored[name], matrices[name].layout_in(grid)) for name in schedule.orders}
+                exposed |= {name: (workspace[name], None) for name in schedule.exposed_buffers}
+                task = InPlace(*common, NodeArrays(grid, **exposed))
+        number = executor(task)()
+        recorder.finish()
+        task.finish()
     with recorder.phase("sync"):
         first = comm.allreduce(number or _NEVER, MPI.MIN)
     end, trace, device = perf_counter(), spans.active(), devices.of(stored["A"])
