@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, wraps
 from math import prod
 from typing import Any
 
@@ -30,7 +30,26 @@ _SUMS_IN_FULL = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial 
 _PINNED = 1 << 30  # bytes of pinned memory that are kept for the next product
 _NOT_READY = 600  # cudaErrorNotReady
 _OP = {b"N": 0, b"T": 1, b"C": 2}
+_ERRORS = runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError, cublas.CUBLASError
+_LACKS_MEMORY = {cublas.CUBLASError: 3}  # the status by which a library says so; that of CUDA is 2
 _TRSM = {"L": 0, "R": 1, "U": 1, "N": 0}  # cuBLAS's sides; lower is 0 and upper 1; a unit diagonal is 1
+
+
+def _memory_errors(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function raise OutOfMemoryError where CUDA, or cuBLAS, lacks memory for its own work on the GPU."""
+
+    @wraps(launch)
+    def launched(*args: Any) -> Any:
+        try:
+            return launch(*args)
+        except _ERRORS as error:
+            if error.status == _LACKS_MEMORY.get(type(error), 2):
+                free, total = runtime.memGetInfo()
+                text = f"a launch lacks memory on the GPU, of which {free} of {total} bytes are free: {error}"
+                raise OutOfMemoryError(text) from None
+            raise
+
+    return launched
 
 
 class Cuda:
@@ -103,9 +122,11 @@ class Cuda:
             return None
 
     # ------------------------------------------------------------------ work
+    @_memory_errors
     def combine(self, how: Combination, target: Array, source: Array) -> None:
         kernels.combine(how, target, source)
 
+    @_memory_errors
     def combine_blocks(self, how: Combination, target: Array, source: Array, rows: IndexMap, cols: IndexMap) -> None:
         kernels.combine_blocks(how, target, source, rows, cols)
 
@@ -127,11 +148,13 @@ class Cuda:
         head = (handle, _OP[trans_a], _OP[trans_b], m, n, k, ctypes.addressof(first), *operands)
         tail = (C.data.ptr, types[2], ldc, compute, -1)
 
+        @_memory_errors
         def form(beta: Any, _kept: Any = (arrays, first)) -> None:
             cublas.gemmEx(*head, ctypes.addressof(_scalar(char, beta)), *tail)
 
         return form
 
+    @_memory_errors
     def multiply_stack(self, alpha: Any, A: Array, B: Array, beta: Any, C: Array) -> None:
         char, items = C.dtype.char, len(C)
         a, _, c, (trans_a, lda), (trans_b, ldb), ldc = seen_by_fortran(A[0], B[0], C[0], False, False)
@@ -146,6 +169,7 @@ class Cuda:
             C.data.ptr, types[2], ldc, words[2], items, TYPE[C.dtype].cublas, -1,
         )  # fmt: skip
 
+    @_memory_errors
     def solve_triangular(self, how: tuple[str, str, str, str], alpha: Any, A: Array, X: Array) -> None:
         first = _scalar(X.dtype.char, alpha)
         trsm = getattr(cublas, f"{TYPE[X.dtype].blas}trsm")

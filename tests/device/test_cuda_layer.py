@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from cuda_layer import CudaLayer
-from fake_cupy import CUDARuntimeError, Gpu, Nccl, fake_cupy
+from fake_cupy import CUBLASError, CUDADriverError, CUDARuntimeError, Gpu, Nccl, fake_cupy
 from tiers import everything
 
 pytestmark = pytest.mark.mpi
@@ -104,6 +104,7 @@ def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:
 
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
     from pdgemm.errors import DeviceError, OutOfMemoryError
+    from pdgemm.local.arrays.elementwise import CONVERT
 
     event = cuda.current_stream().record()
     gpu.failed = 600
@@ -113,6 +114,24 @@ def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:
         cuda.happened(event)
     gpu.failed = 0
     assert cuda.happened(event)
+
+    A = cuda.to_device(np.ones((3, 3)), "C")
+    product: Any = cuda.multiply(1, A, A, cuda.empty((3, 3), "float64"), False, False, False)
+    for error, expected, text in (
+        (CUBLASError(3), OutOfMemoryError, "lacks memory on the GPU, of which"),  # cuBLAS's ALLOC_FAILED
+        (CUDARuntimeError(2), OutOfMemoryError, "lacks memory"),
+        (CUDADriverError(2), OutOfMemoryError, "lacks memory"),
+        (CUDARuntimeError(3), CUDARuntimeError, "3"),
+        (CUBLASError(2), CUBLASError, "2"),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Gpu, "memcpy2DAsync", Mock(side_effect=error))
+            with pytest.raises(expected, match=text):
+                cuda.combine(CONVERT, cuda.empty((9, 96), "float64")[:, :64], cuda.empty((9, 96), "float64")[:, :64])
+            patch.setattr(gpu, "gemmEx", Mock(side_effect=error))
+            with pytest.raises(expected, match=text):
+                cuda.multiply(1, A, A, cuda.empty((3, 3), "float64"), False, False, False)(0)
+    product(0)
 
     with pytest.raises(OutOfMemoryError, match="bytes of pinned memory"):
         cuda.pinned(1 << 40, "float64")

@@ -46,6 +46,17 @@ _CUBLAS: dict[int, set[tuple[str, str]]] = {
 class CUDARuntimeError(RuntimeError):
     def __init__(self, status: object) -> None:
         super().__init__(f"cudaError: {status}")
+        self.status = status
+
+
+class CUDADriverError(CUDARuntimeError):
+    pass
+
+
+class CUBLASError(RuntimeError):
+    def __init__(self, status: object) -> None:
+        super().__init__(f"cuBLAS: {status}")
+        self.status = status
 
 
 class OutOfMemoryError(MemoryError):
@@ -129,7 +140,7 @@ class Pool:
 class Gpu:
     """The runtime, the driver and NCCL, of one process that sees `count` GPUs."""
 
-    memcpyDefault, CUDARuntimeError = 4, CUDARuntimeError
+    memcpyDefault, CUDARuntimeError, CUBLASError = 4, CUDARuntimeError, CUBLASError
 
     def __init__(self, count: int) -> None:
         self.count, self.current, self.context = count, 0, False
@@ -447,6 +458,7 @@ class Simulated:
         vars(cuda).update(
             runtime=self.gpu,
             cublas=self.gpu,
+            driver=SimpleNamespace(CUDADriverError=CUDADriverError),
             nccl=Nccl,
             memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
             MemoryPointer=MemoryPointer,
