@@ -18,9 +18,9 @@ from cupy.cuda import cublas, runtime
 from mpi4py import MPI
 
 from pdgemm.devices import cuda_ipc, cuda_nccl, gpu_binding, kernels
-from pdgemm.errors import DeviceError, OutOfMemoryError
+from pdgemm.errors import DeviceError, DTypeError, OutOfMemoryError
 from pdgemm.grids.index_map import IndexMap
-from pdgemm.local.arrays.device import Array, Combination, Pinned, Reach, address, register_device
+from pdgemm.local.arrays.device import Array, Combination, Pinned, Reach, address, on_cuda, register_device
 from pdgemm.local.arrays.dtypes import HALVES, TYPE
 from pdgemm.local.arrays.workspace import BufferCache
 from pdgemm.local.blas.local_gemm import blas_number, leading, seen_by_fortran
@@ -118,7 +118,10 @@ class Cuda:
     def takes(self, x: Any) -> Array | None:
         try:  # DLPack supports more types
             return cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
-        except (AttributeError, TypeError, ValueError, BufferError, runtime.CUDARuntimeError):
+        except (AttributeError, TypeError, ValueError, BufferError, RuntimeError) as bad:
+            if on_cuda(x):
+                reason = " ".join(str(bad).split())
+                raise DTypeError(f"CuPy cannot read this {type(x).__name__} as an array: {reason}") from bad
             return None
 
     # ------------------------------------------------------------------ work

@@ -103,7 +103,7 @@ def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:
     import cupy
 
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.errors import DeviceError, OutOfMemoryError
+    from pdgemm.errors import DeviceError, DTypeError, OutOfMemoryError
     from pdgemm.local.arrays.elementwise import CONVERT
 
     event = cuda.current_stream().record()
@@ -135,7 +135,12 @@ def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:
 
     with pytest.raises(OutOfMemoryError, match="bytes of pinned memory"):
         cuda.pinned(1 << 40, "float64")
+    tensor = Mock(spec=["__dlpack__", "__dlpack_device__"])  # of another library, which does not export it
+    tensor.__dlpack_device__ = Mock(return_value=(2, 0))
+    tensor.__dlpack__ = Mock(side_effect=BufferError("Can't export tensors that require gradient"))
     with ProcessGrid(comm) as grid:
+        with pytest.raises(DTypeError, match="CuPy cannot read this Mock as an array: Can't export tensors that req"):
+            DistMatrix.from_local(tensor, (40, 40), grid=grid)
         A, B, C = (DistMatrix.random((40, 40), grid=grid, seed=s, device="cuda") for s in (1, 2, 3))
         allocator = cupy.cuda.malloc_managed if comm.rank == comm.size - 1 else None  # on one rank only
         with cupy.cuda.using_allocator(allocator):

@@ -190,7 +190,10 @@ class Device(Protocol):
         """Return whether MPI and other ranks can use the address of an array."""
 
     def takes(self, x: Any) -> Array | None:
-        """Return another library's array on this device as an `Array`, without a copy; None for other objects."""
+        """Return another library's array on this device as an `Array`, without a copy; None for other objects.
+
+        Raises DTypeError where the library does not export the array, with the reason.
+        """
 
 
 _devices: dict[type, Device] = {}
@@ -248,7 +251,7 @@ def adopted(x: Any) -> Array:
         raise DTypeError(f"a {type(x).__name__} is sparse: convert it first, array.toarray()")
     if not isinstance(x, np.ndarray) and of(x) is not None:
         return x
-    if _on_cuda(x) or (not hasattr(x, "__dlpack_device__") and hasattr(x, "__cuda_array_interface__")):
+    if on_cuda(x) or (not hasattr(x, "__dlpack_device__") and hasattr(x, "__cuda_array_interface__")):
         cuda = device_named("cuda")
         taken = cuda.takes(x) if cuda else None
         if taken is not None:
@@ -272,7 +275,7 @@ def _on_host(x: Any) -> np.ndarray:
     return array
 
 
-def _on_cuda(x: Any) -> bool:
+def on_cuda(x: Any) -> bool:
     """Return whether x is on a CUDA device, according to DLPack."""
     where = getattr(x, "__dlpack_device__", None)
     return where is not None and int(where()[0]) in (2, 13)  # kDLCUDA, kDLCUDAManaged
