@@ -204,6 +204,7 @@ def save(path: Path, text: str) -> None:
 @click.option("--list", "is_list", is_flag=True, help="Name the steps.")
 def main(out: Path, names: str, again: bool, minutes: float, rehearse: bool, is_list: bool) -> None:
     """Run the steps that have not passed, and write what they found."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the step that runs is ended, too
     known = {step.name: step for step in STEPS}
     chosen = [x for x in names.split(",") if x] or [*known]
     if unknown := [x for x in chosen if x not in known]:

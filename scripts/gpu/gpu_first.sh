@@ -44,21 +44,10 @@ if [ -n "$openmpi" ]; then
 fi
 
 python=$(command -v python || command -v python3)
-mapfile -t missing < <("$python" - "$root/pyproject.toml" <<'PYTHON'
-import re, sys, tomllib
-from importlib.metadata import PackageNotFoundError, distribution
-
-project = tomllib.load(open(sys.argv[1], "rb"))["project"]
-wanted = project["dependencies"] + ["pytest", "pytest-mpi", "pytest-timeout", "hypothesis"]
-for name in (re.match(r"[\w.-]+", x)[0] for x in wanted):
-    try:
-        distribution(name)
-    except PackageNotFoundError:
-        print(name)
-PYTHON
-)
+mapfile -t missing < <("$python" "$root/scripts/gpu/missing_packages.py" "$root/pyproject.toml")
 if [ ${#missing[@]} -gt 0 ]; then
     [ -n "$wheels" ] || { echo "gpu_first.sh: ${missing[*]} missing; name a folder of wheels by --wheels" >&2; exit 1; }
-    "$python" -m pip install --quiet --no-index --find-links "$wheels" --target "$own/site" "${missing[@]}"
+    "$python" -m pip install --quiet --no-index --no-deps --upgrade --find-links "$wheels" --target "$own/site" \
+        "${missing[@]}"     # pip does not see with --target what is installed: without --no-deps it would want all of it
 fi
 exec "$python" "$root/scripts/gpu/gpu_first.py" "$@"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from importlib import import_module
 from pathlib import Path
@@ -84,26 +85,56 @@ def test_verdicts(tmp_path: Path, first: Any, text: str, verdict: str, why: str)
     assert why in found["why"]
 
 
-@pytest.mark.timeout(120)
-def test_a_step_that_hangs(tmp_path: Path, first: Any) -> None:
-    """It is ended with all its ranks, one that ignores signals too."""
-    pids = tmp_path / "pids"
-    text = f"""
+HANGS = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-with open({str(pids)!r}, "a") as file:
+with open({pids!r}, "a") as file:
     print(os.getpid(), file=file)
 print("it waits for a GPU", flush=True)
 time.sleep(100)
 """
-    found = first.run(step(first, tmp_path, text), tmp_path, False, 8)
-    assert found["verdict"] == "failed"
-    assert "not over after 8 seconds: it waits for a GPU" in found["why"]
+
+
+def wait_for_the_end(pids: Path) -> None:
     deadline = time.monotonic() + 30
     while alive := [pid for pid in map(int, pids.read_text().split()) if Path(f"/proc/{pid}").exists()]:
         assert time.monotonic() < deadline, alive
         time.sleep(0.1)
     assert len(pids.read_text().split()) == 2
+
+
+@pytest.mark.timeout(120)
+def test_a_step_that_hangs(tmp_path: Path, first: Any) -> None:
+    """It is ended with all its ranks, one that ignores signals too."""
+    pids = tmp_path / "pids"
+    found = first.run(step(first, tmp_path, HANGS.format(pids=str(pids))), tmp_path, False, 8)
+    assert found["verdict"] == "failed"
+    assert "not over after 8 seconds: it waits for a GPU" in found["why"]
+    wait_for_the_end(pids)
+
+
+@pytest.mark.timeout(120)
+def test_an_hour_that_is_ended_from_outside(tmp_path: Path, first: Any) -> None:
+    """No rank is left that holds the GPU."""
+    pids, script = tmp_path / "pids", tmp_path / "own.py"
+    script.write_text(HANGS.format(pids=str(pids)))
+    program = f"import gpu_first as f; f.STEPS = [f.Step('own', '', 2, ({str(script)!r},))]; f.main(['--out', 'out'])"
+    path = f"{ROOT / 'scripts' / 'gpu'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}) as ended:
+        deadline = time.monotonic() + 60
+        while not pids.exists() or len(pids.read_text().split()) < 2:
+            assert time.monotonic() < deadline and ended.poll() is None
+            time.sleep(0.1)
+        ended.terminate()
+        assert ended.wait(60) == 143
+    wait_for_the_end(pids)
+
+
+def test_packages_that_are_missing(first: Any) -> None:
+    """By name and by version, and not where a marker leaves them out."""
+    requirements = ["numpy>=1", "numpy>=99", "no-such-thing", "no-such-thing; python_version < '3'", "pytest"]
+    assert [*import_module("missing_packages").missing(requirements)] == ["numpy>=99", "no-such-thing"]
 
 
 @pytest.mark.timeout(120)
