@@ -121,7 +121,8 @@ def correct(grid: Any, device: DeviceName, mover: MoverName) -> Iterator[dict[st
             else:
                 A, B = (DistMatrix.random(x, seed=s, **made) for s, x in enumerate(((301, 517), (517, 203))))
             C = DistMatrix.zeros((301, 203), grid=grid, dtype=into, device=device)
-            shape = (1, grid.size) if algorithm == "cannon" else None
+            torus = (2, 2) if grid.size == 4 else (1, grid.size)  # on 2 x 2 blocks of B are shifted, too
+            shape = torus if algorithm == "cannon" else None
             pdgemm(2, A, B, 1, C, mover=mover, algorithm=algorithm, shape=shape)
             report = C.report
             yield {
@@ -142,11 +143,13 @@ def _small(i: Any, j: Any) -> Any:
 
 
 def products(
-    grid: Any, device: DeviceName, movers: Sequence[MoverName], n: int, what: str, repeats: int
+    grid: Any, device: DeviceName, movers: Sequence[MoverName], n: int, what: str, repeats: int, **options: Any
 ) -> Iterator[dict[str, Any]]:
     """Products of all ranks and of one, in turns, on the same kind of random numbers: GPUs are faster on constant ones.
 
     what : the type of the operands; "tf32" is float32 that may be rounded to 11 bits.
+    options : of `plan`; by default the algorithm is "summa", whose panels the mover carries, or "auto" with the mover
+        "auto".
     """
     from pdgemm import DistMatrix, plan
 
@@ -157,8 +160,8 @@ def products(
     C = DistMatrix.empty((n, n), **made)
     alone = single(n, dtype, device, what == "tf32") if grid.comm.rank == 0 else None
     for mover in movers:
-        by: AlgorithmName = "auto" if mover == "auto" else "summa"  # whose panels the mover carries
-        product = plan(A, B, C, mover=mover, algorithm=by, compute_type=compute).prepare(A, B, C)
+        by: AlgorithmName = "auto" if mover == "auto" else "summa"
+        product = plan(A, B, C, mover=mover, compute_type=compute, **{"algorithm": by} | options).prepare(A, B, C)
         times = [(timed(grid.comm, alone), timed(grid.comm, product)) for _ in range(repeats + 1)][1:]
         report = C.report
         yield {
@@ -173,6 +176,7 @@ def products(
             "overlap": report.overlap,
             "compute_share": report.compute_seconds / report.seconds,
             "extra_bytes": report.extra_bytes,
+            "as_predicted": report.as_predicted,
         }
 
 

@@ -83,11 +83,13 @@ STEPS = (
     measure("transfers", "seconds of transfers, by mover", 2, 4),
     measure("many", "a thousand small products: calls and leaks", minutes=4),
     measure("many", "a thousand small products: calls and leaks", 2, 6),
-    measure("large", "matrices above 2^31 elements", 4),
+    measure("algorithms", "SUMMA, Cannon and 2.5D by each mover, beside plain cuBLAS", 4),
+    measure("large", "arrays above 2^31 elements"),
+    measure("large", "matrices above 2^31 elements, in parts", 4),
     measure("traced", "timeline and overlap", 2, 4),
     measure("calibrated", "the machine of the model, and its predictions", minutes=6),
     measure("calibrated", "the machine of ranks that share a GPU", 2, 6),
-    Step("sanitizer", "addresses, by compute-sanitizer", 1, (MEASURES, "edges", "--small"), 8,
+    Step("sanitizer", "addresses, by compute-sanitizer", 1, (MEASURES, "edges", "--small", "--no-pool"), 8,
          (SANITIZER, "--tool", "memcheck", "--error-exitcode", "9")),
 )  # fmt: skip
 

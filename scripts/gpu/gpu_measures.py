@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -162,6 +163,27 @@ def ratio(grid: Any, small: bool) -> Iterator[Finding]:
                 name = f"{what}, n = {n}, {x['mover']}"
                 passed = None if goal is None else bool(small or x["ratio"] >= goal)
                 yield Finding(name, f">= {goal}" if goal else "", told, passed)
+
+
+def algorithms(grid: Any, small: bool) -> Iterator[Finding]:
+    """Each algorithm by each mover that sends or reads its panels: how fast, and with the words that were predicted."""
+    from pdgemm import PdgemmError
+
+    ways: dict[str, dict[str, Any]] = {
+        "summa": {"shape": (2, 2)} if grid.size == 4 else {},
+        "cannon": {"shape": (2, 2) if grid.size == 4 else (1, grid.size)},
+        "2.5d": {"shape": (1, 1), "layers": grid.size},
+    }
+    movers = [x for x in bench_gpu.usable(grid, "cuda") if x in ("auto", "shared", "ipc", "ring", "ibcast", "staged")]
+    for dtype in ("float64", "bfloat16"):
+        for (algorithm, options), mover in product(ways.items(), movers):
+            name, n = f"{algorithm}, {dtype}, {mover}", 64 if small else 8192
+            try:
+                for x in bench_gpu.products(grid, "cuda", [mover], n, dtype, 3, algorithm=algorithm, **options):
+                    told = f"{x['ratio']:.3f} of cuBLAS, {x['tflops']:.1f} TFLOP/s"
+                    yield Finding(name, "words as predicted", told, x["as_predicted"])
+            except PdgemmError as error:  # on all ranks
+                yield Finding(name, "", f"not possible: {error}")
 
 
 def transfers(grid: Any, small: bool) -> Iterator[Finding]:
@@ -319,16 +341,22 @@ def _right(k: Any, j: Any) -> Any:
 
 MEASURES: dict[str, Callable[[Any, bool], Iterator[Finding]]] = {
     x.__name__: x
-    for x in (environment, reach, copies, edges, correct, ratio, transfers, large, many, traced, calibrated)
+    for x in (environment, reach, copies, edges, correct, ratio, algorithms, transfers, large, many, traced, calibrated)
 }
 
 
 @click.command()
 @click.argument("name", type=click.Choice([*MEASURES]))
 @click.option("--small", is_flag=True, help="Tiny sizes, and no speed is judged.")
-def main(name: str, small: bool) -> None:
+@click.option("--no-pool", is_flag=True, help="Allocate each array by itself, so that a sanitizer sees its ends.")
+def main(name: str, small: bool, no_pool: bool) -> None:
     """Measure one thing on all ranks, and print what was found."""
     gpu_binding.choose()
+    if no_pool:
+        import cupy
+
+        cupy.cuda.set_allocator(None)
+        cupy.cuda.set_pinned_memory_allocator(None)
     from mpi4py import MPI
 
     from pdgemm import ProcessGrid
