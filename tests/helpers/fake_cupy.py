@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import os
 import re
+import struct
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
@@ -146,6 +147,7 @@ class Gpu:
         self.count, self.current, self.context = count, 0, False
         self.allocations: list[weakref.ref[Allocation]] = []
         self.mapped: dict[int, mmap.mmap] = {}
+        self.mapped_from: dict[int, bytes] = {}  # the handles, each of which a process opens once
         self.calls: list[str] = []
         self.modes: dict[int, int] = {}  # the math modes of cuBLAS's handles
         self.most_pitch = (1 << 31) - 1
@@ -230,6 +232,8 @@ class Gpu:
         if pid == os.getpid():
             raise CUDARuntimeError("invalid device context: no process maps its own memory")
         self.calls.append("ipcOpenMemHandle")
+        if handle in self.mapped_from.values():
+            raise CUDARuntimeError(208)  # already mapped
         try:
             file = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
         except OSError:
@@ -237,10 +241,11 @@ class Gpu:
         memory = mmap.mmap(file, size)
         os.close(file)
         ptr = _address(memory)
-        self.mapped[ptr] = memory
+        self.mapped[ptr], self.mapped_from[ptr] = memory, handle
         return ptr
 
     def ipcCloseMemHandle(self, ptr: int) -> None:
+        del self.mapped_from[ptr]
         self.mapped.pop(ptr).close()
 
     # the driver, through ctypes
@@ -301,6 +306,8 @@ class Gpu:
         """C := alpha op(A) op(B) + beta C, by columns; where beta is 0 C is not read."""
         assert algorithm == -1
         assert min(m, n, k) > 0
+        if max(m, n, k, lda, ldb, ldc) >= 1 << 31:
+            raise OverflowError("value too large to convert to int")  # of Cython
         types = [np.dtype(_CUBLAS_TYPES[x]) for x in (type_a, type_b, type_c)]
         short = ["bf" if x == ml_dtypes.bfloat16 else x.str[1:] for x in types]
         assert self.modes[handle] == 16, "partial sums may be rounded to the type of C"
@@ -607,12 +614,13 @@ class Nccl:
         MPI.Request.Waitall(requests)
 
     @classmethod
-    def get_unique_id(cls) -> tuple[int, int]:
-        return MPI.COMM_WORLD.rank, next(cls._tags)
+    def get_unique_id(cls) -> bytes:
+        return struct.pack("qq112x", MPI.COMM_WORLD.rank, next(cls._tags))
 
     class NcclCommunicator:
-        def __init__(self, size: int, unique: tuple[int, int], rank: int) -> None:
-            root, number = unique
+        def __init__(self, size: int, unique: bytes, rank: int) -> None:
+            assert isinstance(unique, bytes) and len(unique) == 128
+            root, number = struct.unpack("qq112x", unique)
             tag, world = 4000 + number % 1000, MPI.COMM_WORLD
             if rank == 0:
                 ranks = [root] + [0] * (size - 1)
