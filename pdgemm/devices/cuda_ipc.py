@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import cupy
 import numpy as np
@@ -156,14 +156,23 @@ def _maps(memory: IpcMemory, device: Device) -> bool:
 
 
 class _Mapping:
-    """An allocation of another rank, mapped until this object and the last array in it are deleted."""
+    """An allocation of another rank, mapped until it is closed, or until this object and all arrays in it are deleted.
 
-    def __init__(self, handle: bytes) -> None:
+    number : of the allocation, which comes with its handle.
+    """
+
+    def __init__(self, handle: bytes, number: int) -> None:
+        self.number, self._open = number, False
         self.ptr = runtime.ipcOpenMemHandle(handle)
+        self._open = True
 
-    def __del__(self) -> None:
-        with suppress(Exception):  # the driver may be gone
-            runtime.ipcCloseMemHandle(self.ptr)
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            with suppress(Exception):  # the driver may be gone
+                runtime.ipcCloseMemHandle(self.ptr)
+
+    __del__ = close
 
 
 class _Mappings:
@@ -174,21 +183,24 @@ class _Mappings:
     """
 
     def __init__(self) -> None:
-        self._mapped: OrderedDict[bytes, tuple[int, int, _Mapping]] = OrderedDict()  # number, last turn, mapping
+        self._mapped: OrderedDict[bytes, tuple[int, _Mapping]] = OrderedDict()  # last turn, mapping
+        self._alive: WeakValueDictionary[bytes, _Mapping] = WeakValueDictionary()  # arrays may outlive their place here
         self._turn = 0
 
     def next_turn(self) -> None:
         """Start a turn, and unmap the allocations that the last products have not used."""
         self._turn += 1
-        while self._mapped and next(iter(self._mapped.values()))[1] < self._turn - _UNUSED:
+        while self._mapped and next(iter(self._mapped.values()))[0] < self._turn - _UNUSED:
             self._mapped.popitem(last=False)
 
     def find(self, handle: bytes, number: int) -> _Mapping:
-        known = self._mapped.pop(handle, None)
-        if known and known[0] != number:
-            known = None  # the old allocation is unmapped before the new one is mapped
-        mapping = known[2] if known else _Mapping(handle)
-        self._mapped[handle] = number, self._turn, mapping
+        self._mapped.pop(handle, None)
+        mapping = self._alive.get(handle)
+        if mapping and mapping.number != number:
+            mapping.close()  # CUDA maps a handle once; no array in the old allocation, which was freed, is read again
+            mapping = None
+        mapping = self._alive[handle] = mapping or _Mapping(handle, number)
+        self._mapped[handle] = self._turn, mapping
         if len(self._mapped) > _MAPPINGS:
             self._mapped.popitem(last=False)
         return mapping

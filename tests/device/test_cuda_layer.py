@@ -155,7 +155,7 @@ def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:
 
 
 def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: Gpu, cuda: Any) -> None:
-    """Of a handle that is used again for another allocation, of many allocations, and of those that nobody uses."""
+    """Of a handle that is used again, also while arrays in its old allocation live, of many, and of unused ones."""
     from pdgemm import ProcessGrid
     from pdgemm.devices import cuda_ipc
     from pdgemm.transport.movers.node_arrays import NodeArrays
@@ -167,22 +167,26 @@ def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: G
 
     def seen(grid: Any, x: Any) -> float:
         peers = NodeArrays(grid, x=(x, None))
-        found = float(cuda.to_host(peers("x", other))[0])
+        views.append(peers("x", other))
+        found = float(cuda.to_host(views[-1])[0])
         peers.sync()
         return found
 
     with ProcessGrid(comm) as grid:
         cuda.discover_peers(grid)
-        kept = list[Any]()
+        kept, views = list[Any](), list[Any]()
         for turn in range(40):
+            if turn % 3 == 0:
+                views.clear()
             x = cuda.to_device(np.full(large, 10.0 * turn + comm.rank), "C")
             assert seen(grid, x) == 10.0 * turn + other
-            assert len(gpu.mapped) <= cuda_ipc._MAPPINGS
+            assert len(gpu.mapped) <= cuda_ipc._MAPPINGS + len(views)
             if turn % 2:
                 kept.append(x)
             else:
                 del x
                 cuda_ipc.cupy.get_default_memory_pool().free_all_blocks()  # its handle is that of the next allocation
+        views.clear()
         for _ in range(cuda_ipc._UNUSED + 1):
             seen(grid, kept[0])
         assert len(gpu.mapped) == 1

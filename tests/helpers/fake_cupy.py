@@ -136,6 +136,7 @@ class Pool:
 
     def free_all_blocks(self) -> None:
         self._peak = self._used
+        self._free.clear()  # allocations of which nobody holds a part go back to the runtime
 
 
 class Gpu:
