@@ -4,8 +4,8 @@
     python scripts/gpu/bench_gpu.py --out benchmarks/NAME.json      # on a machine with a GPU, without mpiexec
 
 For 1, 2 and 4 ranks it starts itself under mpiexec.  Each product takes turns with one of the same size by one rank
-alone, whose others wait, and the ratio of each pair is what counts: time(alone) / time(pdgemm).  --device host runs
-all of it with NumPy.
+alone, whose others wait, and the ratio of each pair is what counts: time(alone) / time(pdgemm).  The one is the fastest
+of the call that pdgemm makes, cupy.matmul and torch.mm.  --device host runs all of it with NumPy.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
+from importlib import import_module
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -29,7 +32,7 @@ from rich.table import Table
 
 from pdgemm.devices import gpu_binding
 from pdgemm.local.arrays import dtypes
-from pdgemm.names import AlgorithmName, AnyName, ComputeType, DeviceName, MoverName
+from pdgemm.names import AnyName, ComputeType, DeviceName, MoverName
 from pdgemm.schedules.mover_registry import AUTO, mover_choices
 from pdgemm.support.files import write_file
 
@@ -147,6 +150,8 @@ def products(
 ) -> Iterator[dict[str, Any]]:
     """Products of all ranks and of one, in turns, on the same kind of random numbers: GPUs are faster on constant ones.
 
+    The one is the fastest of `baselines`.  Between them each rank multiplies its share by itself, all at the same time:
+    ranks that share a GPU by time slices cannot be faster than that together.
     what : the type of the operands; "tf32" is float32 that may be rounded to 11 bits.
     options : of `plan`; by default the algorithm is "summa", whose panels the mover carries, or "auto" with the mover
         "auto".
@@ -158,21 +163,26 @@ def products(
     made: dict[str, Any] = {"grid": grid, "dtype": dtype, "device": device}
     A, B = (DistMatrix.random((n, n), seed=s, **made) for s in (1, 2))
     C = DistMatrix.empty((n, n), **made)
-    alone = single(n, dtype, device, what == "tf32") if grid.comm.rank == 0 else None
+    by, alone = fastest(baselines(n, dtype, device, what == "tf32")) if grid.comm.rank == 0 else ("", None)
+    pr, pc = grid.shape
+    share = single(n // pr, n // pc, n, dtype, device, what == "tf32")
     for mover in movers:
-        by: AlgorithmName = "auto" if mover == "auto" else "summa"
-        product = plan(A, B, C, mover=mover, compute_type=compute, **{"algorithm": by} | options).prepare(A, B, C)
-        times = [(timed(grid.comm, alone), timed(grid.comm, product)) for _ in range(repeats + 1)][1:]
+        how = {"algorithm": "auto" if mover == "auto" else "summa"} | options
+        product = plan(A, B, C, mover=mover, compute_type=compute, **how).prepare(A, B, C)
+        works = alone, share, product
+        times = [[timed(grid.comm, work) for work in works] for _ in range(repeats + 1)][1:]
         report = C.report
         yield {
             "n": n,
             "dtype": what,
             "mover": mover,
             "algorithm": report.algorithm,
-            "alone_seconds": median(x for x, _ in times),
-            "seconds": median(x for _, x in times),
-            "ratio": median(x / y for x, y in times),
-            "tflops": 2 * n**3 / median(x for _, x in times) / 1e12,
+            "alone": by,
+            "alone_seconds": median(x for x, _, _ in times),
+            "seconds": median(x for _, _, x in times),
+            "ratio": median(x / y for x, _, y in times),
+            "of_shares": median(x / y for _, x, y in times),
+            "tflops": 2 * n**3 / median(x for _, _, x in times) / 1e12,
             "overlap": report.overlap,
             "compute_share": report.compute_seconds / report.seconds,
             "extra_bytes": report.extra_bytes,
@@ -180,17 +190,77 @@ def products(
         }
 
 
-def single(n: int, dtype: str, device: str, tf32: bool = False) -> Callable[[], None]:
-    """One product of the whole size by the BLAS that pdgemm calls, of this rank alone."""
+def baselines(n: int, dtype: str, device: str, tf32: bool) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Products of the whole size of this rank alone: by the call of pdgemm, by CuPy's handle, and by PyTorch.
+
+    PyTorch may take cuBLASLt.  Those that this machine does not have, or that do not take the type, are left out.
+    """
+    yield "the call of pdgemm", single(n, n, n, dtype, device, tf32)
+    if device != "cuda":
+        return
+    with suppress(Exception):
+        yield "cupy.matmul", by_cupy(n, dtype, tf32)
+    with suppress(Exception):
+        yield "torch.mm", by_torch(n, dtype, tf32)
+
+
+def by_cupy(n: int, dtype: str, tf32: bool) -> Callable[[], None]:
+    import cupy
+
+    if tf32 or dtype in dtypes.HALF_NAMES:
+        raise TypeError("CuPy rounds as its own settings say")
+    A, B = (cupy.random.random((n, n)).astype(dtype) for _ in range(2))
+    C = cupy.empty((n, n), dtype)
+
+    def run() -> None:
+        cupy.matmul(A, B, out=C)
+        cupy.cuda.get_current_stream().synchronize()
+
+    return run
+
+
+def by_torch(n: int, dtype: str, tf32: bool) -> Callable[[], None]:
+    torch: Any = import_module("torch")
+    kind = getattr(torch, dtype)
+    A, B = (torch.rand((n, n), device="cuda").to(kind) for _ in range(2))
+    C = torch.empty((n, n), device="cuda", dtype=kind)
+
+    def run() -> None:
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.mm(A, B, out=C)
+        torch.cuda.synchronize()
+
+    return run
+
+
+def fastest(works: Iterable[tuple[str, Callable[[], None]]]) -> tuple[str, Callable[[], None]]:
+    """Return the name and the work that takes the least time, of three runs after a first one, if they succeed."""
+
+    def seconds(work: Callable[[], None]) -> float:
+        times = []
+        for _ in range(4):
+            start = perf_counter()
+            try:
+                work()
+            except Exception:  # of another library: a type that it does not multiply, memory
+                return inf
+            times.append(perf_counter() - start)
+        return min(times[1:])
+
+    return min(works, key=lambda x: seconds(x[1]))
+
+
+def single(m: int, n: int, k: int, dtype: str, device: str, tf32: bool = False) -> Callable[[], None]:
+    """A product of m x k by k x n, by the BLAS that pdgemm calls, of this rank alone."""
     from pdgemm.local.arrays import device as devices
     from pdgemm.local.arrays.elementwise import set_elements
     from pdgemm.local.blas.local_gemm import prepare
 
     where, rng = devices.device_named(device), np.random.default_rng(3)
     wide = np.dtype(dtype) if where or dtype not in dtypes.HALF_NAMES else np.dtype(np.float32)
-    A, B, C = (devices.empty((n, n), wide, "C", where) for _ in range(3))
+    A, B, C = (devices.empty(shape, wide, "C", where) for shape in ((m, k), (k, n), (m, n)))
     for x in (A, B):
-        set_elements(x, rng.random((n, n), np.float32).astype(wide))
+        set_elements(x, rng.random(x.shape, np.float32).astype(wide))
     multiply = prepare(1, A, B, C, tf32=tf32)
 
     def run() -> None:
