@@ -100,6 +100,9 @@ class NodeMemory:
                 self.node.Barrier()
             self.window.fence()
 
+    def map_all(self, places: object) -> None:
+        """Do nothing: the window is mapped on all ranks of the node."""
+
     def fence(self) -> None:
         """Order this rank's writes before its next signal, and its reads after the last signal received.  Local."""
         if self.window:

@@ -20,11 +20,12 @@ from pdgemm.devices import cuda_nccl, gpu_aware_mpi
 from pdgemm.errors import DeviceError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays.device import REMEDY, Array, Device, Reach
+from pdgemm.support.agreement import together
 
 _HANDLE_WORDS = 8  # words of eight bytes in an IPC handle
 _BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID: the number of an allocation, never used twice in a process
 _IS_IPC_CAPABLE = 10  # CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: plain cudaMalloc
-_MAPPINGS = 32  # allocations of other ranks that stay mapped
+_MAPPINGS = 64  # allocations of other ranks that stay mapped
 _FAILURES = runtime.CUDARuntimeError, MemoryError, OSError  # of one rank: no rank reads in place then
 _UNUSED = 8  # products that may leave a mapped allocation unused before it is unmapped
 
@@ -40,6 +41,7 @@ class IpcMemory:
         self.node, self.alone, self._device = node, node.size == 1, device
         ranks = MPI.Group.Translate_ranks(node.group, list(range(node.size)), MPI.COMM_WORLD.group)
         self.window = _domain(tuple(sorted(ranks)))
+        self.failed = False  # an allocation could not be mapped
 
     def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> Array:
         buffer = self._device.empty(shape, dtype, order)
@@ -66,6 +68,27 @@ class IpcMemory:
         mapping = _mappings.find(np.array(handle, np.int64).tobytes(), number)
         memory = cupy.cuda.UnownedMemory(mapping.ptr, 0, mapping, runtime.getDevice())
         return cupy.ndarray(tuple(shape), dtype, cupy.cuda.MemoryPointer(memory, offset), tuple(strides))
+
+    def map_all(self, places: Sequence[Sequence[Sequence[int]]]) -> None:
+        """Map the allocations of arrays.  Collective over the node: raises DeviceError on all its ranks if one fails.
+
+        places : by rank of the node, `where` of each array.   After a failure ranks send panels in later products.
+        """
+        if self.alone:
+            return
+        try:
+            with together(self.node):
+                try:
+                    for rank, arrays in enumerate(places):
+                        for *handle, number, _ in arrays if rank != self.node.rank else ():
+                            if any(handle):
+                                _mappings.find(np.array(handle, np.int64).tobytes(), number)
+                except _FAILURES as bad:
+                    where = f"rank {self.node.rank} of the node cannot map the GPU memory of rank {rank}"
+                    raise DeviceError(f"{where}: {bad}; from now on panels are sent instead, so try again") from None
+        except DeviceError:
+            self.failed = True
+            raise
 
     def gather(self, words: np.ndarray) -> np.ndarray:
         _mappings.next_turn()
@@ -101,8 +124,8 @@ def discover_peers(grid: ProcessGrid, device: Device) -> None:
 
 
 def reach(grid: ProcessGrid) -> Reach:
-    outcome: Reach = _known[grid.memory][0]
-    return outcome
+    outcome, memory = _known[grid.memory]
+    return outcome._replace(reads="") if memory.failed else outcome
 
 
 def ipc_memory(grid: ProcessGrid) -> IpcMemory:

@@ -180,7 +180,7 @@ def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: G
                 views.clear()
             x = cuda.to_device(np.full(large, 10.0 * turn + comm.rank), "C")
             assert seen(grid, x) == 10.0 * turn + other
-            assert len(gpu.mapped) <= cuda_ipc._MAPPINGS + len(views)
+            assert len(gpu.mapped) <= cuda_ipc._MAPPINGS + len(views) * (comm.size - 1)
             if turn % 2:
                 kept.append(x)
             else:
@@ -189,7 +189,28 @@ def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: G
         views.clear()
         for _ in range(cuda_ipc._UNUSED + 1):
             seen(grid, kept[0])
-        assert len(gpu.mapped) == 1
+        assert len(gpu.mapped) == comm.size - 1
+
+
+def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:
+    """All ranks raise before any of them waits, and send their panels from then on."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.errors import DeviceError
+
+    if comm.size == 1:
+        pytest.skip("one rank maps nothing")
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.from_global(np.ones((700, 700)), grid=grid, device="cuda")  # allocations that are not mapped yet
+        C = A.copy()
+        assert cuda.reach(grid).reads
+        with monkeypatch.context() as patch:
+            if comm.rank == comm.size - 1:
+                patch.setattr(gpu, "ipcOpenMemHandle", Mock(side_effect=CUDARuntimeError(2)))
+            with pytest.raises(DeviceError, match=rf"rank {comm.size - 1} of the node cannot map .*so try again"):
+                pdgemm(1, A, A, 0, C)
+        assert not cuda.reach(grid).reads
+        pdgemm(1, A, A, 0, C)
+        assert C.report.mover not in ("shared", "ipc") and np.array_equal(C.allgather(), np.full((700, 700), 700.0))
 
 
 def test_copies(comm: Any, gpu: Gpu, cuda: Any) -> None:

@@ -427,6 +427,9 @@ class FakeMemory:
         self._device.met(self.window.parts if self.window else [])
         return self._memory.gather(words)
 
+    def map_all(self, places: object) -> None:
+        self._memory.map_all(places)
+
     def sync(self) -> None:
         """The ranks meet: what they read of each other must be there, and must have been read."""
         self._device.met(self.window.parts if self.window else [])

@@ -24,6 +24,7 @@ class NodeArrays:
         self._exposed = {name: (x, at, layout) for at, (name, (x, layout)) in enumerate(exposed.items())}
         words = [[*x.strides[:1], *x.strides[-1:], *self.memory.where(x)] for x, _ in exposed.values()]
         lying = self.memory.gather(np.array(words, np.int64).ravel()).reshape(-1, *np.shape(words)).tolist()
+        self.memory.map_all([[array[2:] for array in arrays] for arrays in lying])
         here = [rank for rank, node in enumerate(grid.nodes) if node == grid.nodes[grid.comm.rank]]
         self.lying = dict(zip(here, enumerate(lying)))  # by rank: node rank; strides, offsets of its arrays
 
