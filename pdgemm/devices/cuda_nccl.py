@@ -77,7 +77,7 @@ def _in_time(comm: MPI.Intracomm, device: Device, attempt: Callable[[], Any]) ->
     if late and comm.rank == 0:
         text = f"NCCL did not start within {_PATIENCE:.0f} s and is not used: is NCCL_SOCKET_IFNAME a fast network's? "
         warnings.warn(text + "PDGEMM_NCCL=no saves the attempt", RuntimeWarning, stacklevel=2)
-    worked = comm.allreduce(not late and results[:1] not in ([], [None]), MPI.LAND)
+    worked = comm.allreduce(not late and bool(results) and results[0] is not None, MPI.LAND)
     return results[0] if worked else None
 
 
