@@ -25,7 +25,7 @@ from pdgemm.support.agreement import together
 _HANDLE_WORDS = 8  # words of eight bytes in an IPC handle
 _BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID: the number of an allocation, never used twice in a process
 _IS_IPC_CAPABLE = 10  # CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: plain cudaMalloc
-_MAPPINGS = 64  # allocations of other ranks that stay mapped
+_MAPPINGS = 32  # allocations of other ranks that stay mapped, or as many as one product uses
 _FAILURES = runtime.CUDARuntimeError, MemoryError, OSError  # of one rank: no rank reads in place then
 _UNUSED = 8  # products that may leave a mapped allocation unused before it is unmapped
 
@@ -217,14 +217,14 @@ class _Mappings:
             self._mapped.popitem(last=False)
 
     def find(self, handle: bytes, number: int) -> _Mapping:
-        self._mapped.pop(handle, None)
         mapping = self._alive.get(handle)
+        self._mapped.pop(handle, None)
         if mapping and mapping.number != number:
             mapping.close()  # CUDA maps a handle once; no array in the old allocation, which was freed, is read again
             mapping = None
         mapping = self._alive[handle] = mapping or _Mapping(handle, number)
         self._mapped[handle] = self._turn, mapping
-        if len(self._mapped) > _MAPPINGS:
+        if len(self._mapped) > _MAPPINGS and next(iter(self._mapped.values()))[0] < self._turn:
             self._mapped.popitem(last=False)
         return mapping
 

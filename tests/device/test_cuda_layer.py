@@ -200,7 +200,8 @@ def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeyp
     if comm.size == 1:
         pytest.skip("one rank maps nothing")
     with ProcessGrid(comm) as grid:
-        A = DistMatrix.from_global(np.ones((700, 700)), grid=grid, device="cuda")  # allocations that are not mapped yet
+        n = 350 * comm.size
+        A = DistMatrix.from_global(np.ones((n, n)), grid=grid, device="cuda")  # allocations that are not mapped yet
         C = A.copy()
         assert cuda.reach(grid).reads
         with monkeypatch.context() as patch:
@@ -210,7 +211,7 @@ def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeyp
                 pdgemm(1, A, A, 0, C)
         assert not cuda.reach(grid).reads
         pdgemm(1, A, A, 0, C)
-        assert C.report.mover not in ("shared", "ipc") and np.array_equal(C.allgather(), np.full((700, 700), 700.0))
+        assert C.report.mover not in ("shared", "ipc") and np.array_equal(C.allgather(), np.full((n, n), n))
 
 
 def test_copies(comm: Any, gpu: Gpu, cuda: Any) -> None:
