@@ -258,15 +258,14 @@ class Reductions(MatrixBase):
             else:
                 parts = _over_all(self, fold, counted) if axis is None else _along(self, fold, axis, counted)
                 values = fold.result(parts, count).astype(kind)
-        seconds, others = perf_counter() - start, {"source": str(layout), "target": "every rank"}
-        report = MoveReport.of_run(recorder, [schedule] if schedule else (), grid, seconds, name=fold.name, **others)
-        traffic = VectorTraffic(report.counted, report.predicted)
+        traffic = VectorTraffic(counted, schedule.traffic(grid.rank) if schedule else Traffic())
         if not grid.draft:
             count_vectors(traffic)
         if not keepdims:
             return values[0] if axis is None else values
-        matrix = self._kept(values, axis)
-        matrix.report = report.changed(vectors=traffic)
+        matrix, schedules = self._kept(values, axis), [schedule] if schedule else []
+        others: dict[str, Any] = {"source": str(layout), "target": "every rank", "vectors": traffic}
+        matrix.report = MoveReport.of_run(recorder, schedules, grid, perf_counter() - start, name=fold.name, **others)
         return matrix
 
     def _kept(self, vector: np.ndarray, axis: int | None) -> Self:

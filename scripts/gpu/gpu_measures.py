@@ -169,7 +169,7 @@ def ratio(grid: Any, small: bool) -> Iterator[Finding]:
 
 def algorithms(grid: Any, small: bool) -> Iterator[Finding]:
     """Each algorithm by each mover that sends or reads its panels: how fast, and with the words that were predicted."""
-    from pdgemm import PdgemmError
+    from pdgemm.errors import ArgumentError, DeviceError
 
     ways: dict[str, dict[str, Any]] = {
         "summa": {"shape": (2, 2)} if grid.size == 4 else {},
@@ -184,7 +184,7 @@ def algorithms(grid: Any, small: bool) -> Iterator[Finding]:
                 for x in bench_gpu.products(grid, "cuda", [mover], n, dtype, 3, algorithm=algorithm, **options):
                     told = f"{x['ratio']:.3f} of {x['alone']}, {x['tflops']:.1f} TFLOP/s"
                     yield Finding(name, "words as predicted", told, x["as_predicted"])
-            except PdgemmError as error:  # on all ranks
+            except (ArgumentError, DeviceError) as error:  # of the plan, on all ranks
                 yield Finding(name, "", f"not possible: {error}")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from pdgemm.errors import DeviceError, GridError, LayoutError
 from pdgemm.grids.distribution import Block, BlockCyclic, Distribution
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.run_report import MoveReport
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.spectral.iterations import empty_like
@@ -19,6 +20,7 @@ from pdgemm.local.arrays.dtypes import common, element_type
 from pdgemm.local.arrays.elementwise import set_elements
 from pdgemm.matrix.argument_checks import check_matrices, communicator, op, op_letter, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.gather import gathering
 from pdgemm.names import Transpose
 from pdgemm.support.agreement import together
 
@@ -103,18 +105,11 @@ def kron(A: DistMatrix, B: DistMatrix) -> DistMatrix:
             np.multiply(x[:, None, :, None], y[None, :, None, :], out=parts)
         if host is not C.local:
             set_elements(C.local, host)
-    C.report = MoveReport(
-        rank=A.grid.rank,
-        seconds=perf_counter() - steps.start,
-        counted=steps.vectors.counted,
-        predicted=steps.vectors.predicted,
-        vectors=steps.vectors,
-        extra_bytes=b.nbytes,
-        predicted_extra_bytes=p * q * B.dtype.itemsize,
-        name="B",
-        source=str(B.distribution),
-        target="every rank",
-    )
+    recorder, (gather, _) = Recorder(traffic=steps.vectors.counted), gathering(B.layout_in(B.grid), B.grid.size)
+    recorder.hold(b.nbytes)
+    others: dict[str, Any] = {"source": str(B.distribution), "target": "every rank", "vectors": steps.vectors}
+    others["predicted_extra_bytes"] = p * q * B.dtype.itemsize
+    C.report = MoveReport.of_run(recorder, [gather], B.grid, perf_counter() - steps.start, name="B", **others)
     return C
 
 

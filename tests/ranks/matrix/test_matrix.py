@@ -65,13 +65,18 @@ def test_dealing_from_one_rank(comm: Any) -> None:
 
 def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.instrument.run_report import vectors_so_far
     from pdgemm.matrix import gather
 
     monkeypatch.setattr(gather, "PIECE_BYTES", 100)
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(whole((50, 7)), grid=grid, block=3)
         assert len(list(gather._pieces(A.distribution, grid, 8))) > comm.size
+        before = vectors_so_far()
         assert np.array_equal(A.allgather(), whole((50, 7)))
+        schedule, sent = gather.gathering(A.layout_in(grid), comm.size)[0], vectors_so_far() - before
+        assert len(schedule.stages) > 1 and sent.counted == sent.predicted == schedule.traffic(comm.rank)
+        assert sent.counted.words_received == 50 * 7 - A.local.size
         gathered = A.to_global()
         assert gathered is None or np.array_equal(gathered, whole((50, 7)))
         B = DistMatrix.from_global(gathered, root=0, grid=grid, block=(2, 5))
