@@ -169,8 +169,7 @@ def products(
     for mover in movers:
         how = {"algorithm": "auto" if mover == "auto" else "summa"} | options
         product = plan(A, B, C, mover=mover, compute_type=compute, **how).prepare(A, B, C)
-        works = alone, share, product
-        times = [[timed(grid.comm, work) for work in works] for _ in range(repeats + 1)][1:]
+        times = in_turns(grid.comm, (alone, share, product), repeats)
         report = C.report
         yield {
             "n": n,
@@ -188,6 +187,19 @@ def products(
             "extra_bytes": report.extra_bytes,
             "as_predicted": report.as_predicted,
         }
+
+
+def in_turns(comm: Any, works: Sequence[Callable[[], object] | None], repeats: int) -> list[list[float]]:
+    """Return the seconds of each work, `repeats` times, after a first round that is dropped.
+
+    Each round begins with another work: a GPU that has just rested, or that is hot, has another clock rate.
+    """
+    rounds = []
+    for first in range(repeats + 1):
+        order = [(first + place) % len(works) for place in range(len(works))]
+        seconds = {number: timed(comm, works[number]) for number in order}
+        rounds.append([seconds[number] for number in range(len(works))])
+    return rounds[1:]
 
 
 def baselines(n: int, dtype: str, device: str, tf32: bool) -> Iterator[tuple[str, Callable[[], None]]]:

@@ -81,6 +81,7 @@ STEPS = (
     measure("correct", "every type, algorithm and mover", 4),
     measure("ratio", "ranks that share a GPU, beside plain cuBLAS", 2),
     measure("transfers", "seconds of transfers, by mover", 2, 4),
+    measure("nccl", "NCCL with a communicator of one rank", minutes=2),
     measure("many", "a thousand small products: calls and leaks", minutes=4),
     measure("many", "a thousand small products: calls and leaks", 2, 6),
     measure("algorithms", "SUMMA, Cannon and 2.5D by each mover, beside plain cuBLAS", 4),

@@ -70,6 +70,28 @@ def reach(grid: Any, small: bool) -> Iterator[Finding]:
     yield Finding("all of it", "", str(found))
 
 
+def nccl(grid: Any, small: bool) -> Iterator[Finding]:
+    """NCCL with a communicator of one rank: its library, names of types, groups, streams, and aborting it."""
+    from pdgemm import DistMatrix
+    from pdgemm.devices import cuda_nccl
+
+    DistMatrix.zeros((8, 8), grid=grid, device="cuda")
+    device, comm = _device(), grid.comm.Split(grid.comm.rank)
+    yield Finding("a communicator of one rank, and a broadcast", "arrives", "", cuda_nccl.nccl_arrives(comm, device))
+    for dtype in map(np.dtype, cuda_nccl._TYPES):
+        numbers = np.arange(1000).astype(dtype)
+        x, arrived, total = device.to_device(numbers, "C"), *(device.empty((1000,), dtype) for _ in range(2))
+        with device.transfer_stream():
+            cuda_nccl.nccl_exchange(comm, [(x, 0)], [(arrived, 0)], device)
+            cuda_nccl.nccl_reductions(comm, [(x, total, 0)], device)
+        device.transfer_stream().synchronize()
+        right = all(np.array_equal(device.to_host(y), numbers) for y in (arrived, total))
+        yield Finding(f"{dtype}: a message to itself, and a sum", "right", "right" if right else "wrong", right)
+    start = perf_counter()
+    cuda_nccl.nccl_communicator(comm).abort()
+    yield Finding("abort", "returns", _since(start), True)
+
+
 def copies(grid: Any, small: bool) -> Iterator[Finding]:
     """Bandwidth of copies between memory orders, beside that of contiguous memory; each is compared on samples."""
     high, wide, ld = (64, 48, 96) if small else (16384, 2048, 16384)
@@ -156,7 +178,7 @@ def ratio(grid: Any, small: bool) -> Iterator[Finding]:
     movers = [x for x in bench_gpu.usable(grid, "cuda") if x in ("auto", "shared", "ipc", "nccl", "staged")]
     for n in sizes:
         for what in types:
-            for x in bench_gpu.products(grid, "cuda", movers, n, what, 5):
+            for x in bench_gpu.products(grid, "cuda", movers, n, what, 6):
                 goal = GOALS.get((grid.size, what)) if n == sizes[-1] and x["mover"] in ("auto", "shared") else None
                 told = f"{x['ratio']:.3f} of {x['alone']}, {x['of_shares']:.3f} of {grid.size} products without pdgemm"
                 told += f" at a time, {x['tflops']:.1f} TFLOP/s, products {x['compute_share']:.2f}"
@@ -343,7 +365,10 @@ def _right(k: Any, j: Any) -> Any:
 
 MEASURES: dict[str, Callable[[Any, bool], Iterator[Finding]]] = {
     x.__name__: x
-    for x in (environment, reach, copies, edges, correct, ratio, algorithms, transfers, large, many, traced, calibrated)
+    for x in (
+        *(environment, reach, nccl, copies, edges, correct, ratio, algorithms, transfers, large, many, traced),
+        calibrated,
+    )
 }
 
 
