@@ -17,7 +17,7 @@ import numpy as np
 from cupy.cuda import cublas, runtime
 from mpi4py import MPI
 
-from pdgemm.devices import cuda_ipc, cuda_nccl, gpu_binding, kernels
+from pdgemm.devices import cuda_ipc, cuda_nccl, generators, gpu_binding, kernels
 from pdgemm.errors import DeviceError, DTypeError, OutOfMemoryError
 from pdgemm.grids.index_map import IndexMap
 from pdgemm.local.arrays.device import Array, Combination, Pinned, Reach, address, on_cuda, register_device
@@ -132,6 +132,10 @@ class Cuda:
     @_memory_errors
     def combine_blocks(self, how: Combination, target: Array, source: Array, rows: IndexMap, cols: IndexMap) -> None:
         kernels.combine_blocks(how, target, source, rows, cols)
+
+    @_memory_errors
+    def generate(self, target: Array, rows: np.ndarray, cols: np.ndarray, f: Any) -> bool:
+        return generators.generate(target, rows, cols, f)
 
     def copy(self, target: Array, source: Array) -> None:
         stream = cupy.cuda.get_current_stream()

@@ -14,7 +14,7 @@ from pdgemm.grids.process_grid import ProcessGrid, default_grid
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import to_host
 from pdgemm.local.arrays.dtypes import element_type
-from pdgemm.local.arrays.element_functions import ElementFunction, element_function, fill
+from pdgemm.local.arrays.element_functions import ElementFunction, KnownFunction, element_function, fill
 from pdgemm.local.arrays.elementwise import set_elements
 from pdgemm.local.arrays.integers import as_name, as_whole
 from pdgemm.local.blas.local_gemm import leading
@@ -154,7 +154,9 @@ class Constructors(MatrixBase):
             number[:] = fill_value
             arguments += ["DistMatrix.full", number[0]]
         layout: Any = {"grid": grid, "block": block, "source": source, "order": order, "device": device}
-        return cls.empty(shape, dtype=number.dtype, **layout)._filled("full", lambda i, j: number)
+        return cls.empty(shape, dtype=number.dtype, **layout)._filled(
+            "full", KnownFunction("constant", value=number[0])
+        )
 
     @classmethod
     def diag(
@@ -243,11 +245,14 @@ class Constructors(MatrixBase):
         """Set the elements of a new matrix by f, and return the matrix.  Collective."""
         with together(self.grid.comm) as arguments:
             arguments.append(f"DistMatrix.{name}")
-            host = self.local if self.device == devices.HOST else np.empty(self.local.shape, self.dtype)
-            if host.size:
-                fill(host, *self.indices(), f)
-            if host is not self.local:
-                set_elements(self.local, host)
+            local, indices, device = self.local, self.indices(), devices.of(self.local)
+            if device is None:
+                fill(local, *indices, f)
+            elif device.generate(local, *indices, f):
+                device.current_stream().synchronize()
+            else:
+                fill(host := np.empty(local.shape, self.dtype), *indices, f)
+                set_elements(local, host)
         return self
 
     @classmethod

@@ -221,7 +221,7 @@ def by_cupy(n: int, dtype: str, tf32: bool) -> Callable[[], None]:
 
     if tf32 or dtype in dtypes.HALF_NAMES:
         raise TypeError("CuPy rounds as its own settings say")
-    A, B = (cupy.random.random((n, n)).astype(dtype) for _ in range(2))
+    A, B = (cupy.random.random((n, n), dtype) for _ in range(2))
     C = cupy.empty((n, n), dtype)
 
     def run() -> None:
@@ -234,7 +234,7 @@ def by_cupy(n: int, dtype: str, tf32: bool) -> Callable[[], None]:
 def by_torch(n: int, dtype: str, tf32: bool) -> Callable[[], None]:
     torch: Any = import_module("torch")
     kind = getattr(torch, dtype)
-    A, B = (torch.rand((n, n), device="cuda").to(kind) for _ in range(2))
+    A, B = (torch.rand((n, n), device="cuda", dtype=kind) for _ in range(2))
     C = torch.empty((n, n), device="cuda", dtype=kind)
 
     def run() -> None:
@@ -265,14 +265,18 @@ def fastest(works: Iterable[tuple[str, Callable[[], None]]]) -> tuple[str, Calla
 def single(m: int, n: int, k: int, dtype: str, device: str, tf32: bool = False) -> Callable[[], None]:
     """A product of m x k by k x n, by the BLAS that pdgemm calls, of this rank alone."""
     from pdgemm.local.arrays import device as devices
-    from pdgemm.local.arrays.elementwise import set_elements
+    from pdgemm.local.arrays.element_functions import element_function, fill
     from pdgemm.local.blas.local_gemm import prepare
 
-    where, rng = devices.device_named(device), np.random.default_rng(3)
+    where = devices.device_named(device)
     wide = np.dtype(dtype) if where or dtype not in dtypes.HALF_NAMES else np.dtype(np.float32)
     A, B, C = (devices.empty(shape, wide, "C", where) for shape in ((m, k), (k, n), (m, n)))
-    for x in (A, B):
-        set_elements(x, rng.random(x.shape, np.float32).astype(wide))
+    for seed, x in enumerate((A, B)):  # all digits are random: fewer take less power, and a GPU is faster then
+        (rows, cols), uniform = (np.arange(size) for size in x.shape), element_function("uniform", seed, wide)
+        if where is None:
+            fill(x, rows, cols, uniform)
+        else:
+            where.generate(x, rows, cols, uniform)
     multiply = prepare(1, A, B, C, tf32=tf32)
 
     def run() -> None:

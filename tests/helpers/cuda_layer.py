@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,6 +41,22 @@ class CudaLayer:
             X, Y = cuda.to_device(x, "C"), cuda.to_device(y if beta else y * np.nan, "C")
             cuda.combine(Combine(alpha, beta), Y, X)
             assert np.array_equal(cuda.to_host(Y), np.array(value, dtype))
+
+    @pytest.mark.parametrize("dtype", [*ALL, "int8", "bool"])
+    def test_elements_by_their_indices(self, comm: Any, cuda: Any, dtype: str) -> None:
+        """Random numbers, a diagonal and constants have the bits of the host, whoever computes them."""
+        from pdgemm import DistMatrix, ProcessGrid
+
+        kinds = {"uniform": dtype not in ("int32", "bool"), "normal": dtype not in ("int32", "int8", "bool")}
+        with ProcessGrid(comm) as grid:
+            for order, shape in itertools.product("CF", [(41, 29), (0, 3), (1, 1)]):
+                how: Any = {"grid": grid, "block": (4, 3), "order": order, "dtype": dtype}
+                makers = [partial(DistMatrix.random, seed=-5, kind=kind) for kind, has in kinds.items() if has]
+                makers += [DistMatrix.eye, DistMatrix.ones, DistMatrix.zeros, partial(DistMatrix.full, fill_value=3)]
+                for make in makers:
+                    here, there = make(shape, **how), make(shape, **how, device="cuda")
+                    assert cuda.to_host(there.local).tobytes("A") == here.local.tobytes("A")
+                    assert there.order == order
 
     @pytest.mark.parametrize("algorithm", families())
     def test_every_mover(self, comm: Any, movers: list[str], algorithm: str) -> None:

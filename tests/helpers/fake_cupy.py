@@ -35,6 +35,7 @@ TOTAL = 1 << 31  # bytes of the GPU
 
 _TYPES = {"float": "f4", "double": "f8", "complex<float>": "c8", "complex<double>": "c16"}
 _TYPES |= {"long long": "i8", "int": "i4", "signed char": "i1", "float16": "f2", "bfloat16": ml_dtypes.bfloat16}
+_TYPES |= {"unsigned long long": "u8"}
 _CUBLAS_TYPES = {2: "f2", 14: ml_dtypes.bfloat16, 0: "f4", 1: "f8", 4: "c8", 5: "c16"}  # cudaDataType_t
 # cublasComputeType_t: operands and results that there are, by the type of alpha and beta
 _CUBLAS: dict[int, set[tuple[str, str]]] = {
@@ -560,6 +561,7 @@ def _in_python(operation: str) -> str:
     for statement in operation.split("; "):
         text = re.sub(r"static_cast<(complex<\w+>|[\w ]+)>\(", r'cast("\1", ', statement).replace(".real()", ".real")
         text = re.sub(r"\bfrom\b", "origin", text).replace("[] =", " =").replace("{", "(").replace("}", ")")
+        text = re.sub(r"\b(0x[0-9A-F]+)ULL\b", r"\1", text.removeprefix("unsigned long long "))
         if text.startswith("ptrdiff_t "):
             text = text.removeprefix("ptrdiff_t ").replace(" / ", " // ")
             text = re.sub(r", (\w+) +=", r"; \1 =", text)
@@ -682,7 +684,7 @@ def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
     with pytest.MonkeyPatch.context() as patch:
         for name, module in simulated.modules().items():
             patch.setitem(sys.modules, name, module)
-        for name in ("cuda", "cuda_ipc", "cuda_nccl", "kernels"):  # each time anew
+        for name in ("cuda", "cuda_ipc", "cuda_nccl", "generators", "kernels"):  # each time anew
             patch.delitem(sys.modules, f"pdgemm.devices.{name}", raising=False)
             patch.delattr(devices, name, raising=False)
         patch.setattr(device, "_devices", dict(device._devices))
@@ -697,6 +699,6 @@ def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
             yield gpu
         finally:
             choice.visible.cache_clear()
-            for name in ("cuda", "cuda_ipc", "cuda_nccl", "kernels"):
+            for name in ("cuda", "cuda_ipc", "cuda_nccl", "generators", "kernels"):
                 sys.modules.pop(f"pdgemm.devices.{name}", None)
                 vars(devices).pop(name, None)

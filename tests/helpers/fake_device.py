@@ -27,6 +27,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Pinned, Reach
 from pdgemm.local.arrays.dtypes import arithmetic
+from pdgemm.local.arrays.element_functions import KnownFunction, fill
 from pdgemm.local.arrays.elementwise import Combine
 from pdgemm.transport.block_copy import copy_blocks
 
@@ -317,6 +318,12 @@ class FakeDevice:
         there = _parts(source, rows.source, cols.source, rows.lengths, cols.lengths)
         here = _parts(target, rows.target, cols.target, rows.lengths, cols.lengths)
         self._launch("blocks", there + here * (how.beta != 0), here, lambda: _quietly(act))
+
+    def generate(self, target: FakeArray, rows: np.ndarray, cols: np.ndarray, f: Any) -> bool:
+        if not isinstance(f, KnownFunction) or f.kind == "normal":
+            return False
+        self._launch("generate", (), (target,), lambda: fill(target.x, rows, cols, f))
+        return True
 
     def copy(self, target: FakeArray, source: FakeArray) -> None:
         assert source.flags.forc and target.flags.forc and source.shape == target.shape

@@ -136,6 +136,12 @@ class Device(Protocol):
     def combine_blocks(self, how: Combination, target: Array, source: Array, rows: Any, cols: Any) -> None:
         """Combine rows x columns of both arrays, each an `index_map.IndexMap`; see `block_copy.copy_blocks`."""
 
+    def generate(self, target: Array, rows: np.ndarray, cols: np.ndarray, f: Any) -> bool:
+        """Set target[l, h] := f(rows[l], cols[h]), with the bits of the host; return False, and nothing, if it cannot.
+
+        f : an element function; a device computes those of `element_functions.KnownFunction`, except normal numbers.
+        """
+
     def copy(self, target: Any, source: Any) -> None:
         """Copy contiguous elements from or to pinned memory with the copy engine."""
 

@@ -8,7 +8,7 @@ row and then to the column.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -20,7 +20,7 @@ from pdgemm.local.arrays.integers import as_seed
 
 ElementFunction = Callable[[Any, Any], Any]  # f(i, j), i of shape (r, 1), j of shape (1, c)
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SLAB_ELEMENTS = 1 << 16  # temporaries of this size stay in cache
 
 
@@ -59,16 +59,26 @@ def mix(x: np.ndarray) -> np.ndarray:
     return x
 
 
+def hash_start(seed: int, stream: int) -> np.ndarray:
+    """Return the hash of a seed and a stream, one word, with which the hash of each row begins."""
+    start = mix(np.array([int(seed) % 2**64, stream], np.uint64) * GOLDEN)
+    return mix(start[:1] + start[1:])
+
+
 def hashed(i: np.ndarray, j: np.ndarray, seed: int, stream: int = 0) -> np.ndarray:
     """Return a 64-bit hash for each pair (i, j)."""
-    start = mix(np.array([int(seed) % 2**64, stream], np.uint64) * _GOLDEN)
-    row = mix(np.asarray(i).astype(np.uint64) * _GOLDEN + mix(start[:1] + start[1:]))
-    return mix(row + np.asarray(j).astype(np.uint64) * _GOLDEN)
+    row = mix(np.asarray(i).astype(np.uint64) * GOLDEN + hash_start(seed, stream))
+    return mix(row + np.asarray(j).astype(np.uint64) * GOLDEN)
+
+
+def random_bits(real: np.dtype) -> int:
+    """Return the bits of a hash that a uniform random number of a real type has: those of its significand."""
+    return int(ml_dtypes.finfo(real).nmant) + 1  # type: ignore[no-untyped-call]
 
 
 def _unit(h: np.ndarray, real: np.dtype) -> np.ndarray:
     """Convert hashes to numbers in [0, 1), every bit of the significand random; 16-bit numbers are held as float32."""
-    bits = int(ml_dtypes.finfo(real).nmant) + 1  # type: ignore[no-untyped-call]
+    bits = random_bits(real)
     wide = np.result_type(real, np.float32)
     return (h >> np.uint64(64 - bits)).astype(wide) * wide.type(0.5**bits)
 
@@ -94,21 +104,40 @@ def _random(i: np.ndarray, j: np.ndarray, draw: Callable[..., np.ndarray], seed:
 KINDS = ("uniform", "normal", "eye", "ones", "zeros")
 
 
-def element_function(kind: str, seed: int, dtype: np.dtype) -> ElementFunction:
+@dataclass(frozen=True)
+class KnownFunction:
+    """An element function of this module, which a device may evaluate by a kernel (`Device.generate`).
+
+    kind : "uniform", "normal", "eye", or "constant" with its value.   dtype : of random numbers.
+    """
+
+    kind: str
+    seed: int = 0
+    dtype: np.dtype = np.dtype(np.float64)  # noqa: RUF009
+    value: Any = 0
+
+    def __call__(self, i: np.ndarray, j: np.ndarray) -> Any:
+        if self.kind == "constant":
+            return self.value
+        if self.kind == "eye":
+            return i == j
+        if self.kind == "uniform" and self.dtype == np.int8:
+            return (hashed(i, j, self.seed) >> np.uint64(56)).astype(np.uint8).view(np.int8)
+        return _random(i, j, _uniform if self.kind == "uniform" else _normal, self.seed, self.dtype)
+
+
+def element_function(kind: str, seed: int, dtype: np.dtype) -> KnownFunction:
     """Return the element function of a kind of matrix.
 
     "uniform" is on [0, 1), "normal" has mean 0 and variance 1, for complex numbers in both the real and the imaginary
     part.  "uniform" of int8, whose products are exact, is on -128 to 127.
     """
     if kind in ("uniform", "normal"):
-        seed = as_seed(seed)
-        if kind == "uniform" and dtype == np.int8:
-            return lambda i, j: (hashed(i, j, seed) >> np.uint64(56)).astype(np.uint8).view(np.int8)
-        if dtype not in FLOATS:
+        if dtype not in FLOATS and not (kind == "uniform" and dtype == np.int8):
             raise DTypeError(f"{kind} random matrices can have the types {names(FLOATS)}, not {dtype}")
-        return partial(_random, draw=_uniform if kind == "uniform" else _normal, seed=seed, dtype=dtype)
+        return KnownFunction(kind, as_seed(seed), dtype)
     if kind == "eye":
-        return lambda i, j: i == j
+        return KnownFunction(kind)
     if kind in ("ones", "zeros"):
-        return lambda i, j: kind == "ones"
+        return KnownFunction("constant", value=kind == "ones")
     raise ArgumentError(f"kind {kind!r} is not one of {', '.join(KINDS)}")
