@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """The first hour on a machine with a GPU, in steps of at most eight minutes, the most telling first.
 
-    scripts/gpu/gpu_first.sh --out benchmarks/first-hour            all steps that have not passed yet
-    scripts/gpu/gpu_first.sh --out benchmarks/first-hour --steps ratio-1,copies --again
+    scripts/gpu/gpu_first.sh --out first-hour                       all steps that have not passed yet
+    scripts/gpu/gpu_first.sh --out first-hour --steps ratio-1,copies-1 --again
+    scripts/gpu/gpu_first.sh --commands                             the commands for a machine that is lent for minutes
 
 Each step writes NAME.txt, what its commands printed, and NAME.json, its verdict with what was expected and measured.
 After each of them report.md and report.json are written anew, so nothing is lost when the time is over.
@@ -18,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -93,6 +95,44 @@ STEPS = (
     Step("sanitizer", "addresses, by compute-sanitizer", 1, (MEASURES, "edges", "--small", "--no-pool"), 8,
          (SANITIZER, "--tool", "memcheck", "--error-exitcode", "9")),
 )  # fmt: skip
+
+
+# what belongs into one call where a machine is lent for minutes, and seconds that it took on an H200 with 16 cores
+CALLS = (
+    (("environment", "reach-2", "tests-1", "edges-1", "nccl-1"), 120),
+    (("tests-2", "tests-4", "correct-4"), 210),
+    (("ratio-1", "ratio-4"), 180),
+    (("copies-1", "transfers-2", "many-1", "many-2", "traced-2", "algorithms-4"), 145),
+    (("large-1", "large-4", "calibrated-1", "calibrated-2", "correct-1", "ratio-2", "sanitizer"), 600),
+)
+
+
+def commands() -> str:
+    """Return the commands that prepare and run all steps on a machine that is lent for minutes and keeps nothing."""
+    packages = "mpi4py msgspec pytest-mpi"
+    platforms = " ".join(f"--platform {x}" for x in ("manylinux_2_28_x86_64", "manylinux2014_x86_64"))
+    lines = ["# on a machine with a network; name the Python version of the machine with the GPU"]
+    lines += [
+        f"python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 {platforms} -d wheels {packages}"
+    ]
+    lines += [
+        "# on the machine with the GPU, one call after the other; unpack first-hour.tgz before each call but the first"
+    ]
+    options = "--wheels wheels --openmpi openmpi.tar.gz --out first-hour --archive first-hour.tgz"
+    for steps, seconds in CALLS:
+        lines.append(f"scripts/gpu/gpu_first.sh {options} --steps {','.join(steps)}    # {seconds} s on an H200")
+    return "\n".join(lines)
+
+
+def pack(archive: Path, out: Path) -> None:
+    """Write the results, and the kernels that CuPy has compiled, to one archive."""
+    kernels = Path(os.environ.get("CUPY_CACHE_DIR", ROOT / ".first-hour" / "cupy"))
+    new = archive.with_suffix(".new")
+    with tarfile.open(new, "w:gz") as file:
+        for path in (out, kernels):
+            if path.exists():
+                file.add(path, path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name)
+    new.replace(archive)
 
 
 def run(step: Step, out: Path, rehearse: bool, seconds: float) -> dict[str, Any]:
@@ -204,8 +244,19 @@ def save(path: Path, text: str) -> None:
 @click.option("--again", is_flag=True, help="Also those that have passed.")
 @click.option("--minutes", default=60.0, show_default=True, help="Begin no step after so many.")
 @click.option("--rehearse", is_flag=True, help="On a simulated CuPy, at tiny sizes, and judge no speed.")
+@click.option("--archive", type=click.Path(path_type=Path, dir_okay=False), help="One file with all results.")
 @click.option("--list", "is_list", is_flag=True, help="Name the steps.")
-def main(out: Path, names: str, again: bool, minutes: float, rehearse: bool, is_list: bool) -> None:
+@click.option("--commands", "is_commands", is_flag=True, help="Print the commands for a machine lent for minutes.")
+def main(
+    out: Path,
+    names: str,
+    again: bool,
+    minutes: float,
+    rehearse: bool,
+    archive: Path | None,
+    is_list: bool,
+    is_commands: bool,
+) -> None:
     """Run the steps that have not passed, and write what they found."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the step that runs is ended, too
     known = {step.name: step for step in STEPS}
@@ -215,6 +266,9 @@ def main(out: Path, names: str, again: bool, minutes: float, rehearse: bool, is_
     if is_list:
         for step in STEPS:
             click.echo(f"{step.name:14} {step.minutes} min  {step.ranks} ranks  {step.what}")
+        return
+    if is_commands:
+        click.echo(commands())
         return
     out.mkdir(parents=True, exist_ok=True)
     out, begin = out.resolve(), monotonic()
@@ -231,6 +285,8 @@ def main(out: Path, names: str, again: bool, minutes: float, rehearse: bool, is_
         found = verdicts[name] = run(known[name], out, rehearse, seconds) | {"rehearsal": rehearse}
         save(out / f"{name}.json", json.dumps(found, indent=1) + "\n")
         report(out, [verdicts[x] for x in known if x in verdicts], rehearse)
+        if archive:
+            pack(archive, out)
         click.echo(f"{name}: {found['verdict']} in {found['seconds']} s" + f" ({found['why']})" * bool(found["why"]))
     click.echo(f"see {out / 'report.md'}")
     sys.exit(any(verdicts.get(x, {}).get("verdict") == FAILED for x in chosen))

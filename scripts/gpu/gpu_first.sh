@@ -44,6 +44,7 @@ if [ -n "$openmpi" ]; then
 fi
 
 python=$(command -v python || command -v python3)
+case " $* " in *" --commands "* | *" --list "*) exec "$python" "$root/scripts/gpu/gpu_first.py" "$@" ;; esac
 mapfile -t missing < <("$python" "$root/scripts/gpu/missing_packages.py" "$root/pyproject.toml")
 if [ ${#missing[@]} -gt 0 ]; then
     [ -n "$wheels" ] || { echo "gpu_first.sh: ${missing[*]} missing; name a folder of wheels by --wheels" >&2; exit 1; }

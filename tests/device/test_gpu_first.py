@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import time
 from importlib import import_module
 from pathlib import Path
@@ -58,6 +59,18 @@ def test_an_hour_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert "reach-2: passed before" in hour(tmp_path, "--steps", "reach-2").stdout
     assert "reach-2: passed in" in hour(tmp_path, "--steps", "reach-2", "--again").stdout
     assert "they are environment, tests-1" in hour(tmp_path, "--steps", "reach").stderr
+
+
+@pytest.mark.timeout(120)
+def test_the_commands_for_a_lent_machine(tmp_path: Path, first: Any) -> None:
+    """They name each step once, with options that there are, and an archive has all that a call has written."""
+    lines = hour(tmp_path, "--commands").stdout.splitlines()
+    calls = [line.split("    #")[0].split() for line in lines if line.startswith("scripts/gpu/gpu_first.sh")]
+    assert sorted(",".join(x[-1] for x in calls).split(",")) == sorted(x.name for x in first.STEPS)
+    done = hour(tmp_path / "out", "--steps", "environment", "--archive", str(tmp_path / "first-hour.tgz"))
+    assert not done.returncode, done.stderr
+    with tarfile.open(tmp_path / "first-hour.tgz") as file:
+        assert {f"out/{name}" for name in ("report.md", "environment.txt", "environment.json")} <= {*file.getnames()}
 
 
 def step(first: Any, tmp_path: Path, text: str, *more: str) -> Any:
