@@ -143,6 +143,23 @@ def test_after_an_exception_the_device_is_idle(comm: Any, schedule: str, monkeyp
         assert np.array_equal(S.allgather(), np.ones((40, 40)))
 
 
+@pytest.mark.on_ranks(2, 4)
+def test_sums_that_arrive_do_not_wait_for_products(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that arrives by MPI is added to its panel while a later product is still in its stream."""
+    from pdgemm.transport.movers import reduce
+
+    held, add = list[bool](), reduce.Sum._add
+
+    def watched(self: Any) -> None:
+        add(self)
+        compute = self._recorder.compute
+        held.append(compute.finished < compute.begun)
+
+    monkeypatch.setattr(reduce.Sum, "_add", watched)
+    on_device(comm, ("ring", "late"), (33, 29, 41), "stationary_a", (1, comm.size), 1, panel_width=5, lookahead=2)
+    assert any(comm.allgather(any(held)))
+
+
 def test_sixteen_bit_and_whole_numbers(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.instrument.recorder import Recorder, Then, nothing
+from pdgemm.instrument.recorder import Recorder, Then
 from pdgemm.local.arrays.device import Array, Pinned, of
 from pdgemm.local.arrays.elementwise import CONVERT, Combine
 from pdgemm.transport.movers.staged import to_staging
@@ -61,10 +61,9 @@ class Sum:
     def _add(self) -> None:
         self._over()
         if of(self._total):
-            with self._recorder.phase("compute"):
+            with self._recorder.phase("pack"):  # not behind a product that has been started meanwhile
                 _ADD(self._total, self._part)
-            for wait in self._recorder.record_products(nothing):
-                wait()
+            self._recorder.synchronize_copies()
         else:  # timed in the phase of the caller, which polls or waits
             self._total += self._part
         self._receive()
@@ -135,7 +134,7 @@ def reduce_scatter(
         sends = [comm.Isend(leaving[starts[to] : starts[to + 1]], dest=to) for to in others if counts[to]]
     if not mine.size:
         return sends
-    with recorder.phase("compute"):
+    with recorder.phase("pack"):
         CONVERT(mine, packed[starts[me] : starts[me + 1]])
     host_part = staged[1].cut(0, mine.size) if staged else None
     return [Sum(comm, reversed(others), mine, arriving[: mine.size], host_part, 0, recorder), *sends]
