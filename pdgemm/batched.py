@@ -22,7 +22,7 @@ from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.device import Array, empty, of, shadow, writeable
 from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, Combine, scale
-from pdgemm.local.blas.local_gemm import BLAS_INT, EXACT_WIDTH, gemm_accumulate
+from pdgemm.local.blas.local_gemm import BLAS_INT, EXACT_WIDTH, gemm_accumulate, largest_extent
 from pdgemm.matrix.argument_checks import accumulation, as_scalar, op_letter, overlap
 from pdgemm.matrix.batch import Batch, BatchReport, arrays, empty_items
 from pdgemm.names import DType, Transpose
@@ -238,8 +238,12 @@ def _check_batch(name: str, x: Any, A: Batch) -> None:
     supported = dtypes.RESULTS if name == "C" else dtypes.OPERANDS
     if x.dtype not in supported:
         raise DTypeError(f"{name} has dtype {x.dtype}; supported: {dtypes.names(supported)}")
-    if x.shapes.max(initial=0) > BLAS_INT:
-        raise LayoutError(f"{name} has an item of dimension {x.shapes.max()}, BLAS takes up to {BLAS_INT}")
+    extent = max(map(largest_extent, x.items), default=0)
+    if max(extent, x.shapes.max(initial=0)) > BLAS_INT:
+        raise LayoutError(
+            f"{name} has an item whose dimension, or distance of rows in elements, is "
+            f"{max(extent, x.shapes.max())}; BLAS takes up to {BLAS_INT}"
+        )
     if MPI.Comm.Compare(x.comm, A.comm) not in (MPI.IDENT, MPI.CONGRUENT):
         raise GridError(f"A and {name} are batches over different ranks")
     if x.device is not A.device:

@@ -16,7 +16,7 @@ from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.device import Array, address, shadow, writeable
 from pdgemm.local.arrays.integers import as_count, as_name, shown
-from pdgemm.local.blas.local_gemm import BLAS_INT
+from pdgemm.local.blas.local_gemm import BLAS_INT, largest_extent
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import check_not_freed
 
@@ -224,8 +224,11 @@ def check_dtype(name: str, x: DistMatrix, supported: tuple[np.dtype, ...]) -> No
         raise DTypeError(
             f"{name} has dtype {local.dtype}; supported: {dtypes.names(supported)}; convert it (astype, --dtype)"
         )
-    if local.size and max(local.shape) > BLAS_INT:
-        raise LayoutError(f"{name} has a local part of shape {local.shape}, BLAS takes up to {BLAS_INT}")
+    if (extent := largest_extent(local)) > BLAS_INT:
+        raise LayoutError(
+            f"{name} has a local part of shape {local.shape} and strides of {local.strides} bytes: a dimension or a "
+            f"distance of rows is {extent} elements, BLAS takes up to {BLAS_INT}"
+        )
 
 
 def shape_of(x: DistMatrix) -> str:

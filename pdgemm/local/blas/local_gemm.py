@@ -151,6 +151,15 @@ def leading(x: np.ndarray, conjugate: bool = False) -> tuple[bytes, int]:
     raise ValueError(f"{kind} of an array {x.shape} with strides {x.strides} are {'not ' * conjugate}contiguous")
 
 
+def largest_extent(x: Array) -> int:
+    """Return the largest dimension of an array, or distance of its rows or columns in elements, which BLAS has to take.
+
+    A number above BLAS_INT would be passed modulo 2^32.
+    """
+    strides = (abs(stride) // x.itemsize for stride, size in zip(x.strides, x.shape) if size > 1)
+    return max(*x.shape, *strides) if x.size else 0
+
+
 def _stride(x: np.ndarray, trans: bytes) -> int:
     """Return the leading dimension of an array with contiguous columns (b"N") or rows (b"T"); 0 if they are not."""
     rows, cols = x.shape

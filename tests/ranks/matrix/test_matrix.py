@@ -183,6 +183,24 @@ def test_a_matrix_too_large_for_a_rank_is_refused_everywhere(comm: Any) -> None:
         DistMatrix.empty((10**8, 10**8), grid=grid)
 
 
+def test_rows_further_apart_than_blas_takes_are_refused_everywhere(comm: Any) -> None:
+    """Of a narrow part of a matrix with long rows, on any one rank: BLAS would read the distance modulo 2^32."""
+    from pdgemm import Batch, DistMatrix, ProcessGrid, matmul_batched, pdgemm
+    from pdgemm.errors import LayoutError
+
+    here = comm.rank == comm.size - 1
+    memory = np.empty((2, (1 << 31) + 8 if here else 8), np.int8)[:, :8]  # of which no page is touched
+    with ProcessGrid(comm, (comm.size, 1)) as grid:
+        A = DistMatrix.from_local(memory, (2 * comm.size, 8), grid=grid, block=(2, 8))
+        B = DistMatrix.ones((8, 3), grid=grid, dtype="int8")
+        for call in (lambda: pdgemm(1, A, B), lambda: A @ B, lambda: B.T @ A.T):
+            with pytest.raises(LayoutError, match="BLAS takes up to 2147483647"):
+                call()
+    lists = [memory[:, :3], np.ones((3, 3), "i1")], [np.ones((3, 2), "i1")] * 2, [np.ones((n, 2), "i4") for n in (2, 3)]
+    with pytest.raises(LayoutError, match="BLAS takes up to 2147483647"):
+        matmul_batched(*(Batch.from_local(items, comm) for items in lists))
+
+
 def test_matrices_lie_on_one_layer(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid
     from pdgemm.errors import GridError
