@@ -11,6 +11,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,40 @@ def yes_or_no(variable: str, comm: MPI.Intracomm) -> bool | None:
             raise ArgumentError(f"{variable} must be yes or no, got {said[:100]!r}")
         description += [variable, said]
     return said in ("yes", "1") if said else None
+
+
+def path_between_nodes(aware: bool, root: Path = Path("/")) -> str:
+    """Return how messages from GPU memory leave this node, and what GPUDirect RDMA lacks here.  Local.
+
+    aware : MPI accepts pointers to device memory.   root : where the file systems /proc and /sys are.
+    GPUDirect RDMA needs an adapter, UCX in this process, and the driver's module nvidia_peermem, or dmabuf: Linux 5.12
+    and NVIDIA's open kernel modules.  Whether UCX then uses it, `UCX_PROTO_INFO=y` tells for each message size.
+    """
+    if not aware:
+        return "staged in pinned memory of the host, because MPI takes no pointers to GPU memory"
+    lacking, transports = [], os.environ.get("UCX_TLS", "all")
+    if not (root / "sys/class/infiniband").exists():
+        lacking.append("no RDMA adapter (/sys/class/infiniband)")
+    if (pml := os.environ.get("OMPI_MCA_pml", "ucx")) != "ucx":
+        lacking.append(f"Open MPI sends by {pml} (OMPI_MCA_pml), which does not use UCX")
+    elif "libucp" not in _text(root / "proc/self/maps"):
+        lacking.append("UCX is not loaded (Open MPI: OMPI_MCA_pml=ucx)")
+    elif not any(name in transports for name in ("all", "cuda")):
+        lacking.append(f"UCX_TLS={transports} has no cuda_copy")
+    peermem = any((root / "sys/module" / name).exists() for name in ("nvidia_peermem", "nv_peer_mem"))
+    dmabuf = "Open Kernel Module" in _text(root / "proc/driver/nvidia/version")
+    if not (peermem or dmabuf):
+        lacking.append("neither the module nvidia_peermem nor NVIDIA's open kernel modules (dmabuf)")
+    if lacking:
+        return f"copied through the host by MPI; for GPUDirect RDMA it lacks: {'; '.join(lacking)}"
+    return f"by GPUDirect RDMA ({'nvidia_peermem' if peermem else 'dmabuf'} and UCX are here)"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _before_trying(setting: bool | None) -> tuple[bool, str]:

@@ -9,7 +9,7 @@ import jobs
 import pytest
 from fake_cupy import Gpu
 
-from pdgemm.devices import gpu_binding
+from pdgemm.devices import gpu_aware_mpi, gpu_binding
 from pdgemm.devices.gpu_binding import nearest, share
 
 
@@ -42,6 +42,34 @@ def test_the_system_tells_which_processors_are_next_to_a_gpu(tmp_path: Path, mon
     monkeypatch.setattr(gpu_binding, "_driver", lambda: Gpu(2))
     assert gpu_binding._processors(1) == {0, 1, 2, 8, 10, 11}
     assert gpu_binding._processors(0) == set()
+
+
+def test_what_gpu_direct_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def path() -> str:
+        return gpu_aware_mpi.path_between_nodes(True, tmp_path)
+
+    def write(name: str, text: str = "") -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    monkeypatch.setenv("OMPI_MCA_pml", "ob1")
+    assert "Open MPI sends by ob1" in path()
+    monkeypatch.delenv("OMPI_MCA_pml")
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    assert gpu_aware_mpi.path_between_nodes(False, tmp_path).startswith("staged in pinned memory")
+    assert all(x in path() for x in ("no RDMA adapter", "UCX is not loaded", "nvidia_peermem"))
+    write("proc/self/maps", "7f00-7f01 r-xp /usr/lib/libucp.so.0\n")
+    write("sys/class/infiniband/mlx5_0")
+    assert (
+        path() == "copied through the host by MPI; for GPUDirect RDMA it lacks: neither the module nvidia_peermem nor "
+        "NVIDIA's open kernel modules (dmabuf)"
+    )
+    write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95\n")
+    assert path() == "by GPUDirect RDMA (dmabuf and UCX are here)"
+    write("sys/module/nvidia_peermem/refcnt")
+    assert "nvidia_peermem and UCX" in path()
+    monkeypatch.setenv("UCX_TLS", "rc,sm")
+    assert "UCX_TLS=rc,sm has no cuda_copy" in path()
 
 
 def run(code: str) -> str:

@@ -62,7 +62,7 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
         }
         for host in sorted({h[0] for h in hosts})
     ]
-    facts["gpu_memory"] = _gpu_memory(grid, facts)
+    facts["gpu_memory"], facts["gpu_messages"] = _gpu_memory(grid)
     several = len(facts["nodes"]) > 1
     facts["progress"] = (
         "between nodes: MPI is called about every 10 ms of a product, between its slabs" if several else "on one node"
@@ -91,6 +91,7 @@ def facts_table(facts: dict[str, Any]) -> Table:
         ("movers", ", ".join(facts["movers"])),
         ("types", ", ".join(facts["types"])),
         *[("GPU memory", facts["gpu_memory"])] * bool(facts["gpu_memory"]),
+        *[("GPU messages", f"between nodes {facts['gpu_messages']}")] * bool(facts["gpu_messages"]),
     ]
     rows += [
         (
@@ -105,16 +106,22 @@ def facts_table(facts: dict[str, Any]) -> Table:
     return Table(("", ""), rows, words=("",))
 
 
-def _gpu_memory(grid: ProcessGrid, facts: dict[str, Any]) -> str:
-    """Return how the ranks of this job access each other's GPU memory, as a test shows.  Collective over the grid."""
+def _gpu_memory(grid: ProcessGrid) -> tuple[str, str]:
+    """Return how the ranks of this job access each other's GPU memory, as a test shows, and how messages leave a node.
+
+    Collective over the grid.
+    """
     able = find_spec("cupy") is not None and gpu_binding.visible() > 0
     if not grid.comm.allreduce(able, MPI.LAND):
-        return ""
+        return "", ""
     try:
         device = device_on(grid, "cuda")
     except PdgemmError as bad:
-        return str(bad)
-    return str(device.reach(grid)) if device else ""
+        return str(bad), ""
+    if not device:
+        return "", ""
+    reach = device.reach(grid)
+    return str(reach), probe.path_between_nodes(not reach.staged)
 
 
 def _warnings() -> list[str]:

@@ -60,6 +60,7 @@ def problem_report(facts: dict[str, Any]) -> str:
         *((f"node {number}", _node(node)) for number, node in enumerate(facts["nodes"])),
         ("/dev/shm", _shared_memory()),
         *[("GPU memory", facts["gpu_memory"])] * bool(facts["gpu_memory"]),
+        *[("GPU messages", facts["gpu_messages"])] * bool(facts["gpu_messages"]),
         *(("warning", text) for text in facts["warnings"]),
         *(("variable", f"{name}={value if _public(name, value) else '(not shown)'}") for name, value in _variables()),
     ]
