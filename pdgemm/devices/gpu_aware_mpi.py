@@ -25,6 +25,7 @@ from pdgemm.support.waits import Wait
 
 SIZES = (1, 1 << 10, 1 << 16, 1 << 20)  # words of 8 bytes
 _SIDE, _PRODUCTS = 1024, 20  # order and number of the products that run during a message, for a millisecond
+_PML = "OMPI_MCA_pml"  # how Open MPI sends messages: "ucx", or "ob1" by shared memory and TCP
 _PATIENCE = 30  # seconds until the child process is ended
 
 
@@ -78,8 +79,8 @@ def path_between_nodes(aware: bool, root: Path = Path("/")) -> str:
     lacking, transports = [], os.environ.get("UCX_TLS", "all")
     if not (root / "sys/class/infiniband").exists():
         lacking.append("no RDMA adapter (/sys/class/infiniband)")
-    if (pml := os.environ.get("OMPI_MCA_pml", "ucx")) != "ucx":
-        lacking.append(f"Open MPI sends by {pml} (OMPI_MCA_pml), which does not use UCX")
+    if (pml := os.environ.get(_PML, "ucx")) != "ucx":
+        lacking.append(f"Open MPI sends by {pml} ({_PML}), which does not use UCX")
     elif "libucp" not in _text(root / "proc/self/maps"):
         lacking.append("UCX is not loaded (Open MPI: OMPI_MCA_pml=ucx)")
     elif not any(name in transports for name in ("all", "cuda")):
