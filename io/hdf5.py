@@ -79,7 +79,7 @@ def load(
     dtype     : the type to convert to while reading; needed for integers other than int8 and int32.
     transpose : return the transpose of the dataset, or of the part, at no cost: the local arrays are in Fortran order.
     verify    : compare with the checksum that `save` recorded; only for the whole dataset, not for a part.
-    device    : the device of the matrix, as in `DistMatrix.empty`; the dataset is read to the host first.
+    device    : the device of the matrix, as in `DistMatrix.empty`; the dataset passes through the host in pieces.
     progress  : called as progress(done, total) after each transfer.
 
     For a part of the columns, each row is read alone; if less than 4 KiB lie between two rows, many rows are read at
@@ -112,7 +112,8 @@ def load(
             carried = np.empty(0, wanted).real.dtype
     order: Order = "F" if transpose else "C"
     shape = part.shape[::-1] if transpose else part.shape
-    matrix = DistMatrix.empty(shape, grid=grid, block=block, source=source, dtype=carried, order=order)
+    layout: Any = {"block": block, "source": source, "order": order, "device": device}
+    matrix = DistMatrix.empty(shape, grid=grid, dtype=carried, **layout)
     there = matrix.T if transpose else matrix
     with timed("read", matrix.local.nbytes), taking(None):
         with _opened(stored, method, path, name, comm) as transfer:
@@ -124,7 +125,6 @@ def load(
             raise FileError(f"{path}:{name} is damaged: its checksum is {computed}, recorded was {stored.checksum}")
     if wanted != carried:
         matrix = matrix.astype(wanted)
-    matrix = matrix.to_device(device)
     size, taken = part.size * stored.dtype.itemsize, perf_counter() - start
     what = str(path), name, method, stored.shape, str(stored.dtype)
     only = None if part.shape == stored.shape else part
@@ -210,7 +210,6 @@ def save(
         _check_saved(matrix.dtype)
         if as_count(ndim, "ndim", 1) > 2 or (ndim == 1 and matrix.shape[1] != 1):
             raise LayoutError(f"{path}:{name}: a matrix of shape {matrix.shape} is not saved with ndim={ndim}")
-    matrix = matrix.to_host()
     written = checksum(matrix)
     output = new_dataset(
         path,
@@ -293,7 +292,7 @@ def save_all(
             with timed("write", x.stored.nbytes), taking(None):
                 output = NewDataset(partial, path, name, x.grid, x.shape, x.dtype, sums[name])
                 output.create(attributes(x.grid, x.distribution, x.dtype, sums[name]), {})
-                _write(output, x.to_host(), sums[name], True)
+                _write(output, x, sums[name], True)
             notify(number, len(matrices))
         agree(comm, notify.error)
         on_root(comm, path, lambda: generations.check_held(partial, token, matrices))

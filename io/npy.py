@@ -94,6 +94,7 @@ def load(
         source=source,
         dtype=wanted.newbyteorder("="),
         order="C" if straight else "F",
+        device=device,
     )
     there = matrix if straight else matrix.T
     in_file = part._replace(rows=part.cols, cols=part.rows) if header.fortran_order else part
@@ -102,7 +103,6 @@ def load(
         with mpi_io.opened_by_mpi_io(path, header.offset, width, header.dtype, comm) as transfer:
             pieces.read_pieces(there, within(transfer, in_file), (1, 1), progress)
         on_root(comm, path, lambda: _check_unchanged(path, header))
-    matrix = matrix.to_device(device)
     size, taken = part.size * header.dtype.itemsize, perf_counter() - start
     only = None if part.shape == header.shape else part
     what = str(path), "", "mpi-io", header.shape, str(header.dtype)
@@ -140,7 +140,6 @@ def save(
             raise LayoutError(f"{path}: a matrix of shape {matrix.shape} is not saved with ndim={ndim}")
         if matrix.dtype.isbuiltin != 1:
             raise DTypeError(f"a .npy file cannot hold {matrix.dtype}: convert the matrix first, A.astype('float32')")
-    matrix = matrix.to_host()
     stored = matrix if order == "C" else matrix.T
     header = _header(matrix.shape[:ndim], matrix.dtype, order == "F" and ndim == 2)
     size = matrix.size * matrix.dtype.itemsize

@@ -22,6 +22,8 @@ from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import FileError, PdgemmError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.io.matrix_files import Progress, Transfer
+from pdgemm.local.arrays.device import HOST
+from pdgemm.local.arrays.elementwise import set_elements
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.files import file_error
@@ -125,19 +127,31 @@ def open_on_all(
 
 
 def write_pieces(matrix: DistMatrix, put: Transfer, unit: tuple[int, int], progress: Progress | None = None) -> None:
-    """Write the matrix to the dataset.  Collective over its grid; all ranks call `put` equally often."""
+    """Write the matrix to the dataset.  Collective over its grid; all ranks call `put` equally often.
+
+    Of a matrix on a device one piece at a time is copied to the host.
+    """
     for part, staged, start in _each(matrix, unit, progress):
-        redistribute(part, staged)
+        redistribute(part if part.device == HOST else part.to_host(), staged)
         with together(matrix.grid.comm):
             put(*start, staged.local)
 
 
 def read_pieces(matrix: DistMatrix, get: Transfer, unit: tuple[int, int], progress: Progress | None = None) -> None:
-    """Read the matrix from the dataset.  Collective over its grid; all ranks call `get` equally often."""
+    """Read the matrix from the dataset.  Collective over its grid; all ranks call `get` equally often.
+
+    For a matrix on a device one piece at a time is on the host.
+    """
     for part, staged, start in _each(matrix, unit, progress):
         with together(matrix.grid.comm):
             get(*start, staged.local)
-        redistribute(staged, part)
+        if part.device == HOST:
+            redistribute(staged, part)
+            continue
+        local = np.empty(part.stored.shape, part.dtype, part.order)
+        redistribute(staged, DistMatrix(local, part.grid, part.distribution, part.order))
+        with together(matrix.grid.comm):
+            set_elements(part.stored, local)
 
 
 def file_checksum(

@@ -173,6 +173,38 @@ class CudaLayer:
             assert adopted.order == "F"
             assert np.array_equal(adopted.allgather(), x)
 
+    def test_files(self, comm: Any, cuda: Any, shared_tmp_path: Any, monkeypatch: Any) -> None:
+        """Matrices are saved from a device and loaded to one piece by piece: no more of them is ever on the host."""
+        from pdgemm import DistMatrix, ProcessGrid, checksum
+        from pdgemm.algorithms.protection import checksum as sums
+        from pdgemm.io import hdf5, npy, pieces
+
+        copied, to_host = list[int](), cuda.to_host
+        monkeypatch.setattr(cuda, "to_host", lambda x: copied.append(x.size) or to_host(x))
+        monkeypatch.setattr(pieces, "ELEMENTS", 64)
+        monkeypatch.setattr(sums, "_COPIED", 64)
+        with ProcessGrid(comm) as grid:
+            for dtype, order in (("float32", "C"), ("complex128", "F")):
+                how: Any = {"grid": grid, "block": (4, 3), "device": "cuda"}
+                A = DistMatrix.random((41, 29), dtype=dtype, order=order, **how)
+                copied.clear()
+                hdf5.save(shared_tmp_path / "a.h5", "x", A)
+                npy.save(shared_tmp_path / "a.npy", A, order="F")
+                hdf5.save_all(shared_tmp_path / "state.h5", {"x": A})
+                loaded = [
+                    hdf5.load(shared_tmp_path / "a.h5", "x", verify=True, **how),
+                    hdf5.load(shared_tmp_path / "a.h5", "x", transpose=True, **how).T,
+                    npy.load(shared_tmp_path / "a.npy", **how),
+                    hdf5.load_all(shared_tmp_path / "state.h5", grid, {"x": {"device": "cuda"}}).matrices["x"],
+                ]
+                assert max(copied) <= 64 * comm.size
+                assert {x.device for x in loaded} == {"cuda"}
+                assert {checksum(x) for x in loaded} == {checksum(A), checksum(A.to_host())}
+            numbers = DistMatrix.random((9, 7), dtype="int8", grid=grid, device="cuda")
+            hdf5.save(shared_tmp_path / "i.h5", "x", numbers)
+            loaded = hdf5.load(shared_tmp_path / "i.h5", "x", grid=grid, dtype="float32", verify=True, device="cuda")
+            assert np.array_equal(loaded.allgather(), numbers.allgather())
+
     def test_a_product_keeps_its_operands(self, comm: Any, cuda: Any) -> None:
         """A prepared call of cuBLAS has addresses, which keep nothing alive."""
         C = cuda.empty((64, 64), "float64")

@@ -8,6 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.errors import CorruptionError
+from pdgemm.local.arrays.device import Array, of, to_host
 from pdgemm.local.arrays.element_functions import hashed, slabs
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -17,6 +18,7 @@ from pdgemm.support.files import say
 REPEATS = 3
 _KIND = "mixed64"
 _MOST = 1 << 18  # rows or columns that are hashed at a time
+_COPIED = 1 << 22  # elements that are copied from a device at a time
 
 
 def checksum(matrix: DistMatrix) -> str:
@@ -27,16 +29,17 @@ def checksum(matrix: DistMatrix) -> str:
 
     The checksum is the same for any layout on any number of ranks, also in a file that `io.hdf5.save` wrote.  A change
     of a single element is always detected (an odd factor has an inverse mod 2^64), an exchange of elements, rows or
-    columns with probability 1 - 2^-64, approximately.  Elements are read once, elements on a device by the host.
+    columns with probability 1 - 2^-64, approximately.  Elements are read once, those of a
+    device by the host, to which at most 2^22 are copied at a time.
     """
     with together(communicator(matrix=matrix)) as description:
         check_matrices(matrix=matrix)
         description += ["checksum", matrix.shape, matrix.dtype]
-    return text(matrix.grid.comm, local_sum(matrix.to_host()))
+    return text(matrix.grid.comm, local_sum(matrix))
 
 
 def local_sum(matrix: DistMatrix) -> np.ndarray:
-    """Return this rank's part of the checksum of a matrix on the host."""
+    """Return this rank's part of the checksum of a matrix."""
     local, (i, j), total = matrix.local, matrix.grid.coords, zero()
     for cols in slabs(local.shape[1], 1, _MOST):
         for rows in slabs(local.shape[0], 1, _MOST):
@@ -62,7 +65,7 @@ def repaired(X: DistMatrix, Y: DistMatrix, expected: str, again: Callable[[], ob
         again()
 
 
-def bilinear(part: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+def bilinear(part: Array, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
     """Return the partial sum over a submatrix.   rows, cols : the global indices of its rows and columns."""
     words = max(1, part.itemsize // 8)  # a complex128 is two words, all others one
     unsigned = np.dtype(f"u{part.itemsize // words}")
@@ -70,8 +73,8 @@ def bilinear(part: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray
     v = _weights((cols[:, None] * words + np.arange(words)).ravel(), 1)
     total = zero()
     if part.size:
-        for slab in slabs(*part.shape):
-            bits = np.ascontiguousarray(part[slab]).view(unsigned).astype(np.uint64, copy=False)
+        for slab in slabs(*part.shape, *[_COPIED] * (of(part) is not None)):
+            bits = np.ascontiguousarray(to_host(part[slab])).view(unsigned).astype(np.uint64, copy=False)
             total += u[slab] @ ((bits ^ bits >> np.uint64(32)) @ v)
     return total
 
