@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache, wraps
+from functools import cache, lru_cache
 from math import prod
 from typing import Any
 
@@ -18,6 +18,7 @@ from cupy.cuda import cublas, runtime
 from mpi4py import MPI
 
 from pdgemm.devices import cuda_ipc, cuda_nccl, gpu_binding, kernels
+from pdgemm.devices.launch_errors import memory_errors
 from pdgemm.errors import DeviceError, DTypeError, OutOfMemoryError
 from pdgemm.grids.index_map import IndexMap
 from pdgemm.local.arrays.device import Array, Combination, Pinned, Reach, address, on_cuda, register_device
@@ -30,26 +31,8 @@ _SUMS_IN_FULL = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial 
 _PINNED = 1 << 30  # bytes of pinned memory that are kept for the next product
 _NOT_READY = 600  # cudaErrorNotReady
 _OP = {b"N": 0, b"T": 1, b"C": 2}
-_ERRORS = runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError, cublas.CUBLASError
-_LACKS_MEMORY = {cublas.CUBLASError: 3}  # the status by which a library says so; that of CUDA is 2
+_memory_errors = memory_errors({cublas.CUBLASError: 3})  # CUBLAS_STATUS_ALLOC_FAILED
 _TRSM = {"L": 0, "R": 1, "U": 1, "N": 0}  # cuBLAS's sides; lower is 0 and upper 1; a unit diagonal is 1
-
-
-def _memory_errors(launch: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function raise OutOfMemoryError where CUDA, or cuBLAS, lacks memory for its own work on the GPU."""
-
-    @wraps(launch)
-    def launched(*args: Any) -> Any:
-        try:
-            return launch(*args)
-        except _ERRORS as error:
-            if error.status == _LACKS_MEMORY.get(type(error), 2):
-                free, total = runtime.memGetInfo()
-                text = f"a launch lacks memory on the GPU, of which {free} of {total} bytes are free: {error}"
-                raise OutOfMemoryError(text) from None
-            raise
-
-    return launched
 
 
 class Cuda:

@@ -682,7 +682,7 @@ def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
     with pytest.MonkeyPatch.context() as patch:
         for name, module in simulated.modules().items():
             patch.setitem(sys.modules, name, module)
-        for name in ("cuda", "cuda_ipc", "cuda_nccl", "kernels"):  # each time anew
+        for name in ("cuda", "cuda_ipc", "cuda_nccl", "kernels", "launch_errors"):  # each time anew
             patch.delitem(sys.modules, f"pdgemm.devices.{name}", raising=False)
             patch.delattr(devices, name, raising=False)
         patch.setattr(device, "_devices", dict(device._devices))
@@ -697,6 +697,6 @@ def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
             yield gpu
         finally:
             choice.visible.cache_clear()
-            for name in ("cuda", "cuda_ipc", "cuda_nccl", "kernels"):
+            for name in ("cuda", "cuda_ipc", "cuda_nccl", "kernels", "launch_errors"):
                 sys.modules.pop(f"pdgemm.devices.{name}", None)
                 vars(devices).pop(name, None)
