@@ -1,4 +1,4 @@
-"""CUDA devices, through CuPy: memory, cuBLAS, streams; copies and sums of elements are in `kernels`.
+"""CUDA devices, through CuPy: memory, cuBLAS, streams; `kernels` copies and adds elements, `cusolver` factors panels.
 
 This module is imported when the first matrix is created on a GPU.  Each rank uses one GPU, CuPy's current device at
 that time (`pdgemm.devices.gpu_binding` chooses it); several ranks may share one GPU.
@@ -57,6 +57,7 @@ class Cuda:
         )
         self._cublas = cublas.create()  # users may change the modes of CuPy's handle
         cublas.setMathMode(self._cublas, _SUMS_IN_FULL)
+        self._factorisations: Any = None  # loaded when a matrix is factored: cuSOLVER is large
         self._pinned = BufferCache(_pinned, least=0, most=_PINNED)  # pinning a page takes longer than copying it
 
     def use(self) -> None:
@@ -162,6 +163,32 @@ class Cuda:
         numbers = (_TRSM[letter] if at != 2 else _OP[letter.encode()] for at, letter in enumerate(how))
         operands = (A.data.ptr, leading(A)[1], X.data.ptr, leading(X)[1])
         trsm(self._cublas, *numbers, *X.shape, ctypes.addressof(first), *operands)
+
+    def load_factorisations(self) -> None:
+        if self._factorisations is None:
+            try:
+                from pdgemm.devices.cusolver import Factorisations
+            except ImportError as bad:
+                way = "pip install 'cupy-cuda13x[ctk]' (or cupy-cuda12x)"
+                reason = " ".join(str(bad).split())
+                raise DeviceError(f"cuSOLVER, which factors panels, cannot be loaded: {reason}; {way}") from None
+            self._factorisations = Factorisations(self)
+
+    def potrf(self, A: Array, lower: bool) -> tuple[int, np.ndarray]:
+        self.load_factorisations()
+        return self._factorisations.potrf(A, lower)
+
+    def getrf(self, A: Array, pivots: np.ndarray) -> int:
+        self.load_factorisations()
+        return self._factorisations.getrf(A, pivots)
+
+    def geqrf(self, A: Array) -> Array:
+        self.load_factorisations()
+        return self._factorisations.geqrf(A)
+
+    @_memory_errors
+    def keep_triangle(self, A: Array, lower: bool, unit: bool) -> None:
+        kernels.clear_triangle(A, lower, unit)
 
     def broadcast(self, comm: MPI.Comm, x: Array, root: int) -> None:
         cuda_nccl.nccl_broadcast(comm, x, root, self)
