@@ -1,4 +1,6 @@
-"""CUDA devices, through CuPy: memory, cuBLAS, streams; copies and sums of elements are in `kernels`.
+"""CUDA devices, through CuPy: memory, cuBLAS, streams.
+
+`kernels` copies and adds elements, `generators` computes them from their indices, `cusolver` factors panels.
 
 This module is imported when the first matrix is created on a GPU.  Each rank uses one GPU, CuPy's current device at
 that time (`pdgemm.devices.gpu_binding` chooses it); several ranks may share one GPU.
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache, wraps
+from functools import cache, lru_cache
 from math import prod
 from typing import Any
 
@@ -18,6 +20,7 @@ from cupy.cuda import cublas, runtime
 from mpi4py import MPI
 
 from pdgemm.devices import cuda_ipc, cuda_nccl, generators, gpu_binding, kernels
+from pdgemm.devices.launch_errors import memory_errors
 from pdgemm.errors import DeviceError, DTypeError, OutOfMemoryError
 from pdgemm.grids.index_map import IndexMap
 from pdgemm.local.arrays.device import Array, Combination, Pinned, Reach, address, on_cuda, register_device
@@ -30,26 +33,8 @@ _SUMS_IN_FULL = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial 
 _PINNED = 1 << 30  # bytes of pinned memory that are kept for the next product
 _NOT_READY = 600  # cudaErrorNotReady
 _OP = {b"N": 0, b"T": 1, b"C": 2}
-_ERRORS = runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError, cublas.CUBLASError
-_LACKS_MEMORY = {cublas.CUBLASError: 3}  # the status by which a library says so; that of CUDA is 2
+_memory_errors = memory_errors({cublas.CUBLASError: 3})  # CUBLAS_STATUS_ALLOC_FAILED
 _TRSM = {"L": 0, "R": 1, "U": 1, "N": 0}  # cuBLAS's sides; lower is 0 and upper 1; a unit diagonal is 1
-
-
-def _memory_errors(launch: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function raise OutOfMemoryError where CUDA, or cuBLAS, lacks memory for its own work on the GPU."""
-
-    @wraps(launch)
-    def launched(*args: Any) -> Any:
-        try:
-            return launch(*args)
-        except _ERRORS as error:
-            if error.status == _LACKS_MEMORY.get(type(error), 2):
-                free, total = runtime.memGetInfo()
-                text = f"a launch lacks memory on the GPU, of which {free} of {total} bytes are free: {error}"
-                raise OutOfMemoryError(text) from None
-            raise
-
-    return launched
 
 
 class Cuda:
@@ -74,6 +59,7 @@ class Cuda:
         )
         self._cublas = cublas.create()  # users may change the modes of CuPy's handle
         cublas.setMathMode(self._cublas, _SUMS_IN_FULL)
+        self._factorisations: Any = None  # loaded when a matrix is factored: cuSOLVER is large
         self._pinned = BufferCache(_pinned, least=0, most=_PINNED)  # pinning a page takes longer than copying it
 
     def use(self) -> None:
@@ -183,6 +169,32 @@ class Cuda:
         numbers = (_TRSM[letter] if at != 2 else _OP[letter.encode()] for at, letter in enumerate(how))
         operands = (A.data.ptr, leading(A)[1], X.data.ptr, leading(X)[1])
         trsm(self._cublas, *numbers, *X.shape, ctypes.addressof(first), *operands)
+
+    def load_factorisations(self) -> None:
+        if self._factorisations is None:
+            try:
+                from pdgemm.devices.cusolver import Factorisations
+            except ImportError as bad:
+                way = "pip install 'cupy-cuda13x[ctk]' (or cupy-cuda12x)"
+                reason = " ".join(str(bad).split())
+                raise DeviceError(f"cuSOLVER, which factors panels, cannot be loaded: {reason}; {way}") from None
+            self._factorisations = Factorisations(self)
+
+    def potrf(self, A: Array, lower: bool) -> tuple[int, np.ndarray]:
+        self.load_factorisations()
+        return self._factorisations.potrf(A, lower)
+
+    def getrf(self, A: Array, pivots: np.ndarray) -> int:
+        self.load_factorisations()
+        return self._factorisations.getrf(A, pivots)
+
+    def geqrf(self, A: Array) -> Array:
+        self.load_factorisations()
+        return self._factorisations.geqrf(A)
+
+    @_memory_errors
+    def keep_triangle(self, A: Array, lower: bool, unit: bool) -> None:
+        kernels.clear_triangle(A, lower, unit)
 
     def broadcast(self, comm: MPI.Comm, x: Array, root: int) -> None:
         cuda_nccl.nccl_broadcast(comm, x, root, self)

@@ -1,4 +1,4 @@
-"""Y := alpha op(X) + beta Y on a GPU: by one kernel for arrays of any strides, or by a copy engine.
+"""Y := alpha op(X) + beta Y on a GPU: by one kernel for arrays of any strides, or by a copy engine; also triangles.
 
 CuPy compiles kernels for float32 with flush-to-zero: results that are subnormal numbers of that type become 0.
 """
@@ -85,6 +85,13 @@ def _combine_each(how: Combination, target: Array, source: Array, rows: IndexMap
     kernel, size = _index_kernel(source.dtype, target.dtype, _form(how)), rows.size * cols.size
     where = from_rows, from_cols, to_rows, to_cols, np.int64(cols.size)
     kernel(source, *where, *_numbers(how, source, target), target, size=size)
+
+
+def clear_triangle(A: Array, lower: bool, unit: bool) -> None:
+    """Start `Device.keep_triangle`, in one launch."""
+    if A.strides[0] < A.strides[1]:  # neighbouring threads write neighbouring elements
+        A, lower = A.T, not lower
+    _triangle_kernel(lower, unit)(np.int64(len(A)), A, size=A.size)
 
 
 _known: WeakKeyDictionary[IndexMap, tuple[Array, Array]] = WeakKeyDictionary()
@@ -230,3 +237,12 @@ def _index_kernel(X: np.dtype, Y: np.dtype, form: _Form) -> Any:
         "ptrdiff_t from[] = {from_rows[row], from_cols[col]}, to[] = {to_rows[row], to_cols[col]}; " + operation,
         "pdgemm_combine_each",
     )
+
+
+@lru_cache(4)
+def _triangle_kernel(lower: bool, unit: bool) -> Any:
+    """Return the kernel of `clear_triangle`; elements of the triangle that stays are not read."""
+    operation = "ptrdiff_t row = i / n, col = i % n; ptrdiff_t at[] = {row, col}; " + (
+        f"if (row {'<' if lower else '>'} col) y[at] = R(0)" + "; if (row == col) y[at] = R(1)" * unit
+    )
+    return cupy.ElementwiseKernel("int64 n", "raw R y", operation, "pdgemm_clear_triangle")

@@ -15,7 +15,9 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from cuda_layer import CudaLayer
+from factored import positive_definite
 from fake_cupy import CUBLASError, CUDADriverError, CUDARuntimeError, Gpu, Nccl, fake_cupy
+from fake_cusolver import CUSOLVERError
 from tiers import everything
 
 pytestmark = pytest.mark.mpi
@@ -152,6 +154,94 @@ def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:
         askew = bytes_[4 : 4 + 8 * shape[0] * shape[1]].view("float64").reshape(shape)
         with pytest.raises(DeviceError, match="which is not a multiple of 8 bytes"):
             DistMatrix.from_local(askew, (40, 40), grid=grid)
+
+
+FACTORED = {"cholesky": "potrf", "lu_factor": "getrf", "householder_qr": "geqrf"}  # by which routines
+
+
+@pytest.mark.parametrize("name", FACTORED)
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+def test_panels_stay_on_the_device(comm: Any, gpu: Gpu, cuda: Any, name: str, dtype: str) -> None:
+    """What a factorisation brings to the host is at most pivots, a diagonal and info; it uploads no panel."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    n, width = 300, 192  # of the widest panel
+    a = positive_definite(n, dtype)
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.from_global(a, grid=grid, block=32, device="cuda")
+        reach = cuda.reach(grid)
+        if comm.size > 1 and reach.staged and reach.reads != "shared":
+            pytest.skip("MPI takes no pointers, and ranks do not share a GPU")
+        gpu.calls.clear(), gpu.downloads.clear(), gpu.uploads.clear()
+        getattr(linalg, name)(A, **({"want_q": False} if name == "householder_qr" else {}))  # Q begins with an upload
+        called, downloads, uploads = gpu.calls.count(FACTORED[name]), [*gpu.downloads], [*gpu.uploads]
+        assert comm.allreduce(called) >= n // width
+        assert set(gpu.calls) & {*FACTORED.values()} <= {FACTORED[name]}
+        small = 16 + width * np.dtype(dtype).itemsize
+        assert all(x <= small for x in downloads) and not uploads
+        assert len(downloads) == (called if name != "householder_qr" else 0)
+
+
+def test_cusolver_that_fails(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:
+    """A library that one rank lacks raises on all; memory that cuSOLVER, or its workspace, lacks is a MemoryError."""
+    import cupy
+
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.errors import DeviceError, OutOfMemoryError
+    from pdgemm.local.blas.local_lapack import getrf, potrf
+
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.from_global(np.eye(40), grid=grid, block=8, device="cuda")
+        if comm.size == 1 or not cuda.reach(grid).staged or cuda.reach(grid).reads == "shared":
+            with monkeypatch.context() as patch:
+                if comm.rank == comm.size - 1:
+                    patch.delattr(cupy.cuda, "cusolver")
+                for factored in (linalg.cholesky, linalg.lu_factor, linalg.householder_qr):
+                    with pytest.raises(DeviceError, match=r"cuSOLVER, .* cannot be loaded: .*\[ctk\]"):
+                        factored(A)
+            assert np.array_equal(linalg.cholesky(A).allgather(), np.eye(40))
+    x, pivots = np.asfortranarray(np.eye(20)), np.zeros(20, np.intc)
+    solver: Any = cupy.cuda.cusolver
+    for status, expected in ((2, OutOfMemoryError), (6, CUSOLVERError)):
+        for name, act in (("dpotrf", potrf), ("dgetrf", partial(getrf, pivots=pivots))):
+            with monkeypatch.context() as patch:
+                patch.setattr(type(solver), name, Mock(side_effect=CUSOLVERError(status)))
+                with pytest.raises(expected, match="lacks memory on the GPU" if status == 2 else "6"):
+                    act(cuda.to_device(x, "F"))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(solver), "dpotrf_bufferSize", Mock(return_value=1 << 40))
+        with pytest.raises(OutOfMemoryError, match="cannot allocate"):
+            potrf(cuda.to_device(x, "F"))
+
+
+def test_wrong_calls_of_cusolver_are_seen(comm: Any, gpu: Gpu, cuda: Any) -> None:
+    """By the simulated one."""
+    import cupy
+
+    solver: Any = cupy.cuda.cusolver
+    x, numbers = cuda.to_device(np.asfortranarray(np.eye(6)), "F"), cuda.empty((7,), "int32")
+    work, handle, stream = cuda.empty((500,), "float64"), solver.create(), cupy.cuda.get_current_stream()
+    call = lambda ld=6, work=work, words=500: solver.dpotrf(  # noqa: E731
+        handle, 0, 6, x.data.ptr, ld, work.data.ptr, words, numbers.data.ptr
+    )
+    with pytest.raises(AssertionError, match="another stream than the caller"):
+        call()
+    solver.setStream(handle, stream.ptr)
+    call()
+    with cuda.product_stream(), pytest.raises(AssertionError, match="another stream"):
+        call()
+    for wrong, refusal, text in (
+        ({"ld": 5}, CUSOLVERError, "3"),
+        ({"words": 5}, AssertionError, "workspace is too small"),
+        ({"work": cuda.empty((5,), "float64")}, AssertionError, "array is too small"),
+        ({"ld": 6.0}, AssertionError, "addresses and sizes"),
+    ):
+        with pytest.raises(refusal, match=text):
+            call(**wrong)
+    with pytest.raises(AssertionError, match="array is too small"):
+        solver.dgetrf(handle, 6, 6, x.data.ptr, 6, work.data.ptr, numbers[2:].data.ptr, numbers.data.ptr)
+    with pytest.raises(AssertionError, match="not a handle of cuSOLVER"):
+        solver.dgetrf(1, 6, 6, x.data.ptr, 6, work.data.ptr, numbers.data.ptr, numbers.data.ptr)
 
 
 def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: Gpu, cuda: Any) -> None:

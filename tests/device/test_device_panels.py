@@ -33,6 +33,7 @@ def test_cholesky_and_solve(comm: Any, way: str, schedule: str, dtype: str, orde
             X = linalg.cho_solve(L, B, lower=lower)
             report: Any = L.report
             assert report.as_predicted and report.device == "fake"
+            assert any(comm.allgather("potrf" in device.launches))
             assert comm.allgather(device.races) == [[]] * comm.size
             factor, x = wide(L.allgather()), X.allgather()
             factor = factor if lower else factor.conj().T
@@ -77,6 +78,7 @@ def test_lu_and_reflections(comm: Any, way: str, schedule: str, dtype: str, orde
             _, S = linalg.householder_qr(T, want_q=False)
             report: Any = S.report
             assert report.as_predicted and report.device == Q.device == R.device == "fake"
+            assert all(any(comm.allgather(name in device.launches)) for name in ("getrf", "geqrf"))
             assert comm.allgather(device.races) == [[]] * comm.size
             y, t, q, r = X.allgather(), T.allgather(), wide(Q.allgather()), wide(R.allgather())
             assert relative(wide(b) - wide(x) @ y, norm(x) * norm(y), dtype, n) <= EPS

@@ -2,7 +2,8 @@
 
 They take and refuse here what they take and refuse there, by CuPy 14.2's sources and CUDA's manuals: cuBLAS reads
 matrices by address and leading dimension, kernels are told in C, CUDA IPC maps allocations of other processes (here
-files in memory that have no name).  All is done at once: when it is done is the matter of fake_device.py.
+files in memory that have no name).  All is done at once: when it is done is the matter of fake_device.py.  cuSOLVER is
+in fake_cusolver.py.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 import pytest
+from fake_cusolver import Cusolver
 from fake_device import FakeArray, solve_triangular
 from mpi4py import MPI
 
 BLOCK = 1 << 20  # bytes that the pool asks of the runtime, at least
 GRAIN = 512  # bytes that it gives out, at least
 TOTAL = 1 << 31  # bytes of the GPU
+MODULES = "cuda", "cuda_ipc", "cuda_nccl", "cusolver", "generators", "kernels", "launch_errors"  # of pdgemm.devices
 
 _TYPES = {"float": "f4", "double": "f8", "complex<float>": "c8", "complex<double>": "c16"}
 _TYPES |= {"long long": "i8", "int": "i4", "signed char": "i1", "float16": "f2", "bfloat16": ml_dtypes.bfloat16}
@@ -100,9 +103,15 @@ class Pool:
         self._gpu, self._used, self._peak = gpu, 0, 0
         self._last, self._end = gpu.allocate(BLOCK), 0  # what nobody has held yet
         self._free: dict[int, list[tuple[int, Allocation]]] = {}
+        self._held: dict[int, int] = {}  # bytes that were asked for, by address
         self.managed = False
 
+    def holds(self, ptr: int, nbytes: int) -> bool:
+        """Is this in one part that somebody holds?"""
+        return any(start <= ptr and ptr + nbytes <= start + size for start, size in [*self._held.items()])
+
     def take(self, nbytes: int) -> Part:
+        asked = nbytes
         nbytes = -(-max(1, nbytes) // GRAIN) * GRAIN
         if self._used + nbytes > TOTAL:
             raise OutOfMemoryError
@@ -110,6 +119,7 @@ class Pool:
             made = self._gpu.allocate(nbytes, managed=True)
             return Part(made.ptr, nbytes, made)
         ptr, allocation = (self._free.get(nbytes) or [self._new(nbytes)]).pop()
+        self._held[ptr] = asked
         self._used += nbytes
         self._peak = max(self._peak, self._used)
         part = Part(ptr, nbytes, allocation)
@@ -124,6 +134,7 @@ class Pool:
 
     def _give(self, ptr: int, nbytes: int, allocation: Allocation) -> None:
         self._used -= nbytes
+        del self._held[ptr]
         self._free.setdefault(nbytes, []).append((ptr, allocation))
 
     def used_bytes(self) -> int:
@@ -151,6 +162,8 @@ class Gpu:
         self.mapped: dict[int, mmap.mmap] = {}
         self.mapped_from: dict[int, bytes] = {}  # the handles, each of which a process opens once
         self.calls: list[str] = []
+        self.downloads: list[int] = []  # bytes of each array that was copied to the host
+        self.uploads: list[int] = []  # and from there
         self.modes: dict[int, int] = {}  # the math modes of cuBLAS's handles
         self.most_pitch = (1 << 31) - 1
         self.failed = 0  # what the driver says ever after a kernel has failed
@@ -397,11 +410,13 @@ class Simulated:
                 return SimpleNamespace(ptr=self.x.__array_interface__["data"][0], mem=self.memory)
 
             def get(self, stream: Any = None, order: str = "C") -> np.ndarray:
+                simulated.gpu.downloads.append(self.nbytes)
                 return np.array(self.x, order=order)  # type: ignore[call-overload]
 
             def set(self, x: np.ndarray) -> None:
                 assert x.dtype == self.dtype and x.shape == self.shape and self.flags.forc
                 assert x.flags.f_contiguous if self.flags.f_contiguous else x.flags.c_contiguous
+                simulated.gpu.uploads.append(self.nbytes)
                 self.x[...] = x
 
         ndarray.__module__ = "cupy"
@@ -469,6 +484,7 @@ class Simulated:
         vars(cuda).update(
             runtime=self.gpu,
             cublas=self.gpu,
+            cusolver=Cusolver(self),
             driver=SimpleNamespace(CUDADriverError=CUDADriverError),
             nccl=Nccl,
             memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
@@ -503,7 +519,9 @@ class Event:
 
 class Stream:
     def __init__(self, simulated: Simulated) -> None:
-        self._simulated, self.ptr = simulated, 0
+        self._simulated, self.ptr = simulated, next(self._numbers)  # no two streams have the same
+
+    _numbers = count()
 
     def record(self) -> Event:
         return Event()
@@ -530,7 +548,7 @@ class ElementwiseKernel:
         self._operation = _in_python(operation)
 
     def __call__(self, *args: Any, size: int | None = None) -> None:
-        names: dict[str, Any] = {"cast": _cast, "conj": np.conj}
+        names: dict[str, Any] = {"cast": _cast, "conj": np.conj, "where": np.where, "R": args[-1].dtype.type}
         assert len(args) == len(self._in) + len(self._out)
         for (kind, name), x in zip(self._in + self._out, args):
             declared = kind.removeprefix("raw ")
@@ -562,6 +580,7 @@ def _in_python(operation: str) -> str:
         text = re.sub(r"static_cast<(complex<\w+>|[\w ]+)>\(", r'cast("\1", ', statement).replace(".real()", ".real")
         text = re.sub(r"\bfrom\b", "origin", text).replace("[] =", " =").replace("{", "(").replace("}", ")")
         text = re.sub(r"\b(0x[0-9A-F]+)ULL\b", r"\1", text.removeprefix("unsigned long long "))
+        text = re.sub(r"^if \((.+?)\) (\S+) = (.+)", r"\2 = where(\1, \3, \2)", text)
         if text.startswith("ptrdiff_t "):
             text = text.removeprefix("ptrdiff_t ").replace(" / ", " // ")
             text = re.sub(r", (\w+) +=", r"; \1 =", text)
@@ -684,7 +703,7 @@ def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
     with pytest.MonkeyPatch.context() as patch:
         for name, module in simulated.modules().items():
             patch.setitem(sys.modules, name, module)
-        for name in ("cuda", "cuda_ipc", "cuda_nccl", "generators", "kernels"):  # each time anew
+        for name in MODULES:  # each time anew
             patch.delitem(sys.modules, f"pdgemm.devices.{name}", raising=False)
             patch.delattr(devices, name, raising=False)
         patch.setattr(device, "_devices", dict(device._devices))
@@ -699,6 +718,6 @@ def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
             yield gpu
         finally:
             choice.visible.cache_clear()
-            for name in ("cuda", "cuda_ipc", "cuda_nccl", "generators", "kernels"):
+            for name in MODULES:
                 sys.modules.pop(f"pdgemm.devices.{name}", None)
                 vars(devices).pop(name, None)

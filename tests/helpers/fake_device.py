@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pytest
 from mpi4py import MPI
+from scipy.linalg.lapack import get_lapack_funcs
 
 from pdgemm.errors import DeviceError
 from pdgemm.grids.node_memory import NodeMemory
@@ -307,6 +308,50 @@ class FakeDevice:
         act = lambda: _quietly(solve_triangular, how, alpha, A.x, X.x)  # noqa: E731
         self._launch("triangle", (A, X), (X,), act)
 
+    def load_factorisations(self) -> None:
+        pass
+
+    def potrf(self, A: FakeArray, lower: bool) -> tuple[int, np.ndarray]:
+        info, diagonal = self.empty((1,), np.intc), self.empty((len(A),), A.dtype)
+
+        def act() -> None:
+            info.x[0] = lapack_potrf(A.x, lower)
+            diagonal.x[...] = A.x.diagonal()
+
+        assert _column_major(A) and A.shape[0] == A.shape[1] > 0
+        self._launch("potrf", (A,), (A, info, diagonal), act)
+        return int(self.to_host(info)[0]), self.to_host(diagonal)
+
+    def getrf(self, A: FakeArray, pivots: np.ndarray) -> int:
+        info, rows = self.empty((1,), np.intc), self.empty((min(A.shape),), np.intc)
+
+        def act() -> None:
+            info.x[0], rows.x[...] = lapack_getrf(A.x)
+
+        assert _column_major(A) and A.size and pivots.dtype == np.intc and pivots.shape == rows.shape
+        self._launch("getrf", (A,), (A, info, rows), act)
+        pivots[...] = self.to_host(rows)
+        return int(self.to_host(info)[0])
+
+    def geqrf(self, A: FakeArray) -> FakeArray:
+        tau = self.empty((min(A.shape),), A.dtype)
+
+        def act() -> None:
+            tau.x[...] = lapack_geqrf(A.x)
+
+        assert _column_major(A) and A.size
+        self._launch("geqrf", (A,), (A, tau), act)
+        return tau
+
+    def keep_triangle(self, A: FakeArray, lower: bool, unit: bool) -> None:
+        def act() -> None:
+            A.x[...] = np.tril(A.x) if lower else np.triu(A.x)
+            if unit:
+                np.fill_diagonal(A.x, 1)
+
+        assert A.shape[0] == A.shape[1] > 0
+        self._launch("keep a triangle", (A,), (A,), act)
+
     def combine(self, how: Combine, target: FakeArray, source: FakeArray) -> None:
         reads = [source] * (how.alpha != 0) + [target] * (how.beta != 0)
         self._launch("combine", reads, (target,), lambda: _quietly(_combine, how, target.x, source.x))
@@ -420,6 +465,27 @@ def solve_triangular(how: tuple[str, str, str, str], alpha: Any, A: np.ndarray, 
         np.fill_diagonal(triangle, 1)
     triangle = {"N": triangle, "T": triangle.T, "C": triangle.conj().T}[trans]
     X[...] = alpha * (np.linalg.solve(triangle, X) if side == "L" else np.linalg.solve(triangle.T, X.T).T)
+
+
+def lapack_potrf(A: np.ndarray, lower: bool) -> int:
+    """One triangle of A becomes its Cholesky factor, the other stays; return info."""
+    factor, info = get_lapack_funcs("potrf", dtype=A.dtype)(A, lower=lower, clean=False)
+    A[...] = factor
+    return int(info)
+
+
+def lapack_getrf(A: np.ndarray) -> tuple[int, np.ndarray]:
+    """A becomes L and U; return info, and the pivots, counted from 1."""
+    factors, pivots, info = get_lapack_funcs("getrf", dtype=A.dtype)(A)
+    A[...] = factors
+    return int(info), pivots + 1
+
+
+def lapack_geqrf(A: np.ndarray) -> np.ndarray:
+    """A becomes R and reflectors; return tau."""
+    A[...], tau, _, info = get_lapack_funcs("geqrf", dtype=A.dtype)(A)
+    assert info == 0
+    return tau
 
 
 class FakeMemory:
@@ -537,6 +603,12 @@ _BY_NCCL = 77  # tag of messages
 def _bytes(x: FakeArray) -> Any:
     assert x.flags.forc
     return [x.x.ravel(order="K"), x.nbytes, MPI.BYTE]
+
+
+def _column_major(x: FakeArray) -> bool:
+    from pdgemm.local.blas.local_gemm import leading
+
+    return leading(x.x)[0] == b"N"
 
 
 def _combine(how: Combine, Y: np.ndarray, X: np.ndarray) -> None:

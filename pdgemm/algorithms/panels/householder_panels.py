@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from pdgemm.local.arrays.device import Array, to_host
-from pdgemm.local.arrays.elementwise import scale, set_elements
+from pdgemm.local.arrays.device import Array, empty, of, to_host
+from pdgemm.local.arrays.elementwise import CONVERT, scale, set_elements
 from pdgemm.local.blas.compact_qr import compact_qr
 from pdgemm.local.blas.local_gemm import gemm_accumulate
 from pdgemm.local.blas.local_lapack import multiply_triangular
@@ -71,15 +71,16 @@ class Householder:
         reflectors.free(number)
         if self._task.grid.coords == (panel.row, panel.col):
             V, T = reflectors.gather(number)
-            A, R = self._A[self._plan.window(panel, i)], np.empty(T.shape, T.dtype, "F")
+            A = self._A[self._plan.window(panel, i)]
             with self._task.recorder.phase("compute"):
+                R = empty(T.shape, T.dtype, "F", of(T))
                 compact_qr(V, R, T)
-                set_elements(A[: panel.width], R)
+                CONVERT(A[: panel.width], R)
                 scale(0, A[panel.width :])
                 if self._tau is not None:
                     self._tau[panel.start : panel.stop] = to_host(T).diagonal()
                     both = np.tril(to_host(V[: len(A)]), -1)
-                    both[: panel.width] += R
+                    both[: panel.width] += to_host(R)
                     set_elements(A, both)
             reflectors.give_back(number)
         reflectors.travel(number)

@@ -9,7 +9,7 @@ from pdgemm.algorithms.panels.cholesky_panels import Cholesky
 from pdgemm.algorithms.panels.panel_run import can_read, device_of, run_panels, working_copy
 from pdgemm.errors import LinAlgError
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.linalg.factors.operands import check_square, operand_description, solution
+from pdgemm.linalg.factors.operands import check_factorisable, check_square, operand_description, solution
 from pdgemm.linalg.factors.triangular import BLOCK, PANEL, solve_triangular
 from pdgemm.matrix.argument_checks import check_result, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -28,6 +28,8 @@ def cholesky(A: DistMatrix, *, lower: bool = True, overwrite_a: bool = False) ->
 
     The factor has the layout of A, or square blocks where this layout does not share the work evenly; `report` has the
     words.
+    On a device, everything runs there, blocks on the diagonal by cuSOLVER; only their diagonals are copied to the host.
+    DeviceError where cuSOLVER is missing, or where MPI takes no device pointers and ranks cannot read in place.
 
     Cost per rank on Pr x Pc = P: n^3/(3P) flops; at most n^2/2 (1/Pr + 1/Pc) words in, and n^2/P if A is moved first.
     Raises LinAlgError on all ranks, with the number of the first leading minor, counted from 1, that is not positive
@@ -51,6 +53,7 @@ def cholesky_factor(A: DistMatrix, lower: bool, overwrite_a: bool = False) -> tu
     start = perf_counter()
     with together(communicator(A=A)) as arguments:
         check_square(A)
+        check_factorisable("A", A)
         if overwrite_a:
             check_result("A", A, {})
         fits = is_balanced(A.layout_in(A.grid), BLOCK)

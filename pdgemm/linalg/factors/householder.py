@@ -36,8 +36,8 @@ def householder_qr(
     Q (m, k) has orthonormal columns, k = min(m, n), for A of any rank;  R (k, n) is upper triangular, with LAPACK's
     signs: its diagonal is real, and may be negative.  Both have the layout of A, or are in square blocks where this
     layout does not share the work evenly; `report` has the words.
-    On a device, panels are factored on the host, as in MAGMA (Tomov, Dongarra & Baboulin, Parallel Computing 36, 2010),
-    and all else runs on the device; DeviceError where MPI takes no device pointers and ranks cannot read in place.
+    On a device, everything runs there, panels by cuSOLVER, and nothing is copied to the host.  DeviceError where
+    cuSOLVER is missing, or where MPI takes no device pointers and ranks cannot read in place.
 
     Cost per rank on Pr x Pc = P, m >= n: (2 m n^2 - 2/3 n^3)/P flops for R, and as many for Q; about
     n (m - n/2)/Pr + n^2/Pc + n (m - n/2)/P words in for R; extra memory for m n/P words of reflectors.

@@ -82,8 +82,8 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     The factors are row-major, in the layout of A, or in square blocks where this layout does not share the work evenly;
     `report` has the words, which depend on the pivots.  A singular A has factors, too: then `zero_pivot` is not 0, and
     `lu_solve` raises LinAlgError.
-    On a device, panels are factored on the host, as in MAGMA (Tomov, Dongarra & Baboulin, Parallel Computing 36, 2010),
-    and all else runs on the device; DeviceError where MPI takes no device pointers and ranks cannot read in place.
+    On a device, everything runs there, panels by cuSOLVER; only pivots are copied to the host.  DeviceError where
+    cuSOLVER is missing, or where MPI takes no device pointers and ranks cannot read in place.
 
     Cost per rank on Pr x Pc = P: 2n^3/(3P) flops for m = n; n^2/2 (1/Pr + 1/Pc) words in for L and U.  On all ranks
     together at most n^2 words for panels, each of which one rank factors, and 3 n^2/2 for rows that pivots exchange.

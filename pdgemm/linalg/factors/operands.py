@@ -46,6 +46,13 @@ def check_reach(name: str, A: DistMatrix) -> None:
         raise DeviceError(f"{name} is on {A.device}, and {reach}: factor it on the host, {name}.to_host()")
 
 
+def check_factorisable(name: str, A: DistMatrix) -> None:
+    """Raise DeviceError where `check_reach` does, or where the device has no library to factor panels.  Local."""
+    check_reach(name, A)
+    if device := devices.of(A.stored):
+        device.load_factorisations()  # here, where an error of one rank is raised on all ranks
+
+
 def is_reachable(A: DistMatrix) -> bool:
     """Can panels of a matrix move between ranks?  On a device: by reads in place, or by MPI with device pointers."""
     device = devices.of(A.stored)
@@ -104,7 +111,7 @@ def to_factor(
     with together(communicator(A=A)) as arguments:
         check_matrices(A=A)
         check_dtype("A", A, dtypes.BLAS)
-        check_reach("A", A)
+        check_factorisable("A", A)
         if overwrite:
             check_result("A", A, {})
         fits = is_balanced(A.layout_in(A.grid), block)

@@ -130,6 +130,29 @@ class Device(Protocol):
         how : BLAS's letters for side, triangle, op and unit diagonal.
         """
 
+    def load_factorisations(self) -> None:
+        """Load the library of `potrf`, `getrf` and `geqrf`, once.  Raises DeviceError where it is missing."""
+
+    def potrf(self, A: Array, lower: bool) -> tuple[int, np.ndarray]:
+        """Overwrite one triangle of a column-major A with its Cholesky factor, as LAPACK's potrf.
+
+        The other triangle is neither read nor written.  Returns info and the diagonal of the factor, both copied to the
+        host in one small copy, for which the host waits.
+        """
+
+    def getrf(self, A: Array, pivots: np.ndarray) -> int:
+        """Overwrite A, column-major (m, n), with its factors, P A = L U, as LAPACK's getrf, and return info.
+
+        pivots : min(m, n) numbers on the host, counted from 1.  They come with info in one small copy, for which the
+            host waits.
+        """
+
+    def geqrf(self, A: Array) -> Array:
+        """Overwrite A, column-major (m, n), with R and reflectors, as LAPACK's geqrf; return tau, on the device."""
+
+    def keep_triangle(self, A: Array, lower: bool, unit: bool) -> None:
+        """Set the other triangle of a square A, of any memory order, to zero, and a unit diagonal to one."""
+
     def combine(self, how: Combination, target: Array, source: Array) -> None:
         """Compute target := alpha op(source) + beta target; an array that is multiplied by 0 is not read."""
 

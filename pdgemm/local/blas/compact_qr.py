@@ -5,30 +5,31 @@ from __future__ import annotations
 import numpy as np
 
 from pdgemm.local.arrays.device import Array, of
+from pdgemm.local.arrays.device import empty as new
+from pdgemm.local.arrays.elementwise import CONVERT, scale
 from pdgemm.local.blas.local_gemm import gemm_accumulate
-from pdgemm.local.blas.local_lapack import on_host, reflect, trsm
+from pdgemm.local.blas.local_lapack import keep_triangle, reflect, trsm
 
 
-def compact_qr(A: Array, R: np.ndarray, T: Array) -> None:
+def compact_qr(A: Array, R: Array, T: Array) -> None:
     """Factor A = (I - V T V^H) R, and overwrite A with V.  Local.
 
-    A : (m, n), m >= n;  R, T : (n, n), overwritten with upper triangular matrices.  All are column-major; A and T may
-        be on a device, and are factored on the host.
+    A : (m, n), m >= n;  R, T : (n, n), overwritten with upper triangular matrices.  All are column-major, and all on
+        the host or all on one device, where every step runs: the host neither waits nor copies.
     V is unit lower trapezoidal, with its zeros and ones; R has LAPACK's signs: a real diagonal, perhaps negative.
 
     4 m n^2 flops.  Compact form: Schreiber & Van Loan, SIAM J. Sci. Stat. Comput. 10(1), 1989.  T from
     T^-1 + T^-H = V^H V: Joffrain, Low, Quintana-Orti & van de Geijn, ACM Trans. Math. Softw. 32(2), 2006.
     """
-    if of(A):
-        on_host(lambda A, T: compact_qr(A, R, T), A, T)
-        return
     n = A.shape[1]
     tau, top = reflect(A), A[:n]
-    R[:] = np.triu(top)
-    top[:] = np.tril(top, -1)
-    np.fill_diagonal(top, 1)
-    U = np.empty_like(T)
+    CONVERT(R, top)
+    keep_triangle(R, lower=False)
+    keep_triangle(top, unit=True)
+    U = new(T.shape, T.dtype, "F", of(T))
     gemm_accumulate(1, A.T, A, 0, U, conjugate_a=A.dtype.kind == "c")
-    U *= tau[:, None]  # T = (I + D U)^-1 D, where D = diag(tau), and U is V^H V above the diagonal
-    T[:] = np.diag(tau)
+    np.multiply(U, tau[:, None], out=U)  # T = (I + D U)^-1 D, where D = diag(tau), and U is V^H V above the diagonal
+    scale(0, T)
+    keep_triangle(T, unit=True)
     trsm(U, T, lower=False, unit=True)
+    np.multiply(T, tau, out=T)

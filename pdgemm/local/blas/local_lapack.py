@@ -1,4 +1,4 @@
-"""Triangular solves and factorisations on one rank, in place, by direct calls of BLAS and LAPACK.
+"""Triangular solves and factorisations on one rank, in place, by direct calls of BLAS and LAPACK, or by a device.
 
 Routines take arrays of either memory order: a row-major array is the column-major array of its transpose, so sides and
 triangles change places (`_seen`).  `info` is LAPACK's: 0, or the number of the pivot at which the routine stopped.
@@ -7,14 +7,13 @@ triangles change places (`_seen`).  `info` is LAPACK's: 0, or the number of the 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from pdgemm.local.arrays.device import Array, of, to_host
-from pdgemm.local.arrays.elementwise import CONVERT, set_elements
+from pdgemm.local.arrays.device import Array, empty, of
+from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.local.blas import library as blas
 from pdgemm.local.blas.local_gemm import blas_number, gemm_accumulate, leading
 
@@ -45,23 +44,27 @@ def trsm(
 def potrf(A: Array, lower: bool = True) -> int:
     """Overwrite A with its Cholesky factor, where A = L L^H or U^H U, and zeros; return info.  Local.
 
-    Only the triangle of the factor is read.  A block on a device is factored on the host.
+    Only the triangle of the factor is read.  A device factors the block, and copies info and the diagonal of the factor
+    to the host, which waits for this small copy.
     """
     if not A.size:
         return 0
-    if of(A):
-        return int(on_host(partial(potrf, lower=lower), A))
     keep_triangle(A, lower)
     A, flipped = _seen(A)
-    info = _call("potrf", A.dtype, _letter("L" if lower != flipped else "U"), A.shape[0], A)
-    finite = np.isfinite(A.diagonal())  # not all libraries stop at NaN
+    if device := of(A):
+        info, diagonal = device.potrf(A, lower != flipped)
+    else:
+        info = _call("potrf", A.dtype, _letter("L" if lower != flipped else "U"), A.shape[0], A)
+        diagonal = A.diagonal()
+    finite = np.isfinite(diagonal)  # not all libraries stop at NaN
     return info or (0 if finite.all() else int(finite.argmin()) + 1)
 
 
 def keep_triangle(A: Array, lower: bool = True, unit: bool = False) -> None:
     """Set the other triangle of a square A to zero, and a unit diagonal to one.  Local."""
-    if of(A):
-        on_host(partial(keep_triangle, lower=lower, unit=unit), A)
+    if device := of(A):
+        if A.size:
+            device.keep_triangle(A, lower, unit)
         return
     np.copyto(A, 0, where=_other_triangle(len(A), lower))
     if unit:
@@ -74,37 +77,28 @@ def _other_triangle(n: int, lower: bool) -> np.ndarray:
     return np.tri(n, k=-1, dtype=bool).T if lower else np.tri(n, k=-1, dtype=bool)
 
 
-def on_host(function: Callable[..., Any], *arrays: Array) -> Any:
-    """Call a function that overwrites arrays, on host copies of blocks of a device, and copy the results back.
-
-    The copies have the memory order of the blocks.  MAGMA also factors panels on the host, while the operands of
-    products stay on the device (Tomov, Dongarra & Baboulin, Parallel Computing 36, 2010).  Complete on return.
-    """
-    blocks = [to_host(x) if x.strides[0] >= x.strides[1] else to_host(x.T).T for x in arrays]
-    result = function(*blocks)
-    for x, block in zip(arrays, blocks):
-        set_elements(x, block)
-    return result
-
-
 def getrf(A: Array, pivots: np.ndarray) -> int:
     """Overwrite A, column-major (m, n), with its factors, P A = L U, and return info.  Local.
 
     pivots : min(m, n) numbers of type intc: row i was exchanged with row pivots[i], counted from 1.
-    A panel on a device is factored on the host.
+    A device factors the panel, and copies info and the pivots to the host, which waits for this small copy.
     """
-    if of(A) and A.size:
-        return int(on_host(partial(getrf, pivots=pivots), A))
-    return _call("getrf", A.dtype, A.shape[0], A.shape[1], A, pivots) if A.size else 0
+    if not A.size:
+        return 0
+    if device := of(A):
+        return device.getrf(A, pivots)
+    return _call("getrf", A.dtype, A.shape[0], A.shape[1], A, pivots)
 
 
-def reflect(A: np.ndarray) -> np.ndarray:
+def reflect(A: Array) -> Array:
     """Overwrite A, column-major (m, n), with R on and above its diagonal, and reflectors v below it.  Local.
 
-    Returns tau: A = H_1 H_2 ... R, where H_k = I - tau_k v_k v_k^H, and v_k[k] = 1.
+    Returns tau, in the memory that A is in: A = H_1 H_2 ... R, where H_k = I - tau_k v_k v_k^H, and v_k[k] = 1.
     """
-    (m, n), tau = A.shape, np.empty(min(A.shape), A.dtype)
-    work = np.empty(max(1, n * _BLOCK), A.dtype)
+    m, n = A.shape
+    if (device := of(A)) and A.size:
+        return device.geqrf(A)
+    tau, work = empty((min(m, n),), A.dtype, device=device), np.empty(max(1, n * _BLOCK), A.dtype)
     if A.size:
         _call("geqrf", A.dtype, m, n, A, tau, work, work.size)
     return tau

@@ -63,6 +63,8 @@ class Reflectors:
         panel = self._plan.steps[number]
         if len(self._plan.members(panel)) > 1:
             self._gathered.spread(panel, self._whole(panel), self._own(panel), self._slots[number % 2])
+        elif self._task.comm("row").size > 1:
+            self._task.finish_products()  # V and T are sent from where a device computes them
 
     def travel(self, number: int, again: bool = False) -> None:
         """Start to broadcast V and T along grid rows; the first time, the owner's grid column gets them before that."""

@@ -30,7 +30,7 @@ PURE_MODULES = [
     *(f"tools.studies.{x}" for x in ("cases", "curves", "energy", "figures", "jobs", "page", "panels", "pictures",
                                      "plot", "predictions", "records")),
 ]  # fmt: skip
-NEED_CUPY = ["devices.cuda", "devices.cuda_ipc", "devices.cuda_nccl", "devices.kernels"]
+NEED_CUPY = [f"devices.{x}" for x in ("cuda", "cuda_ipc", "cuda_nccl", "cusolver", "kernels", "launch_errors")]
 LONGEST = 400  # lines of a module
 
 
