@@ -150,6 +150,7 @@ class Gpu:
         self.mapped: dict[int, mmap.mmap] = {}
         self.mapped_from: dict[int, bytes] = {}  # the handles, each of which a process opens once
         self.calls: list[str] = []
+        self.copied: list[int] = []  # bytes of each copy to the host
         self.modes: dict[int, int] = {}  # the math modes of cuBLAS's handles
         self.most_pitch = (1 << 31) - 1
         self.failed = 0  # what the driver says ever after a kernel has failed
@@ -396,6 +397,7 @@ class Simulated:
                 return SimpleNamespace(ptr=self.x.__array_interface__["data"][0], mem=self.memory)
 
             def get(self, stream: Any = None, order: str = "C") -> np.ndarray:
+                simulated.gpu.copied.append(self.nbytes)
                 return np.array(self.x, order=order)  # type: ignore[call-overload]
 
             def set(self, x: np.ndarray) -> None:
@@ -408,6 +410,7 @@ class Simulated:
 
     # of FakeArray's device
     def _launch(self, what: str, reads: Sequence[Any], writes: Sequence[Any], act: Any) -> None:
+        assert all(isinstance(x, FakeArray) for x in (*reads, *writes)), f"{what} of an array of the host"
         act()
 
     def empty(self, shape: Sequence[int], dtype: Any = float, order: str = "C") -> Any:
