@@ -133,6 +133,10 @@ class Cuda:
     def combine_blocks(self, how: Combination, target: Array, source: Array, rows: IndexMap, cols: IndexMap) -> None:
         kernels.combine_blocks(how, target, source, rows, cols)
 
+    @_memory_errors
+    def pick(self, x: Array, rows: np.ndarray, cols: np.ndarray) -> Array:
+        return kernels.pick(x, rows, cols)
+
     def copy(self, target: Array, source: Array) -> None:
         stream = cupy.cuda.get_current_stream()
         runtime.memcpyAsync(target.data.ptr, source.data.ptr, source.nbytes, runtime.memcpyDefault, stream.ptr)

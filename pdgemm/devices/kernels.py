@@ -87,6 +87,13 @@ def _combine_each(how: Combination, target: Array, source: Array, rows: IndexMap
     kernel(source, *where, *_numbers(how, source, target), target, size=size)
 
 
+def pick(x: Array, rows: np.ndarray, cols: np.ndarray) -> Array:
+    """Return the elements x[rows[l], cols[l]], at least one, by one launch in the current stream."""
+    picked = cupy.empty((len(rows),), x.dtype)
+    _pick_kernel()(x, *(cupy.asarray(where.astype(np.int64)) for where in (rows, cols)), picked, size=len(rows))
+    return picked
+
+
 _known: WeakKeyDictionary[IndexMap, tuple[Array, Array]] = WeakKeyDictionary()
 
 
@@ -230,3 +237,10 @@ def _index_kernel(X: np.dtype, Y: np.dtype, form: _Form) -> Any:
         "ptrdiff_t from[] = {from_rows[row], from_cols[col]}, to[] = {to_rows[row], to_cols[col]}; " + operation,
         "pdgemm_combine_each",
     )
+
+
+@lru_cache(1)
+def _pick_kernel() -> Any:
+    """Return the kernel that reads elements by row and column index; it is compiled for each type of elements."""
+    read = "ptrdiff_t from[] = {rows[i], cols[i]}; y[i] = x[from]"
+    return cupy.ElementwiseKernel("raw T x, raw int64 rows, raw int64 cols", "raw T y", read, "pdgemm_pick")

@@ -136,6 +136,9 @@ class Device(Protocol):
     def combine_blocks(self, how: Combination, target: Array, source: Array, rows: Any, cols: Any) -> None:
         """Combine rows x columns of both arrays, each an `index_map.IndexMap`; see `block_copy.copy_blocks`."""
 
+    def pick(self, x: Array, rows: np.ndarray, cols: np.ndarray) -> Array:
+        """Return the elements x[rows[l], cols[l]], at least one, as an array of one dimension on the device."""
+
     def copy(self, target: Any, source: Any) -> None:
         """Copy contiguous elements from or to pinned memory with the copy engine."""
 
@@ -301,6 +304,12 @@ def to_host(x: Array) -> np.ndarray:
     """Return the elements in host memory: the array itself, or a copy."""
     device = of(x)
     return x if device is None else device.to_host(x)
+
+
+def beside(x: Array, y: Array) -> Array:
+    """Return the elements of x where y is: x itself, or a copy on the device of y of an array of the host."""
+    device = of(y)
+    return x if device is None or of(x) is not None else device.to_device(x, "F" if x.flags.f_contiguous else "C")
 
 
 def shadow(x: Array) -> np.ndarray:
