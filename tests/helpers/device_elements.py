@@ -122,7 +122,7 @@ def check_functions(A: Any, B: Any, x: np.ndarray, y: np.ndarray) -> None:
         clean = bool(np.isfinite(wide(x)).all())
         assert A.allclose(A) == np.allclose(A, A) == clean
         assert A.allclose(x) == clean and A.allclose(A, equal_nan=True) and np.allclose(A, A.copy(), equal_nan=True)
-        assert A.allclose(B) == np.allclose(x, y) and A.allclose(1) == np.allclose(x, 1)
+        assert A.allclose(B.redistribute(like=A)) == np.allclose(x, y) and A.allclose(1) == np.allclose(x, 1)
         assert A.allclose(row) == np.allclose(x, row) and A.allclose(A.to_host()) == clean
         assert np.array_equal(A, A) == clean and np.array_equal(A, A, equal_nan=True)
         assert np.array_equal(A, B) == np.array_equal(x, y)
