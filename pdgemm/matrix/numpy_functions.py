@@ -292,9 +292,10 @@ def _on_device(
         if not extended:
             values = ufunc(*parts, **options) if out is None else ufunc(*parts, out=out, **options)
             return values if values.dtype == dtype else values.astype(dtype)
-        local = devices.empty(tuple(map(len, like.indices())), dtype, "C", devices.of(like.stored))
-        evaluated(partial(ufunc, **options), parts, local if out is None else out)
-        return local
+        if out is None:
+            out = devices.empty(tuple(map(len, like.indices())), dtype, "C", devices.of(like.stored))
+        evaluated(partial(ufunc, **options), parts, out)
+        return out
     except TypeError as bad:  # on all ranks: it depends on the types alone
         instead = "copy the matrix first, A.to_host()"
         raise TypeError(
