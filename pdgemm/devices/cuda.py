@@ -123,6 +123,10 @@ class Cuda:
     def generate(self, target: Array, rows: np.ndarray, cols: np.ndarray, f: Any) -> bool:
         return generators.generate(target, rows, cols, f)
 
+    @_memory_errors
+    def pick(self, x: Array, rows: np.ndarray, cols: np.ndarray) -> Array:
+        return kernels.pick(x, rows, cols)
+
     def copy(self, target: Array, source: Array) -> None:
         stream = cupy.cuda.get_current_stream()
         runtime.memcpyAsync(target.data.ptr, source.data.ptr, source.nbytes, runtime.memcpyDefault, stream.ptr)

@@ -94,6 +94,13 @@ def clear_triangle(A: Array, lower: bool, unit: bool) -> None:
     _triangle_kernel(lower, unit)(np.int64(len(A)), A, size=A.size)
 
 
+def pick(x: Array, rows: np.ndarray, cols: np.ndarray) -> Array:
+    """Return the elements x[rows[l], cols[l]], at least one, by one launch in the current stream."""
+    picked = cupy.empty((len(rows),), x.dtype)
+    _pick_kernel()(x, *(cupy.asarray(where.astype(np.int64)) for where in (rows, cols)), picked, size=len(rows))
+    return picked
+
+
 _known: WeakKeyDictionary[IndexMap, tuple[Array, Array]] = WeakKeyDictionary()
 
 
@@ -246,3 +253,10 @@ def _triangle_kernel(lower: bool, unit: bool) -> Any:
         f"if (row {'<' if lower else '>'} col) y[at] = R(0)" + "; if (row == col) y[at] = R(1)" * unit
     )
     return cupy.ElementwiseKernel("int64 n", "raw R y", operation, "pdgemm_clear_triangle")
+
+
+@lru_cache(1)
+def _pick_kernel() -> Any:
+    """Return the kernel that reads elements by row and column index; it is compiled for each type of elements."""
+    read = "ptrdiff_t from[] = {rows[i], cols[i]}; y[i] = x[from]"
+    return cupy.ElementwiseKernel("raw T x, raw int64 rows, raw int64 cols", "raw T y", read, "pdgemm_pick")

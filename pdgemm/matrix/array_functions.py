@@ -2,6 +2,7 @@
 
 FUNCTIONS maps NumPy's names to functions.  `numpy_functions` refuses arguments that a function does not take.  All
 functions are collective over the grid; operands may have any layouts and are broadcast as in elementwise operations.
+Elements are computed where they are, on the host or on a device.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any
 import numpy as np
 
 import pdgemm
-from pdgemm.errors import ArgumentError, LayoutError
+from pdgemm.errors import ArgumentError, DeviceError, LayoutError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays.device import to_host
+from pdgemm.local.arrays.device import Array, Device, beside, to_host
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.elementwise import scale
+from pdgemm.local.arrays.evaluation import close, evaluated, is_extension
 from pdgemm.local.arrays.integers import shown
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.matrix.matrix_base import MatrixBase
@@ -100,24 +102,47 @@ def _crossed(matrices: Sequence[MatrixBase], shape: tuple[int, int]) -> MatrixBa
 
 # ---------------------------------------------------------------- NumPy's functions
 def _elementwise(name: str, act: Callable[..., Any], *operands: Any) -> Any:
-    """Apply a NumPy function to the elements of matrices on the host."""
+    """Apply a NumPy function to the elements of matrices, where they are."""
     matrices = [x for x in operands if isinstance(x, MatrixBase)]
-    if any(x.device != devices.HOST for x in matrices):
-        raise TypeError(f"numpy.{name} is not available for a DistMatrix on a device: copy it first, A.to_host()")
-    element_type(act(*(np.ones(1, type_of(x)) if isinstance(type_of(x), np.dtype) else x for x in operands)).dtype)
+    check_one_device(name, matrices)
+    kinds = [type_of(x) for x in operands]
+    dtype = element_type(act(*(np.ones(1, x) if isinstance(x, np.dtype) else x for x in kinds)).dtype)
     parts, like, reports = fitted(name, operands)
-    result = type(matrices[0])(np.ascontiguousarray(act(*parts)), like.grid, like.distribution)
+    local = _applied(act, parts, tuple(map(len, like.indices())), dtype, devices.of(like.stored))
+    result = type(matrices[0])(local, like.grid, like.distribution)
     if reports:
         result.report = reports[0] if len(reports) == 1 else tuple(reports)
     return result
 
 
+def _applied(
+    act: Callable[..., Any], parts: Sequence[Any], shape: Sequence[int], dtype: np.dtype, device: Device | None
+) -> Array:
+    if device is None:
+        return np.ascontiguousarray(act(*parts))
+    local = device.empty(shape, dtype)
+    evaluated(act, [x[()] if isinstance(x, np.ndarray) and not x.ndim else x for x in parts], local)
+    return local
+
+
+def check_one_device(name: str, matrices: Sequence[MatrixBase]) -> None:
+    """Raise DeviceError, on all ranks, where matrices are not all on the host or all on one device."""
+    for other in matrices:
+        if other.device != matrices[0].device:
+            raise DeviceError(f"{name} of matrices on {matrices[0].device} and {other.device}: use to_device")
+
+
 def where(condition: Any, x: Any, y: Any) -> Any:
-    return _elementwise("where", np.where, condition, x, y)
+    def chosen(condition: Any, x: Any, y: Any) -> Any:
+        if np.ndim(condition) == 0:  # CuPy takes an array only
+            condition = beside(np.full((1, 1), bool(condition)), x if np.ndim(x) else y)
+        return np.where(condition, x, y)
+
+    return _elementwise("where", chosen, condition, x, y)
 
 
 def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
-    return _elementwise("isclose", partial(np.isclose, rtol=rtol, atol=atol, equal_nan=equal_nan), a, b)
+    return _elementwise("isclose", partial(close, rtol=rtol, atol=atol, equal_nan=equal_nan), a, b)
 
 
 def around(a: Any, decimals: int = 0) -> Any:
@@ -125,6 +150,8 @@ def around(a: Any, decimals: int = 0) -> Any:
 
 
 def nan_to_num(x: Any, *, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
+    if x.device != devices.HOST and is_extension(x.dtype):  # NumPy replaces no element of these types
+        return x.copy()
     return _elementwise("nan_to_num", partial(np.nan_to_num, nan=nan, posinf=posinf, neginf=neginf), x)
 
 

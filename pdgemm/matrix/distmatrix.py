@@ -16,6 +16,7 @@ from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import to_host
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, set_elements
+from pdgemm.local.arrays.evaluation import all_close
 from pdgemm.local.arrays.integers import as_count, shown
 from pdgemm.local.arrays.keys import MASK, is_view, picked
 from pdgemm.matrix.array_functions import part_of_broadcast
@@ -326,7 +327,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
             right: Any = other
             if isinstance(other, DistMatrix):
                 self._check_layout(other)
-                right = to_host(other.local)
+                right = other.local
             elif np.ndim(other) != 0:
                 array = to_host(devices.adopted(other))
                 if np.broadcast_shapes(array.shape, self.shape) != self.shape:
@@ -340,7 +341,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
             else:
                 compared = right if np.ndim(other) == 0 else described_elements(array)
             arguments += ["allclose", self.distribution, self.dtype, compared, rtol, atol, equal_nan]
-            differ.flag = not np.allclose(to_host(self.local), right, rtol=rtol, atol=atol, equal_nan=equal_nan)
+            differ.flag = not all_close(self.local, right, rtol, atol, equal_nan)
         return not differ.flag
 
     # ------------------------------------------------------------------ copying

@@ -8,18 +8,21 @@ function, the types and the scalars, so all ranks refuse the function.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
 import pdgemm
-from pdgemm.errors import ArgumentError, DeviceError
+from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Order
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import element_type
+from pdgemm.local.arrays.evaluation import evaluated, is_extension
 from pdgemm.matrix import numpy_linalg
-from pdgemm.matrix.array_functions import FUNCTIONS, fitted, type_of
+from pdgemm.matrix.array_functions import FUNCTIONS, check_one_device, fitted, type_of
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.support.agreement import check_not_freed, together
 
@@ -162,12 +165,11 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
             return _product(inputs[0], inputs[1], out, options)
         for other in matrices:
             check_not_freed(other.grid.comm)
-            if other.device != self.device:
-                raise DeviceError(f"{ufunc.__name__} of matrices on {self.device} and {other.device}: use to_device")
+        check_one_device(ufunc.__name__, [self, *matrices])
         if out is not None and out.conjugated:
             raise ArgumentError("out is the conjugate of another matrix, and cannot be written to")
         operands = [type_of(x) for x in inputs]
-        by_value = _check_elements(ufunc, operands, None if out is None else out.dtype, options)
+        dtype, by_value = _check_elements(ufunc, operands, None if out is None else out.dtype, options)
         like: MatrixBase = matrices[0]
         reports = list[Any]()
         if any(isinstance(x, np.dtype) and not isinstance(y, NumPyFunctions) for x, y in zip(operands, inputs)) or any(
@@ -177,17 +179,15 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
         else:
             parts = [x.local if isinstance(x, NumPyFunctions) else x for x in inputs]
         parts = [x[()] if isinstance(x, np.ndarray) and not x.ndim else x for x in parts]  # CuPy takes no 0-d arrays
+        order: Order = "F" if all(x.order == "F" for x in matrices) and self.device == devices.HOST else "C"
         with together(self.grid.comm, by_value):  # without by_value no rank fails alone, and nothing is sent
-            if out is not None:
-                ufunc(*parts, out=out.local, **options)
-                result = out
+            if self.device != devices.HOST:
+                local = _on_device(ufunc, parts, like, None if out is None else out.local, dtype, options)
+            elif out is None:
+                local = ufunc(*parts, **options, order=order)
             else:
-                order: Order = "F" if all(x.order == "F" for x in matrices) else "C"
-                if self.device == devices.HOST:
-                    options["order"] = order
-                else:  # CuPy's functions take no order
-                    order = "C"
-                result = type(self)(ufunc(*parts, **options), like.grid, like.distribution, order)
+                ufunc(*parts, out=out.local, **options)
+        result = type(self)(local, like.grid, like.distribution, order) if out is None else out
         if reports:
             result.report = reports[0] if len(reports) == 1 else tuple(reports)
         return result
@@ -283,6 +283,26 @@ def _called(name: str, function: Callable[..., Any], arguments: Sequence[Any], o
     return function(*arguments, **options)
 
 
+def _on_device(
+    ufunc: np.ufunc, parts: Sequence[Any], like: MatrixBase, out: Array | None, dtype: np.dtype, options: dict[str, Any]
+) -> Array:
+    """Return an elementwise function of arrays of a device, of the type that it has on the host, in row-major order."""
+    extended = any(np.ndim(x) and is_extension(x.dtype) for x in (*parts, out))
+    try:
+        if not extended:
+            values = ufunc(*parts, **options) if out is None else ufunc(*parts, out=out, **options)
+            return values if values.dtype == dtype else values.astype(dtype)
+        if out is None:
+            out = devices.empty(tuple(map(len, like.indices())), dtype, "C", devices.of(like.stored))
+        evaluated(partial(ufunc, **options), parts, out)
+        return out
+    except TypeError as bad:  # on all ranks: it depends on the types alone
+        instead = "copy the matrix first, A.to_host()"
+        raise TypeError(
+            f"numpy.{ufunc.__name__} is not available for this DistMatrix on a device ({bad}): {instead}"
+        ) from None
+
+
 def _check_ufunc(ufunc: np.ufunc, method: str, options: dict[str, Any]) -> None:
     """Raise TypeError where the function is neither elementwise with one result nor numpy.matmul."""
     name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
@@ -293,13 +313,15 @@ def _check_ufunc(ufunc: np.ufunc, method: str, options: dict[str, Any]) -> None:
         raise TypeError(not_available(f"{name} with {', '.join(sorted(other))}"))
 
 
-def _check_elements(ufunc: np.ufunc, operands: Sequence[Any], out: np.dtype | None, options: dict[str, Any]) -> bool:
+def _check_elements(
+    ufunc: np.ufunc, operands: Sequence[Any], out: np.dtype | None, options: dict[str, Any]
+) -> tuple[np.dtype, bool]:
     """Raise where NumPy cannot combine these operands, or the result is of a type that no matrix can have.
 
     operands : the dtype of each matrix, or a scalar.
 
     The function is called with no element, and then with one, so that a rank whose local array is empty raises as well.
-    Returns whether some elements may still be refused, on the ranks that hold these elements.
+    Returns the type of the result, and whether some elements may still be refused, on the ranks that hold them.
     """
     for count in (0, 1):
         parts = [np.ones(count, x) if isinstance(x, np.dtype) else x for x in operands]
@@ -310,7 +332,7 @@ def _check_elements(ufunc: np.ufunc, operands: Sequence[Any], out: np.dtype | No
         except OverflowError as bad:  # an integer too large for the type of the matrix
             raise ArgumentError(f"{ufunc.__name__}: {bad}") from None
         dtype = element_type(result.dtype)
-    return (ufunc is np.power and dtype.kind == "i") or "raise" in np.geterr().values()
+    return dtype, (ufunc is np.power and dtype.kind == "i") or "raise" in np.geterr().values()
 
 
 def not_available(name: str) -> str:

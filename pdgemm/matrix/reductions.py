@@ -1,7 +1,8 @@
 """Reductions of a DistMatrix, over all elements or along an axis: sums, extrema, moments and norms.
 
-Each rank reduces its own elements by NumPy, in slabs that fit its cache; sums are pairwise.  The ranks of a grid column
-(of a grid row, for axis 1) reduce their partial results up a binary tree, in the same order on every run, and the root
+Each rank reduces its own elements where they are: by NumPy, in slabs that fit its cache, or on a device, in large
+slabs; sums are pairwise.  Only the partial results of rows or columns leave a device.  The ranks of a grid column (of a
+grid row, for axis 1) reduce their partial results up a binary tree, in the same order on every run, and the root
 broadcasts the result.  An all-gather along the other grid axis follows.  So a result is the same on every rank, to the
 bit.
 """
@@ -20,7 +21,7 @@ from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.instrument.run_report import MoveReport, VectorTraffic, count_vectors
 from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays.device import to_host
+from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.local.arrays.elementwise import set_elements
@@ -30,6 +31,7 @@ from pdgemm.local.arrays.folds import (
     Parts,
     add,
     added,
+    at_a_time,
     by_ufunc,
     first,
     floating,
@@ -92,8 +94,15 @@ class Reductions(MatrixBase):
     report has the words that were sent.  Types of results and NaN are as in NumPy; 16-bit numbers are added in float32.
 
     Cost along axis 0 of m x n on Pr x Pc: mn/(Pr Pc) elements are read, and n/Pc log2(Pr) words received in a
-    tree, then n in the broadcast and the all-gather.  The local array of a matrix on a device is copied to the host.
+    tree, then n in the broadcast and the all-gather.
     Error of a sum: at most (128 + log2 m) eps sum |a| to first order (Higham 2002, 4.2: blocked, pairwise).
+
+    A matrix on a device is reduced there, in slabs of about 2^24 elements, with temporaries of a few times that size.
+    At most the partial results of each local row or column are copied to the host.  A result has the type and the
+    meaning that it has on the host and is the same on every rank, but a sum may differ from the host's in its last
+    digits: runs of 128 elements are added in any order, then the sums of 128 runs, and so on.  The error of a sum along
+    axis 0 is at most (64 ceil(log128 m) + log2 m) eps sum |a| to first order; for the sum of all elements mn stands in
+    place of m.  On CUDA devices subnormal numbers of float32 count as 0, as in all kernels that CuPy compiles.
     Raises ArgumentError for an axis that is not None, 0, 1, -1 or -2, and for extrema of no elements.
     """
 
@@ -111,37 +120,37 @@ class Reductions(MatrixBase):
     @_number
     def prod(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the product of the elements.  Collective."""
-        return self._reduced(by_ufunc("prod", np.multiply, added, 1), axis, keepdims)
+        return self._reduced(by_ufunc("prod", np.multiply, np.prod, added, 1), axis, keepdims)
 
     @_number
     def min(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the least element; NaN if any element is NaN.  Collective."""
-        return self._reduced(by_ufunc("min", np.minimum, widened), axis, keepdims)
+        return self._reduced(by_ufunc("min", np.minimum, np.min, widened), axis, keepdims)
 
     @_number
     def max(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the largest element; NaN if any element is NaN.  Collective."""
-        return self._reduced(by_ufunc("max", np.maximum, widened), axis, keepdims)
+        return self._reduced(by_ufunc("max", np.maximum, np.max, widened), axis, keepdims)
 
     @_truth
     def any(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return whether any element is not 0.  Collective."""
-        return self._reduced(by_ufunc("any", np.logical_or, widened, False), axis, keepdims)
+        return self._reduced(by_ufunc("any", np.logical_or, np.any, widened, False), axis, keepdims)
 
     @_truth
     def all(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return whether all elements are not 0.  Collective."""
-        return self._reduced(by_ufunc("all", np.logical_and, widened, True), axis, keepdims)
+        return self._reduced(by_ufunc("all", np.logical_and, np.all, widened, True), axis, keepdims)
 
     @_index
     def argmin(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the index of the first least element or first NaN, in row-major order or along axis.  Collective."""
-        return self._reduced(first("argmin", np.argmin, np.less), axis, keepdims)
+        return self._reduced(first("argmin", np.argmin, np.min, np.less), axis, keepdims)
 
     @_index
     def argmax(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the index of the first largest element or first NaN, in row-major order or along axis.  Collective."""
-        return self._reduced(first("argmax", np.argmax, np.greater), axis, keepdims)
+        return self._reduced(first("argmax", np.argmax, np.max, np.greater), axis, keepdims)
 
     @overload
     def var(self, axis: Whole = None, ddof: int = 0, keepdims: Literal[False] = False) -> Any: ...
@@ -281,19 +290,20 @@ class Reductions(MatrixBase):
 
 
 # ---------------------------------------------------------------- on one rank
-def _reduce(x: np.ndarray, axis: int, fold: Fold, indices: np.ndarray) -> Parts:
-    """Return the parts of a non-empty array along an axis.   indices : global indices along the axis."""
+def _reduce(x: Array, axis: int, fold: Fold, indices: np.ndarray) -> Parts:
+    """Return the parts of a non-empty array along an axis, on the host.   indices : global indices along the axis."""
+    most = at_a_time(x, fold.most)
     if abs(x.strides[0]) < abs(x.strides[1]):
         x, axis = x.T, 1 - axis
     rows, cols = x.shape
     if axis == 1:  # along rows, which are contiguous
-        results = [fold.local(x[slab], 1, indices) for slab in slabs(rows, cols, fold.most)]
+        results = [fold.local(x[slab], 1, indices) for slab in slabs(rows, cols, most)]
     else:
-        wide = min(cols, fold.most // RUN)
+        wide = min(cols, most // RUN)
         stripes = (x[:, start : start + wide] for start in range(0, cols, wide))
-        cuts = [*slabs(rows, wide, fold.most)]
+        cuts = [*slabs(rows, wide, most)]
         results = [_joined([fold.local(stripe[slab], 0, indices[slab]) for slab in cuts], fold) for stripe in stripes]
-    return results[0] if len(results) == 1 else tuple(map(np.concatenate, zip(*results)))
+    return tuple(map(to_host, results[0] if len(results) == 1 else map(np.concatenate, zip(*results))))
 
 
 def _joined(parts: list[Parts], fold: Fold) -> Parts:
@@ -326,7 +336,7 @@ def _along(A: Reductions, fold: Fold, axis: int, counted: Traffic) -> Parts:
     vectors: Parts = tuple(np.empty(kept.n, x.dtype) for x in empty)  # ordered by owner
     own: Parts = tuple(x[starts[j] : starts[j + 1]] if j >= 0 else x[:0] for x in vectors)
     if kept.count(j) and reduced.count(i):
-        for x, y in zip(own, _reduce(to_host(A.local), axis, fold, reduced.indices(i))):
+        for x, y in zip(own, _reduce(A.local, axis, fold, reduced.indices(i))):
             x[:] = y
     for stage, parts in zip(_schedule(A, empty, axis).stages, (own, own, vectors, vectors)):
         carry_out(stage.of(grid.rank), grid.comm, parts, counted, fold.join)
@@ -343,7 +353,7 @@ def _over_all(A: Reductions, fold: Fold, counted: Traffic) -> Parts:
     vectors: Parts = _nothing(fold, A.dtype)
     up, down = _schedule(A, vectors, None).stages
     if up.of(grid.rank):
-        x, (rows, cols) = to_host(A.local), A.indices()
+        x, (rows, cols) = A.local, A.indices()
         if fold.indexed:
             parts = _reduce(x, 1, fold, cols)
             parts = parts[0], rows * layout.shape[1] + parts[1]
@@ -352,8 +362,9 @@ def _over_all(A: Reductions, fold: Fold, counted: Traffic) -> Parts:
             if line is None:
                 parts = _reduce(x, 1, fold, cols)
             else:
-                pieces = [line[:, at : at + fold.most] for at in range(0, x.size, fold.most)]
-                parts = _joined([fold.local(piece, 1, cols[:0]) for piece in pieces], fold)
+                most = at_a_time(x, fold.most)
+                pieces = [line[:, at : at + most] for at in range(0, x.size, most)]
+                parts = tuple(map(to_host, _joined([fold.local(piece, 1, cols[:0]) for piece in pieces], fold)))
         vectors = tuple(np.ascontiguousarray(x) for x in _halved(parts, fold))
     for stage in (up, down):
         carry_out(stage.of(grid.rank), grid.comm, vectors, counted, fold.join)
@@ -377,8 +388,11 @@ def _axis(axis: Any) -> int | None:
 
 
 def _on_diagonal(A: MatrixBase, offset: int) -> np.ndarray:
-    """Return this rank's elements of a diagonal."""
+    """Return this rank's elements of a diagonal, on the host."""
     rows, cols = A.indices()
     _, i, j = np.intersect1d(rows + offset, cols, assume_unique=True, return_indices=True)
-    local: np.ndarray = to_host(A.local)
-    return local[i, j]
+    device = devices.of(A.stored)
+    if device is None or not len(i):
+        return A.local[i, j] if device is None else np.empty(0, A.dtype)
+    elements = device.to_host(device.pick(A.stored, i, j))
+    return elements.conj() if A.conjugated else elements

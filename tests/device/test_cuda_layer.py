@@ -67,6 +67,19 @@ def test_what_ranks_find_out(comm: Any, gpu: Gpu, cuda: Any) -> None:
         assert "memcpyAsync" in gpu.calls or grid.shape == (1, 1)
 
 
+def test_what_reductions_copy_to_the_host(comm: Any, gpu: Gpu) -> None:
+    """At most the results of the rows or columns of a rank, and nothing for functions of elements."""
+    from pdgemm import DistMatrix, ProcessGrid
+
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.random((90, 70), grid=grid, block=8, device="cuda")
+        gpu.downloads.clear()
+        for axis in (None, 0, 1):
+            A.sum(axis), A.var(axis), A.argmax(axis), A.vector_norm(2, axis)
+        A @ np.ones(70), A.trace(), A.norm(2), A.allclose(A), np.where(A > 0.5, A, 0) + A
+        assert 0 < max(gpu.downloads) <= 16 * max(A.local.shape)
+
+
 @pytest.mark.on_ranks(1, 2)
 def test_benchmark(comm: Any, gpu: Gpu, capsys: Any, monkeypatch: Any) -> None:
     """scripts/gpu/bench_gpu.py as its ranks run it: all movers that there are, and every figure is there."""

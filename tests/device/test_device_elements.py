@@ -6,7 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_device import fake_device
+from device_elements import (
+    FLOATING,
+    KINDS,
+    LAYOUTS,
+    check_extremes,
+    check_functions,
+    check_products,
+    check_reductions,
+    elements,
+    two_matrices,
+)
+from fake_device import SCHEDULES, fake_device
 
 pytestmark = pytest.mark.mpi
 
@@ -39,6 +50,102 @@ def test_elements_of_matrices_on_a_device(comm: Any) -> None:
         assert np.array_equal(np.vstack((A, A)).allgather(), np.vstack((x, x)))
         assert not np.ones_like(A).allgather().sum() - A.size
         assert np.isclose(np.trace(A), np.trace(x)) and np.isclose(A.norm(), np.linalg.norm(x))
-        with pytest.raises(TypeError, match=r"copy it first, A.to_host\(\)"):
-            np.where(A > 0, A, 0)
+        with pytest.raises(TypeError, match=r"numpy.spacing is not available .* on a device .*A.to_host\(\)"):
+            np.spacing(A)
     assert not device.races
+
+
+@pytest.fixture(autouse=True)
+def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slabs of so few elements that the matrices of these tests have several."""
+    from pdgemm.local.arrays import folds
+
+    monkeypatch.setattr(folds, "ON_DEVICE", 2000)
+
+
+@pytest.mark.on_ranks(1, 2, 4)
+@pytest.mark.parametrize("dtype", KINDS)
+def test_every_reduction_and_what_leaves_the_device(comm: Any, dtype: str) -> None:
+    """No copy to the host is larger than a row or a column of the local array."""
+    from pdgemm import DistMatrix, ProcessGrid
+
+    with ProcessGrid(comm) as grid:
+        for number, (shape, block) in enumerate(LAYOUTS):
+            x, schedule = elements(shape, dtype), [*SCHEDULES][number % 3]
+            order = "CF"[(number + KINDS.index(dtype)) % 2]
+            host = DistMatrix.from_global(x, grid=grid, block=block, order=order)
+            with fake_device(schedule) as device:
+                A = DistMatrix.from_global(x, grid=grid, block=block, order=order, device="fake")
+                device.copied.clear()
+                check_reductions(A, host, x)
+                check_products(A, x)
+                assert 0 < max(device.copied, default=1) <= 16 * max(A.local.shape)
+                assert not device.races
+
+
+@pytest.mark.on_ranks(1, 2, 4)
+@pytest.mark.parametrize("dtype", ["bfloat16", "complex64"])
+def test_reductions_of_views(comm: Any, dtype: str) -> None:
+    """Neither their rows nor their columns are contiguous, or they are conjugated."""
+    from pdgemm import DistMatrix, ProcessGrid
+
+    x = elements((37, 23), dtype)
+    with ProcessGrid(comm) as grid, fake_device("late") as device:
+        host, A = (DistMatrix.from_global(x, grid=grid, block=(4, 3), device=where) for where in ("host", "fake"))
+        check_reductions(A[3:, 2:-1], host[3:, 2:-1], x[3:, 2:-1])
+        check_reductions(A.H, host.H, x.conj().T)
+        check_products(A.T[1:], x.T[1:])
+        assert not device.races
+
+
+@pytest.mark.on_ranks(1, 2, 4)
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_nan_infinities_and_large_numbers(comm: Any, dtype: str) -> None:
+    """The first of several NaN is the least and the largest element; norms do not overflow."""
+    from pdgemm import ProcessGrid
+
+    with ProcessGrid(comm) as grid, fake_device() as device:
+        check_extremes(grid, dtype, "fake")
+        assert not device.races
+
+
+@pytest.mark.on_ranks(1, 2, 4)
+@pytest.mark.parametrize("dtype", KINDS)
+def test_functions_of_elements(comm: Any, dtype: str) -> None:
+    """Nothing is copied to the host but what is compared, and the numbers of a test of all elements."""
+    from pdgemm import DistMatrix, ProcessGrid
+
+    with ProcessGrid(comm) as grid:
+        for number, (shape, block) in enumerate(LAYOUTS):
+            x, y = two_matrices(shape, dtype)
+            with fake_device([*SCHEDULES][number % 3]) as device:
+                A, B = (
+                    DistMatrix.from_global(v, grid=grid, block=b, order=order, device="fake")
+                    for v, b, order in ((x, block, "CF"[number % 2]), (y, 5, "C"))
+                )
+                check_functions(A, B, x, y)
+                C = DistMatrix.from_global(y, grid=grid, block=block, device="fake")
+                device.copied.clear()
+                A + C, A * A, A != C, np.where(A != C, A, C), np.isclose(A, C), np.nan_to_num(A)
+                assert not device.copied
+                A.allclose(C), np.allclose(A, C), np.array_equal(A, C)
+                assert max(device.copied, default=0) <= 16 * max(A.local.shape)
+                assert not device.races
+
+
+def test_the_simulated_array_refuses_what_cupy_refuses() -> None:
+    """Arrays of the host beside those of the device, functions that CuPy has not, and those that differ there."""
+    with fake_device() as device:
+        x = device.to_device(np.ones((3, 4)))
+        for mixed in (lambda: x + np.ones(4), lambda: np.where(x > 0, x, np.ones(4)), lambda: x @ np.ones(4)):
+            with pytest.raises(TypeError, match="no arrays of the host"):
+                mixed()
+        for unknown in (np.add.reduce, np.spacing):
+            with pytest.raises(TypeError, match="returned NotImplemented"):
+                unknown(x)
+        for different in (np.argmin, np.argmax, np.cumsum, np.median, bool):
+            with pytest.raises(AssertionError):
+                different(x)
+        assert np.array_equal(np.sum(x, axis=0).get(), 3 * np.ones(4))
+        assert device.copied == [32]
+        assert not device.races

@@ -74,7 +74,7 @@ def test_there_and_back(comm: Any) -> None:
         for here, moved in ((A, there), (A.T, there.T), (A.H, there.H), (A[2:9, 1:], there[2:9, 1:])):
             back = moved.to_host()
             assert np.array_equal(back.local, here.local)
-            assert back.norm() == here.norm() == moved.norm()
+            assert np.allclose([back.norm(), moved.norm()], here.norm(), rtol=1e-12)  # of different strides
             assert np.array_equal(moved.allgather(), here.allgather())
             assert moved.allclose(here.copy().to_device("fake"))
         whole, expected = there.to_global(), A.to_global()

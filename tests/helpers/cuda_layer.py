@@ -9,6 +9,17 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from checked_product import check
+from device_elements import (
+    FLOATING,
+    KINDS,
+    LAYOUTS,
+    check_extremes,
+    check_functions,
+    check_products,
+    check_reductions,
+    elements,
+    two_matrices,
+)
 from factored import EPS, norm, positive_definite, relative, rng_matrix, wide
 from problems import DTYPES, accepted
 
@@ -204,6 +215,40 @@ class CudaLayer:
             hdf5.save(shared_tmp_path / "i.h5", "x", numbers)
             loaded = hdf5.load(shared_tmp_path / "i.h5", "x", grid=grid, dtype="float32", verify=True, device="cuda")
             assert np.array_equal(loaded.allgather(), numbers.allgather())
+
+    @pytest.mark.parametrize("dtype", KINDS)
+    def test_reductions(self, comm: Any, cuda: Any, dtype: str, monkeypatch: Any) -> None:
+        """Every reduction along each axis, of several slabs, against NumPy within the documented error."""
+        from pdgemm import DistMatrix, ProcessGrid
+        from pdgemm.local.arrays import folds
+
+        with ProcessGrid(comm) as grid:
+            for number, (shape, block) in enumerate(LAYOUTS):
+                monkeypatch.setattr(folds, "ON_DEVICE", 2000 if number % 2 else 1 << 24)
+                how: dict[str, Any] = {"grid": grid, "block": block, "order": "CF"[(number + KINDS.index(dtype)) % 2]}
+                x = elements(shape, dtype)
+                A = DistMatrix.from_global(x, device="cuda", **how)
+                check_reductions(A, DistMatrix.from_global(x, **how), x)
+                check_products(A, x)
+
+    @pytest.mark.parametrize("dtype", FLOATING)
+    def test_reductions_of_extreme_elements(self, comm: Any, cuda: Any, dtype: str) -> None:
+        from pdgemm import ProcessGrid
+
+        with ProcessGrid(comm) as grid:
+            check_extremes(grid, dtype, "cuda")
+
+    @pytest.mark.parametrize("dtype", KINDS)
+    def test_functions_of_elements(self, comm: Any, cuda: Any, dtype: str) -> None:
+        """Comparisons, where, isclose, round and others, of matrices in the same and in different layouts."""
+        from pdgemm import DistMatrix, ProcessGrid
+
+        with ProcessGrid(comm) as grid:
+            for number, (shape, block) in enumerate(LAYOUTS):
+                x, y = two_matrices(shape, dtype)
+                A = DistMatrix.from_global(x, grid=grid, block=block, order="CF"[number % 2], device="cuda")
+                B = DistMatrix.from_global(y, grid=grid, block=5, device="cuda")
+                check_functions(A, B, x, y)
 
     def test_a_product_keeps_its_operands(self, comm: Any, cuda: Any) -> None:
         """A prepared call of cuBLAS has addresses, which keep nothing alive."""

@@ -424,6 +424,7 @@ class Simulated:
 
     # of FakeArray's device
     def _launch(self, what: str, reads: Sequence[Any], writes: Sequence[Any], act: Any) -> None:
+        assert all(isinstance(x, FakeArray) for x in (*reads, *writes)), f"{what} of an array of the host"
         act()
 
     def empty(self, shape: Sequence[int], dtype: Any = float, order: str = "C") -> Any:

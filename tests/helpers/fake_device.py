@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import ml_dtypes
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -36,20 +38,75 @@ SCHEDULES = {"late": (), "transfer first": ("transfer", "upload"), "compute firs
 Clock = dict[str, int]
 
 
-class FakeArray:
-    """An array of the device: cut, transposed and reshaped like NumPy's, but its elements are out of reach."""
+HALF = np.dtype(ml_dtypes.bfloat16)  # in CuPy, some functions and casts take it, and others do not
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None) -> FakeArray:
+
+class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array of the device: cut, transposed and reshaped like NumPy's, but its elements are out of reach.
+
+    NumPy's functions of it are launches, as they are CuPy's, and only of what CuPy 14.2 has and what it takes: no array
+    of the host beside one of the device.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
         """Elementwise, as CuPy does it: the result is in C order, whatever the operands are."""
-        assert method == "__call__"
-        if any(isinstance(x, np.ndarray) for x in inputs):
-            raise TypeError("CuPy's functions take its arrays and numbers, and no arrays of the host")
-        arrays = [x.x if isinstance(x, FakeArray) else x for x in inputs]
-        shape, dtype = np.broadcast(*arrays).shape, ufunc(*(np.ravel(x)[:1] if np.ndim(x) else x for x in arrays)).dtype
-        made = out[0] if out else self.device.empty(shape, dtype)
-        reads = [x for x in inputs if isinstance(x, FakeArray)]
-        self.device._launch(ufunc.__name__, reads, (made,), lambda: _quietly(np.copyto, made.x, ufunc(*arrays)))
+        if method != "__call__" or ufunc.signature is not None or ufunc.__name__ in _LACKING:
+            return NotImplemented
+        assert options.keys() <= {"dtype", "casting"}, f"CuPy's functions do not take {options}"
+        _check_mixture(inputs)
+        assert HALF not in [x.dtype for x in inputs if isinstance(x, FakeArray)], f"{ufunc.__name__} of bfloat16"
+        if ufunc.__name__.startswith("logical_") and any(np.iscomplexobj(_empty(x)) for x in inputs):
+            raise TypeError(f"cupy_{ufunc.__name__} has no loop for complex numbers")
+        return _evaluated(self.device, ufunc.__name__, partial(ufunc, **options), inputs, out[0] if out else None)
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+        """Functions of which `pdgemm` knows that CuPy has them, and what it makes of them."""
+        name = function.__name__
+        if name in ("ndim", "shape"):
+            return getattr(self, name)
+        assert name in _FUNCTIONS, f"is numpy.{name} one of CuPy's functions, and does it do the same?"
+        joined = isinstance(arguments[0], (list, tuple))
+        arrays = arguments[0] if joined else arguments[: _FUNCTIONS[name][1]]
+        others = arguments[1:] if joined else arguments[_FUNCTIONS[name][1] :]
+        _check_mixture((*arrays, *others, *options.values()))
+        halves = HALF in [x.dtype for x in arrays if isinstance(x, FakeArray)]
+        assert not halves or name in ("concatenate", "take", "expand_dims"), f"{name} of bfloat16"
+        if name == "expand_dims":
+            return self._like(function(self.x, *others, **options))
+        if name == "where":
+            assert isinstance(arrays[0], FakeArray), "cupy.where calls condition.astype"
+        if name == "argmax":
+            assert self.dtype == bool, "of several NaN CuPy's argmax finds any one"
+        act = lambda *parts: _FUNCTIONS[name][0](*((parts,) if joined else parts), *others, **options)  # noqa: E731
+        return _evaluated(self.device, name, act, arrays, None)
+
+    def astype(self, dtype: Any, order: str = "K", copy: bool = True) -> FakeArray:
+        """As CuPy's, which also converts complex numbers to real ones."""
+        dtype, (row_first, col_first) = np.dtype(dtype), (self.flags.c_contiguous, self.flags.f_contiguous)
+        if not copy and dtype == self.dtype and {"C": row_first, "F": col_first}.get(order, True):
+            return self
+        by_columns = order == "F" or (order == "K" and col_first and not row_first)
+        made = self.device.empty(self.shape, dtype, "F" if by_columns else "C")
+        act = lambda: _quietly(np.copyto, made.x, self.x, "unsafe")  # noqa: E731
+        self.device._launch("astype", (self,), (made,), act)
         return made
+
+    def __matmul__(self, other: Any) -> FakeArray:
+        _check_mixture((self, other))
+        assert HALF not in (self.dtype, other.dtype)
+        return _evaluated(self.device, "matmul", np.matmul, (self, other), None)
+
+    def __bool__(self) -> bool:
+        raise AssertionError("CuPy waits here: copy the number to the host where the host needs it")
+
+    real = property(lambda self: self if self.dtype.kind != "c" else self._like(self.x.real))
+
+    @property
+    def imag(self) -> FakeArray:
+        assert self.dtype.kind == "c"
+        return self._like(self.x.imag)
 
     def __init__(self, x: np.ndarray, device: FakeDevice, managed: bool = False) -> None:
         self.x, self.device, self.managed = x, device, managed
@@ -115,6 +172,49 @@ class FakeArray:
 
     def get(self) -> np.ndarray:
         return self.device.to_host(self)
+
+
+_LACKING = {"spacing", "isnat", "matvec", "vecmat", "vecdot"}  # ufuncs of NumPy's that CuPy 14.2 has not
+
+
+def _in_any_order(x: np.ndarray, axis: int | None = None) -> np.ndarray:
+    """The sum from the last element to the first, one after the other: an order that NumPy would not choose."""
+    last_first = np.moveaxis(np.atleast_2d(x), -1 if x.ndim < 2 or axis is None else axis, 0)[::-1]
+    total = np.zeros(last_first.shape[1:], x.dtype)
+    for part in last_first:
+        total = total + part
+    return total.sum() if x.ndim < 2 or axis is None else total
+
+
+# by name: what it does, and how many of its arguments may be arrays of the device
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
+    "sum": (_in_any_order, 1),
+    "where": (np.where, 3),
+    "take": (np.take, 2),
+    **{name: (getattr(np, name), 1) for name in ("prod", "min", "max", "any", "all", "argmax", "concatenate")},
+    **{name: (getattr(np, name), 1) for name in ("full_like", "round", "nan_to_num", "expand_dims")},
+}
+
+
+def _check_mixture(operands: Sequence[Any]) -> None:
+    if any(isinstance(x, np.ndarray) for x in operands):
+        raise TypeError("CuPy's functions take its arrays and numbers, and no arrays of the host")
+
+
+def _empty(x: Any) -> Any:
+    """An array of zeros of the same shape and type, in place of one whose elements are not there yet."""
+    return np.broadcast_to(np.zeros((), x.dtype), x.shape) if isinstance(x, FakeArray) else x
+
+
+def _evaluated(device: Any, name: str, act: Callable[..., Any], inputs: Sequence[Any], out: Any) -> FakeArray:
+    """Launch a function of arrays of the device and numbers; its result depends in shape and type on theirs alone."""
+    with np.errstate(all="ignore"):
+        like = np.asarray(act(*map(_empty, inputs)))
+    made = device.empty(like.shape, like.dtype) if out is None else out
+    arrays = [x.x if isinstance(x, FakeArray) else x for x in inputs]
+    reads = [x for x in inputs if isinstance(x, FakeArray)]
+    device._launch(name, reads, (made,), lambda: _quietly(lambda: np.copyto(made.x, act(*arrays))))
+    return made
 
 
 class Access(NamedTuple):
@@ -202,8 +302,10 @@ class FakeDevice:
         self.clock: Clock = {}
         self.races: list[str] = []
         self.launches: list[str] = []
+        self.copied: list[int] = []  # bytes of each copy to the host
         self.events = 0
         self._live: list[Access] = []
+        self._many = 64  # accesses after which those that are over are dropped
         self.messages = 0
         self.callers, self.compute = FakeStream(self, "caller's"), FakeStream(self, "compute")
         self.transfer, self.upload = FakeStream(self, "transfer"), FakeStream(self, "upload")
@@ -227,11 +329,15 @@ class FakeDevice:
         return self.clock.get(x.who, 0) < x.tick
 
     def access(self, new: Access, clock: Clock) -> None:
-        self._live = [x for x in self._live if self._open(x)]
+        if len(self._live) > self._many:
+            self._live = [x for x in self._live if self._open(x)]
+            self._many = 64 + 2 * len(self._live)
         if not new.x.size:
             return
         for old in self._live:
             if old.who == new.who or not (old.writes or new.writes) or clock.get(old.who, 0) >= old.tick:
+                continue
+            if not self._open(old):
                 continue
             if np.may_share_memory(old.x, new.x) and np.shares_memory(old.x, new.x):
                 self.races.append(f"{_told(new)} while {_told(old)} may not be done")
@@ -370,6 +476,11 @@ class FakeDevice:
         self._launch("generate", (), (target,), lambda: fill(target.x, rows, cols, f))
         return True
 
+    def pick(self, x: FakeArray, rows: np.ndarray, cols: np.ndarray) -> FakeArray:
+        made = self.empty((len(rows),), x.dtype)
+        self._launch("pick", (x,), (made,), lambda: np.copyto(made.x, x.x[rows, cols]))
+        return made
+
     def copy(self, target: FakeArray, source: FakeArray) -> None:
         assert source.flags.forc and target.flags.forc and source.shape == target.shape
         self._launch("copy", (source,), (target,), lambda: np.copyto(target.x, source.x))
@@ -427,6 +538,7 @@ class FakeDevice:
 
     def to_host(self, x: FakeArray) -> np.ndarray:
         self.current.synchronize()
+        self.copied.append(x.nbytes)
         self.access(Access(x.x, False, "host", 0, "copy to the host"), self.clock)
         return x.x.copy("K")
 
@@ -615,10 +727,15 @@ def _combine(how: Combine, Y: np.ndarray, X: np.ndarray) -> None:
     wide = np.dtype(np.int64) if Y.dtype.kind == "i" else arithmetic(X.dtype, Y.dtype)
     value = np.zeros(Y.shape, wide)
     if how.alpha != 0:
-        value += how.alpha * (X.conj() if how.conjugated else X).astype(wide)
+        value += _times(how.alpha, (X.conj() if how.conjugated else X).astype(wide))
     if how.beta != 0:
-        value += how.beta * Y.astype(wide)
+        value += _times(how.beta, Y.astype(wide))
     Y[...] = value.astype(Y.dtype)
+
+
+def _times(number: Any, x: np.ndarray) -> np.ndarray:
+    """No factor 1 makes a NaN of a complex infinity."""
+    return x if number == 1 else number * x
 
 
 def _parts(x: FakeArray, rows: Any, cols: Any, high: Any, wide: Any) -> list[FakeArray]:
@@ -628,7 +745,7 @@ def _parts(x: FakeArray, rows: Any, cols: Any, high: Any, wide: Any) -> list[Fak
 
 def _spoilt(x: np.ndarray) -> np.ndarray:
     """Memory that nobody has written to."""
-    x.view(np.uint8).fill(0xFF) if x.flags.c_contiguous else x.T.view(np.uint8).fill(0xFF)
+    x.ravel(order="K").view(np.uint8).fill(0xFF)
     return x
 
 

@@ -165,6 +165,9 @@ class Device(Protocol):
         f : an element function; a device computes those of `element_functions.KnownFunction`, except normal numbers.
         """
 
+    def pick(self, x: Array, rows: np.ndarray, cols: np.ndarray) -> Array:
+        """Return the elements x[rows[l], cols[l]], at least one, as an array of one dimension on the device."""
+
     def copy(self, target: Any, source: Any) -> None:
         """Copy contiguous elements from or to pinned memory with the copy engine."""
 
@@ -330,6 +333,12 @@ def to_host(x: Array) -> np.ndarray:
     """Return the elements in host memory: the array itself, or a copy."""
     device = of(x)
     return x if device is None else device.to_host(x)
+
+
+def beside(x: Array, y: Array) -> Array:
+    """Return the elements of x where y is: x itself, or a copy on the device of y of an array of the host."""
+    device = of(y)
+    return x if device is None or of(x) is not None else device.to_device(x, "F" if x.flags.f_contiguous else "C")
 
 
 def shadow(x: Array) -> np.ndarray:

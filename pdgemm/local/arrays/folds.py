@@ -1,6 +1,8 @@
 """Kinds of reductions: the partial result of several elements, the join of two partial results, and the result.
 
-All functions here are NumPy on one rank; `matrix.reductions` joins the partial results of the ranks.
+All functions here are NumPy on one rank; `matrix.reductions` joins the partial results of the ranks.  Arrays of a
+device answer the same functions by NumPy's protocols, `__array_ufunc__` and `__array_function__`, with arrays of the
+device.  So a reduction calls only functions that CuPy has as well: `numpy.sum`, and not `numpy.add.reduce`.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdgemm.errors import ArgumentError
+from pdgemm.local.arrays.device import Array, beside
 from pdgemm.local.arrays.dtypes import HALVES
 from pdgemm.local.arrays.integers import shown
 
 RUN = 128  # rows that are added one after the other
 COPIED, READ = 1 << 15, 1 << 19  # elements to take at a time, where they are copied, and where they are only read
+ON_DEVICE = 1 << 24  # elements to take at a time on a device, where each function is a launch of some microseconds
 
-Parts = tuple[np.ndarray, ...]  # the partial result of several elements, for each column (or each row) of a matrix
+Parts = tuple[Array, ...]  # the partial result of several elements, for each column (or each row) of a matrix
 
 
 class Fold(NamedTuple):
@@ -26,21 +30,26 @@ class Fold(NamedTuple):
     name  : of NumPy's function.
     local : a function that takes elements, an axis and the global indices along that axis, and returns their parts.
     join  : a function that takes the parts of some elements and of other elements, and returns the parts of all.
-    result : a function that takes the parts of all elements and their number, and returns their reduction.
+    result : a function that takes the parts of all elements and their number, and returns their reduction, on the host.
     empty : the reduction of no element; None: the reduction of no element is undefined.
     words : elements of the parts for each column.
     indexed : the result is an index.
-    most : elements to take at a time; few where they are copied, so that the copies stay in cache.
+    most : elements to take at a time on the host; few where they are copied, so that the copies stay in cache.
     """
 
     name: str
-    local: Callable[[np.ndarray, int, np.ndarray], Parts]
+    local: Callable[[Array, int, np.ndarray], Parts]
     join: Callable[[Parts, Parts], Parts]
     result: Callable[[Parts, int], np.ndarray]
     empty: Any = None
     words: int = 1
     most: int = COPIED
     indexed: bool = False
+
+
+def at_a_time(x: Array, most: int) -> int:
+    """Return the number of elements of an array to take at a time: `most` on the host, more on a device."""
+    return most if isinstance(x, np.ndarray) else ON_DEVICE
 
 
 def same(x: Any, n: int = 0) -> Any:
@@ -51,53 +60,68 @@ def number_like(n: int, like: np.ndarray) -> Any:
     return like.dtype.type(n)
 
 
-def widened(x: np.ndarray) -> np.ndarray:
+def widened(x: Array) -> Array:
     """Return the elements in a type in which NumPy computes: float32 for 16-bit numbers."""
     return x.astype(np.float32) if x.dtype in HALVES else x
 
 
-def added(x: np.ndarray) -> np.ndarray:
+def added(x: Array) -> Array:
     """Return the elements in the type of their sum."""
     return x.astype(np.int64) if x.dtype.kind in "biu" else widened(x)
 
 
-def floating(x: np.ndarray) -> np.ndarray:
+def floating(x: Array) -> Array:
     return x.astype(np.float64) if x.dtype.kind in "biu" else widened(x)
 
 
-def _pairwise(ufunc: np.ufunc, x: np.ndarray, axis: int) -> np.ndarray:
-    """Reduce rows (axis 0) in runs, each run in order, and then the results of the runs; or columns, as NumPy does."""
+def _pairwise(reduce: Callable[..., Array], x: Array, axis: int) -> Array:
+    """Reduce rows (axis 0) in runs, and then the results of the runs; or columns.
+
+    The host reduces a run of rows in order, and columns as NumPy does.  A device reduces in any order, so both its rows
+    and its columns are reduced in runs, which bounds the error.
+    """
+    if axis == 1 and not isinstance(x, np.ndarray):
+        x, axis = x.T, 0
     while axis == 0 and len(x) > RUN:
         runs = len(x) // RUN
-        whole = ufunc.reduce(x[: runs * RUN].reshape(runs, RUN, -1), axis=1)
-        x = np.concatenate([whole, ufunc.reduce(x[runs * RUN :], axis=0)[None]]) if len(x) % RUN else whole
-    reduced: np.ndarray = ufunc.reduce(x, axis=axis)
-    return reduced
+        whole = reduce(x[: runs * RUN].reshape(runs, RUN, -1), axis=1)
+        x = np.concatenate([whole, reduce(x[runs * RUN :], axis=0)[None]]) if len(x) % RUN else whole
+    return reduce(x, axis=axis)
 
 
-def by_ufunc(name: str, ufunc: np.ufunc, widen: Callable[[np.ndarray], np.ndarray], empty: Any = None) -> Fold:
-    """Return a reduction by a NumPy function of two arguments, pair by pair."""
+def by_ufunc(
+    name: str, ufunc: np.ufunc, reduce: Callable[..., Array], widen: Callable[[Array], Array], empty: Any = None
+) -> Fold:
+    """Return a reduction by a NumPy function of two arguments, pair by pair.
 
-    def local(x: np.ndarray, axis: int, _: np.ndarray) -> Parts:
-        return (_pairwise(ufunc, widen(x), axis),)
+    reduce : NumPy's name for the reduction of an array by this function, such as numpy.sum for numpy.add.
+    """
+
+    def local(x: Array, axis: int, _: np.ndarray) -> Parts:
+        return (_pairwise(reduce, widen(x), axis),)
 
     return Fold(name, local, lambda a, b: (ufunc(a[0], b[0]),), lambda parts, n: parts[0], empty, most=READ)
 
 
-def add(
-    name: str, result: Callable[..., Any], empty: Any = 0, widen: Callable[[np.ndarray], np.ndarray] = added
-) -> Fold:
-    return by_ufunc(name, np.add, widen, empty)._replace(result=lambda parts, n: result(parts[0], n))
+def add(name: str, result: Callable[..., Any], empty: Any = 0, widen: Callable[[Array], Array] = added) -> Fold:
+    return by_ufunc(name, np.add, np.sum, widen, empty)._replace(result=lambda parts, n: result(parts[0], n))
 
 
-def first(name: str, find: Callable[..., np.ndarray], better: np.ufunc) -> Fold:
-    """Return the reduction to the index of the first of the best elements; a NaN is better than all other elements."""
+def first(name: str, find: Callable[..., Array], best: Callable[..., Array], better: np.ufunc) -> Fold:
+    """Return the reduction to the index of the first of the best elements; a NaN is better than all other elements.
 
-    def local(x: np.ndarray, axis: int, indices: np.ndarray) -> Parts:
+    find, best, better : numpy.argmin, numpy.min and numpy.less, or those of the largest element.
+    """
+
+    def local(x: Array, axis: int, indices: np.ndarray) -> Parts:
         x = widened(x)
-        where = find(x, axis=axis)
-        values = np.take_along_axis(x, np.expand_dims(where, axis), axis).squeeze(axis)
-        return values, indices[where]
+        if isinstance(x, np.ndarray):
+            where = find(x, axis=axis)
+            values = np.take_along_axis(x, np.expand_dims(where, axis), axis).squeeze(axis)
+        else:  # of several NaN, CuPy's argmin and argmax find any one
+            values = best(x, axis=axis)
+            where = np.argmax((x == np.expand_dims(values, axis)) | (x != x), axis=axis)
+        return values, np.take(beside(indices, x), where)
 
     def join(a: Parts, b: Parts) -> Parts:
         (x, at_x), (y, at_y) = a, b
@@ -114,13 +138,13 @@ def first(name: str, find: Callable[..., np.ndarray], better: np.ufunc) -> Fold:
 def variance(name: str, ddof: int, last: Callable[[np.ndarray], np.ndarray]) -> Fold:
     """Return the reduction to a variance, joined as by Chan, Golub & LeVeque (1979)."""
 
-    def local(x: np.ndarray, axis: int, _: np.ndarray) -> Parts:
+    def local(x: Array, axis: int, _: np.ndarray) -> Parts:
         x = floating(x)
         count = x.shape[axis]
-        mean = _pairwise(np.add, x, axis) / x.dtype.type(count)
+        mean = _pairwise(np.sum, x, axis) / x.dtype.type(count)
         apart = x - np.expand_dims(mean, axis)
-        squares = (apart.real**2 + apart.imag**2) if x.dtype.kind == "c" else apart * apart
-        return np.full(len(mean), count, np.int64), mean, _pairwise(np.add, squares, axis)
+        squares = np.square(apart.real) + np.square(apart.imag) if x.dtype.kind == "c" else apart * apart
+        return np.full_like(mean, count, np.int64), mean, _pairwise(np.sum, squares, axis)
 
     def join(a: Parts, b: Parts) -> Parts:
         (n, mean, squares), (k, other, more) = a, b
@@ -140,8 +164,8 @@ def weighted_sums(vector: np.ndarray) -> Fold:
     """Return the reduction to sums of elements times the elements of a vector."""
     vector = widened(vector)
 
-    def local(x: np.ndarray, axis: int, indices: np.ndarray) -> Parts:
-        factors, x = vector[indices], widened(x)
+    def local(x: Array, axis: int, indices: np.ndarray) -> Parts:
+        factors, x = beside(vector[indices], x), widened(x)
         return (x @ factors if axis == 1 else factors @ x,)
 
     return Fold("matvec", local, lambda a, b: (a[0] + b[0],), lambda parts, n: parts[0], 0, most=READ)
@@ -150,36 +174,35 @@ def weighted_sums(vector: np.ndarray) -> Fold:
 def vector_norm(kind: Any) -> Fold:
     """Return the reduction to a norm of vectors, as numpy.linalg.norm names it."""
 
-    def sizes(x: np.ndarray) -> np.ndarray:
-        absolute: np.ndarray = np.abs(floating(x)).astype(np.float64)
-        return absolute
+    def sizes(x: Array) -> Array:
+        return np.abs(floating(x)).astype(np.float64)
 
     if isinstance(kind, (int, float)):
         if kind == 1:
             return add("vector_norm 1", same, 0, sizes)
         if kind == 0:
-            return add("vector_norm 0", same, 0, lambda x: (x != 0).astype(np.float64))
+            return add("vector_norm 0", same, 0, lambda x: (widened(x) != 0).astype(np.float64))
         if kind == np.inf:
-            return by_ufunc("vector_norm inf", np.maximum, sizes, 0)
+            return by_ufunc("vector_norm inf", np.maximum, np.max, sizes, 0)
         if kind == -np.inf:
-            return by_ufunc("vector_norm -inf", np.minimum, sizes)
+            return by_ufunc("vector_norm -inf", np.minimum, np.min, sizes)
         if kind == 2:
             return _euclidean(sizes)
     raise ArgumentError(f"norm {shown(kind)} of vectors is not one of 0, 1, 2, numpy.inf, -numpy.inf")
 
 
-def _euclidean(sizes: Callable[[np.ndarray], np.ndarray]) -> Fold:
+def _euclidean(sizes: Callable[[Array], Array]) -> Fold:
     """Return the 2-norm, whose parts are the largest element, and the sum of squares of all elements divided by it."""
 
-    def scaled(largest: np.ndarray) -> np.ndarray:
+    def scaled(largest: Array) -> Array:
         return np.where((largest > 0) & np.isfinite(largest), largest, 1).astype(largest.dtype)
 
-    def local(x: np.ndarray, axis: int, _: np.ndarray) -> Parts:
+    def local(x: Array, axis: int, _: np.ndarray) -> Parts:
         x = sizes(x)
-        largest = np.maximum.reduce(x, axis=axis)
+        largest = np.max(x, axis=axis)
         scale = scaled(largest)
         x = x / np.expand_dims(scale, axis)
-        return np.where(largest > 0, scale, largest * 0), _pairwise(np.add, x * x, axis)
+        return np.where(largest > 0, scale, largest * 0), _pairwise(np.sum, x * x, axis)
 
     def join(a: Parts, b: Parts) -> Parts:
         scale = np.maximum(a[0], b[0])
