@@ -149,3 +149,17 @@ def test_the_simulated_array_refuses_what_cupy_refuses() -> None:
         assert np.array_equal(np.sum(x, axis=0).get(), 3 * np.ones(4))
         assert device.copied == [32]
         assert not device.races
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+def test_close_on_the_host_is_numpys(dtype: str) -> None:
+    from pdgemm.local.arrays.evaluation import close
+
+    with np.errstate(all="ignore"):
+        for other in KINDS:
+            if {dtype, other} >= {"float16", "bfloat16"}:
+                continue  # which NumPy does not combine
+            (x, _), (y, _) = two_matrices((37, 23), dtype), two_matrices((37, 23), other)
+            for a, b in ((x, y), (x, y[:1]), (x, 1), (x, True), (x, 1.5), (2j, y), (x, np.int8(-128))):
+                for how in ((1e-5, 1e-8, False), (0.0, 0.5, True), (np.float32(0.3), 0, True)):
+                    assert np.array_equal(close(a, b, *how), np.isclose(a, b, *how)), (other, how)
