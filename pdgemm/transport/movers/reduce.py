@@ -134,7 +134,7 @@ def reduce_scatter(
         sends = [comm.Isend(leaving[starts[to] : starts[to + 1]], dest=to) for to in others if counts[to]]
     if not mine.size:
         return sends
-    with recorder.phase("pack"):
+    with recorder.phase("pack" if others else "compute"):  # before the sums, for which the host waits, if there are any
         CONVERT(mine, packed[starts[me] : starts[me + 1]])
     host_part = staged[1].cut(0, mine.size) if staged else None
     return [Sum(comm, reversed(others), mine, arriving[: mine.size], host_part, 0, recorder), *sends]
