@@ -120,6 +120,10 @@ class Cuda:
         kernels.combine_blocks(how, target, source, rows, cols)
 
     @_memory_errors
+    def combine_within(self, how: Combination, target: Array, source: Array, within: Any) -> None:
+        kernels.combine_within(how, target, source, within.ends, within.flipped)
+
+    @_memory_errors
     def generate(self, target: Array, rows: np.ndarray, cols: np.ndarray, f: Any) -> bool:
         return generators.generate(target, rows, cols, f)
 

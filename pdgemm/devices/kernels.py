@@ -87,6 +87,17 @@ def _combine_each(how: Combination, target: Array, source: Array, rows: IndexMap
     kernel(source, *where, *_numbers(how, source, target), target, size=size)
 
 
+def combine_within(how: Combination, target: Array, source: Array, ends: np.ndarray, flipped: bool) -> None:
+    """Start `combine` for the first ends[r] elements of each row r, or, flipped, the first ends[c] of each column c."""
+    if not target.size:
+        return
+    if target.strides[0] < target.strides[1]:  # neighbouring threads write neighbouring elements
+        target, source, flipped = target.T, source.T, not flipped
+    kernel = _triangle_combine_kernel(source.dtype, target.dtype, _form(how), flipped)
+    width, numbers = np.int64(target.shape[1]), _numbers(how, source, target)
+    kernel(source, cupy.asarray(ends.astype(np.int64)), width, *numbers, target, size=target.size)
+
+
 def clear_triangle(A: Array, lower: bool, unit: bool) -> None:
     """Start `Device.keep_triangle`, in one launch."""
     if A.strides[0] < A.strides[1]:  # neighbouring threads write neighbouring elements
@@ -260,3 +271,16 @@ def _pick_kernel() -> Any:
     """Return the kernel that reads elements by row and column index; it is compiled for each type of elements."""
     read = "ptrdiff_t from[] = {rows[i], cols[i]}; y[i] = x[from]"
     return cupy.ElementwiseKernel("raw T x, raw int64 rows, raw int64 cols", "raw T y", read, "pdgemm_pick")
+
+
+@lru_cache(256)
+def _triangle_combine_kernel(X: np.dtype, Y: np.dtype, form: _Form, flipped: bool) -> Any:
+    """Return the kernel of `combine_within`."""
+    wide, operation = _wide(X, Y).name, _operation(X, Y, form, "x[at]", "y[at]")
+    return cupy.ElementwiseKernel(
+        f"raw T x, raw int64 ends, int64 width, {wide} alpha, {wide} beta",
+        "raw R y",
+        "ptrdiff_t row = i / width, col = i % width; ptrdiff_t at[] = {row, col}; "
+        f"if ({'row < ends[col]' if flipped else 'col < ends[row]'}) {operation}",
+        "pdgemm_combine_within",
+    )

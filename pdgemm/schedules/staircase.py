@@ -17,6 +17,7 @@ import numpy as np
 
 TriangleName = Literal["", "L", "U"]  # all of a matrix, or its lower or upper triangle with the diagonal
 LEAST = 64  # rows and columns of the tiles that cross the diagonal: BLAS is slower on smaller tiles
+ON_DEVICE = 2048  # the same on a device, where each tile is two launches
 REGISTERS = 16  # the most columns that BLAS keeps in registers
 
 

@@ -46,7 +46,10 @@ def store(
 def _store_within(
     within: Staircase, C: Array, sums: Array | None, op: Combine, rows: IndexMap | None, cols: IndexMap | None
 ) -> None:
-    """Assign the elements of C in a triangle as `store` does: in rectangles, and in tiles that the diagonal crosses."""
+    """Assign the elements of C in a triangle as `store` does: in rectangles, and in tiles that the diagonal crosses.
+
+    A device does so in one launch where rows and columns are contiguous.
+    """
     if not C.size:
         return
     if rows is None or cols is None:
@@ -55,14 +58,21 @@ def _store_within(
     else:
         steps = within.part(rows.indices()[1], cols.indices()[1])
     in_place = rows.contiguous and cols.contiguous
-    for r, c, inside in steps.tiles() if in_place and not of(C) else steps.tiles(0):
+    if in_place and (device := of(C)):
+        old = C[_range(rows.target, rows.size), _range(cols.target, cols.size)]
+        if sums is None:
+            device.combine_within(Combine(0, op.beta), old, old, steps)
+        else:
+            device.combine_within(op, old, sums[_range(rows.source, rows.size), _range(cols.source, cols.size)], steps)
+        return
+    for r, c, inside in steps.tiles() if in_place else steps.tiles(0):
         here = rows.cut(r.start, r.stop), cols.cut(c.start, c.stop)
         if not in_place:
             assert sums is not None
             store(C, sums, op, *here)
             continue
-        old = C[tuple(slice(int(x.target[0]), int(x.target[0]) + x.size) for x in here)]
-        new = sums if sums is None else sums[tuple(slice(int(x.source[0]), int(x.source[0]) + x.size) for x in here)]
+        old = C[tuple(_range(x.target, x.size) for x in here)]
+        new = sums if sums is None else sums[tuple(_range(x.source, x.size) for x in here)]
         if inside:
             store(old, new, op)
         else:
@@ -71,9 +81,14 @@ def _store_within(
             store_corner(old, value, steps.window(r, c))
 
 
+def _range(first: np.ndarray, size: int) -> slice:
+    """Return the indices of a map of one run."""
+    return slice(int(first[0]), int(first[0]) + size)
+
+
 def store_corner(C: Array, value: Array, within: Staircase) -> None:
     """Assign C := value for the elements of C in the triangle `within`; both have one type.  Local."""
-    if of(C):
-        store(C, value, CONVERT, within=within)
+    if device := of(C):
+        device.combine_within(CONVERT, C, value, within)
     else:
         np.copyto(C, value, where=within.mask(C.shape[0 if within.flipped else 1]))

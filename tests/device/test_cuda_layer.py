@@ -80,6 +80,22 @@ def test_what_reductions_copy_to_the_host(comm: Any, gpu: Gpu) -> None:
         assert 0 < max(gpu.downloads) <= 16 * max(A.local.shape)
 
 
+@pytest.mark.on_ranks(1)
+def test_the_trailing_matrix_is_updated_in_few_launches(comm: Any, gpu: Gpu) -> None:
+    """Of Cholesky, two products for each panel, and one with its own panel alone."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.random((1300, 1300), grid=grid, device="cuda")
+        S = A + A.T + 2000 * DistMatrix.eye(1300, grid=grid, device="cuda")
+        gpu.calls.clear()
+        linalg.cholesky(S)
+        assert gpu.calls.count("gemmEx") <= 2 * gpu.calls.count("potrf") - 3
+        gpu.calls.clear()
+        linalg.herk(1, A)
+        assert gpu.calls.count("gemmEx") == 1
+
+
 @pytest.mark.on_ranks(1, 2)
 def test_benchmark(comm: Any, gpu: Gpu, capsys: Any, monkeypatch: Any) -> None:
     """scripts/gpu/bench_gpu.py as its ranks run it: all movers that there are, and every figure is there."""

@@ -261,6 +261,38 @@ class CudaLayer:
         assert (cuda.to_host(C) == 256).all()
         assert len(others) == 4
 
+    def test_triangles_are_combined_in_one_launch(self, cuda: Any) -> None:
+        """Y := alpha X + beta Y in a staircase alone; an array that is multiplied by 0 is not read."""
+        from pdgemm.local.arrays.elementwise import Combine
+        from pdgemm.schedules.staircase import Staircase
+
+        rng = np.random.default_rng(4)
+        for order, flipped, (alpha, beta) in itertools.product("CF", (False, True), ((1, 0), (2, -1), (0, 3), (1, 1))):
+            x, y = rng.integers(-9, 9, (2, 13, 17)).astype(float)
+            steps = Staircase(np.sort(rng.integers(0, 14 if flipped else 18, 17 if flipped else 13)), flipped)
+            inside = steps.mask(13 if flipped else 17)
+            X = cuda.to_device(x if alpha else x * np.nan, "C")
+            Y = cuda.to_device(y if beta else np.where(inside, np.nan, y), order)
+            cuda.combine_within(Combine(alpha, beta), Y, X, steps)
+            assert np.array_equal(cuda.to_host(Y), np.where(inside, alpha * x + beta * y, y))
+
+    @pytest.mark.parametrize("dtype", ["float32", "complex128"])
+    def test_products_with_a_triangle(self, comm: Any, dtype: str) -> None:
+        from pdgemm import DistMatrix, ProcessGrid, linalg
+
+        rng = np.random.default_rng(5)
+        a, c = rng.integers(-5, 5, (45, 23)).astype(dtype), rng.integers(-5, 5, (45, 45)).astype(dtype)
+        if dtype == "complex128":
+            a = a + 1j * a[::-1]
+            c = c + c.conj().T
+        whole = 2 * a @ a.conj().T - c
+        with ProcessGrid(comm) as grid:
+            for order, uplo in itertools.product("CF", "LU"):
+                A, C = (DistMatrix.from_global(x, grid=grid, block=4, order=order, device="cuda") for x in (a, c))
+                linalg.herk(2, A, -1, C, uplo=uplo)
+                kept = np.tri(45, dtype=bool) if uplo == "L" else np.tri(45, dtype=bool).T
+                assert np.array_equal(C.allgather(), np.where(kept, whole, c))
+
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_factors_and_triangles(self, comm: Any, cuda: Any, dtype: str) -> None:
         """cuBLAS solves with a triangle as BLAS does; a matrix is factored where ranks reach each other's memory."""

@@ -470,6 +470,14 @@ class FakeDevice:
         here = _parts(target, rows.target, cols.target, rows.lengths, cols.lengths)
         self._launch("blocks", there + here * (how.beta != 0), here, lambda: _quietly(act))
 
+    def combine_within(self, how: Combine, target: FakeArray, source: FakeArray, within: Any) -> None:
+        def act() -> None:
+            inside, value = within.mask(target.shape[0 if within.flipped else 1]), target.x.copy()
+            _combine(how, value, source.x)
+            np.copyto(target.x, value, where=inside)
+
+        self._launch("within", [source] * (how.alpha != 0) + [target], (target,), lambda: _quietly(act))
+
     def generate(self, target: FakeArray, rows: np.ndarray, cols: np.ndarray, f: Any) -> bool:
         if not isinstance(f, KnownFunction) or f.kind == "normal":
             return False

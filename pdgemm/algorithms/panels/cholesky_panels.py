@@ -11,7 +11,7 @@ import numpy as np
 
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.blas import local_lapack
-from pdgemm.schedules.panels.cholesky_schedule import SMALLEST, CholeskySchedule
+from pdgemm.schedules.panels.cholesky_schedule import CholeskySchedule
 from pdgemm.schedules.panels.panel_schedule import Panel, lower_tiles
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
@@ -93,7 +93,7 @@ class Cholesky:
         """A_ij := A_ij - L_ik L_jk^H on and below the diagonal, in columns start to stop."""
         A, (P, Q), (i, j) = self._A, self._panels[slot.number], self._task.grid.coords
         down, right = self._rows.below(panel.stop, i), self._cols.below(panel.stop, j)
-        for r, c in lower_tiles(self._rows, self._cols, (i, j), start, stop, SMALLEST):
+        for r, c in lower_tiles(self._rows, self._cols, (i, j), start, stop, self._plan.smallest):
             left, of_right = P[r.start - down : r.stop - down], Q[c.start - right : c.stop - right]
             self._task.update(left, of_right.T, A[r, c], conjugate_b=A.dtype.kind == "c")
 

@@ -112,7 +112,7 @@ class Accumulator:
                 yield prepare(self.alpha, a, b, c, *options)
             return
         order = "F" if self.sums.strides[0] < self.sums.strides[1] else "C"
-        for rows, cols, inside in self.formed.tiles():
+        for rows, cols, inside in self.formed.tiles(self.plan.corner_side):
             part = A[rows], B[:, cols], self.sums[rows, cols]
             for a, b, c in self._slabs(*part) if inside else ():
                 yield prepare(self.alpha, a, b, c, *options)

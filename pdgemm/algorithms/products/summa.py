@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -78,6 +79,7 @@ class SummaExecutor:
             mine &= all(grid.col.size == 1 or x.row == i for x in bundle.steps)
             multiply = nothing if held else self._products.prepared(a, b)
             self._updates.append(_Update([*left.parts, *right.parts], multiply, mine and not plan.shared and not held))
+        self._moves = any(part.pack or part.bring for update in self._updates for part in update.parts)
 
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
         if self._idle:
@@ -97,9 +99,11 @@ class SummaExecutor:
 
         ring, updates, in_c = self._ring, self._updates, self._sums is self._C
         self._products.beta = beta if in_c else 0
-        # every rank iterates over every step, because every rank takes part in the broadcasts
-        with ring.used(recorder):
-            in_order = ring.prefetch(updates, post, self._plan.ahead, lambda update: update.local)
+        # every rank iterates over every step, because every rank takes part in the broadcasts, if any panel is moved
+        with ring.used(recorder) if self._moves else nullcontext():
+            in_order: Iterable[tuple[_Update, Slot | None]] = ((update, None) for update in updates)
+            if self._moves:
+                in_order = ring.prefetch(updates, post, self._plan.ahead, lambda update: update.local)
             for done, (update, _) in enumerate(in_order, 1):
                 with recorder.phase("compute"):
                     update.multiply()

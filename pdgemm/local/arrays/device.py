@@ -159,6 +159,9 @@ class Device(Protocol):
     def combine_blocks(self, how: Combination, target: Array, source: Array, rows: Any, cols: Any) -> None:
         """Combine rows x columns of both arrays, each an `index_map.IndexMap`; see `block_copy.copy_blocks`."""
 
+    def combine_within(self, how: Combination, target: Array, source: Array, within: Any) -> None:
+        """Combine, as `combine`, the elements of both arrays in a triangle, a `staircase.Staircase`."""
+
     def generate(self, target: Array, rows: np.ndarray, cols: np.ndarray, f: Any) -> bool:
         """Set target[l, h] := f(rows[l], cols[h]), with the bits of the host; return False, and nothing, if it cannot.
 

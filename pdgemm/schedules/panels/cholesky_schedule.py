@@ -13,6 +13,7 @@ from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, grid_of, produ
 from pdgemm.schedules.schedule import Buffers
 
 SMALLEST = 128  # columns of the tiles on the diagonal of an update
+ON_DEVICE = 2048  # the same on a device, where each tile is a launch: it takes longer than the flops that are too many
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class CholeskySchedule(PanelSchedule):
     @property
     def flops(self) -> int:
         return (4 if self.A.dtype.kind == "c" else 1) * self.n**3 // 3
+
+    @property
+    def smallest(self) -> int:
+        """Columns of the tiles on the diagonal of an update."""
+        return ON_DEVICE if self.device else SMALLEST
 
     def behind(self, panel: Panel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the size of the trailing matrix behind a panel.

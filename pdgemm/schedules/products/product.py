@@ -16,7 +16,7 @@ from pdgemm.local.blas.local_gemm import conjugates
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES, gemm_flops
 from pdgemm.schedules.mover_registry import MOVERS, NCCL, RING, STAGED, reads
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
-from pdgemm.schedules.staircase import LEAST, Staircase, TriangleName
+from pdgemm.schedules.staircase import LEAST, ON_DEVICE, Staircase, TriangleName
 from pdgemm.support.remembered import remembered
 
 SLAB = 1 << 16  # elements that are rounded or added to C at a time
@@ -256,7 +256,12 @@ class Product(Schedule):
 
     def _corner(self, rows: int, cols: int) -> dict[str, tuple[int, np.dtype]]:
         """Return the buffer of a product that the diagonal crosses, of which one triangle is written to C."""
-        return {"corner": (min(rows * cols, LEAST**2), self.accumulate)} if self.triangle else {}
+        return {"corner": (min(rows * cols, self.corner_side**2), self.accumulate)} if self.triangle else {}
+
+    @property
+    def corner_side(self) -> int:
+        """Rows and columns of the largest tile of C that the diagonal crosses."""
+        return ON_DEVICE if self.device else LEAST
 
     def _message_width(self, width: int, *sides: tuple[int, np.dtype]) -> int:
         """Return the width at which a panel fits in one message.   sides : words across a panel, and element type."""

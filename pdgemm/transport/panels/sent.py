@@ -89,7 +89,8 @@ class Sent(Task[Planned]):
         return copies
 
     def slabs(self, length: int, flops: float) -> Iterator[slice]:
-        step = -(-length // max(1, round(flops / SLAB_FLOPS))) or 1
+        parts = 1 if self.schedule.device else max(1, round(flops / SLAB_FLOPS))  # the host does not wait for a device
+        step = -(-length // parts) or 1
         for start in range(0, length, step):
             yield slice(start, start + step)
             self.transfers.poll()
