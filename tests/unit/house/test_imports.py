@@ -30,7 +30,9 @@ PURE_MODULES = [
     *(f"tools.studies.{x}" for x in ("cases", "curves", "energy", "figures", "jobs", "page", "panels", "pictures",
                                      "plot", "predictions", "records")),
 ]  # fmt: skip
-NEED_CUPY = [f"devices.{x}" for x in ("cuda", "cuda_ipc", "cuda_nccl", "cusolver", "kernels", "launch_errors")]
+NEED_CUPY = [
+    f"devices.{x}" for x in ("cuda", "cuda_ipc", "cuda_nccl", "cusolver", "generators", "kernels", "launch_errors")
+]
 LONGEST = 400  # lines of a module
 
 
