@@ -159,8 +159,9 @@ def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:
     ):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Gpu, "memcpy2DAsync", Mock(side_effect=error))
+            pinned = cuda.pinned(9 * 96, "float64").device.reshape(9, 96)
             with pytest.raises(expected, match=text):
-                cuda.combine(CONVERT, cuda.empty((9, 96), "float64")[:, :64], cuda.empty((9, 96), "float64")[:, :64])
+                cuda.combine(CONVERT, cuda.empty((9, 96), "float64")[:, :64], pinned[:, :64])
             patch.setattr(gpu, "gemmEx", Mock(side_effect=error))
             with pytest.raises(expected, match=text):
                 cuda.multiply(1, A, A, cuda.empty((3, 3), "float64"), False, False, False)(0)
@@ -348,10 +349,17 @@ def test_copies(comm: Any, gpu: Gpu, cuda: Any) -> None:
         words.append(X)
         return make(X, *args)
 
+    def pinned(x: np.ndarray, order: str) -> Any:
+        """An array that is not of this GPU: engines copy it."""
+        there = cuda.pinned(x.size, x.dtype)
+        there.host[:] = x.ravel(order)  # type: ignore[call-overload]
+        return there.device.reshape(x.shape) if order == "C" else there.device.reshape(x.shape[::-1]).T
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "_kernel", noted)
         for dtype, (rows, cols), order, by in (
             ("float64", (20, 64), "C", "memcpy2DAsync"),
+            ("float64", (20, 64), "C", "float64"),  # within the GPU kernels are faster
             ("float64", (20, 63), "C", "float64"),
             ("float64", (64, 20), "F", "memcpy2DAsync"),
             ("float16", (9, 24), "C", "int64"),
@@ -361,7 +369,8 @@ def test_copies(comm: Any, gpu: Gpu, cuda: Any) -> None:
             ("int8", (9, 21), "C", "int8"),
         ):
             x = np.arange(96 * 96).reshape(96, 96).astype(dtype)
-            X, Y = cuda.to_device(x, order), cuda.to_device(np.zeros((96, 96), dtype), order)
+            X = pinned(x, order) if by == "memcpy2DAsync" else cuda.to_device(x, order)
+            Y = cuda.to_device(np.zeros((96, 96), dtype), order)
             gpu.calls.clear(), words.clear()
             CONVERT(Y[8 : 8 + rows, 16 : 16 + cols], X[:rows, 8 : 8 + cols])
             assert [*gpu.calls, *map(str, words)] == [by]
@@ -369,7 +378,7 @@ def test_copies(comm: Any, gpu: Gpu, cuda: Any) -> None:
             y[8 : 8 + rows, 16 : 16 + cols] = x[:rows, 8 : 8 + cols]
             assert np.array_equal(cuda.to_host(Y), y)
         for columns, first, pitch in ((97, 0, 2**31 - 1), (96, 1, 2**31 - 1), (96, 0, 767)):
-            X, Y = (cuda.to_device(np.full((20, columns), value), "C") for value in (3.0, 0.0))
+            X, Y = pinned(np.full((20, columns), 3.0), "C"), cuda.to_device(np.zeros((20, columns)), "C")
             with pytest.MonkeyPatch.context() as limit:  # rows that are not aligned, or too far apart
                 limit.setattr(kernels, "_MOST_PITCH", pitch)
                 limit.setattr(gpu, "most_pitch", pitch)

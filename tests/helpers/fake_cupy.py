@@ -96,6 +96,10 @@ class Part:
         self.ptr, self.size, self.owner = ptr, size, owner
 
 
+class Unowned(Part):
+    """Memory that CuPy has not allocated: pinned, or of another process."""
+
+
 class Pool:
     """It keeps what the runtime has given it, and gives it out again."""
 
@@ -490,7 +494,7 @@ class Simulated:
             nccl=Nccl,
             memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
             MemoryPointer=MemoryPointer,
-            UnownedMemory=Part,
+            UnownedMemory=Unowned,
             PinnedMemory=self.gpu.pinned,
             PinnedMemoryPointer=lambda memory, offset: memory,
             malloc_managed="managed",
