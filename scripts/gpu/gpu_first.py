@@ -90,6 +90,10 @@ STEPS = (
     measure("large", "arrays above 2^31 elements"),
     measure("large", "matrices above 2^31 elements, in parts", 4),
     measure("traced", "timeline and overlap", 2, 4),
+    measure("bandwidth", "copies from and to the host, elements computed and reduced", minutes=2),
+    measure("aligned", "products of rows that are aligned, and are not", minutes=2),
+    measure("factors", "Cholesky, LU and QR beside CuPy's", minutes=4),
+    measure("factors", "Cholesky, LU and QR of ranks that share a GPU", 4, 6),
     measure("calibrated", "the machine of the model, and its predictions", minutes=6),
     measure("calibrated", "the machine of ranks that share a GPU", 2, 6),
     Step("sanitizer", "addresses, by compute-sanitizer", 1, (MEASURES, "edges", "--small", "--no-pool"), 8,
@@ -103,7 +107,8 @@ CALLS = (
     (("tests-2", "tests-4", "correct-4"), 210),
     (("ratio-1", "ratio-4"), 180),
     (("copies-1", "transfers-2", "many-1", "many-2", "traced-2", "algorithms-4"), 145),
-    (("large-1", "large-4", "calibrated-1", "calibrated-2", "correct-1", "ratio-2", "sanitizer"), 600),
+    (("bandwidth-1", "aligned-1", "factors-1", "factors-4", "large-1", "large-4"), 120),
+    (("calibrated-1", "calibrated-2", "correct-1", "ratio-2", "sanitizer"), 600),
 )
 
 

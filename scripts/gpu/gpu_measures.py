@@ -121,6 +121,85 @@ def copies(grid: Any, small: bool) -> Iterator[Finding]:
             yield Finding(f"{dtype} {name}", f"right, >= {least} of contiguous", told, right and fast)
 
 
+def bandwidth(grid: Any, small: bool) -> Iterator[Finding]:
+    """Copies between the host and the GPU, and elements that are computed and reduced there."""
+    from pdgemm import DistMatrix
+
+    DistMatrix.zeros((8, 8), grid=grid, device="cuda")
+    device, words = _device(), 1 << (12 if small else 25)
+    x, pinned, host = device.empty((words,), "float64"), device.pinned(words, "float64"), np.zeros(words)
+    x[...], shape = 1.0, (words // 256, 256)
+    A = DistMatrix.random(shape, grid=grid, device="cuda")
+    works: dict[str, Callable[[], object]] = {
+        "pinned memory to the GPU": lambda: device.copy(x, pinned.device),
+        "the GPU to pinned memory": lambda: device.copy(pinned.device, x),
+        "to_device, from pageable memory": lambda: device.to_device(host, "C"),
+        "to_host, to new memory": lambda: device.to_host(x),
+        "uniform numbers on the GPU": lambda: DistMatrix.random(shape, grid=grid, device="cuda"),
+        "uniform numbers on the host": lambda: DistMatrix.random(shape, grid=grid),
+        "A.sum() on the GPU": A.sum,
+        "A.max() on the GPU": A.max,
+        "A.norm() on the GPU": A.norm,
+    }
+    for name, work in works.items():
+        seconds = _by_clock(work)
+        yield Finding(name, "", f"{8 * words / seconds / 1e9:.1f} GB/s, {1e3 * seconds:.3f} ms for {8 * words} bytes")
+
+
+def aligned(grid: Any, small: bool) -> Iterator[Finding]:
+    """Products of arrays whose rows begin at multiples of 16 bytes, and elsewhere."""
+    from pdgemm import DistMatrix
+    from pdgemm.local.blas.local_gemm import prepare
+
+    DistMatrix.zeros((8, 8), grid=grid, device="cuda")
+    n = 64 if small else 8192
+    for dtype in ("bfloat16", "float32", "float64"):
+        for more, first in ((0, 0), (8, 0), (1, 0), (8, 1)):
+            arrays = [_device().empty((n * (n + more) + 8,), dtype) for _ in range(3)]
+            for x in arrays:
+                x[...] = x.dtype.type(1)
+            multiply = prepare(1, *(x[first : first + n * (n + more)].reshape(n, n + more)[:, :n] for x in arrays))
+            rate = 2 * n**3 / _by_clock(partial(multiply, 0)) / 1e12
+            yield Finding(f"{dtype}, rows {n + more} elements apart, from element {first}", "", f"{rate:.1f} TFLOP/s")
+
+
+def factors(grid: Any, small: bool) -> Iterator[Finding]:
+    """Cholesky, LU and QR beside CuPy's, which call cuSOLVER for the whole matrix; residuals are judged."""
+    from pdgemm import DistMatrix, linalg
+
+    for n in (64,) if small else (4096, 16384):
+        A = DistMatrix.random((n, n), seed=1, grid=grid, device="cuda")
+        S = A + A.T + 2 * n * DistMatrix.eye(n, grid=grid, device="cuda")
+        x = DistMatrix.random((n, 1), seed=2, grid=grid, device="cuda")
+        solutions = linalg.cho_solve(linalg.cholesky(S), S @ x), linalg.lu_solve(linalg.lu_factor(A), A @ x)
+        for name, M, y in zip(("Cholesky", "LU"), (S, A), solutions):
+            residual = float((M @ y - M @ x).norm() / (M.norm() * y.norm() * n * np.finfo(float).eps))
+            yield Finding(f"{name}, n = {n}, |A y - b| / (|A| |y| n eps)", "<= 1", f"{residual:.1e}", residual <= 1)
+        ours: dict[str, tuple[float, Callable[[], object]]] = {
+            "Cholesky": (n**3 / 3, partial(linalg.cholesky, S)),
+            "LU": (2 * n**3 / 3, partial(linalg.lu_factor, A)),
+            "QR": (4 * n**3 / 3, partial(linalg.householder_qr, A, want_q=False)),
+        }
+        others = {} if small or grid.size > 1 else _cupys_factors(A.local, S.local)
+        for name, (flops, work) in ours.items():
+            seconds = _by_clock(work, 3)
+            told = f"{flops / seconds / 1e12:.2f} TFLOP/s"
+            if name in others:
+                told += f", {_by_clock(others[name], 3) / seconds:.2f} of CuPy's"
+            yield Finding(f"{name}, n = {n}", "", told)
+
+
+def _cupys_factors(A: Any, S: Any) -> dict[str, Callable[[], object]]:
+    import cupy
+    import cupyx.scipy.linalg
+
+    return {
+        "Cholesky": lambda: cupy.linalg.cholesky(S),
+        "LU": lambda: cupyx.scipy.linalg.lu_factor(A, check_finite=False),
+        "QR": lambda: cupy.linalg.qr(A, mode="r"),
+    }
+
+
 def edges(grid: Any, small: bool) -> Iterator[Finding]:
     """Numbers at the edges of the types, on one rank or several."""
     from pdgemm import DistMatrix, pdgemm
@@ -346,6 +425,17 @@ def _by_events(work: Callable[[], None], repeats: int) -> float:
     return float(_device().elapsed(begin, end)) / repeats
 
 
+def _by_clock(work: Callable[[], object], repeats: int = 5) -> float:
+    """Return the median of the seconds of a work, after a first one."""
+    times = []
+    for _ in range(repeats + 1):
+        start = perf_counter()
+        work()
+        _device().current_stream().synchronize()
+        times.append(perf_counter() - start)
+    return max(1e-9, median(times[1:]))
+
+
 def _since(start: float) -> str:
     return f"{perf_counter() - start:.2f} s"
 
@@ -358,7 +448,7 @@ MEASURES: dict[str, Callable[[Any, bool], Iterator[Finding]]] = {
     x.__name__: x
     for x in (
         *(environment, reach, nccl, copies, edges, correct, ratio, algorithms, transfers, large, many, traced),
-        calibrated,
+        *(bandwidth, aligned, factors, calibrated),
     )
 }
 
