@@ -89,6 +89,11 @@ def _pairwise(reduce: Callable[..., Array], x: Array, axis: int) -> Array:
     return reduce(x, axis=axis)
 
 
+def _extreme(best: Callable[..., Array], x: Array, axis: int) -> Array:
+    """Return the least or largest elements: on a device in runs, because one long row would be read by a few threads."""
+    return best(x, axis=axis) if isinstance(x, np.ndarray) else _pairwise(best, x, axis)
+
+
 def by_ufunc(
     name: str, ufunc: np.ufunc, reduce: Callable[..., Array], widen: Callable[[Array], Array], empty: Any = None
 ) -> Fold:
@@ -119,7 +124,7 @@ def first(name: str, find: Callable[..., Array], best: Callable[..., Array], bet
             where = find(x, axis=axis)
             values = np.take_along_axis(x, np.expand_dims(where, axis), axis).squeeze(axis)
         else:  # of several NaN, CuPy's argmin and argmax find any one
-            values = best(x, axis=axis)
+            values = _extreme(best, x, axis)
             where = np.argmax((x == np.expand_dims(values, axis)) | (x != x), axis=axis)
         return values, np.take(beside(indices, x), where)
 
@@ -199,7 +204,7 @@ def _euclidean(sizes: Callable[[Array], Array]) -> Fold:
 
     def local(x: Array, axis: int, _: np.ndarray) -> Parts:
         x = sizes(x)
-        largest = np.max(x, axis=axis)
+        largest = _extreme(np.max, x, axis)
         scale = scaled(largest)
         x = x / np.expand_dims(scale, axis)
         return np.where(largest > 0, scale, largest * 0), _pairwise(np.sum, x * x, axis)
