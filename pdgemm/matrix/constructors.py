@@ -245,14 +245,8 @@ class Constructors(MatrixBase):
         """Set the elements of a new matrix by f, and return the matrix.  Collective."""
         with together(self.grid.comm) as arguments:
             arguments.append(f"DistMatrix.{name}")
-            local, indices, device = self.local, self.indices(), devices.of(self.local)
-            if device is None:
-                fill(local, *indices, f)
-            elif device.generate(local, *indices, f):
-                device.current_stream().synchronize()
-            else:
-                fill(host := np.empty(local.shape, self.dtype), *indices, f)
-                set_elements(local, host)
+            if self.local.size:  # without elements, a matrix may have more indices than memory
+                _set_by_function(self.local, *self.indices(), f)
         return self
 
     @classmethod
@@ -382,6 +376,18 @@ class Constructors(MatrixBase):
             local, grid=grid, rows=rows, cols=cols, axis=axis, shape=shape, **layout
         )
         return matrix
+
+
+def _set_by_function(local: devices.Array, rows: np.ndarray, cols: np.ndarray, f: ElementFunction) -> None:
+    """Set local[l, h] := f(rows[l], cols[h]): on a device if it computes f, else on the host.  Complete on return."""
+    device = devices.of(local)
+    if device is None:
+        fill(local, rows, cols, f)
+    elif device.generate(local, rows, cols, f):
+        device.current_stream().synchronize()
+    else:
+        fill(host := np.empty(local.shape, local.dtype), rows, cols, f)
+        set_elements(local, host)
 
 
 def check_root(grid: ProcessGrid, root: int) -> None:

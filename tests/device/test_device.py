@@ -148,6 +148,8 @@ def test_sums_that_arrive_do_not_wait_for_products(comm: Any, monkeypatch: pytes
     """A part that arrives by MPI is added to its panel while a later product is still in its stream."""
     from pdgemm.transport.movers import reduce
 
+    if comm.size == 1:
+        pytest.skip("one rank receives nothing")
     held, add = list[bool](), reduce.Sum._add
 
     def watched(self: Any) -> None:
