@@ -19,7 +19,7 @@ import numpy as np
 from cupy.cuda import nvrtc
 
 from pdgemm.devices import generators, kernels
-from pdgemm.local.arrays.dtypes import TYPE, TYPES, can_convert
+from pdgemm.local.arrays.dtypes import BLAS, TYPE, TYPES, can_convert
 
 DTYPES = [x.dtype for x in TYPES if x.c_name]
 NUMBERS = {"int64": "long long", "uint64": "unsigned long long"}
@@ -71,7 +71,13 @@ def sources() -> Iterator[tuple[str, str]]:
             form = kernels._Form(alpha, beta, conjugates)
             for make in (kernels._kernel, kernels._index_kernel):
                 yield f"{make.__name__} {X} to {Y}, {form}", make(X, Y, form).source(T=X, R=Y)
+            name, kernel = f"within {X} to {Y}, {form}", kernels._triangle_combine_kernel(X, Y, form, conjugates)
+            yield name, kernel.source(T=X, R=Y)
     for dtype, transposed in product(DTYPES, (False, True)):
+        if not transposed:
+            yield f"pick {dtype}", kernels._pick_kernel().source(T=dtype)
+        if dtype in BLAS:
+            yield f"triangle {dtype}", kernels._triangle_kernel(transposed, transposed).source(R=dtype)
         for kind in ("eye", *["uniform"] * (dtype.kind != "c" and dtype.name not in ("int32", "int64"))):
             yield f"{kind} {dtype}", generators._kernel(kind, dtype, transposed).source(R=dtype)
 
