@@ -14,8 +14,8 @@ from pdgemm.grids.process_grid import ProcessGrid, default_grid
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import to_host
 from pdgemm.local.arrays.dtypes import element_type
-from pdgemm.local.arrays.element_functions import ElementFunction, KnownFunction, element_function, fill
-from pdgemm.local.arrays.elementwise import set_elements
+from pdgemm.local.arrays.element_functions import ElementFunction, KnownFunction, element_function
+from pdgemm.local.arrays.elementwise import set_by_function, set_elements
 from pdgemm.local.arrays.integers import as_name, as_whole
 from pdgemm.local.blas.local_gemm import leading
 from pdgemm.matrix.gather import block_index, scatter
@@ -246,7 +246,7 @@ class Constructors(MatrixBase):
         with together(self.grid.comm) as arguments:
             arguments.append(f"DistMatrix.{name}")
             if self.local.size:  # without elements, a matrix may have more indices than memory
-                _set_by_function(self.local, *self.indices(), f)
+                set_by_function(self.local, *self.indices(), f)
         return self
 
     @classmethod
@@ -376,18 +376,6 @@ class Constructors(MatrixBase):
             local, grid=grid, rows=rows, cols=cols, axis=axis, shape=shape, **layout
         )
         return matrix
-
-
-def _set_by_function(local: devices.Array, rows: np.ndarray, cols: np.ndarray, f: ElementFunction) -> None:
-    """Set local[l, h] := f(rows[l], cols[h]): on a device if it computes f, else on the host.  Complete on return."""
-    device = devices.of(local)
-    if device is None:
-        fill(local, rows, cols, f)
-    elif device.generate(local, rows, cols, f):
-        device.current_stream().synchronize()
-    else:
-        fill(host := np.empty(local.shape, local.dtype), rows, cols, f)
-        set_elements(local, host)
 
 
 def check_root(grid: ProcessGrid, root: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pdgemm.local.arrays.device import Array, of
 from pdgemm.local.arrays.dtypes import arithmetic
-from pdgemm.local.arrays.element_functions import slabs, tiles
+from pdgemm.local.arrays.element_functions import ElementFunction, fill, slabs, tiles
 
 _UPLOAD = 1 << 24  # elements that are copied to a device at a time
 
@@ -110,3 +110,15 @@ def set_elements(target: Array, source: np.ndarray) -> None:
     for slab in slabs(rows, cols, _UPLOAD) if source.size else ():
         CONVERT(target[slab], device.to_device(source[slab], "C"))
     device.current_stream().synchronize()
+
+
+def set_by_function(target: Array, rows: np.ndarray, cols: np.ndarray, f: ElementFunction) -> None:
+    """Set target[l, h] := f(rows[l], cols[h]): on a device if it computes f, else on the host.  Complete on return."""
+    device = of(target)
+    if device is None:
+        fill(target, rows, cols, f)
+    elif device.generate(target, rows, cols, f):
+        device.current_stream().synchronize()
+    else:
+        fill(host := np.empty(target.shape, target.dtype), rows, cols, f)
+        set_elements(target, host)
