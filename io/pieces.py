@@ -145,10 +145,10 @@ def read_pieces(matrix: DistMatrix, get: Transfer, unit: tuple[int, int], progre
     for part, staged, start in _each(matrix, unit, progress):
         with together(matrix.grid.comm):
             get(*start, staged.local)
-        if part.device == HOST:
+            local = part.stored if part.device == HOST else np.empty(part.stored.shape, part.dtype, part.order)
+        if local is part.stored:
             redistribute(staged, part)
             continue
-        local = np.empty(part.stored.shape, part.dtype, part.order)
         redistribute(staged, DistMatrix(local, part.grid, part.distribution, part.order))
         with together(matrix.grid.comm):
             set_elements(part.stored, local)
