@@ -162,3 +162,20 @@ def test_ranks_that_cannot_reach_each_other(comm: Any) -> None:
         else:
             with pytest.raises(DeviceError, match=r"factor it on the host, A\.to_host\(\)"):
                 linalg.cholesky(A)
+
+
+def test_products_on_a_device_are_not_cut_for_messages(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where panels are sent, the host cuts products to look after messages; a device works by itself."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.transport.panels import sent
+
+    S, launches = positive_definite(50, "float64"), []
+    for flops in (sent.SLAB_FLOPS, 1.0):
+        monkeypatch.setattr(sent, "SLAB_FLOPS", flops)
+        with fake_device(reach=WAYS_OF_PANELS["sent"]) as device, ProcessGrid(comm) as grid:
+            A = DistMatrix.from_global(S, grid=grid, block=8, device="fake")
+            device.launches.clear()
+            linalg.cholesky(A)
+            launches.append(device.launches.count("product"))
+    assert launches[0] == launches[1]
+    assert any(comm.allgather(launches[0]))
