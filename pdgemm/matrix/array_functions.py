@@ -108,7 +108,9 @@ def _elementwise(name: str, act: Callable[..., Any], *operands: Any) -> Any:
     kinds = [type_of(x) for x in operands]
     dtype = element_type(act(*(np.ones(1, x) if isinstance(x, np.dtype) else x for x in kinds)).dtype)
     parts, like, reports = fitted(name, operands)
-    local = _applied(act, parts, tuple(map(len, like.indices())), dtype, devices.of(like.stored))
+    device = devices.of(like.stored)
+    with together(like.grid.comm, device is not None):  # which may lack memory on one rank
+        local = _applied(act, parts, tuple(map(len, like.indices())), dtype, device)
     result = type(matrices[0])(local, like.grid, like.distribution)
     if reports:
         result.report = reports[0] if len(reports) == 1 else tuple(reports)

@@ -180,7 +180,8 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
             parts = [x.local if isinstance(x, NumPyFunctions) else x for x in inputs]
         parts = [x[()] if isinstance(x, np.ndarray) and not x.ndim else x for x in parts]  # CuPy takes no 0-d arrays
         order: Order = "F" if all(x.order == "F" for x in matrices) and self.device == devices.HOST else "C"
-        with together(self.grid.comm, by_value):  # without by_value no rank fails alone, and nothing is sent
+        # without by_value no rank of the host fails alone, and nothing is sent; a device may lack memory on one rank
+        with together(self.grid.comm, by_value or self.device != devices.HOST):
             if self.device != devices.HOST:
                 local = _on_device(ufunc, parts, like, None if out is None else out.local, dtype, options)
             elif out is None:
