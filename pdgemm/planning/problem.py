@@ -132,6 +132,11 @@ class Problem:
         return self.broadcasts[0] if reads(self.broadcast) and self.nodes else self.broadcast
 
     @property
+    def shift(self) -> str:
+        """The mover of Cannon's blocks: on devices of one node, ranks copy them from their neighbours."""
+        return self.broadcast if self.device and reads(self.broadcast) and not self.nodes else "shift"
+
+    @property
     def nccl(self) -> bool:
         """Does NCCL send all messages?"""
         return self.mover == NCCL.name

@@ -94,7 +94,7 @@ def cannon_on(problem: Problem, partition: Partition) -> Cannon:
             inner_a = inner_b = b.rows
     place_a, place_b = skewed_rank_maps(rank_map, shape)
     laid = lay_out(problem, (r, inner_a, place_a), (inner_b, s, place_b), (r, s, rank_map))
-    return Cannon(*laid, max(1, problem.lookahead), "shift", **problem.options)
+    return Cannon(*laid, max(1, problem.lookahead), problem.shift, **problem.options)
 
 
 def layered_on(problem: Problem, partition: Partition, inside: str, on_layer_0: bool = False) -> Layered:
@@ -114,7 +114,7 @@ def layered_on(problem: Problem, partition: Partition, inside: str, on_layer_0: 
         of_c = (rows, cols, listed(grid.reshape(down, across, *shape).transpose(2, 0, 3, 1)))
     at_a, at_b = skewed(grid) if inside == "cannon" else (grid, grid)
     place_a, place_b = listed(at_a.transpose(1, 2, 0)), listed(at_b.transpose(1, 0, 2))
-    mover = "shift" if inside == "cannon" else problem.broadcast
+    mover = problem.shift if inside == "cannon" else problem.broadcast
     laid = lay_out(problem, (r, inner_a, place_a), (inner_b, s, place_b), of_c)
     nodes = problem.relay_nodes if inside == "summa" else ()
     owners = BlockCyclic(r.largest, max(1, r.block // down), down)
@@ -123,7 +123,8 @@ def layered_on(problem: Problem, partition: Partition, inside: str, on_layer_0: 
         *laid, problem.lookahead, mover, listed(grid), c, inside, at_once,
         nodes=nodes, **problem.options,
     )  # fmt: skip
-    return product if problem.width_asked else product.whole()
+    shifted = inside == "cannon" and not product.nothing_travels
+    return product if problem.width_asked or shifted else product.whole()
 
 
 def layered_here(problem: Problem) -> Iterator[Product]:

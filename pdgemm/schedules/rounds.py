@@ -75,9 +75,9 @@ class Round:
     hidden: bool = True
 
     @property
-    def messages(self) -> list[Messages]:
-        """The moves that are sent as messages, without the reads."""
-        return [x for x in self.moves if not x.read]
+    def transfers(self) -> list[Messages]:
+        """The moves that take time: messages and copies, without what is read in place."""
+        return [x for x in self.moves if not (x.read and MOVERS[x.kind].by == "reading")]
 
 
 class Channel(NamedTuple):
@@ -228,6 +228,12 @@ def messages(
     """Return one `Messages`, in a list, without the empty messages, which are not sent."""
     sent = words.ravel() > 0
     return [Messages(kind, source.ravel()[sent], target.ravel()[sent], words.ravel()[sent], itemsize, along)]
+
+
+def signals(source: np.ndarray, targets: np.ndarray, itemsize: int, along: str) -> Messages:
+    """Return empty messages from source[x] to all of targets[x], which signal that the source's data can be read."""
+    repeated = np.repeat(source, targets.shape[1])
+    return Messages(RING.name, repeated, targets.ravel(), np.zeros(repeated.size, np.int64), itemsize, along)
 
 
 def products(grid: np.ndarray, m: Any, n: Any, k: Any, share: Any = 1.0) -> list[WorkPiece]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+from mpi4py import MPI
 
 from pdgemm.algorithms.products.accumulator import Accumulator
 from pdgemm.algorithms.products.executor import Call, Notify
@@ -14,6 +17,7 @@ from pdgemm.schedules.products import Cannon
 from pdgemm.schedules.steps import cannon_neighbours
 from pdgemm.transport.movers.nccl import NcclShift
 from pdgemm.transport.movers.pipeline import RingShift
+from pdgemm.transport.movers.pull import Neighbours, PullShift
 from pdgemm.transport.store import store
 
 
@@ -48,17 +52,14 @@ class CannonExecutor:
         t = pc // pr
         sums = C if plan.sums_in_c else workspace["sums"].reshape((m_loc, n_loc), order=plan.C.order)
         transfers = call.transfers.used(recorder)
-        staged_a, staged_b = workspace.get("staged A"), workspace.get("staged B")
         poll = transfers.poll if grid.ranks_per_node and not plan.device else None
         products = Accumulator(call.alpha, beta if sums is C else 0, sums, plan, workspace, poll, plan.formed(rank))
-        shift = NcclShift if plan.nccl else RingShift
-        on_row = partial(shift, grid.row, order=plan.A.order, buffers=workspace["panels of A"], staged=staged_a)
-        on_col = partial(shift, grid.col, order=plan.B.order, buffers=workspace["panels of B"], staged=staged_b)
-        shared: dict[str, Any] = {"slots": plan.slots, "recorder": recorder, "transfers": transfers}
+        on_row = _ring(call, "A", grid.row, lambda q: plan.C.rank(i, q))
+        on_col = _ring(call, "B", grid.col, lambda q: plan.C.rank(q, j))
         of_a, of_b = plan.cuts(steps[0].a), plan.cuts_of_b(steps[0].b)
         with (
-            on_row([A[:, lo:hi] for lo, hi in of_a], **shared) as left,
-            on_col([B[lo:hi] for lo, hi in of_b], **shared) as up,
+            on_row([A[:, lo:hi] for lo, hi in of_a], recorder=recorder) as left,
+            on_col([B[lo:hi] for lo, hi in of_b], recorder=recorder) as up,
         ):
             for number, step in enumerate(steps):
                 of_a, of_b = plan.cuts(step.a), plan.cuts_of_b(step.b)
@@ -83,6 +84,21 @@ class CannonExecutor:
         if sums is not C:
             with recorder.phase("compute"):
                 store(C, sums, to_c, within=kept)
+
+
+def _ring(call: Call[Cannon], name: str, comm: MPI.Comm, rank_of: Callable[[int], int]) -> Callable[..., RingShift]:
+    """Return the maker of the ring along which the blocks of A, or of B, are shifted.
+
+    rank_of : returns the rank in the grid of a rank in `comm`.
+    """
+    plan, workspace, peers, buffers = call.product, call.workspace, call.peers, f"panels of {name}"
+    options: dict[str, Any] = {"order": getattr(plan, name).order, "buffers": workspace[buffers], "slots": plan.slots}
+    options["transfers"] = call.transfers
+    if peers:
+        near = Neighbours(lambda q: peers(name, rank_of(q)), lambda q: peers(buffers, rank_of(q)), "BA".index(name))
+        return partial(PullShift, comm, near=near, **options)
+    shift = NcclShift if plan.nccl else RingShift
+    return partial(shift, comm, staged=workspace.get(f"staged {name}"), **options)
 
 
 def _panels(

@@ -81,8 +81,9 @@ def simulate(schedule: Schedule, machine: Machine, ranks: int) -> Simulation:
     for at in schedule.rounds():
         tally.add(at)
         ready, near, far = clock.copy(), np.zeros(ranks), np.zeros(ranks)
-        for x in at.messages:
-            np.maximum.at(ready, x.target, clock[x.source])  # the sender must have reached the round
+        for x in at.transfers:
+            if not x.read:
+                np.maximum.at(ready, x.target, clock[x.source])  # the sender must have reached the round
             away = node[x.source] != node[x.target]
             (inside, link), sizes = machine.links(x.kind), x.words[away] * x.itemsize
             _arrive(near, x, ~away, inside.alpha, inside.beta)

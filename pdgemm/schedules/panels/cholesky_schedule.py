@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pdgemm.grids.index_map import overlap_counts
-from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, carried, signals
-from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, grid_of, products
+from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, carried
+from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, grid_of, products, signals
 from pdgemm.schedules.schedule import Buffers
 
 SMALLEST = 128  # columns of the tiles on the diagonal of an update

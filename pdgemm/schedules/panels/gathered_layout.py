@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
-from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, signals
-from pdgemm.schedules.rounds import COLS, Messages, grid_of, messages
+from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule
+from pdgemm.schedules.rounds import COLS, Messages, grid_of, messages, signals
 from pdgemm.schedules.schedule import Buffers
 
 EXPOSED = ("gathered",)  # buffers that other ranks read

@@ -13,8 +13,8 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import common_refinement
 from pdgemm.grids.layout import Layout
-from pdgemm.schedules.mover_registry import RING, reads
-from pdgemm.schedules.rounds import Messages, broadcast
+from pdgemm.schedules.mover_registry import reads
+from pdgemm.schedules.rounds import Messages, broadcast, signals
 from pdgemm.schedules.schedule import RankMap, Schedule
 
 
@@ -182,9 +182,3 @@ def carried(
         there = lines[words > 0]
         moves.append(signals(there[:, root], np.delete(there, root, axis=1), itemsize, along))
     return moves
-
-
-def signals(source: np.ndarray, targets: np.ndarray, itemsize: int, along: str) -> Messages:
-    """Return empty messages from source[x] to all of targets[x], which signal that the source's data can be read."""
-    repeated = np.repeat(source, targets.shape[1])
-    return Messages(RING.name, repeated, targets.ravel(), np.zeros(repeated.size, np.int64), itemsize, along)

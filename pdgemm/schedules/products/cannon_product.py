@@ -12,8 +12,9 @@ import numpy as np
 
 from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
+from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.products.product import Product, alike
-from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, messages, products
+from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, counts_of, grid_of, messages, products, signals
 from pdgemm.schedules.schedule import Buffers
 from pdgemm.schedules.steps import TorusStep, cannon_neighbours, cannon_steps, skewed_rank_maps
 from pdgemm.support.remembered import remembered
@@ -26,6 +27,7 @@ class Cannon(Product):
     C lies on a Pr x Pc grid where Pr divides Pc; C's row map is A's, C's column map is B's.  On a square grid A's
     column map is B's row map, block-cyclic or not.  Otherwise both have the same block size, and at most Pc blocks.
 
+    mover : "shift": blocks are sent; a mover that reads: each rank copies its next block from its neighbour's memory.
     lookahead : with 1 or less, whole blocks are shifted; with more, blocks are shifted in panels, so that the first
         panel is multiplied, and sent on, while the other panels arrive.
     """
@@ -43,6 +45,10 @@ class Cannon(Product):
     @property
     def nothing_travels(self) -> bool:
         return self.C.distribution.grid_shape == (1, 1)
+
+    @property
+    def exposed_buffers(self) -> tuple[str, ...]:
+        return ("panels of A", "panels of B") if self.shared else ()
 
     @property
     def first_panel_is_local(self) -> bool:
@@ -122,13 +128,21 @@ class Cannon(Product):
             shifts, width = [], cut[held_a[number]]
             if number:
                 source = np.array([cannon_neighbours((pr, pc), x, number - 1)[1] for x in range(pc)])
-                shifts += messages("shift", grid[i, source[j]], grid, m_loc[:, None] * width, size_a, ROWS)
-            if not self.in_blocks and number >= t:
-                shifts += messages("shift", grid[(i + 1) % pr, j], grid, n_loc[None, :] * width, size_b, COLS)
-            elif self.in_blocks and number and number % t == 0:
-                words = n_loc[None, :] * width_b[held_b[number]]
-                shifts += messages("shift", grid[(i + 1) % pr, j], grid, words, size_b, COLS)
+                shifts += self._moved(number, grid[i, source[j]], grid, m_loc[:, None] * width, size_a, ROWS)
+            if number >= t and not (self.in_blocks and number % t):
+                words = n_loc[None, :] * (width_b[held_b[number]] if self.in_blocks else width)
+                shifts += self._moved(number // t, grid[(i + 1) % pr, j], grid, words, size_b, COLS)
             yield Round(shifts, products(grid, m_loc[:, None], n_loc[None, :], width, self.shares))
+
+    def _moved(
+        self, shift: int, source: np.ndarray, target: np.ndarray, words: np.ndarray, itemsize: int, along: str
+    ) -> list[Messages]:
+        """Return the messages of panels in a shift, or the reads, and the signals to the reader and back."""
+        moved = messages(self.mover, source, target, words, itemsize, along)
+        if self.shared and shift > 1:  # initial blocks are read without signals
+            ends = moved[0].source, moved[0].target
+            moved.append(signals(np.concatenate(ends), np.concatenate(ends[::-1])[:, None], itemsize, along))
+        return moved
 
     def transfers(self, rank: int) -> list[Transfer]:
         """Return the traffic: a rank sends all parts of A but its last, receives all but its first; likewise for B."""
@@ -142,17 +156,27 @@ class Cannon(Product):
         along_row = self._shifts((m_loc * a)[held_a], pieces[held_a], self.A.dtype)
         along_col = self._shifts((n_loc * b)[held_b], pieces.reshape(-1, len(b)).sum(axis=0)[held_b], self.B.dtype)
         return [
-            Transfer("shift", along_row, self.A.dtype.itemsize, strides[ROWS], len(a)),
-            Transfer("shift", along_col, self.B.dtype.itemsize, strides[COLS], len(b)),
+            Transfer(kind, traffic, operand.dtype.itemsize, strides[along], length)
+            for shifts, operand, along, length in ((along_row, self.A, ROWS, len(a)), (along_col, self.B, COLS, len(b)))
+            for kind, traffic in shifts.items()
         ]
 
-    def _shifts(self, words: np.ndarray, pieces: np.ndarray, dtype: np.dtype) -> Traffic:
-        """Return the traffic of a rank that holds one block after another, with these numbers of words and panels."""
+    def _shifts(self, words: np.ndarray, pieces: np.ndarray, dtype: np.dtype) -> dict[str, Traffic]:
+        """Return the traffic of a rank, by its kind, from the words and panels of the blocks that it holds in turn."""
+        sent, received = int(words[:-1].sum()), int(words[1:].sum())
+        if self.shared:
+            panels = (np.minimum(1, words) if self.in_blocks else pieces * (words > 0))[1:]  # without the initial block
+            replied = int(panels[:-1].sum() + panels[1:].sum())
+            return {self.mover: Traffic(0, received, words_read=received), RING.name: Traffic(0, 0, replied, replied)}
         messages = -(-words // (LARGEST_MESSAGE_BYTES // dtype.itemsize))
         if not self.in_blocks:
             messages = pieces * (words > 0)
-        sent, received = int(words[:-1].sum()), int(words[1:].sum())
-        return Traffic(sent, received, int(messages[:-1].sum()), int(messages[1:].sum()))
+        return {self.mover: Traffic(sent, received, int(messages[:-1].sum()), int(messages[1:].sum()))}
+
+    def copied(self, rank: int) -> int:
+        """Return the bytes of sums added to C and, where all ranks use one device, of blocks copied within it."""
+        within = self.shared and not self.fetched
+        return super().copied(rank) + sum(x.itemsize * x.traffic.words_read for x in self.transfers(rank) if within)
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         return *self.C.local_shape(rank), self.mnk[2]

@@ -199,7 +199,7 @@ class Layered(Product):
 
     @property
     def exposed_buffers(self) -> tuple[str, ...]:
-        return self.layer(None).exposed_buffers or (("partial C",) if self.in_place else ())
+        return self.layer(None).exposed_buffers + (("partial C",) if self.in_place else ())
 
     @cached_property
     def grid(self) -> RankMap:
@@ -230,7 +230,7 @@ class Layered(Product):
             name: getattr(self, name) for name in ("device", "staged", "nccl", "compute", "triangle")
         }
         if self.inside == "cannon":
-            return Cannon(A, B, C, self.accumulate, self.width, max(1, self.lookahead), "shift", **there)
+            return Cannon(A, B, C, self.accumulate, self.width, max(1, self.lookahead), self.mover, **there)
         return Summa(A, B, C, self.accumulate, self.width, self.lookahead, self.mover, nodes=self.nodes, **there)
 
     @property

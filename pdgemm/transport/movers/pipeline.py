@@ -162,14 +162,14 @@ class RingShift:
         self._turn, self._at = 0, slots - 1  # the buffer of the next block, and of the block in use
         self._held = [BlockPanel(x) for x in first]
         self._coming: list[BlockPanel] | None = None
-        self._leaving: list[Arrival] = []
+        self._leaving = [list[Arrival]() for _ in range(slots)]  # of each buffer: the requests that send its block
         self._initial = comm.size > 1
 
     def start(self, to: int, source: int, shapes: Sequence[tuple[int, int]]) -> None:
         """Start sending the block in use, which may still be read, and receiving panels of these shapes."""
         if self._comm.size == 1:
             return
-        self._transfers.wait(self._leaving)  # until the block before the one in use has left
+        self._transfers.wait(self._leaving[self._turn])
         self._transfers.wait(self._users[self._turn])
         with self._recorder.phase("post"):
             self._coming, at = [], 0
@@ -177,13 +177,8 @@ class RingShift:
                 panel = BlockPanel(
                     column_buffer(rows, self._order, cols, self._buffers[self._turn][at : at + rows * cols])
                 )
-                if self._staged:
-                    panel.host = self._staged[self._turn].cut(at, at + rows * cols)
-                    arriving = staged_receive(self._comm, panel.host, flat(panel.array), source, self._recorder, number)
-                else:
-                    arriving = receive(self._comm, flat(panel.array), source, self._recorder, number)
-                panel.arriving, at = arriving, at + rows * cols
-                self._transfers.expect(arriving)
+                panel.arriving, at = self._receive(panel, at, source, number), at + rows * cols
+                self._transfers.expect(panel.arriving)
                 self._coming.append(panel)
         at = 0
         for number, panel in enumerate(self._held):
@@ -215,7 +210,8 @@ class RingShift:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:
-            self._transfers.wait(self._leaving)
+            for leaving in self._leaving:
+                self._transfers.wait(leaving)
 
     def _pack(self, panel: BlockPanel, at: int) -> None:
         """Make a panel of the initial block contiguous, and copy it to the host if it is staged."""
@@ -228,9 +224,17 @@ class RingShift:
             panel.host = self._staged[-1].cut(at, at + x.size)
             to_staging(panel.host, flat(panel.array), self._recorder)
 
+    def _receive(self, panel: BlockPanel, at: int, source: int, number: int) -> list[Arrival]:
+        """Start receiving a panel of the next block, `at` words behind its first; return the requests to wait for."""
+        if not self._staged:
+            return receive(self._comm, flat(panel.array), source, self._recorder, number)
+        panel.host = self._staged[self._turn].cut(at, at + panel.array.size)
+        return staged_receive(self._comm, panel.host, flat(panel.array), source, self._recorder, number)
+
     def _send(self, panel: BlockPanel, to: int, number: int) -> None:
+        """Start sending a panel of the block in use, which has arrived."""
         x = panel.host.host if panel.host else flat(panel.array)
-        self._leaving += send(self._comm, x, to, self._recorder, number)
+        self._leaving[self._at] += send(self._comm, x, to, self._recorder, number)
 
 
 class BlockPanel:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from pdgemm.instrument.recorder import Recorder, Then
 from pdgemm.schedules.mover_registry import RING
+from pdgemm.transport.movers.signals import signal, signal_from
 
 Wait = Callable[[], object]
-_NOTHING = np.empty(0, np.uint8)
 
 
 def ring(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
@@ -48,26 +47,21 @@ def announce(comm: MPI.Comm, readers: Sequence[int], fence: Wait, slot: Any, rec
     def arrived() -> None:
         fence()
         for reader in readers:
-            recorder.traffic.sent(0)
-            slot.users.append(comm.Isend(_NOTHING, dest=reader, tag=tag))
+            slot.users.append(signal(comm, reader, recorder, tag))
 
     slot.arrivals.append(Then(MPI.REQUEST_NULL, arrived))
     for reader in readers:
-        recorder.traffic.received(0)
-        slot.users.append(comm.Irecv(np.empty(0, np.uint8), source=reader, tag=tag))
+        slot.users.append(signal_from(comm, reader, recorder, tag))
     slot.users.append(Then(MPI.REQUEST_NULL, fence))
 
 
 def follow(comm: MPI.Comm, receiver: int, fence: Wait, slot: Any, recorder: Recorder) -> None:
     """Wait for the ready message of the rank that holds a panel, and notify that rank when the panel has been read."""
     tag = slot.tag
-    request = comm.Irecv(np.empty(0, np.uint8), source=receiver, tag=tag)
-    recorder.traffic.received(0)
 
     def done() -> None:
         fence()
-        recorder.traffic.sent(0)
-        slot.users.append(comm.Isend(_NOTHING, dest=receiver, tag=tag))
+        slot.users.append(signal(comm, receiver, recorder, tag))
 
-    slot.arrivals.append(Then(request, fence))
+    slot.arrivals.append(Then(signal_from(comm, receiver, recorder, tag), fence))
     slot.when_read.append(done)

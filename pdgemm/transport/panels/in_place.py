@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 from mpi4py import MPI
 
 from pdgemm.grids.index_map import identity
@@ -16,9 +15,9 @@ from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.movers.pipeline import Slot
+from pdgemm.transport.movers.signals import signal, signal_from
 from pdgemm.transport.panels.task import Copies, Line, Part, Parts, Planned, Read, Store, Task
 
-_NOTHING = np.empty(0, np.uint8)
 _READY = 1 << 14  # tag of the signals that a panel may be read; all other tags are smaller
 
 
@@ -97,13 +96,11 @@ class InPlace(Task[Planned]):
         self.recorder.synchronize_copies()
         self.peers.memory.fence()
         for reader in readers:
-            self.recorder.traffic.sent(0)
-            slot.users.append(comm.Isend(_NOTHING, dest=reader, tag=_READY))
+            slot.users.append(signal(comm, reader, self.recorder, _READY))
 
     def follow(self, comm: MPI.Comm, owner: int, slot: Slot) -> None:
         """Make a slot wait for the signal of an owner on this node that its panel may be read."""
-        self.recorder.traffic.received(0)
-        slot.arrivals.append(comm.Irecv(np.empty(0, np.uint8), source=owner, tag=_READY))
+        slot.arrivals.append(signal_from(comm, owner, self.recorder, _READY))
 
     def _array(self, line: Line, at: int, name: str) -> Array:
         """Return the array of the rank at a position of this rank's grid row or column."""

@@ -1,0 +1,108 @@
+"""Shifts by pull: each rank copies its next block from the memory of a neighbour on its node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+from pdgemm.instrument.recorder import Then
+from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.elementwise import CONVERT
+from pdgemm.transport.movers.arrivals import Arrival
+from pdgemm.transport.movers.panel_views import column_buffer
+from pdgemm.transport.movers.pipeline import BlockPanel, RingShift
+from pdgemm.transport.movers.signals import signal, signal_from
+
+
+class Neighbours(NamedTuple):
+    """The memory of the other ranks of a ring.
+
+    block   : returns the initial block of a rank, which is not written to during the product.
+    buffers : returns the buffers of a rank, of the same size and with the same slots as those of this rank.
+    axis    : the axis along which the panels of a block lie side by side: 0, or 1.
+    """
+
+    block: Callable[[int], Array]
+    buffers: Callable[[int], Array]
+    axis: int
+
+
+class PullShift(RingShift):
+    """Shifts blocks around a ring of ranks of a node, in device memory, by copies in the transfer stream.
+
+    Initial blocks are read where they lie.  A later panel is copied after a signal of its owner that the panel is
+    complete, and its buffer is rewritten after a signal of its reader that the copy is complete.  A rank waits only for
+    signals that its neighbours send in an earlier step, so ranks cannot wait for each other in a circle.
+    """
+
+    def __init__(self, *args: Any, near: Neighbours, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._near = near
+
+    def _pack(self, panel: BlockPanel, at: int) -> None:
+        """Leave the initial block where it is: the neighbour reads rows and columns of any strides."""
+
+    def _receive(self, panel: BlockPanel, at: int, source: int, number: int) -> list[Arrival]:
+        shape, words = panel.array.shape, panel.array.size
+        if not words:
+            return []
+        self._recorder.traffic.read(words)
+        if self._initial:
+            axis = self._near.axis
+            start = at // shape[1 - axis]
+            cut = slice(start, start + shape[axis])
+            block = self._near.block(source)
+            return [self._copy(panel, block[:, cut] if axis else block[cut])]
+        there = self._near.buffers(source).reshape(len(self._buffers), -1)[self._at]  # all ranks advance alike
+        theirs = column_buffer(shape[0], self._order, shape[1], there[at : at + words])
+        ready = signal_from(self._comm, source, self._recorder, _ready(number))
+        return [Then(_Copied(ready, partial(self._copy, panel, theirs)), partial(self._reply, source, number))]
+
+    def _copy(self, panel: BlockPanel, theirs: Array) -> Arrival:
+        """Start copying a panel, and return the request that completes with the copy."""
+        recorder: Any = self._recorder
+        with recorder.phase("pack"):
+            CONVERT(panel.array, theirs)
+        copied: Arrival = recorder.copied()
+        return copied
+
+    def _send(self, panel: BlockPanel, to: int, number: int) -> None:
+        """Signal that a panel is complete; its buffer is in use until the neighbour replies."""
+        if panel.array.size and not self._initial:
+            ready = signal(self._comm, to, self._recorder, _ready(number))
+            self._leaving[self._at] += [ready, signal_from(self._comm, to, self._recorder, _copied(number))]
+
+    def _reply(self, source: int, number: int) -> None:
+        self._leaving[self._at].append(signal(self._comm, source, self._recorder, _copied(number)))
+
+
+class _Copied:
+    """Completes with a copy that is started when a signal has arrived."""
+
+    def __init__(self, ready: MPI.Request, copy: Callable[[], Arrival]) -> None:
+        self._ready, self._copy = ready, copy
+        self._copied: Arrival | None = None
+
+    def Test(self) -> bool:
+        if self._copied is None and self._ready.Test():
+            self._copied = self._copy()
+        return self._copied is not None and self._copied.Test()
+
+    def Wait(self) -> None:
+        if self._copied is None:
+            self._ready.Wait()
+            self._copied = self._copy()
+        self._copied.Wait()
+
+
+def _ready(number: int) -> int:
+    """Return the tag of the signal that panel `number` is complete; two ranks may send each other both signals."""
+    return 2 * number
+
+
+def _copied(number: int) -> int:
+    """Return the tag of the signal that panel `number` has been copied."""
+    return 2 * number + 1
