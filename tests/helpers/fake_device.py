@@ -6,11 +6,13 @@ once, ahead of the others.  A synchronisation that is missing therefore gives wr
 
 It is also told in words.  The host, each stream and each message of MPI have a clock of what they have seen (vector
 clocks: Lamport 1978, Mattern 1989); two accesses to the same elements, one of them writing, of which neither is known
-to come first, are a race, and are kept in `races`.
+to come first, are a race, and are kept in `races`.  Signals carry the clock of their sender, and when the ranks of a
+node meet they compare what they have read and written in each other's memory since they last met.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from mpi4py import MPI
+from numpy.lib.array_utils import byte_bounds
 from scipy.linalg.lapack import get_lapack_funcs
 
 from pdgemm.errors import DeviceError
@@ -228,6 +231,27 @@ class Access(NamedTuple):
     request: MPI.Request | None = None
 
 
+class Shown(NamedTuple):
+    """An access to the memory of the node, as another rank sees it: the part, the bytes of it, and the clock then."""
+
+    part: int
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    access: tuple[bool, str, int, str]  # writes, who, tick, told
+    clock: Clock
+
+    def races_with(self, other: Shown, memory: FakeMemory) -> bool:
+        (writes, who, tick, _), (others_write, them, then, _) = self.access, other.access
+        if self.part != other.part or self.start >= other.stop or other.start >= self.stop:
+            return False
+        if not (writes or others_write) or self.clock.get(them, 0) >= then or other.clock.get(who, 0) >= tick:
+            return False
+        return np.shares_memory(memory.shown(self), memory.shown(other))
+
+
 class FakeEvent:
     def __init__(self, stream: FakeStream, position: int, clock: Clock) -> None:
         self.stream, self.position, self.clock = stream, position, clock
@@ -249,7 +273,7 @@ class FakeStream:
     """Work in order, done when it is waited for."""
 
     def __init__(self, device: FakeDevice, name: str) -> None:
-        self.device, self.name = device, name
+        self.device, self.name, self.who = device, name, f"{name} on rank {MPI.COMM_WORLD.rank}"
         self.clock: Clock = {}
         self.begun = self.finished = 0
         self._waiting: deque[Callable[[], object]] = deque()
@@ -258,9 +282,9 @@ class FakeStream:
     def launch(self, what: str, reads: Sequence[np.ndarray], writes: Sequence[np.ndarray], act: Any) -> None:
         self.device.join(self.clock, self.device.clock)  # nothing is done before it is begun
         self.begun += 1
-        self.clock[self.name] = self.begun
+        self.clock[self.who] = self.begun
         for x, writing in (*((x, False) for x in reads), *((x, True) for x in writes)):
-            self.device.access(Access(x, writing, self.name, self.begun, what), self.clock)
+            self.device.access(Access(x, writing, self.who, self.begun, what), self.clock)
         self._waiting.append(act)
         if self.name in self.device.eager:
             self.run(self.begun)
@@ -305,6 +329,7 @@ class FakeDevice:
         self.copied: list[int] = []  # bytes of each copy to the host
         self.events = 0
         self._live: list[Access] = []
+        self._shown: list[tuple[FakeMemory, Shown]] = []  # accesses since the ranks of that node have met
         self._many = 64  # accesses after which those that are over are dropped
         self.messages = 0
         self.callers, self.compute = FakeStream(self, "caller's"), FakeStream(self, "compute")
@@ -334,6 +359,8 @@ class FakeDevice:
             self._many = 64 + 2 * len(self._live)
         if not new.x.size:
             return
+        if new.request is None:
+            self._shown += [(at, x) for at in self._memory.values() if (x := at.show(new, clock)) is not None]
         for old in self._live:
             if old.who == new.who or not (old.writes or new.writes) or clock.get(old.who, 0) >= old.tick:
                 continue
@@ -343,10 +370,17 @@ class FakeDevice:
                 self.races.append(f"{_told(new)} while {_told(old)} may not be done")
         self._live.append(new)
 
-    def met(self, shared: Sequence[Any]) -> None:
+    def met(self, memory: FakeMemory) -> None:
         for x in [x for x in self._live if x.request is None and self._open(x)]:
-            if any(np.may_share_memory(x.x, np.frombuffer(part, np.uint8)) for part in shared):
+            if memory.show(x, {}):
                 self.races.append(f"{_told(x)} may not be done when the ranks of the node meet")
+        mine = [x for at, x in self._shown if at is memory]
+        self._shown = [x for x in self._shown if x[0] is not memory]
+        for rank, (clock, theirs) in enumerate(memory.node.allgather((self.clock, mine))):
+            for x, y in itertools.product(mine, theirs) if rank != memory.node.rank else ():
+                if x.races_with(y, memory):
+                    self.races.append(f"{x.access[3]} while {y.access[3]} may not be done")
+            self.join(self.clock, clock)
 
     def message(self, x: Any, writes: bool, what: str, request: MPI.Request | None) -> None:
         """MPI is given x: the host has to know that it is ready, until the request is done."""
@@ -615,9 +649,25 @@ class FakeMemory:
         self._memory, self._device = memory, device
         self.node, self.alone, self.window, self.size = memory.node, memory.alone, memory.window, memory.size
         self.fence = memory.fence
+        parts = [np.frombuffer(part, np.uint8) for part in (self.window.parts if self.window else [])]
+        self._bounds = [byte_bounds(part) for part in parts]
+
+    def show(self, x: Access, clock: Clock) -> Shown | None:
+        """What other ranks are told of an access to the memory of the node; None: it is an access to other memory."""
+        start, stop = byte_bounds(x.x)
+        for part, (first, last) in enumerate(self._bounds):
+            if first <= start and stop <= last:
+                told = x.writes, x.who, x.tick, _told(x)
+                where = start - first, stop - first, x.x.shape, x.x.strides, x.x.itemsize
+                return Shown(part, *where, told, dict(clock))
+        return None
+
+    def shown(self, x: Shown) -> np.ndarray:
+        assert self.window is not None
+        return np.ndarray(x.shape, f"V{x.itemsize}", self.window.parts[x.part], x.start, x.strides)
 
     def gather(self, words: np.ndarray) -> np.ndarray:
-        self._device.met(self.window.parts if self.window else [])
+        self._device.met(self)
         return self._memory.gather(words)
 
     def map_all(self, places: object) -> None:
@@ -625,7 +675,7 @@ class FakeMemory:
 
     def sync(self) -> None:
         """The ranks meet: what they read of each other must be there, and must have been read."""
-        self._device.met(self.window.parts if self.window else [])
+        self._device.met(self)
         self._memory.sync()
 
     def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> FakeArray:
@@ -642,6 +692,25 @@ class FakeMemory:
         return FakeArray(self._memory.array(rank, shape, dtype, where, strides), self._device)
 
 
+class FakeSignal:
+    """The request of a signal: the host then sees what its sender saw."""
+
+    def __init__(self, device: FakeDevice, request: MPI.Request) -> None:
+        self._device, self._request = device, request
+
+    def Test(self) -> bool:
+        arrived, clock = self._request.test()
+        self._device.host_sees(clock or {})
+        return bool(arrived)
+
+    def Wait(self) -> None:
+        self._device.host_sees(self._request.wait() or {})
+
+
+def _is_signal(buf: Any) -> bool:
+    return isinstance(buf, np.ndarray) and buf.dtype == np.uint8 and not buf.size
+
+
 class WatchedComm(MPI.Intracomm):
     """A communicator that tells the device what MPI reads and writes, and until when."""
 
@@ -653,11 +722,15 @@ class WatchedComm(MPI.Intracomm):
         return made
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> MPI.Request:
+        if _is_signal(buf):
+            return super().isend(self.device.clock, dest, tag)
         request = super().Isend(buf, dest, tag)
         self.device.message(buf, False, "send", request)
         return request
 
-    def Irecv(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> MPI.Request:
+    def Irecv(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Any:
+        if _is_signal(buf):
+            return FakeSignal(self.device, super().irecv(source=source, tag=tag))
         request = super().Irecv(buf, source, tag)
         self.device.message(buf, True, "receive", request)
         return request

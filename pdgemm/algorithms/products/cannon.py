@@ -95,7 +95,12 @@ def _ring(call: Call[Cannon], name: str, comm: MPI.Comm, rank_of: Callable[[int]
     options: dict[str, Any] = {"order": getattr(plan, name).order, "buffers": workspace[buffers], "slots": plan.slots}
     options["transfers"] = call.transfers
     if peers:
-        near = Neighbours(lambda q: peers(name, rank_of(q)), lambda q: peers(buffers, rank_of(q)), "BA".index(name))
+        near = Neighbours(
+            block=lambda q: peers(name, rank_of(q)),
+            buffers=lambda q: peers(buffers, rank_of(q)),
+            fence=peers.memory.fence,
+            axis=1 if name == "A" else 0,
+        )
         return partial(PullShift, comm, near=near, **options)
     shift = NcclShift if plan.nccl else RingShift
     return partial(shift, comm, staged=workspace.get(f"staged {name}"), **options)

@@ -12,21 +12,23 @@ from pdgemm.instrument.recorder import Then
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.transport.movers.arrivals import Arrival
+from pdgemm.transport.movers.node_signals import signal, signal_from
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import BlockPanel, RingShift
-from pdgemm.transport.movers.signals import signal, signal_from
 
 
 class Neighbours(NamedTuple):
     """The memory of the other ranks of a ring.
 
     block   : returns the initial block of a rank, which is not written to during the product.
-    buffers : returns the buffers of a rank, of the same size and with the same slots as those of this rank.
+    buffers : returns the buffers of a rank, which have the size and the slots of this rank's buffers.
+    fence   : `NodeMemory.fence`, to call before a signal is sent and after one has arrived.
     axis    : the axis along which the panels of a block lie side by side: 0, or 1.
     """
 
     block: Callable[[int], Array]
     buffers: Callable[[int], Array]
+    fence: Callable[[], object]
     axis: int
 
 
@@ -64,6 +66,7 @@ class PullShift(RingShift):
     def _copy(self, panel: BlockPanel, theirs: Array) -> Arrival:
         """Start copying a panel, and return the request that completes with the copy."""
         recorder: Any = self._recorder
+        self._near.fence()
         with recorder.phase("pack"):
             CONVERT(panel.array, theirs)
         copied: Arrival = recorder.copied()
@@ -72,10 +75,13 @@ class PullShift(RingShift):
     def _send(self, panel: BlockPanel, to: int, number: int) -> None:
         """Signal that a panel is complete; its buffer is in use until the neighbour replies."""
         if panel.array.size and not self._initial:
+            self._near.fence()
             ready = signal(self._comm, to, self._recorder, _ready(number))
             self._leaving[self._at] += [ready, signal_from(self._comm, to, self._recorder, _copied(number))]
 
     def _reply(self, source: int, number: int) -> None:
+        """Signal that a panel has been copied."""
+        self._near.fence()
         self._leaving[self._at].append(signal(self._comm, source, self._recorder, _copied(number)))
 
 

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from pdgemm.instrument.recorder import Recorder, Then
 from pdgemm.schedules.mover_registry import RING
-from pdgemm.transport.movers.signals import signal, signal_from
+from pdgemm.transport.movers.node_signals import signal, signal_from
 
 Wait = Callable[[], object]
 

@@ -146,6 +146,21 @@ def test_simulated_time_is_that_of_the_formula_where_all_ranks_do_the_same() -> 
     assert simulate(product_of(100, 100, 100, 1), machine, 1).seconds > 0
 
 
+def test_copies_from_other_devices_take_the_time_of_their_link() -> None:
+    """In Cannon's algorithm by `ipc`; by `shared`, within one device, they take that of copies in its memory."""
+    product = product_of(1024, 1024, 1024, 16, algorithm="cannon", shape=(4, 4))
+    machine, faster = (Machine(intra={**Machine().intra, "ipc": Link(1e-6, beta)}) for beta in (1e-9, 1e-10))
+    words, copied = 2 * 3 * 256**2, {"ipc": 0, "shared": 2 * 3 * 256**2 * 8}
+    for mover in ("ipc", "shared"):
+        pulled = replace(product, mover=mover)
+        run = simulate(pulled, machine, 16)
+        assert run.seconds == pytest.approx(product_seconds(pulled, machine, 0), rel=2e-3)  # signals overlap alike
+        assert pulled.copied(0) - product.copied(0) == copied[mover]
+        assert (run.words_received == 0).all() and pulled.traffic(0).words_read == words
+        saved = product_seconds(pulled, machine, 0) - product_seconds(pulled, faster, 0)
+        assert (saved > 0.4 * words * 8 * 9e-10) == (mover == "ipc")  # half of it is hidden
+
+
 def test_ranks_of_a_node_share_its_way_to_the_network() -> None:
     product = product_of(2048, 2048, 2048, 64, algorithm="cannon", shape=(8, 8))
     slow = replace(Machine(), inter={**Machine().inter, "shift": Link(1e-6, 1e-8)}, overlap=0.0)

@@ -249,14 +249,14 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, Layout, Layout, int]:
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(layouts(), widths, st.sampled_from([*MOVERS]), st.integers(0, 3), st.sampled_from([1, 3]))
+@given(layouts(), widths, st.sampled_from([*MOVERS]), st.integers(0, 3), st.sampled_from([1, 3]), st.booleans())
 def test_every_formula_says_what_the_rounds_say(
-    laid: tuple[Layout, Layout, Layout, int], width: int, mover: str, per_node: int, lookahead: int
+    laid: tuple[Layout, Layout, Layout, int], width: int, mover: str, per_node: int, lookahead: int, gpus: bool
 ) -> None:
     """Words, messages and work by a formula of the algorithm, and added up from its rounds for all ranks."""
     *given_layouts, size = laid
     nodes = tuple(rank - rank % per_node for rank in range(size)) if mover == "shared" and 0 < per_node < size else ()
-    asked = {"shared": reads(mover), "reads": mover, "nodes": nodes}
+    asked = {"shared": reads(mover), "reads": mover, "nodes": nodes, "device": "cuda" * gpus}
     problem = Problem(*given_layouts, size, True, np.dtype("d"), width, lookahead, mover, **asked)
     plain = Product  # whose figures are those of the rounds
     with allgather_3d_registered():
