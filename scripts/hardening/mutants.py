@@ -1,4 +1,4 @@
-"""What the suite catches: 102 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 104 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -192,6 +192,16 @@ MUTANTS = [
         "movers: a message holds so many words, not bytes", "pdgemm/transport/movers/shift.py",
         "words = LARGEST_MESSAGE_BYTES // x.itemsize", "words = LARGEST_MESSAGE_BYTES // 8",
         (f"4 {R}algorithms/test_algorithms.py",),
+    ),
+    Mutant(
+        "movers: a block is copied before its neighbour has it", "pdgemm/transport/movers/pull.py",
+        "_Copied(ready, partial(", "_Copied(MPI.REQUEST_NULL, partial(",
+        (f"6 {D}test_pulled_shifts.py",),
+    ),
+    Mutant(
+        "movers: a block is overwritten before it has left", "pdgemm/transport/movers/pipeline.py",
+        "        self._transfers.wait(self._leaving[self._turn])\n", "",
+        (f"6 {D}test_pulled_shifts.py",),
     ),
     Mutant(
         "movers: what is not contiguous is added to nothing", "pdgemm/transport/block_copy.py",

@@ -36,12 +36,13 @@ class PullShift(RingShift):
     """Shifts blocks around a ring of ranks of a node, in device memory, by copies in the transfer stream.
 
     Initial blocks are read where they lie.  A later panel is copied after a signal of its owner that the panel is
-    complete, and its buffer is rewritten after a signal of its reader that the copy is complete.  A rank waits only for
-    signals that its neighbours send in an earlier step, so ranks cannot wait for each other in a circle.
+    complete, and its buffer is rewritten after a signal of its reader that the copy is complete.  With three slots or
+    more, neighbours send each signal in an earlier step than the wait for it: no ranks wait for each other in a circle.
     """
 
     def __init__(self, *args: Any, near: Neighbours, **options: Any) -> None:
         super().__init__(*args, **options)
+        assert len(self._buffers) > 2
         self._near = near
 
     def _pack(self, panel: BlockPanel, at: int) -> None:
