@@ -130,6 +130,26 @@ def test_layers_copy_blocks_too(comm: Any) -> None:
                 assert report.counted.words_sent == 0
 
 
+@pytest.mark.on_ranks(4, 6)
+@pytest.mark.parametrize("lookahead", [0, 1, 3])
+def test_blocks_are_copied_beside_products(comm: Any, lookahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each copy after a signal is started, and waited for, while a product is still in its stream."""
+    from pdgemm.transport.movers import pull
+
+    beside, wait = list[bool](), pull._Copied.Wait
+
+    def watched(self: Any) -> None:
+        compute = self._copy.func.__self__._recorder.compute
+        wait(self)
+        beside.append(compute.finished < compute.begun)
+
+    monkeypatch.setattr(pull._Copied, "Wait", watched)
+    options = {"panel_width": 3, "lookahead": lookahead}
+    pulled(comm, ("ipc", "late"), (36, 36, 36), "cannon", (1, comm.size), 1, **options)
+    assert beside
+    assert all(beside)
+
+
 # ------------------------------------------------------------------ planted mistakes
 def outcome(comm: Any, shape: tuple[int, int], lookahead: int) -> list[str]:
     """The races of all ranks in two products."""
