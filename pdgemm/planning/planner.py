@@ -13,7 +13,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.blas.local_gemm import EXACT_WIDTH
+from pdgemm.local.blas.local_gemm import EXACT_WIDTH, EXACT_WIDTH_ON_DEVICE
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.timing import product_seconds
 from pdgemm.planning.problem import Problem
@@ -145,7 +145,7 @@ def panel_width(
     on_host *= 1 + triangle
     return min(
         requested or (DEVICE_PANEL_WIDTH if on_device else on_host),
-        _NO_LIMIT if accumulate in dtypes.BLAS else EXACT_WIDTH,
+        _NO_LIMIT if accumulate in dtypes.BLAS else EXACT_WIDTH_ON_DEVICE if on_device else EXACT_WIDTH,
     )
 
 

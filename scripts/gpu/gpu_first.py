@@ -92,6 +92,7 @@ STEPS = (
     measure("traced", "timeline and overlap", 2, 4),
     measure("bandwidth", "copies from and to the host, elements computed and reduced", minutes=2),
     measure("aligned", "products of rows that are aligned, and are not", minutes=2),
+    measure("integers", "products of int8 beside cuBLAS's call", minutes=2),
     measure("factors", "Cholesky, LU and QR beside CuPy's", minutes=4),
     measure("factors", "Cholesky, LU and QR of ranks that share a GPU", 4, 6),
     measure("calibrated", "the machine of the model, and its predictions", minutes=6),
@@ -107,7 +108,7 @@ CALLS: tuple[tuple[tuple[str, ...], int], ...] = (
     (("tests-2", "tests-4", "correct-4"), 210),
     (("ratio-1", "ratio-4"), 180),
     (("copies-1", "transfers-2", "many-1", "many-2", "traced-2", "algorithms-4"), 145),
-    (("bandwidth-1", "aligned-1", "factors-1", "factors-4", "large-1", "large-4"), 0),
+    (("bandwidth-1", "aligned-1", "integers-1", "factors-1", "factors-4", "large-1", "large-4"), 0),
     (("calibrated-1", "calibrated-2", "correct-1", "ratio-2", "sanitizer"), 0),
 )
 

@@ -163,6 +163,28 @@ def aligned(grid: Any, small: bool) -> Iterator[Finding]:
             yield Finding(f"{dtype}, rows {n + more} elements apart, from element {first}", "", f"{rate:.1f} TFLOP/s")
 
 
+def integers(grid: Any, small: bool) -> Iterator[Finding]:
+    """Products of int8 matrices in several memory orders, beside cuBLAS's call of operands that both lie along k."""
+    from pdgemm import DistMatrix, plan, verify
+    from pdgemm.local.blas.local_gemm import prepare
+
+    DistMatrix.zeros((8, 8), grid=grid, device="cuda")
+    for n in (64, 65) if small else (4096, 8192, 8193, 16384):
+        whole = n - n % 16
+        made: dict[str, Any] = {"grid": grid, "dtype": "int8", "device": "cuda"}
+        left, right = (_device().to_device(_some_bytes(whole, x), "C") for x in (1, 2))
+        alone = _by_clock(partial(prepare(1, left, right.T, _device().empty((whole, whole), "int32")), 0))
+        rate = f"{2 * whole**3 / alone / 1e12:.1f} TOP/s"
+        yield Finding(f"cuBLAS, n = {whole}", "", rate)
+        for orders in ("CF", "CC", "FC"):
+            A, B = (DistMatrix.random((n, n), seed=x, **made | {"order": order}) for x, order in enumerate(orders))
+            C = DistMatrix.empty((n, n), dtype="int32", grid=grid, device="cuda")
+            seconds = _by_clock(plan(A, B, C).prepare(A, B, C))
+            told = f"{2 * n**3 / seconds / 1e12:.1f} TOP/s, {alone / seconds * (n / whole) ** 3:.2f} of cuBLAS's"
+            right = verify(C, 1, A, B).passed
+            yield Finding(f"A and B in orders {orders}, n = {n}", "exact", told + ", WRONG" * (not right), right)
+
+
 def factors(grid: Any, small: bool) -> Iterator[Finding]:
     """Cholesky, LU and QR beside CuPy's, which call cuSOLVER for the whole matrix; residuals are judged."""
     from pdgemm import DistMatrix, linalg
@@ -440,6 +462,10 @@ def _since(start: float) -> str:
     return f"{perf_counter() - start:.2f} s"
 
 
+def _some_bytes(n: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-128, 128, (n, n), np.int8)
+
+
 def _ones(i: Any, j: Any) -> Any:
     return 1.0 + 0 * (i + j)
 
@@ -448,7 +474,7 @@ MEASURES: dict[str, Callable[[Any, bool], Iterator[Finding]]] = {
     x.__name__: x
     for x in (
         *(environment, reach, nccl, copies, edges, correct, ratio, algorithms, transfers, large, many, traced),
-        *(bandwidth, aligned, factors, calibrated),
+        *(bandwidth, aligned, integers, factors, calibrated),
     )
 }
 

@@ -214,6 +214,11 @@ MUTANTS = [
         (f"1 {R}algorithms/test_algorithms.py",),
     ),
     Mutant(
+        "blas: what lies behind int8 operands is multiplied", "pdgemm/local/blas/local_gemm.py",
+        "scale(0, left[:, k:])", "scale(1, left[:, k:])",
+        (f"1 {D}test_cuda_layer.py",),
+    ),
+    Mutant(
         "algorithms: B goes around Cannon's torus the other way", "pdgemm/algorithms/products/cannon.py",
         "up.start((i - 1) % pr, (i + 1) % pr,", "up.start((i + 1) % pr, (i - 1) % pr,",
         (f"9 {R}algorithms/test_algorithms.py",),

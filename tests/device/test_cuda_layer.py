@@ -276,6 +276,35 @@ def test_wrong_calls_of_cusolver_are_seen(comm: Any, gpu: Gpu, cuda: Any) -> Non
         solver.dgetrf(1, 6, 6, x.data.ptr, 6, work.data.ptr, numbers.data.ptr, numbers.data.ptr)
 
 
+def test_whole_numbers_are_one_call_for_each_panel(comm: Any, gpu: Gpu, cuda: Any) -> None:
+    """Which cuBLAS takes as it is; the simulated one refuses others."""
+    import cupy
+
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.random((90, 130), dtype="int8", grid=grid, device="cuda")
+        gpu.calls.clear()
+        C = pdgemm(1, A, A.T)
+        assert gpu.calls.count("gemmEx") == C.report.panels
+    cublas, (a, b, c) = cupy.cuda.cublas, (cuda.empty((4096,), dtype) for dtype in ("int8", "int8", "int32"))
+    numbers = np.array([0, 1, 2], np.int32)
+    zero, one, two = (int(numbers.ctypes.data) + 4 * x for x in range(3))
+
+    def call(op: int = 1, k: int = 32, alpha: int = one, at: int = 0, ld: int = 32) -> None:
+        where = a.data.ptr + at, 3, ld, b.data.ptr, 3, 32
+        cublas.gemmEx(cuda._cublas, op, 0, 16, 16, k, alpha, *where, zero, c.data.ptr, 10, 16, 72, -1)
+
+    call()
+    for wrong in ({"k": 30}, {"alpha": two}, {"at": 2}, {"ld": 33}):
+        with pytest.raises(CUBLASError, match="15"):
+            call(**wrong)
+    with pytest.raises(AssertionError, match="along k"):
+        call(op=0)
+    with pytest.raises(AssertionError, match="16 bytes"):
+        call(at=4)
+
+
 def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: Gpu, cuda: Any) -> None:
     """Of a handle that is used again, also while arrays in its old allocation live, of many, and of unused ones."""
     from pdgemm import ProcessGrid

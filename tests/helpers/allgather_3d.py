@@ -124,15 +124,13 @@ class AllGather3D(Product):
         deep = self.inner[0].sum(axis=1)
         k = int(deep.max()) if rank is None else int(deep[self.at(rank)[0]]) if rank in self.rank_map else 0
         reduction = self.reduction.buffers(rank)
-        convert = min(self.width, k)
+        converts = self.converts(self.of_a, "C"), self.converts(self.of_b, "C")
         return reduction | {
             "a row of A": (rows * k, self.A.dtype),
             "a column of B": (k * cols, self.B.dtype),
-            "converted A": (self.converts(self.of_a, "C") * convert * rows, self.panel_dtype),
-            "converted B": (self.converts(self.of_b, "C") * convert * cols, self.panel_dtype),
+            **self._local_buffers(rows, cols, min(self.width, k), converts),
             "partial C": (rows * cols, self.accumulate),
             "update": self._update(reduction["own part of C"][0]),
-            "exact": (self._exact(rows, cols), self.panel_dtype),
         }
 
     def copied(self, rank: int) -> int:

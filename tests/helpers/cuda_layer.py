@@ -99,6 +99,43 @@ class CudaLayer:
                 error = np.abs(C.allgather().astype(float) - a @ b)
                 assert error.max() <= (0 if into != "bfloat16" else 2.0**-8 * np.abs(a @ b).max())
 
+    @pytest.mark.parametrize("algorithm", families())
+    def test_whole_numbers_are_those_of_the_host(self, comm: Any, movers: list[str], algorithm: str) -> None:
+        """Of any memory orders, of parts that begin anywhere, with alpha and beta, modulo 2^32."""
+        from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+        cases = [x for x in accepted(comm.size) if x[0] == algorithm]
+        if not cases:
+            pytest.skip("one rank has no layers")
+        rng = np.random.default_rng(8)
+        a, b, c = (rng.integers(-128, 128, shape) for shape in ((47, 134), (134, 38), (47, 38)))
+        a[0], b[:, 0], c[0] = -128, -128, 2**31 - 2
+        with ProcessGrid(comm) as grid:
+            for number, (orders, mover) in enumerate(zip(itertools.product("CF", repeat=3), itertools.cycle(movers))):
+                name, shape, layers = cases[number % len(cases)]
+                block, width = ((None, None), (5, 30))[number % 2]
+                A, B, C = (
+                    DistMatrix.from_global(x.astype(dtype), grid=grid, order=order, block=block, device="cuda")
+                    for x, dtype, order in zip((a, b, c), ("int8", "int8", "int32"), orders)
+                )
+                alpha, beta, first = (1, 0, 0) if number == 0 else (3 - number, number % 3, number)
+                how: Any = {"algorithm": name, "shape": shape, "layers": layers, "mover": mover, "panel_width": width}
+                pdgemm(alpha, A[1:, first:], B[first:, :-1], beta, C[1:, :-1], **how)
+                exact = c.copy()
+                exact[1:, :-1] = alpha * a[1:, first:] @ b[first:, :-1] + beta * c[1:, :-1]
+                assert np.array_equal(C.allgather(), exact.astype("int32"))
+
+    def test_sums_of_many_whole_numbers(self, comm: Any) -> None:
+        """More products than 32 bits add up are split, also where wider panels are asked for; sums are modulo 2^32."""
+        from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+        k = 2**17 + 300
+        with ProcessGrid(comm) as grid:
+            A = DistMatrix.full((2, k), -128, dtype="int8", grid=grid, device="cuda")
+            C = pdgemm(1, A, A.T, panel_width=k, algorithm="summa")
+            assert C.dtype == np.int32 and C.report.panels > 1
+            assert (C.allgather() == k * 2**14 - 2**32).all()
+
     def test_memory(self, comm: Any) -> None:
         """Nothing is left allocated after 100 products, and none takes more than its plan says."""
         import cupy

@@ -39,12 +39,14 @@ MODULES = "cuda", "cuda_ipc", "cuda_nccl", "cusolver", "generators", "kernels", 
 _TYPES = {"float": "f4", "double": "f8", "complex<float>": "c8", "complex<double>": "c16"}
 _TYPES |= {"long long": "i8", "int": "i4", "signed char": "i1", "float16": "f2", "bfloat16": ml_dtypes.bfloat16}
 _TYPES |= {"unsigned long long": "u8"}
-_CUBLAS_TYPES = {2: "f2", 14: ml_dtypes.bfloat16, 0: "f4", 1: "f8", 4: "c8", 5: "c16"}  # cudaDataType_t
+# cudaDataType_t
+_CUBLAS_TYPES = {2: "f2", 14: ml_dtypes.bfloat16, 0: "f4", 1: "f8", 4: "c8", 5: "c16", 3: "i1", 10: "i4"}
 # cublasComputeType_t: operands and results that there are, by the type of alpha and beta
 _CUBLAS: dict[int, set[tuple[str, str]]] = {
     68: {("f2", "f2"), ("f2", "f4"), ("bf", "bf"), ("bf", "f4"), ("f4", "f4"), ("c8", "c8")},
     77: {("f4", "f4"), ("c8", "c8")},
     70: {("f8", "f8"), ("c16", "c16")},
+    72: {("i1", "i4")},
 }
 
 
@@ -336,10 +338,20 @@ class Gpu:
         c = _by_columns(C, types[2], ldc, m, n, 0)
         width = ctypes.c_byte * np.dtype(scalar).itemsize
         first, second = (np.frombuffer(width.from_address(x), scalar)[0] for x in (alpha, beta))
+        if compute == 72:
+            self._check_integers((first, second), (m, n, k), (A, B, C), (lda, ldb, ldc), op_a, op_b)
         product = first * (a.astype(scalar) @ b.astype(scalar))
         with np.errstate(all="ignore"):
             c[...] = product if second == 0 else product + second * c.astype(scalar)
         self.calls.append("gemmEx")
+
+    def _check_integers(self, scalars: Any, extents: Any, places: Any, lds: Any, op_a: int, op_b: int) -> None:
+        """What cuBLAS refuses of int8 operands; nor may a product be slow, or its sums too large for 32 bits."""
+        if {*map(int, scalars)} - {0, 1} or any(x % 4 for x in (*extents, *places, *lds)):
+            raise CUBLASError(15)  # not supported
+        assert (op_a, op_b) == (1, 0), "int8 products are fast only where both operands lie along k"
+        assert not any(x % 16 for x in (*places, *lds)), "int8 products are fast only at multiples of 16 bytes"
+        assert extents[2] < 1 << 17, "sums of int8 products may exceed 32 bits"
 
     def trsm(
         self, dtype: str, handle: int, side: int, uplo: int, op: int, unit: int, m: int, n: int, alpha: int, A: int,

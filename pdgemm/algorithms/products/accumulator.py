@@ -14,7 +14,7 @@ from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONVERT, Combine, scale
 from pdgemm.local.blas.local_gemm import SLAB_FLOPS as SLAB_FLOPS
-from pdgemm.local.blas.local_gemm import integer_accumulate, prepare
+from pdgemm.local.blas.local_gemm import integer_accumulate, multiply_integers, prepare
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.schedules.products import Product
 from pdgemm.schedules.products.reduction import Window
@@ -50,6 +50,11 @@ class Accumulator:
 
     def add(self, A: Array, B: Array) -> None:
         """Add the product of a panel of A with all rows of `sums` and a panel of B with all columns of `sums`."""
+        if self.plan.integers_on_device:
+            buffers = self.workspace["converted A"], self.workspace["converted B"], self.workspace["exact"]
+            multiply_integers(self.alpha, A, B, self.beta, self.sums, buffers)
+            self.beta = 1
+            return
         A, conjugate_a = self._ready(A, self.plan.A, self.workspace["converted A"])
         B, conjugate_b = self._ready(B, self.plan.B, self.workspace["converted B"])
         if self.integer:

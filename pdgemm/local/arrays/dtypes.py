@@ -69,9 +69,9 @@ _BOTH: Any = {"operand": True, "result": True}
 _HALF: Any = _BOTH | {"sums": "float32", "wire": "uint16", "rounds": True}
 TYPES = (
     ElementType("bool"),
-    ElementType("int8", operand=True, sums="int32", c_name="signed char"),
+    ElementType("int8", operand=True, sums="int32", c_name="signed char", cuda=3),
     ElementType("int16"),
-    ElementType("int32", result=True, c_name="int"),
+    ElementType("int32", result=True, c_name="int", cuda=10, cublas=72),
     ElementType("int64", c_name="long long"),
     ElementType("uint8"),
     ElementType("uint16"),

@@ -15,13 +15,16 @@ import numpy as np
 
 from pdgemm.local.arrays.device import Array, of
 from pdgemm.local.arrays.element_functions import tiles
-from pdgemm.local.arrays.elementwise import Combine, scale
+from pdgemm.local.arrays.elementwise import CONVERT, Combine, scale
 from pdgemm.local.blas import library as blas
 
 BLAS_INT = 2**31 - 1  # the largest dimension of the BLAS interface
 SLAB_FLOPS = 5e8  # flops that one core computes in ten milliseconds
 EXACT_WIDTH = 1024  # products of two int8 numbers, each at most 2**14, that float32 adds up exactly
-_REAL: dict[str, Any] = {"f": ctypes.c_float, "d": ctypes.c_double}  # the C type of the real numbers of a dtype.char
+PADDED = 16  # extents of int8 operands on a device are multiples of this: their rows begin at multiples of 16 bytes
+EXACT_WIDTH_ON_DEVICE = (2**31 - 1) // 2**14 // PADDED * PADDED  # products that int32 adds up
+# the C type of the real numbers of a dtype.char
+_REAL: dict[str, Any] = {"f": ctypes.c_float, "d": ctypes.c_double, "i": ctypes.c_int32}
 _LETTERS = {trans: ctypes.c_char_p.from_param(trans) for trans in (b"N", b"T", b"C")}
 
 
@@ -120,13 +123,8 @@ def conjugates(order: str, order_of_c: str) -> bool:
 def integer_accumulate(alpha: int, A: Array, B: Array, C: Array, workspace: Array) -> None:
     """Compute C := alpha A B + C for int32 C and int8 numbers held as float32, k <= EXACT_WIDTH.  Local.
 
-    workspace : float32, two numbers per element of C that is computed at a time; on a device, one per element of C.
+    workspace : float32, two numbers per element of C that is computed at a time.
     """
-    if type(C) is not np.ndarray and of(C):
-        product = workspace[: C.size].reshape(C.shape)
-        gemm_accumulate(1, A, B, 0, product)
-        Combine(alpha, 1)(C, product)
-        return
     products, integers = workspace.reshape(2, -1)
     for rows, cols in tiles(C.shape[0], C.shape[1], len(products)) if C.size else ():
         product = products[: C[rows, cols].size].reshape(C[rows, cols].shape)
@@ -136,6 +134,36 @@ def integer_accumulate(alpha: int, A: Array, B: Array, C: Array, workspace: Arra
         if alpha != 1:
             whole *= alpha
         C[rows, cols] += whole
+
+
+def padded(extent: int) -> int:
+    """Return the extent of the workspace of `multiply_integers` in which so many rows, columns or indices lie."""
+    return -(-extent // PADDED) * PADDED
+
+
+def multiply_integers(
+    alpha: int, A: Array, B: Array, beta: int, C: Array, workspace: tuple[Array, Array, Array]
+) -> None:
+    """Compute C := alpha A B + beta C on a device, for int8 A and B and int32 C, k <= EXACT_WIDTH_ON_DEVICE.  Local.
+
+    workspace : for A and B, int8, and for their product, int32, of `padded` extents.
+
+    2mnk operations in int32, exact; then alpha, beta and C modulo 2^32.  Both operands are copied, so that each lies
+    along k: tensor cores multiply int8 numbers fast in this order alone, and only at multiples of 4 bytes.
+    """
+    (m, n), k = C.shape, A.shape[1]
+    if not C.size or not k:
+        scale(beta, C)
+        return
+    high, wide, deep = map(padded, (m, n, k))
+    left, right = workspace[0][: high * deep].reshape(high, deep), workspace[1][: wide * deep].reshape(wide, deep).T
+    order = "F" if C.strides[0] < C.strides[1] else "C"
+    product = workspace[2][: high * wide].reshape((high, wide), order=order)
+    CONVERT(left[:m, :k], A)
+    CONVERT(right[:k, :n], B)
+    scale(0, left[:, k:])  # elsewhere any number may lie in the padding: it reaches no element of C
+    gemm_accumulate(1, left, right, 0, product)
+    Combine(alpha, beta)(C, product[:m, :n])
 
 
 def leading(x: np.ndarray, conjugate: bool = False) -> tuple[bytes, int]:

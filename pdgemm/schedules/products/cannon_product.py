@@ -195,14 +195,12 @@ class Cannon(Product):
         m_loc, n_loc = self.C.local_shape(rank)
         (a, b), (pr, pc) = self.widths, self.C.distribution.grid_shape
         wide_a, wide_b = int(a.max()), int(b.max())
-        convert = min(self.width, wide_a)
+        converts = self.converts(self.A, self.C.order), self.converts(self.B, self.C.order)
         sums = 0 if self.sums_in_c or not self.mnk[2] else m_loc * n_loc
         return {
             "panels of A": ((pc > 1) * self.slots * wide_a * m_loc, self.A.dtype),
             "panels of B": ((pr > 1) * self.slots * wide_b * n_loc, self.B.dtype),
-            "converted A": (self.converts(self.A, self.C.order) * convert * m_loc, self.panel_dtype),
-            "converted B": (self.converts(self.B, self.C.order) * convert * n_loc, self.panel_dtype),
+            **self._local_buffers(m_loc, n_loc, min(self.width, wide_a), converts),
             "sums": (sums, self.accumulate),
             "update": self._update(sums),
-            "exact": (self._exact(m_loc, n_loc), self.panel_dtype),
         } | self._corner(m_loc, n_loc)

@@ -144,11 +144,9 @@ class Inner(Product):
         return (
             reduction
             | {
-                "converted A": (self.converts(self.A, "C") * k_loc * m_loc, self.panel_dtype),
-                "converted B": (self.converts(self.B, "C") * k_loc * n, self.panel_dtype),
+                **self._local_buffers(m_loc, n, k_loc, (self.converts(self.A, "C"), self.converts(self.B, "C"))),
                 "sums": (m_loc * n, self.accumulate),
                 "update": self._update(reduction["own part of C"][0]),
-                "exact": (self._exact(m_loc, n), self.panel_dtype),
             }
             | self._corner(m_loc, n)
         )

@@ -12,7 +12,7 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Layout
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.blas.local_gemm import conjugates
+from pdgemm.local.blas.local_gemm import conjugates, padded
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES, gemm_flops
 from pdgemm.schedules.mover_registry import MOVERS, NCCL, RING, STAGED, reads
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
@@ -97,15 +97,22 @@ class Product(Schedule):
 
     @cached_property
     def panel_dtype(self) -> np.dtype:
-        """The type of panels that are passed to BLAS: int8 elements are multiplied as float32, exactly.
+        """The type of panels that are passed to BLAS: int8 elements are multiplied as float32 on the host, exactly.
 
-        The BLAS of a device takes 16-bit elements and accumulates in float32.
+        The BLAS of a device takes 16-bit elements and accumulates in float32, and int8 and accumulates in int32.
         """
+        if self.integers_on_device:
+            return np.dtype(np.int8)
         if self.device and self.compute in dtypes.HALF_NAMES:
             return np.dtype(self.compute)
         if self.device and self.accumulate == np.float32 and self.A.dtype == self.B.dtype in dtypes.HALVES:
             return self.A.dtype
         return self.accumulate if self.accumulate in dtypes.BLAS else np.dtype(np.float32)
+
+    @property
+    def integers_on_device(self) -> bool:
+        """Are int8 panels multiplied by a device, from padded copies?  See `local_gemm.multiply_integers`."""
+        return bool(self.device) and self.accumulate not in dtypes.BLAS
 
     @cached_property
     def rounded(self) -> np.dtype | None:
@@ -249,10 +256,21 @@ class Product(Schedule):
         """The type in which products are added to C."""
         return dtypes.arithmetic(self.accumulate, self.C.dtype)
 
-    def _exact(self, rows: int, cols: int) -> int:
-        """Return the number of 32-bit words in which int8 products are formed, and made integers, to be accumulated."""
-        at_once = rows * cols if self.device else 2 * min(SLAB, rows * cols)
-        return 0 if self.accumulate in dtypes.BLAS else at_once
+    def _local_buffers(self, m: int, n: int, k: int, convert: tuple[bool, bool]) -> Buffers:
+        """Return the buffers of local products: converted panels of A and B, and int8 products before they are added.
+
+        m, n, k : extents of the largest product.   convert : does each panel of A, and of B, need a second buffer?
+        """
+        exact = 0 if self.accumulate in dtypes.BLAS else 2 * min(SLAB, m * n)  # the products, and as integers
+        convert_a, convert_b = convert
+        if self.integers_on_device:
+            m, n, k = map(padded, (m, n, k))
+            exact, convert_a, convert_b = m * n, True, True
+        return {
+            "converted A": (convert_a * m * k, self.panel_dtype),
+            "converted B": (convert_b * k * n, self.panel_dtype),
+            "exact": (exact, np.dtype(np.int32) if self.integers_on_device else self.panel_dtype),
+        }
 
     def _corner(self, rows: int, cols: int) -> dict[str, tuple[int, np.dtype]]:
         """Return the buffer of a product that the diagonal crosses, of which one triangle is written to C."""

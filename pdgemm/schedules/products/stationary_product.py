@@ -129,12 +129,11 @@ class Stationary(Product):
         m_loc, k_loc = self.A.local_shape(rank)
         most = self.slots * self.widest * bool(self.mnk[2])
         width = self.widest * bool(self.mnk[2])
+        converts = self.converts(self.A, self.C.order), self.converts(self.B, self.C.order)
         return {
             "panels of B": (most * k_loc, self.B.dtype),
             "panels of C": (most * m_loc, self.accumulate),
             "sums": (most * m_loc * (self.C.distribution.cols.parts > 1), self.accumulate),
-            "converted A": (self.converts(self.A, self.C.order) * self.converted_width * m_loc, self.panel_dtype),
-            "converted B": (self.converts(self.B, self.C.order) * self.converted_width * width, self.panel_dtype),
+            **self._local_buffers(m_loc, width, self.converted_width, converts),
             "update": self._update(width * m_loc),
-            "exact": (self._exact(m_loc, width), self.panel_dtype),
         }

@@ -267,14 +267,12 @@ class Summa(Product):
 
     def buffers(self, rank: int | None) -> Buffers:
         m_loc, n_loc = self.C.local_shape(rank)
-        (a, b), (convert_a, convert_b) = self._packs, self._converts
+        a, b = self._packs
         sums = 0 if self.sums_in_c or not self.mnk[2] else m_loc * n_loc
         return {
             "panels of A": (a * self.slots * self.widest_bundle * m_loc, self.A.dtype),
             "panels of B": (b * self.slots * self.widest_bundle * n_loc, self.B.dtype),
-            "converted A": (convert_a * self.widest_bundle * m_loc, self.panel_dtype),
-            "converted B": (convert_b * self.widest_bundle * n_loc, self.panel_dtype),
+            **self._local_buffers(m_loc, n_loc, self.widest_bundle, self._converts),
             "sums": (sums, self.accumulate),
             "update": self._update(sums),
-            "exact": (self._exact(m_loc, n_loc), self.panel_dtype),
         } | self._corner(m_loc, n_loc)
