@@ -5,7 +5,7 @@ A stack is multiplied by one NumPy call; a stack that is converted or scaled, in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 from time import perf_counter
@@ -97,6 +97,8 @@ def matmul_batched(
     with timed("batch"):
         if not any(isinstance(x.items, list) for x in (A, B, C)):
             multiply(left.items, right.items, C.items)
+        elif isinstance(multiply, _OnDevice):
+            multiply.each(left.items, right.items, C.items)
         else:
             for a, b, c in zip(left.items, right.items, C.items):
                 multiply(a[None], b[None], c[None])
@@ -120,7 +122,7 @@ def _factors(accumulate: np.dtype, k: np.ndarray) -> np.dtype:
 
 @dataclass(frozen=True)
 class _OnDevice:
-    """The product of `_Multiply` for stacks on a device, in chunks of about DEVICE_CHUNK_BYTES."""
+    """The product of `_Multiply` for stacks or unequal matrices on a device, in chunks of about DEVICE_CHUNK_BYTES."""
 
     alpha: Any
     beta: Any
@@ -142,6 +144,33 @@ class _OnDevice:
                 product = device.empty((len(a), m, n), self.factors)
                 device.multiply_stack(1, a, b, 0, product)
                 Combine(self.alpha, self.beta)(C[part], product)
+
+    def each(self, A: Iterable[Array], B: Iterable[Array], C: Iterable[Array]) -> None:
+        """Multiply matrices of any shapes, many in one call."""
+        chunk, nbytes = list[tuple[Array, Array, Array]](), 0
+        for a, b, c in zip(A, B, C):
+            if self.alpha == 0 or not a.shape[1] or not c.size:
+                scale(self.beta, c)
+                continue
+            need = (a.size + b.size + c.size) * self.factors.itemsize
+            if chunk and nbytes + need > DEVICE_CHUNK_BYTES:
+                self._multiply_chunk(chunk)
+                chunk, nbytes = [], 0
+            chunk.append((a, b, c))
+            nbytes += need
+        if chunk:
+            self._multiply_chunk(chunk)
+
+    def _multiply_chunk(self, chunk: list[tuple[Array, Array, Array]]) -> None:
+        device, in_c = of(chunk[0][2]), chunk[0][2].dtype == self.factors
+        assert device is not None
+        products = [
+            (*map(self._ready, operands, self.conjugate), c if in_c else device.empty(c.shape, self.factors))
+            for *operands, c in chunk
+        ]
+        device.multiply_each(self.alpha if in_c else 1, products, self.beta if in_c else 0)
+        for (*_, c), (*_, product) in () if in_c else zip(chunk, products):
+            Combine(self.alpha, self.beta)(c, product)
 
     def _ready(self, x: Array, conjugate: bool) -> Array:
         if x.dtype == self.factors and not conjugate:

@@ -19,7 +19,7 @@ import numpy as np
 from cupy.cuda import cublas, runtime
 from mpi4py import MPI
 
-from pdgemm.devices import cuda_ipc, cuda_nccl, generators, gpu_binding, kernels
+from pdgemm.devices import cuda_ipc, cuda_nccl, generators, gpu_binding, grouped_gemm, kernels
 from pdgemm.devices.launch_errors import memory_errors
 from pdgemm.errors import DeviceError, DTypeError, OutOfMemoryError
 from pdgemm.grids.index_map import IndexMap
@@ -169,6 +169,14 @@ class Cuda:
             left.data.ptr, types[0], lda, words[0], right.data.ptr, types[1], ldb, words[1], ctypes.addressof(second),
             C.data.ptr, types[2], ldc, words[2], items, TYPE[C.dtype].cublas, -1,
         )  # fmt: skip
+
+    @_memory_errors
+    def multiply_each(self, alpha: Any, products: Sequence[tuple[Array, Array, Array]], beta: Any) -> None:
+        if grouped_gemm.takes(self._cublas, products[0][2].dtype):
+            grouped_gemm.multiply_grouped(self._cublas, alpha, products, beta)
+            return
+        for A, B, C in products:
+            self.multiply_stack(alpha, A[None], B[None], beta, C[None])
 
     @_memory_errors
     def solve_triangular(self, how: tuple[str, str, str, str], alpha: Any, A: Array, X: Array) -> None:

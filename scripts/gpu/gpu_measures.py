@@ -345,10 +345,10 @@ def large(grid: Any, small: bool) -> Iterator[Finding]:
 
 
 def many(grid: Any, small: bool) -> Iterator[Finding]:
-    """A thousand products, prepared and not: microseconds of a call, and the memory that they leave."""
+    """A thousand products, prepared and not: microseconds of a call, and the memory that they leave; and as a batch."""
     import cupy
 
-    from pdgemm import DistMatrix, pdgemm, plan
+    from pdgemm import Batch, DistMatrix, matmul_batched, pdgemm, plan
 
     calls, pool = 20 if small else 1000, cupy.get_default_memory_pool()
     for n in (16, 32) if small else (256, 512, 1024, 2048):
@@ -362,6 +362,16 @@ def many(grid: Any, small: bool) -> Iterator[Finding]:
             left, gone = pool.used_bytes() - used, free - cupy.cuda.runtime.memGetInfo()[0]
             told = f"{1e6 * median(times):.0f} us a call, {left} bytes left in the pool, {gone} on the GPU"
             yield Finding(f"{calls} x n = {n}, {name}", "nothing left", told, left <= 0 and gone <= 1 << 26)
+    for dtype in ("float32", "float64", "complex64"):
+        left, right = (
+            Batch.from_local([cupy.ones((64 - x % 32, 33 + x % 31), dtype) for x in range(calls)], grid.comm)
+            for _ in range(2)
+        )
+        whole = matmul_batched(left, right, transb="T")
+        seconds = _by_clock(partial(matmul_batched, left, right, whole, transb="T", check=False))
+        exact = all((_device().to_host(x) == 33 + number % 31).all() for number, x in enumerate(whole.items))
+        told = f"{1e6 * seconds / calls:.2f} us a product{'' if exact else ', WRONG'}"
+        yield Finding(f"{calls} unequal products of extents from 33 to 64, {dtype}, one batch", "right", told, exact)
 
 
 def traced(grid: Any, small: bool) -> Iterator[Finding]:

@@ -305,6 +305,52 @@ def test_whole_numbers_are_one_call_for_each_panel(comm: Any, gpu: Gpu, cuda: An
         call(at=4)
 
 
+def test_unequal_matrices_are_one_call(comm: Any, gpu: Gpu, cuda: Any) -> None:
+    """Of cuBLAS 12.5 or later, for real numbers; else one call for each.  The simulated one sees wrong arguments."""
+    from pdgemm import Batch, matmul_batched
+    from pdgemm.devices import grouped_gemm
+    from pdgemm.errors import OutOfMemoryError
+
+    def calls(dtype: str) -> list[str]:
+        A, B = (
+            Batch.from_local([cuda.to_device(np.ones((i + x, i + 1 - x), dtype), "C") for i in range(1, 20)], comm)
+            for x in (0, 1)
+        )
+        gpu.calls.clear()
+        matmul_batched(A, B)
+        return [*gpu.calls]
+
+    assert calls("float64") == calls("float32") == ["gemmGroupedBatchedEx"]
+    assert calls("complex64") == ["gemmEx"] * 19
+    gpu.version = 120400
+    assert calls("float64") == ["gemmEx"] * 19
+    gpu.version = 120500  # a library that is not loaded by its name
+    assert calls("float64") == ["gemmEx"] * 19
+    gpu.version = 130100
+    x, z = (cuda.to_device(np.ones((3, 3), dtype), "C") for dtype in ("float64", "complex128"))
+    multiply = partial(grouped_gemm.multiply_grouped, cuda._cublas, 1, beta=0)
+    multiply([(x, x, cuda.empty((3, 3), "float64"))])
+    with pytest.raises(CUBLASError, match="15"):
+        multiply([(z, z, cuda.empty((3, 3), "complex128"))])
+    for owner, name, wrong, text in (
+        (grouped_gemm.cublas, "setStream", lambda *args: None, "another stream"),
+        (grouped_gemm.cupy, "asarray", _left_on_the_host, "addresses are on the GPU"),
+    ):
+        with pytest.MonkeyPatch.context() as patch, cuda.product_stream():
+            patch.setattr(owner, name, wrong)
+            with pytest.raises(AssertionError, match=text):
+                multiply([(x, x, cuda.empty((3, 3), "float64"))])
+    for status, expected in ((3, OutOfMemoryError), (13, CUBLASError)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Gpu, "cublasGemmGroupedBatchedEx", Mock(return_value=status))
+            with pytest.raises(expected, match="lacks memory on the GPU" if status == 3 else "13"):
+                cuda.multiply_each(1, [(x, x, cuda.empty((3, 3), "float64"))], 0)
+
+
+def _left_on_the_host(x: np.ndarray) -> Any:
+    return [Mock(data=Mock(ptr=row.ctypes.data), kept=x) for row in x]
+
+
 def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: Gpu, cuda: Any) -> None:
     """Of a handle that is used again, also while arrays in its old allocation live, of many, and of unused ones."""
     from pdgemm import ProcessGrid

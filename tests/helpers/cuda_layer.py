@@ -194,6 +194,41 @@ class CudaLayer:
             c = (2 * (a.astype(c.dtype) @ b.astype(c.dtype)) - c).astype(c.dtype)
             assert np.array_equal([cuda.to_host(x) for x in C.items], c)  # whole numbers, all exact
 
+    @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "int8"])
+    def test_batches_of_unequal_matrices(self, comm: Any, cuda: Any, dtype: str) -> None:
+        """In either order, some of the same extents, some empty; also in chunks, and by one call for each."""
+        from pdgemm import Batch, batched, matmul_batched
+        from pdgemm.devices import grouped_gemm
+
+        rng = np.random.default_rng(comm.rank)
+        extents = [(20, 7, 12), (1, 1, 1), (5, 0, 3), (0, 4, 2), (33, 30, 1), (20, 7, 12), (1, 40, 9)]
+        into = {"float16": "float32", "int8": "int32"}.get(dtype, dtype)
+        a, b, c = (
+            [rng.integers(-9, 9, [shape[x] for x in sides]).astype(kind) for shape in extents]
+            for sides, kind in (((0, 1), dtype), ((1, 2), dtype), ((0, 2), into))
+        )
+        if dtype == "complex64":
+            a = [x * (1 + 2j) for x in a]
+        for alpha, beta, chunk, known in (
+            (2, -1, 1 << 28, True),
+            (1, 0, 1000, True),
+            (3, 1, 1 << 28, False),
+            (0, 2, 1, True),
+        ):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(batched, "DEVICE_CHUNK_BYTES", chunk)
+                if not known:
+                    patch.setattr(grouped_gemm, "takes", lambda *args: False)
+                A, H, B, C = (
+                    Batch.from_local([cuda.to_device(x, "CF"[number % 2]) for number, x in enumerate(some)], comm)
+                    for some in (a, [x.conj().T for x in a], b, c)
+                )
+                for left, trans in ((A, "N"), (H, "C")):
+                    before = [cuda.to_host(x) for x in C.items]
+                    matmul_batched(left, B, C, alpha=alpha, beta=beta, transa=trans)
+                    for x, y, old, new in zip(a, b, before, C.items):
+                        assert np.array_equal(cuda.to_host(new), alpha * (x.astype(into) @ y.astype(into)) + beta * old)
+
     def test_matrices(self, comm: Any, cuda: Any) -> None:
         """What is made on the device, brought there, moved to another layout and combined is what the host has."""
         from pdgemm import DistMatrix, ProcessGrid, verify

@@ -34,7 +34,8 @@ from mpi4py import MPI
 BLOCK = 1 << 20  # bytes that the pool asks of the runtime, at least
 GRAIN = 512  # bytes that it gives out, at least
 TOTAL = 1 << 31  # bytes of the GPU
-MODULES = "cuda", "cuda_ipc", "cuda_nccl", "cusolver", "generators", "kernels", "launch_errors"  # of pdgemm.devices
+# of pdgemm.devices
+MODULES = "cuda", "cuda_ipc", "cuda_nccl", "cusolver", "generators", "grouped_gemm", "kernels", "launch_errors"
 
 _TYPES = {"float": "f4", "double": "f8", "complex<float>": "c8", "complex<double>": "c16"}
 _TYPES |= {"long long": "i8", "int": "i4", "signed char": "i1", "float16": "f2", "bfloat16": ml_dtypes.bfloat16}
@@ -171,6 +172,9 @@ class Gpu:
         self.downloads: list[int] = []  # bytes of each array that was copied to the host
         self.uploads: list[int] = []  # and from there
         self.modes: dict[int, int] = {}  # the math modes of cuBLAS's handles
+        self.streams: dict[int, int] = {}  # and the streams that they were given
+        self.current_stream = lambda: 0
+        self.version = 130100  # of cuBLAS
         self.most_pitch = (1 << 31) - 1
         self.failed = 0  # what the driver says ever after a kernel has failed
 
@@ -320,6 +324,13 @@ class Gpu:
     def setMathMode(self, handle: int, mode: int) -> None:
         self.modes[handle] = mode
 
+    def getVersion(self, handle: int) -> int:
+        assert handle in self.modes
+        return self.version
+
+    def setStream(self, handle: int, stream: int) -> None:
+        self.streams[handle] = stream
+
     def gemmEx(
         self, handle: int, op_a: int, op_b: int, m: int, n: int, k: int, alpha: int, A: int, type_a: int, lda: int,
         B: int, type_b: int, ldb: int, beta: int, C: int, type_c: int, ldc: int, compute: int, algorithm: int,
@@ -381,6 +392,43 @@ class Gpu:
                 handle, op_a, op_b, m, n, k, alpha, a, type_a, lda, b, type_b, ldb, beta, c, type_c, ldc, compute, -1
             )
 
+    # cuBLAS, through ctypes
+    def cublasGemmGroupedBatchedEx(
+        self, handle: Any, op_a: Any, op_b: Any, m: Any, n: Any, k: Any, alpha: Any, A: Any, type_a: Any, lda: Any,
+        B: Any, type_b: Any, ldb: Any, beta: Any, C: Any, type_c: Any, ldc: Any, number: Any, sizes: Any, compute: Any,
+    ) -> int:  # fmt: skip
+        """One product after the other; extents and scalars are read on the host, and addresses on the GPU."""
+        assert self.version >= 120500, "the library has no such function"
+        assert self.streams[handle.value] == self.current_stream(), "another stream than the caller's"
+        on_host = op_a, op_b, m, n, k, lda, ldb, ldc, sizes
+        assert not any(self._on_gpu(x.value) for x in (*on_host, alpha, beta)), "extents and scalars are on the host"
+        assert all(self._on_gpu(x.value) for x in (A, B, C)), "addresses are on the GPU"
+        kind, compute = type_c.value, compute.value
+        if {type_a.value, type_b.value} != {kind} or (kind, compute) not in ((0, 68), (0, 77), (1, 70)):
+            return 15  # not supported
+        groups = np.transpose([_numbers(x, number.value, np.intc) for x in on_host]).tolist()
+        if any(min(group) < 0 or group[7] < group[2] for group in groups):
+            return 7  # invalid value
+        places = np.transpose([_numbers(x, sum(group[8] for group in groups), np.uint64) for x in (A, B, C)]).tolist()
+        assert all(self._on_gpu(x) for place in places for x in place)
+        called, itemsize = len(self.calls), np.dtype(_CUBLAS_TYPES[kind]).itemsize
+        for group, (*shared, ld_a, ld_b, ld_c, size) in enumerate(groups):
+            first, second = (x.value + group * itemsize for x in (alpha, beta))
+            for _ in range(size):
+                a, b, c = places.pop(0)
+                lying = a, kind, ld_a, b, kind, ld_b, second, c, kind, ld_c
+                self.gemmEx(handle.value, *shared, first, *lying, compute, -1)
+        self.calls[called:] = ["gemmGroupedBatchedEx"]
+        return 0
+
+    def _on_gpu(self, ptr: int) -> bool:
+        return any((x := made()) is not None and x.ptr <= ptr < x.ptr + len(x) for made in self.allocations)
+
+
+def _numbers(ptr: Any, number: int, dtype: Any) -> np.ndarray:
+    """Numbers at an address."""
+    return np.frombuffer((ctypes.c_byte * (number * np.dtype(dtype).itemsize)).from_address(ptr.value), dtype)
+
 
 def _by_columns(ptr: int, dtype: np.dtype, ld: int, rows: int, cols: int, op: int) -> np.ndarray:
     """op(X) of rows x cols, where X has the leading dimension ld; op: as it is, transposed, or conjugated, too."""
@@ -399,6 +447,7 @@ class Simulated:
         self.gpu, self.pool = gpu, Pool(gpu)
         simulated = self
         self.streams = [Stream(self)]
+        gpu.current_stream = lambda: self.streams[-1].ptr
 
         class ndarray(FakeArray):
             """Memory by its address."""
@@ -728,9 +777,10 @@ def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
         patch.setattr(gpu_aware_mpi, "support_reported", lambda: aware)
         patch.setattr(gpu_aware_mpi, "_SIDE", 16)
         choice.visible.cache_clear()
-        from pdgemm.devices import cuda_ipc
+        from pdgemm.devices import cuda_ipc, grouped_gemm
 
         patch.setattr(cuda_ipc, "_driver", lambda: gpu)
+        patch.setattr(grouped_gemm, "_library", {13: gpu}.get)
         try:
             yield gpu
         finally:

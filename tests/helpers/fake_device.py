@@ -441,6 +441,20 @@ class FakeDevice:
 
         self._launch("products", (A, B) if beta == 0 else (A, B, C), (C,), lambda: _quietly(act))
 
+    def multiply_each(self, alpha: Any, products: Sequence[tuple[FakeArray, FakeArray, FakeArray]], beta: Any) -> None:
+        assert products
+        for A, B, C in products:
+            assert A.dtype == B.dtype == C.dtype == products[0][2].dtype
+            assert A.size and B.size and A.shape[1] == B.shape[0] and C.shape == (A.shape[0], B.shape[1])
+
+        def act() -> None:
+            for A, B, C in products:
+                product = alpha * (A.x @ B.x)
+                C.x[...] = product if beta == 0 else product + beta * C.x
+
+        reads = [x for A, B, C in products for x in ((A, B) if beta == 0 else (A, B, C))]
+        self._launch("unequal products", reads, [C for *_, C in products], lambda: _quietly(act))
+
     def solve_triangular(self, how: tuple[str, str, str, str], alpha: Any, A: FakeArray, X: FakeArray) -> None:
         from pdgemm.local.blas.local_gemm import leading
 

@@ -124,6 +124,12 @@ class Device(Protocol):
     def multiply_stack(self, alpha: Any, A: Array, B: Array, beta: Any, C: Array) -> None:
         """Compute C_i := alpha A_i B_i + beta C_i in one call, for stacks (items, rows, columns), items >= 1."""
 
+    def multiply_each(self, alpha: Any, products: Sequence[tuple[Array, Array, Array]], beta: Any) -> None:
+        """Compute C := alpha A B + beta C for each (A, B, C), at least one, of one type and none of them empty.
+
+        The matrices may have any shapes.  It is one call where the library of the device has it, else one for each.
+        """
+
     def solve_triangular(self, how: tuple[str, str, str, str], alpha: Any, A: Array, X: Array) -> None:
         """Compute X := alpha op(A)^-1 X as BLAS's trsm does, for column-major arrays.
 

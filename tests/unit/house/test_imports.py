@@ -31,7 +31,8 @@ PURE_MODULES = [
                                      "plot", "predictions", "records")),
 ]  # fmt: skip
 NEED_CUPY = [
-    f"devices.{x}" for x in ("cuda", "cuda_ipc", "cuda_nccl", "cusolver", "generators", "kernels", "launch_errors")
+    f"devices.{x}"
+    for x in ("cuda", "cuda_ipc", "cuda_nccl", "cusolver", "generators", "grouped_gemm", "kernels", "launch_errors")
 ]
 LONGEST = 400  # lines of a module
 
