@@ -10,6 +10,7 @@ from pdgemm.local.arrays.device import Array
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.support.agreement import together
+from pdgemm.transport.movers.panel_views import held_panel
 from pdgemm.transport.packed_exchange import ExchangeBuffers
 
 
@@ -22,7 +23,9 @@ class Workspace:
         shared = devices.shared_memory(device, grid)
 
         def like(layout: Layout, exposed: bool) -> Array:
-            return (shared if exposed else own).empty(layout.local_shape(rank), layout.dtype, layout.order)
+            rows, cols = layout.local_shape(rank)
+            memory = (shared if exposed else own).empty((plan.held_words(layout, rank),), layout.dtype)
+            return held_panel(rows, layout.order, cols, memory)
 
         self.product: dict[str, Any] = {
             name: (shared if name in exposed else own).empty((words,), dtype)
@@ -53,11 +56,18 @@ class Workspace:
     @property
     def sizes(self) -> dict[str, int]:
         """The bytes of each buffer, by its kind and name."""
-        return {f"{kind}{name}": x.nbytes for kind, buffers in self._kinds.items() for name, x in buffers.items()}
+        return {f"{kind}{name}": _nbytes(x) for kind, buffers in self._kinds.items() for name, x in buffers.items()}
 
     @property
     def nbytes(self) -> int:
-        return sum(x.nbytes for buffers in self._kinds.values() for x in buffers.values())
+        return sum(self.sizes.values())
+
+
+def _nbytes(x: Any) -> int:
+    """Return the bytes of memory of a buffer; rows of a matrix may be further apart than they are long."""
+    if len(getattr(x, "shape", ())) == 2:
+        return max(n * stride for n, stride in zip(x.shape, x.strides)) if x.size else 0
+    return int(x.nbytes)
 
 
 def unchecked(plan: ProductPlan, A: DistMatrix, B: DistMatrix) -> Workspace:

@@ -12,13 +12,11 @@ from pdgemm.grids.distribution import Block, Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.alignment import apart
 from pdgemm.local.arrays.device import Array, Device
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.integers import as_name
 from pdgemm.support.agreement import check_not_freed, together
-
-ALIGNED = 16  # bytes that GPUs load at a time
-LONG = 64  # elements of the shortest row whose place is worth unused memory
 
 
 def new_array(
@@ -26,20 +24,20 @@ def new_array(
 ) -> Array:
     """Allocate an array, not initialised, in node-shared memory if enough of this memory is left.  Local.
 
-    On a device, long rows (columns, in Fortran order) begin at multiples of ALIGNED bytes, so that they may be further
+    On a device, long rows (columns, in Fortran order) begin at multiples of 16 bytes, so that they may be further
     apart than they are long: products of 16-bit numbers take six times as long elsewhere (docs/gpu-measured.md).
     """
     dtype = element_type(dtype)
     rows, cols = shape
-    length, unit = (cols if order == "C" else rows), max(1, ALIGNED // dtype.itemsize)
-    apart = -(-length // unit) * unit if device and min(rows, cols) > 1 and length >= LONG else length
-    allocated = (rows, apart) if order == "C" else (apart, cols)
+    length = cols if order == "C" else rows
+    distance = apart(length, dtype.itemsize) if device and min(rows, cols) > 1 else length
+    allocated = (rows, distance) if order == "C" else (distance, cols)
     try:
         try:
             array = devices.shared_memory(device, grid).empty(allocated, dtype, order)
         except NodeMemoryError:
             array = devices.empty(allocated, dtype, order, device)
-        return array if apart == length else array[:rows, :cols]
+        return array if distance == length else array[:rows, :cols]
     except ValueError as bad:  # NumPy's own limit
         raise OutOfMemoryError(f"no rank has room for {shape[0]} x {shape[1]} elements of {dtype}: {bad}") from None
 

@@ -103,10 +103,13 @@ class ProductPlan:
 
     def _copied_bytes(self, rank: int | None) -> int:
         """Return the bytes of copies of A, B and C, and of the message buffers of their redistribution."""
-        return sum(layout.local_bytes(rank) for layout in self.staged.values()) + sum(
-            move.extra_bytes(rank) + (move.source if name == "C" else move.target).local_bytes(rank)
-            for name, move in self.moves
-        )
+        copies = [*self.staged.values(), *(move.source if name == "C" else move.target for name, move in self.moves)]
+        held = sum(self.held_words(layout, rank) * layout.dtype.itemsize for layout in copies)
+        return held + sum(move.extra_bytes(rank) for _, move in self.moves)
+
+    def held_words(self, layout: Layout, rank: int | None) -> int:
+        """Return the words of memory of a copy of A, B or C in this layout."""
+        return self.product.held(*layout.local_shape(rank), layout.order, layout.dtype)
 
     # ------------------------------------------------------------------ checksums
     def check_buffers(self, rank: int | None) -> Buffers:

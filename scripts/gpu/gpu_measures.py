@@ -147,20 +147,26 @@ def bandwidth(grid: Any, small: bool) -> Iterator[Finding]:
 
 
 def aligned(grid: Any, small: bool) -> Iterator[Finding]:
-    """Products of arrays whose rows begin at multiples of 16 bytes, and elsewhere."""
+    """Products of arrays whose rows begin at multiples of 16 bytes, and elsewhere; also of one such array of three."""
     from pdgemm import DistMatrix
     from pdgemm.local.blas.local_gemm import prepare
 
     DistMatrix.zeros((8, 8), grid=grid, device="cuda")
     n = 64 if small else 8192
     for dtype in ("bfloat16", "float32", "float64"):
-        for more, first in ((0, 0), (8, 0), (1, 0), (8, 1)):
-            arrays = [_device().empty((n * (n + more) + 8,), dtype) for _ in range(3)]
-            for x in arrays:
+        for into, (more, first), skew in (
+            *((dtype, x, "ABC") for x in ((0, 0), (8, 0), (1, 0), (8, 1))),
+            *(("float32" if dtype == "bfloat16" else dtype, (1, 0), skew) for skew in ("", "A", "B", "C", "ABC")),
+        ):
+            arrays = []
+            for name, kind in zip("ABC", (dtype, dtype, into)):
+                apart, at = (n + more, first) if name in skew else (n, 0)
+                x = _device().empty((n * apart + 8,), kind)
                 x[...] = x.dtype.type(1)
-            multiply = prepare(1, *(x[first : first + n * (n + more)].reshape(n, n + more)[:, :n] for x in arrays))
-            rate = 2 * n**3 / _by_clock(partial(multiply, 0)) / 1e12
-            yield Finding(f"{dtype}, rows {n + more} elements apart, from element {first}", "", f"{rate:.1f} TFLOP/s")
+                arrays.append(x[at : at + n * apart].reshape(n, apart)[:, :n])
+            rate = 2 * n**3 / _by_clock(partial(prepare(1, *arrays), 0)) / 1e12
+            where = f"rows of {skew or 'none'} {n + more} elements apart, from element {first}"
+            yield Finding(f"{dtype} to {into}, {where}", "", f"{rate:.1f} TFLOP/s")
 
 
 def integers(grid: Any, small: bool) -> Iterator[Finding]:

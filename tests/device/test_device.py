@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from checked_product import MIXED, check
 from device_ways import WAYS
-from fake_device import SCHEDULES, fake_device
+from fake_device import SCHEDULES, FakeDevice, fake_device
 from problems import DTYPES, NAMES, NARROW, accepted
 from tiers import everything, in_turn, pairs
 
@@ -161,6 +161,52 @@ def test_sums_that_arrive_do_not_wait_for_products(comm: Any, monkeypatch: pytes
     monkeypatch.setattr(reduce.Sum, "_add", watched)
     on_device(comm, ("ring", "late"), (33, 29, 41), "stationary_a", (1, comm.size), 1, panel_width=5, lookahead=2)
     assert any(comm.allgather(any(held)))
+
+
+@up_to_4
+@pytest.mark.parametrize("way", WAYS)
+def test_panels_begin_where_they_are_multiplied_fast(comm: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of all operands and sums are multiples of 16 bytes apart, also of ragged panels that have travelled.
+
+    Words and memory are as predicted.  Panels of small products are multiplied as they arrive.
+    """
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.local.arrays import alignment
+    from pdgemm.planning import planner
+    from pdgemm.schedules.products import summa_product
+
+    skewed, multiply, (reach, mover) = list[tuple[int, ...]](), FakeDevice.multiply, WAYS[way]
+
+    def watched(self: Any, alpha: Any, *arrays: Any) -> Any:
+        skewed.extend(x.strides for x in arrays[:3] if min(x.shape) > 1 and max(x.strides) % 16)
+        return multiply(self, alpha, *arrays)
+
+    def skews(least: int, dtype: str, into: str, orders: str, shape: tuple[int, int]) -> bool:
+        monkeypatch.setattr(summa_product, "_WORTH_COPYING", least)
+        planner.best_plan.cache_clear(), skewed.clear()
+        with fake_device("late", reach=reach) as device, ProcessGrid(comm, shape) as grid:
+            A, B, C = (
+                DistMatrix.from_global(x.astype(kind), grid=grid, order=order, device="fake")
+                for x, kind, order in zip((a, b, a @ b), (dtype, dtype, into), orders)
+            )
+            pdgemm(1, A, B, -1, C, algorithm="summa", mover=mover, panel_width=16)
+            assert not C.allgather().any() and not device.races
+            assert C.report.counted == C.report.predicted
+            assert C.report.extra_bytes == C.report.predicted_extra_bytes
+        return any(comm.allgather(bool(skewed)))
+
+    monkeypatch.setattr(FakeDevice, "multiply", watched)
+    monkeypatch.setattr(alignment, "LONG", 2)
+    a, b = np.random.default_rng(3).integers(-9, 9, (2, 64 * comm.size, 64 * comm.size))
+    a, b, copied = a[:37], b[:, :29], False
+    types = ("bfloat16", "float32"), ("float64", "float64")
+    shapes = [shape for name, shape, _ in accepted(comm.size) if name == "summa" and np.prod(shape) == comm.size]
+    cases = itertools.product(types, ("CCC", "FFC", "CFF"))
+    for ((dtype, into), orders), shape in zip(cases, itertools.cycle(shapes)):
+        assert not skews(1, dtype, into, orders, shape)
+        copied |= skews(1 << 32, dtype, into, orders, shape)
+    assert copied == (comm.size > 1 and way in ("ring", "ibcast", "staged", "nccl"))
+    planner.best_plan.cache_clear()
 
 
 def test_sixteen_bit_and_whole_numbers(comm: Any) -> None:

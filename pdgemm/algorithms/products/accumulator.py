@@ -19,7 +19,7 @@ from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.schedules.products import Product
 from pdgemm.schedules.products.reduction import Window
 from pdgemm.schedules.staircase import Staircase
-from pdgemm.transport.movers.panel_views import column_buffer
+from pdgemm.transport.movers.panel_views import held_panel
 from pdgemm.transport.store import store_corner
 
 SLAB_ROWS = 512  # fewest rows or columns of a slab: BLAS is slower on smaller slabs
@@ -149,7 +149,7 @@ class Accumulator:
         """Return the panel in the type that BLAS multiplies, and whether BLAS has to conjugate the panel."""
         if not workspace.size:
             return panel, layout.conjugated
-        converted = column_buffer(panel.shape[0], layout.order, panel.shape[1], workspace)
+        converted = held_panel(panel.shape[0], layout.order, panel.shape[1], workspace)
         Combine(conjugated=layout.conjugated, through=self.plan.rounded)(converted, panel)
         return converted, False
 

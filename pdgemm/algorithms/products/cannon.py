@@ -16,6 +16,7 @@ from pdgemm.local.arrays.elementwise import Combine, paired
 from pdgemm.schedules.products import Cannon
 from pdgemm.schedules.steps import cannon_neighbours
 from pdgemm.transport.movers.nccl import NcclShift
+from pdgemm.transport.movers.panel_views import held_panel
 from pdgemm.transport.movers.pipeline import RingShift
 from pdgemm.transport.movers.pull import Neighbours, PullShift
 from pdgemm.transport.store import store
@@ -50,7 +51,7 @@ class CannonExecutor:
         (i, j), (m_loc, n_loc) = grid.coords, C.shape
         pr, pc = grid.shape
         t = pc // pr
-        sums = C if plan.sums_in_c else workspace["sums"].reshape((m_loc, n_loc), order=plan.C.order)
+        sums = C if plan.sums_in_c else held_panel(m_loc, plan.C.order, n_loc, workspace["sums"])
         transfers = call.transfers.used(recorder)
         poll = transfers.poll if grid.ranks_per_node and not plan.device else None
         products = Accumulator(call.alpha, beta if sums is C else 0, sums, plan, workspace, poll, plan.formed(rank))

@@ -21,7 +21,7 @@ from pdgemm.schedules.products import Summa
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers import BROADCASTS
 from pdgemm.transport.movers.node_arrays import NodeArrays
-from pdgemm.transport.movers.panel_views import column_buffer, column_panel, flipped, in_place
+from pdgemm.transport.movers.panel_views import column_buffer, column_panel, flipped, held_panel, in_place
 from pdgemm.transport.movers.pipeline import PanelRing, Slot
 from pdgemm.transport.movers.ring import announce, follow, forward
 from pdgemm.transport.movers.staged import Staged
@@ -61,7 +61,8 @@ class SummaExecutor:
         along_row = _Side(in_row, plan.A.order, grid.row, plan, row, buffers_a, peers, staged_a)
         along_col = _Side(in_col, flipped(plan.B.order), grid.col, plan, col, buffers_b, peers, staged_b)
         bundles = plan.order(grid.comm.rank)
-        self._sums = C if plan.sums_in_c or not bundles else workspace["sums"].reshape(C.shape, order=plan.C.order)
+        in_c = plan.sums_in_c or not bundles
+        self._sums = C if in_c else held_panel(C.shape[0], plan.C.order, C.shape[1], workspace["sums"])
         self._ring = PanelRing(plan.slots, workspace["panels of A"], workspace["panels of B"], call.transfers)
         poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
         self._kept = plan.kept(grid.comm.rank)
@@ -164,6 +165,7 @@ class _Side:
         self._rows = parts[comm.rank].shape[0]
         self._comes = comm.size > 1 and self._rows > 0
         self._travels = self._comes and not plan.shared
+        self._holds = not self._travels and not plan.nodes  # `Summa.panels_held`
         self._mover = plan.mover
 
     def panel(self, steps: list[tuple[int, IndexMap]], runs: IndexMap, turn: int) -> _Panel:
@@ -221,7 +223,8 @@ class _Side:
         return _Panel(panel, parts)
 
     def _buffer(self, owner: int, width: int, slot: int, by_columns: bool) -> Array:
-        return column_buffer(self._rows, "F" if by_columns else self._order, width, self._buffers[owner][slot])
+        buffer = held_panel if self._holds else column_buffer
+        return buffer(self._rows, "F" if by_columns else self._order, width, self._buffers[owner][slot])
 
     def _pack(self, owner: int, there: Array, cols: IndexMap) -> Callable[[], object]:
         return partial(copy_blocks, self._parts[owner], there, identity(self._rows), cols)

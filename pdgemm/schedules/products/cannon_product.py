@@ -196,7 +196,7 @@ class Cannon(Product):
         (a, b), (pr, pc) = self.widths, self.C.distribution.grid_shape
         wide_a, wide_b = int(a.max()), int(b.max())
         converts = self.converts(self.A, self.C.order), self.converts(self.B, self.C.order)
-        sums = 0 if self.sums_in_c or not self.mnk[2] else m_loc * n_loc
+        sums = 0 if self.sums_in_c or not self.mnk[2] else self.held(m_loc, n_loc, self.C.order, self.accumulate)
         return {
             "panels of A": ((pc > 1) * self.slots * wide_a * m_loc, self.A.dtype),
             "panels of B": ((pr > 1) * self.slots * wide_b * n_loc, self.B.dtype),

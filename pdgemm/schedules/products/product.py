@@ -12,6 +12,7 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Layout
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.alignment import aligned_words
 from pdgemm.local.blas.local_gemm import conjugates, padded
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES, gemm_flops
 from pdgemm.schedules.mover_registry import MOVERS, NCCL, RING, STAGED, reads
@@ -118,6 +119,12 @@ class Product(Schedule):
     def rounded(self) -> np.dtype | None:
         """The type to which operands are rounded on the host, where BLAS does not take this type; None: no rounding."""
         return np.dtype(self.compute) if self.compute in dtypes.HALF_NAMES and not self.device else None
+
+    @cached_property
+    def wants_alignment(self) -> bool:
+        """Does a device multiply panels faster where rows begin at multiples of 16 bytes?  See docs/gpu-measured.md."""
+        fast = (*dtypes.HALVES, np.dtype(np.float64))
+        return bool(self.device) and (self.panel_dtype in fast or self.compute == "tf32")
 
     @cached_property
     def sums_in_c(self) -> bool:
@@ -266,11 +273,16 @@ class Product(Schedule):
         if self.integers_on_device:
             m, n, k = map(padded, (m, n, k))
             exact, convert_a, convert_b = m * n, True, True
+        left, right = (self.held(m, k, self.A.order, self.panel_dtype), self.held(k, n, self.B.order, self.panel_dtype))
         return {
-            "converted A": (convert_a * m * k, self.panel_dtype),
-            "converted B": (convert_b * k * n, self.panel_dtype),
+            "converted A": (convert_a * left, self.panel_dtype),
+            "converted B": (convert_b * right, self.panel_dtype),
             "exact": (exact, np.dtype(np.int32) if self.integers_on_device else self.panel_dtype),
         }
+
+    def held(self, rows: int, cols: int, order: str, dtype: np.dtype) -> int:
+        """Return the words of memory of an array that does not travel, whose rows a device aligns."""
+        return aligned_words(rows, cols, order, dtype.itemsize) if self.device else rows * cols
 
     def _corner(self, rows: int, cols: int) -> dict[str, tuple[int, np.dtype]]:
         """Return the buffer of a product that the diagonal crosses, of which one triangle is written to C."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.instrument.recorder import Transfer
+from pdgemm.local.arrays.alignment import apart
 from pdgemm.schedules.formulas import broadcasts
 from pdgemm.schedules.node_relay import NodeLine, Parts, parts_by_number, relayed
 from pdgemm.schedules.products.product import Product, alike
@@ -29,6 +30,7 @@ from pdgemm.schedules.steps import (
 
 BUNDLE = 128  # least width of a bundle if k and the plan's width allow it: BLAS is slow on thin panels
 CACHE_BYTES = 1 << 25  # of a block of C above which bundles are twice as wide: each bundle reads and writes the block
+_WORTH_COPYING = 1 << 32  # multiplications, for which a device takes some 50 microseconds more if rows are not aligned
 _BUNDLES = 8  # number of bundles if k is large: later bundles are sent while the first bundle is multiplied
 
 
@@ -238,6 +240,31 @@ class Summa(Product):
         inner_a, inner_b = self.A.distribution.cols, self.B.distribution.rows
         return not self._lie(inner_a, inner_b, "a"), not self._lie(inner_b, inner_a, "b")
 
+    @property
+    def panels_held(self) -> tuple[bool, bool]:
+        """A pair: do the buffers of panels of A, and of B, stay on their rank, so that rows need not be contiguous?"""
+        alone_a, alone_b = self.A.distribution.cols.parts == 1, self.B.distribution.rows.parts == 1
+        return not self.nodes and (self.shared or alone_a), not self.nodes and (self.shared or alone_b)
+
+    def _copies(self, rank: int | None) -> tuple[bool, bool]:
+        """A pair: is each panel of A, and of B, copied before BLAS reads it?
+
+        A panel that has travelled is contiguous.  A device copies it to where its rows begin at multiples of 16 bytes,
+        if they do not, and the product is large: the copy takes a small part of the time that is gained.
+        """
+        (m, n), width, c = self.C.local_shape(rank), self.widest_bundle, self.C.distribution
+        if not self.wants_alignment or m * n * width < _WORTH_COPYING:
+            return self._converts
+        (convert_a, convert_b), (held_a, held_b) = self._converts, self.panels_held
+        rows, cols = (counts_of(x).tolist() if rank is None else [y] for x, y in ((c.rows, m), (c.cols, n)))
+        skew_a = self._skew(rows if self.bundled or self.A.order == "F" else [width])
+        skew_b = self._skew(cols if self.bundled or self.B.order == "C" else [width])
+        return convert_a or (skew_a and not held_a), convert_b or (skew_b and not held_b)
+
+    def _skew(self, lengths: list[int]) -> bool:
+        """Do contiguous rows of one of these lengths begin elsewhere than a device wants them to?"""
+        return any(apart(length, self.panel_dtype.itemsize) != length for length in lengths)
+
     @cached_property
     def _converts(self) -> tuple[bool, bool]:
         """A pair: does each panel of A, and of B, need a second buffer?"""
@@ -268,11 +295,14 @@ class Summa(Product):
     def buffers(self, rank: int | None) -> Buffers:
         m_loc, n_loc = self.C.local_shape(rank)
         a, b = self._packs
-        sums = 0 if self.sums_in_c or not self.mnk[2] else m_loc * n_loc
+        sums = 0 if self.sums_in_c or not self.mnk[2] else self.held(m_loc, n_loc, self.C.order, self.accumulate)
+        (held_a, held_b), width = self.panels_held, self.widest_bundle
+        left = self.held(m_loc, width, self.A.order, self.A.dtype) if held_a else m_loc * width
+        right = self.held(width, n_loc, self.B.order, self.B.dtype) if held_b else width * n_loc
         return {
-            "panels of A": (a * self.slots * self.widest_bundle * m_loc, self.A.dtype),
-            "panels of B": (b * self.slots * self.widest_bundle * n_loc, self.B.dtype),
-            **self._local_buffers(m_loc, n_loc, self.widest_bundle, self._converts),
+            "panels of A": (a * self.slots * left, self.A.dtype),
+            "panels of B": (b * self.slots * right, self.B.dtype),
+            **self._local_buffers(m_loc, n_loc, self.widest_bundle, self._copies(rank)),
             "sums": (sums, self.accumulate),
             "update": self._update(sums),
         } | self._corner(m_loc, n_loc)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from pdgemm.grids.index_map import IndexMap, identity
+from pdgemm.local.arrays.alignment import apart
+from pdgemm.local.arrays.device import Array, of
 from pdgemm.transport.block_copy import copy_blocks
 
 
@@ -40,6 +42,20 @@ def column_buffer(rows: int, order: str, width: int, buffer: np.ndarray) -> np.n
     """Return a view of the start of `buffer` as a panel of `width` columns."""
     words = buffer[: rows * width]
     return words.reshape(width, rows).T if order == "F" else words.reshape(rows, width)
+
+
+def held_panel(rows: int, order: str, width: int, buffer: Array) -> Array:
+    """Return a view as `column_buffer` does, of a panel that does not travel.
+
+    On a device its rows (columns, if "F") begin where they are multiplied fast, and may be further apart than they are
+    long.
+    """
+    if of(buffer) is None:
+        return column_buffer(rows, order, width, buffer)
+    if order == "F":
+        return held_panel(width, "C", rows, buffer).T
+    distance = apart(width, buffer.dtype.itemsize)
+    return buffer[: rows * distance].reshape(rows, distance)[:, :width]
 
 
 def flipped(order: str) -> str:
