@@ -78,6 +78,7 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
     a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
     algorithm, shape, layers = options.algorithm, as_shape(options.shape), as_optional(options.layers, "layers", 1)
     width, on_device = as_optional(options.panel_width, "panel_width", 1), A.device != devices.HOST
+    itemsize = on_device * max(A.dtype.itemsize, B.dtype.itemsize)
     machine = _machine(options.machine or (A.grid.draft and A.grid.draft.machine), A.grid, on_device, reach.staged)
     if nothing:
         a, b = nothing_to_multiply(a, b, c)
@@ -89,7 +90,7 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
         size=A.grid.size,
         beta_is_zero=bool(beta == 0),
         accumulate=accumulate,
-        width=panel_width(width, accumulate, machine, on_device, bool(options.triangle)),
+        width=panel_width(width, accumulate, machine, itemsize, bool(options.triangle)),
         lookahead=panels_ahead(as_optional(options.lookahead, "lookahead", 0), machine, on_device),
         mover=mover,
         algorithm=algorithm,

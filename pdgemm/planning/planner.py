@@ -26,7 +26,9 @@ from pdgemm.support.text import in_bytes, in_words
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough for transfers to overlap with BLAS
 PANEL_WIDTH_BETWEEN_NODES = 256  # the first panels take longer to arrive, and BLAS is hardly slower at this width
 LOOKAHEAD_BETWEEN_NODES = 4  # so that panels of several owners fill each cable in both directions
-DEVICE_PANEL_WIDTH = 2048  # a device multiplies a hundred times as fast, but reads C at most ten times as fast
+# bytes of a row of a panel on a device: it multiplies a hundred times as fast as the host, and numbers of few bytes
+# faster still, but reads C at most ten times as fast, and the host takes as long for each panel of any type
+DEVICE_PANEL_BYTES = 1 << 14
 WIDTHS = (2048, 1024, 512, 256, 128)  # panel widths that are compared if the caller requests none
 TIE = 1.1  # ratio of costs up to which plans count as equal
 _WORTH_TUNING = 0.99  # ratio of predicted times above which the default is kept
@@ -135,17 +137,18 @@ def tuned(plan: ProductPlan) -> ProductPlan:
 
 
 def panel_width(
-    requested: int | None, accumulate: np.dtype, machine: Machine, on_device: bool = False, triangle: bool = False
+    requested: int | None, accumulate: np.dtype, machine: Machine, itemsize: int = 0, triangle: bool = False
 ) -> int:
     """Return the width of the widest panel: the requested one or a default, limited so that integer sums stay exact.
 
+    itemsize : bytes of an element of the operands on a device; 0: they are on the host.
     triangle : one triangle of C is formed, in smaller rectangles, to which BLAS adds wider products faster.
     """
     on_host = PANEL_WIDTH if machine.ranks_per_node is None else PANEL_WIDTH_BETWEEN_NODES
     on_host *= 1 + triangle
     return min(
-        requested or (DEVICE_PANEL_WIDTH if on_device else on_host),
-        _NO_LIMIT if accumulate in dtypes.BLAS else EXACT_WIDTH_ON_DEVICE if on_device else EXACT_WIDTH,
+        requested or (DEVICE_PANEL_BYTES // itemsize if itemsize else on_host),
+        _NO_LIMIT if accumulate in dtypes.BLAS else EXACT_WIDTH_ON_DEVICE if itemsize else EXACT_WIDTH,
     )
 
 

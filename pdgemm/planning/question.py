@@ -108,7 +108,7 @@ class Question:
             A, B, C, self.ranks,
             beta_is_zero=True,
             accumulate=accumulate,
-            width=panel_width(self.width, accumulate, machine, gpus),
+            width=panel_width(self.width, accumulate, machine, gpus * max(A.dtype.itemsize, B.dtype.itemsize)),
             lookahead=panels_ahead(self.lookahead, machine, gpus),
             mover=SHARED.name if shared and self.mover == SHARED.name else by_message,
             algorithm=self.algorithm,

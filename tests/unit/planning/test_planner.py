@@ -38,6 +38,16 @@ def plan_product(A: Layout, B: Layout, C: Layout, size: int, **options: Any) -> 
     return planner.plan_product(Problem(A, B, C, size, plain, accumulate, width, lookahead, mover, **options))
 
 
+def test_the_width_of_panels() -> None:
+    """On a device the rows of a panel have as many bytes for every type; sums of int8 products stay exact."""
+    real, whole = np.dtype("f4"), np.dtype("i4")
+    widths = {size: planner.panel_width(None, real, Machine(), size) for size in (0, 1, 2, 4, 8, 16)}
+    assert widths == {0: 512, 1: 16384, 2: 8192, 4: 4096, 8: 2048, 16: 1024}
+    assert planner.panel_width(300, real, Machine(), 2) == planner.panel_width(300, whole, Machine(), 1) == 300
+    assert planner.panel_width(1 << 20, whole, Machine()) == 2**24 // 2**14
+    assert 2**17 - 16 <= planner.panel_width(1 << 20, whole, Machine(), 1) < 2**17
+
+
 def layout(grid: tuple[int, int], shape: tuple[int, int], **kinds: Any) -> Layout:
     block = kinds.pop("block", None)
     rank_map = kinds.pop("rank_map", tuple(range(grid[0] * grid[1])))
