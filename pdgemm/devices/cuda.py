@@ -27,6 +27,7 @@ from pdgemm.local.arrays.device import Array, Combination, Pinned, Reach, addres
 from pdgemm.local.arrays.dtypes import HALVES, TYPE
 from pdgemm.local.arrays.workspace import BufferCache
 from pdgemm.local.blas.local_gemm import blas_number, leading, seen_by_fortran
+from pdgemm.support.waits import Wait, poll_until
 
 _COMPUTE_TF32 = 77
 _SUMS_IN_FULL = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial sums are not rounded to a 16-bit C
@@ -240,7 +241,20 @@ class Cuda:
         status = runtime.eventQuery(event.ptr)
         if status not in (0, _NOT_READY):
             raise runtime.CUDARuntimeError(status)
+        if status:  # the event may be behind operations of NCCL
+            cuda_nccl.check()
         return status == 0
+
+    def wait(self, work: Any) -> None:
+        if not cuda_nccl.in_use():
+            work.synchronize()
+            return
+        event = work if isinstance(work, cupy.cuda.Event) else work.record()
+        with Wait():
+            poll_until(lambda: self.happened(event))
+
+    def abandon_nccl(self, reason: str) -> None:
+        cuda_nccl.abandon(reason)
 
     def elapsed(self, begin: Any, end: Any) -> float:
         return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3

@@ -118,13 +118,17 @@ def discover_peers(grid: ProcessGrid, device: Device) -> None:
     tried = able and grid.size > 1 and (not reads or between_nodes)  # only where NCCL would be chosen
     nccl = cuda_nccl.nccl_arrives(grid.comm, device) if tried else able
     aware, why = gpu_aware_mpi.gpu_aware(grid.comm, device) if grid.size > 1 else (True, "one rank sends no messages")
-    _known[grid.memory] = Reach(reads, not aware, nccl, why, sharing), memory
+    _known[grid.memory] = Reach(reads, not aware, nccl, why, sharing), memory, cuda_nccl.aborts()
     if not aware and grid.comm.rank == 0:
         warnings.warn(f"messages between GPUs go through the host: {why}; {REMEDY}", RuntimeWarning, stacklevel=2)
 
 
 def reach(grid: ProcessGrid) -> Reach:
-    outcome, memory = _known[grid.memory]
+    outcome, memory, aborts = _known[grid.memory]
+    if outcome.nccl:
+        with suppress(DeviceError, MPI.Exception):  # which this rank raises where it waits
+            cuda_nccl.check()
+        outcome = outcome._replace(nccl=aborts == cuda_nccl.aborts())
     return outcome._replace(reads="") if memory.failed else outcome
 
 
@@ -133,7 +137,7 @@ def ipc_memory(grid: ProcessGrid) -> IpcMemory:
     return memory
 
 
-_known: WeakKeyDictionary[Any, tuple[Reach, IpcMemory]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Any, tuple[Reach, IpcMemory, int]] = WeakKeyDictionary()  # aborts of NCCL until then
 
 
 def capable(x: Array) -> bool:

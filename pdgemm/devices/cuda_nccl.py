@@ -1,11 +1,18 @@
-"""NCCL: one NCCL communicator for each MPI communicator that is used with NCCL, and a test whether NCCL works."""
+"""NCCL: one NCCL communicator for each MPI communicator that is used with NCCL, and a test whether NCCL works.
+
+An operation of NCCL whose other ranks do not come waits for ever on the device.  So the host polls where it waits for a
+device (`check`): where NCCL reports an error, where another rank tells of one, or where MPI reports a failed rank, all
+NCCL communicators of this rank are aborted, which ends their operations, and the other ranks are told.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from threading import Thread
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -15,6 +22,9 @@ from pdgemm.devices.gpu_aware_mpi import yes_or_no
 from pdgemm.errors import DeviceError
 from pdgemm.local.arrays.device import Array, Device
 from pdgemm.support.agreement import together
+from pdgemm.support.failures import free_communicator, tracked
+from pdgemm.support.text import ranks_text
+from pdgemm.support.waits import Wait, poll_until
 
 with warnings.catch_warnings():  # CuPy warns if NCCL is not installed; `available` says so, too
     warnings.simplefilter("ignore")
@@ -32,65 +42,83 @@ def wanted(comm: MPI.Intracomm) -> bool:
     return comm.allreduce(said is not False and bool(libnccl.available), MPI.LAND)
 
 
+class _NotInTimeError(DeviceError):
+    """NCCL has not answered in time."""
+
+
 def nccl_arrives(comm: MPI.Intracomm, device: Device) -> bool:
     """Return whether an NCCL broadcast from rank 0 arrives on all ranks in time.  Collective over comm.
 
-    With a wrong interface, or behind a firewall, NCCL waits without end: so NCCL is tried in a thread, which is left
-    behind if it does not return.
+    With a wrong interface, or behind a firewall, NCCL waits without end.
     """
-    x = _in_time(comm, device, lambda: device.to_device(np.full(1000, comm.rank + 7, np.int64), "C"))
-    if x is None:
-        return False
-    with together(comm):
-        unique = _or_error(libnccl.get_unique_id) if comm.rank == 0 else None
-    unique = comm.bcast(unique)
-    communicator = _in_time(comm, device, lambda: libnccl.NcclCommunicator(comm.size, unique, comm.rank))
-    if communicator is None:
-        return False
-    comm.Set_attr(_KEY, communicator)
+    try:
+        x = _in_time(comm, device, lambda: device.to_device(np.full(1000, comm.rank + 7, np.int64), "C"))
+        attached = _attached(comm, device)
 
-    def arrives() -> bool | None:
-        nccl_broadcast(comm, x, 0, device)
-        return bool((device.to_host(x) == 7).all()) or None
+        def arrives() -> None:
+            nccl_broadcast(comm, x, 0, device)
+            if not (device.to_host(x) == 7).all():
+                raise DeviceError("a broadcast arrives changed")
 
-    if _in_time(comm, device, arrives) is None:
-        with suppress(Exception):  # of this rank alone
-            communicator.abort()  # ends the broadcast; to destroy the communicator would wait for it
-        comm.Delete_attr(_KEY)
+        try:
+            _in_time(comm, device, arrives)
+        except DeviceError:
+            attached.abort("its trial failed")  # ends the broadcast; to destroy the communicator would wait for it
+            comm.Delete_attr(_KEY)
+            raise
+    except DeviceError as bad:
+        if isinstance(bad, _NotInTimeError) and comm.rank == 0:
+            text = f"{bad} and is not used: is NCCL_SOCKET_IFNAME a fast network's? PDGEMM_NCCL=no saves the attempt"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         return False
     return True
 
 
 def _in_time(comm: MPI.Intracomm, device: Device, attempt: Callable[[], Any]) -> Any:
-    """Return the result of an attempt on this rank; None on all ranks if one rank has no result in time."""
-    results = list[Any]()
+    """Return the result of an attempt on this rank.  Collective over comm.
 
-    def run() -> None:
-        with suppress(RuntimeError, OSError, MemoryError):  # NcclError, CUDARuntimeError: perhaps on this rank only
-            device.use()
-            results.append(attempt())
+    NCCL is called in a thread, which is left behind if it does not return.  Raises DeviceError on all ranks if the
+    attempt fails on one rank, or does not end in time, and MPI.Exception if a rank fails meanwhile.
+    """
+    thread, end = _Attempt(device, attempt), monotonic() + _PATIENCE
+    with Wait(comm):
+        poll_until(lambda: not thread.is_alive() or monotonic() > end, comm.Iprobe)
+    if comm.allreduce(thread.is_alive(), MPI.LOR):
+        raise _NotInTimeError(f"NCCL did not start within {_PATIENCE:.0f} s")
+    with together(comm):
+        if thread.error:
+            raise DeviceError(f"NCCL cannot be used: {thread.error}")
+    return thread.result
 
-    thread = Thread(target=run, name="NCCL", daemon=True)
-    thread.start()
-    thread.join(_PATIENCE)
-    late = comm.allreduce(thread.is_alive(), MPI.LOR)
-    if late and comm.rank == 0:
-        text = f"NCCL did not start within {_PATIENCE:.0f} s and is not used: is NCCL_SOCKET_IFNAME a fast network's? "
-        warnings.warn(text + "PDGEMM_NCCL=no saves the attempt", RuntimeWarning, stacklevel=2)
-    worked = comm.allreduce(not late and bool(results) and results[0] is not None, MPI.LAND)
-    return results[0] if worked else None
+
+class _Attempt(Thread):
+    """A call in a thread: its result, or its exception."""
+
+    def __init__(self, device: Device, attempt: Callable[[], Any]) -> None:
+        super().__init__(name="NCCL", daemon=True)
+        self._device, self._attempt = device, attempt
+        self.result: Any = None
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._device.use()
+            self.result = self._attempt()
+        except (RuntimeError, OSError, MemoryError, KeyError, DeviceError) as bad:  # NcclError, CUDARuntimeError
+            self.error = bad
 
 
 def nccl_broadcast(comm: MPI.Comm, x: Array, root: int, device: Device) -> None:
     """Enqueue a broadcast of x from root.  Collective over comm, in the same order on all ranks."""
-    nccl_communicator(comm).bcast(x.data.ptr, x.nbytes, _BYTES, root, _pointer(device))
+    _attached(comm, device).nccl.bcast(x.data.ptr, x.nbytes, _BYTES, root, _pointer(device))
 
 
 def nccl_exchange(
     comm: MPI.Comm, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]], device: Device
 ) -> None:
     """Enqueue messages that are sent and received together; two ranks list their messages in the same order."""
-    communicator, stream = nccl_communicator(comm), _pointer(device)
+    communicator, stream = _attached(comm, device).nccl, _pointer(device)
     with _group():
         for x, peer in sends:
             communicator.send(x.data.ptr, x.nbytes, _BYTES, peer, stream)
@@ -100,7 +128,7 @@ def nccl_exchange(
 
 def nccl_reductions(comm: MPI.Comm, parts: Sequence[tuple[Array, Array, int]], device: Device) -> None:
     """Enqueue reductions, each of one part per rank to a total on a root.  Collective over comm, in the same order."""
-    communicator, stream = nccl_communicator(comm), _pointer(device)
+    communicator, stream = _attached(comm, device).nccl, _pointer(device)
     with _group():
         for part, total, root in parts:
             number, words = _TYPES[part.dtype.char]
@@ -122,31 +150,106 @@ def _pointer(device: Device) -> int:
     return int(stream.ptr)
 
 
-def nccl_communicator(comm: MPI.Comm) -> Any:
+class _Communicator:
+    """The NCCL communicator of the ranks of an MPI communicator, whose attribute this object is.  Collective.
+
+    failure : the reason why NCCL's communicator was aborted; "" as long as it can be used.
+
+    The ranks tell each other of failures over a duplicate, because a receive on `comm` may match any tag.
+    """
+
+    def __init__(self, comm: MPI.Comm, nccl: Any) -> None:
+        self.nccl, self.failure, self._size, self._rank = nccl, "", comm.size, comm.rank
+        self._ranks = MPI.Group.Translate_ranks(comm.Get_group(), [*range(comm.size)], MPI.COMM_WORLD.Get_group())
+        self._notices = tracked(comm.Dup())
+        _alive.append(self)
+
+    def check(self) -> None:
+        """Raise DeviceError where NCCL has failed on any rank, and MPI.Exception where a rank has failed.  Local."""
+        status = MPI.Status()
+        if self._notices.Iprobe(status=status):
+            raise DeviceError(self._notices.recv(source=status.source))
+        try:
+            self.nccl.check_async_error()
+        except (RuntimeError, KeyError) as bad:  # NcclError, or an error that CuPy does not know
+            ranks, me = ranks_text(self._ranks), self._ranks[self._rank]
+            raise DeviceError(f"NCCL fails on rank {me}, in its communicator of {ranks}: {bad}") from None
+
+    def abort(self, reason: str) -> None:
+        """Tell the other ranks the reason, and end the operations of this rank on the device.  Local."""
+        self.failure = reason
+        _alive.remove(self)
+        with suppress(MPI.Exception):  # a rank has failed
+            _told.extend(self._notices.isend(reason, dest=rank) for rank in range(self._size) if rank != self._rank)
+        with suppress(Exception):  # the operations have failed anyway
+            self.nccl.abort()
+
+    def destroy(self) -> None:
+        if not self.failure:  # else messages may still come
+            _alive.remove(self)
+            self.nccl.destroy()
+            free_communicator(self._notices)
+
+
+_alive: list[_Communicator] = []
+_told: list[MPI.Request] = []  # messages to ranks that may never receive them
+_aborts: list[str] = []  # the reasons
+
+
+def in_use() -> bool:
+    """Return whether operations of NCCL may be in the streams of this process."""
+    return bool(_alive)
+
+
+def aborts() -> int:
+    """Return how often this rank has aborted its NCCL communicators."""
+    return len(_aborts)
+
+
+def check() -> None:
+    """Abort all NCCL communicators of this rank, and raise DeviceError, where NCCL has failed on any rank.  Local.
+
+    Raises MPI.Exception, likewise, where a rank has failed.
+    """
+    try:
+        for communicator in _alive:
+            communicator.check()
+    except (DeviceError, MPI.Exception) as bad:
+        _abort_all(str(bad))
+        raise
+
+
+def abandon(reason: str) -> None:
+    """Abort all NCCL communicators of this rank, which leaves an operation that other ranks wait for.  Local."""
+    _abort_all(f"rank {MPI.COMM_WORLD.rank} has left an operation of NCCL: {reason}")
+
+
+def _abort_all(reason: str) -> None:
+    communicators = [*_alive]
+    for communicator in communicators:
+        communicator.abort(reason)
+    if communicators:
+        _aborts.append(reason)
+
+
+def _attached(comm: MPI.Comm, device: Device) -> _Communicator:
     """Return the NCCL communicator of the same ranks, which the first call creates.  Collective over comm.
 
-    Raises DeviceError on all ranks if it cannot be created.
+    Raises DeviceError on all ranks if it cannot be created, and on this rank if it was aborted.
     """
-    communicator: Any = comm.Get_attr(_KEY)
-    if communicator is None:
-        with together(comm):
-            unique = _or_error(libnccl.get_unique_id) if comm.rank == 0 else None
-        unique = comm.bcast(unique)
-        with together(comm):
-            communicator = _or_error(libnccl.NcclCommunicator, comm.size, unique, comm.rank)
-        comm.Set_attr(_KEY, communicator)
-    return communicator
+    attached: Any = comm.Get_attr(_KEY)
+    if attached is None:
+        unique = comm.bcast(_in_time(comm, device, libnccl.get_unique_id if comm.rank == 0 else lambda: None))
+        nccl = _in_time(comm, device, partial(libnccl.NcclCommunicator, comm.size, unique, comm.rank))
+        attached = _Communicator(comm, nccl)
+        comm.Set_attr(_KEY, attached)
+    if attached.failure:
+        raise DeviceError(f"NCCL was aborted in this grid: {attached.failure}")
+    return attached
 
 
-def _or_error(call: Callable[..., Any], *args: Any) -> Any:
-    try:
-        return call(*args)
-    except (RuntimeError, OSError) as bad:  # NcclError is a RuntimeError
-        raise DeviceError(f"NCCL cannot be used: {bad}") from None
-
-
-def _destroy(comm: MPI.Comm, keyval: int, communicator: Any) -> None:
-    communicator.destroy()
+def _destroy(comm: MPI.Comm, keyval: int, attached: _Communicator) -> None:
+    attached.destroy()
 
 
 _KEY = MPI.Comm.Create_keyval(delete_fn=_destroy)

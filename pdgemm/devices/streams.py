@@ -55,7 +55,7 @@ class DeviceRecorder(Recorder):
         """Wait until all copies of the transfer stream are complete."""
         packed, self._packed = self._after_copies(), None
         if packed is not None:
-            packed.synchronize()
+            self._device.wait(packed)
 
     def record_copies(self) -> tuple[Any, ...]:
         packed = self._after_copies()
@@ -89,7 +89,7 @@ class DeviceRecorder(Recorder):
     def finish(self) -> None:
         """Wait for all work, then add the seconds that the device measured to the phases."""
         for stream in (self.transfer, self.upload, self.compute):
-            stream.synchronize()
+            self._device.wait(stream)
         self._computed, self._packed, self._copies = None, None, False
         for name, begin, end in self._spans:
             self.seconds[name] = self.seconds.get(name, 0.0) + self.timed(name, begin, end)
@@ -143,7 +143,7 @@ class EventRequest:
         return self._device.happened(self._event)
 
     def Wait(self) -> None:
-        self._event.synchronize()
+        self._device.wait(self._event)
 
 
 class _Before(EventRequest):

@@ -13,7 +13,7 @@ from functools import cache, wraps
 from math import inf
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
-from time import monotonic, process_time
+from time import monotonic, perf_counter, process_time, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
 
+_SPIN, _NAP = 2e-3, 5e-5  # seconds: `poll_until` polls for _SPIN, and then sleeps for _NAP after each poll
 _WORK = 0.01  # seconds of processor time per second above which a process is at work
 # fmt: off
 _BLOCKING = (
@@ -77,6 +78,16 @@ class Wait:
         """The counter of a communicator that has all ranks for which this rank may wait; None where there is none."""
         counter = counters.get(self.comm.handle) if self.comm is not None else None
         return counter if counter or self.check else last
+
+
+def poll_until(done: Callable[[], object], meanwhile: Callable[[], object] | None = None) -> None:
+    """Wait until `done` returns true, and call `meanwhile` after each call that returns false."""
+    start = perf_counter()
+    while not done():
+        if meanwhile:
+            meanwhile()
+        if perf_counter() - start > _SPIN:
+            sleep(_NAP)
 
 
 # `watchdog` adds and removes counters, by the handles of their communicators, and reads the other two variables

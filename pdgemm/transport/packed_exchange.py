@@ -20,6 +20,7 @@ from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.elementwise import Combine
 from pdgemm.schedules.exchanges.exchange import Block, Exchange, Redistribution
 from pdgemm.schedules.staircase import Staircase
+from pdgemm.support.agreement import raised_on
 from pdgemm.support.waits import Wait
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers.node_arrays import NodeArrays
@@ -288,10 +289,12 @@ class kept_if_it_fails:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is not None:
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
             _in_flight.append(self._workspace)
             used = {device for x in self._arrays if (device := devices.of(x)) is not None}
+            for device in used if not raised_on(error) else ():  # the other ranks would wait for this rank
+                device.abandon_nccl(f"{type(error).__name__}: {error}")
             if not all(map(_is_idle, used)):
                 _in_flight.append(self._arrays)
 
@@ -302,7 +305,7 @@ def _is_idle(device: Device) -> bool:
     try:
         events = [x.record() for x in (device.product_stream(), device.transfer_stream(), device.upload_stream())]
         while not all(device.happened(event) for event in events):
-            if monotonic() > end:  # NCCL may wait for a rank that has failed
+            if monotonic() > end:
                 return False
             sleep(1e-3)
     except Exception:  # the exception that is on its way to the caller says more

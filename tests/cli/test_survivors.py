@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from contextlib import suppress
@@ -90,6 +91,44 @@ def running(program: Path) -> list[str]:
             if str(program).encode() in path.read_bytes().split(b"\0"):
                 found.append(path.parent.name)
     return found
+
+
+# X := A X three times, on a simulated GPU for each rank.  Rank 1 is killed while the others wait for it in NCCL
+ON_GPUS = """
+import os, signal, time
+import numpy as np
+import pdgemm
+from fake_cupy import Nccl, fake_cupy
+from mpi4py import MPI
+from pdgemm import DistMatrix, pdgemm as multiply
+
+movers = []
+
+def make(grid):
+    Nccl.stuck, Nccl.world = False, grid.comm
+    A = DistMatrix.random((40, 40), seed=1, grid=grid, device="cuda")
+    return {"A": A, "X": A, "k": 0}
+
+def step(state):
+    Nccl.stuck = state["k"] == 1 and state["A"].grid.size == 3
+    if Nccl.stuck and MPI.COMM_WORLD.rank == 1:
+        Nccl._run = lambda: (time.sleep(0.2), os.kill(os.getpid(), signal.SIGKILL))
+    X = multiply(1, state["A"], state["X"])
+    movers.append(X.report.mover)
+    return {"A": state["A"], "X": X, "k": state["k"] + 1}
+
+with fake_cupy(3, aware="yes"):
+    from pdgemm.devices import cuda_ipc
+    cuda_ipc._maps = lambda memory, device: False
+    with pdgemm.resilient(patience=20) as r:
+        X = r.run(make, step, lambda state: state["k"] == 3)["X"]
+        a = make(r.grid)["A"].allgather()
+        assert np.allclose(X.allgather(), a @ a @ a @ a, rtol=1e-13, atol=0)
+        r.grid.free()
+        assert not Nccl.waiting and Nccl.aborted
+        if r.comm.rank == 0:
+            print("RIGHT", movers, [(x.lost, x.seconds < 5) for x in r.recoveries])
+"""
 
 
 MOMENTS: list[tuple[int, list[tuple[int, str]], str, dict[str, str], list[Any]]] = [
@@ -308,3 +347,11 @@ with pdgemm.resilient() as r:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("RAISED a block of pdgemm.resilient is in another one") == 2
+
+
+def test_ranks_that_wait_in_nccl_go_on(tmp_path: Path) -> None:
+    """Their operations are aborted, and the ranks that are left make communicators of NCCL anew."""
+    path = os.pathsep.join([str(Path(__file__).parents[1] / "helpers"), os.environ.get("PYTHONPATH", "")])
+    done = job(tmp_path, 3, ON_GPUS, PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    assert "RIGHT ['nccl', 'nccl', 'nccl', 'nccl'] [((1,), True)]" in done.stdout

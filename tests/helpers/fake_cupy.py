@@ -2,8 +2,9 @@
 
 They take and refuse here what they take and refuse there, by CuPy 14.2's sources and CUDA's manuals: cuBLAS reads
 matrices by address and leading dimension, kernels are told in C, CUDA IPC maps allocations of other processes (here
-files in memory that have no name).  All is done at once: when it is done is the matter of fake_device.py.  cuSOLVER is
-in fake_cusolver.py.
+files in memory that have no name).  All is done at once: when it is done is the matter of fake_device.py.  Only NCCL's
+operations may never be done (`Nccl.stuck`), nor then what is in the streams behind them.  cuSOLVER is in
+fake_cusolver.py.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from functools import partialmethod
 from importlib.machinery import ModuleSpec
 from itertools import count
 from math import prod
+from time import sleep
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -213,7 +215,7 @@ class Gpu:
         return f"0000:{number:02X}:00.0"
 
     def eventQuery(self, event: int) -> int:
-        return self.failed
+        return self.failed or (600 if event in Event.behind and Nccl.waiting else 0)
 
     def getDeviceProperties(self, number: int) -> dict[str, Any]:
         return {"name": b"simulated"}
@@ -475,6 +477,7 @@ class Simulated:
                 return SimpleNamespace(ptr=self.x.__array_interface__["data"][0], mem=self.memory)
 
             def get(self, stream: Any = None, order: str = "C") -> np.ndarray:
+                simulated.streams[-1].synchronize()
                 simulated.gpu.downloads.append(self.nbytes)
                 return np.array(self.x, order=order)  # type: ignore[call-overload]
 
@@ -560,6 +563,7 @@ class Simulated:
             PinnedMemoryPointer=lambda memory, offset: memory,
             malloc_managed="managed",
             using_allocator=self.using_allocator,
+            Event=Event,
             Stream=lambda non_blocking, priority=0: Stream(self),
             get_current_stream=lambda: self.streams[-1],
             get_elapsed_time=self.get_elapsed_time,
@@ -574,13 +578,17 @@ class MemoryPointer:
 
 class Event:
     _numbers = count()
+    behind: ClassVar[set[int]] = set()  # those recorded behind operations of NCCL that are never done
 
     def __init__(self) -> None:
         self.number = next(self._numbers)
         self.ptr = self.number
+        if Nccl.waiting:
+            self.behind.add(self.ptr)
 
     def synchronize(self) -> None:
-        pass
+        while self.ptr in self.behind and Nccl.waiting:
+            sleep(1e-3)
 
 
 class Stream:
@@ -596,7 +604,7 @@ class Stream:
         assert isinstance(event, Event)
 
     def synchronize(self) -> None:
-        pass
+        self.record().synchronize()
 
     def __enter__(self) -> Stream:
         self._simulated.streams.append(self)
@@ -661,11 +669,17 @@ def _memory(ptr: int, nbytes: int) -> np.ndarray:
 
 
 class Nccl:
-    """One rank per GPU, and all calls in the same order."""
+    """One rank per GPU, and all calls in the same order.
+
+    stuck : the operations of this rank wait for ranks that never come, until they are aborted.
+    error : what NCCL's own thread has seen going wrong.   world : has all ranks, and none that has failed.
+    """
 
     available, NCCL_UINT8 = True, 1
     _tags = count(1)
     _group: ClassVar[list[tuple[Any, ...]]] = []
+    waiting: ClassVar[set[Any]] = set()  # communicators of operations that are never done
+    stuck, error, world = False, "", MPI.COMM_WORLD
     _depth = aborted = 0
 
     @staticmethod
@@ -687,6 +701,10 @@ class Nccl:
         """Messages between two ranks are matched in their order; nobody goes on before all of a group is done."""
         group, cls._group = cls._group, []
         requests = []
+        if cls.stuck:
+            cls.waiting.update(communicator for _, communicator, *_ in group)
+            return
+        group = [(what, communicator._comm, *args) for what, communicator, *args in group]
         for what, comm, *args in group:
             if what == "recv":
                 requests.append(comm.Irecv(*args))
@@ -703,13 +721,13 @@ class Nccl:
 
     @classmethod
     def get_unique_id(cls) -> bytes:
-        return struct.pack("qq112x", MPI.COMM_WORLD.rank, next(cls._tags))
+        return struct.pack("qq112x", cls.world.rank, next(cls._tags))
 
     class NcclCommunicator:
         def __init__(self, size: int, unique: bytes, rank: int) -> None:
             assert isinstance(unique, bytes) and len(unique) == 128
             root, number = struct.unpack("qq112x", unique)
-            tag, world = 4000 + number % 1000, MPI.COMM_WORLD
+            tag, world = 4000 + number % 1000, Nccl.world
             if rank == 0:
                 ranks = [root] + [0] * (size - 1)
                 for _ in range(size - 1):
@@ -724,7 +742,8 @@ class Nccl:
 
         def _queue(self, what: str, *args: Any) -> None:
             """It is done when the group that it is in ends."""
-            Nccl._group.append((what, self._comm, *args))
+            assert self._comm is not None, "NCCL crashes: the communicator was aborted"
+            Nccl._group.append((what, self, *args))
             if not Nccl._depth:
                 Nccl._run()
 
@@ -749,11 +768,20 @@ class Nccl:
         def abort(self) -> None:
             """Whatever the others do; nothing is left to be destroyed."""
             Nccl.aborted += 1
+            Nccl.waiting.discard(self)
             self._comm = None
 
+        def check_async_error(self) -> None:
+            assert self._comm is not None, "NCCL crashes: the communicator was aborted"
+            if Nccl.error:
+                raise RuntimeError(Nccl.error)
+
         def destroy(self) -> None:
+            while self in Nccl.waiting:  # kernels have to end first
+                sleep(1e-3)
             if self._comm is not None:
                 self._comm.Free()
+                self._comm = None
 
 
 @contextmanager
@@ -767,6 +795,8 @@ def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
     gpu = Gpu(gpus)
     simulated = Simulated(gpu)
     with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"stuck": False, "error": "", "waiting": set()}.items():
+            patch.setattr(Nccl, name, value)
         for name, module in simulated.modules().items():
             patch.setitem(sys.modules, name, module)
         for name in MODULES:  # each time anew

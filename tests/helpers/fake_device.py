@@ -588,6 +588,12 @@ class FakeDevice:
     def happened(self, event: FakeEvent) -> bool:
         return event.happened()
 
+    def wait(self, work: FakeEvent | FakeStream) -> None:
+        work.synchronize()
+
+    def abandon_nccl(self, reason: str) -> None:
+        pass
+
     def elapsed(self, begin: FakeEvent, end: FakeEvent) -> float:
         assert end.stream.finished >= end.position >= begin.position
         return 1e-6 * (end.position - begin.position)

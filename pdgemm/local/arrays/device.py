@@ -204,7 +204,17 @@ class Device(Protocol):
         """Return the stream for copies from the host that overlap with copies to the host."""
 
     def happened(self, event: Any) -> bool:
-        """Return whether an event is complete.  Raises the error of the device, if any."""
+        """Return whether an event is complete.
+
+        Raises the error of the device, if any, DeviceError where NCCL has failed on a rank, or a rank has abandoned it,
+        and MPI.Exception where a rank has failed.
+        """
+
+    def wait(self, work: Event | Stream) -> None:
+        """Let the host wait for an event, or for all work of a stream so far.  Raises the exceptions of `happened`."""
+
+    def abandon_nccl(self, reason: str) -> None:
+        """End the operations of NCCL that this rank has started, and tell the ranks that share in them the reason."""
 
     def elapsed(self, begin: Any, end: Any) -> float:
         """Return the seconds between two completed events."""

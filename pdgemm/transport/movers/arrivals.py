@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Protocol
 
 from mpi4py import MPI
 
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.support.waits import Wait
-
-_SPIN, _NAP = 2e-3, 5e-5  # seconds: a wait between nodes polls for _SPIN, and then sleeps for _NAP after each poll
+from pdgemm.support.waits import Wait, poll_until
 
 
 class Arrival(Protocol):
@@ -56,7 +54,7 @@ class Transfers:
         if group:
             with self._recorder.phase("wait"), Wait():
                 if self._between_nodes:
-                    self._poll_until(group)
+                    poll_until(lambda: not _remove_complete(group), self._progress)
                 for arrival in group:
                     arrival.Wait()
             group.clear()
@@ -68,13 +66,6 @@ class Transfers:
             for group in self._coming:
                 _remove_complete(group)
             self._forget()
-
-    def _poll_until(self, group: list[Arrival]) -> None:
-        start = perf_counter()
-        while _remove_complete(group):
-            self._progress()
-            if perf_counter() - start > _SPIN:
-                sleep(_NAP)
 
     def _forget(self) -> None:
         before, self._coming = self._coming, [group for group in self._coming if group]

@@ -1,0 +1,115 @@
+"""NCCL that fails after its trial, on CuPy without a GPU (fake_cupy.py): no rank waits for it for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from fake_cupy import Nccl, fake_cupy
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+WORDS = "NCCL_ERROR_REMOTE_ERROR: a remote process exited"
+
+
+@pytest.fixture(autouse=True)
+def gpu(comm: Any, monkeypatch: Any) -> Iterator[Any]:
+    """A GPU each, whose memory no other rank reads."""
+    if comm.size > 4:
+        pytest.skip("nothing depends on the number of ranks")
+    with fake_cupy(comm.size, aware="yes") as simulated:
+        from pdgemm.devices import cuda_ipc
+
+        monkeypatch.setattr(cuda_ipc, "_maps", lambda memory, device: False)
+        yield simulated
+
+
+WAITS: dict[str, Callable[[Any], object]] = {  # of the host, for what is behind NCCL's operations
+    "finish": lambda recorder: recorder.finish(),
+    "synchronize_copies": lambda recorder: recorder.synchronize_copies(),
+    "copied": lambda recorder: recorder.copied().Wait(),
+    "record_products": lambda recorder: [wait() for wait in recorder.record_products(lambda: None)],
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+@pytest.mark.on_ranks(2, 4)
+def test_each_wait_ends(comm: Any, cuda: Any, name: str) -> None:
+    """With an error that NCCL reports on one rank, which all ranks raise."""
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.devices.streams import recorder_of
+    from pdgemm.errors import DeviceError
+
+    if comm.size == 1:
+        pytest.skip("one rank sends nothing")
+    with ProcessGrid(comm) as grid:
+        x = DistMatrix.zeros((8, 8), grid=grid, device="cuda").stored
+        assert cuda.reach(grid).nccl
+        comm.Barrier()
+        recorder = recorder_of(x)
+        Nccl.stuck, Nccl.error = True, WORDS if comm.rank == comm.size - 1 else ""
+        with recorder.phase("pack"):
+            cuda.broadcast(grid.comm, x, 0)
+        with recorder.phase("compute"):
+            pass
+        with pytest.raises(DeviceError, match=rf"NCCL fails on rank {comm.size - 1}, in .* of ranks 0.*: {WORDS}"):
+            WAITS[name](recorder)
+        assert not Nccl.waiting and Nccl.aborted
+        recorder.finish()  # nothing is waited for any more
+        assert not cuda.reach(grid).nccl
+        with pytest.raises(DeviceError, match=WORDS):
+            cuda.broadcast(grid.comm, x, 0)
+
+
+@pytest.mark.parametrize("algorithm", ["summa", "cannon", "stationary_a", "2.5d"])
+def test_products(comm: Any, cuda: Any, monkeypatch: Any, algorithm: str) -> None:
+    """Of which one rank fails: the others raise its error, multiply by another mover, and on a new grid by NCCL."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.devices import cuda_nccl
+    from pdgemm.errors import DeviceError, OutOfMemoryError
+
+    if comm.size == 1 or (algorithm == "2.5d" and comm.size != 4):
+        pytest.skip("one rank sends nothing, and two layers have four ranks")
+    a = np.arange(144.0).reshape(12, 12)
+    last = comm.rank == comm.size - 1
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.from_global(a, grid=grid, device="cuda")
+        C = pdgemm(1, A, A, algorithm=algorithm, panel_width=2)
+        assert C.report.mover == "nccl"
+        with monkeypatch.context() as patch:
+            if last:
+                patch.setattr(cuda_nccl, "_pointer", Mock(side_effect=OutOfMemoryError("a launch lacks memory")))
+            patch.setattr(Nccl, "stuck", True)
+            with pytest.raises(OutOfMemoryError if last else DeviceError, match="a launch lacks memory") as caught:
+                pdgemm(1, A, A, 0, C, algorithm=algorithm, panel_width=2)
+        assert last or f"rank {comm.size - 1}" in str(caught.value)
+        assert not Nccl.waiting
+        comm.Barrier()
+        pdgemm(1, A, A, 0, C, algorithm=algorithm)
+        assert C.report.mover != "nccl"
+        assert np.array_equal(C.allgather(), a @ a)
+        with pytest.raises(ValueError, match="nccl"):
+            pdgemm(1, A, A, 0, C, mover="nccl")
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.from_global(a, grid=grid, device="cuda")
+        C = pdgemm(1, A, A, algorithm=algorithm)
+        assert C.report.mover == "nccl"
+        assert np.array_equal(C.allgather(), a @ a)
+
+
+def test_a_grid_is_freed_after_any_exception(comm: Any, cuda: Any) -> None:
+    """Of one rank beside operations of NCCL that wait for it."""
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.transport.packed_exchange import kept_if_it_fails
+
+    if comm.size == 1:
+        pytest.skip("one rank sends nothing")
+    with ProcessGrid(comm) as grid:
+        x = DistMatrix.zeros((8, 8), grid=grid, device="cuda").stored
+        Nccl.stuck = True
+        with pytest.raises(KeyboardInterrupt), kept_if_it_fails(None, x), cuda.transfer_stream():
+            cuda.broadcast(grid.comm, x, 0)
+            raise KeyboardInterrupt
+    assert not Nccl.waiting
