@@ -47,6 +47,8 @@ class NodeMemory:
     The memory is valid until MPI_Finalize.  A forked process sees the same elements, not a copy.
     """
 
+    failed = False  # only GPU memory can fail to be mapped
+
     def __init__(self, node: MPI.Intracomm, limit: float, oversubscribed: bool) -> None:
         self.node, self.alone, self.oversubscribed = node, node.size == 1, oversubscribed
         self.window = None if self.alone else _window(node, limit)

@@ -45,6 +45,10 @@ class DeviceError(PdgemmError, ValueError):
     """A device does not exist, or matrices are in the memory of different devices."""
 
 
+class MappingError(DeviceError):
+    """A rank cannot map the GPU memory of another rank: from then on ranks send what they would read."""
+
+
 class FileError(PdgemmError, OSError):
     """A file or dataset cannot be read or written."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,8 +18,9 @@ from pdgemm.algorithms.products.executor import Call, Executor, executor_of
 from pdgemm.algorithms.protection.repetition import protected
 from pdgemm.algorithms.protection.row_checksums import RowChecksums
 from pdgemm.algorithms.redistribution import move_report
+from pdgemm.algorithms.transport_choice import mover_and_access
 from pdgemm.devices.streams import recorder_of
-from pdgemm.errors import ArgumentError
+from pdgemm.errors import ArgumentError, MappingError
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
@@ -30,9 +32,9 @@ from pdgemm.local.arrays.device import Array, Device
 from pdgemm.local.arrays.elementwise import CONVERT, Combine
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.planning.planner import explain
+from pdgemm.planning.planner import explain, plan_product
 from pdgemm.planning.product_plan import ProductPlan
-from pdgemm.schedules.mover_registry import MOVERS
+from pdgemm.schedules.mover_registry import AUTO, MOVERS, NCCL
 from pdgemm.schedules.products import Product
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.agreement import GuardedCallback, agree, check_not_freed, together
@@ -40,6 +42,7 @@ from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.packed_exchange import exchange, kept_if_it_fails
 
+T = TypeVar("T")
 SMALL = 1 << 14  # bytes of buffers that an executor may keep until C is formed again
 FEW = 64  # panels that such an executor may keep, with a kilobyte of views each
 
@@ -54,8 +57,11 @@ class Prepared:
     def __init__(
         self, plan: ProductPlan, alpha: Any, A: DistMatrix, B: DistMatrix, C: DistMatrix, workspace: Workspace
     ) -> None:
-        self.plan = plan
-        self._alpha, self._matrices, self._workspace, self._bytes = alpha, (A, B, C), workspace, workspace.nbytes
+        self._alpha, self._matrices = alpha, (A, B, C)
+        self._use(plan, workspace)
+
+    def _use(self, plan: ProductPlan, workspace: Workspace) -> None:
+        self.plan, self._workspace, self._bytes = plan, workspace, workspace.nbytes
         self._moves = dict(plan.moves)
         self._grid: ProcessGrid | None = None  # the grid, peers, call and executor are set by `set_up` or the first run
         self._peers: NodeArrays | None = None
@@ -64,14 +70,14 @@ class Prepared:
         if LOG.isEnabledFor(INFO):
             mover = plan.product.transport
             how = f"{mover}, {MOVERS[mover].summary}" if mover in MOVERS else mover
-            log_plan(A.grid.comm.rank, plan, how, partial(explain, plan), workspace.sizes)
+            log_plan(self._matrices[0].grid.comm.rank, plan, how, partial(explain, plan), workspace.sizes)
 
     def set_up(self) -> Prepared:
         """Do the one-time work of the first run in advance, and return this object.  Collective over the grid.
 
         This creates communicators, also those of NCCL, maps memory of other GPUs, and compiles common kernels.
         """
-        self._meet()
+        self._repeated_if_unmapped(self._meet)
         call, comm, device = self._call, self._matrices[0].grid.comm, devices.of(self._call.C)
         if device is None:
             return self
@@ -118,7 +124,7 @@ class Prepared:
         """Compute C, compare C with its checksums if the plan protects it, and set its report.  Arguments: `_run`."""
         problem, C, comm = self.plan.problem, self._matrices[2], self._matrices[0].grid.comm
         if not problem.protect:
-            return self._run(beta, start, progress, agreed)
+            return self._repeated_if_unmapped(partial(self._run, beta, start, progress, agreed))
         buffers = self._workspace.checks
         checks = RowChecksums(self._alpha, self._matrices, beta, buffers, problem.accumulate, problem.compute)
         entry = buffers["C on entry"].reshape(C.stored.shape, order=C.order) if "C on entry" in buffers else None
@@ -126,6 +132,21 @@ class Prepared:
         outcome, report = protected(run, C, checks, problem.protect == "repair", planned, entry), C._report
         C.report = lambda: report().changed(checks=outcome)
         return C
+
+    def _repeated_if_unmapped(self, work: Callable[[], T]) -> T:
+        """Return the result of `work`, by another plan where ranks cannot map each other's memory.  Collective."""
+        try:
+            return work()
+        except MappingError:  # nothing has been written to C yet
+            A, B, C = self._matrices
+            plan = by_messages(self.plan, A, B, C)
+            if plan is self.plan:
+                raise
+        with together(A.grid.comm) as description:
+            description.append(plan.description)
+            workspace = Workspace(plan, A, B)
+        self._use(plan, workspace)
+        return work()
 
     def _run(
         self,
@@ -216,6 +237,17 @@ class Prepared:
             self._multiply = same_again(key, call, A, B, C)
         else:
             self._multiply = executor_of(call)
+
+
+def by_messages(plan: ProductPlan, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> ProductPlan:
+    """Return the best plan for ranks that send what they would have read; the same plan if its mover was requested."""
+    problem = plan.problem
+    if not problem.shared or problem.mover != AUTO:
+        return plan
+    mover, reach = mover_and_access(AUTO, False, A, B, C)
+    staged = reach.staged and mover != NCCL.name
+    sent = replace(problem, mover=mover, staged=staged, shared=False, outside_node_memory=(), nodes=())
+    return plan_product(sent)
 
 
 def _first_calls(call: Call[Product], device: Device) -> None:

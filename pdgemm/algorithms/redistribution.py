@@ -27,10 +27,11 @@ from pdgemm.matrix.local_arrays import all_shared, device_on, new_array, new_loc
 from pdgemm.names import DType, Protection
 from pdgemm.schedules.exchanges.exchange import Exchange, best_places, plan_exchange
 from pdgemm.support.agreement import together
-from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails
+from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails, repeated_if_unmapped
 from pdgemm.transport.store import store
 
 
+@repeated_if_unmapped
 def redistribute(
     X: DistMatrix,
     out: DistMatrix | None = None,

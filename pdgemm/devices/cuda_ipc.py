@@ -17,7 +17,7 @@ from cupy.cuda import runtime
 from mpi4py import MPI
 
 from pdgemm.devices import cuda_nccl, gpu_aware_mpi
-from pdgemm.errors import DeviceError
+from pdgemm.errors import DeviceError, MappingError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays.device import REMEDY, Array, Device, Reach
 from pdgemm.support.agreement import together
@@ -70,9 +70,9 @@ class IpcMemory:
         return cupy.ndarray(tuple(shape), dtype, cupy.cuda.MemoryPointer(memory, offset), tuple(strides))
 
     def map_all(self, places: Sequence[Sequence[Sequence[int]]]) -> None:
-        """Map the allocations of arrays.  Collective over the node: raises DeviceError on all its ranks if one fails.
+        """Map the allocations of arrays.  Collective over the node: raises MappingError on all its ranks if one fails.
 
-        places : by rank of the node, `where` of each array.   After a failure ranks send panels in later products.
+        places : by rank of the node, `where` of each array.   After a failure `reach` says that nothing is read.
         """
         if self.alone:
             return
@@ -85,8 +85,8 @@ class IpcMemory:
                                 _mappings.find(np.array(handle, np.int64).tobytes(), number)
                 except _FAILURES as bad:
                     where = f"rank {self.node.rank} of the node cannot map the GPU memory of rank {rank}"
-                    raise DeviceError(f"{where}: {bad}; from now on panels are sent instead, so try again") from None
-        except DeviceError:
+                    raise MappingError(f"{where}: {bad}; from now on ranks send what they would read") from None
+        except MappingError:
             self.failed = True
             raise
 

@@ -74,7 +74,7 @@ def nccl_arrives(comm: MPI.Intracomm, device: Device) -> bool:
     return True
 
 
-def _in_time(comm: MPI.Intracomm, device: Device, attempt: Callable[[], Any]) -> Any:
+def _in_time(comm: MPI.Comm, device: Device, attempt: Callable[[], Any]) -> Any:
     """Return the result of an attempt on this rank.  Collective over comm.
 
     NCCL is called in a thread, which is left behind if it does not return.  Raises DeviceError on all ranks if the

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import wraps
 from itertools import zip_longest
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm.errors import MappingError
 from pdgemm.grids.index_map import IndexMap
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder, nothing
@@ -27,6 +30,9 @@ from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import flat
 from pdgemm.transport.store import store
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class ExchangeBuffers:
@@ -273,9 +279,22 @@ def _contiguous(
     return view if contiguous else None
 
 
+def repeated_if_unmapped(operation: Callable[P, T]) -> Callable[P, T]:
+    """Return an operation that is planned and run once more where ranks cannot map each other's memory.  Collective."""
+
+    @wraps(operation)
+    def repeated(*args: P.args, **options: P.kwargs) -> T:
+        with suppress(MappingError):  # nothing has been written yet, and from now on plans read nothing in place
+            return operation(*args, **options)
+        return operation(*args, **options)
+
+    return repeated
+
+
 class kept_if_it_fails:
     """Keeps buffers for ever after an exception during a transfer, because MPI may still read and write them.
 
+    A MappingError is raised on all ranks before anything is transferred, and nothing is kept.
     workspace : the buffers.
     arrays : the operands, which the caller may free or overwrite next: their device, if any, completes its work first.
         If the device does not complete it, the operands are kept, too.
@@ -290,7 +309,7 @@ class kept_if_it_fails:
         pass
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        if error is not None:
+        if error is not None and not isinstance(error, MappingError):
             _in_flight.append(self._workspace)
             used = {device for x in self._arrays if (device := devices.of(x)) is not None}
             for device in used if not raised_on(error) else ():  # the other ranks would wait for this rank

@@ -389,26 +389,53 @@ def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: G
         assert len(gpu.mapped) == comm.size - 1
 
 
-def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:
-    """All ranks raise before any of them waits, and send their panels from then on."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+@pytest.mark.parametrize("name", ["product", "plan", "prepared", "moved", "redistribute", "select", "cholesky", "ipc"])
+def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any, name: str) -> None:
+    """All ranks notice before anything is written, and repeat the operation with messages, if that is left to them."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
+    from pdgemm import plan as planned
     from pdgemm.errors import DeviceError
 
     if comm.size == 1:
         pytest.skip("one rank maps nothing")
+    n = 740  # allocations of their own, which are not mapped yet
+    a, order = np.eye(n) + np.arange(n) / n, [*range(1, n), 0]
     with ProcessGrid(comm) as grid:
-        n = 350 * comm.size
-        A = DistMatrix.from_global(np.ones((n, n)), grid=grid, device="cuda")  # allocations that are not mapped yet
-        C = A.copy()
+        A = DistMatrix.from_global(a, grid=grid, device="cuda")
+        if name == "cholesky":
+            A = DistMatrix.from_global(a @ a.T, grid=grid, block=32, device="cuda")
+        C = DistMatrix.zeros((n, n), grid=grid, block=16 if name in ("moved", "redistribute") else None, device="cuda")
         assert cuda.reach(grid).reads
+        plan = planned(A, A, C, beta=1, algorithm="cannon" if name == "moved" else "summa")
+        operations: dict[str, Any] = {
+            "product": lambda: pdgemm(1, A, A, 1, C, algorithm="summa"),
+            "plan": lambda: plan.execute(A, A, C, beta=1),
+            "prepared": lambda: plan.prepare(A, A, C)(beta=1),
+            "moved": lambda: plan.execute(A, A, C, beta=1),
+            "redistribute": lambda: A.redistribute(out=C),
+            "select": lambda: A.take(order, axis=0),
+            "cholesky": lambda: linalg.cholesky(A),
+            "ipc": lambda: pdgemm(1, A, A, 1, C, algorithm="summa", mover=cuda.reach(grid).reads),
+        }
+        refused = name == "ipc" or (name == "cholesky" and cuda.reach(grid).reads == "shared")  # none can send panels
         with monkeypatch.context() as patch:
             if comm.rank == comm.size - 1:
                 patch.setattr(gpu, "ipcOpenMemHandle", Mock(side_effect=CUDARuntimeError(2)))
-            with pytest.raises(DeviceError, match=rf"rank {comm.size - 1} of the node cannot map .*so try again"):
-                pdgemm(1, A, A, 0, C)
+            if refused:
+                text = rf"rank {comm.size - 1} of the node cannot map the .* ranks send|factor it on the host"
+                with pytest.raises(DeviceError, match=text):
+                    operations[name]()
+                return
+            X = operations[name]()
         assert not cuda.reach(grid).reads
-        pdgemm(1, A, A, 0, C)
-        assert C.report.mover not in ("shared", "ipc") and np.array_equal(C.allgather(), np.full((n, n), n))
+        expected = {"redistribute": a, "select": a[order], "cholesky": np.linalg.cholesky(a @ a.T)}.get(name, a @ a)
+        assert np.allclose(X.allgather(), expected, rtol=1e-12, atol=1e-9)
+        report = X.report
+        assert report.as_predicted
+        assert report.counted.messages_sent or grid.shape == (1, 1)
+        if name in ("plan", "prepared"):
+            operations[name]()
+            assert np.allclose(C.allgather(), 2 * a @ a, rtol=1e-12)
 
 
 def test_copies(comm: Any, gpu: Gpu, cuda: Any) -> None:

@@ -668,7 +668,7 @@ class FakeMemory:
     def __init__(self, memory: NodeMemory, device: FakeDevice) -> None:
         self._memory, self._device = memory, device
         self.node, self.alone, self.window, self.size = memory.node, memory.alone, memory.window, memory.size
-        self.fence = memory.fence
+        self.fence, self.failed = memory.fence, False
         parts = [np.frombuffer(part, np.uint8) for part in (self.window.parts if self.window else [])]
         self._bounds = [byte_bounds(part) for part in parts]
 

@@ -21,7 +21,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.schedules.exchanges.exchange import Selection, fitted_messages
 from pdgemm.support.agreement import together
-from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails
+from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails, repeated_if_unmapped
 
 Indices = Any  # a list, array, mask, slice or range; None for all
 
@@ -84,6 +84,7 @@ def _indices(rows: Indices, cols: Indices, A: DistMatrix) -> list[np.ndarray]:
     return [np.asarray(x.indices, np.int64) for x in sides]
 
 
+@repeated_if_unmapped
 def _move(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs], start: float) -> None:
     """Copy the elements of these pairs of rows and of columns from X to Y, and set the report of Y.  Collective."""
     grid, comm = Y.grid, Y.grid.comm

@@ -13,11 +13,12 @@ from mpi4py import MPI
 
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.devices.streams import recorder_of
-from pdgemm.errors import NodeMemoryError
+from pdgemm.errors import DeviceError, MappingError, NodeMemoryError
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.panel_report import PanelReport
+from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.run_report import MoveReport
 from pdgemm.instrument.spans import HOST
 from pdgemm.local.arrays import device as devices
@@ -42,8 +43,17 @@ _NEVER = 1 << 62  # larger than any row number
 
 
 def can_read(*matrices: DistMatrix) -> str:
-    """Return the mover of panels: "shared" if all ranks can read each other's local arrays in place, else "ring"."""
-    return expected_mover(matrices[0]) if all(x.shared for x in matrices) else RING.name
+    """Return the mover of panels: "shared" if all ranks can read each other's local arrays in place, else "ring".
+
+    Raises DeviceError on all ranks where panels can be neither read nor sent.
+    """
+    A, mover = matrices[0], RING.name
+    if all(x.shared for x in matrices):
+        mover = expected_mover(A)
+    device = devices.of(A.stored)
+    if device and mover == RING.name and A.grid.size > 1 and (reach := device.reach(A.grid)).staged:
+        raise DeviceError(f"a matrix is on {device.name}, and {reach}: factor it on the host, A.to_host()")
+    return mover
 
 
 def expected_mover(A: DistMatrix) -> str:
@@ -73,36 +83,28 @@ def run_panels(
 
     Returns the smallest nonzero number that the executor returned on any rank, else 0, and a function that makes the
     report; 0 and None while a program is planned.
-    Raises the same exception on all ranks if buffers cannot be allocated.
+    Raises the same exception on all ranks if buffers cannot be allocated, or GPU memory can be neither mapped nor sent.
     """
     start, grid = perf_counter() if start is None else start, matrices["A"].grid
     if grid.draft:
         grid.draft.add("A", schedule)
         return 0, None
-    comm, stored = grid.comm, {name: x.stored for name, x in matrices.items()}
+    comm, device, recorder = grid.comm, devices.of(matrices["A"].stored), recorder_of(matrices["A"].stored)
     try:
-        workspace = _workspace(schedule, grid, stored["A"], what)
-    except NodeMemoryError:  # raised on all ranks, so all ranks send panels instead
+        task = _task(schedule, matrices, recorder, what)
+    except (NodeMemoryError, MappingError):  # raised on all ranks, so all ranks send panels instead
+        if device and device.reach(grid).staged:
+            raise
         schedule = replace(schedule, mover=RING.name)
-        workspace = _workspace(schedule, grid, stored["A"], what)
-    recorder = recorder_of(stored["A"])
-    recorder.hold(sum(buffer.nbytes for buffer in workspace.values()))
-    transfers = Transfers(between_nodes=grid.ranks_per_node is not None).used(recorder)
-    common = schedule, stored, grid, workspace, transfers, recorder
-    task: Task[Any] = Sent(*common)
-    with kept_if_it_fails(workspace, *stored.values()):
-        with recorder.phase("sync"):
-            if schedule.shared:
-                exposed: dict[str, tuple[Array, Layout | None]]
-                exposed = {name: (stored[name], matrices[name].layout_in(grid)) for name in schedule.orders}
-                exposed |= {name: (workspace[name], None) for name in schedule.exposed_buffers}
-                task = InPlace(*common, NodeArrays(grid, **exposed))
+        task = _task(schedule, matrices, recorder, what)
+    recorder.hold(sum(buffer.nbytes for buffer in task.workspace.values()))
+    with kept_if_it_fails(task.workspace, *task.arrays.values()):
         number = executor(task)()
         recorder.finish()
         task.finish()
     with recorder.phase("sync"):
         first = comm.allreduce(number or _NEVER, MPI.MIN)
-    end, trace, device = perf_counter(), spans.active(), devices.of(stored["A"])
+    end, trace = perf_counter(), spans.active()
     sharing = device.reach(grid).sharing if device else 1
     report = cache(partial(_report, as_run(schedule), grid, recorder, what, end - start, tuple(moves), sharing))
     if trace:
@@ -129,6 +131,21 @@ def working_copy(
         local = new_array(A.stored.shape, dtype, order, grid, devices.of(A.stored))
         (CONJUGATE if A.conjugated else CONVERT)(local, A.stored)
     return type(A)(local, grid, A.distribution, order, shared=all_shared(local, grid)), []
+
+
+def _task(schedule: PanelSchedule, matrices: dict[str, DistMatrix], recorder: Recorder, what: str) -> Task[Any]:
+    """Return the task of a schedule on this rank, with buffers, in which panels can be read or sent.  Collective."""
+    grid, stored = matrices["A"].grid, {name: x.stored for name, x in matrices.items()}
+    workspace = _workspace(schedule, grid, stored["A"], what)
+    transfers = Transfers(between_nodes=grid.ranks_per_node is not None).used(recorder)
+    common = schedule, stored, grid, workspace, transfers, recorder
+    if not schedule.shared:
+        return Sent(*common)
+    exposed: dict[str, tuple[Array, Layout | None]]
+    exposed = {name: (stored[name], matrices[name].layout_in(grid)) for name in schedule.orders}
+    exposed |= {name: (workspace[name], None) for name in schedule.exposed_buffers}
+    with recorder.phase("sync"):
+        return InPlace(*common, NodeArrays(grid, **exposed))
 
 
 def _workspace(schedule: PanelSchedule, grid: ProcessGrid, like: Array, what: str) -> dict[str, Array]:
