@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from numbers import Number
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ from pdgemm.matrix.argument_checks import (
     shape_of,
 )
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.matrix.local_arrays import all_shared, allocated, new_array
 from pdgemm.names import AlgorithmName, ComputeType, DType, MoverName, Protection, Transpose
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.planner import considered, explain, fits_in_memory, plan_product
@@ -173,31 +174,35 @@ def carried_out(
 ) -> DistMatrix:
     """Compute C := alpha op(A) op(B) + beta C, or only `options.triangle` of C.  Collective over the ranks of A."""
     start, comm = perf_counter(), communicator(A=A, B=B, C=C)
+
+    def set_up(shared: bool) -> tuple[Operands, ProductPlan, tuple[Any, Any], Workspace | None, bool]:
+        """Return operands, plan, scalars, buffers, and whether some rank passed `progress`.  Collective."""
+        agreement = together(comm, check)
+        with agreement as description:
+            agreement.flag = progress is not None
+            check_alpha(alpha)
+            operands = form.operands(alpha, A, B, beta, C)
+            plan, scalars = _planned(operands, alpha, beta, options, shared)
+            description += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", *["C=None"] * operands.new_result]
+            description.append(plan.description)
+            workspace = Workspace(plan, operands.A, operands.B) if check and not operands.A.grid.draft else None
+        if not operands.A.grid.draft:
+            workspace = workspace or unchecked(plan, operands.A, operands.B)
+        return operands, plan, scalars, workspace, check and agreement.flag
+
     for shared in (True, False):  # a second attempt, without node-shared memory, where this is exhausted
         try:
-            agreement = together(comm, check)
-            with agreement as description:
-                agreement.flag = progress is not None
-                check_alpha(alpha)
-                operands = form.operands(alpha, A, B, beta, C)
-                plan, scalars = _planned(operands, alpha, beta, options, shared)
-                description += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", *["C=None"] * operands.new_result]
-                description.append(plan.description)
-                draft = operands.A.grid.draft
-                workspace = Workspace(plan, operands.A, operands.B) if check and not draft else None
-            if draft:
-                break
-            workspace = workspace or unchecked(plan, operands.A, operands.B)
-            product = Prepared(plan, scalars[0], *operands[:3], workspace)
+            operands, plan, scalars, workspace, notifies = allocated(comm, partial(set_up, shared))
             break
         except NodeMemoryError:
             if not shared or reads(options.mover):
                 raise
-    if draft:
-        draft.add("C", plan)
+    if workspace is None:
+        operands.A.grid.draft.add("C", plan)
         result = operands.C
     else:
-        result = product.run(scalars[1], start, progress, check and agreement.flag)
+        product = Prepared(plan, scalars[0], *operands[:3], workspace)
+        result = product.run(scalars[1], start, progress, notifies)
     if operands.new_result:
         result.shared = all_shared(result.stored, result.grid)
     return result
@@ -252,7 +257,8 @@ class Plan(ProductPlan):
         if matrices and (A.shape[1] == 0 or (np.ndim(alpha) == 0 and alpha == 0)):  # nothing to multiply
             protect: Any = self.problem.protect or None
             return pdgemm(alpha, A, B, beta, C, protect=protect, check=check)
-        product, beta = _prepared("execute", self, A, B, C, alpha, beta, check)
+        allocate = partial(_prepared, "execute", self, A, B, C, alpha, beta, check)
+        product, beta = allocated(communicator(A=A, B=B, C=C), allocate)
         return product.run(beta, start)
 
     def prepare(
@@ -268,7 +274,8 @@ class Plan(ProductPlan):
         The result keeps the plan's buffers, A, B and C; `execute` allocates buffers in each call.  `prepare` creates
         communicators, on GPUs also those of NCCL, and compiles common kernels.  Raises the errors of `execute`.
         """
-        return _prepared("prepare", self, A, B, C, alpha, 0, check)[0].set_up()
+        allocate = partial(_prepared, "prepare", self, A, B, C, alpha, 0, check)
+        return allocated(communicator(A=A, B=B, C=C), allocate)[0].set_up()
 
 
 def plan(

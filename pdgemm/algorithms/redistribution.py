@@ -23,7 +23,7 @@ from pdgemm.local.arrays.elementwise import Combine
 from pdgemm.local.arrays.integers import as_count, as_name
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_result, communicator, same_memory
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, device_on, new_array, new_local
+from pdgemm.matrix.local_arrays import all_shared, allocated, device_on, new_array, new_local
 from pdgemm.names import DType, Protection
 from pdgemm.schedules.exchanges.exchange import Exchange, best_places, plan_exchange
 from pdgemm.support.agreement import together
@@ -80,27 +80,33 @@ def redistribute(
         grid = _relabelled(X, grid or X.grid.base, block, source)
     if new_result:
         device_on(grid or X.grid.base, X.device)
-    with together(comm, check) as description:
-        if out is None:
-            if beta != 0:
-                raise ArgumentError(f"beta = {beta} requires out, the matrix that it scales")
-            there = grid or X.grid.base
-            wanted = X.dtype if dtype is None else dtype
-            local, distribution = new_local(there, X.shape, block, source, wanted, order, devices.of(X.stored))
-            out = DistMatrix(local, there, distribution, order)
-        elif (grid, block, source, order, dtype, relabel) != (None, None, (0, 0), "C", None, False):
-            raise ArgumentError("grid, block, source, order, dtype and relabel are for a new matrix, but out was given")
-        _check(X, out)
-        alpha, beta = (as_scalar(x, out.dtype, name) for x, name in ((alpha, "alpha"), (beta, "beta")))
-        plan = _planned(X, out, alpha, beta, memory_limit)
-        if protect is not None:
-            as_name(protect, "protect", get_args(Protection))
-            if alpha != 1 or beta != 0 or X.dtype != out.dtype:
-                raise ArgumentError("protect compares bits: alpha must be 1, beta 0, and the type of Y that of X")
-        description += ["redistribute", f"protect={protect}", *["out=None"] * new_result]
-        description += [f"alpha={alpha}", f"beta={beta}", plan.description]
-        workspace = ExchangeBuffers(plan, comm.rank, devices.of(X.stored)) if not X.grid.draft else None
-    assert out is not None  # otherwise an error was raised on all ranks
+
+    def set_up() -> tuple[DistMatrix, Any, Any, Exchange, ExchangeBuffers | None]:
+        """Return Y, alpha and beta as numbers of its kind, the plan, and its buffers.  Collective."""
+        Y = out
+        with together(comm, check) as description:
+            if Y is None:
+                if beta != 0:
+                    raise ArgumentError(f"beta = {beta} requires out, the matrix that it scales")
+                there = grid or X.grid.base
+                wanted = X.dtype if dtype is None else dtype
+                local, distribution = new_local(there, X.shape, block, source, wanted, order, devices.of(X.stored))
+                Y = DistMatrix(local, there, distribution, order)
+            elif (grid, block, source, order, dtype, relabel) != (None, None, (0, 0), "C", None, False):
+                raise ArgumentError("grid, block, source, order, dtype and relabel are for new matrices, not for out")
+            _check(X, Y)
+            a, b = (as_scalar(x, Y.dtype, name) for x, name in ((alpha, "alpha"), (beta, "beta")))
+            plan = _planned(X, Y, a, b, memory_limit)
+            if protect is not None:
+                as_name(protect, "protect", get_args(Protection))
+                if a != 1 or b != 0 or X.dtype != Y.dtype:
+                    raise ArgumentError("protect compares bits: alpha must be 1, beta 0, and the type of Y that of X")
+            description += ["redistribute", f"protect={protect}", *["out=None"] * new_result]
+            description += [f"alpha={a}", f"beta={b}", plan.description]
+            workspace = ExchangeBuffers(plan, comm.rank, devices.of(X.stored)) if not X.grid.draft else None
+        return Y, a, b, plan, workspace
+
+    out, alpha, beta, plan, workspace = allocated(comm, set_up)
     if new_result:
         out.shared = all_shared(out.stored, out.grid)
     if workspace is None:

@@ -78,6 +78,10 @@ class Cuda:
                 f"{cupy.get_default_memory_pool().free_bytes()}"
             ) from None
 
+    def release_memory(self) -> None:
+        cuda_ipc.unmap_unused()
+        cupy.get_default_memory_pool().free_all_blocks()
+
     def pinned(self, words: int, dtype: Any) -> Pinned:
         host = self._pinned.empty((words,), dtype)
         seen = cupy.cuda.UnownedMemory(host.ctypes.data, max(1, host.nbytes), host, self.number)

@@ -28,6 +28,7 @@ _IS_IPC_CAPABLE = 10  # CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: plain c
 _MAPPINGS = 32  # allocations of other ranks that stay mapped, or as many as one product uses
 _FAILURES = runtime.CUDARuntimeError, MemoryError, OSError  # of one rank: no rank reads in place then
 _UNUSED = 8  # products that may leave a mapped allocation unused before it is unmapped
+_SHORT = 10  # the memory of a GPU is short where less than one part in so many is free: one product may then do so
 
 
 class IpcMemory:
@@ -91,10 +92,12 @@ class IpcMemory:
             raise
 
     def gather(self, words: np.ndarray) -> np.ndarray:
-        _mappings.next_turn()
-        rows = np.empty((self.node.size, words.size), words.dtype)
-        self.node.Allgather(words, rows)
-        return rows
+        free, total = runtime.memGetInfo()
+        sent = np.append(words, _SHORT * free < total)  # the GPU may be another rank's
+        rows = np.empty((self.node.size, sent.size), sent.dtype)
+        self.node.Allgather(sent, rows)
+        _mappings.next_turn(1 if rows[:, -1].any() else _UNUSED)
+        return rows[:, :-1]
 
     def sync(self) -> None:
         self.node.Barrier()
@@ -206,7 +209,8 @@ class _Mappings:
     """A cache of mapped allocations of other ranks, because mapping an allocation takes as long as a small product.
 
     An allocation that its owner has returned to the driver stays mapped until its handle is seen again with the number
-    of another allocation, or more than _UNUSED products do not use it, or the cache needs its place.
+    of another allocation, or more than _UNUSED products do not use it (one, where the memory of a GPU is short), or the
+    cache needs its place, or a rank lacks memory.
     """
 
     def __init__(self) -> None:
@@ -214,11 +218,15 @@ class _Mappings:
         self._alive: WeakValueDictionary[bytes, _Mapping] = WeakValueDictionary()  # arrays may outlive their place here
         self._turn = 0
 
-    def next_turn(self) -> None:
-        """Start a turn, and unmap the allocations that the last products have not used."""
+    def next_turn(self, unused: int) -> None:
+        """Start a turn, and unmap the allocations that the last `unused` products have not used."""
         self._turn += 1
-        while self._mapped and next(iter(self._mapped.values()))[0] < self._turn - _UNUSED:
+        while self._mapped and next(iter(self._mapped.values()))[0] < self._turn - unused:
             self._mapped.popitem(last=False)
+
+    def clear(self) -> None:
+        """Unmap all allocations in which no array lies."""
+        self._mapped.clear()
 
     def find(self, handle: bytes, number: int) -> _Mapping:
         mapping = self._alive.get(handle)
@@ -234,6 +242,11 @@ class _Mappings:
 
 
 _mappings = _Mappings()
+
+
+def unmap_unused() -> None:
+    """Unmap the allocations of other ranks in which no array of this rank lies.  Local."""
+    _mappings.clear()
 
 
 def _place() -> str:

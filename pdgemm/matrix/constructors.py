@@ -8,11 +8,11 @@ import numpy as np
 
 import pdgemm
 from pdgemm.errors import ArgumentError, DeviceError, LayoutError
-from pdgemm.grids.distribution import Block
+from pdgemm.grids.distribution import Block, Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid, default_grid
 from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays.device import to_host
+from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.element_functions import ElementFunction, KnownFunction, element_function
 from pdgemm.local.arrays.elementwise import set_by_function, set_elements
@@ -21,6 +21,7 @@ from pdgemm.local.blas.local_gemm import leading
 from pdgemm.matrix.gather import block_index, scatter
 from pdgemm.matrix.local_arrays import (
     all_shared,
+    allocated,
     communicator_of,
     device_on,
     distribution_on,
@@ -75,9 +76,14 @@ class Constructors(MatrixBase):
         """Return a matrix as `empty` does; an error about different arguments of ranks names the constructor `name`."""
         grid = default_grid() if grid is None else grid
         where = device_on(grid, device)
-        with together(grid.comm) as arguments:
-            local, distribution = new_local(grid, shape, block, source, dtype, order, where)
-            arguments += [f"DistMatrix.{name}", distribution, local.dtype, order]
+
+        def allocate() -> tuple[Array, Distribution]:
+            with together(grid.comm) as arguments:
+                local, distribution = new_local(grid, shape, block, source, dtype, order, where)
+                arguments += [f"DistMatrix.{name}", distribution, local.dtype, order]
+            return local, distribution
+
+        local, distribution = allocated(grid.comm, allocate)
         return cls(local, grid, distribution, order, shared=all_shared(local, grid))
 
     @classmethod

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -16,7 +17,9 @@ from pdgemm.local.arrays.alignment import apart
 from pdgemm.local.arrays.device import Array, Device
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.integers import as_name
-from pdgemm.support.agreement import check_not_freed, together
+from pdgemm.support.agreement import check_not_freed, raised_on, together
+
+T = TypeVar("T")
 
 
 def new_array(
@@ -40,6 +43,23 @@ def new_array(
         return array if distance == length else array[:rows, :cols]
     except ValueError as bad:  # NumPy's own limit
         raise OutOfMemoryError(f"no rank has room for {shape[0]} x {shape[1]} elements of {dtype}: {bad}") from None
+
+
+def allocated(comm: MPI.Comm, allocate: Callable[[], T]) -> T:
+    """Return the result of a collective function that allocates, called again if a rank lacks device memory.
+
+    Memory of a device that its owner has given back stays allocated as long as other ranks map it.  So all ranks unmap
+    what they do not use before the second call.   allocate : raises OutOfMemoryError on all ranks, and writes nothing.
+    Collective over comm.
+    """
+    try:
+        return allocate()
+    except OutOfMemoryError as lacking:
+        if raised_on(lacking) != comm.size or not comm.allreduce(devices.in_use(), MPI.LOR):
+            raise
+    devices.release_memory()
+    comm.Barrier()  # until all ranks have unmapped it
+    return allocate()
 
 
 def new_local(

@@ -438,6 +438,48 @@ def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeyp
             assert np.allclose(C.allgather(), 2 * a @ a, rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["zeros", "pdgemm", "execute", "redistribute", "cholesky", "short"])
+def test_memory_that_others_have_mapped(comm: Any, gpu: Gpu, cuda: Any, name: str) -> None:
+    """It is free when its owner has given it back, at the latest when a rank lacks memory, or memory is short."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
+    from pdgemm import plan as planned
+    from pdgemm.devices import cuda_ipc
+
+    if comm.size == 1:
+        pytest.skip("one rank maps nothing")
+    n, pool = 740, cuda_ipc.cupy.get_default_memory_pool()  # allocations of their own
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.eye(n, grid=grid, device="cuda")
+        reach, small, C = cuda.reach(grid), DistMatrix.eye(4, grid=grid, device="cuda"), A.copy()
+        if name == "cholesky" and reach.staged and reach.reads != "shared":
+            pytest.skip("factorisations send their panels")
+        plan = planned(A, A, C, algorithm="inner")
+        many = [DistMatrix.eye(n, grid=grid, device="cuda") for _ in range(8)]
+        for B in many:
+            pdgemm(1, B, B, 0, C, algorithm="summa")
+        del B, many
+        pool.free_all_blocks()
+        lingering = gpu.used() - sum(len(x) for ref in gpu.allocations if (x := ref()))
+        assert comm.allreduce(lingering) > 0
+        calls: dict[str, Any] = {
+            "zeros": lambda: DistMatrix.zeros((n, n), grid=grid, device="cuda"),
+            "pdgemm": lambda: pdgemm(1, A, A),
+            "execute": lambda: plan.execute(A, A, C),
+            "redistribute": lambda: A.redistribute(block=16),
+            "cholesky": lambda: linalg.cholesky(A),
+            "short": lambda: [pdgemm(1, small, small) for _ in range(2)],
+        }
+        comm.Barrier()
+        if (
+            comm.rank == 0
+        ):  # the allocations that each call makes do not fit beside what lingers, or nine tenths are used
+            gpu.total = gpu.used() + {"short": gpu.used() // 10, "execute": 2 << 20}.get(name, 1000)
+        calls[name]()
+        comm.Barrier()
+        gpu.used()
+        assert len(gpu.given_back) <= (name == "short")  # without the others memory is not short any more
+
+
 def test_copies(comm: Any, gpu: Gpu, cuda: Any) -> None:
     """By a copy engine where rows are long enough, in words where elements are small; each is one call."""
     from pdgemm.devices import kernels

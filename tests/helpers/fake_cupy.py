@@ -10,6 +10,7 @@ fake_cusolver.py.
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import os
 import re
@@ -17,7 +18,8 @@ import struct
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from functools import partialmethod
 from importlib.machinery import ModuleSpec
 from itertools import count
@@ -80,7 +82,6 @@ class Allocation(mmap.mmap):
     def __new__(cls, size: int, fd: int, managed: bool = False) -> Allocation:
         made = super().__new__(cls, fd, size)
         made.fd, made.managed, made.ptr, made.number = fd, managed, _address(made), next(cls._numbers)
-        weakref.finalize(made, os.close, fd)
         return made
 
     fd: int
@@ -122,8 +123,6 @@ class Pool:
     def take(self, nbytes: int) -> Part:
         asked = nbytes
         nbytes = -(-max(1, nbytes) // GRAIN) * GRAIN
-        if self._used + nbytes > TOTAL:
-            raise OutOfMemoryError
         if self.managed:
             made = self._gpu.allocate(nbytes, managed=True)
             return Part(made.ptr, nbytes, made)
@@ -137,7 +136,14 @@ class Pool:
 
     def _new(self, nbytes: int) -> tuple[int, Allocation]:
         if self._end + nbytes > len(self._last):
-            self._last, self._end = self._gpu.allocate(max(BLOCK, nbytes)), 0
+            try:
+                self._last, self._end = self._gpu.allocate(max(BLOCK, nbytes)), 0
+            except CUDARuntimeError:
+                gc.collect(), self.free_all_blocks()
+                try:
+                    self._last, self._end = self._gpu.allocate(max(BLOCK, nbytes)), 0
+                except CUDARuntimeError:
+                    raise OutOfMemoryError from None
         self._end += nbytes
         return self._last.ptr + self._end - nbytes, self._last
 
@@ -167,9 +173,12 @@ class Gpu:
 
     def __init__(self, count: int) -> None:
         self.count, self.current, self.context = count, 0, False
+        self.total = TOTAL
         self.allocations: list[weakref.ref[Allocation]] = []
+        self.given_back: list[tuple[int, int]] = []  # file and bytes of memory that other ranks may have mapped
         self.mapped: dict[int, mmap.mmap] = {}
         self.mapped_from: dict[int, bytes] = {}  # the handles, each of which a process opens once
+        self.files: dict[int, int] = {}  # of mapped memory
         self.calls: list[str] = []
         self.downloads: list[int] = []  # bytes of each array that was copied to the host
         self.uploads: list[int] = []  # and from there
@@ -181,11 +190,27 @@ class Gpu:
         self.failed = 0  # what the driver says ever after a kernel has failed
 
     def allocate(self, nbytes: int, managed: bool = False) -> Allocation:
+        if self.used() + nbytes > self.total:
+            raise CUDARuntimeError(2)
         fd = os.memfd_create("cuda")
         os.ftruncate(fd, nbytes)
         made = Allocation(nbytes, fd, managed)
+        weakref.finalize(made, self._give_back, fd, nbytes)
         self.allocations = [x for x in self.allocations if x()] + [weakref.ref(made)]
         return made
+
+    def _give_back(self, fd: int, nbytes: int) -> None:
+        self.given_back.append((os.dup(fd), nbytes))
+        os.close(fd)  # the handle may be that of the next allocation
+
+    def used(self) -> int:
+        """Bytes that are allocated: what was given back is so while others, which lock it, have mapped it."""
+        for fd, nbytes in [*self.given_back]:
+            with suppress(BlockingIOError):
+                flock(fd, LOCK_EX | LOCK_NB)
+                os.close(fd)
+                self.given_back.remove((fd, nbytes))
+        return sum(len(x) for ref in self.allocations if (x := ref())) + sum(nbytes for _, nbytes in self.given_back)
 
     def _of(self, ptr: int) -> Allocation:
         for x in self.allocations:
@@ -226,7 +251,7 @@ class Gpu:
     driverGetVersion = runtimeGetVersion
 
     def memGetInfo(self) -> tuple[int, int]:
-        return TOTAL, TOTAL
+        return self.total - self.used(), self.total
 
     def pointerGetAttributes(self, ptr: int) -> Any:
         self._of(ptr)
@@ -265,15 +290,16 @@ class Gpu:
             file = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
         except OSError:
             raise CUDARuntimeError("invalid resource handle") from None
+        flock(file, LOCK_SH)
         memory = mmap.mmap(file, size)
-        os.close(file)
         ptr = _address(memory)
-        self.mapped[ptr], self.mapped_from[ptr] = memory, handle
+        self.mapped[ptr], self.mapped_from[ptr], self.files[ptr] = memory, handle, file
         return ptr
 
     def ipcCloseMemHandle(self, ptr: int) -> None:
         del self.mapped_from[ptr]
         self.mapped.pop(ptr).close()
+        os.close(self.files.pop(ptr))
 
     # the driver, through ctypes
     def cuInit(self, flags: int) -> int:

@@ -591,6 +591,9 @@ class FakeDevice:
     def wait(self, work: FakeEvent | FakeStream) -> None:
         work.synchronize()
 
+    def release_memory(self) -> None:
+        pass
+
     def abandon_nccl(self, reason: str) -> None:
         pass
 

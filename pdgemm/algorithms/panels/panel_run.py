@@ -25,7 +25,7 @@ from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.matrix.local_arrays import all_shared, allocated, new_array
 from pdgemm.names import AnyName
 from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
 from pdgemm.planning.machines.simulator import simulate
@@ -126,10 +126,15 @@ def working_copy(
     if not fits:
         copy = redistribute(A, grid=grid, block=block, order=order, dtype=dtype)
         return copy, [copy.report] if copy.report else []
-    with together(A.grid.comm) as arguments:
-        arguments += ["a copy", A.distribution, dtype]
-        local = new_array(A.stored.shape, dtype, order, grid, devices.of(A.stored))
-        (CONJUGATE if A.conjugated else CONVERT)(local, A.stored)
+
+    def allocate() -> Array:
+        with together(A.grid.comm) as arguments:
+            arguments += ["a copy", A.distribution, dtype]
+            local = new_array(A.stored.shape, dtype, order, grid, devices.of(A.stored))
+            (CONJUGATE if A.conjugated else CONVERT)(local, A.stored)
+        return local
+
+    local = allocated(A.grid.comm, allocate)
     return type(A)(local, grid, A.distribution, order, shared=all_shared(local, grid)), []
 
 
@@ -153,12 +158,16 @@ def _workspace(schedule: PanelSchedule, grid: ProcessGrid, like: Array, what: st
     device, exposed = devices.of(like), schedule.exposed_buffers if schedule.shared else ()
     own = devices.own_memory(device)
     shared = devices.shared_memory(device, grid) if exposed else own
-    with together(grid.comm) as arguments:
-        arguments += [what, repr(schedule)]
-        return {
-            name: (shared if name in exposed else own).empty((words,), dtype)
-            for name, (words, dtype) in schedule.buffers(grid.comm.rank).items()
-        }
+
+    def allocate() -> dict[str, Array]:
+        with together(grid.comm) as arguments:
+            arguments += [what, repr(schedule)]
+            return {
+                name: (shared if name in exposed else own).empty((words,), dtype)
+                for name, (words, dtype) in schedule.buffers(grid.comm.rank).items()
+            }
+
+    return allocated(grid.comm, allocate)
 
 
 def _report(

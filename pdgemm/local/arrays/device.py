@@ -7,6 +7,7 @@ the device of an array here.  A NumPy array has no device: the host's work is co
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import SimpleNamespace
@@ -109,6 +110,9 @@ class Device(Protocol):
 
     def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> Array:
         """Return an uninitialized array.  Raises OutOfMemoryError."""
+
+    def release_memory(self) -> None:
+        """Give back memory that no array uses: this rank's, and memory of other ranks that this rank has mapped."""
 
     def pinned(self, words: int, dtype: Any) -> Pinned:
         """Return pinned host memory, which the copy engine and kernels access at full bandwidth."""
@@ -253,6 +257,18 @@ _devices: dict[type, Device] = {}
 def register_device(kind: type, device: Device) -> None:
     """Register the device of an array type."""
     _devices[kind] = device
+
+
+def in_use() -> bool:
+    """Return whether this rank has used a device."""
+    return bool(_devices)
+
+
+def release_memory() -> None:
+    """Give back the memory of devices that no array uses; see `Device.release_memory`."""
+    gc.collect()  # the tracebacks of exceptions refer to arrays
+    for device in _devices.values():
+        device.release_memory()
 
 
 def of(x: Array) -> Device | None:
