@@ -149,6 +149,46 @@ MUTANTS = [
         (f"4 {D}test_device.py",),
     ),
     Mutant(
+        "devices: the host waits for NCCL without looking", "pdgemm/devices/cuda.py",
+        "        if status:  # the event may be behind operations of NCCL\n            cuda_nccl.check()\n", "",
+        (f"4 {D}test_nccl_failures.py",),
+    ),
+    Mutant(
+        "devices: finish waits without polling", "pdgemm/devices/streams.py",
+        "            self._device.wait(stream)", "            stream.synchronize()",
+        (f"4 {D}test_nccl_failures.py",),
+    ),
+    Mutant(
+        "devices: copies are waited for without polling", "pdgemm/devices/streams.py",
+        "            self._device.wait(packed)", "            packed.synchronize()",
+        (f"4 {D}test_nccl_failures.py",),
+    ),
+    Mutant(
+        "devices: a rank aborts NCCL and tells nobody", "pdgemm/devices/cuda_nccl.py",
+        "for rank in range(self._size) if rank != self._rank)", "for rank in ())",
+        (f"4 {D}test_nccl_failures.py",),
+    ),
+    Mutant(
+        "devices: after an exception NCCL waits for this rank", "pdgemm/transport/packed_exchange.py",
+        "                device.abandon_nccl(f\"{type(error).__name__}: {error}\")", "                pass",
+        (f"4 {D}test_nccl_failures.py",),
+    ),
+    Mutant(
+        "devices: NCCL is used again in a grid where it failed", "pdgemm/devices/cuda_ipc.py",
+        "outcome._replace(nccl=aborts == cuda_nccl.aborts())", "outcome",
+        (f"4 {D}test_nccl_failures.py",),
+    ),
+    Mutant(
+        "devices: memory is allocated again before all ranks have unmapped it", "pdgemm/matrix/local_arrays.py",
+        "    comm.Barrier()  # until all ranks have unmapped it\n", "",
+        (f"4 {D}test_cuda_layer.py",),
+    ),
+    Mutant(
+        "devices: mapped memory stays mapped when memory is short", "pdgemm/devices/cuda_ipc.py",
+        "1 if rows[:, -1].any() else _UNUSED", "_UNUSED",
+        (f"4 {D}test_cuda_layer.py",),
+    ),
+    Mutant(
         "devices: ranks that share GPUs take them in turns", "pdgemm/devices/gpu_binding.py",
         "min(count - 1, rank * count // size)", "rank % count",
         (f"0 {D}test_gpus.py",),
@@ -574,7 +614,7 @@ MUTANTS = [
     ),
     Mutant(
         "programs: a product is not planned", "pdgemm/gemm.py",
-        """        draft.add("C", plan)\n""", """        pass\n""",
+        """        operands.A.grid.draft.add("C", plan)\n""", """        pass\n""",
         (f"4 {R}linalg/test_linalg_plans.py",),
     ),
     Mutant(
