@@ -110,6 +110,7 @@ def discover_peers(grid: ProcessGrid, device: Device) -> None:
     """Determine once how the ranks of the grid access each other's GPU memory.  Collective over the grid."""
     if grid.memory in _known:
         return
+    aborts = cuda_nccl.aborts()  # also ends what was left behind in a grid of which a rank has failed
     places = grid.comm.allgather((grid.nodes[grid.comm.rank], f"{MPI.Get_processor_name()} {_place()}"))
     memory = IpcMemory(grid.node, device)
     mapped = grid.comm.allreduce(_maps(memory, device), MPI.LAND) and grid.comm.allreduce(grid.node.size, MPI.MAX) > 1
@@ -121,7 +122,7 @@ def discover_peers(grid: ProcessGrid, device: Device) -> None:
     tried = able and grid.size > 1 and (not reads or between_nodes)  # only where NCCL would be chosen
     nccl = cuda_nccl.nccl_arrives(grid.comm, device) if tried else able
     aware, why = gpu_aware_mpi.gpu_aware(grid.comm, device) if grid.size > 1 else (True, "one rank sends no messages")
-    _known[grid.memory] = Reach(reads, not aware, nccl, why, sharing), memory, cuda_nccl.aborts()
+    _known[grid.memory] = Reach(reads, not aware, nccl, why, sharing), memory, aborts
     if not aware and grid.comm.rank == 0:
         warnings.warn(f"messages between GPUs go through the host: {why}; {REMEDY}", RuntimeWarning, stacklevel=2)
 
@@ -129,8 +130,6 @@ def discover_peers(grid: ProcessGrid, device: Device) -> None:
 def reach(grid: ProcessGrid) -> Reach:
     outcome, memory, aborts = _known[grid.memory]
     if outcome.nccl:
-        with suppress(DeviceError, MPI.Exception):  # which this rank raises where it waits
-            cuda_nccl.check()
         outcome = outcome._replace(nccl=aborts == cuda_nccl.aborts())
     return outcome._replace(reads="") if memory.failed else outcome
 

@@ -294,7 +294,9 @@ def repeated_if_unmapped(operation: Callable[P, T]) -> Callable[P, T]:
 class kept_if_it_fails:
     """Keeps buffers for ever after an exception during a transfer, because MPI may still read and write them.
 
-    A MappingError is raised on all ranks before anything is transferred, and nothing is kept.
+    Other ranks that wait for this rank in NCCL are told.  A MappingError is raised on all ranks before anything is
+    transferred: nothing is kept.
+
     workspace : the buffers.
     arrays : the operands, which the caller may free or overwrite next: their device, if any, completes its work first.
         If the device does not complete it, the operands are kept, too.

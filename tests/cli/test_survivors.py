@@ -93,7 +93,7 @@ def running(program: Path) -> list[str]:
     return found
 
 
-# X := A X three times, on a simulated GPU for each rank.  Rank 1 is killed while the others wait for it in NCCL
+# X := A X three times, on a simulated GPU for each rank.  Rank 1 is killed while the others wait for it
 ON_GPUS = """
 import os, signal, time
 import numpy as np
@@ -107,15 +107,19 @@ movers = []
 def make(grid):
     Nccl.stuck, Nccl.world = False, grid.comm
     A = DistMatrix.random((40, 40), seed=1, grid=grid, device="cuda")
-    return {"A": A, "X": A, "k": 0}
+    return {{"A": A, "X": A, "k": 0}}
 
 def step(state):
     Nccl.stuck = state["k"] == 1 and state["A"].grid.size == 3
     if Nccl.stuck and MPI.COMM_WORLD.rank == 1:
-        Nccl._run = lambda: (time.sleep(0.2), os.kill(os.getpid(), signal.SIGKILL))
+        dies = lambda: (time.sleep(0.2), os.kill(os.getpid(), signal.SIGKILL))
+        if {in_nccl}:
+            Nccl._run = dies
+        else:
+            dies()
     X = multiply(1, state["A"], state["X"])
     movers.append(X.report.mover)
-    return {"A": state["A"], "X": X, "k": state["k"] + 1}
+    return {{"A": state["A"], "X": X, "k": state["k"] + 1}}
 
 with fake_cupy(3, aware="yes"):
     from pdgemm.devices import cuda_ipc
@@ -349,9 +353,10 @@ with pdgemm.resilient() as r:
     assert done.stdout.count("RAISED a block of pdgemm.resilient is in another one") == 2
 
 
-def test_ranks_that_wait_in_nccl_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_nccl", [True, False])
+def test_ranks_that_use_nccl_go_on(tmp_path: Path, in_nccl: bool) -> None:
     """Their operations are aborted, and the ranks that are left make communicators of NCCL anew."""
     path = os.pathsep.join([str(Path(__file__).parents[1] / "helpers"), os.environ.get("PYTHONPATH", "")])
-    done = job(tmp_path, 3, ON_GPUS, PYTHONPATH=path)
+    done = job(tmp_path, 3, ON_GPUS.format(in_nccl=in_nccl), PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     assert "RIGHT ['nccl', 'nccl', 'nccl', 'nccl'] [((1,), True)]" in done.stdout
