@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdgemm.algorithms.plan_workspace import Workspace, unchecked
-from pdgemm.algorithms.prepared import Prepared, beta_of, by_messages
+from pdgemm.algorithms.prepared import Prepared, beta_of, sent_instead
 from pdgemm.algorithms.product_options import Operands, ProductForm, ProductOptions, Streamed, problem_of
 from pdgemm.algorithms.transport_choice import mover_and_access, nodes, outside_node_memory
 from pdgemm.errors import DeviceError, GridError, LayoutError, MemoryLimitError, NodeMemoryError
@@ -341,7 +341,7 @@ def _prepared(
             if layout != planned and (name == "C" or A.shape[1]):
                 raise LayoutError(f"{name} is {layout}, but the plan was made for {planned}{layout.unlike(planned)}")
         if devices.shared_memory(devices.of(A.stored), A.grid).failed:
-            plan = by_messages(plan, A, B, C)
+            plan = sent_instead(plan, A, B, C)
         shares = mover_and_access("auto", True, A, B, C)[1].reads != ""
         if plan.problem.shared and (nodes(A.grid), shares) != (plan.problem.nodes, True):
             raise LayoutError("the plan was made for ranks on other nodes, or that share memory by other means")

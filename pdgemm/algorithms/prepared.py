@@ -139,7 +139,7 @@ class Prepared:
             return work()
         except MappingError:  # nothing has been written to C yet
             A, B, C = self._matrices
-            plan = by_messages(self.plan, A, B, C)
+            plan = sent_instead(self.plan, A, B, C)
             if plan is self.plan:
                 raise
         with together(A.grid.comm) as description:
@@ -239,7 +239,7 @@ class Prepared:
             self._multiply = executor_of(call)
 
 
-def by_messages(plan: ProductPlan, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> ProductPlan:
+def sent_instead(plan: ProductPlan, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> ProductPlan:
     """Return the best plan for ranks that send what they would have read; the same plan if its mover was requested."""
     problem = plan.problem
     if not problem.shared or problem.mover != AUTO:

@@ -82,7 +82,6 @@ def redistribute(
         device_on(grid or X.grid.base, X.device)
 
     def set_up() -> tuple[DistMatrix, Any, Any, Exchange, ExchangeBuffers | None]:
-        """Return Y, alpha and beta as numbers of its kind, the plan, and its buffers.  Collective."""
         Y = out
         with together(comm, check) as description:
             if Y is None:

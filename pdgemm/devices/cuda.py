@@ -250,7 +250,7 @@ class Cuda:
         return status == 0
 
     def wait(self, work: Any) -> None:
-        if not cuda_nccl.in_use():
+        if not cuda_nccl.may_be_waiting():
             work.synchronize()
             return
         event = work if isinstance(work, cupy.cuda.Event) else work.record()
@@ -258,7 +258,7 @@ class Cuda:
             poll_until(lambda: self.happened(event))
 
     def abandon_nccl(self, reason: str) -> None:
-        cuda_nccl.abandon(reason)
+        cuda_nccl.leave_operations(reason)
 
     def elapsed(self, begin: Any, end: Any) -> float:
         return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3

@@ -180,7 +180,9 @@ class _Communicator:
         self.failure = reason
         _alive.remove(self)
         with suppress(MPI.Exception):  # a rank has failed
-            _told.extend(self._notices.isend(reason, dest=rank) for rank in range(self._size) if rank != self._rank)
+            _notices_sent.extend(
+                self._notices.isend(reason, dest=rank) for rank in range(self._size) if rank != self._rank
+            )
         with suppress(Exception):  # the operations have failed anyway
             self.nccl.abort()
 
@@ -192,11 +194,11 @@ class _Communicator:
 
 
 _alive: list[_Communicator] = []
-_told: list[MPI.Request] = []  # messages to ranks that may never receive them
+_notices_sent: list[MPI.Request] = []  # messages to ranks that may never receive them
 _aborts: list[str] = []  # the reasons
 
 
-def in_use() -> bool:
+def may_be_waiting() -> bool:
     """Return whether operations of NCCL may be in the streams of this process."""
     return bool(_alive)
 
@@ -221,7 +223,7 @@ def check() -> None:
         raise
 
 
-def abandon(reason: str) -> None:
+def leave_operations(reason: str) -> None:
     """Abort all NCCL communicators of this rank, which leaves an operation that other ranks wait for.  Local."""
     _abort_all(f"rank {MPI.COMM_WORLD.rank} has left an operation of NCCL: {reason}")
 
