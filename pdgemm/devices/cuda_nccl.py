@@ -180,9 +180,7 @@ class _Communicator:
         self.failure = reason
         _alive.remove(self)
         with suppress(MPI.Exception):  # a rank has failed
-            _notices_sent.extend(
-                self._notices.isend(reason, dest=rank) for rank in range(self._size) if rank != self._rank
-            )
+            _sent.extend(self._notices.isend(reason, dest=rank) for rank in range(self._size) if rank != self._rank)
         with suppress(Exception):  # the operations have failed anyway
             self.nccl.abort()
 
@@ -194,7 +192,7 @@ class _Communicator:
 
 
 _alive: list[_Communicator] = []
-_notices_sent: list[MPI.Request] = []  # messages to ranks that may never receive them
+_sent: list[MPI.Request] = []  # messages to ranks that may never receive them
 _aborts: list[str] = []  # the reasons
 
 
