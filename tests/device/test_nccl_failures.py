@@ -111,5 +111,6 @@ def test_a_grid_is_freed_after_any_exception(comm: Any, cuda: Any) -> None:
         Nccl.stuck = True
         with cuda.transfer_stream():
             cuda.broadcast(grid.comm, x, 0)
+        comm.Barrier()
         kept_if_it_fails(None, x).__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert not Nccl.waiting
