@@ -92,7 +92,7 @@ def redistribute(
                 local, distribution = new_local(there, X.shape, block, source, wanted, order, devices.of(X.stored))
                 Y = DistMatrix(local, there, distribution, order)
             elif (grid, block, source, order, dtype, relabel) != (None, None, (0, 0), "C", None, False):
-                raise ArgumentError("grid, block, source, order, dtype and relabel make a new matrix, but out was given")
+                raise ArgumentError("grid, block, source, order, dtype, relabel make a new matrix, but out was given")
             _check(X, Y)
             a, b = (as_scalar(x, Y.dtype, name) for x, name in ((alpha, "alpha"), (beta, "beta")))
             plan = _planned(X, Y, a, b, memory_limit)
