@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.rectangles import Rectangle, bounding, check_partition, stacked
 from pdgemm.instrument import spans
-from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.run_report import MoveReport
 from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays.device import HOST, to_host
+from pdgemm.local.arrays.device import HOST, Array
+from pdgemm.local.arrays.elementwise import on_host
 from pdgemm.local.arrays.integers import as_range, as_whole
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -48,6 +49,7 @@ def from_blocks(
 
     local : this rank's block, (rows, columns), or a list of blocks; None or [] on a rank without blocks.  Arrays of
             NumPy, or of any library that exports its memory (DLPack, buffers), of one dtype on all ranks; only read.
+            Where all of them are on the device of the result, they stay there.
     rows, cols : the indices of the block: a pair (start, stop), a slice or a range; for a list of blocks a list of
             these, or one for all blocks.  Without `rows` a block starts at row 0, without `cols` at column 0.
     axis  : replaces rows and cols.  0: the blocks are stacked in the order of the ranks; 1: they lie side by side.
@@ -65,13 +67,16 @@ def from_blocks(
     with together(comm) as arguments:
         blocks, places = _blocks_and_places(local, rows, cols, axis)
         arguments += ["DistMatrix.from_blocks", f"axis={axis}", f"shape={shape}"]
-    parts = comm.allgather(([x.shape for x in blocks], places, [x.dtype.name for x in blocks if x.size]))
+        elsewhere = {devices.name_of(x) for x in blocks if x.size} - {device}
+    parts = comm.allgather(([x.shape for x in blocks], places, [x.dtype.name for x in blocks if x.size], elsewhere))
+    via = HOST if any(names for *_, names in parts) else device
     with together(comm):
-        placed = [held for _, held, _ in parts] if axis is None else stacked([shapes for shapes, *_ in parts], axis)
+        placed = [held for _, held, *_ in parts] if axis is None else stacked([shapes for shapes, *_ in parts], axis)
         rectangles = tuple(map(tuple, placed))
         whole = bounding(rectangles) if shape is None else shape
-        dtype = _one_dtype([types for *_, types in parts])
-    matrix = DistMatrix.empty(whole, grid=grid, block=block, dtype=dtype, source=source, order=order)
+        dtype = _one_dtype([types for _, _, types, _ in parts])
+        blocks = [on_host(x) for x in blocks] if via == HOST else blocks
+    matrix = DistMatrix.empty(whole, grid=grid, block=block, dtype=dtype, source=source, order=order, device=via)
     report = set_from_blocks(matrix, blocks, rectangles, start)
     matrix = matrix.to_device(device)
     matrix.report = report
@@ -79,14 +84,21 @@ def from_blocks(
 
 
 def set_from_blocks(
-    matrix: DistMatrix, blocks: list[np.ndarray], rectangles: tuple[tuple[Rectangle, ...], ...], start: float
+    matrix: DistMatrix, blocks: list[Array], rectangles: tuple[tuple[Rectangle, ...], ...], start: float
 ) -> MoveReport:
-    """Set all elements of a matrix on the host from the blocks of all ranks, and return the report.  Collective."""
-    grid, comm = matrix.grid, matrix.grid.comm
+    """Set all elements of a matrix from the blocks of all ranks, and return the report.  Collective.
+
+    The blocks are where the matrix is, on the host or a device.
+    """
+    grid, comm, device = matrix.grid, matrix.grid.comm, devices.of(matrix.stored)
     with together(comm):
         check_partition(rectangles, matrix.shape)
-        plan = plan_rectangles(rectangles, matrix.layout_in(grid), True, matrix.order)
-        buffers = ExchangeBuffers(plan, comm.rank)
+        on: tuple[str, bool] = ("", False)
+        if device:
+            addressable = all(device.addressable(x) for x in (matrix.stored, *blocks) if x.size)
+            on = device.name, device.reach(grid).staged or not addressable
+        plan = plan_rectangles(rectangles, matrix.layout_in(grid), True, matrix.order, *on)
+        buffers = ExchangeBuffers(plan, comm.rank, device)
     return _move(blocks, matrix.stored, plan, buffers, grid, start)
 
 
@@ -97,7 +109,8 @@ def to_blocks(A: DistMatrix, rows: Range | list[Range] = None, cols: Range | lis
     rows, cols : a pair (start, stop), a slice or a range; None for all.  Ranks may request different parts, the same
            elements, or none, (0, 0).  With a list of ranges the result is a list of arrays.
 
-    The arrays are row-major NumPy arrays of the type of A.
+    The arrays are row-major NumPy arrays of the type of A.  Of a matrix on a device, its smallest part that contains
+    the elements of all ranks is copied to the host.
 
     Cost per rank: each requested element on another rank is sent once for each part, in one exchange.
     Raises ArgumentError or GridError on every rank.
@@ -115,8 +128,9 @@ def reported_blocks(A: DistMatrix, rows: Any = None, cols: Any = None) -> tuple[
         count = max((len(x) for x in (rows, cols) if isinstance(x, list)), default=1)
         down, across = _each(rows, "rows", count, A.shape[0]), _each(cols, "cols", count, A.shape[1])
         requested = [Rectangle(*ends) for ends in zip(down, across)]
-    A = A.to_host()
     rectangles = tuple(map(tuple, comm.allgather(requested)))
+    if A.device != HOST:
+        A, rectangles = _copied_part(A, rectangles)
     with together(comm):
         blocks = [np.empty(x.shape, A.dtype) for x in requested]
         plan = plan_rectangles(rectangles, A.layout_in(A.grid), False, "C")
@@ -125,24 +139,40 @@ def reported_blocks(A: DistMatrix, rows: Any = None, cols: Any = None) -> tuple[
     return blocks if several else blocks[0], report
 
 
+def _copied_part(
+    A: DistMatrix, rectangles: tuple[tuple[Rectangle, ...], ...]
+) -> tuple[DistMatrix, tuple[tuple[Rectangle, ...], ...]]:
+    """Return a copy on the host of the part of A that contains all rectangles, and the rectangles in it.  Collective."""
+    some = [x for held in rectangles for x in held if x.size]
+    top, left = min((x.rows[0] for x in some), default=0), min((x.cols[0] for x in some), default=0)
+    shifted = tuple(
+        tuple(Rectangle((x.rows[0] - top, x.rows[1] - top), (x.cols[0] - left, x.cols[1] - left)) for x in held if x.size)
+        for held in rectangles
+    )
+    bottom, right = bounding(shifted)
+    return A[top : top + bottom, left : left + right].to_host(), shifted
+
+
 def _move(
     X: Any, Y: Any, plan: RectangleExchange, buffers: ExchangeBuffers, grid: ProcessGrid, start: float
 ) -> MoveReport:
     """Copy all elements, and return the report.  Collective; the plan is the same on all ranks."""
-    recorder, rank = Recorder(), grid.comm.rank
+    recorder, rank = recorder_of(Y if plan.inward else X), grid.comm.rank
     recorder.hold(buffers.nbytes)
     name = "from_blocks" if plan.inward else "to_blocks"
-    with np.errstate(all="ignore"), kept_if_it_fails(buffers), spans.timed(name, plan.layout.local_bytes(rank)):
+    kept = kept_if_it_fails(buffers, *(X if plan.inward else [X]), *([Y] if plan.inward else Y))
+    with np.errstate(all="ignore"), kept, spans.timed(name, plan.layout.local_bytes(rank)):
         exchange(1, X, 0, Y, plan, buffers, grid, recorder)
+        recorder.finish()
     ends = counted(sum(map(len, plan.rectangles)), "block") + " of any size", str(plan.layout)
     source, target = ends if plan.inward else ends[::-1]
     return MoveReport.of_run(recorder, [plan], grid, perf_counter() - start, name="A", source=source, target=target)
 
 
-def _blocks_and_places(local: Any, rows: Any, cols: Any, axis: Any) -> tuple[list[np.ndarray], list[Rectangle]]:
+def _blocks_and_places(local: Any, rows: Any, cols: Any, axis: Any) -> tuple[list[Array], list[Rectangle]]:
     """Return this rank's blocks and, if axis is None, their rectangles.  Local."""
     arrays = [] if local is None else local if isinstance(local, list) else [local]
-    blocks = [in_native_order(to_host(devices.adopted(x)), "a block") for x in arrays]
+    blocks = [in_native_order(devices.adopted(x), "a block") for x in arrays]
     if axis is not None:
         if as_whole(axis, "axis") not in (0, 1) or rows is not None or cols is not None:
             raise ArgumentError(f"axis is 0 or 1, without rows and cols; got axis={axis}, rows={rows}, cols={cols}")

@@ -15,7 +15,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import to_host
 from pdgemm.local.arrays.dtypes import element_type
-from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, set_elements
+from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, on_host, set_elements
 from pdgemm.local.arrays.evaluation import all_close
 from pdgemm.local.arrays.integers import as_count, shown
 from pdgemm.local.arrays.keys import MASK, is_view, picked
@@ -215,7 +215,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         with together(self.grid.comm) as arguments:
             arguments += ["to_device", self.distribution, device]
             local = new_array(self._stored.shape, self.dtype, self.order, self.grid, where)
-            set_elements(local, to_host(self._stored))
+            set_elements(local, self._stored)
         shared = all_shared(local, self.grid)
         return type(self)(local, self.grid, self.distribution, self.order, self.conjugated, shared)
 
@@ -234,7 +234,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
             if self.grid.draft:
                 return _ones(self)
             whole = np.empty(self.shape, self.dtype) if self.grid.rank == root else None
-            local = to_host(self.local)
+            local = on_host(self.local)
         gather(local, self.distribution, self.grid, whole, root)
         return whole
 
@@ -249,7 +249,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
             layout = self.layout_in(self.grid)
             if planned(self.grid, "all elements", gathering(layout, self.grid.size)[0]):
                 return _ones(self)
-            whole, local = np.empty(self.shape, self.dtype), to_host(self.local)
+            whole, local = np.empty(self.shape, self.dtype), on_host(self.local)
             buffer = gathering_buffer(layout, self.grid.size)
         allgather(local, layout, self.grid, whole, buffer)
         return whole

@@ -13,7 +13,7 @@ from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.ownership import Ownership, as_html
 from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays.device import Array, to_host
+from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONJUGATE
 from pdgemm.local.arrays.keys import picked
 from pdgemm.names import DeviceName
@@ -128,7 +128,7 @@ class MatrixBase:
 
     def __str__(self) -> str:
         """Return the elements of this rank as NumPy shows them, and the layout.  Local: one rank alone may print."""
-        held = np.array2string(np.asarray(to_host(self.local)))
+        held = np.array2string(on_host(self.local))
         if self._stored.shape == self.shape:
             return f"{held}\n{self!r}"
         return f"{self!r}, its part:\n{held}\nA.preview() shows the corners of all of it, on all ranks together"

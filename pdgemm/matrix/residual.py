@@ -11,8 +11,9 @@ from mpi4py import MPI
 
 from pdgemm.errors import LayoutError
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.device import to_host
+from pdgemm.local.arrays.device import HOST, beside, to_host
 from pdgemm.local.arrays.element_functions import element_function, slabs
+from pdgemm.local.arrays.folds import at_a_time
 from pdgemm.local.arrays.integers import as_count, as_name, as_seed
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -173,12 +174,13 @@ def _apply(M: DistMatrix, X: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, 
     rows, cols = M.indices()
     product: Any = np.zeros((M.shape[0], X.shape[1]), wide)
     bound = np.zeros(product.shape)
-    here, there = X[cols], size[cols]
-    for slab in slabs(M.stored.shape[0], M.stored.shape[1], 1 << 20):
-        part = to_host(M.stored[slab]).astype(wide, copy=False)
-        part = part.conj() if M.conjugated else part
-        product[rows[slab]] = part @ here
-        bound[rows[slab]] = np.abs(part) @ there
+    here, there = beside(X[cols], M.stored), beside(size[cols], M.stored)
+    with together(M.grid.comm, M.device != HOST):  # a device may lack memory on one rank
+        for slab in slabs(*M.stored.shape, at_a_time(M.stored, 1 << 20)) if M.stored.size else ():
+            part = M.stored[slab].astype(wide, copy=False)
+            part = np.conj(part) if M.conjugated else part
+            product[rows[slab]] = to_host(part @ here)
+            bound[rows[slab]] = to_host(np.abs(part) @ there)
     M.grid.comm.Allreduce(MPI.IN_PLACE, product, MPI.SUM)
     M.grid.comm.Allreduce(MPI.IN_PLACE, bound, MPI.SUM)
     return product, bound

@@ -143,7 +143,7 @@ def test_the_simulated_array_refuses_what_cupy_refuses() -> None:
         for unknown in (np.add.reduce, np.spacing):
             with pytest.raises(TypeError, match="returned NotImplemented"):
                 unknown(x)
-        for different in (np.argmin, np.argmax, np.cumsum, np.median, bool):
+        for different in (np.argmin, np.argmax, np.nansum, np.median, bool):
             with pytest.raises(AssertionError):
                 different(x)
         assert np.array_equal(np.sum(x, axis=0).get(), 3 * np.ones(4))

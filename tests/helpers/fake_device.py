@@ -157,6 +157,11 @@ class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
     def swapaxes(self, *axes: int) -> FakeArray:
         return self._like(self.x.swapaxes(*axes))
 
+    def sort(self) -> None:
+        assert self.ndim == 1 and self.flags.c_contiguous, "CuPy sorts contiguous arrays in place"
+        assert self.dtype != HALF, "sort of bfloat16"
+        self.device._launch("sort", (self,), (self,), lambda: self.x.sort())
+
     def view(self, dtype: Any) -> FakeArray:
         return self._like(self.x.view(dtype))
 
@@ -180,8 +185,9 @@ class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
 _LACKING = {"spacing", "isnat", "matvec", "vecmat", "vecdot"}  # ufuncs of NumPy's that CuPy 14.2 has not
 
 
-def _in_any_order(x: np.ndarray, axis: int | None = None) -> np.ndarray:
+def _in_any_order(x: np.ndarray, axis: int | None = None, dtype: Any = None) -> np.ndarray:
     """The sum from the last element to the first, one after the other: an order that NumPy would not choose."""
+    x = x if dtype is None else x.astype(dtype)
     last_first = np.moveaxis(np.atleast_2d(x), -1 if x.ndim < 2 or axis is None else axis, 0)[::-1]
     total = np.zeros(last_first.shape[1:], x.dtype)
     for part in last_first:
@@ -195,7 +201,8 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
     "where": (np.where, 3),
     "take": (np.take, 2),
     **{name: (getattr(np, name), 1) for name in ("prod", "min", "max", "any", "all", "argmax", "concatenate")},
-    **{name: (getattr(np, name), 1) for name in ("full_like", "round", "nan_to_num", "expand_dims")},
+    **{name: (getattr(np, name), 1) for name in ("full_like", "round", "nan_to_num", "expand_dims", "sort", "cumsum")},
+    "searchsorted": (np.searchsorted, 2),
 }
 
 

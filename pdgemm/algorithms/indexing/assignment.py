@@ -9,15 +9,18 @@ import numpy as np
 from pdgemm.algorithms.indexing.selection import scatter_selection
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.grids.index_map import merged
 from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays.device import to_host
+from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.dtypes import can_convert, element_type
 from pdgemm.local.arrays.elementwise import set_elements
+from pdgemm.local.arrays.evaluation import evaluated, is_extension
 from pdgemm.local.arrays.keys import Picked, last_of_each, picked
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.array_functions import fitted, part_of_broadcast
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import check_not_freed, described_elements, together
+from pdgemm.transport.block_copy import copy_blocks
 
 
 def assign(A: DistMatrix, key: Any, value: Any) -> None:
@@ -53,7 +56,8 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
             arguments.append("under a mask")
     if mask is not None:
         (where,), *_ = fitted("A[mask] = x", (mask,), A)
-        _set_by_index(A, to_host(where), _number(value, A.dtype))
+        with together(A.grid.comm, A.device != devices.HOST):  # a device may lack memory on one rank
+            _set_under_mask(A.stored, where, _number(value, A.dtype))
     elif isinstance(value, DistMatrix):
         whole = (len(rows.indices), len(cols.indices))
         if value.shape != whole:
@@ -63,7 +67,8 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
         else:
             scatter_selection(A[...], np.asarray(rows.indices), np.asarray(cols.indices), value)
     else:
-        _set(A, rows, cols, value)
+        with together(A.grid.comm, A.device != devices.HOST):
+            _set(A, rows, cols, value)
 
 
 def _value_description(value: Any, dtype: np.dtype) -> list[object]:
@@ -123,15 +128,24 @@ def _set(A: Any, rows: Picked, cols: Picked, value: Any) -> None:
         else:
             set_elements(target, np.broadcast_to(values, target.shape))
         return
-    _set_by_index(A, np.ix_(*(np.arange(n)[x] for n, x in zip(A.stored.shape, (down, across)))), values)
+    places = [np.arange(n)[x] for n, x in zip(A.stored.shape, (down, across))]
+    device, shape = devices.of(A.stored), tuple(map(len, places))
+    if device is None:
+        A.stored[np.ix_(*places)] = values
+    elif 0 not in shape:
+        source = device.empty(shape, A.dtype)
+        set_elements(source, np.broadcast_to(np.asarray(values, A.dtype), shape))
+        maps = [merged(np.arange(len(x)), x, np.ones(len(x), np.int64)) for x in places]
+        copy_blocks(source, A.stored, *maps)
 
 
-def _set_by_index(A: Any, index: Any, values: Any) -> None:
-    """Set elements of this rank by a NumPy index, on the host.  Local."""
-    host = to_host(A.stored)
-    host[index] = values
-    if host is not A.stored:
-        set_elements(A.stored, host)
+def _set_under_mask(x: Array, where: Array, number: Any) -> None:
+    """Set elements of an array to a number where a mask beside it is true.  Local."""
+    if isinstance(x, np.ndarray):
+        x[where] = number
+        return
+    number = number.astype(np.float32) if is_extension(x.dtype) else number
+    evaluated(lambda x, where: np.where(where, number, x), [x, where], x)
 
 
 def _places(dim: BlockCyclic, indices: range | np.ndarray, part: int) -> tuple[Any, np.ndarray]:

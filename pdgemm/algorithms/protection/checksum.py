@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.errors import CorruptionError
-from pdgemm.local.arrays.device import Array, of, to_host
+from pdgemm.local.arrays.device import Array, beside, of, to_host
 from pdgemm.local.arrays.element_functions import hashed, slabs
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -18,7 +18,7 @@ from pdgemm.support.files import say
 REPEATS = 3
 _KIND = "mixed64"
 _MOST = 1 << 18  # rows or columns that are hashed at a time
-_COPIED = 1 << 22  # elements that are copied from a device at a time
+_ON_DEVICE = 1 << 22  # elements that a device hashes at a time
 
 
 def checksum(matrix: DistMatrix) -> str:
@@ -29,8 +29,8 @@ def checksum(matrix: DistMatrix) -> str:
 
     The checksum is the same for any layout on any number of ranks, also in a file that `io.hdf5.save` wrote.  A change
     of a single element is always detected (an odd factor has an inverse mod 2^64), an exchange of elements, rows or
-    columns with probability 1 - 2^-64, approximately.  Elements are read once, those of a
-    device by the host, to which at most 2^22 are copied at a time.
+    columns with probability 1 - 2^-64, approximately.  Elements are read once, where they
+    are.
     """
     with together(communicator(matrix=matrix)) as description:
         check_matrices(matrix=matrix)
@@ -73,10 +73,28 @@ def bilinear(part: Array, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
     v = _weights((cols[:, None] * words + np.arange(words)).ravel(), 1)
     total = zero()
     if part.size:
-        for slab in slabs(*part.shape, *[_COPIED] * (of(part) is not None)):
-            bits = np.ascontiguousarray(to_host(part[slab])).view(unsigned).astype(np.uint64, copy=False)
-            total += u[slab] @ ((bits ^ bits >> np.uint64(32)) @ v)
+        device = of(part)
+        v = beside(v, part)
+        for slab in slabs(*part.shape, *[_ON_DEVICE] * (device is not None)):
+            total += u[slab] @ (_row_sums if device else _row_sums_on_host)(part[slab], unsigned, v)
     return total
+
+
+def _row_sums_on_host(part: np.ndarray, unsigned: np.dtype, v: np.ndarray) -> np.ndarray:
+    """Return sum_j v_j b(a_ij) of each row."""
+    bits = np.ascontiguousarray(part).view(unsigned).astype(np.uint64, copy=False)
+    sums: np.ndarray = (bits ^ bits >> np.uint64(32)) @ v
+    return sums
+
+
+def _row_sums(part: Array, unsigned: np.dtype, v: Array) -> np.ndarray:
+    """Return the same of elements and weights on a device; the sums alone are copied to the host."""
+    words = [part.real, part.imag] if part.itemsize > unsigned.itemsize else [part]
+    sums = []
+    for number, word in enumerate(words):
+        bits = word.view(unsigned).astype(np.uint64, copy=False)
+        sums.append(np.sum((bits ^ bits >> np.uint64(32)) * v[number :: len(words)], axis=1))
+    return to_host(sum(sums[1:], sums[0]))
 
 
 def zero() -> np.ndarray:

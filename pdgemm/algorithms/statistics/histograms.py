@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.algorithms.statistics.ranked import check_ordered, sum_over_ranks
+from pdgemm.algorithms.statistics.ranked import check_ordered, in_order, places_in, sum_over_ranks
 from pdgemm.errors import ArgumentError
-from pdgemm.local.arrays.device import to_host
-from pdgemm.local.arrays.folds import widened
+from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.element_functions import slabs
+from pdgemm.local.arrays.folds import ON_DEVICE, widened
 from pdgemm.local.arrays.integers import as_count
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -42,8 +43,22 @@ def histogram(
     if ends is None and not np.ndim(bins) and a.size:
         ends = a.min(), a.max()
     with together(a.grid.comm):
-        x = widened(to_host(a.local)).ravel()
-        x = x.astype(np.uint8) if x.dtype == bool else x
-        counts, edges = np.histogram(x, bins, ends)
+        counts, edges = _counted(a.local, bins, ends)
     counts = sum_over_ranks(counts, a.grid.comm)
     return (counts / np.diff(edges) / counts.sum() if density else counts), edges
+
+
+def _counted(x: Array, bins: Any, ends: tuple[float, float] | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return numpy.histogram of an array of the host or of a device.  Local.
+
+    A device sorts its elements, some at a time, and counts the elements below the end of each interval.
+    """
+    if isinstance(x, np.ndarray):
+        x = widened(x).ravel()
+        return np.histogram(x.astype(np.uint8) if x.dtype == bool else x, bins, ends)
+    dtype = np.dtype(np.uint8) if x.dtype == bool else widened(x[:0]).dtype
+    counts, edges = np.histogram(np.empty(0, dtype), bins, ends)
+    for slab in slabs(*x.shape, ON_DEVICE) if x.size else ():
+        part = in_order(widened, x[slab], dtype)
+        counts += np.diff(np.append(places_in(part, edges[:-1]), places_in(part, edges[-1:], "right")))
+    return counts, edges

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.algorithms.statistics.columns import whole_columns
-from pdgemm.algorithms.statistics.ranked import at_places, check_ordered, elements_of, keys_of, sum_over_ranks
+from pdgemm.algorithms.statistics.columns import of_columns, whole_columns
+from pdgemm.algorithms.statistics.ranked import at_places, check_ordered, elements_of, keys_of, places_in, sum_over_ranks
 from pdgemm.errors import ArgumentError
+from pdgemm.local.arrays.device import Array, of, to_host
 from pdgemm.local.arrays.folds import widened
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -31,35 +32,35 @@ def percentile(a: DistMatrix, q: Any, axis: int | None = None) -> Any:
     (8 for float64), of 510 counts for each number of q; the two elements of each interpolation are exact.
     Raises ArgumentError or DTypeError on every rank.
     """
-    return _percentiles("percentile", a, q, 100, axis, False)
+    return _percentiles("percentile", a, q, 100, axis)
 
 
 def quantile(a: DistMatrix, q: Any, axis: int | None = None) -> Any:
     """Return quantiles, as `percentile` with q from 0 to 1.  Collective over the grid."""
-    return _percentiles("quantile", a, q, 1, axis, False)
+    return _percentiles("quantile", a, q, 1, axis)
 
 
 def median(a: DistMatrix, axis: int | None = None) -> Any:
     """Return the median, for an even number the mean of the two middle elements; as `percentile`.  Collective."""
-    return _percentiles("median", a, 0.5, 1, axis, False)
+    return _percentiles("median", a, 0.5, 1, axis)
 
 
 def nanpercentile(a: DistMatrix, q: Any, axis: int | None = None) -> Any:
     """Return percentiles of the elements that are not NaN, as `percentile`.  Collective over the grid."""
-    return _percentiles("nanpercentile", a, q, 100, axis, True)
+    return _percentiles("nanpercentile", a, q, 100, axis)
 
 
 def nanquantile(a: DistMatrix, q: Any, axis: int | None = None) -> Any:
     """Return quantiles of the elements that are not NaN, as `percentile`.  Collective over the grid."""
-    return _percentiles("nanquantile", a, q, 1, axis, True)
+    return _percentiles("nanquantile", a, q, 1, axis)
 
 
 def nanmedian(a: DistMatrix, axis: int | None = None) -> Any:
     """Return the median of the elements that are not NaN, as `median`.  Collective over the grid."""
-    return _percentiles("nanmedian", a, 0.5, 1, axis, True)
+    return _percentiles("nanmedian", a, 0.5, 1, axis)
 
 
-def _percentiles(name: str, a: DistMatrix, q: Any, whole: int, axis: Any, skip: bool) -> Any:
+def _percentiles(name: str, a: DistMatrix, q: Any, whole: int, axis: Any) -> Any:
     """Return percentiles of all elements, of columns or of rows, by NumPy's function `name`.  Collective."""
     comm = communicator(a=a)
     with together(comm) as arguments:
@@ -72,34 +73,69 @@ def _percentiles(name: str, a: DistMatrix, q: Any, whole: int, axis: Any, skip: 
             raise ArgumentError(f"{name} of no element: the matrix is {a.distribution}")
         arguments += [name, levels.tolist(), axis, a.distribution, a.dtype]
     function: Callable[..., Any] = getattr(np, name)
-    arguments_of = () if name.endswith("median") else (q,)
+    arguments_of, median, skip = () if name.endswith("median") else (q,), name.endswith("median"), name.startswith("nan")
+    like = a.dtype if a.dtype.kind == "V" else np.asarray(function(np.ones(2, a.dtype), *arguments_of)).dtype
+    if axis is None:
+        return _of_all(a, levels / whole, median, skip, like)
+    _, columns = whole_columns(name, a, axis)
+    with together(comm):
+        x = columns.local
+        if not x.shape[1]:
+            mine = None
+        elif of(x):
+            mine = _of_columns(x, levels / whole, median, skip, like)
+        else:
+            mine = np.asarray(function(widened(x), *arguments_of, axis=0)).astype(like)
+    return np.concatenate([x for x in comm.allgather(mine) if x is not None], axis=-1)
 
-    def of(x: np.ndarray, **options: Any) -> Any:
-        like = x.dtype if x.dtype.kind == "V" else np.asarray(function(np.ones(2, x.dtype), *arguments_of)).dtype
-        return np.asarray(function(widened(x), *arguments_of, **options)).astype(like)[()]
 
-    if axis is not None:
-        _, block, _ = whole_columns(name, a, axis)
-        of_columns = of(block, axis=0) if block.shape[1] else None
-        return np.concatenate([x for x in comm.allgather(of_columns) if x is not None], axis=-1)
-    return _of_all(a, levels / whole, name.endswith("median"), skip, of)
-
-
-def _of_all(a: DistMatrix, q: np.ndarray, median: bool, skip: bool, of: Callable[..., Any]) -> Any:
+def _of_all(a: DistMatrix, q: np.ndarray, median: bool, skip: bool, like: np.dtype) -> Any:
     """Return quantiles of all elements.  Collective."""
-    comm, keys = a.grid.comm, keys_of(a)
-    known = len(keys)
-    if a.dtype.kind not in "biu":
-        known = int(keys.searchsorted(np.iinfo(keys.dtype).max, "left"))
+    comm = a.grid.comm
+    with together(comm):
+        keys = keys_of(a)
+        known = len(keys)
+        if a.dtype.kind not in "biu":
+            known = int(places_in(keys, np.array([np.iinfo(keys.dtype).max], keys.dtype))[0])
     (count,) = sum_over_ranks([known], comm)
-    like = of(np.ones(2, a.dtype))
     if count == 0 or (count < a.size and not skip):
-        return np.full_like(like, np.nan)[()]
-    at = np.atleast_1d(q) * (count - 1)
+        return np.full(q.shape, np.nan, like)[()]
+    at, low, high = _places(q.reshape(-1), count)
+    ends = elements_of(at_places(keys, np.concatenate([low, high]), comm), a.dtype).reshape(2, -1)
+    return _between(widened(ends), at - low, median).astype(like).reshape(q.shape)[()]
+
+
+def _of_columns(x: Array, q: np.ndarray, median: bool, skip: bool, like: np.dtype) -> np.ndarray:
+    """Return quantiles of whole columns on a device, which sorts them.  Local.
+
+    Of each column and quantile, two elements are copied to the host.
+    """
+    (m, n), device = x.shape, of(x)
+    assert device is not None
+    x = of_columns(lambda x: np.sort(widened(x), axis=0), x)
+    counts = np.full(n, m) if x.dtype.kind in "biu" else to_host(np.sum(x == x, axis=0, dtype=np.int64))
+    at, low, high = _places(q.reshape(-1, 1), counts)
+    rows = np.concatenate([low.ravel(), high.ravel()])
+    ends = to_host(device.pick(x, rows, np.tile(np.arange(n), len(rows) // n))).reshape(2, *at.shape)
+    values = _between(ends, at - low, median).astype(like)
+    values[:, (counts == 0) | ((counts < m) & (not skip))] = np.nan
+    return values.reshape(*q.shape, n)
+
+
+def _places(q: np.ndarray, count: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the place of each quantile among `count` sorted elements, and the whole numbers below and above."""
+    last = np.maximum(count - 1, 0)
+    at = q * last
     low = np.floor(at).astype(np.int64)
-    places = np.concatenate([low, np.minimum(low + 1, count - 1)])
-    ends = elements_of(at_places(keys, places, comm), a.dtype).reshape(2, -1)
+    return at, low, np.minimum(low + 1, last)
+
+
+def _between(ends: np.ndarray, parts: np.ndarray, median: bool) -> np.ndarray:
+    """Return NumPy's interpolation between the elements ends[0] and ends[1], `parts` of the way."""
     if median:
-        return of(ends[:, 0] if count % 2 == 0 else ends[:1, 0])
-    quantiles = [np.quantile(widened(pair), part) for pair, part in zip(ends.T, at - low)]
-    return np.array(quantiles).reshape(q.shape).astype(np.asarray(like).dtype)[()]
+        return np.where(parts == 0, ends[0], ends.mean(axis=0))
+    values = np.empty(parts.shape, np.result_type(ends.dtype, np.float32 if ends.dtype.kind == "f" else np.float64))
+    for part in np.unique(parts):
+        here = parts == part
+        values[here] = np.quantile(ends[:, here], part, axis=0)
+    return values

@@ -8,13 +8,15 @@ key is known exactly, and so is its element.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 from mpi4py import MPI
 
 from pdgemm.errors import DTypeError
-from pdgemm.local.arrays.device import to_host
+from pdgemm.local.arrays.device import Array, beside, empty, of, to_host
+from pdgemm.local.arrays.evaluation import evaluated
 from pdgemm.local.arrays.folds import widened
 
 
@@ -24,25 +26,42 @@ def check_ordered(dtype: np.dtype, name: str) -> None:
         raise DTypeError(f"{name} of complex numbers: they have no order; take that of abs(A), A.real or A.imag")
 
 
-def keys_of(A: Any) -> np.ndarray:
-    """Return the sorted keys of the elements of this rank, in the order of the elements, NaN last.  Local."""
-    x = widened(to_host(A.local)).ravel()
-    if x.dtype == bool:
-        return np.sort(x.view(np.uint8))
-    keys = x.view(np.dtype(f"u{x.itemsize}")).copy()
-    top = keys.dtype.type(1 << (8 * x.itemsize - 1))
+def keys_of(A: Any) -> Array:
+    """Return the sorted keys of the elements of this rank, in the order of the elements, NaN last.  Local.
+
+    The keys of a matrix on a device are made, sorted and kept there.
+    """
+    x = A.local
+    return in_order(_keys, x, np.dtype(f"u{widened(x[:0]).itemsize}"))
+
+
+def in_order(act: Callable[[Array], Array], x: Array, dtype: np.dtype) -> Array:
+    """Return a function of elements, in a type, sorted, as an array of one dimension where x is.  Local."""
+    values = empty((x.size,), dtype, device=of(x))
+    evaluated(act, [x], values.reshape(x.shape))
+    values.sort()
+    return values
+
+
+def _keys(x: Array) -> Array:
+    """Return the keys of elements, unsorted."""
+    x = widened(x)
+    bits = x.view(np.dtype(f"u{x.itemsize}"))
+    top = bits.dtype.type(1 << (8 * x.itemsize - 1))
     if x.dtype.kind == "i":
-        keys ^= top
-    elif x.dtype.kind == "f":
-        negative = keys >= top
-        keys[negative] = ~keys[negative]
-        keys[~negative] |= top
-        keys[np.isnan(x)] = ~keys.dtype.type(0)
-    keys.sort()
-    return keys
+        return bits ^ top
+    if x.dtype.kind == "f":
+        return np.where(np.isnan(x), ~top | top, np.where(bits >= top, ~bits, bits | top))
+    return bits
 
 
-def elements_of(keys: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def places_in(keys: Array, values: np.ndarray, side: Literal["left", "right"] = "left") -> np.ndarray:
+    """Return, as numpy.searchsorted, the places of values in sorted keys, or elements, of the host or of a device."""
+    places: np.ndarray = to_host(np.searchsorted(keys, beside(values, keys), side))
+    return places
+
+
+def elements_of(keys: Array, dtype: np.dtype) -> Array:
     """Return the elements that have these keys.   dtype : of the elements: bool, integer or floating-point."""
     wide = widened(np.zeros(0, dtype)).dtype
     if dtype.kind == "b":
@@ -50,17 +69,13 @@ def elements_of(keys: np.ndarray, dtype: np.dtype) -> np.ndarray:
     bits = keys.astype(np.dtype(f"u{wide.itemsize}"))
     top = bits.dtype.type(1 << (8 * wide.itemsize - 1))
     if wide.kind == "i":
-        bits ^= top
+        bits = bits ^ top
     elif wide.kind == "f":
-        none = ~bits == 0  # NaN
         bits = np.where(bits >= top, bits ^ top, ~bits)
-        floats = bits.view(wide).copy()
-        floats[none] = np.nan
-        return floats.astype(dtype)
     return bits.view(wide).astype(dtype)
 
 
-def at_places(keys: np.ndarray, places: np.ndarray, comm: MPI.Intracomm) -> np.ndarray:
+def at_places(keys: Array, places: np.ndarray, comm: MPI.Intracomm) -> np.ndarray:
     """Return the keys at some positions, counted from 0, of the sorted keys of all ranks.  Collective.
 
     Cost: one allreduce for each byte of a key, of 255 counts for each position.
@@ -68,7 +83,7 @@ def at_places(keys: np.ndarray, places: np.ndarray, comm: MPI.Intracomm) -> np.n
     low = np.zeros((len(places), 1), keys.dtype)  # the known bytes of each key, the highest first
     digits = np.arange(1, 256).astype(keys.dtype)
     for shift in range(8 * keys.itemsize - 8, -1, -8):
-        less = sum_over_ranks(keys.searchsorted(low + (digits << keys.dtype.type(shift)), "left"), comm)
+        less = sum_over_ranks(places_in(keys, low + (digits << keys.dtype.type(shift))), comm)
         byte = (less <= places[:, None]).sum(axis=1, keepdims=True)
         low += byte.astype(keys.dtype) << keys.dtype.type(shift)
     return low[:, 0]

@@ -15,9 +15,12 @@ from pdgemm.instrument.run_report import MoveReport
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.spectral.iterations import empty_like
 from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays.device import to_host
+from pdgemm.local.arrays.device import Array, beside, to_host
 from pdgemm.local.arrays.dtypes import common, element_type
-from pdgemm.local.arrays.elementwise import set_elements
+from pdgemm.local.arrays.element_functions import slabs
+from pdgemm.local.arrays.elementwise import CONVERT
+from pdgemm.local.arrays.evaluation import supported
+from pdgemm.local.arrays.folds import ON_DEVICE
 from pdgemm.matrix.argument_checks import check_matrices, communicator, op, op_letter, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.gather import gathering
@@ -97,20 +100,26 @@ def kron(A: DistMatrix, B: DistMatrix) -> DistMatrix:
     steps, C = Steps(), empty_like(A, dtype, layout)
     b = B.allgather()
     with together(comm):
-        host = C.local if C.device == devices.HOST else np.empty(C.local.shape, dtype)
-        if host.size:
-            turned = not host.flags.c_contiguous
-            x, y, product = (v.T if turned else v for v in (to_host(A.local), b, host))
-            parts = product.reshape(len(x), len(y), x.shape[1], y.shape[1])
-            np.multiply(x[:, None, :, None], y[None, :, None, :], out=parts)
-        if host is not C.local:
-            set_elements(C.local, host)
+        if C.local.size:
+            _multiply(A.local, beside(b, C.local), C.local)
     recorder, (gather, _) = Recorder(traffic=steps.vectors.counted), gathering(B.layout_in(B.grid), B.grid.size)
     recorder.hold(b.nbytes)
     others: dict[str, Any] = {"source": str(B.distribution), "target": "every rank", "vectors": steps.vectors}
     others["predicted_extra_bytes"] = p * q * B.dtype.itemsize
     C.report = MoveReport.of_run(recorder, [gather], B.grid, perf_counter() - steps.start, name="B", **others)
     return C
+
+
+def _multiply(x: Array, y: Array, product: Array) -> None:
+    """Set an array to the Kronecker product of two others beside it; a device works in slabs.  Local."""
+    if product.strides[0] < product.strides[1]:
+        x, y, product = x.T, y.T, product.T
+    parts = product.reshape(len(x), len(y), x.shape[1], y.shape[1])
+    if isinstance(product, np.ndarray):
+        np.multiply(x[:, None, :, None], y[None, :, None, :], out=parts)
+        return
+    for slab in slabs(len(x), product.size // len(x), ON_DEVICE):
+        CONVERT(parts[slab], supported(x[slab])[:, None, :, None] * supported(y)[None, :, None, :])
 
 
 def _repeated(x: BlockCyclic, times: int) -> BlockCyclic:

@@ -14,7 +14,7 @@ from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.cholesky import cho_solve, cholesky
 from pdgemm.linalg.factors.condition import inverse_norm
 from pdgemm.linalg.factors.lu import lu_factor, lu_solve
-from pdgemm.linalg.factors.operands import to_one
+from pdgemm.linalg.factors.operands import is_reachable, to_one
 from pdgemm.linalg.spectral.iterations import check_operand, on_one_rank
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.element_functions import element_function
@@ -163,7 +163,7 @@ def cond(
         L = factor = cholesky(W, overwrite_a=True)
         by = lambda X, trans: cho_solve(L, X)  # noqa: E731
     else:
-        factors = lu_factor(W.to_host(), overwrite_a=True)
+        factors = lu_factor(W if is_reachable(W) else W.to_host(), overwrite_a=True)
         by, factor = (lambda X, trans: lu_solve(factors, X, trans=trans)), factors.LU
     if not np.abs(factor.diagonal()).min() > 0:
         return float("inf")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from pdgemm.local.arrays.device import Array, of
+from pdgemm.local.arrays.device import Array, Event, Pinned, of
 from pdgemm.local.arrays.dtypes import arithmetic
 from pdgemm.local.arrays.element_functions import ElementFunction, fill, slabs, tiles
 
-_UPLOAD = 1 << 24  # elements that are copied to a device at a time
+_PIECE = 1 << 22  # bytes that are copied between the host and a device at a time, a power of two
 
 
 class Combine:
@@ -98,18 +99,57 @@ def add_elements(Y: Array, X: Array) -> None:
         Y += X
 
 
-def set_elements(target: Array, source: np.ndarray) -> None:
-    """Copy an array of the host to target, complete on return."""
-    device = of(target)
+def set_elements(target: Array, source: Array) -> None:
+    """Copy an array to target, of its shape, complete on return: on the host, or between the host and a device.
+
+    Between them pieces pass through two buffers of pinned memory: while the device copies one, the host copies the
+    other.  Neither side needs memory for a second copy of all elements, whatever their strides are.
+    """
+    device, upward = of(target) or of(source), of(target) is not None
     if device is None:
         target[...] = source
+    if device is None or not source.size:
         return
-    if target.strides[0] < target.strides[1]:  # whole rows are uploaded
-        target, source = target.T, source.T
-    rows, cols = source.shape
-    for slab in slabs(rows, cols, _UPLOAD) if source.size else ():
-        CONVERT(target[slab], device.to_device(source[slab], "C"))
-    device.current_stream().synchronize()
+    host, there = (source, target) if upward else (target, source)
+    if there.strides[0] < there.strides[1]:  # whole rows are copied
+        host, there = host.T, there.T
+    dtype = source.dtype if upward and source.dtype.isnative else there.dtype
+    words = 1 << (min(there.size, _PIECE // dtype.itemsize) - 1).bit_length()  # few sizes, so that memory is used again
+    buffers, stream = device.pinned(2 * words, dtype).shared_out(2), device.current_stream()
+    copies = deque[tuple[Event, Any, np.ndarray]]()  # at most one for each buffer
+
+    def complete() -> None:
+        event, tile, piece = copies.popleft()
+        event.synchronize()
+        if not upward:
+            host[tile] = piece
+
+    try:
+        for number, tile in enumerate(tiles(*there.shape, words)):
+            if len(copies) == 2:
+                complete()
+            part = there[tile]
+            piece = Pinned(*(x[: part.size].reshape(part.shape) for x in buffers[number % 2]))
+            if upward:
+                piece.host[...] = host[tile]
+                CONVERT(part, piece.device)
+            else:
+                CONVERT(piece.device, part)
+            copies.append((stream.record(), tile, piece.host))
+        while copies:
+            complete()
+    except BaseException:
+        stream.synchronize()  # before anybody gets the pinned memory again
+        raise
+
+
+def on_host(x: Array) -> np.ndarray:
+    """Return the elements in memory of the host: the array itself, or a copy that `set_elements` makes."""
+    if of(x) is None:
+        return x  # type: ignore[no-any-return]
+    host: np.ndarray = np.empty(x.shape, x.dtype, "F" if x.strides[0] < x.strides[1] else "C")
+    set_elements(host, x)
+    return host
 
 
 def set_by_function(target: Array, rows: np.ndarray, cols: np.ndarray, f: ElementFunction) -> None:

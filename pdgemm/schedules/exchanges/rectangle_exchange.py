@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 
 import numpy as np
@@ -14,7 +14,7 @@ from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.rectangles import Rectangle
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.dtypes import arithmetic
-from pdgemm.schedules.exchanges.exchange import PACKED_BYTES, Block, Redistribution
+from pdgemm.schedules.exchanges.exchange import DEVICE_BYTES, PACKED_BYTES, Block, Redistribution
 from pdgemm.support.remembered import remembered
 
 
@@ -25,6 +25,7 @@ class RectangleExchange(Redistribution):
     rectangles : the rectangles of each rank, each rectangle in an array of its own.
     inward     : from the rectangles, of which no two overlap, into the layout; else from the layout into rectangles.
     in_order   : memory order of the arrays that are written.
+    device, staged : as in `Product`.
     """
 
     rectangles: tuple[tuple[Rectangle, ...], ...]
@@ -32,6 +33,8 @@ class RectangleExchange(Redistribution):
     inward: bool
     in_order: Order
     words: int = 1
+    device: str = ""
+    staged: bool = False
 
     @property
     def size(self) -> int:  # type: ignore[override]
@@ -155,11 +158,12 @@ def _ordered(
 
 
 def plan_rectangles(
-    rectangles: tuple[tuple[Rectangle, ...], ...], layout: Layout, inward: bool, order: Order
-) -> RectangleExchange:
-    """Return an exchange whose messages fit in cache."""
+    rectangles: tuple[tuple[Rectangle, ...], ...], layout: Layout, inward: bool, order: Order, device: str = "",
+    staged: bool = False,
+) -> RectangleExchange:  # fmt: skip
+    """Return an exchange whose messages fit in cache; on a device, where each costs launches, they are larger."""
     rows, cols = layout.distribution.rows.largest, layout.distribution.cols.largest
     shapes = [x.shape for held in rectangles for x in held]
     largest = max((min(rows, r) * min(cols, c) for r, c in shapes), default=0)
-    plan = RectangleExchange(rectangles, layout, inward, order)
-    return replace(plan, words=max(1, min(PACKED_BYTES // layout.dtype.itemsize, largest)))
+    most = (DEVICE_BYTES if device else PACKED_BYTES) // layout.dtype.itemsize
+    return RectangleExchange(rectangles, layout, inward, order, max(1, min(most, largest)), device, staged)
