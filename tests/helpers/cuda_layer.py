@@ -282,11 +282,12 @@ class CudaLayer:
         from pdgemm import DistMatrix, ProcessGrid, checksum
         from pdgemm.algorithms.protection import checksum as sums
         from pdgemm.io import hdf5, npy, pieces
+        from pdgemm.matrix import distmatrix
 
-        copied, to_host = list[int](), cuda.to_host
-        monkeypatch.setattr(cuda, "to_host", lambda x: copied.append(x.size) or to_host(x))
+        copied, set_elements = list[int](), distmatrix.set_elements
+        monkeypatch.setattr(distmatrix, "set_elements", lambda y, x: copied.append(y.size) or set_elements(y, x))
         monkeypatch.setattr(pieces, "ELEMENTS", 64)
-        monkeypatch.setattr(sums, "_COPIED", 64)
+        monkeypatch.setattr(sums, "_ON_DEVICE", 64)
         with ProcessGrid(comm) as grid:
             for dtype, order in (("float32", "C"), ("complex128", "F")):
                 how: Any = {"grid": grid, "block": (4, 3), "device": "cuda"}

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
-from functools import partialmethod
+from functools import partial, partialmethod
 from importlib.machinery import ModuleSpec
 from itertools import count
 from math import prod
@@ -180,8 +180,9 @@ class Gpu:
         self.mapped_from: dict[int, bytes] = {}  # the handles, each of which a process opens once
         self.files: dict[int, int] = {}  # of mapped memory
         self.calls: list[str] = []
-        self.downloads: list[int] = []  # bytes of each array that was copied to the host
+        self.downloads: list[int] = []  # bytes of each array that was copied to the host, pinned memory included
         self.uploads: list[int] = []  # and from there
+        self._pinned: list[tuple[int, int]] = []  # first and last address
         self.modes: dict[int, int] = {}  # the math modes of cuBLAS's handles
         self.streams: dict[int, int] = {}  # and the streams that they were given
         self.current_stream = lambda: 0
@@ -223,7 +224,15 @@ class Gpu:
         if nbytes > TOTAL:
             raise CUDARuntimeError("out of memory")
         self.calls.append("hostAlloc")
-        return mmap.mmap(-1, nbytes)
+        memory = mmap.mmap(-1, nbytes)
+        self._pinned.append((_address(memory), _address(memory) + nbytes))
+        return memory
+
+    def passed(self, target: int, source: int, nbytes: int) -> None:
+        """A kernel or a copy engine has copied between these addresses."""
+        for where, passes in ((target, self.downloads), (source, self.uploads)):
+            if any(start <= where < stop for start, stop in self._pinned):
+                passes.append(nbytes)
 
     # the runtime, as CuPy has it
     def getDeviceCount(self) -> int:
@@ -260,6 +269,7 @@ class Gpu:
     def memcpyAsync(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
         assert kind == self.memcpyDefault
         self.calls.append("memcpyAsync")
+        self.passed(target, source, nbytes)
         ctypes.memmove(target, source, nbytes)
 
     def memcpy2DAsync(
@@ -270,6 +280,7 @@ class Gpu:
         if max(to_pitch, from_pitch) > self.most_pitch:
             raise CUDARuntimeError("invalid pitch argument")
         self.calls.append("memcpy2DAsync")
+        self.passed(target, source, width * height)
         for row in range(height):
             ctypes.memmove(target + row * to_pitch, source + row * from_pitch, width)
 
@@ -537,6 +548,7 @@ class Simulated:
         return made
 
     def asarray(self, x: np.ndarray) -> Any:
+        self.gpu.uploads.append(x.nbytes)
         made = self.empty(x.shape, x.dtype)
         made.x[...] = x
         return made
@@ -572,7 +584,7 @@ class Simulated:
             asarray=self.asarray,
             from_dlpack=self.from_dlpack,
             get_default_memory_pool=lambda: self.pool,
-            ElementwiseKernel=ElementwiseKernel,
+            ElementwiseKernel=partial(ElementwiseKernel, self.gpu),
             lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=self.as_strided)),
             cuda=cuda,
         )
@@ -643,7 +655,8 @@ class Stream:
 class ElementwiseKernel:
     """Its C, as Python on whole arrays."""
 
-    def __init__(self, in_params: str, out_params: str, operation: str, name: str) -> None:
+    def __init__(self, gpu: Gpu, in_params: str, out_params: str, operation: str, name: str) -> None:
+        self._gpu = gpu
         self._in, self._out = ([tuple(x.rsplit(" ", 1)) for x in p.split(", ")] for p in (in_params, out_params))
         self._operation = _in_python(operation)
 
@@ -656,6 +669,8 @@ class ElementwiseKernel:
                 assert np.dtype(declared) == x.dtype, f"{name} is {x.dtype}, declared as {kind}"
             names[name] = x.x.view() if isinstance(x, FakeArray) else x
         (kind, name), target = self._out[0], args[-1]
+        for x in (x for x in args[:-1] if isinstance(x, FakeArray)):
+            self._gpu.passed(target.data.ptr, x.data.ptr, target.nbytes)
         if size is None:
             steps = [s for n, s in zip(target.shape, target.strides) if n > 1]
             assert steps == sorted(steps, reverse=True), "neighbouring threads do not write neighbouring elements"
