@@ -142,13 +142,15 @@ def reported_blocks(A: DistMatrix, rows: Any = None, cols: Any = None) -> tuple[
 def _copied_part(
     A: DistMatrix, rectangles: tuple[tuple[Rectangle, ...], ...]
 ) -> tuple[DistMatrix, tuple[tuple[Rectangle, ...], ...]]:
-    """Return a copy on the host of the part of A that contains all rectangles, and the rectangles in it.  Collective."""
+    """Return a copy on the host of the part of A that has all rectangles, and the rectangles in it.  Collective."""
     some = [x for held in rectangles for x in held if x.size]
     top, left = min((x.rows[0] for x in some), default=0), min((x.cols[0] for x in some), default=0)
-    shifted = tuple(
-        tuple(Rectangle((x.rows[0] - top, x.rows[1] - top), (x.cols[0] - left, x.cols[1] - left)) for x in held if x.size)
-        for held in rectangles
-    )
+
+    def moved(x: Rectangle) -> Rectangle:
+        (start, stop), (first, last) = x
+        return Rectangle((start - top, stop - top), (first - left, last - left))
+
+    shifted = tuple(tuple(moved(x) if x.size else Rectangle((0, 0), (0, 0)) for x in held) for held in rectangles)
     bottom, right = bounding(shifted)
     return A[top : top + bottom, left : left + right].to_host(), shifted
 

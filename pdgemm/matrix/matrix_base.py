@@ -14,7 +14,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.ownership import Ownership, as_html
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array
-from pdgemm.local.arrays.elementwise import CONJUGATE
+from pdgemm.local.arrays.elementwise import CONJUGATE, on_host
 from pdgemm.local.arrays.keys import picked
 from pdgemm.names import DeviceName
 from pdgemm.support.agreement import check_not_freed

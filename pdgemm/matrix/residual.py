@@ -171,12 +171,12 @@ def random_vectors(n: int, seed: int, vectors: int = 2) -> np.ndarray:
 def _apply(M: DistMatrix, X: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return M X and |M| size, whole on every rank, in double precision."""
     wide = np.result_type(M.dtype, X.dtype, np.float64)
-    rows, cols = M.indices()
+    (rows, cols), (m, n) = M.indices(), M.stored.shape
     product: Any = np.zeros((M.shape[0], X.shape[1]), wide)
     bound = np.zeros(product.shape)
     here, there = beside(X[cols], M.stored), beside(size[cols], M.stored)
     with together(M.grid.comm, M.device != HOST):  # a device may lack memory on one rank
-        for slab in slabs(*M.stored.shape, at_a_time(M.stored, 1 << 20)) if M.stored.size else ():
+        for slab in slabs(m, n, at_a_time(M.stored, 1 << 20)) if m * n else ():
             part = M.stored[slab].astype(wide, copy=False)
             part = np.conj(part) if M.conjugated else part
             product[rows[slab]] = to_host(part @ here)

@@ -91,15 +91,17 @@ def test_lu_and_reflections(comm: Any, way: str, schedule: str, dtype: str, orde
 def test_qr_by_rows(comm: Any, way: str, schedule: str, dtype: str, order: Any, row_grid: bool) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg
 
-    good, n = rng_matrix(70, 9, dtype), 9
+    good, few, n = rng_matrix(70, 9, dtype), rng_matrix(20, 9, dtype), 9  # few: ranks with less than n rows, and none
     bad = np.repeat(good[:, :1], n, axis=1)  # of rank one, which CholeskyQR2 gives up
     for shape in [(comm.size, 1)] if row_grid else grid_shapes(comm.size):
-        for x, methods in ((good, ("cholesky", "tsqr")), (bad, ("auto",))):
+        for x, methods in ((good, ("cholesky", "tsqr")), (few, ("tsqr",)), (bad, ("auto",))):
             with fake_device(schedule, reach=WAYS_OF_PANELS[way]) as device, ProcessGrid(comm, shape) as grid:
                 A = DistMatrix.from_global(x, grid=grid, block=(12, 4), order=order, device="fake")
                 for method in methods:
-                    device.launches.clear()
+                    device.launches.clear(), device.copied.clear()
                     Q, R = linalg.qr(A, method=method)
+                    assert max(device.copied, default=0) <= n * n * x.itemsize
+                    assert method != "tsqr" or comm.allreduce("geqrf" in device.launches)
                     report: Any = Q.report
                     assert report.as_predicted and Q.device == R.device == "fake"
                     assert report.method == ("tsqr" if method == "auto" else method)

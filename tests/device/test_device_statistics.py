@@ -167,7 +167,11 @@ def test_blocks_of_a_matrix_on_a_device(comm: Any) -> None:
             B = DistMatrix.from_blocks(mine, grid=grid, axis=0, device="fake") if comm.size > 1 else A
             assert not device.copied
             if comm.size > 1:
-                same(B, np.repeat(np.arange(comm.size), np.arange(comm.size)).astype(np.float32)[:, None] * np.ones(3, "f4"))
+                same(
+                    B,
+                    np.repeat(np.arange(comm.size), np.arange(comm.size)).astype(np.float32)[:, None]
+                    * np.ones(3, "f4"),
+                )
             C = DistMatrix.from_blocks(on_some(device, comm), grid=grid, axis=1, device="fake")
             same(C, np.tile(np.arange(comm.size), (2, 1)) * 1.0)
 
@@ -192,7 +196,9 @@ def test_every_piece_between_host_and_device(comm: Any, dtype: str) -> None:
                     host = DistMatrix.from_global(whole, grid=grid, block=2, order="CF"[number % 2])
                     A = host.to_device("fake")
                     for view, part in ((A, whole), (A.T, whole.T), (A[1:, 1:], whole[1:, 1:])):
-                        assert np.array_equal(view.allgather(), part) and np.array_equal(view.to_host().allgather(), part)
+                        assert np.array_equal(view.allgather(), part) and np.array_equal(
+                            view.to_host().allgather(), part
+                        )
                         gathered = view.to_global()
                         assert comm.rank or np.array_equal(gathered, part)
                     A[...] = whole[::-1]

@@ -135,8 +135,8 @@ def _set(A: Any, rows: Picked, cols: Picked, value: Any) -> None:
     elif 0 not in shape:
         source = device.empty(shape, A.dtype)
         set_elements(source, np.broadcast_to(np.asarray(values, A.dtype), shape))
-        maps = [merged(np.arange(len(x)), x, np.ones(len(x), np.int64)) for x in places]
-        copy_blocks(source, A.stored, *maps)
+        down, across = (merged(np.arange(len(x)), x, np.ones(len(x), np.int64)) for x in places)
+        copy_blocks(source, A.stored, down, across)
 
 
 def _set_under_mask(x: Array, where: Array, number: Any) -> None:

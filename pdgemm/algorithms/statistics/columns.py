@@ -12,7 +12,14 @@ import numpy as np
 
 from pdgemm.algorithms.blocks import set_from_blocks
 from pdgemm.algorithms.redistribution import redistribute
-from pdgemm.algorithms.statistics.ranked import at_places, check_ordered, elements_of, keys_of, places_in, sum_over_ranks
+from pdgemm.algorithms.statistics.ranked import (
+    at_places,
+    check_ordered,
+    elements_of,
+    keys_of,
+    places_in,
+    sum_over_ranks,
+)
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.rectangles import Rectangle

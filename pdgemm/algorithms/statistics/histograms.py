@@ -58,7 +58,7 @@ def _counted(x: Array, bins: Any, ends: tuple[float, float] | None) -> tuple[np.
         return np.histogram(x.astype(np.uint8) if x.dtype == bool else x, bins, ends)
     dtype = np.dtype(np.uint8) if x.dtype == bool else widened(x[:0]).dtype
     counts, edges = np.histogram(np.empty(0, dtype), bins, ends)
-    for slab in slabs(*x.shape, ON_DEVICE) if x.size else ():
+    for slab in slabs(x.shape[0], x.shape[1], ON_DEVICE) if x.size else ():
         part = in_order(widened, x[slab], dtype)
         counts += np.diff(np.append(places_in(part, edges[:-1]), places_in(part, edges[-1:], "right")))
     return counts, edges

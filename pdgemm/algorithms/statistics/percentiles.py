@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 
 from pdgemm.algorithms.statistics.columns import of_columns, whole_columns
-from pdgemm.algorithms.statistics.ranked import at_places, check_ordered, elements_of, keys_of, places_in, sum_over_ranks
+from pdgemm.algorithms.statistics.ranked import (
+    at_places,
+    check_ordered,
+    elements_of,
+    keys_of,
+    places_in,
+    sum_over_ranks,
+)
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.device import Array, of, to_host
 from pdgemm.local.arrays.folds import widened
@@ -73,7 +80,8 @@ def _percentiles(name: str, a: DistMatrix, q: Any, whole: int, axis: Any) -> Any
             raise ArgumentError(f"{name} of no element: the matrix is {a.distribution}")
         arguments += [name, levels.tolist(), axis, a.distribution, a.dtype]
     function: Callable[..., Any] = getattr(np, name)
-    arguments_of, median, skip = () if name.endswith("median") else (q,), name.endswith("median"), name.startswith("nan")
+    median, skip = name.endswith("median"), name.startswith("nan")
+    arguments_of = () if median else (q,)
     like = a.dtype if a.dtype.kind == "V" else np.asarray(function(np.ones(2, a.dtype), *arguments_of)).dtype
     if axis is None:
         return _of_all(a, levels / whole, median, skip, like)

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.linalg
 
 from pdgemm.algorithms.panels.cholesky_qr import Passes, cholesky_qr
-from pdgemm.algorithms.panels.tsqr import tsqr
+from pdgemm.algorithms.panels.tsqr import factored_rows, tsqr
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import LayoutError, LinAlgError
@@ -21,7 +21,7 @@ from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.run_report import MoveReport, WorkReport
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, set_elements
+from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT
 from pdgemm.local.blas.local_qr import multiply_in_place
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -48,8 +48,8 @@ def tall_qr(A: DistMatrix, method: str = "auto", passes: int = PASSES) -> TallQR
     method : "cholesky", "tsqr", or another name: CholeskyQR and, if its Q is not accurate, TSQR.
     passes : number of passes of CholeskyQR to plan.
 
-    A matrix that is not distributed by rows is redistributed by rows first.  For a matrix on a device, CholeskyQR2 runs
-    on the device, and TSQR in copies on the host.
+    A matrix that is not distributed by rows is redistributed by rows first.  For a matrix on a device, the work on
+    its rows runs there, by cuSOLVER in TSQR, and the host works on matrices n x n.
     Raises LayoutError if m < n, and LinAlgError where Q of method "cholesky" is not accurate; on all ranks.
     """
     start = perf_counter()
@@ -83,14 +83,14 @@ def tall_qr(A: DistMatrix, method: str = "auto", passes: int = PASSES) -> TallQR
                 'long or short for their squares: use method="auto" or "tsqr"'
             )
         if R is None:
-            with together(comm):
-                workspace = devices.own_memory(None).empty((Q.stored.size,), Q.dtype)
-                rows = q if device is None else np.empty(q.shape, q.dtype)
+            with together(comm):  # a device may lack memory, or cuSOLVER, on one rank
+                if device:
+                    device.load_factorisations()
+                workspace = devices.own_memory(device).empty((Q.stored.size,), Q.dtype)
+                leaf = factored_rows(x, copy, q, workspace, recorder)
             recorder.hold(workspace.nbytes)
             step, done = tsqr_schedule(*rows_of(X)), "tsqr"
-            R = tsqr(devices.to_host(x), copy, rows, workspace, step.tree, comm, recorder)
-            if rows is not q:
-                set_elements(q, rows)
+            R = tsqr(leaf, step.tree, comm, recorder)
             ran.append(step)
         recorder.finish()
     report = QRReport.of_run(

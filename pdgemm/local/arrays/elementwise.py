@@ -125,7 +125,7 @@ def set_elements(target: Array, source: Array) -> None:
             host[tile] = piece
 
     try:
-        for number, tile in enumerate(tiles(*there.shape, words)):
+        for number, tile in enumerate(tiles(there.shape[0], there.shape[1], words)):
             if len(copies) == 2:
                 complete()
             part = there[tile]
@@ -146,7 +146,7 @@ def set_elements(target: Array, source: Array) -> None:
 def on_host(x: Array) -> np.ndarray:
     """Return the elements in memory of the host: the array itself, or a copy that `set_elements` makes."""
     if of(x) is None:
-        return x  # type: ignore[no-any-return]
+        return x
     host: np.ndarray = np.empty(x.shape, x.dtype, "F" if x.strides[0] < x.strides[1] else "C")
     set_elements(host, x)
     return host
