@@ -335,9 +335,10 @@ def _along(A: Reductions, fold: Fold, axis: int, counted: Traffic) -> Parts:
     starts = np.cumsum([0, *(kept.count(part) for part in range(kept.parts))])
     vectors: Parts = tuple(np.empty(kept.n, x.dtype) for x in empty)  # ordered by owner
     own: Parts = tuple(x[starts[j] : starts[j + 1]] if j >= 0 else x[:0] for x in vectors)
-    if kept.count(j) and reduced.count(i):
-        for x, y in zip(own, _reduce(A.local, axis, fold, reduced.indices(i))):
-            x[:] = y
+    with together(grid.comm, devices.of(A.stored) is not None):  # a device may lack memory on one rank
+        if kept.count(j) and reduced.count(i):
+            for x, y in zip(own, _reduce(A.local, axis, fold, reduced.indices(i))):
+                x[:] = y
     for stage, parts in zip(_schedule(A, empty, axis).stages, (own, own, vectors, vectors)):
         carry_out(stage.of(grid.rank), grid.comm, parts, counted, fold.join)
     order = np.concatenate([kept.indices(part) for part in range(kept.parts)])
@@ -349,26 +350,27 @@ def _along(A: Reductions, fold: Fold, axis: int, counted: Traffic) -> Parts:
 
 def _over_all(A: Reductions, fold: Fold, counted: Traffic) -> Parts:
     """Return the parts of all elements together, on every rank.  Collective."""
-    grid, layout = A.grid, A.distribution
-    vectors: Parts = _nothing(fold, A.dtype)
+    grid, vectors = A.grid, _nothing(fold, A.dtype)
     up, down = _schedule(A, vectors, None).stages
-    if up.of(grid.rank):
-        x, (rows, cols) = A.local, A.indices()
-        if fold.indexed:
-            parts = _reduce(x, 1, fold, cols)
-            parts = parts[0], rows * layout.shape[1] + parts[1]
-        else:
-            line = x.reshape(1, -1) if x.flags.c_contiguous else x.T.reshape(1, -1) if x.flags.f_contiguous else None
-            if line is None:
-                parts = _reduce(x, 1, fold, cols)
-            else:
-                most = at_a_time(x, fold.most)
-                pieces = [line[:, at : at + most] for at in range(0, x.size, most)]
-                parts = tuple(map(to_host, _joined([fold.local(piece, 1, cols[:0]) for piece in pieces], fold)))
-        vectors = tuple(np.ascontiguousarray(x) for x in _halved(parts, fold))
+    with together(grid.comm, devices.of(A.stored) is not None):
+        if up.of(grid.rank):
+            vectors = tuple(np.ascontiguousarray(x) for x in _halved(_of_all_elements(A, fold), fold))
     for stage in (up, down):
         carry_out(stage.of(grid.rank), grid.comm, vectors, counted, fold.join)
     return vectors
+
+
+def _of_all_elements(A: Reductions, fold: Fold) -> Parts:
+    """Return the parts of this rank's elements, on the host: of each row, or of pieces of all elements.  Local."""
+    x, (rows, cols) = A.local, A.indices()
+    if fold.indexed:
+        values, places = _reduce(x, 1, fold, cols)
+        return values, rows * A.shape[1] + places
+    line = x.reshape(1, -1) if x.flags.c_contiguous else x.T.reshape(1, -1) if x.flags.f_contiguous else None
+    if line is None:
+        return _reduce(x, 1, fold, cols)
+    pieces = (line[:, at : at + most] for most in [at_a_time(x, fold.most)] for at in range(0, x.size, most))
+    return tuple(map(to_host, _joined([fold.local(piece, 1, cols[:0]) for piece in pieces], fold)))
 
 
 def _nothing(fold: Fold, dtype: np.dtype) -> Parts:

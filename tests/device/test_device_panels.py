@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -181,3 +182,43 @@ def test_products_on_a_device_are_not_cut_for_messages(comm: Any, monkeypatch: p
             launches.append(device.launches.count("product"))
     assert launches[0] == launches[1]
     assert any(comm.allgather(launches[0]))
+
+
+LACKING: dict[str, list[Callable[..., Any]]] = {  # by launch, functions in which it lacks memory
+    "potrf": [lambda linalg, A, S: linalg.cholesky(S)],
+    "getrf": [lambda linalg, A, S: linalg.lu_factor(A)],
+    "geqrf": [lambda linalg, A, S: linalg.householder_qr(A), lambda linalg, A, S: linalg.qr(A[:, :3], method="tsqr")],
+    "triangle": [lambda linalg, A, S: linalg.solve_triangular(S, A), lambda linalg, A, S: linalg.qr(A[:, :3])],
+    "product": [
+        lambda linalg, A, S, method=method: linalg.qr(A[:, :3], method=method) for method in ("tsqr", "cholesky")
+    ],
+    "sum": [lambda linalg, A, S, axis=axis: A.var(axis) for axis in (None, 0, 1)],
+    "sort": [lambda linalg, A, S: np.sort(A, axis=0), lambda linalg, A, S: np.median(A)],
+}
+
+
+@pytest.mark.on_ranks(1, 2, 4)
+@pytest.mark.parametrize("launch", LACKING)
+def test_memory_that_one_rank_lacks(comm: Any, launch: str, monkeypatch: Any) -> None:
+    """An error of all ranks, none of which waits for ever; the next call is as ever."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.errors import OutOfMemoryError
+
+    a, s = rng_matrix(12, 12, "float64"), positive_definite(12, "float64")
+    with fake_device("late") as device, ProcessGrid(comm) as grid:
+        A, S = (DistMatrix.from_global(x, grid=grid, block=3, device="fake") for x in (a, s))
+        kept = device._launch
+
+        def lacking(what: str, *args: Any) -> None:
+            if what == launch and comm.rank == comm.size - 1:
+                raise OutOfMemoryError("a launch lacks memory")
+            kept(what, *args)
+
+        monkeypatch.setattr(device, "_launch", lacking)
+        for call in LACKING[launch]:
+            with pytest.raises(OutOfMemoryError, match="a launch lacks memory"):
+                call(linalg, A, S)
+        monkeypatch.setattr(device, "_launch", kept)
+        for call in LACKING[launch]:
+            call(linalg, A, S)
+        assert np.array_equal(A.allgather(), a) and np.array_equal(S.allgather(), s)

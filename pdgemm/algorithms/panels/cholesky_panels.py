@@ -61,7 +61,7 @@ class Cholesky:
         diagonal = self._rows.local_window(panel.start, panel.stop, panel.row)
         behind = slice(self._rows.below(panel.stop, i), A.shape[0])
         if (i, j) == (panel.row, panel.col):
-            with task.recorder.phase("compute"):
+            with task.computing():
                 info = local_lapack.potrf(A[diagonal, cols])
                 if info:
                     self._failed = self._failed or panel.start + info
@@ -71,7 +71,7 @@ class Cholesky:
         if j == panel.col:
             L = task.bring("col", panel.row, "A", (diagonal, cols), self._diagonals[slot.number], slot, DIAGONAL)
             task.wait(slot)
-            with task.recorder.phase("compute"):
+            with task.computing():
                 local_lapack.trsm(L, A[behind, cols], side="R", trans="C")
         with task.recorder.phase("post"):
             P = task.bring("row", panel.col, "A", (behind, cols), slot.buffer_a, slot, PANEL)
@@ -100,7 +100,7 @@ class Cholesky:
     def _clear(self) -> None:
         """Set the elements above the diagonal blocks to zero."""
         i, j = self._task.grid.coords
-        with self._task.recorder.phase("compute"):
+        with self._task.computing():
             for panel in self._plan.steps:
                 if j == panel.col:
                     cols = self._cols.local_window(panel.start, panel.stop, j)

@@ -12,12 +12,13 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.local.arrays.device import Array, to_host
+from pdgemm.local.arrays.device import Array, of, to_host
 from pdgemm.local.arrays.dtypes import eps
 from pdgemm.local.arrays.elementwise import Combine
 from pdgemm.local.blas.local_lapack import multiply_triangular
 from pdgemm.local.blas.local_qr import add_gram, divide, new_gram, row_blocks
 from pdgemm.schedules.panels.tsqr_schedule import MEASURED, Tree
+from pdgemm.support.agreement import together
 from pdgemm.transport.panels.tree_messages import ascend, descend, to_all, unpacked
 
 PASSES = 3  # at most: one with a shift and two without
@@ -55,7 +56,8 @@ def cholesky_qr(A: Array, copy: Combine, Q: Array, tree: Tree, m: int, comm: MPI
     k = Q.shape[1]
     upper, whole = ~np.tri(k, k=-1, dtype=bool), np.eye(k, dtype=Q.dtype, order="F")  # R of all passes
     shift = 0.0
-    with recorder.phase("compute"):
+    on_device = of(Q) is not None  # which may lack memory on one rank
+    with together(comm, on_device), recorder.phase("compute"):
         G = new_gram(Q)
         for rows in row_blocks(Q):
             copy(Q[rows], A[rows])
@@ -73,7 +75,7 @@ def cholesky_qr(A: Array, copy: Combine, Q: Array, tree: Tree, m: int, comm: MPI
         last = departure <= NEAR
         if np.isnan(departure) or (number == PASSES and not last):
             return Passes(None, number, departure, shift)
-        with recorder.phase("compute"):
+        with together(comm, on_device), recorder.phase("compute"):
             R, G = unpacked(packed[:-MEASURED], upper), new_gram(Q)
             if number > 1:
                 multiply_triangular(np.asfortranarray(R), whole, lower=False)

@@ -72,7 +72,7 @@ class Householder:
         if self._task.grid.coords == (panel.row, panel.col):
             V, T = reflectors.gather(number)
             A = self._A[self._plan.window(panel, i)]
-            with self._task.recorder.phase("compute"):
+            with self._task.computing():
                 R = empty(T.shape, T.dtype, "F", of(T))
                 compact_qr(V, R, T)
                 CONVERT(A[: panel.width], R)
@@ -94,7 +94,7 @@ class Householder:
             return
         V, T = self._reflectors.get(number)
         W = self._sum.buffer(panel.width, C.shape[1])
-        with task.recorder.phase("compute"):
+        with task.computing():
             gemm_accumulate(1, V.T, C, 0, W, conjugate_a=C.dtype.kind == "c")
         self._sum(W, self._plan.members(panel), partial(multiply_triangular, T, lower=False, trans=trans))
         task.update(V, W, C)

@@ -81,9 +81,10 @@ class LUPanels:
             if i != panel.row:
                 self._copies = gathered.lend(panel, own, self._gathering, self._gathering.buffer_b[own.size :])
                 return  # `_receive` waits for this rank's rows of L, and transfers them
-            X, pivots = gathered.whole(panel, task.workspace["gathered"]), np.empty(panel.width, np.intc)
+            X, pivots = gathered.whole(panel, task.workspace["gathered"]), np.arange(1, panel.width + 1, dtype=np.intc)
             gathered.gather(panel, X, self._gathering)
-            with task.recorder.phase("compute"):
+            info = 0
+            with task.computing():
                 info = local_lapack.getrf(X, pivots)
             self._singular = self._singular or (panel.start + info if info else 0)
             self._pivots[panel.start : panel.stop] = gathered_rows(self._rows, panel)[pivots - 1]
@@ -119,7 +120,7 @@ class LUPanels:
         right = slice(self._cols.below(panel.stop, j), A.shape[1])
         exchange_rows(task, RowMoves.of(self._pivots[panel.start : panel.stop], panel.start), right)
         if i == panel.row and panel.stop < self._cols.n:
-            with task.recorder.phase("compute"):
+            with task.computing():
                 L = self._panels[slot.number][: panel.width]
                 local_lapack.trsm(L, A[diagonal, right], unit=True)
         if panel.stop >= self._rows.n:

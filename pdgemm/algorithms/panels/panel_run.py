@@ -31,7 +31,7 @@ from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
 from pdgemm.planning.machines.simulator import simulate
 from pdgemm.schedules.mover_registry import RING, SHARED
 from pdgemm.schedules.panels.panel_schedule import PanelSchedule
-from pdgemm.support.agreement import together
+from pdgemm.support.agreement import agree, together
 from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.packed_exchange import kept_if_it_fails
@@ -83,7 +83,8 @@ def run_panels(
 
     Returns the smallest nonzero number that the executor returned on any rank, else 0, and a function that makes the
     report; 0 and None while a program is planned.
-    Raises the same exception on all ranks if buffers cannot be allocated, or GPU memory can be neither mapped nor sent.
+    Raises the same exception on all ranks if buffers cannot be allocated, GPU memory can be neither mapped nor sent, or
+    memory lacks in a computation: that of cuSOLVER's workspace is not part of the schedule's.
     """
     start, grid = perf_counter() if start is None else start, matrices["A"].grid
     if grid.draft:
@@ -103,7 +104,9 @@ def run_panels(
         recorder.finish()
         task.finish()
     with recorder.phase("sync"):
-        first = comm.allreduce(number or _NEVER, MPI.MIN)
+        first = comm.allreduce(-1 if task.error else number or _NEVER, MPI.MIN)
+        if first < 0:
+            agree(comm, task.error)
     end, trace = perf_counter(), spans.active()
     sharing = device.reach(grid).sharing if device else 1
     report = cache(partial(_report, as_run(schedule), grid, recorder, what, end - start, tuple(moves), sharing))

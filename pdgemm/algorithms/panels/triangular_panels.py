@@ -91,7 +91,7 @@ class TriangularSolve(_Panels):
         if self._task.grid.idle or not steps:
             return 0
         if self._alpha != 1:
-            with self._task.recorder.phase("compute"):
+            with self._task.computing():
                 scale(self._alpha, self._B)
         self._solve(steps[0], self._slots[0])
         for number, panel in enumerate(steps[:-1]):
@@ -110,7 +110,7 @@ class TriangularSolve(_Panels):
         if self._task.grid.coords[0] == panel.row:
             triangle = self._triangle(panel, slot)
             X = self._B[self._local_rows(panel.start, panel.stop), self._local_cols(panel)]
-            with self._task.recorder.phase("compute"):
+            with self._task.computing():
                 local_lapack.trsm(triangle, X, lower=self._plan.lower, unit=self._unit)
         self._post(panel, slot)
 
@@ -122,7 +122,7 @@ class TriangularProduct(_Panels):
         task, steps, C = self._task, self._plan.steps, self._task.arrays["C"]
         if task.grid.idle or not steps:
             return 0
-        with task.recorder.phase("compute"):
+        with task.computing():
             scale(0, C)
         self._post(steps[0], self._slots[0])
         for number, panel in enumerate(steps):
@@ -135,7 +135,7 @@ class TriangularProduct(_Panels):
                 self._update(panel, slot, *self._plan.rest(panel), C, self._alpha)
             if task.grid.coords[0] == panel.row:
                 triangle = self._triangle(panel, slot)
-                with task.recorder.phase("compute"):
+                with task.computing():
                     local_lapack.keep_triangle(triangle, self._plan.lower, self._unit)
                 rows = self._local_rows(panel.start, panel.stop)
                 task.update(triangle, self._B[rows], C[rows], self._alpha)

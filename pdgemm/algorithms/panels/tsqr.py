@@ -19,6 +19,7 @@ from pdgemm.local.blas.compact_qr import compact_qr
 from pdgemm.local.blas.local_gemm import gemm_accumulate
 from pdgemm.local.blas.local_qr import blocks, orthonormal_factors, phases
 from pdgemm.schedules.panels.tsqr_schedule import Tree, packed_words
+from pdgemm.support.agreement import together
 from pdgemm.transport.panels.tree_messages import ascend, descend, unpacked
 
 
@@ -133,6 +134,6 @@ def tsqr(leaf: Leaf, tree: Tree, comm: MPI.Comm, recorder: Recorder) -> np.ndarr
             return tuple(np.concatenate([R, x.ravel()]) for x in (C[:height], C[height:]))  # type: ignore[return-value]
 
     mine = descend(tree, comm, mine, split, recorder)
-    with recorder.phase("compute"):
+    with together(comm), recorder.phase("compute"):  # a device may lack memory on one rank
         leaf.form(mine[packed_words(k, k) :].reshape(-1, k))
     return unpacked(mine[: packed_words(k, k)], upper)

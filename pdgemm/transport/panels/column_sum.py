@@ -48,7 +48,7 @@ class ColumnSum:
 
         addends = task.fetch("sums", dict.fromkeys(others, own), add, slot, _ADDENDS, slot.buffer_b, add_elements)
         self._exchange(addends, {r: W[:, slices[r]] for r in others}, _ADDENDS)
-        with task.recorder.phase("compute"):
+        with task.computing():
             finish(own)
         task.free(slot)  # the slices of W that were sent are overwritten next
         sums = task.fetch("sums", {r: W[:, slices[r]] for r in others}, copy, slot, _SUMS)
@@ -61,6 +61,6 @@ class ColumnSum:
         self._task.finish_products()
         self._task.publish([*parts], lambda r, _: parts[r], self._slot, tag)
         self._task.wait(self._slot)
-        with self._task.recorder.phase("compute"):
+        with self._task.computing():
             for copy in copies:
                 copy()

@@ -109,7 +109,7 @@ class DivideRows:
     def __call__(self) -> int:
         task = self._task
         if not task.grid.idle:
-            with task.recorder.phase("compute"):
+            with task.computing():
                 rows = task.schedule.A.distribution.rows.indices(task.grid.coords[0])
                 A, diagonal = task.arrays["A"], self._diagonal[rows][:, None]
                 device = of(A)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Generic, Literal, TypeVar
 
@@ -52,6 +53,7 @@ class Task(ABC, Generic[Planned]):
     workspace: dict[str, Any]
     transfers: Transfers
     recorder: Recorder
+    error: MemoryError | None = field(default=None, init=False)  # of a computation of this rank
 
     @abstractmethod
     def bring(
@@ -103,10 +105,22 @@ class Task(ABC, Generic[Planned]):
     def finish(self) -> None:
         """Wait until no rank reads the arrays of another rank.  Collective over the grid."""
 
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Enter the phase of computations; where memory lacks in one, keep the error, which all ranks raise at the end.
+
+        Until then the algorithm goes on, with any elements: other ranks wait for messages of this rank.
+        """
+        try:
+            with self.recorder.phase("compute"):
+                yield
+        except MemoryError as lacking:
+            self.error = self.error or lacking
+
     def update(self, A: Array, B: Array, C: Array, alpha: float = -1, conjugate_b: bool = False) -> None:
         """Compute C := C + alpha A B, in slabs between which messages may make progress."""
         m, n = C.shape
-        with self.recorder.phase("compute"):
+        with self.computing():
             for slab in self.slabs(max(m, n), 2 * m * n * A.shape[1]):
                 a, b, c = (A[slab], B, C[slab]) if m >= n else (A, B[:, slab], C[:, slab])
                 gemm_accumulate(alpha, a, b, 1, c, conjugate_b=conjugate_b)
