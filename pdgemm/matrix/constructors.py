@@ -241,8 +241,8 @@ class Constructors(MatrixBase):
     ) -> Self:
         """Make the matrix A[i, j] = f(i, j).  Collective over the grid; no element is sent; arguments as for `empty`.
 
-        f : called with integer arrays i of shape (r, 1) and j of shape (1, c); returns a value that
-            broadcasts to (r, c).  An exception in f on any rank is raised on all ranks.
+        f : called with integer arrays of NumPy, i of shape (r, 1) and j of shape (1, c), on the host whatever the
+            device is; returns a value that broadcasts to (r, c).  An exception in f on any rank is raised on all ranks.
         """
         matrix = cls._allocated("from_function", shape, grid, block, dtype, source, order, device)
         return matrix._filled("from_function", f)

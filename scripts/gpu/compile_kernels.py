@@ -28,7 +28,9 @@ NUMBERS = {"int64": "long long", "uint64": "unsigned long long"}
 class Written:
     """What CuPy's ElementwiseKernel is made of."""
 
-    def __init__(self, in_params: str, out_params: str, operation: str, name: str) -> None:
+    def __init__(
+        self, in_params: str, out_params: str, operation: str, name: str, options: tuple[str, ...] = ()
+    ) -> None:
         self.params = [tuple(x.rsplit(" ", 1)) for x in (in_params + ", " + out_params).split(", ")]
         self.operation, self.name = operation, name
 
@@ -78,7 +80,8 @@ def sources() -> Iterator[tuple[str, str]]:
             yield f"pick {dtype}", kernels._pick_kernel().source(T=dtype)
         if dtype in BLAS:
             yield f"triangle {dtype}", kernels._triangle_kernel(transposed, transposed).source(R=dtype)
-        for kind in ("eye", *["uniform"] * (dtype.kind != "c" and dtype.name not in ("int32", "int64"))):
+        random = dtype.kind != "c" and dtype.name not in ("int32", "int64")
+        for kind in ("eye", *["uniform"] * random, *["normal"] * (random and dtype.name != "int8")):
             yield f"{kind} {dtype}", generators._kernel(kind, dtype, transposed).source(R=dtype)
 
 

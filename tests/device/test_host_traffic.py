@@ -77,7 +77,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "ones": lambda f, o: f((N, N), **o.how),
     "empty": lambda f, o: f((N, N), **o.how), "eye": lambda f, o: f(N, **o.how),
     "full": lambda f, o: f((N, N), 2, **o.how),
-    "random": lambda f, o: f((N, N), **o.how),
+    "random": lambda f, o: (f((N, N), **o.how), f((N, N), kind="normal", **o.how)),
     "from_local": lambda f, o: f(o.A.local, o.A.shape, grid=o.A.grid, block=16),
 }  # fmt: skip
 OTHERS: dict[str, Callable[..., Any]] = {

@@ -655,13 +655,24 @@ class Stream:
 class ElementwiseKernel:
     """Its C, as Python on whole arrays."""
 
-    def __init__(self, gpu: Gpu, in_params: str, out_params: str, operation: str, name: str) -> None:
+    def __init__(
+        self, gpu: Gpu, in_params: str, out_params: str, operation: str, name: str, options: tuple[str, ...] = ()
+    ) -> None:
+        assert name != "pdgemm_normal" or "--fmad=false" in options, "CUDA would round otherwise than the host"
         self._gpu = gpu
         self._in, self._out = ([tuple(x.rsplit(" ", 1)) for x in p.split(", ")] for p in (in_params, out_params))
         self._operation = _in_python(operation)
 
     def __call__(self, *args: Any, size: int | None = None) -> None:
-        names: dict[str, Any] = {"cast": _cast, "conj": np.conj, "where": np.where, "R": args[-1].dtype.type}
+        names: dict[str, Any] = {
+            "cast": _cast,
+            "conj": np.conj,
+            "where": np.where,
+            "sqrt": np.sqrt,
+            "R": args[-1].dtype.type,
+        }
+        names["__double_as_longlong"] = lambda x: x.view(np.int64)
+        names["__longlong_as_double"] = lambda x: x.view(np.float64)
         assert len(args) == len(self._in) + len(self._out)
         for (kind, name), x in zip(self._in + self._out, args):
             declared = kind.removeprefix("raw ")
@@ -694,7 +705,7 @@ def _in_python(operation: str) -> str:
     for statement in operation.split("; "):
         text = re.sub(r"static_cast<(complex<\w+>|[\w ]+)>\(", r'cast("\1", ', statement).replace(".real()", ".real")
         text = re.sub(r"\bfrom\b", "origin", text).replace("[] =", " =").replace("{", "(").replace("}", ")")
-        text = re.sub(r"\b(0x[0-9A-F]+)ULL\b", r"\1", text.removeprefix("unsigned long long "))
+        text = re.sub(r"\b(0x[0-9A-F]+)ULL\b", r"\1", re.sub(r"^(unsigned long long|long long|double) ", "", text))
         text = re.sub(r"^if \((.+?)\) (\S+) = (.+)", r"\2 = where(\1, \3, \2)", text)
         if text.startswith("ptrdiff_t "):
             text = text.removeprefix("ptrdiff_t ").replace(" / ", " // ")

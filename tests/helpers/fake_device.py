@@ -534,7 +534,7 @@ class FakeDevice:
         self._launch("within", [source] * (how.alpha != 0) + [target], (target,), lambda: _quietly(act))
 
     def generate(self, target: FakeArray, rows: np.ndarray, cols: np.ndarray, f: Any) -> bool:
-        if not isinstance(f, KnownFunction) or f.kind == "normal":
+        if not isinstance(f, KnownFunction):
             return False
         self._launch("generate", (), (target,), lambda: fill(target.x, rows, cols, f))
         return True

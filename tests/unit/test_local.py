@@ -11,10 +11,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from problems import DTYPES, TOLERANCE, gemm_error
+from scipy.special import ndtr, ndtri
+from scipy.stats import kstest
 
 from pdgemm.errors import ArgumentError, DTypeError
 from pdgemm.grids.index_map import IndexMap, packed
 from pdgemm.local.arrays import element_functions
+from pdgemm.local.arrays.normal_numbers import normal
 from pdgemm.local.blas import library as blas
 from pdgemm.local.blas.local_gemm import conjugates, gemm_accumulate, prepare
 from pdgemm.transport.movers.panel_views import column_buffer, column_panel
@@ -280,3 +283,19 @@ def test_kinds() -> None:
         element_functions.element_function("hilbert", 0, np.dtype("d"))
     with pytest.raises(DTypeError):
         element_functions.element_function("uniform", 0, np.dtype("i"))
+
+
+def test_normal_numbers_are_quantiles_of_their_hashes() -> None:
+    """Against SciPy, in the centre and to 9 standard deviations; and by Kolmogorov and Smirnov, and in the tails."""
+    i, j = np.arange(1000)[:, None], np.arange(1000)[None, :]
+    h = element_functions.hashed(i, j, 3, 1).ravel()
+    h[:4000] >>= np.arange(4000, dtype=np.uint64) % np.uint64(64)  # also the smallest probabilities
+    x, p = normal(h), ((h >> np.uint64(1)).astype(float) + 0.5) * 2.0**-64
+    expected = np.where(h & np.uint64(1), ndtri(p), -ndtri(p))
+    assert (np.abs(x - expected) <= 4e-15 * np.abs(expected)).all()
+    assert 9.1 < np.abs(x).max() < 9.2
+    x = element_functions.element_function("normal", 0, np.dtype("d"))(i, j).ravel()
+    assert kstest(x, "norm").pvalue > 1e-3
+    for bound in (1, 2, 3, 4):
+        expected_count = x.size * 2 * ndtr(-bound)
+        assert abs(np.count_nonzero(np.abs(x) > bound) - expected_count) < 5 * np.sqrt(expected_count)

@@ -168,10 +168,7 @@ def distributed(A: DistMatrix, whole: np.ndarray) -> DistMatrix:
 
 
 def random(A: DistMatrix, shape: tuple[int, int], seed: int = 1) -> DistMatrix:
-    """Return a matrix of normal random numbers, the same on every grid, of A's type and on A's device.  Collective.
-
-    The default seed is not 0, because with seed 0 element (0, 0) is 0.
-    """
+    """Return a matrix of normal random numbers, the same on every grid, of A's type and on A's device.  Collective."""
     return DistMatrix.random(shape, grid=A.grid, seed=seed, kind="normal", dtype=A.dtype, device=A.device)
 
 

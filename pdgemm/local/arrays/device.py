@@ -175,7 +175,7 @@ class Device(Protocol):
     def generate(self, target: Array, rows: np.ndarray, cols: np.ndarray, f: Any) -> bool:
         """Set target[l, h] := f(rows[l], cols[h]), with the bits of the host; return False, and nothing, if it cannot.
 
-        f : an element function; a device computes those of `element_functions.KnownFunction`, except normal numbers.
+        f : an element function; a device computes those of `element_functions.KnownFunction`.
         """
 
     def pick(self, x: Array, rows: np.ndarray, cols: np.ndarray) -> Array:

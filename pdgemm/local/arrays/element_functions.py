@@ -17,6 +17,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError, DTypeError
 from pdgemm.local.arrays.dtypes import FLOATS, names
 from pdgemm.local.arrays.integers import as_seed
+from pdgemm.local.arrays.normal_numbers import normal
 
 ElementFunction = Callable[[Any, Any], Any]  # f(i, j), i of shape (r, 1), j of shape (1, c)
 
@@ -88,10 +89,7 @@ def _uniform(i: np.ndarray, j: np.ndarray, seed: int, real: np.dtype, stream: in
 
 
 def _normal(i: np.ndarray, j: np.ndarray, seed: int, real: np.dtype, stream: int) -> np.ndarray:
-    """Return normal random numbers by Box and Muller, Ann. Math. Stat. 29(2), 1958."""
-    wide = np.result_type(real, np.float32)
-    radius = np.sqrt(-2 * np.log1p(-_unit(hashed(i, j, seed, 2 * stream), wide)))
-    return radius * np.cos(wide.type(2 * np.pi) * _unit(hashed(i, j, seed, 2 * stream + 1), wide))
+    return normal(hashed(i, j, seed, 2 * stream + 1)).astype(np.result_type(real, np.float32), copy=False)
 
 
 def _random(i: np.ndarray, j: np.ndarray, draw: Callable[..., np.ndarray], seed: int, dtype: np.dtype) -> np.ndarray:

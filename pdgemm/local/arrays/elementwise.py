@@ -153,12 +153,17 @@ def on_host(x: Array) -> np.ndarray:
 
 
 def set_by_function(target: Array, rows: np.ndarray, cols: np.ndarray, f: ElementFunction) -> None:
-    """Set target[l, h] := f(rows[l], cols[h]): on a device if it computes f, else on the host.  Complete on return."""
+    """Set target[l, h] := f(rows[l], cols[h]): on a device if it computes f, else on the host.  Complete on return.
+
+    Of what the host computes for a device, it holds some rows at a time.
+    """
     device = of(target)
     if device is None:
         fill(target, rows, cols, f)
     elif device.generate(target, rows, cols, f):
         device.current_stream().synchronize()
     else:
-        fill(host := np.empty(target.shape, target.dtype), rows, cols, f)
-        set_elements(target, host)
+        for slab in slabs(target.shape[0], target.shape[1], _PIECE):
+            host = np.empty(target[slab].shape, target.dtype)
+            fill(host, rows[slab], cols, f)
+            set_elements(target[slab], host)
