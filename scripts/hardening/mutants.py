@@ -51,9 +51,14 @@ MUTANTS = [
         (f"4 {R}matrix/test_views.py",),
     ),
     Mutant(
-        "arrays: both uniform numbers of a normal one are the same", "pdgemm/local/arrays/element_functions.py",
-        "seed, 2 * stream + 1), wide))", "seed, 2 * stream), wide))",
+        "arrays: rare normal numbers are computed as frequent ones", "pdgemm/local/arrays/normal_numbers.py",
+        "r - 1.6), r > 5.0", "r - 1.6), r > 50.0",
         (f"0 {U}test_local.py",),
+    ),
+    Mutant(
+        "arrays: a piece for a device is overwritten in pinned memory", "pdgemm/local/arrays/elementwise.py",
+        "if len(copies) == 2:", "if len(copies) == 3:",
+        (f"1 {D}test_device_statistics.py",),
     ),
     Mutant(
         "arrays: 16-bit numbers are added up in 16 bits", "pdgemm/local/arrays/dtypes.py",
