@@ -95,7 +95,10 @@ def set_from_blocks(
         check_partition(rectangles, matrix.shape)
         on: tuple[str, bool] = ("", False)
         if device:
-            addressable = all(device.addressable(x) for x in (matrix.stored, *blocks) if x.size)
+            held = [x for x in (matrix.stored, *blocks) if x.size]
+            for x in held:
+                device.check(x)
+            addressable = all(map(device.addressable, held))
             on = device.name, device.reach(grid).staged or not addressable
         plan = plan_rectangles(rectangles, matrix.layout_in(grid), True, matrix.order, *on)
         buffers = ExchangeBuffers(plan, comm.rank, device)
