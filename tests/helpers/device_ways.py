@@ -12,4 +12,8 @@ WAYS = {  # how ranks reach each other, and the mover that is asked for
     "staged": (Reach("", staged=True), "auto"),
     "nccl": (Reach("", staged=True, nccl=True), "auto"),
 }
-WAYS_OF_PANELS = {"read": Reach("shared", staged=False), "sent": Reach("", staged=False)}  # of factorisations
+WAYS_OF_PANELS = {  # of factorisations
+    "read": Reach("shared", staged=False),
+    "sent": Reach("", staged=False),
+    "read alone": Reach("shared", staged=True),  # MPI takes no memory of the device
+}

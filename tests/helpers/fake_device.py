@@ -394,6 +394,8 @@ class FakeDevice:
         memory = x.x if isinstance(x, FakeArray) else x
         if getattr(x, "managed", False):
             self.races.append(f"{what}: MPI is given the address of managed memory")
+        if isinstance(x, FakeArray) and self._reach.staged:
+            self.races.append(f"{what}: MPI takes no memory of this device")
         self.messages += 1
         who = f"message {self.messages}"
         self.access(Access(memory, writes, who, 1, what, request or MPI.Request(MPI.REQUEST_NULL)), self.clock)

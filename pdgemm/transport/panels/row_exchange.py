@@ -10,6 +10,7 @@ from mpi4py import MPI
 from pdgemm.grids.index_map import IndexMap, identity
 from pdgemm.local.arrays.device import Array, of
 from pdgemm.local.arrays.dtypes import wire
+from pdgemm.local.arrays.elementwise import on_host, set_elements
 from pdgemm.schedules.panels.row_moves import PermutationSchedule, RowMoves, ScalingSchedule
 from pdgemm.support.waits import Wait
 from pdgemm.transport.block_copy import copy_blocks
@@ -23,23 +24,30 @@ _CACHED = 1 << 15  # elements that are copied at a time
 def exchange_rows(task: Task[Any], moves: RowMoves, cols: slice = slice(None)) -> None:
     """Compute A[targets, cols] := A[sources, cols] with local columns.  Collective over a grid column.
 
-    The workspace has "leaving rows", for the rows of A that move, and "arriving rows", for the rows of other ranks.
+    The workspace has "leaving rows", for the rows of A that move, and "arriving rows", for the rows of other ranks.  On
+    a device whose memory MPI does not take, copies of both on the host are sent and received.
     """
     X, rows, order = task.arrays["A"][:, cols], task.schedule.A.distribution.rows, task.schedule.A.order
-    col, me, width = task.grid.col, task.grid.col.rank, X.shape[1]
+    col, me, width, device = task.grid.col, task.grid.col.rank, X.shape[1], of(X)
+    staged = device is not None and device.reach(task.grid).staged
     if not width or not moves.targets.size:
         return
     source, target = rows.owner(moves.sources), rows.owner(moves.targets)
     there, here = rows.to_local(moves.sources), rows.to_local(moves.targets)
     task.recorder.synchronize_copies()  # until the rows that arrived last are copied
     coming, requests = list[tuple[np.ndarray, Array]](), list[MPI.Request]()
+    uploads = list[tuple[Array, np.ndarray]]()
     left = arrived = 0
     for r in range(rows.parts):
         which = here[(source == r) & (target == me)]
         if r != me and which.size:
             x = column_buffer(which.size, order, width, task.workspace["arriving rows"][arrived:])
             arrived += x.size
-            requests.append(col.Irecv(wire(x), source=r, tag=_TAG))
+            received = x
+            if staged:
+                received = np.empty(x.shape, x.dtype, order)
+                uploads.append((x, received))
+            requests.append(col.Irecv(wire(received), source=r, tag=_TAG))
             task.recorder.traffic.received(x.size)
             coming.append((which, x))
     for r in range(rows.parts):
@@ -53,13 +61,15 @@ def exchange_rows(task: Task[Any], moves: RowMoves, cols: slice = slice(None)) -
                 coming.append((here[(source == me) & (target == me)], x))
             else:
                 task.recorder.synchronize_copies()
-                requests.append(col.Isend(wire(x), dest=r, tag=_TAG))
+                requests.append(col.Isend(wire(on_host(x) if staged else x), dest=r, tag=_TAG))
                 task.recorder.traffic.sent(x.size)
     with task.recorder.phase("wait"), Wait(col):
         MPI.Request.Waitall(requests)
+    for x, received in uploads:
+        set_elements(x, received)
     with task.packing():
         for which, x in coming:
-            if of(X):
+            if device:
                 copy_blocks(x, X, *_rows(which, width))
             elif order == "F":
                 X.T[:, which] = x.T
