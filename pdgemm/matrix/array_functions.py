@@ -18,6 +18,7 @@ import pdgemm
 from pdgemm.errors import ArgumentError, DeviceError, LayoutError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.alignment import aligned
 from pdgemm.local.arrays.device import Array, Device, beside, to_host
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.elementwise import scale
@@ -110,7 +111,8 @@ def _elementwise(name: str, act: Callable[..., Any], *operands: Any) -> Any:
     parts, like, reports = fitted(name, operands)
     device = devices.of(like.stored)
     with together(like.grid.comm, device is not None):  # which may lack memory on one rank
-        local = _applied(act, parts, tuple(map(len, like.indices())), dtype, device)
+        rows, cols = map(len, like.indices())
+        local = _applied(act, parts, (rows, cols), dtype, device)
     result = type(matrices[0])(local, like.grid, like.distribution)
     if reports:
         result.report = reports[0] if len(reports) == 1 else tuple(reports)
@@ -118,11 +120,11 @@ def _elementwise(name: str, act: Callable[..., Any], *operands: Any) -> Any:
 
 
 def _applied(
-    act: Callable[..., Any], parts: Sequence[Any], shape: Sequence[int], dtype: np.dtype, device: Device | None
+    act: Callable[..., Any], parts: Sequence[Any], shape: tuple[int, int], dtype: np.dtype, device: Device | None
 ) -> Array:
     if device is None:
         return np.ascontiguousarray(act(*parts))
-    local = device.empty(shape, dtype)
+    local = aligned(shape, dtype, "C", device)
     evaluated(act, [x[()] if isinstance(x, np.ndarray) and not x.ndim else x for x in parts], local)
     return local
 

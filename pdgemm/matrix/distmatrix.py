@@ -13,6 +13,7 @@ from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.alignment import aligned
 from pdgemm.local.arrays.device import to_host
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, on_host, set_elements
@@ -128,7 +129,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
 
     def _part(self, name: str) -> Self:
         part = getattr(self.local, name)
-        local = devices.empty(part.shape, part.dtype, self.order, devices.of(self._stored))
+        local = aligned(part.shape, part.dtype, self.order, devices.of(self._stored))
         CONVERT(local, part)
         return type(self)(local, self.grid, self.distribution, self.order)
 
@@ -353,7 +354,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         """Return a copy with another element type; without `copy`, the matrix itself if it has that type.  Local."""
         if not copy and element_type(dtype) == self.dtype:
             return self
-        local = devices.empty(self._stored.shape, element_type(dtype), self.order, devices.of(self._stored))
+        local = aligned(self._stored.shape, element_type(dtype), self.order, devices.of(self._stored))
         (CONJUGATE if self.conjugated else CONVERT)(local, self._stored)
         return type(self)(local, self.grid, self.distribution, self.order)
 

@@ -13,7 +13,7 @@ from pdgemm.grids.distribution import Block, Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays.alignment import apart
+from pdgemm.local.arrays.alignment import aligned
 from pdgemm.local.arrays.device import Array, Device
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.integers import as_name
@@ -25,22 +25,13 @@ T = TypeVar("T")
 def new_array(
     shape: tuple[int, int], dtype: Any, order: Order, grid: ProcessGrid, device: Device | None = None
 ) -> Array:
-    """Allocate an array, not initialised, in node-shared memory if enough of this memory is left.  Local.
-
-    On a device, long rows (columns, in Fortran order) begin at multiples of 16 bytes, so that they may be further
-    apart than they are long: products of 16-bit numbers take six times as long elsewhere (docs/gpu-measured.md).
-    """
+    """Allocate an `aligned` array, not initialised, in node-shared memory if enough of this memory is left.  Local."""
     dtype = element_type(dtype)
-    rows, cols = shape
-    length = cols if order == "C" else rows
-    distance = apart(length, dtype.itemsize) if device and min(rows, cols) > 1 else length
-    allocated = (rows, distance) if order == "C" else (distance, cols)
     try:
         try:
-            array = devices.shared_memory(device, grid).empty(allocated, dtype, order)
+            return aligned(shape, dtype, order, device, devices.shared_memory(device, grid).empty)
         except NodeMemoryError:
-            array = devices.empty(allocated, dtype, order, device)
-        return array if distance == length else array[:rows, :cols]
+            return aligned(shape, dtype, order, device)
     except ValueError as bad:  # NumPy's own limit
         raise OutOfMemoryError(f"no rank has room for {shape[0]} x {shape[1]} elements of {dtype}: {bad}") from None
 

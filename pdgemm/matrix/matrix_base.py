@@ -13,6 +13,7 @@ from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.ownership import Ownership, as_html
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.alignment import aligned
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONJUGATE, on_host
 from pdgemm.local.arrays.keys import picked
@@ -80,7 +81,7 @@ class MatrixBase:
         if not self.conjugated:
             return self._stored
         where = devices.of(self._stored)
-        local = devices.empty(self._stored.shape, self.dtype, self.order, where)
+        local = aligned(self._stored.shape, self.dtype, self.order, where)
         CONJUGATE(local, self._stored)
         if where is None:
             local.flags.writeable = False

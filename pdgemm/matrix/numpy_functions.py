@@ -18,6 +18,7 @@ import pdgemm
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Order
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.alignment import aligned
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.evaluation import evaluated, is_extension
@@ -294,7 +295,8 @@ def _on_device(
             values = ufunc(*parts, **options) if out is None else ufunc(*parts, out=out, **options)
             return values if values.dtype == dtype else values.astype(dtype)
         if out is None:
-            out = devices.empty(tuple(map(len, like.indices())), dtype, "C", devices.of(like.stored))
+            rows, cols = map(len, like.indices())
+            out = aligned((rows, cols), dtype, "C", devices.of(like.stored))
         evaluated(partial(ufunc, **options), parts, out)
         return out
     except TypeError as bad:  # on all ranks: it depends on the types alone

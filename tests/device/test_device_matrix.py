@@ -332,3 +332,13 @@ def test_batches(comm: Any) -> None:
         with pytest.raises(DeviceError, match="A and B are on different devices"):
             matmul_batched(batch(a), on_host)
         assert not device.races
+
+
+def test_rows_of_copies_begin_where_those_of_matrices_do(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+
+    with fake_device(), ProcessGrid(comm) as grid:
+        A = DistMatrix.random((75 * comm.size, 67 * comm.size), grid=grid, dtype="float32", device="fake")
+        for x in (A, A.copy(), A.T.copy(), A.astype("bfloat16"), abs(A.astype("bfloat16")), A.astype("complex64").imag,
+                  np.where(A > 0.5, A, 0)):  # fmt: skip
+            assert max(x.stored.strides) % 16 == 0 and min(x.stored.strides) == x.itemsize  # type: ignore[attr-defined]

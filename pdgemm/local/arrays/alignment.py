@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import Array, Device
+
 ALIGNED = 16  # bytes that GPUs load at a time
 LONG = 64  # elements of the shortest row whose place is worth unused memory
 
@@ -15,3 +24,22 @@ def apart(length: int, itemsize: int) -> int:
 def aligned_words(rows: int, cols: int, order: str, itemsize: int) -> int:
     """Return the elements of the memory that an array with such rows (columns, in Fortran order) takes."""
     return rows * apart(cols, itemsize) if order == "C" else apart(rows, itemsize) * cols
+
+
+def aligned(
+    shape: tuple[int, int],
+    dtype: np.dtype,
+    order: str,
+    device: Device | None,
+    empty: Callable[[tuple[int, int], Any, str], Array] | None = None,
+) -> Array:
+    """Allocate an array whose rows (columns, if order is "F") begin where a device wants them, not initialised.  Local.
+
+    Long rows on a device may be further apart than they are long: products of 16-bit numbers take six times as long
+    elsewhere (docs/gpu-measured.md).   empty : allocates memory; None: memory of this rank alone.
+    """
+    (rows, cols), empty = shape, empty or partial(devices.empty, device=device)
+    length = cols if order == "C" else rows
+    distance = apart(length, dtype.itemsize) if device and min(rows, cols) > 1 else length
+    array = empty((rows, distance) if order == "C" else (distance, cols), dtype, order)
+    return array if distance == length else array[:rows, :cols]
