@@ -22,6 +22,7 @@ NO_WAIT = {
     "tools/cli/script.py": "the end of a script, of which a rank has told before",
     "instrument/recorder.py": "a request and what follows it, for which others wait",
     "transport/movers/reduce.py": "likewise",
+    "transport/movers/pull.py": "likewise",
     "transport/movers/nccl.py": "events of a device",
     "transport/panels/task.py": "events of a device",
     "devices/cuda_nccl.py": "events of a device",
