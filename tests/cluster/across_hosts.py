@@ -161,8 +161,9 @@ def expected(plan: Any, hosts: Hosts) -> Expected:
     for _, move in plan.moves:
         known.move(move.source, move.target, move.wire.itemsize)
     for at in plan.product.rounds():
-        for x in at.messages:
-            known.add(x)
+        for x in at.moves:
+            if not x.read:
+                known.add(x)
     return known
 
 
@@ -288,7 +289,8 @@ def test_a_message_more_or_less_would_be_seen(hosts: Hosts, matrices: Any, times
     smallest = min(
         int((x.words[away] * x.itemsize).min())
         for at in p.product.rounds()
-        for x in at.messages
+        for x in at.moves
+        if not x.read
         if (away := hosts.on[x.source] != hosts.on[x.target]).any()
     )
     known.least[0] -= times * smallest

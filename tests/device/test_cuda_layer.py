@@ -194,7 +194,10 @@ FACTORED = {"cholesky": "potrf", "lu_factor": "getrf", "householder_qr": "geqrf"
 @pytest.mark.parametrize("name", FACTORED)
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
 def test_panels_stay_on_the_device(comm: Any, gpu: Gpu, cuda: Any, name: str, dtype: str) -> None:
-    """What a factorisation brings to the host is at most pivots, a diagonal and info; it uploads no panel."""
+    """What a factorisation brings to the host is at most pivots, a diagonal and info; it uploads indices alone.
+
+    Where MPI takes no pointers, the rows that LU exchanges go through the host as well.
+    """
     from pdgemm import DistMatrix, ProcessGrid, linalg
 
     n, width = 300, 192  # of the widest panel
@@ -209,9 +212,10 @@ def test_panels_stay_on_the_device(comm: Any, gpu: Gpu, cuda: Any, name: str, dt
         called, downloads, uploads = gpu.calls.count(FACTORED[name]), [*gpu.downloads], [*gpu.uploads]
         assert comm.allreduce(called) >= n // width
         assert set(gpu.calls) & {*FACTORED.values()} <= {FACTORED[name]}
-        small = 16 + width * np.dtype(dtype).itemsize
-        assert all(x <= small for x in downloads) and not uploads
-        assert len(downloads) == (called if name != "householder_qr" else 0)
+        exchanged = name == "lu_factor" and comm.size > 1 and reach.staged
+        small = 16 + width * np.dtype(dtype).itemsize * (n if exchanged else 1)
+        assert max(downloads + uploads, default=0) <= small
+        assert exchanged or len(downloads) == (called if name != "householder_qr" else 0)
 
 
 def test_cusolver_that_fails(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:
