@@ -125,6 +125,12 @@ class Stationary(Product):
         along_col = self.B.distribution.cols.parts > 1
         return {"staged B": (along_col * words, of_b), "staged C": (sums, of_c)}
 
+    def staged_buffers(self, rank: int | None) -> Buffers:
+        """Return the host buffers of messages: partial sums are sent also where panels of B are read in place."""
+        if self.staged and self.shared:
+            return {"staged C": self.staging(rank)["staged C"]}
+        return super().staged_buffers(rank)
+
     def buffers(self, rank: int | None) -> Buffers:
         m_loc, k_loc = self.A.local_shape(rank)
         most = self.slots * self.widest * bool(self.mnk[2])
