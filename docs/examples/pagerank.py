@@ -43,10 +43,10 @@ def main(folder="."):
     grid = ProcessGrid()
     names, links = links_of_modules() if grid.rank == 0 else (None, None)
     A = DistMatrix.from_global(links, grid=grid, root=0)
-    r, imports = pagerank(A), A.sum()
+    r = pagerank(A)
     if grid.rank == 0:
         first = np.argsort(-r)[:15]
-        print(f"{len(names)} modules, {imports:.0f} imports; their PageRanks add up to {r.sum():.6f}")
+        print(f"{len(names)} modules; their PageRanks add up to {r.sum():.6f}")
         print("the first five:", ", ".join(names[i] for i in first[:5]))
         draw(Path(folder) / "pagerank.png", [names[i] for i in first], r[first])
 
