@@ -15,7 +15,7 @@ from pdgemm.instrument.run_report import VectorTraffic, count_vectors
 from pdgemm.local.arrays.device import own_memory
 from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.element_functions import slabs
-from pdgemm.schedules.collectives.vectors import ToAllRanks, matrix_gather
+from pdgemm.schedules.collectives.vectors import ToAllRanks, matrix_gather, vector_to_all
 from pdgemm.transport.collectives import carry_out
 
 PIECE_BYTES = 1 << 28  # MPI counts are ints: larger arrays are sent in pieces
@@ -93,6 +93,21 @@ def planned(grid: ProcessGrid, name: str, schedule: ToAllRanks) -> bool:
     if grid.draft and schedule.total_words:
         grid.draft.add(name, schedule)
     return grid.draft is not None
+
+
+def to_all_ranks(grid: ProcessGrid, name: str, vector: np.ndarray, sums: bool = False) -> np.ndarray:
+    """Return rank 0's vector on every rank, or with `sums` the sum of the vectors of all ranks.  Collective.
+
+    The words and messages are counted.   name : of the vector, in a program that is planned.
+    """
+    schedule = vector_to_all(grid.size, len(vector), vector.dtype, sums)
+    if planned(grid, name, schedule):
+        return vector
+    vector, counted = vector.copy(), Traffic()
+    for stage in schedule.stages:
+        carry_out(stage.of(grid.rank), grid.comm, [vector], counted)
+    count_vectors(VectorTraffic(counted, schedule.traffic(grid.rank)))
+    return vector
 
 
 def block_index(rows: np.ndarray, cols: np.ndarray) -> tuple[Any, Any]:

@@ -168,3 +168,13 @@ def diagonal_gather(layout: Layout, size: int, offset: int, length: int) -> tupl
     counts = np.bincount(owner, minlength=size).tolist()
     gather = Collective("all_gather", "bruck", (*range(size),), (*counts,), layout.dtype)
     return ToAllRanks((SideBySide((gather,)),)), np.argsort(owner, kind="stable")
+
+
+@lru_cache(maxsize=64)
+def vector_to_all(size: int, words: int, dtype: np.dtype, sums: bool) -> ToAllRanks:
+    """Return the broadcast of rank 0's vector to `size` ranks, or with `sums` that of the sum of all ranks' vectors."""
+    trees = (
+        Collective(operation, "tree", (*range(size),), (words,) + (0,) * (size - 1), dtype)
+        for operation in ("reduce", "broadcast")[1 - sums :]
+    )
+    return ToAllRanks(tuple(SideBySide((x,)) for x in trees))

@@ -10,7 +10,7 @@ import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.schedules.mover_registry import RING
-from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, carried
+from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, carried, diagonal_panels
 from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, counts_of, grid_of, messages, products
 from pdgemm.schedules.schedule import Buffers
 
@@ -29,18 +29,25 @@ class HouseholderSchedule(PanelSchedule):
     over grid columns by the ranks with rows below the panel's start: each sums a slice of columns, multiplies it by T.
 
     wants_q : Q (m, min(m, n)), in the layout of these columns of A, is formed by the same reflections in reverse.
+    columns : so many columns are eliminated, and the others reflected; None: all min(m, n), which `wants_q` requires.
     """
 
     wants_q: bool = field(default=True, kw_only=True)
+    columns: int | None = field(default=None, kw_only=True)
     algorithm = "householder"
     exposed_buffers = ("gathered", "reflectors", "sums")
 
     @property
     def flops(self) -> int:
         m, n = self.A.distribution.shape
-        k = min(m, n)
-        reals = 2 * k * k * max(m, n) - 2 * k**3 // 3 + self.wants_q * (2 * k * k * m - 2 * k**3 // 3)
+        k = min(m, n) if self.columns is None else self.columns
+        reals = 4 * m * n * k - 2 * (m + n) * k * k - -4 * k**3 // 3
+        reals += self.wants_q * (2 * k * k * m - 2 * k**3 // 3)
         return (4 if self.A.dtype.kind == "c" else 1) * reals
+
+    @cached_property
+    def steps(self) -> tuple[Panel, ...]:
+        return diagonal_panels(self.rows, self.A.distribution.cols, self.width, self.columns)
 
     @property
     def rows(self) -> BlockCyclic:

@@ -91,11 +91,12 @@ class PermutationSchedule(PanelSchedule):
         yield Round(self.moves.sent(self.A.distribution.rows, grid_of(self.A), widths, self.A.dtype.itemsize))
 
     def buffers(self, rank: int | None) -> Buffers:
-        m_loc, n_loc = self.A.local_shape(rank)
-        words = m_loc * n_loc
+        (_, n_loc), counts = self.A.local_shape(rank), self.moves.counts(self.A.distribution.rows)
+        leaving, arriving = counts.sum(axis=1), counts.sum(axis=0) - counts.diagonal()
+        i = slice(None) if rank is None else [x for x in self.A.coords(rank)[:1] if x >= 0]
         return {
-            "leaving rows": (words, self.A.dtype),
-            "arriving rows": (words * (self.grid.shape[0] > 1), self.A.dtype),
+            "leaving rows": (int(leaving[i].max(initial=0)) * n_loc, self.A.dtype),
+            "arriving rows": (int(arriving[i].max(initial=0)) * n_loc, self.A.dtype),
         }
 
 
