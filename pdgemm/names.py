@@ -20,7 +20,9 @@ DeviceName = Literal["host", "cuda"] | AnyName
 ComputeType = Literal["float32", "tf32", "float16", "bfloat16"] | AnyName
 RandomKind = Literal["uniform", "normal"]
 Norm = Literal["fro", "max"] | float  # a matrix norm
+QRMode = Literal["reduced", "economic", "r"]
 QRMethod = Literal["auto", "cholesky", "householder", "tsqr"]
+LstsqDriver = Literal["gelsd", "gelsy"]
 Protection = Literal["detect", "repair"]
 Transpose = Literal["N", "T", "C", "n", "t", "c"]  # op(A): A, its transpose, its conjugate transpose
 

@@ -29,7 +29,7 @@ def eigh(a: Any, UPLO: str = "L") -> Any:
 def qr(a: Any, mode: str = "reduced") -> Any:
     if mode not in ("reduced", "r"):
         raise TypeError("numpy.linalg.qr of a DistMatrix has mode 'reduced' or 'r'")
-    return linalg("qr")(a) if mode == "reduced" else linalg("qr")(a)[1]
+    return linalg("qr")(a, mode=mode)
 
 
 def pinv(a: Any, rcond: float | None = None, hermitian: bool = False, *, rtol: float | None = None) -> Any:

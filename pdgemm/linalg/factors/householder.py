@@ -12,7 +12,8 @@ from mpi4py import MPI
 from pdgemm.algorithms.panels.householder_panels import Householder
 from pdgemm.algorithms.panels.panel_run import can_read, device_of, run_panels, working_copy
 from pdgemm.gemm import pdgemm
-from pdgemm.linalg.factors.operands import to_factor
+from pdgemm.instrument.step_reports import Steps
+from pdgemm.linalg.factors.operands import empty_like, to_factor
 from pdgemm.linalg.factors.rank_k import gram
 from pdgemm.local.arrays.element_functions import element_function
 from pdgemm.matrix.argument_checks import shape_of
@@ -76,24 +77,24 @@ def householder_factor(A: DistMatrix) -> tuple[DistMatrix, np.ndarray]:
     return W, tau
 
 
-def apply_reflectors(F: DistMatrix, tau: np.ndarray, C: DistMatrix, adjoint: bool) -> None:
+def apply_reflectors(F: DistMatrix, tau: np.ndarray, C: DistMatrix, adjoint: bool, steps: Steps | None = None) -> None:
     """Compute C := Q C, or C := Q^H C with `adjoint`, where Q = H_1 H_2 ... H_k of `householder_factor`.  Collective.
 
     F : DistMatrix (m, k), with the reflectors below its diagonal.   tau : k numbers, the same on every rank.
-    C : DistMatrix (m, n) of any layout, overwritten.
+    C : DistMatrix (m, n) of any layout, overwritten.   steps : keep the reports of the products.
 
     Cost per rank for P ranks: 4 m n k/P flops, in products alone, for 128 reflectors at a time.
     """
-    starts = range(0, len(tau), 2 * BLOCK)
+    starts, did = range(0, len(tau), 2 * BLOCK), (steps or Steps()).did
     for start in starts if adjoint else reversed(starts):
         columns = slice(start, start + 2 * BLOCK)
         V: Any = tril(F[start:, columns], -1)
-        i, j = V.indices()
-        V.local[np.nonzero(i[:, None] == j)] = 1
-        D, U = np.diag(tau[columns]), np.triu(gram(V).allgather(), 1)  # T^-1 = D^-1 + U: see `blas.compact_qr`
+        V += empty_like(V)._filled("eye", element_function("eye", 0, np.dtype("d")))
+        D, U = np.diag(tau[columns]), np.triu(did(gram(V)).allgather(), 1)  # T^-1 = D^-1 + U: see `blas.compact_qr`
         T = np.linalg.solve(np.eye(len(D)) + D @ U, D).astype(F.dtype)
-        small = DistMatrix.from_global(T.conj().T if adjoint else T, grid=F.grid.base, check=False)
-        pdgemm(-1, V, pdgemm(1, small, pdgemm(1, V.H, C[start:])), 1, C[start:])
+        T = T.conj().T if adjoint else T
+        small = DistMatrix.from_global(T, grid=F.grid.base, device=F.device, check=False)
+        did(pdgemm(-1, V, did(pdgemm(1, small, did(pdgemm(1, V.H, C[start:])))), 1, C[start:]))
 
 
 def householder_schedule(W: DistMatrix, want_q: bool) -> HouseholderSchedule:

@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any, get_args, overload
 
 import numpy as np
 
+from pdgemm.errors import LinAlgError
 from pdgemm.gemm import pdgemm
 from pdgemm.instrument.step_reports import Steps
+from pdgemm.linalg.factors.householder import apply_reflectors, householder_qr
+from pdgemm.linalg.factors.lu import own_copy, permuted
 from pdgemm.linalg.factors.operands import check_right_side, column, common_dtype, in_type, to_one
+from pdgemm.linalg.factors.pivoted_qr import pivoted_factor
 from pdgemm.linalg.factors.tall_qr import svd_on_all, tall_qr
+from pdgemm.linalg.factors.triangular import solve_triangular
 from pdgemm.local.arrays import dtypes
-from pdgemm.matrix.argument_checks import as_real, check_dtype, check_matrices, communicator
+from pdgemm.local.arrays.integers import as_name
+from pdgemm.matrix.argument_checks import as_real, check_dtype, check_matrices, communicator, shape_of
+from pdgemm.matrix.array_functions import triu
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import LstsqDriver
 from pdgemm.support.agreement import described_elements, together
 
 
 @overload
 def lstsq(
-    A: DistMatrix, B: DistMatrix, *, rcond: float | None = None
-) -> tuple[DistMatrix, np.ndarray, int, np.ndarray]: ...
+    A: DistMatrix, B: DistMatrix, *, rcond: float | None = None, lapack_driver: LstsqDriver = "gelsd"
+) -> tuple[DistMatrix, np.ndarray, int, Any]: ...
 @overload
 def lstsq(
-    A: DistMatrix, B: np.ndarray, *, rcond: float | None = None
-) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]: ...
-def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np.ndarray, int, np.ndarray]:
+    A: DistMatrix, B: np.ndarray, *, rcond: float | None = None, lapack_driver: LstsqDriver = "gelsd"
+) -> tuple[np.ndarray, np.ndarray, int, Any]: ...
+def lstsq(
+    A: DistMatrix, B: Any, *, rcond: float | None = None, lapack_driver: LstsqDriver = "gelsd"
+) -> tuple[Any, np.ndarray, int, Any]:
     """Return X with the least |B - A X| and, of all such X, the least |X|, as numpy.linalg.lstsq.  Collective.
 
     A : DistMatrix (m, n), float32, float64, complex64 or complex128, of any layout; unchanged.
     B : DistMatrix (m, p) over the same ranks, of any layout, or a 1-D array of m numbers, the same on every rank.
     rcond : singular values of A up to rcond times the largest one are taken for 0; by default max(m, n) eps;
         a negative number stands for eps.
+    lapack_driver : LAPACK's routine of the same purpose, as for scipy.linalg.lstsq: "gelsd" takes the singular values;
+        "gelsy" takes QR factors with column pivoting, whose diagonal stands for the singular values, and is for a large
+        min(m, n), because the ranks share the factors and the work: see `complete_orthogonal`.
 
     Returns X, a DistMatrix (n, p), or a vector on every rank; the sum |b - A x|^2 of each column b of B, an empty array
-    where the rank is less than n or m <= n; the rank of A; and its min(m, n) singular values.  The last three are the
-    same on every rank.  `X.report` says how A, or A^H if m < n, was factored, and has all words.
+    where the rank is less than n or m <= n; the rank of A; and its min(m, n) singular values, or None with "gelsy".
+    The last three are the same on every rank.  `X.report` says how A was factored, and has all words.
 
-    If m >= n, A = Q R with the SVD R = U diag(s) V^H, and X = V diag(1/s) U^H Q^H B.  The residuals are the columns of
-    B - Q Q^H B, which does not depend on X; their norms do not overflow.
+    "gelsd": if m >= n, A = Q R with the SVD R = U diag(s) V^H, and X = V diag(1/s) U^H Q^H B; if m < n, A^H is
+    factored.  The residuals are the columns of B - Q Q^H B, which does not depend on X; their norms do not overflow.
     Cost per rank for P ranks, with k = min(m, n): that of `qr`, 22k^3 flops, and 4mnp/P flops; every rank holds k^2
     words, so k should be small.
     Error: each column of X is the exact solution for A + E, |E| <= c(m, n) eps |A| (Higham 2002, 20.3).
@@ -52,9 +65,13 @@ def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np
         dtype, vector = common_dtype(A, B), not isinstance(B, DistMatrix)
         rcond = max(A.shape) * dtypes.eps(dtype) if rcond is None else as_real(rcond, "rcond")
         rcond = dtypes.eps(dtype) if rcond < 0 else rcond
-        arguments += ["lstsq", f"rcond={rcond}", A.distribution, A.dtype, B.dtype]
+        driver = as_name(lapack_driver, "lapack_driver", get_args(LstsqDriver))
+        arguments += ["lstsq", driver, f"rcond={rcond}", A.distribution, A.dtype, B.dtype]
         arguments.append(f"a vector, {described_elements(B)}" if vector else B.distribution)
     A, B = in_type(A, dtype), column(B, A, dtype).to_device(A.device) if vector else in_type(B, dtype)
+    if driver == "gelsy":
+        X, residuals, rank = complete_orthogonal(A, B, rcond)
+        return X.allgather()[:, 0] if vector else X, residuals, rank, None
     (m, n), tall = A.shape, A.shape[0] >= A.shape[1]
     steps, factors = Steps(), tall_qr(A if tall else A.H)
     U, s, Vh, report = svd_on_all(factors)
@@ -80,3 +97,34 @@ def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np
         return X.allgather()[:, 0], residuals, rank, s
     X.report = steps.after(report)
     return X, residuals, rank, s
+
+
+def complete_orthogonal(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix, np.ndarray, int]:
+    """Return X, the squared residuals and the rank, as `lstsq` does, as LAPACK's gelsy.  Collective.
+
+    A, B : of one type, A (m, n), B (m, p).   rcond : the rank r is the number of diagonal elements of R above rcond
+    times the largest one, where A P = Q R with column pivoting; these are about as large as the singular values.
+
+    The first r rows of R are L^H Z^H, where Z (n, r) has orthonormal columns, and X = P Z L^-H (Q^H B)[:r].
+    Cost per rank for P ranks: that of `qr` with pivoting, without Q; 4 (m min(m, n) + n r) p/P flops, and if r < n 4 n
+    r^2/P flops for Z and L.
+    Error: each column of X is the exact solution for A + E, |E| <= c(m, n) (eps + rcond) |A|.
+    Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.5.
+    """
+    (m, n), steps = A.shape, Steps(what=f"Least squares by a complete orthogonal decomposition ({shape_of(A)})")
+    if A.size and not np.isfinite(A.norm("max")):
+        raise LinAlgError(f"A ({shape_of(A)}) contains NaN or infinity")  # the same norm is on all ranks
+    F, tau, p = pivoted_factor("lstsq", A, steps)
+    sizes = abs(F.diagonal())
+    rank = int(np.count_nonzero(sizes > rcond * sizes.max(initial=0)))
+    C = own_copy(B, A, False)
+    apply_reflectors(F[:, : len(tau)], tau, C, True, steps)  # C := Q^H B
+    if rank == n:
+        X = steps.did(solve_triangular(F[:n], C[:n]))
+    else:
+        Z, L = householder_qr(triu(F[:rank]).H)
+        assert Z is not None
+        Y = steps.did(solve_triangular(steps.did(L), C[:rank], trans="C"))
+        X = steps.did(pdgemm(1, Z, Y))
+    residuals = C[n:].norm(axis=0) ** 2 if rank == n < m else np.empty(0, sizes.dtype)
+    return steps.reported(steps.did(permuted(X, np.argsort(p)))), residuals, rank

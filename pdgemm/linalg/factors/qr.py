@@ -3,33 +3,54 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Any, get_args
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 
 from pdgemm.algorithms.planned_program import program_of
+from pdgemm.errors import ArgumentError
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.distribution import Distribution
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.householder import BLOCK, householder_qr
 from pdgemm.linalg.factors.operands import empty_like
+from pdgemm.linalg.factors.pivoted_qr import pivoted_qr
 from pdgemm.linalg.factors.tall_qr import PASSES, placed, tall_qr
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.names import QRMethod
+from pdgemm.names import QRMethod, QRMode
 from pdgemm.support.agreement import together
 
 _fastest: dict[Any, str] = {}  # the results of `fastest_method` for the last layouts
 
 
-def qr(A: DistMatrix, *, mode: str = "reduced", method: QRMethod = "auto") -> tuple[DistMatrix, DistMatrix]:
+@overload
+def qr(
+    A: DistMatrix, *, mode: Literal["reduced", "economic"] = "reduced", method: QRMethod = "auto",
+    pivoting: Literal[False] = False,
+) -> tuple[DistMatrix, DistMatrix]: ...  # fmt: skip
+@overload
+def qr(
+    A: DistMatrix, *, mode: Literal["reduced", "economic"] = "reduced", method: QRMethod = "auto",
+    pivoting: Literal[True],
+) -> tuple[DistMatrix, DistMatrix, np.ndarray]: ...  # fmt: skip
+@overload
+def qr(
+    A: DistMatrix, *, mode: Literal["r"], method: QRMethod = "auto", pivoting: Literal[False] = False
+) -> DistMatrix: ...
+@overload
+def qr(
+    A: DistMatrix, *, mode: Literal["r"], method: QRMethod = "auto", pivoting: Literal[True]
+) -> tuple[DistMatrix, np.ndarray]: ...
+def qr(A: DistMatrix, *, mode: QRMode = "reduced", method: QRMethod = "auto", pivoting: bool = False) -> Any:
     """Return Q, with orthonormal columns, and R, upper triangular, of A = Q R.  Collective over the grid of A.
 
     A      : DistMatrix (m, n), float32, float64, complex64 or complex128, of any layout; unchanged.
-    mode   : "reduced": Q is (m, h) and R is (h, n), h = min(m, n), as numpy.linalg.qr by default.
+    mode   : "reduced", or "economic": Q is (m, h) and R is (h, n), h = min(m, n), as numpy.linalg.qr by default;
+             "r": R alone is returned, which saves half of the work of "householder".
     method : "cholesky"  CholeskyQR2, by products and triangular solves, with a shift and a third pass where A is
                          ill-conditioned; LinAlgError where Q would not be accurate, above a condition number of about
                          1e10 (1e4 in single precision) of the columns scaled to one length;
@@ -40,6 +61,10 @@ def qr(A: DistMatrix, *, mode: str = "reduced", method: QRMethod = "auto") -> tu
                          method is "cholesky" where it is accurate, else "tsqr".  Accurate means |Q^H Q - I| <= 1/2,
                          measured before the last pass, and no pivot of Cholesky's factorisation that is as small as a
                          rounding error.
+
+    pivoting : return also p, an array of n column numbers, the same on every rank, where A[:, p] = Q R, as
+             scipy.linalg.qr; the method is "householder".  |r_jj| decreases, but for small factors, and is about as
+             large as the singular value s_j of most matrices: see `pdgemm.linalg.factors.pivoted_qr`.
 
     The diagonal of R is real and >= 0 with each method, so that Q and R of full rank are the same on any number of
     ranks (the diagonal of LAPACK and NumPy may have any sign).  Q has the layout of A; R is on the same grid, with its
@@ -54,16 +79,23 @@ def qr(A: DistMatrix, *, mode: str = "reduced", method: QRMethod = "auto") -> tu
     columns of R are Q^H times the other columns of A.
     Error: |Q^H Q - I| and |A - Q R| / |A| are O(n eps) (Yamamoto et al., Electron. Trans. Numer. Anal. 44, 2015; Fukaya
     et al., SIAM J. Sci. Comput. 42(1), 2020; Demmel, Grigori, Hoemmen & Langou, SIAM J. Sci. Comput. 34(1), 2012).
+    Pivots: Duersch & Gu, SIAM J. Sci. Comput. 39(4), 2017.
     Raises ArgumentError, DTypeError, DeviceError or LinAlgError on all ranks.
     """
     start = perf_counter()
     with together(communicator(A=A)) as arguments:
         check_matrices(A=A)
-        arguments += ["qr", mode, method, A.distribution]
-        as_name(mode, "mode", ("reduced",))
+        arguments += ["qr", mode, method, bool(pivoting), A.distribution]
+        as_name(mode, "mode", get_args(QRMode))
         as_name(method, "method", get_args(QRMethod))
         check_dtype("A", A, dtypes.BLAS)
-    return factored(A, method, start=start)
+        if pivoting and method not in ("auto", "householder"):
+            raise ArgumentError(f'columns are pivoted by method="householder", not by {method!r}')
+    if pivoting or (fastest_method(A) if method == "auto" else method) == "householder":
+        Q, R, p = _by_reflections(A, mode != "r", bool(pivoting))
+        return (*((Q,) * (mode != "r")), R, p) if pivoting else R if mode == "r" else (Q, R)
+    Q, R = factored(A, method, start=start)
+    return R if mode == "r" else (Q, R)
 
 
 def factored(
@@ -75,7 +107,7 @@ def factored(
     """
     start = perf_counter() if start is None else start
     if (fastest_method(A) if method == "auto" else method) == "householder":
-        return _by_reflections(A)
+        return _by_reflections(A)[:2]
     (m, n), steps = A.shape, Steps()
     Q, R = placed(tall_qr(A[:, : min(m, n)], method, passes), A[:, : min(m, n)], start)
     if m < n:
@@ -86,19 +118,23 @@ def factored(
     return Q, R
 
 
-def _by_reflections(A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
-    """Return Q in the layout of A, and R: in the layout that `householder_qr` gives R or, if A moved, in `beneath`."""
-    steps, lying = Steps(), A[:, : min(A.shape)]
-    Q, R = householder_qr(A)
-    assert Q is not None
+def _by_reflections(A: DistMatrix, want_q: bool = True, pivoting: bool = False) -> tuple[Any, DistMatrix, np.ndarray]:
+    """Return Q in the layout of A; R in that of `householder_qr` or, if A moved, in `beneath`; and the pivots."""
+    steps, k, p = Steps(), min(A.shape), np.arange(A.shape[1])
+    Q: DistMatrix | None
+    if pivoting:
+        Q, R, p = pivoted_qr(A, want_q)
+    else:
+        Q, R = householder_qr(A, want_q=want_q)
     _make_diagonal_positive(Q, R)
     report = R.later_report
-    if not Q.same_layout(lying):
-        Q = steps.did(Q.redistribute(like=lying))
+    if not (R.same_layout(A[:k]) if Q is None else Q.same_layout(A[:, :k])):
+        Q = None if Q is None else steps.did(Q.redistribute(like=A[:, :k]))
         R = steps.did(R.redistribute(empty_like(A, distribution=beneath(A))))
-    if report:
-        Q.report = R.report = steps.after(report)
-    return Q, R
+    for factor in (Q, R) if report else ():
+        if factor is not None:
+            factor.report = steps.after(report)
+    return Q, R, p
 
 
 def beneath(A: DistMatrix) -> Distribution:
@@ -124,8 +160,9 @@ def fastest_method(A: DistMatrix) -> str:
     return _fastest[key]
 
 
-def _make_diagonal_positive(Q: DistMatrix, R: DistMatrix) -> None:
-    """Make the real diagonal of R >= 0 by changing the signs of rows of R and of columns of Q.  Collective."""
+def _make_diagonal_positive(Q: DistMatrix | None, R: DistMatrix) -> None:
+    """Make the real diagonal of R >= 0 by changing the signs of rows of R and of columns of Q, if any.  Collective."""
     signs = np.where(R.diagonal().real < 0, -1, 1).astype(R.dtype)
     R *= signs[:, None]
-    Q *= signs
+    if Q is not None:
+        Q *= signs

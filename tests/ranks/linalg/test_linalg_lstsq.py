@@ -52,6 +52,35 @@ def test_against_numpy(comm: Any, m: int, n: int, rank: int) -> None:
             assert X.report.as_predicted and X.report.method in ("cholesky", "tsqr")
 
 
+@pytest.mark.parametrize(("m", "n", "rank"), [*CASES, (40, 30, 30), (40, 30, 17), (30, 40, 30), (30, 40, 12)])
+def test_complete_orthogonal_decomposition(comm: Any, m: int, n: int, rank: int, monkeypatch: Any) -> None:
+    """The shortest X, and the rank, for matrices of any shape and rank."""
+    from pdgemm import DistMatrix
+    from pdgemm.linalg import lstsq
+
+    monkeypatch.setattr("pdgemm.linalg.factors.pivoted_qr.BLOCK", 8)  # several panels
+    dtype = DTYPES[(m + n + rank) % 4]
+    a, b = deficient(m, n, rank, dtype), rng_matrix(m, 3, dtype, seed=3)
+    x, residuals, expected_rank, s = np.linalg.lstsq(a, b, rcond=1e-4)
+    kappa, eps = s[0] / s[rank - 1] if rank else 1, np.finfo(dtype).eps
+    bound = 100 * eps * kappa**2 * (np.linalg.norm(x) + 1)
+    for number, A in enumerate(matrices_in_turn(comm, a)):
+        if number % 5 and comm.size > 1:
+            continue
+        B = DistMatrix.from_global(b, grid=A.grid.base, block=(4, 2))
+        X, squares, of_rank, values = lstsq(A, B, rcond=1e-4, lapack_driver="gelsy")
+        assert X.dtype == dtype and X.shape == (n, 3) and of_rank == rank == expected_rank and values is None
+        assert np.linalg.norm(X.allgather() - x) <= bound
+        assert squares.shape == residuals.shape
+        assert np.allclose(squares, residuals, rtol=200 * eps, atol=bound**2 + eps)
+        vector = lstsq(A, b[:, 0], rcond=1e-4, lapack_driver="gelsy")[0]
+        assert np.linalg.norm(vector - x[:, 0]) <= bound
+        assert len({y.tobytes() for y in comm.allgather(vector)}) == 1
+        assert np.array_equal(A.allgather(), a) and np.array_equal(B.allgather(), b)  # unchanged
+        if min(m, n):
+            assert X.report.counted == X.report.predicted
+
+
 def test_backward_error(comm: Any) -> None:
     """A^H r = 0 but for errors of A: |A^H r| <= c eps |A| |r| for any condition number (Higham 2002, 20.7)."""
     from pdgemm import DistMatrix, ProcessGrid
@@ -104,6 +133,10 @@ def test_arguments(comm: Any) -> None:
         if comm.size > 1:
             with pytest.raises(ArgumentError, match="different arguments"):
                 call(A, np.full(9, comm.rank))
+        with pytest.raises(ArgumentError, match="lapack_driver 'gelss' is not one of gelsd, gelsy"):
+            call(A, np.ones(9), lapack_driver="gelss")
         A[3, 2] = np.nan  # type: ignore[index]
+        with pytest.raises(LinAlgError, match="contains NaN or infinity"):
+            call(A, np.ones(9), lapack_driver="gelsy")
         with pytest.raises(LinAlgError, match="do not converge"):
             call(A, np.ones(9))

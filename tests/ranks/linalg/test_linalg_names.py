@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.linalg
+from factored import rng_matrix
 
 pytestmark = pytest.mark.mpi
 
@@ -57,6 +58,24 @@ def test_names_of_scipy_and_numpy_do_what_theirs_do(comm: Any) -> None:
             linalg.matrix_rank(A, 1.0, rtol=1.0)
         with pytest.raises(ArgumentError, match="rtol must be a real number"):
             linalg.pinv(A, rtol=np.nan)
+
+
+@pytest.mark.parametrize("dtype", ["f", "d", "F", "D"])
+def test_rank_and_pseudoinverse_of_any_shape(comm: Any, dtype: str) -> None:
+    """Wide and tall matrices, of every rank, one row, one column, zeros: as NumPy and SciPy."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    with ProcessGrid(comm) as grid:
+        for m, n, rank in ((12, 7, 7), (7, 12, 7), (7, 12, 3), (9, 9, 5), (1, 8, 1), (8, 1, 1), (1, 1, 1), (5, 6, 0)):
+            whole = (rng_matrix(m, rank, dtype, 1) @ rng_matrix(rank, n, dtype, 2)).astype(dtype)
+            A = DistMatrix.from_global(whole, grid=grid, block=(2, 3))
+            assert linalg.matrix_rank(A) == np.linalg.matrix_rank(whole) == rank
+            X, expected = linalg.pinv(A), scipy.linalg.pinv(whole)
+            assert X.shape == (n, m) and X.dtype == dtype
+            condition = np.linalg.norm(whole, 2) * np.linalg.norm(expected, 2)
+            bound = 30 * max(m, n) * np.finfo(dtype).eps * condition * (np.linalg.norm(expected, 2) or 1)
+            assert np.linalg.norm(X.allgather() - expected, 2) <= bound
+        assert linalg.matrix_rank(A, rtol=0) == 0 and linalg.matrix_rank(A + 1, 1e3) == 0
 
 
 def test_every_name_that_a_message_advises_can_be_called(comm: Any) -> None:

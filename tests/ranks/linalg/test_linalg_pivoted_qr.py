@@ -1,0 +1,225 @@
+"""QR with column pivoting: LAPACK's errors, diagonals of R as large as singular values, pivots, words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+from factored import conditioned, kahan, rng_matrix, wide
+from layouts import matrices_in_turn
+from problems import DTYPES, grid_shapes
+from tiers import every_grid, few_grids, in_turn, pairs, third
+
+pytestmark = pytest.mark.mpi
+
+THRESHOLD = 30  # LAPACK's tests pass below it
+LAYOUTS = [  # rows, columns and blocks
+    (1, 1, 1), (9, 3, 2), (3, 9, 2), (50, 50, 7), (60, 31, None), (23, 70, (8, 12)), (40, 40, (64, 5)), (8, 30, 4),
+    (0, 3, 2), (3, 0, 2), (30, 8, 4),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small matrices have many panels."""
+    monkeypatch.setattr("pdgemm.linalg.factors.pivoted_qr.BLOCK", 8)
+
+
+def ratios(A: np.ndarray, Q: np.ndarray, R: np.ndarray, p: np.ndarray) -> tuple[float, float]:
+    """|A P - Q R| / (max(m, n) |A| eps) and |Q^H Q - I| / (m eps), in 1-norms, as in LAPACK's test of geqp3."""
+    eps, q, (m, n) = float(np.finfo(A.dtype).eps), wide(Q), A.shape
+    size = np.linalg.norm(wide(A), 1) or 1
+    residual, departure = wide(A)[:, p] - q @ wide(R), q.conj().T @ q - np.eye(min(m, n))
+    return np.linalg.norm(residual, 1) / (max(m, n) * size * eps), np.linalg.norm(departure, 1) / (m * eps)
+
+
+@every_grid
+@pytest.mark.parametrize(("layout", "dtype", "order"), third(pairs(LAYOUTS, DTYPES, "CF")))
+def test_factors(comm: Any, layout: Any, dtype: str, order: Any) -> None:
+    """A P = Q R on every grid; p is a permutation, the same on every rank; words are as predicted."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    m, n, block = layout
+    whole, k = rng_matrix(m, n, dtype), min(m, n)
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            A = DistMatrix.from_global(whole, grid=grid, block=block, order=order)
+            Q, R, p = linalg.qr(A, pivoting=True)
+            q, r = Q.allgather(), R.allgather()
+            assert Q.same_layout(A[:, :k]) and q.shape == (m, k) and r.shape == (k, n) and Q.dtype == R.dtype == dtype
+            assert sorted(p) == list(range(n)) and len({x.tobytes() for x in comm.allgather(p)}) == 1
+            assert (np.tril(r, -1) == 0).all() and (r.diagonal().real >= 0).all() and (r.diagonal().imag == 0).all()
+            assert np.array_equal(A.allgather(), whole)
+            if k:
+                assert max(ratios(whole, q, r, p)) < THRESHOLD
+                assert Q.report.counted == Q.report.predicted, str(Q.report)
+            sizes = r.diagonal().real
+            for start in range(0, k, 8):
+                assert (np.diff(sizes[start : start + 8]) <= 100 * np.finfo(dtype).eps * sizes.max()).all()
+            alone, same = linalg.qr(A, mode="r", pivoting=True)
+            assert np.array_equal(alone.allgather(), r) and np.array_equal(same, p)
+
+
+def stairs(n: int, dtype: str) -> np.ndarray:
+    """Stewart's devil's stairs: singular values in long steps."""
+    left, right = (np.linalg.qr(rng_matrix(n, n, dtype, seed=x).astype("D"))[0] for x in (1, 2))
+    x = left * 10.0 ** -(np.arange(n) // 12 / 2) @ right
+    return (x if np.dtype(dtype).kind == "c" else x.real).astype(dtype)
+
+
+def hidden(n: int, dtype: str) -> np.ndarray:
+    """Most columns lie near a space of 3 dimensions; those that do not come last, and are shorter."""
+    x = rng_matrix(n, 3, dtype) @ rng_matrix(3, n, dtype, seed=1) + 1e-3 * rng_matrix(n, n, dtype, seed=2)
+    x[:, -20:] = 0.1 * rng_matrix(n, 20, dtype, seed=3)
+    return x.astype(dtype)
+
+
+def clustered(n: int, dtype: str) -> np.ndarray:
+    """Half of the singular values are 1, the others 1e-4, and the columns of the large ones come last."""
+    x = np.linalg.qr(rng_matrix(n, n, dtype).astype("D"))[0]
+    x = (x * np.where(np.arange(n) < n // 2, 1e-4, 1)) @ np.linalg.qr(np.eye(n) + 0.01 * rng_matrix(n, n, dtype))[0]
+    return (x if np.dtype(dtype).kind == "c" else x.real).astype(dtype)
+
+
+def rising(n: int, dtype: str) -> np.ndarray:
+    """Columns from 1e-5 to 1 in length."""
+    return (rng_matrix(n, n, dtype) * np.logspace(-5, 0, n)).astype(dtype)
+
+
+QUALITY: list[Callable[[int, str], np.ndarray]] = [
+    kahan, stairs, hidden, clustered, rising, lambda n, dtype: conditioned(n, n, 1e5, dtype),
+]  # fmt: skip
+
+
+@few_grids
+@pytest.mark.parametrize(("make", "dtype"), in_turn(QUALITY, DTYPES))
+def test_diagonal_is_about_as_large_as_singular_values(comm: Any, make: Any, dtype: str) -> None:
+    """|r_jj| / s_j stays within the ratios of LAPACK's pivots, but for a factor of 4; so do the sizes of later rows."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    whole = make(96, dtype)
+    s = np.linalg.svd(wide(whole), compute_uv=False)
+    best = abs(scipy.linalg.qr(wide(whole), mode="r", pivoting=True)[0].diagonal()) / s
+    with ProcessGrid(comm) as grid:
+        Q, R, p = linalg.qr(DistMatrix.from_global(whole, grid=grid, block=5), pivoting=True)
+        r = R.allgather()
+        assert max(ratios(whole, Q.allgather(), r, p)) < THRESHOLD
+    ratio = r.diagonal().real / s
+    assert best.min() / 4 < ratio.min() and ratio.max() < 4 * best.max(), (ratio.min(), ratio.max(), best.min())
+    assert (abs(r).max(axis=1) < 4 * r.diagonal().real).all()  # no later column has more of this direction
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype"), in_turn([(60, 60, 1), (60, 60, 8), (90, 50, 21), (50, 90, 33), (40, 40, 0)], DTYPES)
+)
+def test_rank_is_revealed(comm: Any, sizes: tuple[int, int, int], dtype: str) -> None:
+    """As many diagonal elements as the rank are not rounding errors, also where the first columns are zero."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    m, n, rank = sizes
+    whole = (rng_matrix(m, rank, dtype, 1) @ rng_matrix(rank, n, dtype, 2)).astype(dtype)
+    whole[:, : n // 5] = 0
+    with ProcessGrid(comm) as grid:
+        Q, R, p = linalg.qr(DistMatrix.from_global(whole, grid=grid, block=7), pivoting=True)
+        diagonal = R.diagonal().real
+        assert max(ratios(whole, Q.allgather(), R.allgather(), p)) < THRESHOLD
+        assert np.count_nonzero(diagonal > max(m, n) * np.finfo(dtype).eps * diagonal.max()) == rank
+        assert Q.report.counted == Q.report.predicted
+
+
+@every_grid
+def test_layouts_do_not_decide(comm: Any) -> None:
+    """Pivots are the same in every layout, of views and of transposed matrices, and R is but for rounding."""
+    from pdgemm import linalg
+
+    whole = rng_matrix(30, 45) * np.linspace(1, 3, 45)
+    seen = list[tuple[np.ndarray, np.ndarray]]()
+    for A in matrices_in_turn(comm, whole):
+        R, p = linalg.qr(A, mode="r", pivoting=True)
+        seen.append((p, R.allgather()))
+    for p, r in seen:
+        assert np.array_equal(p, seen[0][0])
+        assert np.abs(r - seen[0][1]).max() <= 1e-12
+
+
+def test_scales_and_bad_numbers(comm: Any) -> None:
+    """The largest numbers overflow in no sketch, columns fall by 1e300, and NaN ends in NaN, not in a hang."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    x = rng_matrix(40, 40)
+    with ProcessGrid(comm) as grid:
+        for whole in (x * 1e-290, x / abs(x).max() * 1e304, x * np.logspace(-290, 0, 40)):
+            Q, R, p = linalg.qr(DistMatrix.from_global(whole, grid=grid, block=8), pivoting=True)
+            q, sizes = Q.allgather(), R.diagonal()
+            near = whole / abs(whole).max()
+            assert abs(near[:, p] - q @ (R.allgather() / abs(whole).max())).max() < 1e-13
+            assert (sizes[8:] <= 3 * sizes[:-8]).all()
+        x[3, 30] = np.nan
+        Q, R, p = linalg.qr(DistMatrix.from_global(x, grid=grid, block=8), pivoting=True)
+        assert np.isnan(R.allgather()).any() and sorted(p) == list(range(40))
+
+
+@every_grid
+def test_plans(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much is counted as is planned, where the pivots are those that are planned: drawn ones, and as they are."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    def planned(X: np.ndarray) -> np.ndarray:
+        n = X.shape[1]
+        return np.arange(n) if X.shape[0] == n else np.random.default_rng(n).permutation(n)
+
+    monkeypatch.setattr("pdgemm.linalg.factors.pivoted_qr._pivots", planned)
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            for m, n, block in ((40, 40, 8), (20, 47, None), (47, 20, (5, 9))):
+                A, B = (DistMatrix.random(x, grid=grid, block=block, kind="normal") for x in ((m, n), (m, 2)))
+                for function, *operands, how in (
+                    (linalg.qr, A, {"pivoting": True}),
+                    (linalg.qr, A, {"pivoting": True, "mode": "r"}),
+                    (linalg.lstsq, A, B, {"lapack_driver": "gelsy"}),
+                ):
+                    plan, report = linalg.plan(function, *operands, **how), function(*operands, **how)[0].report
+                    assert report.counted == report.predicted, str(report)
+                    assert plan.traffic(comm.rank) == report.counted, f"{plan}\n{report}"
+                    assert plan.flops == report.flops
+                    assert report.as_predicted and plan.extra_bytes(comm.rank) == report.extra_bytes
+
+
+def test_on_a_device(comm: Any) -> None:
+    """Only the sketch, rows of R and small factors pass through the host."""
+    from fake_device import fake_device
+
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    whole = rng_matrix(40, 30)
+    with fake_device("late"), ProcessGrid(comm) as grid:
+        A = DistMatrix.from_global(whole, grid=grid, device="fake", block=8)
+        Q, R, p = linalg.qr(A, pivoting=True)
+        assert Q.device == R.device == "fake"
+        assert max(ratios(whole, Q.allgather(), R.allgather(), p)) < THRESHOLD
+        assert np.array_equal(linalg.qr(A.to_host(), mode="r", pivoting=True)[1], p)
+
+
+def test_arguments(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.errors import ArgumentError, DTypeError
+
+    call: Any = linalg.qr
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.from_global(rng_matrix(12, 5), grid=grid)
+        for method in ("tsqr", "cholesky"):
+            with pytest.raises(ArgumentError, match='columns are pivoted by method="householder"'):
+                call(A, pivoting=True, method=method)
+            assert np.allclose(call(A, mode="r", method=method).allgather(), call(A)[1].allgather())
+        assert np.allclose(call(A, mode="r", method="householder").allgather(), call(A, mode="economic")[1].allgather())
+        assert len(call(A, pivoting=True, method="householder", mode="economic")) == 3
+        with pytest.raises(ArgumentError, match="mode 'full' is not"):
+            call(A, mode="full", pivoting=True)
+        with pytest.raises(DTypeError, match="A has dtype int32"):
+            call(A.astype("int32"), pivoting=True)
+        if comm.size > 1:
+            with pytest.raises(ArgumentError):
+                call(A, pivoting=comm.rank == 0)
