@@ -40,6 +40,19 @@ def test_words_by_formula(m: int, n: int, grid: tuple[int, int], mover: str) -> 
         assert plan.tally.counts[4].sum() == (words if mover == "shared" else 0)
 
 
+@pytest.mark.parametrize("mover", ["ring", "shared"])
+@pytest.mark.parametrize("grid", [(1, 1), (1, 3), (3, 1), (2, 3)])
+def test_some_columns(grid: tuple[int, int], mover: str) -> None:
+    """The first columns, and then those of the trailing matrix, take the words and flops of all columns."""
+    whole = schedule((48, 30), grid, 4, mover, False)
+    first = replace(whole, columns=12)
+    rest = replace(whole, A=replace(whole.A, distribution=whole.A.distribution.window((12, 48), (12, 30))))
+    assert [x.stop for x in first.steps] == [4, 8, 12] and len(first.steps) + len(rest.steps) == len(whole.steps)
+    assert first.total_words + rest.total_words == whole.total_words
+    assert abs(first.flops + rest.flops - whole.flops) <= 1
+    assert replace(whole, columns=30).flops == whole.flops and first.updates(2) == [(12, 30)]
+
+
 def test_buffers() -> None:
     """What is read has one size on all ranks, what is sent has not; an idle rank has none."""
     read, sent = (schedule((50, 20), (2, 2), 3, mover, True) for mover in ("shared", "ring"))

@@ -19,7 +19,7 @@ from pdgemm.schedules.panels.cholesky_schedule import CholeskySchedule
 from pdgemm.schedules.panels.gathered_layout import gathered_rows, panel_slabs
 from pdgemm.schedules.panels.lu_schedule import LUSchedule
 from pdgemm.schedules.panels.panel_schedule import diagonal_panels, is_balanced, lower_tiles
-from pdgemm.schedules.panels.row_moves import RowMoves, permutation
+from pdgemm.schedules.panels.row_moves import PermutationSchedule, RowMoves, permutation
 from pdgemm.schedules.panels.triangular_schedule import TriangularSchedule
 
 GRIDS = [(1, 1), (1, 3), (2, 1), (2, 2), (2, 3), (3, 3)]
@@ -175,6 +175,21 @@ def test_rows_are_moved_as_pivots_exchange_them(data: Any) -> None:
     together[moves.targets] = moves.sources
     assert np.array_equal(together, one_by_one)
     assert (moves.targets != moves.sources).all()
+
+
+@given(dimensions(), dimensions(), st.data())
+def test_buffers_of_a_permutation(rows: BlockCyclic, cols: BlockCyclic, data: Any) -> None:
+    """They hold the rows that move: all that arrive from other ranks, and all that leave their place."""
+    order, ranks = data.draw(st.permutations(range(rows.n))), range(rows.parts * cols.parts)
+    layout = Layout(Distribution(rows, cols), (*ranks,), np.dtype(float), "C")
+    plan = PermutationSchedule(layout, 0, "ring", order=(*order,))
+    for rank in ranks:
+        (leaving, _), (arriving, _) = (plan.buffers(rank)[name] for name in ("leaving rows", "arriving rows"))
+        i, j = layout.coords(rank)
+        assert arriving == plan.traffic(rank).words_received
+        assert leaving == sum(order[g] != g for g in rows.indices(i)) * cols.count(j)
+        assert plan.buffers(None)["leaving rows"][0] >= leaving and plan.buffers(None)["arriving rows"][0] >= arriving
+    assert plan.extra_bytes(len(ranks)) == 0
 
 
 @given(dimensions(), st.data())
