@@ -12,6 +12,7 @@ import scipy.linalg
 from pdgemm.algorithms.panels.householder_panels import Householder
 from pdgemm.algorithms.panels.panel_run import run_panels, working_copy
 from pdgemm.gemm import pdgemm
+from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.householder import BLOCK, apply_reflectors, householder_schedule
 from pdgemm.linalg.factors.lu import permuted
@@ -23,6 +24,7 @@ from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.array_functions import triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.gather import to_all_ranks
+from pdgemm.support.agreement import together
 
 MORE = 10  # rows of a sketch beyond the columns that it chooses: Halko, Martinsson & Tropp, SIAM Review 53(2), 2011
 
@@ -49,13 +51,10 @@ class Sketch:
 
     def chosen(self, number: int) -> np.ndarray:
         """Return the order of the columns of X that puts `number` pivots first, the same on every rank.  Collective."""
-        n, grid = self._Y.shape[1], self._W.grid
-        if grid.draft:
-            pivots = np.random.default_rng(n).permutation(n)[:number]
-        else:
-            pivots = _pivots(self._Y)[:number] if grid.comm.rank == 0 else np.arange(number)
-        order = beginning_with(to_all_ranks(grid, "pivots", pivots), n)
-        self._Y = self._Y[:, order]
+        n = self._Y.shape[1]
+        order = beginning_with(_chosen(self._Y, number, self._W.grid, np.random.default_rng(n).permutation(n)), n)
+        with together(self._W.grid.comm):
+            self._Y = self._Y[:, order]
         return order
 
     def update(self, order: np.ndarray, start: int, stop: int) -> None:
@@ -72,12 +71,12 @@ class Sketch:
         small = not sizes.min() > np.sqrt(dtypes.eps(W.dtype)) * self._first  # also if NaN
         if W.grid.expected(small, False):
             self._draw(stop)
-        elif W.grid.comm.rank == 0:
-            first = self._Y[:, order]
-            X = scipy.linalg.solve_triangular(R[:, :b], first.T, trans="T", check_finite=False).T  # Y1 R11^-1
-            self._Y = self._Y[:, b:] - X @ R[:, b:]
-        else:
-            self._Y = self._Y[:, b:]
+            return
+        first, self._Y = self._Y[:, order], self._Y[:, b:]
+        with together(W.grid.comm):  # rank 0 may lack memory
+            if W.grid.comm.rank == 0 and not W.grid.draft:
+                X = scipy.linalg.solve_triangular(R[:, :b], first.T, trans="T", check_finite=False).T  # Y1 R11^-1
+                self._Y = self._Y - X @ R[:, b:]
 
 
 def pivoted_qr(A: DistMatrix, want_q: bool = True) -> tuple[DistMatrix | None, DistMatrix, np.ndarray]:
@@ -145,11 +144,10 @@ def _what(A: DistMatrix) -> str:
 
 def _order_of_panel(panel: DistMatrix, steps: Steps) -> np.ndarray:
     """Return the order in which LAPACK's geqp3 takes the columns of a panel, the same on every rank.  Collective."""
-    factors, grid = tall_qr(panel, "tsqr"), panel.grid
+    factors = tall_qr(panel, "tsqr")
     factors.Q.report = factors.report
     steps.did(factors.Q)
-    mine = np.arange(len(factors.R)) if grid.draft or grid.comm.rank else _pivots(factors.R)
-    return to_all_ranks(grid, "pivots", mine)
+    return _chosen(factors.R, len(factors.R), panel.grid, np.arange(len(factors.R)))
 
 
 def _permute(W: DistMatrix, p: np.ndarray, start: int, order: np.ndarray, steps: Steps) -> None:
@@ -177,6 +175,13 @@ def _formed(F: DistMatrix, tau: np.ndarray, steps: Steps) -> DistMatrix:
         part = slice(start, min(k, start + width))
         apply_reflectors(F[start:, part], tau[part], Q[start:, start:], False, steps)
     return Q
+
+
+def _chosen(X: np.ndarray, number: int, grid: ProcessGrid, planned: np.ndarray) -> np.ndarray:
+    """Return the first pivots of X, which rank 0 has, on every rank; a plan has the first of `planned`.  Collective."""
+    with together(grid.comm):
+        pivots = planned if grid.draft or grid.comm.rank else _pivots(X)
+    return to_all_ranks(grid, "pivots", pivots[:number])
 
 
 def _pivots(X: np.ndarray) -> np.ndarray:

@@ -65,7 +65,7 @@ def test_complete_orthogonal_decomposition(comm: Any, m: int, n: int, rank: int,
     kappa, eps = s[0] / s[rank - 1] if rank else 1, np.finfo(dtype).eps
     bound = 100 * eps * kappa**2 * (np.linalg.norm(x) + 1)
     for number, A in enumerate(matrices_in_turn(comm, a)):
-        if number % 5 and comm.size > 1:
+        if (number + m) % 9 and comm.size > 1:
             continue
         B = DistMatrix.from_global(b, grid=A.grid.base, block=(4, 2))
         X, squares, of_rank, values = lstsq(A, B, rcond=1e-4, lapack_driver="gelsy")

@@ -11,7 +11,7 @@ import scipy.linalg
 from factored import conditioned, kahan, rng_matrix, wide
 from layouts import matrices_in_turn
 from problems import DTYPES, grid_shapes
-from tiers import every_grid, few_grids, in_turn, pairs, third
+from tiers import every_grid, everything, few_grids, in_turn, pairs, third
 
 pytestmark = pytest.mark.mpi
 
@@ -135,7 +135,7 @@ def test_layouts_do_not_decide(comm: Any) -> None:
     """Pivots are the same in every layout, of views and of transposed matrices, and R is but for rounding."""
     from pdgemm import linalg
 
-    whole = rng_matrix(30, 45) * np.linspace(1, 3, 45)
+    whole = rng_matrix(20, 29) * np.linspace(1, 3, 29)
     seen = list[tuple[np.ndarray, np.ndarray]]()
     for A in matrices_in_turn(comm, whole):
         R, p = linalg.qr(A, mode="r", pivoting=True)
@@ -172,9 +172,10 @@ def test_plans(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         return np.arange(n) if X.shape[0] == n else np.random.default_rng(n).permutation(n)
 
     monkeypatch.setattr("pdgemm.linalg.factors.pivoted_qr._pivots", planned)
-    for shape in grid_shapes(comm.size):
+    cases = ((31, 31, 8), (12, 29, None), (29, 12, (5, 9)))
+    for number, shape in enumerate(grid_shapes(comm.size)):
         with ProcessGrid(comm, shape) as grid:
-            for m, n, block in ((40, 40, 8), (20, 47, None), (47, 20, (5, 9))):
+            for m, n, block in cases if everything() or comm.size == 1 else cases[number % 3 :][:1]:
                 A, B = (DistMatrix.random(x, grid=grid, block=block, kind="normal") for x in ((m, n), (m, 2)))
                 for function, *operands, how in (
                     (linalg.qr, A, {"pivoting": True}),
