@@ -194,10 +194,11 @@ def test_on_a_device(comm: Any) -> None:
     from fake_device import fake_device
 
     from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.names import AnyName
 
-    whole = rng_matrix(40, 30)
+    whole, fake = rng_matrix(40, 30), AnyName("fake")
     with fake_device("late"), ProcessGrid(comm) as grid:
-        A = DistMatrix.from_global(whole, grid=grid, device="fake", block=8)
+        A = DistMatrix.from_global(whole, grid=grid, device=fake, block=8)
         Q, R, p = linalg.qr(A, pivoting=True)
         assert Q.device == R.device == "fake"
         assert max(ratios(whole, Q.allgather(), R.allgather(), p)) < THRESHOLD
