@@ -188,7 +188,7 @@ def carried_out(
             workspace = Workspace(plan, operands.A, operands.B) if check and not operands.A.grid.draft else None
         if not operands.A.grid.draft:
             workspace = workspace or unchecked(plan, operands.A, operands.B)
-        return operands, plan, scalars, workspace, check and agreement.flag
+        return operands, plan, scalars, workspace, check and bool(agreement.flag)
 
     for shared in (True, False):  # a second attempt, without node-shared memory, where this is exhausted
         try:

@@ -225,7 +225,7 @@ class Reductions(MatrixBase):
         with together(self.grid.comm) as arguments:
             offset = as_count(offset, "offset", -(1 << 62))
             arguments += ["diagonal", offset, self.distribution, self.dtype]
-            mine = _on_diagonal(self, offset)
+            mine = own_diagonal(self, offset)
         length = max(0, min(self.shape[0] + min(offset, 0), self.shape[1] - max(offset, 0)))
         gather, order = diagonal_gather(self.layout_in(self.grid), self.grid.size, offset, length)
         if planned(self.grid, "diagonal", gather):
@@ -389,7 +389,7 @@ def _axis(axis: Any) -> int | None:
     return numbers[0]
 
 
-def _on_diagonal(A: MatrixBase, offset: int) -> np.ndarray:
+def own_diagonal(A: MatrixBase, offset: int) -> np.ndarray:
     """Return this rank's elements of a diagonal, on the host."""
     rows, cols = A.indices()
     _, i, j = np.intersect1d(rows + offset, cols, assume_unique=True, return_indices=True)

@@ -44,13 +44,13 @@ class together:
 
     check : False where the caller guarantees equal arguments without errors: nothing is compared, and an exception is
             raised on this rank alone.
-    flag  : after the block the flag is True on all ranks if any rank has set it.
+    flag  : True, or a number: after the block it is the largest of all ranks, so that True of one rank is True of all.
     """
 
     __slots__ = ("_arguments", "_check", "_comm", "flag")
 
     def __init__(self, comm: MPI.Comm, check: bool = True) -> None:
-        self._comm, self._check, self._arguments, self.flag = comm, check, list[object](), False
+        self._comm, self._check, self._arguments, self.flag = comm, check, list[object](), int(False)
 
     def __enter__(self) -> list[object]:
         check_not_freed(self._comm)
@@ -69,14 +69,14 @@ class together:
             self.flag = agree(self._comm, error, description, self.flag)
 
 
-def agree(comm: MPI.Comm, error: Exception | None = None, description: str = "", flag: bool = False) -> bool:
+def agree(comm: MPI.Comm, error: Exception | None = None, description: str = "", flag: int = False) -> int:
     """Raise the same exception on all ranks if any rank has one.  Collective over `comm`; one allreduce of 4 words.
 
     error       : the exception of this rank, or None.  The exception of the lowest failing rank is raised; its message
                   names all ranks that failed.
     description : the arguments of this rank as text; ArgumentError is raised where the text differs among the ranks.
                   Its length does not change the cost.
-    flag        : the result is True on all ranks if any rank sets the flag.
+    flag        : True, or a number; the result is the largest of all ranks.
     """
     from mpi4py import MPI
 
@@ -98,7 +98,7 @@ def agree(comm: MPI.Comm, error: Exception | None = None, description: str = "",
         raise _of_all(comm, raised) from None
     if lowest[1] != -lowest[2]:
         raise _of_all(comm, ArgumentError(_disagreement(comm.allgather(description))))
-    return bool(lowest[3])
+    return -int(lowest[3])
 
 
 def described_elements(*arrays: np.ndarray) -> str:

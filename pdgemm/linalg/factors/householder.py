@@ -15,6 +15,7 @@ from pdgemm.gemm import pdgemm
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.operands import empty_like, to_factor
 from pdgemm.linalg.factors.rank_k import gram
+from pdgemm.linalg.ranges import ELEMENTS, in_range, times, times_upper
 from pdgemm.local.arrays.element_functions import element_function
 from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.array_functions import tril
@@ -25,6 +26,7 @@ BLOCK, WIDEST = 64, 128  # columns of a panel: one rank factors a panel while th
 PANELS = 32  # least number of panels for panels wider than BLOCK
 
 
+@in_range(lambda factors, a: (factors[0], times(factors[1], a)), A=ELEMENTS)
 def householder_qr(
     A: DistMatrix, *, overwrite_a: bool = False, want_q: bool = True
 ) -> tuple[DistMatrix | None, DistMatrix]:
@@ -62,6 +64,7 @@ def householder_qr(
     return Q, R
 
 
+@in_range(lambda factors, a: (times_upper(factors[0], a), factors[1]), A=ELEMENTS)
 def householder_factor(A: DistMatrix) -> tuple[DistMatrix, np.ndarray]:
     """Return R with reflectors below its diagonal, and tau, the same on every rank, as LAPACK's geqrf.  Collective.
 

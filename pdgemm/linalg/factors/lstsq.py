@@ -15,6 +15,7 @@ from pdgemm.linalg.factors.operands import check_right_side, column, common_dtyp
 from pdgemm.linalg.factors.pivoted_qr import pivoted_factor
 from pdgemm.linalg.factors.tall_qr import svd_on_all, tall_qr
 from pdgemm.linalg.factors.triangular import solve_triangular
+from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import as_real, check_dtype, check_matrices, communicator, shape_of
@@ -32,6 +33,11 @@ def lstsq(
 def lstsq(
     A: DistMatrix, B: np.ndarray, *, rcond: float | None = None, lapack_driver: LstsqDriver = "gelsd"
 ) -> tuple[np.ndarray, np.ndarray, int, Any]: ...
+@in_range(
+    lambda X, a, b: (times(X[0], b - a), times(X[1], 2 * b), X[2], None if X[3] is None else times(X[3], a)),
+    A=ELEMENTS,
+    B=ELEMENTS,
+)
 def lstsq(
     A: DistMatrix, B: Any, *, rcond: float | None = None, lapack_driver: LstsqDriver = "gelsd"
 ) -> tuple[Any, np.ndarray, int, Any]:
@@ -92,7 +98,9 @@ def lstsq(
         X = steps.did(pdgemm(1, Q, X))
     residuals = np.empty(0, s.dtype)
     if rank == n < m:
-        residuals = steps.did(pdgemm(-1, Q, C, 1, B.astype(dtype))).norm(axis=0) ** 2
+        lengths = steps.did(pdgemm(-1, Q, C, 1, B.astype(dtype))).norm(axis=0)
+        with np.errstate(over="ignore"):  # as in NumPy, a sum of squares may be infinite
+            residuals = lengths**2
     if vector:
         return X.allgather()[:, 0], residuals, rank, s
     X.report = steps.after(report)

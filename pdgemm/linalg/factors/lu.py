@@ -23,8 +23,8 @@ from pdgemm.linalg.factors.operands import (
     to_factor,
 )
 from pdgemm.linalg.factors.triangular import solve_triangular
+from pdgemm.linalg.ranges import ELEMENTS, Measured, in_range, times, times_upper
 from pdgemm.local.arrays.integers import shown
-from pdgemm.local.blas.local_qr import phases
 from pdgemm.matrix.argument_checks import check_result, communicator, op_letter, shape_of
 from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -72,6 +72,13 @@ class SlogDet(NamedTuple):
     logabsdet: Any
 
 
+def _unscaled(factors: LU, exponent: int) -> LU:
+    """Return the factors of 2^exponent A, of which U may have more zero pivots.  Collective."""
+    W = times_upper(factors.LU, exponent)
+    return LU(W, factors.pivots, _first_zero(W.diagonal()))
+
+
+@in_range(_unscaled, A=ELEMENTS)
 def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     """Return L and U, where P A = L U, with the pivots that LAPACK chooses.  Collective over the grid of A.
 
@@ -110,6 +117,21 @@ def lu_schedule(W: DistMatrix) -> LUSchedule:
     return LUSchedule(layout, PANEL, can_read(W), idle=idle, device=device_of(W))
 
 
+class _Factors(Measured):
+    """LU factors: the diagonal of U is measured, and U is multiplied."""
+
+    def array(self, x: Any) -> Any:
+        return x.LU if isinstance(x, LU) else x[0] if isinstance(x, tuple) and x else x
+
+    def read(self, x: Any) -> Any:
+        return triu(x)
+
+    def multiplied(self, x: Any, exponent: int) -> Any:
+        W = times_upper(self.array(x).copy(), exponent)
+        return replace(x, LU=W) if isinstance(x, LU) else (W, *x[1:])
+
+
+@in_range(lambda X, a, b: times(X, b - a), factors=_Factors(lambda _: True), B=ELEMENTS)
 def lu_solve(
     factors: LU | tuple[DistMatrix, np.ndarray], B: Any, *, trans: Transpose = "N", overwrite_b: bool = False
 ) -> Any:
@@ -160,10 +182,16 @@ def _of_pair(factors: DistMatrix, pivots: Any) -> LU:
         if numbers.shape != (min(m, n),) or numbers.dtype.kind not in "iu" or ((numbers < 0) | (numbers >= m)).any():
             raise ArgumentError(f"pivots must be {min(m, n)} row numbers below {m}, got {shown(pivots)}")
         arguments += ["the pair of LU factors", *operand_description(factors, numbers)]
-    zeros = np.flatnonzero(factors.diagonal() == 0)
-    return LU(factors, numbers.astype(np.int64), int(zeros[0]) + 1 if zeros.size else 0)
+    return LU(factors, numbers.astype(np.int64), _first_zero(factors.diagonal()))
 
 
+def _first_zero(diagonal: np.ndarray) -> int:
+    """Return the number, counted from 1, of the first zero, or 0."""
+    zeros = np.flatnonzero(diagonal == 0)
+    return int(zeros[0]) + 1 if zeros.size else 0
+
+
+@in_range(lambda factors, a: (*factors[:2], times(factors[2], a)), A=ELEMENTS)
 def lu(A: DistMatrix) -> tuple[np.ndarray, DistMatrix, DistMatrix]:
     """Return (p, L, U), where A = L[p] U, as scipy.linalg.lu with p_indices=True.  Collective over the grid of A.
 
@@ -183,24 +211,29 @@ def lu(A: DistMatrix) -> tuple[np.ndarray, DistMatrix, DistMatrix]:
 def slogdet(A: DistMatrix) -> SlogDet:
     """Return the sign (complex: the phase) of the determinant, and the logarithm of its absolute value.  Collective.
 
-    A : DistMatrix (n, n); the result is the same on all ranks, (0, -inf) where A is singular.
+    A : DistMatrix (n, n); the result is the same on all ranks, (0, -inf) where a pivot is zero.
     Cost and errors are those of `lu_factor`.
     """
-    diagonal, parity = _eliminated(A)
-    real = diagonal.real.dtype.type
-    if not np.all(diagonal):
-        return SlogDet(diagonal.dtype.type(0), real(-np.inf))
-    sizes = np.abs(diagonal)
-    return SlogDet(np.prod(phases(diagonal)) * parity, np.log(sizes).sum(dtype=real))
+    mantissa, exponent = _determinant(A)
+    with np.errstate(all="ignore"):
+        size = np.abs(mantissa)
+        sign, logarithm = mantissa / size if size != 0 else mantissa, np.log(size) + exponent * np.log(2)
+    return SlogDet(A.dtype.type(sign), A.dtype.type(logarithm).real)
 
 
 def det(A: DistMatrix) -> Any:
     """Return the determinant, the same on all ranks; 0 where a pivot is zero.  Collective over the grid of A.
 
-    A : DistMatrix (n, n).  Cost and errors are those of `lu_factor`.  The determinant may overflow; `slogdet` does not.
+    A : DistMatrix (n, n).  Cost and errors are those of `lu_factor`.
+    No intermediate result overflows or underflows; a determinant that is out of range is infinite or 0, and `slogdet`
+    has its logarithm.
+    Error: that of the product of the pivots is at most n eps |det U| (Higham 2002, lemma 3.1).
     """
-    diagonal, parity = _eliminated(A)
-    return np.prod(diagonal) * parity
+    mantissa, exponent = _determinant(A)
+    with np.errstate(all="ignore"):
+        if A.dtype.kind != "c":
+            return A.dtype.type(np.ldexp(mantissa, exponent))
+        return A.dtype.type(complex(np.ldexp(mantissa.real, exponent), np.ldexp(mantissa.imag, exponent)))
 
 
 def permuted(X: Any, order: np.ndarray) -> Any:
@@ -235,11 +268,44 @@ def own_copy(B: Any, A: DistMatrix, overwrite: bool) -> Any:
     return working_copy(B, BLOCK, True, overwrite, dtype=dtype)[0]
 
 
-def _eliminated(A: DistMatrix) -> tuple[np.ndarray, int]:
-    """Return the diagonal of U of P A = L U, and the sign of the permutation P.  Collective over the grid of A."""
+def _determinant(A: DistMatrix) -> tuple[Any, int]:
+    """Return the determinant of A as a number near 1, or 0, infinity or NaN, times 2^exponent.  Collective."""
+    mantissas, exponents = _eliminated(A)
+    exponent = int(exponents.sum())
+    with np.errstate(all="ignore"):
+        while len(mantissas) > 1:  # in pairs, whose products can be neither too large nor too small
+            even = np.append(mantissas, np.ones(len(mantissas) % 2, mantissas.dtype))
+            mantissas, more = _split(even[::2] * even[1::2])
+            exponent += int(more.sum())
+    return mantissas[0], exponent
+
+
+class _Rows(Measured):
+    """A matrix that is not divided: the determinant depends on its small elements as on the large ones."""
+
+    def limits(self, kind: np.finfo[Any], values: dict[str, Any]) -> tuple[int, int]:
+        return super().limits(kind, values)[0], int(kind.maxexp) + 1
+
+
+@in_range(lambda split, a: (split[0], np.append(split[1], a * (len(split[1]) - 1))), A=_Rows())
+def _eliminated(A: DistMatrix) -> tuple[np.ndarray, np.ndarray]:
+    """Return mantissas and exponents of the sign of P, and of the diagonal of U, of P A = L U.  Collective."""
     with together(communicator(A=A)) as arguments:
         check_square(A)
         arguments += ["a determinant", A.distribution, A.dtype]
     factors = lu_factor(A)
-    exchanges = np.count_nonzero(factors.pivots != np.arange(A.shape[0]))
-    return factors.LU.diagonal(), -1 if exchanges % 2 else 1
+    sign = 1 - 2 * (np.count_nonzero(factors.pivots != np.arange(A.shape[0])) % 2)
+    diagonal = factors.LU.diagonal()
+    if factors.zero_pivot:
+        return np.zeros(1), np.zeros(1, int)
+    return _split(np.append(diagonal, A.dtype.type(sign)).astype(np.result_type(A.dtype, float)))
+
+
+def _split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return x as numbers between 1/2 and 1, which are complex for a complex x, and exponents of powers of 2."""
+    if x.dtype.kind != "c":
+        return np.frexp(x)
+    exponents = np.frexp(np.maximum(np.abs(x.real), np.abs(x.imag)))[1]
+    parts = np.empty_like(x)
+    parts.real, parts.imag = np.ldexp(x.real, -exponents), np.ldexp(x.imag, -exponents)
+    return parts, exponents

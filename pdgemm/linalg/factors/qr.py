@@ -16,6 +16,7 @@ from pdgemm.linalg.factors.householder import BLOCK, householder_qr
 from pdgemm.linalg.factors.operands import empty_like
 from pdgemm.linalg.factors.pivoted_qr import pivoted_qr
 from pdgemm.linalg.factors.tall_qr import PASSES, placed, tall_qr
+from pdgemm.linalg.ranges import Measured, in_range, times
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_name
@@ -25,6 +26,23 @@ from pdgemm.names import QRMethod, QRMode
 from pdgemm.support.agreement import together
 
 _fastest: dict[Any, str] = {}  # the results of `fastest_method` for the last layouts
+
+
+class _Columns(Measured):
+    """A matrix of which CholeskyQR alone has to square the elements."""
+
+    def limits(self, kind: np.finfo[Any], values: dict[str, Any]) -> tuple[int, int]:
+        low, high = super().limits(kind, values)
+        squares = low // 2 + 2 * int(kind.nmant), high // 2 - 16  # also of smaller columns, and of 2^16 rows
+        return squares if str(values.get("method")) == "cholesky" else (low, high)
+
+
+def _scaled(result: Any, exponent: int) -> Any:
+    """Return the result of `qr` with R, its last matrix, multiplied by 2^exponent.  Collective."""
+    if isinstance(result, DistMatrix):
+        return times(result, exponent)
+    at = max(number for number, x in enumerate(result) if isinstance(x, DistMatrix))
+    return (*result[:at], times(result[at], exponent), *result[at + 1 :])
 
 
 @overload
@@ -45,6 +63,7 @@ def qr(
 def qr(
     A: DistMatrix, *, mode: Literal["r"], method: QRMethod = "auto", pivoting: Literal[True]
 ) -> tuple[DistMatrix, np.ndarray]: ...
+@in_range(_scaled, A=_Columns())
 def qr(A: DistMatrix, *, mode: QRMode = "reduced", method: QRMethod = "auto", pivoting: bool = False) -> Any:
     """Return Q, with orthonormal columns, and R, upper triangular, of A = Q R.  Collective over the grid of A.
 

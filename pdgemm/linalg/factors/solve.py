@@ -24,6 +24,7 @@ from pdgemm.linalg.factors.operands import (
     solution,
 )
 from pdgemm.linalg.factors.triangular import inv_triangular, solve_triangular
+from pdgemm.linalg.ranges import ELEMENTS, Measured, in_range, times
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import check_result, communicator, shape_of
@@ -47,6 +48,10 @@ LOWER = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.complex128): np
 STEPS = 30  # the most steps of refinement, as in LAPACK's dsgesv
 
 
+_MATRIX = Measured(diagonal=lambda values: structure(values.get("assume_a", "gen")) not in GENERAL)
+
+
+@in_range(lambda X, a, b: times(X, b - a), A=_MATRIX, B=ELEMENTS)
 def solve(
     A: DistMatrix,
     B: Any,
@@ -125,6 +130,7 @@ def solve(
     return steps.reported(steps.did(X), rcond=regular(A, rcond))
 
 
+@in_range(lambda X, a: times(X, -a), A=_MATRIX)
 def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lower: bool = False) -> DistMatrix:
     """Return A^-1 in the layout of A, as scipy.linalg.inv.  Collective over the grid of A.
 

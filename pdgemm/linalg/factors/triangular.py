@@ -21,6 +21,7 @@ from pdgemm.linalg.factors.operands import (
     in_type,
     operand_description,
 )
+from pdgemm.linalg.ranges import DIAGONAL, ELEMENTS, Measured, in_range, times
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import as_scalar, check_result, communicator, op, op_letter, shape_of
@@ -35,6 +36,10 @@ BLOCK = 128  # block size of working copies: large enough for BLAS, small enough
 PANEL = 256  # width of the widest panel, where blocks are as wide: one update is faster than two with narrower panels
 
 
+_TRIANGLE = Measured(DIAGONAL.diagonal, skipped=lambda values: bool(values.get("unit_diagonal")))
+
+
+@in_range(lambda X, a, b: times(X, b - a), A=_TRIANGLE, B=ELEMENTS)
 def solve_triangular(
     A: DistMatrix,
     B: Any,
@@ -85,6 +90,7 @@ def trmm(
     return _triangular("trmm", A, B, lower, trans, unit_diagonal, side, alpha, False)
 
 
+@in_range(lambda X, a: times(X, -a), A=_TRIANGLE)
 def inv_triangular(A: DistMatrix, *, lower: bool = False, unit_diagonal: bool = False) -> DistMatrix:
     """Return A^-1 of a triangular matrix, in the layout of A, with zeros in the other triangle.  Collective.
 

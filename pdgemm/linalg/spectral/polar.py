@@ -12,6 +12,7 @@ from pdgemm.linalg.factors.cholesky import cho_solve, cholesky
 from pdgemm.linalg.factors.operands import is_reachable, to_one
 from pdgemm.linalg.factors.solve import inv
 from pdgemm.linalg.factors.triangular import solve_triangular
+from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.spectral.iterations import (
     Work,
     add_to_diagonal,
@@ -32,6 +33,7 @@ _LEAST = 0.0484  # lower bound of the singular values for which the weight c of 
 _MOST = 60  # the most steps; 16 are enough for a condition number of 1e16
 
 
+@in_range(lambda factors, a: (factors[0], times(factors[1], a)), A=ELEMENTS)
 def polar(A: DistMatrix, *, protect: Protection | None = None) -> tuple[DistMatrix, DistMatrix]:
     """Return U and H with A = U H, U^H U = I and H Hermitian and positive semidefinite.  Collective over the grid.
 

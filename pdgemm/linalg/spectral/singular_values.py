@@ -7,7 +7,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError
 from pdgemm.gemm import pdgemm
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.linalg.factors.tall_qr import svd_on_all, tall_qr
+from pdgemm.linalg.factors.tall_qr import singular_values
 from pdgemm.linalg.spectral.iterations import check_operand
 from pdgemm.linalg.spectral.svd import svd
 from pdgemm.local.arrays import dtypes
@@ -27,7 +27,7 @@ def svdvals(A: DistMatrix) -> np.ndarray:
         arguments += ["svdvals", A.distribution, A.dtype]
     if 0 in A.shape:
         return np.zeros(0, np.finfo(A.dtype).dtype)
-    return svd_on_all(tall_qr(A if A.shape[0] >= A.shape[1] else A.H))[1].copy()
+    return singular_values(A)
 
 
 def matrix_rank(A: DistMatrix, tol: float | None = None, *, rtol: float | None = None) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError
 from pdgemm.linalg.factors.operands import to_one
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
+from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.spectral.golub_kahan import BLOCKS, Scaled, leading_space, missing
 from pdgemm.linalg.spectral.iterations import Work, check_operand, check_protection, empty_like, eps_of, finite_norm
 from pdgemm.linalg.spectral.norms import largest_singular_value
@@ -20,6 +21,7 @@ from pdgemm.support.text import counted
 ROUNDING = 100  # errors up to this multiple of eps of the type count as rounding errors
 
 
+@in_range(lambda factors, a: (factors[0], times(factors[1], a), factors[2]), A=ELEMENTS)
 def svd(
     A: DistMatrix,
     k: int | None = None,

@@ -113,7 +113,7 @@ def test_hard_matrices(comm: Any, name: str) -> None:
             for method in ("auto", "tsqr"):
                 Q, R = qr(A, method=method)
                 check(A, whole, Q, R)
-            if name in ("zero", "dependent columns", "one column", "rank 1, of rows", "columns of any length", "large"):
+            if name in ("zero", "dependent columns", "one column", "rank 1, of rows", "columns of any length"):
                 with pytest.raises(LinAlgError, match="too nearly dependent for CholeskyQR2"):
                     qr(A, method="cholesky")
             if name == "graded columns":  # their condition number is 1e11, but that of columns of length 1 is 10

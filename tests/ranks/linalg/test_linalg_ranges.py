@@ -1,0 +1,282 @@
+"""Every factorisation of matrices at the ends of the range of numbers, against the same problem near 1."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from factored import positive_definite, rng_matrix
+from problems import DTYPES, grid_shapes
+from tiers import everything
+
+pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 2, 4)]
+N, M = 12, 30
+# even exponents of 2, so that Cholesky factors have exponents, too: from subnormal numbers, 1e-320, to 1e308
+EXPONENTS = {8: (-1064, -1040, -1022, -600, 600, 1000, 1020), 4: (-140, -130, -124, -60, 60, 110, 122)}
+BOUND = 30  # in units of n eps, as in LAPACK's tests
+
+
+class Problem(NamedTuple):
+    """Matrices and vectors: general, definite, tall and a right-hand side for the first two, and one for the tall."""
+
+    A: Any
+    S: Any
+    T: Any
+    B: Any
+    C: Any
+    b: np.ndarray
+
+
+class Function(NamedTuple):
+    """A function of a problem, and for each result the power of the scale by which it is multiplied."""
+
+    call: Callable[[Any, Problem], Sequence[Any]]
+    powers: tuple[float, ...]
+
+
+FUNCTIONS: dict[str, Function] = {
+    "lu": Function(lambda la, p: la.lu(p.A)[1:], (0, 1)),
+    "lu_factor": Function(lambda la, p: (np.triu(la.lu_factor(p.A).LU.allgather()),), (1,)),
+    "solve": Function(lambda la, p: (la.solve(p.A, p.B, overwrite_b=True), la.solve(p.A, p.b)), (0, 0)),
+    "solve transposed": Function(lambda la, p: (la.solve(p.A, p.B, transposed=True, overwrite_a=True),), (0,)),
+    "solve refined": Function(lambda la, p: (la.solve(p.A, p.B, refine=p.A.dtype in ("d", "D")),), (0,)),
+    "solve pos": Function(lambda la, p: (la.solve(p.S, p.B, assume_a="pos"),), (0,)),
+    "solve upper": Function(lambda la, p: (la.solve(p.S, p.B, assume_a="upper triangular"),), (0,)),
+    "solve diagonal": Function(lambda la, p: (la.solve(p.S, p.B, assume_a="diagonal"),), (0,)),
+    "solve_triangular": Function(
+        lambda la, p: (la.solve_triangular(p.S, p.B), la.solve_triangular(p.S, p.b, lower=True, trans="C")), (0, 0)
+    ),
+    "inv": Function(lambda la, p: (la.inv(p.A), la.inv(p.S, assume_a="pos")), (-1, -1)),
+    "inv_triangular": Function(lambda la, p: (la.inv_triangular(p.S, lower=True),), (-1,)),
+    "cholesky": Function(lambda la, p: (la.cholesky(p.S), la.cho_factor(p.S)[0]), (0.5, 0.5)),
+    "cho_solve": Function(
+        lambda la, p: (la.cho_solve(la.cholesky(p.S), p.B), la.cho_solve(la.cho_factor(p.S), p.b)), (0, 0)
+    ),
+    "qr auto": Function(lambda la, p: la.qr(p.T), (0, 1)),
+    "qr cholesky": Function(lambda la, p: la.qr(p.T, method="cholesky"), (0, 1)),
+    "qr tsqr": Function(lambda la, p: la.qr(p.T, method="tsqr"), (0, 1)),
+    "qr householder": Function(lambda la, p: la.qr(p.T, method="householder"), (0, 1)),
+    "qr wide": Function(lambda la, p: la.qr(p.T.T), (0, 1)),
+    "householder_qr": Function(lambda la, p: la.householder_qr(p.T), (0, 1)),
+    "lstsq": Function(lambda la, p: [la.lstsq(p.T, p.C)[i] for i in (0, 1, 3)], (0, 2, 1)),
+    "polar": Function(lambda la, p: la.polar(p.T), (0, 1)),
+    "svd": Function(lambda la, p: [product(la.svd(p.T)), la.svd(p.T)[1], la.svdvals(p.T)], (0, 1, 1)),
+    "svd of some": Function(lambda la, p: (la.svd(p.T, k=2)[1],), (1,)),
+    "eigh": Function(lambda la, p: (la.eigh(p.S)[0],), (1,)),
+    "norm": Function(lambda la, p: [la.norm(p.A, kind) for kind in (2, 1, np.inf, "fro")], (1, 1, 1, 1)),
+    "cond": Function(lambda la, p: [la.cond(p.A, kind) for kind in (2, 1)], (0, 0)),
+}  # fmt: skip
+
+
+def product(factors: Any) -> np.ndarray:
+    """U V^H, which does not depend on the signs of singular vectors."""
+    U, _, Vh = factors
+    whole: np.ndarray = U.allgather() @ Vh.allgather()
+    return whole
+
+
+def times(x: Any, exponent: int) -> Any:
+    """2^exponent x, in the type of x."""
+    x = np.asarray(x)
+    if x.dtype.kind != "c":
+        return np.ldexp(x, exponent).astype(x.dtype)
+    scaled = np.empty_like(x)
+    scaled.real, scaled.imag = np.ldexp(x.real, exponent), np.ldexp(x.imag, exponent)
+    return scaled
+
+
+def problem(grid: Any, dtype: Any, left: int, right: int, near_one: bool = False) -> Problem:
+    """Matrices of about 2^left, and right-hand sides of about 2^right, in numbers of the type.
+
+    near_one : all are multiplied by 2^-left and 2^-right after they were rounded.
+    """
+    from pdgemm import DistMatrix
+
+    general, definite = rng_matrix(N, N, dtype) + 4 * np.eye(N, dtype=dtype), positive_definite(N, dtype)
+    lefts = general, definite, rng_matrix(M, N, dtype)
+    rights = rng_matrix(N, 3, dtype, seed=1), rng_matrix(M, 3, dtype, seed=2)
+    arrays = [(x, left) for x in lefts] + [(x, right) for x in rights]
+    rounded = [times(times(x, e), -e if near_one else 0) for x, e in arrays]
+    matrices = [DistMatrix.from_global(x, grid=grid, block=4) for x in rounded]
+    A, S, T, B, C = matrices
+    return Problem(A, S, T, B, C, np.ascontiguousarray(rounded[3][:, 0]))
+
+
+def results(linalg: Any, function: Function, p: Problem) -> list[np.ndarray]:
+    return [x.allgather() if hasattr(x, "allgather") else np.asarray(x) for x in function.call(linalg, p)]
+
+
+def check(got: Any, near_one: Any, exponent: int, dtype: Any) -> None:
+    """`got` is 2^exponent `near_one` up to BOUND n eps and to n distances of subnormal numbers; infinite if that is.
+
+    dtype : of the matrices; norms have more digits.
+    """
+    kind = np.finfo(dtype)
+    with np.errstate(all="ignore"):
+        expected = times(near_one, exponent)
+        spacing = float(np.ldexp(float(kind.smallest_subnormal), -exponent))
+    finite = np.isfinite(expected)
+    assert not np.isfinite(np.asarray(got)[~finite]).any()
+    x, y = (times(np.where(finite, z, 0), -4) for z in (got, expected))  # of which no |z| overflows
+    error, size = np.abs(times(x - y, -exponent)).max(), float(np.abs(times(near_one, -4)).max())
+    assert error <= N * (BOUND * float(kind.eps) * size + spacing), (error, size, exponent)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_table(comm: Any, name: str) -> None:
+    """Each function x each scale x each type, without a warning; the arguments are as before.
+
+    On several ranks a function is tested with one of the types, and with three of the scales.
+    """
+    from pdgemm import ProcessGrid, linalg
+
+    function, turn, all_of_it = FUNCTIONS[name], list(FUNCTIONS).index(name), comm.size == 1 or everything()
+    with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for dtype in DTYPES if all_of_it else DTYPES[turn % 4 :][:1]:
+            exponents = EXPONENTS[np.finfo(dtype).dtype.itemsize]
+            for exponent in exponents if all_of_it else exponents[::3]:
+                at_the_end, near_one = (problem(grid, dtype, exponent, exponent, one) for one in (False, True))
+                before = at_the_end.T.allgather()
+                got, expected = (results(linalg, function, p) for p in (at_the_end, near_one))
+                for x, y, power in zip(got, expected, function.powers, strict=True):
+                    check(x, y, int(power * exponent), dtype)
+                assert np.array_equal(at_the_end.T.allgather(), before)
+
+
+@pytest.mark.parametrize("name", ["solve", "solve pos", "solve upper", "solve_triangular", "cho_solve", "lstsq"])
+def test_right_sides_alone(comm: Any, name: str) -> None:
+    """Matrices near 1 with right-hand sides at the ends of the range."""
+    from pdgemm import ProcessGrid, linalg
+
+    function, powers = FUNCTIONS[name], (1, 2, 0) if name == "lstsq" else (1, 1)
+    with ProcessGrid(comm, grid_shapes(comm.size)[0]) as grid, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for exponent in EXPONENTS[8]:
+            got, expected = (
+                results(linalg, function, problem(grid, "float64", 0, exponent, one)) for one in (False, True)
+            )
+            for x, y, power in zip(got, expected, powers):
+                check(x, y, power * exponent, "float64")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_factors_at_the_ends(comm: Any, dtype: Any) -> None:
+    """`lu_solve` with factors below the smallest normal number, as they are stored, and as SciPy's pair."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
+        for exponent in EXPONENTS[np.finfo(dtype).dtype.itemsize]:
+            p, near_one = (problem(grid, dtype, exponent, exponent, one) for one in (False, True))
+            factors = linalg.lu_factor(p.A)
+            whole = factors.LU.allgather()
+            known = DistMatrix.from_global(np.tril(whole, -1) + times(np.triu(whole), -exponent), grid=grid, block=4)
+            pair: Any = (known, factors.pivots)
+            for trans in ("N", "T", "C"):
+                expected = linalg.lu_solve(pair, near_one.B, trans=trans).allgather()
+                for some in (factors, (factors.LU, factors.pivots)):
+                    check(linalg.lu_solve(some, p.B, trans=trans).allgather(), expected, 0, dtype)
+            assert np.array_equal(factors.LU.allgather(), whole)
+
+
+def test_what_is_not_read_and_plans(comm: Any) -> None:
+    """NaN in the other triangle does not matter, nor zeros, NaN and infinity anywhere; words are as planned."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    low = -1040
+    with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
+        p, near_one = (problem(grid, "float64", low, low, one) for one in (False, True))
+        s = p.S.allgather()
+        half = DistMatrix.from_global(np.where(np.tri(N) > 0, s, np.nan), grid=grid, block=4)
+        for call in (
+            lambda S, B: linalg.cholesky(S) * 2.0 ** (0 if B is p.B else low // 2),
+            lambda S, B: linalg.solve_triangular(S, B, lower=True),
+            lambda S, B: linalg.solve(S, B, assume_a="pos", lower=True),
+        ):
+            check(call(half, p.B).allgather(), call(near_one.S, near_one.B).allgather(), 0, "float64")
+        unit_solved = linalg.solve_triangular(near_one.S, p.B, unit_diagonal=True).allgather()
+        expected = linalg.solve_triangular(near_one.S, near_one.B, unit_diagonal=True).allgather()
+        check(unit_solved, expected, low, "float64")
+        for function, *arguments in (
+            (linalg.cholesky, p.S),
+            (linalg.solve_triangular, p.S, p.B),
+            (linalg.householder_qr, p.T),
+            (linalg.solve, p.S, p.B, "pos"),
+        ):
+            how: dict[str, Any] = {"assume_a": arguments.pop()} if isinstance(arguments[-1], str) else {}
+            made: Any = function(*arguments, **how)
+            report: Any = (made if isinstance(made, DistMatrix) else made[0]).report
+            assert report.counted == report.predicted
+            assert linalg.plan(function, *arguments, **how).traffic(comm.rank) == report.counted
+        for wrong in (np.nan, np.inf):
+            A = p.A.copy()
+            A[N - 1, N - 1] = wrong
+            assert not np.isfinite(linalg.lu_factor(A).LU.allgather()[-1, -1])
+        zero = p.A * 0
+        assert linalg.lu_factor(zero).zero_pivot == 1 and not linalg.qr(zero)[1].allgather().any()
+        assert linalg.lu_factor(zero[:0, :]).zero_pivot == 0
+        few = np.array([[3.0, 1], [1, 0]]) * np.finfo(float).smallest_subnormal
+        assert linalg.lu_factor(DistMatrix.from_global(few, grid=grid)).zero_pivot == 2  # -1/3 is not a number there
+
+
+def test_what_overflows_is_infinite(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.eye(5, grid=grid) * 2.0**-1060
+        assert np.array_equal(np.diag(linalg.inv(A).allgather()), np.full(5, np.inf))
+        assert np.array_equal(linalg.solve(A, np.ones(5)), np.full(5, np.inf))
+        x, residuals, rank, s = linalg.lstsq(A[:, :2], np.full(5, 1e300))
+        assert np.isinf(x).all() and np.isinf(residuals).all() and rank == 2 and np.array_equal(s, [2.0**-1060] * 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_determinants(comm: Any, dtype: Any) -> None:
+    """Determinants whose partial products overflow and underflow, and of singular matrices."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    large = 2.0 ** (600 if np.finfo(dtype).eps < 1e-10 else 80)
+    phase = 1j if np.dtype(dtype).kind == "c" else 1
+    with ProcessGrid(comm) as grid, warnings.catch_warnings():
+        warnings.simplefilter("error")
+
+        def both(*diagonal: Any) -> Any:
+            A = DistMatrix.from_global(np.diag(np.array(diagonal, dtype)), grid=grid, block=2)
+            sign, logarithm = linalg.slogdet(A)
+            assert sign.dtype == dtype and logarithm.dtype == np.finfo(dtype).dtype
+            det = linalg.det(A)
+            assert det.dtype == dtype and len({*comm.allgather(str((det, sign, logarithm)))}) == 1
+            return det, sign, logarithm
+
+        assert both(large, large, 1 / large, 1 / large) == (1, 1, 0)
+        assert both(1 / large, 1 / large, large, large, -3)[:2] == (-3, -1)
+        det, sign, logarithm = both(large * phase, large, 3)
+        assert np.isinf(det) and sign == phase and np.isclose(logarithm, np.log(3) + 2 * np.log(large))
+        det, sign, logarithm = both(-1 / large, phase / large)
+        assert det == 0 and sign == -phase and np.isclose(logarithm, -2 * np.log(large))
+        for singular in ((large, large, 0), (0, large, large), (1 / large, 0), (0, 0)):
+            assert both(*singular) == (0, 0, -np.inf)
+        least, most = float(np.finfo(dtype).smallest_subnormal), float(np.finfo(dtype).max)
+        assert both(least)[0] == least and both(most)[0] == np.dtype(dtype).type(most)
+        assert both(least, most)[0] == np.dtype(dtype).type(least * most)
+        x = rng_matrix(40, 40, dtype)
+        expected, A = (
+            np.linalg.det(x.astype(np.result_type(dtype, float))),
+            DistMatrix.from_global(x, grid=grid, block=8),
+        )
+        scaled = A * np.asarray(large, np.finfo(dtype).dtype)
+        assert abs(linalg.det(A) - expected) <= BOUND * 40 * np.finfo(dtype).eps * abs(expected)
+        wide = np.linalg.slogdet(x.astype(np.result_type(dtype, float)))
+        sign, logarithm = linalg.slogdet(scaled)
+        assert abs(sign - wide.sign) <= 100 * 40 * np.finfo(dtype).eps
+        assert np.isclose(logarithm, wide.logabsdet + 40 * np.log(large), rtol=100 * np.finfo(dtype).eps)
+        rows = np.ones((6, 6), dtype)
+        assert linalg.det(DistMatrix.from_global(rows, grid=grid, block=2)) == 0
+        assert np.isnan(both(np.nan, 1)[0])
+    with ProcessGrid(comm) as grid:
+        assert linalg.det(DistMatrix.zeros((0, 0), grid=grid, dtype=dtype)) == 1
+        A = DistMatrix.from_global(np.diag([1e200, 1e200, 1e-200, 1e-200]), grid=grid)
+        assert abs(linalg.det(A) - 1) <= 4 * np.finfo(float).eps
