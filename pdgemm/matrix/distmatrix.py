@@ -31,6 +31,7 @@ from pdgemm.names import DeviceName, DType, Norm, Protection
 from pdgemm.support.agreement import described_elements, together
 
 _Listed = list[int] | list[bool] | np.ndarray | range  # a list or mask of rows or columns
+_NORMS = ("fro", "nuc", 1, -1, 2, -2, np.inf, -np.inf, "max")
 _GATHER = {"to_numpy", "numpy", "gather", "compute"}  # methods by which other libraries return a whole array
 
 
@@ -294,8 +295,9 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
     def norm(self, kind: Norm = "fro", axis: int | None = None, keepdims: bool = False) -> Any:
         """Return a matrix norm, or the norms of columns or rows, the same on every rank.  Collective over the grid.
 
-        kind : "fro" sqrt(sum |a|^2), 1 max column sum, numpy.inf max row sum, "max" max |a|, 2 the largest singular
-            value, by `pdgemm.linalg.norm`.
+        kind : "fro" sqrt(sum |a|^2), 1 max column sum, -1 min column sum, numpy.inf max row sum, -numpy.inf min row
+            sum, "max" max |a|; by `pdgemm.linalg.norm` 2 and -2 the largest and the smallest singular value, "nuc" the
+            sum of the singular values.
         axis : 0 for the norms of columns, 1 for the norms of rows, as by `vector_norm`, with "fro" as 2.
         A NaN anywhere gives NaN; no intermediate result overflows.
         """
@@ -308,13 +310,18 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
                 self.distribution,
                 self.dtype,
             ]
-            if not isinstance(kind, (str, int, float)) or kind not in ("fro", 1, 2, np.inf, "max"):
-                raise ArgumentError(f'norm {shown(kind)} is not one of "fro", 1, 2, numpy.inf, "max"')
-        if kind == 2:
-            return pdgemm.linalg.norm(self, 2)
+            if not isinstance(kind, (str, int, float)) or kind not in _NORMS:
+                raise ArgumentError(
+                    f'norm {shown(kind)} is not one of "fro", "nuc", 1, -1, 2, -2, numpy.inf, -numpy.inf, "max"'
+                )
+            if kind in (-1, -np.inf) and self.shape[kind == -1] == 0:
+                raise ArgumentError(f"norm {kind} is the least of some sums, and there is none: {self.distribution}")
+        if kind in (2, -2, "nuc"):
+            return pdgemm.linalg.norm(self, kind)
         if kind in ("fro", "max"):
             return float(self.vector_norm(2 if kind == "fro" else np.inf))
-        return float(self.vector_norm(1, axis=0 if kind == 1 else 1).max(initial=0.0))
+        sums = self.vector_norm(1, axis=0 if kind in (1, -1) else 1)
+        return float(sums.max(initial=0.0) if kind in (1, np.inf) else sums.min())
 
     def allclose(
         self, other: DistMatrix | np.ndarray | complex, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False

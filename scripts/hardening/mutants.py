@@ -220,7 +220,7 @@ MUTANTS = [
     ),
     Mutant(
         "matrix: column sums are added up along rows", "pdgemm/matrix/distmatrix.py",
-        "axis=0 if kind == 1 else 1", "axis=1 if kind == 1 else 0",
+        "axis=0 if kind in (1, -1) else 1", "axis=1 if kind in (1, -1) else 0",
         (f"4 {R}matrix/test_matrix.py",),
     ),
     Mutant(
@@ -354,6 +354,11 @@ MUTANTS = [
         "spectral: the bound of singular values forgets those after the k-th", "pdgemm/linalg/spectral/golub_kahan.py",
         "rest = min(rest, float(s[k] + residuals[k]))", "rest = 0.0",
         (f"1 {R}linalg/test_linalg_svd.py",),
+    ),
+    Mutant(
+        "linalg: results of scaled operands are not scaled back", "pdgemm/linalg/ranges.py",
+        "return back(result, *exponents.values())", "return result",
+        (f"1 {R}linalg/test_linalg_ranges.py",),
     ),
     Mutant(
         "factors: the columns in which an inverse is smallest are taken", "pdgemm/linalg/factors/condition.py",

@@ -15,11 +15,13 @@ from pdgemm.linalg.factors.cholesky import cho_solve, cholesky
 from pdgemm.linalg.factors.condition import inverse_norm
 from pdgemm.linalg.factors.lu import lu_factor, lu_solve
 from pdgemm.linalg.factors.operands import is_reachable, to_one
+from pdgemm.linalg.factors.tall_qr import singular_values
+from pdgemm.linalg.ranges import ELEMENTS, in_range
 from pdgemm.linalg.spectral.iterations import check_operand, on_one_rank
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.element_functions import element_function
 from pdgemm.local.arrays.integers import as_name, shown
-from pdgemm.matrix.argument_checks import as_real, communicator
+from pdgemm.matrix.argument_checks import as_real, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Norm
 from pdgemm.support.agreement import together
@@ -31,9 +33,9 @@ _MOST = 1000  # the most Lanczos steps; every rank holds all their vectors
 def norm(A: DistMatrix, ord: Norm | None = None, *, tolerance: float | None = None) -> float:
     """Return a norm of A, the same on every rank to the bit.  Collective over the grid.
 
-    A    : DistMatrix (m, n); for the 2-norm of a real or complex type.
-    ord  : None or "fro" sqrt(sum |a|^2); 1 max column sum; numpy.inf max row sum; "max" max |a|; 2 the largest singular
-           value.
+    A    : DistMatrix (m, n); for the 2-norm of a real or complex type, for "nuc" and -2 of type s, d, c or z.
+    ord  : None or "fro" sqrt(sum |a|^2); 1 max column sum; -1 min column sum; numpy.inf max row sum; -numpy.inf min row
+           sum; "max" max |a|; 2 the largest singular value; -2 the smallest; "nuc" the sum of the singular values.
     tolerance : relative tolerance of the 2-norm; by default 1e-10, for 32-bit types 1e-6, for 16-bit types 1e-2.
 
     The 2-norm is computed by Golub-Kahan-Lanczos steps with full reorthogonalisation in double precision, from the same
@@ -41,24 +43,32 @@ def norm(A: DistMatrix, ord: Norm | None = None, *, tolerance: float | None = No
     is within the tolerance of the result, by its residual and gap.  This value is the largest one unless the random
     vector lacks its direction: after k steps the probability of an error above t is below
     1.7 sqrt(n) e^(-sqrt(t) (2k - 1)); fewer steps suffice if the largest value is well separated.  A NaN gives NaN, and
-    so does an infinite element with the 2-norm; no intermediate result overflows.
+    so does an infinite element with the norms 2, -2 and "nuc"; no intermediate result overflows.
 
     Cost of a step, of which 20 to 100 are usual, per rank for P ranks: 4 mn/P flops and m + n words to every rank.
-    Raises ArgumentError or DTypeError on all ranks; LinAlgError where 1000 steps do not suffice.
+    "nuc" and -2 cost what `svdvals` costs; every rank holds min(m, n)^2 words.
+    Raises ArgumentError, also where there is no least sum or value, or DTypeError on all ranks; LinAlgError where 1000
+    steps do not suffice.
     Golub & Kahan, SIAM J. Numer. Anal. 2(2), 1965; Kuczynski & Wozniakowski, SIAM J. Matrix Anal. Appl. 13(4), 1992;
     Parlett, The Symmetric Eigenvalue Problem, 1998, 11.7.
     """
     with together(communicator(A=A)) as arguments:
         arguments += ["norm", A.distribution, A.dtype, shown(ord), shown(tolerance)]
         ord = _plain(ord)
-        if two := ord == 2:
-            check_operand("A", A, supported=dtypes.FLOATS)
+        if of_values := ord in (2, -2, "nuc"):
+            check_operand("A", A, supported=dtypes.FLOATS if ord == 2 else dtypes.BLAS)
             bound = _tolerance(A, tolerance)
-    if not two:
+        if ord == -2 and 0 in A.shape:
+            raise ArgumentError(f"norm -2 is the smallest singular value, and A has none: it is {shape_of(A)}")
+    if not of_values:
         return A.norm("fro" if ord is None else ord)
     size = A.norm("max") if A.size else 0.0
     if size == 0 or not np.isfinite(size):
         return 0.0 if size == 0 else float("nan")
+    if ord != 2:
+        values = singular_values(A).astype(float)
+        with np.errstate(over="ignore"):
+            return float(values.sum() if ord == "nuc" else values[-1])
     near, far = to_one(size, np.dtype(float))
     value = largest_singular_value(A, lambda x: A.matvec(near * x) * far, lambda x: _adjoint(A, near * x) * far, bound)
     return value / near / far
@@ -67,7 +77,7 @@ def norm(A: DistMatrix, ord: Norm | None = None, *, tolerance: float | None = No
 def _plain(ord: Any) -> Any:
     """Return the kind of a norm: a number of any type as a Python number, another unknown object as text.  Local."""
     if isinstance(ord, Real) and not isinstance(ord, bool):
-        return next((x for x in (1, 2) if x == ord), float(ord))
+        return next((x for x in (1, 2, -1, -2) if x == ord), float(ord))
     return ord if ord is None or isinstance(ord, str) else shown(ord)
 
 
@@ -123,30 +133,37 @@ def _largest(alphas: list[float], betas: list[float]) -> tuple[float, float]:
     return float(s[0]), float(min(residual, residual**2 / gap) if gap > 0 else residual)
 
 
+@in_range(lambda number, a: number, A=ELEMENTS)
 def cond(
     A: DistMatrix, p: Norm | None = None, *, assume_a: Literal["gen", "pos"] = "gen", tolerance: float | None = None
 ) -> float:
-    """Return the condition number |A| |A^-1| in a norm, estimated by solves.  Collective over the grid.
+    """Return the condition number |A| |A^-1| in a norm, as numpy.linalg.cond.  Collective over the grid.
 
-    A : DistMatrix (n, n) of type s, d, c or z; A is not changed.
-    p : None or 2, 1 or numpy.inf.  In the 2-norm |A| and |A^-1| are computed by Lanczos steps, to the tolerance of
-        `norm`; in the other norms |A^-1| is the estimate of Higham and Tisseur, a lower bound that is rarely less than
-        a third of |A^-1|.
+    A : DistMatrix (n, n) of type s, d, c or z, and (m, n) for p = None, 2 or -2; A is not changed.
+    p : None or 2: s_1 / s_k, with the largest and the smallest singular value.  If A is square, |A| and |A^-1| are
+        computed by Lanczos steps, to the tolerance of `norm`; else from all values.
+        -2: s_k / s_1, from all values.
+        1 or numpy.inf: |A^-1| is the estimate of Higham and Tisseur, a lower bound that is rarely less than a third of
+        |A^-1|.
+        -1, -numpy.inf or "fro": from A^-1.
     assume_a : "pos": A is Hermitian and positive definite, and factored by `cholesky`; else by `lu_factor`.
     tolerance : as for `norm`.
 
-    Returns inf for a singular matrix, and NaN for a matrix with NaN or infinite elements.  Cost: one factorisation, and
-    three solves with 4 columns or, in the 2-norm, two solves with a vector for each Lanczos step.
+    Returns inf where a pivot or A is zero or an element is infinite, and NaN where an element is NaN.  Cost: one
+    factorisation, and three solves with 4 columns or, in the 2-norm, two solves with a vector for each Lanczos step, or
+    for A^-1 one solve with n columns; from all singular values, that of `svdvals`.
     Raises LayoutError, DTypeError, ArgumentError or, with "pos", DeviceError on all ranks; LinAlgError where A is not
     positive definite with assume_a="pos", or 1000 steps do not suffice.
     Higham, Accuracy and Stability of Numerical Algorithms, 2002, algorithm 15.1; Higham & Tisseur, SIAM J. Matrix Anal.
     Appl. 21(4), 2000.
     """
     with together(communicator(A=A)) as arguments:
-        check_operand("A", A, square=True)
         p = _plain(p)
-        if p not in (None, 1, 2, np.inf):
-            raise ArgumentError(f"cond is known for p = None, 1, 2 and numpy.inf, got {shown(p)}")
+        check_operand("A", A, square=p not in (None, 2, -2))
+        if p not in (None, 1, 2, -1, -2, np.inf, -np.inf, "fro"):
+            raise ArgumentError(
+                f'cond is known for p = None, 1, -1, 2, -2, numpy.inf, -numpy.inf and "fro", got {shown(p)}'
+            )
         as_name(assume_a, "assume_a", ("gen", "pos"))
         tolerance = _tolerance(A, tolerance)
         arguments += ["cond", A.distribution, A.dtype, shown(p), assume_a, tolerance]
@@ -154,7 +171,10 @@ def cond(
         return 0.0
     size = A.norm("max")
     if size == 0 or not np.isfinite(size):
-        return float("inf" if size == 0 else "nan")
+        return float("nan" if np.isnan(size) else "inf")
+    if p == -2 or A.shape[0] != A.shape[1]:
+        s = singular_values(A).astype(float)
+        return float(s[-1] / s[0]) if p == -2 else float(s[0] / s[-1]) if s[-1] > 0 else np.inf
     near, far = to_one(size, A.dtype)
     W = A * near * far  # scaled: |W| and |W^-1| overflow less easily than |A| and |A^-1|
     size = norm(W, 2 if p is None else p, tolerance=tolerance)
@@ -169,5 +189,9 @@ def cond(
         return float("inf")
     if p is None or p == 2:
         return size * largest_singular_value(A, partial(by, trans="N"), partial(by, trans="C"), tolerance)
+    if p not in (1, np.inf):
+        inverse = by(DistMatrix.eye(len(A), grid=factor.grid, dtype=A.dtype, device=factor.device), trans="N")
+        value = size * inverse.norm(p)
+        return value if value == value else np.inf  # elements of the inverse overflow
     other = {"N": "C", "C": "N"}
     return size * inverse_norm(Steps(), factor, by if p == 1 else lambda X, trans: by(X, other[trans]))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import factorial
 from typing import Any
 
@@ -168,12 +170,40 @@ def test_norms(comm: Any, dtype: str) -> None:
     for shape in ((13, 8), (1, 9), (8, 29)):
         x = drawn(shape, dtype)
         with laid_out(comm, x, TYPES.index(dtype)) as A:
-            for kind in (None, "fro", 1, np.inf, 2):
-                found = norm(A, kind)
+            for kind in (None, "fro", "nuc", 1, -1, np.inf, -np.inf, 2, -2):
+                found, expected = norm(A, kind), np.linalg.norm(wide(x), kind)
                 close = 1e-6 if eps(x) > 1e-10 else 1e-10
-                assert np.isclose(found, np.linalg.norm(wide(x), kind), rtol=close)
+                least = (
+                    30 * 29 * eps(x) * np.linalg.norm(x) if kind == -2 else 0
+                )  # singular values have absolute errors
+                assert np.isclose(found, expected, rtol=close, atol=least)
+                assert np.linalg.norm(A, kind) == found == (A.norm() if kind is None else A.norm(kind))
                 same_on_all(comm, found)
-            assert norm(A, "max") == A.norm("max") and norm(A, 2) == A.norm(2) == np.linalg.norm(A, 2)
+            assert norm(A, "max") == A.norm("max")
+
+
+def test_norms_of_few_elements(comm: Any) -> None:
+    """Of zeros, of NaN and infinity, and of no elements, of which there is no least sum, as in NumPy."""
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.errors import ArgumentError
+    from pdgemm.linalg import norm
+
+    kinds: tuple[Any, ...] = ("fro", "nuc", 1, -1, np.inf, -np.inf, 2, -2)
+    with ProcessGrid(comm) as grid, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        zero, largest = DistMatrix.zeros((5, 3), grid=grid, block=2), float(np.finfo(float).max)
+        assert [norm(zero, kind) for kind in kinds] == [0] * 8
+        assert np.isnan([norm(zero * np.nan, kind) for kind in kinds]).all()
+        A = zero.copy()
+        A[1, 2] = np.inf
+        assert [norm(A, kind) for kind in ("fro", 1, -1, np.inf, -np.inf)] == [np.inf, np.inf, 0, np.inf, 0]
+        assert np.isnan([norm(A, kind) for kind in ("nuc", 2, -2)]).all()
+        D = DistMatrix.eye(3, grid=grid, block=1) * largest
+        assert norm(D, "nuc") == np.inf and norm(D, -2) == norm(D, -1) == largest
+        for wrong in ((zero[:0, :], -np.inf), (zero[:, :0], -1), (zero[:0, :], -2)):
+            with pytest.raises(ArgumentError, match="least of some sums|smallest singular value"):
+                norm(*wrong)
+        assert norm(zero[:0, :], -1) == norm(zero[:, :0], -np.inf) == norm(zero[:, :0], "nuc") == 0
 
 
 def test_two_norms_that_are_hard(comm: Any) -> None:
@@ -199,6 +229,7 @@ def test_two_norms_that_are_hard(comm: Any) -> None:
 
 
 def test_condition_numbers(comm: Any) -> None:
+    from pdgemm.errors import LayoutError
     from pdgemm.linalg import cond
 
     for dtype in TYPES:
@@ -209,6 +240,23 @@ def test_condition_numbers(comm: Any) -> None:
                 assert np.linalg.cond(wide(x), p) / 3.1 <= found <= np.linalg.cond(wide(x), p) * 1.001
                 same_on_all(comm, found)
             assert np.isclose(cond(A), np.linalg.cond(wide(x)), rtol=0.03)
+            for p in ("fro", -1, -np.inf, -2):
+                expected = np.linalg.cond(wide(x), p)
+                assert np.isclose(cond(A, p), expected, rtol=1000 * eps(x))
+                assert np.linalg.cond(A, p) == cond(A, p)
+        for y in (drawn((15, 6), dtype), drawn((7, 16), dtype)):
+            with laid_out(comm, y, TYPES.index(dtype)) as A:
+                for p in (None, 2, -2):
+                    assert np.isclose(cond(A, p), np.linalg.cond(wide(y), p), rtol=1000 * eps(x))
+                with pytest.raises(LayoutError, match="must be square"):
+                    cond(A, "fro")
+    singular = np.diag([2.0, 1, 0])
+    infinite, nan = np.where(singular > 1, np.inf, singular), np.full((3, 3), np.nan)
+    for y, expected in ((singular, np.inf), (singular * 0, np.inf), (nan, np.nan), (infinite, np.inf)):
+        with laid_out(comm, y) as A:  # as NumPy's, where its SVD does not raise LinAlgError
+            for p in (1, -1, np.inf, -np.inf, "fro", None, 2):
+                assert np.array_equal(cond(A, p), expected, equal_nan=True), (y, p)
+            assert np.array_equal(cond(A, -2), 0 if y is singular else expected, equal_nan=True)
     h = scipy.linalg.hilbert(9)
     with laid_out(comm, h) as A:
         found = [cond(A, p, assume_a="pos") for p in (1, 2)]
@@ -487,7 +535,8 @@ def test_arguments_are_refused_on_all_ranks(comm: Any) -> None:
     from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 
     with laid_out(comm, drawn((7, 5), "float64")) as A:
-        for function in (linalg.expm, linalg.sqrtm, linalg.matrix_sign, linalg.eigh, linalg.cond):
+        one_norm = partial(linalg.cond, p=1)
+        for function in (linalg.expm, linalg.sqrtm, linalg.matrix_sign, linalg.eigh, one_norm):
             with pytest.raises(LayoutError, match="A must be square, it is 7 x 5"):
                 function(A)
         with pytest.raises(LayoutError, match="A must be square"):
