@@ -110,10 +110,12 @@ def in_range(back: Callable[..., Any], **operands: Measured) -> Callable[[F], F]
 def times(x: Any, exponent: int) -> Any:
     """Return 2^exponent x: a matrix is overwritten, an array or a number is not.  Collective for a matrix.
 
-    In two steps, because one power may be out of range; only the second one rounds, for |x| near 1.
+    In two steps or more, because one power may be out of range; only the last one rounds, for |x| near 1.
     """
+    steps = max(2, -(-abs(exponent) // dtypes.largest_power(x.dtype)))
     with np.errstate(all="ignore"):
-        for power in (exponent // 2, exponent - exponent // 2):
+        for step in range(steps):
+            power = exponent * (step + 1) // steps - exponent * step // steps
             if isinstance(x, DistMatrix):
                 x *= 2.0**power
             else:
