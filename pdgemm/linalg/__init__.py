@@ -12,6 +12,10 @@ from pdgemm.linalg.factors.cholesky import cho_factor as cho_factor
 from pdgemm.linalg.factors.cholesky import cho_solve as cho_solve
 from pdgemm.linalg.factors.cholesky import cholesky as cholesky
 from pdgemm.linalg.factors.householder import householder_qr as householder_qr
+from pdgemm.linalg.factors.ldl import LDL as LDL
+from pdgemm.linalg.factors.ldl import inertia as inertia
+from pdgemm.linalg.factors.ldl import ldl as ldl
+from pdgemm.linalg.factors.ldl import ldl_solve as ldl_solve
 from pdgemm.linalg.factors.lstsq import lstsq as lstsq
 from pdgemm.linalg.factors.lu import LU as LU
 from pdgemm.linalg.factors.lu import det as det
@@ -54,6 +58,7 @@ from pdgemm.planning.program import Program
 from pdgemm.support.agreement import described_elements, together
 
 __all__ = [
+    "LDL",
     "LU",
     "cho_factor",
     "cho_solve",
@@ -67,9 +72,12 @@ __all__ = [
     "her2k",
     "herk",
     "householder_qr",
+    "inertia",
     "inv",
     "inv_triangular",
     "kron",
+    "ldl",
+    "ldl_solve",
     "lstsq",
     "lu",
     "lu_factor",

@@ -33,7 +33,10 @@ def operands(grid: Any) -> Any:
     tall = DistMatrix.random((N, 8), seed=4, **how)
     C, S = A + N / 4 * DistMatrix.eye(N, **how), A + A.T + 2 * N * DistMatrix.eye(N, **how)
     factors, L, x = linalg.lu_factor(C), linalg.cholesky(S), np.ones(N)
-    return SimpleNamespace(how=how, AB=A @ B, A=A, B=B, E=E, C=C, S=S, tall=tall, L=L, factors=factors, x=x)
+    indefinite = linalg.ldl(S)
+    return SimpleNamespace(
+        indefinite=indefinite, how=how, AB=A @ B, A=A, B=B, E=E, C=C, S=S, tall=tall, L=L, factors=factors, x=x
+    )
 
 
 LINALG: dict[str, Callable[..., Any]] = {
@@ -42,8 +45,9 @@ LINALG: dict[str, Callable[..., Any]] = {
     "eigh": lambda f, o: f(o.S), "eigvalsh": lambda f, o: f(o.S),
     "expm": lambda f, o: f(o.S * 1e-3), "gram": lambda f, o: f(o.tall), "her2k": lambda f, o: f(1, o.A, o.B),
     "herk": lambda f, o: f(1, o.A), "householder_qr": lambda f, o: f(o.A), "inv": lambda f, o: f(o.C),
-    "inv_triangular": lambda f, o: f(o.L),
+    "inertia": lambda f, o: f(o.S), "inv_triangular": lambda f, o: f(o.L),
     "kron": lambda f, o: f(o.A, o.tall[:4, :4]), "lstsq": lambda f, o: f(o.tall, o.B),
+    "ldl": lambda f, o: f(o.S), "ldl_solve": lambda f, o: f(o.indefinite, o.B),
     "lu": lambda f, o: f(o.C), "lu_factor": lambda f, o: f(o.C), "lu_solve": lambda f, o: f(o.factors, o.B),
     "matrix_power": lambda f, o: f(o.C, 3),
     "matrix_rank": lambda f, o: f(o.C), "matrix_sign": lambda f, o: f(o.S),
@@ -92,6 +96,9 @@ OTHERS: dict[str, Callable[..., Any]] = {
 MORE = {  # passes through the host, by the reason
     "eigh": "LAPACK of one rank solves what remains of a spectrum, of which this matrix is all",
     "eigvalsh": "as eigh",
+    "inertia": "as ldl",
+    "ldl": "Aasen's method runs on the host",
+    "ldl_solve": "LAPACK of one rank solves with the band",
     "matrix_rank": "LAPACK of one rank has the singular values of R, n x n",
     "pinv": "as matrix_rank, and U and V^H, n x n",
     "svd": "as pinv",
@@ -118,7 +125,7 @@ def tables(o: Any) -> dict[str, tuple[Any, list[str], dict[str, Callable[..., An
 
     methods = [x for x in dir(DistMatrix) if x[0] != "_" and callable(getattr(DistMatrix, x))]
     exported = [x for x, value in vars(statistics).items() if x[0] != "_" and callable(value)]
-    functions = [x for x in linalg.__all__ if x not in ("LU", "plan")]  # a type, and what reads no element
+    functions = [x for x in linalg.__all__ if x not in ("LDL", "LU", "plan")]  # types, and what reads no element
     return {
         "linalg": (linalg, functions, LINALG),
         "statistics": (statistics, exported, STATISTICS),

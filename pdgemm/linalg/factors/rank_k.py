@@ -183,9 +183,17 @@ def gram(A: DistMatrix, *, uplo: Literal["full", "L", "U"] = "full", **options: 
         return herk(1.0, A, uplo=uplo, trans="C", **options)
     steps = Steps()
     lower = steps.did(herk(1.0, A, uplo="L", trans="C", **options))
-    C = steps.did(redistribute(lower.H, like=lower))
-    store(C.stored, lower.stored, CONVERT, within=_within("L", C))
-    return steps.reported(C)
+    return steps.reported(steps.did(both_triangles(lower, "L")))
+
+
+def both_triangles(A: DistMatrix, triangle: TriangleName, hermitian: bool = True) -> DistMatrix:
+    """Return the Hermitian, or else the symmetric, matrix of a triangle of A, in the layout of A.  Collective.
+
+    The other triangle of A moves, too, but does not enter the result; `report` is that of the redistribution.
+    """
+    full = redistribute(A.H if hermitian else A.T, like=A)
+    store(full.stored, A.stored, CONVERT, within=_within(triangle, A))
+    return full
 
 
 def _rank_k(

@@ -41,9 +41,10 @@ def late(comm: Any, monkeypatch: Any) -> None:
 
 
 @pytest.mark.parametrize("block", [(7, 5), (16, 9), 8])  # of which some make several panels of one owner
-def test_late_ranks(comm: Any, late: None, block: Any) -> None:
+def test_late_ranks(comm: Any, late: None, block: Any, monkeypatch: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg
 
+    monkeypatch.setattr("pdgemm.linalg.factors.ldl.BAND", 8)
     n, S, x, b = 60, positive_definite(60, "float64"), rng_matrix(60, 60, "float64"), rng_matrix(60, 9, "float64")
     _, pivots = scipy.linalg.lu_factor(x)
     for shape in grid_shapes(comm.size):
@@ -58,6 +59,9 @@ def test_late_ranks(comm: Any, late: None, block: Any) -> None:
                 assert np.array_equal(factors.pivots, pivots)
                 y = linalg.lu_solve(factors, B).allgather()
                 assert relative(b - x @ y, norm(x) * norm(y), "float64", n) <= EPS
+                H = X + X.T
+                y = linalg.ldl_solve(linalg.ldl(H), B).allgather()
+                assert relative(b - (x + x.T) @ y, norm(x + x.T) * norm(y), "float64", n) <= EPS
                 Q, R = linalg.householder_qr(X)
                 assert Q is not None
                 assert relative(x - Q.allgather() @ R.allgather(), norm(x), "float64", n) <= EPS
