@@ -88,6 +88,24 @@ def test_lu_and_reflections(comm: Any, way: str, schedule: str, dtype: str, orde
             assert np.array_equal(A.allgather(), x) and np.array_equal(B.allgather(), b)
 
 
+@pytest.mark.parametrize(("way", "schedule", "dtype", "order", "lower"), RUNS)
+def test_indefinite_matrices(comm: Any, way: str, schedule: str, dtype: str, order: Any, lower: bool) -> None:
+    """They are factored on the host, and L and X return to the device."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    n, x, b = 70, rng_matrix(70, 70, dtype), rng_matrix(70, 9, dtype)
+    S = x + x.conj().T
+    for shape in grid_shapes(comm.size)[:1]:
+        with fake_device(schedule, reach=WAYS_OF_PANELS[way]) as device, ProcessGrid(comm, shape) as grid:
+            A = DistMatrix.from_global(S, grid=grid, block=(8, 12), order=order, device="fake")
+            B = DistMatrix.from_global(b, grid=grid, block=5, device="fake")
+            X, L = linalg.solve(A, B, assume_a="her", lower=lower), linalg.ldl(A, lower=lower).L
+            y = linalg.solve(A, b[:, 0], assume_a="her", lower=lower)
+            assert X.device == L.device == "fake" and comm.allgather(device.races) == [[]] * comm.size
+            assert relative(wide(b) - wide(S) @ X.allgather(), norm(S) * norm(X.allgather()), dtype, n) <= EPS
+            assert relative(wide(b[:, :1]) - wide(S) @ y[:, None], norm(S) * norm(y[:, None]), dtype, n) <= EPS
+
+
 @pytest.mark.parametrize(("way", "schedule", "dtype", "order", "row_grid"), RUNS)
 def test_qr_by_rows(comm: Any, way: str, schedule: str, dtype: str, order: Any, row_grid: bool) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg

@@ -13,6 +13,7 @@ from pdgemm.gemm import pdgemm
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.cholesky import cho_solve, cholesky
 from pdgemm.linalg.factors.condition import one_norm, reciprocal, reciprocal_condition, regular
+from pdgemm.linalg.factors.ldl import check_band, ldl, ldl_solve
 from pdgemm.linalg.factors.lu import LU, check_regular, lu_factor, lu_solve, own_copy, permuted
 from pdgemm.linalg.factors.operands import (
     check_right_side,
@@ -43,7 +44,7 @@ STRUCTURES = {
     "upper triangular": "upper triangular",
     "diagonal": "diagonal",
 }
-GENERAL = ("gen", "sym", "her")  # structures whose matrices are factored by LU
+GENERAL = ("gen", "sym", "her")  # structures of matrices that LU factors, too: to invert them, and to refine
 LOWER = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.complex128): np.dtype(np.complex64)}
 STEPS = 30  # the most steps of refinement, as in LAPACK's dsgesv
 
@@ -68,22 +69,24 @@ def solve(
     A : DistMatrix (n, n) of any layout; float32, float64, complex64 or complex128.
     B : DistMatrix (n, m) of any layout, or a 1-D array, the same on every rank; then X is such an array, too.
     assume_a : the structure of A: "gen" (or "general"): LU with partial pivoting; "pos" ("positive definite"):
-        Cholesky; "lower triangular", "upper triangular", "diagonal".  "sym" ("symmetric") and "her" ("hermitian") are
-        solved as general matrices, of which both triangles are read.
-    lower    : with "pos", the lower triangle of A is read, otherwise the upper.
+        Cholesky; "sym" ("symmetric") and "her" ("hermitian"), not necessarily definite: `ldl`; "lower triangular",
+        "upper triangular", "diagonal".
+    lower    : with "pos", "sym" and "her", the lower triangle of A is read, otherwise the upper.
     transposed : solve A^T X = B.
     overwrite_a, overwrite_b : factors may be stored in A, and X in B.
     refine   : factor A, float64 or complex128, in single precision, and refine X in double precision until in each
         column |b - A x| <= sqrt(n) eps |A| |x|, in infinity norms, with eps = 2^-52.  If 30 steps do not reach this
         bound, if a step does not halve the residual, or if A is singular in single precision up to rounding, A is
-        factored in double precision.  `X.report` says which factors and how many steps gave X.
+        factored in double precision.  `X.report` says which factors and how many steps gave X.  "sym" and "her" are
+        then solved as "gen", by LU, and both triangles are read.
 
     X has the layout of B; `X.report` is the sum of the reports of the factorisation and the solves.
-    Cost per rank on P ranks: 2n^3/(3P) flops, with "pos" half as many, and 2 n^2 m/P; with refine these flops are in
-    single precision, and each step has 4 n^2 m/P flops.
+    Cost per rank on P ranks: 2n^3/(3P) flops, with "pos", "sym" and "her" half as many, and 2 n^2 m/P; with refine
+    these flops are in single precision, and each step has 4 n^2 m/P flops.
     `X.report.rcond` is an estimate of 1 / (|A|_1 |A^-1|_1) by three solves with 4 columns, 24 n^2/P flops: see
     `inverse_norm` in `pdgemm.linalg.factors.condition`.  All ranks warn with scipy.linalg.LinAlgWarning if rcond is
-    less than eps.  `lu_factor` and `lu_solve`, or `cholesky` and `cho_solve`, solve without this estimate.
+    less than eps.  `lu_factor` and `lu_solve`, `cholesky` and `cho_solve`, or `ldl` and `ldl_solve`, solve without this
+    estimate.
     Raises LinAlgError on all ranks where A is singular, or with "pos" not positive definite; LayoutError, DTypeError,
     DeviceError, ArgumentError or GridError.
     Error: (A + E) x = b with |E| <= gamma_3n |L||U|, for each column (Higham, Accuracy and Stability of Numerical
@@ -106,7 +109,7 @@ def solve(
         arguments += ["solve", kind, how, *operand_description(A, B)]
     trans: Any = "T" if transposed else "N"
     steps = Steps(what=solution(A, B))
-    norm = one_norm(A, kind, bool(lower))  # before factors are stored in A
+    norm = one_norm(A, "gen" if refine else kind, bool(lower))  # before factors are stored in A
     if refine:
         return _refined(steps, A, B, trans, overwrite_a, overwrite_b, norm)
     if kind == "pos":
@@ -114,10 +117,18 @@ def solve(
         L = steps.did(cholesky(M, lower=lower, overwrite_a=overwrite_a))
         rcond = reciprocal_condition(steps, L, norm, lambda X, _: cho_solve(L, X, lower=lower, overwrite_b=True))
         X = cho_solve(L, B, lower=lower, overwrite_b=overwrite_b)
-    elif kind in GENERAL:
+    elif kind == "gen":
         factors = _factored(steps, A, overwrite_a)
         rcond = _rcond_by_lu(steps, factors, norm)
         X = lu_solve(factors, B, trans=trans, overwrite_b=overwrite_b)
+    elif kind in ("sym", "her"):
+        banded = ldl(A, lower=lower, hermitian=kind == "her")
+        steps.did(banded.L)
+        with together(A.grid.comm):
+            check_band(banded)
+        of_inverse: Any = partial(ldl_solve, banded, overwrite_b=True)
+        rcond = reciprocal_condition(steps, banded.L, norm, lambda X, op: of_inverse(X, trans=op))
+        X = ldl_solve(banded, B, trans=trans, overwrite_b=overwrite_b)
     else:
         diagonal = _regular_diagonal(A)
         if kind == "diagonal":
@@ -135,7 +146,7 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
     """Return A^-1 in the layout of A, as scipy.linalg.inv.  Collective over the grid of A.
 
     A : DistMatrix (n, n) of any layout; float32, float64, complex64 or complex128.
-    assume_a, lower, overwrite_a : as for `solve`.
+    assume_a, lower, overwrite_a : as for `solve`; "sym" and "her" are inverted as "gen", and both triangles are read.
 
     Cost per rank on P ranks: 2n^3/P flops, with "pos" 5n^3/(3P).
     `X.report.rcond` is 1 / (|A|_1 |X|_1), where X = A^-1; all ranks warn if rcond is less than eps, as in `solve`.
@@ -150,7 +161,8 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
         if overwrite_a:
             check_result("A", A, {})
         arguments += ["inv", kind, bool(lower), bool(overwrite_a), A.distribution, A.dtype]
-    steps, norm = Steps(what=f"Inverse of {shape_of(A)}"), one_norm(A, kind, bool(lower))
+    steps = Steps(what=f"Inverse of {shape_of(A)}")
+    norm = one_norm(A, "gen" if kind in GENERAL else kind, bool(lower))
     if kind == "pos":
         L = steps.did(cholesky(A, lower=lower, overwrite_a=overwrite_a))
         L = L if lower else L.H

@@ -41,6 +41,8 @@ def test_what_overlaps_or_differs_raises_on_all_ranks(comm: Any) -> None:
         lambda: linalg.solve_triangular(A.H if first else A.T, b),
         lambda: linalg.cholesky(A.H.T if first else A),
         lambda: linalg.lu_factor(A.H.T if first else A),
+        lambda: linalg.ldl(A.H.T if first else A),
+        lambda: linalg.solve(S, b, assume_a="sym" if first else "her"),
     ):
         with pytest.raises(ArgumentError, match="different arguments"):
             call()
@@ -125,12 +127,14 @@ def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
         *((LayoutError, "shape", lambda f=f: f(S, T, side="R")) for f in (linalg.solve_triangular, linalg.trmm)),
         *((LayoutError, "must be square", lambda f=f: f(T, S)) for f in (linalg.solve_triangular, linalg.trmm)),
         *((LayoutError, "must be square", lambda f=f: f(T)) for f in (linalg.cholesky, linalg.eigh, linalg.inv)),
+        *((LayoutError, "must be square", lambda f=f: f(T)) for f in (linalg.ldl, linalg.inertia)),
         *((DTypeError, "float16", lambda f=f: f(W)) for f in (linalg.cholesky, linalg.lu_factor, linalg.qr)),
         (DTypeError, "^L must be a DistMatrix", lambda: linalg.cho_solve((3, True), S)),  # type: ignore[arg-type]
         (DTypeError, "A must be a DistMatrix", lambda: linalg.solve(somewhere, S)),
         (DTypeError, "A must be a DistMatrix", lambda: linalg.lstsq(somewhere, S)),
         (DTypeError, "A must be a DistMatrix", lambda: linalg.solve_triangular(somewhere, S)),
         (DTypeError, "factors must be an LU", lambda: linalg.lu_solve(factors, S)),
+        (DTypeError, "factors must be an LDL", lambda: linalg.ldl_solve(factors, S)),
     ]  # fmt: skip
     for error, message, call in calls:
         with pytest.raises(error, match=message):
