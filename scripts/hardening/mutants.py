@@ -305,6 +305,21 @@ MUTANTS = [
         (f"1 {R}linalg/test_linalg_solve.py",),
     ),
     Mutant(
+        "factors: a band is not symmetric", "pdgemm/algorithms/panels/aasen_panels.py",
+        "T[:w] = top / 2 + self._transposed(top) / 2", "T[:w] = top / 2 + top.T / 2",
+        (f"1 {R}linalg/test_linalg_ldl.py",),
+    ),
+    Mutant(
+        "factors: rows of L T stay where they are when others move", "pdgemm/algorithms/panels/aasen_panels.py",
+        "for x in (self._A, self._L, self._G):", "for x in (self._A, self._L):",
+        (f"1 {R}linalg/test_linalg_ldl.py",),
+    ),
+    Mutant(
+        "factors: inertia counts what rounding leaves of zeros", "pdgemm/linalg/factors/ldl.py",
+        "least = n * dtypes.eps(A.dtype) * np.abs(values).max()", "least = 0.0",
+        (f"1 {R}linalg/test_linalg_ldl.py",),
+    ),
+    Mutant(
         "panel_algorithms: CholeskyQR tries no shift", "pdgemm/algorithms/panels/cholesky_qr.py",
         "for s in (0.0, shift)[: 1 + first]:", "for s in (0.0,):",
         (f"1 {R}linalg/test_linalg_tall_qr.py",),
