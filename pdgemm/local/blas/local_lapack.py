@@ -38,7 +38,7 @@ def trsm(
         device.solve_triangular(how, alpha, A, X)
         return
     letters = (_letter(x) for x in how)
-    _call("trsm", X.dtype, *letters, *X.shape, blas_number(X.dtype.char, alpha), A, X)
+    call_lapack("trsm", X.dtype, *letters, *X.shape, blas_number(X.dtype.char, alpha), A, X)
 
 
 def potrf(A: Array, lower: bool = True) -> int:
@@ -54,7 +54,7 @@ def potrf(A: Array, lower: bool = True) -> int:
     if device := of(A):
         info, diagonal = device.potrf(A, lower != flipped)
     else:
-        info = _call("potrf", A.dtype, _letter("L" if lower != flipped else "U"), A.shape[0], A)
+        info = call_lapack("potrf", A.dtype, _letter("L" if lower != flipped else "U"), A.shape[0], A)
         diagonal = A.diagonal()
     finite = np.isfinite(diagonal)  # not all libraries stop at NaN
     return info or (0 if finite.all() else int(finite.argmin()) + 1)
@@ -87,7 +87,7 @@ def getrf(A: Array, pivots: np.ndarray) -> int:
         return 0
     if device := of(A):
         return device.getrf(A, pivots)
-    return _call("getrf", A.dtype, A.shape[0], A.shape[1], A, pivots)
+    return call_lapack("getrf", A.dtype, A.shape[0], A.shape[1], A, pivots)
 
 
 def reflect(A: Array) -> Array:
@@ -100,7 +100,7 @@ def reflect(A: Array) -> Array:
         return device.geqrf(A)
     tau, work = empty((min(m, n),), A.dtype, device=device), np.empty(max(1, n * _BLOCK), A.dtype)
     if A.size:
-        _call("geqrf", A.dtype, m, n, A, tau, work, work.size)
+        call_lapack("geqrf", A.dtype, m, n, A, tau, work, work.size)
     return tau
 
 
@@ -115,7 +115,7 @@ def multiply_triangular(A: Array, X: Array, *, lower: bool = True, trans: str = 
         gemm_accumulate(1, A if trans == "N" else A.T, Y, 0, X, conjugate_a=trans == "C" and A.dtype.kind == "c")
     elif X.size:
         letters = (_letter(x) for x in ("L", "L" if lower else "U", trans, "N"))
-        _call("trmm", X.dtype, *letters, *X.shape, blas_number(X.dtype.char, 1), A, X)
+        call_lapack("trmm", X.dtype, *letters, *X.shape, blas_number(X.dtype.char, 1), A, X)
 
 
 def _seen(x: np.ndarray) -> tuple[np.ndarray, bool]:
@@ -127,7 +127,7 @@ def _letter(text: str) -> ctypes.c_char_p:
     return ctypes.c_char_p(text.encode())
 
 
-def _call(name: str, dtype: np.dtype, *arguments: Any) -> int:
+def call_lapack(name: str, dtype: np.dtype, *arguments: Any) -> int:
     """Call a Fortran routine, whose arguments are all pointers, and return its info."""
     pointers, info, texts = list[Any](), ctypes.c_int(0), 0
     for x in arguments:

@@ -1,0 +1,190 @@
+"""All eigenvalues and eigenvectors of a symmetric tridiagonal matrix by distributed divide and conquer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pdgemm.errors import LinAlgError
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.linalg.factors.tall_qr import rows_only
+from pdgemm.linalg.spectral.iterations import Work, empty_like, on_one_rank
+from pdgemm.local.blas import secular
+from pdgemm.local.blas.secular import Roots, Secular
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.support.agreement import together
+
+LEAF = 256  # largest order of the parts that LAPACK solves on one rank
+BLOCKS = 8  # of the rows of a leaf: the rows of each half are spread over all ranks
+
+Wanted = Callable[[np.ndarray], slice]
+
+
+class _Torn(NamedTuple):
+    """A tridiagonal matrix torn into leaves, which are solved.
+
+    like   : the matrix whose grid the caller's matrices are on.
+    empty  : a matrix (n, 0) with the rows, the grid and the type of all matrices of vectors.
+    e      : the off-diagonal elements.
+    leaf   : the order of all leaves but the last.
+    leaves : (n, leaf + 1) by rows, a leaf on one rank: each row has an eigenvalue of a leaf, and its vector.
+    w      : the eigenvalues of the leaves.
+    """
+
+    work: Work
+    like: DistMatrix
+    empty: DistMatrix
+    e: np.ndarray
+    leaf: int
+    leaves: DistMatrix
+    w: np.ndarray
+
+    def matrix(self, lo: int, hi: int, cols: int) -> DistMatrix:
+        """Return an uninitialised matrix of rows lo, ..., hi - 1, column-major.  Collective."""
+        rows = self.empty.distribution.rows.window(lo, hi)
+        return empty_like(self.empty, distribution=Distribution(rows, BlockCyclic.even(cols, 1)))
+
+
+def tridiagonal_eigh(
+    work: Work, d: np.ndarray, e: np.ndarray, like: DistMatrix, wanted: Wanted | None = None
+) -> tuple[np.ndarray, DistMatrix]:
+    """Return w and V with T V = V diag(w), for the symmetric tridiagonal T of d and e.  Collective over like.grid.
+
+    work   : counts the products, and the words of the leaves.
+    d, e   : (n,) and (n - 1,), float32 or float64, the same to the bit on every rank; |T| is about 1.
+    like   : a DistMatrix on a grid of the ranks that take part.
+    wanted : None, or a function that gets all n eigenvalues, ascending, and returns the slice of the wanted ones.
+
+    Returns the eigenvalues, all or the wanted ones, in ascending order and the same to the bit on every rank; and V,
+    with as many orthonormal columns, column-major on the host, by rows in small blocks on all ranks of the grid.
+
+    Cuppen's method: T is torn into leaves of order 256 at most, which LAPACK solves, each on one rank.  Two halves are
+    joined by the eigenproblem of D + rho z z^T: deflation on rank 0, the roots of the secular equation divided among
+    the ranks, and V := diag(V1, V2) U by two products.  Each rank computes its rows of U from the roots.
+    Cost per rank of P: at most 4 n^3 / 3P flops in products, and O(n^2 / P + n log n) for roots and deflation; 2 n^2
+    words of U, read or received in products, and about 7 n log2(n / 256) words of z and roots.  Deflated columns are
+    neither computed nor multiplied.  Where few vectors are wanted, the last join, which has three quarters of the
+    flops, computes their columns alone.  Memory: about 3 n^2 / P words, and O(n) on every rank.
+    Raises LinAlgError on all ranks where an element is NaN or infinite, or an iteration does not converge.
+    Error: |T V - V diag(w)| <= c n eps |T| and |V^T V - I| <= c n eps, c less than 1.
+    Cuppen, Numer. Math. 36, 1981; Gu & Eisenstat, SIAM J. Matrix Anal. Appl. 16(1), 1995; Tisseur & Dongarra, SIAM J.
+    Sci. Comput. 20(6), 1999.
+    """
+    n, grid, d, e = len(d), rows_only(like), d.copy(), e.copy()
+    if not (np.isfinite(d).all() and np.isfinite(e).all()):
+        raise LinAlgError(f"a tridiagonal matrix of order {n} has NaN or infinite elements")
+    leaf = max(1, -(-n // (1 << max(0, -(-n // LEAF) - 1).bit_length())))
+    empty = DistMatrix.empty((n, 0), grid=grid, block=(max(1, leaf // BLOCKS), 1), dtype=d.dtype, order="F")
+    e[np.abs(e) <= np.finfo(e.dtype).eps * np.sqrt(np.abs(d[:-1])) * np.sqrt(np.abs(d[1:]))] = 0
+    cuts = np.arange(leaf, n, leaf)
+    d[cuts - 1] -= np.abs(e[cuts - 1])
+    d[cuts] -= np.abs(e[cuts - 1])
+    leaves = _leaves(empty, d, e, leaf)
+    torn = _Torn(work, like, empty, e, leaf, leaves, leaves[:, :1].allgather()[:, 0])
+    return _solved(torn, 0, n, None, wanted)
+
+
+def _leaves(empty: DistMatrix, d: np.ndarray, e: np.ndarray, leaf: int) -> DistMatrix:
+    """Return the eigenvalues and vectors of the leaves, as `_Torn` has them.  Collective; sends nothing."""
+    block = leaf, leaf + 1
+    leaves = DistMatrix.empty((len(d), leaf + 1), grid=empty.grid, block=block, dtype=d.dtype)
+    rows, x = leaves.indices()[0], leaves.stored
+    with together(empty.grid.comm):
+        for at in range(0, len(rows), leaf):
+            mine = rows[at : at + leaf]
+            lo, n = mine[0], len(mine)
+            vectors = x[at : at + n, 1 : n + 1].T
+            x[at : at + n, 0] = secular.eigenpairs(d[lo : lo + n], e[lo : lo + n - 1], vectors)
+    return leaves
+
+
+def _solved(
+    torn: _Torn, lo: int, hi: int, V: DistMatrix | None, wanted: Wanted | None = None
+) -> tuple[np.ndarray, DistMatrix]:
+    """Return the eigenvalues of rows lo, ..., hi - 1, and their vectors, in V unless this is None.  Collective."""
+    n, leaf = hi - lo, torn.leaf
+    if n <= leaf:
+        w = torn.w[lo:hi]
+        part = wanted(w) if wanted else slice(None)
+        vectors = torn.leaves[lo:hi, 1 : n + 1].T[:, part]
+        V = torn.matrix(lo, hi, vectors.shape[1]) if V is None else V
+        torn.work.copy(vectors, V)
+        return w[part], V
+    half = leaf * ((-(-n // leaf) + 1) // 2)
+    Q, middle = torn.matrix(lo, hi, n), lo + half  # diag(V1, V2)
+    Q.stored[...] = 0
+    w1, _ = _solved(torn, lo, middle, Q[:half, :half])
+    w2, _ = _solved(torn, middle, hi, Q[half:, half:])
+    system = _system(Q, np.concatenate([w1, w2]), float(torn.e[middle - 1]), half)
+    for p, q, c, s in () if Q.grid.idle else system.rotations:
+        x, y = Q.stored[:, p], Q.stored[:, q]
+        x[...], y[...] = c * x + s * y, c * y - s * x
+    rows_only(torn.like)  # marks the grid as recently used: the communicators of the least recently used grid are freed
+    z, roots = _roots(Q, system)
+    values = np.concatenate([roots.origins + roots.offsets, system.values])
+    order = np.argsort(values, kind="stable")
+    order = order[wanted(values[order]) if wanted else slice(None)]
+    V = torn.matrix(lo, hi, len(order)) if V is None else V
+    is_root = order < len(z)
+    some = Roots(*(x[order[is_root]] for x in roots))
+    _set_columns(V, ~is_root, Q, system.deflated[order[~is_root] - len(z)])
+    if is_root.any():
+        W = Q[:, : len(some.origins)]  # each half of Q is overwritten after its columns are copied
+        for at, end, which in ((0, half, system.upper), (half, n, system.lower)):
+            X = torn.matrix(lo + at, lo + end, int(np.count_nonzero(which)))
+            _set_columns(X, slice(None), Q[at:end], system.columns[which])
+            torn.work.product(1, X, _vectors(Q, system.d[which], z[which], some), C=W[at:end])
+        _set_columns(V, is_root, W, slice(None))
+    return values[order], V
+
+
+def _set_columns(Y: DistMatrix, to: Any, X: DistMatrix, of: Any) -> None:
+    """Set columns of Y to columns of X, whose rows are distributed as those of Y.  Local."""
+    if not Y.grid.idle:
+        Y.stored[:, to] = X.stored[:, of]
+
+
+def _system(Q: DistMatrix, w: np.ndarray, e: float, half: int) -> Secular:
+    """Return the system that joins diag(V1, V2), the same to the bit on every rank.  Collective.
+
+    e : the off-diagonal element between the halves.
+    """
+    z = Q[half - 1 : half + 1].allgather().sum(axis=0)  # the last row of V1, and the first of V2
+    z[half:] *= np.sign(e)
+    n, dtype = len(z), z.dtype
+    deflated = Q.grid.expected(lambda: secular.deflate(w, z, abs(e), half), lambda: secular.unreduced(n, half, dtype))
+    return on_one_rank(Q, deflated)
+
+
+def _roots(Q: DistMatrix, system: Secular) -> tuple[np.ndarray, Roots]:
+    """Return z of the system that has the computed roots exactly, and the roots.  Collective over the grid of Q.
+
+    Each rank computes some of the roots, and all ranks receive all of them.
+    """
+    d, z, k = system.d, system.z, len(system.d)
+    if k == 0:
+        return z, Roots(z, z, z)
+    grid, parts = Q.grid, Q.grid.shape[0]
+    packed = DistMatrix.empty((k, 3), grid=grid, dtype=d.dtype)
+    factors = DistMatrix.empty((parts, k), grid=grid, block=(1, k), dtype=d.dtype)
+    with together(grid.comm):
+        origins, offsets, products = secular.secular_roots(d, z, system.rho, packed.indices()[0])
+        if not grid.idle:
+            factors.stored[...] = products
+    z = secular.loewner(factors.prod(axis=0), z)
+    with together(grid.comm):
+        lengths = secular.vector_lengths(d, z, origins, offsets)
+        if not grid.idle:
+            packed.stored[...] = np.stack([origins, offsets, lengths], axis=1)
+    return z, Roots(*packed.allgather().T)
+
+
+def _vectors(Q: DistMatrix, d: np.ndarray, z: np.ndarray, roots: Roots) -> DistMatrix:
+    """Return the rows of d and z of the eigenvectors of the roots, by rows on the grid of Q.  Collective; no words."""
+    U = DistMatrix.empty((len(d), len(roots.origins)), grid=Q.grid, dtype=Q.dtype, order="F")
+    if not Q.grid.idle:
+        mine = U.indices()[0]
+        U.stored.T[...] = secular.vector_elements(d[mine], z[mine], roots)
+    return U

@@ -1,0 +1,238 @@
+"""Symmetric tridiagonal matrices by distributed divide and conquer: residuals, orthogonality, deflation, words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from factored import EPS, relative
+from problems import grid_shapes
+from scipy.linalg import eigvalsh_tridiagonal
+from tiers import every_grid
+
+pytestmark = pytest.mark.mpi
+
+Tridiagonal = tuple[np.ndarray, np.ndarray]
+
+
+def normal(n: int) -> Tridiagonal:
+    rng = np.random.default_rng(n)
+    return rng.standard_normal(n), rng.standard_normal(max(0, n - 1))
+
+
+def gaussian(n: int) -> Tridiagonal:
+    """The tridiagonal form of a symmetric matrix of normal numbers: eigenvalues repel, and hardly any is deflated."""
+    rng = np.random.default_rng(n)
+    return rng.standard_normal(n) * np.sqrt(2), -np.sqrt(rng.chisquare(np.arange(n - 1, 0, -1)))
+
+
+def second_differences(n: int) -> Tridiagonal:
+    return np.full(n, 2.0), np.full(n - 1, -1.0)
+
+
+def wilkinson(n: int) -> Tridiagonal:
+    """W_n^+, whose large eigenvalues come in pairs that agree to almost all digits."""
+    return np.abs(np.arange(n) - (n - 1) / 2), np.ones(n - 1)
+
+
+def glued(n: int) -> Tridiagonal:
+    """Copies of W_21^+ with small elements between them: clusters of eigenvalues."""
+    d, e = np.tile(wilkinson(21)[0], -(-n // 21))[:n], np.ones(n - 1)
+    e[20::21] = 1e-8
+    return d, e
+
+
+def clustered(n: int) -> Tridiagonal:
+    d, e = normal(n)
+    return np.where(np.arange(n) % 3 == 0, 1.0, -0.5) + 1e-12 * d, 1e-11 * e
+
+
+def graded(n: int) -> Tridiagonal:
+    d = np.logspace(0, -16, n)
+    return d, np.sqrt(d[:-1] * d[1:]) / 2
+
+
+def reversed_graded(n: int) -> Tridiagonal:
+    d, e = graded(n)
+    return d[::-1].copy(), e[::-1].copy()
+
+
+def diagonal(n: int) -> Tridiagonal:
+    return normal(n)[0], np.zeros(n - 1)
+
+
+def equal(n: int) -> Tridiagonal:
+    return np.full(n, 0.3), np.full(n - 1, 1e-3) * (-1) ** np.arange(n - 1)
+
+
+def zero(n: int) -> Tridiagonal:
+    return np.zeros(n), np.zeros(n - 1)
+
+
+def split(n: int) -> Tridiagonal:
+    """Elements that are 0 or negligible where halves are joined, and elsewhere."""
+    d, e = gaussian(n)
+    e[n // 2 - 1], e[n // 4 - 1], e[n // 3] = 0, 1e-17, 0
+    return d, e
+
+
+KINDS = (
+    normal, gaussian, second_differences, wilkinson, glued, clustered, graded, reversed_graded, diagonal, equal, zero,
+    split,
+)  # fmt: skip
+
+
+def check(pair: Tridiagonal, w: np.ndarray, V: Any, part: slice = slice(None)) -> None:
+    """Residuals, orthogonality and eigenvalues within c n eps |T|, as LAPACK's dstt21 and dsterf's tests measure."""
+    d, e = (x.astype(float) for x in pair)
+    n, X, dtype = len(d), V.allgather(), V.dtype
+    assert X.shape == (n, len(w)) and w.dtype == dtype == pair[0].dtype
+    assert len({x.tobytes() for x in V.grid.comm.allgather(w)}) == 1
+    T = np.diag(d) + np.diag(e, 1) + np.diag(e, -1) if n else np.zeros((0, 0))
+    size = float(np.abs(T).sum(axis=0).max(initial=0))
+    X = X.astype(float)
+    assert relative(T @ X - X * w, size, dtype, n) <= EPS
+    assert relative(X.T @ X - np.eye(len(w)), 1, dtype, n) <= EPS
+    assert (np.diff(w) >= 0).all()
+    if n:
+        exact = eigvalsh_tridiagonal(d, e)[part] if n > 1 else d[part]
+        assert np.abs(w - exact).max(initial=0) <= EPS * n * np.finfo(dtype).eps * size
+
+
+def solve(pair: Tridiagonal, grid: Any, dtype: Any = "d", wanted: Any = None) -> tuple[np.ndarray, Any, Any]:
+    """Eigenvalues, vectors, and the report of the work."""
+    from pdgemm import DistMatrix
+    from pdgemm.linalg.spectral.iterations import Work
+    from pdgemm.linalg.spectral.tridiagonal import tridiagonal_eigh
+
+    work, like = Work("tridiagonal"), DistMatrix.zeros((3, 5), grid=grid, dtype=dtype)
+    before = [x.copy() for x in pair]
+    w, V = tridiagonal_eigh(work, *pair, like, wanted)
+    assert all(map(np.array_equal, pair, before))
+    report: Any = work.reported(V, 1).report
+    assert report.counted == report.predicted
+    return w, V, report
+
+
+@pytest.fixture(autouse=True)
+def small_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three levels of joins at order 50."""
+    monkeypatch.setattr("pdgemm.linalg.spectral.tridiagonal.LEAF", 8)
+
+
+@every_grid
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_matrices(comm: Any, kind: Any) -> None:
+    from pdgemm import ProcessGrid
+
+    shapes = grid_shapes(comm.size)
+    with ProcessGrid(comm, shapes[KINDS.index(kind) % len(shapes)]) as grid:
+        for n, dtype in ((50, "float64"), (33, "float32")):
+            pair = tuple(x.astype(dtype) for x in kind(n))
+            check(pair, *solve(pair, grid, dtype)[:2])
+
+
+@every_grid
+def test_orders(comm: Any) -> None:
+    """Orders about those of leaves, and those of which rank or leaf has nothing."""
+    from pdgemm import ProcessGrid
+
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            for n in (0, 1, 2, 3, 7, 8, 9, 16, 17, 18, 25):
+                w, V, _ = solve(normal(n), grid, "D")
+                check(normal(n), w, V)
+                assert V.order == "F" and V.distribution.rows.parts == comm.size
+
+
+@pytest.mark.parametrize("leaf", [1, 2, 3])
+def test_tiny_leaves(comm: Any, monkeypatch: pytest.MonkeyPatch, leaf: int) -> None:
+    """Systems of one and of two eigenvalues, which LAPACK's laed4 treats otherwise."""
+    from pdgemm import ProcessGrid
+
+    monkeypatch.setattr("pdgemm.linalg.spectral.tridiagonal.LEAF", leaf)
+    with ProcessGrid(comm) as grid:
+        for kind in (gaussian, wilkinson, graded):
+            check(kind(11), *solve(kind(11), grid)[:2])
+
+
+def test_larger_orders(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm import ProcessGrid
+
+    monkeypatch.setattr("pdgemm.linalg.spectral.tridiagonal.LEAF", 256)
+    with ProcessGrid(comm) as grid:
+        for kind, n in ((gaussian, 1000), (glued, 525), (wilkinson, 513)):
+            check(kind(n), *solve(kind(n), grid)[:2])
+
+
+@every_grid
+def test_parts_of_the_vectors(comm: Any) -> None:
+    from pdgemm import ProcessGrid
+
+    with ProcessGrid(comm) as grid:
+        for kind, n in ((gaussian, 50), (glued, 50), (normal, 5), (diagonal, 20)):
+            pair, (_, _, whole) = kind(n), solve(kind(n), grid)
+            for part in (slice(3, n // 2), slice(n - 2, n), slice(4, 4)):
+                seen: list[np.ndarray] = []
+
+                def wanted(w: np.ndarray, part: slice = part, seen: list[np.ndarray] = seen) -> slice:
+                    seen.append(w)
+                    return part
+
+                w, V, report = solve(pair, grid, wanted=wanted)
+                check(pair, w, V, part)
+                assert len(seen) == 1 and np.array_equal(w, seen[0][part])
+                assert report.flops < whole.flops or kind is not gaussian
+
+
+def test_deflated_columns_are_not_multiplied(comm: Any) -> None:
+    """Nothing is multiplied where the halves are apart, and less where eigenvalues are close to each other."""
+    from pdgemm import ProcessGrid
+
+    def products(kind: Any, n: int = 64) -> Any:
+        return solve(kind(n), grid)[2]
+
+    with ProcessGrid(comm) as grid:
+        full = 2 * (32 * 32 * 64 * 2 + 16 * 16 * 32 * 4 + 8 * 8 * 16 * 8)
+        assert products(gaussian).flops == full
+        assert products(diagonal).flops == products(zero).products == 0
+        assert products(second_differences).flops < 0.7 * full
+        assert products(clustered).flops < 0.7 * full
+
+
+@every_grid
+def test_plans(comm: Any) -> None:
+    """Words, messages and flops are as planned where no eigenvalue is deflated."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.linalg.spectral.iterations import Work
+    from pdgemm.linalg.spectral.tridiagonal import tridiagonal_eigh
+
+    pair = gaussian(50)
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            like = DistMatrix.zeros((50, 50), grid=grid)
+            for wanted in (None, lambda w: slice(0, 20)):
+                plan = linalg.plan(lambda A, wanted=wanted: tridiagonal_eigh(Work(""), *pair, A, wanted)[1], like)
+                report = solve(pair, grid, wanted=wanted)[2]
+                assert plan.traffic(comm.rank) == report.counted
+                assert plan.flops == report.flops > 0
+
+
+def test_idle_ranks(comm: Any) -> None:
+    from pdgemm import ProcessGrid
+
+    with ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as grid:
+        check(normal(30), *solve(normal(30), grid)[:2])
+
+
+def test_what_is_not_finite(comm: Any) -> None:
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import LinAlgError
+
+    with ProcessGrid(comm) as grid:
+        for bad, which in ((np.nan, 0), (np.inf, 1)):
+            pair = normal(20)
+            pair[which][7] = bad
+            with pytest.raises(LinAlgError, match="of order 20 has NaN or infinite elements"):
+                solve(pair, grid)
