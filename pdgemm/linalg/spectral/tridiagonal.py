@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from pdgemm.errors import LinAlgError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.linalg.factors.tall_qr import rows_only
 from pdgemm.linalg.spectral.iterations import Work, empty_like, on_one_rank
+from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.local.blas import secular
 from pdgemm.local.blas.secular import Roots, Secular
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -72,12 +73,11 @@ def tridiagonal_eigh(
     Cuppen, Numer. Math. 36, 1981; Gu & Eisenstat, SIAM J. Matrix Anal. Appl. 16(1), 1995; Tisseur & Dongarra, SIAM J.
     Sci. Comput. 20(6), 1999.
     """
-    n, grid, d, e = len(d), rows_only(like), d.copy(), e.copy()
+    n, grid, d = len(d), rows_only(like), d.copy()
     if not (np.isfinite(d).all() and np.isfinite(e).all()):
         raise LinAlgError(f"a tridiagonal matrix of order {n} has NaN or infinite elements")
     leaf = max(1, -(-n // (1 << max(0, -(-n // LEAF) - 1).bit_length())))
     empty = DistMatrix.empty((n, 0), grid=grid, block=(max(1, leaf // BLOCKS), 1), dtype=d.dtype, order="F")
-    e[np.abs(e) <= np.finfo(e.dtype).eps * np.sqrt(np.abs(d[:-1])) * np.sqrt(np.abs(d[1:]))] = 0
     cuts = np.arange(leaf, n, leaf)
     d[cuts - 1] -= np.abs(e[cuts - 1])
     d[cuts] -= np.abs(e[cuts - 1])
@@ -113,37 +113,49 @@ def _solved(
         torn.work.copy(vectors, V)
         return w[part], V
     half = leaf * ((-(-n // leaf) + 1) // 2)
-    Q, middle = torn.matrix(lo, hi, n), lo + half  # diag(V1, V2)
-    Q.stored[...] = 0
-    w1, _ = _solved(torn, lo, middle, Q[:half, :half])
-    w2, _ = _solved(torn, middle, hi, Q[half:, half:])
-    system = _system(Q, np.concatenate([w1, w2]), float(torn.e[middle - 1]), half)
+    Q = torn.matrix(lo, hi, n)
+    Q[:half, half:].stored[...] = Q[half:, :half].stored[...] = 0
+    w1, _ = _solved(torn, lo, lo + half, Q[:half, :half])
+    w2, _ = _solved(torn, lo + half, hi, Q[half:, half:])
+    return _joined(torn, lo, half, Q, np.concatenate([w1, w2]), V, wanted)
+
+
+def _joined(
+    torn: _Torn, lo: int, half: int, Q: DistMatrix, w: np.ndarray, V: DistMatrix | None, wanted: Wanted | None
+) -> tuple[np.ndarray, DistMatrix]:
+    """Return what `_solved` does from the solved halves.  Collective.
+
+    lo, half : the first row, and the number of rows of the first half.
+    Q, w     : diag(V1, V2), overwritten, and the eigenvalues of the halves.
+    """
+    rows_only(torn.like)  # marks the grid as recently used: the communicators of the least recently used grid are freed
+    system = _system(Q, w, float(torn.e[lo + half - 1]), half)
     for p, q, c, s in () if Q.grid.idle else system.rotations:
         x, y = Q.stored[:, p], Q.stored[:, q]
         x[...], y[...] = c * x + s * y, c * y - s * x
-    rows_only(torn.like)  # marks the grid as recently used: the communicators of the least recently used grid are freed
     z, roots = _roots(Q, system)
     values = np.concatenate([roots.origins + roots.offsets, system.values])
     order = np.argsort(values, kind="stable")
     order = order[wanted(values[order]) if wanted else slice(None)]
-    V = torn.matrix(lo, hi, len(order)) if V is None else V
-    is_root = order < len(z)
-    some = Roots(*(x[order[is_root]] for x in roots))
-    _set_columns(V, ~is_root, Q, system.deflated[order[~is_root] - len(z)])
-    if is_root.any():
-        W = Q[:, : len(some.origins)]  # each half of Q is overwritten after its columns are copied
-        for at, end, which in ((0, half, system.upper), (half, n, system.lower)):
-            X = torn.matrix(lo + at, lo + end, int(np.count_nonzero(which)))
-            _set_columns(X, slice(None), Q[at:end], system.columns[which])
+    V = torn.matrix(lo, lo + len(Q), len(order)) if V is None else V
+    at_root, elsewhere = np.flatnonzero(order < len(z)), np.flatnonzero(order >= len(z))
+    _set_columns(V, elsewhere, Q, system.deflated[order[elsewhere] - len(z)])
+    if len(at_root):
+        some, W = roots.part(order[at_root]), Q[:, : len(at_root)]
+        for at, end, which in ((0, half, system.upper), (half, len(Q), system.lower)):
+            columns = system.columns[which]
+            X = torn.matrix(lo + at, lo + end, len(columns))
+            _set_columns(X, np.arange(len(columns)), Q[at:end], columns)
             torn.work.product(1, X, _vectors(Q, system.d[which], z[which], some), C=W[at:end])
-        _set_columns(V, is_root, W, slice(None))
+            del X  # its memory is that of the next X
+        _set_columns(V, at_root, W, np.arange(len(at_root)))
     return values[order], V
 
 
-def _set_columns(Y: DistMatrix, to: Any, X: DistMatrix, of: Any) -> None:
-    """Set columns of Y to columns of X, whose rows are distributed as those of Y.  Local."""
-    if not Y.grid.idle:
-        Y.stored[:, to] = X.stored[:, of]
+def _set_columns(Y: DistMatrix, to: np.ndarray, X: DistMatrix, of: np.ndarray) -> None:
+    """Set columns `to` of Y to columns `of` of X, whose rows are distributed as those of Y.  Local."""
+    for some in () if Y.grid.idle else slabs(len(of), len(Y.stored)):  # slabs that fit in cache
+        Y.stored[:, to[some]] = X.stored[:, of[some]]
 
 
 def _system(Q: DistMatrix, w: np.ndarray, e: float, half: int) -> Secular:
@@ -184,7 +196,7 @@ def _roots(Q: DistMatrix, system: Secular) -> tuple[np.ndarray, Roots]:
 def _vectors(Q: DistMatrix, d: np.ndarray, z: np.ndarray, roots: Roots) -> DistMatrix:
     """Return the rows of d and z of the eigenvectors of the roots, by rows on the grid of Q.  Collective; no words."""
     U = DistMatrix.empty((len(d), len(roots.origins)), grid=Q.grid, dtype=Q.dtype, order="F")
-    if not Q.grid.idle:
-        mine = U.indices()[0]
-        U.stored.T[...] = secular.vector_elements(d[mine], z[mine], roots)
+    mine = U.indices()[0]
+    for some in () if Q.grid.idle else slabs(U.shape[1], len(mine)):
+        U.stored.T[some] = secular.vector_elements(d[mine], z[mine], roots.part(some))
     return U

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from itertools import pairwise
 from math import hypot, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,6 +52,10 @@ class Roots(NamedTuple):
     origins: np.ndarray
     offsets: np.ndarray
     lengths: np.ndarray
+
+    def part(self, some: Any) -> Roots:
+        """Return some of the roots, by a slice or their numbers."""
+        return Roots(*(x[some] for x in self))
 
 
 def eigenpairs(d: np.ndarray, e: np.ndarray, V: np.ndarray) -> np.ndarray:
@@ -169,7 +173,7 @@ def vector_lengths(d: np.ndarray, z: np.ndarray, origins: np.ndarray, offsets: n
     """Return the 2-norms of the vectors z / (d - root), for each of the roots.  Local."""
     lengths = np.ones(len(origins), d.dtype)
     for some in slabs(len(origins), len(d)):
-        x = vector_elements(d, z, Roots(origins[some], offsets[some], lengths[some]))
+        x = vector_elements(d, z, Roots(origins, offsets, lengths).part(some))
         lengths[some] = np.sqrt(np.einsum("ij,ij->i", x, x))
     return lengths
 

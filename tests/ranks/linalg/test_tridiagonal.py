@@ -71,9 +71,9 @@ def zero(n: int) -> Tridiagonal:
 
 
 def split(n: int) -> Tridiagonal:
-    """Elements that are 0 or negligible where halves are joined, and elsewhere."""
+    """Elements that are 0 or negligible where halves are joined, if n is a multiple of 4, and elsewhere."""
     d, e = gaussian(n)
-    e[n // 2 - 1], e[n // 4 - 1], e[n // 3] = 0, 1e-17, 0
+    e[n // 2 - 1], e[n // 4 - 1], e[n // 3] = 1e-17, 0, 0
     return d, e
 
 
@@ -197,6 +197,7 @@ def test_deflated_columns_are_not_multiplied(comm: Any) -> None:
         full = 2 * (32 * 32 * 64 * 2 + 16 * 16 * 32 * 4 + 8 * 8 * 16 * 8)
         assert products(gaussian).flops == full
         assert products(diagonal).flops == products(zero).products == 0
+        assert products(gaussian).products == 14 and products(split).products == 10
         assert products(second_differences).flops < 0.7 * full
         assert products(clustered).flops < 0.7 * full
 
@@ -236,3 +237,21 @@ def test_what_is_not_finite(comm: Any) -> None:
             pair[which][7] = bad
             with pytest.raises(LinAlgError, match="of order 20 has NaN or infinite elements"):
                 solve(pair, grid)
+
+
+@pytest.mark.parametrize("step", ["eigenpairs", "deflate", "secular_roots", "vector_lengths"])
+def test_an_error_of_one_rank_is_raised_on_all(comm: Any, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import LinAlgError
+    from pdgemm.local.blas import secular
+
+    inner = getattr(secular, step)
+
+    def fails(*arguments: Any) -> Any:
+        if comm.rank == 0:
+            raise LinAlgError(f"{step} does not converge")
+        return inner(*arguments)
+
+    monkeypatch.setattr(secular, step, fails)
+    with ProcessGrid(comm) as grid, pytest.raises(LinAlgError, match=f"{step} does not converge"):
+        solve(normal(20), grid)
