@@ -25,7 +25,7 @@ Rotation = tuple[int, int, float, float]
 class Secular(NamedTuple):
     """The matrix D + rho z z^T that joins two halves, after deflation.
 
-    d, z, rho : of the part that is left, with d ascending, rho > 0 and |z| = 1.
+    d, z, rho : of the part that is left, with d ascending, rho > 0 and |z| = 1 up to rounding.
     columns   : the columns of diag(V1, V2) that belong to d.
     upper, lower : for each of these columns, whether it has elements in the rows of V1, and in those of V2.
     rotations : (p, q, c, s) in order: columns p and q become c p + s q and c q - s p before anything else.
@@ -106,11 +106,9 @@ def deflate(d: np.ndarray, z: np.ndarray, rho: float, half: int) -> Secular:
         for part in (upper, lower):
             part[[p, q]] = part[p] | part[q]
     kept = np.array(columns + active[-1:], int)
-    d, z = np.array(d_, dtype), np.array(z_, dtype)[kept]
-    deflated, length = np.setdiff1d(order, kept), sqrt(float(z.astype(float) @ z))
-    z /= dtype.type(length or 1)
-    sides = upper[kept], lower[kept]
-    return Secular(d[kept], z, rho * length**2, kept, *sides, rotations, d[deflated], deflated)
+    d, z = np.array(d_, dtype), np.array(z_, dtype)
+    deflated = np.setdiff1d(order, kept)
+    return Secular(d[kept], z[kept], rho, kept, upper[kept], lower[kept], rotations, d[deflated], deflated)
 
 
 def secular_roots(
@@ -151,13 +149,11 @@ def _few_differences(d: np.ndarray, s: np.ndarray, j: int) -> np.ndarray:
     if len(d) == 1:
         return -s
     gap = d[1] - d[0]
-    root = hypot(gap + s[1] - s[0], 2 * sqrt(s[0] * s[1]))
-    if j == 0:
-        offset = 2 * s[0] * gap / (gap + s[0] + s[1] + root)
-        return np.array([-offset, gap - offset])
-    rest = s[0] + s[1] - gap
-    offset = (rest + root) / 2 if rest > 0 else 2 * s[1] * gap / (root - rest)
-    return np.array([-gap - offset, -offset])
+    root, rest = hypot(gap + s[1] - s[0], 2 * sqrt(s[0] * s[1])), s[0] + s[1] - gap
+    long, most = (abs(rest) + root) / 2, (gap + s[0] + s[1] + root) / 2
+    short = s[1] * gap / long
+    below, above = (short, long) if rest > 0 else (long, short)  # d_1 - lambda_0 and lambda_1 - d_1
+    return np.array([-s[0] * gap / most, below] if j == 0 else [-most, -above])
 
 
 def loewner(factors: np.ndarray, z: np.ndarray) -> np.ndarray:

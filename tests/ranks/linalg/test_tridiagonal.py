@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,26 @@ def test_orders(comm: Any) -> None:
                 assert V.order == "F" and V.distribution.rows.parts == comm.size
 
 
+@pytest.mark.on_ranks(1)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_secular_equations(dtype: str) -> None:
+    """Eigenvectors of D + rho z z^T for gaps and z of all sizes, orthogonal to working precision."""
+    from pdgemm.local.blas import secular
+
+    rng, tiny = np.random.default_rng(1), 1e-2 if dtype == "float32" else 1e-5
+    for n, rho, gap, least in itertools.product((1, 2, 2, 3, 9), (2.0, 1e-2), (1.0, tiny), (1.0, tiny)):
+        d = np.cumsum(rng.uniform(1, 2, n) * np.where(np.arange(n) % 2, gap, 1)).astype(dtype)
+        z = rng.uniform(1, 2, n) * rng.choice([-1, 1], n) * np.where(rng.uniform(size=n) < 0.5, least, 1)
+        z = (z / np.linalg.norm(z)).astype(dtype)
+        origins, offsets, factors = secular.secular_roots(d, z, rho, np.arange(n))
+        exact = secular.loewner(factors, z)
+        roots = secular.Roots(origins, offsets, secular.vector_lengths(d, exact, origins, offsets))
+        U = secular.vector_elements(d, exact, roots).T.astype(float)
+        A, w = np.diag(d.astype(float)) + rho * np.outer(z, z.astype(float)), (origins + offsets).astype(float)
+        assert relative(U.T @ U - np.eye(n), 1, dtype, n) <= EPS
+        assert relative(A @ U - U * w, np.abs(A).sum(axis=0).max(), dtype, n) <= EPS
+
+
 @pytest.mark.parametrize("leaf", [1, 2, 3])
 def test_tiny_leaves(comm: Any, monkeypatch: pytest.MonkeyPatch, leaf: int) -> None:
     """Systems of one and of two eigenvalues, which LAPACK's laed4 treats otherwise."""
@@ -224,7 +245,8 @@ def test_idle_ranks(comm: Any) -> None:
     from pdgemm import ProcessGrid
 
     with ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as grid:
-        check(normal(30), *solve(normal(30), grid)[:2])
+        for kind in (normal, wilkinson):
+            check(kind(30), *solve(kind(30), grid)[:2])
 
 
 def test_what_is_not_finite(comm: Any) -> None:
