@@ -76,7 +76,8 @@ def tridiagonal_eigh(
     n, grid, d = len(d), rows_only(like), d.copy()
     if not (np.isfinite(d).all() and np.isfinite(e).all()):
         raise LinAlgError(f"a tridiagonal matrix of order {n} has NaN or infinite elements")
-    leaf = max(1, -(-n // (1 << max(0, -(-n // LEAF) - 1).bit_length())))
+    number = 1 << (max(1, -(-n // LEAF)) - 1).bit_length()  # of leaves: a power of two, so that halves are equal
+    leaf = max(1, -(-n // number))
     empty = DistMatrix.empty((n, 0), grid=grid, block=(max(1, leaf // BLOCKS), 1), dtype=d.dtype, order="F")
     cuts = np.arange(leaf, n, leaf)
     d[cuts - 1] -= np.abs(e[cuts - 1])
