@@ -94,6 +94,20 @@ class _Prepared:
         self.gemm(*self.head, self.scalar(beta), *self.tail)
 
 
+def prepare_gemv(alpha: Any, A: np.ndarray, x: np.ndarray, y: np.ndarray, adjoint: bool = False) -> Callable[[], None]:
+    """Return the product y := alpha A x + y, or alpha A^H x + y with `adjoint`, of these arrays as a function.  Local.
+
+    A : (m, n), column-major;  x, y : contiguous vectors, of the type of A, on the host.
+    The function may be called repeatedly, as those of `prepare`; it keeps no reference to the arrays.
+    """
+    char, one = A.dtype.char, _int(1)
+    arguments = (
+        _LETTERS[b"C" if adjoint else b"N"], *map(_int, A.shape), _scalar(char, alpha), _address(A),
+        _int(leading(A)[1]), _address(x), one, _scalar(char, 1), _address(y), one,
+    )  # fmt: skip
+    return partial(blas.routine("gemv", char), *arguments)
+
+
 def seen_by_fortran(
     A: np.ndarray, B: np.ndarray, C: np.ndarray, conjugate_a: bool, conjugate_b: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[bytes, int], tuple[bytes, int], int]:

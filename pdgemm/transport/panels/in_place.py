@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 from mpi4py import MPI
 
 from pdgemm.grids.index_map import identity
+from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.schedules.panels.panel_schedule import Panel
@@ -16,6 +18,7 @@ from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.movers.node_signals import signal, signal_from
 from pdgemm.transport.movers.pipeline import Slot
+from pdgemm.transport.panels.swap import Swap
 from pdgemm.transport.panels.task import Copies, Line, Part, Parts, Planned, Read, Store, Task
 
 _READY = 1 << 14  # tag of the signals that a panel may be read; all other tags are smaller
@@ -72,6 +75,15 @@ class InPlace(Task[Planned]):
     def _read(self, name: str, owner: int, read: Read, target: Array) -> None:
         self.peers.memory.fence()
         read(owner, self._array("col", owner, name), target)
+
+    def swap(self, name: str, out: Mapping[int, slice], into: Mapping[int, slice], tag: int) -> Swap:
+        arrays = {rank: self.peers(name, rank)[part] for rank, part in into.items()}
+        words = Traffic(
+            words_received=(read := sum(x.size for x in arrays.values())), words_read=read,
+            messages_sent=len(out), messages_received=len(into),
+        )  # fmt: skip
+        signals = {rank: np.empty(0, np.uint8) for rank in {*out, *into}}
+        return Swap(self.grid.comm, signals, signals, tag, arrays, words, self.recorder, self.peers.memory.fence)
 
     def release(self, owners: Sequence[int], slot: Slot) -> None:
         self.announce(self.grid.col, owners, slot)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+import numpy as np
 from mpi4py import MPI
 
 from pdgemm.grids.index_map import IndexMap, identity
-from pdgemm.instrument.recorder import Then
+from pdgemm.instrument.recorder import Then, Traffic
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.elementwise import CONVERT
@@ -18,6 +19,7 @@ from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
+from pdgemm.transport.panels.swap import Swap
 from pdgemm.transport.panels.task import TRANSPOSED, Copies, Line, Part, Parts, Planned, Read, Store, Task
 
 
@@ -87,6 +89,17 @@ class Sent(Task[Planned]):
             request = self.grid.col.Irecv(wire(x), source=owner, tag=tag + slot.number)
             slot.arrivals.append(self.recorder.coming(RING.name, x, request))
         return copies
+
+    def swap(self, name: str, out: Mapping[int, slice], into: Mapping[int, slice], tag: int) -> Swap:
+        own, buffer, arrays = self.workspace[name], self.workspace[f"{name} of others"], dict[int, Array]()
+        for rank, part in into.items():
+            arrays[rank], buffer = np.split(buffer, [part.stop - part.start])
+        leaving = {rank: own[part] for rank, part in out.items() if part.stop > part.start}
+        coming = {rank: x for rank, x in arrays.items() if x.size}
+        words = Traffic(
+            sum(x.size for x in leaving.values()), sum(x.size for x in coming.values()), len(leaving), len(coming)
+        )
+        return Swap(self.grid.comm, leaving, coming, tag, arrays, words, self.recorder)
 
     def slabs(self, length: int, flops: float) -> Iterator[slice]:
         parts = 1 if self.schedule.device else max(1, round(flops / SLAB_FLOPS))  # the host does not wait for a device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,6 +23,7 @@ from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, Window
 from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.movers.ring import ring
+from pdgemm.transport.panels.swap import Swap
 
 Planned = TypeVar("Planned", bound=PanelSchedule, covariant=True)
 Line = Literal["row", "col"]
@@ -98,6 +99,14 @@ class Task(ABC, Generic[Planned]):
     @abstractmethod
     def slabs(self, length: int, flops: float) -> Iterator[slice]:
         """Yield slabs of the longer side of a product, to be computed one by one; after each, messages may progress."""
+
+    @abstractmethod
+    def swap(self, name: str, out: Mapping[int, slice], into: Mapping[int, slice], tag: int) -> Swap:
+        """Prepare an exchange among all ranks of the grid, each of which has a buffer of this name, a vector.
+
+        out  : by rank, the part of this rank's buffer that the rank gets.   into : the part of its buffer that it gives.
+        The buffers of a schedule that sends have space for these parts under the name + " of others".
+        """
 
     def release(self, owners: Sequence[int], slot: Slot) -> None:
         """Signal owners in the grid column that their arrays were read; the slot waits for the owners' same signals."""

@@ -1,0 +1,127 @@
+"""The schedule of the direct reduction of a Hermitian matrix to tridiagonal form, A = Q T Q^H."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from pdgemm.schedules.mover_registry import RING
+from pdgemm.schedules.panels.householder_schedule import cuts
+from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule
+from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece, counts_of, grid_of, messages, products
+from pdgemm.schedules.schedule import Buffers
+
+NOTES = 2  # numbers that follow a partial sum: its product with v, and its element in the next column's row
+
+
+@dataclass(frozen=True)
+class TridiagonalSchedule(PanelSchedule):
+    """Column by column a reflector v is formed, A v is summed up, and w; a whole panel then updates A -= V W^H + W V^H.
+
+    All ranks have v, V and W.  The rows from a panel's start on are cut into one slice for each rank, which gets its
+    rows of the panel, sums its rows of A v, and forms its rows of w and of the next column: each number is computed by
+    one rank, so that all ranks have the same v.  For each column there are two exchanges among all ranks: partial sums
+    A v are scattered, and slices of w and of the next column are gathered.
+
+    A is in square blocks, and column-major.  n = 1: no message.
+    """
+
+    algorithm = "tridiagonal"
+    lookahead = 0
+    exposed_buffers = ("columns", "sums", "slices")
+
+    @property
+    def flops(self) -> int:
+        return (4 if self.A.dtype.kind == "c" else 1) * 4 * self.n**3 // 3
+
+    @property
+    def events(self) -> int:
+        return 4 * self.n * len(self.ranks)
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """The ranks in the order of their slices."""
+        return grid_of(self.A).ravel().tolist()
+
+    def slices(self, panel: Panel) -> list[slice]:
+        """Return the slices of the rows from the panel's start on, counted from there."""
+        return [slice(*both) for both in pairwise(cuts(self.n - panel.start, len(self.ranks)))]
+
+    def rows(self, panel: Panel, i: int) -> np.ndarray:
+        """Return the rows of grid row i from the panel's start on, counted from there."""
+        return self.A.distribution.rows.window(panel.start, self.n).indices(i)
+
+    def chunks(self, panel: Panel, i: int) -> list[slice]:
+        """Return the parts of the rows of grid row i that lie in each slice: they are ascending."""
+        bounds = np.searchsorted(self.rows(panel, i), cuts(self.n - panel.start, len(self.ranks)))
+        return [slice(*both) for both in pairwise(bounds.tolist())]
+
+    def products(self, panel: Panel) -> int:
+        """Return the number of products A v in a panel: the last column has no reflector."""
+        return panel.width - (panel.stop == self.n)
+
+    def notes(self, panel: Panel) -> list[slice]:
+        """Return the parts of the buffer "sums" that each rank gets: its slice, and the notes on the whole sum."""
+        sizes = [x.stop - x.start + NOTES for x in self.slices(panel)]
+        return [slice(*both) for both in pairwise(accumulate(sizes, initial=0))]
+
+    def rounds(self) -> Iterator[Round]:
+        grid, size = grid_of(self.A), len(self.ranks)
+        every, where = np.ones((size, size), np.int64), grid.ravel()
+        rows, cols = self.A.distribution.rows, self.A.distribution.cols
+        for panel in self.steps:
+            m, w, times = self.n - panel.start, panel.width, self.products(panel)
+            lengths = np.diff(cuts(m, size))
+            from_owners = np.zeros((size, size), np.int64)
+            for i, owner in enumerate(grid[:, panel.col]):
+                part = [x.stop - x.start for x in self.chunks(panel, i)]
+                from_owners[np.flatnonzero(where == owner)[0]] = w * np.array(part)
+            yield Round(self._swapped(from_owners, 1), hidden=False)
+            m_loc, n_loc = (counts_of(x.window(panel.start, self.n)) for x in (rows, cols))
+            by_rank = (self._by_rank(x) for x in (m_loc[:, None], (n_loc[None, :] + 1) // 2))
+            passes = [WorkPiece((*by_rank, times), MEMORY)]
+            yield Round(self._swapped(every * (lengths + NOTES), times), passes, hidden=False)
+            yield Round(self._swapped(every * (2 * lengths + 1)[:, None], w + (panel.stop < self.n)), hidden=False)
+            m_loc, n_loc = (counts_of(x.window(panel.stop, self.n)) for x in (rows, cols))
+            yield Round([], products(grid, m_loc[:, None], (n_loc[None, :] + 1) // 2, 2 * w))
+
+    def _by_rank(self, x: np.ndarray) -> np.ndarray:
+        sizes = np.zeros(1 + max(self.ranks), np.int64)
+        sizes[grid_of(self.A)] = x
+        return sizes
+
+    def _swapped(self, words: np.ndarray, times: int) -> list[Messages]:
+        """Return the messages, or signals and reads, of exchanges: words[a, b] from the a-th rank to the b-th."""
+        if len(self.ranks) == 1:
+            return []
+        from_, to = np.nonzero(~np.eye(len(self.ranks), dtype=bool))
+        where = np.array(self.ranks)
+        source, target, words = (np.tile(x, times) for x in (where[from_], where[to], words[from_, to]))
+        itemsize = self.A.dtype.itemsize
+        moves = messages(self.mover, source, target, words, itemsize, LINE)
+        if self.shared:
+            moves.append(Messages(RING.name, source, target, np.zeros(source.size, np.int64), itemsize, LINE))
+        return moves
+
+    def buffers(self, rank: int | None) -> Buffers:
+        (m_loc, n_loc), n, w, size = self.A.local_shape(rank), self.n, self.widest, len(self.ranks)
+        part, others = -(-n // size), (size - 1) * (not self.shared)
+        words = {
+            "panel": 2 * w * n,  # V and W
+            "panel by rows": 2 * w * m_loc,
+            "panel by columns": 2 * w * n_loc,
+            "own columns": w * part,
+            "vectors": 2 * (m_loc + n_loc) + 2 * n,
+            "columns": w * self.A.distribution.rows.largest * (size > 1),
+            "sums": n + NOTES * size,
+            "slices": 2 * part + 1,
+            "columns of others": w * part * (others > 0),
+            "sums of others": others * (part + NOTES),
+            "slices of others": others * (2 * part + 1),
+        }
+        idle = rank is not None and rank not in self.ranks
+        return {name: (0 if idle else size, self.A.dtype) for name, size in words.items()}
