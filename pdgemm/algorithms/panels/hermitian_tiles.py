@@ -1,78 +1,110 @@
-"""The tiles of a Hermitian matrix on and below its diagonal, on one rank: their product with a vector, their update."""
+"""The elements of a Hermitian matrix on and below its diagonal on one rank: their product with a vector, their update."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
-from pdgemm.local.blas.local_gemm import gemm_accumulate, prepare_gemv
+from pdgemm.local.blas.local_gemm import gemm_accumulate, prepare_gemv, prepare_hemv, subtract_her2k
 from pdgemm.schedules.panels.panel_schedule import Panel
-from pdgemm.schedules.panels.tridiagonal_schedule import TridiagonalSchedule
+from pdgemm.schedules.panels.tridiagonal_schedule import TridiagonalSchedule, as_slices
+
+
+class Tile(NamedTuple):
+    """A tile below the diagonal, or a whole Hermitian matrix, of which only the lower triangle counts.
+
+    rows, cols : its places in vectors.
+    """
+
+    A: np.ndarray
+    rows: slice
+    cols: slice
+    hermitian: bool
 
 
 class HermitianTiles:
-    """This rank's elements on and below the diagonal of A, which is in square blocks.  Local.
+    """This rank's elements on and below the diagonal of A.  Local.
 
-    A : the local array, column-major.  Blocks on the diagonal become whole: their upper triangle is overwritten.
-    vectors : workspace for two vectors of local rows and two of local columns.
+    A : the local array, which is reordered: its rows and columns lie class by class until `restore`.
     """
 
-    def __init__(
-        self, plan: TridiagonalSchedule, A: np.ndarray, vectors: np.ndarray, coords: tuple[int, int]
-    ) -> None:
-        self._plan, self._A, self._vectors, self._coords = plan, A, vectors, coords
-        self._rows, self._cols = plan.A.distribution.rows, plan.A.distribution.cols
-        for cols, top, below in self._blocks(0):
-            if below > top:
-                block = A[top:below, cols]
-                block[...] = np.tril(block) + np.tril(block, -1).conj().T
-                np.fill_diagonal(block, block.diagonal().real)
+    def __init__(self, plan: TridiagonalSchedule, A: np.ndarray, coords: tuple[int, int]) -> None:
+        self._plan, self._A, self._coords = plan, A, coords
+        self._rows, self._cols = (plan.local_classes(at, parts) for at, parts in zip(coords, plan.grid.shape))
+        self._reorder(False)
 
-    def _blocks(self, start: int) -> Iterator[tuple[slice, int, int]]:
-        """Yield the blocks of local columns from `start` on, their first local row, and the first below the diagonal
-        block: the same row where another rank has this block.
-        """
-        (i, j), first, b = self._coords, self._cols.below(start, self._coords[1]), self._cols.block
-        while first < self._A.shape[1]:
-            stop = min((first // b + 1) * b, self._A.shape[1])
-            g = int(self._cols.to_global(first, j))
-            yield slice(first, stop), self._rows.below(g, i), self._rows.below(g + stop - first, i)
-            first = stop
+    def restore(self) -> None:
+        """Return the rows and columns of A to their order."""
+        self._reorder(True)
 
-    def product(self, start: int) -> Callable[[np.ndarray, np.ndarray], None]:
-        """Return the function that computes y := this rank's part of A v, for v and y from row `start` on.
+    def _reorder(self, back: bool) -> None:
+        sides = zip((self._A, self._A.T), self._coords, self._plan.grid.shape, (self._rows, self._cols))
+        for x, part, parts, classes in sides:
+            if len(classes) > 1:
+                _reorder_blocks(x, self._plan.by_class.block, [*range(part, self._plan.by_class.parts, parts)], back)
+
+    def _tiles(self, panel: Panel, start: int) -> Iterator[Tile]:
+        """Yield the tiles in the rows and columns from `start` on: those below the diagonal have a block of columns."""
+        dist, segments = self._plan.by_class, self._plan.segments(panel)
+        for c, cols in self._cols.items():
+            for r, rows in self._rows.items():
+                if c == r:
+                    here = dist.below(start, c)
+                    place = slice(segments[c].stop - (cols.stop - cols.start) + here, segments[c].stop)
+                    A = self._A[rows.start + here : rows.stop, cols.start + here : cols.stop]
+                    if A.size:
+                        yield Tile(A, place, place, True)
+                    continue
+                first, number = dist.below(start, c), cols.stop - cols.start
+                while first < number:
+                    last = min((first // dist.block + 1) * dist.block, number)
+                    top = dist.below(int(dist.to_global(first, c)), r)
+                    A = self._A[rows.start + top : rows.stop, cols.start + first : cols.start + last]
+                    to_rows, to_cols = (segments[x].stop - (y.stop - y.start) for x, y in ((r, rows), (c, cols)))
+                    if A.size:
+                        yield Tile(A, slice(to_rows + top, segments[r].stop), slice(to_cols + first, to_cols + last), False)
+                    first = last
+
+    def product(self, panel: Panel, v: np.ndarray, y: np.ndarray) -> Callable[[], None]:
+        """Return the function that computes y := this rank's part of A v, for these vectors, from the panel on.
 
         Each block of columns is read from memory once: from the cache it is multiplied again, by its other vector.
         """
-        A, (i, j), n = self._A, self._coords, self._plan.n
-        rows, cols = self._rows.window(start, n).indices(i), self._cols.window(start, n).indices(j)
-        r0, c0 = A.shape[0] - len(rows), A.shape[1] - len(cols)
-        ends = np.cumsum([len(rows), len(rows), len(cols), len(cols)])
-        v_rows, y_rows, v_cols, y_cols, _ = np.split(self._vectors, ends)
         calls = list[Callable[[], None]]()
-        for c, top, below in self._blocks(start):
-            here = slice(c.start - c0, c.stop - c0)
-            if top < A.shape[0]:
-                calls.append(prepare_gemv(1, A[top:, c], v_cols[here], y_rows[top - r0 :]))
-            if below < A.shape[0]:
-                calls.append(prepare_gemv(1, A[below:, c], v_rows[below - r0 :], y_cols[here], adjoint=True))
+        for A, rows, cols, hermitian in self._tiles(panel, panel.start):
+            if hermitian:
+                calls.append(prepare_hemv(A, v[cols], y[rows]))
+            else:
+                calls.append(prepare_gemv(A, v[cols], y[rows]))
+                calls.append(prepare_gemv(A, v[rows], y[cols], adjoint=True))
 
-        def multiply(v: np.ndarray, y: np.ndarray) -> None:
-            np.take(v, rows, out=v_rows, mode="clip")
-            np.take(v, cols, out=v_cols, mode="clip")
-            y_rows[:], y_cols[:], y[:] = 0, 0, 0
+        def multiply() -> None:
+            y[:] = 0
             for call in calls:
                 call()
-            y[rows] = y_rows
-            y[cols] += y_cols
 
         return multiply
 
-    def update(self, panel: Panel, of_rows: np.ndarray, of_cols: np.ndarray) -> None:
-        """A := A - V W^H - W V^H behind a panel, where V W^H + W V^H = of_rows of_cols^H on all of this rank."""
-        A = self._A
-        r0, c0 = A.shape[0] - len(of_rows), A.shape[1] - len(of_cols)
-        for cols, top, _ in self._blocks(panel.stop):
-            left, right = of_rows[top - r0 :], of_cols[cols.start - c0 : cols.stop - c0]
-            gemm_accumulate(-1, left, right.T, 1, A[top:, cols], conjugate_b=A.dtype.kind == "c")
+    def update(self, panel: Panel, X: np.ndarray, exchanged: np.ndarray) -> None:
+        """A := A - V W^H - W V^H behind a panel, where X has columns v, w, v, w ..., and `exchanged` w, v, w, v ..."""
+        for A, rows, cols, hermitian in self._tiles(panel, panel.stop):
+            if hermitian:
+                subtract_her2k(X[rows, ::2], X[rows, 1::2], A)
+            else:
+                gemm_accumulate(-1, X[rows], exchanged[cols].T, 1, A, conjugate_b=A.dtype.kind == "c")
+
+
+def _reorder_blocks(A: np.ndarray, block: int, classes: list[int], back: bool) -> None:
+    """Put the rows of A, whose blocks are of these classes in turn, class by class, or back."""
+    starts = [*range(0, len(A), block)]
+    order = [at for x in range(len(classes)) for at in starts[x :: len(classes)]]
+    sizes = [min(block, len(A) - at) for at in order]
+    for cols in (slice(at, at + block) for at in range(0, A.shape[1], block)):
+        before = A[:, cols].copy(order="A")
+        for at, place in zip(order, as_slices([*accumulate(sizes, initial=0)])):
+            natural = slice(at, at + place.stop - place.start)
+            source, target = (place, natural) if back else (natural, place)
+            A[target, cols] = before[source]

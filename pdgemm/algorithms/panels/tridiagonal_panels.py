@@ -7,6 +7,7 @@ Algorithms 10, 1995.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from math import copysign, hypot, sqrt
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from pdgemm.algorithms.panels.hermitian_tiles import HermitianTiles
 from pdgemm.schedules.panels.householder_schedule import cuts
 from pdgemm.schedules.panels.panel_schedule import Panel
-from pdgemm.schedules.panels.tridiagonal_schedule import NOTES, TridiagonalSchedule
+from pdgemm.schedules.panels.tridiagonal_schedule import NOTES, TridiagonalSchedule, as_slices
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.panels.task import Task
 
@@ -37,55 +38,65 @@ class Tridiagonal:
     def __init__(self, task: Task[TridiagonalSchedule], d: np.ndarray, e: np.ndarray, tau: np.ndarray) -> None:
         self._task, self._plan, self._A = task, task.schedule, task.arrays["A"]
         self._d, self._e, self._tau = d, e, tau
-        self._ranks = task.schedule.ranks
+        self._ranks, self._complex = task.schedule.ranks, self._A.dtype.kind == "c"
+        self._least, self._eps = (float(x) for x in (np.finfo(self._A.dtype).tiny, np.finfo(self._A.dtype).eps))
 
     def __call__(self) -> int:
         if self._task.grid.idle or not self._plan.n:
             return 0
         self._me = self._ranks.index(self._task.grid.comm.rank)
         with np.errstate(all="ignore"):
-            with self._task.computing():
-                local = self._task.workspace["vectors"][2 * self._plan.n :]
-                self._tiles = HermitianTiles(self._plan, self._A, local, self._task.grid.coords)
+            with self._task.packing():
+                self._tiles = HermitianTiles(self._plan, self._A, self._task.grid.coords)
             for panel in self._plan.steps:
                 X = self._reduce(panel)
                 with self._task.computing():
                     self._update(panel, X)
+            with self._task.packing():
+                self._tiles.restore()
         return 0
 
     def _reduce(self, panel: Panel) -> np.ndarray:
         """Reduce the columns of a panel; return X, whose columns are v_1, w_1, v_2, w_2, ... from the panel's start on."""
-        task, n, m = self._task, self._plan.n, self._plan.n - panel.start
+        task, plan, m = self._task, self._plan, self._plan.n - panel.start
         X = column_buffer(m, "F", 2 * panel.width, task.workspace["panel"])
-        mine, columns = self._plan.slices(panel)[self._me], self._own_columns(panel)
-        a, y = (x[:m] for x in task.workspace["vectors"][: 2 * n].reshape(2, n))
+        mine, columns = plan.slices(panel)[self._me], self._own_columns(panel)
+        a, v, y = (x[:m] for x in task.workspace["vectors"].reshape(3, -1))
         sums, slices = _Sums(task, panel, self._me), _Slices(task, panel, self._me)
-        multiply = self._tiles.product(panel.start)
-        for j in range(panel.width):
+        multiply = self._tiles.product(panel, v, y)
+        following = [*range(1, panel.width), plan.place(panel, min(panel.stop, plan.n - 1))]  # places of the unit elements
+        for j, one in enumerate(following):
             k, before = panel.start + j, X[:, : 2 * j]
             with task.recorder.phase("compute"):
-                slices.column[:] = columns[:, j]
+                column = slices.column
+                column[:] = columns[:, j]
                 if j:
-                    slices.column -= before[mine] @ _exchanged(before[j]).conj()
-            norm = slices.gather(a, X[:, 2 * j - 1] if j else None, _norm(slices.column[max(0, j + 2 - mine.start) :]))
+                    column -= before[mine] @ _exchanged(before[j]).conj()
+                inside = mine.start <= one < mine.stop  # the norm is that of the elements below it
+                first = column[one - mine.start] if inside else 0
+                if inside:
+                    column[one - mine.start] = 0
+                norm = self._norm(column[max(0, j + 1 - mine.start) :])
+                if inside:
+                    column[one - mine.start] = first
+            norm = slices.gather(a, X[:, 2 * j - 1] if j else None, norm)
             self._d[k] = a[j].real
-            if k == n - 1:
+            if k == plan.n - 1:
                 break
             with task.recorder.phase("compute"):
-                v, w = X[:, 2 * j], X[:, 2 * j + 1]
-                v[: j + 1] = 0
-                self._e[k], tau = reflector(a[j + 1 :], norm, v[j + 1 :])
-                self._tau[k] = tau
-                multiply(v, y)
+                a[: j + 1] = 0
+                self._e[k], tau = self._reflector(a, one, norm, v)
+                self._tau[k], X[:, 2 * j], w = tau, v, X[:, 2 * j + 1]
+                multiply()
                 if j:
                     lo, hi = (2 * x for x in cuts(j, len(self._ranks))[self._me : self._me + 2])
                     share = before[:, lo:hi]  # each rank subtracts some columns of the panel so far
                     y -= share @ _exchanged((v.conj() @ share).conj())
-            total, norm_of_v, y_next = sums.scatter(y, np.vdot(v, y), y[j + 1])
+            total, norm_of_v, y_next = sums.scatter(y, np.vdot(v, y), y[one])
             with task.recorder.phase("compute"):
                 shift = -tau * (tau * norm_of_v).conjugate() / 2
                 w[mine] = slices.w[:] = tau * total + shift * v[mine]
-                w[j + 1] = tau * y_next + shift
+                w[one] = tau * y_next + shift
         else:
             slices.gather(a, X[:, -1], 0)
         sums.free()
@@ -94,47 +105,81 @@ class Tridiagonal:
 
     def _own_columns(self, panel: Panel) -> np.ndarray:
         """Return this rank's slice of the rows of a panel, which the ranks of the panel's grid column have."""
-        task, plan, A, (i, j), w = self._task, self._plan, self._A, self._task.grid.coords, panel.width
-        slices, buffer = plan.slices(panel), task.workspace["columns"]
-        here, cols = plan.rows(panel, i), plan.A.distribution.cols.local_window(panel.start, panel.stop, panel.col)
-        mine, A = slices[self._me], A[A.shape[0] - len(here) :]
+        task, plan, w, buffer = self._task, self._plan, panel.width, self._task.workspace["columns"]
+        slices, (pr, pc), me = plan.slices(panel), plan.grid.shape, self._ranks[self._me]
+        mine, chunks = slices[self._me], [plan.chunks(panel, i) for i in range(pr)]
+        out, into = ({rank: slice(0, 0) for rank in self._ranks if rank != me} for _ in range(2))
+        owners = {task.grid.rank_of(i, panel.col): i for i in range(pr)}
+        for rank in {*owners} - {me}:
+            into[rank] = chunks[owners[rank]][self._me]
         own = column_buffer(mine.stop - mine.start, "F", w, task.workspace["own columns"])
-        out, into = ({rank: slice(0, 0) for rank in self._ranks if rank != task.grid.comm.rank} for _ in range(2))
-        if j == panel.col:
-            for rank, chunk in zip(self._ranks, plan.chunks(panel, i)):
-                if rank == task.grid.comm.rank:
-                    own[here[chunk] - mine.start] = A[chunk, cols]
+        if me in owners:
+            cols = self._panel_columns(panel)
+            for rank, part, chunk in zip(self._ranks, slices, chunks[owners[me]]):
+                pieces = plan.pieces(panel, owners[me], part)
+                if rank == me:
+                    _copy([(x, _behind(place, mine)) for x, place in pieces], cols, own)
                 else:
-                    out[rank] = slice(w * chunk.start, w * chunk.stop)
-                    column_buffer(chunk.stop - chunk.start, "F", w, buffer[out[rank]])[...] = A[chunk, cols]
-        owners = {task.grid.rank_of(r, panel.col): r for r in range(task.grid.shape[0])}
-        for rank in {*owners} & {*into}:
-            chunk = plan.chunks(panel, owners[rank])[self._me]
-            into[rank] = slice(w * chunk.start, w * chunk.stop)
+                    out[rank] = chunk
+                    packed = column_buffer((chunk.stop - chunk.start) // w, "F", w, buffer[chunk])
+                    _copy([(x, y) for (x, _), y in zip(pieces, _in_turn(pieces))], cols, packed)
         swap = task.swap("columns", out, into, _COLUMNS)
         swap()
-        for rank in {*owners} & {*into}:
-            rows = plan.rows(panel, owners[rank])[plan.chunks(panel, owners[rank])[self._me]] - mine.start
-            own[rows] = column_buffer(len(rows), "F", w, swap.arrays[rank])
+        for rank in {*owners} - {me}:
+            pieces = plan.pieces(panel, owners[rank], mine)
+            packed = column_buffer(swap.arrays[rank].size // w, "F", w, swap.arrays[rank])
+            _copy([(x, _behind(place, mine)) for x, (_, place) in zip(_in_turn(pieces), pieces)], packed, own)
         swap.free()
         return own
 
+    def _panel_columns(self, panel: Panel) -> np.ndarray:
+        """Return this rank's rows of a panel of A, on the ranks of its grid column."""
+        plan, c = self._plan, int(self._plan.by_class.owner(panel.start))
+        start = plan.local_classes(panel.col, plan.grid.shape[1])[c].start + plan.by_class.below(panel.start, c)
+        return self._A[:, start : start + panel.width]
+
     def _update(self, panel: Panel, X: np.ndarray) -> None:
         """A := A - V W^H - W V^H behind a panel, without messages; V stays in the columns of the panel."""
-        task, plan, A, (i, j), w = self._task, self._plan, self._A, self._task.grid.coords, panel.width
-        rows = plan.rows(panel, i)
+        task, (i, j) = self._task, self._task.grid.coords
         if j == panel.col:
-            cols = plan.A.distribution.cols.local_window(panel.start, panel.stop, j)
-            A[A.shape[0] - len(rows) :, cols] = X[rows, ::2]
-        cols = plan.A.distribution.cols.window(panel.start, plan.n).indices(j)
-        sides = []
-        for name, indices, order in (("rows", rows, 0), ("columns", cols, 1)):
-            indices = indices[np.searchsorted(indices, w) :]
-            side = column_buffer(len(indices), "F", 2 * w, task.workspace[f"panel by {name}"])
-            for column in range(2 * w):  # the columns of V beside those of W, and the other way round
-                np.take(X[:, column ^ order], indices, out=side[:, column], mode="clip")
-            sides.append(side)
-        self._tiles.update(panel, *sides)
+            pieces = self._plan.pieces(panel, i, slice(0, len(X)))
+            _copy([(place, x) for x, place in pieces], X[:, ::2], self._panel_columns(panel))
+        exchanged = column_buffer(*X.shape[:1], "F", X.shape[1], task.workspace["exchanged panel"])
+        exchanged[:, ::2], exchanged[:, 1::2] = X[:, 1::2], X[:, ::2]
+        self._tiles.update(panel, X, exchanged)
+
+    def _reflector(self, a: np.ndarray, one: int, norm: float, v: np.ndarray) -> tuple[float, Any]:
+        """Return beta, real, and tau, where (I - tau v v^H)^H a = beta e, as LAPACK's larfg.  Local.
+
+        e : the unit vector with the element `one`.   norm : of the other elements.   v : overwritten; v[one] = 1.
+        """
+        alpha = complex(a[one])
+        if norm == 0 and alpha.imag == 0:
+            v[:] = 0
+            v[one] = 1
+            return alpha.real, self._number(0)
+        beta = -copysign(hypot(alpha.real, alpha.imag, norm), alpha.real)
+        if abs(beta) < self._least / self._eps:  # its reciprocal may overflow, and the norm has lost digits
+            larger = a / self._least
+            rest = larger.copy()
+            rest[one] = 0
+            beta, tau = self._reflector(larger, one, self._norm(rest), v)
+            return beta * self._least, tau
+        np.multiply(a, self._number(1 / (alpha - beta)), out=v)
+        v[one] = 1
+        return beta, self._number(complex((beta - alpha.real) / beta, -alpha.imag / beta))
+
+    def _number(self, x: complex) -> Any:
+        """Return a number in the type of A."""
+        return self._A.dtype.type(x if self._complex else x.real)
+
+    def _norm(self, x: np.ndarray) -> float:
+        """Return |x|_2, also where squares of elements overflow or underflow."""
+        least, square = self._least / self._eps, float(np.vdot(x, x).real)
+        if least < square < 1 / least or not x.size:
+            return sqrt(square)
+        largest = float(abs(x).max())
+        return largest * sqrt(float(np.vdot(x / largest, x / largest).real)) if 0 < largest < np.inf else largest
 
 
 class _Sums:
@@ -187,31 +232,19 @@ def _exchanged(row: np.ndarray) -> np.ndarray:
     return row.reshape(-1, 2)[:, ::-1].ravel()
 
 
-def _norm(x: np.ndarray) -> float:
-    """Return |x|_2, also where squares of elements overflow or underflow."""
-    least = float(np.finfo(x.dtype).tiny) / np.finfo(x.dtype).eps
-    square = float(np.vdot(x, x).real)
-    if least < square < 1 / least or not x.size:
-        return sqrt(square)
-    largest = float(abs(x).max())
-    return largest * sqrt(float(np.vdot(x / largest, x / largest).real)) if 0 < largest < np.inf else largest
+Pieces = list[tuple[slice, slice]]
 
 
-def reflector(x: np.ndarray, norm: float, v: np.ndarray) -> tuple[float, Any]:
-    """Return beta, real, and tau, where (I - tau v v^H)^H x = beta e_1 and v[0] = 1, as LAPACK's larfg.  Local.
+def _copy(pieces: Pieces, source: np.ndarray, target: np.ndarray) -> None:
+    """Copy runs of rows: from the first slice to the second."""
+    for x, y in pieces:
+        target[y] = source[x]
 
-    norm : of x[1:].   v : overwritten.
-    """
-    alpha = complex(x[0])
-    v[0] = 1
-    if norm == 0 and alpha.imag == 0:
-        v[1:] = 0
-        return alpha.real, 0.0
-    beta, least = -copysign(hypot(alpha.real, alpha.imag, norm), alpha.real), np.finfo(x.dtype).tiny
-    if abs(beta) < least / np.finfo(x.dtype).eps:  # its reciprocal may overflow, and the norm has lost digits
-        larger = x / least
-        beta, tau = reflector(larger, _norm(larger[1:]), v)
-        return beta * float(least), tau
-    np.multiply(x[1:], x.dtype.type(1 / (alpha - beta) if x.dtype.kind == "c" else 1 / (alpha.real - beta)), out=v[1:])
-    tau = complex((beta - alpha.real) / beta, -alpha.imag / beta)
-    return beta, tau if x.dtype.kind == "c" else tau.real
+
+def _behind(place: slice, start: slice) -> slice:
+    return slice(place.start - start.start, place.stop - start.start)
+
+
+def _in_turn(pieces: Pieces) -> list[slice]:
+    """Return the places of these runs of rows one after the other."""
+    return as_slices([*accumulate((x.stop - x.start for x, _ in pieces), initial=0)])

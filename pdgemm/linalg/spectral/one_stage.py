@@ -33,7 +33,7 @@ def reduced(H: DistMatrix) -> tuple[np.ndarray, np.ndarray, DistMatrix, np.ndarr
     Dongarra, Sorensen & Hammarling, J. Comput. Appl. Math. 27, 1989.
     """
     n, A = len(H), H.distribution
-    fits = A.block == (BLOCK, BLOCK) and A.rows.skip == A.cols.skip == 0 and not H.grid.transposed
+    fits = A.block == (BLOCK, BLOCK) and A.source == (0, 0) and A.rows.skip == A.cols.skip == 0
     W, moves = working_copy(H, BLOCK, fits, False, "F")
     real = np.finfo(H.dtype).dtype
     d, e, tau = np.zeros(n, real), np.zeros(max(0, n - 1), real), np.zeros(max(0, n - 1), H.dtype)

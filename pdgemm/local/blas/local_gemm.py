@@ -26,6 +26,7 @@ EXACT_WIDTH_ON_DEVICE = (2**31 - 1) // 2**14 // PADDED * PADDED  # products that
 # the C type of the real numbers of a dtype.char
 _REAL: dict[str, Any] = {"f": ctypes.c_float, "d": ctypes.c_double, "i": ctypes.c_int32}
 _LETTERS = {trans: ctypes.c_char_p.from_param(trans) for trans in (b"N", b"T", b"C")}
+_LOWER = ctypes.c_char_p.from_param(b"L")
 
 
 def gemm_accumulate(
@@ -94,18 +95,37 @@ class _Prepared:
         self.gemm(*self.head, self.scalar(beta), *self.tail)
 
 
-def prepare_gemv(alpha: Any, A: np.ndarray, x: np.ndarray, y: np.ndarray, adjoint: bool = False) -> Callable[[], None]:
-    """Return the product y := alpha A x + y, or alpha A^H x + y with `adjoint`, of these arrays as a function.  Local.
+def prepare_gemv(A: np.ndarray, x: np.ndarray, y: np.ndarray, adjoint: bool = False) -> Callable[[], None]:
+    """Return the product y := A x + y, or A^H x + y with `adjoint`, of these arrays as a function.  Local.
 
-    A : (m, n), column-major;  x, y : contiguous vectors, of the type of A, on the host.
+    A : (m, n), column-major;  x, y : contiguous vectors of the type of A, on the host.
     The function may be called repeatedly, as those of `prepare`; it keeps no reference to the arrays.
     """
-    char, one = A.dtype.char, _int(1)
-    arguments = (
-        _LETTERS[b"C" if adjoint else b"N"], *map(_int, A.shape), _scalar(char, alpha), _address(A),
-        _int(leading(A)[1]), _address(x), one, _scalar(char, 1), _address(y), one,
-    )  # fmt: skip
-    return partial(blas.routine("gemv", char), *arguments)
+    char, one = A.dtype.char, _scalar(A.dtype.char, 1)
+    vectors = _address(x), _int(1), one, _address(y), _int(1)
+    head = _LETTERS[b"C" if adjoint else b"N"], *map(_int, A.shape), one
+    return partial(blas.routine("gemv", char), *head, _address(A), _int(leading(A)[1]), *vectors)
+
+
+def prepare_hemv(A: np.ndarray, x: np.ndarray, y: np.ndarray) -> Callable[[], None]:
+    """Return the product y := A x + y as `prepare_gemv`, for a Hermitian A, of which the lower triangle is read."""
+    char, one = A.dtype.char, _scalar(A.dtype.char, 1)
+    vectors = _address(x), _int(1), one, _address(y), _int(1)
+    name = "hemv" if A.dtype.kind == "c" else "symv"
+    return partial(blas.routine(name, char), _LOWER, _int(len(A)), one, _address(A), _int(leading(A)[1]), *vectors)
+
+
+def subtract_her2k(V: np.ndarray, W: np.ndarray, A: np.ndarray) -> None:
+    """Compute A := A - V W^H - W V^H, where A is Hermitian, and its lower triangle is read and written.  Local.
+
+    V, W : (n, k) and A : (n, n), column-major, of the same type, on the host.
+    """
+    if A.size and V.size:
+        real = A.dtype.char.lower()
+        name, beta = "her2k" if A.dtype.kind == "c" else "syr2k", _scalar(real, 1)
+        arrays = [y for x in (V, W) for y in (_address(x), _int(leading(x)[1]))]
+        sizes = _LOWER, _LETTERS[b"N"], _int(len(A)), _int(V.shape[1]), _scalar(A.dtype.char, -1)
+        blas.routine(name, A.dtype.char)(*sizes, *arrays, beta, _address(A), _int(leading(A)[1]))
 
 
 def seen_by_fortran(

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
+from math import lcm
 
 import numpy as np
 
+from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.householder_schedule import cuts
 from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule
@@ -27,7 +29,10 @@ class TridiagonalSchedule(PanelSchedule):
     one rank, so that all ranks have the same v.  For each column there are two exchanges among all ranks: partial sums
     A v are scattered, and slices of w and of the next column are gathered.
 
-    A is in square blocks, and column-major.  n = 1: no message.
+    A is in square blocks from grid position (0, 0) on, and column-major.  The blocks have q classes, q = lcm(Pr, Pc):
+    block x is of class x mod q.  A rank has all elements of some classes of rows in some classes of columns, so where
+    both are the same, it has a Hermitian matrix.  Vectors lie class by class, the class of the panel first, so that the
+    panel's own rows are the first ones.
     """
 
     algorithm = "tridiagonal"
@@ -47,18 +52,45 @@ class TridiagonalSchedule(PanelSchedule):
         """The ranks in the order of their slices."""
         return grid_of(self.A).ravel().tolist()
 
-    def slices(self, panel: Panel) -> list[slice]:
-        """Return the slices of the rows from the panel's start on, counted from there."""
-        return [slice(*both) for both in pairwise(cuts(self.n - panel.start, len(self.ranks)))]
+    @cached_property
+    def by_class(self) -> BlockCyclic:
+        """The indices of each class."""
+        return BlockCyclic(self.n, self.A.distribution.rows.block, lcm(*self.grid.shape))
 
-    def rows(self, panel: Panel, i: int) -> np.ndarray:
-        """Return the rows of grid row i from the panel's start on, counted from there."""
-        return self.A.distribution.rows.window(panel.start, self.n).indices(i)
+    def slices(self, panel: Panel) -> list[slice]:
+        """Return the slices of the rows from the panel's start on, in the order of vectors."""
+        return as_slices(cuts(self.n - panel.start, len(self.ranks)))
+
+    def segments(self, panel: Panel) -> dict[int, slice]:
+        """Return the place of each class in a vector: its indices from the panel's start on."""
+        q, first = self.by_class.parts, int(self.by_class.owner(panel.start))
+        order = [(first + distance) % q for distance in range(q)]
+        counts = [self.by_class.count(c) - self.by_class.below(panel.start, c) for c in order]
+        return dict(zip(order, as_slices([*accumulate(counts, initial=0)])))
+
+    def place(self, panel: Panel, index: int) -> int:
+        """Return the place of an index in a vector."""
+        c = int(self.by_class.owner(index))
+        return self.segments(panel)[c].start + self.by_class.below(index, c) - self.by_class.below(panel.start, c)
+
+    def local_classes(self, part: int, parts: int) -> dict[int, slice]:
+        """Return the local indices of each class, class by class, on a grid row or grid column."""
+        own = [*range(part, self.by_class.parts, parts)]
+        return dict(zip(own, as_slices([*accumulate(map(self.by_class.count, own), initial=0)])))
+
+    def pieces(self, panel: Panel, i: int, part: slice) -> list[tuple[slice, slice]]:
+        """Return the rows of grid row i in a part of a vector: runs of local rows, and their places."""
+        segments, pieces = self.segments(panel), []
+        for c, local in self.local_classes(i, self.grid.shape[0]).items():
+            start, stop = max(part.start, segments[c].start), min(part.stop, segments[c].stop)
+            if start < stop:
+                pieces.append((slice(local.stop - segments[c].stop + start, local.stop - segments[c].stop + stop), slice(start, stop)))
+        return pieces
 
     def chunks(self, panel: Panel, i: int) -> list[slice]:
-        """Return the parts of the rows of grid row i that lie in each slice: they are ascending."""
-        bounds = np.searchsorted(self.rows(panel, i), cuts(self.n - panel.start, len(self.ranks)))
-        return [slice(*both) for both in pairwise(bounds.tolist())]
+        """Return the parts of the buffer "columns" of grid row i with the rows of the panel of each slice."""
+        heights = [sum(x.stop - x.start for _, x in self.pieces(panel, i, part)) for part in self.slices(panel)]
+        return as_slices([panel.width * x for x in accumulate(heights, initial=0)])
 
     def products(self, panel: Panel) -> int:
         """Return the number of products A v in a panel: the last column has no reflector."""
@@ -67,7 +99,7 @@ class TridiagonalSchedule(PanelSchedule):
     def notes(self, panel: Panel) -> list[slice]:
         """Return the parts of the buffer "sums" that each rank gets: its slice, and the notes on the whole sum."""
         sizes = [x.stop - x.start + NOTES for x in self.slices(panel)]
-        return [slice(*both) for both in pairwise(accumulate(sizes, initial=0))]
+        return as_slices([*accumulate(sizes, initial=0)])
 
     def rounds(self) -> Iterator[Round]:
         grid, size = grid_of(self.A), len(self.ranks)
@@ -78,8 +110,8 @@ class TridiagonalSchedule(PanelSchedule):
             lengths = np.diff(cuts(m, size))
             from_owners = np.zeros((size, size), np.int64)
             for i, owner in enumerate(grid[:, panel.col]):
-                part = [x.stop - x.start for x in self.chunks(panel, i)]
-                from_owners[np.flatnonzero(where == owner)[0]] = w * np.array(part)
+                words = [x.stop - x.start for x in self.chunks(panel, i)]
+                from_owners[np.flatnonzero(where == owner)[0]] = words
             yield Round(self._swapped(from_owners, 1), hidden=False)
             m_loc, n_loc = (counts_of(x.window(panel.start, self.n)) for x in (rows, cols))
             by_rank = (self._by_rank(x) for x in (m_loc[:, None], (n_loc[None, :] + 1) // 2))
@@ -108,14 +140,13 @@ class TridiagonalSchedule(PanelSchedule):
         return moves
 
     def buffers(self, rank: int | None) -> Buffers:
-        (m_loc, n_loc), n, w, size = self.A.local_shape(rank), self.n, self.widest, len(self.ranks)
+        n, w, size = self.n, self.widest, len(self.ranks)
         part, others = -(-n // size), (size - 1) * (not self.shared)
         words = {
             "panel": 2 * w * n,  # V and W
-            "panel by rows": 2 * w * m_loc,
-            "panel by columns": 2 * w * n_loc,
+            "exchanged panel": 2 * w * n,  # W and V
             "own columns": w * part,
-            "vectors": 2 * (m_loc + n_loc) + 2 * n,
+            "vectors": 3 * n,
             "columns": w * self.A.distribution.rows.largest * (size > 1),
             "sums": n + NOTES * size,
             "slices": 2 * part + 1,
@@ -125,3 +156,8 @@ class TridiagonalSchedule(PanelSchedule):
         }
         idle = rank is not None and rank not in self.ranks
         return {name: (0 if idle else size, self.A.dtype) for name, size in words.items()}
+
+
+def as_slices(bounds: list[int]) -> list[slice]:
+    """Return the slices between successive bounds."""
+    return [slice(*both) for both in pairwise(bounds)]
