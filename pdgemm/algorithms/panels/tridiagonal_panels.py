@@ -7,6 +7,7 @@ Algorithms 10, 1995.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate
 from math import copysign, hypot, sqrt
 from typing import Any
@@ -61,47 +62,60 @@ class Tridiagonal:
         task, plan, m = self._task, self._plan, self._plan.n - panel.start
         X = column_buffer(m, "F", 2 * panel.width, task.workspace["panel"])
         mine, columns = plan.slices(panel)[self._me], self._own_columns(panel)
+        # each rank subtracts the products with some columns of the panel so far
+        shares = [slice(*(2 * x for x in cuts(j, len(self._ranks))[self._me :][:2])) for j in range(panel.width)]
         a, v, y = (x[:m] for x in task.workspace["vectors"].reshape(3, -1))
-        sums, slices = _Sums(task, panel, self._me), _Slices(task, panel, self._me)
-        multiply = self._tiles.product(panel, v, y)
-        following = [*range(1, panel.width), plan.place(panel, min(panel.stop, plan.n - 1))]  # places of the unit elements
-        for j, one in enumerate(following):
-            k, before = panel.start + j, X[:, : 2 * j]
-            with task.recorder.phase("compute"):
-                column = slices.column
-                column[:] = columns[:, j]
+        sums, slices = _Sums(task, panel, self._me, y), _Slices(task, panel, self._me, a)
+        multiply, own_v, computing = self._tiles.product(panel, v, y), v[mine], partial(task.recorder.phase, "compute")
+        for j, one in enumerate(self._unit_places(panel)):
+            k, before, w = panel.start + j, X[:, : 2 * j], X[:, 2 * j - 1]
+            with computing():
+                slices.column[:] = columns[:, j]
                 if j:
-                    column -= before[mine] @ _exchanged(before[j]).conj()
-                inside = mine.start <= one < mine.stop  # the norm is that of the elements below it
-                first = column[one - mine.start] if inside else 0
-                if inside:
-                    column[one - mine.start] = 0
-                norm = self._norm(column[max(0, j + 1 - mine.start) :])
-                if inside:
-                    column[one - mine.start] = first
-            norm = slices.gather(a, X[:, 2 * j - 1] if j else None, norm)
+                    slices.column -= before[mine] @ self._conjugate(_exchanged(before[j]))
+                norm = self._norm_of_rest(slices.column, j + 1 - mine.start, one - mine.start)
+            norm = slices.gather(w if j else None, norm)
             self._d[k] = a[j].real
             if k == plan.n - 1:
                 break
-            with task.recorder.phase("compute"):
+            with computing():
                 a[: j + 1] = 0
                 self._e[k], tau = self._reflector(a, one, norm, v)
-                self._tau[k], X[:, 2 * j], w = tau, v, X[:, 2 * j + 1]
+                self._tau[k] = tau
+                X[:, 2 * j] = v
                 multiply()
                 if j:
-                    lo, hi = (2 * x for x in cuts(j, len(self._ranks))[self._me : self._me + 2])
-                    share = before[:, lo:hi]  # each rank subtracts some columns of the panel so far
-                    y -= share @ _exchanged((v.conj() @ share).conj())
-            total, norm_of_v, y_next = sums.scatter(y, np.vdot(v, y), y[one])
-            with task.recorder.phase("compute"):
-                shift = -tau * (tau * norm_of_v).conjugate() / 2
-                w[mine] = slices.w[:] = tau * total + shift * v[mine]
-                w[one] = tau * y_next + shift
+                    share = before[:, shares[j]]
+                    y -= share @ _exchanged(self._conjugate(self._conjugate(v) @ share))
+                notes = np.vdot(v, y), y[one]
+            total, norm_of_v, y_next = sums.scatter(notes)
+            with computing():
+                shift, w = -tau * (tau * norm_of_v).conjugate() / 2, X[:, 2 * j + 1]
+                np.multiply(total, tau, out=slices.w)
+                slices.w += shift * own_v
+                w[mine], w[one] = slices.w, tau * y_next + shift
         else:
-            slices.gather(a, X[:, -1], 0)
+            slices.gather(X[:, -1], 0)
         sums.free()
         slices.free()
         return X
+
+    def _unit_places(self, panel: Panel) -> list[int]:
+        """Return, for each column of a panel, the place in vectors of the row below the diagonal, where v is 1."""
+        return [*range(1, panel.width), self._plan.place(panel, min(panel.stop, self._plan.n - 1))]
+
+    def _conjugate(self, x: np.ndarray) -> np.ndarray:
+        return x.conj() if self._complex else x
+
+    def _norm_of_rest(self, column: np.ndarray, start: int, one: int) -> float:
+        """Return the norm of a slice of a column from `start` on, without the element `one`, which may be outside."""
+        inside = 0 <= one < len(column)
+        if inside:
+            column[one], first = 0, column[one]
+        norm = self._norm(column[max(0, start) :])
+        if inside:
+            column[one] = first
+        return norm
 
     def _own_columns(self, panel: Panel) -> np.ndarray:
         """Return this rank's slice of the rows of a panel, which the ranks of the panel's grid column have."""
@@ -183,53 +197,63 @@ class Tridiagonal:
 
 
 class _Sums:
-    """Sums of vectors over all ranks, of which each rank gets its slice; two numbers are summed up beside them."""
+    """The sum of a vector y over all ranks, of which each rank gets its slice; two numbers are summed up beside it."""
 
-    def __init__(self, task: Task[TridiagonalSchedule], panel: Panel, me: int) -> None:
+    def __init__(self, task: Task[TridiagonalSchedule], panel: Panel, me: int, y: np.ndarray) -> None:
         plan, buffer = task.schedule, task.workspace["sums"]
         notes = plan.notes(panel)
         others = {rank: part for rank, part in zip(plan.ranks, notes) if rank != plan.ranks[me]}
-        self._parts = [(part, buffer[x]) for part, x in zip(plan.slices(panel), notes)]
+        self._parts = [(buffer[x][:-NOTES], buffer[x][-NOTES:], y[part]) for part, x in zip(plan.slices(panel), notes)]
         self._swap = task.swap("sums", others, dict.fromkeys(others, notes[me]), _SUMS)
-        self._addends = [self._swap.arrays.get(rank, self._parts[me][1]) for rank in plan.ranks]
+        first, *self._addends = [self._swap.arrays.get(rank, buffer[notes[me]]) for rank in plan.ranks]
+        self._first, self._total = first, np.empty_like(first)
+        self._sum = self._total[:-NOTES]
         self.free = self._swap.free
 
-    def scatter(self, y: np.ndarray, *notes: Any) -> tuple[np.ndarray, Any, Any]:
+    def scatter(self, notes: tuple[Any, Any]) -> tuple[np.ndarray, Any, Any]:
         """Return this rank's slice of the sum of y over the ranks, and the sums of the notes."""
-        for part, x in self._parts:
-            x[:-NOTES], x[-NOTES:] = y[part], notes
+        for part, noted, own in self._parts:
+            part[:] = own
+            noted[0], noted[1] = notes
         self._swap()
-        total = sum(self._addends[1:], self._addends[0])
-        return total[:-NOTES], *total[-NOTES:]
+        self._total[:] = self._first
+        for x in self._addends:
+            self._total += x
+        return self._sum, self._total[-2], self._total[-1]
 
 
 class _Slices:
-    """The slices of w and of the next column of A that this rank computes, and the vectors gathered of all slices."""
+    """The slices of w and of the next column a that this rank computes, and the vectors gathered of all slices."""
 
-    def __init__(self, task: Task[TridiagonalSchedule], panel: Panel, me: int) -> None:
-        plan, buffer, sizes = task.schedule, task.workspace["slices"], [x.stop - x.start for x in task.schedule.slices(panel)]
-        own = buffer[: 2 * sizes[me] + 1]
+    def __init__(self, task: Task[TridiagonalSchedule], panel: Panel, me: int, a: np.ndarray) -> None:
+        plan = task.schedule
+        parts = plan.slices(panel)
+        sizes = [x.stop - x.start for x in parts]
+        own = task.workspace["slices"][: 2 * sizes[me] + 1]
         self.w, self.column, self._note = np.split(own, [sizes[me], 2 * sizes[me]])
         others = {rank: slice(0, 2 * size + 1) for rank, size in zip(plan.ranks, sizes) if rank != plan.ranks[me]}
         self._swap = task.swap("slices", dict.fromkeys(others, slice(0, own.size)), others, _SLICES)
         arrays = [self._swap.arrays.get(rank, own) for rank in plan.ranks]
-        self._parts = [(x, *np.split(array, [size, 2 * size])) for x, array, size in zip(plan.slices(panel), arrays, sizes)]
+        of_w, of_a, self._norms = zip(*(np.split(x, [size, 2 * size]) for x, size in zip(arrays, sizes)))
+        self._to_a = [(a[part], x) for part, x in zip(parts, of_a)]
+        self._to_w = [(part, x) for part, x, rank in zip(parts, of_w, plan.ranks) if rank in others]
         self.free = self._swap.free
 
-    def gather(self, a: np.ndarray, w: np.ndarray | None, norm: float) -> float:
+    def gather(self, w: np.ndarray | None, norm: float) -> float:
         """Set a, and w if it is not None, to their slices of all ranks; return the norm of which each rank has a part."""
         self._note[0] = norm
         self._swap()
-        for part, of_w, of_a, _ in self._parts:
-            a[part] = of_a
-            if w is not None:
-                w[part] = of_w
-        return hypot(*(float(x[0].real) for *_, x in self._parts))
+        for part, x in self._to_a:
+            part[:] = x
+        if w is not None:
+            for at, x in self._to_w:
+                w[at] = x
+        return hypot(*(x[0].real for x in self._norms))
 
 
 def _exchanged(row: np.ndarray) -> np.ndarray:
     """Return a vector with neighbours exchanged: the coefficients of V beside those of W, and the other way round."""
-    return row.reshape(-1, 2)[:, ::-1].ravel()
+    return row.reshape(-1, 2)[:, ::-1].reshape(-1)
 
 
 Pieces = list[tuple[slice, slice]]
