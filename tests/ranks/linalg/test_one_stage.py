@@ -1,0 +1,138 @@
+"""The direct reduction to tridiagonal form: its errors, any layouts, the same numbers on all ranks, words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from factored import rng_matrix
+from problems import DTYPES, grid_shapes
+from tiers import every_grid, pairs, third
+
+pytestmark = pytest.mark.mpi
+
+RATIO = 30  # LAPACK's tests of sytrd pass below 30, in units of n eps
+SIZES = [0, 1, 2, 3, 31, 32, 33, 64, 65, 150]
+LAYOUTS = [16, 64, None, (24, 40)]
+
+
+def hermitian(n: int, dtype: str) -> np.ndarray:
+    x = rng_matrix(n, n, dtype)
+    return (x + x.conj().T).astype(dtype)
+
+
+def low_rank(n: int, dtype: str) -> np.ndarray:
+    """Columns that are rounding errors after three reflections: ranks that round otherwise would not agree on v."""
+    x = rng_matrix(n, 3, dtype)
+    return (x @ x.conj().T).astype(dtype)
+
+
+def diagonal(n: int, dtype: str) -> np.ndarray:
+    return np.diag(np.arange(n)).astype(dtype)
+
+
+def tiny(n: int, dtype: str) -> np.ndarray:
+    """Elements whose squares underflow, and norms whose reciprocals overflow."""
+    return (hermitian(n, dtype) * np.finfo(dtype).tiny).astype(dtype)
+
+
+def huge(n: int, dtype: str) -> np.ndarray:
+    """Elements whose squares overflow."""
+    return (hermitian(n, dtype) * float(np.finfo(dtype).max) ** 0.75).astype(dtype)
+
+
+def graded(n: int, dtype: str) -> np.ndarray:
+    scale = np.logspace(0, -12, n)
+    return (hermitian(n, dtype) * np.sqrt(scale[:, None] * scale)).astype(dtype)
+
+
+def checked(given: np.ndarray, comm: Any, shape: tuple[int, int], block: Any, order: str, mover: str = "") -> None:
+    """|A - Q T Q^H| and |Q^H Q - I| in units of n eps, eigenvalues, and the words of the report."""
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.linalg.spectral.one_stage import apply_back, reduced
+
+    n, dtype = len(given), given.dtype
+    lower = given.copy()
+    lower[np.triu_indices(n, 1)] = np.nan  # only the lower triangle is read
+    with ProcessGrid(comm, shape) as grid:
+        H = DistMatrix.from_global(lower, grid=grid, block=block, order=order)
+        d, e, F, tau = reduced(H)
+        assert np.array_equal(H.allgather(), lower, equal_nan=True)
+        report: Any = F.report
+        assert report.as_predicted and report.counted == report.predicted, str(report)
+        assert report.algorithm == "tridiagonal" and (not mover or report.mover == mover)
+        assert len({x.tobytes() for x in comm.allgather(np.concatenate([d, e, tau]))}) == 1
+        X = DistMatrix.eye(n, grid=grid, block=9, dtype=dtype)
+        apply_back(F, tau, X)
+        q = X.allgather()
+    assert d.dtype == e.dtype == np.finfo(dtype).dtype and d.shape == (n,) and e.shape == tau.shape == (max(0, n - 1),)
+    if n:
+        wide = np.result_type(dtype, float)
+        scale = float(abs(given).max()) or 1.0
+        a, q, unit = given.astype(wide) / scale, q.astype(wide), n * np.finfo(dtype).eps
+        t = (np.diag(d) + np.diag(e, -1) + np.diag(e, 1)).astype(float) / scale
+        assert np.linalg.norm(q.conj().T @ q - np.eye(n), 1) <= RATIO * unit
+        assert np.linalg.norm(a - q @ t @ q.conj().T, 1) <= RATIO * unit * np.linalg.norm(a, 1)
+        assert abs(np.linalg.eigvalsh(t) - np.linalg.eigvalsh(a)).max() <= RATIO * unit * np.linalg.norm(a, 2)
+
+
+@every_grid
+@pytest.mark.parametrize(("n", "dtype", "block", "order", "way"), third(pairs(SIZES, DTYPES, LAYOUTS, "CF", ("read", "sent"))))
+def test_reduction(comm: Any, n: int, dtype: str, block: Any, order: str, way: str, monkeypatch: Any) -> None:
+    from pdgemm import ProcessGrid
+
+    with ProcessGrid(comm) as grid:
+        shares = grid.shares_memory
+    monkeypatch.setattr(ProcessGrid, "shares_memory", shares and way == "read")
+    for shape in grid_shapes(comm.size):
+        checked(hermitian(n, dtype), comm, shape, block, order, "shared" if shares and way == "read" else "ring")
+
+
+@every_grid
+def test_many_blocks(comm: Any, monkeypatch: Any) -> None:
+    """Blocks of 8 and panels of 3: many classes, panels that end inside and at the end of blocks, ragged ends."""
+    monkeypatch.setattr("pdgemm.linalg.spectral.one_stage.BLOCK", 8)
+    monkeypatch.setattr("pdgemm.linalg.spectral.one_stage.WIDTH", 3)
+    for n, dtype in ((101, "float64"), (96, "complex128")):
+        for shape in grid_shapes(comm.size):
+            checked(hermitian(n, dtype), comm, shape, 8, "F")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("made", [low_rank, diagonal, tiny, huge, graded, lambda n, t: np.zeros((n, n), t)])
+def test_any_elements(comm: Any, made: Any, dtype: str) -> None:
+    for shape in grid_shapes(comm.size)[-1:]:
+        checked(made(130, dtype), comm, shape, 64, "F")
+
+
+def test_views(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.linalg.spectral.one_stage import reduced
+
+    large = hermitian(200, "complex128")
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.from_global(large, grid=grid, block=64)
+        for view, seen in ((A[30:150, 30:150], large[30:150, 30:150]), (A.T, large.T), (A.H, large), (A[64:, 64:], large[64:, 64:])):
+            d, e, *_ = reduced(view)
+            t = np.diag(d) + np.diag(e, -1) + np.diag(e, 1)
+            assert abs(np.linalg.eigvalsh(t) - np.linalg.eigvalsh(seen)).max() <= 1e-10
+        assert np.array_equal(A.allgather(), large)
+
+
+@every_grid
+def test_plan(comm: Any) -> None:
+    """A planned program has the words of the run, and its simulation the messages."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.linalg.spectral.one_stage import reduced
+
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            H = DistMatrix.from_global(hermitian(150, "float64"), grid=grid, block=32)
+            plan, report = linalg.plan(lambda A: reduced(A)[2], H), reduced(H)[2].report
+            counted = report.counted
+            assert plan.traffic(comm.rank) == counted, f"{plan}\n{report}"
+            run = plan.simulate().traffic(comm.rank)
+            assert run.messages_received == counted.messages_received and run.messages_sent == counted.messages_sent
+            assert run.words_received == counted.words_received - counted.words_read
+            assert plan.flops == report.flops == 4 * 150**3 // 3
