@@ -1,4 +1,4 @@
-"""The elements of a Hermitian matrix on and below its diagonal on one rank: their product with a vector, their update."""
+"""The elements of a Hermitian matrix on and below its diagonal on one rank: products with a vector, and updates."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.schedules.panels.tridiagonal_schedule import TridiagonalSchedule, as_slices
 
 
-class Tile(NamedTuple):
-    """A tile below the diagonal, or a whole Hermitian matrix, of which only the lower triangle counts.
+class PartOfTriangle(NamedTuple):
+    """Elements of A below its diagonal, or a Hermitian matrix, of which only the lower triangle counts.
 
     rows, cols : its places in vectors.
     """
@@ -46,27 +46,29 @@ class HermitianTiles:
             if len(classes) > 1:
                 _reorder_blocks(x, self._plan.by_class.block, [*range(part, self._plan.by_class.parts, parts)], back)
 
-    def _tiles(self, panel: Panel, start: int) -> Iterator[Tile]:
-        """Yield the tiles in the rows and columns from `start` on: those below the diagonal have a block of columns."""
-        dist, segments = self._plan.by_class, self._plan.segments(panel)
+    def _parts(self, panel: Panel, start: int) -> Iterator[PartOfTriangle]:
+        """Yield the parts in the rows and columns from `start` on; those below the diagonal have a block of columns."""
+        by_class, b = self._plan.by_class, self._plan.by_class.block
         for c, cols in self._cols.items():
+            first = by_class.below(start, c)
             for r, rows in self._rows.items():
                 if c == r:
-                    here = dist.below(start, c)
-                    place = slice(segments[c].stop - (cols.stop - cols.start) + here, segments[c].stop)
-                    A = self._A[rows.start + here : rows.stop, cols.start + here : cols.stop]
-                    if A.size:
-                        yield Tile(A, place, place, True)
+                    yield self._part(
+                        panel, (r, c), slice(rows.start + first, rows.stop), slice(cols.start + first, cols.stop)
+                    )
                     continue
-                first, number = dist.below(start, c), cols.stop - cols.start
-                while first < number:
-                    last = min((first // dist.block + 1) * dist.block, number)
-                    top = dist.below(int(dist.to_global(first, c)), r)
-                    A = self._A[rows.start + top : rows.stop, cols.start + first : cols.start + last]
-                    to_rows, to_cols = (segments[x].stop - (y.stop - y.start) for x, y in ((r, rows), (c, cols)))
-                    if A.size:
-                        yield Tile(A, slice(to_rows + top, segments[r].stop), slice(to_cols + first, to_cols + last), False)
-                    first = last
+                bounds = [first, *range((first // b + 1) * b, by_class.count(c), b), by_class.count(c)]
+                for here in as_slices(bounds) if first < by_class.count(c) else ():
+                    top = by_class.below(int(by_class.to_global(here.start, c)), r)
+                    block = slice(cols.start + here.start, cols.start + here.stop)
+                    yield self._part(panel, (r, c), slice(rows.start + top, rows.stop), block)
+
+    def _part(self, panel: Panel, classes: tuple[int, int], rows: slice, cols: slice) -> PartOfTriangle:
+        """Return the part of A in these local rows and columns, which are of one class each."""
+        (r, c), segments = classes, self._plan.segments(panel)
+        down, right = self._rows[r].stop - segments[r].stop, self._cols[c].stop - segments[c].stop
+        places = slice(rows.start - down, rows.stop - down), slice(cols.start - right, cols.stop - right)
+        return PartOfTriangle(self._A[rows, cols], *places, r == c)
 
     def product(self, panel: Panel, v: np.ndarray, y: np.ndarray) -> Callable[[], None]:
         """Return the function that computes y := this rank's part of A v, for these vectors, from the panel on.
@@ -74,7 +76,9 @@ class HermitianTiles:
         Each block of columns is read from memory once: from the cache it is multiplied again, by its other vector.
         """
         calls = list[Callable[[], None]]()
-        for A, rows, cols, hermitian in self._tiles(panel, panel.start):
+        for A, rows, cols, hermitian in self._parts(panel, panel.start):
+            if not A.size:
+                continue
             if hermitian:
                 calls.append(prepare_hemv(A, v[cols], y[rows]))
             else:
@@ -90,7 +94,7 @@ class HermitianTiles:
 
     def update(self, panel: Panel, X: np.ndarray, exchanged: np.ndarray) -> None:
         """A := A - V W^H - W V^H behind a panel, where X has columns v, w, v, w ..., and `exchanged` w, v, w, v ..."""
-        for A, rows, cols, hermitian in self._tiles(panel, panel.stop):
+        for A, rows, cols, hermitian in self._parts(panel, panel.stop):
             if hermitian:
                 subtract_her2k(X[rows, ::2], X[rows, 1::2], A)
             else:

@@ -58,7 +58,7 @@ class Tridiagonal:
         return 0
 
     def _reduce(self, panel: Panel) -> np.ndarray:
-        """Reduce the columns of a panel; return X, whose columns are v_1, w_1, v_2, w_2, ... from the panel's start on."""
+        """Reduce the columns of a panel; return X, whose columns are v_1, w_1, v_2, w_2 ... in its rows."""
         task, plan, m = self._task, self._plan, self._plan.n - panel.start
         X = column_buffer(m, "F", 2 * panel.width, task.workspace["panel"])
         mine, columns = plan.slices(panel)[self._me], self._own_columns(panel)
@@ -120,7 +120,7 @@ class Tridiagonal:
     def _own_columns(self, panel: Panel) -> np.ndarray:
         """Return this rank's slice of the rows of a panel, which the ranks of the panel's grid column have."""
         task, plan, w, buffer = self._task, self._plan, panel.width, self._task.workspace["columns"]
-        slices, (pr, pc), me = plan.slices(panel), plan.grid.shape, self._ranks[self._me]
+        slices, pr, me = plan.slices(panel), plan.grid.shape[0], self._ranks[self._me]
         mine, chunks = slices[self._me], [plan.chunks(panel, i) for i in range(pr)]
         out, into = ({rank: slice(0, 0) for rank in self._ranks if rank != me} for _ in range(2))
         owners = {task.grid.rank_of(i, panel.col): i for i in range(pr)}
@@ -158,7 +158,7 @@ class Tridiagonal:
         if j == panel.col:
             pieces = self._plan.pieces(panel, i, slice(0, len(X)))
             _copy([(place, x) for x, place in pieces], X[:, ::2], self._panel_columns(panel))
-        exchanged = column_buffer(*X.shape[:1], "F", X.shape[1], task.workspace["exchanged panel"])
+        exchanged = column_buffer(len(X), "F", X.shape[1], task.workspace["exchanged panel"])
         exchanged[:, ::2], exchanged[:, 1::2] = X[:, 1::2], X[:, ::2]
         self._tiles.update(panel, X, exchanged)
 
@@ -240,7 +240,7 @@ class _Slices:
         self.free = self._swap.free
 
     def gather(self, w: np.ndarray | None, norm: float) -> float:
-        """Set a, and w if it is not None, to their slices of all ranks; return the norm of which each rank has a part."""
+        """Set a, and w if it is not None, to the slices of all ranks; return the norm of which each rank has a part."""
         self._note[0] = norm
         self._swap()
         for part, x in self._to_a:

@@ -23,9 +23,9 @@ def reduced(H: DistMatrix) -> tuple[np.ndarray, np.ndarray, DistMatrix, np.ndarr
     H : DistMatrix (n, n), float32, float64, complex64 or complex128, on the host, of any layout; only its lower
         triangle is read, of the diagonal the real part, and it is not changed.  The caller has checked this.
 
-    d (n,) and e (n - 1,), the diagonal and the subdiagonal of T, and tau (n - 1,) are the same on every rank to the last
-    bit.  F (n, n) has the reflectors below its diagonal: Q = H_1 H_2 ..., H_k = I - tau_k v v^H, where v has zeros down
-    to row k, 1 in row k + 1, and then the elements of column k of F.  `F.report` has the words.
+    d (n,) and e (n - 1,), the diagonal and the subdiagonal of T, and tau (n - 1,) are the same on every rank to the
+    last bit.  F (n, n) has the reflectors below its diagonal: Q = H_1 H_2 ..., H_k = I - tau_k v v^H, where v has zeros
+    down to row k, 1 in row k + 1, and then the elements of column k of F.  `F.report` has the words.
 
     Cost per rank for P ranks: 4/3 n^3 / P flops, half of them in products of the matrix and a vector; at most
     n^2/2 words in for panels, P for sums, and n^2 for vectors, in 4 n (P - 1) messages; extra memory for n^2/P words.

@@ -83,8 +83,9 @@ class TridiagonalSchedule(PanelSchedule):
         segments, pieces = self.segments(panel), []
         for c, local in self.local_classes(i, self.grid.shape[0]).items():
             start, stop = max(part.start, segments[c].start), min(part.stop, segments[c].stop)
+            behind = local.stop - segments[c].stop  # both end with the last index of the class
             if start < stop:
-                pieces.append((slice(local.stop - segments[c].stop + start, local.stop - segments[c].stop + stop), slice(start, stop)))
+                pieces.append((slice(start + behind, stop + behind), slice(start, stop)))
         return pieces
 
     def chunks(self, panel: Panel, i: int) -> list[slice]:
@@ -114,8 +115,8 @@ class TridiagonalSchedule(PanelSchedule):
                 from_owners[np.flatnonzero(where == owner)[0]] = words
             yield Round(self._swapped(from_owners, 1), hidden=False)
             m_loc, n_loc = (counts_of(x.window(panel.start, self.n)) for x in (rows, cols))
-            by_rank = (self._by_rank(x) for x in (m_loc[:, None], (n_loc[None, :] + 1) // 2))
-            passes = [WorkPiece((*by_rank, times), MEMORY)]
+            heights, widths = self._by_rank(m_loc[:, None]), self._by_rank((n_loc[None, :] + 1) // 2)
+            passes = [WorkPiece((heights, widths, times), MEMORY)]
             yield Round(self._swapped(every * (lengths + NOTES), times), passes, hidden=False)
             yield Round(self._swapped(every * (2 * lengths + 1)[:, None], w + (panel.stop < self.n)), hidden=False)
             m_loc, n_loc = (counts_of(x.window(panel.stop, self.n)) for x in (rows, cols))

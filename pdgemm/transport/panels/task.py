@@ -104,7 +104,8 @@ class Task(ABC, Generic[Planned]):
     def swap(self, name: str, out: Mapping[int, slice], into: Mapping[int, slice], tag: int) -> Swap:
         """Prepare an exchange among all ranks of the grid, each of which has a buffer of this name, a vector.
 
-        out  : by rank, the part of this rank's buffer that the rank gets.   into : the part of its buffer that it gives.
+        out  : by rank, the part of this rank's buffer that the rank gets.
+        into : by rank, the part of the rank's buffer that this rank gets.  Both have all other ranks.
         The buffers of a schedule that sends have space for these parts under the name + " of others".
         """
 

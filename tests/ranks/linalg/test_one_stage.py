@@ -47,7 +47,7 @@ def graded(n: int, dtype: str) -> np.ndarray:
     return (hermitian(n, dtype) * np.sqrt(scale[:, None] * scale)).astype(dtype)
 
 
-def checked(given: np.ndarray, comm: Any, shape: tuple[int, int], block: Any, order: str, mover: str = "") -> None:
+def checked(given: np.ndarray, comm: Any, shape: tuple[int, int], block: Any, order: Any, mover: str = "") -> None:
     """|A - Q T Q^H| and |Q^H Q - I| in units of n eps, eigenvalues, and the words of the report."""
     from pdgemm import DistMatrix, ProcessGrid
     from pdgemm.linalg.spectral.one_stage import apply_back, reduced
@@ -78,7 +78,9 @@ def checked(given: np.ndarray, comm: Any, shape: tuple[int, int], block: Any, or
 
 
 @every_grid
-@pytest.mark.parametrize(("n", "dtype", "block", "order", "way"), third(pairs(SIZES, DTYPES, LAYOUTS, "CF", ("read", "sent"))))
+@pytest.mark.parametrize(
+    ("n", "dtype", "block", "order", "way"), third(pairs(SIZES, DTYPES, LAYOUTS, "CF", ("read", "sent")))
+)
 def test_reduction(comm: Any, n: int, dtype: str, block: Any, order: str, way: str, monkeypatch: Any) -> None:
     from pdgemm import ProcessGrid
 
@@ -113,7 +115,12 @@ def test_views(comm: Any) -> None:
     large = hermitian(200, "complex128")
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(large, grid=grid, block=64)
-        for view, seen in ((A[30:150, 30:150], large[30:150, 30:150]), (A.T, large.T), (A.H, large), (A[64:, 64:], large[64:, 64:])):
+        for view, seen in (
+            (A[30:150, 30:150], large[30:150, 30:150]),
+            (A.T, large.T),
+            (A.H, large),
+            (A[64:, 64:], large[64:, 64:]),
+        ):
             d, e, *_ = reduced(view)
             t = np.diag(d) + np.diag(e, -1) + np.diag(e, 1)
             assert abs(np.linalg.eigvalsh(t) - np.linalg.eigvalsh(seen)).max() <= 1e-10
