@@ -1,4 +1,4 @@
-"""Cholesky, triangular solves, LU, Householder QR and QR of tall matrices as loops that read like their papers.
+"""Cholesky, triangular solves, LU, QR and the reduction to tridiagonal form as loops that read like their papers.
 
 Each step of a loop factors a panel, transfers it to the other ranks, and updates the trailing matrix.  `panel_run`
 allocates the buffers of a loop, runs the loop and reports on it.

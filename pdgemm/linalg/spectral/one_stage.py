@@ -27,8 +27,8 @@ def reduced(H: DistMatrix) -> tuple[np.ndarray, np.ndarray, DistMatrix, np.ndarr
     last bit.  F (n, n) has the reflectors below its diagonal: Q = H_1 H_2 ..., H_k = I - tau_k v v^H, where v has zeros
     down to row k, 1 in row k + 1, and then the elements of column k of F.  `F.report` has the words.
 
-    Cost per rank for P ranks: 4/3 n^3 / P flops, half of them in products of the matrix and a vector; at most
-    n^2/2 words in for panels, P for sums, and n^2 for vectors, in 4 n (P - 1) messages; extra memory for n^2/P words.
+    Cost per rank for P ranks: 4/3 n^3 / P flops, half of them in products of the matrix and a vector; 3/2 n^2 words in,
+    at most, in 2 n (P - 1) messages or signals; extra memory for n^2/P words.
     Error: |H - Q T Q^H| <= c n eps |H| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.3).
     Dongarra, Sorensen & Hammarling, J. Comput. Appl. Math. 27, 1989.
     """
@@ -41,6 +41,8 @@ def reduced(H: DistMatrix) -> tuple[np.ndarray, np.ndarray, DistMatrix, np.ndarr
     executor: Any = partial(Tridiagonal, d=d, e=e, tau=tau)
     what = f"reduction of a Hermitian matrix ({shape_of(H)}) to tridiagonal form"
     _, W.report = run_panels(schedule, executor, {"A": W}, what, moves)
+    if W.grid.size > len(schedule.ranks):  # ranks without a position in the grid have taken no part
+        d, e, tau = W.grid.comm.bcast((d, e, tau), schedule.ranks[0])
     return d, e, W, tau
 
 

@@ -108,6 +108,22 @@ def test_any_elements(comm: Any, made: Any, dtype: str) -> None:
         checked(made(130, dtype), comm, shape, 64, "F")
 
 
+@pytest.mark.on_ranks(4)
+def test_idle_ranks(comm: Any) -> None:
+    """Ranks that hold no elements have the same numbers."""
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.linalg.spectral.one_stage import reduced
+
+    given = hermitian(90, "float64")
+    with ProcessGrid(comm, (1, 3), ranks=[3, 0, 2]) as grid:
+        d, e, F, tau = reduced(DistMatrix.from_global(given, grid=grid, block=16))
+        report: Any = F.report
+        assert report.as_predicted
+        assert len({x.tobytes() for x in comm.allgather(np.concatenate([d, e, tau]))}) == 1
+    t = np.diag(d) + np.diag(e, -1) + np.diag(e, 1)
+    assert abs(np.linalg.eigvalsh(t) - np.linalg.eigvalsh(given)).max() <= 1e-11
+
+
 def test_views(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid
     from pdgemm.linalg.spectral.one_stage import reduced
