@@ -8,6 +8,8 @@ from typing import Any
 
 from pdgemm.algorithms.planned_program import matrices_in, program_of
 from pdgemm.errors import ArgumentError
+from pdgemm.linalg.eigen.eigh import eigh as eigh
+from pdgemm.linalg.eigen.eigh import eigvalsh as eigvalsh
 from pdgemm.linalg.factors.cholesky import cho_factor as cho_factor
 from pdgemm.linalg.factors.cholesky import cho_solve as cho_solve
 from pdgemm.linalg.factors.cholesky import cholesky as cholesky
@@ -34,23 +36,21 @@ from pdgemm.linalg.factors.solve import solve as solve
 from pdgemm.linalg.factors.triangular import inv_triangular as inv_triangular
 from pdgemm.linalg.factors.triangular import solve_triangular as solve_triangular
 from pdgemm.linalg.factors.triangular import trmm as trmm
-from pdgemm.linalg.spectral.eigh import eigh as eigh
-from pdgemm.linalg.spectral.eigh import eigvalsh as eigvalsh
-from pdgemm.linalg.spectral.kronecker import kron as kron
-from pdgemm.linalg.spectral.kronecker import matvec as matvec
-from pdgemm.linalg.spectral.kronecker import outer as outer
-from pdgemm.linalg.spectral.matrix_functions import expm as expm
-from pdgemm.linalg.spectral.matrix_functions import matrix_power as matrix_power
-from pdgemm.linalg.spectral.matrix_functions import newton_schulz as newton_schulz
-from pdgemm.linalg.spectral.matrix_functions import sqrtm as sqrtm
-from pdgemm.linalg.spectral.norms import cond as cond
-from pdgemm.linalg.spectral.norms import norm as norm
-from pdgemm.linalg.spectral.polar import matrix_sign as matrix_sign
-from pdgemm.linalg.spectral.polar import polar as polar
-from pdgemm.linalg.spectral.singular_values import matrix_rank as matrix_rank
-from pdgemm.linalg.spectral.singular_values import pinv as pinv
-from pdgemm.linalg.spectral.singular_values import svdvals as svdvals
-from pdgemm.linalg.spectral.svd import svd as svd
+from pdgemm.linalg.functions.kronecker import kron as kron
+from pdgemm.linalg.functions.kronecker import matvec as matvec
+from pdgemm.linalg.functions.kronecker import outer as outer
+from pdgemm.linalg.functions.matrix_functions import expm as expm
+from pdgemm.linalg.functions.matrix_functions import matrix_power as matrix_power
+from pdgemm.linalg.functions.matrix_functions import newton_schulz as newton_schulz
+from pdgemm.linalg.functions.matrix_functions import sqrtm as sqrtm
+from pdgemm.linalg.functions.polar import matrix_sign as matrix_sign
+from pdgemm.linalg.functions.polar import polar as polar
+from pdgemm.linalg.singular.norms import cond as cond
+from pdgemm.linalg.singular.norms import norm as norm
+from pdgemm.linalg.singular.singular_values import matrix_rank as matrix_rank
+from pdgemm.linalg.singular.singular_values import pinv as pinv
+from pdgemm.linalg.singular.singular_values import svdvals as svdvals
+from pdgemm.linalg.singular.svd import svd as svd
 from pdgemm.local.arrays.integers import as_count
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.planning.machines.machine import Machine

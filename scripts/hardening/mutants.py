@@ -356,19 +356,19 @@ MUTANTS = [
         (f"4 {R}linalg/test_linalg_late_ranks.py", f"4 {R}linalg/test_linalg_lu.py"),
     ),
     Mutant(
-        "spectral: a sign's trace counts the eigenvalues below", "pdgemm/linalg/spectral/eigh.py",
+        "spectral: a sign's trace counts the eigenvalues below", "pdgemm/linalg/eigen/eigh.py",
         "count = round((n + trace) / 2)", "trace = -trace\n        count = round((n + trace) / 2)",
         (f"1 {R}linalg/test_linalg_functions.py",),
     ),
     Mutant(
-        "spectral: a restart keeps the smallest singular values", "pdgemm/linalg/spectral/golub_kahan.py",
+        "spectral: a restart keeps the smallest singular values", "pdgemm/linalg/singular/golub_kahan.py",
         "distributed(X, vectors[:, :used])", "distributed(X, vectors[:, -used:])",
-        (f"1 {R}linalg/test_linalg_svd.py",),
+        (f"1 {R}eigen/test_linalg_svd.py",),
     ),
     Mutant(
-        "spectral: the bound of singular values forgets those after the k-th", "pdgemm/linalg/spectral/golub_kahan.py",
+        "spectral: the bound of singular values forgets those after the k-th", "pdgemm/linalg/singular/golub_kahan.py",
         "rest = min(rest, float(s[k] + residuals[k]))", "rest = 0.0",
-        (f"1 {R}linalg/test_linalg_svd.py",),
+        (f"1 {R}eigen/test_linalg_svd.py",),
     ),
     Mutant(
         "linalg: results of scaled operands are not scaled back", "pdgemm/linalg/ranges.py",
@@ -643,7 +643,7 @@ MUTANTS = [
         (f"4 {R}linalg/test_linalg_plans.py",),
     ),
     Mutant(
-        "programs: redistributions of sums are not reported", "pdgemm/linalg/spectral/iterations.py",
+        "programs: redistributions of sums are not reported", "pdgemm/linalg/functions/iterations.py",
         "return Y if Y.later_report is before else self.did(Y)", "return Y",
         (f"4 {R}linalg/test_linalg_plans.py",),
     ),

@@ -138,7 +138,7 @@ def test_qr_by_rows(comm: Any, way: str, schedule: str, dtype: str, order: Any, 
 
 def test_functions_stay_on_the_device(comm: Any, monkeypatch: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.linalg.spectral import eigh
+    from pdgemm.linalg.eigen import eigh
 
     monkeypatch.setattr(eigh, "SMALL", 8)  # so that the spectrum is divided
     x, s, b = rng_matrix(14, 14, "float64"), positive_definite(14, "float64"), rng_matrix(14, 3, "float64")

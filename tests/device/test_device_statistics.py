@@ -19,7 +19,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slabs and pieces of so few elements that the matrices of these tests have several."""
     from pdgemm.algorithms.protection import checksum
     from pdgemm.algorithms.statistics import columns, histograms
-    from pdgemm.linalg.spectral import kronecker
+    from pdgemm.linalg.functions import kronecker
     from pdgemm.local.arrays import elementwise, folds
 
     for module in (folds, columns, histograms, kronecker):

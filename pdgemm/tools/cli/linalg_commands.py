@@ -267,7 +267,7 @@ def _values_text(s: Any, facts: dict[str, float]) -> list[str]:
 
 def _svd_checks(A: DistMatrix, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, float]) -> list[Check]:
     """Return the checks of singular triplets; errors are relative to the largest singular value."""
-    from pdgemm.linalg.spectral.svd import norm_of_rest
+    from pdgemm.linalg.singular.svd import norm_of_rest
     from pdgemm.local.arrays.dtypes import eps
     from pdgemm.matrix.distmatrix import DistMatrix
 

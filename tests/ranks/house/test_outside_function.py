@@ -19,7 +19,7 @@ pytestmark = pytest.mark.mpi
 
 def jacobi_cg(A: Any, B: Any, tolerance: float = 1e-10, most: int = 200) -> Any:
     """Return X with A X = B for a positive definite A.  `X.report` has all words, and the flops of its products."""
-    from pdgemm.linalg.spectral.iterations import Work
+    from pdgemm.linalg.functions.iterations import Work
 
     work, scale = Work("jacobi_cg"), 1 / A.diagonal()[:, None]
     X, R = B.copy() * 0, B.copy()

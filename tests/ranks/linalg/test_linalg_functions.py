@@ -477,7 +477,7 @@ def test_eigh(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
         check_eigh(A, h[:23, :23])  # on one rank
         check_eigh(np.tril(A), h[:23, :23])  # the other triangle is not read
         check_eigh(np.triu(A), h[:23, :23], lower=False)
-    monkeypatch.setattr(modules["pdgemm.linalg.spectral.eigh"], "SMALL", 20)
+    monkeypatch.setattr(modules["pdgemm.linalg.eigen.eigh"], "SMALL", 20)
     with laid_out(comm, h, TYPES.index(dtype)) as A:
         assert check_eigh(A, h).report.steps >= 1
 
@@ -486,7 +486,7 @@ def test_eigh(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_eigh_of_nasty_matrices(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from sys import modules
 
-    monkeypatch.setattr(modules["pdgemm.linalg.spectral.eigh"], "SMALL", 12)
+    monkeypatch.setattr(modules["pdgemm.linalg.eigen.eigh"], "SMALL", 12)
     cases = [np.eye(20), np.diag(np.arange(16.0) % 3), np.zeros((13, 13)), scipy.linalg.hilbert(16)]
     cases += [np.diag(np.r_[np.ones(9), 1 + 1e-14 * np.arange(9)]), np.zeros((0, 0)), np.eye(1) * 3]
     for number, x in enumerate(cases):

@@ -14,11 +14,12 @@ from house import MODULES, TREES, imported, inside
 
 FLOORS = [  # a folder, or a module beside them, imports what stands before it; the longest name that fits is a module's
     "errors", "names", "local.arrays", "local", "support", "grids", "instrument", "devices", "schedules",
-    "schedules.exchanges", "schedules.products", "schedules.panels", "schedules.collectives", "planning", "transport",
+    "schedules.exchanges", "schedules.products", "schedules.collectives", "schedules.panels", "planning", "transport",
     "transport.panels", "matrix", "algorithms.protection", "algorithms", "algorithms.indexing",
     "algorithms.statistics", "algorithms.panels", "gemm", "batched", "linalg.ranges", "linalg.factors",
-    "linalg.spectral", "linalg", "interop", "interchange", "scalapack", "statistics", "resilience", "io",
-    "io.streamed", "tools.calibrate", "tools.profiling", "tools.studies", "tools", "__main__",
+    "linalg.functions", "linalg.eigen", "linalg.singular", "linalg", "interop", "interchange", "scalapack",
+    "statistics", "resilience", "io", "io.streamed", "tools.calibrate", "tools.profiling", "tools.studies", "tools",
+    "__main__",
 ]  # fmt: skip
 PURE = ["errors", "names", "local", "support", "instrument", "schedules", "planning"]  # no MPI, HDF5 or CuPy
 PURE_MODULES = [

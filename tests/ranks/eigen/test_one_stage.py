@@ -50,7 +50,7 @@ def graded(n: int, dtype: str) -> np.ndarray:
 def checked(given: np.ndarray, comm: Any, shape: tuple[int, int], block: Any, order: Any, mover: str = "") -> None:
     """|A - Q T Q^H| and |Q^H Q - I| in units of n eps, eigenvalues, and the words of the report."""
     from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.linalg.spectral.one_stage import apply_back, reduced
+    from pdgemm.linalg.eigen.one_stage import apply_back, reduced
 
     n, dtype = len(given), given.dtype
     lower = given.copy()
@@ -94,8 +94,8 @@ def test_reduction(comm: Any, n: int, dtype: str, block: Any, order: str, way: s
 @every_grid
 def test_many_blocks(comm: Any, monkeypatch: Any) -> None:
     """Blocks of 8 and panels of 3: many classes, panels that end inside and at the end of blocks, ragged ends."""
-    monkeypatch.setattr("pdgemm.linalg.spectral.one_stage.BLOCK", 8)
-    monkeypatch.setattr("pdgemm.linalg.spectral.one_stage.WIDTH", 3)
+    monkeypatch.setattr("pdgemm.linalg.eigen.one_stage.BLOCK", 8)
+    monkeypatch.setattr("pdgemm.linalg.eigen.one_stage.WIDTH", 3)
     for n, dtype in ((101, "float64"), (96, "complex128")):
         for shape in grid_shapes(comm.size):
             checked(hermitian(n, dtype), comm, shape, 8, "F")
@@ -112,7 +112,7 @@ def test_any_elements(comm: Any, made: Any, dtype: str) -> None:
 def test_idle_ranks(comm: Any) -> None:
     """Ranks that hold no elements have the same numbers."""
     from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.linalg.spectral.one_stage import reduced
+    from pdgemm.linalg.eigen.one_stage import reduced
 
     given = hermitian(90, "float64")
     with ProcessGrid(comm, (1, 3), ranks=[3, 0, 2]) as grid:
@@ -126,7 +126,7 @@ def test_idle_ranks(comm: Any) -> None:
 
 def test_views(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.linalg.spectral.one_stage import reduced
+    from pdgemm.linalg.eigen.one_stage import reduced
 
     large = hermitian(200, "complex128")
     with ProcessGrid(comm) as grid:
@@ -147,7 +147,7 @@ def test_views(comm: Any) -> None:
 def test_plan(comm: Any) -> None:
     """A planned program has the words of the run, and its simulation the messages."""
     from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.linalg.spectral.one_stage import reduced
+    from pdgemm.linalg.eigen.one_stage import reduced
 
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:

@@ -104,8 +104,8 @@ def check(pair: Tridiagonal, w: np.ndarray, V: Any, part: slice = slice(None)) -
 def solve(pair: Tridiagonal, grid: Any, dtype: Any = "d", wanted: Any = None) -> tuple[np.ndarray, Any, Any]:
     """Eigenvalues, vectors, and the report of the work."""
     from pdgemm import DistMatrix
-    from pdgemm.linalg.spectral.iterations import Work
-    from pdgemm.linalg.spectral.tridiagonal import tridiagonal_eigh
+    from pdgemm.linalg.eigen.tridiagonal import tridiagonal_eigh
+    from pdgemm.linalg.functions.iterations import Work
 
     work, like = Work("tridiagonal"), DistMatrix.zeros((3, 5), grid=grid, dtype=dtype)
     before = [x.copy() for x in pair]
@@ -119,7 +119,7 @@ def solve(pair: Tridiagonal, grid: Any, dtype: Any = "d", wanted: Any = None) ->
 @pytest.fixture(autouse=True)
 def small_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three levels of joins at order 50."""
-    monkeypatch.setattr("pdgemm.linalg.spectral.tridiagonal.LEAF", 8)
+    monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal.LEAF", 8)
 
 
 @every_grid
@@ -173,7 +173,7 @@ def test_tiny_leaves(comm: Any, monkeypatch: pytest.MonkeyPatch, leaf: int) -> N
     """Systems of one and of two eigenvalues, which LAPACK's laed4 treats otherwise."""
     from pdgemm import ProcessGrid
 
-    monkeypatch.setattr("pdgemm.linalg.spectral.tridiagonal.LEAF", leaf)
+    monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal.LEAF", leaf)
     with ProcessGrid(comm) as grid:
         for kind in (gaussian, wilkinson, graded):
             check(kind(11), *solve(kind(11), grid)[:2])
@@ -182,7 +182,7 @@ def test_tiny_leaves(comm: Any, monkeypatch: pytest.MonkeyPatch, leaf: int) -> N
 def test_larger_orders(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pdgemm import ProcessGrid
 
-    monkeypatch.setattr("pdgemm.linalg.spectral.tridiagonal.LEAF", 256)
+    monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal.LEAF", 256)
     with ProcessGrid(comm) as grid:
         for kind, n in ((gaussian, 1000), (glued, 525), (wilkinson, 513)):
             check(kind(n), *solve(kind(n), grid)[:2])
@@ -228,8 +228,8 @@ def test_deflated_columns_are_not_multiplied(comm: Any) -> None:
 def test_plans(comm: Any) -> None:
     """Words, messages and flops are as planned where no eigenvalue is deflated."""
     from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.linalg.spectral.iterations import Work
-    from pdgemm.linalg.spectral.tridiagonal import tridiagonal_eigh
+    from pdgemm.linalg.eigen.tridiagonal import tridiagonal_eigh
+    from pdgemm.linalg.functions.iterations import Work
 
     pair = gaussian(50)
     for shape, wanted in ((grid_shapes(comm.size)[0], None), (grid_shapes(comm.size)[-1], lambda w: slice(0, 20))):

@@ -10,7 +10,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.linalg.factors.operands import to_one
 from pdgemm.linalg.factors.qr import factored, qr
-from pdgemm.linalg.spectral.iterations import (
+from pdgemm.linalg.functions.iterations import (
     Work,
     add_to_diagonal,
     check_operand,
@@ -23,7 +23,7 @@ from pdgemm.linalg.spectral.iterations import (
     orthonormal_basis,
     random,
 )
-from pdgemm.linalg.spectral.polar import unitary_factor
+from pdgemm.linalg.functions.polar import unitary_factor
 from pdgemm.local.arrays.integers import as_count, as_name
 from pdgemm.matrix.argument_checks import as_real, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix

@@ -11,7 +11,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.linalg.factors.cholesky import cholesky
 from pdgemm.linalg.factors.operands import to_one
-from pdgemm.linalg.spectral.iterations import (
+from pdgemm.linalg.functions.iterations import (
     Work,
     add_to_diagonal,
     check_operand,
@@ -20,7 +20,7 @@ from pdgemm.linalg.spectral.iterations import (
     eps_of,
     finite_norm,
 )
-from pdgemm.linalg.spectral.polar import inverse, polar
+from pdgemm.linalg.functions.polar import inverse, polar
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_count, as_name, shown
 from pdgemm.matrix.argument_checks import as_real, communicator

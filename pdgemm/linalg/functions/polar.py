@@ -12,8 +12,7 @@ from pdgemm.linalg.factors.cholesky import cho_solve, cholesky
 from pdgemm.linalg.factors.operands import is_reachable, to_one
 from pdgemm.linalg.factors.solve import inv
 from pdgemm.linalg.factors.triangular import solve_triangular
-from pdgemm.linalg.ranges import ELEMENTS, in_range, times
-from pdgemm.linalg.spectral.iterations import (
+from pdgemm.linalg.functions.iterations import (
     Work,
     add_to_diagonal,
     check_operand,
@@ -23,6 +22,7 @@ from pdgemm.linalg.spectral.iterations import (
     finite_norm,
     random,
 )
+from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix

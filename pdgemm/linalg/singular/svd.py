@@ -7,10 +7,10 @@ import numpy as np
 from pdgemm.errors import ArgumentError
 from pdgemm.linalg.factors.operands import to_one
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
+from pdgemm.linalg.functions.iterations import Work, check_operand, check_protection, empty_like, eps_of, finite_norm
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
-from pdgemm.linalg.spectral.golub_kahan import BLOCKS, Scaled, leading_space, missing
-from pdgemm.linalg.spectral.iterations import Work, check_operand, check_protection, empty_like, eps_of, finite_norm
-from pdgemm.linalg.spectral.norms import largest_singular_value
+from pdgemm.linalg.singular.golub_kahan import BLOCKS, Scaled, leading_space, missing
+from pdgemm.linalg.singular.norms import largest_singular_value
 from pdgemm.local.arrays.integers import as_count, as_seed
 from pdgemm.matrix.argument_checks import as_real, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -49,7 +49,7 @@ def svd(
     rows.  With k, `U.report.facts` has "bound": no value differs from its exact value by more than bound s_1; "share":
     sum s^2 / |A|_F^2, exactly the part of |A|_F^2 in U diag(s) Vh; "residual": the longest A^H u - s v, over s_1.
     The bound follows from measured residuals, and from the norm of the rest of A: see `missing` in
-    `pdgemm.linalg.spectral.golub_kahan`.  If the share is near 1, the bound always holds; otherwise it holds unless the
+    `pdgemm.linalg.singular.golub_kahan`.  If the share is near 1, the bound always holds; otherwise it holds unless the
     random columns miss a direction, with a probability of about 10^-9 for 10 more columns than k (Halko, Martinsson &
     Tropp, 10.8).
     All ranks warn with scipy.linalg.LinAlgWarning if the bound exceeds the tolerance.

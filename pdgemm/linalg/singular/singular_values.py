@@ -8,8 +8,8 @@ from pdgemm.errors import ArgumentError
 from pdgemm.gemm import pdgemm
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.tall_qr import singular_values
-from pdgemm.linalg.spectral.iterations import check_operand
-from pdgemm.linalg.spectral.svd import svd
+from pdgemm.linalg.functions.iterations import check_operand
+from pdgemm.linalg.singular.svd import svd
 from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.argument_checks import as_real, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
