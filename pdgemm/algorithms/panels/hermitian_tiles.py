@@ -11,6 +11,7 @@ import numpy as np
 from pdgemm.local.blas.local_gemm import gemm_accumulate, prepare_gemv, prepare_hemv, subtract_her2k
 from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.schedules.panels.tridiagonal_schedule import TridiagonalSchedule, as_slices
+from pdgemm.transport.movers.panel_views import column_buffer
 
 
 class PartOfTriangle(NamedTuple):
@@ -29,10 +30,11 @@ class HermitianTiles:
     """This rank's elements on and below the diagonal of A.  Local.
 
     A : the local array, which is reordered: its rows and columns lie class by class until `restore`.
+    buffer : workspace for a row and for a column of A, at least; it is used here and in `restore` alone.
     """
 
-    def __init__(self, plan: TridiagonalSchedule, A: np.ndarray, coords: tuple[int, int]) -> None:
-        self._plan, self._A, self._coords = plan, A, coords
+    def __init__(self, plan: TridiagonalSchedule, A: np.ndarray, coords: tuple[int, int], buffer: np.ndarray) -> None:
+        self._plan, self._A, self._coords, self._buffer = plan, A, coords, buffer
         self._rows, self._cols = (plan.local_classes(at, parts) for at, parts in zip(coords, plan.grid.shape))
         self._reorder(False)
 
@@ -41,10 +43,9 @@ class HermitianTiles:
         self._reorder(True)
 
     def _reorder(self, back: bool) -> None:
-        sides = zip((self._A, self._A.T), self._coords, self._plan.grid.shape, (self._rows, self._cols))
-        for x, part, parts, classes in sides:
+        for x, classes in ((self._A, self._rows), (self._A.T, self._cols)):
             if len(classes) > 1:
-                _reorder_blocks(x, self._plan.by_class.block, [*range(part, self._plan.by_class.parts, parts)], back)
+                _reorder_blocks(x, self._plan.by_class.block, len(classes), back, self._buffer)
 
     def _parts(self, panel: Panel, start: int) -> Iterator[PartOfTriangle]:
         """Yield the parts in the rows and columns from `start` on; those below the diagonal have a block of columns."""
@@ -65,7 +66,7 @@ class HermitianTiles:
 
     def _part(self, panel: Panel, classes: tuple[int, int], rows: slice, cols: slice) -> PartOfTriangle:
         """Return the part of A in these local rows and columns, which are of one class each."""
-        (r, c), segments = classes, self._plan.segments(panel)
+        (r, c), segments = classes, self._plan.segments[panel]
         down, right = self._rows[r].stop - segments[r].stop, self._cols[c].stop - segments[c].stop
         places = slice(rows.start - down, rows.stop - down), slice(cols.start - right, cols.stop - right)
         return PartOfTriangle(self._A[rows, cols], *places, r == c)
@@ -101,13 +102,14 @@ class HermitianTiles:
                 gemm_accumulate(-1, X[rows], exchanged[cols].T, 1, A, conjugate_b=A.dtype.kind == "c")
 
 
-def _reorder_blocks(A: np.ndarray, block: int, classes: list[int], back: bool) -> None:
-    """Put the rows of A, whose blocks are of these classes in turn, class by class, or back."""
-    starts = [*range(0, len(A), block)]
-    order = [at for x in range(len(classes)) for at in starts[x :: len(classes)]]
+def _reorder_blocks(A: np.ndarray, block: int, classes: int, back: bool, buffer: np.ndarray) -> None:
+    """Put the rows of A, whose blocks are of so many classes in turn, class by class, or back."""
+    starts, width = [*range(0, len(A), block)], buffer.size // max(1, len(A))
+    order = [at for x in range(classes) for at in starts[x::classes]]
     sizes = [min(block, len(A) - at) for at in order]
-    for cols in (slice(at, at + block) for at in range(0, A.shape[1], block)):
-        before = A[:, cols].copy(order="A")
+    for cols in (slice(at, min(at + width, A.shape[1])) for at in range(0, A.shape[1], width)):
+        before = column_buffer(len(A), "F" if A.flags.f_contiguous else "C", cols.stop - cols.start, buffer)
+        before[...] = A[:, cols]
         for at, place in zip(order, as_slices([*accumulate(sizes, initial=0)])):
             natural = slice(at, at + place.stop - place.start)
             source, target = (place, natural) if back else (natural, place)

@@ -7,9 +7,11 @@ Algorithms 10, 1995.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 from math import copysign, hypot, sqrt
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -48,9 +50,11 @@ class Tridiagonal:
         self._me = self._ranks.index(self._task.grid.comm.rank)
         with np.errstate(all="ignore"):
             with self._task.packing():
-                self._tiles = HermitianTiles(self._plan, self._A, self._task.grid.coords)
+                buffer = self._task.workspace["panel"]
+                self._tiles = HermitianTiles(self._plan, self._A, self._task.grid.coords, buffer)
             for panel in self._plan.steps:
-                X = self._reduce(panel)
+                with self._all_but_waits():
+                    X = self._reduce(panel)
                 with self._task.computing():
                     self._update(panel, X)
             with self._task.packing():
@@ -66,39 +70,45 @@ class Tridiagonal:
         shares = [slice(*(2 * x for x in cuts(j, len(self._ranks))[self._me :][:2])) for j in range(panel.width)]
         a, v, y = (x[:m] for x in task.workspace["vectors"].reshape(3, -1))
         sums, slices = _Sums(task, panel, self._me, y), _Slices(task, panel, self._me, a)
-        multiply, own_v, computing = self._tiles.product(panel, v, y), v[mine], partial(task.recorder.phase, "compute")
+        multiply, own_v = self._tiles.product(panel, v, y), v[mine]
         for j, one in enumerate(self._unit_places(panel)):
             k, before, w = panel.start + j, X[:, : 2 * j], X[:, 2 * j - 1]
-            with computing():
-                slices.column[:] = columns[:, j]
-                if j:
-                    slices.column -= before[mine] @ self._conjugate(_exchanged(before[j]))
-                norm = self._norm_of_rest(slices.column, j + 1 - mine.start, one - mine.start)
+            slices.column[:] = columns[:, j]
+            if j:
+                slices.column -= before[mine] @ self._conjugate(_exchanged(before[j]))
+            norm = self._norm_of_rest(slices.column, j + 1 - mine.start, one - mine.start)
             norm = slices.gather(w if j else None, norm)
             self._d[k] = a[j].real
             if k == plan.n - 1:
                 break
-            with computing():
-                a[: j + 1] = 0
-                self._e[k], tau = self._reflector(a, one, norm, v)
-                self._tau[k] = tau
-                X[:, 2 * j] = v
-                multiply()
-                if j:
-                    share = before[:, shares[j]]
-                    y -= share @ _exchanged(self._conjugate(self._conjugate(v) @ share))
-                notes = np.vdot(v, y), y[one]
+            a[: j + 1] = 0
+            self._e[k], tau = self._reflector(a, one, norm, v)
+            self._tau[k] = tau
+            X[:, 2 * j] = v
+            multiply()
+            if j:
+                share = before[:, shares[j]]
+                y -= share @ _exchanged(self._conjugate(self._conjugate(v) @ share))
+            notes = np.vdot(v, y), y[one]
             total, norm_of_v, y_next = sums.scatter(notes)
-            with computing():
-                shift, w = -tau * (tau * norm_of_v).conjugate() / 2, X[:, 2 * j + 1]
-                np.multiply(total, tau, out=slices.w)
-                slices.w += shift * own_v
-                w[mine], w[one] = slices.w, tau * y_next + shift
+            shift, w = -tau * (tau * norm_of_v).conjugate() / 2, X[:, 2 * j + 1]
+            np.multiply(total, tau, out=slices.w)
+            slices.w += shift * own_v
+            w[mine], w[one] = slices.w, tau * y_next + shift
         else:
             slices.gather(X[:, -1], 0)
         sums.free()
         slices.free()
         return X
+
+    @contextmanager
+    def _all_but_waits(self) -> Iterator[None]:
+        """Count the seconds of a block as those of computations, less its waits: columns are too short for a clock."""
+        seconds, start = self._task.recorder.seconds, perf_counter()
+        before = seconds.get("wait", 0.0)
+        yield
+        waited = seconds.get("wait", 0.0) - before
+        seconds["compute"] = seconds.get("compute", 0.0) + perf_counter() - start - waited
 
     def _unit_places(self, panel: Panel) -> list[int]:
         """Return, for each column of a panel, the place in vectors of the row below the diagonal, where v is 1."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -9,49 +10,59 @@ import numpy as np
 
 from pdgemm.algorithms.panels.panel_run import can_read, run_panels, working_copy
 from pdgemm.algorithms.panels.tridiagonal_panels import Tridiagonal
-from pdgemm.linalg.factors.householder import apply_reflectors
+from pdgemm.linalg.factors.householder import reflect_columns
+from pdgemm.linalg.factors.operands import in_whole_columns
+from pdgemm.linalg.functions.iterations import Work
 from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.panels.tridiagonal_schedule import TridiagonalSchedule
 
-BLOCK, WIDTH = 64, 32  # of the working copy, and columns of a panel
+BLOCK, WIDTH = 64, 64  # of the working copy, and columns of a panel: of 32 are as fast, within a few percent
 
 
-def reduced(H: DistMatrix) -> tuple[np.ndarray, np.ndarray, DistMatrix, np.ndarray]:
-    """Return d, e, F and tau, where H = Q T Q^H, and T is real and tridiagonal.  Collective over the grid of H.
+@dataclass(frozen=True)
+class OneStage:
+    """A = Q T Q^H, where T is real and tridiagonal.
 
-    H : DistMatrix (n, n), float32, float64, complex64 or complex128, on the host, of any layout; only its lower
-        triangle is read, of the diagonal the real part, and it is not changed.  The caller has checked this.
-
-    d (n,) and e (n - 1,), the diagonal and the subdiagonal of T, and tau (n - 1,) are the same on every rank to the
-    last bit.  F (n, n) has the reflectors below its diagonal: Q = H_1 H_2 ..., H_k = I - tau_k v v^H, where v has zeros
-    down to row k, 1 in row k + 1, and then the elements of column k of F.  `F.report` has the words.
-
-    Cost per rank for P ranks: 4/3 n^3 / P flops, half of them in products of the matrix and a vector; 3/2 n^2 words in,
-    at most, in 2 n (P - 1) messages or signals; extra memory for n^2/P words.
-    Error: |H - Q T Q^H| <= c n eps |H| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.3).
-    Dongarra, Sorensen & Hammarling, J. Comput. Appl. Math. 27, 1989.
+    d, e : (n,) and (n - 1,), the diagonal and the subdiagonal of T.   tau : (n - 1,).  The same on every rank to the
+        last bit.
+    F : DistMatrix (n, n) with the reflectors below its diagonal: Q = H_1 H_2 ..., H_k = I - tau_k v v^H, where v has
+        zeros down to row k, 1 in row k + 1, and then the elements of column k of F.
     """
-    n, A = len(H), H.distribution
-    fits = A.block == (BLOCK, BLOCK) and A.source == (0, 0) and A.rows.skip == A.cols.skip == 0
-    W, moves = working_copy(H, BLOCK, fits, False, "F")
-    real = np.finfo(H.dtype).dtype
-    d, e, tau = np.zeros(n, real), np.zeros(max(0, n - 1), real), np.zeros(max(0, n - 1), H.dtype)
-    schedule = TridiagonalSchedule(W.layout_in(W.grid), WIDTH, can_read(W))
-    executor: Any = partial(Tridiagonal, d=d, e=e, tau=tau)
-    what = f"reduction of a Hermitian matrix ({shape_of(H)}) to tridiagonal form"
-    _, W.report = run_panels(schedule, executor, {"A": W}, what, moves)
-    if W.grid.size > len(schedule.ranks):  # ranks without a position in the grid have taken no part
-        d, e, tau = W.grid.comm.bcast((d, e, tau), schedule.ranks[0])
-    return d, e, W, tau
 
+    d: np.ndarray
+    e: np.ndarray
+    F: DistMatrix
+    tau: np.ndarray
 
-def apply_back(F: DistMatrix, tau: np.ndarray, X: DistMatrix) -> None:
-    """Compute X := Q X with the Q of `reduced`.  Collective over the grid of F.
+    @classmethod
+    def of(cls, work: Work, A: DistMatrix) -> OneStage:
+        """Reduce A, Hermitian and on the host, of which the lower triangle is read.  Collective over the grid of A.
 
-    X : DistMatrix (n, k) of any layout, overwritten.
+        Of the diagonal the real part is read, and A is not changed.
 
-    Cost per rank for P ranks: 2 n^2 k / P flops, in products.
-    """
-    if len(tau):
-        apply_reflectors(F[1:, :-1], tau, X[1:], adjoint=False)
+        Cost per rank for P ranks: 4/3 n^3 / P flops, half of them in products of the matrix and a vector; at most
+        n^2/2 words in for panels, P for sums, and n^2 for vectors, in 4 n (P - 1) messages; memory for n^2/P words.
+        Error: |A - Q T Q^H| <= c n eps |A| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.3).
+        Dongarra, Sorensen & Hammarling, J. Comput. Appl. Math. 27, 1989.
+        """
+        n, layout = len(A), A.distribution
+        fits = layout.block == (BLOCK, BLOCK) and layout.source == (0, 0) and layout.rows.skip == layout.cols.skip == 0
+        W, moves = working_copy(A, BLOCK, fits, False, "F")
+        real = np.finfo(A.dtype).dtype
+        d, e, tau = np.zeros(n, real), np.zeros(max(0, n - 1), real), np.zeros(max(0, n - 1), A.dtype)
+        schedule = TridiagonalSchedule(W.layout_in(W.grid), WIDTH, can_read(W))
+        executor: Any = partial(Tridiagonal, d=d, e=e, tau=tau)
+        what = f"reduction of a Hermitian matrix ({shape_of(A)}) to tridiagonal form"
+        _, W.report = run_panels(schedule, executor, {"A": W}, what, moves)
+        return cls(d, e, work.did(W), tau)
+
+    def apply(self, work: Work, Y: DistMatrix) -> DistMatrix:
+        """Return Q Y.  Collective.   Y : DistMatrix (n, k), real or of A's type.
+
+        Cost per rank for P ranks: 2 n^2 k / P flops, in products; n^2/2 words in, and those of a redistribution of Y.
+        """
+        X = work.did(in_whole_columns(Y, self.F))
+        if len(self.tau):
+            reflect_columns(self.F[1:, :-1], self.tau, X[1:], work.did)
+        return X

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.algorithms.panels.householder_panels import Householder
+from pdgemm.algorithms.panels.householder_panels import AppliedReflectors, Householder
 from pdgemm.algorithms.panels.panel_run import can_read, device_of, run_panels, working_copy
 from pdgemm.gemm import pdgemm
 from pdgemm.instrument.step_reports import Steps
@@ -20,7 +21,8 @@ from pdgemm.local.arrays.element_functions import element_function
 from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.array_functions import tril
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.schedules.panels.householder_schedule import HouseholderSchedule
+from pdgemm.schedules.mover_registry import RING
+from pdgemm.schedules.panels.householder_schedule import HouseholderSchedule, ReflectorsSchedule
 
 BLOCK, WIDEST = 64, 128  # columns of a panel: one rank factors a panel while the others update the trailing matrix
 PANELS = 32  # least number of panels for panels wider than BLOCK
@@ -80,15 +82,17 @@ def householder_factor(A: DistMatrix) -> tuple[DistMatrix, np.ndarray]:
     return W, tau
 
 
-def apply_reflectors(F: DistMatrix, tau: np.ndarray, C: DistMatrix, adjoint: bool, steps: Steps | None = None) -> None:
+def apply_reflectors(
+    F: DistMatrix, tau: np.ndarray, C: DistMatrix, adjoint: bool, did: Callable[[Any], Any] | None = None
+) -> None:
     """Compute C := Q C, or C := Q^H C with `adjoint`, where Q = H_1 H_2 ... H_k of `householder_factor`.  Collective.
 
     F : DistMatrix (m, k), with the reflectors below its diagonal.   tau : k numbers, the same on every rank.
-    C : DistMatrix (m, n) of any layout, overwritten.   steps : keep the reports of the products.
+    C : DistMatrix (m, n) of any layout, overwritten.   did : called with each product, to keep its report.
 
     Cost per rank for P ranks: 4 m n k/P flops, in products alone, for 128 reflectors at a time.
     """
-    starts, did = range(0, len(tau), 2 * BLOCK), (steps or Steps()).did
+    starts, did = range(0, len(tau), 2 * BLOCK), did or Steps().did
     for start in starts if adjoint else reversed(starts):
         columns = slice(start, start + 2 * BLOCK)
         V: Any = tril(F[start:, columns], -1)
@@ -98,6 +102,18 @@ def apply_reflectors(F: DistMatrix, tau: np.ndarray, C: DistMatrix, adjoint: boo
         T = T.conj().T if adjoint else T
         small = DistMatrix.from_global(T, grid=F.grid.base, device=F.device, check=False)
         did(pdgemm(-1, V, did(pdgemm(1, small, did(pdgemm(1, V.H, C[start:])))), 1, C[start:]))
+
+
+def reflect_columns(F: DistMatrix, tau: np.ndarray, X: DistMatrix, did: Callable[[Any], Any] | None = None) -> None:
+    """Compute X := H_1 H_2 ... H_k X as `apply_reflectors`, for a host X on a grid of one row.  Collective.
+
+    X : DistMatrix (m, n), overwritten.   Cost per rank for P ranks: 4 m n k/P flops and m k^2; m k words in.
+    """
+    schedule = ReflectorsSchedule(X.layout_in(X.grid), 2 * BLOCK, RING.name, F=F.layout_in(F.grid))
+    what, executor = f"Reflectors of a matrix ({shape_of(F)})", partial(AppliedReflectors, tau=tau)
+    _, X.report = run_panels(schedule, executor, {"A": X, "F": F}, what)
+    if did:
+        did(X)
 
 
 def householder_schedule(W: DistMatrix, want_q: bool) -> HouseholderSchedule:

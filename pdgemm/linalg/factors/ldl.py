@@ -112,8 +112,8 @@ def ldl(A: DistMatrix, *, lower: bool = True, hermitian: bool = True) -> LDL:
         arguments += ["ldl", bool(lower), bool(hermitian), *operand_description(A)]
     what, base, ranks = f"LDL factors of a matrix ({shape_of(A)})", A.grid.base, tuple(range(A.grid.size))
     steps = Steps(what=what)
-    rows = steps.did(redistribute(A.to_host(), grid=base.work_grid((len(ranks), 1), 1, ranks), block=BAND))
-    W = steps.did(both_triangles(rows, "L" if lower else "U", bool(hermitian)))
+    rows = partial(redistribute, A.to_host(), grid=base.work_grid((len(ranks), 1), 1, ranks), block=BAND)
+    W = steps.did(both_triangles(steps.did(rows()), "L" if lower else "U", bool(hermitian)))
     schedule, n = AasenSchedule(W.layout_in(W.grid), BAND, RING.name), len(A)
     with together(W.grid.comm):  # where one rank lacks memory, all ranks raise
         band, order = np.zeros((min(BAND, max(n - 1, 0)) + 1, n), A.dtype), np.zeros(n, INDEX)

@@ -126,7 +126,7 @@ def complete_orthogonal(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[Dis
     sizes = abs(F.diagonal())
     rank = int(np.count_nonzero(sizes > rcond * sizes.max(initial=0)))
     C = own_copy(B, A, False)
-    apply_reflectors(F[:, : len(tau)], tau, C, True, steps)  # C := Q^H B
+    apply_reflectors(F[:, : len(tau)], tau, C, True, steps.did)  # C := Q^H B
     if rank == n:
         X = steps.did(solve_triangular(F[:n], C[:n]))
     else:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm.algorithms.panels.panel_run import working_copy
+from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Order
@@ -137,6 +138,12 @@ def empty_like(A: DistMatrix, dtype: Any = None, distribution: Distribution | No
 def in_type(A: DistMatrix, dtype: np.dtype) -> DistMatrix:
     """Return A, or a copy in another type.  Collective."""
     return A if A.dtype == dtype else working_copy(A, 0, True, False, dtype=dtype)[0]
+
+
+def in_whole_columns(X: DistMatrix, A: DistMatrix) -> DistMatrix:
+    """Return a copy of X, of A's type, whose columns are not divided among the ranks of A's grid.  Collective."""
+    ranks = A.grid.rank_map
+    return redistribute(X, grid=A.grid.work_grid((1, len(ranks)), 1, ranks), dtype=A.dtype)
 
 
 def columns_beside(A: DistMatrix, number: int) -> Distribution:

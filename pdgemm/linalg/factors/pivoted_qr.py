@@ -173,7 +173,7 @@ def _formed(F: DistMatrix, tau: np.ndarray, steps: Steps) -> DistMatrix:
     Q = working_copy(F[:, :k], BLOCK, True, False)[0]._filled("eye", element_function("eye", 0, np.dtype("d")))
     for start in reversed(range(0, k, width)):  # in columns before `start`, Q is still the identity
         part = slice(start, min(k, start + width))
-        apply_reflectors(F[start:, part], tau[part], Q[start:, start:], False, steps)
+        apply_reflectors(F[start:, part], tau[part], Q[start:, start:], False, steps.did)
     return Q
 
 

@@ -169,10 +169,7 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
         Y = steps.did(inv_triangular(L, lower=True))
         X = steps.did(solve_triangular(L, Y, lower=True, trans="C", overwrite_b=True))
     elif kind in GENERAL:
-        factors = _factored(steps, A, overwrite_a)
-        Y = steps.did(inv_triangular(factors.LU, lower=True, unit_diagonal=True))
-        X = steps.did(solve_triangular(factors.LU, Y, overwrite_b=True))
-        X = steps.did(permuted(X.T, np.argsort(factors.perm))).T  # A^-1 = U^-1 L^-1 P
+        X = inverse_by_lu(steps, _factored(steps, A, overwrite_a))
     else:
         diagonal = _regular_diagonal(A)
         if kind == "diagonal":
@@ -181,6 +178,13 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
             X = steps.did(inv_triangular(A, lower=kind == "lower triangular"))
     X = X if X.same_layout(A) else steps.did(X.redistribute(like=A))
     return steps.reported(X, rcond=regular(A, reciprocal(A, norm, X.norm(1))))
+
+
+def inverse_by_lu(steps: Steps, factors: LU) -> DistMatrix:
+    """Return A^-1 = U^-1 L^-1 P, given the factors of a regular A.  Collective.   steps : keeps the reports."""
+    Y = steps.did(inv_triangular(factors.LU, lower=True, unit_diagonal=True))
+    X = steps.did(solve_triangular(factors.LU, Y, overwrite_b=True))
+    return steps.did(permuted(X.T, np.argsort(factors.perm))).T
 
 
 def structure(assume_a: str) -> str:

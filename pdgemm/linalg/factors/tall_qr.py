@@ -19,7 +19,6 @@ from pdgemm.instrument import spans
 from pdgemm.instrument.qr_report import QRReport
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.run_report import MoveReport, WorkReport
-from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT
@@ -127,15 +126,6 @@ def svd_of_tall(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
         multiply_in_place(factors.Q.stored, U)
     left, right = placed(factors._replace(R=Vh, report=report), A, start)
     return left, s, right
-
-
-@in_range(lambda s, a: times(s, a), A=ELEMENTS)
-def singular_values(A: DistMatrix) -> np.ndarray:
-    """Return all singular values of a tall or wide matrix in descending order, the same on every rank.  Collective.
-
-    Cost and errors are those of `svd_of_tall`, less its products.
-    """
-    return svd_on_all(tall_qr(A if A.shape[0] >= A.shape[1] else A.H))[1].copy()
 
 
 def svd_on_all(factors: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:

@@ -37,7 +37,7 @@ def trsm(
     if device := of(X):
         device.solve_triangular(how, alpha, A, X)
         return
-    letters = (_letter(x) for x in how)
+    letters = (fortran_letter(x) for x in how)
     call_lapack("trsm", X.dtype, *letters, *X.shape, blas_number(X.dtype.char, alpha), A, X)
 
 
@@ -54,7 +54,7 @@ def potrf(A: Array, lower: bool = True) -> int:
     if device := of(A):
         info, diagonal = device.potrf(A, lower != flipped)
     else:
-        info = call_lapack("potrf", A.dtype, _letter("L" if lower != flipped else "U"), A.shape[0], A)
+        info = call_lapack("potrf", A.dtype, fortran_letter("L" if lower != flipped else "U"), A.shape[0], A)
         diagonal = A.diagonal()
     finite = np.isfinite(diagonal)  # not all libraries stop at NaN
     return info or (0 if finite.all() else int(finite.argmin()) + 1)
@@ -114,7 +114,7 @@ def multiply_triangular(A: Array, X: Array, *, lower: bool = True, trans: str = 
         CONVERT(Y, X)
         gemm_accumulate(1, A if trans == "N" else A.T, Y, 0, X, conjugate_a=trans == "C" and A.dtype.kind == "c")
     elif X.size:
-        letters = (_letter(x) for x in ("L", "L" if lower else "U", trans, "N"))
+        letters = (fortran_letter(x) for x in ("L", "L" if lower else "U", trans, "N"))
         call_lapack("trmm", X.dtype, *letters, *X.shape, blas_number(X.dtype.char, 1), A, X)
 
 
@@ -123,7 +123,7 @@ def _seen(x: np.ndarray) -> tuple[np.ndarray, bool]:
     return (x.T, True) if leading(x)[0] == b"T" else (x, False)
 
 
-def _letter(text: str) -> ctypes.c_char_p:
+def fortran_letter(text: str) -> ctypes.c_char_p:
     return ctypes.c_char_p(text.encode())
 
 

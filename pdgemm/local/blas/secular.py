@@ -17,7 +17,7 @@ import numpy as np
 from pdgemm.errors import LinAlgError
 from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.local.blas import library as blas
-from pdgemm.local.blas.local_lapack import call_lapack
+from pdgemm.local.blas.local_lapack import call_lapack, fortran_letter
 
 Rotation = tuple[int, int, float, float]
 
@@ -66,7 +66,7 @@ def eigenpairs(d: np.ndarray, e: np.ndarray, V: np.ndarray) -> np.ndarray:
     n, dtype, w = len(d), V.dtype, d.copy()
     work, integers = np.empty(1 + 4 * n + n * n, dtype), np.empty(3 + 5 * n, np.intc)
     arrays = w, e.copy(), V, work
-    if call_lapack("stedc", dtype, ctypes.c_char_p(b"I"), n, *arrays, work.size, integers, integers.size):
+    if call_lapack("stedc", dtype, fortran_letter("I"), n, *arrays, work.size, integers, integers.size):
         raise LinAlgError(f"the eigenvalues of a tridiagonal matrix of order {n} do not converge")
     return w
 

@@ -1,4 +1,4 @@
-"""The schedule of the QR factorisation by blocked Householder reflections, A = Q R."""
+"""The schedules of the QR factorisation by blocked Householder reflections, A = Q R, and of the reflectors of Q."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.grids.layout import Layout
+from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, carried, diagonal_panels
 from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, counts_of, grid_of, messages, products
@@ -164,3 +166,58 @@ class HouseholderSchedule(PanelSchedule):
         words["sums"] = w * n_loc
         words["parts of sums"] = max((w * (q - 1) * -(-n_loc // q) * sent for q in range(2, pr + 1)), default=0)
         return {name: (size, self.A.dtype) for name, size in words.items()}
+
+
+@dataclass(frozen=True)
+class ReflectorsSchedule(PanelSchedule):
+    """The reflectors of F, applied to a matrix X whose columns are not divided among ranks.
+
+    All ranks gather `width` columns of F, the last ones first, and reflect their own columns of X by products.
+
+    A : the layout of X (m, n), on a grid of one row.   F : the layout of the reflectors (m, k).
+    """
+
+    F: Layout = field(kw_only=True)
+    algorithm = "reflectors"
+    lookahead = 0
+
+    @property
+    def flops(self) -> int:
+        (m, n), k = self.A.distribution.shape, self.F.distribution.cols.n
+        return (4 if self.A.dtype.kind == "c" else 1) * 2 * n * k * (2 * m - k)
+
+    @property
+    def widest(self) -> int:
+        return self.width
+
+    @property
+    def columns(self) -> list[slice]:
+        """The columns of F that are applied together, in the order in which they are applied."""
+        k = self.F.distribution.cols.n
+        return [slice(start, min(k, start + self.width)) for start in range(0, k, self.width)][::-1]
+
+    @property
+    def events(self) -> int:
+        return 2 * len(self.columns)
+
+    def gathering(self, columns: slice) -> Collective:
+        """Return the all-gather of columns of F, from the diagonal down, rank by rank."""
+        rows, cols = self.F.distribution.rows, self.F.distribution.cols
+        words = np.outer(
+            *(counts_of(x.window(columns.start, end)) for x, end in ((rows, rows.n), (cols, columns.stop)))
+        )
+        return Collective("all_gather", "bruck", self.F.rank_map, tuple(words.ravel().tolist()), self.F.dtype)
+
+    def rounds(self) -> Iterator[Round]:
+        (m, _), n_loc = self.A.distribution.shape, counts_of(self.A.distribution.cols)[None]
+        for columns in self.columns:
+            height, w = m - columns.start, columns.stop - columns.start
+            yield from self.gathering(columns).rounds()
+            yield Round(
+                [], products(grid_of(self.A), height, n_loc + w, w) + products(grid_of(self.A), height, n_loc, w)
+            )
+
+    def buffers(self, rank: int | None) -> Buffers:
+        m, n_loc, w = self.F.distribution.rows.n, self.A.local_shape(rank)[1], self.width
+        words = {"gathered": m * w, "reflectors": m * w, "products": 2 * w * n_loc}
+        return {name: (size * (rank is None or rank in self.A.rank_map), self.A.dtype) for name, size in words.items()}

@@ -61,17 +61,21 @@ class TridiagonalSchedule(PanelSchedule):
         """Return the slices of the rows from the panel's start on, in the order of vectors."""
         return as_slices(cuts(self.n - panel.start, len(self.ranks)))
 
-    def segments(self, panel: Panel) -> dict[int, slice]:
-        """Return the place of each class in a vector: its indices from the panel's start on."""
-        q, first = self.by_class.parts, int(self.by_class.owner(panel.start))
-        order = [(first + distance) % q for distance in range(q)]
-        counts = [self.by_class.count(c) - self.by_class.below(panel.start, c) for c in order]
-        return dict(zip(order, as_slices([*accumulate(counts, initial=0)])))
+    @cached_property
+    def segments(self) -> dict[Panel, dict[int, slice]]:
+        """The place of each class in the vectors of a panel: its indices from the panel's start on."""
+        segments, q = {}, self.by_class.parts
+        for panel in self.steps:
+            first = int(self.by_class.owner(panel.start))
+            order = [(first + distance) % q for distance in range(q)]
+            counts = [self.by_class.count(c) - self.by_class.below(panel.start, c) for c in order]
+            segments[panel] = dict(zip(order, as_slices([*accumulate(counts, initial=0)])))
+        return segments
 
     def place(self, panel: Panel, index: int) -> int:
         """Return the place of an index in a vector."""
         c = int(self.by_class.owner(index))
-        return self.segments(panel)[c].start + self.by_class.below(index, c) - self.by_class.below(panel.start, c)
+        return self.segments[panel][c].start + self.by_class.below(index, c) - self.by_class.below(panel.start, c)
 
     def local_classes(self, part: int, parts: int) -> dict[int, slice]:
         """Return the local indices of each class, class by class, on a grid row or grid column."""
@@ -80,7 +84,7 @@ class TridiagonalSchedule(PanelSchedule):
 
     def pieces(self, panel: Panel, i: int, part: slice) -> list[tuple[slice, slice]]:
         """Return the rows of grid row i in a part of a vector: runs of local rows, and their places."""
-        segments, pieces = self.segments(panel), []
+        segments, pieces = self.segments[panel], []
         for c, local in self.local_classes(i, self.grid.shape[0]).items():
             start, stop = max(part.start, segments[c].start), min(part.stop, segments[c].stop)
             behind = local.stop - segments[c].stop  # both end with the last index of the class

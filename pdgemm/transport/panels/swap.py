@@ -34,7 +34,7 @@ class Swap:
         recorder: Recorder,
         fence: Callable[[], object] = nothing,
     ) -> None:
-        self.arrays, self._traffic, self._recorder, self._fence = arrays, traffic, recorder, fence
+        self.arrays, self._traffic, self._recorder, self._fence, self._calls = arrays, traffic, recorder, fence, 0
         self._requests = [comm.Recv_init(wire(x), source=rank, tag=tag) for rank, x in coming.items()]
         self._requests += [comm.Send_init(wire(x), dest=rank, tag=tag) for rank, x in leaving.items()]
 
@@ -45,10 +45,11 @@ class Swap:
                 MPI.Prequest.Startall(self._requests)
                 MPI.Request.Waitall(self._requests)
                 self._fence()
-            self._recorder.traffic += self._traffic
+            self._calls += 1
 
     def free(self) -> None:
-        """Free the requests; the exchange cannot be repeated after that."""
+        """Free the requests, and count the traffic of all calls; the exchange cannot be repeated after that."""
+        self._recorder.traffic += Traffic(*(self._calls * number for number in vars(self._traffic).values()))
         for request in self._requests:
             request.Free()
         self._requests = []
