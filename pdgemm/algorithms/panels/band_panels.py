@@ -1,0 +1,148 @@
+"""Reduction of a Hermitian matrix to a band by blocked Householder reflections: Bischof, Lang & Sun, A framework for
+symmetric band reduction, ACM Trans. Math. Softw. 26(4), 2000; Auckenthaler et al., Parallel Comput. 37(12), 2011.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from pdgemm.local.blas.compact_qr import compact_qr
+from pdgemm.local.blas.local_gemm import gemm_accumulate
+from pdgemm.schedules.panels.band_schedule import SMALLEST, BandSchedule
+from pdgemm.schedules.panels.panel_schedule import Panel, Window, lower_tiles
+from pdgemm.transport.collectives import carry_out
+from pdgemm.transport.panels.task import Task
+
+
+class BandReduction:
+    """Overwrites A (n, n), Hermitian, of which the lower triangle is read, with the lower triangle of Q^H A Q.
+
+    Below the band, A keeps the reflectors: Q = (I - V_1 T_1 V_1^H) (I - V_2 T_2 V_2^H) ..., where V_k is unit lower
+    trapezoidal from row (k+1)b on, and is stored without its unit diagonal.  Above the diagonal, A is overwritten.
+
+    tau : n numbers, of which the first are the diagonals of all T.
+
+    Cost per rank for P ranks: 4/3 n^3/P flops and 5 n^2 b; 3/2 n^2 words in.
+    Error: |A - Q B Q^H| <= c n^{3/2} eps |A| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.3).
+    """
+
+    def __init__(self, task: Task[BandSchedule], tau: np.ndarray) -> None:
+        self._task, self._plan, self._A, self._tau = task, task.schedule, task.arrays["A"], tau
+        self._rows, self._cols = self._plan.A.distribution.rows, self._plan.A.distribution.cols
+
+    def __call__(self) -> int:
+        if self._task.grid.idle:
+            return 0
+        with np.errstate(all="ignore"):
+            for panel in self._plan.reduced:
+                V, T = self._factored(panel)
+                self._update(panel, V, self._two_sided(panel, V, T))
+        return 0
+
+    def _factored(self, panel: Panel) -> tuple[np.ndarray, np.ndarray]:
+        """Gather a panel below its diagonal block, factor it into (I - V T V^H) R on all ranks, and return V and T."""
+        task, plan, (i, j) = self._task, self._plan, self._task.grid.coords
+        gathering, k, w = plan.gathering(panel), plan.reflectors(panel), panel.width
+        parts, m = task.workspace["panel"][: gathering.words], plan.n - panel.stop
+        A = self._A[self._rows.below(panel.stop, i) :, self._cols.local_window(panel.start, panel.stop, panel.col)]
+        ends = gathering.offsets[:: self._plan.grid.shape[1]].tolist()  # of the grid rows: one rank of each has a part
+        if j == panel.col:
+            parts[ends[i] : ends[i + 1]].reshape(-1, w)[...] = A
+        carry_out(gathering, task.grid.comm, [parts], task.recorder.traffic)
+        P = task.workspace["reflectors"][: m * w].reshape(w, m).T
+        with task.computing():
+            for r, (start, stop) in enumerate(pairwise(ends)):
+                P[self._global_rows(panel, r)] = parts[start:stop].reshape(-1, w)
+            V, R, T = P[:, :k], np.empty((k, k), P.dtype, "F"), np.empty((k, k), P.dtype, "F")
+            compact_qr(V, R, T)
+            self._tau[panel.start : panel.start + k] = T.diagonal()
+            rest = P[:, k:]  # where the panel has more columns than rows, R is not square
+            if rest.size:
+                rest -= V @ (T.conj().T @ (V.conj().T @ rest))
+            if j == panel.col:
+                mine, upper = self._global_rows(panel, i), np.arange(k)
+                A[...] = P[mine]
+                here = np.flatnonzero(mine < k)
+                A[here, :k] = np.where(mine[here, None] > upper, A[here, :k], R[mine[here]])
+        return V, T
+
+    def _two_sided(self, panel: Panel, V: np.ndarray, T: np.ndarray) -> np.ndarray:
+        """Return W = X - V T^H V^H X / 2, where X = A V T, so that Q^H A Q is A - V W^H - W V^H."""
+        task, plan, (m, k) = self._task, self._plan, V.shape
+        summing = plan.summing(panel)
+        sums = task.workspace["sums"][: m * k]
+        Y = sums.reshape(m, k)
+        with task.computing():
+            self._multiply(panel, V, Y)
+        carry_out(summing, task.grid.comm, [sums], task.recorder.traffic)
+        with task.computing():
+            X = Y @ T
+            X -= V @ (T.conj().T @ (V.conj().T @ X)) / 2
+        return X
+
+    def _multiply(self, panel: Panel, V: np.ndarray, Y: np.ndarray) -> None:
+        """Y := this rank's addends of A V: its elements below the diagonal count twice, as a_ij and as a_ji."""
+        (i, j), w = self._task.grid.coords, V.shape[1]
+        of_rows, of_cols = self._global_rows(panel, i), self._global_cols(panel, j)
+        V_rows, Y_rows = self._buffers("of rows", len(of_rows), w)
+        V_cols, Y_cols = self._buffers("of columns", len(of_cols), w)
+        V_rows[...], V_cols[...] = V[of_rows], V[of_cols]
+        conjugated = V_rows.conj()  # V_rows itself where the type is real
+        Y_rows[...] = Y_cols[...] = 0
+        for (r, c), here in self._tiles(panel):
+            tile = self._A[here]
+            if of_rows[r.start] <= of_cols[c.stop - 1]:  # on the diagonal
+                tile = self._below(tile, of_rows[r], of_cols[c], 0)
+                gemm_accumulate(1, tile, V_cols[c], 1, Y_rows[r])
+                tile = self._below(self._A[here], of_rows[r], of_cols[c], -1)
+            else:
+                gemm_accumulate(1, tile, V_cols[c], 1, Y_rows[r])
+            gemm_accumulate(1, tile.T, conjugated[r], 1, Y_cols[c])
+        Y[...] = 0
+        Y[of_rows] += Y_rows
+        Y[of_cols] += Y_cols.conj()
+
+    def _below(self, tile: np.ndarray, rows: np.ndarray, cols: np.ndarray, offset: int) -> np.ndarray:
+        """Return a copy of a tile with zeros above the diagonal of A, or from it on where offset is -1."""
+        buffer = self._task.workspace["tile"]
+        copy = buffer[: tile.size].reshape(tile.shape) if tile.size <= buffer.size else np.empty_like(tile)
+        np.copyto(copy, tile)
+        copy[rows[:, None] + offset < cols] = 0
+        if copy.dtype.kind == "c" and not offset:  # the diagonal is real
+            same = rows[:, None] == cols
+            copy[same] = copy[same].real
+        return copy
+
+    def _update(self, panel: Panel, V: np.ndarray, W: np.ndarray) -> None:
+        """A := A - V W^H - W V^H, on and below the diagonal, by one product with twice as many columns."""
+        (i, j), k = self._task.grid.coords, V.shape[1]
+        of_rows, of_cols = self._global_rows(panel, i), self._global_cols(panel, j)
+        left, right = self._task.workspace["of rows"], self._task.workspace["of columns"]
+        L, R = left[: len(of_rows) * 2 * k].reshape(-1, 2 * k), right[: len(of_cols) * 2 * k].reshape(-1, 2 * k)
+        L[:, :k], L[:, k:] = V[of_rows], W[of_rows]
+        np.conjugate(W[of_cols], out=R[:, :k])
+        np.conjugate(V[of_cols], out=R[:, k:])
+        with self._task.computing():
+            for (r, c), here in self._tiles(panel):
+                gemm_accumulate(-1, L[r], R[c].T, 1, self._A[here])
+
+    def _tiles(self, panel: Panel) -> list[tuple[Window, Window]]:
+        """Return the tiles on and below the diagonal behind a panel: in indices behind the panel, and in local ones."""
+        (i, j), plan = self._task.grid.coords, self._plan
+        down, right = self._rows.below(panel.stop, i), self._cols.below(panel.stop, j)
+        tiles = lower_tiles(self._rows, self._cols, (i, j), panel.stop, plan.n, SMALLEST)
+        return [
+            ((slice(r.start - down, r.stop - down), slice(c.start - right, c.stop - right)), (r, c)) for r, c in tiles
+        ]
+
+    def _buffers(self, name: str, height: int, width: int) -> np.ndarray:
+        return self._task.workspace[name][: 2 * height * width].reshape(2, height, width)
+
+    def _global_rows(self, panel: Panel, i: int) -> np.ndarray:
+        """Return the indices, counted from the panel's end, of the rows of grid row i behind a panel."""
+        return np.asarray(self._rows.indices(i))[self._rows.below(panel.stop, i) :] - panel.stop
+
+    def _global_cols(self, panel: Panel, j: int) -> np.ndarray:
+        return np.asarray(self._cols.indices(j))[self._cols.below(panel.stop, j) :] - panel.stop
