@@ -138,9 +138,9 @@ def test_qr_by_rows(comm: Any, way: str, schedule: str, dtype: str, order: Any, 
 
 def test_functions_stay_on_the_device(comm: Any, monkeypatch: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.linalg.eigen import eigh
+    from pdgemm.linalg.eigen import division
 
-    monkeypatch.setattr(eigh, "SMALL", 8)  # so that the spectrum is divided
+    monkeypatch.setattr(division, "SMALL", 8)  # so that the spectrum is divided
     x, s, b = rng_matrix(14, 14, "float64"), positive_definite(14, "float64"), rng_matrix(14, 3, "float64")
     with fake_device("late") as device, ProcessGrid(comm) as grid:
         A, S, B = (DistMatrix.from_global(y, grid=grid, block=3, device="fake") for y in (x, s, b))

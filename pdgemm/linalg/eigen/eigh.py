@@ -1,208 +1,249 @@
-"""Eigenvalues and eigenvectors of Hermitian matrices: all by spectral divide and conquer, or some by block Lanczos."""
+"""Eigenvalues and eigenvectors of Hermitian matrices, and of pairs of them."""
 
 from __future__ import annotations
 
-from math import sqrt
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from pdgemm.errors import ArgumentError, LinAlgError
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
+from pdgemm.linalg.eigen.division import divided
+from pdgemm.linalg.eigen.generalized import Standard, hermitian
+from pdgemm.linalg.eigen.lanczos import lanczos
+from pdgemm.linalg.eigen.one_stage import OneStage
+from pdgemm.linalg.eigen.tridiagonal import tridiagonal_eigh
+from pdgemm.linalg.eigen.two_stage import TwoStages, eigenvalues
 from pdgemm.linalg.factors.operands import to_one
-from pdgemm.linalg.factors.qr import factored, qr
 from pdgemm.linalg.functions.iterations import (
     Work,
-    add_to_diagonal,
     check_operand,
     check_protection,
-    distributed,
     empty_like,
     eps_of,
     finite_norm,
-    on_one_rank,
-    orthonormal_basis,
-    random,
 )
-from pdgemm.linalg.functions.polar import unitary_factor
-from pdgemm.local.arrays.integers import as_count, as_name
-from pdgemm.matrix.argument_checks import as_real, communicator, shape_of
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.integers import as_count, as_name, as_whole, shown
+from pdgemm.matrix.argument_checks import as_real, check_devices, communicator, shape_of
+from pdgemm.matrix.array_functions import tril
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together
 
-SMALL = 512  # largest order for which LAPACK on one rank is faster than a division of the spectrum
+SMALL = 192  # largest order for which LAPACK on one rank is faster than a reduction by all
+LARGE, LARGE_FOR_PART = 4096, 2048  # least orders for which two stages are faster: with all vectors, and with some
+
+
+@dataclass(frozen=True)
+class Subset:
+    """The eigenvalues that are wanted: all, those with indices from lo to hi, or those in an interval (lo, hi]."""
+
+    kind: Literal["all", "index", "value"] = "all"
+    lo: float = 0
+    hi: float = 0
+
+    def slice_of(self, w: np.ndarray) -> slice:
+        """Return the slice of these values of all eigenvalues, in ascending order."""
+        if self.kind == "value":
+            return slice(*np.searchsorted(w, [self.lo, self.hi], side="right").tolist())
+        return slice(int(self.lo), int(self.hi) + 1) if self.kind == "index" else slice(0, len(w))
 
 
 def eigh(
     A: DistMatrix,
-    k: int | None = None,
+    B: DistMatrix | None = None,
     *,
-    which: Literal["largest", "smallest"] = "largest",
     lower: bool = True,
+    eigvals_only: bool = False,
+    type: Literal[1, 2, 3] = 1,
+    subset_by_index: Sequence[int] | None = None,
+    subset_by_value: Sequence[float] | None = None,
+    k: int | None = None,
+    which: Literal["largest", "smallest"] = "largest",
     tolerance: float | None = None,
     steps: int = 300,
     protect: Protection | None = None,
-) -> tuple[np.ndarray, DistMatrix]:
-    """Return w and V with A V = V diag(w), for a Hermitian A.  Collective over the grid.
+) -> Any:
+    """Return w and V with A V = V diag(w), for a Hermitian A, as scipy.linalg.eigh.  Collective over the grid of A.
 
-    A     : DistMatrix (n, n) of type s, d, c or z; only one triangle is read, and A is not changed.
-    k     : None: all eigenvalues.  Else the k largest or smallest, `which`: by block Lanczos or, where 3 (k + 8) >= n,
-        as a part of all eigenvalues.
-    lower : read the lower triangle of A, otherwise the upper.
+    A     : DistMatrix (n, n) of type s, d, c or z, of any layout; only one triangle is read, and A is not changed.
+    B     : None, or a Hermitian and positive definite DistMatrix (n, n) of A's type; the same triangle is read.
+    lower : read the lower triangles, otherwise the upper.
+    eigvals_only : return w alone, which takes a part of the time.
+    type  : of the problem with B: 1: A v = w B v, and V^H B V = I;  2: A B v = w v, and V^H B V = I;
+        3: B A v = w v, and V^H B^-1 V = I.
+    subset_by_index : (lo, hi): the eigenvalues lo to hi, counted from 0 in ascending order, and their vectors.
+    subset_by_value : (lo, hi): the eigenvalues in the interval (lo, hi], of which either end may be infinite.
+    k     : the k largest or smallest eigenvalues, `which`: by block Lanczos or, where 3 (k + 8) >= n, as a subset.
     tolerance : of the residuals |A v - w v|_2 / |A|_F for k pairs; by default 1e-10, for 32-bit types 1e-5.
     steps : the largest number of steps of block Lanczos, each a product of A with k + 8 columns.
-    protect : protection of the products, as for `pdgemm`; factorisations, solves and redistributions are not protected.
+    protect : protection of the products, as for `pdgemm`, without B; other steps are not protected.
 
-    Returns w in ascending order, real and the same on every rank, and V (n, n) or (n, k) with orthonormal columns.
-    The residuals are measured: `V.report.facts["residual"]` is |A V - V diag(w)|_F / |A|_F.
+    Returns w in ascending order, real and the same on every rank, and V (n, n) or (n, number of w) with orthonormal
+    columns.
 
-    For all eigenvalues, the spectrum is divided at a number sigma: the polar factor U of A - sigma I is also its sign,
-    and (I + U) / 2 projects on the eigenvectors of eigenvalues above sigma.  The two halves are divided in the same way
-    down to order 512, which LAPACK solves on one rank.  This takes about 50 n^3 flops, all in products and Cholesky
-    factorisations, against 9 n^3 flops of LAPACK, half of which stream the matrix from memory.
-    For some eigenvalues: thick-restarted block Lanczos with explicit residuals, in 2 (5 k + 40) vectors.
-    Raises LayoutError, DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where
-    elements are NaN or infinite, or the iteration does not converge.
-    Error: |A V - V diag(w)| <= c n eps |A|, c about 1, for all eigenvalues; the tolerance for some by Lanczos.
-    Nakatsukasa & Higham, SIAM J. Sci. Comput. 35(3), 2013, algorithm 5.2; Wu & Simon, SIAM J. Matrix Anal. Appl. 22(2),
-    2000.
+    On the host, reflections reduce A to a tridiagonal matrix: directly or, for eigenvalues alone and for large n,
+    through a band of 64 diagonals.  The eigenvectors of the tridiagonal matrix are computed by divide and conquer, and
+    transformed back.  With m of n vectors, for P ranks, the direct way takes (4/3 n^3 + 1/3 n^3 + 3 n^2 m)/P flops, of
+    which 2/3 n^3 stream A from memory.  Through the band it takes (4/3 n^3 + 1/3 n^3 + 6 n^2 m)/P, nearly all in
+    products, and 400 n^2 in a pipeline of all ranks.  Eigenvalues alone take 4/3 n^3/P, and 400 n^2 on one rank.
+    About 3 n^2 words come in for each rank, and the words of the products.  Up to order 192, LAPACK solves all on one
+    rank.
+    On a device, and with `protect`, the spectrum is divided at a number sigma: the polar factor U of A - sigma I is
+    also its sign, and (I + U) / 2 projects on the eigenvectors of eigenvalues above sigma.  This takes about 50 n^3/P
+    flops, all in products and Cholesky factorisations.
+    Block Lanczos works in 2 (5 k + 40) vectors, with thick restarts and explicit residuals.  B takes a Cholesky
+    factorisation and n^2 (2 n + m)/P flops in triangular solves or products.
+    After a division or Lanczos, `V.report.facts["residual"]` is |A V - V diag(w)|_F / |A|_F, as measured.
+    Raises LayoutError, DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where elements are NaN or
+    infinite, B is not positive definite, or an iteration does not converge.
+    Error: |A V - V diag(w)| <= c n eps |A|, c about 1, the tolerance with Lanczos; with B, times |B^-1||B|.
+    Dongarra, Sorensen & Hammarling, J. Comput. Appl. Math. 27, 1989; Bischof, Lang & Sun, ACM Trans. Math. Softw.
+    26(4), 2000; Auckenthaler et al., Parallel Comput. 37(12), 2011; Gu & Eisenstat, SIAM J. Matrix Anal. Appl. 16(1),
+    1995; Nakatsukasa & Higham, SIAM J. Sci. Comput. 35(3), 2013; Wu & Simon, SIAM J. Matrix Anal. Appl. 22(2), 2000.
     """
     with together(communicator(A=A)) as arguments:
         check_operand("A", A, square=True)
-        k = None if k is None else as_count(k, "k", 1)
+        _check_pair(A, B, type, protect)
+        subset, k = _subset(A, subset_by_index, subset_by_value, k, which)
         steps, least = as_count(steps, "steps", 1), 1e-5 if np.finfo(A.dtype).bits == 32 else 1e-10
         tolerance = least if tolerance is None else as_real(tolerance, "tolerance", above=0)
-        if k is not None and k > len(A):
-            raise ArgumentError(f"k = {k} is more than the {len(A)} eigenvalues of A, which is {shape_of(A)}")
-        as_name(which, "which", ("largest", "smallest"))
-        arguments += ["eigh", A.distribution, A.dtype, k, which, bool(lower), tolerance, steps]
-        arguments.append(check_protection(protect, A))
+        arguments += ["eigh", A.distribution, A.dtype, None if B is None else B.distribution, type, bool(lower)]
+        arguments += [bool(eigvals_only), subset, k, which, tolerance, steps, check_protection(protect, A)]
     work = Work("eigh", protect)
-    H = _hermitian(work, A, lower)
-    near, far = to_one(finite_norm("eigh", H) or 1.0, H.dtype)
-    H *= near
-    H *= far
-    scale = H.norm() or 1.0
-    if k is None or 3 * (k + 8) >= len(A):
-        w, V, done = _divided(work, H, scale)
-        w = np.maximum.accumulate(w)  # rounding errors may change the order of values on two sides of a division
-        if k is not None:
-            part = slice(len(w) - k, None) if which == "largest" else slice(0, k)
-            w, V = w[part], V[:, part]
+    H, pair = A if lower else A.H, None
+    if B is not None:
+        pair = Standard.of(work, H, B if lower else B.H, type)
+        H = pair.C
+    T = tril(H)
+    near, far = to_one(finite_norm("eigh", T) or 1.0, T.dtype)
+    T *= near
+    T *= far
+
+    def wanted(values: np.ndarray) -> slice:
+        part = subset.slice_of(values / near / far)
+        return A.grid.expected(part, slice(None)) if subset.kind == "value" else part
+
+    if k is not None and 3 * (k + 8) < len(A):
+        w, V, done, facts = _by_lanczos(work, T, k, which, tolerance, steps)
+    elif len(A) <= SMALL or protect is not None or A.device != devices.HOST:
+        w, V, done, facts = _by_division(work, T, wanted)
+    elif eigvals_only:
+        w = eigenvalues(work, T)
+        return w[wanted(w)] / near / far
     else:
-        sign = 1 if which == "largest" else -1
-        w, V, done = _lanczos(work, H, k, sign, scale, tolerance, steps)
-    residual = H.grid.expected(work.add(work.product(1, H, V), -1, V * w).norm() / scale, 0.0)
-    if k is None and residual > 10 * len(A) * eps_of(A):
+        reduction = (TwoStages if len(A) >= (LARGE if subset.kind == "all" else LARGE_FOR_PART) else OneStage).of(
+            work, T
+        )
+        w, V = tridiagonal_eigh(work, reduction.d, reduction.e, T, wanted)
+        V, done, facts = reduction.apply(work, V), 0, {}
+    if eigvals_only:
+        return w / near / far
+    V = pair.vectors(V) if pair else V
+    return w / near / far, work.reported(_as_columns_of(work, A, V), done, **facts)
+
+
+def eigvalsh(
+    A: DistMatrix,
+    B: DistMatrix | None = None,
+    *,
+    lower: bool = True,
+    type: Literal[1, 2, 3] = 1,
+    subset_by_index: Sequence[int] | None = None,
+    subset_by_value: Sequence[float] | None = None,
+) -> np.ndarray:
+    """Return eigenvalues of a Hermitian A in ascending order, as scipy.linalg.eigvalsh.  Collective over the grid.
+
+    Arguments and errors are those of `eigh`; cost is that of eigvals_only.
+    """
+    options: Any = {"subset_by_index": subset_by_index, "subset_by_value": subset_by_value}
+    return eigh(A, B, lower=lower, eigvals_only=True, type=type, **options)
+
+
+def _as_columns_of(work: Work, A: DistMatrix, V: DistMatrix) -> DistMatrix:
+    """Return V in the layout of columns of A.  Collective."""
+    result = empty_like(A, distribution=A[:, : V.shape[1]].distribution)
+    work.copy(V, result)
+    return result
+
+
+def _by_division(
+    work: Work, T: DistMatrix, wanted: Callable[[np.ndarray], slice]
+) -> tuple[np.ndarray, DistMatrix, int, dict[str, float]]:
+    """Return wanted eigenvalues and vectors by division of the spectrum, or by LAPACK on one rank.  Collective."""
+    H = hermitian(work, T)
+    scale = H.norm() or 1.0
+    w, V, done = divided(work, H, scale)
+    w = np.maximum.accumulate(w)  # rounding errors may change the order of values on two sides of a division
+    part = wanted(w)
+    residual = _residual(work, H, w[part], V[:, part]) / scale
+    if residual > 10 * len(H) * eps_of(H):
         raise LinAlgError(f"the division of the spectrum of {H.distribution} lost digits: residual {residual:.1e}")
-    return w / near / far, work.reported(V, done, residual=residual)
+    return w[part], V[:, part], done, {"residual": residual}
 
 
-def eigvalsh(A: DistMatrix, *, lower: bool = True) -> np.ndarray:
-    """Return all eigenvalues of a Hermitian A in ascending order, as scipy.linalg.eigvalsh.  Collective over the grid.
-
-    Arguments, cost and errors are those of `eigh`, which also computes the eigenvectors.
-    """
-    return eigh(A, lower=lower)[0]
-
-
-def _hermitian(work: Work, A: DistMatrix, lower: bool) -> DistMatrix:
-    """Return the Hermitian matrix whose lower or upper triangle is that of A.  Collective."""
-    part, rest = (np.tril(A), np.tril(A, -1)) if lower else (np.triu(A), np.triu(A, 1))
-    H: Any = work.add(part, 1, rest.H)  # type: ignore[arg-type, attr-defined]
-    return add_to_diagonal(H, 0)
+def _by_lanczos(
+    work: Work, T: DistMatrix, k: int, which: str, tolerance: float, steps: int
+) -> tuple[np.ndarray, DistMatrix, int, dict[str, float]]:
+    H = hermitian(work, T)
+    scale, sign = H.norm() or 1.0, 1 if which == "largest" else -1
+    w, V, done = lanczos(work, H, k, sign, scale, tolerance, steps)
+    return w, V, done, {"residual": _residual(work, H, w, V) / scale}
 
 
-# ---------------------------------------------------------------- all eigenvalues
-def _divided(work: Work, H: DistMatrix, scale: float) -> tuple[np.ndarray, DistMatrix, int]:
-    """Return all eigenvalues, in ascending order, the eigenvectors, and the number of divisions.  Collective."""
-    n = len(H)
-    if n <= SMALL:
-        w, V = _by_lapack(H)
-        return w, V, 0
-    mean, real = float(H.trace().real) / n, np.finfo(H.dtype).dtype
-    spread = add_to_diagonal(H.copy(), -mean).norm()
-    if spread <= 10 * sqrt(n) * eps_of(H) * scale:  # all eigenvalues are the same up to rounding
-        return np.full(n, mean, real), DistMatrix.eye(n, grid=H.grid, dtype=H.dtype, device=H.device), 0
-    above, below = _bases(work, H, mean, spread)
-    halves = [work.product(1, Q.H, work.product(1, H, Q)) for Q in (below, above)]
-    V, w, start, divisions = empty_like(H), np.zeros(0, real), 0, 1
-    for Q, half in zip((below, above), halves):
-        values, vectors, more = _divided(work, half, scale)
-        work.product(1, Q, vectors, C=V[:, start : start + len(values)])
-        start, divisions, w = start + len(values), divisions + more, np.append(w, values)
-    return w, V, divisions
+def _residual(work: Work, H: DistMatrix, w: np.ndarray, V: DistMatrix) -> float:
+    """Return |H V - V diag(w)|_F.  Collective."""
+    return H.grid.expected(work.add(work.product(1, H, V), -1, V * w).norm(), 0.0)
 
 
-def _bases(work: Work, H: DistMatrix, mean: float, spread: float) -> tuple[DistMatrix, DistMatrix]:
-    """Return orthonormal bases of the eigenvectors of eigenvalues above and below a number, about half on each side."""
-    n, middle = len(H), float(np.median(H.diagonal().real))
-    for sigma in (middle, mean, mean):  # there are eigenvalues above and below the mean
-        sigma += 1e-3 * spread / sqrt(n)  # a number that is unlikely to be an eigenvalue
-        U, _, _ = unitary_factor(work, add_to_diagonal(H.copy(), -sigma))
-        trace = U.grid.expected(float(U.trace().real), float(-(n % 2)))
-        count = round((n + trace) / 2)
-        if 0 < count < n and abs(n + trace - 2 * count) < 0.1:
-            above = _range(work, add_to_diagonal(work.add(U.copy(), 0.25, U.H, 0.25), 0.5), count)
-            rest = add_to_diagonal(work.product(-1, above, above.H, C=U), 1)
-            return above, _range(work, rest, n - count)
-        spread = -7 * spread
-    raise LinAlgError(f"the spectrum of {H.distribution} could not be divided at {mean:.3g}")
+def _check_pair(A: DistMatrix, B: DistMatrix | None, kind: int, protect: Protection | None) -> None:
+    """Raise where `type` is unknown, or B does not fit A.  Local, inside `together`."""
+    if kind not in (1, 2, 3):
+        raise ArgumentError(f"type is 1, 2 or 3, got {shown(kind)}")
+    if B is None:
+        return
+    check_operand("B", B, square=True)
+    check_devices(A, B, None)
+    if B.shape != A.shape:
+        raise LayoutError(f"A is {shape_of(A)} on a {A.grid} grid, and B {shape_of(B)} on a {B.grid} grid")
+    if B.dtype != A.dtype:
+        raise DTypeError(f"A is {A.dtype}, and B {B.dtype}: they must be of one type")
+    B.layout_in(A.grid)
+    if protect is not None:
+        raise ArgumentError("protect is for products, and B is factored: leave one of them out")
 
 
-def _range(work: Work, P: DistMatrix, rank: int) -> DistMatrix:
-    """Return an orthonormal basis of the range of a projector P.  Collective.   rank : the rank of P."""
-    Q = random(P, (len(P), rank))
-    for passes in (2, 1):  # the second pass restores digits that the first lost to the condition of the random matrix
-        Q = work.did(factored(work.product(1, P, Q), passes=passes)[0])
-    return Q
+def _subset(
+    A: DistMatrix, by_index: Sequence[int] | None, by_value: Sequence[float] | None, k: int | None, which: str
+) -> tuple[Subset, int | None]:
+    """Return what is wanted of the spectrum of A, and k.  Raises ArgumentError.  Local, inside `together`."""
+    n = len(A)
+    as_name(which, "which", ("largest", "smallest"))
+    if sum(x is not None for x in (by_index, by_value, k)) > 1:
+        raise ArgumentError("eigh takes one of k, subset_by_index and subset_by_value")
+    if k is not None:
+        k = as_count(k, "k", 1)
+        if k > n:
+            raise ArgumentError(f"k = {k} is more than the {n} eigenvalues of A, which is {shape_of(A)}")
+        return Subset("index", *((n - k, n - 1) if which == "largest" else (0, k - 1))), k
+    if by_index is not None:
+        lo, hi = _ends(by_index, "subset_by_index")
+        first = as_whole(lo, "the first index of subset_by_index", 0, max(0, n - 1))
+        return Subset("index", first, as_whole(hi, "the last index of subset_by_index", first, n - 1)), None
+    if by_value is not None:
+        ends = _ends(by_value, "subset_by_value")
+        lo, hi = (x if x in (-np.inf, np.inf) else as_real(x, "an end of subset_by_value") for x in ends)
+        if not lo < hi:
+            raise ArgumentError(f"subset_by_value is an interval (lo, hi] with lo < hi, got {shown(by_value)}")
+        return Subset("value", lo, hi), None
+    return Subset(), None
 
 
-def _by_lapack(H: DistMatrix) -> tuple[np.ndarray, DistMatrix]:
-    whole, n = H.to_global(0), len(H)
-    lapack = H.grid.expected(lambda: np.linalg.eigh(whole), lambda: (np.ones(n), np.eye(n)))  # type: ignore[arg-type]
-    pair = on_one_rank(H, lapack)
-    return pair[0], distributed(H, pair[1])
-
-
-# ---------------------------------------------------------------- some eigenvalues
-def _lanczos(
-    work: Work, H: DistMatrix, k: int, sign: int, scale: float, tolerance: float, steps: int
-) -> tuple[np.ndarray, DistMatrix, int]:
-    """Return k eigenvalues of H in ascending order, their vectors, and the number of steps.  Collective.
-
-    sign : 1: the largest eigenvalues; -1: the smallest, as the largest of -H.   scale : |H|_F.
-    """
-    n, width = len(H), k + 8
-    most = min(n, 5 * width)
-    V = DistMatrix.empty((n, most), grid=H.grid, dtype=H.dtype, device=H.device)  # the basis
-    W = empty_like(V)  # sign H V
-    noise = random(H, (n, width))
-    new, used, T = work.did(qr(noise)[0]), 0, np.zeros((0, 0), H.dtype)
-    for step in range(1, steps + 1):
-        last, used = used, used + new.shape[1]
-        work.copy(new, V[:, last:used])
-        work.product(sign, H, V[:, last:used], C=W[:, last:used])
-        columns = work.product(1, V[:, :used].H, W[:, last:used]).allgather()
-        T = np.block([[T, columns[:last]], [columns[:last].conj().T, columns[last:]]])
-        w, Y = on_one_rank(H, np.linalg.eigh, (T + T.conj().T) / 2)
-        keep = used if used + width > most else 0  # not 0: the basis is full, restart with Ritz vectors
-        kept = distributed(H, Y[:, -2 * width :] if keep else Y[:, -width:])
-        X, AX = work.product(1, V[:, :used], kept), work.product(1, W[:, :used], kept)
-        w = w[-X.shape[1] :]
-        R = AX - X * w
-        residuals = R.vector_norm(2, axis=0)
-        residuals = H.grid.expected(residuals, residuals * (step < H.grid.iterations(steps, 20)))
-        if residuals[-k:].max() <= tolerance * scale:
-            order = slice(-k, None) if sign > 0 else slice(-1, -k - 1, -1)
-            return sign * w[order], work.product(1, V[:, :used], distributed(H, Y[:, order])), step
-        if keep:
-            used, T = X.shape[1], np.diag(w).astype(H.dtype)
-            work.copy(X, V[:, :used])
-            work.copy(AX, W[:, :used])
-        R = R[:, R.shape[1] - width :]  # plus noise, which leads out of the basis if a residual is a rounding error
-        new, _ = orthonormal_basis(work, R, V[:, :used], 10 * eps_of(H) * scale / sqrt(n), noise)
-    raise LinAlgError(
-        f"{k} eigenvalues of {H.distribution} were not found in {steps} steps: residuals up to "
-        f"{residuals[-k:].max() / scale:.1e} of the norm, wanted {tolerance:.1e}; raise steps= or tolerance="
-    )
+def _ends(pair: Any, name: str) -> tuple[Any, Any]:
+    try:
+        lo, hi = pair
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{name} is a pair (lo, hi), got {shown(pair)}") from None
+    return lo, hi

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.mpi
 N = 36
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "svd": lambda la, A, **more: la.svd(A, 4, oversample=2, **more)[0],
-    "eigh": lambda la, A, **more: la.eigh(A, 2, tolerance=1e-9, **more)[1],
+    "eigh": lambda la, A, **more: la.eigh(A, k=2, tolerance=1e-9, **more)[1],
     "polar": lambda la, A, **more: la.polar(A, **more)[0],
     "matrix_sign": lambda la, A, **more: la.matrix_sign(A, **more),
     "sqrtm": lambda la, A, **more: la.sqrtm(A, **more),

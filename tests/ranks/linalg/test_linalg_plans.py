@@ -129,7 +129,7 @@ def test_functions_of_matrices(comm: Any, monkeypatch: pytest.MonkeyPatch) -> No
     from pdgemm import DistMatrix, ProcessGrid, linalg
     from pdgemm.planning.product_plan import ProductPlan
 
-    monkeypatch.setattr("pdgemm.linalg.eigen.eigh.SMALL", SIZE // 2)
+    monkeypatch.setattr("pdgemm.linalg.eigen.division.SMALL", SIZE // 2)
     q, noise = np.linalg.qr(rng_matrix(SIZE, SIZE, "d"))[0], np.linspace(2, 2.1, SIZE)
     halves = noise * np.where(np.arange(SIZE) < SIZE // 2, -1, 1)
     elements: dict[str, Any] = {

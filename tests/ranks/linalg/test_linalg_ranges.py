@@ -281,3 +281,17 @@ def test_determinants(comm: Any, dtype: Any) -> None:
         assert linalg.det(DistMatrix.zeros((0, 0), grid=grid, dtype=dtype)) == 1
         A = DistMatrix.from_global(np.diag([1e200, 1e200, 1e-200, 1e-200]), grid=grid)
         assert abs(linalg.det(A) - 1) <= 4 * np.finfo(float).eps
+
+
+def test_pseudoinverses(comm: Any) -> None:
+    """Scaled as the matrix is, up to the ends of the range; elements that overflow are infinite, and none is NaN."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    x = rng_matrix(6, 4)
+    with ProcessGrid(comm) as grid:
+        for scale in (2.0**-1020, 2.0**-900, 2.0**1000):
+            X = linalg.pinv(DistMatrix.from_global(x * scale, grid=grid, block=2)).allgather()
+            assert np.allclose(X * scale, np.linalg.pinv(x), rtol=1e-12)
+        with np.errstate(over="ignore"):
+            X = linalg.pinv(DistMatrix.from_global(x * 1e-312, grid=grid, block=2)).allgather()
+        assert np.isinf(X).all()

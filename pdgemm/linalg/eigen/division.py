@@ -1,0 +1,77 @@
+"""All eigenvalues and eigenvectors of a Hermitian matrix by division of its spectrum, in products alone.
+
+Nakatsukasa & Higham, SIAM J. Sci. Comput. 35(3), 2013, algorithm 5.2.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+
+from pdgemm.errors import LinAlgError
+from pdgemm.linalg.factors.qr import factored
+from pdgemm.linalg.functions.iterations import (
+    Work,
+    add_to_diagonal,
+    distributed,
+    empty_like,
+    eps_of,
+    on_one_rank,
+    random,
+)
+from pdgemm.linalg.functions.polar import unitary_factor
+from pdgemm.matrix.distmatrix import DistMatrix
+
+SMALL = 512  # largest order for which LAPACK on one rank is faster than a division of the spectrum
+
+
+def divided(work: Work, H: DistMatrix, scale: float) -> tuple[np.ndarray, DistMatrix, int]:
+    """Return all eigenvalues, in ascending order, the eigenvectors, and the number of divisions.  Collective."""
+    n = len(H)
+    if n <= SMALL:
+        w, V = by_lapack(H)
+        return w, V, 0
+    mean, real = float(H.trace().real) / n, np.finfo(H.dtype).dtype
+    spread = add_to_diagonal(H.copy(), -mean).norm()
+    if spread <= 10 * sqrt(n) * eps_of(H) * scale:  # all eigenvalues are the same up to rounding
+        return np.full(n, mean, real), DistMatrix.eye(n, grid=H.grid, dtype=H.dtype, device=H.device), 0
+    above, below = _bases(work, H, mean, spread)
+    halves = [work.product(1, Q.H, work.product(1, H, Q)) for Q in (below, above)]
+    V, w, start, divisions = empty_like(H), np.zeros(0, real), 0, 1
+    for Q, half in zip((below, above), halves):
+        values, vectors, more = divided(work, half, scale)
+        work.product(1, Q, vectors, C=V[:, start : start + len(values)])
+        start, divisions, w = start + len(values), divisions + more, np.append(w, values)
+    return w, V, divisions
+
+
+def _bases(work: Work, H: DistMatrix, mean: float, spread: float) -> tuple[DistMatrix, DistMatrix]:
+    """Return orthonormal bases of the eigenvectors of eigenvalues above and below a number, about half on each side."""
+    n, middle = len(H), float(np.median(H.diagonal().real))
+    for sigma in (middle, mean, mean):  # there are eigenvalues above and below the mean
+        sigma += 1e-3 * spread / sqrt(n)  # a number that is unlikely to be an eigenvalue
+        U, _, _ = unitary_factor(work, add_to_diagonal(H.copy(), -sigma))
+        trace = U.grid.expected(float(U.trace().real), float(-(n % 2)))
+        count = round((n + trace) / 2)
+        if 0 < count < n and abs(n + trace - 2 * count) < 0.1:
+            above = _range(work, add_to_diagonal(work.add(U.copy(), 0.25, U.H, 0.25), 0.5), count)
+            rest = add_to_diagonal(work.product(-1, above, above.H, C=U), 1)
+            return above, _range(work, rest, n - count)
+        spread = -7 * spread
+    raise LinAlgError(f"the spectrum of {H.distribution} could not be divided at {mean:.3g}")
+
+
+def _range(work: Work, P: DistMatrix, rank: int) -> DistMatrix:
+    """Return an orthonormal basis of the range of a projector P.  Collective.   rank : the rank of P."""
+    Q = random(P, (len(P), rank))
+    for passes in (2, 1):  # the second pass restores digits that the first lost to the condition of the random matrix
+        Q = work.did(factored(work.product(1, P, Q), passes=passes)[0])
+    return Q
+
+
+def by_lapack(H: DistMatrix) -> tuple[np.ndarray, DistMatrix]:
+    whole, n = H.to_global(0), len(H)
+    lapack = H.grid.expected(lambda: np.linalg.eigh(whole), lambda: (np.ones(n), np.eye(n)))  # type: ignore[arg-type]
+    pair = on_one_rank(H, lapack)
+    return pair[0], distributed(H, pair[1])

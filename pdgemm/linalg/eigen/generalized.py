@@ -1,0 +1,67 @@
+"""The Hermitian eigenproblem of two matrices, as that of one: A v = w B v, A B v = w v or B A v = w v."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pdgemm.errors import LinAlgError
+from pdgemm.linalg.factors.cholesky import cholesky_factor
+from pdgemm.linalg.factors.triangular import solve_triangular, trmm
+from pdgemm.linalg.functions.iterations import Work
+from pdgemm.matrix.argument_checks import shape_of
+from pdgemm.matrix.array_functions import tril
+from pdgemm.matrix.distmatrix import DistMatrix
+
+
+@dataclass(frozen=True)
+class Standard:
+    """The eigenproblem C y = w y of one Hermitian matrix that has the eigenvalues of the problem of A and B.
+
+    With B = L L^H, C is L^-1 A L^-H for A v = w B v, and L^H A L for the other two problems.
+
+    C : DistMatrix (n, n); both triangles hold elements.   L : lower triangular.   kind : 1, 2 or 3, as in `eigh`.
+    Cost: n^3/3 + 2 n^3 flops of all ranks for C, and n^2 for each vector.
+    Error: backward stable for C, so that errors of w are those of A and B times |B^-1||B| (Higham & Davies,
+    SIAM J. Matrix Anal. Appl. 23(2), 2001).
+    """
+
+    work: Work
+    C: DistMatrix
+    L: DistMatrix
+    kind: Literal[1, 2, 3]
+
+    @classmethod
+    def of(cls, work: Work, A: DistMatrix, B: DistMatrix, kind: Literal[1, 2, 3]) -> Standard:
+        """Return the standard problem of A and B, whose lower triangles are read.  Collective.
+
+        Raises LinAlgError on all ranks where B is not positive definite.
+        """
+        L, minor = cholesky_factor(B, lower=True)
+        if minor:
+            raise LinAlgError(
+                f"B ({shape_of(B)} on a {B.grid} grid) is not positive definite: its leading minor of order {minor} "
+                "is not"
+            )
+        return cls.of_factor(work, A, work.did(L), kind)
+
+    @classmethod
+    def of_factor(cls, work: Work, A: DistMatrix, L: DistMatrix, kind: Literal[1, 2, 3]) -> Standard:
+        """Return the standard problem of A, whose lower triangle is read, and B = L L^H.  Collective."""
+        H = hermitian(work, A)
+        first, second = ("N", "C") if kind == 1 else ("C", "N")
+        apply = solve_triangular if kind == 1 else trmm
+        half = work.did(apply(L, H, lower=True, trans=first))  # type: ignore[arg-type]
+        C = work.did(apply(L, half, lower=True, trans=second, side="R"))  # type: ignore[arg-type]
+        return cls(work, C, L, kind)
+
+    def vectors(self, Y: DistMatrix) -> DistMatrix:
+        """Return V: L^-H Y, or L Y for B A v = w v.  Collective.   Y : the eigenvectors of C, (n, m)."""
+        if self.kind == 3:
+            return self.work.did(trmm(self.L, Y, lower=True))
+        return self.work.did(solve_triangular(self.L, Y, lower=True, trans="C"))
+
+
+def hermitian(work: Work, A: DistMatrix) -> DistMatrix:
+    """Return the Hermitian matrix whose lower triangle is that of A.  Collective."""
+    return work.add(tril(A), 1, tril(A, -1).H)

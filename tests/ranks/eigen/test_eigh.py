@@ -1,0 +1,234 @@
+"""Eigenvalues and eigenvectors of Hermitian matrices through tridiagonal form: LAPACK's matrices and bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+from factored import EPS, positive_definite, relative, rng_matrix
+from problems import grid_shapes
+from tiers import every_grid, few_grids
+
+pytestmark = pytest.mark.mpi
+TYPES = ("d", "F", "f", "D")
+
+
+@pytest.fixture(autouse=True)
+def reduced_by_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bands, leaves and one rank's matrices are small; from order 33 on, two stages."""
+    small = {"eigh.SMALL": 6, "eigh.LARGE": 33, "eigh.LARGE_FOR_PART": 20, "two_stage.BAND": 8, "tridiagonal.LEAF": 12}
+    for name, value in small.items():
+        monkeypatch.setattr(f"pdgemm.linalg.eigen.{name}", value)
+
+
+def with_values(values: np.ndarray, dtype: str) -> np.ndarray:
+    """A Hermitian matrix with these eigenvalues, up to rounding."""
+    Q = np.linalg.qr(rng_matrix(len(values), len(values), dtype).astype(np.result_type(dtype, "d")))[0]
+    x = (Q * values) @ Q.conj().T
+    return ((x + x.conj().T) / 2).astype(dtype)
+
+
+def kinds(n: int, dtype: str) -> dict[str, np.ndarray]:
+    """The matrices of LAPACK's dchkst, with some that are known to be hard."""
+    signs, real = np.where(np.arange(n) % 2, -1.0, 1.0), np.finfo(dtype)
+    even, eps = np.linspace(1, real.eps, n), float(real.eps)
+    geometric, cluster = np.logspace(0, np.log10(eps), n), np.r_[1.0, np.full(n - 1, eps)]
+    general = rng_matrix(n, n, dtype)
+    general = general + general.conj().T
+    wilkinson = np.diag(np.abs(np.arange(n) - (n - 1) / 2)) + np.diag(np.ones(n - 1), 1) + np.diag(np.ones(n - 1), -1)
+    laplace = 2 * np.eye(n) - np.diag(np.ones(n - 1), 1) - np.diag(np.ones(n - 1), -1)
+    scales = np.logspace(0, np.log10(eps), n)
+    return {
+        "zero": np.zeros((n, n)), "identity": np.eye(n), "diagonal": np.diag(even * signs),
+        "even": with_values(even * signs, dtype), "geometric": with_values(geometric * signs, dtype),
+        "clustered": with_values(cluster * signs, dtype), "definite": with_values(even, dtype),
+        "repeated": with_values(np.repeat([1.0, -2.0, 3.0], -(-n // 3))[:n], dtype), "general": general,
+        "graded": general * scales * scales[:, None], "large": general * np.sqrt(float(real.max)) / n,
+        "small": general * np.sqrt(float(real.tiny)), "wilkinson": wilkinson, "laplace": laplace,
+        "hilbert": scipy.linalg.hilbert(n), "rank one": np.ones((n, n)),
+    }  # fmt: skip
+
+
+def check(a: np.ndarray, w: np.ndarray, V: Any, part: slice = slice(None)) -> None:
+    """|A V - V D|_1 and |V^H V - I| within c n eps, w as LAPACK has it, in order and the same on every rank."""
+    v, n = V.allgather(), len(a)
+    assert v.dtype == a.dtype and w.dtype == np.finfo(a.dtype).dtype and v.shape == (n, len(w))
+    assert len(set(V.grid.comm.allgather(w.tobytes()))) == 1 and (np.diff(w) >= 0).all()
+    wide = np.longdouble if np.finfo(a.dtype).bits == 64 else np.float64
+    size = float(np.abs(a).max(initial=0)) or 1.0
+    scaled, x = a.astype(np.result_type(a.dtype, wide)) / size, v.astype(np.result_type(a.dtype, wide))
+    norm = float(np.abs(scaled).sum(axis=0).max(initial=0))
+    assert relative(scaled @ x - x * (w.astype(wide) / size), norm, a.dtype, n) <= EPS
+    assert relative(x.conj().T @ x - np.eye(len(w)), 1, a.dtype, n) <= EPS
+    exact = np.linalg.eigvalsh((scaled).astype(np.result_type(a.dtype, "d")))[part]
+    assert np.abs(w / size - exact).max(initial=0) <= EPS * n * np.finfo(a.dtype).eps * norm
+
+
+@every_grid
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_all_pairs(comm: Any, dtype: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kind of matrix, on one grid after the other, in any layout; counted words are those of the formulas."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    monkeypatch.setattr("pdgemm.linalg.eigen.eigh.LARGE", 36 if stages == 1 else 7)
+    shapes = grid_shapes(comm.size)
+    for shape in shapes:
+        with ProcessGrid(comm, shape) as grid:
+            for turn, (name, x) in enumerate(kinds(35, dtype).items()):
+                if turn % len(shapes) != shapes.index(shape):
+                    continue
+                a, block = np.asarray(x, dtype), [(5, 3), None, 8][turn % 3]
+                lower = turn % 2 == 0
+                half = np.where(np.tri(35, dtype=bool) if lower else np.tri(35, dtype=bool).T, a, np.nan)
+                A = DistMatrix.from_global(half.astype(dtype), grid=grid, block=block, order="CF"[turn % 2])
+                w, V = linalg.eigh(A, lower=lower)
+                check(a, w, V)
+                assert V.same_layout(A) and np.array_equal(A.allgather(), half.astype(dtype), equal_nan=True), name
+                report: Any = V.report
+                assert report.counted == report.predicted, name
+
+
+@every_grid
+def test_orders(comm: Any) -> None:
+    """From the largest matrix that LAPACK has on one rank, over those of one panel and one leaf, to several."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    for number, n in enumerate((0, 1, 6, 7, 8, 9, 13, 24, 25, 70)):
+        shapes, dtype = grid_shapes(comm.size), TYPES[number % 4]
+        a = rng_matrix(n, n, dtype)
+        a = a + a.conj().T
+        with ProcessGrid(comm, shapes[number % len(shapes)]) as grid:
+            A = DistMatrix.from_global(a, grid=grid, block=4)
+            w, V = linalg.eigh(A)
+            check(a, w, V)
+            values = linalg.eigh(A, eigvals_only=True)
+            size = np.linalg.norm(a, 2) if n else 0
+            assert np.abs(values - w).max(initial=0) <= EPS * max(1, n) * np.finfo(dtype).eps * size
+            assert np.array_equal(values, linalg.eigvalsh(A)) and np.array_equal(values, np.linalg.eigvalsh(A))
+
+
+@every_grid
+def test_subsets(comm: Any) -> None:
+    """By index and by value, as SciPy has them: with vectors, values alone, none, and all."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    for number, shape in enumerate(grid_shapes(comm.size)):
+        dtype, n = TYPES[number % 4], 45
+        a = with_values(np.r_[np.linspace(-3, -1, 15), np.linspace(0.5, 4, 30)], dtype)
+        with ProcessGrid(comm, shape) as grid:
+            A = DistMatrix.from_global(a, grid=grid, block=(7, 4))
+            for lo, hi in ((0, 0), (3, 17), (n - 2, n - 1), (0, n - 1)):
+                w, V = linalg.eigh(A, subset_by_index=(lo, hi))
+                check(a, w, V, slice(lo, hi + 1))
+                assert len(w) == hi - lo + 1
+            for ends, expected in (((-1.5, 1.0), None), ((-np.inf, 0), 15), ((0, np.inf), 30), ((-0.9, 0.4), 0)):
+                w, V = linalg.eigh(A, subset_by_value=ends)
+                exact = scipy.linalg.eigh(a, eigvals_only=True, subset_by_value=ends)
+                assert len(w) == len(exact) and expected in (None, len(w))
+                start = int((np.linalg.eigvalsh(a.astype("D")) <= ends[0]).sum())
+                check(a, w, V, slice(start, start + len(w)))
+                values = linalg.eigvalsh(A, subset_by_value=ends)
+                assert np.allclose(values, exact, atol=1e-4 if np.finfo(dtype).bits == 32 else 1e-12)
+            w, V = linalg.eigh(A, k=14)
+            check(a, w, V, slice(n - 14, n))
+
+
+def test_the_interval_is_open_below_and_closed_above(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.from_global(np.diag(np.arange(1.0, 21.0)), grid=grid, block=3)
+        assert linalg.eigvalsh(A, subset_by_value=(3, 7)).tolist() == [4, 5, 6, 7]
+        assert linalg.eigh(A, subset_by_value=(3, 7))[1].shape == (20, 4)
+
+
+@every_grid
+@pytest.mark.parametrize("kind", [1, 2, 3])
+def test_two_matrices(comm: Any, kind: Any) -> None:
+    """A v = w B v, A B v = w v and B A v = w v, with vectors of length one in the norm of B, or of its inverse."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    for number, shape in enumerate(grid_shapes(comm.size)):
+        dtype, n, lower = TYPES[(number + kind) % 4], 33, number % 2 == 0
+        a, b = rng_matrix(n, n, dtype), positive_definite(n, dtype)
+        a = a + a.conj().T
+        halves = [np.where(np.tri(n, dtype=bool) if lower else np.tri(n, dtype=bool).T, x, 0) for x in (a, b)]
+        with ProcessGrid(comm, shape) as grid:
+            A, B = (DistMatrix.from_global(x, grid=grid, block=y) for x, y in zip(halves, ((5, 3), 8)))
+            w, V = linalg.eigh(A, B, lower=lower, type=kind)
+            some, U = linalg.eigh(A, B, lower=lower, type=kind, subset_by_index=(4, 9))
+            values = linalg.eigvalsh(A, B, lower=lower, type=kind)
+            v, u, report = V.allgather().astype("D"), U.allgather(), V.report
+            assert report.counted == report.predicted  # type: ignore[union-attr]
+        exact, eps, kappa = scipy.linalg.eigh(a, b, type=kind)[0], np.finfo(dtype).eps, np.linalg.cond(b)
+        a, b = a.astype("D"), b.astype("D")
+        left, right = {1: (a @ v, b @ v), 2: (a @ (b @ v), v), 3: (b @ (a @ v), v)}[kind]
+        size = np.linalg.norm(a, 1) * (
+            np.linalg.norm(v, 1) if kind == 1 else np.linalg.norm(b, 1) * np.linalg.norm(v, 1)
+        )
+        assert np.linalg.norm(left - right * w, 1) <= EPS * n * eps * kappa * size
+        norms = v.conj().T @ (np.linalg.solve(b, v) if kind == 3 else b @ v)
+        assert np.abs(norms - np.eye(n)).max() <= EPS * n * eps * kappa
+        for x, y in ((w, exact), (values, exact), (some, exact[4:10])):
+            assert np.abs(x - y).max() <= EPS * n * eps * kappa * np.abs(exact).max()
+        assert u.shape == (n, 6)
+
+
+@few_grids
+def test_plans(comm: Any) -> None:
+    """A program has the words, messages and flops of a run in which no value is deflated."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    n = 40
+    a = with_values(np.linspace(-1, 2, n), "d")
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            A, B = (DistMatrix.from_global(x, grid=grid, block=6) for x in (a, positive_definite(n, "d")))
+            for arguments, options in (
+                ((A,), {}), ((A,), {"lower": False}), ((A,), {"subset_by_index": (3, 8)}), ((A, B), {}),
+                ((A, B), {"type": 3}),
+            ):  # fmt: skip
+                report: Any = linalg.eigh(*arguments, **options)[1].report
+                plan = linalg.plan("eigh", *arguments, **options)
+                assert (plan.traffic(comm.rank), plan.flops) == (report.counted, report.flops), f"{plan}\n{report}"
+            for function, part, expected in (
+                ("eigvalsh", A, {"band"}), ("eigh", A, {"band", "chase", "reflections", "reflectors"}),
+                ("eigh", A[:30, :30], {"tridiagonal", "reflectors"}),
+            ):  # fmt: skip
+                names = {stage.algorithm for _, stage in linalg.plan(function, part).stages}
+                assert names & {"band", "chase", "reflections", "reflectors", "tridiagonal"} == expected
+
+
+def test_bad_arguments(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
+
+    with ProcessGrid(comm) as grid:
+        A, B = (DistMatrix.eye(20, grid=grid, block=3) for _ in range(2))
+        single, small = DistMatrix.eye(20, grid=grid, dtype="f"), DistMatrix.eye(19, grid=grid)
+        bad = DistMatrix.from_global(np.diag(np.where(np.arange(20) == 11, -1.0, 1)), grid=grid)
+        for error, text, options in (
+            (ArgumentError, "one of k, subset_by_index and subset_by_value", {"k": 2, "subset_by_index": (0, 1)}),
+            (ArgumentError, "last index of subset_by_index must be <= 19", {"subset_by_index": (0, 20)}),
+            (ArgumentError, "first index of subset_by_index must be >= 0", {"subset_by_index": (-1, 3)}),
+            (ArgumentError, "last index of subset_by_index must be >= 5", {"subset_by_index": (5, 4)}),
+            (ArgumentError, "subset_by_index is a pair", {"subset_by_index": 3}),
+            (ArgumentError, r"interval \(lo, hi\] with lo < hi", {"subset_by_value": (1, 1)}),
+            (ArgumentError, "an end of subset_by_value must be a real number", {"subset_by_value": (0, np.nan)}),
+            (ArgumentError, "type is 1, 2 or 3, got 4", {"type": 4}),
+            (LayoutError, "A is 20 x 20 .* and B 19 x 19", {"B": small}),
+            (DTypeError, "A is float64, and B float32", {"B": single}),
+            (LinAlgError, "B .* is not positive definite: its leading minor of order 12 is not", {"B": bad}),
+            (ArgumentError, "protect is for products, and B is factored", {"B": B, "protect": "detect"}),
+        ):
+            with pytest.raises(error, match=text):
+                linalg.eigh(A, **options)
+        with pytest.raises(Exception, match="B"):
+            linalg.eigh(A, 3)  # type: ignore[arg-type]
+        different = (comm.rank, comm.rank + 1)
+        if comm.size > 1:
+            with pytest.raises(ArgumentError, match="differ"):
+                linalg.eigh(A, subset_by_index=different)
