@@ -7,10 +7,12 @@ import numpy as np
 from pdgemm.errors import ArgumentError
 from pdgemm.linalg.factors.operands import to_one
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
-from pdgemm.linalg.functions.iterations import Work, check_operand, check_protection, empty_like, eps_of, finite_norm
+from pdgemm.linalg.functions.iterations import Work, check_operand, check_protection, eps_of, finite_norm
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
+from pdgemm.linalg.singular.full_svd import all_triplets, completed
 from pdgemm.linalg.singular.golub_kahan import BLOCKS, Scaled, leading_space, missing
 from pdgemm.linalg.singular.norms import largest_singular_value
+from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.integers import as_count, as_seed
 from pdgemm.matrix.argument_checks import as_real, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -36,10 +38,11 @@ def svd(
     """Return U, s and Vh with A = U diag(s) Vh, or the k largest singular values and their vectors.  Collective.
 
     A : DistMatrix (m, n) of type s, d, c or z; A is not changed.
-    k : None: all min(m, n) values, by a QR factorisation and LAPACK on one rank, for tall or wide A.  Otherwise the k
+    k : None: all min(m, n) values.  Up to 1024 of them, and on a device, come from a QR factorisation and LAPACK on one
+        rank; more of them from the eigenvectors of H, where A = Q H is the polar decomposition.  Otherwise the k
         largest: taken from all values if min(m, n) <= 6 (k + oversample), else computed by block Golub-Kahan steps with
         blocks of k + oversample columns, which start from random columns that depend on the seed alone.
-    full_matrices : False; True is accepted only for all values of a square A.
+    full_matrices : U (m, m) and Vh (n, n), on the host, with all values alone.
     tolerance : the steps end when no value can differ from its exact value by more than tolerance s_1.  By default they
         end when only rounding errors of about 100 eps s_1 are left.
     steps : the largest number of steps.
@@ -73,23 +76,21 @@ def svd(
             raise ArgumentError(
                 "protect is for products, and svd without k is a factorisation: name k, or leave it out"
             )
-        if full_matrices and (k is not None or A.shape[0] != A.shape[1]):
-            raise ArgumentError(f"full_matrices=True is for all values of a square matrix; A is {shape_of(A)}")
-        arguments += ["svd", A.distribution, A.dtype, k, width, limit, steps, seed]
+        if full_matrices and (k is not None or (A.device != devices.HOST and A.shape[0] != A.shape[1])):
+            raise ArgumentError(
+                f"full_matrices=True is for all singular values, on the host; A is {shape_of(A)} on {A.device}, k = {k}"
+            )
+        arguments += ["svd", A.distribution, A.dtype, k, width, limit, steps, seed, bool(full_matrices)]
         arguments += [check_protection(protect, A)]
     work, largest = Work("svd", protect), finite_norm("svd", A, "max") if A.size else 0.0
     if k is None:
-        U, s, Vh = _all(A)
-        if U.report:
-            U.report = Vh.report = work.after(U.report)
-        return U, s, Vh
+        return _all(work, A, full_matrices)
     near, far = to_one(largest or 1.0, A.dtype)
     norm = A.norm()
     norm = norm * near * far if np.isfinite(norm) else (A * near * far).norm()
     W = Scaled(A, near, far, norm)
     if is_small(A, k, width):
-        U, s, Vh = _all(A)
-        work.did(U)
+        U, s, Vh = all_triplets(work, A)
         s, U, V, done = s * near * far, U[:, :k], Vh[:k].H, 0
         after = s[k:], np.zeros(least - k)
     else:
@@ -110,6 +111,16 @@ def svd(
     share = min(1.0, float((s[:k].astype(float) ** 2).sum()) / norm**2) if norm else 1.0
     work.reported(U, done, bound=bound, share=share, residual=residual)
     return U, s[:k] / near / far, V.H
+
+
+def _all(work: Work, A: DistMatrix, full_matrices: bool) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
+    U, s, Vh = all_triplets(work, A)
+    if full_matrices:
+        U = completed(work, U) if A.shape[0] > A.shape[1] else U
+        Vh = completed(work, Vh.H).H if A.shape[1] > A.shape[0] else Vh
+    U = work.reported(U, 0)
+    Vh.report = U.later_report
+    return U, s, Vh
 
 
 def norm_of_rest(A: DistMatrix, U: DistMatrix, s: np.ndarray, Vh: DistMatrix) -> float:
@@ -156,14 +167,3 @@ def _bound(
     values, residuals = np.append(s, after[0].astype(s.dtype)), np.append(np.maximum(left, right), after[1])
     most = float(missing(len(s), values, residuals, A.norm).max()) + rounding
     return most / (first or 1.0), rounding / (first or 1.0), float(right.max()) / (first or 1.0)
-
-
-def _all(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
-    if 0 in A.shape:
-        return empty_like(A)[:, :0], np.zeros(0, np.finfo(A.dtype).dtype), empty_like(A)[:0, :]
-    if A.shape[0] >= A.shape[1]:
-        return svd_of_tall(A)
-    W, s, Gh = svd_of_tall(A.H)
-    U, Vh = Gh.H, W.H
-    U.report = Vh.report = W.report
-    return U, s, Vh
