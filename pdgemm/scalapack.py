@@ -1,4 +1,6 @@
-"""Products, solves and factorisations with ScaLAPACK's arguments: descriptors, column-major arrays, indices from 1.
+"""Products, solves, factorisations and eigenproblems with ScaLAPACK's arguments.
+
+Matrices have descriptors and column-major local arrays, and indices start at 1.
 
 The arguments are those of ScaLAPACK, in the same order:
 
@@ -17,10 +19,11 @@ Blackford et al., ScaLAPACK Users' Guide, 1997, ch. 4; Choi et al., A proposal f
 Algebra Subprograms, LAPACK Working Note 100, 1995.
 """
 
-from pdgemm.interop.scalapack import blacs, descriptors, lapack, pblas
+from pdgemm.interop.scalapack import blacs, descriptors, eigen, lapack, pblas
 from pdgemm.interop.scalapack.blacs import *  # noqa: F403
 from pdgemm.interop.scalapack.descriptors import *  # noqa: F403
+from pdgemm.interop.scalapack.eigen import *  # noqa: F403
 from pdgemm.interop.scalapack.lapack import *  # noqa: F403
 from pdgemm.interop.scalapack.pblas import *  # noqa: F403
 
-__all__ = [*blacs.__all__, *descriptors.__all__, *lapack.__all__, *pblas.__all__]
+__all__ = [*blacs.__all__, *descriptors.__all__, *eigen.__all__, *lapack.__all__, *pblas.__all__]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
 
 GUARD = -77.5
+LETTERS = {"s": "f", "d": "d", "c": "F", "z": "D"}
+Window = tuple[slice, slice]
 
 
 SIZES = [(22, 23, 24), (5, 14, 9), (11, 11, 11), (3, 3, 3)]
@@ -77,3 +80,71 @@ def info(function: Any, *arguments: Any) -> int:
 def changed(arguments: list[Any], **numbered: Any) -> list[Any]:
     """The arguments but for some, _3 = ... for the third."""
     return [numbered.get(f"_{number}", value) for number, value in enumerate(arguments, 1)]
+
+
+def placed(
+    values: np.ndarray, around: float, contexts: list[int], rng: np.random.Generator
+) -> tuple[Global, Window, tuple[Any, ...]]:
+    """A matrix with these values somewhere inside, on one of the contexts, in random blocks; and its arguments."""
+    from pdgemm import scalapack
+
+    ictxt = int(rng.choice(contexts))
+    pr, pc = scalapack.blacs_gridinfo(ictxt)[:2]
+    i, j = rng.integers(0, 12, 2).tolist()
+    m, n = values.shape
+    whole = np.full((m + i + int(rng.integers(4)), n + j + int(rng.integers(4))), around, values.dtype)
+    window = slice(i, i + m), slice(j, j + n)
+    whole[window] = values
+    blocks = tuple(rng.integers(1, 9, 2).tolist())
+    first = None if rng.random() < 0.5 else tuple(rng.integers(1, 15, 2).tolist())
+    X = Global(whole, ictxt, blocks, (int(rng.integers(pr)), int(rng.integers(pc))), first)
+    return X, window, (X.local, i + 1, j + 1, X.desc)
+
+
+def outside(X: Global, window: Window, inside: np.ndarray) -> np.ndarray:
+    """Which elements of the local array are not among those of the window that may change."""
+    chosen = np.zeros(X.values.shape, bool)
+    chosen[window] = inside
+    return ~X.dealt(chosen, np.zeros(X.local.shape, bool))
+
+
+def triangle(n: int, uplo: str) -> np.ndarray:
+    """Where it is, with the diagonal."""
+    return np.tri(n, dtype=bool) if uplo == "L" else np.tri(n, dtype=bool).T
+
+
+def gathered(comm: Any, X: Global, window: Window) -> np.ndarray:
+    """What all processes have of a window, on all of them."""
+    whole = np.zeros(X.values.shape, X.values.dtype)
+    whole[X.here] = X.local[X.inside]
+    return np.asarray(comm.allreduce(whole)[window])
+
+
+def positive(n: int, char: str, seed: int) -> np.ndarray:
+    x = random((n, n), char, seed)
+    return (x @ x.conj().T + n * np.eye(n)).astype(char)
+
+
+def room(X: Global) -> np.ndarray:
+    """For pivots: LOCr(M_A) + MB_A integers."""
+    return np.full(len(X.local) + int(X.desc[-5]), -9, "i4")
+
+
+def fortran(routine: Any, *arguments: Any) -> int:
+    """Call with every argument by its address.  PBLAS is written in C and takes no lengths of strings."""
+    held = [np.frombuffer(x.encode(), np.uint8) if isinstance(x, str) else x for x in arguments]
+    held = [np.asarray(x, np.intc if isinstance(x, int) else None) for x in held]
+    return routine(*(ctypes.c_void_p(x.ctypes.data) for x in held))
+
+
+def gridinfo(reference: ctypes.CDLL, ictxt: int) -> tuple[int, ...]:
+    found = [ctypes.c_int() for _ in range(4)]
+    reference.Cblacs_gridinfo(ictxt, *map(ctypes.byref, found))
+    return tuple(x.value for x in found)
+
+
+def with_context(desc: np.ndarray, ictxt: int) -> np.ndarray:
+    """The descriptor on their side."""
+    theirs = desc.astype(np.intc)
+    theirs[1] = ictxt
+    return theirs

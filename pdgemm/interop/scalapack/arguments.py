@@ -46,7 +46,7 @@ class Scalar:
         if isinstance(value, np.ndarray) and value.size == 1:  # a scalar by reference, as in Fortran
             value = value.item()
         try:
-            self.value = as_scalar(value, _real(dtypes[0]) if self.real else dtypes[0], "it")
+            self.value = as_scalar(value, real_type(dtypes[0]) if self.real else dtypes[0], "it")
         except (PdgemmError, OverflowError) as bad:
             raise illegal(routine, self.number, 0, str(bad)) from None
 
@@ -200,7 +200,8 @@ def checked(
     return [sub.matrix for sub in subs], [x.value for x in arguments if isinstance(x, Scalar)]
 
 
-def _real(dtype: np.dtype) -> np.dtype:
+def real_type(dtype: np.dtype) -> np.dtype:
+    """Return the type of the real part of a number."""
     return np.zeros(0, dtype).real.dtype
 
 

@@ -1,4 +1,7 @@
-"""Factorisations and solves: p?potrf, p?potrs, p?posv; p?getrf, p?getrs, p?gesv; p?geqrf, p?orgqr, p?ormqr."""
+"""Factorisations, solves and inverses.
+
+p?potrf, p?potrs, p?potri, p?posv; p?getrf, p?getrs, p?getri, p?gesv; p?geqrf, p?orgqr, p?ormqr.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm.algorithms.redistribution import redistribute
+from pdgemm.instrument.step_reports import Steps
 from pdgemm.interop.scalapack.arguments import (
     Argument,
     Desc,
@@ -25,6 +29,9 @@ from pdgemm.interop.scalapack.tied_vectors import Pivots, Tau
 from pdgemm.linalg.factors.cholesky import cho_solve, cholesky_factor
 from pdgemm.linalg.factors.householder import apply_reflectors, householder_factor
 from pdgemm.linalg.factors.lu import LU, lu_factor, lu_solve
+from pdgemm.linalg.factors.rank_k import herk
+from pdgemm.linalg.factors.solve import inverse_by_lu
+from pdgemm.linalg.factors.triangular import inv_triangular
 from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.staircase import Staircase
@@ -32,10 +39,11 @@ from pdgemm.support.agreement import together
 from pdgemm.transport.store import store
 
 __all__ = [
-    "pcgeqrf", "pcgesv", "pcgetrf", "pcgetrs", "pcposv", "pcpotrf", "pcpotrs", "pcungqr", "pcunmqr", "pdgeqrf",
-    "pdgesv", "pdgetrf", "pdgetrs", "pdorgqr", "pdormqr", "pdposv", "pdpotrf", "pdpotrs", "psgeqrf", "psgesv",
-    "psgetrf", "psgetrs", "psorgqr", "psormqr", "psposv", "pspotrf", "pspotrs", "pzgeqrf", "pzgesv", "pzgetrf",
-    "pzgetrs", "pzposv", "pzpotrf", "pzpotrs", "pzungqr", "pzunmqr",
+    "pcgeqrf", "pcgesv", "pcgetrf", "pcgetri", "pcgetrs", "pcposv", "pcpotrf", "pcpotri", "pcpotrs", "pcungqr",
+    "pcunmqr", "pdgeqrf", "pdgesv", "pdgetrf", "pdgetri", "pdgetrs", "pdorgqr", "pdormqr", "pdposv", "pdpotrf",
+    "pdpotri", "pdpotrs", "psgeqrf", "psgesv", "psgetrf", "psgetri", "psgetrs", "psorgqr", "psormqr", "psposv",
+    "pspotrf", "pspotri", "pspotrs", "pzgeqrf", "pzgesv", "pzgetrf", "pzgetri", "pzgetrs", "pzposv", "pzpotrf",
+    "pzpotri", "pzpotrs", "pzungqr", "pzunmqr",
 ]  # fmt: skip
 
 
@@ -58,7 +66,7 @@ def _potrf(routine: str, dtypes: Dtypes, uplo: str, n: int, a: np.ndarray, ia: i
 
     sub_a = Sub("a", 3, a, ia, ja, desca, n, n)
     (A,), _ = checked(routine, dtypes, check, [sub_a], same=f", {letter(uplo)}, n={n}")
-    return _factored(A, letter(uplo) == "L")[1] if n else 0
+    return store_cholesky(A, letter(uplo) == "L")[1] if n else 0
 
 
 def _potrs(
@@ -95,10 +103,39 @@ def _posv(
     if not n:
         return 0
     lower = letter(uplo) == "L"
-    factor, info = _factored(A, lower)
+    factor, info = store_cholesky(A, lower)
     if nrhs and not info:
         cho_solve(factor, B, lower=lower, overwrite_b=True)
     return info
+
+
+def _potri(routine: str, dtypes: Dtypes, uplo: str, n: int, a: np.ndarray, ia: int, ja: int, desca: Desc) -> int:
+    """Overwrite the factor of A in sub(A), which p?potrf stored, with that triangle of A^-1; return INFO.  Collective.
+
+    Returns 0, or the number of the first element on the diagonal of the factor that is zero; then sub(A) is unchanged.
+    Other arguments and errors are those of p?potrf.  Cost: 4 n^3/(3P) flops on P processes, in an inverse of the factor
+    and half a product.
+    """
+
+    def check() -> None:
+        check_letter(routine, 1, "uplo", uplo, "UL")
+        at_least_0(routine, n=(2, n))
+
+    sub_a = Sub("a", 3, a, ia, ja, desca, n, n)
+    (A,), _ = checked(routine, dtypes, check, [sub_a], same=f", {letter(uplo)}, n={n}")
+    if not n:
+        return 0
+    zero, lower = _first_zero(A), letter(uplo) == "L"
+    if not zero:  # (L L^H)^-1 = L^-H L^-1, and (U^H U)^-1 = U^-1 U^-H
+        Y = inv_triangular(A, lower=lower)
+        herk(1.0, Y, 0.0, A, uplo="L" if lower else "U", trans="C" if lower else "N")
+    return zero
+
+
+def _first_zero(A: DistMatrix) -> int:
+    """Return the number, from 1, of the first element on the diagonal that is zero, or 0.  Collective."""
+    zeros = np.flatnonzero(A.diagonal() == 0)
+    return int(zeros[0]) + 1 if zeros.size else 0
 
 
 def _positive(
@@ -114,7 +151,7 @@ def _positive(
     return checked(routine, dtypes, check, [sub_a, sub_b], updated=updated, same=same)[0]
 
 
-def _factored(A: DistMatrix, lower: bool) -> tuple[DistMatrix, int]:
+def store_cholesky(A: DistMatrix, lower: bool) -> tuple[DistMatrix, int]:
     """Return the Cholesky factor of A, in a layout of its own, and INFO; if INFO is 0, store the factor in A."""
     factor, info = cholesky_factor(A, lower)
     if not info:
@@ -190,6 +227,25 @@ def _gesv(
     factors = _eliminated(A, pivots)
     if nrhs and not factors.zero_pivot:
         lu_solve(factors, B, overwrite_b=True)
+    return factors.zero_pivot
+
+
+def _getri(routine: str, dtypes: Dtypes, n: int, a: np.ndarray, ia: int, ja: int, desca: Desc, ipiv: np.ndarray) -> int:
+    """Overwrite the factors of A in sub(A) and ipiv, which p?getrf stored, with A^-1; return INFO.  Collective.
+
+    n : sub(A) is n x n.
+    Returns 0, or the number of the first element on the diagonal of U that is zero; then sub(A) is unchanged.
+    Other arguments and errors are those of p?getrs.  Cost: 4 n^3/(3P) flops on P processes, in an inverse of L and a
+    triangular solve; error: that of `pdgemm.linalg.inv`.
+    """
+    sub_a = Sub("a", 2, a, ia, ja, desca, n, n)
+    pivots, check = Pivots(6, ipiv, sub_a, written=False), partial(at_least_0, routine, n=(1, n))
+    (A,), _ = checked(routine, dtypes, check, [sub_a, pivots], same=f", n={n}")
+    if not n:
+        return 0
+    factors = LU(A, pivots.gathered(routine), _first_zero(A))
+    if not factors.zero_pivot:
+        redistribute(inverse_by_lu(Steps(), factors), A)
     return factors.zero_pivot
 
 
@@ -298,7 +354,9 @@ psorgqr, pdorgqr, pcungqr, pzungqr = (of_type(f"p{x}gqr", _ungqr) for x in ("sor
 psormqr, pdormqr, pcunmqr, pzunmqr = (of_type(f"p{x}mqr", _unmqr) for x in ("sor", "dor", "cun", "zun"))
 psgetrf, pdgetrf, pcgetrf, pzgetrf = (of_type(f"p{x}getrf", _getrf) for x in "sdcz")
 psgetrs, pdgetrs, pcgetrs, pzgetrs = (of_type(f"p{x}getrs", _getrs) for x in "sdcz")
+psgetri, pdgetri, pcgetri, pzgetri = (of_type(f"p{x}getri", _getri) for x in "sdcz")
 psgesv, pdgesv, pcgesv, pzgesv = (of_type(f"p{x}gesv", _gesv) for x in "sdcz")
 pspotrf, pdpotrf, pcpotrf, pzpotrf = (of_type(f"p{x}potrf", _potrf) for x in "sdcz")
 pspotrs, pdpotrs, pcpotrs, pzpotrs = (of_type(f"p{x}potrs", _potrs) for x in "sdcz")
+pspotri, pdpotri, pcpotri, pzpotri = (of_type(f"p{x}potri", _potri) for x in "sdcz")
 psposv, pdposv, pcposv, pzposv = (of_type(f"p{x}posv", _posv) for x in "sdcz")

@@ -1,4 +1,4 @@
-"""Arguments that belong to the rows or columns of a submatrix, and are distributed like them: ipiv and tau."""
+"""Vectors that belong to a submatrix: ipiv and tau, distributed like its rows and columns, and w, whole everywhere."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pdgemm.interop.scalapack.arguments import Dtypes, Sub
+from pdgemm.interop.scalapack.arguments import Dtypes, Sub, real_type
 from pdgemm.interop.scalapack.descriptors import Descriptor, illegal
 from pdgemm.local.arrays.dtypes import names
 
 
 @dataclass(eq=False)
-class TiedVector:
-    """A vector distributed like the rows of A (ipiv) or its columns (tau): entry l belongs to local row or column l.
+class Vector:
+    """A one-dimensional array that belongs to a submatrix.
 
-    sub : sub(A); the vector belongs to its first min(rows, cols) rows or columns.   written : the vector is a result.
+    sub : sub(A).   written : the vector is a result.
+    name, needed : the name of the argument, and the number of its entries as the documentation of ScaLAPACK states it.
     """
 
     number: int
@@ -26,7 +27,6 @@ class TiedVector:
     sub: Sub
     written: bool
     name: ClassVar[str]
-    axis: ClassVar[int]
     needed: ClassVar[str]
 
     def check(self, routine: str, dtypes: Dtypes) -> None:
@@ -34,7 +34,7 @@ class TiedVector:
         if not isinstance(array, np.ndarray) or array.ndim != 1 or not suits(array.dtype):
             passed_type = f"{array.ndim}-D of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
             raise illegal(routine, self.number, 0, f"{self.name} must be a 1-D array of {kind}, got {passed_type}")
-        if len(array) < self._here[0].stop:
+        if len(array) < self._least:
             text = f"{self.name} has {len(array)} entries, {self.needed} are needed"
             raise illegal(routine, self.number, 0, text)
         if self.written and not array.flags.writeable:
@@ -43,6 +43,42 @@ class TiedVector:
     def _kind(self, dtypes: Dtypes) -> tuple[str, Callable[[np.dtype], bool]]:
         """Return the name of the legal element types, and a function that tests whether a type is legal."""
         raise NotImplementedError
+
+    @property
+    def _least(self) -> int:
+        """The number of entries that this process reads or writes, from the first one on."""
+        raise NotImplementedError
+
+
+class Values(Vector):
+    """The argument w: all eigenvalues of sub(A), on every process."""
+
+    name, needed = "w", "N"
+
+    def _kind(self, dtypes: Dtypes) -> tuple[str, Callable[[np.dtype], bool]]:
+        reals = tuple(map(real_type, dtypes))
+        return names(reals), reals.__contains__
+
+    @property
+    def _least(self) -> int:
+        return self.sub.rows
+
+    def put(self, values: np.ndarray) -> None:
+        """Write eigenvalues to the first entries; the other entries stay as they are."""
+        self.array[: len(values)] = values
+
+
+class TiedVector(Vector):
+    """A vector distributed like the rows of A (ipiv) or its columns (tau): entry l belongs to local row or column l.
+
+    It belongs to the first min(rows, cols) rows or columns of sub(A).   axis : 0 for rows, 1 for columns.
+    """
+
+    axis: ClassVar[int]
+
+    @property
+    def _least(self) -> int:
+        return self._here[0].stop
 
     @property
     def count(self) -> int:

@@ -9,55 +9,9 @@ import numpy as np
 import pytest
 import scipy.linalg
 from problems import op
-from scalapack_arrays import Global, changed, info, random
+from scalapack_arrays import LETTERS, Global, changed, gathered, info, outside, placed, positive, random, room, triangle
 
 pytestmark = pytest.mark.mpi
-
-LETTERS = {"s": "f", "d": "d", "c": "F", "z": "D"}
-Window = tuple[slice, slice]
-
-
-def placed(
-    values: np.ndarray, around: float, contexts: list[int], rng: np.random.Generator
-) -> tuple[Global, Window, tuple[Any, ...]]:
-    """A matrix with these values somewhere inside, on one of the contexts, in random blocks; and its arguments."""
-    from pdgemm import scalapack
-
-    ictxt = int(rng.choice(contexts))
-    pr, pc = scalapack.blacs_gridinfo(ictxt)[:2]
-    i, j = rng.integers(0, 12, 2).tolist()
-    m, n = values.shape
-    whole = np.full((m + i + int(rng.integers(4)), n + j + int(rng.integers(4))), around, values.dtype)
-    window = slice(i, i + m), slice(j, j + n)
-    whole[window] = values
-    blocks = tuple(rng.integers(1, 9, 2).tolist())
-    first = None if rng.random() < 0.5 else tuple(rng.integers(1, 15, 2).tolist())
-    X = Global(whole, ictxt, blocks, (int(rng.integers(pr)), int(rng.integers(pc))), first)
-    return X, window, (X.local, i + 1, j + 1, X.desc)
-
-
-def outside(X: Global, window: Window, inside: np.ndarray) -> np.ndarray:
-    """Which elements of the local array are not among those of the window that may change."""
-    chosen = np.zeros(X.values.shape, bool)
-    chosen[window] = inside
-    return ~X.dealt(chosen, np.zeros(X.local.shape, bool))
-
-
-def triangle(n: int, uplo: str) -> np.ndarray:
-    """Where it is, with the diagonal."""
-    return np.tri(n, dtype=bool) if uplo == "L" else np.tri(n, dtype=bool).T
-
-
-def gathered(comm: Any, X: Global, window: Window) -> np.ndarray:
-    """What all processes have of a window, on all of them."""
-    whole = np.zeros(X.values.shape, X.values.dtype)
-    whole[X.here] = X.local[X.inside]
-    return np.asarray(comm.allreduce(whole)[window])
-
-
-def positive(n: int, char: str, seed: int) -> np.ndarray:
-    x = random((n, n), char, seed)
-    return (x @ x.conj().T + n * np.eye(n)).astype(char)
 
 
 @pytest.mark.parametrize("letter", LETTERS)
@@ -162,11 +116,6 @@ def test_what_is_not_positive_definite(comm: Any, contexts: list[int]) -> None:
         assert np.array_equal(A.local, A.before) and np.array_equal(B.local, B.before)
 
 
-def room(X: Global) -> np.ndarray:
-    """For pivots: LOCr(M_A) + MB_A integers."""
-    return np.full(len(X.local) + int(X.desc[-5]), -9, "i4")
-
-
 @pytest.mark.parametrize("letter", LETTERS)
 def test_lu(comm: Any, contexts: list[int], letter: str) -> None:
     """|P A - L U| <= 3 n eps |A|, and residuals of solves likewise: SLATE's; the pivots are LAPACK's."""
@@ -201,6 +150,58 @@ def test_lu(comm: Any, contexts: list[int], letter: str) -> None:
             unchanged, x = outside(X, window, np.ones((n, 3), bool)), gathered(comm, X, window)
             assert np.array_equal(X.local[unchanged], X.before[unchanged])
             assert np.linalg.norm(M @ x - given, 1) <= eps * np.linalg.norm(M, 1) * np.linalg.norm(x, 1)
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_inverses(comm: Any, contexts: list[int], letter: str) -> None:
+    """|I - A X| <= 30 n eps |A| |X|: LAPACK's xGET03 and xPOT03.  Of a triangle, no more is read and written."""
+    from pdgemm import scalapack
+
+    char, rng = LETTERS[letter], np.random.default_rng(21)
+    routine = {name: getattr(scalapack, f"p{letter}{name}") for name in ("getrf", "getri", "potrf", "potri")}
+    for n, uplo in itertools.product((1, 2, 31), "LU"):
+        general, definite, inside = random((n, n), char, n), positive(n, char, n), triangle(n, uplo)
+        A, here, a = placed(general, 7, contexts, rng)
+        B, there, b = placed(np.where(inside, definite, np.nan).astype(char), np.nan, contexts, rng)
+        ipiv = room(A)
+        assert routine["getrf"](n, n, *a, ipiv) == routine["potrf"](uplo, n, *b) == 0
+        pivots = ipiv.copy()
+        assert routine["getri"](n, *a, ipiv) == routine["potri"](uplo, n, *b) == 0
+        assert np.array_equal(ipiv, pivots)
+        for X, window, chosen in ((A, here, np.ones((n, n), bool)), (B, there, inside)):
+            unchanged = outside(X, window, chosen)
+            assert X.local[unchanged].tobytes() == X.before[unchanged].tobytes()
+        half = np.where(inside, gathered(comm, B, there), 0)
+        assert not half.diagonal().imag.any()
+        whole = half + half.conj().T - np.diag(half.diagonal())
+        for M, X in ((general, gathered(comm, A, here)), (definite, whole)):
+            scale = n * np.finfo(char).eps * np.linalg.norm(M, 1) * np.linalg.norm(X, 1)
+            assert np.linalg.norm(np.eye(n) - M @ X, 1) <= 30 * scale, (n, uplo)
+
+
+def test_factors_that_have_no_inverse(comm: Any, contexts: list[int]) -> None:
+    """INFO is the number of the zero on the diagonal, and the factors stay as they are; arguments as ScaLAPACK's."""
+    from pdgemm import scalapack
+
+    factors = random((20, 20), "d", 1)
+    factors[12, 12] = factors[15, 15] = 0
+    A = Global(factors, contexts[0], (4, 3))
+    ipiv = room(A)
+    ipiv[: len(A.here[0])] = A.here[0].ravel() + 1  # no rows are exchanged
+    a = A.local, 1, 1, A.desc
+    assert scalapack.pdgetri(20, *a, ipiv) == scalapack.pdpotri("L", 20, *a) == scalapack.pdpotri("U", 20, *a) == 13
+    assert scalapack.pdgetri(0, *a, ipiv) == scalapack.pdpotri("L", 0, *a) == 0
+    assert np.array_equal(A.local, A.before)
+    frozen = A.local.copy(order="F")
+    frozen.flags.writeable = False
+    for function, good, wrong in (
+        (scalapack.pdgetri, [6, *a, ipiv], {1: -1, 2: frozen, 3: 16, 4: 0, 5: A.desc[:8], 6: ipiv * 1.0}),
+        (scalapack.pdgetri, [20, *a, ipiv], {6: ipiv + 20}),
+        (scalapack.pdpotri, ["U", 6, *a], {1: "X", 2: -1, 3: frozen, 4: 16, 5: 0, 6: [1]}),
+    ):
+        for number, value in wrong.items():
+            assert info(function, *changed(good, **{f"_{number}": value})) == -number, (function, number)
+    assert np.array_equal(A.local, A.before)
 
 
 def test_singular_matrices_and_pivots_that_are_none(comm: Any, contexts: list[int]) -> None:

@@ -7,78 +7,17 @@ scripts/setup_parallel_hdf5.sh makes one.
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import itertools
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from problems import grid_shapes
-from scalapack_arrays import SIZES, STARTS, Global, random
+from scalapack_arrays import LETTERS, SIZES, STARTS, Global, fortran, gridinfo, random, with_context
 
 pytestmark = pytest.mark.mpi
 
 WHOLE = range(31, 36)
 BLOCKS = range(1, 7)
-LETTERS = {"s": "f", "d": "d", "c": "F", "z": "D"}
-LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(open('/proc/self/maps').read())"
-
-
-def libmpi(maps: str) -> set[str]:
-    return {line.split()[-1] for line in maps.splitlines() if "/libmpi.so" in line}
-
-
-@pytest.fixture(scope="module")
-def reference(comm: Any) -> ctypes.CDLL:
-    """ScaLAPACK.  Skips where it is absent or linked to another MPI than mpi4py's."""
-    name = ctypes.util.find_library("scalapack-openmpi")
-    if name is None:
-        pytest.skip("Debian's ScaLAPACK is absent (package libscalapack-openmpi-dev)")
-    # Loading it here is too late: it would take any libmpi.so.40 that is in the process already, or that
-    # mpiexec has put on LD_LIBRARY_PATH.  A process without either tells which one it is made for.
-    environment = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
-    alone = subprocess.run([sys.executable, "-c", LOAD, name], env=environment, capture_output=True, text=True)
-    if alone.returncode:
-        pytest.skip(f"ScaLAPACK does not load: {alone.stderr.strip().rpartition(chr(10))[2]}")
-    theirs, ours = libmpi(alone.stdout), libmpi(Path("/proc/self/maps").read_text())
-    if theirs != ours:
-        pytest.skip(f"{name} is linked to {' '.join(theirs)}, mpi4py to {' '.join(ours) or 'another MPI'}")
-    return ctypes.CDLL(name)
-
-
-def fortran(routine: Any, *arguments: Any) -> int:
-    """Call with every argument by its address.  PBLAS is written in C and takes no lengths of strings."""
-    held = [np.frombuffer(x.encode(), np.uint8) if isinstance(x, str) else x for x in arguments]
-    held = [np.asarray(x, np.intc if isinstance(x, int) else None) for x in held]
-    return routine(*(ctypes.c_void_p(x.ctypes.data) for x in held))
-
-
-def gridinfo(reference: ctypes.CDLL, ictxt: int) -> tuple[int, ...]:
-    found = [ctypes.c_int() for _ in range(4)]
-    reference.Cblacs_gridinfo(ictxt, *map(ctypes.byref, found))
-    return tuple(x.value for x in found)
-
-
-@pytest.fixture(scope="module")
-def grids(comm: Any, reference: ctypes.CDLL) -> Iterator[list[tuple[int, int]]]:
-    """(our context, theirs) for every shape, row by row and column by column."""
-    from pdgemm import scalapack
-
-    made = []
-    for (pr, pc), order in itertools.product(grid_shapes(comm.size), "RC"):
-        ictxt = ctypes.c_int()
-        reference.Cblacs_get(-1, 0, ctypes.byref(ictxt))  # the system context: MPI_COMM_WORLD
-        reference.Cblacs_gridinit(ctypes.byref(ictxt), order.encode(), pr, pc)
-        made.append((scalapack.blacs_gridinit(comm, pr, pc, order), ictxt.value))
-    yield made
-    for ours, theirs in made:
-        scalapack.blacs_gridexit(ours)
-        reference.Cblacs_gridexit(theirs)
 
 
 class Both:
@@ -303,13 +242,6 @@ def test_qr(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -
         assert info[0] == 0
         eps = 100 * m * np.finfo(char).eps
         assert (abs(mine - other) <= eps).all() and (abs(tau - factors) <= eps).all(), (ours, block)
-
-
-def with_context(desc: np.ndarray, ictxt: int) -> np.ndarray:
-    """The descriptor on their side."""
-    theirs = desc.astype(np.intc)
-    theirs[1] = ictxt
-    return theirs
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (2, 1)])

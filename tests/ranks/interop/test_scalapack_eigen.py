@@ -1,0 +1,186 @@
+"""ScaLAPACK's eigenproblems: eigenvalues and vectors within LAPACK's bounds; one triangle is read, no more written."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+from scalapack_arrays import LETTERS, Global, changed, gathered, info, outside, placed, positive, random, triangle
+
+pytestmark = pytest.mark.mpi
+
+
+def named(letter: str, ending: str) -> Any:
+    """pdsyevd, pzheevd and so on."""
+    from pdgemm import scalapack
+
+    return getattr(scalapack, f"p{letter}{'he' if letter in 'cz' else 'sy'}{ending}")
+
+
+def hermitian(n: int, char: str, seed: int) -> np.ndarray:
+    x = random((n, n), char, seed)
+    return (x + x.conj().T).astype(char)
+
+
+def values(char: str, n: int) -> np.ndarray:
+    """Room for eigenvalues, and for more."""
+    return np.full(n + 2, -9, np.zeros(0, char).real.dtype)
+
+
+def are_pairs(H: np.ndarray, w: np.ndarray, V: np.ndarray, about: object) -> None:
+    """|H V - V diag(w)| <= 30 n eps |H|, |V^H V - I| <= 30 n eps: LAPACK's tests of xSYEVD."""
+    n, eps = len(H), np.finfo(V.dtype).eps
+    assert np.linalg.norm(H @ V - V * w, 1) <= 30 * n * eps * np.linalg.norm(H, 1), about
+    assert np.linalg.norm(V.conj().T @ V - np.eye(len(w)), 1) <= 30 * n * eps, about
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_all_eigenvalues(comm: Any, contexts: list[int], letter: str) -> None:
+    char, rng = LETTERS[letter], np.random.default_rng(17)
+    for uplo, n in [*itertools.product("LU", (1, 2, 31)), ("l", 200)]:
+        H, inside = hermitian(n, char, n), triangle(n, uplo.upper())
+        A, _, a = placed(np.where(inside, H, np.nan).astype(char), np.nan, contexts, rng)
+        Z, there, z = placed(np.full((n, n), np.nan, char), 7, contexts, rng)
+        w, alone = values(char, n), values(char, n)
+        assert named(letter, "evd")("V", uplo, n, *a, w, *z) == 0
+        assert named(letter, "evd")("N", uplo, n, *a, alone, None, None, None, None) == 0
+        bound = 30 * n * np.finfo(char).eps * np.linalg.norm(H, 2)
+        for each in (w, alone):
+            assert abs(each[:n] - np.linalg.eigvalsh(H)).max() <= bound and (each[n:] == -9).all()
+            assert all(np.array_equal(each, other) for other in comm.allgather(each))
+        are_pairs(H, w[:n], gathered(comm, Z, there), (uplo, n))
+        unchanged = outside(Z, there, np.ones((n, n), bool))
+        assert np.array_equal(Z.local[unchanged], Z.before[unchanged])
+        assert A.local.tobytes() == A.before.tobytes()
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_part_of_the_spectrum(comm: Any, contexts: list[int], letter: str) -> None:
+    """INFO, M and NZ; the columns of Z beyond NZ and the entries of w beyond M stay as they are."""
+    char, rng = LETTERS[letter], np.random.default_rng(18)
+    for number, n in enumerate((1, 24, 200) if letter in "dz" else (24,)):
+        uplo, H = "LU"[number % 2], hermitian(n, char, n)
+        exact = np.linalg.eigvalsh(H)
+        middle = (exact[n // 3] + exact[n // 3 + 1]) / 2 if n > 1 else exact[0] - 1
+        A, _, a = placed(np.where(triangle(n, uplo), H, np.nan).astype(char), np.nan, contexts, rng)
+        for options, part in (
+            (("A", None, None, None, None), slice(n)),
+            (("V", middle, np.inf, None, None), slice(n // 3 + 1 if n > 1 else 0, n)),
+            (("V", exact[-1] + 1, exact[-1] + 2, 0, 0), slice(0)),
+            (("I", None, None, n // 2 + 1, n), slice(n // 2, n)),
+            (("i", 0, 0, 1, 1), slice(1)),
+        ):
+            Z, there, z = placed(np.full((n, n), 5, char), 7, contexts, rng)
+            w, alone, expected = values(char, n), values(char, n), exact[part]
+            m, kind = len(expected), options[0]
+            assert named(letter, "evr")("V", kind, uplo, n, *a, *options[1:], w, *z) == (0, m, m)
+            assert named(letter, "evr")("N", kind, uplo, n, *a, *options[1:], alone, *[None] * 4) == (0, m, 0)
+            bound = 30 * n * np.finfo(char).eps * np.linalg.norm(H, 2)
+            for each in (w, alone):
+                assert abs(each[:m] - expected).max(initial=0) <= bound and (each[m:] == -9).all(), options
+            are_pairs(H, w[:m], gathered(comm, Z, there)[:, :m], options)
+            chosen = np.zeros((n, n), bool)
+            chosen[:, :m] = True
+            unchanged = outside(Z, there, chosen)
+            assert np.array_equal(Z.local[unchanged], Z.before[unchanged])
+        assert A.local.tobytes() == A.before.tobytes()
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_two_matrices(comm: Any, contexts: list[int], letter: str) -> None:
+    """Eigenvalues of LAPACK's xSYGVD; V in sub(A), and in sub(B) the factor that p?potrf stores, in one triangle."""
+    from pdgemm import scalapack
+
+    char, rng = LETTERS[letter], np.random.default_rng(19)
+    for kind, uplo, n in [*itertools.product((1, 2, 3), "LU", (19,)), (np.int32(1), "L", 1)]:
+        H, P, inside = hermitian(n, char, n), positive(n, char, 2), triangle(n, uplo)
+        (A, here, a), (B, _, b) = (
+            placed(np.where(inside, x, np.nan).astype(char), np.nan, contexts, rng) for x in (H, P)
+        )
+        alone, w, kept = values(char, n), values(char, n), B.local.copy(order="F")
+        assert named(letter, "gvd")(kind, "N", uplo, n, *a, *b, alone) == 0
+        assert A.local.tobytes() == A.before.tobytes()
+        factor = B.local.copy(order="F")
+        B.local[...] = kept
+        assert named(letter, "gvd")(kind, "V", uplo, n, *a, *b, w) == 0
+        assert factor.tobytes() == B.local.tobytes()
+        B.local[...] = kept
+        assert getattr(scalapack, f"p{letter}potrf")(uplo, n, *b) == 0
+        assert factor.tobytes() == B.local.tobytes()
+        exact, V = scipy.linalg.eigvalsh(H, P, type=int(kind)), gathered(comm, A, here)
+        scale = np.linalg.norm(H, 1) * (np.linalg.norm(np.linalg.inv(P), 1) if kind == 1 else np.linalg.norm(P, 1))
+        bound = 30 * n * np.finfo(char).eps * np.linalg.cond(P, 1) * scale
+        for each in (w, alone):
+            assert abs(each[:n] - exact).max() <= bound and (each[n:] == -9).all(), (kind, uplo)
+        left, right = ((H @ V, P @ V * w[:n]), (H @ (P @ V), V * w[:n]), (P @ (H @ V), V * w[:n]))[int(kind) - 1]
+        assert np.linalg.norm(left - right, 1) <= bound * np.linalg.norm(P, 1) * np.linalg.norm(V, 1), (kind, uplo)
+        metric = np.linalg.inv(P) if kind == 3 else P
+        apart = np.linalg.norm(V.conj().T @ metric @ V - np.eye(n), 1)
+        assert apart <= 30 * n * np.finfo(char).eps * np.linalg.cond(P, 1), (kind, uplo)
+        unchanged = outside(A, here, np.ones((n, n), bool))
+        assert A.local[unchanged].tobytes() == A.before[unchanged].tobytes()
+
+
+def test_what_is_not_positive_definite(comm: Any, contexts: list[int]) -> None:
+    """INFO is N more than the order of the minor; both matrices stay as they are."""
+    rng = np.random.default_rng(20)
+    for at, uplo in ((1, "L"), (14, "U"), (30, "L")):
+        P = positive(30, "d", 1)
+        P[at - 1, at - 1] = -1
+        (A, _, a), (B, _, b), w = *(placed(x, 7, contexts, rng) for x in (hermitian(30, "d", 2), P)), values("d", 30)
+        assert named("d", "gvd")(1, "V", uplo, 30, *a, *b, w) == 30 + at
+        assert np.array_equal(A.local, A.before) and np.array_equal(B.local, B.before) and (w == -9).all()
+
+
+def test_illegal_arguments(comm: Any, contexts: list[int]) -> None:
+    """Numbers of arguments are ScaLAPACK's, and for p?sygvd those of its arguments in LAPACK's order."""
+    from pdgemm import scalapack
+    from pdgemm.errors import LinAlgError
+
+    A, Z = (Global(hermitian(12, "d", s), contexts[0], (3, 2)) for s in (1, 2))
+    a, z, w = (A.local, 1, 2, A.desc), (Z.local, 2, 1, Z.desc), values("d", 6)
+    frozen, short, single = w.copy(), w[:5], w.astype("f")
+    frozen.flags.writeable = False
+    evr = ["V", "I", "L", 6, *a, 0.0, 1.0, 2, 4, w, *z]
+    for function, good, wrong in (
+        (scalapack.pdsyevd, ["V", "L", 6, *a, w, *z], {
+            1: "A", 2: "X", 3: -1, 4: None, 5: 8, 6: 0, 7: [1], 8: short, 9: A.local, 10: 8, 11: 8, 12: A.desc[:8],
+        }),
+        (scalapack.pdsyevd, ["N", "L", 6, *a, w, *[None] * 4], {3: 2.5, 8: frozen}),
+        (scalapack.pdsyevr, evr, {
+            1: 0, 2: "X", 3: "N", 4: -1, 5: a, 6: 8, 7: 0, 8: [0], 11: 0, 12: 1, 15: single, 16: A.local, 17: 8,
+            18: 0, 19: [1],
+        }),
+        (scalapack.pdsyevr, evr, {11: 7, 12: 7, 15: w.tolist()}),
+        (scalapack.pdsyevr, changed(evr, _2="V"), {9: "a", 10: 0.0}),
+        (scalapack.pdsyevr, changed(evr, _2="V"), {9: 1j, 10: np.nan}),
+        (scalapack.pdsygvd, [1, "V", "L", 6, *a, *z, w], {
+            1: 4, 2: "X", 3: "N", 4: -1, 5: frozen, 6: 8, 7: 8, 8: [1], 9: A.local, 10: 8, 11: 0, 12: [1], 13: short,
+        }),
+        (scalapack.pdsygvd, [1, "N", "L", 6, *a, *z, w], {1: 1.0}),
+    ):  # fmt: skip
+        for number, value in wrong.items():
+            at = number - 2 * (function is scalapack.pdsyevr and number > 12)  # M and NZ are returned
+            arguments = changed(good, **{f"_{at}": value})
+            assert info(function, *arguments) == -number, (function, number)
+            if comm.size > 1:  # on one process only
+                assert info(function, *(arguments if comm.rank == 1 else good)) == -number, (function, number)
+    assert np.array_equal(A.local, A.before) and np.array_equal(Z.local, Z.before) and (w == -9).all()
+    bad = A.desc.copy()
+    bad[4] = 0
+    assert info(scalapack.pdsyevd, "V", "L", 6, *a[:3], bad, w, *z) == -705
+    assert info(scalapack.pdsyevd, "V", "L", 6, *a, w, *z[:3], bad) == -1205
+    assert info(scalapack.pdsyevr, *evr[:-1], bad) == -1905
+    if comm.size > 1:
+        with pytest.raises(ValueError, match="different arguments"):
+            scalapack.pdsyevr(*changed(evr, _12=4 + comm.rank % 2))
+    with pytest.raises(LinAlgError, match="NaN"):
+        scalapack.pdsyevd("V", "L", 6, np.full_like(A.local, np.nan), 1, 1, A.desc, w, *z)
+    assert scalapack.pdsyevd("V", "L", 0, A.local, 99, 99, A.desc, w, Z.local, 99, 99, Z.desc) == 0
+    assert scalapack.pdsyevr("V", "V", "L", 0, *a, 2, 1, 0, 0, w, *z) == (0, 0, 0)
+    assert scalapack.pdsyevr("V", "I", "L", 0, *a, 2, 1, 1, 0, w, *z) == (0, 0, 0)
+    assert scalapack.pdsygvd(1, "V", "L", 0, *a, *z, w) == 0
+    assert np.array_equal(A.local, A.before) and np.array_equal(Z.local, Z.before)
