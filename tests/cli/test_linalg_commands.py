@@ -1,4 +1,4 @@
-"""`pdgemm solve`, `svd` and `gram` as users type them: files to files, checked, on any number of ranks."""
+"""`pdgemm solve`, `svd`, `eigh` and the like as users type them: files to files, checked, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -36,6 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file["b"], file["integers"] = rng.standard_normal((60, 5)), np.ones((60, 60), "i4")
         file["vector"] = rng.standard_normal(60)
         file["few"] = rng.standard_normal((90, 4)) @ rng.standard_normal((4, 70))
+        y = rng.standard_normal((60, 60)) + 1j * x
+        file["hermitian"], file["right"] = y + y.conj().T, rng.standard_normal((90, 3))
+        file["line"] = rng.standard_normal(90)
     return made
 
 
@@ -148,6 +151,86 @@ def test_gram(folder: Path, ranks: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     A = read(folder / "a.h5", "tall")
     assert np.allclose(read(folder / f"g{ranks}.h5", "g"), A.T @ A)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name", "part", "options"),
+    [
+        (1, "hermitian", slice(60), []),
+        (3, "general", slice(60), ["--upper", "--block", "8"]),
+        (4, "general", slice(2, 30), ["--subset", "2:29", "--grid", "1x4", "--dtype", "complex128"]),
+    ],
+)
+def test_eigh(folder: Path, ranks: int, name: str, part: slice, options: list[str]) -> None:
+    """One triangle is read, w and V are written, and the values are printed."""
+    a, output = read(folder / "a.h5", name), f"e{ranks}.h5"
+    half = np.triu(a, 1).T if "--upper" in options else np.tril(a, -1)
+    A = half + half.conj().T + np.diag(a.diagonal())
+    done = pdgemm(ranks, "eigh", f"a.h5:/{name}", "-o", f"{output}:/e", "--verify", *options, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    w, V, bound = read(folder / output, "e/w"), read(folder / output, "e/V"), 60 * 60 * EPS * abs(A).max()
+    assert abs(w - np.linalg.eigvalsh(A)[part]).max() <= bound and abs(A @ V - V * w).max() <= bound
+    assert V.shape == (60, len(w)) and V.dtype == ("c16" if ranks == 4 else a.dtype)
+    printed = done.stdout.split("\nw = ")[1].splitlines()[0].replace("..., ", "").split(", ")
+    assert np.allclose([float(x) for x in printed], [*w[:19], w[-1]], rtol=1e-9)
+    assert done.stdout.count(": ok") == (4 if len(w) == 60 else 2)
+    alone = pdgemm(ranks, "eigh", f"a.h5:/{name}", "--values", "-o", f"{output}:/only", *options, cwd=folder)
+    with h5py.File(folder / output) as file:
+        assert alone.returncode == 0 and list(file["only"]) == ["w"] and abs(file["only/w"] - w).max() <= bound
+
+
+def test_values_alone_are_checked_and_need_no_file(folder: Path) -> None:
+    """By the trace and the norm; the JSON object has them all."""
+    before = sorted(folder.iterdir())
+    done = pdgemm(2, "eigh", "a.h5:/hermitian", "--values", "--verify", "--json", cwd=folder)
+    facts, exact = json.loads(done.stdout), np.linalg.eigvalsh(read(folder / "a.h5", "hermitian"))
+    assert np.allclose(facts["eigenvalues"], exact) and facts["verify"]["what"] == "|sum of w^2 - |A|_F^2|"
+    assert facts["verify"]["passed"] and sorted(folder.iterdir()) == before
+
+
+def test_rank(folder: Path) -> None:
+    """With the values on both sides of the tolerance."""
+    done = pdgemm(3, "rank", "a.h5:/few", cwd=folder)
+    s = np.linalg.svd(read(folder / "a.h5", "few"), compute_uv=False)
+    assert "rank 4 of 90 x 70: the singular values above 2e-14 s_1\n" in done.stdout, done.stderr
+    assert f"\ns_1 = {s[0]:.6g}, s_4 = {s[3]:.6g}, s_5 = " in done.stdout
+    done = pdgemm(1, "rank", "a.h5:/few", "--rtol", f"{(s[1] + s[2]) / 2 / s[0]}", "--json", cwd=folder)
+    assert json.loads(done.stdout)["rank"] == 2
+
+
+@pytest.mark.parametrize(("ranks", "name", "b"), [(1, "tall", "right"), (3, "few", "right"), (4, "tall", "line")])
+def test_lstsq(folder: Path, ranks: int, name: str, b: str) -> None:
+    words = "lstsq", f"a.h5:/{name}", f"a.h5:/{b}", "-o", f"l{ranks}.h5:/x"
+    done = pdgemm(ranks, *words, "--verify", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    A, B, x = read(folder / "a.h5", name), read(folder / "a.h5", b), read(folder / f"l{ranks}.h5", "x")
+    exact, _, rank, s = np.linalg.lstsq(A, B)
+    assert x.shape == exact.shape and np.allclose(x, exact)
+    assert f"\nrank {rank} of {len(A)} x {A.shape[1]}\ns_1 = {s[0]:.6g}, s_{len(s)} = " in done.stdout
+    assert f"\n|B - A X|_F = {np.linalg.norm(B - A @ x):.6g}, |B|_F = {np.linalg.norm(B):.6g}\n" in done.stdout
+    assert done.stdout.count(": ok") == 1
+
+
+def test_results_that_are_wrong_are_not_written(folder: Path) -> None:
+    """Exit code 1, on all ranks: an eigenvector and a solution are changed before they are checked."""
+    (folder / "planted").mkdir()
+    planted = jobs.with_plant(
+        folder / "planted",
+        "from pdgemm import linalg\n"
+        "eigh, lstsq = linalg.eigh, linalg.lstsq\n"
+        "def changed(function):\n"
+        "    def call(*a, **k):\n"
+        "        found = list(function(*a, **k))\n"
+        "        at = function is eigh\n"
+        "        found[at][1:2, 0:1] = found[at][1:2, 0:1] + 1e-6\n"
+        "        return found\n"
+        "    return call\n"
+        "linalg.eigh, linalg.lstsq = changed(eigh), changed(lstsq)\n",
+    )
+    for words in (["eigh", "a.h5:/hermitian"], ["lstsq", "a.h5:/tall", "a.h5:/right"]):
+        done = jobs.pdgemm(2, *words, "-o", "wrong.h5:/x", "--verify", cwd=folder, timeout=60, **planted)
+        assert done.returncode == 1 and "WRONG" in done.stdout, done.stdout + done.stderr
+        assert not (folder / "wrong.h5").exists()
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,8 @@ def test_the_command_says_how_to_run_a_script() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "advice"), [("mutliply", "Did you mean 'multiply'?"), ("help", "The commands are calibrate, generate, ")]
+    ("word", "advice"),
+    [("mutliply", "Did you mean 'multiply'?"), ("help", "The commands are calibrate, eigh, generate, ")],
 )
 def test_the_command_knows_similar_names(word: str, advice: str) -> None:
     from click.testing import CliRunner

@@ -1,0 +1,199 @@
+"""What the commands of linear algebra share: options, matrices from files, checks before reading and of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from pdgemm.tools.cli import options
+from pdgemm.tools.cli.param_types import BLOCK, GRID, Dataset
+
+if TYPE_CHECKING:
+    from pdgemm.io.source import Source
+    from pdgemm.matrix.distmatrix import DistMatrix
+    from pdgemm.tools.cli.session import Speaker
+
+EPS = 3  # times n and the unit roundoff: the error bound in the tests of SLATE
+_MOST = 20  # the most values that are printed
+_reading = options.stacked_options(
+    click.option("--grid", "grid_shape", type=GRID, help="Process grid; default: as square as possible."),
+    click.option("--block", type=BLOCK, help="Block sizes of the layout; default: one block per rank."),
+    click.option("--dtype", type=click.Choice(options.BLAS_DTYPES), help="Convert the matrices; default: as stored."),
+    options.trace,
+)
+_writing = options.stacked_options(
+    click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored."),
+    click.option("--force", is_flag=True, help="Replace any dataset by the result."),
+    options.compression,
+)
+_reporting = options.stacked_options(options.json_, options.debug)
+
+
+class How(NamedTuple):
+    """The options that the commands share, of which a command without a result in a file has the first six."""
+
+    grid_shape: tuple[int, int] | None
+    block: tuple[int, int] | None
+    dtype: str | None
+    trace_file: str | None
+    nvtx: bool
+    as_json: bool
+    verified: bool = False
+    force: bool = False
+    compression: str | None = None
+
+
+def _with(common: Callable[[Any], Any], body: Callable[..., int]) -> Any:
+    """Return a function of all options that calls `body` with a session, the common options and the other options."""
+
+    @wraps(body)
+    def run(**arguments: Any) -> int:
+        from pdgemm.tools.cli.session import session
+
+        how = How(**{name: arguments.pop(name) for name in How._fields if name in arguments})
+        with session(how.grid_shape, how.as_json) as say, say.traced(how.trace_file, how.nvtx):
+            return body(say, how, **arguments)
+
+    return common(run)
+
+
+def on_all_ranks(body: Callable[..., int]) -> Callable[..., int]:
+    """Decorate the body of a command that writes a result, with a session and all common options."""
+    command: Callable[..., int] = _with(options.stacked_options(_reading, _writing, _reporting), body)
+    return command
+
+
+def reading_on_all_ranks(body: Callable[..., int]) -> Callable[..., int]:
+    """Decorate the body of a command that prints its result alone, with a session and the options for reading."""
+    command: Callable[..., int] = _with(options.stacked_options(_reading, _reporting), body)
+    return command
+
+
+@dataclass(frozen=True)
+class Check:
+    """A relative error, and the largest error that rounding explains."""
+
+    what: str
+    value: float
+    bound: float
+
+    @property
+    def passed(self) -> bool:
+        return self.value <= self.bound
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.value:.1e} (tolerance {self.bound:.1e}): {'ok' if self.passed else 'WRONG'}"
+
+
+def sources(say: Speaker, datasets: dict[str, Dataset], dtype: str | None) -> list[Source]:
+    """Return the sources of datasets.  Raises DTypeError where LAPACK does not support an element type."""
+    from pdgemm.errors import DTypeError
+    from pdgemm.io.source import source
+    from pdgemm.local.arrays import dtypes
+
+    read = [source(say.grid, name, dataset, dtype) for name, dataset in datasets.items()]
+    for x in read:
+        if x.dtype not in dtypes.BLAS:
+            raise DTypeError(f"{x.what} is of {x.dtype}: convert it, --dtype float64")
+    return read
+
+
+def check(say: Speaker, outputs: list[tuple[Dataset, int]], matrices: Any, dtype: Any, how: How, words: int) -> None:
+    """Check all facts that need no elements.   words : the words that all ranks together need beside the sources."""
+    from pdgemm.io.streamed.before_reading import Outlines, check_memory, check_result_file
+
+    outlines = Outlines(say.grid, how.block, "host")
+    for x in matrices:
+        outlines.of_source(x)
+    if outputs:
+        say.lost = f"{outputs[0][0].path} was not written, its contents are unchanged"
+    for output, size in outputs:
+        check_result_file(say.grid, output, size * dtype.itemsize, how.force, matrices, ours=True)
+    needed = sum(outlines.nbytes) + -(-words * dtype.itemsize // say.grid.size)
+    check_memory(say.grid, needed, "the matrices and their factors")
+
+
+def rounded(what: str, value: float, scale: float, dtype: Any) -> Check:
+    """Return the check that rounding explains an error, relative to `scale`."""
+    from pdgemm.local.arrays.dtypes import eps
+
+    return Check(what, value / (scale or 1.0), EPS * eps(dtype))
+
+
+def all_pass(say: Speaker, checks: Sequence[Check]) -> bool:
+    """Report checks up to the first one that does not pass, and return whether all checks pass."""
+    for each in checks:
+        say.report("verify", each)
+        if not each.passed:
+            return False
+    return True
+
+
+def whole(A: DistMatrix, assume: str) -> DistMatrix:
+    """Return the matrix of which `solve` read a triangle: the triangle itself, or the Hermitian matrix.  Collective."""
+    from pdgemm.linalg.eigen.generalized import hermitian
+    from pdgemm.linalg.functions.iterations import Work
+    from pdgemm.matrix.array_functions import tril, triu
+
+    if assume in ("pos", "her"):
+        return hermitian(Work("verify"), A)
+    triangle: DistMatrix = (triu if assume == "upper triangular" else tril)(A)
+    return triangle
+
+
+def values_text(name: str, s: Any, facts: dict[str, float] | None = None) -> list[str]:
+    """Return lines with values and, if only the k largest singular values were computed, their error and share."""
+    texts = [f"{value:.10g}" for value in s]
+    lines = [f"{name} = {', '.join(texts if len(s) <= _MOST else [*texts[: _MOST - 1], '...', texts[-1]])}"]
+    if facts:
+        lines.append(f"each is within {facts['bound']:.1e} s_1 of its true value; s_1 = {s[0]:.6g}")
+        rest, doubt = 1 - facts["share"], 2 * len(s) * facts["bound"]
+        part = f"{facts['share']:.4%}" if rest > 1e-6 else f"all but {max(rest, doubt):.1e}"
+        lines.append(f"rank {len(s)} holds {part} of |A|_F^2")
+    return lines
+
+
+def svd_checks(A: DistMatrix, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, float]) -> list[Check]:
+    """Return the checks of singular triplets; errors are relative to the largest singular value."""
+    from pdgemm.linalg.singular.svd import norm_of_rest
+    from pdgemm.local.arrays.dtypes import eps
+    from pdgemm.matrix.distmatrix import DistMatrix
+
+    first, rounding, V = float(s[0]) if len(s) and s[0] else 1.0, EPS * eps(A.dtype) * sum(A.shape), Vh.H
+    one = DistMatrix.eye(len(s), grid=A.grid, dtype=A.dtype)
+    apart = {name: (X.H @ X).redistribute(like=one) - one for name, X in (("U", U), ("V", V))}
+    checks = [Check(f"|{name}h {name} - I|", X.norm(1), rounding) for name, X in apart.items()]
+    pairs = ("|A V - U s|", A, V, U, 0.0), ("|Ah U - V s|", A.H, U, V, facts.get("residual", 0.0))
+    for what, M, X, Y, known in pairs:
+        R = (M @ (X * (1 / first))).redistribute(like=Y) - Y * (s / first).astype(s.dtype)
+        checks.append(Check(what, R.vector_norm(2, axis=0).max(initial=0), known + rounding))
+    if len(s) < min(A.shape):
+        over = max(0.0, norm_of_rest(A, U, s, Vh) - float(s[-1])) / first
+        checks.append(Check("|A - U s Vh| beyond the last value", over, facts["bound"] + rounding))
+    return checks
+
+
+def eigh_checks(H: DistMatrix, w: Any, V: DistMatrix | None) -> list[Check]:
+    """Return the checks of eigenvalues and, unless V is None, of eigenvectors; errors are relative to |A|_F."""
+    from pdgemm.local.arrays.dtypes import eps
+    from pdgemm.matrix.distmatrix import DistMatrix
+
+    n, checks, size = len(H), list[Check](), H.norm() or 1.0
+    rounding, values = EPS * eps(H.dtype) * sum(H.shape), w.astype(float) / size
+    if len(w) == n:  # |w - w'|_2 <= |E|_F for the eigenvalues w' of A + E (Hoffman & Wielandt 1953)
+        trace = abs(values.sum() - H.diagonal().real.sum(dtype=float) / size) / max(1, n) ** 0.5
+        squares = abs((values**2).sum() - (H.norm() / size) ** 2)
+        checks += [
+            Check("|sum of w - trace of A|", trace, rounding),
+            Check("|sum of w^2 - |A|_F^2|", squares, rounding),
+        ]
+    if V is not None:
+        one = DistMatrix.eye(len(w), grid=H.grid, dtype=H.dtype)
+        R = (H @ (V * (1 / size))).redistribute(like=V) - V * (w / size).astype(w.dtype)
+        apart, residual = ((V.H @ V).redistribute(like=one) - one).norm(1), R.vector_norm(2, axis=0).max(initial=0)
+        checks += [Check("|Vh V - I|", apart, rounding), Check("|A V - V w|", residual, rounding)]
+    return checks
