@@ -28,6 +28,7 @@ COMMANDS = {  # in the order of the gallery; the last one of each is that of the
     "newton_schulz": [ON_RANKS],
     "pagerank": [ON_RANKS],
     "gaussian_process": [ON_RANKS],
+    "vibrating_plate": [ON_RANKS],
     "least_squares": [ON_RANKS],
 }
 BEGINNING = """\

@@ -37,10 +37,13 @@ from pdgemm.support.files import write_file
 
 FLOPS = {  # over n^3, as LAPACK counts them
     "cholesky": 1 / 3, "trsm": 1, "trmm": 1, "syrk": 1, "lu": 2 / 3, "qr-r": 4 / 3, "qr": 8 / 3,
+    "eigh": 14 / 3, "eigh-10%": 5 / 3, "eigvalsh": 4 / 3, "svdvals": 8 / 3,
 }  # fmt: skip
 EXPLAINED = {
     "cholesky": "A = L L^T", "trsm": "A X = B, A lower triangular, B n x n", "trmm": "A B, A lower triangular, B n x n",
     "syrk": "the lower triangle of A A^T, A n x n", "lu": "P A = L U", "qr-r": "R of A = Q R", "qr": "Q and R",
+    "eigh": "A V = V D, A symmetric", "eigh-10%": "the lowest n/10 of these pairs", "eigvalsh": "D alone",
+    "svdvals": "the singular values of A, n x n",
 }  # fmt: skip
 PRODUCT = 2  # n^3
 

@@ -356,7 +356,7 @@ MUTANTS = [
         (f"4 {R}linalg/test_linalg_late_ranks.py", f"4 {R}linalg/test_linalg_lu.py"),
     ),
     Mutant(
-        "spectral: a sign's trace counts the eigenvalues below", "pdgemm/linalg/eigen/eigh.py",
+        "spectral: a sign's trace counts the eigenvalues below", "pdgemm/linalg/eigen/division.py",
         "count = round((n + trace) / 2)", "trace = -trace\n        count = round((n + trace) / 2)",
         (f"1 {R}linalg/test_linalg_functions.py",),
     ),

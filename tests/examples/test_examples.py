@@ -212,3 +212,26 @@ def test_least_squares_on_every_grid(comm: Any) -> None:
         normal, x = example("least_squares").normal_equations(A, b), lstsq(A, b)[0]
         errors = [np.linalg.norm(y - exact) / np.linalg.norm(exact) for y in (normal, x)]
         assert errors[1] < 1e-9 < 1e-8 < errors[0] and same_on_all(comm, x)
+
+
+def test_vibrating_plate(ran: Callable[[str], Path]) -> None:
+    ran("vibrating_plate")
+
+
+def test_modes_of_a_plate_on_every_grid(comm: Any) -> None:
+    """Against SciPy on the whole matrices: frequencies, and modes that are orthonormal in the norm of the masses."""
+    import scipy.linalg
+
+    from pdgemm import ProcessGrid
+
+    module, side = example("vibrating_plate"), 6
+    mass = module.masses(side, 4.0)
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            K = module.stiffness(side, grid)
+            frequencies, V = module.modes(K, mass, 5)
+            k = K.allgather()
+        expected = np.sqrt(scipy.linalg.eigh(k, np.diag(mass.ravel()), eigvals_only=True)[:5])
+        assert mass.sum() == 27 + 9 * 4 and np.allclose(frequencies, expected)
+        assert np.allclose(V.T @ (mass.ravel()[:, None] * V), np.eye(5)) and same_on_all(comm, frequencies)
+        assert np.allclose(k @ V, mass.ravel()[:, None] * V * frequencies**2, atol=1e-7 * np.abs(k).max())

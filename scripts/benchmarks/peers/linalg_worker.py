@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from bench_gemm import order_of_rank_0
+from scipy.linalg import eigh, svd
 from scipy.linalg.blas import get_blas_funcs
 from scipy.linalg.lapack import get_lapack_funcs
 
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 BLOCKS = (64, 128, 256)
 NAMES = {  # what is called of pdgemm.linalg
     "cholesky": "cholesky", "trsm": "solve_triangular", "trmm": "trmm", "syrk": "syrk", "lu": "lu_factor",
-    "qr-r": "householder_qr", "qr": "householder_qr",
+    "qr-r": "householder_qr", "qr": "householder_qr", "eigh": "eigh", "eigh-10%": "eigh", "eigvalsh": "eigvalsh",
+    "svdvals": "svdvals",
 }  # fmt: skip
 HEAVY = ("cholesky", "trsm", "trmm")  # whose A has a heavy diagonal: positive definite, well-conditioned
 
@@ -79,6 +81,12 @@ def by_pdgemm(function: str, A: DistMatrix, B: DistMatrix, C: DistMatrix | None 
         case "lu":
             found = library.lu_factor(A, overwrite_a=True)
             return found.LU, found.perm
+        case "eigh":
+            return library.eigh(A)
+        case "eigh-10%":
+            return library.eigh(A, subset_by_index=(0, tenth(A) - 1))
+        case "eigvalsh" | "svdvals":
+            return getattr(library, function)(A)
     return library.householder_qr(A, overwrite_a=True, want_q=function == "qr")
 
 
@@ -100,12 +108,25 @@ def by_scipy(function: str, A: np.ndarray, B: np.ndarray) -> Any:
             for at, other in enumerate(pivots):
                 order[[at, other]] = order[[other, at]]
             return factors, order
+        case "eigh":  # the faster of LAPACK's drivers
+            return eigh(A, driver="evd", check_finite=False, overwrite_a=True)
+        case "eigh-10%":
+            return eigh(A, subset_by_index=(0, tenth(A) - 1), check_finite=False, overwrite_a=True)
+        case "eigvalsh":
+            return eigh(A, eigvals_only=True, check_finite=False, overwrite_a=True)
+        case "svdvals":
+            return svd(A, compute_uv=False, check_finite=False, overwrite_a=True)
     width = 64 * len(A)  # of LAPACK's workspace, for blocks of 64
     factors, tau, _, _ = lapack("geqrf")(A, lwork=width, overwrite_a=1)
     if function == "qr-r":
         return None, factors
     R = np.triu(factors)
     return lapack("orgqr")(factors, tau, lwork=width, overwrite_a=1)[0], R
+
+
+def tenth(A: Any) -> int:
+    """The number of pairs of "eigh-10%"."""
+    return max(1, len(A) // 10)
 
 
 # ------------------------------------------------------------------ matrices and checks
@@ -139,6 +160,21 @@ def times(comm: MPI.Intracomm, X: Any, x: np.ndarray, part: str = "all", transpo
     return np.asarray(comm.allreduce(y)) if isinstance(X, DistMatrix) else y
 
 
+def symmetric(comm: MPI.Intracomm, X: Any, x: np.ndarray) -> np.ndarray:
+    """X x, where X has its lower triangle."""
+    return times(comm, X, x, "lower") + times(comm, X, x, "strict", True)
+
+
+def moments(comm: MPI.Intracomm, X: Any, of_triangle: bool) -> np.ndarray:
+    """The trace and the norm of X, of which the lower triangle counts twice; or its norm alone."""
+    rows, cols, values = held(X)
+    below, wide = rows[:, None] - cols, values.astype(float)
+    weights = np.where(below > 0, 2.0, below == 0) if of_triangle else np.ones_like(wide)
+    both = np.array([wide[below == 0].sum(), (weights * wide**2).sum()])
+    both = np.asarray(comm.allreduce(both)) if isinstance(X, DistMatrix) else both
+    return np.array([both[0], both[1] ** 0.5] if of_triangle else [both[1] ** 0.5])
+
+
 def error(comm: MPI.Intracomm, function: str, way: Way, found: Any) -> float:
     """|what the result makes of x - what it should make| / |the latter|; A and B are filled anew."""
 
@@ -156,6 +192,13 @@ def error(comm: MPI.Intracomm, function: str, way: Way, found: Any) -> float:
     elif function == "lu":
         upper = of(found[0], x, "upper")
         y = of(found[0], upper, "strict") + upper
+    elif function == "eigh":
+        y = of(found[1], found[0] * of(found[1], x, "all", True))
+    elif function == "eigh-10%":
+        some = x[: len(found[0])]
+        y = of(found[1], found[0] * some)
+    elif function in ("eigvalsh", "svdvals"):
+        y = np.array([np.sum(found), np.linalg.norm(found)] if function == "eigvalsh" else [np.linalg.norm(found)])
     else:
         R = of(found[1], x, "upper")
         y = of(found[1], R, "upper", True) if function == "qr-r" else of(found[0], R)
@@ -164,8 +207,12 @@ def error(comm: MPI.Intracomm, function: str, way: Way, found: Any) -> float:
     A, B = way.matrices[:2]
     if function == "trsm":
         expected, y = of(B, x), of(A, y, "lower")
-    elif function == "cholesky":
-        expected = of(A, x, "lower") + of(A, x, "strict", True)
+    elif function == "eigh-10%":
+        expected = symmetric(comm, A, of(found[1], some))
+    elif function in ("eigvalsh", "svdvals"):
+        expected = moments(comm, A, function == "eigvalsh")
+    elif function in ("cholesky", "eigh"):
+        expected = symmetric(comm, A, x)
     elif function in ("trmm", "product"):
         expected = of(A, of(B, x), "lower" if function == "trmm" else "all")
     elif function in ("syrk", "qr-r"):

@@ -1,8 +1,8 @@
 /* Factorisations and solves by ScaLAPACK, as a contender of scripts/benchmarks/bench_linalg.py:
 
-       mpiexec -n P scalapack_linalg cholesky|trsm|trmm|syrk|lu|qr-r|qr float64|float32
+       mpiexec -n P scalapack_linalg FUNCTION float64|float32
 
-   Rank 0 reads "n n n" from each line and answers with the seconds of that function and how its matrices lay.  The first
+   FUNCTION is one of those in `KNOWN`.  Rank 0 reads "n n n" from each line and answers with the seconds of that function and how its matrices lay.  The first
    call of a size tries all grids of P, some block sizes and some logical block sizes of PBLAS, keeps the fastest, and
    checks it by products with a vector.  What a function overwrites is filled anew before its time is taken. */
 
@@ -20,14 +20,20 @@ typedef void *Out;
     void p##trmm_(const char *, const char *, const char *, const char *, In m, In n, const void *alpha, Out a, In, In,    \
                   In desca, Out b, In, In, In descb);                                                                      \
     void p##syrk_(const char *, const char *, In n, In k, const void *alpha, Out a, In, In, In desca, const void *beta,    \
-                  Out c, In, In, In descc);
+                  Out c, In, In, In descc);                                                                                \
+    void p##syevd_(const char *, const char *, In n, Out a, In, In, In desca, Out w, Out z, In, In, In descz, Out work,    \
+                   In lwork, int *iwork, In liwork, int *info);                                                            \
+    void p##syevr_(const char *, const char *, const char *, In n, Out a, In, In, In desca, Out vl, Out vu, In il, In iu,  \
+                   int *m, int *nz, Out w, Out z, In, In, In descz, Out work, In lwork, int *iwork, In liwork, int *info); \
+    void p##gesvd_(const char *, const char *, In m, In n, Out a, In, In, In desca, Out s, Out u, In, In, In descu,        \
+                   Out vt, In, In, In descvt, Out work, In lwork, int *info);
 DECLARE(pd)
 DECLARE(ps)
 #define CALL(name, ...) (single ? ps##name##_ : pd##name##_)(__VA_ARGS__)
 
 typedef struct { int context, pr, pc, nb, logical; } Way;
 
-typedef struct { Way way; Matrix a, b; void *tau; double *work; int *pivots, lwork; } Task;
+typedef struct { Way way; Matrix a, b; void *tau, *w; double *work; int *pivots, *iwork, lwork, liwork; } Task;
 
 static const int BLOCKS[] = {32, 64, 128, 256}, LOGICAL[] = {32, 128, 256};
 static const double SURPLUS = 1.5; /* a way that takes so much longer than the best at first gets no second chance */
@@ -35,6 +41,9 @@ static const char *function;
 static int logical = 32;
 
 int pilaenv_(int *context, char *precision) { return logical; } /* comes before the library's, which says 32 */
+
+static const char *KNOWN[] = {"cholesky", "trsm", "trmm", "syrk", "lu", "qr-r", "qr", "eigh", "eigh-10%", "eigvalsh",
+                              "svdvals", NULL};
 
 static int is(const char *name) { return !strcmp(function, name); }
 
@@ -60,6 +69,27 @@ static int length(const double *size)
     return single ? (int)as_single : (int)*size;
 }
 
+static int tenth(int n) { return n < 20 ? 1 : n / 10; }
+
+/* Eigenvalues or singular values into t->w; with lwork -1 the lengths of the workspaces */
+static int spectrum(Task *t, void *work, int lwork, int *iwork, int liwork)
+{
+    int info = 0, n = t->a.n, some = tenth(n), m, nz;
+    double bounds[2] = {0};
+    void *a = t->a.local, *z = t->b.local;
+    const int *da = t->a.desc, *dz = t->b.desc;
+    if (is("eigh")) CALL(syevd, "V", "L", &n, a, &ONE, &ONE, da, t->w, z, &ONE, &ONE, dz, work, &lwork, iwork, &liwork, &info);
+    if (is("eigh-10%"))
+        CALL(syevr, "V", "I", "L", &n, a, &ONE, &ONE, da, bounds, bounds + 1, &ONE, &some, &m, &nz, t->w, z, &ONE, &ONE,
+             dz, work, &lwork, iwork, &liwork, &info);
+    if (is("eigvalsh")) /* p?syevd has no values alone */
+        CALL(syevr, "N", "A", "L", &n, a, &ONE, &ONE, da, bounds, bounds + 1, &ONE, &some, &m, &nz, t->w, z, &ONE, &ONE,
+             dz, work, &lwork, iwork, &liwork, &info);
+    if (is("svdvals"))
+        CALL(gesvd, "N", "N", &n, &n, a, &ONE, &ONE, da, t->w, z, &ONE, &ONE, dz, z, &ONE, &ONE, dz, work, &lwork, &info);
+    return info;
+}
+
 static Task prepare(Way way, int n)
 {
     Task t = {way};
@@ -73,11 +103,20 @@ static Task prepare(Way way, int n)
     t.lwork = length(size);
     CALL(orgqr, &n, &n, &n, t.a.local, &ONE, &ONE, t.a.desc, t.tau, size, &query, &info);
     if (length(size) > t.lwork) t.lwork = length(size);
+    t.w = calloc(n + 1, sizeof(double));
+    t.liwork = 1;
+    memset(size, 0, sizeof size);
+    if (spectrum(&t, size, query, &t.liwork, query)) MPI_Abort(MPI_COMM_WORLD, 3);
+    if (length(size) > t.lwork) t.lwork = length(size);
+    t.iwork = calloc(t.liwork + 1, sizeof(int));
     t.work = malloc((t.lwork + 1) * sizeof(double));
     return t;
 }
 
-static void discard(Task *t) { free(t->a.local), free(t->b.local), free(t->tau), free(t->work), free(t->pivots); }
+static void discard(Task *t)
+{
+    free(t->a.local), free(t->b.local), free(t->tau), free(t->work), free(t->pivots), free(t->w), free(t->iwork);
+}
 
 static double timed(Task *t)
 {
@@ -99,6 +138,7 @@ static double timed(Task *t)
     if (is("lu")) CALL(getrf, &n, &n, a, &ONE, &ONE, da, t->pivots, &info);
     if (is("qr") || is("qr-r")) CALL(geqrf, &n, &n, a, &ONE, &ONE, da, t->tau, t->work, &t->lwork, &info);
     if (is("qr")) CALL(orgqr, &n, &n, &n, a, &ONE, &ONE, da, t->tau, t->work, &t->lwork, &info);
+    info += spectrum(t, t->work, t->lwork, t->iwork, t->liwork);
     MPI_Barrier(MPI_COMM_WORLD);
     if (info) MPI_Abort(MPI_COMM_WORLD, 3);
     return MPI_Wtime() - start;
@@ -130,11 +170,29 @@ static void exchange(const Task *t, double *v)
     free(all);
 }
 
+/* The trace and the norm of X, of which the lower triangle counts twice; or, where there is no trace, its norm */
+static double *moments(const Matrix *x, int symmetric)
+{
+    double *y = calloc(2, sizeof *y);
+    for (int c = 0; c < x->cols; c++)
+        for (int r = 0; r < x->rows; r++) {
+            size_t i = row(x, r), j = col(x, c), at = (size_t)c * x->rows + r;
+            double value = single ? ((float *)x->local)[at] : ((double *)x->local)[at];
+            if (i == j && symmetric) y[0] += value;
+            y[1] += value * value * (symmetric ? (i > j) * 2 + (i == j) : 1);
+        }
+    MPI_Allreduce(MPI_IN_PLACE, y, 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    y[1] = sqrt(y[1]);
+    return y;
+}
+
+static double value(const Task *t, int i) { return single ? ((float *)t->w)[i] : ((double *)t->w)[i]; }
+
 /* |what the result makes of x - what it should make| / |the latter| */
 static double error(Task *t)
 {
     Matrix *a = &t->a, *b = &t->b;
-    int n = a->n;
+    int n = a->n, length = n, some = tenth(n);
     double *x = malloc(n * sizeof *x), *y = NULL, *expected = NULL, difference = 0, size = 0;
     for (int j = 0; j < n; j++) x[j] = element(j, 0, 3);
     if (is("cholesky")) y = times(a, times(a, x, LOWER, 1), LOWER, 0);
@@ -146,15 +204,35 @@ static double error(Task *t)
         double *u = times(a, x, UPPER, 0);
         y = sum(times(a, u, STRICT, 0), u, n);
     }
+    if (is("eigh")) {
+        double *v = times(b, x, ALL, 1);
+        for (int i = 0; i < n; i++) v[i] *= value(t, i);
+        y = times(b, v, ALL, 0);
+    }
+    double *combined = NULL;
+    if (is("eigh-10%")) {
+        double *v = calloc(n, sizeof *v);
+        for (int i = 0; i < some; i++) v[i] = x[i];
+        combined = times(b, v, ALL, 0);
+        for (int i = 0; i < some; i++) v[i] *= value(t, i);
+        y = times(b, v, ALL, 0);
+    }
+    if (is("eigvalsh") || is("svdvals")) {
+        length = 2, y = calloc(2, sizeof *y);
+        for (int i = 0; i < n; i++) y[0] += is("eigvalsh") * value(t, i), y[1] += value(t, i) * value(t, i);
+        y[1] = sqrt(y[1]);
+    }
     refill(t);
-    if (is("cholesky")) expected = symmetric(a, x);
+    if (is("cholesky") || is("eigh")) expected = symmetric(a, x);
+    if (is("eigh-10%")) expected = symmetric(a, combined);
+    if (is("eigvalsh") || is("svdvals")) expected = moments(a, is("eigvalsh"));
     if (is("trsm")) y = times(a, y, LOWER, 0), expected = times(b, x, ALL, 0);
     if (is("trmm")) expected = times(a, times(b, x, ALL, 0), LOWER, 0);
     if (is("syrk")) expected = times(a, times(a, x, ALL, 1), ALL, 0);
     if (is("qr-r")) expected = times(a, times(a, x, ALL, 0), ALL, 1);
     if (is("qr")) expected = x; /* Q^T Q = I */
     if (is("lu")) exchange(t, expected = times(a, x, ALL, 0));
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < length; i++) {
         difference += (y[i] - expected[i]) * (y[i] - expected[i]);
         size += expected[i] * expected[i];
     }
@@ -184,15 +262,14 @@ static Task tuned(const Way *ways, int count, int n)
 
 int main(int count, char **arguments)
 {
-    const char *known[] = {"cholesky", "trsm", "trmm", "syrk", "lu", "qr-r", "qr"};
     int fine = 0;
     MPI_Init(&count, &arguments);
     if (count == 3) {
         function = arguments[1];
-        for (int f = 0; f < 7; f++) fine |= is(known[f]);
+        for (int f = 0; KNOWN[f]; f++) fine |= is(KNOWN[f]);
     }
     if (!fine) {
-        fprintf(stderr, "usage: scalapack_linalg cholesky|trsm|trmm|syrk|lu|qr-r|qr float64|float32\n");
+        fprintf(stderr, "usage: scalapack_linalg FUNCTION float64|float32\n");
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
     single = !strcmp(arguments[2], "float32");
