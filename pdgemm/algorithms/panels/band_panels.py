@@ -52,10 +52,10 @@ class BandReduction:
             parts[ends[i] : ends[i + 1]].reshape(-1, w)[...] = A
         carry_out(gathering, task.grid.comm, [parts], task.recorder.traffic)
         P = task.workspace["reflectors"][: m * w].reshape(w, m).T
+        V, (R, T) = P[:, :k], task.workspace["triangles"][: 2 * k * k].reshape(2, k, k).transpose(0, 2, 1)
         with task.computing():
             for r, (start, stop) in enumerate(pairwise(ends)):
                 P[self._global_rows(panel, r)] = parts[start:stop].reshape(-1, w)
-            V, R, T = P[:, :k], np.empty((k, k), P.dtype, "F"), np.empty((k, k), P.dtype, "F")
             compact_qr(V, R, T)
             self._tau[panel.start : panel.start + k] = T.diagonal()
             rest = P[:, k:]  # where the panel has more columns than rows, R is not square
@@ -73,12 +73,12 @@ class BandReduction:
         task, plan, (m, k) = self._task, self._plan, V.shape
         summing = plan.summing(panel)
         sums = task.workspace["sums"][: m * k]
-        Y = sums.reshape(m, k)
+        Y, X = sums.reshape(m, k), task.workspace["W"][: m * k].reshape(m, k)
         with task.computing():
             self._multiply(panel, V, Y)
         carry_out(summing, task.grid.comm, [sums], task.recorder.traffic)
         with task.computing():
-            X = Y @ T
+            gemm_accumulate(1, Y, T, 0, X)
             X -= V @ (T.conj().T @ (V.conj().T @ X)) / 2
         return X
 
@@ -121,10 +121,10 @@ class BandReduction:
         of_rows, of_cols = self._global_rows(panel, i), self._global_cols(panel, j)
         left, right = self._task.workspace["of rows"], self._task.workspace["of columns"]
         L, R = left[: len(of_rows) * 2 * k].reshape(-1, 2 * k), right[: len(of_cols) * 2 * k].reshape(-1, 2 * k)
-        L[:, :k], L[:, k:] = V[of_rows], W[of_rows]
-        np.conjugate(W[of_cols], out=R[:, :k])
-        np.conjugate(V[of_cols], out=R[:, k:])
         with self._task.computing():
+            L[:, :k], L[:, k:] = V[of_rows], W[of_rows]
+            np.conjugate(W[of_cols], out=R[:, :k])
+            np.conjugate(V[of_cols], out=R[:, k:])
             for (r, c), here in self._tiles(panel):
                 gemm_accumulate(-1, L[r], R[c].T, 1, self._A[here])
 

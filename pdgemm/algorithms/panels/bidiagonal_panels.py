@@ -46,18 +46,20 @@ class BidiagonalBand:
         down, right = self._rows.below(panel.start, i), self._cols.below(panel.stop, j)
         indices = [self._behind(self._rows, panel.start, r) for r in range(plan.grid.shape[0])]
         mine = self._A[down:, cols] if j == panel.col else None
-        P = self._gathered(gathering, mine, indices, gathering.offsets[:: plan.grid.shape[1]].tolist(), w)
+        V = self._gathered(gathering, mine, indices, gathering.offsets[:: plan.grid.shape[1]].tolist(), w)
+        (R, T), C = self._triangles(w), self._A[down:, right:]
+        own, Z, TZ = self._local(len(indices[i]), w), *self._sums(w, C.shape[1])
         with task.computing():
-            V, R, T = P, np.empty((w, w), P.dtype, "F"), np.empty((w, w), P.dtype, "F")
             compact_qr(V, R, T)
             if mine is not None:
                 here = np.flatnonzero(indices[i] < w)
                 mine[here] = R[indices[i][here]]
-            C = self._A[down:, right:]
-            own, Z = self._local(V[indices[i]]), self._sums(w, C.shape[1])
+            own[...] = V[indices[i]]
             gemm_accumulate(1, own.T.conj(), C, 0, Z)
         self._sum(plan.column_sums(panel).of(task.grid.comm.rank), Z)
-        task.update(own, T.conj().T @ Z, C)
+        with task.computing():
+            gemm_accumulate(1, T.T.conj(), Z, 0, TZ)
+        task.update(own, TZ, C)
 
     def _reflect_rows(self, panel: Panel) -> None:
         """Factor the rows of a panel into L (I - U S U^H)^H, and subtract A U S U^H from the rows below."""
@@ -69,9 +71,10 @@ class BidiagonalBand:
         first = panel.row * plan.grid.shape[1]
         ends = gathering.offsets[first : first + plan.grid.shape[1] + 1].tolist()
         P = self._gathered(gathering, None if mine is None else mine.T, indices, ends, w)
+        U, (R, S), C = P[:, :k], self._triangles(k), self._A[down:, right:]
+        own, Y, YS = self._local(len(indices[j]), k), *self._sums(C.shape[0], k)
         with task.computing():
             np.conjugate(P, out=P)
-            U, R, S = P[:, :k], np.empty((k, k), P.dtype, "F"), np.empty((k, k), P.dtype, "F")
             compact_qr(U, R, S)
             rest = P[:, k:]  # where fewer columns are behind the panel than it has rows
             if rest.size:
@@ -79,11 +82,13 @@ class BidiagonalBand:
             if mine is not None:
                 here = np.flatnonzero(indices[j] < k)
                 mine[:k, here], mine[k:, here] = R[indices[j][here]].conj().T, rest[indices[j][here]].conj().T
-            C = self._A[down:, right:]
-            own, Y = self._local(U[indices[j]]), self._sums(C.shape[0], k)
+            own[...] = U[indices[j]]
             gemm_accumulate(1, C, own, 0, Y)
+            np.conjugate(own, out=own)
         self._sum(plan.row_sums(panel).of(task.grid.comm.rank), Y)
-        task.update(Y @ S, own.T.conj(), C)
+        with task.computing():
+            gemm_accumulate(1, Y, S, 0, YS)
+        task.update(YS, own.T, C)
 
     def _gathered(
         self, gathering: Collective, mine: np.ndarray | None, indices: list[np.ndarray], ends: list[int], w: int
@@ -108,14 +113,16 @@ class BidiagonalBand:
     def _sum(self, collective: Collective | None, x: np.ndarray) -> None:
         carry_out(collective, self._task.grid.comm, [x.reshape(-1)], self._task.recorder.traffic)
 
-    def _sums(self, rows: int, cols: int) -> np.ndarray:
-        return self._task.workspace["sums"][: rows * cols].reshape(rows, cols)
+    def _sums(self, rows: int, cols: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the buffers of sums over ranks, and of their products with a triangle."""
+        sums, multiplied = (self._task.workspace[name][: rows * cols] for name in ("sums", "multiplied sums"))
+        return sums.reshape(rows, cols), multiplied.reshape(rows, cols)
 
-    def _local(self, x: np.ndarray) -> np.ndarray:
-        """Return a row-major copy of rows in the workspace."""
-        copy = self._task.workspace["local reflectors"][: x.size].reshape(x.shape)
-        np.copyto(copy, x)
-        return copy
+    def _local(self, rows: int, cols: int) -> np.ndarray:
+        return self._task.workspace["local reflectors"][: rows * cols].reshape(rows, cols)
+
+    def _triangles(self, k: int) -> np.ndarray:
+        return self._task.workspace["triangles"][: 2 * k * k].reshape(2, k, k).transpose(0, 2, 1)
 
     @staticmethod
     def _behind(dimension: BlockCyclic, start: int, part: int) -> np.ndarray:

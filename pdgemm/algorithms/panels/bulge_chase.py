@@ -12,7 +12,7 @@ from mpi4py import MPI
 from pdgemm.local.blas.bulge import Bulges
 from pdgemm.local.blas.local_gemm import gemm_accumulate
 from pdgemm.local.blas.local_lapack import call_lapack, fortran_letter
-from pdgemm.schedules.panels.chase_schedule import ChaseSchedule, ReflectionSchedule
+from pdgemm.schedules.panels.chase_schedule import BackChaseSchedule, ChaseSchedule
 from pdgemm.transport.collectives import carry_out
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.movers.shift import receive, send
@@ -92,7 +92,7 @@ class BulgeChase:
         return self._task.grid.comm
 
 
-class Reflections:
+class BackChase:
     """Computes X := Q X, where Q is the product of all reflections of a `BulgeChase`, in blocks of 32 sweeps.
 
     reflections : those that this rank kept.   X : (n, k), in columns that are not divided among ranks.
@@ -100,7 +100,7 @@ class Reflections:
     Cost: about 3 n^2 k flops in all ranks; n^2/2 words in for each rank.
     """
 
-    def __init__(self, task: Task[ReflectionSchedule], reflections: np.ndarray) -> None:
+    def __init__(self, task: Task[BackChaseSchedule], reflections: np.ndarray) -> None:
         self._task, self._plan, self._own, self._X = task, task.schedule, reflections, task.arrays["A"]
 
     def __call__(self) -> int:

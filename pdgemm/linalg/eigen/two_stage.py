@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from pdgemm.algorithms.panels.band_panels import BandReduction
-from pdgemm.algorithms.panels.bulge_chase import BulgeChase, Reflections
+from pdgemm.algorithms.panels.bulge_chase import BackChase, BulgeChase
 from pdgemm.algorithms.panels.panel_run import run_panels, working_copy
 from pdgemm.linalg.factors.householder import reflect_columns
 from pdgemm.linalg.factors.operands import in_whole_columns
@@ -23,7 +23,8 @@ from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.band_schedule import BandSchedule
-from pdgemm.schedules.panels.chase_schedule import ChaseSchedule, ReflectionSchedule
+from pdgemm.schedules.panels.chase_schedule import BackChaseSchedule, ChaseSchedule
+from pdgemm.support.agreement import together
 
 BAND = 64  # diagonals below the main one that the first stage leaves
 
@@ -78,9 +79,9 @@ class TwoStages:
     def of(cls, work: Work, A: DistMatrix) -> TwoStages:
         """Reduce A, Hermitian and on the host, of which the lower triangle is read.  Collective over the grid of A."""
         band = Band.of(work, A)
-        F, bulges = band.F, Bulges(band.elements)
-        schedule = ChaseSchedule(F.layout_in(F.grid), band.b, RING.name)
-        reflections = np.empty(schedule.kept(F.grid.comm.rank), A.dtype)
+        F, schedule = band.F, ChaseSchedule(band.F.layout_in(band.F.grid), band.b, RING.name)
+        with together(F.grid.comm):  # memory may lack on one rank
+            bulges, reflections = Bulges(band.elements), np.empty(schedule.kept(F.grid.comm.rank), A.dtype)
         chase = partial(BulgeChase, bulges=bulges, reflections=reflections)
         _, F.report = run_panels(schedule, chase, {"A": F}, f"Chase of the bulges of a band ({shape_of(A)})")
         work.did(F)
@@ -94,9 +95,9 @@ class TwoStages:
         """
         F, b, tau = self.band.F, self.band.b, self.band.tau
         X = work.did(in_whole_columns(Y, F))
-        schedule = ReflectionSchedule(X.layout_in(X.grid), b, RING.name, chased=self.schedule)
+        schedule = BackChaseSchedule(X.layout_in(X.grid), b, RING.name, chased=self.schedule)
         what, own = f"Reflections of a matrix ({shape_of(X)})", self.reflections
-        _, X.report = run_panels(schedule, partial(Reflections, reflections=own), {"A": X}, what)
+        _, X.report = run_panels(schedule, partial(BackChase, reflections=own), {"A": X}, what)
         work.did(X)
         if len(tau):
             reflect_columns(F[b:, : len(tau)], tau, X[b:], work.did)

@@ -76,7 +76,9 @@ class BandSchedule(PanelSchedule):
         words = {
             "panel": n * w,
             "reflectors": n * w,
+            "triangles": 2 * w * w,
             "sums": n * w,
+            "W": n * w,
             "of rows": 3 * m_loc * w,
             "of columns": 3 * n_loc * w,
             "tile": SMALLEST**2 * 4,

@@ -96,6 +96,6 @@ class BidiagonalBandSchedule(PanelSchedule):
 
     def buffers(self, rank: int | None) -> Buffers:
         (m_loc, n_loc), w, longest = self.A.local_shape(rank), self.widest, max(self.A.distribution.shape)
-        words = {"panel": longest * w, "reflectors": longest * w, "sums": max(m_loc, n_loc) * w}
-        words["local reflectors"] = 2 * max(m_loc, n_loc) * w
+        words = {"panel": longest * w, "reflectors": longest * w, "triangles": 2 * w * w}
+        words |= dict.fromkeys(("local reflectors", "sums", "multiplied sums"), max(m_loc, n_loc) * w)
         return {name: (size * (rank is None or rank in self.A.rank_map), self.A.dtype) for name, size in words.items()}

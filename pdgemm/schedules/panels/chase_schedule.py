@@ -176,7 +176,7 @@ class ChaseSchedule(PanelSchedule):
 
 
 @dataclass(frozen=True)
-class ReflectionSchedule(PanelSchedule):
+class BackChaseSchedule(PanelSchedule):
     """The reflections of a chase, applied to a matrix X (n, k) whose columns are not divided among ranks.
 
     A      : the layout of X, on a grid of one row.   width : the diagonals below the main one of the band.
@@ -184,7 +184,7 @@ class ReflectionSchedule(PanelSchedule):
     """
 
     chased: ChaseSchedule = field(kw_only=True)
-    algorithm = "reflections"
+    algorithm = "back chase"
     lookahead = 0
 
     @property
