@@ -10,7 +10,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
 from pdgemm.linalg.eigen.division import divided
-from pdgemm.linalg.eigen.generalized import Standard, hermitian
+from pdgemm.linalg.eigen.generalized import Standard, hermitian, lower_triangle
 from pdgemm.linalg.eigen.lanczos import lanczos
 from pdgemm.linalg.eigen.one_stage import OneStage
 from pdgemm.linalg.eigen.tridiagonal import tridiagonal_eigh
@@ -27,7 +27,6 @@ from pdgemm.linalg.functions.iterations import (
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.integers import as_count, as_name, as_whole, shown
 from pdgemm.matrix.argument_checks import as_real, check_devices, communicator, shape_of
-from pdgemm.matrix.array_functions import tril
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together
@@ -68,7 +67,8 @@ def eigh(
 ) -> Any:
     """Return w and V with A V = V diag(w), for a Hermitian A, as scipy.linalg.eigh.  Collective over the grid of A.
 
-    A     : DistMatrix (n, n) of type s, d, c or z, of any layout; only one triangle is read, and A is not changed.
+    A     : DistMatrix (n, n) of type s, d, c or z, of any layout; only one triangle is read, and of the
+        diagonal the real part.  A is not changed.
     B     : None, or a Hermitian and positive definite DistMatrix (n, n) of A's type; the same triangle is read.
     lower : read the lower triangles, otherwise the upper.
     eigvals_only : return w alone, which takes a part of the time.
@@ -117,7 +117,7 @@ def eigh(
     if B is not None:
         pair = Standard.of(work, H, B if lower else B.H, type)
         H = pair.C
-    T = tril(H)
+    T = lower_triangle(H)
     near, far = to_one(finite_norm("eigh", T) or 1.0, T.dtype)
     T *= near
     T *= far

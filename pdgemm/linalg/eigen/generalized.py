@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from pdgemm.errors import LinAlgError
 from pdgemm.linalg.factors.cholesky import cholesky_factor
 from pdgemm.linalg.factors.triangular import solve_triangular, trmm
 from pdgemm.linalg.functions.iterations import Work
+from pdgemm.local.arrays import device as devices
 from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.array_functions import tril
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -64,4 +67,17 @@ class Standard:
 
 def hermitian(work: Work, A: DistMatrix) -> DistMatrix:
     """Return the Hermitian matrix whose lower triangle is that of A.  Collective."""
-    return work.add(tril(A), 1, tril(A, -1).H)
+    return work.add(lower_triangle(A), 1, tril(A, -1).H)
+
+
+def lower_triangle(A: DistMatrix) -> DistMatrix:
+    """Return a copy of A with zeros above the diagonal, which is real, as LAPACK reads it.  Collective."""
+    T: DistMatrix = tril(A)
+    if T.dtype.kind == "c" and T.device == devices.HOST:
+        rows, cols = T.indices()
+        _, i, j = np.intersect1d(rows, cols, assume_unique=True, return_indices=True)
+        T.stored[i, j] = T.stored[i, j].real
+    elif T.dtype.kind == "c":
+        one = DistMatrix.eye(T.shape, grid=T.grid, block=T.block, dtype=T.dtype, device=T.device)
+        T -= one * (1j * T.diagonal().imag)
+    return T

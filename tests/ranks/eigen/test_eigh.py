@@ -136,6 +136,25 @@ def test_subsets(comm: Any) -> None:
             check(a, w, V, slice(n - 14, n))
 
 
+def test_the_diagonal_is_real(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imaginary parts on the diagonal are not read, as LAPACK's ?heev does: by each way, of one matrix and of two."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    a, b = rng_matrix(40, 40, "D"), positive_definite(40, "complex128")
+    a = a + a.conj().T
+    a1, b1 = (x + np.diag(1j * np.arange(1.0, 41)) for x in (a, b))
+    exact = scipy.linalg.eigh(a, b, eigvals_only=True)
+    with ProcessGrid(comm) as grid:
+        A, B = (DistMatrix.from_global(x, grid=grid, block=7) for x in (a1, b1))
+        for large, small in ((7, 6), (50, 6), (50, 50)):
+            monkeypatch.setattr("pdgemm.linalg.eigen.eigh.LARGE", large)
+            monkeypatch.setattr("pdgemm.linalg.eigen.eigh.SMALL", small)
+            check(a, *linalg.eigh(A))
+            assert np.allclose(linalg.eigvalsh(A), np.linalg.eigvalsh(a)) and np.allclose(linalg.eigh(A, B)[0], exact)
+        w, V = linalg.eigh(A, k=2)
+        assert np.allclose(w, np.linalg.eigvalsh(a)[-2:]) and V.shape == (40, 2)
+
+
 def test_the_interval_is_open_below_and_closed_above(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg
 
