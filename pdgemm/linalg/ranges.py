@@ -17,7 +17,7 @@ import numpy as np
 
 from pdgemm.algorithms.panels.panel_run import working_copy
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.device import to_host
+from pdgemm.local.arrays.device import of, to_host
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -102,7 +102,9 @@ def in_range(back: Callable[..., Any], **operands: Measured) -> Callable[[F], F]
                 _inside.reset(outer)
             return back(result, *exponents.values())
 
-        return wrapper  # type: ignore[return-value]
+        named: Any = wrapper
+        named.__code__ = named.__code__.replace(co_qualname=function.__qualname__)  # which the watchdog shows
+        return named
 
     return decorated
 
@@ -134,12 +136,17 @@ def _is_measured(x: Any) -> bool:
 
 
 def _fits(operand: Measured, x: Any, values: dict[str, Any]) -> bool:
-    """Is the largest of this rank's elements in range, or zero, infinite or NaN?  Local."""
-    if isinstance(x, DistMatrix) and operand.diagonal(values):
+    """Is the largest of this rank's elements in range, or zero, infinite or NaN?  Local.
+
+    On a device, where a diagonal would be copied to the host, all elements stand for it, unless one of them is NaN.
+    """
+    part = x.stored if isinstance(x, DistMatrix) else x
+    on_diagonal = isinstance(x, DistMatrix) and operand.diagonal(values)
+    if on_diagonal and not of(part):
         part = own_diagonal(x, 0)
-    else:
-        part = x.stored if isinstance(x, DistMatrix) else x
     most = max((_largest(y) for y in _parts(part)), default=0.0)
+    if on_diagonal and of(part) and not np.isfinite(most):
+        return False
     low, high = operand.limits(np.finfo(x.dtype), values)
     return not 0 < most < np.inf or low <= np.frexp(most)[1] <= high
 

@@ -84,10 +84,10 @@ def solve(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, assum
 )  # fmt: skip
 @on_all_ranks
 def lstsq(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, rcond: float | None) -> int:
-    """Compute X with the least |B - A X| and, of all such X, the least |X|.
+    """Compute X with the least norm of B - A X and, of all such X, the one of least norm.
 
-    The rank of A, its largest and smallest singular value, and |B - A X| are printed.  --verify checks that B - A X is
-    orthogonal to the columns of A.
+    The rank of A, its largest and smallest singular value, and the norm of B - A X are printed.  --verify checks that
+    B - A X is orthogonal to the columns of A.
     """
     from pdgemm import linalg
     from pdgemm.errors import LayoutError
@@ -181,7 +181,7 @@ def eigh(
 
     V (n x k) and w (k numbers in ascending order) are written, where A V = V diag(w); the values are printed.
     --verify checks that V has orthonormal columns and that A V = V diag(w) and, if all eigenvalues are computed, that
-    their sum is the trace of A, and the sum of their squares |A|_F^2.
+    their sum is the trace of A, and the sum of their squares the square of its Frobenius norm.
     """
     from pdgemm import linalg
     from pdgemm.errors import ArgumentError, LayoutError
