@@ -55,6 +55,8 @@ class OneStage:
         executor: Any = partial(Tridiagonal, d=d, e=e, tau=tau)
         what = f"reduction of a Hermitian matrix ({shape_of(A)}) to tridiagonal form"
         _, W.report = run_panels(schedule, executor, {"A": W}, what, moves)
+        if W.grid.size > len(schedule.ranks):  # ranks without a position in the grid have taken no part
+            d, e, tau = W.grid.comm.bcast((d, e, tau), schedule.ranks[0])
         return cls(d, e, work.did(W), tau)
 
     def apply(self, work: Work, Y: DistMatrix) -> DistMatrix:

@@ -136,6 +136,24 @@ def test_subsets(comm: Any) -> None:
             check(a, w, V, slice(n - 14, n))
 
 
+@pytest.mark.on_ranks(4)
+def test_ranks_without_a_position(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the eigenvalues, no elements, and no part in the work: by one stage, two stages, and values alone."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    a = rng_matrix(40, 40, "F")
+    a = a + a.conj().T
+    with ProcessGrid(comm, (1, 3), ranks=[3, 0, 2]) as grid:
+        A = DistMatrix.from_global(a, grid=grid, block=7)
+        for large in (7, 50):
+            monkeypatch.setattr("pdgemm.linalg.eigen.eigh.LARGE", large)
+            check(a, *linalg.eigh(A))
+        U, s, _ = linalg.svd(A)
+        assert np.allclose(linalg.eigvalsh(A), np.linalg.eigvalsh(a), atol=1e-4) and len(s) == U.shape[1] == 40
+        monkeypatch.setattr("pdgemm.linalg.singular.bidiagonal.SMALL", 5)
+        assert np.allclose(linalg.svdvals(A), s, atol=1e-4)
+
+
 def test_the_diagonal_is_real(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Imaginary parts on the diagonal are not read, as LAPACK's ?heev does: by each way, of one matrix and of two."""
     from pdgemm import DistMatrix, ProcessGrid, linalg
