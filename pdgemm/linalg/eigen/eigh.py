@@ -32,7 +32,9 @@ from pdgemm.names import Protection
 from pdgemm.support.agreement import together
 
 SMALL = 192  # largest order for which LAPACK on one rank is faster than a reduction by all
-LARGE, LARGE_FOR_PART = 4096, 2048  # least orders for which two stages are faster: with all vectors, and with some
+# Least orders for which two stages are taken, with all vectors and with some: one stage was faster up to 4096 on 2 ranks
+# (8.4 s, and 7.0 s beside 8.1 s with a tenth of the vectors), and loses beyond, by its growth with n^3 from memory.
+LARGE, LARGE_FOR_PART = 16384, 6144
 
 
 @dataclass(frozen=True)
