@@ -32,8 +32,8 @@ from pdgemm.names import Protection
 from pdgemm.support.agreement import together
 
 SMALL = 192  # largest order for which LAPACK on one rank is faster than a reduction by all
-# Least orders for which two stages are taken, with all vectors and with some: one stage was faster up to 4096 on 2 ranks
-# (8.4 s, and 7.0 s beside 8.1 s with a tenth of the vectors), and loses beyond, by its growth with n^3 from memory.
+# Least orders for which two stages are taken, with all vectors and with some.  On 2 ranks one stage was faster at 4096:
+# 8.4 s and, with a tenth of the vectors, 7.0 s beside 8.1 s.  Its products of the matrix and a vector grow faster.
 LARGE, LARGE_FOR_PART = 16384, 6144
 
 
