@@ -79,8 +79,8 @@ class BandSchedule(PanelSchedule):
             "triangles": 2 * w * w,
             "sums": n * w,
             "W": n * w,
-            "of rows": 3 * m_loc * w,
-            "of columns": 3 * n_loc * w,
+            "of rows": 2 * m_loc * w,
+            "of columns": 2 * n_loc * w,
             "tile": SMALLEST**2 * 4,
         }
         return {name: (size * (rank is None or rank in self.A.rank_map), self.A.dtype) for name, size in words.items()}

@@ -25,8 +25,7 @@ class Chase:
     """The tasks of a chase in tiles: which rank carries out which tile, and what neighbours exchange.
 
     n, b   : order of the matrix, and diagonals below its main one.
-    ranks  : the number of ranks, in a line.
-    sweeps : sweeps in a group, at most 8.
+    ranks  : the number of ranks, in a line.   g, T : `group` and `breadth`.
 
     Task t of sweep s reflects rows s + 1 + t b to s + (t + 1) b.  Of each sweep s = G g + r, r < g, tile (G, x) has the
     tasks x T - r to (x + 1) T - r - 1: so it depends on the tiles (G, x - 1), (G - 1, x) and (G - 1, x + 1) alone.
