@@ -51,11 +51,12 @@ class Band:
         n, rows, cols = len(A), A.distribution.rows, A.distribution.cols
         b = min(BAND, max(1, n - 1))
         W, moves = working_copy(A, b, A.distribution.block == (b, b) and rows.skip == cols.skip == 0, False)
-        tau, what = np.zeros(max(0, n - b), A.dtype), f"Reduction of a matrix ({shape_of(A)}) to a band"
+        with together(A.grid.comm):  # memory may lack on one rank
+            tau, elements = np.zeros(max(0, n - b), A.dtype), np.zeros((b + 1, n), A.dtype)
+        what = f"Reduction of a matrix ({shape_of(A)}) to a band"
         schedule = BandSchedule(W.layout_in(W.grid), b, RING.name)
         _, W.report = run_panels(schedule, partial(BandReduction, tau=tau), {"A": W}, what, moves)
         work.did(W)
-        elements = np.zeros((b + 1, n), A.dtype)
         for k in range(b + 1):
             elements[k, : n - k] = W.diagonal(-k)
         return cls(elements, W, tau)
