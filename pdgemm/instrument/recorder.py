@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import add, sub
+from statistics import median
 from time import perf_counter
 from typing import Any
+
+_SLOW = 1.25  # times the median of all ranks from which on a rank is called slow
+_LEAST = 1e-3  # seconds below which no rank is
+
+
+def slow_among(seconds: Sequence[float]) -> int | None:
+    """Return the rank that is busy much longer than the median of all ranks; None: no rank is."""
+    rank = max(range(len(seconds)), key=seconds.__getitem__)
+    slow = len(seconds) > 1 and seconds[rank] > max(_LEAST, _SLOW * median(seconds))
+    return rank if slow else None
 
 
 @dataclass

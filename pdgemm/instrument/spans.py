@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pdgemm.instrument.recorder import Recorder, Then
 
 HOST, MOVING = "host", "transfers"  # rows of a rank in a trace; the streams of a device have other rows
+PASSES = ("forward", "backward")  # of a step of training, which may have waits, and products with their phases, inside
 
 
 class Span(NamedTuple):

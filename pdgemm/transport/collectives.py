@@ -1,8 +1,12 @@
-"""Collectives carried out step by step, as their schedules say, by messages that are counted when they are sent."""
+"""Collectives carried out step by step, as their schedules say, by messages that are counted when they are sent.
+
+A collective in progress is a generator, which yields the requests to wait for before its next step.  So a rank may
+test it while it computes (`CollectiveRun`), or wait for it at once (`carry_out`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -18,12 +22,65 @@ from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.support.waits import Wait
 
+_SIGNAL = np.empty(0, np.uint8)  # a message of no words
+_AT_A_TIME = 1 << 14  # elements of partial sums, which then stay in the cache
+
 Join = Callable[[Parts, Parts], Parts]  # joins the parts of an earlier and of a later rank
+Stages = Iterator[list[MPI.Request]]
 
 
-def sums_of_parts(before: Parts, behind: Parts) -> Parts:
-    """Return the sums of vectors."""
-    return tuple(x + y for x, y in zip(before, behind))
+class CollectiveRun:
+    """A collective in progress.  Like a request of MPI it is tested, which moves it on, and waited for.
+
+    A rank tests and waits for the collectives of one communicator in any order, if each has a tag of its own.
+    """
+
+    def __init__(self, comm: MPI.Comm, stages: Stages) -> None:
+        self._comm, self._stages = comm, stages
+        self._requests = next(stages, None)
+
+    def Test(self) -> bool:
+        """Begin all steps whose messages have arrived, and return whether the collective is complete."""
+        while self._requests is not None:
+            if not MPI.Request.Testall(self._requests):
+                return False
+            self._requests = next(self._stages, None)
+        return True
+
+    def Wait(self) -> None:
+        """Wait until the collective is complete."""
+        while self._requests is not None:
+            if self._requests:
+                with Wait(self._comm):
+                    MPI.Request.Waitall(self._requests)
+            self._requests = next(self._stages, None)
+
+
+def prepared_collective(
+    collective: Collective,
+    comm: MPI.Comm,
+    vector: np.ndarray,
+    tag: int = 0,
+    of: Callable[[int], np.ndarray] | None = None,
+    fence: Callable[[], object] = lambda: None,
+) -> Callable[[Traffic], CollectiveRun]:
+    """Return a function that starts a collective of one vector on the host, as `carry_out`, and waits for no message.
+
+    The function's argument is the traffic to which words and messages are added.
+    tag : differs from those of all other collectives in progress on `comm`.
+    of, fence : where the collective reads in place: `of(rank)` is the vector of a rank of `comm`, and `fence` orders
+        reads and writes of it and signals.
+    The function may be called again when the collective is complete; until then the vector must not be touched.
+    """
+    if comm.rank not in collective.ranks or len(collective.ranks) == 1:
+        return lambda counted: CollectiveRun(comm, iter(()))
+    if collective.reads:
+        assert of is not None
+        vectors = [vector if rank == comm.rank else of(rank) for rank in collective.ranks]
+        in_place = _InPlace(collective, comm, vectors, tag, fence)
+        return lambda counted: CollectiveRun(comm, in_place.stages(counted))
+    sent = _Vectors([vector], collective.offsets)
+    return lambda counted: CollectiveRun(comm, _by_messages(collective, comm, sent, counted, tag=tag))
 
 
 def carry_out(
@@ -31,7 +88,7 @@ def carry_out(
     comm: MPI.Comm,
     vectors: Sequence[Array],
     counted: Traffic,
-    join: Join = sums_of_parts,
+    join: Join | None = None,
 ) -> None:
     """Carry out a collective.  Collective over `collective.ranks`; all other ranks return at once.
 
@@ -41,7 +98,7 @@ def carry_out(
         the parts that the operation assigns to it, and intermediate values in the other parts.  Arrays on a device are
         copied through the host.
     counted : the traffic to which words and messages are added.
-    join    : function that returns the joined parts of two ranks; by default their sum.
+    join    : function that returns the joined parts of two ranks; by default they are added.
 
     The ranks do not compare their arguments: all must pass the same collective, and vectors of its length and of the
     same types.
@@ -49,7 +106,8 @@ def carry_out(
     if collective is None or comm.rank not in collective.ranks or len(collective.ranks) == 1:
         return
     host = [devices.to_host(x) for x in vectors]
-    _carry_out(collective, comm, _Vectors(host, collective.offsets), counted, join)
+    stages = _by_messages(collective, comm, _Vectors(host, collective.offsets), counted, join)
+    CollectiveRun(comm, stages).Wait()
     for x, y in zip(vectors, host):
         if devices.of(x):
             set_elements(x.reshape(1, -1), y.reshape(1, -1))
@@ -65,7 +123,7 @@ def all_to_all(
     p, me = len(collective.ranks), collective.ranks.index(comm.rank)
     mine: dict[int, Parts] = {me * p + to: (np.ascontiguousarray(part),) for to, part in enumerate(parts)}
     pairs, nothing = _Pairs(collective, mine), (np.empty(0, collective.dtype),)
-    _carry_out(collective, comm, pairs, counted, sums_of_parts)
+    CollectiveRun(comm, _by_messages(collective, comm, pairs, counted)).Wait()
     return [pairs.parts.get(source * p + me, nothing)[0] for source in range(p)]
 
 
@@ -100,7 +158,14 @@ class _Pairs:
         return self.views(first, number)
 
 
-def _carry_out(collective: Collective, comm: MPI.Comm, store: _Vectors | _Pairs, counted: Traffic, join: Join) -> None:
+def _by_messages(
+    collective: Collective,
+    comm: MPI.Comm,
+    store: _Vectors | _Pairs,
+    counted: Traffic,
+    join: Join | None = None,
+    tag: int = 0,
+) -> Stages:
     """Send and receive the messages of a collective, step by step; join addends with the earlier rank's on the left."""
     me = collective.ranks.index(comm.rank)
     for step in collective.messages_of(me):
@@ -111,24 +176,88 @@ def _carry_out(collective: Collective, comm: MPI.Comm, store: _Vectors | _Pairs,
             for source, rows in step.received.items()
         }
         into = [(source, _buffer(views, step.adds)) for source, views in places.items()]
-        requests = [x for source, data in into for x in _started(comm.Irecv, data, collective.ranks[source])]
+        requests = [x for source, data in into for x in _requested(comm.Irecv, data, collective.ranks[source], tag)]
         received = len(requests)
-        requests += [x for to, data in out for x in _started(comm.Isend, data, collective.ranks[to])]
-        if requests:
-            with Wait(comm):
-                MPI.Request.Waitall(requests)
-        for source, data in into:
-            _arrived(places[source], data, join if step.adds else None, source < me)
+        requests += [x for to, data in out for x in _requested(comm.Isend, data, collective.ranks[to], tag)]
         counted.words_sent += _words(leaving)
         counted.words_received += _words(places)
         counted.messages_sent += len(requests) - received
         counted.messages_received += received
+        yield requests
+        for source, data in into:
+            _arrived(places[source], data, step.adds, join, source < me)
 
 
-def _started(start: Callable[..., Any], data: np.ndarray, rank: int) -> list[Any]:
+class _InPlace:
+    """A collective that reads parts in the vectors of the other ranks, and adds them in the order of a tree.
+
+    A rank signals that its addends may be read, then that its part of the sum may be, which says that it has read the
+    addends of others, and at last that it has read all: then the others may overwrite their vectors.
+
+    vectors : of all ranks, in the order of `collective.ranks`.
+    """
+
+    def __init__(
+        self, collective: Collective, comm: MPI.Comm, vectors: list[np.ndarray], tag: int, fence: Callable[[], object]
+    ) -> None:
+        self._comm, self._tag, self._fence = comm, tag, fence
+        p, me, cuts = len(collective.ranks), collective.ranks.index(comm.rank), collective.offsets.tolist()
+        parts = [slice(*cuts[at : at + 2]) for at in range(p)]
+        self._others = [collective.ranks[(me - step) % p] for step in range(1, p)]
+        self._own, self._addends = vectors[me][parts[me]], list[np.ndarray]()
+        if "reduce" in collective.operation:
+            self._addends = [x[parts[me]] for x in vectors]
+        self._copies = list[tuple[np.ndarray, np.ndarray]]()  # into this vector, from another rank's
+        if collective.operation != "reduce_scatter":
+            order = [(me - step) % p for step in range(1, p)]
+            self._copies = [(vectors[me][parts[at]], vectors[at][parts[at]]) for at in order]
+
+    def stages(self, counted: Traffic) -> Stages:
+        """Carry it out once."""
+        leaving = list[MPI.Request]()
+        if self._addends:
+            yield self._signalled(leaving, counted)
+            self._fence()
+            _add_as_tree(self._addends, self._own)
+            for _ in self._others:
+                counted.read(self._own.size)
+        if self._copies:
+            for (own, x), signal in zip(self._copies, self._signalled(leaving, counted)):
+                yield [signal]
+                self._fence()
+                own[...] = x
+                counted.read(x.size)
+        yield self._signalled(leaving, counted)
+        self._fence()
+        yield leaving
+
+    def _signalled(self, leaving: list[MPI.Request], counted: Traffic) -> list[MPI.Request]:
+        """Signal all other ranks; return the requests that complete with their signals."""
+        self._fence()
+        comm, tag = self._comm, self._tag
+        leaving += [comm.Isend(_SIGNAL, rank, tag) for rank in self._others]
+        counted.messages_sent += len(self._others)
+        counted.messages_received += len(self._others)
+        return [comm.Irecv(_SIGNAL, rank, tag) for rank in self._others]
+
+
+@np.errstate(over="ignore", invalid="ignore")  # a warning may be an error, of the rank alone that adds
+def _add_as_tree(addends: list[np.ndarray], into: np.ndarray) -> None:
+    """Compute into := ((x0 + x1) + (x2 + x3)) + ..., where `into` may be one of the addends."""
+    pairs = (len(addends) + 1) // 2
+    partial = np.empty((pairs, min(len(into), _AT_A_TIME)), into.dtype) if pairs > 1 else into
+    for start in range(0, len(into), _AT_A_TIME):
+        sums = [x[start : start + _AT_A_TIME] for x in addends]
+        while len(sums) > 1:
+            places = [x[: len(sums[0])] for x in partial] if len(sums) > 2 else [into[start : start + _AT_A_TIME]]
+            added = [np.add(x, y, out=place) for place, x, y in zip(places, sums[::2], sums[1::2])]
+            sums = added + sums[len(added) * 2 :]
+
+
+def _requested(start: Callable[..., Any], data: np.ndarray, rank: int, tag: int) -> list[Any]:
     """Start to send or receive bytes in messages of LARGEST_MESSAGE_BYTES at most; none for an empty array."""
     pieces = range(0, data.size, LARGEST_MESSAGE_BYTES)
-    return [start(data[at : at + LARGEST_MESSAGE_BYTES], rank) for at in pieces]
+    return [start(data[at : at + LARGEST_MESSAGE_BYTES], rank, tag) for at in pieces]
 
 
 def _words(by_rank: dict[int, list[Parts]]) -> int:
@@ -152,16 +281,21 @@ def _buffer(places: list[Parts], adds: bool) -> np.ndarray:
     return flat[0] if len(flat) == 1 and not adds else np.empty(sum(x.size for x in flat), np.uint8)
 
 
-def _arrived(places: list[Parts], data: np.ndarray, join: Join | None, before: bool) -> None:
-    """Copy or join a message into the views `places`.   before : the message is from an earlier rank than this one."""
-    if join is None and len(_flat(places)) == 1:
+@np.errstate(over="ignore", invalid="ignore")  # as above
+def _arrived(places: list[Parts], data: np.ndarray, adds: bool, join: Join | None, before: bool) -> None:
+    """Copy, add or join a message into the views `places`.   before : it is from an earlier rank than this one."""
+    if not adds and len(_flat(places)) == 1:
         return  # the message was received in place
     at = 0
     for place in places:
         ends = [*accumulate((x.nbytes for x in place), initial=at)]
         parts: Parts = tuple(data[lo:hi].view(x.dtype) for lo, hi, x in zip(ends, ends[1:], place))
         at = ends[-1]
-        if join is not None:
+        if adds and join is None:
+            for x, y in zip(place, parts):
+                np.add(*((y, x) if before else (x, y)), out=x)
+            continue
+        if adds and join is not None:
             parts = join(parts, place) if before else join(place, parts)
         for x, y in zip(place, parts):
             x[...] = y

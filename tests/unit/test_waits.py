@@ -59,7 +59,8 @@ def test_requests_are_waited_for_where_the_watchdog_sees_it() -> None:
     seen = set()
     for module, call, above in calls():
         name = call.func.attr  # type: ignore[attr-defined]
-        if name in REQUESTS and module not in NO_WAIT:
+        complete = ast.unparse(call.func).startswith("CollectiveRun(")  # whose own waits are seen
+        if name in REQUESTS and module not in NO_WAIT and not complete:
             assert in_block(above, "Wait("), f"{module}:{call.lineno} waits, and the watchdog does not see it"
             seen.add(name)
     assert seen >= {"Wait", "Waitall", "Waitany", "Allocate_shared", "Agree", "Shrink", "Ibarrier"}

@@ -7,7 +7,7 @@ and C is updated in place.  (`scipy.linalg.blas.dgemm` silently copies strided a
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,13 +20,14 @@ from pdgemm.local.blas import library as blas
 
 BLAS_INT = 2**31 - 1  # the largest dimension of the BLAS interface
 SLAB_FLOPS = 5e8  # flops that one core computes in ten milliseconds
+SLAB_ROWS = 512  # fewest rows or columns of a slab: BLAS is slower on smaller slabs
 EXACT_WIDTH = 1024  # products of two int8 numbers, each at most 2**14, that float32 adds up exactly
 PADDED = 16  # extents of int8 operands on a device are multiples of this: their rows begin at multiples of 16 bytes
 EXACT_WIDTH_ON_DEVICE = (2**31 - 1) // 2**14 // PADDED * PADDED  # products that int32 adds up
 # the C type of the real numbers of a dtype.char
 _REAL: dict[str, Any] = {"f": ctypes.c_float, "d": ctypes.c_double, "i": ctypes.c_int32}
 _LETTERS = {trans: ctypes.c_char_p.from_param(trans) for trans in (b"N", b"T", b"C")}
-_LOWER = ctypes.c_char_p.from_param(b"L")
+_UPLO = {lower: ctypes.c_char_p.from_param(b"L" if lower else b"U") for lower in (True, False)}
 
 
 def gemm_accumulate(
@@ -69,30 +70,89 @@ def prepare(
         return partial(scale, C=C)
     if type(C) is not np.ndarray and (device := of(C)):
         return device.multiply(alpha, A, B, C, conjugate_a, conjugate_b, tf32)
-    return _Prepared(alpha, A, B, C, conjugate_a, conjugate_b)
+    char, arrays = C.dtype.char, (A, B, C)
+    A, B, C, (trans_a, lda), (trans_b, ldb), ldc = seen_by_fortran(A, B, C, conjugate_a, conjugate_b)
+    (m, n), k = C.shape, A.shape[1]
+    head = (
+        _LETTERS[trans_a], _LETTERS[trans_b], _int(m), _int(n), _int(k),
+        _scalar(char, alpha), _address(A), _int(lda), _address(B), _int(ldb),
+    )  # fmt: skip
+    return _Prepared(blas.gemm(char), char, head, (_address(C), _int(ldc)), arrays)
+
+
+def product_slabs(A: Array, B: Array, C: Array) -> Iterator[tuple[Array, Array, Array]]:
+    """Yield parts of the product C := A B that take a few milliseconds each: slabs of C along its longer dimension."""
+    m, n = C.shape
+    by_columns, length = n > m, max(m, n)
+    flops = (8 if C.dtype.kind == "c" else 2) * C.size * A.shape[1]
+    step = -(-length // max(1, min(length // SLAB_ROWS, round(flops / SLAB_FLOPS)))) or 1
+    for start in range(0, max(1, length), step):
+        slab = slice(start, start + step)
+        yield (A, B[:, slab], C[:, slab]) if by_columns else (A[slab], B, C[slab])
 
 
 class _Prepared:
-    """A call of BLAS with all arguments but beta prepared."""
+    """A call of BLAS with all arguments but beta, of type `char`, prepared."""
 
-    __slots__ = ("arrays", "gemm", "head", "scalar", "tail")
+    __slots__ = ("arrays", "char", "head", "routine", "tail")
 
     def __init__(
-        self, alpha: Any, A: np.ndarray, B: np.ndarray, C: np.ndarray, conjugate_a: bool, conjugate_b: bool
+        self,
+        routine: Callable[..., None],
+        char: str,
+        head: tuple[Any, ...],
+        tail: tuple[Any, ...],
+        arrays: tuple[np.ndarray, ...],
     ) -> None:
-        self.arrays = A, B, C  # addresses hold no references
-        char = C.dtype.char
-        A, B, C, (trans_a, lda), (trans_b, ldb), ldc = seen_by_fortran(A, B, C, conjugate_a, conjugate_b)
-        (m, n), k = C.shape, A.shape[1]
-        self.gemm, self.scalar = blas.gemm(char), partial(_scalar, char)
-        self.head = (
-            _LETTERS[trans_a], _LETTERS[trans_b], _int(m), _int(n), _int(k),
-            _scalar(char, alpha), _address(A), _int(lda), _address(B), _int(ldb),
-        )  # fmt: skip
-        self.tail = _address(C), _int(ldc)
+        self.routine, self.char, self.head, self.tail = routine, char, head, tail
+        self.arrays = arrays  # addresses hold no references
 
     def __call__(self, beta: Any) -> None:
-        self.gemm(*self.head, self.scalar(beta), *self.tail)
+        self.routine(*self.head, _scalar(self.char, beta), *self.tail)
+
+
+def prepare_square(
+    alpha: Any, A: np.ndarray, C: np.ndarray, lower: bool = True, hermitian: bool = True, conjugate: bool = False
+) -> Callable[[Any], None]:
+    """Return C := alpha op(A) op(A)^H + beta C, in one triangle of C, as a function of beta, as `prepare`.  Local.
+
+    A : (n, k) and C : (n, n), on the host, for which `forms_squares` returns True.
+    lower : the lower triangle with the diagonal is read and written, otherwise the upper.
+    hermitian : alpha and beta are real; otherwise the product is alpha A A^T + beta C.
+    conjugate : op is the conjugate.
+
+    n^2 k flops, by herk or syrk.
+    """
+    char, order = C.dtype.char, _square_order(A, C, hermitian, conjugate)
+    assert order is not None
+    trans, ldc, flipped = order
+    name = "herk" if hermitian and C.dtype.kind == "c" else "syrk"
+    number = char.lower() if name == "herk" else char
+    uplo = _UPLO[lower != flipped]
+    letter = _LETTERS[b"C" if trans == b"T" and name == "herk" else trans]
+    head = uplo, letter, *map(_int, A.shape), _scalar(number, alpha), _address(A), _int(_stride(A, trans))
+    return _Prepared(blas.routine(name, char), number, head, (_address(C), _int(ldc)), (A, C))
+
+
+def forms_squares(A: Array, C: Array, hermitian: bool = True, conjugate: bool = False) -> bool:
+    """Return whether BLAS can form the square tiles of C in one triangle as `prepare_square`: orders must fit."""
+    return of(C) is None and _square_order(A, C, hermitian, conjugate) is not None
+
+
+def _square_order(A: np.ndarray, C: np.ndarray, hermitian: bool, conjugate: bool) -> tuple[bytes, int, bool] | None:
+    """Return how Fortran sees A, the leading dimension of C, and whether Fortran sees C transposed; None: it cannot.
+
+    In a row-major C Fortran sees its transpose, which is conjugate to it if Hermitian: then A counts conjugated.  BLAS
+    forms A A^H of a column-major A, and conj(A) A^T of a row-major one.
+    """
+    kind = C.dtype.kind == "c"
+    for flipped, of_c in ((False, b"N"), (True, b"T")):
+        ldc = _stride(C, of_c)
+        for trans in (b"N", b"T") if ldc else ():
+            fits = not kind or ((conjugate != flipped) == (trans == b"T") if hermitian else not conjugate)
+            if fits and _stride(A, trans):
+                return trans, ldc, flipped
+    return None
 
 
 def prepare_gemv(A: np.ndarray, x: np.ndarray, y: np.ndarray, adjoint: bool = False) -> Callable[[], None]:
@@ -112,7 +172,7 @@ def prepare_hemv(A: np.ndarray, x: np.ndarray, y: np.ndarray) -> Callable[[], No
     char, one = A.dtype.char, _scalar(A.dtype.char, 1)
     vectors = _address(x), _int(1), one, _address(y), _int(1)
     name = "hemv" if A.dtype.kind == "c" else "symv"
-    return partial(blas.routine(name, char), _LOWER, _int(len(A)), one, _address(A), _int(leading(A)[1]), *vectors)
+    return partial(blas.routine(name, char), _UPLO[True], _int(len(A)), one, _address(A), _int(leading(A)[1]), *vectors)
 
 
 def subtract_her2k(V: np.ndarray, W: np.ndarray, A: np.ndarray) -> None:
@@ -124,7 +184,7 @@ def subtract_her2k(V: np.ndarray, W: np.ndarray, A: np.ndarray) -> None:
         real = A.dtype.char.lower()
         name, beta = "her2k" if A.dtype.kind == "c" else "syr2k", _scalar(real, 1)
         arrays = [y for x in (V, W) for y in (_address(x), _int(leading(x)[1]))]
-        sizes = _LOWER, _LETTERS[b"N"], _int(len(A)), _int(V.shape[1]), _scalar(A.dtype.char, -1)
+        sizes = _UPLO[True], _LETTERS[b"N"], _int(len(A)), _int(V.shape[1]), _scalar(A.dtype.char, -1)
         blas.routine(name, A.dtype.char)(*sizes, *arrays, beta, _address(A), _int(leading(A)[1]))
 
 
@@ -256,6 +316,6 @@ def _scalar(char: str, value: Any) -> Any:
 def blas_number(char: str, value: Any) -> Any:
     """Return a number as a ctypes object in memory, as BLAS reads a scalar of this dtype.char."""
     if char in _REAL:
-        return _REAL[char](value)
+        return _REAL[char](value.real)
     value = complex(value)
     return (_REAL[char.lower()] * 2)(value.real, value.imag)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import ceil, log2
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules.collectives import collective_steps as by
 from pdgemm.schedules.collectives.collective_steps import CollectiveStep, CollectiveSteps
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
-from pdgemm.schedules.mover_registry import RING
-from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece
+from pdgemm.schedules.mover_registry import RING, SHARED
+from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece, signals
 from pdgemm.schedules.schedule import Buffers, LineSchedule
 from pdgemm.support.remembered import remembered
 
@@ -42,6 +42,8 @@ class Collective(LineSchedule):
         target, the parts that the first rank sends first.
     node   : a number for the node of each rank; empty where all ranks are on one node.
     arrays : the number of vectors with these parts that travel together.
+    mover  : "ring": parts are sent.  "shared", by the algorithm "pairwise": parts are read in place, in memory that all
+        ranks share, after signals; further signals say that the reads are complete.  They are added as a tree.
 
     A sum is bitwise the same on all ranks and in all runs: the order of its addends depends on the algorithm and the
     number of ranks alone, and of two addends the one from the earlier rank is on the left.
@@ -54,6 +56,7 @@ class Collective(LineSchedule):
     dtype: np.dtype
     node: tuple[int, ...] = ()
     arrays: int = 1
+    mover: str = RING.name
     lookahead = 0
 
     def __post_init__(self) -> None:
@@ -66,6 +69,18 @@ class Collective(LineSchedule):
             raise ArgumentError(f"{self.operation} of {p} ranks is of {parts} parts of >= 0 words, got {self.counts}")
         if not algorithm.takes(self.node):
             raise ArgumentError(f"{self.algorithm} takes several nodes of as many ranks each, got {self.node}")
+        if self.mover != RING.name and (self.mover != SHARED.name or self.algorithm != "pairwise"):
+            raise ArgumentError(f"{self.algorithm} sends its parts, and {self.mover!r} was passed for its mover")
+
+    @property
+    def reads(self) -> bool:
+        """Are parts read in place?"""
+        return self.mover == SHARED.name
+
+    @property
+    def signals(self) -> int:
+        """The signals that each rank sends each other: parts may be read, for each phase, and all have been read."""
+        return (2 + (self.operation == "all_reduce")) * self.reads
 
     @property
     def words(self) -> int:
@@ -98,7 +113,11 @@ class Collective(LineSchedule):
     def traffic(self, rank: int) -> Traffic:
         """Return the words and messages of a rank by its steps alone: the sums over `rounds` are those of all ranks."""
         total, longest = Traffic(), LARGEST_MESSAGE_BYTES // self.dtype.itemsize
-        for step in self.messages_of(self.ranks.index(rank)) if rank in self.ranks else ():
+        steps = self.messages_of(self.ranks.index(rank)) if rank in self.ranks else []
+        if self.reads and steps:
+            number = self.signals * (len(self.ranks) - 1)
+            return Traffic(0, read := sum(x.words_received for x in steps), number, number, read)
+        for step in steps:
             total.words_sent += step.words_sent
             total.words_received += step.words_received
             total.messages_sent += sum(-(-words // longest) for words in step.sent_to.values())
@@ -112,11 +131,13 @@ class Collective(LineSchedule):
 
     def rounds(self) -> Iterator[Round]:
         ranks = np.array(self.ranks)
+        others = np.array([np.delete(ranks, at) for at in range(len(ranks))])
+        yield from [Round([signals(ranks, others, self.dtype.itemsize, LINE)], hidden=False)] * self.signals
         for step in self.steps():
             pairs, row = np.unique(np.stack([step.source, step.target]), axis=1, return_inverse=True)
             words = np.bincount(row.ravel(), self.words_of(step), pairs.shape[1]).astype(np.int64)
             sent, (source, target) = words > 0, ranks[pairs]
-            moves = Messages(RING.name, source[sent], target[sent], words[sent], self.dtype.itemsize, LINE)
+            moves = Messages(self.mover, source[sent], target[sent], words[sent], self.dtype.itemsize, LINE)
             added = np.bincount(target[sent], words[sent] * step.adds, self.last_rank + 1).astype(np.int64)
             work = [WorkPiece((added, 1, _PASSES), MEMORY)] if step.adds else []
             yield Round([moves], work, hidden=False)
@@ -209,6 +230,13 @@ def even_parts(words: int, ranks: int) -> tuple[int, ...]:
     return (each + 1,) * more + (each,) * (ranks - more)
 
 
+@cache
+def sum_of_numbers(numbers: int, ranks: int) -> Collective:
+    """Return the collective that sums a few float64 numbers of ranks 0 to `ranks` - 1, to the same bits on all."""
+    counts = (numbers,) + (0,) * (ranks - 1)
+    return Collective("all_reduce", "doubling", tuple(range(ranks)), counts, np.dtype(np.float64))
+
+
 # ---------------------------------------------------------------- the algorithms
 def _by_members(
     *phases: Callable[[np.ndarray, np.ndarray], CollectiveSteps],
@@ -270,13 +298,17 @@ for _operation, _name, *_algorithm in (
     ("all_reduce", "ring", _by_members(by.ring_reduce_scatter, by.ring_all_gather), _linear, _RING),
     ("all_reduce", "doubling", _by_members(by.doubling_all_reduce), _logarithmic, _TREE),
     ("all_reduce", "halving", _by_members(by.halving_doubling_all_reduce), _logarithmic, _HALVES),
+    ("all_reduce", "nearest", _by_members(by.nearest_all_reduce), _linear, _TREE),
+    ("all_reduce", "pairwise", _by_members(by.pairwise_reduce_scatter, by.pairwise_all_gather), _linear, _PAIRS),
     ("all_reduce", "two-level", _two_level_sums, _linear, _TWO_LEVELS, _several_nodes),
     ("reduce", "tree", _by_members(by.binomial_reduce), _logarithmic, _TREE),
     ("reduce", "halving", _by_members(by.halving_reduce_scatter, by.binomial_gather), _logarithmic, _HALVES),
     ("reduce_scatter", "ring", _by_members(by.ring_reduce_scatter), _linear, _RING),
     ("reduce_scatter", "halving", _by_members(by.halving_reduce_scatter), _logarithmic, _HALVES),
     ("reduce_scatter", "pairwise", _by_members(by.pairwise_reduce_scatter), _linear, _PAIRS),
+    ("reduce_scatter", "nearest", _by_members(by.nearest_reduce_scatter), _linear, _TREE),
     ("all_gather", "ring", _by_members(by.ring_all_gather), _linear),
+    ("all_gather", "pairwise", _by_members(by.pairwise_all_gather), _linear),
     ("all_gather", "doubling", _by_members(by.doubling_all_gather), _logarithmic),
     ("all_gather", "bruck", _by_members(by.bruck_all_gather), _logarithmic),
     ("gather", "tree", _by_members(by.binomial_gather), _logarithmic),

@@ -70,6 +70,14 @@ def pairwise_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> Collective
         yield _owned(members, members[to], cuts, to, adds=True)
 
 
+def pairwise_all_gather(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
+    """Send the own part to all other members at once."""
+    at, steps = np.arange(len(members)), np.arange(1, len(members))[:, None]
+    if len(steps):
+        to, owner = (at + steps) % len(at), np.broadcast_to(at, (len(steps), len(at))).ravel()
+        yield _owned(members[owner], members[to.ravel()], cuts, owner)
+
+
 def _owned(
     source: np.ndarray, target: np.ndarray, cuts: np.ndarray, owner: np.ndarray, adds: bool = False
 ) -> CollectiveStep:
@@ -107,6 +115,19 @@ class _Folded:
         first = self.cuts[side]
         return self.active, self.active[partner], first, self.cuts[side + distance] - first
 
+    def from_the_nearest(self) -> CollectiveSteps:
+        """Yield the steps in which partners at distances 1, 2, 4, ... exchange the parts that the other goes on to sum.
+
+        These are the parts of the members at the partner's place, counted modulo twice the distance.
+        """
+        at = np.arange(self.size)
+        for distance in powers_below(self.size):
+            partner = at ^ distance
+            owner = (partner % (2 * distance))[:, None] + np.arange(0, self.size, 2 * distance)
+            source, target = (np.repeat(self.active[x], owner.shape[1]) for x in (at, partner))
+            first = self.cuts[owner].ravel()
+            yield CollectiveStep(source, target, first, self.cuts[owner + 1].ravel() - first, adds=True)
+
 
 def halving_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """Exchange between partners half of the parts that each still sums; this range halves each time (Rabenseifner)."""
@@ -116,6 +137,30 @@ def halving_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveS
         yield CollectiveStep(*folded.halves(distance), adds=True)
     even = np.arange(0, 2 * folded.extra, 2)
     yield from folded.unfold(cuts[even], cuts[even + 1] - cuts[even])
+
+
+def nearest_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
+    """Exchange between partners, the nearest first, the parts that the partner goes on to sum, half of them each time.
+
+    The sums are those of a binary tree over the members, so that twice as many members with half of the addends each,
+    summed in a tree as well, give the same bits.
+    """
+    folded = _Folded(members, cuts)
+    yield from folded.fold(int(cuts[-1]))
+    yield from folded.from_the_nearest()
+    even = np.arange(0, 2 * folded.extra, 2)
+    yield from folded.unfold(cuts[even], cuts[even + 1] - cuts[even])
+
+
+def nearest_all_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
+    """Halve from the nearest partner to the farthest, and double on the same way back."""
+    folded, parts = _Folded(members, cuts), int(cuts[-1])
+    yield from folded.fold(parts)
+    halves = [*folded.from_the_nearest()]
+    yield from halves
+    for step in halves[::-1]:
+        yield step.reversed
+    yield from folded.unfold(np.zeros(folded.extra, int), np.full(folded.extra, parts))
 
 
 def doubling_all_gather(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:

@@ -11,13 +11,12 @@ from itertools import cycle
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.algorithms.products.accumulator import SLAB_ROWS
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder, nothing
 from pdgemm.local.arrays.device import Reach
 from pdgemm.local.arrays.elementwise import CONVERT, scale
-from pdgemm.local.blas.local_gemm import gemm_accumulate
+from pdgemm.local.blas.local_gemm import SLAB_ROWS, gemm_accumulate
 from pdgemm.matrix.local_arrays import device_on
 from pdgemm.planning.machines.machine import HOST, Link, Machine, gpu_cluster, touched
 from pdgemm.planning.planner import LOOKAHEAD_BETWEEN_NODES

@@ -94,6 +94,16 @@ def run_command(job: Job, debug: bool) -> int:
         if job.rank == 0:
             if debug:
                 traceback.print_exc()
-            message = bad.format_message() if isinstance(bad, click.ClickException) else str(bad)
-            echo(f"pdgemm: error: {' '.join(message.split())}", err=True)
-        return 1 if isinstance(bad, CorruptionError) else 2
+            echo(f"pdgemm: error: {line_of(bad)}", err=True)
+        return code_of(bad)
+
+
+def code_of(error: Exception) -> int:
+    """Return the exit code of a command, or of a script that leaves by this error."""
+    return 1 if isinstance(error, CorruptionError) else 2
+
+
+def line_of(error: Exception) -> str:
+    """Return what is wrong in one line."""
+    message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+    return " ".join(message.split())

@@ -14,16 +14,19 @@ from pdgemm.tools.cli.linalg_job import (
     How,
     all_pass,
     check,
+    check_outputs,
     eigh_checks,
+    file_checks,
     on_all_ranks,
     reading_on_all_ranks,
     rounded,
     sources,
     svd_checks,
+    svd_in_file,
     values_text,
     whole,
 )
-from pdgemm.tools.cli.param_types import DATASET, SUBSET, Dataset
+from pdgemm.tools.cli.param_types import BYTES, DATASET, MATRIX, SUBSET, Dataset
 
 if TYPE_CHECKING:
     from pdgemm.tools.cli.session import Speaker
@@ -32,8 +35,8 @@ ASSUMED = ("gen", "pos", "her", "lower triangular", "upper triangular")
 
 
 @click.command(cls=OfAllRanks)
-@click.argument("a", type=DATASET)
-@click.argument("b", type=DATASET)
+@click.argument("a", type=MATRIX)
+@click.argument("b", type=MATRIX)
 @click.option("-o", "--output", type=DATASET, required=True, help="Dataset for X; replaced if pdgemm wrote it.")
 @click.option(
     "--assume", type=click.Choice(ASSUMED), default="gen", show_default=True,
@@ -75,8 +78,8 @@ def solve(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, assum
 
 
 @click.command(cls=OfAllRanks)
-@click.argument("a", type=DATASET)
-@click.argument("b", type=DATASET)
+@click.argument("a", type=MATRIX)
+@click.argument("b", type=MATRIX)
 @click.option("-o", "--output", type=DATASET, required=True, help="Dataset for X; replaced if pdgemm wrote it.")
 @click.option(
     "--rcond", type=click.FloatRange(0),
@@ -120,24 +123,36 @@ def lstsq(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, rcond
 
 
 @click.command(cls=OfAllRanks)
-@click.argument("a", type=DATASET)
+@click.argument("a", type=MATRIX)
 @click.option("-k", type=options.COUNT, help="The k largest singular values; default: all.")
 @click.option("-o", "--output", type=DATASET, required=True, help="Group of a file for U, s and Vh, such as f.h5:/svd.")
-@click.option("--oversample", type=click.IntRange(0, options.MOST), default=10, show_default=True)
+@click.option(
+    "--oversample", type=click.IntRange(0, options.MOST),
+    help="Columns of blocks more than k; default: 10, with --memory k + 1 or what fits.",
+)  # fmt: skip
 @click.option(
     "--tolerance", type=click.FloatRange(0, min_open=True),
     help="Error of the k values, as a part of the largest, at which the steps end; default: that of rounding.",
 )  # fmt: skip
-@click.option("--steps", type=options.COUNT, default=100, show_default=True, help="The most steps for the k values.")
+@click.option("--steps", type=options.COUNT, help="The most steps for the k values; default: 100.")
 @click.option("--seed", default=0, show_default=True)
+@click.option("--memory", type=BYTES, help="Memory per rank: A stays in its file, and is read in panels.  Needs -k.")
+@click.option("--passes", type=options.COUNT, help="Reads of A with --memory; default: 2.")
 @on_all_ranks
-def svd(say: Speaker, how: How, a: Dataset, k: int | None, output: Dataset, **search: Any) -> int:
+def svd(
+    say: Speaker, how: How, a: Dataset, k: int | None, output: Dataset, memory: int | None, passes: int | None,
+    **search: Any,
+) -> int:  # fmt: skip
     """Compute the singular value decomposition of A, or its k largest singular values and their vectors.
 
     U (m x k), s (k numbers) and Vh (k x n) are written, where A is about U diag(s) Vh.  The values are printed, with a
     bound of their errors and the part of the sum of squares of A that they hold.  --verify checks that U and Vh have
     orthonormal columns and rows, that A V = U diag(s) and Ah U = V diag(s), and that no value of A - U diag(s) Vh is
     larger.
+
+    With --memory, A may be larger than the memory: it is read once or a few times.  The Frobenius norm of
+    A - U diag(s) Vh is printed, which one pass estimates and the last of several passes measures.  --verify then
+    compares this norm with random vectors, for which A is read once more.
     """
     from pdgemm import linalg
     from pdgemm.errors import ArgumentError
@@ -148,18 +163,25 @@ def svd(say: Speaker, how: How, a: Dataset, k: int | None, output: Dataset, **se
     if few > min(m, n):
         raise ArgumentError(f"-k {few} is more than the {min(m, n)} singular values of A, which is {m} x {n}")
     sizes = {"Vh": few * n, "s": few, "U": few * m}
-    words = (m + n) * (4 * few if k is None else 8 * (few + search["oversample"]))
-    check(say, [(parts[name], sizes[name]) for name in parts], (x,), x.dtype, how, words)
-    A = say.read(x, how.block)
-    with say.progress("svd"):
-        U, s, Vh = linalg.svd(A, k, **search)
+    outputs = [(parts[name], sizes[name]) for name in parts]
+    if memory is None and passes is not None:
+        raise ArgumentError("--passes is for a matrix that stays in its file: name --memory, too")
+    if memory is not None:
+        check_outputs(say, outputs, (x,), x.dtype, how)
+        A, (U, s, Vh) = svd_in_file(say, how, x, k, memory, passes, **search)
+    else:
+        words = (m + n) * (4 * few if k is None else 8 * (few + (search["oversample"] or 10)))
+        check(say, outputs, (x,), x.dtype, how, words)
+        A = say.read(x, how.block)
+        with say.progress("svd"):
+            U, s, Vh = linalg.svd(A, k, **search)
     say.report("svd", U.report)
     report: Any = U.report
     facts = report.facts if k else {}
     say.note("singular_values", values_text("s", s, facts), s.tolist())
     if how.verified:
         with say.progress("verify"):
-            checks = svd_checks(A, U, s, Vh, facts)
+            checks = svd_checks(A, U, s, Vh, facts) if memory is None else file_checks(A, U, s, Vh, facts, memory)
         if not all_pass(say, checks):
             return 1
     for name, result in (("Vh", Vh), ("s", s), ("U", U)):
@@ -168,7 +190,7 @@ def svd(say: Speaker, how: How, a: Dataset, k: int | None, output: Dataset, **se
 
 
 @click.command(cls=OfAllRanks)
-@click.argument("a", type=DATASET)
+@click.argument("a", type=MATRIX)
 @click.option("-o", "--output", type=DATASET, help="Group of a file for w and V, such as f.h5:/eigh; default: none.")
 @click.option("--lower/--upper", default=True, help="The triangle of A that is read; default: the lower one.")
 @click.option("--subset", type=SUBSET, help="Eigenvalues LO to HI, both included, from 0 in ascending order.")
@@ -222,7 +244,7 @@ def eigh(
 
 
 @click.command(cls=OfAllRanks)
-@click.argument("a", type=DATASET)
+@click.argument("a", type=MATRIX)
 @click.option(
     "--rtol", type=click.FloatRange(0),
     help="Singular values up to this part of the largest are taken for 0; default: max(m, n) eps.",
@@ -249,7 +271,7 @@ def rank(say: Speaker, how: How, a: Dataset, rtol: float | None) -> int:
 
 
 @click.command(cls=OfAllRanks)
-@click.argument("a", type=DATASET)
+@click.argument("a", type=MATRIX)
 @click.option("-o", "--output", type=DATASET, required=True, help="Dataset for G; replaced if pdgemm wrote it.")
 @on_all_ranks
 def gram(say: Speaker, how: How, a: Dataset, output: Dataset) -> int:

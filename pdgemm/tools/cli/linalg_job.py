@@ -104,17 +104,49 @@ def sources(say: Speaker, datasets: dict[str, Dataset], dtype: str | None) -> li
 
 def check(say: Speaker, outputs: list[tuple[Dataset, int]], matrices: Any, dtype: Any, how: How, words: int) -> None:
     """Check all facts that need no elements.   words : the words that all ranks together need beside the sources."""
-    from pdgemm.io.streamed.before_reading import Outlines, check_memory, check_result_file
+    from pdgemm.io.streamed.before_reading import Outlines, check_memory
 
     outlines = Outlines(say.grid, how.block, "host")
     for x in matrices:
         outlines.of_source(x)
+    check_outputs(say, outputs, matrices, dtype, how)
+    needed = sum(outlines.nbytes) + -(-words * dtype.itemsize // say.grid.size)
+    check_memory(say.grid, needed, "the matrices and their factors")
+
+
+def check_outputs(say: Speaker, outputs: list[tuple[Dataset, int]], matrices: Any, dtype: Any, how: How) -> None:
+    """Check that the outputs can be written.   outputs : datasets and their numbers of elements."""
+    from pdgemm.io.streamed.before_reading import check_result_file
+
     if outputs:
         say.lost = f"{outputs[0][0].path} was not written, its contents are unchanged"
     for output, size in outputs:
         check_result_file(say.grid, output, size * dtype.itemsize, how.force, matrices, ours=True)
-    needed = sum(outlines.nbytes) + -(-words * dtype.itemsize // say.grid.size)
-    check_memory(say.grid, needed, "the matrices and their factors")
+
+
+def svd_in_file(
+    say: Speaker, how: How, x: Source, k: int | None, memory: int, passes: int | None, tolerance: Any, steps: Any,
+    **search: Any,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Return a matrix in its file, and its k largest singular values with their vectors."""
+    from pdgemm.errors import ArgumentError
+    from pdgemm.io.streamed.before_reading import check_memory
+    from pdgemm.io.streamed.sketch_plan import SketchPlan
+    from pdgemm.io.streamed.stored_matrix import StoredMatrix
+    from pdgemm.io.streamed.stored_svd import stored_svd
+
+    if k is None:
+        raise ArgumentError("--memory is for the largest singular values: name -k")
+    if how.block is not None or tolerance is not None or steps is not None:
+        raise ArgumentError("--memory does not go with --block, --tolerance or --steps")
+
+    def planned(plan: SketchPlan, memory: int) -> None:
+        check_memory(say.grid, plan.most_bytes, "panels of A and their sketches", ", or less --memory")
+        say.note("plan", [plan.explain(memory)], plan.as_dict(memory))
+
+    with say.progress("svd", x.nbytes * (passes or 2), "B/s") as progress:
+        triplets = stored_svd(say.grid, x, k, passes, memory, progress=progress, planned=planned, **search)
+    return StoredMatrix(say.grid, x.dataset, x.stored, x.dtype, x.op), triplets[:3]
 
 
 def rounded(what: str, value: float, scale: float, dtype: Any) -> Check:
@@ -149,7 +181,13 @@ def values_text(name: str, s: Any, facts: dict[str, float] | None = None) -> lis
     """Return lines with values and, if only the k largest singular values were computed, their error and share."""
     texts = [f"{value:.10g}" for value in s]
     lines = [f"{name} = {', '.join(texts if len(s) <= _MOST else [*texts[: _MOST - 1], '...', texts[-1]])}"]
-    if facts:
+    if facts and "factor" in facts:  # of a matrix in a file
+        error, bound, least = (facts.get(x, 0.0) / (facts["norm"] or 1.0) for x in ("error", "bound", "least"))
+        known = f"= {error:.3e} |A|_F, measured; no matrix of rank {len(s)} is nearer than {least:.3e} |A|_F"
+        if "least" not in facts:
+            known = f"is about {error:.1e} |A|_F, an estimate; with 99.9% probability below {bound:.1e} |A|_F"
+        lines.append(f"|A - U diag(s) Vh|_F {known}")
+    elif facts:
         lines.append(f"each is within {facts['bound']:.1e} s_1 of its true value; s_1 = {s[0]:.6g}")
         rest, doubt = 1 - facts["share"], 2 * len(s) * facts["bound"]
         part = f"{facts['share']:.4%}" if rest > 1e-6 else f"all but {max(rest, doubt):.1e}"
@@ -161,12 +199,9 @@ def svd_checks(A: DistMatrix, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict
     """Return the checks of singular triplets; errors are relative to the largest singular value."""
     from pdgemm.linalg.singular.svd import norm_of_rest
     from pdgemm.local.arrays.dtypes import eps
-    from pdgemm.matrix.distmatrix import DistMatrix
 
     first, rounding, V = float(s[0]) if len(s) and s[0] else 1.0, EPS * eps(A.dtype) * sum(A.shape), Vh.H
-    one = DistMatrix.eye(len(s), grid=A.grid, dtype=A.dtype)
-    apart = {name: (X.H @ X).redistribute(like=one) - one for name, X in (("U", U), ("V", V))}
-    checks = [Check(f"|{name}h {name} - I|", X.norm(1), rounding) for name, X in apart.items()]
+    checks = _orthonormal(U, V)
     pairs = ("|A V - U s|", A, V, U, 0.0), ("|Ah U - V s|", A.H, U, V, facts.get("residual", 0.0))
     for what, M, X, Y, known in pairs:
         R = (M @ (X * (1 / first))).redistribute(like=Y) - Y * (s / first).astype(s.dtype)
@@ -175,6 +210,35 @@ def svd_checks(A: DistMatrix, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict
         over = max(0.0, norm_of_rest(A, U, s, Vh) - float(s[-1])) / first
         checks.append(Check("|A - U s Vh| beyond the last value", over, facts["bound"] + rounding))
     return checks
+
+
+def file_checks(A: Any, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, float], memory: int) -> list[Check]:
+    """Return the checks of singular triplets of a matrix in a file, which is read once; errors are relative to |A|_F.
+
+    |(A - U diag(s) Vh) G|_F / sqrt(beta q) estimates |A - U diag(s) Vh|_F, where G has q columns of normal numbers.
+    """
+    from math import sqrt
+
+    from pdgemm.gemm import pdgemm
+    from pdgemm.io.streamed.sketch_plan import ESTIMATING, certain_factor
+    from pdgemm.matrix.distmatrix import DistMatrix
+
+    complex_numbers, norm = A.dtype.kind == "c", facts["norm"] or 1.0
+    G = DistMatrix.random((A.shape[1], ESTIMATING), grid=A.grid, seed=2**63, kind="normal", dtype=A.dtype)
+    R = pdgemm(1, A, G, memory_limit=max(memory, 1 << 24))  # staging buffers alone may need more than `memory`
+    pdgemm(-1, U, (Vh @ G) * s[:, None], 1, R)
+    error, above = R.norm() / sqrt((1 + complex_numbers) * ESTIMATING), certain_factor(ESTIMATING, 1 - complex_numbers)
+    return [*_orthonormal(U, Vh.H), Check("|A - U diag(s) Vh|_F", error / norm, above * facts["bound"] / norm)]
+
+
+def _orthonormal(U: DistMatrix, V: DistMatrix) -> list[Check]:
+    """Return the checks that U and V have orthonormal columns."""
+    from pdgemm.local.arrays.dtypes import eps
+    from pdgemm.matrix.distmatrix import DistMatrix
+
+    one, rounding = DistMatrix.eye(U.shape[1], grid=U.grid, dtype=U.dtype), EPS * eps(U.dtype) * (len(U) + len(V))
+    apart = {name: (X.H @ X).redistribute(like=one) - one for name, X in (("U", U), ("V", V))}
+    return [Check(f"|{name}h {name} - I|", X.norm(1), rounding) for name, X in apart.items()]
 
 
 def eigh_checks(H: DistMatrix, w: Any, V: DistMatrix | None) -> list[Check]:

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import click
 
+from pdgemm.support.files import is_npy
 from pdgemm.support.json_input import LARGEST
 
 _SHOWN = 100  # characters of an invalid argument that a message shows
 
 
 class Dataset(NamedTuple):
-    """A dataset in a file."""
+    """A dataset in a file; a .npy file has one, of the name ""."""
 
     path: str
     name: str
@@ -44,6 +45,10 @@ def _dataset(text: str) -> Dataset:
     if not path or not colon or not name.strip("/"):
         raise ValueError
     return Dataset(path, name)
+
+
+def _matrix(text: str) -> Dataset:
+    return Dataset(text, "") if is_npy(text) else _dataset(text)
 
 
 def _bounded(number: int) -> int:
@@ -105,6 +110,7 @@ def _part(text: str) -> complex:
 
 _PAIR = partial(_integers, separators="x,", count=2)
 DATASET = _Form("file:/dataset", _dataset, "FILE:/DATASET, such as a.h5:/x")
+MATRIX = _Form("file:/dataset or file.npy", _matrix, "FILE:/DATASET or FILE.npy, such as a.h5:/x")
 SHAPE = _Form("rows x cols", _PAIR, "ROWSxCOLS, such as 5000x3000")
 MNK = _Form("m,n,k", partial(_integers, separators="x,", count=3), "M,N,K, such as 16384,16384,16384")
 GRID = _Form("PrxPc", _PAIR, "2x3")

@@ -12,7 +12,7 @@ from pdgemm.local.arrays.element_functions import KINDS
 from pdgemm.names import DeviceName, ElementTypeName, Protection
 from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import OfAllRanks
-from pdgemm.tools.cli.param_types import BLOCK, BYTES, DATASET, GRID, NUMBER, SECONDS, SHAPE, Dataset
+from pdgemm.tools.cli.param_types import BLOCK, BYTES, DATASET, GRID, MATRIX, NUMBER, SECONDS, SHAPE, Dataset
 
 if TYPE_CHECKING:
     from pdgemm.io.source import Source
@@ -83,8 +83,8 @@ def generate(
 
 
 @click.command(cls=OfAllRanks)
-@click.argument("a", type=DATASET)
-@click.argument("b", type=DATASET)
+@click.argument("a", type=MATRIX)
+@click.argument("b", type=MATRIX)
 @click.option(
     "-o",
     "--output",
@@ -93,7 +93,7 @@ def generate(
     help="Dataset for C.  One that pdgemm wrote is replaced when the result is complete; A, B, and a dataset that "
     "pdgemm did not write only with --force, unless it is C on entry.",
 )
-@click.option("--c", "c0", type=DATASET, help="C on entry where beta is not 0; default: the output.")
+@click.option("--c", "c0", type=MATRIX, help="C on entry where beta is not 0; default: the output.")
 @_scalars
 @_layout
 @click.option("--dtype", type=click.Choice(options.DTYPES), help="Convert A and B first; default: as stored.")
@@ -207,10 +207,10 @@ def multiply(
 
 
 @click.command(cls=OfAllRanks)
-@click.argument("a", type=DATASET)
-@click.argument("b", type=DATASET)
-@click.argument("c", type=DATASET)
-@click.option("--c0", type=DATASET, help="C on entry, needed where beta is not 0.")
+@click.argument("a", type=MATRIX)
+@click.argument("b", type=MATRIX)
+@click.argument("c", type=MATRIX)
+@click.option("--c0", type=MATRIX, help="C on entry, needed where beta is not 0.")
 @_scalars
 @_seed
 @_layout

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from mpi4py.run import run_command_line
 
+from pdgemm.errors import PdgemmError
 from pdgemm.support import agreement, failures, launcher, watchdog
 from pdgemm.support.agreement import raised_on
 from pdgemm.support.text import printable, ranks_text
-from pdgemm.tools.cli.commands import COMMANDS
+from pdgemm.tools.cli.commands import COMMANDS, code_of, line_of
 from pdgemm.tools.cli.short_traceback import short, whole
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class End(NamedTuple):
     """The end of a script on one rank."""
 
     code: int = 0
-    verb: str = ""  # "raised", "left:" or "left with"
+    verb: str = ""  # "raised", "failed:", "left:" or "left with"
     text: str = ""
     raised_on: int = 0  # the number of ranks on which a check raised the exception
 
@@ -85,6 +86,8 @@ def _run(words: Sequence[str], debug: bool) -> End:
         code = left.code
         if code is None or isinstance(code, int):
             return End((code or 0) & 0xFF)
+        if isinstance(code, PdgemmError):  # sys.exit(error): it ends as it does in a command
+            return End(code_of(code), "failed:", line_of(code), raised_on(code))
         return End(1, "left:", str(code))
     except KeyboardInterrupt as error:
         return End(128 + signal.SIGINT, "raised", (whole if debug else short)(error))

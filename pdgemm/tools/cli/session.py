@@ -76,7 +76,7 @@ class Speaker(Observer):
     def read(self, x: Source, block: Block | None, device: DeviceName = "host") -> DistMatrix:
         """Read a matrix, or its transpose where the op of its source is not "N"."""
         with self.progress(f"read {x.what}", x.nbytes, "B/s") as progress:
-            matrix = x.read(self.grid, block, device, progress)
+            matrix = x.read(self.grid, block, device=device, progress=progress)
         self.report("read", matrix.report)
         return matrix
 

@@ -14,6 +14,8 @@ import numpy as np
 from msgspec import Meta, Raw, Struct
 
 from pdgemm.errors import ArgumentError
+from pdgemm.instrument.recorder import slow_among
+from pdgemm.instrument.spans import PASSES
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.support.files import read_file
 from pdgemm.support.json_input import Count, Figure, Seconds, Size, decoded
@@ -21,6 +23,7 @@ from pdgemm.support.text import counted
 
 PHASES = ("plan", "product", "wait", "sync", "pack", "post")  # of a product, on the host or in a stream
 OUTSIDE = ("read", "write", "moved", "batch")  # outside products: files, redistributions, small products in batches
+TRAINING = (*PASSES, "reduce", "optimizer")  # of a step of training
 LARGE = 1 << 16  # least bytes of a message that shows the bandwidth
 REPORTED = {"product": "compute_seconds", "pack": "pack_seconds"}  # not waits, in which a report includes sync
 AGREE = 0.01
@@ -114,6 +117,7 @@ class Rank:
 
     seconds   : the time of all products, from call to return.   phases : the time of each, without redistribution.
     reports   : the reports of its products.
+    training  : the time of steps of training by phase, and "waits", the part of both passes in which they wait.
     transfers : by kind, the seconds and bytes of each transfer, and whether the rank waited at its middle and its end.
     """
 
@@ -123,6 +127,7 @@ class Rank:
     phases: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     moving: float = 0.0
     outside: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    training: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     reports: list[ProfiledReport] = field(default_factory=list)
     transfers: dict[str, list[tuple[float, int, bool]]] = field(default_factory=lambda: defaultdict(list))
     spans: list[Spent] = field(default_factory=list)  # empty unless `load_profile` has kept them
@@ -130,6 +135,11 @@ class Rank:
     @property
     def waiting(self) -> float:
         return self.phases["wait"] + self.phases["sync"]
+
+    @property
+    def busy(self) -> float:
+        """The seconds of the passes of training in which the rank does not wait."""
+        return sum(self.training[name] for name in PASSES) - self.training["waits"]
 
     @property
     def parts(self) -> dict[str, float]:
@@ -200,6 +210,11 @@ class Profile:
         overlaps = [x.overlap for x in self.ranks if x.overlap is not None]
         return float(np.mean(overlaps)) if overlaps else None
 
+    @property
+    def slow(self) -> int | None:
+        """The rank that is busy in passes of training much longer than the others, which wait for it; None: none."""
+        return slow_among([x.busy for x in self.ranks])
+
     @cached_property
     def longest(self) -> ProfiledReport | None:
         """The report of the longest product, if there was one."""
@@ -262,7 +277,8 @@ class Profile:
             "ranks": [
                 {
                     "rank": x.number, "host": x.host, "seconds": x.seconds, **x.parts, "overlap": x.overlap,
-                    **{name: x.outside[name] for name in OUTSIDE}, "as_reported": x.agrees,
+                    **{name: x.outside[name] for name in OUTSIDE}, "training": {**x.training},
+                    "as_reported": x.agrees,
                 }
                 for x in self.ranks
             ],
@@ -271,6 +287,7 @@ class Profile:
             "imbalance": self.imbalance,
             "overlap": self.overlap,
             "critical_rank": self.critical.number,
+            "slow_rank": self.slow,
             "rate_of_calibrated": self.rate,
             "clock_error_us": max(x.clock_error_us for x in self.about),
             "network_bytes_per_second": self.networks,
@@ -306,8 +323,11 @@ def _take(rank: Rank, spans: list[_Span], what: str) -> None:
     products = _within([x for x in host if x.name == "pdgemm"])
     moves = _within([x for x in host if x.name == "redistribute"])
     waits = _within([x for x in host if x.name == "wait"])
+    passes = _within([x for x in host if x.name in PASSES])
     for x in spans:
         name, seconds = x.name, x.dur / 1e6
+        if name in ("wait", "sync") and passes(_middle(x)):
+            rank.training["waits"] += seconds
         if x.cat == "transfers":
             size = decoded(x.args, _Bytes, what).bytes
             rank.transfers[name].append((seconds, size, waits(_middle(x)) and waits(x.ts + x.dur)))
@@ -319,6 +339,8 @@ def _take(rank: Rank, spans: list[_Span], what: str) -> None:
                 rank.moving += seconds
             else:
                 rank.outside["moved"] += seconds
+        elif name in TRAINING:
+            rank.training[name] += seconds
         elif name in OUTSIDE:
             rank.outside[name] += seconds
         elif name in PHASES and products(_middle(x)) and not moves(_middle(x)):

@@ -45,6 +45,11 @@ class Transfers:
                 self._since, self._waited = perf_counter(), self._recorder.seconds.get("wait", 0.0)
             self._coming.append(group)
 
+    @property
+    def in_flight(self) -> bool:
+        """Are transfers tracked that have not been seen to arrive?"""
+        return bool(self._coming)
+
     def poll(self) -> None:
         """Test which transfers have arrived, and let MPI make progress with the other receives and with sends."""
         self._progress()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,58 @@ def test_every_algorithm_against_numpy(comm: Any, dtype: str) -> None:
                     )
 
 
+@every_grid
+@pytest.mark.parametrize("dtype", ["d", "F", "bfloat16"])
+def test_parts_that_are_read_in_place(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks share memory here: three vectors at once, tested in turns, with the counts of the schedules.
+
+    Sums have the bits of a tree of the ranks.
+    """
+    from pdgemm import ProcessGrid
+    from pdgemm.instrument.recorder import Traffic
+    from pdgemm.local.arrays.dtypes import element_type
+    from pdgemm.schedules.collectives.collective import Collective
+    from pdgemm.transport import collectives
+    from pdgemm.transport.movers.node_arrays import NodeArrays
+
+    monkeypatch.setattr(collectives, "_AT_A_TIME", 3)
+
+    grid, kind, p = ProcessGrid(comm, shape=(1, comm.size)), element_type(dtype), comm.size
+    if not grid.shares_memory and p > 1:
+        pytest.skip("ranks share no memory")
+    for counts in ([(3 * at) % 5 + 2 for at in range(p)], [at % 3 for at in range(p)]):
+        addends = (np.random.default_rng(7).standard_normal((3, p, sum(counts))) * 4).astype(kind)
+        operations = "all_reduce", "reduce_scatter", "all_gather"
+        vectors = {name: grid.memory.empty((sum(counts),), kind) for name in operations}
+        for number, name in enumerate(operations):
+            vectors[name][:] = addends[number, comm.rank]
+        arrays = NodeArrays(grid, **{name: (x, None) for name, x in vectors.items()})
+        counted, expected, runs = Traffic(), Traffic(), []
+        for number, name in enumerate(operations):
+            x = Collective(name, "pairwise", tuple(range(p)), tuple(counts), kind, mover="shared")
+            in_place = partial(arrays, name), grid.memory.fence
+            runs.append(collectives.prepared_collective(x, grid.comm, vectors[name], number, *in_place)(counted))
+            expected += x.traffic(comm.rank)
+        while sum(run.Test() for run in runs[::-1]) < len(runs):
+            pass
+        own = slice(x.offsets[comm.rank], x.offsets[comm.rank + 1])
+        cuts = x.offsets
+        assert np.array_equal(vectors["all_reduce"], as_tree(addends[0]))
+        assert np.array_equal(vectors["reduce_scatter"][own], as_tree(addends[1])[own])
+        parts = [addends[2, rank, cuts[rank] : cuts[rank + 1]] for rank in range(p)]
+        assert np.array_equal(vectors["all_gather"], np.concatenate(parts))
+        assert counted == expected
+    grid.free()
+
+
+def as_tree(addends: np.ndarray) -> np.ndarray:
+    """Return ((x0 + x1) + (x2 + x3)) + ..."""
+    tree = [*addends]
+    while len(tree) > 1:
+        tree = [a + b for a, b in zip(tree[::2], tree[1::2])] + tree[len(tree) // 2 * 2 :]
+    return tree[0]
+
+
 def test_order_of_sums_is_that_of_the_ranks(comm: Any) -> None:
     """Of addends whose sum depends on the order: the same bits as in the stated order, in every run."""
     from pdgemm.instrument.recorder import Traffic
@@ -43,16 +96,21 @@ def test_order_of_sums_is_that_of_the_ranks(comm: Any) -> None:
 
     p, n = comm.size, 40
     addends = np.random.default_rng(1).standard_normal((p, n)) * 10.0 ** np.arange(-8, 8).repeat(3)[:n]
-    tree = [*addends]
-    while len(tree) > 1:
-        tree = [a + b for a, b in zip(tree[::2], tree[1::2])] + tree[len(tree) // 2 * 2 :]
+    tree = as_tree(addends)
     counts = tuple([n] + [0] * (p - 1))
     for _ in range(3):
         x = addends[comm.rank].copy()
         carry_out(Collective("all_reduce", "tree", tuple(range(p)), counts, x.dtype), comm, [x], Traffic())
         if p & (p - 1) == 0:
-            assert x.tobytes() == tree[0].tobytes()
+            assert x.tobytes() == tree.tobytes()
         same_everywhere(comm, x)
+        if p & (p - 1) == 0:
+            for operation in ("all_reduce", "reduce_scatter"):
+                y, parts = addends[comm.rank].copy(), tuple(n // p + (at < n % p) for at in range(p))
+                nearest = Collective(operation, "nearest", tuple(range(p)), parts, x.dtype)
+                carry_out(nearest, comm, [y], Traffic())
+                own = slice(nearest.offsets[comm.rank], nearest.offsets[comm.rank + 1])
+                assert y[own].tobytes() == tree[own].tobytes()
     counts = tuple(n // p + (at < n % p) for at in range(p))
     ring = Collective("reduce_scatter", "ring", tuple(range(p)), counts, x.dtype)
     y = addends[comm.rank].copy()

@@ -114,11 +114,10 @@ def test_between_nodes_products_are_cut_for_messages_to_go_on(
 ) -> None:
     """Each part of the product is formed once, and after each the transfers are looked after; on one node neither."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms.products import accumulator
     from pdgemm.local.blas import local_gemm as local
     from pdgemm.transport.movers.arrivals import Transfers
 
-    monkeypatch.setattr(accumulator, "SLAB_ROWS", 2)
+    monkeypatch.setattr(local, "SLAB_ROWS", 2)
     work, poll, call = [0, 0, 0], Transfers.poll, local._Prepared.__call__
 
     def polled(self: Transfers) -> None:
@@ -149,7 +148,7 @@ def test_between_nodes_products_are_cut_for_messages_to_go_on(
                 C = DistMatrix.empty((m, n), dtype=into, **made)
                 a, b, calls = A.allgather().astype(into), B.allgather().astype(into), list[int]()
                 for flops in (1e9, 500.0):
-                    monkeypatch.setattr(accumulator, "SLAB_FLOPS", flops)
+                    monkeypatch.setattr(local, "SLAB_FLOPS", flops)
                     C.local[...] = 99 if dtype == "int8" else np.nan
                     work[:] = [0, 0, 0]
                     pdgemm(1, A, B, 0, C, shape=shape, **options)

@@ -30,6 +30,8 @@ def every_collective(p: int) -> Iterator[Collective]:
                 for node in nodes:
                     if node or name != "two-level":
                         yield Collective(operation, name, ranks, counts, np.dtype("d"), node)
+                    if name == "pairwise" and operation != "all_to_all":
+                        yield Collective(operation, name, ranks, counts, np.dtype("d"), node, mover="shared")
 
 
 @pytest.mark.parametrize("p", SIZES)
@@ -61,6 +63,10 @@ def test_even_algorithms_send_the_least() -> None:
         ("reduce_scatter", "ring", n * 15 / 16, 15),
         ("reduce_scatter", "halving", n * 15 / 16, 4),
         ("reduce_scatter", "pairwise", n * 15 / 16, 15),
+        ("reduce_scatter", "nearest", n * 15 / 16, 4),
+        ("all_reduce", "nearest", 2 * n * 15 / 16, 8),
+        ("all_reduce", "pairwise", 2 * n * 15 / 16, 16),
+        ("all_gather", "pairwise", n * 15 / 16, 1),
         ("all_gather", "ring", n * 15 / 16, 15),
         ("all_gather", "doubling", n * 15 / 16, 4),
         ("all_gather", "bruck", n * 15 / 16, 4),
@@ -98,7 +104,7 @@ def test_the_fastest_is_chosen() -> None:
     )
     assert short.algorithm in ("doubling", "tree") and long.algorithm in ("ring", "two-level")
     costs = collective_costs("all_reduce", parts_of("all_reduce", 10**6, 64), kind, 64, machine)
-    assert [x.seconds for x in costs] == sorted(x.seconds for x in costs) and len(costs) == 5
+    assert [x.seconds for x in costs] == sorted(x.seconds for x in costs) and len(costs) == 7
     assert "two-level" not in [
         x.collective.algorithm for x in collective_costs("broadcast", (9, 0), kind, 2, Machine())
     ]

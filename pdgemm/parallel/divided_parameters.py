@@ -1,0 +1,91 @@
+"""Parameters of which each rank keeps its part, and which are whole a bucket or two at a time (ZeRO, stage 3)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from pdgemm.errors import ArgumentError
+from pdgemm.schedules.training.flat_layout import FLIGHT, Bucket, FlatLayout
+from pdgemm.transport.movers.arrivals import Arrival
+
+
+class DividedParameters:
+    """Gathers the buckets of a pass one after the other, each while the one before is in use.
+
+    slots  : space for two buckets; None: parameters are not divided.
+    gather : function that starts to gather a bucket in its slot, and returns the arrivals to wait for.
+
+    All ranks gather the same buckets in the same order, whichever parameters they use, also where a pass ends with an
+    exception.   error : the wrong use of parameters on this rank in the step in progress; None: there was none.
+    """
+
+    def __init__(
+        self,
+        layout: FlatLayout,
+        slots: np.ndarray | None,
+        gather: Callable[[Bucket], list[Arrival]],
+        wait: Callable[[list[Arrival]], object],
+    ) -> None:
+        self._layout, self._slots, self._gather, self._wait = layout, slots, gather, wait
+        self._order = list[Bucket]()  # of the pass in progress
+        self._at, self._coming = -1, list[list[Arrival]]()
+        self.error: ArgumentError | None = None
+
+    @contextmanager
+    def pass_over(self, order: Sequence[Bucket]) -> Iterator[None]:
+        """Gather the buckets in this order until the block ends."""
+        if self._slots is None:
+            yield
+            return
+        if self._order:
+            raise ArgumentError("a pass over the parameters ends before the next one begins")
+        self._order, self._at, self._coming = [*order], -1, []
+        self._begin(0)
+        try:
+            yield
+        except Exception:
+            self._complete()  # other ranks gather on, and wait for this one
+            raise
+        else:
+            self._complete()
+        finally:
+            self._order = []
+
+    def whole(self, bucket: Bucket) -> np.ndarray:
+        """Return the parameters of a bucket, after waiting until they are gathered.
+
+        Those whose slot another bucket has taken are NaN, with a warning: one rank that raises would leave the others
+        waiting, so all of them raise `error` at the end of the step.
+        """
+        if self._slots is None or not self._order:
+            raise ArgumentError("with stage 3, parameters are whole inside forward() and backward() alone")
+        turn = self._order.index(bucket)
+        if turn < self._at:
+            self.error = ArgumentError(
+                f"parameters {', '.join(bucket.names)} were whole earlier in this pass, and later ones have replaced "
+                "them: use parameters in their order, or pass a larger bucket_bytes"
+            )
+            warnings.warn(f"{self.error}; here they are NaN", RuntimeWarning, stacklevel=4)
+            return np.full(bucket.words, np.nan, self._slots.dtype)
+        while self._at < turn:
+            self._advance()
+        return self._slots[bucket.number % FLIGHT, : bucket.words]
+
+    def _complete(self) -> None:
+        """Gather all buckets that are left of the pass."""
+        while self._at < len(self._order) - 1:
+            self._advance()
+
+    def _begin(self, turn: int) -> None:
+        self._coming.append(self._gather(self._order[turn]))
+
+    def _advance(self) -> None:
+        """Wait for the next bucket, and start to gather the one after it, where the one before was."""
+        self._at += 1
+        self._wait(self._coming[self._at])
+        if self._at + 1 < len(self._order):
+            self._begin(self._at + 1)

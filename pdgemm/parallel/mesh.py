@@ -1,0 +1,143 @@
+"""Mesh: the ranks of a communicator that train a model together, and their lines along each axis."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.errors import MeshError
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.recorder import Recorder, Traffic
+from pdgemm.local.arrays.integers import as_whole
+from pdgemm.schedules.collectives.collective import sum_of_numbers
+from pdgemm.schedules.training.mesh_shape import AXES, MeshShape
+from pdgemm.support import failures, watchdog
+from pdgemm.support.agreement import together
+from pdgemm.transport.collectives import prepared_collective
+from pdgemm.transport.movers.arrivals import Transfers
+
+_SUMS = 0  # the message tag of sums
+
+
+class Mesh:
+    """A mesh of all ranks of a communicator.  Collective over `comm`.
+
+    ::
+
+        mesh = Mesh(dp=-1)                 # all ranks work on different samples
+        mesh = Mesh(comm, dp=2, tp=4)      # 8 ranks: tp varies fastest, then cp, dp, pp
+
+    comm : intracommunicator, by default MPI.COMM_WORLD.
+    dp, cp, tp, pp, ep : the sizes, see `MeshShape`; one of dp, cp, tp and pp may be -1: as many ranks as there are.
+
+    shape   : the `MeshShape`; `str(mesh.shape)` draws it.
+    traffic : words and messages of this rank so far, by kind: "gradients", "parameters", "decisions" ...
+    transfers : the collectives in progress.  A collective has several steps, so a rank that waits for one lets all
+        others go on, for which other ranks may wait.
+
+    Raises MeshError on all ranks, before any rank communicates further, where the sizes do not multiply to the ranks or
+    differ between ranks.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm | None = None, *, dp: int = 1, cp: int = 1, tp: int = 1, pp: int = 1, ep: int = 1
+    ) -> None:
+        base = watchdog.watched(MPI.COMM_WORLD if comm is None else comm)
+        with together(base) as arguments:
+            shape = _shape(base.size, {"dp": dp, "cp": cp, "tp": tp, "pp": pp}, ep)
+            arguments += ["Mesh", shape.sizes, shape.ep]
+        self.grid = ProcessGrid(base, shape=(1, base.size))
+        self.shape = replace(shape, nodes=self.grid.nodes)
+        self.traffic: dict[str, Traffic] = defaultdict(Traffic)
+        self.recorder = Recorder()
+        self.transfers = Transfers(self.recorder, between_nodes=True)
+        self._lines, self._parts, self._tags = dict[str, ProcessGrid](), list[MPI.Intracomm](), 1 + _SUMS
+
+    @property
+    def comm(self) -> MPI.Intracomm:
+        """The communicator of all ranks of the mesh."""
+        return self.grid.comm
+
+    @property
+    def rank(self) -> int:
+        return self.grid.rank
+
+    def index(self, axis: str) -> int:
+        """Return this rank's index along an axis."""
+        return self.shape.index(axis, self.rank)
+
+    def line(self, axis: str) -> ProcessGrid:
+        """Return this rank's line along an axis as a 1 x d grid, whose rank is `index(axis)`.
+
+        Collective over the mesh when it is called for an axis for the first time.
+        """
+        if self.shape.length(axis) == self.shape.size:
+            return self.grid
+        if axis not in self._lines:
+            color = self.shape.line(axis, self.rank)[0]
+            part = failures.tracked(MPI.Intracomm(self.comm.Split(color, self.index(axis))))
+            self._parts.append(part)
+            self._lines[axis] = ProcessGrid(part, shape=(1, part.size))
+        return self._lines[axis]
+
+    def sum(self, *numbers: Any, axis: str = "dp", kind: str = "decisions") -> list[Any]:
+        """Return the float64 sums of numbers and arrays over this rank's line.  Collective over it; one all-reduce.
+
+        numbers : each a number, or an array of the same shape on all ranks; together they are small.
+        kind    : of `traffic`, as which their words count.
+
+        The result is the same to the bit on all ranks: decisions that all take depend on such numbers alone.
+        """
+        line, values = self.line(axis), [np.asarray(x, np.float64) for x in numbers]
+        x = np.concatenate([np.zeros(0), *(value.ravel() for value in values)])
+        start = prepared_collective(sum_of_numbers(x.size, line.size), line.comm, x, _SUMS)
+        self.transfers.wait([start(self.traffic[kind])])
+        ends = np.cumsum([value.size for value in values])
+        sums = [x[end - value.size : end].reshape(value.shape) for value, end in zip(values, ends)]
+        return [total if total.ndim else float(total) for total in sums]
+
+    def tags(self, number: int) -> range:
+        """Return message tags that no other collective in progress on a line of this mesh has.  Local."""
+        self._tags += number
+        return range(self._tags - number, self._tags)
+
+    def free(self) -> None:
+        """Free the communicators.  Collective; a second call does nothing."""
+        for line in self._lines.values():
+            line.free()
+        for part in self._parts:
+            failures.free_communicator(part)
+        self._lines.clear()
+        self._parts.clear()
+        self.grid.free()
+
+    def __enter__(self) -> Mesh:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None:
+            self.free()
+
+    def __repr__(self) -> str:
+        return f"Mesh({self.shape.sizes})"
+
+
+def _shape(size: int, sizes: dict[str, Any], ep: Any) -> MeshShape:
+    """Return the shape of a mesh of `size` ranks, in which one size may be -1.  Raises MeshError."""
+    sizes = {axis: as_whole(n, axis, -1) for axis, n in sizes.items()}
+    open_axes = [axis for axis, n in sizes.items() if n == -1]
+    if len(open_axes) > 1:
+        raise MeshError(f"one axis of a mesh may be -1, got {' and '.join(open_axes)}")
+    others = prod(n for n in sizes.values() if n != -1)
+    if open_axes and others > 0:
+        sizes[open_axes[0]] = size // others
+    shape = MeshShape(**sizes, ep=as_whole(ep, "ep"))
+    if shape.size != size:
+        product = " x ".join(f"{axis} {sizes[axis]}" for axis in reversed(AXES) if sizes[axis] > 1) or "1"
+        raise MeshError(f"{product} = {shape.size} on {size} ranks: the sizes of a mesh multiply to the ranks")
+    return shape

@@ -1,0 +1,258 @@
+"""Parameters in flat storage: buckets in the order of the backward pass, each cut into a part for each rank.
+
+Rajbhandari, Rasley, Ruwase & He, ZeRO: Memory optimizations toward training trillion parameter models, SC 2020;
+Li et al., PyTorch distributed: Experiences on accelerating data parallel training, VLDB 13(12), 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from pdgemm.errors import ArgumentError
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.schedules.collectives.collective import Collective, sum_of_numbers
+from pdgemm.schedules.mover_registry import RING, SHARED
+from pdgemm.support.remembered import remembered
+
+Kind = Literal["parameters", "gradients", "optimizer", "buffers", "decisions"]
+FLIGHT = 2  # buckets of gradients, and of parameters, that are whole at one time where only parts are kept
+# numbers that all ranks reduce in a step: the squared norm of the gradients, how many ranks overflow, and two that say
+# whether all ranks take the same step
+DECISIONS = 4
+
+
+class Parameter(NamedTuple):
+    """A parameter of a model."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def words(self) -> int:
+        return prod(self.shape)
+
+
+class Bucket(NamedTuple):
+    """Neighbours in flat storage, whose gradients are reduced together: elements `start` to `stop`."""
+
+    number: int
+    start: int
+    stop: int
+    names: tuple[str, ...]
+
+    @property
+    def words(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class FlatLayout:
+    """The storage of a model's parameters, their gradients and the optimizer's state on the ranks of a line.
+
+    parameters : in the order of the forward pass.
+    dtype  : of the parameters.  Gradients, master weights and the state of the optimizer are float64 where it is
+        float64, else float32; master weights are kept where the parameters are of 16 bits.
+    shards : ranks of the line.
+    stage  : what is divided among the ranks: 0 nothing, 1 the state of the optimizer, 2 gradients as well, 3 parameters
+        as well (ZeRO).
+    bucket_words : words of the largest bucket, unless it has one parameter alone.
+    microbatches : whose gradients each rank adds in a step before they are reduced.
+    reduce_each : the gradients of each microbatch are reduced: this moves `microbatches` times as much, and with stages
+        2 and 3 no gradients are kept whole.
+    tree   : the gradients of microbatches are added as a binary tree, and those of the ranks, too.
+    mover, reduce_by, gather_by : of the collectives, see `Collective`.
+
+    Flat storage has the parameters in the order of the backward pass, the last one of the model first.  Part j of a
+    bucket of N words begins at word floor(N j / shards), so that parts for twice as many ranks are parts of these.
+
+    ::
+
+        flat storage   w3 b3 | w2 b2 | w1 b1        buckets 0, 1, 2: in this order gradients are ready
+        of rank 0      --      --      --
+        of rank 1        ---     ---     ---        its part of each bucket
+
+    Gradients are whole on each rank with stages 0 and 1, and where those of several microbatches are added first.
+    """
+
+    parameters: tuple[Parameter, ...]
+    dtype: np.dtype
+    shards: int = 1
+    stage: int = 0
+    bucket_words: int = 1 << 22
+    microbatches: int = 1
+    reduce_each: bool = False
+    tree: bool = False
+    mover: str = RING.name
+    reduce_by: str = "ring"
+    gather_by: str = "ring"
+
+    def __post_init__(self) -> None:
+        names = [x.name for x in self.parameters]
+        if not sum(x.words for x in self.parameters):
+            raise ArgumentError("a model has at least one parameter with an element")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ArgumentError(f"two parameters have the name {twice[0]!r}")
+        if self.stage not in range(4):
+            raise ArgumentError(f"stage is 0, 1, 2 or 3, got {self.stage!r}")
+        if self.tree and self.microbatches & (self.microbatches - 1):
+            raise ArgumentError(f"a binary tree adds a power of two of microbatches, got {self.microbatches}")
+        if self.reduce_each and (self.tree or self.stage < 2):
+            raise ArgumentError("the gradients of each microbatch are reduced with stages 2 and 3, and not as a tree")
+
+    # ---------------------------------------------------------------- what lies where
+    @cached_property
+    def words(self) -> int:
+        """The words of all parameters, N."""
+        return sum(x.words for x in self.parameters)
+
+    @property
+    def wide(self) -> np.dtype:
+        """The type of gradients, master weights and the state of the optimizer."""
+        return np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
+
+    @cached_property
+    def places(self) -> dict[str, slice]:
+        """The place of each parameter in flat storage."""
+        at, places = 0, dict[str, slice]()
+        for x in reversed(self.parameters):
+            places[x.name] = slice(at, at := at + x.words)
+        return places
+
+    @cached_property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The buckets, in the order in which their gradients are complete."""
+        buckets, names, start = list[Bucket](), list[str](), 0
+        for name, place in self.places.items():
+            if names and place.stop - start > self.bucket_words:
+                buckets.append(Bucket(len(buckets), start, place.start, tuple(names)))
+                names, start = [], place.start
+            names.append(name)
+        return (*buckets, Bucket(len(buckets), start, self.words, tuple(names)))
+
+    @cached_property
+    def bucket_of(self) -> dict[str, Bucket]:
+        """The bucket of each parameter."""
+        return {name: bucket for bucket in self.buckets for name in bucket.names}
+
+    def part(self, bucket: Bucket, index: int) -> slice:
+        """Return the part of a bucket, in flat storage, that a rank of the line owns."""
+        cuts = (bucket.start + bucket.words * at // self.shards for at in (index, index + 1))
+        return slice(*cuts)
+
+    def owned(self, index: int) -> int:
+        """Return the words that a rank of the line owns."""
+        return self._offsets(index)[-1]
+
+    @remembered
+    def _offsets(self, index: int) -> tuple[int, ...]:
+        parts = (self.part(bucket, index) for bucket in self.buckets)
+        return tuple(accumulate((part.stop - part.start for part in parts), initial=0))
+
+    def kept(self, bucket: Bucket, index: int) -> slice:
+        """Return the place of a rank's part of a bucket where it keeps its own parts alone, one after the other."""
+        return slice(*self._offsets(index)[bucket.number : bucket.number + 2])
+
+    def overlap(self, name: str, span: slice) -> tuple[slice, slice]:
+        """Return the elements of a flat parameter that are in a span of flat storage, and their places in the span."""
+        place = self.places[name]
+        start = max(place.start, span.start)
+        stop = max(start, min(place.stop, span.stop))
+        return slice(start - place.start, stop - place.start), slice(start - span.start, stop - span.start)
+
+    # ---------------------------------------------------------------- what is allocated
+    @property
+    def whole_gradients(self) -> bool:
+        """Does each rank keep the gradients of all parameters?"""
+        return self.stage < 2 or (self.microbatches > 1 and not self.reduce_each)
+
+    @property
+    def in_place(self) -> bool:
+        """Are parts of gradients and parameters read in place?"""
+        return self.mover == SHARED.name
+
+    @property
+    def levels(self) -> int:
+        """The gradients of all parameters that a rank keeps at one time: partial sums of a tree."""
+        return self.microbatches.bit_length() if self.tree else 1
+
+    @property
+    def masters(self) -> bool:
+        """Are master weights kept?"""
+        return self.dtype.itemsize < self.wide.itemsize
+
+    def bytes(self, index: int, state_words: int) -> dict[str, int]:
+        """Return the bytes that a rank of the line allocates, by kind.
+
+        state_words : of the optimizer for each parameter: 2 for AdamW.
+
+        For N words, of which n = N/shards about are owned, with P bytes a parameter and W a wide number:
+        parameters : N P; with stage 3 n P.
+        gradients  : N W, times the levels of a tree; n W where they are not whole.
+        optimizer  : n W (state_words + 1 for master weights); N instead of n with stage 0.
+        buffers    : two buckets of gradients, where these are not whole, and two of parameters with stage 3.
+        """
+        own, largest = self.owned(index), max(bucket.words for bucket in self.buckets)
+        narrow, wide = self.dtype.itemsize, self.wide.itemsize
+        buffers = FLIGHT * largest * (wide * (not self.whole_gradients) + narrow * (self.stage == 3))
+        return {
+            "parameters": (own if self.stage == 3 else self.words) * narrow,
+            "gradients": self.words * wide * self.levels if self.whole_gradients else own * wide,
+            "optimizer": (own if self.stage else self.words) * wide * (state_words + self.masters),
+            "buffers": buffers,
+        }
+
+    # ---------------------------------------------------------------- what moves
+    @remembered
+    def reduction(self, bucket: Bucket) -> Collective:
+        """Return the collective that sums the gradients of a bucket, of all parts or of the own part."""
+        operation = "reduce_scatter" if self.stage else "all_reduce"
+        return self._collective(operation, self.reduce_by, bucket, self.wide)
+
+    @remembered
+    def gathering(self, bucket: Bucket) -> Collective:
+        """Return the collective that gathers the parts of the parameters of a bucket."""
+        return self._collective("all_gather", self.gather_by, bucket, self.dtype)
+
+    def _collective(self, operation: str, algorithm: str, bucket: Bucket, dtype: np.dtype) -> Collective:
+        spans = (self.part(bucket, index) for index in range(self.shards))
+        counts = tuple(span.stop - span.start for span in spans)
+        return Collective(operation, algorithm, tuple(range(self.shards)), counts, dtype, mover=self.mover)
+
+    def decision(self, numbers: int = DECISIONS) -> Collective:
+        """Return the collective that sums a few float64 numbers, on which all ranks decide."""
+        return sum_of_numbers(numbers, self.shards)
+
+    @property
+    def gathers_late(self) -> bool:
+        """Do updated parameters come in while the next forward pass goes on?
+
+        Only those that are sent, and by an algorithm of one step: its messages need nothing from a rank that waits
+        outside of this package.
+        """
+        return self.stage in (1, 2) and not self.in_place and self.gather_by == "pairwise"
+
+    @property
+    def gathers(self) -> int:
+        """How often a step gathers the parameters: after the update; with stage 3 in the passes of each microbatch."""
+        return (0, 1, 1, 2 * self.microbatches)[self.stage]
+
+    def step(self, index: int) -> dict[str, Traffic]:
+        """Return the traffic of a rank of the line in one step, by kind; the number of samples is not part of it.
+
+        Each rank receives, for N words that the ranks can divide evenly and d = shards:
+        gradients  : (d-1)/d N, with stage 0 twice as much, with `reduce_each` once for each microbatch.
+        parameters : (d-1)/d N with stages 1 and 2; with stage 3 twice as much for each microbatch.
+        """
+        gradients, parameters = Traffic(), Traffic()
+        for bucket in self.buckets:
+            for _ in range(self.microbatches if self.reduce_each else 1):
+                gradients += self.reduction(bucket).traffic(index)
+            for _ in range(self.gathers):
+                parameters += self.gathering(bucket).traffic(index)
+        return {"gradients": gradients, "parameters": parameters, "decisions": self.decision().traffic(index)}

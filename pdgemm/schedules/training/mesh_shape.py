@@ -1,0 +1,125 @@
+"""The mesh of ranks that train a model: which ranks share which part of the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from pdgemm.errors import MeshError
+from pdgemm.schedules.schedule import RankMap
+
+AXES = ("pp", "dp", "cp", "tp")  # from the slowest to the fastest: tp stays on a node, pp crosses nodes first
+EXPERTS, COPIES = "ep", "edp"  # the dp axis in two: neighbours hold different experts, and copies of experts lie apart
+MEANINGS = {
+    "pp": "layers (pipeline)",
+    "dp": "samples (data)",
+    "cp": "positions (context)",
+    "tp": "columns of layers (tensor)",
+    "ep": "experts",
+    "edp": "copies of experts",
+}
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """pp x dp x cp x tp ranks; the rank is ((pp index * dp + dp index) * cp + cp index) * tp + tp index.
+
+    dp : groups of ranks that work on different samples.   cp : ranks that work on different positions of a sample.
+    tp : ranks that share the layers.   pp : groups that have different layers.
+    ep : ranks, neighbours along dp, that have different experts; ep divides dp, and dp/ep ranks have copies of one.
+    nodes : a number for the node of each rank; empty where all ranks are on one node.
+
+    ::
+
+        MeshShape(dp=2, tp=2, pp=2)      pp 0   dp 0    0  1
+                                                dp 1    2  3
+                                         pp 1   dp 0    4  5
+                                                dp 1    6  7
+
+    Raises MeshError where a size is less than 1, ep does not divide dp, or there are not as many nodes as ranks.
+    """
+
+    dp: int = 1
+    cp: int = 1
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    nodes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        sizes = {axis: getattr(self, axis) for axis in (*AXES, EXPERTS)}
+        if min(sizes.values()) < 1:
+            raise MeshError(f"the sizes of a mesh are 1 or more, got {sizes}")
+        if self.dp % self.ep:
+            raise MeshError(f"experts are divided over neighbours along dp: ep {self.ep} does not divide dp {self.dp}")
+        if self.nodes and len(self.nodes) != self.size:
+            raise MeshError(f"{self.sizes} is a mesh of {self.size} ranks, and nodes of {len(self.nodes)} were passed")
+
+    @property
+    def size(self) -> int:
+        return prod(getattr(self, axis) for axis in AXES)
+
+    @property
+    def sizes(self) -> str:
+        """The sizes that are not 1, as text."""
+        return " x ".join(f"{axis} {n}" for axis in AXES if (n := getattr(self, axis)) > 1) or "1 rank"
+
+    @cached_property
+    def ranks(self) -> RankMap:
+        """The mesh as a process grid with an axis for each of `AXES`, dp in two: `COPIES` and `EXPERTS`."""
+        lengths = {"pp": self.pp, COPIES: self.dp // self.ep, EXPERTS: self.ep, "cp": self.cp, "tp": self.tp}
+        return RankMap(tuple(lengths.items()), tuple(range(self.size)))
+
+    def rank(self, *, dp: int = 0, cp: int = 0, tp: int = 0, pp: int = 0) -> int:
+        """Return the rank at these indices.  Raises MeshError where an index is outside of the mesh."""
+        index = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
+        if not all(0 <= at < getattr(self, axis) for axis, at in index.items()):
+            raise MeshError(f"{index} lies outside of the mesh {self.sizes}")
+        return ((pp * self.dp + dp) * self.cp + cp) * self.tp + tp
+
+    def length(self, axis: str) -> int:
+        """Return the number of ranks along an axis: one of `AXES`, `EXPERTS` or `COPIES`."""
+        if axis not in MEANINGS:
+            raise MeshError(f"the axes of a mesh are {', '.join(MEANINGS)}; got {axis!r}")
+        return self.dp if axis == "dp" else self.ranks.lengths[axis]
+
+    def index(self, axis: str, rank: int) -> int:
+        """Return the index of a rank along an axis."""
+        return rank // self._stride(axis) % self.length(axis)
+
+    def line(self, axis: str, rank: int) -> tuple[int, ...]:
+        """Return the ranks that differ from `rank` in their index along an axis alone, in the order of this index."""
+        first = rank - self.index(axis, rank) * self._stride(axis)
+        return tuple(first + at * self._stride(axis) for at in range(self.length(axis)))
+
+    def lines(self, axis: str) -> Iterator[tuple[int, ...]]:
+        """Yield all lines along an axis."""
+        return (self.line(axis, rank) for rank in range(self.size) if not self.index(axis, rank))
+
+    def crosses(self, axis: str) -> bool:
+        """Does a line along this axis have ranks on several nodes?"""
+        return bool(self.nodes) and any(len({self.nodes[x] for x in line}) > 1 for line in self.lines(axis))
+
+    def _stride(self, axis: str) -> int:
+        behind = {"tp": 1, "cp": self.tp, EXPERTS: self.tp * self.cp, "dp": self.tp * self.cp}
+        behind |= {COPIES: self.tp * self.cp * self.ep, "pp": self.tp * self.cp * self.dp}
+        self.length(axis)  # checks the name
+        return behind[axis]
+
+    def __str__(self) -> str:
+        """Draw the mesh: a line of text for each pair of pp and dp indices, with "|" between nodes."""
+        rows = []
+        for first in range(0, self.size, self.cp * self.tp):
+            text = f"pp {self.index('pp', first):<3} dp {self.index('dp', first):<4}"
+            for rank in range(first, first + self.cp * self.tp):
+                new = bool(self.nodes) and rank > 0 and self.nodes[rank] != self.nodes[rank - 1]
+                text += f"{'|' if new else ' '}{rank:>{len(str(self.size - 1))}}"
+            rows.append(text)
+        links = [
+            f"{axis} {self.length(axis)}: {MEANINGS[axis]}, {'between nodes' if self.crosses(axis) else 'on a node'}"
+            for axis in MEANINGS
+            if self.length(axis) > 1 and (axis not in (EXPERTS, COPIES) or self.ep > 1)
+        ]
+        return "\n".join([*rows, *links])

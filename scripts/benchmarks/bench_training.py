@@ -1,0 +1,300 @@
+#!/usr/bin/env python3
+"""Training: collectives beside MPI's own, steps beside what processors and cables allow, many tensors beside one.
+
+    mpiexec -n 2 python scripts/benchmarks/bench_training.py collectives
+    mpiexec -n 2 python scripts/benchmarks/bench_training.py tensors
+    python scripts/benchmarks/bench_training.py threads
+    scripts/hosts.sh 2 mpirun -n 2 --map-by ppr:1:node python scripts/benchmarks/bench_training.py collectives
+    scripts/hosts.sh 2 mpirun -n 2 --map-by ppr:1:node python scripts/benchmarks/bench_training.py step
+
+All contenders of a line take turns in one job, or in two jobs of which one sleeps.  Times are medians of the slowest
+rank.  Of collectives, "limit" is an exchange by plain messages of as many bytes as the bound says, in both directions
+at once.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
+from time import perf_counter, sleep
+from typing import Any
+
+import click
+import numpy as np
+
+MIB = 1 << 20
+Work = Callable[[], object]
+
+
+def in_turns(comm: Any, contenders: dict[str, Work], repeats: int) -> dict[str, float]:
+    """Return the median seconds of the slowest rank of each contender; one turn of each comes before."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(repeats + 1):
+        for name, run in contenders.items():
+            comm.Barrier()
+            start = perf_counter()
+            run()
+            slowest = max(comm.allgather(perf_counter() - start))
+            if turn:
+                seconds[name].append(slowest)
+    return {name: median(some) for name, some in seconds.items()}
+
+
+@click.group()
+def main() -> None:
+    """Measure `pdgemm.parallel`."""
+
+
+def exchange(comm: Any, words: int) -> Work:
+    """Return a function that sends so many float32 words to the next rank, and receives as many."""
+    there, back = np.zeros(words, "f"), np.zeros(words, "f")
+    return lambda: comm.Sendrecv(there, (comm.rank + 1) % comm.size, 0, back, (comm.rank - 1) % comm.size, 0)
+
+
+@main.command()
+@click.option("--sizes", default="4096,1e6,4e6,16e6,64e6", show_default=True, help="Bytes of the vector, in float32.")
+@click.option("--repeats", default=11, show_default=True)
+def collectives(sizes: str, repeats: int) -> None:
+    """All-reduce, reduce-scatter and all-gather of one bucket, as training starts them, and MPI's own."""
+    from pdgemm.parallel import Mesh
+
+    mesh = Mesh(dp=-1)
+    for size in sizes.split(","):
+        for operation in ("all-reduce", "reduce-scatter", "all-gather"):
+            line_of_collective(mesh, operation, int(float(size)) // 4, repeats)
+    mesh.free()
+
+
+def line_of_collective(mesh: Any, operation: str, words: int, repeats: int) -> None:
+    """Measure and print one collective."""
+    from mpi4py import MPI
+
+    from pdgemm.parallel import Buckets
+
+    comm, d, reduces = mesh.comm, mesh.comm.size, operation != "all-gather"
+    stage = 0 if operation == "all-reduce" else 1
+    buckets = Buckets(mesh, {"x": np.zeros(words, "f")}, stage=stage, bucket_bytes=4 * words)
+    layout, (bucket,), x = buckets.layout, buckets.layout.buckets, np.zeros(words, "f")
+    counts = [s.stop - s.start for s in (layout.part(bucket, at) for at in range(d))]
+    part = np.zeros(counts[comm.rank], "f")
+
+    def ours() -> None:
+        if reduces:
+            buckets._reduce(bucket)
+            buckets._wait(0)
+        else:
+            buckets.gather_updated(bucket)
+            buckets.wait_for(bucket)
+
+    def of_parts() -> None:
+        if reduces:
+            comm.Reduce_scatter(x, part, counts)
+        if operation != "reduce-scatter":
+            comm.Allgatherv(part, [x, counts])
+
+    contenders: dict[str, Work] = {"pdgemm": ours, "MPI of parts": of_parts}
+    contenders["limit"] = exchange(comm, (2 if stage == 0 else 1) * words * (d - 1) // d)
+    if operation == "all-reduce":
+        contenders["Allreduce"] = lambda: comm.Allreduce(MPI.IN_PLACE, x)
+    seconds = in_turns(comm, contenders, repeats if words < 1 << 23 else max(3, repeats // 2))
+    best = min(s for name, s in seconds.items() if name not in ("pdgemm", "limit"))
+    if comm.rank == 0:
+        parts = ", ".join(f"{name} {1e3 * s:.3f} ms" for name, s in seconds.items())
+        way = layout.reduction(bucket) if reduces else layout.gathering(bucket)
+        print(
+            f"{operation:14} {4 * words / MIB:9.3f} MiB on {d}: {parts}; of limit "
+            f"{seconds['pdgemm'] / seconds['limit']:.2f}, of MPI's {seconds['pdgemm'] / best:.2f} "
+            f"({way.algorithm}, {way.mover})",
+            flush=True,
+        )
+
+
+class Perceptron:
+    """Hidden layers of equal width between 64 inputs and 10 outputs, and random samples."""
+
+    def __init__(self, mesh: Any, layers: int, width: int, samples: int, **how: Any) -> None:
+        from pdgemm.parallel import SGD, Buckets, ShardedOptimizer
+
+        rng, sizes = np.random.default_rng(0), [64, *[width] * layers, 10]
+        weights = {f"w{k}": (rng.standard_normal(x) / width**0.5).astype("f") for k, x in enumerate(pairwise(sizes))}
+        self.buckets = Buckets(mesh, weights, **how)
+        self.optimizer = ShardedOptimizer(self.buckets, SGD())
+        self.x, self.layers = rng.standard_normal((samples, 64)).astype("f"), len(weights)
+        self.dy = (rng.standard_normal((samples, 10)) / samples).astype("f")
+
+    def passes(self) -> None:
+        """A forward and a backward pass."""
+        buckets, inputs = self.buckets, [self.x]
+        for k in range(self.layers):
+            inputs.append(np.maximum(buckets.multiply(inputs[-1], buckets.parameters[f"w{k}"]), 0))
+        dy = self.dy
+        for k in range(self.layers)[::-1]:
+            x, name = inputs[k], f"w{k}"
+            buckets.multiply(x.T, dy, add_to=buckets.gradients[name])
+            buckets.ready(name)
+            if k:
+                dy = buckets.multiply(dy, buckets.parameters[name].T)
+                dy *= x > 0
+
+    def step(self) -> None:
+        self.passes()
+        self.optimizer.step(1e-3)
+
+
+@main.command()
+@click.option("--layers", default=4, show_default=True)
+@click.option("--width", default=1024, show_default=True)
+@click.option("--samples", default="512,1024", show_default=True, help="Of each rank.")
+@click.option("--repeats", default=7, show_default=True)
+def step(layers: int, width: int, samples: str, repeats: int) -> None:
+    """A step of a perceptron, that of each rank alone, its reduction alone, and the share of it that is hidden."""
+    from pdgemm.parallel import Mesh
+
+    mesh = Mesh(dp=-1)
+    for number in samples.split(","):
+        for stage in (0, 2):
+            line_of_step(mesh, (layers, width, int(number)), stage, repeats)
+    mesh.free()
+
+
+def line_of_step(mesh: Any, sizes: tuple[int, int, int], stage: int, repeats: int) -> None:
+    """Measure and print the step of a model."""
+    from mpi4py import MPI
+
+    from pdgemm.parallel import Mesh
+
+    model, alone = Perceptron(mesh, *sizes, stage=stage), Perceptron(Mesh(MPI.COMM_SELF), *sizes)
+    buckets, d = model.buckets, mesh.comm.size
+
+    def reduction() -> None:
+        for name in buckets.layout.places:
+            _ = buckets.gradients[name]
+            buckets.ready(name)
+        buckets.finish()
+        for bucket in buckets.layout.buckets if stage else ():
+            buckets.gather_updated(bucket)
+            buckets.wait_for(bucket)
+        buckets.clear()
+
+    contenders: dict[str, Work] = {"step": model.step, "alone": alone.step, "collectives": reduction}
+    contenders["limit"] = exchange(mesh.comm, 2 * buckets.layout.words * (d - 1) // d)
+    seconds = in_turns(mesh.comm, contenders, repeats)
+    bound = max(seconds["alone"], seconds["limit"])
+    hidden = (seconds["alone"] + seconds["collectives"] - seconds["step"]) / seconds["collectives"]
+    if mesh.rank == 0:
+        parts = ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in seconds.items())
+        print(
+            f"{sizes[0]} x {sizes[1]}, {sizes[2]} samples, stage {stage}, {len(buckets.layout.buckets)} buckets: "
+            f"{parts}; step over max(alone, limit) {seconds['step'] / bound:.2f}; {hidden:.0%} of collectives hidden",
+            flush=True,
+        )
+
+
+@main.command()
+@click.option("--number", default=300, show_default=True)
+@click.option("--words", default=64, show_default=True)
+@click.option("--repeats", default=51, show_default=True)
+def tensors(number: int, words: int, repeats: int) -> None:
+    """A step of many small parameters, one that is as large as all, and the additions of the many without buckets."""
+    from pdgemm.parallel import Mesh
+
+    mesh = Mesh(dp=-1)
+    for stage in range(4):
+        many, plain_many = step_of_tensors(mesh, stage, number, words)
+        one, plain_one = step_of_tensors(mesh, stage, 1, words * number)
+        contenders = {"many": many, "one": one, "plain many": plain_many, "plain one": plain_one}
+        seconds = in_turns(mesh.comm, contenders, repeats)
+        of_many, of_one = (seconds[name] - seconds[f"plain {name}"] for name in ("many", "one"))
+        if mesh.rank == 0:
+            print(
+                f"stage {stage}: {number} x {words} words {1e3 * seconds['many']:.3f} ms, one of {words * number} "
+                f"words {1e3 * seconds['one']:.3f} ms, ratio {seconds['many'] / seconds['one']:.2f}; without the "
+                f"additions, which take {1e3 * seconds['plain many']:.3f} ms, {of_many / of_one:.2f}",
+                flush=True,
+            )
+    mesh.free()
+
+
+def step_of_tensors(mesh: Any, stage: int, number: int, words: int) -> tuple[Work, Work]:
+    """Return a step with gradients of 1, and one that only adds these to plain arrays."""
+    from pdgemm.parallel import SGD, Buckets, ShardedOptimizer
+
+    values = {f"x{k}": np.zeros(words, "f") for k in range(number)}
+    buckets = Buckets(mesh, values, stage=stage)
+    optimizer, names, one = ShardedOptimizer(buckets, SGD()), [*values][::-1], np.ones(words, "f")
+
+    def step() -> None:
+        with buckets.backward():
+            for name in names:
+                buckets.gradients[name] += one
+            buckets.ready(*names)
+        optimizer.step(1e-3)
+
+    def plain() -> None:
+        for name in names:
+            values[name] += one
+
+    return step, plain
+
+
+@main.command()
+@click.option("--layers", default=4, show_default=True)
+@click.option("--width", default=1024, show_default=True)
+@click.option("--samples", default=1024, show_default=True, help="Of all ranks together.")
+@click.option("--repeats", default=9, show_default=True)
+@click.option("--worker", is_flag=True, hidden=True)
+def threads(layers: int, width: int, samples: int, repeats: int, worker: bool) -> None:
+    """A step on two ranks with one thread each, and on one process with two threads."""
+    if worker:
+        from mpi4py import MPI
+
+        from pdgemm.parallel import Mesh
+
+        model = Perceptron(Mesh(dp=-1), layers, width, samples // MPI.COMM_WORLD.size)
+        model.step()
+        while True:
+            if MPI.COMM_WORLD.rank == 0:
+                word = sys.stdin.readline()
+            else:
+                word = ""
+            request = MPI.COMM_WORLD.Ibarrier()  # ranks that wait leave the processors to the other job
+            while not request.Test():
+                sleep(1e-3)
+            if MPI.COMM_WORLD.bcast(word) != "step\n":
+                return
+            start = perf_counter()
+            model.step()
+            MPI.COMM_WORLD.Barrier()
+            if MPI.COMM_WORLD.rank == 0:
+                print(perf_counter() - start, flush=True)
+    program = [sys.executable, sys.argv[0], "threads", "--worker"]
+    program += [f"--layers={layers}", f"--width={width}", f"--samples={samples}"]
+    jobs = {}
+    for name, number in (("two ranks", 2), ("two threads", 1)):
+        environment = os.environ | {"OMP_NUM_THREADS": str(2 // number), "OPENBLAS_NUM_THREADS": str(2 // number)}
+        pinned = [] if number > 1 else ["--bind-to", "none"]
+        command = ["mpiexec", "-n", str(number), *pinned, *program]
+        jobs[name] = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+    seconds: dict[str, list[float]] = {name: [] for name in jobs}
+    for turn in range(repeats + 1):
+        for name, job in jobs.items():
+            assert job.stdin and job.stdout
+            job.stdin.write("step\n")
+            job.stdin.flush()
+            time = float(job.stdout.readline())
+            if turn:
+                seconds[name].append(time)
+    for job in jobs.values():
+        job.communicate("end\n")  # not every mpiexec says that its input has ended
+    ranks, one = (median(some) for some in seconds.values())
+    print(f"two ranks {1e3 * ranks:.1f} ms, two threads {1e3 * one:.1f} ms, ratio {ranks / one:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""Training takes arrays of the host, and says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_device import fake_device
+
+pytestmark = pytest.mark.mpi
+
+
+def test_parameters_on_a_device_are_refused(comm: Any) -> None:
+    from pdgemm.errors import ArgumentError
+    from pdgemm.local.arrays.device import empty
+    from pdgemm.parallel import Buckets, Mesh
+
+    with fake_device() as device, Mesh(comm.Dup(), dp=-1) as mesh:
+        w = empty((3, 2), np.dtype("f"), device=device)
+        with pytest.raises(ArgumentError, match="parameter .w. is on a device, fake; training takes arrays of the"):
+            Buckets(mesh, {"w": w})

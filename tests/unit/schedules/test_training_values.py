@@ -1,0 +1,205 @@
+"""Meshes, flat layouts, orders of samples, loss scales and rates as values: without MPI."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+from pdgemm.errors import ArgumentError, MeshError
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.parallel.loss_scale import LossScale
+from pdgemm.parallel.rates import linear_scaling, warmup_cosine
+from pdgemm.parallel.sampler import Sampler, shuffled
+from pdgemm.parallel.update_rules import SGD, AdamW
+from pdgemm.schedules.training.flat_layout import FlatLayout, Parameter
+from pdgemm.schedules.training.mesh_shape import AXES, MeshShape
+
+SHAPES = [(13, 17), (17,), (17, 10), (10,), (3, 3, 5, 2), ()]
+PARAMETERS = tuple(Parameter(f"p{at}", shape) for at, shape in enumerate(SHAPES))
+
+
+def test_words_are_those_of_the_formulas() -> None:
+    """(d-1)/d N words for each reduce-scatter and all-gather, by every transport: sums over all ranks are exact."""
+    for d in range(1, 10):
+        for how in ({}, {"mover": "shared", "reduce_by": "pairwise", "gather_by": "pairwise"}):
+            for stage, gradients, parameters in ((0, 2, 0), (1, 1, 1), (2, 1, 1), (3, 1, 2)):
+                layout = FlatLayout(PARAMETERS, np.dtype("d"), d, stage, bucket_words=100, **how)  # type: ignore[arg-type]
+                received = [layout.step(index) for index in range(d)]
+                for kind, times in (("gradients", gradients), ("parameters", parameters)):
+                    assert sum(x[kind].words_received for x in received) == times * (d - 1) * layout.words
+                assert sum(layout.owned(index) for index in range(d)) == layout.words
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (4, 1, 2, 3), (2, 3, 2, 2), (6, 1, 1, 2)])
+def test_every_rank_has_one_place_in_a_mesh(sizes: tuple[int, int, int, int]) -> None:
+    dp, cp, tp, pp = sizes
+    for ep in (x for x in range(1, dp + 1) if dp % x == 0):
+        shape = MeshShape(dp, cp, tp, pp, ep)
+        ranks = [shape.rank(dp=d, cp=c, tp=t, pp=p) for p, d, c, t in product(*map(range, (pp, dp, cp, tp)))]
+        assert ranks == [*range(shape.size)]  # tp varies fastest, then cp, dp, pp
+        for axis in (*AXES, "ep", "edp"):
+            lines = [*shape.lines(axis)]
+            assert sorted(rank for line in lines for rank in line) == ranks
+            for line in lines:
+                assert [shape.index(axis, rank) for rank in line] == [*range(shape.length(axis))]
+                assert all(shape.line(axis, rank) == line for rank in line)
+                others = {axis, "dp"} if axis in ("ep", "edp") else {axis}
+                assert len({tuple(shape.index(x, rank) for x in AXES if x not in others) for rank in line}) == 1
+        grid = shape.ranks  # the same mesh as a process grid of any number of axes
+        for axis in ("pp", "edp", "ep", "cp", "tp"):
+            neighbours = shape.line(axis, 0)
+            assert len(neighbours) == grid.lengths[axis]
+            assert len(neighbours) == 1 or neighbours[1] == grid.strides[axis]
+
+
+def test_a_mesh_draws_itself() -> None:
+    shape = MeshShape(dp=2, tp=2, pp=2, nodes=(0, 0, 0, 0, 1, 1, 1, 1))
+    text = str(shape).splitlines()
+    assert text[:2] == ["pp 0   dp 0    0 1", "pp 0   dp 1    2 3"]
+    assert text[2] == "pp 1   dp 0   |4 5"
+    assert "pp 2: layers (pipeline), between nodes" in text and "tp 2: columns of layers (tensor), on a node" in text
+    assert shape.crosses("pp") and not shape.crosses("dp") and shape.sizes == "pp 2 x dp 2 x tp 2"
+    for sizes, message in (
+        ({"dp": 0}, "1 or more"),
+        ({"dp": 3, "ep": 2}, "ep 2 does not divide dp 3"),
+        ({"dp": 2, "nodes": (0,)}, "a mesh of 2 ranks, and nodes of 1"),
+    ):
+        with pytest.raises(MeshError, match=message):
+            MeshShape(**sizes)
+    with pytest.raises(MeshError, match="axes of a mesh are pp, dp, cp, tp, ep, edp; got 'xp'"):
+        shape.line("xp", 0)
+    with pytest.raises(MeshError, match="outside of the mesh"):
+        shape.rank(dp=2)
+
+
+@pytest.mark.parametrize("bucket_words", [1, 100, 200, 10**6])
+def test_flat_storage(bucket_words: int) -> None:
+    """Every element lies in one bucket and belongs to one rank; for twice as many ranks the parts are halves."""
+    for d in (1, 2, 3, 4, 7, 8, 600):
+        layout = FlatLayout(PARAMETERS, np.dtype("f"), d, 1, bucket_words)
+        assert [*layout.places] == [f"p{at}" for at in range(len(SHAPES))][::-1]
+        assert [x.start for x in layout.buckets] == [0, *(x.stop for x in layout.buckets[:-1])]
+        assert layout.buckets[-1].stop == layout.words == 221 + 17 + 170 + 10 + 90 + 1
+        assert all(x.words <= bucket_words or len(x.names) == 1 for x in layout.buckets)
+        assert [name for x in layout.buckets for name in x.names] == [*layout.places]
+        owners = np.zeros(layout.words, int)
+        for bucket in layout.buckets:
+            for index in range(d):
+                owners[layout.part(bucket, index)] += 1
+                halves = FlatLayout(PARAMETERS, np.dtype("f"), 2 * d, 1, bucket_words)
+                two = halves.part(bucket, 2 * index), halves.part(bucket, 2 * index + 1)
+                assert layout.part(bucket, index) == slice(two[0].start, two[1].stop)
+        assert (owners == 1).all()
+        span, total = slice(5, 300), 0
+        for name, place in layout.places.items():
+            elements, there = layout.overlap(name, span)
+            total += there.stop - there.start
+            assert elements.stop - elements.start == there.stop - there.start >= 0
+            assert elements == there or place.start + elements.start == 5 + there.start
+        assert total == 295
+        for index in range(d):
+            kept = [layout.kept(bucket, index) for bucket in layout.buckets]
+            assert [x.start for x in kept] == [0, *(x.stop for x in kept[:-1])]
+            assert kept[-1].stop == layout.owned(index)
+
+
+def test_bytes_and_words_are_those_of_the_formulas() -> None:
+    """The table of ZeRO (Rajbhandari et al. 2020): 2 bytes for parameters, 4 for gradients here, 12 for AdamW."""
+    n, one = 1 << 20, (Parameter("w", (1 << 20,)),)
+    for d, (stage, expected) in product((1, 4, 64), enumerate([18, (6, 12), (2, 16), (0, 18)])):
+        layout = FlatLayout(one, np.dtype("float16"), d, stage, bucket_words=n)
+        whole, divided = expected if isinstance(expected, tuple) else (expected, 0)
+        sizes = layout.bytes(0, state_words=2)
+        buffers = sizes.pop("buffers")
+        assert sum(sizes.values()) == n * whole + n * divided // d
+        assert buffers == 2 * n * (4 * (stage > 1) + 2 * (stage == 3))
+        step = [layout.step(index) for index in range(d)]
+        share = (d - 1) * n
+        assert sum(x["gradients"].words_received for x in step) == share * (2 if stage == 0 else 1)
+        assert sum(x["parameters"].words_received for x in step) == share * (0, 1, 1, 2)[stage]
+    accumulated = FlatLayout(one, np.dtype("d"), 4, 3, microbatches=4)
+    each = FlatLayout(one, np.dtype("d"), 4, 3, microbatches=4, reduce_each=True)
+    assert accumulated.bytes(0, 2)["gradients"] == 8 * n and each.bytes(0, 2)["gradients"] == 2 * n
+    assert each.step(0)["gradients"].words_received == 4 * accumulated.step(0)["gradients"].words_received
+    assert accumulated.step(0)["parameters"].words_received == 8 * (3 * n // 4)  # twice for each microbatch
+    tree = FlatLayout(one, np.dtype("d"), 4, 0, microbatches=8, tree=True)
+    assert tree.bytes(0, 2)["gradients"] == 4 * 8 * n  # log2 8 + 1 partial sums
+    assert FlatLayout(one, np.dtype("d")).step(0)["gradients"] == Traffic()
+
+
+def test_an_order_of_samples_is_a_permutation() -> None:
+    for n in [*range(1, 200), 997, 1000, (1 << 20) - 3, (1 << 20) + 7]:
+        order = shuffled(np.arange(n), n, seed=n % 5, epoch=n % 3)
+        assert np.array_equal(np.bincount(order, minlength=n), np.ones(n))
+    orders = {shuffled(np.arange(50), 50, seed, epoch).tobytes() for seed in range(5) for epoch in range(5)}
+    assert len(orders) == 25
+
+
+def test_any_ranks_take_the_samples_of_one() -> None:
+    """From any step, with any number of ranks and microbatches: the same samples in the same order."""
+    sampler = Sampler(101, 60, 3)
+    epochs = np.concatenate([sampler.rows(step) for step in range(101)])
+    assert (np.bincount(epochs) == 60).all()  # each sample once an epoch, in another order each time
+    assert len({epochs[at : at + 101].tobytes() for at in range(0, len(epochs), 101)}) == 60
+    for step, ranks, microbatches in product((0, 1, 17), range(1, 10), (1, 3, 4)):
+        shares = [x for index in range(ranks) for x in sampler.share(step, index, ranks, microbatches)]
+        assert np.array_equal(np.concatenate(shares), sampler.rows(step))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert np.array_equal(Sampler(101, 60, 3, start=17 * 60).rows(0), sampler.rows(17))
+    with pytest.raises(ArgumentError, match="a batch of 60 samples has no part for each of 61 ranks"):
+        sampler.share(0, 0, 61)
+    for bad in ({"count": 0}, {"batch": 0}, {"start": -1}):
+        with pytest.raises(ArgumentError):
+            Sampler(**{"count": 10, "batch": 5} | bad)
+
+
+def test_loss_scales() -> None:
+    scale = LossScale(8.0, growth_every=3)
+    for overflow, expected in ((False, 8), (False, 8), (False, 16), (False, 16), (True, 8), (False, 8), (True, 4)):
+        scale = scale.after(overflow)
+        assert scale.scale == expected
+    assert LossScale(2.0**24, growth_every=1).after(False).scale == 2.0**24
+    assert LossScale(2.0**-14).after(True).scale == 2.0**-14
+    for bad in (0.0, -1.0, np.inf, np.nan):
+        with pytest.raises(ArgumentError, match="positive"):
+            LossScale(bad)
+    for bad in (2.0**-15, 2.0**25):
+        with pytest.raises(ArgumentError, match="the scale of the loss is 6.10352e-05 to 1.67772e\\+07, got"):
+            LossScale(bad)
+
+
+def test_rates() -> None:
+    rates = [warmup_cosine(step, 0.1, 4, 20, 0.01) for step in range(25)]
+    assert np.allclose(rates[:4], [0.025, 0.05, 0.075, 0.1]) and rates[4] == 0.1
+    assert all(a >= b for a, b in pairwise(rates[4:])) and np.allclose(rates[20:], 0.01)
+    assert linear_scaling(0.1, 512, 128) == 0.4
+    with pytest.raises(ArgumentError):
+        warmup_cosine(0, 0.1, 30, 20)
+
+
+@pytest.mark.parametrize("dtype", ["f", "d"])
+def test_rules_are_those_of_their_papers(dtype: str) -> None:
+    """Against formulas as they are written, element by element; parts are updated as the whole is."""
+    rng, n = np.random.default_rng(0), 40_000
+    p, tolerance = rng.standard_normal(n).astype(dtype), 1e-12 if dtype == "d" else 2e-5
+    for rule in (AdamW(0.8, 0.9, 1e-6, 0.1), SGD(), SGD(0.9, weight_decay=0.1), SGD(0.9, nesterov=True)):
+        x, parts, q = p.copy(), p.copy(), p.astype(float)
+        state = np.zeros((len(rule.kept), n), dtype)
+        state_parts, m, v = state.copy(), np.zeros(n), np.zeros(n)
+        for step in range(1, 4):
+            g = rng.standard_normal(n).astype(dtype)
+            rule.update(x, g.copy(), state, step, 0.01, True)
+            for span in (slice(0, 123), slice(123, n)):
+                rule.update(parts[span], g[span].copy(), state_parts[:, span], step, 0.01, True)
+            g = g.astype(float)
+            if isinstance(rule, AdamW):
+                m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g**2
+                q = q - 0.01 * (m / (1 - 0.8**step) / (np.sqrt(v / (1 - 0.9**step)) + 1e-6) + 0.1 * q)
+            else:
+                g = g + rule.weight_decay * q
+                m = rule.momentum * m + g
+                q = q - 0.01 * (g + rule.momentum * m if rule.nesterov or not rule.momentum else m)
+        np.testing.assert_allclose(x, q, rtol=tolerance, atol=tolerance)
+        assert np.array_equal(x, parts)
