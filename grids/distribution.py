@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm.errors import LayoutError
-from pdgemm.local.arrays.integers import as_whole, shown
+from pdgemm.local.arrays.integers import as_pair, as_whole
 
 Index = Any  # an int or an integer array; a function returns the kind that it gets
 Block = int | tuple[int, int]  # block sizes, mb = nb or (mb, nb)
@@ -214,9 +214,9 @@ class Distribution:
         """Distribute a matrix of this shape over a grid; without `block`, in one block per rank."""
         blocks = block if isinstance(block, (tuple, list)) else (block, block)
         pairs = (
-            _pair(shape, "a matrix has two dimensions, got shape"),
-            _pair(blocks, "block sizes are one number or a pair, got"),
-            _pair(source, "source is a pair (rsrc, csrc), got"),
+            as_pair(shape, "a matrix has two dimensions, got shape", LayoutError),
+            as_pair(blocks, "block sizes are one number or a pair, got", LayoutError),
+            as_pair(source, "source is a pair (rsrc, csrc), got", LayoutError),
         )
         dims = []
         for parts, dimension, block_size, first in zip(grid_shape, *pairs, strict=True):
@@ -277,12 +277,3 @@ class Distribution:
         skip = (self.rows.skip, self.cols.skip)
         first = f", the first of {self.rows.first} x {self.cols.first}" if skip != (0, 0) else ""
         return f"{self.rows.n} x {self.cols.n} in blocks of {mb} x {nb}{start}{first}"
-
-
-def _pair(value: Any, rule: str) -> tuple[Any, Any]:
-    """Return the two items of a pair.  Raises LayoutError, whose message begins with `rule`."""
-    try:
-        rows, cols = value
-    except (TypeError, ValueError):
-        raise LayoutError(f"{rule} {shown(value)}") from None
-    return rows, cols

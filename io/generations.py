@@ -145,7 +145,7 @@ def reject(path: Path) -> None:
 def older(path: Path) -> list[Path]:
     """Return the files of older generations, the newest first: `path.1`, `path.2`...; single numbers may be missing."""
     files, missing, number = list[Path](), 0, 0
-    while missing < 2:  # a job that was killed while it renamed the files leaves out one number
+    while missing < 2 and path.name:  # a job that was killed while it renamed the files leaves out one number
         number += 1
         file = path.with_name(f"{path.name}.{number}")
         missing = 0 if os.path.lexists(file) else missing + 1

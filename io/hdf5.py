@@ -36,7 +36,7 @@ from pdgemm.io import generations, hyperslabs, mpi_io, pieces
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.generations import Saved, SavedReport
 from pdgemm.io.matrix_files import Progress, Transfer, check_dtypes, part_of, within
-from pdgemm.io.new_dataset import NewDataset, attributes, new_dataset
+from pdgemm.io.new_dataset import NewDataset, attributes, check_all_held, new_dataset
 from pdgemm.io.stored import CHANGED, Stored, check_names, check_unchanged, file_and_name, stored_dataset
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import STORED, element_type, names
@@ -281,6 +281,7 @@ def save_all(
     generations.same_job(comm)
     sums = {name: checksum(x) for name, x in matrices.items()}
     total, notify = sum(x.size * x.dtype.itemsize for x in matrices.values()), GuardedCallback(progress)
+    outputs = list[NewDataset]()
     with replacing(path, comm, total, last=lambda: generations.keep(path, keep)) as partial:
         token = on_root(comm, path, lambda: generations.next_token(path))
         known = [
@@ -290,11 +291,13 @@ def save_all(
         on_root(comm, path, lambda: generations.create(partial, token, saved, known))
         for number, (name, x) in enumerate(matrices.items(), 1):
             with timed("write", x.stored.nbytes), taking(None):
-                output = NewDataset(partial, path, name, x.grid, x.shape, x.dtype, sums[name])
+                output = NewDataset(partial, path, name, x.grid, x.shape, x.dtype, sums[name], of_many=True)
                 output.create(attributes(x.grid, x.distribution, x.dtype, sums[name]), {})
                 _write(output, x, sums[name], True)
+            outputs.append(output)
             notify(number, len(matrices))
         agree(comm, notify.error)
+        on_root(comm, path, lambda: check_all_held(outputs))
         on_root(comm, path, lambda: generations.check_held(partial, token, matrices))
     on_root(comm, path, lambda: generations.trim(path, keep))
     generations.remember(path, token)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class NewDataset:
 
     ndim : dimensions of the dataset; 1: the matrix has one column.
     unit : rows and columns that are written together.
+    of_many : the caller calls `check_all_held` when all datasets of the file are complete.
     """
 
     def __init__(
@@ -49,12 +50,13 @@ class NewDataset:
         dtype: np.dtype,
         checksum: str | None,
         ndim: int = 2,
+        of_many: bool = False,
     ) -> None:
-        self._ndim, self._chunked = ndim, False
+        self._ndim, self._of_many, self._chunked = ndim, of_many, False
         self._partial, self._path, self._name, self._comm = partial, path, name, grid.comm
         self._shape, self._dtype = shape, dtype
         self._parallel = hyperslabs.parallel_h5py()
-        self._links = set[bytes]()  # all links of the file, on rank 0
+        self._copied, self._links = False, set[bytes]()  # all links of a file that has others, on rank 0
         self.checksum = checksum
 
     def copy_others(self) -> None:
@@ -62,7 +64,7 @@ class NewDataset:
 
         The copy keeps references, links, user block and all else; HDF5 reuses the space of the deleted dataset.
         """
-        path = self._path
+        path, self._copied = self._path, True
 
         def copy() -> None:
             if not check_target(path, self._name):
@@ -104,8 +106,7 @@ class NewDataset:
     def complete(self, checksum: str, check: bool) -> None:
         """Record the checksum of the elements.  Raises FileError if the elements, read back, have another checksum.
 
-        check : whether to read the elements back.  The metadata of the dataset in its file are always read back from
-                the disk, because a storage may lose only the metadata.
+        check : whether to read the elements back.
         """
         if check and self._shape[0] * self._shape[1]:
             with self.opened(write=False) as transfer:
@@ -115,7 +116,8 @@ class NewDataset:
         if self.checksum != checksum:
             self.checksum = checksum
             on_root(self._comm, self._path, self._record)
-        on_root(self._comm, self._path, self._check_held)
+        if not self._of_many:
+            on_root(self._comm, self._path, self.check_held)
 
     @property
     def place(self) -> tuple[str, str]:
@@ -142,7 +144,7 @@ class NewDataset:
                 del file[name]
             dataset = file.create_dataset(name, self._shape[: self._ndim], self._dtype, **storage)
             write_attributes(dataset, attributes)
-            self._links = _links(file)
+            self._links = _links(file) if self._copied else set()
             place = dataset.id.get_offset() or 0, access_unit(dataset)
         if not self._chunked:
             with partial.open("rb+") as reserved:
@@ -153,14 +155,17 @@ class NewDataset:
         with h5py.File(self._partial, "r+") as file:
             write_attributes(file[self._name], {_CHECKSUM: self.checksum})
 
-    def _check_held(self) -> None:
-        """Raise FileError if the new file has lost metadata or links that were written to it, as after a disk fault."""
+    def check_held(self) -> None:
+        """Raise FileError if the new file has lost metadata or links that were written to it, as after a disk fault.
+
+        Local.  The metadata are read back from the disk, because a storage may lose nothing but the metadata.
+        """
         nbytes = self._shape[0] * self._shape[1] * self._dtype.itemsize if self._offset else 0
         to_disk(self._partial, (self._offset, self._offset + nbytes))
         try:
             held = stored_dataset(self._partial, self._name)
             with h5py.File(self._partial, "r") as file:
-                links = _links(file)
+                links = _links(file) if self._copied else set()
         except (
             PdgemmError,
             OSError,
@@ -172,6 +177,12 @@ class NewDataset:
         there = held.shape, held.dtype, held.offset or 0, held.checksum
         if there != (self._shape, self._dtype, self._offset, self.checksum) or not self._links <= links:
             raise FileError(f"{self._path}: {LOST}: {self._name} is {held.shape} {held.dtype} there")
+
+
+def check_all_held(datasets: Iterable[NewDataset]) -> None:
+    """Do `check_held` for datasets of one file, which is written to the disk once.  Local."""
+    for dataset in datasets:
+        dataset.check_held()
 
 
 def _links(file: h5py.File) -> set[bytes]:

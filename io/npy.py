@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from contextlib import AbstractContextManager
+from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy_format
 
+import pdgemm
 from pdgemm.algorithms.protection.checksum import checksum
 from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
 from pdgemm.grids.distribution import Block
@@ -22,7 +24,7 @@ from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import mpi_io, pieces
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.matrix_files import Progress, Transfer, check_dtypes, part_of, within
-from pdgemm.io.stored import CHANGED
+from pdgemm.io.stored import CHANGED, Stored
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import TYPE, element_type
 from pdgemm.local.arrays.integers import as_count
@@ -48,6 +50,7 @@ class _Header(NamedTuple):
     fortran_order: bool
     offset: int
     state: State
+    ndim: int
 
 
 def load(
@@ -108,6 +111,48 @@ def load(
     what = str(path), "", "mpi-io", header.shape, str(header.dtype)
     matrix.report = IOReport("read", *what, size, taken, None, only)
     return matrix
+
+
+def dataset(path: str | Path, grid: ProcessGrid | None = None, *, dtype: DType | None = None) -> pdgemm.StoredMatrix:
+    """Return the array of a .npy file as a matrix that stays in its file.  Collective over the grid.
+
+    path, grid : as in `load`.   dtype : the type to convert to while reading; see `pdgemm.io.hdf5.dataset`.
+
+    Raises FileError, LayoutError or DTypeError on every rank.
+    """
+    grid = default_grid() if grid is None else grid
+    with together(communicator_of(grid)):
+        path, wanted = Path(path), None if dtype is None else element_type(dtype)
+    stored, wanted, transposed = array_properties(path, grid, wanted)
+    return pdgemm.StoredMatrix(grid, (str(path), ""), stored, wanted, "T" if transposed else "N")
+
+
+def array_properties(path: str | Path, grid: ProcessGrid, dtype: Any = None) -> tuple[Stored, np.dtype, bool]:
+    """Return the properties of an array, the type of its matrix, and whether its columns are contiguous.  Collective.
+
+    The rows of the Stored are contiguous.  Arguments and errors are those of `load`.
+    """
+    path = Path(path)
+    header = on_root(grid.comm, path, lambda: _inspect(path))
+    with together(grid.comm):
+        wanted = (header.dtype if dtype is None else element_type(dtype)).newbyteorder("=")
+        check_dtypes(str(path), header.dtype, wanted, tuple(TYPE))
+    rows, cols = header.shape
+    identity = header.state.device, header.state.inode, header.offset
+    stored = Stored(
+        shape=(cols, rows) if header.fortran_order else (rows, cols),
+        dtype=header.dtype,
+        file=path,
+        offset=header.offset,
+        unit=(1, 1),
+        scattered=False,
+        checksum=None,
+        states={(path, header.state)},
+        object=identity,
+        objects={identity},
+        ndim=header.ndim,
+    )
+    return stored, wanted, header.fortran_order
 
 
 def save(
@@ -176,17 +221,16 @@ def _inspect(path: Path) -> _Header:
     if len(shape) not in (1, 2):
         raise LayoutError(f"{path} is neither a matrix nor a vector: its shape is {shape}")
     fortran_order = fortran_order and len(shape) == 2
-    shape = shape[0], shape[1] if len(shape) == 2 else 1
     if min(shape) < 0:
         raise FileError(f"{path} is damaged: its header says that its shape is {shape}")
     if dtype.kind not in "biufc":
         raise DTypeError(f"{path} holds {dtype}, which are no numbers")
-    end = offset + shape[0] * shape[1] * dtype.itemsize
+    end = offset + prod(shape) * dtype.itemsize
     if end > current.size:
         raise FileError(f"{path} is truncated: its elements end at byte {end}, the file at {current.size}")
     if current != before:
         raise FileError(f"{path} {CHANGED}")
-    return _Header(shape, dtype, fortran_order, offset, current)
+    return _Header((shape[0], prod(shape[1:])), dtype, fortran_order, offset, current, len(shape))
 
 
 def _check_unchanged(path: Path, header: _Header) -> None:

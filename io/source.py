@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pdgemm.algorithms.protection import checksum
-from pdgemm.errors import FileError
+from pdgemm.errors import FileError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.io import hdf5, hyperslabs, mpi_io, pieces
+from pdgemm.io import hdf5, hyperslabs, mpi_io, npy, pieces
 from pdgemm.io.atomic import on_root
-from pdgemm.io.matrix_files import Progress, Transfer
+from pdgemm.io.matrix_files import Transfer
 from pdgemm.io.stored import CHANGED, Stored, changed_file, check_unchanged
 from pdgemm.local.arrays.dtypes import STORED
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.names import DeviceName
 
+_TURNED = {("N", "T"): "T", ("T", "T"): "N", ("N", "C"): "C", ("C", "C"): "N"}  # (op, letter): op of the turned one
 Region = tuple[tuple[int, int], tuple[int, int]]  # (first, one after the last) of the rows and of the columns
 
 
@@ -52,8 +52,8 @@ class Source(NamedTuple):
     """A dataset that is to be read as a matrix.
 
     what   : the name of the matrix in messages.
-    dataset : the file, and the name of the dataset in the file.
-    stored : the properties from `hdf5.dataset_properties`.
+    dataset : the file, and the name of the dataset in the file, "" in a .npy file.
+    stored : the properties from `hdf5.dataset_properties` or `npy.array_properties`.
     dtype  : type of the matrix.
     """
 
@@ -62,6 +62,11 @@ class Source(NamedTuple):
     stored: Stored
     dtype: np.dtype
     op: str = "N"
+
+    @property
+    def place(self) -> str:
+        """The file, and the dataset in it, in messages."""
+        return ":".join(filter(None, self.dataset))
 
     @property
     def transposed(self) -> bool:
@@ -89,13 +94,34 @@ class Source(NamedTuple):
         rows, cols = self.stored.unit
         return (cols, rows) if self.transposed else (rows, cols)
 
-    def read(
-        self, grid: ProcessGrid, block: Block | None, device: DeviceName = "host", progress: Progress | None = None
-    ) -> DistMatrix:
-        """Return the matrix, or its transpose where op is not "N".  Collective; raises the errors of `hdf5.load`."""
-        return hdf5.load(
-            *self.dataset, grid, block, dtype=self.dtype, transpose=self.transposed, device=device, progress=progress
-        )
+    def turned(self, letter: str) -> Source:
+        """Return the source of the transpose ("T") or of the conjugate transpose ("C"); op(matrix) for "N".
+
+        Raises LayoutError where op(matrix) would be the conjugate of a dataset of complex elements.
+        """
+        now = self.op
+        if letter == "N":
+            return self
+        if self.dtype.kind != "c":
+            now, letter = ("T" if now == "C" else now), "T"
+        if (now, letter) not in _TURNED:
+            raise LayoutError("the conjugate of a matrix in a file is no view: load it, or conjugate the other operand")
+        return self._replace(op=_TURNED[now, letter])
+
+    def again(self, grid: ProcessGrid) -> Source:
+        """Return the source with the properties that its dataset has now.  Collective."""
+        return self._replace(stored=source(grid, self.what, self.dataset, self.dtype).stored)
+
+    def read(self, grid: ProcessGrid, block: Block | None, **more: Any) -> DistMatrix:
+        """Return the matrix, or its transpose where op is not "N".  Collective; raises the errors of `load`.
+
+        more : arguments of `hdf5.load` or `npy.load`.
+        """
+        (path, name), how = self.dataset, {"dtype": self.dtype, "transpose": self.transposed, **more}
+        if name:
+            return hdf5.load(path, name, grid, block, **how)
+        how["transpose"] ^= npy.array_properties(path, grid, self.dtype)[2]
+        return npy.load(path, grid, block, **how)
 
     def is_same(self, other: Source) -> bool:
         """Return whether both sources are the same dataset, whatever its names."""
@@ -114,22 +140,25 @@ class Source(NamedTuple):
         sums : receives the sums of all reads in the block.  A file that has another time or owner at the end, or that
                was replaced, is then read once more, and has changed only if the sums differ.
         """
+        if grid.draft:  # a program is planned, in which this rank has no elements to read
+            yield lambda row, col, elements: None
+            return
         stored, comm = self.stored, grid.comm
         path, name = Path(self.dataset[0]), self.dataset[1]
-        if stored.offset is not None and stored.dtype in STORED:
+        if stored.offset is not None and (stored.dtype in STORED or not name):
             way = mpi_io.opened_by_mpi_io(stored.file, stored.offset, stored.shape[1], stored.dtype, comm)
         else:
             way = hyperslabs.opened_by_hdf5(path, name, comm, False)
-        on_root(comm, path, lambda: check_unchanged(f"{path}:{name}", stored))
+        on_root(comm, path, lambda: check_unchanged(self.place, stored))
         with way as transfer:
             yield transfer
         if sums is None:
-            on_root(comm, path, lambda: check_unchanged(f"{path}:{name}", stored))
+            on_root(comm, path, lambda: check_unchanged(self.place, stored))
         elif (file := on_root(comm, path, lambda: changed_file(stored))) is not None:
-            again = source(grid, self.what, self.dataset, self.dtype, self.op)
+            again = self.again(grid)
             same_shape, read = again.stored.shape == stored.shape, checksum.text(comm, sums.total)
             if not (same_shape and again.checksum(grid, sums.dtype) == read):
-                raise FileError(f"{path}:{name}: {file} {CHANGED}")
+                raise FileError(f"{self.place}: {file} {CHANGED}")
 
 
 def ndim_of_product(b: Source, entry: Source | None) -> int:
@@ -140,6 +169,12 @@ def ndim_of_product(b: Source, entry: Source | None) -> int:
 def source(
     grid: ProcessGrid, what: str, dataset: tuple[str, str], dtype: str | np.dtype | None = None, op: str = "N"
 ) -> Source:
-    """Inspect a dataset.  Collective over the grid; raises the errors of `hdf5.load` that do not depend on elements."""
-    stored, matrix_dtype = hdf5.dataset_properties(*dataset, grid, dtype)
-    return Source(what, dataset, stored, matrix_dtype, op.upper())
+    """Inspect a dataset, or a .npy file, whose dataset has the name "".  Collective over the grid.
+
+    Raises the errors of `hdf5.load` and `npy.load` that do not depend on elements, and that of `Source.turned`.
+    """
+    if dataset[1]:
+        stored, matrix_dtype = hdf5.dataset_properties(*dataset, grid, dtype)
+        return Source(what, dataset, stored, matrix_dtype, op.upper())
+    stored, matrix_dtype, transposed = npy.array_properties(dataset[0], grid, dtype)
+    return Source(what, dataset, stored, matrix_dtype, "T" if transposed else "N").turned(op.upper())

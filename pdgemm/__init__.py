@@ -20,6 +20,7 @@ if _TYPE_CHECKING:
     from pdgemm import interchange as interchange
     from pdgemm import io as io
     from pdgemm import linalg as linalg
+    from pdgemm import parallel as parallel
     from pdgemm import scalapack as scalapack
     from pdgemm import statistics as statistics
     from pdgemm.algorithms.indexing.assignment import assign as assign
@@ -74,6 +75,7 @@ _MODULES = {
     "interchange": "pdgemm.interchange",
     "io": "pdgemm.io",
     "linalg": "pdgemm.linalg",
+    "parallel": "pdgemm.parallel",
     "scalapack": "pdgemm.scalapack",
     "statistics": "pdgemm.statistics",
 }

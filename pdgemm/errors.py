@@ -17,6 +17,10 @@ class GridError(PdgemmError, ValueError):
     """A process grid cannot be built or was freed, or grids differ where one grid is needed."""
 
 
+class MeshError(GridError):
+    """The sizes of a mesh do not fit its ranks, or each other."""
+
+
 class DTypeError(PdgemmError, TypeError):
     """An element type is not supported, or types differ."""
 

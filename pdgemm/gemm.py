@@ -201,7 +201,7 @@ def carried_out(
         operands.A.grid.draft.add("C", plan)
         result = operands.C
     else:
-        product = Prepared(plan, scalars[0], *operands[:3], workspace)
+        product = Prepared(plan, scalars[0], *operands[:3], workspace, operands.mirrored)
         result = product.run(scalars[1], start, progress, notifies)
     if operands.new_result:
         result.shared = all_shared(result.stored, result.grid)

@@ -1,4 +1,4 @@
-"""Products, solves, factorisations and eigenproblems with ScaLAPACK's arguments.
+"""Products, solves, factorisations, eigenproblems and singular values with ScaLAPACK's arguments.
 
 Matrices have descriptors and column-major local arrays, and indices start at 1.
 
@@ -19,11 +19,12 @@ Blackford et al., ScaLAPACK Users' Guide, 1997, ch. 4; Choi et al., A proposal f
 Algebra Subprograms, LAPACK Working Note 100, 1995.
 """
 
-from pdgemm.interop.scalapack import blacs, descriptors, eigen, lapack, pblas
+from pdgemm.interop.scalapack import blacs, descriptors, eigen, lapack, orthogonal, pblas
 from pdgemm.interop.scalapack.blacs import *  # noqa: F403
 from pdgemm.interop.scalapack.descriptors import *  # noqa: F403
 from pdgemm.interop.scalapack.eigen import *  # noqa: F403
 from pdgemm.interop.scalapack.lapack import *  # noqa: F403
+from pdgemm.interop.scalapack.orthogonal import *  # noqa: F403
 from pdgemm.interop.scalapack.pblas import *  # noqa: F403
 
-__all__ = [*blacs.__all__, *descriptors.__all__, *eigen.__all__, *lapack.__all__, *pblas.__all__]
+__all__ = [*blacs.__all__, *descriptors.__all__, *eigen.__all__, *lapack.__all__, *orthogonal.__all__, *pblas.__all__]

@@ -3,7 +3,8 @@
 
     . scripts/env.sh; python scripts/gallery.py
 
-The text of an example is its docstring, its output what it prints here.
+The text of an example is its docstring, its output what it prints here.  A last picture shows the losses of digits.py
+on 1 to 4 ranks: it is that of docs/training.md.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ from __future__ import annotations
 import ast
 import shlex
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from matplotlib.figure import Figure
 from PIL import Image
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
 ON_RANKS = "mpirun -n 4 python -m pdgemm docs/examples/{}.py"
 COMMANDS = {  # in the order of the gallery; the last one of each is that of the example
     "pca": [ON_RANKS],
+    "pca_file": [ON_RANKS],
     "nearest_neighbours": [
         "mpirun -n 4 pdgemm multiply digits.h5:/X digits.h5:/X --transb T -o similarity.h5:/S --verify",
         "python docs/examples/{}.py",
@@ -30,13 +36,15 @@ COMMANDS = {  # in the order of the gallery; the last one of each is that of the
     "gaussian_process": [ON_RANKS],
     "vibrating_plate": [ON_RANKS],
     "least_squares": [ON_RANKS],
+    "digits": [f"{ON_RANKS} --dtype float64 --no-report --picture digits.png"],
+    "digits_conv": [f"{ON_RANKS} --local-statistics --picture digits_conv.png"],
 }
 BEGINNING = """\
 <!-- written by scripts/gallery.py -->
 # Examples
 
 Each example is a short program to copy and change.  It runs on any number of ranks, with or without `mpirun`, and
-writes into the current folder, or into the one that is its argument.  Install what the examples need by
+writes into the current folder, or where its arguments say.  Install what the examples need by
 `pip install '.[mpi,demo]'`.  The test suite runs all of them on 1 and 4 ranks, and compares their results with those
 of NumPy, SciPy and scikit-learn.
 """
@@ -91,6 +99,47 @@ def page(outputs: dict[str, str]) -> str:
     return "\n".join([*parts, END])
 
 
+def train(path: str) -> None:
+    """Run digits.py on these ranks, and save its losses, and the share of digits it reads right every ten steps."""
+    sys.path.insert(0, str(EXAMPLES))
+    digits: Any = __import__("digits")
+    options = digits.parsed(["--dtype", "float64", "--no-report"])
+    learned, (x, labels), buckets = digits.prepared(options)
+    losses, right = [], []
+    for step, loss in digits.train(options, buckets, *learned):
+        losses.append(loss)
+        if step % 10 == 0:
+            with buckets.forward():
+                read = digits.forward(buckets.parameters, x)[-1].argmax(axis=1)
+            right.append((step, 100 * np.mean(read == labels)))
+    if buckets.mesh.rank == 0:
+        np.savez(path, losses=losses, right=right)
+
+
+def draw_training(path: Path, runs: dict[int, Any]) -> None:
+    """Draw the curves of 1 rank in wide grey lines, and those of more ranks on them in dashes that take turns."""
+    figure = Figure(figsize=(8, 3.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for ranks, run in runs.items():
+        style: Any = {"label": f"dp {ranks}", "color": "lightgrey", "linewidth": 4}
+        if ranks > 1:
+            dashes = 5 * (ranks - 2), (5, 5 * (len(runs) - 2))
+            style |= {"color": f"C{ranks - 2}", "linewidth": 1.3, "linestyle": dashes}
+        left.semilogy(np.arange(1, 1 + len(run["losses"])), run["losses"], **style)
+        right.plot(*run["right"].T, **style)
+    most = max(np.abs(run["losses"] / runs[1]["losses"] - 1).max() for run in runs.values())
+    left.set(xlabel="step", ylabel="loss", title=f"relative difference at most {most:.0e}")
+    right.set(xlabel="step", ylabel="% read right", title="297 digits that were held out", ylim=(0, 100))
+    right.legend(loc="lower right", handlelength=4)
+    figure.savefig(path, dpi=100)
+
+
+def store(source: Path, name: str) -> None:
+    """Write a picture of the gallery; a palette takes half of the bytes."""
+    with Image.open(source) as picture:
+        picture.convert("RGB").quantize(160).save(EXAMPLES / "pictures" / f"{name}.png", optimize=True)
+
+
 def main() -> None:
     """Run all examples in a folder of their own, and write what came out."""
     outputs = {}
@@ -100,11 +149,17 @@ def main() -> None:
                 words = shlex.split(command.format(name).replace("docs/examples", str(EXAMPLES)))
                 run = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
             outputs[name] = run.stdout
-            with Image.open(Path(folder) / f"{name}.png") as picture:  # a palette takes half of the bytes
-                picture.convert("RGB").quantize(160).save(EXAMPLES / "pictures" / f"{name}.png", optimize=True)
+            store(Path(folder) / f"{name}.png", name)
             print(name, outputs[name], sep="\n")
+        curves = {ranks: Path(folder) / f"{ranks}.npz" for ranks in range(1, 5)}
+        for ranks, path in curves.items():
+            words = ["mpirun", "-n", str(ranks), "python", "-m", "pdgemm", __file__, str(path)]
+            subprocess.run(words, cwd=folder, check=True)
+        picture = Path(folder) / "training_curves.png"
+        draw_training(picture, {ranks: np.load(path) for ranks, path in curves.items()})
+        store(picture, picture.stem)
     (EXAMPLES / "README.md").write_text(page(outputs))
 
 
 if __name__ == "__main__":
-    main()
+    train(sys.argv[1]) if len(sys.argv) > 1 else main()

@@ -17,7 +17,7 @@ from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io.matrix_files import Transfer
 from pdgemm.io.source import ReadSums, Region, Source
-from pdgemm.io.streamed.tiling import STAGED, Range, TileStep, Tiling
+from pdgemm.io.streamed.tiling import STAGED, Range, TileStep
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
 
@@ -96,12 +96,14 @@ class Panels:
         return panel.T.H if self._source.op == "C" else panel
 
 
-def loaded_steps(comm: MPI.Intracomm, tiling: Tiling, a: Panels | None, b: Panels | None) -> Iterator[TileStep]:
+def loaded_steps(
+    comm: MPI.Intracomm, steps: Iterator[TileStep], a: Panels | None, b: Panels | None = None
+) -> Iterator[TileStep]:
     """Yield each step when its panels are in memory, while the panels of the next step are read.  Collective.
 
     a, b : the panels of op(A) and op(B); None: an operand that lies in memory.
     """
-    steps, read = tiling.steps(), [x for x in (a, b) if x is not None]
+    read = [x for x in (a, b) if x is not None]
     step = next(steps, None)
     with together(comm):
         _begin(a, b, step)

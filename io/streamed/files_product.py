@@ -173,7 +173,7 @@ class FilesProduct:
 
     def _read_sums(self, left: Left | None) -> list[ReadSums]:
         """Return the ReadSums of the inputs, which begin with the sums of the regions that earlier jobs have read."""
-        of = [(":".join(x.dataset), dtype) for x, dtype in zip(self.inputs, self.held_types)]
+        of = [(x.place, dtype) for x, dtype in zip(self.inputs, self.held_types)]
         if left is None:
             return [ReadSums(*x) for x in of]
         totals = left.read if self.grid.rank == 0 else [0] * len(of)
@@ -220,7 +220,7 @@ class FilesProduct:
         X = random_vectors(c.shape[1], seed)
         of = partial(applied, self.grid)
         # inspect the files again: their times may differ now, and the sums of the reads have shown equal elements
-        a, b, *entry = (source(self.grid, x.what, x.dataset, x.dtype, x.op) for x in self.inputs)
+        a, b, *entry = (x.again(self.grid) for x in self.inputs)
         return residual_of(of, c, self.alpha, a, b, self.beta, entry[0] if entry else None, X, **sums)
 
     def _written(self, dataset: NewDataset, kept: Checkpoints | None, notify: GuardedCallback) -> _Counted:
@@ -243,7 +243,7 @@ class FilesProduct:
             adds = tiling.counts[2] > 1 or entry is not None or bool(tiling.parts)
             plan(a.panel(rows, inner), b.panel(inner, cols), tile, beta=int(adds), **options)  # raises its errors here
             out, checks = TileWriter(write, self.stored, writer), list[CheckReport]()
-            for number, step in enumerate(loaded_steps(comm, tiling, a, b), 1):
+            for number, step in enumerate(loaded_steps(comm, tiling.steps(), a, b), 1):
                 checks += self._multiplied(step, a, b, tile, (entry, sums), out, options)
                 notify(number, tiling.count)
                 if kept is not None and kept.due(step, number == tiling.count):

@@ -29,8 +29,9 @@ from pdgemm.matrix.residual import Residual, verify
 from pdgemm.names import DeviceName, DType, Transpose
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.support.agreement import together
+from pdgemm.support.files import is_npy
 
-Dataset = str | Path | tuple[str | Path, str]  # "a.h5:/x", or a file and the name of a dataset in it
+Dataset = str | Path | tuple[str | Path, str]  # "a.h5:/x", or a file and the name of a dataset in it, or "a.npy"
 
 
 class FilesResult(NamedTuple):
@@ -74,10 +75,10 @@ def multiply_files(
 
         multiply_files("a.h5:/x", "b.h5:/y", "c.h5:/z", memory=2 << 30, checkpoint=600)
 
-    a, b, output : datasets of A, B and C: "a.h5:/x", or the file and the name.  C replaces a dataset that pdgemm
-        wrote, or C on entry, when the new C is complete.  Only with overwrite, C replaces A, B, or a dataset of
-        another program.
-    c0      : C on entry, where beta is not 0; by default the output.
+    a, b, output : datasets of A, B and C: "a.h5:/x", or the file and the name; A and B may be .npy files: "a.npy".
+        C replaces a dataset that pdgemm wrote, or C on entry, when the new C is complete.  Only with overwrite, C
+        replaces A, B, or a dataset of another program.
+    c0      : C on entry, as A, where beta is not 0; by default the output.
     alpha, beta, transa, transb, options : as in `pdgemm`.
     grid    : by default a grid of all ranks.   block, device : of matrices in memory.
     dtype   : the type that A and B are converted to.
@@ -108,9 +109,13 @@ def multiply_files(
     assert from_a and from_b and to
     x, y = (source(grid, *what, wanted, op) for what, op in zip((("A", from_a), ("B", from_b)), ops))
     stored = product(x.dtype, y.dtype)
+    if not to[1]:
+        raise ArgumentError(f"the result is a dataset, such as c.h5:/z, got {to[0]}")
     z = source(grid, "C on entry", entry or to, stored) if beta or entry else None
     if z and not beta and z.shape != (x.shape[0], y.shape[1]):
-        raise LayoutError(f"{':'.join(z.dataset)} is {z.shape[0]} x {z.shape[1]}, but C is {x.shape[0]} x {y.shape[1]}")
+        raise LayoutError(f"{z.place} is {z.shape[0]} x {z.shape[1]}, but C is {x.shape[0]} x {y.shape[1]}")
+    if in_parts and beta and z and z.transposed:
+        raise LayoutError(f"{z.place} is in Fortran order: C on entry of a product in parts must be in C order")
     work = _Work(grid, alpha, x, y, beta, z if beta else None, stored, to, overwrite, seed, options, say)
     if in_parts:
         return work.in_parts(memory, checkpoint, mtbf)
@@ -118,7 +123,10 @@ def multiply_files(
 
 
 def _file_and_name(dataset: Any) -> tuple[str, str]:
-    """Return the file and the name of a dataset.  Raises ArgumentError."""
+    """Return the file and the name of a dataset, "" of a .npy file.  Raises ArgumentError."""
+    file = dataset[0] if isinstance(dataset, tuple) and dataset[1:] == ("",) else dataset
+    if is_npy(file):
+        return str(file), ""
     file, name = file_and_name(*(dataset if isinstance(dataset, tuple) else (dataset, None)))
     return str(file), name
 
@@ -149,7 +157,7 @@ class _Work(NamedTuple):
 
     def read(self, x: Source, block: Block | None, device: DeviceName) -> DistMatrix:
         with self.say.progress(f"read {x.what}", x.nbytes, "B/s") as progress:
-            matrix = x.read(self.grid, block, device, progress)
+            matrix = x.read(self.grid, block, device=device, progress=progress)
         self.say.report("read", matrix.report)
         return matrix
 

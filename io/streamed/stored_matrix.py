@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import replace
 from math import prod
 from time import perf_counter
@@ -13,17 +14,17 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.algorithms.product_options import ProductOptions
-from pdgemm.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError
+from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError, MemoryLimitError
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.check_report import CheckReport, all_checks
 from pdgemm.instrument.stream_report import StreamReport
-from pdgemm.io import hdf5
 from pdgemm.io.source import ReadSums, Source
 from pdgemm.io.stored import Stored
 from pdgemm.io.streamed.file_panels import Panels, loaded_steps, worker
 from pdgemm.io.streamed.files_product import checks_of, operand_of
+from pdgemm.io.streamed.stored_svd import LIMIT, stored_svd
 from pdgemm.io.streamed.tiling import Operand, Tiling
 from pdgemm.io.streamed.tiling_choice import counts
 from pdgemm.local.arrays import device as devices
@@ -37,26 +38,27 @@ from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.memory_left import largest_so_far
 from pdgemm.support.text import in_bytes
 
-LIMIT = 1 << 28  # bytes per rank for panels and buffers, where the caller sets no limit
-_TURNED: dict[tuple[str, str], Transpose] = {("N", "T"): "T", ("T", "T"): "N", ("N", "C"): "C", ("C", "C"): "N"}
-
 
 class StoredMatrix:
-    """A matrix in an HDF5 file, as an operand of `pdgemm`: C := alpha op(A) op(B) + beta C with A, B or both in files.
+    """A matrix in a file, as an operand of `pdgemm`: C := alpha op(A) op(B) + beta C with A, B or both in files.
 
-    `pdgemm.io.hdf5.dataset` returns it.  Each panel of the inner dimension is read while the previous panel is
-    multiplied: in memory are only C, an operand that is a DistMatrix, and two panels of each operand in a file.
+    `pdgemm.io.hdf5.dataset` and `pdgemm.io.npy.dataset` return it.  Each panel of the inner dimension is read while the
+    previous panel is multiplied: in memory are only C, an operand that is a DistMatrix, and two panels of each operand
+    in a file.
 
-    `A.T` and `A.H` are views; `A @ B` is the product.
+    `A.T` and `A.H` are views; `A @ B` is the product, and `pdgemm.linalg.svd(A, k)` has the largest singular values.
     """
 
     __array_ufunc__ = None  # NumPy defers `array @ A` to `__rmatmul__`, which raises DTypeError
 
     def __init__(
-        self, grid: ProcessGrid, place: tuple[str, str], stored: Stored, dtype: np.dtype, op: Transpose = "N"
+        self, grid: ProcessGrid, place: tuple[str, str], stored: Stored, dtype: np.dtype, op: str = "N"
     ) -> None:
-        """Local; `hdf5.dataset` inspects the file.   place : file and dataset.   dtype : type of the matrix."""
-        self.grid, self.source = grid, Source(f"{place[0]}:{place[1]}", place, stored, dtype, op)
+        """Local; `hdf5.dataset` inspects the file.
+
+        place : file and dataset, "" in a .npy file.   dtype : type of the matrix.
+        """
+        self.grid, self.source = grid, Source(":".join(filter(None, place)), place, stored, dtype, op)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -85,27 +87,64 @@ class StoredMatrix:
         return self._turned("C")
 
     def _turned(self, letter: str) -> Self:
-        now = self.source.op
-        if self.dtype.kind != "c":
-            now, letter = ("T" if now == "C" else now), "T"
-        if (now, letter) not in _TURNED:
-            raise LayoutError("the conjugate of a matrix in a file is no view: load it, or conjugate the other operand")
-        x = self.source
-        return type(self)(self.grid, x.dataset, x.stored, x.dtype, _TURNED[now, letter])
+        turned = copy(self)
+        turned.source = self.source.turned(letter)
+        return turned
+
+    def planned_on(self, grid: ProcessGrid) -> Self:
+        """Return the matrix on a grid on which a program is planned: nothing is read."""
+        planned = copy(self)
+        planned.grid = grid
+        return planned
 
     def load(self, block: Block | None = None, **more: Any) -> DistMatrix:
-        """Return the matrix as a DistMatrix.  Collective over the grid; arguments as in `hdf5.load`."""
-        path, name = self.source.dataset
-        matrix = hdf5.load(path, name, self.grid, block, dtype=self.dtype, transpose=self.source.transposed, **more)
+        """Return the matrix as a DistMatrix.  Collective over the grid; arguments as in `hdf5.load` or `npy.load`."""
+        matrix = self.source.read(self.grid, block, **more)
         return matrix.T.H if self.source.op == "C" and self.dtype.kind == "c" else matrix
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __repr__(self) -> str:
-        path, name = self.source.dataset
         rows, cols = self.shape
-        return f"StoredMatrix({path}:{name}, {rows} x {cols} {self.dtype}, op {self.source.op})"
+        return f"StoredMatrix({self.source.place}, {rows} x {cols} {self.dtype}, op {self.source.op})"
+
+    def centered_svd(
+        self,
+        k: int,
+        *,
+        passes: int = 2,
+        memory: int | None = None,
+        oversample: int | None = None,
+        seed: int = 0,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> tuple[DistMatrix, np.ndarray, DistMatrix, DistMatrix]:
+        """Return U, s, Vh and mu with A - 1 mu ~ U diag(s) Vh, where mu is the mean of the rows.  Collective.
+
+        The principal components of A, whose rows are observations, are the rows of Vh, their variances s^2 / (m - 1),
+        and the scores U diag(s).  Nothing is read for the mean: the mean of the rows of the first panel is subtracted
+        from all rows of the first pass, and the difference from the mean of all rows is a product of rank 1, which is
+        subtracted from the sketches; later passes subtract the mean itself.
+
+        Arguments, report and errors are those of `pdgemm.linalg.svd`, whose A is A - 1 mu here; mu is (1, n).
+        """
+        U, s, Vh, mean = self._singular(k, passes, memory, oversample, seed, progress, True)
+        assert mean is not None
+        return U, s, Vh, mean
+
+    def __svd__(
+        self, k: int | None, others: dict[str, Any], *arguments: Any
+    ) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
+        """Compute singular values as `pdgemm.linalg.svd` does.   others : arguments for a matrix in memory."""
+        with together(communicator_of(self.grid)):
+            if names := [name for name, value in others.items() if value not in (None, False)]:
+                raise ArgumentError(f"{' and '.join(names)}: for a matrix in memory, and {self!r} is in a file")
+        return self._singular(k, *arguments)[:3]
+
+    def _singular(
+        self, k: Any, passes: Any, memory: Any, oversample: Any, seed: Any, progress: Any, centered: bool = False
+    ) -> tuple[DistMatrix, np.ndarray, DistMatrix, DistMatrix | None]:
+        return stored_svd(self.grid, self.source, k, passes, memory, oversample, seed, centered, progress)
 
     def __matmul__(self, other: Any) -> DistMatrix:
         return pdgemm(1, self, other)  # type: ignore[arg-type]
@@ -150,10 +189,14 @@ class StoredMatrix:
             tiling = _panels((m, n, k if alpha else 0), grid.shape, A, B, limit, copied)
             description += ["pdgemm of files", tiling, alpha, beta, C is None, limit, options.accumulate_dtype]
         options = replace(options, memory_limit=limit - tiling.most_bytes)
+        if grid.draft:
+            names = (x.source.what for x in (A, B) if isinstance(x, StoredMatrix))
+            grid.draft.add(" and ".join(dict.fromkeys(names)), tiling.file_reads)
         if C is None:
             C = DistMatrix.empty((m, n), grid=grid, dtype=stored)
+        notify = GuardedCallback(None if grid.draft else progress)
         T = C if sums == stored or tiling.counts[2] == 1 else C.astype(sums)  # C is rounded once, not after each panel
-        counted, wait, checks = _multiplied(grid, tiling, alpha, A, B, beta, T, options, GuardedCallback(progress))
+        counted, wait, checks = _multiplied(grid, tiling, alpha, A, B, beta, T, options, notify)
         if T is not C:
             C[:, :] = T.astype(stored)
         seconds = perf_counter() - start
@@ -223,7 +266,7 @@ def _multiplied(
     checks = list[CheckReport]()
     shapes = ((m, inner), (mb, ka)), ((inner, n), (kb, nb))
     with ExitStack() as stack:
-        sums = [ReadSums(":".join(x.source.dataset), x.dtype) if isinstance(x, StoredMatrix) else None for x in (A, B)]
+        sums = [ReadSums(x.source.place, x.dtype) if isinstance(x, StoredMatrix) else None for x in (A, B)]
         opened = [
             None if read is None else stack.enter_context(x.source.opened_alone(grid, read))
             for x, read in zip((A, B), sums)
@@ -233,7 +276,7 @@ def _multiplied(
             None if get is None or read is None else Panels(x.source, get, grid, *shape, loads, reader, read)
             for x, get, shape, loads, read in zip((A, B), opened, shapes, tiling.loads, sums)
         )
-        for number, step in enumerate(loaded_steps(grid.comm, tiling, a, b), 1):
+        for number, step in enumerate(loaded_steps(grid.comm, tiling.steps(), a, b), 1):
             k0, k1 = step.inner
             panel_a = A[:, k0:k1] if a is None else a.panel(m, k1 - k0)
             panel_b = B[k0:k1, :] if b is None else b.panel(k1 - k0, n)

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pdgemm.schedules.file_reads import FileReads
 from pdgemm.support.text import counted, in_bytes
 
 Range = tuple[int, int]  # the first index, and the index after the last one
@@ -263,6 +264,12 @@ class Tiling:
         rows, cols, a_inner, b_inner = self.blocks
         m, n, k = self.largest
         return _least(m, rows * self.slabs), _least(n, cols), _least(k, a_inner), _least(k, b_inner)
+
+    @property
+    def file_reads(self) -> FileReads:
+        """The reads of panels as a stage of a program."""
+        panels = f"{counted(self.count, 'panel')} of width <= {self.largest[2]}"
+        return FileReads(self.grid[0] * self.grid[1], panels, self.bytes_read, self.most_bytes)
 
     def as_dict(self, memory: int) -> dict[str, Any]:
         """Return the plan as a dictionary of numbers."""

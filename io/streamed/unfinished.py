@@ -200,7 +200,7 @@ def look_for_unfinished(place: OutputPlace, product: SavedProduct) -> Left | Non
         if not _is_same(product, number, left, state["inputs"].get(x.what), path):
             if complete:
                 return None
-            raise ArgumentError(f"{':'.join(x.dataset)} is not what it was when {path} was saved: {_advice(place)}")
+            raise ArgumentError(f"{x.place} is not what it was when {path} was saved: {_advice(place)}")
     if complete:
         raise Complete
     if state["tile"] is not None:
@@ -296,7 +296,7 @@ def _is_same(product: SavedProduct, number: int, left: Left, known: dict[str, An
         return True
     if comm.rank == 0:
         files.say(
-            f"{':'.join(x.dataset)} is another file than when {path} was saved, or was moved or changed: what the job "
+            f"{x.place} is another file than when {path} was saved, or was moved or changed: what the job "
             "before has read of it is read again and compared"
         )
     cuts, total, held = product.as_before(left).cuts, checksum.zero(), product.held_types[number]

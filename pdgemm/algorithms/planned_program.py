@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pdgemm.algorithms.product_options import Streamed
 from pdgemm.grids.planned_grid import Draft, PlannedGrid
 from pdgemm.local.arrays import device as devices
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -17,6 +18,7 @@ from pdgemm.planning.program import Program
 
 def program_of(
     function: Callable[..., Any],
+    /,
     *arguments: Any,
     machine: Machine | None = None,
     iterations: int | None = None,
@@ -30,17 +32,19 @@ def program_of(
     Raises the errors of the function, on this rank.
     """
     matrix = matrices_in(*arguments, *options.values())[0][0]
-    where = machine or on_nodes(machine_at_hand(matrix.device != devices.HOST), matrix.grid.ranks_per_node)
+    on_device = isinstance(matrix, DistMatrix) and matrix.device != devices.HOST
+    where = machine or on_nodes(machine_at_hand(on_device), matrix.grid.ranks_per_node)
     draft, known = Draft(machine, iterations), dict[int, DistMatrix]()
     operands = [_without_elements(x, draft, known) for x in arguments]
     function(*operands, **{name: _without_elements(x, draft, known) for name, x in options.items()})
     return Program(tuple(draft.stages), matrix.grid.size, where)
 
 
-def matrices_in(*arguments: Any) -> tuple[list[DistMatrix], list[np.ndarray]]:
+def matrices_in(*arguments: Any) -> tuple[list[DistMatrix | Streamed], list[np.ndarray]]:
     """Return the matrices and the arrays among the arguments of a function and among the fields of its arguments."""
     parts = [part for x in arguments for part in (_fields(x).values() or (x,))]
-    return [x for x in parts if isinstance(x, DistMatrix)], [x for x in parts if isinstance(x, np.ndarray)]
+    matrices = [x for x in parts if isinstance(x, DistMatrix) or hasattr(x, "planned_on")]
+    return matrices, [x for x in parts if isinstance(x, np.ndarray)]
 
 
 def _fields(x: Any) -> dict[Any, Any]:
@@ -56,6 +60,8 @@ def _without_elements(x: Any, draft: Draft, known: dict[int, DistMatrix]) -> Any
             how = x.order, x.conjugated, x.shared, x.mpi_addressable
             known[id(x)] = DistMatrix(nothing, grid, x.distribution, *how)
         return known[id(x)]
+    if hasattr(x, "planned_on"):
+        return x.planned_on(PlannedGrid(x.grid, draft))
     parts = {name: _without_elements(y, draft, known) for name, y in _fields(x).items() if matrices_in(y)[0]}
     if not parts:
         return x

@@ -55,9 +55,16 @@ class Prepared:
     """
 
     def __init__(
-        self, plan: ProductPlan, alpha: Any, A: DistMatrix, B: DistMatrix, C: DistMatrix, workspace: Workspace
+        self,
+        plan: ProductPlan,
+        alpha: Any,
+        A: DistMatrix,
+        B: DistMatrix,
+        C: DistMatrix,
+        workspace: Workspace,
+        mirrored: bool = False,
     ) -> None:
-        self._alpha, self._matrices = alpha, (A, B, C)
+        self._alpha, self._matrices, self._mirrored = alpha, (A, B, C), mirrored  # B is A^H or A^T
         self._use(plan, workspace)
 
     def _use(self, plan: ProductPlan, workspace: Workspace) -> None:
@@ -227,13 +234,16 @@ class Prepared:
             exposed |= {name: (workspace.product[name], None) for name in product.exposed_buffers}
             self._peers = NodeArrays(A.grid, **exposed)
         transfers = Transfers(between_nodes=grid.ranks_per_node is not None)
-        call = self._call = Call(self._alpha, a, b, c, product, grid, workspace.product, self._peers, transfers)
+        buffers, mirrored = workspace.product, self._mirrored
+        call = self._call = Call(
+            self._alpha, a, b, c, product, grid, buffers, self._peers, transfers, mirrored=mirrored
+        )  # fmt: skip
         in_place = (product.in_place or A.grid.size == 1) and not (
             workspace.copies or workspace.staged or product.exposed_buffers
         )
         if in_place and self._bytes <= SMALL and product.panels <= FEW:
             lying = self._peers and self._peers.lying
-            key = (product, self._alpha, grid, lying)  # the key keeps the grid, so that no other has its id
+            key = (product, self._alpha, grid, lying, mirrored)  # the key keeps the grid, so that no other has its id
             self._multiply = same_again(key, call, A, B, C)
         else:
             self._multiply = executor_of(call)

@@ -23,9 +23,14 @@ from pdgemm.schedules.staircase import TriangleName
 
 
 class Streamed(Protocol):
-    """A matrix that is not in memory and has its own method for `pdgemm`, such as `pdgemm.StoredMatrix`."""
+    """A matrix that is not in memory and has its own method for `pdgemm`, such as `pdgemm.StoredMatrix`.
 
+    planned_on : returns the matrix on a grid on which a program is planned, where nothing is read.
+    """
+
+    grid: ProcessGrid
     __pdgemm__: Callable[..., DistMatrix]
+    planned_on: Callable[[ProcessGrid], Streamed]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +57,16 @@ class ProductOptions:
 
 
 class Operands(NamedTuple):
-    """op(A), op(B) and C of one product.   new_result : C was allocated for this product."""
+    """op(A), op(B) and C of one product.
+
+    new_result : C was allocated for this product.   mirrored : op(B) is op(A)^H or op(A)^T.
+    """
 
     A: DistMatrix
     B: DistMatrix
     C: DistMatrix
     new_result: bool
+    mirrored: bool = False
 
 
 class ProductForm(Protocol):
@@ -69,7 +78,7 @@ class ProductForm(Protocol):
 
 def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: Any, shared: bool) -> Problem:
     """Return the problem to plan.   shared : ranks may read each other's panels in place."""
-    A, B, C, _ = operands
+    A, B, C, *_ = operands
     nothing = alpha == 0 or A.shape[1] == 0  # C := beta C
     if not is_algorithm(options.algorithm):
         raise ArgumentError(f"algorithm {options.algorithm!r} is not one of {', '.join(algorithm_choices())}")

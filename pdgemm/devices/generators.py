@@ -14,7 +14,7 @@ import numpy as np
 
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import TYPE
-from pdgemm.local.arrays.element_functions import GOLDEN, KnownFunction, hash_start, random_bits
+from pdgemm.local.arrays.element_functions import GOLDEN, KnownFunction, hash_start, numbered, random_bits
 from pdgemm.local.arrays.normal_numbers import STATEMENTS
 
 _WORD = "unsigned long long"
@@ -40,7 +40,7 @@ def generate(target: Array, rows: np.ndarray, cols: np.ndarray, f: Any) -> bool:
         words = _real_words(words[0])
     indices, width = [cupy.asarray(x.astype(np.int64)) for x in (rows, cols)], words[0].shape[1]
     for part, word in enumerate(words):
-        start = hash_start(f.seed, 2 * part + (f.kind == "normal"))[0]
+        start = hash_start(f.seed, numbered(2 * part + (f.kind == "normal")))[0]
         _kernel(f.kind, word.dtype, transposed)(*indices, np.int64(width), start, word, size=word.size)
     return True
 

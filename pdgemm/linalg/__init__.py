@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -18,7 +19,6 @@ from pdgemm.linalg.factors.ldl import LDL as LDL
 from pdgemm.linalg.factors.ldl import inertia as inertia
 from pdgemm.linalg.factors.ldl import ldl as ldl
 from pdgemm.linalg.factors.ldl import ldl_solve as ldl_solve
-from pdgemm.linalg.factors.lstsq import lstsq as lstsq
 from pdgemm.linalg.factors.lu import LU as LU
 from pdgemm.linalg.factors.lu import det as det
 from pdgemm.linalg.factors.lu import lu as lu
@@ -45,6 +45,7 @@ from pdgemm.linalg.functions.matrix_functions import newton_schulz as newton_sch
 from pdgemm.linalg.functions.matrix_functions import sqrtm as sqrtm
 from pdgemm.linalg.functions.polar import matrix_sign as matrix_sign
 from pdgemm.linalg.functions.polar import polar as polar
+from pdgemm.linalg.singular.lstsq import lstsq as lstsq
 from pdgemm.linalg.singular.norms import cond as cond
 from pdgemm.linalg.singular.norms import norm as norm
 from pdgemm.linalg.singular.singular_values import matrix_rank as matrix_rank
@@ -53,6 +54,7 @@ from pdgemm.linalg.singular.singular_values import svdvals as svdvals
 from pdgemm.linalg.singular.svd import svd as svd
 from pdgemm.local.arrays.integers import as_count
 from pdgemm.matrix.argument_checks import communicator
+from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.program import Program
 from pdgemm.support.agreement import described_elements, together
@@ -107,6 +109,7 @@ __all__ = [
 
 def plan(
     function: Callable[..., Any] | str,
+    /,
     *arguments: Any,
     machine: Machine | None = None,
     iterations: int | None = None,
@@ -117,8 +120,9 @@ def plan(
         print(linalg.plan(linalg.cholesky, A))
         linalg.plan("solve", A, B, assume_a="pos").seconds
 
-    function  : any function of matrices: one of `pdgemm.linalg`, or its name; `pdgemm.pdgemm`; or a function of the
-        user that calls such functions, and reads no elements itself.
+    function  : any function of matrices: one of `pdgemm.linalg`, or its name; `pdgemm.pdgemm`; a function of the user
+        that calls such functions, and reads no elements itself; or `functools.partial` of a function, whose arguments
+        are then the first ones.
     arguments, options : the arguments of the function, at least one of them a matrix; no element of a matrix is read.
     machine   : as for `pdgemm.plan`.
     iterations : the number of iterations to plan where the elements decide it; by default 6 steps of `polar`, the
@@ -126,20 +130,25 @@ def plan(
         steps for a 2-norm, and 2 corrections of `solve` with refine.
 
     The program is a value: `traffic(rank)` returns the words and messages of a rank, which a run counts, too; `flops`,
-    `seconds` and `extra_bytes(rank)` are its costs; and `simulate()` simulates all messages.  The code of the function
-    itself runs, on matrices without elements.  Where the elements decide the next step, the step of most matrices is
-    planned: LU exchanges rows, and QR with pivoting columns, that are drawn at random, CholeskyQR makes two passes,
-    norms are 1, matrices have full rank, refinement converges, and `eigh` deflates nothing, finds all eigenvalues in an
-    interval, and halves a spectrum.
+    `seconds` and `extra_bytes(rank)` are its costs; and `simulate()` simulates all messages.  A matrix may be in a file
+    (`svd` and `pdgemm`): a stage says in how many panels it is read, and `bytes_read` how many bytes are; `seconds`
+    does not include the reads.
+    The code of the function itself runs, on matrices without elements.  Where the elements decide the next step, the
+    step of most matrices is planned: LU exchanges rows, and QR with pivoting columns, that are drawn at random,
+    CholeskyQR makes two passes, norms are 1, matrices have full rank, refinement converges, and `eigh` deflates
+    nothing, finds all eigenvalues in an interval, and halves a spectrum.
     Reductions and gathers of norms, diagonals and other vectors to all ranks are stages, too.  Comparisons among ranks
     are not: of their arguments, and of numbers that each rank computes and that must be the same to the bit.
     Panels are planned as read in place where the ranks share memory, and as sent elsewhere.
     Raises ArgumentError where `function` is no function, or does not take these arguments, and the errors of the
     function; on all ranks.
     """
-    named = globals().get(function) if isinstance(function, str) and function in __all__ else function
+    named: Any = globals().get(function) if isinstance(function, str) and function in __all__ else function
+    if isinstance(named, partial):
+        named, arguments, options = named.func, (*named.args, *arguments), named.keywords | options
     matrices, arrays = matrices_in(*arguments, *options.values())
-    with together(communicator(A=next(iter(matrices), next(iter(arguments), None)))) as described:
+    comm = matrices[0].grid.comm if matrices else communicator(A=next(iter(arguments), None))
+    with together(comm) as described:
         if not callable(named):
             raise ArgumentError(f"plan takes a function of matrices, or one of {', '.join(__all__)}; got {function!r}")
         name = getattr(named, "__name__", repr(named))
@@ -151,6 +160,6 @@ def plan(
         steps = None if iterations is None else as_count(iterations, "iterations", 1)
         others = [x for x in (*arguments, *options.items()) if not matrices_in(x)[0] and not matrices_in(x)[1]]
         described += ["linalg.plan", name, others, steps, machine]
-        described += [repr(x.layout_in(x.grid)) for x in matrices]
+        described += [repr(x.layout_in(x.grid) if isinstance(x, DistMatrix) else x) for x in matrices]
         described += [f"{x.dtype} {described_elements(x)}" for x in arrays]
         return program_of(named, *arguments, machine=machine, iterations=steps, **options)

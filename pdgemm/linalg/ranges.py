@@ -109,6 +109,30 @@ def in_range(back: Callable[..., Any], **operands: Measured) -> Callable[[F], F]
     return decorated
 
 
+class RangeOfPanels:
+    """The range of a matrix that is read panel by panel: 2^-exponent brings the largest panel so far in range."""
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self.exponent, self._largest, self._limits = 0, _NONE, ELEMENTS.limits(np.finfo(dtype), {})
+
+    def bring(self, X: DistMatrix, kept: list[DistMatrix]) -> tuple[float, int]:
+        """Multiply the next panel by 2^-exponent; return its norm, and the change of the exponent.  Collective.
+
+        kept : what was computed of earlier panels, and is multiplied by 2^-change.
+        Panels in range cost the norm alone, and are not multiplied.
+        """
+        (low, high), norm, before = self._limits, X.norm(), self.exponent
+        exponent = int(np.frexp(norm)[1]) if norm else _NONE
+        if before == 0 and norm < np.inf and exponent <= high and (low <= max(exponent, self._largest) or not norm):
+            self._largest = max(self._largest, exponent)
+            return norm, 0
+        self._largest = max(self._largest, _exponent(X.grid.comm, X))
+        self.exponent = 0 if low <= self._largest <= high else _power(self._largest, high)
+        for x in kept if self.exponent != before else ():
+            times(x, before - self.exponent)
+        return times(X, -self.exponent).norm(), self.exponent - before
+
+
 def times(x: Any, exponent: int) -> Any:
     """Return 2^exponent x: a matrix is overwritten, an array or a number is not.  Collective for a matrix.
 
@@ -158,14 +182,24 @@ def _exponents(comm: Any, operands: dict[str, Measured], measured: dict[str, Any
     """
     exponents, outside = dict[str, int](), False
     for name, x in measured.items():
-        read = operands[name].read(x)
-        part = read.stored if isinstance(x, DistMatrix) else read
-        most = max((_largest(np.where(np.isfinite(y), y, 0)) for y in _parts(part)), default=0.0)
-        exponent = agree(comm, flag=int(np.frexp(most)[1]) if most else _NONE)
+        exponent = _exponent(comm, operands[name].read(x))
         low, high = operands[name].limits(np.finfo(x.dtype), values)
         outside |= exponent != _NONE and not low <= exponent <= high
-        exponents[name] = 0 if exponent == _NONE else exponent if exponent < 0 else max(0, exponent - high)
-    return {name: e + e % 2 for name, e in exponents.items()} if outside else {}
+        exponents[name] = _power(exponent, high)
+    return exponents if outside else {}
+
+
+def _exponent(comm: Any, x: Any) -> int:
+    """Return the exponent of the largest finite element of a matrix or a vector; _NONE for zero.  Collective."""
+    part = x.stored if isinstance(x, DistMatrix) else x
+    most = max((_largest(np.where(np.isfinite(y), y, 0)) for y in _parts(part)), default=0.0)
+    return agree(comm, flag=int(np.frexp(most)[1]) if most else _NONE)
+
+
+def _power(exponent: int, high: int) -> int:
+    """Return the even e for which 2^-e brings elements up to 2^exponent in range, with the least change."""
+    e = 0 if exponent == _NONE else exponent if exponent < 0 else max(0, exponent - high)
+    return e + e % 2
 
 
 def _parts(x: Any) -> list[Any]:

@@ -21,13 +21,14 @@ from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.alignment import aligned
 from pdgemm.local.arrays.device import Array, Device, beside, to_host
 from pdgemm.local.arrays.dtypes import element_type
-from pdgemm.local.arrays.elementwise import scale
+from pdgemm.local.arrays.elementwise import Combine
 from pdgemm.local.arrays.evaluation import close, evaluated, is_extension
 from pdgemm.local.arrays.integers import shown
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.agreement import described_elements, together
+from pdgemm.transport.store import store
 
 _NOT_GIVEN: Any = object()
 
@@ -195,8 +196,7 @@ def tril(m: Any, k: int = 0) -> Any:
 def _cleared(m: Any, where: Staircase) -> Any:
     """Return a copy of m with zeros in the elements of a staircase."""
     result = m.copy()
-    for rows, cols, _ in where.tiles(0):
-        scale(0, result.stored[rows, cols])
+    store(result.stored, None, Combine(1, 0), within=where)
     return result
 
 

@@ -391,10 +391,10 @@ def _axis(axis: Any) -> int | None:
 
 def own_diagonal(A: MatrixBase, offset: int) -> np.ndarray:
     """Return this rank's elements of a diagonal, on the host."""
-    rows, cols = A.indices()
-    _, i, j = np.intersect1d(rows + offset, cols, assume_unique=True, return_indices=True)
-    device = devices.of(A.stored)
+    (rows, cols), device = A.indices(), devices.of(A.stored)
+    j = cols.searchsorted(rows + offset)  # both ascend
+    i = np.flatnonzero((j < len(cols)) & (np.append(cols, 0)[j] == rows + offset))
     if device is None or not len(i):
-        return A.local[i, j] if device is None else np.empty(0, A.dtype)
-    elements = device.to_host(device.pick(A.stored, i, j))
+        return A.local[i, j[i]] if device is None else np.empty(0, A.dtype)
+    elements = device.to_host(device.pick(A.stored, i, j[i]))
     return elements.conj() if A.conjugated else elements

@@ -11,6 +11,7 @@ from pdgemm.planning.machines.simulator import Simulation, simulate
 from pdgemm.planning.machines.timing import exchange_seconds
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.schedules.exchanges.exchange import Exchange
+from pdgemm.schedules.file_reads import FileReads
 from pdgemm.schedules.schedule import Schedule
 from pdgemm.support.text import Table, in_bytes, in_seconds, in_words
 
@@ -48,6 +49,11 @@ class Program:
     def seconds(self) -> float:
         """The predicted time of the slowest rank, stage by stage."""
         return sum(stage_seconds(stage, self.machine, self.size) for _, stage in self.stages)
+
+    @property
+    def bytes_read(self) -> int:
+        """The bytes that all ranks together read of matrices in files."""
+        return sum(x.bytes_read for x in self.schedules if isinstance(x, FileReads))
 
     def extra_bytes(self, rank: int | None) -> int:
         """Return the most bytes that a rank needs in any stage: buffers, and the copies that a product's plan makes."""

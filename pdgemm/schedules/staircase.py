@@ -19,31 +19,41 @@ TriangleName = Literal["", "L", "U"]  # all of a matrix, or its lower or upper t
 LEAST = 64  # rows and columns of the tiles that cross the diagonal: BLAS is slower on smaller tiles
 ON_DEVICE = 2048  # the same on a device, where each tile is two launches
 REGISTERS = 16  # the most columns that BLAS keeps in registers
+SQUARE = 512  # rows of the largest square tiles: in larger ones messages would wait for BLAS
 
 
 class Tile(NamedTuple):
-    """A rectangle of an array.   inside : the whole tile lies in the triangle; otherwise the diagonal crosses it."""
+    """A rectangle of an array.
+
+    inside : the whole tile lies in the triangle; otherwise the diagonal crosses it.
+    square : its rows and its columns are the same rows and columns of the matrix.
+    """
 
     rows: slice
     cols: slice
     inside: bool
+    square: bool = False
 
 
 class Staircase(NamedTuple):
     """The elements of an array in a triangle: the first ends[r] elements of each row r, where `ends` ascends.
 
     flipped : the first ends[c] elements of each column c instead, as in an upper triangle.
+    meets : for each row, or column if flipped, whether its last element lies on the diagonal of the matrix.
     """
 
     ends: np.ndarray
     flipped: bool = False
+    meets: np.ndarray | None = None
 
     @classmethod
     def of(cls, triangle: TriangleName, rows: np.ndarray, cols: np.ndarray) -> Staircase:
         """Return the staircase of an array.   rows, cols : indices of its rows and columns in the matrix, ascending."""
         if triangle == "U":
-            return cls(rows.searchsorted(cols, "right"), True)
-        return cls(cols.searchsorted(rows, "right"))
+            rows, cols = cols, rows
+        ends = cols.searchsorted(rows, "right")
+        meets = cols[ends - 1] == rows if len(cols) else np.zeros(len(rows), bool)  # where `ends` is 0, cols[-1] > row
+        return cls(ends, triangle == "U", meets)
 
     @property
     def area(self) -> int:
@@ -54,13 +64,15 @@ class Staircase(NamedTuple):
         """Return the staircase of some rows and columns of this array.   rows, cols : their indices, ascending."""
         if self.flipped:
             rows, cols = cols, rows
-        return self._replace(ends=cols.searchsorted(self.ends[rows], "left"))
+        return self._replace(ends=cols.searchsorted(self.ends[rows], "left"), meets=None)
 
     def window(self, rows: slice, cols: slice) -> Staircase:
         """Return the staircase of a rectangle of the array."""
         if self.flipped:
             rows, cols = cols, rows
-        return self._replace(ends=(self.ends[rows] - cols.start).clip(0, cols.stop - cols.start))
+        ends, width = self.ends[rows] - cols.start, cols.stop - cols.start
+        meets = None if self.meets is None else self.meets[rows] & (ends > 0) & (ends <= width)
+        return self._replace(ends=ends.clip(0, width), meets=meets)
 
     def columns(self, lo: int, hi: int) -> tuple[int, int]:
         """Return the range of columns that have elements in rows lo to hi, lo < hi."""
@@ -73,9 +85,10 @@ class Staircase(NamedTuple):
         inside = np.arange(cols) < self.ends[:, None]
         return inside.T if self.flipped else inside
 
-    def tiles(self, least: int = LEAST) -> Iterator[Tile]:
+    def tiles(self, least: int = LEAST, squares: int = 0) -> Iterator[Tile]:
         """Yield tiles that cover the triangle; a tile that the diagonal crosses has at most least^2 elements.
 
+        squares : or it is square, with at most so many rows, which are the same rows of the matrix as its columns.
         With least = 0 the diagonal crosses no tile.  A range of rows is divided near its middle, where a block ends.
         If at least `least` columns of the range lie wholly in the triangle, a multiple of `REGISTERS` is a tile.
         """
@@ -83,7 +96,13 @@ class Staircase(NamedTuple):
         while todo:
             lo, hi, done = todo.pop()
             first, last = int(self.ends[lo]), int(self.ends[hi - 1])
+            if self._is_square(lo, hi, squares) and first > done:
+                if first > done + 1:
+                    yield self._tile(slice(lo, hi), slice(done, first - 1), True)
+                yield self._tile(slice(lo, hi), slice(first - 1, last), False)._replace(square=True)
+                continue
             if last > first and least:
+                first -= bool(squares and self.meets is not None and self.meets[lo])  # which may begin a square
                 first = done + (first - done) // REGISTERS * REGISTERS if first - done >= least else done
             if first > done:
                 yield self._tile(slice(lo, hi), slice(done, first), True)
@@ -97,6 +116,12 @@ class Staircase(NamedTuple):
             steps = np.minimum(self.ends[near] - self.ends[near - 1], len(self.ends)).astype(np.int64)
             middle = int(near[np.argmax(steps * (hi - lo) - abs(2 * near - lo - hi))])
             todo += [(middle, hi, first), (lo, middle, first)]
+
+    def _is_square(self, lo: int, hi: int, most: int) -> bool:
+        """Does the diagonal go from corner to corner of the rows lo to hi and as many columns, at most `most`?"""
+        if hi - lo > most or self.meets is None:
+            return False
+        return bool(self.ends[hi - 1] - self.ends[lo] == hi - lo - 1 and self.meets[lo:hi].all())
 
     def _tile(self, rows: slice, cols: slice, inside: bool) -> Tile:
         return Tile(cols, rows, inside) if self.flipped else Tile(rows, cols, inside)

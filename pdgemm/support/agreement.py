@@ -75,7 +75,7 @@ def agree(comm: MPI.Comm, error: Exception | None = None, description: str = "",
     error       : the exception of this rank, or None.  The exception of the lowest failing rank is raised; its message
                   names all ranks that failed.
     description : the arguments of this rank as text; ArgumentError is raised where the text differs among the ranks.
-                  Its length does not change the cost.
+                  Addresses, as in "<function f at 0x7f>", are left out.  Its length does not change the cost.
     flag        : True, or a number; the result is the largest of all ranks.
     """
     from mpi4py import MPI
@@ -83,6 +83,7 @@ def agree(comm: MPI.Comm, error: Exception | None = None, description: str = "",
     check_not_freed(comm)
     if comm.size == 1 and error is None:
         return flag
+    description = _ADDRESS.sub("", description)
     digest = int.from_bytes(hashlib.blake2b(description.encode(errors="surrogatepass"), digest_size=7).digest(), "big")
     lowest = np.array([comm.size if error is None else comm.rank, digest, -digest, -flag])
     waits.count_check(comm, check=True)
@@ -136,6 +137,7 @@ _MARK = "_pdgemm_raised_on"
 _ON_ALL_RANKS = "_pdgemm_on_all_ranks"
 _MOST = 4  # different calls that a message shows
 _ARGUMENTS = 5  # arguments of each call that a message shows
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+\b")
 _TUPLE = re.compile(r"[(\[][^()\[\]]*[)\]]")  # a tuple or a list
 
 

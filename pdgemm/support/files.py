@@ -36,6 +36,11 @@ _GONE = 9  # times that a lock file of another user may disappear before it is o
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 
 
+def is_npy(name: object) -> bool:
+    """Is this the path of a .npy file, and not FILE:/DATASET?"""
+    return isinstance(name, str | Path) and str(name).endswith(".npy") and ":/" not in str(name)
+
+
 def read_file(path: str | Path, limit: int = 1 << 20, what: str = "") -> bytes:
     """Return the bytes of a file, at most `limit`.  Raises FileError with `what` (default: the path) and the reason."""
     with naming(what or path), open(path, "rb", opener=ordinary) as file:

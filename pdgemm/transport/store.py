@@ -65,7 +65,7 @@ def _store_within(
         else:
             device.combine_within(op, old, sums[_range(rows.source, rows.size), _range(cols.source, cols.size)], steps)
         return
-    for r, c, inside in steps.tiles() if in_place else steps.tiles(0):
+    for r, c, inside, _ in steps.tiles() if in_place else steps.tiles(0):
         here = rows.cut(r.start, r.stop), cols.cut(c.start, c.stop)
         if not in_place:
             assert sums is not None

@@ -32,24 +32,20 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
-from unittest import mock
 
 import click
 from bench_peers import chosen, plugged_in
+from peers.cables import BOTH, DEBIAN_MPIRUN, LIMITS, bytes_into_a_host, cables, numbers, placed, this_program
 from peers.contenders import ABSENT, DRIVERS, Contender
 from peers.job import Job, Unable, blas_of_numpy
-from peers.on_hosts import BOTH, LIMITS, bytes_into_a_host
 
 from pdgemm.local.blas import processors as kernels
 
 ALGORITHMS = (BOTH, "auto", "summa", "cannon", "2.5d", "inner", "stationary_a", "stationary_b")
 LAYOUTS = ("own", "blocks", "columns")
 SHAPES = "3072,65536x512x512,512x512x65536,6144x6144x512"
-HOSTS = Path(__file__).with_name("hosts.sh")
 TOLD = re.compile(r"([\d.]+) MB, (?:([\d.]+) s, )?")
 HOPELESS = 12  # times the product: who takes longer in the first turn has no other
-LEAST_RATE = 1e6  # bit per second, the least that scripts/hosts.sh takes a multiple of
 
 
 @dataclass
@@ -134,8 +130,7 @@ def main(
         taking = [(name, job_of(name)) for name in algorithms.split(",")]
         if scalapack:
             missing = "" if (DRIVERS / "scalapack_gemm_256").exists() else ABSENT
-            # Debian's Open MPI 4 names the transport inside a host otherwise
-            command = f"env OMPI_MCA_btl=self,vader,tcp mpirun.openmpi {{ranks}} {DRIVERS}/scalapack_gemm_256 float64 "
+            command = f"{DEBIAN_MPIRUN} {{ranks}} {DRIVERS}/scalapack_gemm_256 float64 "
             taking.append(("scalapack", Contender("scalapack", command + "{library_layout}", missing)))
         taking += [(x.name, x) for x in map(plugged_in, external)]
         for layout in layouts.split(","):
@@ -146,8 +141,7 @@ def main(
     given += [f"--algorithms={algorithms}", f"--repeats={repeats}", *(f"--external={x}" for x in external)]
     given += [] if scalapack else ["--no-scalapack"]
     for here in hosts.split(","):
-        number = here.partition("x")[0]
-        on_hosts = [str(HOSTS), "--rate", "10gbit", number, sys.executable, sys.argv[0], "--inside", here, *given]
+        on_hosts = this_program(numbers(here)[0], "--inside", here, *given)
         with subprocess.Popen(on_hosts, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             for line in process.stdout:
@@ -179,26 +173,20 @@ def on_these_hosts(
     repeats: int,
 ) -> None:
     """Measure all shapes and rates, and print a row of JSON for each contender."""
-    number, each = map(int, hosts.split("x"))
-    ranks = f"-n {number * each} --map-by ppr:{each}:node"
-    values = {"ranks": ranks, "layout": layout, "library_layout": "columns" if layout == "columns" else "native"}
+    number, each = numbers(hosts)
+    library_layout = "columns" if layout == "columns" else "native"
+    values = {"ranks": placed(hosts), "layout": layout, "library_layout": library_layout}
     kernel, processors = kernels.kernel(blas_of_numpy()), len(os.sched_getaffinity(0)) * number
-    with ExitStack() as stack, TemporaryDirectory(dir="/var/tmp") as folder:
-        machine = f"{folder}/machine.json"
+    with ExitStack() as stack:
 
         def job(contender: Contender) -> Job:
             return Job(contender.command, kernel, **values)
 
         limits = {name: stack.enter_context(job(job_of(name))) for name in LIMITS}
         for (shape, mnk), ratio in itertools.product(shapes.items(), ratios):
-            set_rate(number, 1e10)
-            alone = min(limits["product"].multiply(*mnk)[0] for _ in range(3))
-            rate = max(LEAST_RATE, bytes_into_a_host(mnk, number) * 8 / (ratio * alone))
-            set_rate(number, rate)
-            calibration = f"mpirun {ranks} {shlex.quote(sys.executable)} -m pdgemm calibrate -o {machine}"
-            subprocess.run(calibration, shell=True, check=True, capture_output=True)
             rows = [Row(hosts, layout, shape, ratio, name, trouble=x.missing) for name, x in taking.items()]
-            with ExitStack() as here, mock.patch.dict(os.environ, PDGEMM_MACHINE=machine):
+            nbytes = bytes_into_a_host(mnk, number)
+            with cables(hosts, limits["product"], mnk, nbytes, ratio) as rate, ExitStack() as here:
                 jobs = {x.name: here.enter_context(job(x)) for x in taking.values() if not x.missing}
                 measure(limits, jobs, rows, mnk, repeats)
             shared = f", {number * each} ranks share {processors} processors" * (number * each > processors)
@@ -208,11 +196,6 @@ def on_these_hosts(
             )
             for row in rows:
                 print(json.dumps(asdict(row)), flush=True)
-
-
-def set_rate(number: int, rate: float) -> None:
-    for host in range(1, number + 1):
-        subprocess.run(["/dev/shm/cable", f"h{host}", "rate", f"{rate / 1e6:.0f}mbit"], check=True)
 
 
 def measure(

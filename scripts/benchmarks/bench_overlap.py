@@ -29,10 +29,10 @@ def main(n: int, panel_width: int, repeats: int) -> None:
     from mpi4py import MPI
 
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms.products import accumulator
+    from pdgemm.local.blas import local_gemm
     from pdgemm.schedules.mover_registry import by_messages
 
-    comm, slab = MPI.COMM_WORLD, accumulator.SLAB_FLOPS
+    comm, slab = MPI.COMM_WORLD, local_gemm.SLAB_FLOPS
     with ProcessGrid(comm) as grid:
         A, B, C = (DistMatrix.random((n, n), grid=grid, seed=seed) for seed in range(3))
         for mover in by_messages():
@@ -40,7 +40,7 @@ def main(n: int, panel_width: int, repeats: int) -> None:
                 options: dict[str, Any] = {"mover": mover, "lookahead": lookahead, "panel_width": panel_width}
                 found: dict[float, list[tuple[float, float]]] = {inf: [], slab: []}
                 for _ in range(repeats + 1):
-                    for accumulator.SLAB_FLOPS, seen in found.items():
+                    for local_gemm.SLAB_FLOPS, seen in found.items():
                         comm.Barrier()
                         start = MPI.Wtime()
                         report = pdgemm(1, A, B, 0, C, algorithm="summa", shape=grid.shape, **options).report

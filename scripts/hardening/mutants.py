@@ -1,4 +1,4 @@
-"""What the suite catches: 114 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 193 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -305,14 +305,25 @@ MUTANTS = [
         (f"1 {R}linalg/test_linalg_solve.py",),
     ),
     Mutant(
-        "factors: a band is not symmetric", "pdgemm/algorithms/panels/aasen_panels.py",
+        "factors: a band is not symmetric", "pdgemm/algorithms/pivoted/aasen_panels.py",
         "T[:w] = top / 2 + self._transposed(top) / 2", "T[:w] = top / 2 + top.T / 2",
         (f"1 {R}linalg/test_linalg_ldl.py",),
     ),
     Mutant(
-        "factors: rows of L T stay where they are when others move", "pdgemm/algorithms/panels/aasen_panels.py",
-        "for x in (self._A, self._L, self._G):", "for x in (self._A, self._L):",
+        "factors: rows of L T stay where they are when others move", "pdgemm/algorithms/pivoted/aasen_panels.py",
+        "(self._A, self._L[:, :known], self._G[:, :known])", "(self._A, self._L[:, :known])",
         (f"1 {R}linalg/test_linalg_ldl.py",),
+    ),
+    Mutant(
+        "factors: no sketch is drawn again", "pdgemm/algorithms/pivoted/pivoted_panels.py",
+        "if not sizes.min() > np.sqrt(dtypes.eps(R.dtype)) * self._largest:", "if False:",
+        (f"1 {R}linalg/test_linalg_pivoted_qr.py",),
+    ),
+    Mutant(
+        "factors: columns of the sketch stay where they are when others move",
+        "pdgemm/algorithms/pivoted/pivoted_panels.py",
+        "Y.T[moves.targets] = Y.T[moves.sources]", "pass",
+        (f"1 {R}linalg/test_linalg_pivoted_qr.py",),
     ),
     Mutant(
         "factors: inertia counts what rounding leaves of zeros", "pdgemm/linalg/factors/ldl.py",
@@ -504,7 +515,7 @@ MUTANTS = [
     ),
     Mutant(
         "io: what describes a dataset is not read back from the disk", "io/new_dataset.py",
-        "        on_root(self._comm, self._path, self._check_held)\n", "",
+        "            on_root(self._comm, self._path, self.check_held)\n", "            pass\n",
         ("1 tests/io/test_hdf5.py",),
     ),
     Mutant(
@@ -628,7 +639,7 @@ MUTANTS = [
     ),
     Mutant(
         "collectives: what comes from an earlier rank is joined on the wrong side", "pdgemm/transport/collectives.py",
-        "join if step.adds else None, source < me)", "join if step.adds else None, source > me)",
+        "step.adds, join, source < me)", "step.adds, join, source > me)",
         (f"4 {R}transport/test_collectives.py",),
     ),
     Mutant(
@@ -645,6 +656,385 @@ MUTANTS = [
     Mutant(
         "programs: redistributions of sums are not reported", "pdgemm/linalg/functions/iterations.py",
         "return Y if Y.later_report is before else self.did(Y)", "return Y",
+        (f"4 {R}linalg/test_linalg_plans.py",),
+    ),
+    Mutant(
+        "eigen: eigenvalues that differ in few digits are taken for one", "pdgemm/local/blas/secular.py",
+        "tolerance = 4 * float(np.finfo(dtype).eps)", "tolerance = 4e4 * float(np.finfo(dtype).eps)",
+        (f"1 {R}eigen/test_tridiagonal.py",),
+    ),
+    Mutant(
+        "eigen: a column is rotated the other way", "pdgemm/local/blas/secular.py",
+        "c, s = z_[q] / t, -z_[p] / t", "c, s = z_[q] / t, z_[p] / t",
+        (f"1 {R}eigen/test_tridiagonal.py",),
+    ),
+    Mutant(
+        "eigen: vectors of computed roots are those of the z before", "pdgemm/linalg/eigen/tridiagonal.py",
+        "z = secular.loewner(factors.prod(axis=0), z)", "z = z / np.linalg.norm(z)",
+        (f"1 {R}eigen/test_tridiagonal.py",),
+    ),
+    Mutant(
+        "eigen: halves are joined by positive elements", "pdgemm/linalg/eigen/tridiagonal.py",
+        "    z[half:] *= np.sign(e)\n", "",
+        (f"1 {R}eigen/test_tridiagonal.py",),
+    ),
+    Mutant(
+        "eigen: a subset ends before its last eigenvalue", "pdgemm/linalg/eigen/eigh.py",
+        "slice(int(self.lo), int(self.hi) + 1)", "slice(int(self.lo), int(self.hi))",
+        (f"1 {R}eigen/test_eigh.py",),
+    ),
+    Mutant(
+        "eigen: an interval has its lower end", "pdgemm/linalg/eigen/eigh.py",
+        'np.searchsorted(w, [self.lo, self.hi], side="right")', 'np.searchsorted(w, [self.lo, self.hi])',
+        (f"1 {R}eigen/test_eigh.py",),
+    ),
+    Mutant(
+        "eigen: w has the product of v and A v, not conjugated", "pdgemm/algorithms/panels/tridiagonal_panels.py",
+        "(tau * norm_of_v).conjugate() / 2", "(tau * norm_of_v) / 2",
+        (f"1 {R}eigen/test_one_stage.py",),
+    ),
+    Mutant(
+        "eigen: tiny columns are reflected as others", "pdgemm/algorithms/panels/tridiagonal_panels.py",
+        "if abs(beta) < self._least / self._eps:", "if False:",
+        (f"1 {R}eigen/test_one_stage.py",),
+    ),
+    Mutant(
+        "eigen: columns of a neighbour are used before they arrive", "pdgemm/algorithms/panels/bulge_chase.py",
+        "        self._task.wait(slot)\n", "",
+        (f"4 {R}eigen/test_two_stage.py",),
+    ),
+    Mutant(
+        "eigen: blocks of reflections are applied to the rows above", "pdgemm/algorithms/panels/bulge_chase.py",
+        "start = first + 1 + t * b", "start = first + t * b",
+        (f"1 {R}eigen/test_two_stage.py",),
+    ),
+    Mutant(
+        "singular: small singular values come from A^H A, too", "pdgemm/linalg/singular/full_svd.py",
+        "int(np.count_nonzero(w <= LEAST**2 * w[0]))", "n",
+        (f"4 {R}eigen/test_full_svd.py",),
+    ),
+    Mutant(
+        "singular: columns of Q whose values are found later change signs", "pdgemm/linalg/singular/full_svd.py",
+        "(diagonal < 0) & (np.arange(n) < large)", "diagonal < 0",
+        (f"4 {R}eigen/test_full_svd.py",),
+    ),
+    Mutant(
+        "factors: the transpose of a symmetric matrix is taken for its conjugate", "pdgemm/linalg/factors/ldl.py",
+        'letter == ("T" if factors.hermitian else "C")', 'letter == "T"',
+        (f"1 {R}linalg/test_linalg_ldl.py",),
+    ),
+    Mutant(
+        "factors: numbers of least norm stay in the order of pivots", "pdgemm/linalg/singular/lstsq.py",
+        "permuted(X, np.argsort(p))", "permuted(X, p)",
+        (f"1 {R}linalg/test_linalg_lstsq.py",),
+    ),
+    Mutant(
+        "stored: the sketch of columns keeps the mean of all panels but the first", "io/streamed/stored_svd.py",
+        "            product(-1, self._ones((m, 1)), product(1, difference, Omega), 1, Y)\n", "            pass\n",
+        ("1 tests/io/test_stored_svd.py",),
+    ),
+    Mutant(
+        "stored: the error of a projection is that of the last panel", "io/streamed/stored_svd.py",
+        "missed = hypot(missed, X.norm())", "missed = X.norm()",
+        ("1 tests/io/test_stored_svd.py",),
+    ),
+    Mutant(
+        "stored: sketches are not scaled when a panel is", "pdgemm/linalg/ranges.py",
+        "            times(x, before - self.exponent)\n", "            pass\n",
+        ("1 tests/io/test_stored_svd.py",),
+    ),
+    Mutant(
+        "stored: the expected error of real numbers is that of complex ones", "io/streamed/sketch_plan.py",
+        "return k / (width - k - alpha)", "return k / (width - k)",
+        (f"0 {U}test_tilings.py",),
+    ),
+    Mutant(
+        "stored: a .npy file in Fortran order is read as its transpose", "io/source.py",
+        '"T" if transposed else "N").turned', '"N").turned',
+        ("0 tests/cli/test_linalg_commands.py",),
+    ),
+    Mutant(
+        "training: a rank divides by its own samples", "pdgemm/parallel/prefetch.py",
+        "yield StepSamples(item[0], item[1], divisor)", "yield StepSamples(item[0], item[1], item[2])",
+        (f"4 {R}parallel/test_training_state.py",),
+    ),
+    Mutant(
+        "training: samples of a file stay in ascending order", "pdgemm/parallel/prefetch.py",
+        "np.asarray(source[ascending])[back]", "np.asarray(source[ascending])",
+        (f"1 {R}parallel/test_training_state.py",),
+    ),
+    Mutant(
+        "training: parts of a bucket lose what ranks do not divide evenly",
+        "pdgemm/schedules/training/flat_layout.py",
+        "bucket.words * at // self.shards", "bucket.words // self.shards * at",
+        (f"0 {U}schedules/test_training_values.py",),
+    ),
+    Mutant(
+        "training: a slot is filled before its bucket is reduced", "pdgemm/parallel/buckets.py",
+        "                self._wait(before)\n", "                pass\n",
+        (f"4 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: the norm is that of a rank's own part", "pdgemm/parallel/buckets.py",
+        "Reduced(sqrt(total), ", "Reduced(sqrt(squares), ",
+        (f"4 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: squares that overflow are a norm", "pdgemm/parallel/buckets.py",
+        "failures > 0 or not isfinite(total))", "failures > 0)",
+        (f"4 {R}parallel/test_training_errors.py",),
+    ),
+    Mutant(
+        "training: a product that does not fit is added", "pdgemm/parallel/buckets.py",
+        "shapes[2:] not in ([], [place])", "False",
+        (f"1 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: initial values are computed beyond the last row", "pdgemm/parallel/layout_choice.py",
+        "if span.start >= span.stop:", "if False:",
+        (f"4 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: steps that are skipped are predicted to gather parameters", "pdgemm/parallel/step_report.py",
+        "if layout.stage in (1, 2):", "if False:",
+        (f"4 {R}parallel/test_training_state.py",),
+    ),
+    Mutant(
+        "training: samples from the end of a file are passed on as negative numbers", "pdgemm/parallel/prefetch.py",
+        "rows = np.where(before, rows + len(source), rows)", "pass",
+        (f"1 {R}parallel/test_training_state.py",),
+    ),
+    Mutant(
+        "training: a state cannot be continued, as an attribute of it is the step", "pdgemm/parallel/training_state.py",
+        "if name in (_STEP, _UPDATES,", "if name in (_UPDATES,",
+        (f"1 {R}parallel/test_training_state.py",),
+    ),
+    Mutant(
+        "training: what is added to a gradient of an earlier step is lost", "pdgemm/parallel/buckets.py",
+        "if flat.view(np.bool_).any():", "if False:",
+        (f"4 {R}parallel/test_training_errors.py",),
+    ),
+    Mutant(
+        "training: a slot has the gradients of the bucket before", "pdgemm/parallel/buckets.py",
+        "self._slots[bucket.number % FLIGHT], slot[:] = None, 0", "self._slots[bucket.number % FLIGHT] = None",
+        (f"1 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: all lines of a mesh lie on nodes alike", "pdgemm/parallel/buckets.py",
+        "self.line, bucket_bytes, True)\n",
+        "self.line, bucket_bytes, True)\n"
+        "        with together(mesh.comm) as arguments:\n            arguments += [repr(self.layout)]\n",
+        (f"4 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "sums that overflow warn on the rank that adds", "pdgemm/transport/collectives.py",
+        "# a warning may be an error, of the rank alone that adds\ndef _add_as_tree",
+        "\n@np.errstate(over='warn')\ndef _add_as_tree",
+        (f"4 {R}parallel/test_training_errors.py",),
+    ),
+    Mutant(
+        "training: only the rank that overflows skips a step", "pdgemm/parallel/buckets.py",
+        "failures > 0 or not isfinite(total))", "bad)",
+        (f"4 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: gradients that are missing are not told to the other ranks", "pdgemm/parallel/buckets.py",
+        "failed = _FAILED * bool(self._wrong or error)", "failed = 0",
+        (f"1 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: of several microbatches the last one alone is kept", "pdgemm/parallel/buckets.py",
+        "self.storage.own_gradients(bucket)[...] += slot", "self.storage.own_gradients(bucket)[...] = slot",
+        (f"1 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: a partial sum of the tree stays beside the next microbatch", "pdgemm/parallel/flat_storage.py",
+        "        levels[0] = 0\n", "        pass\n",
+        (f"1 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: the scale of the loss is part of the norm that is clipped", "pdgemm/parallel/sharded_optimizer.py",
+        "norm = reduced.norm / (scale.scale if scale else 1.0)", "norm = reduced.norm",
+        (f"1 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: parameters of 16 bits are not those of their masters", "pdgemm/parallel/sharded_optimizer.py",
+        "            parameters[:] = masters\n", "            pass\n",
+        (f"1 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: biases are decayed", "pdgemm/parallel/sharded_optimizer.py",
+        "if not all(decays):", "if False:",
+        (f"1 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: corrections of the moments begin again after a restart", "pdgemm/parallel/training_state.py",
+        "= numbers[_STEP], numbers[_UPDATES]", "= numbers[_STEP], 0",
+        (f"1 {R}parallel/test_training_state.py",),
+    ),
+    Mutant(
+        "training: samples of an epoch's end are those of its beginning", "pdgemm/parallel/sampler.py",
+        "shuffled(at[here] % self.count, self.count, self.seed, epoch)",
+        "shuffled(at[here] % self.count, self.count, self.seed, 0)",
+        (f"0 {U}schedules/test_training_values.py",),
+    ),
+    Mutant(
+        "training: lines of a mesh along dp jump over cp alone", "pdgemm/schedules/training/mesh_shape.py",
+        'EXPERTS: self.tp * self.cp, "dp": self.tp * self.cp}', 'EXPERTS: self.tp * self.cp, "dp": self.cp}',
+        (f"0 {U}schedules/test_training_values.py",),
+    ),
+    Mutant(
+        "training: gradients are those of the mean of the ranks", "pdgemm/parallel/sharded_optimizer.py",
+        "if factor != 1:\n            gradients *= gradients.dtype.type(factor)",
+        "if True:\n            gradients *= gradients.dtype.type(factor / layout.shards)",
+        (f"4 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: the last samples of a batch are nobody's", "pdgemm/parallel/sampler.py",
+        "cuts = [self.batch * at // parts for at", "cuts = [self.batch // parts * at for at",
+        (f"0 {U}schedules/test_training_values.py",),
+    ),
+    Mutant(
+        "training: each rank has an order of samples of its own", "pdgemm/parallel/sampler.py",
+        "rows, parts = self.rows(step), ranks * microbatches",
+        "rows, parts = Sampler(self.count, self.batch, self.seed + index).rows(step), ranks * microbatches",
+        (f"0 {U}schedules/test_training_values.py",),
+    ),
+    Mutant(
+        "training: gradients are reduced before the last microbatch is added", "pdgemm/parallel/buckets.py",
+        "if microbatch == layout.microbatches or layout.reduce_each:",
+        "if microbatch == max(1, layout.microbatches - 1) or layout.reduce_each:",
+        (f"4 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: the norm is its square", "pdgemm/parallel/buckets.py",
+        "Reduced(sqrt(total), ", "Reduced(total, ",
+        (f"1 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: moments change in a step that is skipped", "pdgemm/parallel/sharded_optimizer.py",
+        'buckets.clear()\n            return Step(float("inf"), True)',
+        'self.state *= 0.9\n            buckets.clear()\n            return Step(float("inf"), True)',
+        (f"1 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: corrections of moments count a step that is skipped", "pdgemm/parallel/sharded_optimizer.py",
+        'buckets.clear()\n            return Step(float("inf"), True)',
+        'self.updates += 1\n            buckets.clear()\n            return Step(float("inf"), True)',
+        (f"1 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: with stage 2 parameters of others are old ones", "pdgemm/parallel/sharded_optimizer.py",
+        "        if layout.stage in (1, 2):\n", "        if layout.stage == 1:\n",
+        (f"4 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: initial values of a part begin a row late", "pdgemm/parallel/layout_choice.py",
+        "start = span.start - (first * cols + columns.start)", "start = span.start - first * cols",
+        (f"4 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: parameters are used before they have come in", "pdgemm/parallel/buckets.py",
+        "            if self._gathers:\n", "            if self._gathers and False:\n",
+        (f"4 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: a rank that waits for a sum stops the others", "pdgemm/parallel/mesh.py",
+        "self.transfers.wait([start(self.traffic[kind])])", "start(self.traffic[kind]).Wait()",
+        (f"4 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: sums and gradients have one message tag", "pdgemm/parallel/mesh.py",
+        "list[MPI.Intracomm](), 1 + _SUMS", "list[MPI.Intracomm](), _SUMS",
+        (f"4 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "collectives: sums in place are in the order of the ranks", "pdgemm/transport/collectives.py",
+        "sums = added + sums[len(added) * 2 :]", "sums = [added[0], *sums[2:]]",
+        (f"4 {R}transport/test_collectives.py",),
+    ),
+    Mutant(
+        "training: ranks with another rate are not noticed", "pdgemm/parallel/buckets.py",
+        "or self.line.size * int(twice) != int(once) ** 2:", "or False:",
+        (f"4 {R}parallel/test_training_errors.py",),
+    ),
+    Mutant(
+        "training: after an error gradients stay ready", "pdgemm/parallel/buckets.py",
+        "            self.clear()\n            agree(", "            agree(",
+        (f"1 {R}parallel/test_training_errors.py",),
+    ),
+    Mutant(
+        "training: an exception on one rank leaves others waiting for parameters",
+        "pdgemm/parallel/divided_parameters.py",
+        "            self._complete()  # other ranks gather on", "            pass  # other ranks gather on",
+        (f"4 {R}parallel/test_training_errors.py",),
+    ),
+    Mutant(
+        "training: master weights begin with rounded ones", "pdgemm/parallel/flat_storage.py",
+        "self.own_masters(bucket)[place] = value[elements]",
+        "self.own_masters(bucket)[place] = value[elements].astype(self.layout.dtype)",
+        (f"1 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: a rank without further steps is not missed", "pdgemm/parallel/prefetch.py",
+        "if failures == _ENDED * self._mesh.shape.dp:", "if ended:",
+        (f"4 {R}parallel/test_training_errors.py",),
+    ),
+    Mutant(
+        "training: a step without samples divides by 0", "pdgemm/parallel/prefetch.py",
+        "if not 0 < divisor < inf:", "if not 0 <= divisor < inf:",
+        (f"1 {R}parallel/test_training_errors.py",),
+    ),
+    Mutant(
+        "training: a run that goes on begins with its first samples", "pdgemm/parallel/training_state.py",
+        "self.step, optimizer.updates = numbers[_STEP], numbers[_UPDATES]",
+        "self.step, optimizer.updates = 0, numbers[_UPDATES]",
+        (f"1 {R}parallel/test_training_state.py",),
+    ),
+    Mutant(
+        "training: who waits in its passes is slow, too", "pdgemm/tools/profiling/profile.py",
+        ' - self.training["waits"]', "",
+        (f"4 {R}parallel/test_training_state.py",),
+    ),
+    Mutant(
+        "collectives: ranks beyond a power of two take no part", "pdgemm/schedules/collectives/collective_steps.py",
+        "self.extra = len(members) - self.size", "self.extra = 0",
+        (f"0 {U}schedules/test_collective_schedules.py",),
+    ),
+    Mutant(
+        "collectives: sums on two levels leave the last node out", "pdgemm/schedules/collectives/collective.py",
+        "for group in groups))\n    across = [", "for group in groups[:-1]))\n    across = [",
+        (f"0 {U}schedules/test_collective_schedules.py",),
+    ),
+    Mutant(
+        "examples: means of a batch are those of a rank's own samples", "docs/examples/digits_conv.py",
+        "count, mean = self.total(", "count, mean = (",
+        ("4 tests/examples/test_training_examples.py",),
+    ),
+    Mutant(
+        "examples: variances of a batch are made of a rank's own samples", "docs/examples/digits_conv.py",
+        "(squares,) = self.total(", "squares = (",
+        ("4 tests/examples/test_training_examples.py",),
+    ),
+    Mutant(
+        "examples: a rank's samples move the statistics of its own alone", "docs/examples/digits_conv.py",
+        "shift, scale = self.total(shift, scale)", "shift, scale = shift, scale",
+        ("4 tests/examples/test_training_examples.py",),
+    ),
+    Mutant(
+        "training: arrays that are added up exchange their places", "pdgemm/parallel/mesh.py",
+        "x[end - value.size : end]", "x[: value.size]",
+        ("1 tests/examples/test_training_examples.py",),
+    ),
+    Mutant(
+        "collectives: partners exchange the parts that they go on to sum themselves",
+        "pdgemm/schedules/collectives/collective_steps.py",
+        "owner = (partner % (2 * distance))[:, None]", "owner = (at % (2 * distance))[:, None]",
+        (f"0 {U}schedules/test_collective_schedules.py",),
+    ),
+    Mutant(
+        "programs: ranks compare addresses", "pdgemm/support/agreement.py",
+        '    description = _ADDRESS.sub("", description)\n', "",
         (f"4 {R}linalg/test_linalg_plans.py",),
     ),
 ]  # fmt: skip

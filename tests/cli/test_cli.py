@@ -722,7 +722,8 @@ def test_plan_compares_the_algorithms_of_a_collective(folder: Path) -> None:
     assert run.returncode == 0 and run.stderr == "", run.stderr
     lines = run.stdout.splitlines()
     assert lines[0].startswith("all_reduce of 25.0 M words of float64 on 64 ranks, 8 per node; machine: ")
-    assert {line.split()[0] for line in lines[2:7]} == {"ring", "two-level", "halving", "tree", "doubling"}
+    known = {"ring", "nearest", "two-level", "pairwise", "halving", "tree", "doubling"}
+    assert {line.split()[0] for line in lines[2:9]} == known
     assert "no algorithm sends less than 49.2 M words per rank, in fewer than 6 rounds" in run.stdout
     assert max(map(len, lines)) <= 80
     facts = json.loads(pdgemm(1, *words, "--words", "640", "--json", cwd=folder).stdout)

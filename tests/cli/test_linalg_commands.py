@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,41 @@ def test_solve(folder: Path, ranks: int, name: str, options: list[str]) -> None:
     A, b, x = read(folder / "a.h5", name), read(folder / "a.h5", "b"), read(folder / f"x{ranks}.h5", "x")
     A = np.triu(A) if "upper triangular" in options else np.tril(A) if "lower triangular" in options else A
     assert abs(b - A @ x).max() <= 60 * 60 * EPS * (abs(A) @ abs(x)).max()
+
+
+def test_matrices_from_npy_files(folder: Path) -> None:
+    """As they lie: rows or columns contiguous, other byte orders, vectors; read whole, in panels and in parts."""
+    A, h, line = (read(folder / "a.h5", name) for name in ("tall", "hermitian", "line"))
+    z = A + 1j * A[::-1]
+    for name, array in {"f": np.asfortranarray(A), "z": np.asfortranarray(z).astype(">c16"), "h": h, "v": line}.items():
+        np.save(folder / f"{name}.npy", array)
+
+    def run(ranks: int, *words: str) -> None:
+        done = pdgemm(ranks, *words, "-o", "npy.h5:/x", "--force", "--verify", cwd=folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    for options in ([], ["--memory", "8MiB"], ["--memory", "8MiB", "--passes", "1"]):
+        run(2, "svd", "z.npy", "-k", "20", *options)
+        U, s, Vh = (read(folder / "npy.h5", f"x/{name}") for name in ("U", "s", "Vh"))
+        assert np.allclose((U * s) @ Vh, z)
+        with h5py.File(folder / "npy.h5", "a") as file:
+            del file["x"]
+    run(2, "lstsq", "f.npy", "v.npy")
+    assert np.allclose(read(folder / "npy.h5", "x"), np.linalg.lstsq(A, line)[0])
+    for options in ([], ["--memory", "8MiB"]):
+        run(3, "multiply", "z.npy", "f.npy", "--transa", "T", *options)
+        assert np.allclose(read(folder / "npy.h5", "x"), z.T @ A)
+    run(1, "multiply", "h.npy", "h.npy", "--transa", "C", "--beta", "2", "--c", "h.npy")
+    assert np.allclose(read(folder / "npy.h5", "x"), h.conj().T @ h + 2 * h)
+    for words, message in (
+        (["multiply", "z.npy", "z.npy", "--transa", "C"], "the conjugate of a matrix in a file is no view"),
+        (["multiply", "f.npy", "h.npy", "--c", "f.npy", "--beta", "1", "--memory", "8MiB"], "must be in C order"),
+        (["rank", "nothing.npy"], "nothing.npy"),
+        (["rank", "a.h5"], "'a.h5' is not of the form FILE:/DATASET or FILE.npy"),
+    ):
+        output = ["-o", "npy.h5:/x", "--force"] if words[0] == "multiply" else []
+        done = pdgemm(1, *words, *output, cwd=folder)
+        assert done.returncode == 2 and message in done.stderr, done.stderr
 
 
 def test_vectors_stay_vectors_and_results_are_compressed(folder: Path) -> None:
@@ -143,6 +179,28 @@ def test_all_singular_values(folder: Path) -> None:
     done = pdgemm(2, "svd", "a.h5:/tall", "-o", "all.h5:/f", "--verify", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert np.allclose(read(folder / "all.h5", "f/s"), np.linalg.svd(read(folder / "a.h5", "tall"), compute_uv=False))
+
+
+@pytest.mark.parametrize(("ranks", "passes"), [(3, 1), (2, 2)])
+def test_svd_of_a_file(folder: Path, ranks: int, passes: int) -> None:
+    """The plan, the error and how it is known, a check by random vectors, and the bytes read."""
+    words = ["svd", "a.h5:/tall", "-k", "5", "-o", f"m{passes}.h5:/f", "--memory", "4MiB", "--passes", str(passes)]
+    done = pdgemm(ranks, *words, "--verify", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    U, s, Vh = (read(folder / f"m{passes}.h5", f"f/{name}") for name in ("U", "s", "Vh"))
+    A = read(folder / "a.h5", "tall")
+    error, norm = np.linalg.norm(A - (U * s) @ Vh), np.linalg.norm(A)
+    assert done.stdout.startswith(f"{('1 pass', '2 passes')[passes - 1]} over A in 4 panels of at most ")
+    assert f"read {passes * A.nbytes / 1024:.1f} KiB, as planned" in done.stdout and done.stdout.count(": ok") == 3
+    printed = done.stdout.split("\n|A - U diag(s) Vh|_F ")[1].splitlines()[0]
+    if passes == 2:
+        assert printed.startswith(f"= {error / norm:.3e} |A|_F, measured; no matrix of rank 5 is nearer than ")
+    else:
+        estimate, bound = (float(x) for x in re.findall(r"(\S+) \|A\|_F", printed))
+        assert error / norm <= bound <= 1.8 * estimate and "99.9%" in printed
+    facts = json.loads(pdgemm(ranks, *words, "--json", cwd=folder).stdout)
+    assert facts["plan"]["bytes_read"] == facts["svd"]["bytes_read"] == passes * A.nbytes
+    assert np.allclose(facts["singular_values"], s)
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
@@ -242,6 +300,10 @@ def test_results_that_are_wrong_are_not_written(folder: Path) -> None:
         (["solve", "a.h5:/general", "a.h5:/tall", "-o", "n.h5:/x"], "A has 60 rows, but B has 90"),
         (["solve", "a.h5:/integers", "a.h5:/b", "-o", "n.h5:/x"], "--dtype float64"),
         (["svd", "a.h5:/few", "-k", "71", "-o", "n.h5:/x"], "-k 71 is more than the 70 singular values"),
+        (["svd", "a.h5:/few", "-k", "4", "-o", "n.h5:/x", "--passes", "1"], "name --memory, too"),
+        (["svd", "a.h5:/few", "-o", "n.h5:/x", "--memory", "4MiB"], "name -k"),
+        (["svd", "a.h5:/few", "-k", "4", "-o", "n.h5:/x", "--memory", "4MiB", "--block", "3"], "not go with --block"),
+        (["svd", "a.h5:/few", "-k", "4", "-o", "n.h5:/x", "--memory", "1kiB"], r"bytes) are needed"),
         (["gram", "a.h5:/b", "-o", "a.h5:/general"], "it is replaced only with --force"),
     ],
 )

@@ -116,6 +116,24 @@ class TestOnRanks:
             '  File "program.py", line 19, in <module>',
         ]
 
+    def test_an_error_by_which_all_ranks_leave_is_one_line(self, tmp_path: Path) -> None:
+        """As in a command, with its exit code; a rank that leaves so alone ends the job."""
+        source = """
+            import sys
+            from pdgemm import DistMatrix, PdgemmError, ProcessGrid
+            try:
+                DistMatrix.eye(-1, grid=ProcessGrid())
+            except PdgemmError as bad:
+                sys.exit(bad)
+            """
+        done = run(3, tmp_path, source)
+        assert (done.code, len(done.lines)) == (2, 1) and done.lines[0].startswith("All 3 ranks failed: "), done.err
+        alone = (
+            "import sys, pdgemm\ngrid = pdgemm.ProcessGrid()\nif grid.rank:\n    sys.exit(pdgemm.PdgemmError('mine'))"
+        )
+        done = run(2, tmp_path, f"{alone}\ngrid.comm.Barrier()")
+        assert done.code == 2 and done.lines[0] == "Rank 1 of 2 failed: mine", done.err
+
     def test_an_error_before_mpi_is_told_once(self, tmp_path: Path) -> None:
         done = run(3, tmp_path, "import no_such_module\nfrom mpi4py import MPI\n")
         assert (done.code, done.lines[0]) == (
@@ -197,6 +215,8 @@ def test_what_a_script_is(words: str, answer: bool, tmp_path: Path, monkeypatch:
         (["-m", "platform", "terse", "x"], "", 0, None, ""),
         (["-c", "import sys; sys.exit('no')"], "", 1, "", "no\n"),
         (["-c", "import sys; sys.exit(256)"], "", 0, "", ""),
+        (["-c", "import sys, pdgemm; sys.exit(pdgemm.PdgemmError('a\\nb'))"], "", 2, "", "a b\n"),
+        (["-c", "import sys, pdgemm; sys.exit(pdgemm.CorruptionError('c'))"], "", 1, "", "c\n"),
         (["-c", "raise KeyboardInterrupt"], "", 130, "", 'KeyboardInterrupt\n  File "<string>", line 1, in <module>\n'),
         (["-c"], "", 1, "", "pdgemm: error: -c takes a program\n"),
         (["--debug", "-c", "1/0"], "", 1, "", None),

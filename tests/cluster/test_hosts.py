@@ -15,6 +15,7 @@ from typing import Any
 
 import jobs
 import pytest
+from tiers import thorough
 
 from pdgemm.support.launcher import outside_job
 
@@ -155,6 +156,45 @@ def test_several_at_a_time_and_nothing_is_left_of_one_that_was_killed(tmp_path: 
         first.wait()
     assert until(lambda: not running(str(ready)))
     assert interfaces() == before
+
+
+def benchmark(script: str, *options: str, folder: Path) -> Any:
+    """What a benchmark between hosts writes as JSON and as Markdown."""
+    files = folder / "measured.json", folder / "measured.md"
+    words = [*options, "--hosts", "2x1", "--json", str(files[0]), "--markdown", str(files[1])]
+    done = jobs.run(jobs.python(0, SCRIPT.parent / "benchmarks" / script, *words))
+    assert done.returncode == 0, done.stderr
+    return json.loads(files[0].read_text()), files[1].read_text()
+
+
+def test_linear_algebra_over_its_limit(open_mpi: None, tmp_path: Path) -> None:
+    """ScaLAPACK takes part where scripts/benchmarks/setup_peers.sh has compiled its driver."""
+    measured, text = benchmark("bench_linalg.py", "--quick", "--functions", "lu", folder=tmp_path)
+    assert measured["hosts"] == "2x1" and measured["ranks"] == 2 and "--inside" not in measured["command"]
+    limit, pdgemm, scalapack = measured["results"]
+    assert [x["contender"] for x in measured["results"]] == ["limit", "pdgemm", "scalapack"]
+    assert min(limit["seconds"]) > 0 and " MB at " in limit["note"] and " cables of " in limit["note"]
+    for x in (pdgemm, scalapack):
+        if x["contender"] == "scalapack" and x["trouble"].startswith("not installed"):
+            continue
+        (limit_seconds,), (seconds,) = x["limit_seconds"], x["seconds"]
+        assert x["unlike"] or x["time_over_limit"] == pytest.approx([seconds / limit_seconds]), x
+        assert f" | {x['contender']} | " in text
+
+
+@thorough
+def test_products_over_their_limit(open_mpi: None, tmp_path: Path) -> None:
+    options = ["--ratios", "1", "--shapes", "300", "--layouts", "own", "--algorithms", "both,auto", "--repeats", "1"]
+    measured, text = benchmark("bench_hosts.py", *options, "--no-scalapack", folder=tmp_path)
+    assert [x["contender"] for x in measured] == ["both", "auto"]
+    assert all(x["seconds"] and x["product"] > 0 and x["megabytes"] > 0 for x in measured), measured
+    assert text.startswith("| hosts | layout | shape | transfer / product | both | auto |\n")
+
+
+@pytest.mark.parametrize("hosts", ["2", "x1", "2x0", "2x1x1"])
+def test_hosts_that_are_not_numbers(hosts: str) -> None:
+    done = jobs.run(jobs.python(0, SCRIPT.parent / "benchmarks" / "bench_linalg.py", "--hosts", hosts))
+    assert done.returncode == 2 and "is not HOSTSxRANKS" in done.stderr, done.stderr
 
 
 MULTIPLY = """

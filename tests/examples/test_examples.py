@@ -6,33 +6,19 @@ also called with matrices on every grid.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from example_programs import EXAMPLES, example
 from problems import grid_shapes
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 pytestmark = pytest.mark.mpi
-
-
-@functools.cache
-def example(name: str) -> ModuleType:
-    pytest.importorskip("sklearn")
-    pytest.importorskip("matplotlib")
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -116,6 +102,29 @@ def test_pca_on_every_grid(comm: Any) -> None:
         assert np.allclose(variances, s[:4] ** 2 / 52) and np.isclose(share, sum(s[:4] ** 2) / sum(s**2))
         assert np.allclose(aligned(V, Vt[:4].T), Vt[:4].T)
         assert np.allclose(aligned(scores.allgather(), U[:, :4]), (U * s)[:, :4])
+
+
+def test_pca_file(ran: Callable[[str], Path]) -> None:
+    """The picture has the components of the example's last call; the file is larger than the memory."""
+    folder, module = ran("pca_file"), example("pca_file")
+    X = np.load(folder / "patches.npy")
+    assert X.nbytes > 2 * module.MEMORY
+
+
+def test_pca_file_on_every_grid(comm: Any, shared_tmp_path: Path) -> None:
+    from pdgemm import ProcessGrid
+    from pdgemm.io import npy
+
+    x = drawn(203, 40) * 1.5 ** -np.arange(40) + 3  # variances that are well apart, and a mean
+    _, s, Vt = np.linalg.svd(x - x.mean(axis=0), full_matrices=False)
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            npy.save(shared_tmp_path / "x.npy", next(matrices(comm, x)))
+            A = npy.dataset(shared_tmp_path / "x.npy", grid)
+            variances, V, mean, errors = example("pca_file").pca(A, 4, 4, 1 << 24)
+            assert np.allclose(variances, s[:4] ** 2 / 202) and np.allclose(mean, x.mean(axis=0))
+            assert np.allclose(aligned(V.T, Vt[:4].T), Vt[:4].T, atol=1e-3)
+            assert np.isclose(errors["error"], (sum(s[4:] ** 2) / sum(s**2)) ** 0.5, rtol=1e-3)
 
 
 def test_nearest_neighbours(comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,3 +73,17 @@ def wide(A: np.ndarray) -> np.ndarray:
 def relative(residual: np.ndarray, scale: float, dtype: Any, n: int) -> float:
     """|residual|_1 / (n scale u), as in SLATE's tests."""
     return norm(residual) / (max(1, n) * scale * float(np.finfo(dtype).eps) or 1)
+
+
+def forbid_replicated_triangles(monkeypatch: Any, most: int) -> None:
+    """Let the QR factorisation whose R is on every rank fail for more than so many columns."""
+    from pdgemm.linalg.factors import tall_qr
+
+    original = tall_qr.tall_qr
+
+    def small(A: Any) -> Any:
+        assert min(A.shape) <= most, "n^2 words on every rank"
+        return original(A)
+
+    for module in ("qr", "tall_qr"):
+        monkeypatch.setattr(f"pdgemm.linalg.factors.{module}.tall_qr", small)

@@ -385,6 +385,17 @@ def test_the_checksum_does_not_depend_on_the_layout_and_sees_any_change(comm: An
         assert len(sums) == 1
 
 
+def test_the_checksum_is_that_of_files_written_before(grid: Any) -> None:
+    """Files record it, so it stays the same in all versions; another one would need another name."""
+    from pdgemm import DistMatrix, checksum
+
+    for x, recorded in (
+        (np.arange(12.0).reshape(4, 3), "mixed64:520ad58aef8c0000"),
+        (np.arange(6, dtype="F").reshape(2, 3), "mixed64:39ef3aa80f200000"),
+    ):
+        assert checksum(DistMatrix.from_global(x, grid=grid)) == recorded
+
+
 def test_the_checksum_sees_bits_of_several_elements() -> None:
     """One bit of each of an even number of elements: high ones alone would cancel modulo 2^64."""
     from pdgemm.algorithms.protection.checksum import bilinear

@@ -274,6 +274,10 @@ def test_bad_arguments_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path
             with pytest.raises(FileError, match=r"other\.h5 was not written by save_all"):
                 work()
         assert same(grid, hdf5.load(shared_tmp_path / "other.h5", "a", grid), np.ones((3, 3)))
+        for folder in (shared_tmp_path, ".", "/"):
+            for call in (lambda: hdf5.load_all(folder, grid), lambda: hdf5.save_all(folder, {"a": X})):  # noqa: B023
+                with pytest.raises(FileError, match="it is a folder, not a file"):
+                    call()
 
 
 def test_a_damaged_generation_stops_nobody(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def opened(comm: Any, path: Path, grid: Any, **given: Any) -> list[Any]:
 @pytest.mark.parametrize(("dtype", "kind"), in_turn(DTYPES, KINDS))
 def test_products_with_any_layouts(comm: Any, shared_tmp_path: Path, small: None, dtype: str, kind: str) -> None:
     """Panels are counted, inputs stay, and the elements around C, too."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
 
     m, n, k = 83, 61, 197
     A, B, C0 = elements((m, k), dtype, 1), elements((k, n), dtype, 2), elements((m + 3, n + 5), dtype, 3)
@@ -45,11 +45,11 @@ def test_products_with_any_layouts(comm: Any, shared_tmp_path: Path, small: None
             whole = DistMatrix.from_global(C0, grid=grid, block=(11, 4))
             C = whole[2 : 2 + m, 3 : 3 + n]
             steps: list[int] = []
-            limit = 5_000 * A.itemsize
-            made = pdgemm(
-                alpha, X, Y, beta, C, transa=ops[0], transb=ops[1], memory_limit=limit,  # type: ignore[arg-type]
-                progress=lambda done, total: steps.append(total),  # noqa: B023
-            )  # fmt: skip
+            how: dict[str, Any] = {"transa": ops[0], "transb": ops[1], "memory_limit": 5_000 * A.itemsize}
+            how["progress"] = lambda done, total: steps.append(total)  # noqa: B023
+            plan = linalg.plan(pdgemm, alpha, X, Y, beta, C, **how)
+            assert not steps and plan.flops > 0
+            made = pdgemm(alpha, X, Y, beta, C, **how)
             found = comm.bcast(whole.to_global())
             assert (
                 made is C
@@ -58,7 +58,11 @@ def test_products_with_any_layouts(comm: Any, shared_tmp_path: Path, small: None
             found[2 : 2 + m, 3 : 3 + n] = C0[2 : 2 + m, 3 : 3 + n]
             assert np.array_equal(found, C0)
             in_files = A.itemsize * (m * k * (kind != "B in a file") + k * n * (kind != "A in a file"))
-            assert C.report.as_predicted and C.report.bytes_read == in_files and C.report.bytes_written == 0
+            assert (
+                C.report.as_predicted
+                and C.report.bytes_read == plan.bytes_read == in_files
+                and C.report.bytes_written == 0
+            )
             assert len(steps) == steps[0] == C.report.plan["tiles"][2] and (len(steps) > 1 or comm.size > 4)
         assert np.array_equal(read(comm, shared_tmp_path / "x.h5", "a"), a)
 

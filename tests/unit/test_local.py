@@ -19,7 +19,7 @@ from pdgemm.grids.index_map import IndexMap, packed
 from pdgemm.local.arrays import element_functions
 from pdgemm.local.arrays.normal_numbers import normal
 from pdgemm.local.blas import library as blas
-from pdgemm.local.blas.local_gemm import conjugates, gemm_accumulate, prepare
+from pdgemm.local.blas.local_gemm import conjugates, forms_squares, gemm_accumulate, prepare, prepare_square
 from pdgemm.transport.movers.panel_views import column_buffer, column_panel
 
 GUARD = 7.25
@@ -103,6 +103,45 @@ def test_gemm_conjugates_what_it_reads_transposed(dtype: str, orders: tuple[str,
     if not a:
         with pytest.raises(ValueError, match="not contiguous"):
             gemm_accumulate(1, x, y, 0, z, True)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("orders", list(itertools.product("CF", repeat=2)), ids="".join)
+@pytest.mark.parametrize(("lower", "hermitian", "conjugate"), list(itertools.product([True, False], repeat=3)))
+def test_one_triangle_of_a_square(
+    dtype: str, orders: tuple[str, ...], lower: bool, hermitian: bool, conjugate: bool
+) -> None:
+    """op(A) op(A)^H or op(A) op(A)^T; the other triangle is not written, and C is not read where beta is 0."""
+    rng = np.random.default_rng(3)
+    for n, k in [(1, 1), (1, 4), (5, 1), (7, 9), (40, 17), (0, 2), (3, 0)]:
+        for alpha, beta in factors(dtype):
+            (_, A), (frame, C) = (guarded(rng, *x, dtype, order) for x, order in zip([(n, k), (n, n)], orders))
+            if hermitian:
+                alpha, beta = alpha.real, beta.real
+                C[np.diag_indices(n)] = C.diagonal().real
+            if not forms_squares(A, C, hermitian, conjugate):
+                continue
+            left = A.conj() if conjugate else A.copy()
+            right, C0 = (left.conj() if hermitian else left).T, C.copy()
+            inside = np.tri(n, dtype=bool) if lower else np.tri(n, dtype=bool).T
+            C[...] = np.where(inside, np.nan if beta == 0 else C0, GUARD)
+            prepare_square(alpha, A, C, lower, hermitian, conjugate)(beta)
+            assert (C[~inside] == GUARD).all()
+            C[~inside] = (alpha * left @ right + beta * C0)[~inside]
+            assert gemm_error(C, alpha, left, right, beta, C0) <= TOLERANCE
+            C[...] = GUARD
+            assert (frame == GUARD).all()
+
+
+@pytest.mark.parametrize("conjugate", [False, True])
+@pytest.mark.parametrize("orders", list(itertools.product("CF", repeat=2)), ids="".join)
+def test_squares_that_blas_can_form(orders: tuple[str, ...], conjugate: bool) -> None:
+    """A A^H of operands in the order of C; conj(A) A^T of operands in the other order; A A^T, and all real squares."""
+    A, C = (np.zeros((5, 5), complex, order=order) for order in orders)  # type: ignore[call-overload]
+    assert forms_squares(A, C, True, conjugate) == ((orders[0] == orders[1]) != conjugate)
+    assert forms_squares(A, C, False, conjugate) == (not conjugate)
+    assert forms_squares(A.real.copy("K"), C.real.copy("K"), True, conjugate)
 
 
 @pytest.mark.usefixtures("library")
@@ -245,6 +284,26 @@ def test_random_numbers_depend_on_the_place_alone(kind: str, dtype: str) -> None
         assert len(np.unique(whole)) == whole.size  # no element repeats
     elif kind == "uniform":
         assert ((whole >= 0) & (whole < 1)).all()
+
+
+def test_random_numbers_of_other_seeds_and_streams_are_others() -> None:
+    """Real and imaginary parts, uniform and normal: no two seeds share numbers, in whichever part."""
+    streams = [element_functions.numbered(number) for number in range(8)]
+    rows = {
+        (seed, stream): element_functions.hashed(np.arange(4), np.arange(4), seed, stream).tobytes()
+        for seed in range(8)
+        for stream in streams
+    }
+    assert len({*rows.values()}) == len(rows) and streams[0] == 0 and min(streams[1:]) > 2**40
+    i, j = np.arange(9)[:, None], np.arange(9)[None, :]
+    parts = [
+        part.tobytes()
+        for kind in ("uniform", "normal")
+        for seed in range(6)
+        for x in [element_functions.element_function(kind, seed, np.dtype("D"))(i, j)]
+        for part in (x.real, x.imag)
+    ]
+    assert len({*parts}) == len(parts)
 
 
 def test_random_bytes_are_all_bytes_alike() -> None:

@@ -56,3 +56,12 @@ def test_what_is_unknown_is_refused(checkout: Path, words: list[str], said: str)
     bad = run(checkout, f"scripts/{words[0]}", *words[1:])
     assert bad.returncode == 2 and said in bad.stderr and not bad.stdout, bad
     assert sorted(checkout.rglob("*")) == before
+
+
+def test_the_environment_of_another_checkout_is_not_cleared(checkout: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    (other / "bin").mkdir(parents=True)
+    (checkout / ".venv").symlink_to(other)
+    bad = run(checkout, "scripts/setup.sh", "dev")
+    assert bad.returncode == 1 and f".venv is a link to {other}, which another checkout may use" in bad.stderr, bad
+    assert [*other.iterdir()] == [other / "bin"]

@@ -134,7 +134,8 @@ class BandReduction:
         down, right = self._rows.below(panel.stop, i), self._cols.below(panel.stop, j)
         tiles = lower_tiles(self._rows, self._cols, (i, j), panel.stop, plan.n, SMALLEST)
         return [
-            ((slice(r.start - down, r.stop - down), slice(c.start - right, c.stop - right)), (r, c)) for r, c in tiles
+            ((slice(r.start - down, r.stop - down), slice(c.start - right, c.stop - right)), (r, c))
+            for r, c, *_ in tiles
         ]
 
     def _buffers(self, name: str, height: int, width: int) -> np.ndarray:

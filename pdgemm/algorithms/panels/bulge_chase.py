@@ -65,11 +65,9 @@ class BulgeChase:
         """Carry out the tasks of a tile, and keep their reflections."""
         at = 0
         for s, tasks in self._chase.part(G, x):
-            before = self._last[s - G * self._chase.group]
-            for t in tasks:
-                self._bulges.task(s, t, before, reflections[at])
-                before, at = reflections[at], at + 1
-            self._last[s - G * self._chase.group] = before
+            last, own = self._last[s - G * self._chase.group], reflections[at : at + len(tasks)]
+            self._bulges.carry_out(s, tasks, last, own)
+            last[:], at = own[-1], at + len(tasks)
 
     def _columns(self, columns: slice) -> np.ndarray:
         """Return columns of the band as a flat array."""

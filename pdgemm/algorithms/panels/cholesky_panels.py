@@ -5,14 +5,14 @@ On a block-cyclic layout: Choi, Dongarra, Ostrouchov, Petitet, Walker & Whaley, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.blas import local_lapack
 from pdgemm.schedules.panels.cholesky_schedule import CholeskySchedule
-from pdgemm.schedules.panels.panel_schedule import Panel, lower_tiles
+from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.task import DIAGONAL, PANEL, Task
@@ -44,11 +44,12 @@ class Cholesky:
             self._factor(steps[0], self._slots[0])
             for number, panel in enumerate(steps[:-1]):
                 slot, following = self._slots[number % 2], steps[number + 1]
+                self._clear(steps[max(0, number - 1) : number])  # while the panel travels
                 self._receive(slot)
                 self._update(panel, slot, following.start, following.stop)
                 self._factor(following, self._slots[(number + 1) % 2])  # travels during the next update
                 self._update(panel, slot, following.stop, self._plan.n)
-            self._clear()
+            self._clear(steps[-2:])
         for slot in self._slots:
             self._task.free(slot)
         return self._failed
@@ -93,15 +94,19 @@ class Cholesky:
         """A_ij := A_ij - L_ik L_jk^H on and below the diagonal, in columns start to stop."""
         A, (P, Q), (i, j) = self._A, self._panels[slot.number], self._task.grid.coords
         down, right = self._rows.below(panel.stop, i), self._cols.below(panel.stop, j)
-        for r, c in lower_tiles(self._rows, self._cols, (i, j), start, stop, self._plan.smallest):
-            left, of_right = P[r.start - down : r.stop - down], Q[c.start - right : c.stop - right]
+        for r, c, _, square in self._plan.tiles((i, j), start, stop):
+            left = P[r.start - down : r.stop - down]
+            if square:
+                self._task.update_square(left, A[r, c])
+                continue
+            of_right = Q[c.start - right : c.stop - right]
             self._task.update(left, of_right.T, A[r, c], conjugate_b=A.dtype.kind == "c")
 
-    def _clear(self) -> None:
-        """Set the elements above the diagonal blocks to zero."""
+    def _clear(self, panels: Sequence[Panel]) -> None:
+        """Set the elements above the diagonal blocks of panels that are complete to zero."""
         i, j = self._task.grid.coords
-        with self._task.computing():
-            for panel in self._plan.steps:
-                if j == panel.col:
+        for panel in panels:
+            if j == panel.col:
+                with self._task.computing():
                     cols = self._cols.local_window(panel.start, panel.stop, j)
                     self._A[: self._rows.below(panel.start, i), cols] = 0

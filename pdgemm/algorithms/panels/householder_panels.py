@@ -29,12 +29,17 @@ class Householder:
 
     tau : if not None, V, without its unit diagonal, stays below the diagonal of A, and the owner of the diagonal block
         of each panel writes the diagonal of T to tau.
+    order : if not None, the columns of each panel are exchanged such that |r_jj| falls, and the owner writes the order
+        to this array, counted from the panel's first column on.
 
     Cost per rank on Pr x Pc, m >= n: (2 m n^2 - 2/3 n^3)/(Pr Pc) flops for R, and as many for Q.
     Error: columnwise |A - Q R| <= gamma_{mn} |A|, for any A (Higham, Accuracy and Stability, 2002, 19.4).
     """
 
-    def __init__(self, task: Task[HouseholderSchedule], tau: np.ndarray | None = None) -> None:
+    def __init__(
+        self, task: Task[HouseholderSchedule], tau: np.ndarray | None = None, order: np.ndarray | None = None
+    ) -> None:
+        self._order = order
         self._task, self._plan, self._A, self._tau = task, task.schedule, task.arrays["A"], tau
         self._reflectors, self._sum = Reflectors(task, stay=tau is not None), ColumnSum(task)
 
@@ -76,7 +81,7 @@ class Householder:
             A = self._A[self._plan.window(panel, i)]
             with self._task.computing():
                 R = empty(T.shape, T.dtype, "F", of(T))
-                compact_qr(V, R, T)
+                compact_qr(V, R, T, None if self._order is None else self._order[panel.start : panel.stop])
                 CONVERT(A[: panel.width], R)
                 scale(0, A[panel.width :])
                 if self._tau is not None:

@@ -45,7 +45,7 @@ class Tridiagonal:
         self._least, self._eps = (float(x) for x in (np.finfo(self._A.dtype).tiny, np.finfo(self._A.dtype).eps))
 
     def __call__(self) -> int:
-        if self._task.grid.idle or not self._plan.n:
+        if self._task.grid.idle or not self._plan.reduced:
             return 0
         self._me = self._ranks.index(self._task.grid.comm.rank)
         with np.errstate(all="ignore"):
@@ -68,14 +68,14 @@ class Tridiagonal:
         mine, columns = plan.slices(panel)[self._me], self._own_columns(panel)
         # each rank subtracts the products with some columns of the panel so far
         shares = [slice(*(2 * x for x in cuts(j, len(self._ranks))[self._me :][:2])) for j in range(panel.width)]
-        a, v, y = (x[:m] for x in task.workspace["vectors"].reshape(3, -1))
+        a, v, y = (x[:m] for x in task.workspace["vectors"].reshape(3, -1))  # a and y are workspace, too
         sums, slices = _Sums(task, panel, self._me, y), _Slices(task, panel, self._me, a)
         multiply, own_v = self._tiles.product(panel, v, y), v[mine]
         for j, one in enumerate(self._unit_places(panel)):
             k, before, w = panel.start + j, X[:, : 2 * j], X[:, 2 * j - 1]
             slices.column[:] = columns[:, j]
             if j:
-                slices.column -= before[mine] @ self._conjugate(_exchanged(before[j]))
+                slices.column -= np.matmul(before[mine], self._conjugate(_exchanged(before[j])), out=y[mine])
             norm = self._norm_of_rest(slices.column, j + 1 - mine.start, one - mine.start)
             norm = slices.gather(w if j else None, norm)
             self._d[k] = a[j].real
@@ -88,12 +88,13 @@ class Tridiagonal:
             multiply()
             if j:
                 share = before[:, shares[j]]
-                y -= share @ _exchanged(self._conjugate(self._conjugate(v) @ share))
+                products = (np.conjugate(v, out=a) if self._complex else v) @ share
+                y -= np.matmul(share, _exchanged(self._conjugate(products)), out=a)
             notes = np.vdot(v, y), y[one]
             total, norm_of_v, y_next = sums.scatter(notes)
             shift, w = -tau * (tau * norm_of_v).conjugate() / 2, X[:, 2 * j + 1]
             np.multiply(total, tau, out=slices.w)
-            slices.w += shift * own_v
+            slices.w += np.multiply(own_v, shift, out=a[mine])
             w[mine], w[one] = slices.w, tau * y_next + shift
         else:
             slices.gather(X[:, -1], 0)
@@ -203,7 +204,10 @@ class Tridiagonal:
         if least < square < 1 / least or not x.size:
             return sqrt(square)
         largest = float(abs(x).max())
-        return largest * sqrt(float(np.vdot(x / largest, x / largest).real)) if 0 < largest < np.inf else largest
+        if not 0 < largest < np.inf:
+            return largest
+        parts = (x.real, x.imag) if self._complex else (x,)  # NumPy divides complex numbers by 1 / largest, or infinity
+        return largest * hypot(*(np.linalg.norm(part / largest) for part in parts))
 
 
 class _Sums:
@@ -216,7 +220,7 @@ class _Sums:
         self._parts = [(buffer[x][:-NOTES], buffer[x][-NOTES:], y[part]) for part, x in zip(plan.slices(panel), notes)]
         self._swap = task.swap("sums", others, dict.fromkeys(others, notes[me]), _SUMS)
         first, *self._addends = [self._swap.arrays.get(rank, buffer[notes[me]]) for rank in plan.ranks]
-        self._first, self._total = first, np.empty_like(first)
+        self._first, self._total = first, task.workspace["sum"][: first.size]
         self._sum = self._total[:-NOTES]
         self.free = self._swap.free
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import starmap
 from typing import Any
@@ -13,16 +13,19 @@ from pdgemm.instrument.recorder import Recorder
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONVERT, Combine, scale
-from pdgemm.local.blas.local_gemm import SLAB_FLOPS as SLAB_FLOPS
-from pdgemm.local.blas.local_gemm import integer_accumulate, multiply_integers, prepare
-from pdgemm.schedules.formulas import gemm_flops
+from pdgemm.local.blas.local_gemm import (
+    forms_squares,
+    integer_accumulate,
+    multiply_integers,
+    prepare,
+    prepare_square,
+    product_slabs,
+)
 from pdgemm.schedules.products import Product
 from pdgemm.schedules.products.reduction import Window
-from pdgemm.schedules.staircase import Staircase
+from pdgemm.schedules.staircase import SQUARE, Staircase
 from pdgemm.transport.movers.panel_views import held_panel
 from pdgemm.transport.store import store_corner
-
-SLAB_ROWS = 512  # fewest rows or columns of a slab: BLAS is slower on smaller slabs
 
 
 class Accumulator:
@@ -31,6 +34,7 @@ class Accumulator:
     workspace : the buffers of the plan; nothing else is allocated.
     between : a function to call every few milliseconds; for these calls, products are split into slabs.
     formed : the elements of `sums` that are computed; None: all.  The other elements are neither read nor written.
+    mirrored : B is A^H or A^T, so that square tiles on the diagonal of C are formed from A, by half of the flops.
     """
 
     def __init__(
@@ -42,9 +46,10 @@ class Accumulator:
         workspace: PlanBuffers,
         between: Callable[[], object] | None = None,
         formed: Staircase | None = None,
+        mirrored: bool = False,
     ) -> None:
         self.alpha, self.beta, self.sums, self.workspace = alpha, beta, sums, workspace
-        self.plan, self.between, self.formed = plan, between, formed
+        self.plan, self.between, self.formed, self.mirrored = plan, between, formed, mirrored
         self.tf32 = plan.compute == "tf32"
         self.integer = plan.accumulate not in dtypes.BLAS
 
@@ -97,7 +102,8 @@ class Accumulator:
                     sums, formed = self.sums[rows], self.formed
                     if formed:
                         formed = formed.window(rows, slice(0, sums.shape[1]))
-                    part = Accumulator(self.alpha, self.beta, sums, self.plan, self.workspace, self.between, formed)
+                    how = self.plan, self.workspace, self.between, formed, self.mirrored
+                    part = Accumulator(self.alpha, self.beta, sums, *how)
                     for A, B in panels:
                         part.add_wide(A[rows], B)
             completed(window)
@@ -117,8 +123,14 @@ class Accumulator:
                 yield prepare(self.alpha, a, b, c, *options)
             return
         order = "F" if self.sums.strides[0] < self.sums.strides[1] else "C"
-        for rows, cols, inside in self.formed.tiles(self.plan.corner_side):
+        hermitian = self.plan.A.conjugated != self.plan.B.conjugated
+        lower, mirrored = not self.formed.flipped, self.mirrored and not (hermitian and self.alpha.imag)
+        squares = SQUARE if mirrored and forms_squares(A, self.sums, hermitian, conjugate_a) else 0
+        for rows, cols, inside, square in self.formed.tiles(self.plan.corner_side, squares):
             part = A[rows], B[:, cols], self.sums[rows, cols]
+            if square:
+                yield prepare_square(self.alpha, part[0], part[2], lower, hermitian, conjugate_a)
+                continue
             for a, b, c in self._slabs(*part) if inside else ():
                 yield prepare(self.alpha, a, b, c, *options)
             if not inside:
@@ -134,16 +146,8 @@ class Accumulator:
 
         return multiply
 
-    def _slabs(self, A: Array, B: Array, C: Array) -> Iterator[tuple[Array, Array, Array]]:
-        """Yield parts of the product that take a few milliseconds each: slabs of C along its longer dimension."""
-        m, n = C.shape
-        by_columns, length = n > m, max(m, n)
-        flops = gemm_flops(m, n, A.shape[1], complex_=C.dtype.kind == "c")
-        parts = max(1, min(length // SLAB_ROWS, round(flops / SLAB_FLOPS))) if self.between else 1
-        step = -(-length // parts) or 1
-        for start in range(0, max(1, length), step):
-            slab = slice(start, start + step)
-            yield (A, B[:, slab], C[:, slab]) if by_columns else (A[slab], B, C[slab])
+    def _slabs(self, A: Array, B: Array, C: Array) -> Iterable[tuple[Array, Array, Array]]:
+        return product_slabs(A, B, C) if self.between else [(A, B, C)]
 
     def _ready(self, panel: Array, layout: Layout, workspace: Array) -> tuple[Array, bool]:
         """Return the panel in the type that BLAS multiplies, and whether BLAS has to conjugate the panel."""

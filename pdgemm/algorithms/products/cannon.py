@@ -54,7 +54,9 @@ class CannonExecutor:
         sums = C if plan.sums_in_c else held_panel(m_loc, plan.C.order, n_loc, workspace["sums"])
         transfers = call.transfers.used(recorder)
         poll = transfers.poll if grid.ranks_per_node and not plan.device else None
-        products = Accumulator(call.alpha, beta if sums is C else 0, sums, plan, workspace, poll, plan.formed(rank))
+        products = Accumulator(
+            call.alpha, beta if sums is C else 0, sums, plan, workspace, poll, plan.formed(rank), call.mirrored
+        )
         on_row = _ring(call, "A", grid.row, lambda q: plan.C.rank(i, q))
         on_col = _ring(call, "B", grid.col, lambda q: plan.C.rank(q, j))
         of_a, of_b = plan.cuts(steps[0].a), plan.cuts_of_b(steps[0].b)

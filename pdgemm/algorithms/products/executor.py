@@ -30,6 +30,7 @@ class Call(NamedTuple, Generic[Planned]):
     transfers : tracks the messages in flight to this rank.
     windows : rows of C that the last product of the executor completes one window after the other, each followed by
         a call of `completed`; none: no call.
+    mirrored : B is A^H or A^T.
     """
 
     alpha: Any
@@ -43,6 +44,7 @@ class Call(NamedTuple, Generic[Planned]):
     transfers: Transfers
     windows: Sequence[Window] = ()
     completed: Callable[[Window], object] = lambda window: None
+    mirrored: bool = False
 
 
 class Executor(Protocol):

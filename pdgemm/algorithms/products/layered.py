@@ -43,7 +43,20 @@ class LayeredExecutor:
         peers = call.peers if layer.shared else None
         workspace, transfers = call.workspace, call.transfers
         self._layer = executor_of(
-            Call(call.alpha, call.A, call.B, self._sums, layer, grid, workspace, peers, transfers, windows, completed)
+            Call(
+                call.alpha,
+                call.A,
+                call.B,
+                self._sums,
+                layer,
+                grid,
+                workspace,
+                peers,
+                transfers,
+                windows,
+                completed,
+                call.mirrored,
+            )
         )
 
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
@@ -95,7 +108,7 @@ class InnerExecutor:
                 for here, (lo, hi) in zip(one_behind_the_other(window), window):
                     some = formed and formed.window(slice(lo, hi), slice(0, n))
                     if A.shape[1]:
-                        products = Accumulator(call.alpha, 0, sums[here], plan, workspace, poll, some)
+                        products = Accumulator(call.alpha, 0, sums[here], plan, workspace, poll, some, call.mirrored)
                         products.add_wide(A[lo:hi], call.B)
                     else:
                         scale(0, sums[here])

@@ -66,7 +66,9 @@ class SummaExecutor:
         self._ring = PanelRing(plan.slots, workspace["panels of A"], workspace["panels of B"], call.transfers)
         poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
         self._kept = plan.kept(grid.comm.rank)
-        self._products = Accumulator(call.alpha, 0, self._sums, plan, workspace, poll, plan.formed(grid.comm.rank))
+        self._products = Accumulator(
+            call.alpha, 0, self._sums, plan, workspace, poll, plan.formed(grid.comm.rank), call.mirrored
+        )
         self._call, self._updates, self._held = call, list[_Update](), list[tuple[Array, Array]]()
         # the last panels that fit the slots are multiplied window by window of C; each window is then reduced
         together = (1 if plan.device or plan.nodes else plan.slots) if call.windows else 0

@@ -1,4 +1,4 @@
-"""Hermitian eigenproblems: p?syevd, p?heevd; p?syevr, p?heevr; and of two matrices, p?sygvd, p?hegvd."""
+"""Hermitian eigenproblems: p?syevd, p?heevd; p?syevr, p?heevr; of two matrices, p?sygvd, p?hegvd; and SVD: p?gesvd."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ from pdgemm.interop.scalapack.arguments import (
 )
 from pdgemm.interop.scalapack.descriptors import illegal, whole_number
 from pdgemm.interop.scalapack.lapack import store_cholesky
-from pdgemm.interop.scalapack.tied_vectors import Values
+from pdgemm.interop.scalapack.tied_vectors import SingularValues, Values
 from pdgemm.linalg.eigen.eigh import eigh
 from pdgemm.linalg.eigen.generalized import Standard
 from pdgemm.linalg.functions.iterations import Work
+from pdgemm.linalg.singular.singular_values import svdvals
+from pdgemm.linalg.singular.svd import svd
 
 __all__ = [
-    "pcheevd", "pcheevr", "pchegvd", "pdsyevd", "pdsyevr", "pdsygvd", "pssyevd", "pssyevr", "pssygvd", "pzheevd",
-    "pzheevr", "pzhegvd",
+    "pcgesvd", "pcheevd", "pcheevr", "pchegvd", "pdgesvd", "pdsyevd", "pdsyevr", "pdsygvd", "psgesvd", "pssyevd",
+    "pssyevr", "pssygvd", "pzgesvd", "pzheevd", "pzheevr", "pzhegvd",
 ]  # fmt: skip
 
 
@@ -202,6 +204,47 @@ def _gvd(
     return 0
 
 
+def _gesvd(
+    routine: str, dtypes: Dtypes, jobu: str, jobvt: str, m: int, n: int, a: np.ndarray, ia: int, ja: int, desca: Desc,
+    s: np.ndarray, u: np.ndarray, iu: int, ju: int, descu: Desc, vt: np.ndarray, ivt: int, jvt: int, descvt: Desc,
+) -> int:  # fmt: skip
+    """Compute the singular values of sub(A) = U diag(s) V^H, and vectors, and return INFO, 0.  Collective.
+
+    jobu  : "V": sub(U), m x k with k = min(m, n), is overwritten with the left singular vectors; "N": u, iu, ju and
+            descu are ignored.
+    jobvt : "V": sub(VT), k x n, is overwritten with V^H; "N": vt, ivt, jvt and descvt are ignored.
+    m, n  : sub(A) is m x n; unlike in ScaLAPACK, it is not changed.
+    s     : local array of k real numbers, the singular values in descending order, the same on every process.
+    Other arguments and errors are those of p?syevd.  Cost, algorithm and error are those of `pdgemm.linalg.svd`, or of
+    `svdvals` for two letters "N"; one "N" saves nothing.
+    """
+
+    def check() -> None:
+        check_letter(routine, 1, "jobu", jobu, "NV")
+        check_letter(routine, 2, "jobvt", jobvt, "NV")
+        at_least_0(routine, m=(3, m), n=(4, n))
+
+    k = min((x for x in map(whole_number, (m, n)) if x is not None), default=0)  # of arguments that `check` passes
+    sub_a = Sub("a", 5, a, ia, ja, desca, m, n)
+    sub_u, sub_vt = Sub("u", 10, u, iu, ju, descu, m, k), Sub("vt", 14, vt, ivt, jvt, descvt, k, n)
+    wanted = [x for x, job in ((sub_u, jobu), (sub_vt, jobvt)) if letter(job) == "V"]
+    values = SingularValues(9, s, sub_a, written=True)
+    same = f", {letter(jobu)}, {letter(jobvt)}, m={m}, n={n}"
+    checked(routine, dtypes, check, [sub_a, values, *wanted], updated=len(wanted), same=same)
+    if not k:
+        return 0
+    if not wanted:
+        values.put(svdvals(sub_a.matrix))
+        return 0
+    U, all_s, Vh = svd(sub_a.matrix)
+    for sub, vectors in ((sub_u, U), (sub_vt, Vh)):
+        if sub in wanted:
+            redistribute(vectors, sub.matrix)
+    values.put(all_s)
+    return 0
+
+
+psgesvd, pdgesvd, pcgesvd, pzgesvd = (of_type(f"p{x}gesvd", _gesvd) for x in "sdcz")
 pssyevd, pdsyevd, pcheevd, pzheevd = (of_type(f"p{x}evd", _evd) for x in ("ssy", "dsy", "che", "zhe"))
 pssyevr, pdsyevr, pcheevr, pzheevr = (of_type(f"p{x}evr", _evr) for x in ("ssy", "dsy", "che", "zhe"))
 pssygvd, pdsygvd, pchegvd, pzhegvd = (of_type(f"p{x}gvd", _gvd) for x in ("ssy", "dsy", "che", "zhe"))

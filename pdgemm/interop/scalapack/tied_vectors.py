@@ -1,4 +1,4 @@
-"""Vectors that belong to a submatrix: ipiv and tau, distributed like its rows and columns, and w, whole everywhere."""
+"""Vectors of a submatrix: ipiv and tau, distributed like its rows and columns, and w and s, whole everywhere."""
 
 from __future__ import annotations
 
@@ -64,14 +64,24 @@ class Values(Vector):
         return self.sub.rows
 
     def put(self, values: np.ndarray) -> None:
-        """Write eigenvalues to the first entries; the other entries stay as they are."""
+        """Write values to the first entries; the other entries stay as they are."""
         self.array[: len(values)] = values
 
 
-class TiedVector(Vector):
-    """A vector distributed like the rows of A (ipiv) or its columns (tau): entry l belongs to local row or column l.
+class SingularValues(Values):
+    """The argument s: all singular values of sub(A), on every process."""
 
-    It belongs to the first min(rows, cols) rows or columns of sub(A).   axis : 0 for rows, 1 for columns.
+    name, needed = "s", "min(M, N)"
+
+    @property
+    def _least(self) -> int:
+        return min(self.sub.rows, self.sub.cols)
+
+
+class TiedVector(Vector):
+    """A vector distributed like the rows of A or its columns: entry l belongs to local row or column l.
+
+    It belongs to the first `count` rows or columns of sub(A).   axis : 0 for rows, 1 for columns.
     """
 
     axis: ClassVar[int]
@@ -82,6 +92,7 @@ class TiedVector(Vector):
 
     @property
     def count(self) -> int:
+        """The number of entries of all processes."""
         return min(self.sub.rows, self.sub.cols)
 
     @cached_property
@@ -129,6 +140,23 @@ class Pivots(TiedVector):
             text = f"ipiv says that row {self.sub.i + at} was exchanged with row {self.sub.i + pivots[at]}"
             raise illegal(routine, self.number, 0, text)
         return pivots
+
+
+class ColumnOrder(TiedVector):
+    """The argument ipiv of p?geqpf: the column of A, from 1, that is local column l of sub(A) P."""
+
+    name, axis, needed = "ipiv", 1, "LOCc(JA + N - 1)"
+
+    @property
+    def count(self) -> int:
+        return self.sub.cols if self.sub.rows else 0
+
+    def _kind(self, dtypes: Dtypes) -> tuple[str, Callable[[np.dtype], bool]]:
+        return "integers", lambda dtype: dtype.kind == "i"
+
+    def put(self, order: np.ndarray) -> None:
+        """Write this process's part of the column numbers of sub(A) from 0, in the order of sub(A) P."""
+        self._put(order + self.sub.j)
 
 
 class Tau(TiedVector):

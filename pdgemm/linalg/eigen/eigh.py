@@ -14,7 +14,7 @@ from pdgemm.linalg.eigen.generalized import Standard, hermitian, lower_triangle
 from pdgemm.linalg.eigen.lanczos import lanczos
 from pdgemm.linalg.eigen.one_stage import OneStage
 from pdgemm.linalg.eigen.tridiagonal import tridiagonal_eigh
-from pdgemm.linalg.eigen.two_stage import TwoStages, eigenvalues
+from pdgemm.linalg.eigen.two_stage import Band, TwoStages
 from pdgemm.linalg.factors.operands import to_one
 from pdgemm.linalg.functions.iterations import (
     Work,
@@ -23,15 +23,18 @@ from pdgemm.linalg.functions.iterations import (
     empty_like,
     eps_of,
     finite_norm,
+    on_one_rank,
 )
 from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays.integers import as_count, as_name, as_whole, shown
+from pdgemm.local.arrays.integers import as_count, as_name, as_pair, as_whole, shown
+from pdgemm.local.blas.band import eigenvalues_of_band, eigenvalues_of_tridiagonal
 from pdgemm.matrix.argument_checks import as_real, check_devices, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together
 
-SMALL = 192  # largest order for which LAPACK on one rank is faster than a reduction by all
+SMALL = 512  # largest order for which LAPACK on one rank is faster than division, or joins, by all
+LARGE_FOR_VALUES = 3072  # least order for which eigenvalues alone are computed faster through a band than directly
 # Least orders for which two stages are taken, with all vectors and with some.  On 2 ranks one stage was faster at 4096:
 # 8.4 s and, with a tenth of the vectors, 7.0 s beside 8.1 s.  Its products of the matrix and a vector grow faster.
 LARGE, LARGE_FOR_PART = 16384, 6144
@@ -86,13 +89,14 @@ def eigh(
     Returns w in ascending order, real and the same on every rank, and V (n, n) or (n, number of w) with orthonormal
     columns.
 
-    On the host, reflections reduce A to a tridiagonal matrix: directly or, for eigenvalues alone and for large n,
-    through a band of 64 diagonals.  The eigenvectors of the tridiagonal matrix are computed by divide and conquer, and
-    transformed back.  With m of n vectors, for P ranks, the direct way takes (4/3 n^3 + 1/3 n^3 + 3 n^2 m)/P flops, of
-    which 2/3 n^3 stream A from memory.  Through the band it takes (4/3 n^3 + 1/3 n^3 + 6 n^2 m)/P, nearly all in
-    products, and 400 n^2 in a pipeline of all ranks.  Eigenvalues alone take 4/3 n^3/P, and 400 n^2 on one rank.
-    About 3 n^2 words come in for each rank, and the words of the products.  Up to order 192, LAPACK solves all on one
-    rank.
+    On the host, reflections reduce A to a tridiagonal matrix: directly or, for large n, through a band of 64 diagonals.
+    The eigenvectors of the tridiagonal matrix are computed by divide and conquer, and transformed back.  With m of n
+    vectors, for P ranks, the direct way takes (4/3 n^3 + 1/3 n^3 + 3 n^2 m)/P flops, of which 2/3 n^3 stream A from
+    memory; LAPACK on one rank takes the last 1024 columns.  Through the band it takes (4/3 n^3 + 1/3 n^3 + 6 n^2 m)/P,
+    nearly all in products, and 400 n^2 in a pipeline of all ranks.  Eigenvalues alone take 4/3 n^3/P flops, through the
+    band from n = 3072 on, with 400 n^2 on one rank.
+    About 3 n^2 words come in for each rank, and the words of the products; memory: about 5 n^2/P words beside A, and
+    on one rank 1024^2.  Up to order 512, LAPACK solves all on one rank.
     On a device, and with `protect`, the spectrum is divided at a number sigma: the polar factor U of A - sigma I is
     also its sign, and (I + U) / 2 projects on the eigenvectors of eigenvalues above sigma.  This takes about 50 n^3/P
     flops, all in products and Cholesky factorisations.
@@ -133,7 +137,7 @@ def eigh(
     elif len(A) <= SMALL or protect is not None or A.device != devices.HOST:
         w, V, done, facts = _by_division(work, T, wanted)
     elif eigvals_only:
-        w = eigenvalues(work, T)
+        w = _values(work, T)
         return w[wanted(w)] / near / far
     else:
         reduction = (TwoStages if len(A) >= (LARGE if subset.kind == "all" else LARGE_FOR_PART) else OneStage).of(
@@ -169,6 +173,14 @@ def _as_columns_of(work: Work, A: DistMatrix, V: DistMatrix) -> DistMatrix:
     result = empty_like(A, distribution=A[:, : V.shape[1]].distribution)
     work.copy(V, result)
     return result
+
+
+def _values(work: Work, T: DistMatrix) -> np.ndarray:
+    """Return all eigenvalues by the tridiagonal form.  Collective."""
+    if len(T) >= LARGE_FOR_VALUES:
+        return on_one_rank(T, eigenvalues_of_band, Band.of(work, T).elements)
+    reduction = OneStage.of(work, T)
+    return on_one_rank(T, eigenvalues_of_tridiagonal, reduction.d, reduction.e)
 
 
 def _by_division(
@@ -231,21 +243,13 @@ def _subset(
             raise ArgumentError(f"k = {k} is more than the {n} eigenvalues of A, which is {shape_of(A)}")
         return Subset("index", *((n - k, n - 1) if which == "largest" else (0, k - 1))), k
     if by_index is not None:
-        lo, hi = _ends(by_index, "subset_by_index")
+        lo, hi = as_pair(by_index, "subset_by_index is a pair (lo, hi), got")
         first = as_whole(lo, "the first index of subset_by_index", 0, max(0, n - 1))
         return Subset("index", first, as_whole(hi, "the last index of subset_by_index", first, n - 1)), None
     if by_value is not None:
-        ends = _ends(by_value, "subset_by_value")
+        ends = as_pair(by_value, "subset_by_value is a pair (lo, hi), got")
         lo, hi = (x if x in (-np.inf, np.inf) else as_real(x, "an end of subset_by_value") for x in ends)
         if not lo < hi:
             raise ArgumentError(f"subset_by_value is an interval (lo, hi] with lo < hi, got {shown(by_value)}")
         return Subset("value", lo, hi), None
     return Subset(), None
-
-
-def _ends(pair: Any, name: str) -> tuple[Any, Any]:
-    try:
-        lo, hi = pair
-    except (TypeError, ValueError):
-        raise ArgumentError(f"{name} is a pair (lo, hi), got {shown(pair)}") from None
-    return lo, hi

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,11 +14,15 @@ from pdgemm.algorithms.panels.tridiagonal_panels import Tridiagonal
 from pdgemm.linalg.factors.householder import reflect_columns
 from pdgemm.linalg.factors.operands import in_whole_columns
 from pdgemm.linalg.functions.iterations import Work
+from pdgemm.local.blas.local_lapack import reduce_to_tridiagonal
 from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.schedules.panels.tridiagonal_schedule import TridiagonalSchedule
+from pdgemm.schedules.mover_registry import RING
+from pdgemm.schedules.panels.tridiagonal_schedule import LastPartSchedule, TridiagonalSchedule
+from pdgemm.transport.panels.task import Task
 
 BLOCK, WIDTH = 64, 64  # of the working copy, and columns of a panel: of 32 are as fast, within a few percent
+REST = 1024  # order of the last part, which LAPACK reduces faster on one rank than all ranks by two exchanges a column
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,9 @@ class OneStage:
 
         Of the diagonal the real part is read, and A is not changed.
 
-        Cost per rank for P ranks: 4/3 n^3 / P flops, half of them in products of the matrix and a vector; at most
-        n^2/2 words in for panels, P for sums, and n^2 for vectors, in 4 n (P - 1) messages; memory for n^2/P words.
+        LAPACK reduces the last m = 1024 columns on one rank.  Cost of others per rank for P ranks: 4/3 (n^3 - m^3)/P
+        flops, half of them in products of the matrix and a vector; at most n^2/2 words in for panels, P for sums,
+        and n^2 for vectors, in 4 (n - m) (P - 1) messages.  Memory for n^2/P words, and on one rank for m^2.
         Error: |A - Q T Q^H| <= c n eps |A| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.3).
         Dongarra, Sorensen & Hammarling, J. Comput. Appl. Math. 27, 1989.
         """
@@ -51,13 +57,16 @@ class OneStage:
         W, moves = working_copy(A, BLOCK, fits, False, "F")
         real = np.finfo(A.dtype).dtype
         d, e, tau = np.zeros(n, real), np.zeros(max(0, n - 1), real), np.zeros(max(0, n - 1), A.dtype)
-        schedule = TridiagonalSchedule(W.layout_in(W.grid), WIDTH, can_read(W))
+        reduced = min(n, -(-max(0, n - REST) // BLOCK) * BLOCK)  # the last columns are on one rank
+        schedule = TridiagonalSchedule(W.layout_in(W.grid), WIDTH, can_read(W), reduced=reduced)
         executor: Any = partial(Tridiagonal, d=d, e=e, tau=tau)
         what = f"reduction of a Hermitian matrix ({shape_of(A)}) to tridiagonal form"
         _, W.report = run_panels(schedule, executor, {"A": W}, what, moves)
-        if W.grid.size > len(schedule.ranks):  # ranks without a position in the grid have taken no part
+        work.did(W)
+        _reduce_rest(work, W[reduced:, reduced:], d[reduced:], e[reduced:], tau[reduced:])
+        if W.grid.size > 1:  # ranks without a position in the grid have taken no part
             d, e, tau = W.grid.comm.bcast((d, e, tau), schedule.ranks[0])
-        return cls(d, e, work.did(W), tau)
+        return cls(d, e, W, tau)
 
     def apply(self, work: Work, Y: DistMatrix) -> DistMatrix:
         """Return Q Y.  Collective.   Y : DistMatrix (n, k), real or of A's type.
@@ -68,3 +77,26 @@ class OneStage:
         if len(self.tau):
             reflect_columns(self.F[1:, :-1], self.tau, X[1:], work.did)
         return X
+
+
+def _reduce_rest(work: Work, A: DistMatrix, d: np.ndarray, e: np.ndarray, tau: np.ndarray) -> None:
+    """Reduce A by LAPACK on the rank at grid position (0, 0), which alone sets d, e and tau.  Collective."""
+    if not len(A):
+        return
+    whole = DistMatrix.empty(A.shape, grid=A.grid.base, block=A.shape, dtype=A.dtype, order="F")
+    work.copy(A, whole)
+
+    def reduction(task: Task[LastPartSchedule]) -> Callable[[], int]:
+        def run() -> int:
+            if (whole := task.arrays["A"]).size:
+                with task.computing():
+                    d[:], e[:], tau[:] = reduce_to_tridiagonal(whole, task.workspace["work"])
+            return 0
+
+        return run
+
+    what = f"reduction of a Hermitian matrix ({shape_of(A)}) to tridiagonal form on one rank"
+    _, whole.report = run_panels(
+        LastPartSchedule(whole.layout_in(whole.grid), WIDTH, RING.name), reduction, {"A": whole}, what
+    )
+    work.copy(work.did(whole), A)

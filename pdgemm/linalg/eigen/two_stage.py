@@ -16,8 +16,7 @@ from pdgemm.algorithms.panels.bulge_chase import BackChase, BulgeChase
 from pdgemm.algorithms.panels.panel_run import run_panels, working_copy
 from pdgemm.linalg.factors.householder import reflect_columns
 from pdgemm.linalg.factors.operands import in_whole_columns
-from pdgemm.linalg.functions.iterations import Work, on_one_rank
-from pdgemm.local.blas.band import eigenvalues_of_band
+from pdgemm.linalg.functions.iterations import Work
 from pdgemm.local.blas.bulge import Bulges
 from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -103,11 +102,3 @@ class TwoStages:
         if len(tau):
             reflect_columns(F[b:, : len(tau)], tau, X[b:], work.did)
         return X
-
-
-def eigenvalues(work: Work, A: DistMatrix) -> np.ndarray:
-    """Return all eigenvalues of A in ascending order, the same on every rank.  Collective.
-
-    A : as for `Band.of`.   Cost: 4/3 n^3/P flops in products; 3/2 n^2 words in for each rank; 6 n^2 b flops of one.
-    """
-    return on_one_rank(A, eigenvalues_of_band, Band.of(work, A).elements)

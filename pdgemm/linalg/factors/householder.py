@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from pdgemm.algorithms.panels.householder_panels import AppliedReflectors, Householder
 from pdgemm.algorithms.panels.panel_run import can_read, device_of, run_panels, working_copy
@@ -21,6 +20,7 @@ from pdgemm.local.arrays.element_functions import element_function
 from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.array_functions import tril
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.gather import to_all_ranks
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.householder_schedule import HouseholderSchedule, ReflectorsSchedule
 
@@ -78,8 +78,7 @@ def householder_factor(A: DistMatrix) -> tuple[DistMatrix, np.ndarray]:
     tau, what = np.zeros(min(A.shape), A.dtype), f"QR factors of a matrix ({shape_of(A)}) by Householder reflections"
     executor = partial(Householder, tau=tau)
     _, W.report = run_panels(householder_schedule(W, False), executor, {"A": W}, what, moves)
-    W.grid.comm.Allreduce(MPI.IN_PLACE, tau, MPI.SUM)  # each number is set on one rank, and 0 on the others
-    return W, tau
+    return W, to_all_ranks(W.grid, "tau", tau, sums=True)  # each number is set on one rank, and 0 on the others
 
 
 def apply_reflectors(

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.linalg
 
-from pdgemm.algorithms.panels.aasen_panels import AasenPanels
 from pdgemm.algorithms.panels.panel_run import run_panels
+from pdgemm.algorithms.pivoted.aasen_panels import AasenPanels
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import DTypeError, LinAlgError
 from pdgemm.instrument.step_reports import Steps
@@ -31,7 +31,7 @@ from pdgemm.matrix.argument_checks import check_result, communicator, op_letter,
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Transpose
 from pdgemm.schedules.mover_registry import RING
-from pdgemm.schedules.panels.aasen_schedule import INDEX, AasenSchedule
+from pdgemm.schedules.pivoted.aasen_schedule import INDEX, AasenSchedule
 from pdgemm.support.agreement import together
 
 BAND = 64  # bandwidth of T: wide enough for BLAS; one rank factors panels of this width, and every rank holds T

@@ -212,7 +212,7 @@ def slogdet(A: DistMatrix) -> SlogDet:
     """Return the sign (complex: the phase) of the determinant, and the logarithm of its absolute value.  Collective.
 
     A : DistMatrix (n, n); the result is the same on all ranks, (0, -inf) where a pivot is zero.
-    Cost and errors are those of `lu_factor`.
+    Cost and exceptions are those of `lu_factor`.   Error: that of `det`.
     """
     mantissa, exponent = _determinant(A)
     with np.errstate(all="ignore"):
@@ -224,10 +224,11 @@ def slogdet(A: DistMatrix) -> SlogDet:
 def det(A: DistMatrix) -> Any:
     """Return the determinant, the same on all ranks; 0 where a pivot is zero.  Collective over the grid of A.
 
-    A : DistMatrix (n, n).  Cost and errors are those of `lu_factor`.
+    A : DistMatrix (n, n).  Cost and exceptions are those of `lu_factor`.
     No intermediate result overflows or underflows; a determinant that is out of range is infinite or 0, and `slogdet`
     has its logarithm.
-    Error: that of the product of the pivots is at most n eps |det U| (Higham 2002, lemma 3.1).
+    Error: the result is within n eps of det(A + E), relatively, where |E| <= gamma_n |L||U| (Higham, Accuracy and
+    Stability of Numerical Algorithms, 2002, lemma 3.1 and theorem 9.3).
     """
     mantissa, exponent = _determinant(A)
     with np.errstate(all="ignore"):

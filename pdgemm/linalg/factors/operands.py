@@ -26,7 +26,7 @@ from pdgemm.matrix.argument_checks import (
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.schedules.mover_registry import SHARED
-from pdgemm.schedules.panels.panel_schedule import is_balanced
+from pdgemm.schedules.panels.panel_schedule import diagonal_panels, is_balanced
 from pdgemm.support.agreement import described_elements, together
 
 
@@ -102,12 +102,19 @@ def common_dtype(*arrays: Any) -> np.dtype:
 
 
 def to_factor(
-    name: str, A: DistMatrix, block: int, overwrite: bool, order: Order | None = None, *others: object
+    name: str,
+    A: DistMatrix,
+    block: int,
+    overwrite: bool,
+    order: Order | None = None,
+    *others: object,
+    aligned: bool = False,
 ) -> tuple[DistMatrix, list[MoveReport]]:
     """Check A; return A or a copy, for a panel algorithm to overwrite, and the reports of its move.  Collective.
 
     The copy has the layout of A if this shares the work evenly, else square blocks of size `block`.
     order : of the copy; None: that of A.   others : other arguments that the ranks compare.
+    aligned : all panels, of `block` columns, begin at multiples of `block`: each is in one block.
     """
     with together(communicator(A=A)) as arguments:
         check_matrices(A=A)
@@ -116,6 +123,9 @@ def to_factor(
         if overwrite:
             check_result("A", A, {})
         fits = is_balanced(A.layout_in(A.grid), block)
+        if aligned:
+            starts = [x.start for x in diagonal_panels(A.distribution.rows, A.distribution.cols, block)]
+            fits = fits and starts == [*range(0, min(A.shape), block)]
         arguments += [name, bool(overwrite), *others, *operand_description(A)]
     return working_copy(A, block, fits, overwrite, order)
 

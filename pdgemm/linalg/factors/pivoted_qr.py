@@ -7,76 +7,27 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import scipy.linalg
 
-from pdgemm.algorithms.panels.householder_panels import Householder
-from pdgemm.algorithms.panels.panel_run import run_panels, working_copy
-from pdgemm.gemm import pdgemm
-from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.algorithms.panels.panel_run import can_read, device_of, run_panels, working_copy
+from pdgemm.algorithms.pivoted.pivoted_panels import ChosenColumns, PivotedHouseholder
+from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.linalg.factors.householder import BLOCK, apply_reflectors, householder_schedule
+from pdgemm.linalg.factors.householder import BLOCK, apply_reflectors
 from pdgemm.linalg.factors.lu import permuted
 from pdgemm.linalg.factors.operands import to_factor
-from pdgemm.linalg.factors.tall_qr import tall_qr
-from pdgemm.local.arrays import dtypes
+from pdgemm.linalg.ranges import ELEMENTS, in_range, times_upper
+from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.element_functions import element_function
+from pdgemm.local.blas.pivots import reflect_in_turn
 from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.array_functions import triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.gather import to_all_ranks
+from pdgemm.schedules.pivoted.pivoted_schedule import PivotedSchedule
 from pdgemm.support.agreement import together
 
 MORE = 10  # rows of a sketch beyond the columns that it chooses: Halko, Martinsson & Tropp, SIAM Review 53(2), 2011
-
-
-class Sketch:
-    """Y = G X, where X is the trailing matrix, and G has normal random numbers in BLOCK + MORE rows.
-
-    Columns of Y are about as long as those of X, relative to each other, and so are their distances to the space of
-    other columns.  Rank 0 keeps Y up to date by the formula of Duersch & Gu, and chooses columns by LAPACK's geqp3.
-    """
-
-    def __init__(self, W: DistMatrix, steps: Steps) -> None:
-        self._W, self._steps = W, steps
-        self._draw(0)
-
-    def _draw(self, start: int) -> None:
-        """Draw the sketch of the trailing matrix W[start:, start:].  Collective."""
-        W = self._W
-        shape, seed = (BLOCK + MORE, len(W) - start), start + 1
-        G = DistMatrix.random(shape, grid=W.grid.base, seed=seed, kind="normal", dtype=W.dtype, device=W.device)
-        G *= 2.0 ** -(3 + shape[1].bit_length())  # |g| < 8, so that no sum of products overflows
-        self._Y = self._steps.did(pdgemm(1, G, W[start:, start:])).allgather()
-        self._first = 0.0  # |r_ii| of the first column that this sketch has chosen
-
-    def chosen(self, number: int) -> np.ndarray:
-        """Return the order of the columns of X that puts `number` pivots first, the same on every rank.  Collective."""
-        n = self._Y.shape[1]
-        order = beginning_with(_chosen(self._Y, number, self._W.grid, np.random.default_rng(n).permutation(n)), n)
-        with together(self._W.grid.comm):
-            self._Y = self._Y[:, order]
-        return order
-
-    def update(self, order: np.ndarray, start: int, stop: int) -> None:
-        """Make the sketch that of the next trailing matrix, after columns start to stop are eliminated.  Collective.
-
-        If X P = Q [R11 R12; 0 X'], and [Y1 Y2] = G X P, then Y2 - Y1 R11^-1 R12 is a sketch of X'.  Its rounding errors
-        are about eps times the sketch that was drawn, so another one is drawn where X' may be as small as sqrt(eps)
-        times the trailing matrix of that one.   order : of columns start to stop, since they were chosen.
-        """
-        W, b = self._W, stop - start
-        R = W[start:stop, start:].allgather()
-        sizes = abs(R.diagonal())
-        self._first = self._first or sizes[0]
-        small = not sizes.min() > np.sqrt(dtypes.eps(W.dtype)) * self._first  # also if NaN
-        if W.grid.expected(small, False):
-            self._draw(stop)
-            return
-        first, self._Y = self._Y[:, order], self._Y[:, b:]
-        with together(W.grid.comm):  # rank 0 may lack memory
-            if W.grid.comm.rank == 0 and not W.grid.draft:
-                X = scipy.linalg.solve_triangular(R[:, :b], first.T, trans="T", check_finite=False).T  # Y1 R11^-1
-                self._Y = self._Y - X @ R[:, b:]
+REST = 768  # order of the last part, which LAPACK factors faster on one rank than two ranks by panels
 
 
 def pivoted_qr(A: DistMatrix, want_q: bool = True) -> tuple[DistMatrix | None, DistMatrix, np.ndarray]:
@@ -86,21 +37,22 @@ def pivoted_qr(A: DistMatrix, want_q: bool = True) -> tuple[DistMatrix | None, D
     want_q : False leaves Q out, and returns None in its place.
 
     Q (m, k) has orthonormal columns, k = min(m, n);  R (k, n) is upper triangular;  p (n,) is the same on every rank.
-    Q and R are column-major, in the layout of A, or in square blocks where this does not share the work evenly;
-    `R.report` has the words.  BLOCK columns at a time are chosen in a sketch of BLOCK + MORE rows, and ordered by
-    LAPACK's factorisation with pivoting of their own R.  So |r_jj| decreases among these columns, and later ones exceed
-    it by a small factor at most; it is about as large as the singular value s_j, except for matrices such as Kahan's.
-    The random numbers do not depend on the layout, nor do the pivots, but for rounding.
+    Q and R are column-major, in the layout of A where this shares the work evenly and each BLOCK columns and rows are
+    in one block, else in square blocks; `R.report` has the words.  BLOCK columns at a time are chosen in a sketch of
+    BLOCK + MORE rows, and the rank that factors them orders them by LAPACK's geqp3.  So |r_jj| decreases among these
+    columns, and later ones exceed it by a small factor at most; it is about as large as the singular value s_j, except
+    for matrices such as Kahan's.  The last m' x n' elements, m' n' <= REST^2, are factored by geqp3 on one rank, except
+    on a device.  The random numbers do not depend on the layout, nor do the pivots, but for rounding.
 
-    Cost per rank for P ranks, b = BLOCK, m >= n: the flops of `householder_qr`, 2 m n b/P for each sketch, of which
-    most matrices take one, and 6 m n b/P to order columns; on one rank 2 n^2 b to choose them.  Words in: those of
-    `householder_qr`, n^2/2 for rows of R, at most 2 m n/P for columns that change places, and m n/P for panels.
+    Cost per rank for P ranks, b = BLOCK, m >= n: the flops of `householder_qr`, and 2 m n b/P for each sketch, of which
+    most matrices take one; on one rank 3 n^2 b to choose columns, and 4/3 REST^3 for the rest.  Words in: those of
+    `householder_qr`, and at most 2 m n/P for columns that change places; n^2/2 for rows of R, and REST^2, on one rank.
     Raises LayoutError, DTypeError, DeviceError, ArgumentError or GridError on all ranks.
     Error: that of `householder_qr`.
     Duersch & Gu, SIAM J. Sci. Comput. 39(4), 2017; Martinsson, Quintana-Orti, Heavner & van de Geijn, SIAM J. Sci.
     Comput. 39(2), 2017.
     """
-    steps = Steps(what=_what(A))
+    steps = Steps(what=f"QR factors of a matrix ({shape_of(A)}) with column pivoting")
     F, tau, p = pivoted_factor("qr", A, steps)
     Q = _formed(F, tau, steps) if want_q else None
     R = triu(F[: len(tau)])
@@ -118,53 +70,51 @@ class PivotedFactor(NamedTuple):
     p: np.ndarray
 
 
+@in_range(lambda factors, a: factors._replace(F=times_upper(factors.F, a)), A=ELEMENTS)
 def pivoted_factor(name: str, A: DistMatrix, steps: Steps) -> PivotedFactor:
     """Factor A as `pivoted_qr` does, without forming Q.  Collective.   name : of the function that factors A."""
-    n, k = A.shape[1], min(A.shape)
-    W, moves = to_factor(f"{name} with column pivoting", A, BLOCK, False, "F")  # columns that move are contiguous
-    if moves:
-        steps.did(W)
-    p, tau = np.arange(n), np.zeros(k, A.dtype)
-    sketch = Sketch(W, steps) if n > BLOCK and k else None
-    for start in range(0, k, BLOCK):
-        stop = min(start + BLOCK, k)
-        if sketch and stop < n:
-            _permute(W, p, start, sketch.chosen(stop - start), steps)
-        order = _order_of_panel(W[start:, start:stop], steps)
-        _permute(W, p, start, order, steps)
-        _eliminate(W[start:, start:], tau[start:stop], _what(A), steps)
-        if sketch and stop < k:
-            sketch.update(order, start, stop)
+    (m, n), k, what = A.shape, min(A.shape), f"QR factors of a matrix ({shape_of(A)}) with column pivoting"
+    W, moves = to_factor(f"{name} with column pivoting", A, BLOCK, False, "F", aligned=True)  # whole columns move
+    reduced = _reduced(m, n) if W.device == devices.HOST else k
+    schedule = PivotedSchedule(
+        W.layout_in(W.grid), BLOCK, can_read(W), wants_q=False, device=device_of(W), columns=reduced, more=MORE
+    )
+    with together(W.grid.comm):  # where one rank lacks memory, all ranks raise
+        sketch, rows = (np.zeros(words * n, A.dtype) for words in (BLOCK + MORE, BLOCK))
+        pivots = ChosenColumns(np.zeros(k, A.dtype), np.arange(n), sketch, rows)
+
+    def as_run(plan: PivotedSchedule) -> PivotedSchedule:
+        return replace(plan, chosen=tuple(pivots.chosen), drawn=tuple(pivots.drawn))
+
+    _, W.report = run_panels(schedule, partial(PivotedHouseholder, pivots=pivots), {"A": W}, what, moves, as_run=as_run)
+    steps.did(W)
+    tau, p = pivots.tau, W.grid.expected(pivots.p, schedule.order)
+    if reduced:  # ranks without a position in the grid have taken no part
+        p = to_all_ranks(W.grid, "pivots", p * (W.grid.comm.rank == schedule.ranks[0]), sums=True)
+    if reduced < k:
+        order = _factor_rest(W[reduced:, reduced:], tau[reduced:], steps)
+        p[reduced:] = p[reduced:][order]
+        steps.did(permuted(W[:reduced, reduced:].T, order))
     return PivotedFactor(W, to_all_ranks(W.grid, "tau", tau, sums=True), p)
 
 
-def _what(A: DistMatrix) -> str:
-    return f"QR factors of a matrix ({shape_of(A)}) with column pivoting"
+def _reduced(m: int, n: int) -> int:
+    """Return the number of columns of an m x n matrix that all ranks eliminate; one rank eliminates the others."""
+    starts = range(0, min(m, n), BLOCK)
+    return next((start for start in starts if (m - start) * (n - start) <= REST**2), min(m, n))
 
 
-def _order_of_panel(panel: DistMatrix, steps: Steps) -> np.ndarray:
-    """Return the order in which LAPACK's geqp3 takes the columns of a panel, the same on every rank.  Collective."""
-    factors = tall_qr(panel, "tsqr")
-    factors.Q.report = factors.report
-    steps.did(factors.Q)
-    return _chosen(factors.R, len(factors.R), panel.grid, np.arange(len(factors.R)))
-
-
-def _permute(W: DistMatrix, p: np.ndarray, start: int, order: np.ndarray, steps: Steps) -> None:
-    """Put columns of W, from `start` on, and the numbers p of these columns, in this order.  Collective."""
-    columns = slice(start, start + len(order))
-    p[columns] = p[columns][order]
-    steps.did(permuted(W[:, columns].T, order))
-
-
-def _eliminate(X: DistMatrix, tau: np.ndarray, what: str, steps: Steps) -> None:
-    """Reduce the first len(tau) columns of X to R and reflectors, reflect the other columns, and set tau.  Collective.
-
-    Each number of tau is set on one rank.
-    """
-    schedule = replace(householder_schedule(X, False), columns=len(tau))
-    _, X.report = run_panels(schedule, partial(Householder, tau=tau), {"A": X}, what)
-    steps.did(X)
+def _factor_rest(X: DistMatrix, tau: np.ndarray, steps: Steps) -> np.ndarray:
+    """Factor X by LAPACK on one rank, which sets tau, and return the order of its columns on all ranks.  Collective."""
+    whole = DistMatrix.empty(X.shape, grid=X.grid.base, block=X.shape, dtype=X.dtype, order="F")
+    steps.did(redistribute(X, whole))
+    order = np.zeros(X.shape[1], np.int64)
+    with together(X.grid.comm):
+        if whole.stored.size:
+            tau[:] = reflect_in_turn(whole.stored, order)
+    steps.did(redistribute(whole, X))
+    n = len(order)
+    return to_all_ranks(X.grid, "pivots", X.grid.expected(order, np.random.default_rng(n).permutation(n)), sums=True)
 
 
 def _formed(F: DistMatrix, tau: np.ndarray, steps: Steps) -> DistMatrix:
@@ -175,25 +125,3 @@ def _formed(F: DistMatrix, tau: np.ndarray, steps: Steps) -> DistMatrix:
         part = slice(start, min(k, start + width))
         apply_reflectors(F[start:, part], tau[part], Q[start:, start:], False, steps.did)
     return Q
-
-
-def _chosen(X: np.ndarray, number: int, grid: ProcessGrid, planned: np.ndarray) -> np.ndarray:
-    """Return the first pivots of X, which rank 0 has, on every rank; a plan has the first of `planned`.  Collective."""
-    with together(grid.comm):
-        pivots = planned if grid.draft or grid.comm.rank else _pivots(X)
-    return to_all_ranks(grid, "pivots", pivots[:number])
-
-
-def _pivots(X: np.ndarray) -> np.ndarray:
-    """Return the column numbers of X in the order of LAPACK's geqp3; as they are if X has NaN or infinity.  Local."""
-    if not np.isfinite(X).all():
-        return np.arange(X.shape[1])
-    return scipy.linalg.qr(X, mode="r", pivoting=True)[1].astype(np.int64)
-
-
-def beginning_with(pivots: np.ndarray, n: int) -> np.ndarray:
-    """Return 0, 1, ..., n - 1 with the pivots first, in their order, and few other numbers moved.  Local."""
-    order, first = np.arange(n), len(pivots)
-    order[:first] = pivots
-    order[np.sort(pivots[pivots >= first])] = np.setdiff1d(np.arange(first), pivots)
-    return order

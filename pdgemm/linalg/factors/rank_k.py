@@ -262,7 +262,7 @@ class RankUpdate(NamedTuple):
         for name, scalar in (("alpha", alpha), ("beta", beta)):
             if name in self.real:
                 as_scalar(scalar, np.dtype(np.float64), name)
-        return Operands(left, right, result, C is None)
+        return Operands(left, right, result, C is None, A is B)
 
 
 def _new(A: DistMatrix, B: DistMatrix, triangle: TriangleName) -> DistMatrix:

@@ -90,7 +90,8 @@ def solve(
     Raises LinAlgError on all ranks where A is singular, or with "pos" not positive definite; LayoutError, DTypeError,
     DeviceError, ArgumentError or GridError.
     Error: (A + E) x = b with |E| <= gamma_3n |L||U|, for each column (Higham, Accuracy and Stability of Numerical
-    Algorithms, 2002, 9.4).  Refinement is that of LAPACK's dsgesv: Langou et al., Exploiting the performance of 32 bit
+    Algorithms, 2002, 9.4); with "pos" |R^H||R| takes the place of |L||U| (10.4), and with "sym" and "her" the bound is
+    that of `ldl_solve`.  Refinement is that of LAPACK's dsgesv: Langou et al., Exploiting the performance of 32 bit
     floating point arithmetic in obtaining 64 bit accuracy, SC 2006.
     """
     with together(communicator(A=A, B=B)) as arguments:

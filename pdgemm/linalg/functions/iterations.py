@@ -12,6 +12,7 @@ import numpy as np
 from pdgemm.algorithms.product_options import as_protection
 from pdgemm.errors import LayoutError, LinAlgError
 from pdgemm.gemm import pdgemm
+from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.check_report import CheckReport, all_checks
 from pdgemm.instrument.run_report import WorkReport
 from pdgemm.instrument.step_reports import Steps
@@ -29,6 +30,7 @@ from pdgemm.support.text import counted as so_many
 from pdgemm.support.text import in_seconds, in_words
 
 T = TypeVar("T")
+R = TypeVar("R", bound="FunctionReport")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,20 +63,20 @@ class FunctionReport(WorkReport):
 class Work:
     """The steps of one function of a matrix, and its products, which can write to an existing matrix C.
 
-    protect : protection of the products by checksums, or None.
+    protect : protection of the products by checksums, or None.   memory_limit : of each product, as in `pdgemm`.
     did : keeps the report of the matrix that a factorisation, a solve or a redistribution returned; returns the matrix.
     after : returns the report of another algorithm, with the sums of these steps added.
     """
 
-    def __init__(self, name: str, protect: Protection | None = None) -> None:
+    def __init__(self, name: str, protect: Protection | None = None, memory_limit: int | None = None) -> None:
         self.name, self.start, self.products, self._steps = name, perf_counter(), 0, Steps()
-        self.protect = protect
+        self.protect, self.memory_limit = protect, memory_limit
         self.did, self.after = self._steps.did, self._steps.after
 
     def product(self, alpha: complex, A: DistMatrix, B: DistMatrix, beta: complex = 0, C: Any = None) -> DistMatrix:
         """Compute C := alpha A B + beta C, count the product, and return C; None: C is allocated.  Collective."""
         self.products += 1
-        return self.did(pdgemm(alpha, A, B, beta, C, protect=self.protect))
+        return self.did(pdgemm(alpha, A, B, beta, C, protect=self.protect, memory_limit=self.memory_limit))
 
     def add(self, Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:
         """Compute Y := alpha X + beta Y by `add_matrices`, keep the report of a move, and return Y.  Collective."""
@@ -88,18 +90,24 @@ class Work:
 
     def reported(self, result: DistMatrix, steps: int, **facts: float) -> DistMatrix:
         """Set the report of a result to the report of all steps, and return the result."""
-        grid, seconds = result.grid, perf_counter() - self.start
+        result.report = self.later_report(FunctionReport, result.grid, steps, facts)
+        return result
+
+    def later_report(
+        self, kind: type[R], grid: ProcessGrid, steps: int, facts: dict[str, float], **more: Any
+    ) -> Callable[[], R]:
+        """Return a function that returns the report of all steps.   more : the other fields of its kind."""
+        seconds = perf_counter() - self.start
         products, steps_reports, vectors = self.products, self._steps.reports, self._steps.vectors
 
-        def report() -> FunctionReport:
+        def report() -> R:
             reports = [make() for make in steps_reports]
             checks = all_checks([x.checks for x in reports if getattr(x, "checks", None)])
             inside = sum(x.products for x in reports if isinstance(x, FunctionReport))
-            others = {"name": self.name, "steps": steps, "products": products + inside, "facts": facts}
-            return FunctionReport.of_steps(reports, vectors, grid, seconds, checks=checks, **others)
+            others = {"name": self.name, "steps": steps, "products": products + inside, "facts": facts, **more}
+            return kind.of_steps(reports, vectors, grid, seconds, checks=checks, **others)
 
-        result.report = report
-        return result
+        return report
 
 
 def check_protection(protect: Any, A: DistMatrix) -> str:

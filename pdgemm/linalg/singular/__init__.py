@@ -1,4 +1,4 @@
-"""Singular values, the largest or all, with their vectors or without, and norms.
+"""Singular values, the largest or all, with their vectors or without; least squares, and norms.
 
 Imports `linalg.eigen`.
 """

@@ -1,6 +1,10 @@
-"""All singular values and their vectors: by LAPACK on one rank, or by a polar factor and eigenvectors of the other.
+"""All singular values and their vectors: by LAPACK on one rank, or by eigenvectors of A^H A and QR factorisations.
 
-A = U H, H = V S V^H: A = (U V) S V^H (Nakatsukasa & Higham, SIAM J. Sci. Comput. 35(3), 2013, algorithm 5.3).
+With the eigenvectors V of A^H A, columns of A V = Q R have inner products of about n eps s_1^2, and the lengths s_i.
+So row i of R has elements of about n eps s_1^2 / s_i beside its diagonal: those of the values above s_1 / 8 are within
+8 n eps s_1, and are dropped.  The values below have a triangle of their own, R_22, which is factored in the same way.
+All transformations are unitary, so errors are those of the dropped elements and of rounding, whatever the condition.
+QR as a step before a decomposition: Drmac & Veselic, SIAM J. Matrix Anal. Appl. 29(4), 2008.
 """
 
 from __future__ import annotations
@@ -8,15 +12,16 @@ from __future__ import annotations
 import numpy as np
 
 from pdgemm.linalg.eigen.eigh import eigh
-from pdgemm.linalg.factors.householder import apply_reflectors, householder_factor
-from pdgemm.linalg.factors.qr import factored
+from pdgemm.linalg.factors.householder import apply_reflectors, householder_factor, householder_qr
+from pdgemm.linalg.factors.operands import to_one
+from pdgemm.linalg.factors.rank_k import herk
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
-from pdgemm.linalg.functions.iterations import Work, empty_like
-from pdgemm.linalg.functions.polar import unitary_factor
+from pdgemm.linalg.functions.iterations import Work, empty_like, finite_norm
 from pdgemm.local.arrays import device as devices
 from pdgemm.matrix.distmatrix import DistMatrix
 
-ON_ONE_RANK = 1024  # largest order for which LAPACK on one rank is faster than polar factors on a few
+ON_ONE_RANK = 512  # largest order for which LAPACK on one rank is faster than products on a few
+LEAST = 1 / 8  # of the singular values whose vectors A^H A yields, in units of the largest one
 
 
 def all_triplets(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
@@ -27,17 +32,42 @@ def all_triplets(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, Dis
     if m < n:
         W, s, Gh = all_triplets(work, A.H)
         return Gh.H, s, W.H
-    if n <= ON_ONE_RANK or A.grid.size == 1 or A.device != devices.HOST:
+    if not are_shared(A):
         U, s, Vh = svd_of_tall(A)
         return work.did(U), s, Vh
     if 2 * m > 3 * n:
-        Q, R = factored(A)
-        U, s, Vh = all_triplets(work, R)
-        return work.product(1, work.did(Q), U, C=empty_like(A)), s, Vh
-    U, _, _ = unitary_factor(work, A)
-    P = work.product(-1, U.H, A)
-    w, V = eigh(work.add(P.copy(), 0.5, P.H, 0.5))  # of -H, so that the largest values of H come first
-    return work.product(1, U, work.did(V)), np.maximum(-w, 0), V.H
+        Q, R = householder_qr(A)  # no rank has all of R
+        assert Q is not None
+        U, s, Vh = all_triplets(work, work.did(R))
+        return work.product(1, Q, U, C=empty_like(A)), s, Vh
+    near, far = to_one(finite_norm("svd", A, "max") or 1.0, A.dtype)
+    U, s, V = _by_gram_matrix(work, A * near * far)
+    return U, np.minimum.accumulate(s) / near / far, V.H
+
+
+def _by_gram_matrix(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
+    """Return U, s, in descending order up to rounding, and V, where the largest element of A is about 1.  Collective.
+
+    Cost for n > 512: that of eigh, and 2 mn^2 flops for the products and 4 mn^2 for Q; again for R_22, if it is large.
+    """
+    w, V = eigh(work.did(herk(-1.0, A, uplo="L", trans="C")))  # of -A^H A: the largest singular values come first
+    Q, R = householder_qr(work.product(1, A, work.did(V)))
+    assert Q is not None
+    diagonal, n = work.did(R).diagonal().real, len(R)
+    large = A.grid.expected(int(np.count_nonzero(w <= LEAST**2 * w[0])), n)
+    Q *= np.where((diagonal < 0) & (np.arange(n) < large), -1, 1).astype(A.dtype)
+    s = abs(diagonal[:large])
+    if large < n:
+        U2, s2, V2h = all_triplets(work, R[large:, large:])
+        for X, factor in ((Q, U2), (V, V2h.H)):
+            work.copy(work.product(1, X[:, large:], factor), X[:, large:])
+        s = np.append(s, s2)
+    return Q, s, V
+
+
+def are_shared(A: DistMatrix) -> bool:
+    """Do the ranks share the singular vectors of A, and the work?  Otherwise every rank holds min(m, n)^2 words."""
+    return min(A.shape) > ON_ONE_RANK and A.grid.size > 1 and A.device == devices.HOST
 
 
 def completed(work: Work, U: DistMatrix) -> DistMatrix:

@@ -43,7 +43,9 @@ def matrix_rank(A: DistMatrix, tol: float | None = None, *, rtol: float | None =
     rtol : by default max(m, n) eps.
 
     Cost: that of `svdvals`.
-    Raises ArgumentError on all ranks, also if both tol and rtol are passed, and the errors of `svdvals`.
+    Raises ArgumentError on all ranks, also if both tol and rtol are passed, and the exceptions of `svdvals`.
+    Error: a singular value as near to the tolerance as the error of `svdvals` may count on either side of it.
+    Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.4.1.
     """
     with together(communicator(A=A)) as arguments:
         check_operand("A", A)
@@ -61,8 +63,9 @@ def pinv(A: DistMatrix, *, atol: float | None = None, rtol: float | None = None)
     A : DistMatrix (m, n) of type s, d, c or z, tall or wide; A is not changed.
     atol, rtol : singular values up to atol + rtol s_1 are taken for 0; by default atol is 0 and rtol max(m, n) eps.
 
-    Returns a DistMatrix (n, m) on the grid of A.  Cost: that of `svd`, and a product of 2 m n min(m, n) flops.  For a
-    least squares problem, `lstsq` takes less time and is more accurate.
+    Returns a DistMatrix (n, m) on the grid of A.  Cost: that of `svd`, and a product of 2 m n min(m, n) flops.  Up to
+    512 singular values, and on a device, every rank holds min(m, n)^2 words, otherwise its share of the factors.  For
+    a least squares problem, `lstsq` takes less time and is more accurate.
     Raises ArgumentError on all ranks where a tolerance is no real number, and the errors of `svd`.
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.5.2.
     """

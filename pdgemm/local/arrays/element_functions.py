@@ -22,6 +22,7 @@ from pdgemm.local.arrays.normal_numbers import normal
 ElementFunction = Callable[[Any, Any], Any]  # f(i, j), i of shape (r, 1), j of shape (1, c)
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_STREAMS = 0xD1B54A32D192ED03  # an odd number whose small multiples are far apart
 _SLAB_ELEMENTS = 1 << 16  # temporaries of this size stay in cache
 
 
@@ -61,9 +62,17 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def hash_start(seed: int, stream: int) -> np.ndarray:
-    """Return the hash of a seed and a stream, one word, with which the hash of each row begins."""
+    """Return the hash of a seed and a stream, one word, with which the hash of each row begins.
+
+    Seed s of stream t has the numbers of seed t of stream s: streams of random numbers are those of `numbered`.
+    """
     start = mix(np.array([int(seed) % 2**64, stream], np.uint64) * GOLDEN)
     return mix(start[:1] + start[1:])
+
+
+def numbered(stream: int) -> int:
+    """Return the stream of a small number, 0 for 0, that no user takes for a seed."""
+    return stream * _STREAMS % 2**64
 
 
 def hashed(i: np.ndarray, j: np.ndarray, seed: int, stream: int = 0) -> np.ndarray:
@@ -85,11 +94,11 @@ def _unit(h: np.ndarray, real: np.dtype) -> np.ndarray:
 
 
 def _uniform(i: np.ndarray, j: np.ndarray, seed: int, real: np.dtype, stream: int) -> np.ndarray:
-    return _unit(hashed(i, j, seed, 2 * stream), real)
+    return _unit(hashed(i, j, seed, numbered(2 * stream)), real)
 
 
 def _normal(i: np.ndarray, j: np.ndarray, seed: int, real: np.dtype, stream: int) -> np.ndarray:
-    return normal(hashed(i, j, seed, 2 * stream + 1)).astype(np.result_type(real, np.float32), copy=False)
+    return normal(hashed(i, j, seed, numbered(2 * stream + 1))).astype(np.result_type(real, np.float32), copy=False)
 
 
 def _random(i: np.ndarray, j: np.ndarray, draw: Callable[..., np.ndarray], seed: int, dtype: np.dtype) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Checks of integers and names that a user passes (dimensions, counts, ranges, seeds), and values in messages."""
+"""Checks of integers, pairs and names that users pass (dimensions, counts, ranges, seeds), and values in messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.errors import ArgumentError
+from pdgemm.errors import ArgumentError, PdgemmError
 
 _MOST = 2**63 - 1  # the largest index
 _SHOWN = 60  # characters
@@ -55,6 +55,15 @@ def as_seed(value: object) -> int:
     return as_whole(value, "seed", most=2**64 - 1)
 
 
+def as_pair(value: Any, rule: str, error: type[PdgemmError] = ArgumentError) -> tuple[Any, Any]:
+    """Return the two items of a pair.  Raises ArgumentError, or `error`, whose message begins with `rule`."""
+    try:
+        first, second = value
+    except (TypeError, ValueError):
+        raise error(f"{rule} {shown(value)}") from None
+    return first, second
+
+
 def as_range(value: object, name: str, extent: int | None = None, length: int = 0) -> tuple[int, int]:
     """Return (start, stop) of a range of consecutive indices.  Raises ArgumentError.
 
@@ -81,10 +90,7 @@ def as_range(value: object, name: str, extent: int | None = None, length: int = 
             start = 0 if start is None else start
             stop = as_whole(start, f"the start of {name}") + length if stop is None else stop
     else:
-        try:
-            start, stop = value  # type: ignore[misc]
-        except (TypeError, ValueError):
-            raise ArgumentError(f"{name} are {kinds}, got {shown(value)}") from None
+        start, stop = as_pair(value, f"{name} are {kinds}, got")
     first = as_whole(start, f"the start of {name}", 0)
     last = as_whole(stop, f"the stop of {name}", first)
     if extent is not None and last > extent:

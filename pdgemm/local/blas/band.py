@@ -1,4 +1,4 @@
-"""Eigenvalues and singular values of band matrices on one rank."""
+"""Eigenvalues and singular values of band matrices, and of tridiagonal ones, on one rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ def eigenvalues_of_band(band: np.ndarray) -> np.ndarray:
 
     6 n^2 b flops by LAPACK's sbtrd or hbtrd, and O(n^2) by sterf.
     """
-    d, e = tridiagonal_of_band(band)
+    return eigenvalues_of_tridiagonal(*tridiagonal_of_band(band))
+
+
+def eigenvalues_of_tridiagonal(d: np.ndarray, e: np.ndarray) -> np.ndarray:
+    """Return all eigenvalues of a symmetric tridiagonal matrix in ascending order, in O(n^2) flops.  Local."""
     return eigvalsh_tridiagonal(d, e, check_finite=False, lapack_driver="sterf") if len(d) else d
 
 

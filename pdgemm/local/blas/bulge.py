@@ -33,54 +33,47 @@ class Bulges:
         for k in range(b + 1):
             self.AB[b - k, k:] = band[k, : n - k].conj()
             self.AB[b + k, : n - k] = band[k, : n - k]
-        self._flat, self._work = self.AB.reshape(-1, order="F"), np.empty(b, band.dtype)
-        char, self._size = band.dtype.char, band.itemsize
+        self._flat, char = self.AB.reshape(-1, order="F"), band.dtype.char
         self._larfg, self._larf = _called("larfg", char, 5), _called("larf", char, 9)
-        self._base, self._workspace = self._flat.ctypes.data, self._work.ctypes.data
-        self._m, self._one = ctypes.c_int(), ctypes.c_int(1)
-        sizes = {name: ctypes.c_int(value) for name, value in (("b", b), ("b - 1", b - 1), ("ld", 3 * b))}
-        self._tau = np.zeros(2, band.dtype)  # tau, and its conjugate
-        self._kept = sizes, ctypes.c_char(b"L"), ctypes.c_char(b"R")
-        self._left, self._right = (ctypes.addressof(x) for x in self._kept[1:])
-        self._b, self._b1, self._ld = (ctypes.addressof(sizes[name]) for name in ("b", "b - 1", "ld"))
+        self._integers, self._sides = np.array([*range(b + 1), 3 * b], np.int32), np.frombuffer(b"LR", np.uint8)
+        self._work, self._conjugate_of_tau = np.empty(b, band.dtype), np.empty(1, band.dtype)
 
-    def tasks(self, s: int) -> int:
-        """Return the number of tasks of a sweep."""
-        return max(0, -(-(self.n - 1 - s) // self.b))
+    def carry_out(self, s: int, tasks: range, before: np.ndarray, reflections: np.ndarray) -> None:
+        """Carry out consecutive tasks of a sweep.
 
-    def task(self, s: int, t: int, before: np.ndarray, v: np.ndarray) -> None:
-        """Carry out a task.
-
-        before : (b + 1,), the reflection of the task before: v, and then tau; not read in task 0.
-        v : (b + 1,), overwritten with the reflection of this task, I - tau v v^H; zeros behind v.
+        before : (b + 1,), the reflection of the task before these: v, and then tau; not read in task 0.
+        reflections : (number of tasks, b + 1), overwritten with the reflections I - tau v v^H; zeros behind each v.
         """
-        b, ld, size = self.b, 3 * self.b, self._size
-        start = s + 1 + t * b
-        m = self._m.value = min(b, self.n - start)
-        at_m, one = ctypes.addressof(self._m), ctypes.addressof(self._one)
-        v_at, tau = v.ctypes.data, self._tau
-        tau_at, tau_conj = tau.ctypes.data, tau.ctypes.data + size
-        column = s if t == 0 else start - b
-        x = column * ld + start + b  # of the column that is cleared
-        x_at = self._base + x * size
-        if t:
-            before_at = before.ctypes.data
-            self._larf(
-                self._right, at_m, self._b, before_at, one, before_at + b * size, x_at, self._ld, self._workspace
-            )
-        self._larfg(at_m, x_at, x_at + size, one, tau_at)
-        v[1:m], v[m:b] = self._flat[x + 1 : x + m], 0
-        v[0], v[b] = 1, tau[0]
-        self._flat[x + 1 : x + m] = 0
-        tau[1] = tau[0].conjugate()
-        if t and b > 1:
-            self._larf(self._left, at_m, self._b1, v_at, one, tau_conj, x_at + ld * size, self._ld, self._workspace)
-        D = start * ld + start + b
-        last, row = D + (m - 1) * ld, D + m - 1  # the last column and row of the block on the diagonal
-        self._flat[last : last + m - 1] = self._flat[row : row + (m - 1) * ld : ld].conj()
-        D_at = self._base + D * size
-        self._larf(self._left, at_m, at_m, v_at, one, tau_conj, D_at, self._ld, self._workspace)
-        self._larf(self._right, at_m, at_m, v_at, one, tau_at, D_at, self._ld, self._workspace)
+        b, ld, flat, size = self.b, 3 * self.b, self._flat, self._flat.itemsize
+        larfg, larf, real, conjugate = self._larfg, self._larf, flat.dtype.kind == "f", self._conjugate_of_tau
+        base, integers, left, work, at_conjugate, v_at, before_at = (
+            x.ctypes.data for x in (flat, self._integers, self._sides, self._work, conjugate, reflections, before)
+        )
+        one, at_b, at_ld, right = integers + 4, integers + 4 * b, integers + 4 * (b + 1), left + 1
+        for t, v in zip(tasks, reflections):
+            start = s + 1 + t * b
+            m = min(b, self.n - start)
+            at_m, tau_at = integers + 4 * m, v_at + b * size
+            x = (start - b if t else s) * ld + start + b  # of the column that is cleared
+            x_at = base + x * size
+            if t:
+                larf(right, at_m, at_b, before_at, one, before_at + b * size, x_at, at_ld, work)
+            larfg(at_m, x_at, x_at + size, one, tau_at)
+            v[:m], v[m:b], v[0] = flat[x : x + m], 0, 1
+            flat[x + 1 : x + m] = 0
+            if not real:
+                conjugate[0] = v[b].conjugate()
+            tau_conj = tau_at if real else at_conjugate
+            if t and b > 1:
+                larf(left, at_m, at_b - 4, v_at, one, tau_conj, x_at + ld * size, at_ld, work)
+            D = start * ld + start + b
+            last, end = D + (m - 1) * ld, D + m - 1  # of the last column and row of the block on the diagonal
+            mirrored = flat[end : end + (m - 1) * ld : ld]
+            flat[last : last + m - 1] = mirrored if real else mirrored.conj()
+            D_at = base + D * size
+            larf(left, at_m, at_m, v_at, one, tau_conj, D_at, at_ld, work)
+            larf(right, at_m, at_m, v_at, one, tau_at, D_at, at_ld, work)
+            before_at, v_at = v_at, v_at + (b + 1) * size
 
     def tridiagonal(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the diagonal and the subdiagonal, after all sweeps; both are real."""

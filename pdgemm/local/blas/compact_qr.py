@@ -9,20 +9,22 @@ from pdgemm.local.arrays.device import empty as new
 from pdgemm.local.arrays.elementwise import CONVERT, scale
 from pdgemm.local.blas.local_gemm import gemm_accumulate
 from pdgemm.local.blas.local_lapack import keep_triangle, reflect, trsm
+from pdgemm.local.blas.pivots import reflect_in_turn
 
 
-def compact_qr(A: Array, R: Array, T: Array) -> None:
-    """Factor A = (I - V T V^H) R, and overwrite A with V.  Local.
+def compact_qr(A: Array, R: Array, T: Array, order: np.ndarray | None = None) -> None:
+    """Factor A = (I - V T V^H) R, or A[:, order] = (I - V T V^H) R, and overwrite A with V.  Local.
 
     A : (m, n), m >= n;  R, T : (n, n), overwritten with upper triangular matrices.  All are column-major, and all on
         the host or all on one device, where every step runs: the host neither waits nor copies.
+    order : if not None, overwritten with an order of columns in which |r_jj| falls: see `pivots.reflect_in_turn`.
     V is unit lower trapezoidal, with its zeros and ones; R has LAPACK's signs: a real diagonal, perhaps negative.
 
     4 m n^2 flops.  Compact form: Schreiber & Van Loan, SIAM J. Sci. Stat. Comput. 10(1), 1989.  T from
     T^-1 + T^-H = V^H V: Joffrain, Low, Quintana-Orti & van de Geijn, ACM Trans. Math. Softw. 32(2), 2006.
     """
     n = A.shape[1]
-    tau, top = reflect(A), A[:n]
+    tau, top = reflect(A) if order is None else reflect_in_turn(A, order), A[:n]
     CONVERT(R, top)
     keep_triangle(R, lower=False)
     keep_triangle(top, unit=True)

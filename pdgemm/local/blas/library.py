@@ -22,7 +22,8 @@ from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.dtypes import TYPES
 
 LETTER: dict[str, str] = {x.dtype.char: x.blas for x in TYPES if x.blas}
-BLAS_ROUTINES = ("gemm", "gemv", "symv", "hemv", "syr2k", "her2k", "trsm", "trmm")  # all other routines are LAPACK's
+# all other routines are LAPACK's
+BLAS_ROUTINES = ("gemm", "gemv", "symv", "hemv", "syrk", "herk", "syr2k", "her2k", "trsm", "trmm")
 _LP64, _SEQUENTIAL = 0, 1  # layers of MKL
 
 

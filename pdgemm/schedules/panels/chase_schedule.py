@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -72,6 +72,7 @@ class Chase:
                 tile.append((s, tasks))
         return tile
 
+    @lru_cache(maxsize=1 << 12)  # noqa: B019
     def count(self, G: int, x: int) -> int:
         """Return the number of tasks of a tile; 0 also where there is no such tile."""
         if not (0 <= G < self.groups and 0 <= x < self.cuts[-1]):

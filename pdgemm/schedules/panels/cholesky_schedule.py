@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from pdgemm.grids.index_map import overlap_counts
-from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, carried
+from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, carried, lower_tiles
 from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, grid_of, products, signals
 from pdgemm.schedules.schedule import Buffers
+from pdgemm.schedules.staircase import SQUARE, Tile
 
-SMALLEST = 128  # columns of the tiles on the diagonal of an update
+SMALLEST = 128  # columns of the tiles on the diagonal of an update, where they are not square
+FEW = 64  # most blocks of columns of an update whose tiles are remembered
 ON_DEVICE = 2048  # the same on a device, where each tile is a launch: it takes longer than the flops that are too many
 
 
@@ -31,10 +35,11 @@ class CholeskySchedule(PanelSchedule):
     def flops(self) -> int:
         return (4 if self.A.dtype.kind == "c" else 1) * self.n**3 // 3
 
-    @property
-    def smallest(self) -> int:
-        """Columns of the tiles on the diagonal of an update."""
-        return ON_DEVICE if self.device else SMALLEST
+    def tiles(self, coords: tuple[int, int], start: int, stop: int) -> Iterable[Tile]:
+        """Return the tiles of an update of columns start to stop on a rank; a device forms no squares by herk."""
+        how = (ON_DEVICE, 0) if self.device else (SMALLEST, SQUARE)
+        where = self.A.distribution.rows, self.A.distribution.cols, coords, start, stop, *how
+        return _few_tiles(*where) if (stop - start) <= FEW * self.A.distribution.cols.block else lower_tiles(*where)
 
     def behind(self, panel: Panel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the size of the trailing matrix behind a panel.
@@ -74,3 +79,9 @@ class CholeskySchedule(PanelSchedule):
             "arriving": (2 * w * n_loc * (sent and pr > 1), self.A.dtype),
             "diagonals": (2 * w * w * (sent and pr > 1), self.A.dtype),
         }
+
+
+@lru_cache(maxsize=256)
+def _few_tiles(*where: Any) -> tuple[Tile, ...]:
+    """Return the tiles of `lower_tiles`, which take longer to find than small ones to compute."""
+    return tuple(lower_tiles(*where))

@@ -88,19 +88,21 @@ class HouseholderSchedule(PanelSchedule):
         return [(stop, following), (following, n)]
 
     def rounds(self) -> Iterator[Round]:
-        grid, (pr, pc), size = grid_of(self.A), self.grid.shape, self.A.dtype.itemsize
-        for number, panel in enumerate(self.steps):
-            here = (np.arange(pr)[:, None] == panel.row) & (np.arange(pc) == panel.col)
-            yield Round(
-                self._lent(panel), products(grid, (self.rows.n - panel.start) * here, panel.width, 2 * panel.width)
-            )
-            moves = self._returned(panel) + carried(self.mover, grid, panel.col, self.chunk(panel), size, ROWS)
-            yield from self._reflection(panel, moves, self.updates(number))
+        for number in range(len(self.steps)):
+            yield from self._elimination(number)
         if self.wants_q:
-            k = min(self.A.distribution.shape)
+            grid, size, k = grid_of(self.A), self.A.dtype.itemsize, min(self.A.distribution.shape)
             for panel in self.steps[::-1]:
                 moves = carried(self.mover, grid, panel.col, self.chunk(panel), size, ROWS, ready=True)
                 yield from self._reflection(panel, moves, [(panel.start, k)])
+
+    def _elimination(self, number: int) -> Iterator[Round]:
+        """Yield the rounds that factor a panel and reflect the columns behind it."""
+        grid, (pr, pc), panel = grid_of(self.A), self.grid.shape, self.steps[number]
+        here = (np.arange(pr)[:, None] == panel.row) & (np.arange(pc) == panel.col)
+        yield Round(self._lent(panel), products(grid, (self.rows.n - panel.start) * here, panel.width, 2 * panel.width))
+        moves = carried(self.mover, grid, panel.col, self.chunk(panel), self.A.dtype.itemsize, ROWS)
+        yield from self._reflection(panel, self._returned(panel) + moves, self.updates(number))
 
     def _lent(self, panel: Panel) -> list[Messages]:
         owner, *others = grid_of(self.A)[self.members(panel), panel.col]

@@ -16,6 +16,7 @@ from pdgemm.grids.layout import Layout
 from pdgemm.schedules.mover_registry import reads
 from pdgemm.schedules.rounds import Messages, broadcast, signals
 from pdgemm.schedules.schedule import RankMap, Schedule
+from pdgemm.schedules.staircase import Tile
 
 
 class Panel(NamedTuple):
@@ -70,31 +71,52 @@ def is_balanced(layout: Layout, width: int) -> bool:
 
 
 def lower_tiles(
-    rows: BlockCyclic, cols: BlockCyclic, coords: tuple[int, int], start: int, stop: int, smallest: int
-) -> Iterator[Window]:
+    rows: BlockCyclic, cols: BlockCyclic, coords: tuple[int, int], start: int, stop: int, smallest: int, most: int = 0
+) -> Iterator[Tile]:
     """Yield tiles, in local indices, that cover a rank's elements on and below the diagonal in columns start to stop.
 
-    Ranges of columns are halved until they have at most `smallest` columns: tiles below the diagonal are as large as
-    possible, and tiles on the diagonal exceed the triangle by less than `smallest` columns.
+    Ranges of columns are halved, where a block ends, until no element of a tile lies above the diagonal, or until they
+    have at most `smallest` columns: tiles below the diagonal are as large as possible, and tiles on the diagonal exceed
+    the triangle by less than `smallest` columns.
+    most : square tiles of at most so many columns, whose rows and columns are the same in A, may exceed it by one half.
     """
     i, j = coords
     first, last = cols.below(start, j), cols.below(stop, j)
 
-    def cover(c0: int, c1: int, r1: int) -> Iterator[Window]:
-        r0 = rows.below(int(cols.to_global(c0, j)), i) if c1 > c0 else r1
+    def cover(c0: int, c1: int, r1: int) -> Iterator[Tile]:
+        left, right = int(cols.to_global(c0, j)), int(cols.to_global(c1 - 1, j))
+        r0, width = rows.below(left, i), c1 - c0
         if r0 >= r1:
             return
-        if c1 - c0 <= smallest:
-            yield slice(r0, r1), slice(c0, c1)
+        below = r0 + width
+        if width <= most and below <= r1 and int(rows.to_global(r0, i)) == left:
+            alike = right - left == width - 1 or (rows == cols and i == j)
+            if alike and int(rows.to_global(below - 1, i)) == right:
+                yield Tile(slice(r0, below), slice(c0, c1), False, True)
+                if below < r1:
+                    yield Tile(slice(below, r1), slice(c0, c1), True)
+                return
+        inside = int(rows.to_global(r0, i)) >= right
+        if inside or width <= smallest:
+            yield Tile(slice(r0, r1), slice(c0, c1), inside)
             return
-        mid = (c0 + c1) // 2
+        mid = _near(cols, j, c0, c1)
         lower = min(r1, rows.below(int(cols.to_global(mid, j)), i))
         yield from cover(c0, mid, lower)
         if lower < r1:
-            yield slice(lower, r1), slice(c0, mid)
+            yield Tile(slice(lower, r1), slice(c0, mid), True)
         yield from cover(mid, c1, r1)
 
-    yield from cover(first, last, rows.count(i))
+    if first < last:
+        yield from cover(first, last, rows.count(i))
+
+
+def _near(cols: BlockCyclic, j: int, c0: int, c1: int) -> int:
+    """Return the end of a block of columns near the middle of a range of local indices, or the middle of a block."""
+    mid = (c0 + c1) // 2
+    start = int(cols.number(cols.to_global(mid, j))) * cols.block - cols.skip
+    ends = [x for x in (cols.below(max(0, start), j), cols.below(min(cols.n, start + cols.block), j)) if c0 < x < c1]
+    return min(ends, key=lambda x: abs(x - mid), default=mid)
 
 
 @dataclass(frozen=True)

@@ -43,13 +43,18 @@ class RowMoves(NamedTuple):
         pair = rows.owner(self.sources) * rows.parts + rows.owner(self.targets)
         return np.bincount(pair, minlength=rows.parts**2).reshape(rows.parts, rows.parts)
 
-    def sent(self, rows: BlockCyclic, grid: np.ndarray, widths: np.ndarray, itemsize: int) -> list[Messages]:
-        """Return the messages along grid columns, where grid column j has widths[j] columns of the matrix."""
+    def sent(
+        self, rows: BlockCyclic, grid: np.ndarray, widths: np.ndarray, itemsize: int, along: str = COLS
+    ) -> list[Messages]:
+        """Return the messages along grid columns, where grid column j has widths[j] columns of the matrix.
+
+        For columns that are exchanged along ROWS: of the transpose of the matrix, with the transpose of the grid.
+        """
         counts = self.counts(rows)
         np.fill_diagonal(counts, 0)
         source, target = np.nonzero(counts)
         words = counts[source, target][:, None] * widths
-        return messages(RING.name, grid[source], grid[target], words, itemsize, COLS)
+        return messages(RING.name, grid[source], grid[target], words, itemsize, along)
 
 
 def moves_left(steps: tuple[Panel, ...], pivots: np.ndarray, m: int) -> Iterator[tuple[Panel, RowMoves]]:
@@ -64,9 +69,8 @@ def moves_left(steps: tuple[Panel, ...], pivots: np.ndarray, m: int) -> Iterator
 
 def permutation(pivots: np.ndarray, m: int) -> np.ndarray:
     """Return p, where P A = A[p], after exchanging row t with row pivots[t], for t = 0, 1, ... in turn."""
-    rows = np.arange(m)
-    for here, there in enumerate(pivots.tolist()):
-        rows[[here, there]] = rows[[there, here]]
+    rows, moves = np.arange(m), RowMoves.of(pivots, 0)
+    rows[moves.targets] = moves.sources
     return rows
 
 

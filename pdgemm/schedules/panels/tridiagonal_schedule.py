@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import lcm
@@ -13,7 +13,7 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.householder_schedule import cuts
-from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule
+from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, diagonal_panels
 from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece, counts_of, grid_of, messages, products
 from pdgemm.schedules.schedule import Buffers
 
@@ -33,19 +33,26 @@ class TridiagonalSchedule(PanelSchedule):
     block x is of class x mod q.  A rank has all elements of some classes of rows in some classes of columns, so where
     both are the same, it has a Hermitian matrix.  Vectors lie class by class, the class of the panel first, so that the
     panel's own rows are the first ones.
+
+    reduced : the number of columns that are reduced, at the end of a block or of the matrix.
     """
 
+    reduced: int = field(kw_only=True)
     algorithm = "tridiagonal"
     lookahead = 0
     exposed_buffers = ("columns", "sums", "slices")
 
     @property
     def flops(self) -> int:
-        return (4 if self.A.dtype.kind == "c" else 1) * 4 * self.n**3 // 3
+        return (4 if self.A.dtype.kind == "c" else 1) * 4 * (self.n**3 - (self.n - self.reduced) ** 3) // 3
 
     @property
     def events(self) -> int:
-        return 4 * self.n * len(self.ranks)
+        return 4 * self.reduced * len(self.ranks)
+
+    @cached_property
+    def steps(self) -> tuple[Panel, ...]:
+        return diagonal_panels(self.A.distribution.rows, self.A.distribution.cols, self.width, self.reduced)
 
     @cached_property
     def ranks(self) -> list[int]:
@@ -154,13 +161,38 @@ class TridiagonalSchedule(PanelSchedule):
             "vectors": 3 * n,
             "columns": w * self.A.distribution.rows.largest * (size > 1),
             "sums": n + NOTES * size,
+            "sum": part + NOTES,
             "slices": 2 * part + 1,
             "columns of others": w * part * (others > 0),
             "sums of others": others * (part + NOTES),
             "slices of others": others * (2 * part + 1),
         }
-        idle = rank is not None and rank not in self.ranks
+        idle = not self.reduced or (rank is not None and rank not in self.ranks)
         return {name: (0 if idle else size, self.A.dtype) for name, size in words.items()}
+
+
+@dataclass(frozen=True)
+class LastPartSchedule(PanelSchedule):
+    """The reduction of the last rows and columns by LAPACK on the rank that has all of them, in blocks of `width`."""
+
+    algorithm = "tridiagonal on one rank"
+    lookahead = 0
+
+    @property
+    def flops(self) -> int:
+        return (4 if self.A.dtype.kind == "c" else 1) * 4 * self.n**3 // 3
+
+    def _on_one(self, rank: int) -> int:
+        """The order of the matrix on the rank that has it, 0 on others."""
+        return self.n if rank == self.A.rank_map[0] else 0
+
+    def rounds(self) -> Iterator[Round]:
+        n = np.array([self._on_one(rank) for rank in range(1 + max(self.A.rank_map))])
+        # half of the flops are products A v, for each of which the rest of the triangle is read
+        yield Round([], [WorkPiece((n, n, n // 6), MEMORY), WorkPiece((n, n, n), share=1 / 3)])
+
+    def buffers(self, rank: int | None) -> Buffers:
+        return {"work": (self.width * (self.n if rank is None else self._on_one(rank)), self.A.dtype)}
 
 
 def as_slices(bounds: list[int]) -> list[slice]:

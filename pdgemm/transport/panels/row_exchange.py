@@ -21,14 +21,19 @@ _TAG = (1 << 12) + 2
 _CACHED = 1 << 15  # elements that are copied at a time
 
 
-def exchange_rows(task: Task[Any], moves: RowMoves, cols: slice = slice(None)) -> None:
+def exchange_rows(task: Task[Any], moves: RowMoves, cols: slice = slice(None), *, transposed: bool = False) -> None:
     """Compute A[targets, cols] := A[sources, cols] with local columns.  Collective over a grid column.
+
+    transposed : A^T takes the place of A, so that columns are exchanged along a grid row.
 
     The workspace has "leaving rows", for the rows of A that move, and "arriving rows", for the rows of other ranks.  On
     a device whose memory MPI does not take, copies of both on the host are sent and received.
     """
-    X, rows, order = task.arrays["A"][:, cols], task.schedule.A.distribution.rows, task.schedule.A.order
-    col, me, width, device = task.grid.col, task.grid.col.rank, X.shape[1], of(X)
+    X, rows, order, col = task.arrays["A"], task.schedule.A.distribution.rows, task.schedule.A.order, task.grid.col
+    if transposed:
+        X, rows, order, col = X.T, task.schedule.A.distribution.cols, "CF"[order == "C"], task.grid.row
+    X = X[:, cols]
+    me, width, device = col.rank, X.shape[1], of(X)
     staged = device is not None and device.reach(task.grid).staged
     if not width or not moves.targets.size:
         return

@@ -18,7 +18,7 @@ from pdgemm.instrument.recorder import Recorder
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.elementwise import CONVERT
-from pdgemm.local.blas.local_gemm import gemm_accumulate
+from pdgemm.local.blas.local_gemm import gemm_accumulate, prepare_square
 from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, Window
 from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.pipeline import Slot
@@ -134,6 +134,11 @@ class Task(ABC, Generic[Planned]):
             for slab in self.slabs(max(m, n), 2 * m * n * A.shape[1]):
                 a, b, c = (A[slab], B, C[slab]) if m >= n else (A, B[:, slab], C[:, slab])
                 gemm_accumulate(alpha, a, b, 1, c, conjugate_b=conjugate_b)
+
+    def update_square(self, A: Array, C: Array) -> None:
+        """Compute C := C - A A^H on and below the diagonal of a square C on the host; both are in the same order."""
+        with self.computing():
+            prepare_square(-1, A, C)(1)
 
     def wait(self, slot: Slot) -> None:
         """Wait until all arrivals of a slot are complete."""

@@ -24,21 +24,14 @@ from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.simulator import simulate
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.search.candidates import Arrangement
+from peers.cables import BOTH, LIMITS, bytes_into_a_host
 from peers.worker import Block, Maker, Setting, Way, boxes, randomize
 
-LIMITS = ("product", "exchange")
-BOTH = "both"  # at once, and neither waits for the other
 PIECES = 16  # of a product
 
 
 def kernel() -> str:
     return processors.kernel(blas_of_products())
-
-
-def bytes_into_a_host(mnk: tuple[int, int, int], hosts: int, itemsize: int = 8) -> float:
-    """What SUMMA brings to each host, on the best grid of hosts, where C lies still."""
-    m, n, k = mnk
-    return min(m * k / pr * (1 - 1 / pc) + k * n / pc * (1 - 1 / pr) for pr, pc in boxes(hosts)) * itemsize
 
 
 def makers(setting: Setting) -> Iterator[Maker]:
@@ -56,7 +49,8 @@ def limit(setting: Setting) -> Way:
     names = comm.allgather(platform.node())
     hosts, here = sorted(set(names)), names.count(names[comm.rank])
     pr, pc = max(boxes(comm.size), key=lambda shape: -m * k / shape[0] - k * n / shape[1])
-    A, B, C = np.ones((-(-m // pr), k)), np.ones((k, -(-n // pc))), np.zeros((-(-m // pr), -(-n // pc)))
+    rows, cols = -(-m // pr), -(-n // pc)
+    A, B, C = (np.ones(shape, setting.dtype) for shape in ((rows, k), (k, cols), (rows, cols)))
     words = round(bytes_into_a_host(setting.mnk, len(hosts)) / here / 8)
     leaving, coming = np.ones(words), np.empty(words)
     number, distance = names[: comm.rank].count(names[comm.rank]), hosts.index(names[comm.rank])
@@ -64,16 +58,16 @@ def limit(setting: Setting) -> Way:
         [rank for rank, name in enumerate(names) if name == hosts[(distance + step) % len(hosts)]][number]
         for step in (1, -1)
     )
-    height = -(-len(C) // PIECES)
+    height = -(-rows // PIECES)
 
     def run() -> None:
         requests = []
         if setting.variant != "product":
             requests = [comm.Irecv(coming, source), comm.Isend(leaving, to)]
         if setting.variant != "exchange":
-            for start in range(0, len(C), height):
-                rows = slice(start, start + height)
-                gemm_accumulate(1, A[rows], B, 0, C[rows])
+            for start in range(0, rows, height):
+                piece = slice(start, start + height)
+                gemm_accumulate(1, A[piece], B, 0, C[piece])
                 MPI.Request.Testall(requests)  # MPI makes progress only while it is called
         MPI.Request.Waitall(requests)
 

@@ -18,7 +18,8 @@ TYPES = ("d", "F", "f", "D")
 @pytest.fixture(autouse=True)
 def reduced_by_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bands, leaves and one rank's matrices are small; from order 33 on, two stages."""
-    small = {"eigh.SMALL": 6, "eigh.LARGE": 33, "eigh.LARGE_FOR_PART": 20, "two_stage.BAND": 8, "tridiagonal.LEAF": 12}
+    small = {"eigh.SMALL": 6, "eigh.LARGE": 33, "eigh.LARGE_FOR_PART": 20, "eigh.LARGE_FOR_VALUES": 20}
+    small |= {"two_stage.BAND": 8, "tridiagonal.LEAF": 12, "one_stage.REST": 9}
     for name, value in small.items():
         monkeypatch.setattr(f"pdgemm.linalg.eigen.{name}", value)
 

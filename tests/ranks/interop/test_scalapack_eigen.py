@@ -1,4 +1,4 @@
-"""ScaLAPACK's eigenproblems: eigenvalues and vectors within LAPACK's bounds; one triangle is read, no more written."""
+"""ScaLAPACK's eigenproblems and singular values, within LAPACK's bounds; one triangle is read, no more written."""
 
 from __future__ import annotations
 
@@ -122,6 +122,76 @@ def test_two_matrices(comm: Any, contexts: list[int], letter: str) -> None:
         assert apart <= 30 * n * np.finfo(char).eps * np.linalg.cond(P, 1), (kind, uplo)
         unchanged = outside(A, here, np.ones((n, n), bool))
         assert A.local[unchanged].tobytes() == A.before[unchanged].tobytes()
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_singular_values(comm: Any, contexts: list[int], letter: str) -> None:
+    """|A - U S V^H| <= 30 n eps |A|, U^H U = V^H V = I: LAPACK's tests of xGESVD; only what is wanted is written."""
+    from pdgemm import scalapack
+
+    char, rng = LETTERS[letter], np.random.default_rng(22)
+    function, eps = getattr(scalapack, f"p{letter}gesvd"), float(np.finfo(char).eps)
+    shapes = (24, 24), (31, 7), (9, 40), (1, 1), (0, 4)
+    for (m, n), jobs in zip(shapes if letter in "dz" else shapes[:2], ("VV", "vV", "VV", "NV", "VV")):
+        k, matrix = min(m, n), random((m, n), char, m + n)
+        A, _, a = placed(matrix, 7, contexts, rng)
+        for jobu, jobvt in (jobs, "NN", "VN", "nV"):
+            U, left, u = placed(np.full((m, k), np.nan, char), 7, contexts, rng)
+            V, right, vt = placed(np.full((k, n), np.nan, char), 7, contexts, rng)
+            s = values(char, k)
+            with_u, with_v = jobu in "vV", jobvt in "vV"
+            arguments = *(u if with_u else [None] * 4), *(vt if with_v else [None] * 4)
+            assert function(jobu, jobvt, m, n, *a, s, *arguments) == 0
+            exact = np.linalg.svd(matrix, compute_uv=False)
+            assert abs(s[:k] - exact).max(initial=0) <= 30 * max(m, n) * eps * max(exact, default=0)
+            assert (s[k:] == -9).all() and all(np.array_equal(s, other) for other in comm.allgather(s))
+            for X, window, wanted in ((U, left, with_u), (V, right, with_v)):
+                inside = np.full([part.stop - part.start for part in window], wanted)
+                unchanged = outside(X, window, inside)
+                assert X.local[unchanged].tobytes() == X.before[unchanged].tobytes()
+            if not (k and with_u and with_v):
+                continue
+            P, Qh = gathered(comm, U, left), gathered(comm, V, right)
+            bound = 30 * max(m, n) * eps
+            assert np.linalg.norm(matrix - P * s[:k] @ Qh, 1) <= bound * np.linalg.norm(matrix, 1), (m, n)
+            for gram in (P.conj().T @ P, Qh @ Qh.conj().T):
+                assert np.linalg.norm(gram - np.eye(k), 1) <= bound, (m, n)
+        assert A.local.tobytes() == A.before.tobytes()
+
+
+def test_illegal_arguments_of_singular_values(comm: Any, contexts: list[int]) -> None:
+    """Numbers are those of p?gesvd; arguments of vectors that are not wanted are ignored."""
+    from pdgemm import scalapack
+    from pdgemm.errors import LinAlgError
+
+    A, U, V = (Global(random((12, 12), "d", s), contexts[0], (3, 2)) for s in (1, 2, 3))
+    a, u, vt = (A.local, 1, 2, A.desc), (U.local, 2, 1, U.desc), (V.local, 2, 1, V.desc)
+    s = values("d", 2)
+    frozen = s.copy()
+    frozen.flags.writeable = False
+    good = ["V", "V", 6, 4, *a, s, *u, *vt]
+    for number, value in {
+        1: "A", 2: "X", 3: -1, 4: 2.5, 5: None, 6: 8, 7: 0, 8: [1], 9: s[:3], 10: A.local, 11: 8, 12: 10,
+        13: A.desc[:8], 14: U.local, 15: 10, 16: 0, 17: [0],
+    }.items():  # fmt: skip
+        arguments = changed(good, **{f"_{number}": value})
+        assert info(scalapack.pdgesvd, *arguments) == -number, number
+        if comm.size > 1:  # on one process only
+            assert info(scalapack.pdgesvd, *(arguments if comm.rank == 1 else good)) == -number, number
+    assert info(scalapack.pdgesvd, *changed(good, _9=frozen)) == -9
+    bad = A.desc.copy()
+    bad[4] = 0
+    for number in (8, 13, 17):
+        assert info(scalapack.pdgesvd, *changed(good, **{f"_{number}": bad})) == -100 * number - 5
+    if comm.size > 1:
+        with pytest.raises(ValueError, match="different arguments"):
+            scalapack.pdgesvd("NV"[comm.rank % 2], *good[1:])
+    for X in (A, U, V):
+        assert np.array_equal(X.local, X.before)
+    with pytest.raises(LinAlgError, match="NaN"):
+        scalapack.pdgesvd("V", "V", 6, 4, np.full_like(A.local, np.nan), *a[1:], s, *u, *vt)
+    assert scalapack.pdgesvd("V", "V", 0, 4, A.local, 99, 99, A.desc, s, *u, *vt) == 0
+    assert np.array_equal(U.local, U.before) and np.array_equal(V.local, V.before) and (s == -9).all()
 
 
 def test_what_is_not_positive_definite(comm: Any, contexts: list[int]) -> None:

@@ -272,6 +272,56 @@ def test_qr(comm: Any, contexts: list[int], letter: str) -> None:
     assert routine["geqrf"](0, 5, *good[2:]) == routine[form](5, 0, 0, *good[2:]) == 0
 
 
+@pytest.mark.parametrize("letter", LETTERS)
+def test_qr_with_column_pivoting(comm: Any, contexts: list[int], letter: str) -> None:
+    """Pivots of LAPACK's geqp3 in up to 64 columns; |A P - Q R| <= 3 n eps |A|, with Q of p?ormqr; ipiv by columns."""
+    from pdgemm import scalapack
+
+    char, rng = LETTERS[letter], np.random.default_rng(21)
+    factor, apply = (getattr(scalapack, f"p{letter}{x}") for x in ("geqpf", "unmqr" if letter in "cz" else "ormqr"))
+    shapes = (31, 31), (17, 24), (140, 9), (1, 1), (70, 150), (9, 0)
+    for m, n in shapes if letter in "dz" else shapes[:2]:
+        h, eps = min(m, n), 3 * max(m, n) * np.finfo(char).eps
+        matrix = (random((m, n), char, m + n) * 2.0 ** rng.integers(-3, 4, n)).astype(char)
+        A, here, a = placed(matrix, 7, contexts, rng)
+        ipiv, tau = np.full(A.local.shape[1], -9), np.full(A.local.shape[1], -9, char)
+        assert factor(m, n, *a, ipiv, tau) == 0
+        unchanged = outside(A, here, np.ones((m, n), bool))
+        assert np.array_equal(A.local[unchanged], A.before[unchanged])
+        columns, start = A.here[1].ravel(), here[1].start
+        order = np.zeros(n, int)
+        for where, values in comm.allgather((columns, ipiv[: len(columns)])):  # the same in all rows of the grid
+            mine = (where >= start) & (where < start + n)
+            before = order[where[mine] - start]
+            assert (values[~mine] == -9).all() and ((before == 0) | (before == values[mine])).all()
+            order[where[mine] - start] = values[mine]
+        assert (ipiv[len(columns) :] == -9).all()
+        with_tau = (columns >= start) & (columns < start + h)
+        assert (np.delete(tau, np.flatnonzero(with_tau)) == -9).all()
+        order -= start + 1
+        assert np.array_equal(np.sort(order), np.arange(n))
+        if not h:
+            continue
+        R = np.triu(gathered(comm, A, here))[:h]
+        C, there, c = placed(np.pad(R, ((0, m - h), (0, 0))), 7, contexts, rng)
+        assert apply("L", "N", m, n, h, *a, tau, *c) == 0
+        assert np.linalg.norm(gathered(comm, C, there) - matrix[:, order], 1) <= eps * np.linalg.norm(matrix, 1)
+        expected = scipy.linalg.qr(matrix, mode="r", pivoting=True)
+        if n <= min(m, 64):
+            assert np.array_equal(order, expected[1]), (m, n)
+        sizes, largest = abs(R.diagonal()), abs(expected[0].diagonal())
+        assert (sizes >= largest / 4).all() and (sizes <= 4 * largest).all(), (m, n)
+    A = Global(random((9, 9), char, 1), contexts[0], (4, 3))
+    ipiv, tau = np.zeros(12, int), np.zeros(12, char)
+    good = [6, 5, A.local, 1, 1, A.desc, ipiv, tau]
+    for number, value in {1: -1, 2: 2.5, 3: None, 4: 16, 5: 17, 6: 0, 7: tau, 8: ipiv}.items():
+        assert info(factor, *changed(good, **{f"_{number}": value})) == -number
+    short = np.zeros(max(0, A.inside[1].stop - 1), int)  # by one where this process has the last columns
+    assert info(factor, 9, 9, A.local, 1, 1, A.desc, short, tau) == -7
+    assert factor(0, 5, *good[2:]) == factor(5, 0, *good[2:]) == 0
+    assert np.array_equal(A.local, A.before) and not ipiv.any() and not tau.any()
+
+
 def test_where_alpha_is_0_nothing_is_read(comm: Any, contexts: list[int]) -> None:
     from pdgemm import scalapack
 

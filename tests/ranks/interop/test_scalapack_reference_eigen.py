@@ -1,4 +1,4 @@
-"""Eigenproblems and inverses of pdgemm.scalapack against ScaLAPACK itself, as in test_scalapack_reference.py."""
+"""Eigenproblems, SVD, pivoted QR and inverses against ScaLAPACK itself, as in test_scalapack_reference.py."""
 
 from __future__ import annotations
 
@@ -94,6 +94,57 @@ def test_part_of_the_spectrum(reference: ctypes.CDLL, grids: list[tuple[int, int
 
 
 @pytest.mark.parametrize("letter", LETTERS)
+def test_singular_values(comm: Any, reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -> None:
+    """To 30 n eps |A|; the cosine of the angle of their vector and ours is 1, and U and V are turned alike."""
+    from pdgemm import scalapack
+
+    char, real = LETTERS[letter], np.zeros(0, LETTERS[letter]).real.dtype
+    ours, theirs = getattr(scalapack, f"p{letter}gesvd"), getattr(reference, f"p{letter}gesvd_")
+    for grid, (m, n), block, jobs in itertools.product(grids, ((N, N), (N, 13), (13, N)), (3, 5), ("VV", "NN", "VN")):
+        whole, k = random((m, n), char, 4), min(m, n)
+        A, U, V = (Sides(x, grid, block) for x in (whole, np.zeros((m, k), char), np.zeros((k, n), char)))
+        s, values, info = np.zeros(k, real), np.zeros(k, real), np.full(1, -9, np.intc)
+        assert ours(*jobs, m, n, *A.ours, s, *U.ours, *V.ours) == 0
+        work = workspaces(letter)[: 4 if letter in "cz" else 2]
+        work = work[:3] if letter in "cz" else work  # rwork has no length
+        fortran(theirs, *jobs, m, n, *A.theirs, values, *U.theirs, *V.theirs, *work, info)
+        assert info[0] == 0
+        eps = 30 * N * np.finfo(char).eps * np.linalg.norm(whole, 2)
+        assert abs(s - values).max() <= eps, (grid, m, n, block, jobs)
+        turns = []
+        for X, axis, job in ((U, 0, jobs[0]), (V, 1, jobs[1])):
+            mine, other = (X.whole(comm, local) for local in (X.mine, X.other))
+            if job == "N":
+                assert not mine.any()
+                continue
+            turns.append((mine.conj() * other).sum(axis=axis))
+            assert abs(abs(turns[-1]) - 1).max() <= eps / abs(np.diff(values)).min(), (grid, m, n, block, jobs)
+        assert len(turns) < 2 or abs(turns[0] - turns[1].conj()).max() <= eps / abs(np.diff(values)).min()
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_qr_with_column_pivoting(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -> None:
+    """The same ipiv, R, reflectors and tau, of submatrices, where there are no more columns than rows and than 64."""
+    from pdgemm import scalapack
+
+    char = LETTERS[letter]
+    ours, theirs = getattr(scalapack, f"p{letter}geqpf"), getattr(reference, f"p{letter}geqpf_")
+    for grid, (m, n), block in itertools.product(grids, ((N, N), (N, 9)), (3, 5)):
+        whole = random((m + block, n + block), char, 6)
+        A = Sides(whole, grid, block, block + 1)
+        length = A.mine.shape[1]
+        (ipiv, pivots), info = np.full((2, length), -9, np.intc), np.full(1, -9, np.intc)
+        tau, factors = (np.full(length, -9, char) for _ in range(2))
+        assert ours(m, n, *A.ours, ipiv, tau) == 0
+        work = workspaces(letter)[: 4 if letter in "cz" else 2]
+        fortran(theirs, m, n, *A.theirs, pivots, factors, *work, info)
+        assert info[0] == 0
+        assert np.array_equal(ipiv, pivots), (grid, m, n, block)
+        eps = 100 * N * np.finfo(char).eps
+        assert A.difference() <= eps and abs(tau - factors).max() <= eps, (grid, m, n, block)
+
+
+@pytest.mark.parametrize("letter", LETTERS)
 def test_inverses(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -> None:
     """Elements to 30 n eps cond(A) |A^-1|, with the factors and pivots of theirs; INFO of singular factors."""
     from pdgemm import scalapack
@@ -150,20 +201,20 @@ def test_illegal_arguments(reference: ctypes.CDLL, grids: list[tuple[int, int]])
     """INFO of calls with one illegal argument.
 
     But for the arguments of Z in PDSYEVR, which counts them 2 too high: its DESCZ, number 19, is number 21 there; for
-    rows and columns outside of A and Z: it names entry M_ or N_ of the descriptor, and we the first row or column; and
-    for IA = 0 in PDPOTRI, which blames JA, and MB_ = 0, by which it divides.
+    rows and columns outside of A and Z: it names entry M_ or N_ of the descriptor, and we the first row or column; for
+    IA = 0 in PDPOTRI, which blames JA, and MB_ = 0, by which it divides; and for N = -1 in PDGESVD, which blames JOBU.
     """
     from pdgemm import scalapack
 
     seen = set()
     for grid in grids:
-        A, Z = Sides(hermitian(8, "d"), grid, 4), Sides(np.zeros((8, 8)), grid, 4)
+        A, Z, V = (Sides(x, grid, 4) for x in (hermitian(8, "d"), *np.zeros((2, 8, 8))))
         w, ipiv, counts = np.zeros(8), np.zeros(20, np.intc), [np.zeros(1, np.intc), np.zeros(1, np.intc)]
         bad = []
         for entry, value in ((2, -1), (3, 0), (4, 0), (5, -1), (6, 99), (7, 99), (8, 0)):
             bad.append(A.ours[3].copy())
             bad[-1][entry] = value
-        evd, evr = ["V", "L", 8], ["V", "I", "L", 8]
+        evd, evr, svd = ["V", "L", 8], ["V", "I", "L", 8], ["V", "V", 8, 8]
         for name, before, between, vector, wrong in (
             ("pdsyevd", evd, [], [w], {
                 1: ["X"], 2: ["X"], 3: [-1], 5: [0], 6: [0], 7: bad, 10: [0], 11: [0], 12: bad,
@@ -174,11 +225,17 @@ def test_illegal_arguments(reference: ctypes.CDLL, grids: list[tuple[int, int]])
             ("pdsyevr", ["V", "V", "L", 8], [0.0, 1.0, 0, 0], [w], {10: [0.0, -1.0]}),
             ("pdgetri", [8], [], [ipiv], {1: [-1], 3: [0], 4: [0], 5: bad}),
             ("pdpotri", ["L", 8], [], [], {1: ["X"], 2: [-1], 5: [0], 6: bad[:2]}),
+            ("pdgeqpf", [8, 8], [], [ipiv, np.zeros(20)], {1: [-1], 2: [-1], 4: [0], 5: [0], 6: bad}),
+            ("pdgesvd", svd, [], [w], {
+                1: ["X"], 2: ["X"], 3: [-1], 6: [0], 7: [0], 8: bad, 11: [0], 12: [0], 13: bad, 15: [0],
+                16: [0], 17: bad,
+            }),
         ):  # fmt: skip
             ours, theirs = [*before, *A.ours, *between], [*before, *A.theirs, *between]
-            ours += [*vector, *(Z.ours if "sy" in name else [])]
-            theirs += [*(counts if name == "pdsyevr" else []), *vector, *(Z.theirs if "sy" in name else [])]
-            theirs += workspaces("d") if name != "pdpotri" else []
+            vectors = [Z] if "sy" in name else [Z, V] if name == "pdgesvd" else []
+            ours += [*vector, *itertools.chain(*(X.ours for X in vectors))]
+            theirs += [*(counts if name == "pdsyevr" else []), *vector, *itertools.chain(*(X.theirs for X in vectors))]
+            theirs += workspaces("d")[: {"pdpotri": 0, "pdgeqpf": 2, "pdgesvd": 2}.get(name, 4)]
             for number, value in ((number, value) for number, values in wrong.items() for value in values):
                 info, other = np.full(1, -9, np.intc), value
                 if isinstance(value, np.ndarray):
@@ -188,5 +245,5 @@ def test_illegal_arguments(reference: ctypes.CDLL, grids: list[tuple[int, int]])
                     getattr(scalapack, name)(*changed(ours, **{f"_{number}": value}))
                 assert caught.value.info == info[0], (name, number, value)
                 seen.add((name, caught.value.info))
-    assert len(seen) >= 40
+    assert len(seen) >= 65
     reference._gfortran_flush_i4(None)  # messages, into what the test has captured

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from factored import conditioned, rng_matrix
+from factored import conditioned, forbid_replicated_triangles, rng_matrix
 from layouts import matrices_in_turn
 from problems import DTYPES
 
@@ -22,11 +22,18 @@ CASES = [  # m, n, rank
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(("m", "n", "rank"), CASES)
-def test_against_numpy(comm: Any, m: int, n: int, rank: int) -> None:
+def test_against_numpy(comm: Any, m: int, n: int, rank: int, shared: bool, monkeypatch: Any) -> None:
+    """shared : as above 512 singular values, where no rank has a whole triangle."""
     from pdgemm import DistMatrix
     from pdgemm.linalg import lstsq
 
+    if shared:
+        monkeypatch.setattr("pdgemm.linalg.singular.full_svd.ON_ONE_RANK", 2)
+        if comm.size == 1 or min(m, n) <= 2:
+            return
+        forbid_replicated_triangles(monkeypatch, 2)
     dtype = DTYPES[(m + n) % 4]
     a, b = deficient(m, n, rank, dtype), rng_matrix(m, 3, dtype, seed=3)
     x, residuals, expected_rank, s = np.linalg.lstsq(a, b, rcond=1e-4)
@@ -49,7 +56,8 @@ def test_against_numpy(comm: Any, m: int, n: int, rank: int) -> None:
         assert len({y.tobytes() for y in comm.allgather(vector)}) == 1
         assert np.array_equal(A.allgather(), a) and np.array_equal(B.allgather(), b)  # unchanged
         if min(m, n):
-            assert X.report.as_predicted and X.report.method in ("cholesky", "tsqr")
+            assert X.report.as_predicted
+            assert X.report.name == "lstsq" if shared else X.report.method in ("cholesky", "tsqr")
 
 
 @pytest.mark.parametrize(("m", "n", "rank"), [*CASES, (40, 30, 30), (40, 30, 17), (30, 40, 30), (30, 40, 12)])

@@ -23,9 +23,12 @@ LAYOUTS = [  # rows, columns and blocks
 
 
 @pytest.fixture(autouse=True)
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small matrices have many panels."""
+def rest(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Small matrices have many panels; the order of the part for one rank: 20 if the test has no parameter "rest"."""
+    wanted = getattr(request, "param", 20)
     monkeypatch.setattr("pdgemm.linalg.factors.pivoted_qr.BLOCK", 8)
+    monkeypatch.setattr("pdgemm.linalg.factors.pivoted_qr.REST", wanted)
+    return int(wanted)
 
 
 def ratios(A: np.ndarray, Q: np.ndarray, R: np.ndarray, p: np.ndarray) -> tuple[float, float]:
@@ -37,8 +40,10 @@ def ratios(A: np.ndarray, Q: np.ndarray, R: np.ndarray, p: np.ndarray) -> tuple[
 
 
 @every_grid
-@pytest.mark.parametrize(("layout", "dtype", "order"), third(pairs(LAYOUTS, DTYPES, "CF")))
-def test_factors(comm: Any, layout: Any, dtype: str, order: Any) -> None:
+@pytest.mark.parametrize(
+    ("layout", "dtype", "order", "rest"), third(pairs(LAYOUTS, DTYPES, "CF", (0, 20))), indirect=["rest"]
+)
+def test_factors(comm: Any, layout: Any, dtype: str, order: Any, rest: int) -> None:
     """A P = Q R on every grid; p is a permutation, the same on every rank; words are as predicted."""
     from pdgemm import DistMatrix, ProcessGrid, linalg
 
@@ -95,8 +100,9 @@ QUALITY: list[Callable[[int, str], np.ndarray]] = [
 
 
 @few_grids
+@pytest.mark.parametrize("rest", [0, 20], indirect=True)
 @pytest.mark.parametrize(("make", "dtype"), in_turn(QUALITY, DTYPES))
-def test_diagonal_is_about_as_large_as_singular_values(comm: Any, make: Any, dtype: str) -> None:
+def test_diagonal_is_about_as_large_as_singular_values(comm: Any, make: Any, dtype: str, rest: int) -> None:
     """|r_jj| / s_j stays within the ratios of LAPACK's pivots, but for a factor of 4; so do the sizes of later rows."""
     from pdgemm import DistMatrix, ProcessGrid, linalg
 
@@ -112,10 +118,11 @@ def test_diagonal_is_about_as_large_as_singular_values(comm: Any, make: Any, dty
     assert (abs(r).max(axis=1) < 4 * r.diagonal().real).all()  # no later column has more of this direction
 
 
+@pytest.mark.parametrize("rest", [0, 20], indirect=True)
 @pytest.mark.parametrize(
     ("sizes", "dtype"), in_turn([(60, 60, 1), (60, 60, 8), (90, 50, 21), (50, 90, 33), (40, 40, 0)], DTYPES)
 )
-def test_rank_is_revealed(comm: Any, sizes: tuple[int, int, int], dtype: str) -> None:
+def test_rank_is_revealed(comm: Any, sizes: tuple[int, int, int], dtype: str, rest: int) -> None:
     """As many diagonal elements as the rank are not rounding errors, also where the first columns are zero."""
     from pdgemm import DistMatrix, ProcessGrid, linalg
 
@@ -128,6 +135,43 @@ def test_rank_is_revealed(comm: Any, sizes: tuple[int, int, int], dtype: str) ->
         assert max(ratios(whole, Q.allgather(), R.allgather(), p)) < THRESHOLD
         assert np.count_nonzero(diagonal > max(m, n) * np.finfo(dtype).eps * diagonal.max()) == rank
         assert Q.report.counted == Q.report.predicted
+
+
+@every_grid
+@pytest.mark.parametrize("rest", [0], indirect=True)
+def test_sketches_are_drawn_again(comm: Any, rest: int) -> None:
+    """Where the trailing matrix falls by more than a sketch has digits, the largest columns are chosen."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    whole, large = rng_matrix(40, 40) * np.repeat([1, 1e-12, 1e-30], [8, 8, 24])[:, None], np.arange(28, 36)
+    whole[:16, large] *= 0.01  # not chosen for the first two panels
+    whole[16:, large] *= 1e6
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            Q, R, p = linalg.qr(DistMatrix.from_global(whole, grid=grid, block=8), pivoting=True)
+            assert {*p[16:24].tolist()} == {*large.tolist()}
+            assert max(ratios(whole, Q.allgather(), R.allgather(), p)) < THRESHOLD
+            assert Q.report.counted == Q.report.predicted
+
+
+@every_grid
+@pytest.mark.parametrize("rest", [0, 20], indirect=True)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_wide_matrices_of_one_panel(comm: Any, dtype: str, rest: int) -> None:
+    """Pivots are chosen among all n <= BLOCK columns, also where there are fewer rows: the first columns are zero."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    whole = np.zeros((5, 8), dtype)
+    whole[:, 5:] = rng_matrix(5, 3, dtype)
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            A, b = DistMatrix.from_global(whole, grid=grid, block=2), whole.sum(axis=1)
+            Q, R, p = linalg.qr(A, pivoting=True)
+            assert max(ratios(whole, Q.allgather(), R.allgather(), p)) < THRESHOLD
+            assert np.count_nonzero(R.diagonal()) == 3 and set(p[:3]) == {5, 6, 7}
+            assert Q.report.counted == Q.report.predicted
+            x, _, rank, _ = linalg.lstsq(A, b, lapack_driver="gelsy")
+            assert rank == 3 and np.abs(x - (np.arange(8) > 4)).max() <= 1e4 * np.finfo(dtype).eps
 
 
 @every_grid
@@ -163,15 +207,26 @@ def test_scales_and_bad_numbers(comm: Any) -> None:
 
 
 @every_grid
-def test_plans(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As much is counted as is planned, where the pivots are those that are planned: drawn ones, and as they are."""
+@pytest.mark.parametrize("rest", [0, 20], indirect=True)
+def test_plans(comm: Any, monkeypatch: pytest.MonkeyPatch, rest: int) -> None:
+    """As much is counted as is planned, where the pivots are those that are planned: drawn ones; panels as they are."""
     from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.local.blas.local_lapack import reflect
 
     def planned(X: np.ndarray) -> np.ndarray:
-        n = X.shape[1]
-        return np.arange(n) if X.shape[0] == n else np.random.default_rng(n).permutation(n)
+        return np.random.default_rng(X.shape[1]).permutation(X.shape[1])
 
-    monkeypatch.setattr("pdgemm.linalg.factors.pivoted_qr._pivots", planned)
+    def as_they_are(X: np.ndarray, order: np.ndarray) -> np.ndarray:
+        order[:] = range(X.shape[1])
+        return reflect(X)
+
+    def as_planned(X: np.ndarray, order: np.ndarray) -> np.ndarray:
+        order[:] = planned(X)
+        return reflect(X)
+
+    monkeypatch.setattr("pdgemm.algorithms.pivoted.pivoted_panels.pivots_of", planned)
+    monkeypatch.setattr("pdgemm.local.blas.compact_qr.reflect_in_turn", as_they_are)
+    monkeypatch.setattr("pdgemm.linalg.factors.pivoted_qr.reflect_in_turn", as_planned)
     cases = ((31, 31, 8), (12, 29, None), (29, 12, (5, 9)))
     for number, shape in enumerate(grid_shapes(comm.size)):
         with ProcessGrid(comm, shape) as grid:
@@ -189,8 +244,9 @@ def test_plans(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
                     assert report.as_predicted and plan.extra_bytes(comm.rank) == report.extra_bytes
 
 
-def test_on_a_device(comm: Any) -> None:
-    """Only the sketch, rows of R and small factors pass through the host."""
+@pytest.mark.parametrize("rest", [0], indirect=True)
+def test_on_a_device(comm: Any, rest: int) -> None:
+    """Only the sketch, rows of R and small factors pass through the host, and no rank works alone."""
     from fake_device import fake_device
 
     from pdgemm import DistMatrix, ProcessGrid, linalg

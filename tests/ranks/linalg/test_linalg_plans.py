@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -235,6 +236,41 @@ def test_pivots_of_idle_ranks_are_counted(comm: Any) -> None:
         found = linalg.lu_factor(DistMatrix.random((20, 20), grid=grid, seed=1))
         assert found.report.as_predicted
         assert found.report.counted.words_received == (20 if comm.rank < comm.size - 1 else 0)
+
+
+class Shifted:
+    """A function that is an object, with an address of its own on each rank."""
+
+    def __call__(self, A: Any) -> Any:
+        return self.of(A)
+
+    def of(self, A: Any) -> Any:
+        from pdgemm import linalg
+
+        return linalg.cholesky(A)
+
+
+def test_functions_with_addresses_and_arguments(comm: Any) -> None:
+    """What ranks compare is the function and its arguments, not where a rank keeps them."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.errors import ArgumentError
+
+    def applied(function: Any, A: Any) -> Any:
+        return function(A)
+
+    _ = [object() for _ in range(1000 * comm.rank)]
+    with ProcessGrid(comm) as grid:
+        A, B = DistMatrix.eye(40, grid=grid), DistMatrix.zeros((40, 3), grid=grid)
+        plan, solved = linalg.plan("cholesky", A), linalg.plan("solve", A, B, assume_a="pos")
+        assert plan.stages and solved.stages
+        for function in (Shifted(), Shifted().of, lambda X: linalg.cholesky(X), partial(linalg.cholesky)):
+            assert linalg.plan(function, A) == linalg.plan(applied, function, A) == plan
+            assert linalg.plan(applied, function=function, A=A) == plan
+        assert linalg.plan(partial(linalg.solve, assume_a="pos"), A, B) == solved
+        assert linalg.plan(partial(partial(linalg.solve, A), assume_a="gen"), B, assume_a="pos") == solved
+        if comm.size > 1:
+            with pytest.raises(ArgumentError, match="different arguments: .*linalg.plan, \\[\\('assume_a', 'gen'\\)"):
+                linalg.plan(partial(linalg.solve, assume_a="pos" if comm.rank else "gen"), A, B)
 
 
 def test_bad_arguments(comm: Any) -> None:

@@ -14,12 +14,12 @@ from house import MODULES, TREES, imported, inside
 
 FLOORS = [  # a folder, or a module beside them, imports what stands before it; the longest name that fits is a module's
     "errors", "names", "local.arrays", "local", "support", "grids", "instrument", "devices", "schedules",
-    "schedules.exchanges", "schedules.products", "schedules.collectives", "schedules.panels", "planning", "transport",
-    "transport.panels", "matrix", "algorithms.protection", "algorithms", "algorithms.indexing",
-    "algorithms.statistics", "algorithms.panels", "gemm", "batched", "linalg.ranges", "linalg.factors",
-    "linalg.functions", "linalg.eigen", "linalg.singular", "linalg", "interop", "interchange", "scalapack",
-    "statistics", "resilience", "io", "io.streamed", "tools.calibrate", "tools.profiling", "tools.studies", "tools",
-    "__main__",
+    "schedules.exchanges", "schedules.products", "schedules.collectives", "schedules.panels", "schedules.pivoted",
+    "schedules.training", "planning", "transport", "transport.panels", "matrix", "algorithms.protection",
+    "algorithms", "algorithms.indexing", "algorithms.statistics", "algorithms.panels", "algorithms.pivoted", "gemm",
+    "batched", "linalg.ranges", "linalg.factors", "linalg.functions", "linalg.eigen", "linalg.singular", "linalg",
+    "interop", "interchange", "scalapack", "statistics", "resilience", "io", "io.streamed", "parallel",
+    "tools.calibrate", "tools.profiling", "tools.studies", "tools", "__main__",
 ]  # fmt: skip
 PURE = ["errors", "names", "local", "support", "instrument", "schedules", "planning"]  # no MPI, HDF5 or CuPy
 PURE_MODULES = [
@@ -97,7 +97,7 @@ def test_public_names_and_their_docstrings() -> None:
 
     for name in pdgemm.__all__:
         assert getattr(pdgemm, name).__doc__
-    modules = {"interchange", "io", "linalg", "scalapack", "statistics", "gpus"}
+    modules = {"interchange", "io", "linalg", "parallel", "scalapack", "statistics", "gpus"}
     assert set(pdgemm.__all__) | modules | {"__doc__", "__version__"} == set(dir(pdgemm))
     found = subprocess.run(
         [sys.executable, "-c", "import pdgemm; print(pdgemm.io.hdf5.load, pdgemm.scalapack, pdgemm.gpus.choose)"],

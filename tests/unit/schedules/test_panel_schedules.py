@@ -51,22 +51,36 @@ def test_panels_cover_the_diagonal(both: tuple[BlockCyclic, BlockCyclic], width:
         assert {int(cols.owner(g)) for g in range(panel.start, panel.stop)} == {panel.col}
 
 
-@given(square(), st.integers(1, 6), st.data())
-def test_tiles_cover_the_triangle_once(both: tuple[BlockCyclic, BlockCyclic], smallest: int, data: Any) -> None:
+@given(square(), st.integers(1, 6), st.sampled_from([0, 4, 60]), st.data())
+def test_tiles_cover_the_triangle_once(
+    both: tuple[BlockCyclic, BlockCyclic], smallest: int, most: int, data: Any
+) -> None:
     rows, cols = both
     start, stop = sorted(data.draw(st.tuples(st.integers(0, rows.n), st.integers(0, rows.n))))
     for i, j in itertools.product(range(rows.parts), range(cols.parts)):
         covered = np.zeros((rows.count(i), cols.count(j)), int)
-        for tile in lower_tiles(rows, cols, (i, j), start, stop, smallest):
-            covered[tile] += 1
         down, right = rows.indices(i)[:, None], cols.indices(j)
+        in_squares = np.zeros_like(covered)
+        for r, c, whole, alike in lower_tiles(rows, cols, (i, j), start, stop, smallest, most):
+            covered[r, c] += 1
+            assert not whole or (down[r] >= right[c]).all()
+            if alike:
+                assert c.stop - c.start <= most and down[r].ravel().tolist() == right[c].tolist()
+                in_squares[r, c] = 1
         inside = (right >= start) & (right < stop)
         assert (covered[(down >= right) & inside] == 1).all()
         assert covered.max(initial=0) <= 1
         assert not covered[:, ~inside].any()
         for local in range(cols.count(j)):  # above the diagonal there are fewer than `smallest` columns to a row
-            above = np.flatnonzero(covered[:, local] * (down[:, 0] < right[local]))
+            above = np.flatnonzero((covered - in_squares)[:, local] * (down[:, 0] < right[local]))
             assert all(right[max(0, local - smallest + 1)] <= down[row, 0] for row in above)
+
+
+def test_square_tiles_have_the_same_rows_and_columns() -> None:
+    """Rows 0, 1, 4 and columns 0, 2, 4 begin and end at the same index, and are not a square tile."""
+    rows, cols = BlockCyclic(5, 2, 2), BlockCyclic(5, 1, 2)
+    for r, c, _, square in lower_tiles(rows, cols, (0, 0), 0, 5, 1, 8):
+        assert not square or rows.indices(0)[r].tolist() == cols.indices(0)[c].tolist()
 
 
 @given(dimensions())

@@ -36,16 +36,19 @@ def masked(steps: Staircase, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("triangle", "LU")
-@given(local_arrays(), st.integers(0, 8))
-def test_tiles_cover_the_triangle_once(triangle: Any, array: Any, least: int) -> None:
+@given(local_arrays(), st.integers(0, 8), st.sampled_from([0, 5, 60]))
+def test_tiles_cover_the_triangle_once(triangle: Any, array: Any, least: int, squares: int) -> None:
     rows, cols = array
     steps, wanted = Staircase.of(triangle, rows, cols), inside(triangle, rows, cols)
     assert (masked(steps, wanted.shape) == wanted).all() and steps.area == wanted.sum()
     covered = np.zeros(wanted.shape, int)
-    for tile in steps.tiles(least):
+    for tile in steps.tiles(least, squares):
         covered[tile.rows, tile.cols] += 1
         part = wanted[tile.rows, tile.cols]
-        assert part.all() if tile.inside else part.size <= least * least
+        if tile.square:
+            assert rows[tile.rows].tolist() == cols[tile.cols].tolist() and len(part) <= squares
+        else:
+            assert part.all() if tile.inside else part.size <= least * least
     assert covered.max(initial=0) <= 1 and (covered[wanted] == 1).all()
 
 
@@ -56,7 +59,9 @@ def test_parts(triangle: Any, array: Any, data: Any) -> None:
     rows, cols = array
     steps, wanted = Staircase.of(triangle, rows, cols), inside(triangle, rows, cols)
     (a, b), (c, d) = (sorted(data.draw(st.tuples(*[st.integers(0, len(x))] * 2))) for x in (rows, cols))
-    window = wanted[a:b, c:d]
+    window, part = wanted[a:b, c:d], steps.window(slice(a, b), slice(c, d))
+    squares = [x for x in part.tiles(1, 60) if x.square]
+    assert all(rows[a:b][x.rows].tolist() == cols[c:d][x.cols].tolist() for x in squares)
     assert (masked(steps.window(slice(a, b), slice(c, d)), window.shape) == window).all()
     some = tuple(np.flatnonzero(data.draw(st.lists(st.booleans(), min_size=len(x), max_size=len(x)))) for x in array)
     assert (masked(steps.part(*some), (len(some[0]), len(some[1]))) == wanted[np.ix_(*some)]).all()

@@ -11,9 +11,9 @@ import numpy as np
 from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.local.blas import local_lapack
 from pdgemm.local.blas.local_gemm import gemm_accumulate
-from pdgemm.schedules.panels.aasen_schedule import INDEX, AasenSchedule
 from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.schedules.panels.row_moves import permutation
+from pdgemm.schedules.pivoted.aasen_schedule import INDEX, AasenSchedule
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.task import Parts, Task
@@ -188,12 +188,9 @@ class AasenPanels:
 
     def _keep(self, panel: Panel, T: np.ndarray) -> None:
         """Store T_kk and T_{k+1,k} in the band."""
-        w, start = panel.width, panel.start
-        for below in range(w):
-            self._band[below, start : panel.stop - below] = T[:w].diagonal(-below)
-        for right in range(w if len(T) > w else 0):
-            x = T[w:].diagonal(right)
-            self._band[w - right, start + right : start + right + len(x)] = x
+        below = np.arange(len(T))[:, None] - np.arange(panel.width)
+        inside = (below >= 0) & (below < len(self._band))  # T_{k+1,k} is upper triangular
+        self._band[below[inside], panel.start + np.nonzero(inside)[1]] = T[inside]
 
     def _extend(self, panel: Panel, L: np.ndarray, T: np.ndarray) -> None:
         """Add block column k + 1 to L, and what it and T_kk say of block columns k and k + 1 to L T."""
@@ -207,16 +204,16 @@ class AasenPanels:
 
     def _choose(self, rows: np.ndarray) -> np.ndarray:
         """Exchange rows on each rank such that those of the next block come first; return their number on each rank."""
-        owners = self._rows.owner(rows)
+        owners, known = self._rows.owner(rows), int(self._done.sum()) + len(rows)  # columns of L so far
         for part, lying in enumerate(self._lying):
             chosen, done = self._place[rows[owners == part]], self._done[part]
-            front = np.arange(done, done + len(chosen))
-            targets = np.concatenate([front, np.setdiff1d(chosen, front)])
-            sources = np.concatenate([chosen, np.setdiff1d(front, chosen)])
+            front, far, leaves = np.arange(done, end := done + len(chosen)), chosen >= end, np.ones(len(chosen), bool)
+            leaves[chosen[~far] - done] = False  # the other rows at the front go where chosen rows were
+            targets, sources = np.concatenate([front, chosen[far]]), np.concatenate([chosen, front[leaves]])
             lying[targets] = lying[sources]
             self._place[lying[targets]] = targets
             if part == self._i:
-                for x in (self._A, self._L, self._G):
+                for x in (self._A, self._L[:, :known], self._G[:, :known]):
                     x[targets] = x[sources]
         return np.bincount(owners, minlength=self._rows.parts)
 

@@ -15,7 +15,9 @@ from pdgemm.linalg.factors.operands import check_right_side, column, common_dtyp
 from pdgemm.linalg.factors.pivoted_qr import pivoted_factor
 from pdgemm.linalg.factors.tall_qr import svd_on_all, tall_qr
 from pdgemm.linalg.factors.triangular import solve_triangular
+from pdgemm.linalg.functions.iterations import Work, finite_norm
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
+from pdgemm.linalg.singular.full_svd import all_triplets, are_shared
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import as_real, check_dtype, check_matrices, communicator, shape_of
@@ -48,8 +50,7 @@ def lstsq(
     rcond : singular values of A up to rcond times the largest one are taken for 0; by default max(m, n) eps;
         a negative number stands for eps.
     lapack_driver : LAPACK's routine of the same purpose, as for scipy.linalg.lstsq: "gelsd" takes the singular values;
-        "gelsy" takes QR factors with column pivoting, whose diagonal stands for the singular values, and is for a large
-        min(m, n), because the ranks share the factors and the work: see `complete_orthogonal`.
+        "gelsy" takes QR factors with column pivoting, whose diagonal stands for the singular values.
 
     Returns X, a DistMatrix (n, p), or a vector on every rank; the sum |b - A x|^2 of each column b of B, an empty array
     where the rank is less than n or m <= n; the rank of A; and its min(m, n) singular values, or None with "gelsy".
@@ -57,9 +58,12 @@ def lstsq(
 
     "gelsd": if m >= n, A = Q R with the SVD R = U diag(s) V^H, and X = V diag(1/s) U^H Q^H B; if m < n, A^H is
     factored.  The residuals are the columns of B - Q Q^H B, which does not depend on X; their norms do not overflow.
-    Cost per rank for P ranks, with k = min(m, n): that of `qr`, 22k^3 flops, and 4mnp/P flops; every rank holds k^2
-    words, so k should be small.
-    Error: each column of X is the exact solution for A + E, |E| <= c(m, n) eps |A| (Higham 2002, 20.3).
+    Cost per rank for P ranks, with k = min(m, n): that of `qr`, 4mnp/P flops, and 22k^3 on one rank; every rank holds
+    k^2 words.  For k > 512, on the host: that of `svd`, whose factors the ranks share, and 4(m + n)kp/P flops.
+    "gelsy": that of `qr` with pivoting, without Q, whose factors the ranks share, 4(mk + nr)p/P flops for rank r, and
+    4nr^2/P more if r < n.
+    Error: each column of X is the exact solution for A + E, |E| <= c(m, n) eps |A| (Higham 2002, 20.3), with "gelsy"
+    c(m, n) (eps + rcond) |A|.
     Raises LayoutError, DTypeError, DeviceError, ArgumentError, or LinAlgError where A has NaN or infinite elements; on
     all ranks.
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.5.
@@ -78,10 +82,16 @@ def lstsq(
     if driver == "gelsy":
         X, residuals, rank = complete_orthogonal(A, B, rcond)
         return X.allgather()[:, 0] if vector else X, residuals, rank, None
+    X, residuals, rank, s = (by_shared_vectors if are_shared(A) else by_triangle)(A, B, rcond)
+    return X.allgather()[:, 0] if vector else X, residuals, rank, s
+
+
+def by_triangle(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix, np.ndarray, int, np.ndarray]:
+    """Return X, the squared residuals, the rank and the singular values as `lstsq`, by A or A^H = Q R.  Collective."""
     (m, n), tall = A.shape, A.shape[0] >= A.shape[1]
     steps, factors = Steps(), tall_qr(A if tall else A.H)
     U, s, Vh, report = svd_on_all(factors)
-    rank = int(np.count_nonzero(s > rcond * s.max(initial=0)))
+    rank = _rank(s, rcond)
     left, right = (U, Vh) if tall else (Vh.conj().T, U.conj().T)  # singular vectors of R, or of R^H
     left_h, right_h = (
         DistMatrix.from_global(np.ascontiguousarray(x), grid=A.grid.base, device=A.device, check=False)
@@ -89,22 +99,48 @@ def lstsq(
     )
     Q = factors.Q
     C = steps.did(pdgemm(1, Q.H, B)) if tall else B
-    Y = steps.did(pdgemm(1, left_h, C))
-    if rank:
-        near, far = to_one(float(s[0]), dtype)  # 1 / s may be infinite
-        Y = Y * near * far / (s[:rank, None] * near * far)
+    Y = _divided(steps.did(pdgemm(1, left_h, C)), s[:rank])
     X = steps.did(pdgemm(1, right_h.H, Y))
     if not tall:
         X = steps.did(pdgemm(1, Q, X))
     residuals = np.empty(0, s.dtype)
     if rank == n < m:
-        lengths = steps.did(pdgemm(-1, Q, C, 1, B.astype(dtype))).norm(axis=0)
-        with np.errstate(over="ignore"):  # as in NumPy, a sum of squares may be infinite
-            residuals = lengths**2
-    if vector:
-        return X.allgather()[:, 0], residuals, rank, s
+        residuals = _squared_lengths(steps.did(pdgemm(-1, Q, C, 1, B.astype(A.dtype))))
     X.report = steps.after(report)
     return X, residuals, rank, s
+
+
+def by_shared_vectors(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix, np.ndarray, int, np.ndarray]:
+    """Return what `by_triangle` does, by A = U diag(s) V^H, of which each rank has its share.  Collective."""
+    work, (m, n) = Work("lstsq"), A.shape
+    finite_norm("lstsq", A, "max")
+    U, s, Vh = all_triplets(work, A)
+    rank = _rank(s, rcond)
+    C = work.product(1, U.H, B)
+    X = work.product(1, Vh[:rank].H, _divided(C[:rank].copy(), s[:rank]))
+    residuals = np.empty(0, s.dtype)
+    if rank == n < m:
+        residuals = _squared_lengths(work.product(-1, U, C, 1, B.astype(A.dtype)))
+    return work.reported(X, 0), residuals, rank, s
+
+
+def _rank(s: np.ndarray, rcond: float) -> int:
+    return int(np.count_nonzero(s > rcond * s.max(initial=0)))
+
+
+def _divided(Y: DistMatrix, s: np.ndarray) -> DistMatrix:
+    """Return diag(1/s) Y, where 1/s may be infinite.  Collective."""
+    if not len(s):
+        return Y
+    near, far = to_one(float(s[0]), Y.dtype)
+    return Y * near * far / (s[:, None] * near * far)
+
+
+def _squared_lengths(R: DistMatrix) -> np.ndarray:
+    """Return the sum |r|^2 of each column.  Collective."""
+    lengths = R.norm(axis=0)
+    with np.errstate(over="ignore"):  # as in NumPy, a sum of squares may be infinite
+        return np.asarray(lengths**2)
 
 
 def complete_orthogonal(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix, np.ndarray, int]:
