@@ -48,6 +48,7 @@ installed='' print=''
 [ ! -r "$stamp" ] || read -r print installed <"$stamp"
 if [ "$print" = "$(fingerprint "$mpi")" ] && has_extras "$@"; then exit 0; fi
 
+[ ! -L "$venv" ] || die ".venv is a link to $(readlink -f "$venv"), which another checkout may use; set up that one"
 lock
 make_venv
 rm -f "$stamp"
