@@ -7,33 +7,27 @@ from dataclasses import replace
 from functools import partial
 from numbers import Number
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from pdgemm.algorithms.plan_workspace import Workspace, unchecked
 from pdgemm.algorithms.prepared import Prepared, beta_of, sent_instead
-from pdgemm.algorithms.product_options import Operands, ProductForm, ProductOptions, Streamed, problem_of
+from pdgemm.algorithms.product_options import FullProduct, Operands, ProductForm, ProductOptions, Streamed, problem_of
 from pdgemm.algorithms.transport_choice import mover_and_access, nodes, outside_node_memory
 from pdgemm.errors import DeviceError, GridError, LayoutError, MemoryLimitError, NodeMemoryError
-from pdgemm.grids.distribution import Distribution
-from pdgemm.grids.layout import Order
 from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.argument_checks import (
     as_scalar,
     check_alpha,
     check_devices,
-    check_dtype,
     check_matrices,
     check_product,
     communicator,
     last_may_be_missing,
-    op,
-    shape_of,
 )
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, allocated, new_array
+from pdgemm.matrix.local_arrays import all_shared, allocated
 from pdgemm.names import AlgorithmName, ComputeType, DType, MoverName, Protection, Transpose
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.planner import considered, explain, fits_in_memory, plan_product
@@ -136,29 +130,6 @@ def pdgemm(
             return of_files
     form = FullProduct(transa, transb)
     return carried_out(form, alpha, A, B, beta, C, options, progress, check)  # type: ignore[arg-type]  # checked there
-
-
-class FullProduct(NamedTuple):
-    """The product op(A) op(B), of which all elements are computed."""
-
-    transa: str
-    transb: str
-
-    def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
-        """Return op(A), op(B) and C after checking that they match.  Local."""
-        check_matrices(A=A, B=B, **({} if C is None else {"C": C}))
-        left, right = op(A, self.transa, "transa"), op(B, self.transb, "transb")
-        check_devices(left, right, C)
-        for name, x in (("A", left), ("B", right)):
-            check_dtype(name, x, dtypes.OPERANDS)
-        if left.shape[1] != right.shape[0]:
-            raise LayoutError(
-                f"inner dimensions do not agree: op(A) is {shape_of(left)} on a {left.grid} grid, "
-                f"op(B) is {shape_of(right)} on a {right.grid} grid"
-            )
-        result = _result(left, right) if C is None else C
-        check_product(left, right, result)
-        return Operands(left, right, result, C is None)
 
 
 def carried_out(
@@ -365,19 +336,3 @@ def _prepared(
 def matmul(A: DistMatrix, B: DistMatrix, out: DistMatrix | None = None) -> DistMatrix:
     """Return A B; `A @ B` and `numpy.matmul(A, B)` are the same.  Collective; see `pdgemm`."""
     return pdgemm(1, A, B, 0, out)
-
-
-def _result(A: DistMatrix, B: DistMatrix) -> DistMatrix:
-    """Allocate C in its default layout, on the original, untransposed grid of A."""
-    grid, (layout, order), dtype = A.grid.base, default_result_layout(A, B), dtypes.product(A.dtype, B.dtype)
-    local = new_array(layout.local_shape(grid.coords), dtype, order, grid, devices.of(A.stored))
-    return DistMatrix(local, grid, layout, order)
-
-
-def default_result_layout(A: DistMatrix, B: DistMatrix) -> tuple[Distribution, Order]:
-    """Return the rows of op(A) and the columns of op(B), over A's untransposed grid, and a memory order.  Local."""
-    grid, on = A.grid.base, A.grid.base.same_as
-    rows = A.distribution.rows if on(A.grid) else A.distribution.rows.over(grid.shape[0])
-    cols = B.distribution.cols if on(B.grid) else B.distribution.cols.over(grid.shape[1])
-    order: Order = "F" if all((x.order == "F") != x.grid.transposed for x in (A, B)) else "C"
-    return Distribution(rows, cols), order

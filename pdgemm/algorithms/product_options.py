@@ -7,12 +7,26 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol, get_args
 
 from pdgemm.algorithms.transport_choice import mover_and_access, nodes, outside_node_memory
-from pdgemm.errors import ArgumentError, DeviceError
+from pdgemm.errors import ArgumentError, DeviceError, LayoutError
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_name
-from pdgemm.matrix.argument_checks import accumulation, as_optional, as_shape
+from pdgemm.matrix.argument_checks import (
+    accumulation,
+    as_optional,
+    as_shape,
+    check_devices,
+    check_dtype,
+    check_matrices,
+    check_product,
+    op,
+    shape_of,
+)
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import new_array
 from pdgemm.names import Protection
 from pdgemm.planning.algorithm_registry import algorithm_choices, is_algorithm
 from pdgemm.planning.machines.machine import Machine, machine_at_hand, on_nodes
@@ -74,6 +88,45 @@ class ProductForm(Protocol):
 
     def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
         """Return the operands after checking that they fit; C is allocated if it is None.  Local."""
+
+
+class FullProduct(NamedTuple):
+    """The product op(A) op(B), of which all elements are computed."""
+
+    transa: str
+    transb: str
+
+    def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
+        """Return op(A), op(B) and C after checking that they match.  Local."""
+        check_matrices(A=A, B=B, **({} if C is None else {"C": C}))
+        left, right = op(A, self.transa, "transa"), op(B, self.transb, "transb")
+        check_devices(left, right, C)
+        for name, x in (("A", left), ("B", right)):
+            check_dtype(name, x, dtypes.OPERANDS)
+        if left.shape[1] != right.shape[0]:
+            raise LayoutError(
+                f"inner dimensions do not agree: op(A) is {shape_of(left)} on a {left.grid} grid, "
+                f"op(B) is {shape_of(right)} on a {right.grid} grid"
+            )
+        result = _result(left, right) if C is None else C
+        check_product(left, right, result)
+        return Operands(left, right, result, C is None)
+
+
+def _result(A: DistMatrix, B: DistMatrix) -> DistMatrix:
+    """Allocate C in its default layout, on the original, untransposed grid of A."""
+    grid, (layout, order), dtype = A.grid.base, default_result_layout(A, B), dtypes.product(A.dtype, B.dtype)
+    local = new_array(layout.local_shape(grid.coords), dtype, order, grid, devices.of(A.stored))
+    return DistMatrix(local, grid, layout, order)
+
+
+def default_result_layout(A: DistMatrix, B: DistMatrix) -> tuple[Distribution, Order]:
+    """Return the rows of op(A) and the columns of op(B), over A's untransposed grid, and a memory order.  Local."""
+    grid, on = A.grid.base, A.grid.base.same_as
+    rows = A.distribution.rows if on(A.grid) else A.distribution.rows.over(grid.shape[0])
+    cols = B.distribution.cols if on(B.grid) else B.distribution.cols.over(grid.shape[1])
+    order: Order = "F" if all((x.order == "F") != x.grid.transposed for x in (A, B)) else "C"
+    return Distribution(rows, cols), order
 
 
 def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: Any, shared: bool) -> Problem:
