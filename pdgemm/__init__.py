@@ -23,6 +23,7 @@ if _TYPE_CHECKING:
     from pdgemm import parallel as parallel
     from pdgemm import scalapack as scalapack
     from pdgemm import statistics as statistics
+    from pdgemm.algorithms.epilogue import Epilogue as Epilogue
     from pdgemm.algorithms.indexing.assignment import assign as assign
     from pdgemm.algorithms.indexing.selection import select as select
     from pdgemm.algorithms.protection.checksum import checksum as checksum
@@ -57,6 +58,7 @@ _NAMES = {  # the public names of each module
     "pdgemm.gemm": ["Plan", "matmul", "pdgemm", "plan"],
     "pdgemm.grids.distribution": ["BlockCyclic", "Distribution"],
     "pdgemm.grids.process_grid": ["ProcessGrid"],
+    "pdgemm.algorithms.epilogue": ["Epilogue"],
     "pdgemm.algorithms.indexing.assignment": ["assign"],
     "pdgemm.algorithms.indexing.selection": ["select"],
     "pdgemm.instrument.report": ["Report"],

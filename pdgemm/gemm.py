@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from pdgemm.algorithms.epilogue import Epilogue, ending_of
 from pdgemm.algorithms.plan_workspace import Workspace, unchecked
 from pdgemm.algorithms.prepared import Prepared, beta_of, sent_instead
 from pdgemm.algorithms.product_options import FullProduct, Operands, ProductForm, ProductOptions, Streamed, problem_of
 from pdgemm.algorithms.transport_choice import mover_and_access, nodes, outside_node_memory
-from pdgemm.errors import DeviceError, GridError, LayoutError, MemoryLimitError, NodeMemoryError
+from pdgemm.errors import ArgumentError, DeviceError, GridError, LayoutError, MemoryLimitError, NodeMemoryError
 from pdgemm.local.arrays import device as devices
 from pdgemm.matrix.argument_checks import (
     as_scalar,
@@ -58,6 +59,7 @@ def pdgemm(
     accumulate_dtype: DType | None = None,
     compute_type: ComputeType | None = None,
     protect: Protection | None = None,
+    epilogue: Epilogue | None = None,
     machine: Machine | None = None,
     progress: Callable[[int, int], object] | None = None,
     check: bool = True,
@@ -102,6 +104,7 @@ def pdgemm(
         "detect" raises CorruptionError where rows of C differ from their checksums, "repair" repeats the product, three
         times at most, and names ranks if the repetition has other bits; where beta is not 0, "repair" keeps a copy of
         C.  Where A or B is in a file, each product of two panels is compared and repeated.  On the host only.
+    epilogue     : an `Epilogue`: C := f(scale (alpha op(A) op(B) + beta C) + bias) + residual.
     machine      : parameters of the model, by default from the file that PDGEMM_MACHINE names (`pdgemm calibrate`
         writes this file), or those of an ordinary cluster.
     progress     : called as progress(done, total) after each panel.
@@ -121,11 +124,13 @@ def pdgemm(
     options = ProductOptions(
         algorithm=algorithm, shape=shape, layers=layers, lookahead=lookahead, panel_width=panel_width,
         memory_limit=memory_limit, mover=mover, accumulate_dtype=accumulate_dtype, compute_type=compute_type,
-        protect=protect, machine=machine,
+        protect=protect, epilogue=epilogue, machine=machine,
     )  # fmt: skip
     if not isinstance(A, DistMatrix) or not isinstance(B, DistMatrix):
         streamed = getattr(A, "__pdgemm__", None) or getattr(B, "__pdgemm__", None)
         if streamed is not None:
+            if epilogue is not None:
+                raise ArgumentError("products of matrices in files take no epilogue yet: apply it to C")
             of_files: DistMatrix = streamed(alpha, A, B, beta, C, transa, transb, options, progress)
             return of_files
     form = FullProduct(transa, transb)
@@ -155,6 +160,7 @@ def carried_out(
             operands = form.operands(alpha, A, B, beta, C)
             plan, scalars = _planned(operands, alpha, beta, options, shared)
             description += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", *["C=None"] * operands.new_result]
+            description += [options.epilogue.described()] if options.epilogue else []
             description.append(plan.description)
             workspace = Workspace(plan, operands.A, operands.B) if check and not operands.A.grid.draft else None
         if not operands.A.grid.draft:
@@ -172,7 +178,7 @@ def carried_out(
         operands.A.grid.draft.add("C", plan)
         result = operands.C
     else:
-        product = Prepared(plan, scalars[0], *operands[:3], workspace, operands.mirrored)
+        product = Prepared(plan, scalars[0], *operands[:3], workspace, operands.mirrored, options.epilogue)
         result = product.run(scalars[1], start, progress, notifies)
     if operands.new_result:
         result.shared = all_shared(result.stored, result.grid)
@@ -214,11 +220,19 @@ class Plan(ProductPlan):
         return explain(self, all)
 
     def execute(
-        self, A: DistMatrix, B: DistMatrix, C: DistMatrix, *, alpha: complex = 1, beta: complex = 0, check: bool = True
+        self,
+        A: DistMatrix,
+        B: DistMatrix,
+        C: DistMatrix,
+        *,
+        alpha: complex = 1,
+        beta: complex = 0,
+        epilogue: Epilogue | None = None,
+        check: bool = True,
     ) -> DistMatrix:
         """Compute C := alpha A B + beta C as planned.  Collective; nothing is planned again.  alpha 0: C := beta C.
 
-        A, B, C : matrices of the planned layouts (op(A) and op(B), such as A.T).
+        A, B, C, epilogue : of the planned layouts (op(A) and op(B), such as A.T).
         Raises LayoutError on all ranks where the layouts of the matrices or the nodes of the ranks differ from the
         plan's.  Raises MemoryLimitError or NodeMemoryError where copies in node-shared memory exceed the memory limit
         or cannot be allocated: plan again, or with another mover.
@@ -227,13 +241,20 @@ class Plan(ProductPlan):
         matrices = isinstance(A, DistMatrix) and isinstance(C, DistMatrix) and isinstance(alpha, Number)
         if matrices and (A.shape[1] == 0 or (np.ndim(alpha) == 0 and alpha == 0)):  # nothing to multiply
             protect: Any = self.problem.protect or None
-            return pdgemm(alpha, A, B, beta, C, protect=protect, check=check)
-        allocate = partial(_prepared, "execute", self, A, B, C, alpha, beta, check)
+            return pdgemm(alpha, A, B, beta, C, protect=protect, epilogue=epilogue, check=check)
+        allocate = partial(_prepared, "execute", self, A, B, C, alpha, beta, epilogue, check)
         product, beta = allocated(communicator(A=A, B=B, C=C), allocate)
         return product.run(beta, start)
 
     def prepare(
-        self, A: DistMatrix, B: DistMatrix, C: DistMatrix, *, alpha: complex = 1, check: bool = True
+        self,
+        A: DistMatrix,
+        B: DistMatrix,
+        C: DistMatrix,
+        *,
+        alpha: complex = 1,
+        epilogue: Epilogue | None = None,
+        check: bool = True,
     ) -> Prepared:
         """Set up C := alpha A B + beta C as planned, to be computed any number of times.  Collective.
 
@@ -245,7 +266,7 @@ class Plan(ProductPlan):
         The result keeps the plan's buffers, A, B and C; `execute` allocates buffers in each call.  `prepare` creates
         communicators, on GPUs also those of NCCL, and compiles common kernels.  Raises the errors of `execute`.
         """
-        allocate = partial(_prepared, "prepare", self, A, B, C, alpha, 0, check)
+        allocate = partial(_prepared, "prepare", self, A, B, C, alpha, 0, epilogue, check)
         return allocated(communicator(A=A, B=B, C=C), allocate)[0].set_up()
 
 
@@ -268,6 +289,7 @@ def plan(
     accumulate_dtype: DType | None = None,
     compute_type: ComputeType | None = None,
     protect: Protection | None = None,
+    epilogue: Epilogue | None = None,
     machine: Machine | None = None,
     check: bool = True,
 ) -> Plan:
@@ -284,7 +306,7 @@ def plan(
     options = ProductOptions(
         algorithm=algorithm, shape=shape, layers=layers, lookahead=lookahead, panel_width=panel_width,
         memory_limit=memory_limit, mover=mover, accumulate_dtype=accumulate_dtype, compute_type=compute_type,
-        protect=protect, machine=machine,
+        protect=protect, epilogue=epilogue, machine=machine,
     )  # fmt: skip
     with together(communicator(A=A, B=B, C=C), check) as description:
         operands = FullProduct(transa, transb).operands(alpha, A, B, beta, C)
@@ -294,7 +316,15 @@ def plan(
 
 
 def _prepared(
-    caller: str, plan: ProductPlan, A: DistMatrix, B: DistMatrix, C: DistMatrix, alpha: Any, beta: Any, check: bool
+    caller: str,
+    plan: ProductPlan,
+    A: DistMatrix,
+    B: DistMatrix,
+    C: DistMatrix,
+    alpha: Any,
+    beta: Any,
+    epilogue: Epilogue | None,
+    check: bool,
 ) -> tuple[Prepared, Any]:
     """Return the prepared product, and beta as a number of C's kind; matrices must have the planned layouts."""
     with together(communicator(A=A, B=B, C=C), check) as description:
@@ -307,8 +337,13 @@ def _prepared(
             raise DeviceError(f"the plan was made for matrices on {meant}, these are on {A.device}")
         if plan.problem.size != A.grid.size:
             raise GridError(f"the plan was made for {plan.problem.size} ranks, but these are {A.grid.size}")
+        ending = ending_of(epilogue, {"A": A, "B": B, "C": C}, plan.problem.accumulate)
+        if ending != plan.problem.ending:
+            raise ArgumentError(f"epilogue: {ending}; the plan was made for: {plan.problem.ending}")
         for name, x, planned in zip("ABC", (A, B, C), plan.problem.layouts):
             layout = x.layout_in(A.grid)
+            if ending and name == "C":  # the plan has the layout of the sums
+                layout = replace(layout, dtype=planned.dtype)
             if layout != planned and (name == "C" or A.shape[1]):
                 raise LayoutError(f"{name} is {layout}, but the plan was made for {planned}{layout.unlike(planned)}")
         if devices.shared_memory(devices.of(A.stored), A.grid).failed:
@@ -328,9 +363,10 @@ def _prepared(
                     f"share: {plan.extra_bytes(None)} bytes are needed"
                 )
         description += [f"{caller}, alpha={alpha}", f"beta={beta}", plan.description]
+        description += [epilogue.described()] if epilogue else []
         workspace = Workspace(plan, A, B) if check else None
     workspace = workspace or unchecked(plan, A, B)
-    return Prepared(plan, alpha, A, B, C, workspace), beta
+    return Prepared(plan, alpha, A, B, C, workspace, epilogue=epilogue), beta
 
 
 def matmul(A: DistMatrix, B: DistMatrix, out: DistMatrix | None = None) -> DistMatrix:

@@ -17,6 +17,7 @@ AlgorithmName = (
 )
 MoverName = Literal["auto", "mpi", "shared", "ibcast", "ring", "staged", "ipc", "nccl"] | AnyName
 DeviceName = Literal["host", "cuda"] | AnyName
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 ComputeType = Literal["float32", "tf32", "float16", "bfloat16"] | AnyName
 RandomKind = Literal["uniform", "normal"]
 QRMode = Literal["reduced", "economic", "r"]

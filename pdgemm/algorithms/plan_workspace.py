@@ -19,7 +19,7 @@ class Workspace:
 
     def __init__(self, plan: ProductPlan, A: DistMatrix, B: DistMatrix) -> None:
         grid, rank, device = A.grid, A.grid.comm.rank, devices.of(A.stored)
-        own, exposed = devices.own_memory(device), plan.product.exposed_buffers
+        own, exposed = devices.own_memory(device), bool(plan.product.exposed)
         shared = devices.shared_memory(device, grid)
 
         def like(layout: Layout, exposed: bool) -> Array:
@@ -28,7 +28,7 @@ class Workspace:
             return held_panel(rows, layout.order, cols, memory)
 
         self.product: dict[str, Any] = {
-            name: (shared if name in exposed else own).empty((words,), dtype)
+            name: (shared if name in plan.product.exposed_buffers else own).empty((words,), dtype)
             for name, (words, dtype) in plan.buffers(rank).items()
         }
         if device:
@@ -36,9 +36,11 @@ class Workspace:
             self.product |= {name: device.pinned(words, dtype) for name, (words, dtype) in staged}
         self.messages = {name: ExchangeBuffers(move, rank, device) for name, move in plan.moves}
         self.copies = {
-            name: like(*((move.source, move.shared) if name == "C" else (move.target, bool(plan.product.exposed))))
+            name: like(*((move.source, move.shared) if name == "C" else (move.target, exposed and name in ("A", "B"))))
             for name, move in plan.moves
         }
+        self.sums = like(plan.sums, exposed=False) if plan.sums else None
+        self.repeated = {name: own.empty(x.local_shape(rank), x.dtype) for name, x in plan.repeated.items()}
         self.staged = {name: like(layout, exposed=True) for name, layout in plan.staged.items()}
         checks = plan.check_buffers(rank).items() if plan.problem.protect else ()
         self.checks = {name: own.empty((words,), dtype) for name, (words, dtype) in checks}
@@ -51,6 +53,8 @@ class Workspace:
             "copy of ": self.copies,
             "shared copy of ": self.staged,
             "checksums: ": self.checks,
+            "repeated ": self.repeated,
+            "sums of C": {} if self.sums is None else {"": self.sums},
         }
 
     @property

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from pdgemm.algorithms.epilogue import Epilogue, EpilogueRun
 from pdgemm.algorithms.last_runs import same_again
 from pdgemm.algorithms.plan_workspace import Workspace
 from pdgemm.algorithms.product_report import report_of
@@ -63,13 +64,19 @@ class Prepared:
         C: DistMatrix,
         workspace: Workspace,
         mirrored: bool = False,
+        epilogue: Epilogue | None = None,
     ) -> None:
         self._alpha, self._matrices, self._mirrored = alpha, (A, B, C), mirrored  # B is A^H or A^T
+        self._result, self._epilogue = C, epilogue
         self._use(plan, workspace)
 
     def _use(self, plan: ProductPlan, workspace: Workspace) -> None:
+        """Take a plan and its buffers."""
         self.plan, self._workspace, self._bytes = plan, workspace, workspace.nbytes
         self._moves = dict(plan.moves)
+        self._end = EpilogueRun(self._epilogue, plan, self._result, workspace) if self._epilogue else None
+        if self._end:
+            self._matrices = *self._matrices[:2], self._end.sums
         self._grid: ProcessGrid | None = None  # the grid, peers, call and executor are set by `set_up` or the first run
         self._peers: NodeArrays | None = None
         self._call: Call[Product]
@@ -111,8 +118,9 @@ class Prepared:
         with together(self._matrices[0].grid.comm, check) as description:
             for matrix in self._matrices:
                 check_not_freed(matrix.grid.comm)
-            beta = beta_of(beta, self._matrices[2], self.plan)
+            beta = beta_of(beta, self._result, self.plan)
             description += [f"a prepared product, beta={beta}", self.plan.description]
+            description += [self._epilogue.described()] if self._epilogue else []
         return self.run(beta, start)
 
     def __reduce__(self) -> Any:
@@ -128,7 +136,17 @@ class Prepared:
         progress: Callable[[int, int], object] | None = None,
         agreed: bool = False,
     ) -> DistMatrix:
-        """Compute C, compare C with its checksums if the plan protects it, and set its report.  Arguments: `_run`."""
+        """Compute C, its epilogue included, and set its report.  Arguments: `_run`."""
+        if self._end is None:
+            return self._multiplied(beta, start, progress, agreed)
+        self._end.begin(beta)
+        self._multiplied(beta, start, progress, agreed)
+        return self._end.end()
+
+    def _multiplied(
+        self, beta: Any, start: float, progress: Callable[[int, int], object] | None, agreed: bool
+    ) -> DistMatrix:
+        """Compute the sums, and compare them with their checksums if the plan protects them.  Arguments: `_run`."""
         problem, C, comm = self.plan.problem, self._matrices[2], self._matrices[0].grid.comm
         if not problem.protect:
             return self._repeated_if_unmapped(partial(self._run, beta, start, progress, agreed))
@@ -184,12 +202,13 @@ class Prepared:
             reports.append(partial(move_report, name, moves[name], A.grid, own, taken.seconds))
 
         with np.errstate(all="ignore"), kept_if_it_fails(workspace, A.stored, B.stored, C.stored):
-            for name, x in (("A", A), ("B", B)):
+            sources = {"A": A.stored, "B": B.stored, **(self._end.sources if self._end else {})}
+            for name, x in sources.items():
                 if name in workspace.copies:
-                    move(name, x.stored, 0, workspace.copies[name])
+                    move(name, x, 0, workspace.copies[name])
                 elif name in workspace.staged:
                     with recorder.phase("pack"):
-                        CONVERT(workspace.staged[name], x.stored)
+                        CONVERT(workspace.staged[name], x)
                     recorder.synchronize_copies()
             with recorder.phase("sync"):
                 self._meet()

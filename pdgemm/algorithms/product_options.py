@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Protocol, get_args
 
+from pdgemm.algorithms.epilogue import Epilogue, ending_of
 from pdgemm.algorithms.transport_choice import mover_and_access, nodes, outside_node_memory
 from pdgemm.errors import ArgumentError, DeviceError, LayoutError
 from pdgemm.grids.distribution import Distribution
@@ -62,6 +63,7 @@ class ProductOptions:
     compute_type: Any = None
     protect: str | None = None
     machine: Machine | None = None
+    epilogue: Epilogue | None = None
     triangle: TriangleName = ""
 
     @property
@@ -137,7 +139,9 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
         raise ArgumentError(f"algorithm {options.algorithm!r} is not one of {', '.join(algorithm_choices())}")
     mover, reach = mover_and_access(options.mover, shared, A, B, C)
     accumulate, compute = accumulation(A.dtype, B.dtype, C.dtype, options.accumulate_dtype, options.compute_type)
+    ending = ending_of(options.epilogue, {"A": A, "B": B, "C": C}, accumulate)
     a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
+    c = replace(c, dtype=accumulate) if ending else c
     algorithm, shape, layers = options.algorithm, as_shape(options.shape), as_optional(options.layers, "layers", 1)
     width, on_device = as_optional(options.panel_width, "panel_width", 1), A.device != devices.HOST
     itemsize = on_device * max(A.dtype.itemsize, B.dtype.itemsize)
@@ -168,6 +172,7 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
         staged=reach.staged and mover != NCCL.name,
         compute=compute,
         triangle=options.triangle,
+        ending=ending,
         protect=as_protection(options.protect, on_device),
         machine=machine,
     )

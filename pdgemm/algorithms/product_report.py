@@ -22,7 +22,8 @@ def report_of(
     sharing: int,
 ) -> Report:
     """Return the report of a product.   moves : make the reports of its redistributions, which `recorder` counts."""
-    product = plan.product
+    product, ending = plan.product, plan.problem.ending
+    result = ending.dtype if ending else plan.problem.C.dtype
     return Report.of_run(
         recorder,
         [plan],
@@ -38,7 +39,8 @@ def report_of(
         layers=plan.shape[2],
         mnk=plan.mnk,
         dtype=str(product.accumulate),
-        result_dtype="" if plan.problem.C.dtype == product.accumulate else str(plan.problem.C.dtype),
+        epilogue=ending.text if ending else "",
+        result_dtype="" if result == product.accumulate else str(result),
         panels=product.panels,
         panel_width=product.widest,
         lookahead=product.lookahead,

@@ -23,6 +23,7 @@ from pdgemm.devices import cuda_ipc, cuda_nccl, generators, gpu_binding, grouped
 from pdgemm.devices.launch_errors import memory_errors
 from pdgemm.errors import DeviceError, DTypeError, OutOfMemoryError
 from pdgemm.grids.index_map import IndexMap
+from pdgemm.local.arrays.activations import Finish
 from pdgemm.local.arrays.device import Array, Combination, Pinned, Reach, address, on_cuda, register_device
 from pdgemm.local.arrays.dtypes import HALVES, TYPE
 from pdgemm.local.arrays.workspace import BufferCache
@@ -127,6 +128,10 @@ class Cuda:
     @_memory_errors
     def combine_within(self, how: Combination, target: Array, source: Array, within: Any) -> None:
         kernels.combine_within(how, target, source, within.ends, within.flipped)
+
+    @_memory_errors
+    def finish(self, how: Finish, C: Array, sums: Array) -> None:
+        kernels.finish(how, C, sums)
 
     @_memory_errors
     def generate(self, target: Array, rows: np.ndarray, cols: np.ndarray, f: Any) -> bool:

@@ -16,6 +16,7 @@ from cupy.cuda import runtime
 
 from pdgemm.errors import DTypeError
 from pdgemm.grids.index_map import IndexMap
+from pdgemm.local.arrays.activations import ACTIVATIONS, Finish
 from pdgemm.local.arrays.device import Array, Combination
 from pdgemm.local.arrays.dtypes import HALVES, TYPES, arithmetic
 
@@ -115,6 +116,18 @@ def pick(x: Array, rows: np.ndarray, cols: np.ndarray) -> Array:
     picked = cupy.empty((len(rows),), x.dtype)
     _pick_kernel()(x, *(cupy.asarray(where.astype(np.int64)) for where in (rows, cols)), picked, size=len(rows))
     return picked
+
+
+def finish(how: Finish, C: Array, sums: Array) -> None:
+    """Start C := f(scale S + bias) + residual in the current stream, in one launch."""
+    operands = {name: x for name, x in zip(how._fields[2:], how[2:]) if x is not None}
+    types = tuple((name, x.dtype if np.ndim(x) else sums.dtype) for name, x in operands.items())
+    arguments = [x if np.ndim(x) else sums.dtype.type(x) for x in operands.values()]
+    if how.aux is not None and not how.gradient:  # the last operand; the kernel writes it
+        arguments = [*arguments[:-1], C, arguments[-1]]
+    else:
+        arguments.append(C)
+    _finish_kernel(how.activation, how.gradient, types, sums.dtype, C.dtype)(sums, *arguments)
 
 
 _known: WeakKeyDictionary[IndexMap, tuple[Array, Array]] = WeakKeyDictionary()
@@ -224,21 +237,47 @@ def _operation(X: np.dtype, Y: np.dtype, form: _Form, x: str, y: str) -> str:
     if not {X.name, Y.name} <= set(_C_NAMES):
         raise DTypeError(f"{X} elements cannot be converted to {Y} on a GPU; its kernels support {', '.join(_C_NAMES)}")
     wide = _C_NAMES[_wide(X, Y).name]
-
-    def widened(element: str, dtype: np.dtype) -> str:
-        element = f"static_cast<float>({element})" if dtype in HALVES else element
-        element = f"{element}.real()" if dtype.kind == "c" and not wide.startswith("complex") else element
-        return f"static_cast<{wide}>({element})"
-
-    read = widened(x, X)
+    read = _widened(x, X, wide)
     if form.conjugates and X.kind == "c":
         read = f"conj({read})"
-    terms = [(form.alpha, read), (form.beta, widened(y, Y))]
+    terms = [(form.alpha, read), (form.beta, _widened(y, Y, wide))]
     value = " + ".join(z if number == "1" else f"{number} * {z}" for number, z in terms if number)
     value = value or f"static_cast<{wide}>(0)"
     if Y.kind != "c" and wide.startswith("complex"):
         value = f"({value}).real()"
     return f"{y} = static_cast<{_C_NAMES[Y.name]}>({value})"
+
+
+def _widened(element: str, dtype: np.dtype, wide: str) -> str:
+    """Return the C expression of an element in the type of the arithmetic."""
+    element = f"static_cast<float>({element})" if dtype in HALVES else element
+    element = f"{element}.real()" if dtype.kind == "c" and not wide.startswith("complex") else element
+    return f"static_cast<{wide}>({element})"
+
+
+@lru_cache(64)
+def _finish_kernel(
+    activation: str, gradient: bool, operands: tuple[tuple[str, np.dtype], ...], S: np.dtype, C: np.dtype
+) -> Any:
+    """Return the kernel of `finish`.   operands : the names and types of the operands that are present."""
+    types, wide = dict(operands), _C_NAMES[S.name]
+    f = ACTIVATIONS.get(activation)
+    value = {name: _widened(name, dtype, wide) for name, dtype in operands}
+    written = "aux" in types and not gradient
+    lines = ["R z = s"]
+    lines += [f"z = z * {value['scale']}"] if "scale" in types else []
+    lines += [f"z = z + {value['bias']}"] if "bias" in types else []
+    if gradient:
+        assert f is not None
+        lines += ["R product = z", f"z = {value['aux']}", f.slope_in_c, "z = z * product"]
+    else:
+        lines += [f"aux = static_cast<{_C_NAMES[types['aux'].name]}>(z)"] if written else []
+        lines += [f.in_c] if f else []
+    lines += [f"z = z + {value['residual']}"] if "residual" in types else []
+    lines.append(f"y = static_cast<{_C_NAMES[C.name]}>(z)")
+    read = [name for name in types if name != "aux" or gradient]
+    sources = ", ".join(["R s", *(f"{letter} {name}" for letter, name in zip("ABDE", read))])
+    return cupy.ElementwiseKernel(sources, "Y y, X aux" if written else "Y y", "; ".join(lines), "pdgemm_finish")
 
 
 @lru_cache(256)

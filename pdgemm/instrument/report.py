@@ -200,6 +200,7 @@ class Report(AlgorithmReport):
     mnk: tuple[int, int, int]
     compute: str = ""  # the type to which operands were rounded; empty if they were not rounded
     checks: CheckReport | None = None  # the checksums that the argument `protect` requests
+    epilogue: str = ""  # the formula of the epilogue
     result_dtype: str = ""  # the type of C, if products were accumulated in another type, `dtype`
 
     @property
@@ -211,7 +212,8 @@ class Report(AlgorithmReport):
     @property
     def formula(self) -> str:
         m, n, k = self.mnk
-        return f"C ({m} x {n}) := A ({m} x {k}) B"
+        product = f"A ({m} x {k}) B"
+        return f"C ({m} x {n}) := {f'{self.epilogue}, S = {product}' if self.epilogue else product}"
 
     @property
     def title(self) -> str:
@@ -240,7 +242,8 @@ class Report(AlgorithmReport):
 # fields of a report in a summary: first fields that are equal on all ranks, which a report may lack, then the others
 _ALIKE = (
     "algorithm", "inside", "grid", "layers", "mnk", "dtype", "mover", "panels", "panel_width", "lookahead", "threads",
-    "blas", "device", "ranks_per_device", "compute", "result_dtype", "predicted_seconds", "lower_bound_words",
+    "blas", "device", "ranks_per_device", "compute", "epilogue", "result_dtype", "predicted_seconds",
+    "lower_bound_words",
 )  # fmt: skip
 _SECONDS = tuple(f"{name}seconds" for name in ("", "compute_", "wait_", "sync_", "hidden_", "pack_", "move_"))
 _COUNTED = ("words_received", "words_read", "words_sent", "messages_received", "messages_sent")

@@ -17,7 +17,7 @@ from pdgemm.schedules.products import Product
 from pdgemm.schedules.products.product import on_ranks
 from pdgemm.support.json_input import decoded, jsonable
 
-Moves = tuple[tuple[Literal["A", "B", "C"], Exchange], ...]
+Moves = tuple[tuple[Literal["A", "B", "C", "scale", "bias", "residual"], Exchange], ...]
 Parts = tuple[Product, bool, Moves, Problem]  # the fields of a ProductPlan
 _NOT_ONE = "not a plan that was saved"
 _MOST_BLOCKS = 1 << 24  # blocks of a dimension: the figures of a plan take time and memory for each block

@@ -9,6 +9,7 @@ import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
+from pdgemm.planning.ending import Ending
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.schedules.mover_registry import AUTO, NCCL, RING, SHARED, by_messages, reads
 from pdgemm.schedules.products import reduction
@@ -70,6 +71,7 @@ class Problem:
     outside_node_memory: tuple[str, ...] = ()  # the operands among A and B that are not in node-shared memory
     ideal: bool = False  # each algorithm gets A, B and C on layouts that fit it, and nothing is redistributed
     triangle: TriangleName = ""  # the triangle of C that is computed, as in `Product`
+    ending: Ending | None = None  # the epilogue; C is then the matrix of the sums, in the type of accumulation
     protect: str = ""  # "detect" or "repair": C is compared with checksums
     machine: Machine = field(default_factory=Machine, repr=False)
     movers: tuple[str, ...] = field(default_factory=by_messages)

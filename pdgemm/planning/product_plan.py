@@ -99,7 +99,7 @@ class ProductPlan:
         """
         own = sum(layout.local_bytes(rank) for layout in self.arrangement.layouts) if self.problem.ideal else 0
         checks = self._check_bytes(rank) if self.problem.protect else 0
-        return self.product.extra_bytes(rank) + self._copied_bytes(rank) + own + checks
+        return self.product.extra_bytes(rank) + self._copied_bytes(rank) + own + checks + self._ending_bytes(rank)
 
     def _copied_bytes(self, rank: int | None) -> int:
         """Return the bytes of copies of A, B and C, and of the message buffers of their redistribution."""
@@ -110,6 +110,23 @@ class ProductPlan:
     def held_words(self, layout: Layout, rank: int | None) -> int:
         """Return the words of memory of a copy of A, B or C in this layout."""
         return self.product.held(*layout.local_shape(rank), layout.order, layout.dtype)
+
+    # ------------------------------------------------------------------ epilogue
+    @property
+    def sums(self) -> Layout | None:
+        """The layout of a matrix for the sums, where an epilogue needs them in a wider type than that of C."""
+        C, ending = self.problem.C, self.problem.ending
+        return C if ending and ending.dtype != C.dtype else None
+
+    @property
+    def repeated(self) -> dict[str, Layout]:
+        """The vectors that a rank repeats, once for each row (or column) of C's grid, before they are redistributed."""
+        ending = self.problem.ending
+        return {x.name: x.source for x in ending.moved if x.name != "residual"} if ending else {}
+
+    def _ending_bytes(self, rank: int | None) -> int:
+        sums = self.held_words(self.sums, rank) * self.sums.dtype.itemsize if self.sums else 0
+        return sums + sum(x.local_bytes(rank) for x in self.repeated.values())
 
     # ------------------------------------------------------------------ checksums
     def check_buffers(self, rank: int | None) -> Buffers:
@@ -264,7 +281,7 @@ class ProductPlan:
             seconds=self.seconds,
             cost=self.cost,
             chosen=chosen,
-            moves="".join(name for name, _ in self.moves),
+            moves="".join(name for name, _ in self.moves if name in ("A", "B", "C")),
             inside=self.inside,
             verdict=verdict,
         )
@@ -308,7 +325,8 @@ def with_moves(arrangement: Arrangement, problem: Problem, spare: int | None = N
     moves = []
     for name, x, to in _moved(arrangement, problem):
         copies_only = problem.beta_is_zero and not problem.triangle if name == "C" else True
-        shared = problem.shared and not problem.nodes and name not in problem.outside_node_memory
+        shared = name in ("A", "B", "C") and name not in problem.outside_node_memory
+        shared = shared and problem.shared and not problem.nodes
         least = 0 if spare is None else plan_exchange(x, to, size, copies_only, 0, shared, *there).extra_bytes(None)
         limit = None if spare is None else least + spare
         moves.append((name, plan_exchange(x, to, size, copies_only, limit, shared, *there)))
@@ -320,4 +338,5 @@ def _moved(arrangement: Arrangement, problem: Problem) -> list[tuple[str, Layout
     if problem.ideal:
         return []
     (A, B, C), (a, b, c) = problem.layouts, arrangement.layouts
-    return [(name, x, to) for name, x, to in (("A", A, a), ("B", B, b), ("C", c, C)) if not x.same_owners(to)]
+    moved = [(name, x, to) for name, x, to in (("A", A, a), ("B", B, b), ("C", c, C)) if not x.same_owners(to)]
+    return moved + [(x.name, x.source, x.target) for x in (problem.ending.moved if problem.ending else ())]

@@ -1,4 +1,4 @@
-"""What the suite catches: 193 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 198 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -274,9 +274,41 @@ MUTANTS = [
         (f"4 {D}test_device.py {D}test_planted_races.py",),
     ),
     Mutant(
-        "gemm: a product of transposes is stored by rows", "pdgemm/gemm.py",
+        "gemm: a product of transposes is stored by rows", "pdgemm/algorithms/product_options.py",
         'order: Order = "F" if all(', 'order: Order = "C" if all(',
         (f"4 {R}matrix/test_views.py {R}algorithms/test_summa.py {R}matrix/test_matrix.py",),
+    ),
+    Mutant(
+        "epilogue: it is applied before the last sum", "pdgemm/algorithms/prepared.py",
+        "        self._multiplied(beta, start, progress, agreed)\n        return self._end.end()",
+        "        result = self._end.end()\n        self._multiplied(beta, start, progress, agreed)\n"
+        "        return result",
+        (f"4 {R}algorithms/test_epilogue.py",),
+    ),
+    Mutant(
+        "epilogue: it is applied once for each layer", "pdgemm/algorithms/epilogue.py",
+        "            self._finish(C.stored, self.sums.stored)",
+        "            for _ in range(report().layers):\n                self._finish(C.stored, self.sums.stored)",
+        (f"4 {R}algorithms/test_epilogue.py",),
+    ),
+    Mutant(
+        "epilogue: sums are rounded to the type of C first", "pdgemm/planning/product_plan.py",
+        "return C if ending and ending.dtype != C.dtype else None", "return None",
+        (f"4 {R}algorithms/test_epilogue.py",),
+    ),
+    Mutant(
+        "epilogue: what the activation takes is kept after it", "pdgemm/local/arrays/activations.py",
+        "            if self.aux is not None:\n                np.copyto(self.aux, z, casting=\"unsafe\")\n"
+        "            z = f.value(z) if f else z\n",
+        "            z = f.value(z) if f else z\n"
+        "            if self.aux is not None:\n                np.copyto(self.aux, z, casting=\"unsafe\")\n",
+        (f"4 {R}algorithms/test_epilogue.py",),
+    ),
+    Mutant(
+        "epilogue: every row of the grid gets the bias of the first one's columns", "pdgemm/planning/ending.py",
+        "Distribution(BlockCyclic.even(copies, copies), C.distribution.cols)",
+        "Distribution(BlockCyclic.even(copies, copies), x.distribution.cols.over(C.distribution.cols.parts))",
+        (f"4 {R}algorithms/test_epilogue.py",),
     ),
     Mutant(
         "batched: items as large as a chunk have no room", "pdgemm/batched.py",

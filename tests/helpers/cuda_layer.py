@@ -42,6 +42,33 @@ class CudaLayer:
             if can_convert(np.dtype(source), target):
                 combined(cuda, np.dtype(source), target)
 
+    @pytest.mark.parametrize("sums", ["float32", "float64", "complex64", "complex128"])
+    def test_epilogues(self, cuda: Any, sums: str) -> None:
+        """One launch does what the host does, of rows and of columns, in place and into narrower types."""
+        from pdgemm.local.arrays.activations import ACTIVATIONS, Finish
+
+        rng, real = np.random.default_rng(0), np.dtype(sums).kind != "c"
+        some = [None, 2.0, *(rng.normal(size=shape).astype("float32") for shape in ((1, 9), (7, 1)))]
+        for number, f in enumerate(["", *(ACTIVATIONS if real else "")] * 4):
+            gradient, order = bool(f) and number % 3 == 0, "CF"[number % 2]
+            s, residual = (rng.normal(size=(7, 9)).astype(dtype) for dtype in (sums, "float16"))
+            aux = rng.normal(size=(7, 9)).astype("float32" if real else sums)
+            operands = [some[number % 4], None if gradient else some[(number // 2) % 4], [None, residual][number % 2]]
+            operands.append(aux if gradient or number % 2 else None)
+            target = sums if number % 4 else "float16" if real else "complex64"
+            c: np.ndarray = np.empty((7, 9), target)
+            there = [cuda.to_device(x, order) if np.ndim(x) else x for x in operands]
+            S = cuda.to_device(s, order)
+            C = S if number % 4 == 1 else cuda.to_device(c, order)
+            Finish(f, gradient, *operands)(c, s)
+            Finish(f, gradient, *there)(C, S)
+            eps = (
+                4e-3 if target == "float16" else 3e-6 if np.dtype(sums).itemsize < 16 or target == "complex64" else 3e-7
+            )
+            assert np.allclose(cuda.to_host(C).astype(c.dtype), c, rtol=eps, atol=eps)
+            if operands[3] is not None:
+                assert np.allclose(cuda.to_host(there[3]), aux, rtol=3e-6, atol=3e-6)
+
     @pytest.mark.parametrize("dtype", ["float64", "complex64", "complex128"])
     def test_infinity_times_one(self, cuda: Any, dtype: str) -> None:
         """No factor 1 + 0i makes a NaN of an infinity, as on the host; nor is C read where beta is 0."""

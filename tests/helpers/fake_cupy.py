@@ -34,6 +34,7 @@ import pytest
 from fake_cusolver import Cusolver
 from fake_device import FakeArray, solve_triangular
 from mpi4py import MPI
+from scipy.special import erfc
 
 BLOCK = 1 << 20  # bytes that the pool asks of the runtime, at least
 GRAIN = 512  # bytes that it gives out, at least
@@ -668,19 +669,21 @@ class ElementwiseKernel:
             "cast": _cast,
             "conj": np.conj,
             "where": np.where,
-            "sqrt": np.sqrt,
-            "R": args[-1].dtype.type,
+            **{name: getattr(np, name) for name in ("sqrt", "exp", "tanh")},
+            "erfc": erfc,
         }
         names["__double_as_longlong"] = lambda x: x.view(np.int64)
         names["__longlong_as_double"] = lambda x: x.view(np.float64)
         assert len(args) == len(self._in) + len(self._out)
         for (kind, name), x in zip(self._in + self._out, args):
             declared = kind.removeprefix("raw ")
+            names[declared] = x.dtype.type
             if len(declared) > 1:  # not a letter for any type
                 assert np.dtype(declared) == x.dtype, f"{name} is {x.dtype}, declared as {kind}"
             names[name] = x.x.view() if isinstance(x, FakeArray) else x
-        (kind, name), target = self._out[0], args[-1]
-        for x in (x for x in args[:-1] if isinstance(x, FakeArray)):
+        targets = args[len(self._in) :]
+        (kind, _), target = self._out[0], targets[0]
+        for x in (x for x in args[: len(self._in)] if isinstance(x, FakeArray)):
             self._gpu.passed(target.data.ptr, x.data.ptr, target.nbytes)
         if size is None:
             steps = [s for n, s in zip(target.shape, target.strides) if n > 1]
@@ -691,9 +694,10 @@ class ElementwiseKernel:
         with np.errstate(all="ignore"):
             exec(self._operation, names)
             if size is None:
-                assert names[name].dtype == target.dtype
-                assert names[name].shape in (target.shape, ()), "a kernel that broadcasts its result"
-                target.x[...] = names[name]
+                for (_, name), target in zip(self._out, targets):
+                    assert names[name].dtype == target.dtype
+                    assert names[name].shape in (target.shape, ()), "a kernel that broadcasts its result"
+                    target.x[...] = names[name]
 
 
 def _cast(name: str, x: Any) -> np.ndarray:
@@ -705,7 +709,7 @@ def _in_python(operation: str) -> str:
     for statement in operation.split("; "):
         text = re.sub(r"static_cast<(complex<\w+>|[\w ]+)>\(", r'cast("\1", ', statement).replace(".real()", ".real")
         text = re.sub(r"\bfrom\b", "origin", text).replace("[] =", " =").replace("{", "(").replace("}", ")")
-        text = re.sub(r"\b(0x[0-9A-F]+)ULL\b", r"\1", re.sub(r"^(unsigned long long|long long|double) ", "", text))
+        text = re.sub(r"\b(0x[0-9A-F]+)ULL\b", r"\1", re.sub(r"^(unsigned long long|long long|double|R) ", "", text))
         text = re.sub(r"^if \((.+?)\) (\S+) = (.+)", r"\2 = where(\1, \3, \2)", text)
         if text.startswith("ptrdiff_t "):
             text = text.removeprefix("ptrdiff_t ").replace(" / ", " // ")

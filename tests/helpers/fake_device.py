@@ -31,6 +31,7 @@ from pdgemm.errors import DeviceError
 from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.activations import Finish
 from pdgemm.local.arrays.device import Pinned, Reach
 from pdgemm.local.arrays.dtypes import arithmetic
 from pdgemm.local.arrays.element_functions import KnownFunction, fill
@@ -534,6 +535,13 @@ class FakeDevice:
             np.copyto(target.x, value, where=inside)
 
         self._launch("within", [source] * (how.alpha != 0) + [target], (target,), lambda: _quietly(act))
+
+    def finish(self, how: Finish, C: FakeArray, sums: FakeArray) -> None:
+        arrays = [x for x in how[2:] if isinstance(x, FakeArray)]
+        operands = [x.x if isinstance(x, FakeArray) else x for x in how[2:]]
+        written = [how.aux] if how.aux is not None and not how.gradient else []
+        act = lambda: _quietly(Finish(how.activation, how.gradient, *operands), C.x, sums.x)  # noqa: E731
+        self._launch("finish", [sums, *(x for x in arrays if x is not (written or [None])[0])], (C, *written), act)
 
     def generate(self, target: FakeArray, rows: np.ndarray, cols: np.ndarray, f: Any) -> bool:
         if not isinstance(f, KnownFunction):

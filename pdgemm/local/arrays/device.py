@@ -172,6 +172,9 @@ class Device(Protocol):
     def combine_within(self, how: Combination, target: Array, source: Array, within: Any) -> None:
         """Combine, as `combine`, the elements of both arrays in a triangle, a `staircase.Staircase`."""
 
+    def finish(self, how: Any, C: Array, sums: Array) -> None:
+        """Apply an `activations.Finish` to sums."""
+
     def generate(self, target: Array, rows: np.ndarray, cols: np.ndarray, f: Any) -> bool:
         """Set target[l, h] := f(rows[l], cols[h]), with the bits of the host; return False, and nothing, if it cannot.
 

@@ -1,0 +1,240 @@
+"""Epilogues: what a product ends in, checked as a caller passes it, and applied once, after the last sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, get_args
+
+import numpy as np
+
+from pdgemm.algorithms.plan_workspace import Workspace
+from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
+from pdgemm.instrument.spans import timed
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.activations import Finish
+from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.dtypes import RESULTS, kind_rank
+from pdgemm.local.arrays.elementwise import CONVERT
+from pdgemm.local.arrays.integers import as_name
+from pdgemm.matrix.argument_checks import as_scalar, check_dtype, check_matrices, check_result, shape_of
+from pdgemm.matrix.array_functions import part_of_broadcast
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import Activation
+from pdgemm.planning.ending import Ending, EpilogueOperand, OperandName, vector_operand
+from pdgemm.planning.product_plan import ProductPlan
+from pdgemm.support.agreement import described_elements
+
+Vector = DistMatrix | np.ndarray
+_VECTORS: tuple[OperandName, ...] = ("scale", "bias")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Epilogue:
+    """What a product ends in, with S = alpha op(A) op(B) + beta C:
+
+        C := f(scale S + bias) + residual                  aux := scale S + bias
+        C := (scale S) f'(aux) + residual                  gradient=True: the derivative of the first form by S
+
+    scale : a number, or a vector: a number for each column, (n,) or (1, n), or for each row, (m, 1).
+    bias : a vector or a number.  A vector is an array that is equal on all ranks, or a DistMatrix of one row or one
+        column, of any layout over the ranks of C.
+    activation : f, elementwise: "relu", "gelu" (z Phi(z), Phi the normal distribution), "gelu_tanh" (its approximation,
+        as in cuBLASLt) or "silu" (z / (1 + exp(-z))).  None: the identity.
+    residual : DistMatrix (m, n) of any layout over the ranks of C, which shares no memory with C.
+    aux : DistMatrix (m, n) in the layout of C: receives what f is applied to; with `gradient` it is read.
+
+    It is computed in the type of accumulation, once, after the last sum, and then rounded to the type of C; `beta C` is
+    part of the sums.  Real and complex products; an activation needs a real one.  Operands may be of any real type, or
+    of a complex one if C is.
+
+    Cost: one pass over C on each rank; a distributed vector sends n words to each row of the grid (m to each column);
+    a residual in another layout is redistributed.  Where C is narrower than its sums, mn/P words of memory for them.
+    Error: that of the product, times |f'| <= 1.13, and some units in the last place of the type of accumulation.
+
+        hidden = Epilogue(bias=b, activation="gelu", aux=Z)
+        Y = pdgemm(1, X, W1, epilogue=hidden)                                  # Z = X W1 + b, Y = gelu(Z)
+        dZ = pdgemm(1, dO, W2, transb="T", epilogue=hidden.backward())         # dZ = (dO W2^T) gelu'(Z)
+        db = dZ.sum(axis=0)
+    """
+
+    bias: Vector | complex | None = None
+    activation: Activation | None = None
+    residual: DistMatrix | None = None
+    scale: Vector | complex | None = None
+    aux: DistMatrix | None = None
+    gradient: bool = False
+
+    def backward(self) -> Epilogue:
+        """Return the epilogue of the product that computes the gradient by S / scale from the gradient by f.
+
+        Raises ArgumentError where there is no `aux`, or where this is the epilogue of a gradient.
+        """
+        if self.aux is None or self.activation is None or self.gradient:
+            raise ArgumentError("backward() is for an epilogue with an activation and aux, to which it was applied")
+        return Epilogue(activation=self.activation, aux=self.aux, gradient=True)
+
+    @property
+    def operands(self) -> dict[str, DistMatrix]:
+        """The operands that are distributed, by name."""
+        fields = {name: getattr(self, name) for name in ("scale", "bias", "residual", "aux")}
+        return {name: x for name, x in fields.items() if isinstance(x, DistMatrix)}
+
+    @property
+    def text(self) -> str:
+        """The formula, for reports."""
+        product = "S" if self.scale is None else "scale S"
+        if self.gradient:
+            value = f"({product}) {self.activation}'(aux)"
+        else:
+            value = product if self.bias is None else f"{product} + bias"
+            value = f"{self.activation}({value})" if self.activation else value
+        return value if self.residual is None else f"{value} + residual"
+
+    def described(self) -> str:
+        """Return the values that must be equal on all ranks, as text."""
+        values = [getattr(self, name) for name in _VECTORS]
+        arrays = [described_elements(np.asarray(x)) for x in values if not isinstance(x, DistMatrix | None)]
+        return f"epilogue {self.text}, {self.aux is not None}, {arrays}"
+
+
+def ending_of(epilogue: Any, matrices: dict[str, DistMatrix], accumulate: np.dtype) -> Ending | None:
+    """Return what a plan knows of an epilogue, after checking it; None where there is none.  Local.
+
+    matrices : A, B and C.
+    """
+    if epilogue is None:
+        return None
+    if not isinstance(epilogue, Epilogue):
+        raise ArgumentError(f"epilogue must be an Epilogue, got {type(epilogue).__name__}")
+    C, grid = matrices["C"], matrices["A"].grid
+    _check(epilogue, matrices, accumulate)
+    there, operands = C.layout_in(grid), list[EpilogueOperand]()
+    for name in _VECTORS:
+        x = getattr(epilogue, name)
+        if isinstance(x, DistMatrix):
+            operands.append(vector_operand(name, x.layout_in(grid), there))
+        elif x is not None:
+            _check_array(name, x, C)
+    if epilogue.residual is not None:
+        here = epilogue.residual.layout_in(grid)
+        operands.append(EpilogueOperand("residual", here, replace(there, dtype=here.dtype)))
+    if epilogue.aux is not None and not epilogue.aux.layout_in(grid).same_owners(there):
+        raise LayoutError(f"aux is {epilogue.aux.layout_in(grid)}, C is {there}: aux has the layout of C")
+    return Ending(C.dtype, epilogue.text, tuple(operands))
+
+
+def _check(epilogue: Epilogue, matrices: dict[str, DistMatrix], accumulate: np.dtype) -> None:
+    """Raise where the operands do not fit C, each other, or the type of the sums."""
+    C = matrices["C"]
+    if kind_rank(accumulate) == 0:
+        raise DTypeError(f"an epilogue is for real and complex products; these sums are {accumulate}")
+    if epilogue.activation is not None:
+        as_name(epilogue.activation, "activation", get_args(Activation))
+        if kind_rank(accumulate) == 2:
+            raise DTypeError(f"activation {epilogue.activation!r} is for real products; these sums are {accumulate}")
+    if epilogue.gradient and (epilogue.aux is None or not epilogue.activation or epilogue.bias is not None):
+        raise ArgumentError("gradient=True needs an activation and aux, and takes no bias, which is part of aux")
+    for name in ("residual", "aux"):
+        if not isinstance(getattr(epilogue, name), DistMatrix | None):
+            check_matrices(**{name: getattr(epilogue, name)})
+    for name, x in epilogue.operands.items():
+        check_matrices(**{name: x})
+        wanted = [C.shape] if name in ("residual", "aux") else [(1, C.shape[1]), (C.shape[0], 1)]
+        if x.shape not in wanted:
+            raise LayoutError(
+                f"{name} is {shape_of(x)} on a {x.grid} grid, C is {shape_of(C)} on a {C.grid} grid: {name} is "
+                + " or ".join(f"{m} x {n}" for m, n in wanted)
+            )
+        if x.device != C.device:
+            raise DeviceError(f"{name} is on {x.device}, C on {C.device}: copy it with to_device")
+        if x.conjugated:
+            raise ArgumentError(f"{name} is the conjugate of another matrix: pass a copy")
+        check_dtype(name, x, RESULTS)
+        if kind_rank(x.dtype) > kind_rank(C.dtype):
+            raise DTypeError(f"{name} is {x.dtype}, which a result of {C.dtype} cannot hold")
+    check_result("C", C, epilogue.operands)
+    if epilogue.aux is not None and not epilogue.gradient:
+        check_result("aux", epilogue.aux, matrices | {x: y for x, y in epilogue.operands.items() if x != "aux"})
+
+
+def _check_array(name: str, x: Any, C: DistMatrix) -> None:
+    """Raise where a number or an array cannot be a vector beside C."""
+    if np.ndim(x) == 0:
+        as_scalar(x, C.dtype, name)
+        return
+    if not isinstance(x, np.ndarray):
+        raise DTypeError(f"{name} is a number, an array or a DistMatrix, got {type(x).__name__}")
+    (m, n), shape = C.shape, x.shape
+    if shape not in ((n,), (1, n), (m, 1)):
+        raise LayoutError(f"{name} has the shape {shape}, C is {m} x {n}: {name} is of ({n},), (1, {n}) or ({m}, 1)")
+    if x.dtype.kind not in "biufcV" or kind_rank(x.dtype) > kind_rank(C.dtype):
+        raise DTypeError(f"{name} is {x.dtype}, which a result of {C.dtype} cannot hold")
+
+
+class EpilogueRun:
+    """An epilogue with its buffers, to be applied any number of times.  Local.
+
+    sums : the matrix of the sums S, which the product overwrites: C itself where C has the type of accumulation.
+    sources : the operands that the plan redistributes, as this rank sends them.
+    """
+
+    def __init__(self, epilogue: Epilogue, plan: ProductPlan, C: DistMatrix, workspace: Workspace) -> None:
+        self._epilogue, self._C, self._workspace = epilogue, C, workspace
+        buffer = workspace.sums
+        self.sums = C if buffer is None else type(C)(buffer, C.grid, C.distribution, C.order)
+        assert plan.problem.ending is not None
+        moved = [x.name for x in plan.problem.ending.moved]  # in one order on all ranks
+        values = {name: self._operand(name, name in moved) for name in ("scale", "bias", "residual")}
+        aux = None if epilogue.aux is None else epilogue.aux.stored
+        self._finish = Finish(epilogue.activation or "", epilogue.gradient, **values, aux=aux)
+        self.sources: dict[str, Array] = {name: self._source(name) for name in moved}
+
+    def _operand(self, name: str, moved: bool) -> Any:
+        """Return an operand of this rank's part of C."""
+        x, C = getattr(self._epilogue, name), self._C
+        if moved:
+            return self._workspace.copies[name]
+        if isinstance(x, DistMatrix):
+            return x.stored
+        if not np.ndim(x):
+            return None if x is None else as_scalar(x, C.dtype, name)
+        part, device = part_of_broadcast(x, *C.indices()), devices.of(C.stored)
+        return device.to_device(part, "C") if device else part
+
+    def _source(self, name: str) -> Array:
+        """Return what this rank sends of an operand: the residual itself, or copies of its part of a vector."""
+        return self._workspace.repeated.get(name, getattr(self._epilogue, name).stored)
+
+    def begin(self, beta: Any) -> None:
+        """Set the sums to C where they are not C and are read, and repeat the vectors that this rank sends."""
+        if self.sums is not self._C and beta != 0:
+            CONVERT(self.sums.stored, self._C.stored)
+        for name, copies in self._workspace.repeated.items():
+            x = self._epilogue.operands[name]
+            row, copies = (x.stored, copies) if x.shape == (1, self._C.shape[1]) else (x.stored.T, copies.T)
+            for at in range(copies.shape[0]) if copies.size else ():
+                CONVERT(copies[at : at + 1], row)
+
+    def end(self) -> DistMatrix:
+        """Assign C, after the last sum, and add the seconds to its report."""
+        C, report, start = self._C, self.sums._report, perf_counter()
+        with np.errstate(all="ignore"), timed("epilogue"):
+            self._finish(C.stored, self.sums.stored)
+            if device := devices.of(C.stored):
+                device.current_stream().synchronize()
+        seconds = perf_counter() - start
+        C.report = _later(report, seconds)
+        return C
+
+
+def _later(report: Callable[[], Any], seconds: float) -> Callable[[], Any]:
+    """Return the report of a product with the seconds of its epilogue."""
+
+    def changed() -> Any:
+        product = report()
+        computing = product.compute_seconds + seconds
+        return product.changed(seconds=product.seconds + seconds, compute_seconds=computing)
+
+    return changed

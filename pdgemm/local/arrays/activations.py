@@ -1,0 +1,135 @@
+"""What a product ends in: scale, bias, activation and residual, applied to its sums on the host in tiles in cache.
+
+The activations are those of cuBLASLt's and PyTorch's epilogues: relu; gelu, z Phi(z) with the normal distribution Phi,
+and its approximation gelu_tanh (Hendrycks & Gimpel, arXiv:1606.08415, 2016); silu, z / (1 + exp(-z)) (Elfwing, Uchibe &
+Doya, Neural Networks 107, 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import pi, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import erfc, expit
+
+from pdgemm.local.arrays.device import Array, of
+from pdgemm.local.arrays.element_functions import tiles
+
+_TILE = 1 << 14  # elements of a tile; it and its temporaries stay in cache
+_ROOT_HALF, _ROOT_2_PI, _CUBIC = sqrt(0.5), sqrt(2 * pi), 0.044715
+_TANH = 2 / _ROOT_2_PI
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function f of real numbers z.  Where z is NaN, f and f' are NaN.
+
+    value, derivative : f and f' of an array.   in_c, slope_in_c : statements of a GPU kernel, z := f(z) and z := f'(z),
+        in which R is the type of z.
+    """
+
+    value: Callable[[np.ndarray], np.ndarray]
+    derivative: Callable[[np.ndarray], np.ndarray]
+    in_c: str
+    slope_in_c: str
+
+
+def _tanh_slope(z: np.ndarray) -> np.ndarray:
+    t = np.tanh(_TANH * z * (1 + _CUBIC * z * z))
+    return (1 + t) / 2 + z / 2 * (1 - t * t) * _TANH * (1 + 3 * _CUBIC * z * z)
+
+
+ACTIVATIONS = {
+    "relu": Activation(
+        lambda z: np.maximum(z, 0),
+        lambda z: np.heaviside(z, 0),
+        "if (z < 0) z = R(0)",
+        "if (z > 0) z = R(1); if (z <= 0) z = R(0)",
+    ),
+    "gelu": Activation(
+        lambda z: z * erfc(z * -_ROOT_HALF) / 2,
+        lambda z: erfc(z * -_ROOT_HALF) / 2 + z * np.exp(z * z / -2) / _ROOT_2_PI,
+        f"z = z * erfc(z * R({-_ROOT_HALF!r})) * R(0.5)",
+        f"z = erfc(z * R({-_ROOT_HALF!r})) * R(0.5) + z * exp(z * z * R(-0.5)) * R({1 / _ROOT_2_PI!r})",
+    ),
+    "gelu_tanh": Activation(
+        lambda z: z * (1 + np.tanh(_TANH * z * (1 + _CUBIC * z * z))) / 2,
+        _tanh_slope,
+        f"z = z * (R(1) + tanh(z * (R(1) + z * z * R({_CUBIC!r})) * R({_TANH!r}))) * R(0.5)",
+        f"R t = tanh(z * (R(1) + z * z * R({_CUBIC!r})) * R({_TANH!r})); "
+        f"z = (R(1) + t + z * (R(1) - t * t) * (R(1) + z * z * R({3 * _CUBIC!r})) * R({_TANH!r})) * R(0.5)",
+    ),
+    "silu": Activation(
+        lambda z: z * expit(z),
+        lambda z: expit(z) * (1 + z * expit(-z)),
+        "z = z / (R(1) + exp(-z))",
+        "R t = R(1) / (R(1) + exp(-z)); z = t * (R(1) + z * (R(1) - t))",
+    ),
+}
+
+
+class Finish(NamedTuple):
+    """The operation C := f(scale S + bias) + residual, or, for gradients, C := scale S f'(aux) + residual.  Local.
+
+    activation : a name of ACTIVATIONS; "": f is the identity.
+    scale, bias, residual : numbers, or arrays that are broadcast to the shape of C; None: left out.
+    aux : an array of the shape of C: it gets scale S + bias; of gradients, it is read.
+    """
+
+    activation: str = ""
+    gradient: bool = False
+    scale: Any = None
+    bias: Any = None
+    residual: Array | None = None
+    aux: Array | None = None
+
+    @property
+    def T(self) -> Finish:
+        """The operation on transposed arrays."""
+        operands: tuple[Any, ...] = self[2:]
+        return Finish(self.activation, self.gradient, *(x.T if np.ndim(x) else x for x in operands))
+
+    def __call__(self, C: Array, sums: Array) -> None:
+        """Apply the operation to sums S, in their type, and round the result to the type of C; C may be S."""
+        if not C.size:
+            return
+        if C.strides[0] < C.strides[1]:
+            self.T(C.T, sums.T)
+        elif device := of(C):
+            device.finish(self, C, sums)
+        else:
+            for rows, cols in tiles(C.shape[0], C.shape[1], _TILE):
+                operands = [_part(x, rows, cols) for x in self[2:]]
+                self._replace(**dict(zip(self._fields[2:], operands)))._tile(C[rows, cols], sums[rows, cols])
+
+    def _tile(self, C: np.ndarray, z: np.ndarray) -> None:
+        """Apply the operation to one tile, in temporaries of its size."""
+        f, dtype = ACTIVATIONS.get(self.activation), z.dtype
+        if self.scale is not None:
+            z = z * _in(dtype, self.scale)
+        if self.bias is not None:
+            z = z + _in(dtype, self.bias)
+        if self.gradient:
+            assert f is not None and self.aux is not None
+            z = z * f.derivative(_in(dtype, self.aux))
+        else:
+            if self.aux is not None:
+                np.copyto(self.aux, z, casting="unsafe")
+            z = f.value(z) if f else z
+        if self.residual is not None:
+            z = z + _in(dtype, self.residual)
+        np.copyto(C, z, casting="unsafe")
+
+
+def _part(x: Any, rows: slice, cols: slice) -> Any:
+    """Return the part of an operand in a tile; a dimension of length 1 is broadcast."""
+    if np.ndim(x) == 0:
+        return x
+    return x[rows if len(x) > 1 else slice(None), cols if x.shape[1] > 1 else slice(None)]
+
+
+def _in(dtype: np.dtype, x: Any) -> Any:
+    return x.astype(dtype, copy=False) if np.ndim(x) else x

@@ -1,0 +1,63 @@
+"""What a product ends in, as its plan knows it: the layouts of the operands of an epilogue, and what they move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.layout import Layout
+
+OperandName = Literal["scale", "bias", "residual"]
+
+
+class EpilogueOperand(NamedTuple):
+    """An operand that is a matrix, its layout, and the layout in which it meets C."""
+
+    name: OperandName
+    source: Layout
+    target: Layout
+
+    @property
+    def stays(self) -> bool:
+        return self.source.same_owners(self.target)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The epilogue of a product whose sums S have the layout of C and the type of accumulation.
+
+    dtype    : the type of C.
+    text     : the formula.
+    operands : the scale, the bias and the residual that are distributed.
+    """
+
+    dtype: np.dtype
+    text: str
+    operands: tuple[EpilogueOperand, ...] = ()
+
+    def __str__(self) -> str:
+        operands = "".join(f"; {x.name} is {x.source}" for x in self.operands)
+        return f"{self.text} of {self.dtype}{operands}"
+
+    @property
+    def moved(self) -> list[EpilogueOperand]:
+        """The operands that are redistributed before the product."""
+        return [x for x in self.operands if not x.stays]
+
+
+def vector_operand(name: OperandName, x: Layout, C: Layout) -> EpilogueOperand:
+    """Return x, 1 x n (or m x 1), as an operand of C, m x n: each row of the grid of C gets its columns of x.
+
+    The source is x repeated, once for each row of the grid, on the ranks that hold it; so the exchange sends each
+    element once to each row of the grid.
+    """
+    if x.distribution.shape != (1, C.distribution.shape[1]):
+        return EpilogueOperand(name, *(y.T for y in vector_operand(name, x.T, C.T)[1:]))
+    row, (copies, _) = x.distribution.rows, C.distribution.grid_shape
+    repeated = BlockCyclic(copies, copies, row.parts, int(row.owner(0)))
+    source = replace(x, distribution=Distribution(repeated, x.distribution.cols), order="C")
+    one_each = Distribution(BlockCyclic.even(copies, copies), C.distribution.cols)
+    return EpilogueOperand(name, source, replace(source, distribution=one_each, rank_map=C.rank_map))
