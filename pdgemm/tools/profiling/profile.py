@@ -22,7 +22,8 @@ from pdgemm.support.json_input import Count, Figure, Seconds, Size, decoded
 from pdgemm.support.text import counted
 
 PHASES = ("plan", "product", "wait", "sync", "pack", "post")  # of a product, on the host or in a stream
-OUTSIDE = ("read", "write", "moved", "batch")  # outside products: files, redistributions, small products in batches
+# outside products: files, redistributions, small products in batches, what follows the last sum of a product
+OUTSIDE = ("read", "write", "moved", "batch", "epilogue")
 TRAINING = (*PASSES, "reduce", "optimizer")  # of a step of training
 LARGE = 1 << 16  # least bytes of a message that shows the bandwidth
 REPORTED = {"product": "compute_seconds", "pack": "pack_seconds"}  # not waits, in which a report includes sync
