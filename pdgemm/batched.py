@@ -68,6 +68,21 @@ def matmul_batched(
     if not isinstance(A, Batch):  # without a Batch the ranks have no communicator to agree over
         raise DTypeError(f"A is a Batch, got {type(A).__name__}")
     with together(A.comm, check) as description:
+        product = BatchProduct(A, B, C, alpha, beta, transa, transb, accumulate_dtype)
+        description += ["matmul_batched", *product.description]
+    return product(start)
+
+
+class BatchProduct:
+    """A product of batches whose arguments are checked, and whose C and workspace are allocated.  Local.
+
+    Arguments are those of `matmul_batched`, whose errors it raises, on this rank alone.
+    description : texts that are the same on all ranks.
+    """
+
+    def __init__(
+        self, A: Batch, B: Any, C: Any, alpha: Any, beta: Any, transa: str, transb: str, accumulate_dtype: Any
+    ) -> None:
         for name, x in (("A", A), ("B", B), ("C", C)):
             if x is not None or name == "B":
                 _check_batch(name, x, A)
@@ -85,32 +100,36 @@ def matmul_batched(
         accumulate, _ = accumulation(A.dtype, B.dtype, C.dtype, accumulate_dtype)
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
         flops = gemm_flops(1, 1, 1, accumulate.kind == "c") * mnk.prod(axis=0) * (alpha != 0)
-        description += [f"matmul_batched of {len(C)} items, {flops.sum()} flops", transa.upper(), transb.upper()]
-        description += [f"alpha={alpha}", f"beta={beta}", A.dtype, B.dtype, C.dtype, accumulate]
+        self.A, self.B, self.C, self.flops = left, right, C, flops
+        self.description = [f"{len(C)} items, {flops.sum()} flops", transa.upper(), transb.upper(), f"alpha={alpha}"]
+        self.description += [f"beta={beta}", A.dtype, B.dtype, C.dtype, accumulate]
         conjugate = (conjugate_a, conjugate_b)
-        multiply: Callable[[Any, Any, Any], None]
+        self._multiply: Callable[[Any, Any, Any], None]
         if C.device:
-            multiply = _OnDevice(alpha, beta, _factors(accumulate, mnk[2, own]), conjugate)
+            self._multiply = _OnDevice(alpha, beta, _factors(accumulate, mnk[2, own]), conjugate)
         else:
-            multiply = _Multiply(alpha, beta, (A.dtype, B.dtype, C.dtype), accumulate, conjugate, mnk[:, own])
-    assert C is not None  # otherwise the check above has raised an exception
-    with timed("batch"):
-        if not any(isinstance(x.items, list) for x in (A, B, C)):
-            multiply(left.items, right.items, C.items)
-        elif isinstance(multiply, _OnDevice):
-            multiply.each(left.items, right.items, C.items)
-        else:
-            for a, b, c in zip(left.items, right.items, C.items):
-                multiply(a[None], b[None], c[None])
-        if C.device:
-            C.device.current_stream().synchronize()
-    load = np.zeros(A.comm.size, np.int64)
-    np.add.at(load, A.owner, flops)
-    imbalance = float(load.max() / load.mean()) if load.any() else 1.0
-    C.report = BatchReport(len(C), int(load.sum()), int(load[A.comm.rank]), perf_counter() - start, imbalance)
-    if LOG.isEnabledFor(INFO) and not A.comm.rank:
-        LOG.info("%s", C.report)
-    return C
+            self._multiply = _Multiply(alpha, beta, (A.dtype, B.dtype, C.dtype), accumulate, conjugate, mnk[:, own])
+
+    def __call__(self, start: float) -> Batch:
+        """Compute C, set its report, and return C.   start : the time at which the call began."""
+        A, B, C, multiply = self.A.items, self.B.items, self.C, self._multiply
+        with timed("batch"):
+            if not any(isinstance(x, list) for x in (A, B, C.items)):
+                multiply(A, B, C.items)
+            elif isinstance(multiply, _OnDevice):
+                multiply.each(A, B, C.items)
+            else:
+                for a, b, c in zip(A, B, C.items):
+                    multiply(a[None], b[None], c[None])
+            if C.device:
+                C.device.current_stream().synchronize()
+        load = np.zeros(C.comm.size, np.int64)
+        np.add.at(load, C.owner, self.flops)
+        imbalance = float(load.max() / load.mean()) if load.any() else 1.0
+        C.report = BatchReport(len(C), int(load.sum()), int(load[C.comm.rank]), perf_counter() - start, imbalance)
+        if LOG.isEnabledFor(INFO) and not C.comm.rank:
+            LOG.info("%s", C.report)
+        return C
 
 
 def _factors(accumulate: np.dtype, k: np.ndarray) -> np.dtype:

@@ -78,7 +78,11 @@ def _by_index(source: np.ndarray, target: np.ndarray, rows: IndexMap, cols: Inde
         source, target, rows, cols = source.T, target.T, cols, rows
     there, here = cols.indices()
     side_by_side = bool((np.diff(here) == 1).all())
+    by_lines = _down(source) and _down(target)  # an index chooses a line that is contiguous, or nearly so
     for r, t, m in zip(rows.source.tolist(), rows.target.tolist(), rows.lengths.tolist()):
+        if by_lines:
+            _lines(source[r : r + m].T, target[t : t + m].T, there, here, copy)
+            continue
         for slab in slabs(m, cols.size):
             x, y = source[r : r + m][slab], target[t : t + m][slab]
             if cols.contiguous:
@@ -92,3 +96,26 @@ def _by_index(source: np.ndarray, target: np.ndarray, rows: IndexMap, cols: Inde
                 kept = y[:, here]
                 copy(kept, packed)
                 y[:, here] = kept
+
+
+def _lines(x: np.ndarray, y: np.ndarray, there: np.ndarray, here: np.ndarray, copy: Copy) -> None:
+    """Copy whole lines by index, y[here] := x[there], a few at a time, which stay in cache."""
+    plain = x.dtype == y.dtype and (copy is np.copyto or (isinstance(copy, Combine) and copy.copies))
+    for some in slabs(len(there), x.shape[1]):
+        sources, targets = there[some], _as_slice(here[some])
+        if isinstance(targets, slice) and plain and x.flags.c_contiguous:  # else numpy.take copies all of x
+            np.take(x, sources, axis=0, out=y[targets], mode="clip")
+        elif isinstance(targets, slice):
+            copy(y[targets], x[_as_slice(sources)])
+        elif plain:
+            y[targets] = x[_as_slice(sources)]
+        else:
+            kept = y[targets]
+            copy(kept, x[_as_slice(sources)])
+            y[targets] = kept
+
+
+def _as_slice(indices: np.ndarray) -> slice | np.ndarray:
+    """Return indices as a slice where they are consecutive."""
+    consecutive = (np.diff(indices) == 1).all()
+    return slice(int(indices[0]), int(indices[-1]) + 1) if consecutive else indices

@@ -66,6 +66,11 @@ class Combine:
             value += old
         np.copyto(Y, value, casting="unsafe")
 
+    @property
+    def copies(self) -> bool:
+        """Is Y := X, on the host, without arithmetic or rounding to another type?"""
+        return self.workspace is None and self.through is None and not self.conjugated
+
     def pieces(self, rows: int, cols: int) -> Iterator[tuple[slice, slice]]:
         """Yield rows x cols in tiles that fit the workspace."""
         return tiles(rows, cols, max(1, rows * cols) if self.workspace is None else self.workspace.shape[1])
