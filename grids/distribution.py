@@ -25,6 +25,7 @@ The formulas are those of ScaLAPACK's NUMROC, INDXG2P, INDXG2L and INDXL2G (Blac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -184,6 +185,45 @@ class BlockCyclic:
         if self.skip >= 0:
             return block
         return np.maximum(block, 0) if isinstance(block, np.ndarray) else max(block, 0)
+
+
+@dataclass(frozen=True)
+class UnevenBlocks(BlockCyclic):
+    """The distribution of n indices in one block for each part, of the lengths `counts`, for exchanges of `IndexPairs`.
+
+    Such a dimension has no windows: `number` raises TypeError.
+    """
+
+    counts: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, counts: Sequence[int]) -> UnevenBlocks:
+        """Return the distribution in blocks of these lengths."""
+        return cls(sum(counts), max(1, *counts), len(counts), counts=tuple(counts))
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum(self.counts)
+
+    def number(self, g: Index) -> Index:
+        raise TypeError("the blocks have different lengths")
+
+    def owner(self, g: Index) -> Index:
+        return self._ends.searchsorted(g, "right")
+
+    def to_local(self, g: Index) -> Index:
+        owner = self.owner(g)
+        return g - self._ends[owner] + np.take(self.counts, owner)
+
+    def to_global(self, local: Index, part: int) -> Index:
+        return local + self._ends[part] - self.counts[part]
+
+    def count(self, part: int) -> int:
+        return self.counts[part] if part >= 0 else 0
+
+    @cached_property
+    def largest(self) -> int:
+        return max(self.counts)
 
 
 @dataclass(frozen=True)

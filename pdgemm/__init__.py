@@ -25,6 +25,8 @@ if _TYPE_CHECKING:
     from pdgemm import statistics as statistics
     from pdgemm.algorithms.epilogue import Epilogue as Epilogue
     from pdgemm.algorithms.indexing.assignment import assign as assign
+    from pdgemm.algorithms.indexing.routing import Routing as Routing
+    from pdgemm.algorithms.indexing.routing import plan_grouped as plan_grouped
     from pdgemm.algorithms.indexing.selection import select as select
     from pdgemm.algorithms.protection.checksum import checksum as checksum
     from pdgemm.algorithms.redistribution import redistribute as redistribute
@@ -39,6 +41,7 @@ if _TYPE_CHECKING:
     from pdgemm.grids.distribution import BlockCyclic as BlockCyclic
     from pdgemm.grids.distribution import Distribution as Distribution
     from pdgemm.grids.process_grid import ProcessGrid as ProcessGrid
+    from pdgemm.grouped import matmul_grouped as matmul_grouped
     from pdgemm.instrument.report import Report as Report
     from pdgemm.io.streamed.multiply_files import multiply_files as multiply_files
     from pdgemm.io.streamed.stored_matrix import StoredMatrix as StoredMatrix
@@ -55,11 +58,13 @@ _NAMES = {  # the public names of each module
     "pdgemm.algorithms.redistribution": ["redistribute"],
     "pdgemm.batched": ["matmul_batched"],
     "pdgemm.errors": ["CorruptionError", "PdgemmError"],
+    "pdgemm.grouped": ["matmul_grouped"],
     "pdgemm.gemm": ["Plan", "matmul", "pdgemm", "plan"],
     "pdgemm.grids.distribution": ["BlockCyclic", "Distribution"],
     "pdgemm.grids.process_grid": ["ProcessGrid"],
     "pdgemm.algorithms.epilogue": ["Epilogue"],
     "pdgemm.algorithms.indexing.assignment": ["assign"],
+    "pdgemm.algorithms.indexing.routing": ["Routing", "plan_grouped"],
     "pdgemm.algorithms.indexing.selection": ["select"],
     "pdgemm.instrument.report": ["Report"],
     "pdgemm.algorithms.protection.checksum": ["checksum"],

@@ -12,7 +12,7 @@ from pdgemm.grids.rectangles import Rectangle
 from pdgemm.instrument.check_report import CheckReport
 from pdgemm.instrument.ownership import InNotebook, as_html, of_grid
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.instrument.run_report import MoveReport, WorkReport
+from pdgemm.instrument.run_report import GroupedReport, MoveReport, WorkReport
 from pdgemm.local.blas.threads import multiplier, threads
 from pdgemm.names import AlgorithmName
 from pdgemm.support.agreement import together
@@ -322,5 +322,5 @@ _ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 if TYPE_CHECKING:
 
-    class AnyReport(Report, MoveReport, IOReport):
+    class AnyReport(Report, MoveReport, GroupedReport, IOReport):
         """The type of a matrix's report for type checkers: a user knows which of these types it has, without a cast."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pdgemm.instrument.ownership import InNotebook
 from pdgemm.instrument.recorder import Recorder, Traffic
-from pdgemm.support.text import counted, in_seconds, in_words
+from pdgemm.support.text import counted, in_rate, in_seconds, in_words
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -122,6 +122,32 @@ class MoveReport(RunReport):
             f"{self.name} redistributed from {self.source} to {self.target}: rank {self.rank} received "
             f"{in_words(traffic.words_received)} and sent {in_words(traffic.words_sent)} "
             f"in {counted(traffic.messages_sent, 'message')}, {in_seconds(self.seconds)}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedReport(RunReport):
+    """Measurements of one grouped product on one rank; groups, rows and flops are of all ranks together.
+
+    rows : rows that travelled, counted once for each of their groups.
+    compute_seconds : of the products of this rank.   imbalance : flops of the busiest rank / mean flops of the ranks.
+    """
+
+    groups: int
+    rows: int
+    flops: int
+    local_flops: int
+    compute_seconds: float
+    imbalance: float
+
+    def __str__(self) -> str:
+        traffic, rate = self.counted, self.local_flops / self.compute_seconds if self.compute_seconds else 0.0
+        return (
+            f"{counted(self.rows, 'row')} in {counted(self.groups, 'group')}: rank {self.rank} received "
+            f"{in_words(traffic.words_received)} and sent {in_words(traffic.words_sent)} "
+            f"in {counted(traffic.messages_sent, 'message')}, and multiplied for {in_seconds(self.compute_seconds)} "
+            f"of {in_seconds(self.seconds)} at {in_rate(rate)}; the busiest rank had {self.imbalance:.2f} times the "
+            "mean work"
         )
 
 

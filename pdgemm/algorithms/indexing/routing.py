@@ -1,0 +1,318 @@
+"""Routing: rows of a matrix travel to the ranks that own the rows' groups, and results return to the rows' places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.algorithms.redistribution import transfer_ways
+from pdgemm.devices.streams import recorder_of
+from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.index_map import IndexPairs, identity, merged
+from pdgemm.instrument import spans
+from pdgemm.instrument.recorder import Recorder
+from pdgemm.instrument.run_report import MoveReport
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import Array, Device
+from pdgemm.local.arrays.dtypes import can_convert
+from pdgemm.local.arrays.elementwise import CONVERT, Combine, scale
+from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_result, communicator
+from pdgemm.matrix.batch import Batch
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.schedules.exchanges.routed_rows import RoutedRows, plan_routed
+from pdgemm.support.agreement import described_elements, together
+from pdgemm.transport.block_copy import copy_blocks
+from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails, repeated_if_unmapped
+
+Owners = Batch | Sequence[int] | np.ndarray
+
+
+def plan_grouped(X: DistMatrix, groups: Any, owner: Owners) -> Routing:
+    """Return the routing of the rows of X to the ranks that own the rows' groups.  Collective over the grid of X.
+
+    X      : DistMatrix (m, d) in any layout; its elements are not read.
+    groups : integers, (local rows of X) or (local rows, k): the group, or the k groups, of each row that this rank
+             holds; -1 for none.  Ranks that hold the same rows pass the same groups.
+    owner  : a Batch, or an integer array that is the same on all ranks: the rank that owns each group.
+
+    Cost: 4mk bytes to every rank in one all-gather; memory for about 50mk bytes on every rank.
+    Raises LayoutError, DTypeError, GridError or ArgumentError on every rank.
+    """
+    comm = communicator(X=X)
+    with together(comm) as arguments:
+        check_matrices(X=X)
+        owners, mine = checked_owners(owner, X), _checked_groups(groups, X, len(owner))
+        choices = mine.shape[1]
+        arguments += ["plan_grouped", X.distribution, choices, described_elements(owners)]
+        rows, parts = X.distribution.rows, X.distribution.cols.parts
+        layout = Distribution(rows, BlockCyclic(choices, choices, parts))
+        held = mine if X.grid.coords[1] <= 0 else mine[:, :0]
+        own = DistMatrix(np.ascontiguousarray(held), X.grid, layout)
+    every = own.allgather()
+    with together(comm) as arguments:
+        if not np.array_equal(every[rows.indices(X.grid.coords[0])], mine):
+            raise ArgumentError("ranks that hold the same rows have passed different groups")
+    return Routing(X, every, owners)
+
+
+def checked_owners(owner: Owners, X: DistMatrix) -> np.ndarray:
+    """Return the owner of each group.  Raises GridError or LayoutError, on this rank alone."""
+    comm = X.grid.comm
+    if isinstance(owner, Batch):
+        if MPI.Comm.Compare(owner.comm, comm) not in (MPI.IDENT, MPI.CONGRUENT):
+            raise GridError(f"X and W are over different ranks: X is on {X.grid!r}, W over {owner.comm.size} ranks")
+        owner = owner.owner
+    owners = np.asarray(owner)
+    if owners.ndim != 1 or not np.isin(owners, range(comm.size)).all():
+        raise LayoutError(f"owner is one of {comm.size} ranks for each group, got {owner}")
+    return owners.astype(np.intp)
+
+
+def _checked_groups(groups: Any, X: DistMatrix, number: int) -> np.ndarray:
+    """Return the groups of this rank's rows, (local rows, k).  Raises on this rank alone."""
+    mine, rows = np.asarray(groups), X.stored.shape[0]
+    where = f"for the {rows} rows of {X.distribution} that rank {X.grid.rank} of the {X.grid} grid holds"
+    if mine.ndim not in (1, 2) or len(mine) != rows or 0 in mine.shape[1:]:
+        raise LayoutError(f"groups has shape ({rows},) or ({rows}, k) {where}, got {mine.shape}")
+    if mine.dtype.kind not in "iu" and mine.size:
+        raise DTypeError(f"groups are integers {where}, got {mine.dtype}")
+    outside = mine[(mine < -1) | (mine >= number)]
+    if outside.size:
+        raise ArgumentError(f"groups are 0 to {number - 1}, or -1 for none, {where}, got {outside[0]}")
+    return (mine if mine.ndim == 2 else mine[:, None]).astype(np.int32)
+
+
+class Routing:
+    """The rows of each group, and their ways to the ranks that own the groups and back; `plan_grouped` makes it.
+
+    sizes   : (groups), the number of rows of each group.   owner : (groups), the rank of each group.
+    rows    : the number of rows that have groups.   choices : the number k of groups of each row.
+
+    The rows of a group lie on its owner in the order in which they are in the matrix.  With k > 1 a result has mk rows:
+    row ik + j belongs to the j-th group of row i.  In the default layout these k rows are on the rank of row i.
+    A routing is a value, which forward and backward passes use again, with the exchanges that it has planned.
+    """
+
+    def __init__(self, X: DistMatrix, groups: np.ndarray, owner: np.ndarray) -> None:
+        """Make the routing of groups (m, k) that are the same on all ranks.  Local; `plan_grouped` checks."""
+        self.grid, self.owner, (self.rows, self.choices) = X.grid, owner, groups.shape
+        self._layout, numbers = X.distribution, groups.ravel()
+        turn = np.argsort(np.argsort(owner, kind="stable"))  # the place of each group: the groups of rank 0 come first
+        chosen = np.flatnonzero(numbers >= 0)
+        self._chosen = chosen[np.argsort(turn[numbers[chosen]], kind="stable")]  # in the order of places
+        self.sizes = np.bincount(numbers[chosen], minlength=len(owner))
+        owner.flags.writeable = self.sizes.flags.writeable = False
+        self.counts = tuple(np.bincount(owner, self.sizes, X.grid.size).astype(int).tolist())  # rows of each rank
+        self._no_group = np.flatnonzero(numbers < 0)
+        places = np.arange(len(chosen))
+        self._pairs = {  # by the rows of the matrix, and the direction
+            (self.rows * self.choices, False): IndexPairs(places, self._chosen),
+            (self.rows, True): IndexPairs(self._chosen // self.choices, places),
+            (self.rows * self.choices, True): IndexPairs(self._chosen, places),
+        }
+        self._plans: dict[object, RoutedRows] = {}
+
+    def __repr__(self) -> str:
+        most, total = self.sizes.max(initial=0), len(self._chosen)
+        return (
+            f"Routing({self.rows} rows, {self.choices} each of {len(self.owner)} groups; {total} rows travel, "
+            f"at most {most} in a group and {max(self.counts)} on a rank)"
+        )
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Routing has the grid of its matrix and cannot be pickled: keep the groups")
+
+    @property
+    def imbalance(self) -> float:
+        """The most rows of any rank / the mean over all ranks."""
+        return max(self.counts) * self.grid.size / max(1, sum(self.counts))
+
+    def to_groups(self, X: DistMatrix, *, check: bool = True) -> Batch:
+        """Return the rows of X by group: item g is (sizes[g], d), on the owner of g.  Collective over the grid.
+
+        X : DistMatrix (m, d), of which each row goes to its k groups, or (mk, d), in any layout over the same ranks.
+
+        The items are copies, whose elements may be changed; `.report` has the words that were sent.
+        Cost per rank: each row is sent once to each of its groups on other ranks, packed, in one exchange.
+        """
+        return self._to_groups(X, check)
+
+    def to_rows(
+        self, batch: Batch, Y: DistMatrix | None = None, *, beta: complex = 0, check: bool = True
+    ) -> DistMatrix:
+        """Compute Y := R + beta Y, where R has the rows of the groups in their places.  Collective over the grid.
+
+        batch : item g is (sizes[g], n), on the owner of g.
+        Y     : DistMatrix (mk, n) in any layout over the same ranks, overwritten; not read if beta is 0.  Rows without
+                a group become beta Y.  None: Y is allocated, its rows on the ranks of the rows of the matrix that
+                `plan_grouped` was called with.
+
+        Returns Y; `Y.report` has the words that were sent.  Cost: as `to_groups`, and a copy of unequal items.
+        """
+        return self._to_rows(batch, Y, beta, check)
+
+    @repeated_if_unmapped
+    def _to_groups(self, X: DistMatrix, check: bool) -> Batch:
+        start, comm = perf_counter(), communicator(X=X)
+        with together(comm, check) as arguments:
+            check_matrices(X=X)
+            rows = self.new_rows(X.shape[1], X.dtype, devices.of(X.stored))
+            transfer = RoutedTransfer(self, X, rows, True, X.shared)
+            arguments += ["to_groups", transfer.plan.description]
+        recorder = transfer()
+        batch = self.batch_of(rows)
+        batch.report = self._move_report(transfer, recorder, start)  # type: ignore[assignment]
+        return batch
+
+    @repeated_if_unmapped
+    def _to_rows(self, batch: Batch, Y: DistMatrix | None, beta: Any, check: bool) -> DistMatrix:
+        start, comm, new_result = perf_counter(), self.grid.comm, Y is None
+        with together(comm, check) as arguments:
+            self._check_batch(batch)
+            width = int(batch.shapes[:, 1].max(initial=0)) if Y is None or len(batch) else Y.shape[1]
+            if Y is None:
+                beta, Y = 0, self.new_result(width, batch.dtype, batch.device)
+            check_matrices(Y=Y)
+            rows = self._rows_of(batch, width)
+            arguments += ["to_rows", width, batch.dtype]
+        shared = self.shares(rows)
+        with together(comm, check) as arguments:
+            transfer = RoutedTransfer(self, Y, rows, False, shared, beta)
+            arguments += ["to_rows", transfer.plan.description, f"beta={transfer.beta}"]
+        if new_result:
+            Y.shared = all_shared(Y.stored, Y.grid)
+        Y.report = self._move_report(transfer, transfer(), start)
+        return Y
+
+    # ------------------------------------------------------------------ the parts of both, and of a grouped product
+    def new_rows(self, width: int, dtype: np.dtype, device: Device | None) -> Array:
+        """Allocate an array for the rows of all groups of this rank.  Local."""
+        return new_array((self.counts[self.grid.rank], width), dtype, "C", self.grid, device)
+
+    def new_result(self, width: int, dtype: np.dtype, device: Device | None) -> DistMatrix:
+        """Allocate a result (mk, width), whose rows are on the ranks of the matrix that was routed.  Local."""
+        rows, k = self._layout.rows, self.choices
+        rows = BlockCyclic(rows.n * k, rows.block * k, rows.parts, rows.source, rows.skip * k)
+        layout = Distribution(rows, self._layout.cols.resized(width))
+        return DistMatrix(
+            new_array(layout.local_shape(self.grid.coords), dtype, "C", self.grid, device), self.grid, layout
+        )
+
+    def batch_of(self, rows: Array) -> Batch:
+        """Return the batch whose items are this rank's groups in the array `rows`, one below the other.  Local."""
+        shapes = np.stack([self.sizes, np.full(len(self.sizes), rows.shape[1])], axis=1)
+        ends = np.cumsum([0, *self.sizes[self.owner == self.grid.rank]]).tolist()
+        items: Any = [rows[start:stop] for start, stop in pairwise(ends)]
+        if len({*self.sizes.tolist()}) == 1:
+            items = rows.reshape(len(items), int(self.sizes[0]), rows.shape[1])
+        elif not len(self.sizes):
+            items = rows.reshape(0, 0, 0)
+        return Batch(items, shapes, self.owner, rows.dtype, self.grid.comm, devices.of(rows))
+
+    def shares(self, rows: Array) -> bool:
+        """Return whether all ranks can read each other's array of `new_rows`.  Collective."""
+        return self.grid.ranks_per_node is None and all_shared(rows, self.grid)
+
+    def plan(self, X: DistMatrix, inward: bool, shared: bool, copies_only: bool, dtype: np.dtype) -> RoutedRows:
+        """Return the exchange of the rows of X, to the groups or back, as a value.  Local.
+
+        shared : the ranks can read each other's source.   dtype : of the rows of groups.
+        """
+        device, pairs = devices.of(X.stored), self._pairs.get((X.shape[0], inward))
+        if pairs is None:
+            rows = (
+                f"{self.rows * self.choices}"
+                if not inward or self.choices == 1
+                else f"{self.rows} or {self.rows * self.choices}"
+            )
+            raise LayoutError(f"{'X' if inward else 'Y'} has {rows} rows, got {X.distribution} on a {X.grid} grid")
+        shared, staged, nccl = transfer_ways(
+            device, self.grid, shared and self.grid.ranks_per_node is None, X.mpi_addressable
+        )
+        on = (shared, device.name if device else "", staged, nccl)
+        key = X.layout_in(self.grid), pairs, copies_only, dtype, on
+        if key not in self._plans:
+            self._plans[key] = plan_routed(key[0], pairs, self.counts, inward, copies_only, dtype, *on)
+        return self._plans[key]
+
+    def scale_others(self, Y: DistMatrix, beta: Any) -> None:
+        """Compute Y[i] := beta Y[i] for all rows i without a group.  Local."""
+        dimension, part = Y.distribution.rows, Y.layout_in(self.grid).coords(self.grid.rank)[0]
+        local = dimension.to_local(self._no_group[dimension.owner(self._no_group) == part])
+        if not len(local) or beta == 1 or not Y.stored.size:
+            return
+        lines = merged(local, local, np.ones(len(local), np.int64))
+        if devices.of(Y.stored):
+            copy_blocks(Y.stored, Y.stored, lines, identity(Y.stored.shape[1]), Combine(0, beta))
+            return
+        for first, length in zip(lines.target.tolist(), lines.lengths.tolist()):
+            scale(beta, Y.stored[first : first + length])
+
+    def _check_batch(self, batch: Any) -> None:
+        if not isinstance(batch, Batch):
+            raise DTypeError(f"the rows of groups are a Batch, got {type(batch).__name__}")
+        if not np.array_equal(batch.owner, self.owner) or not np.array_equal(batch.shapes[:, 0], self.sizes):
+            raise LayoutError(f"the items of {batch!r} have not the owners and the rows of the groups of {self!r}")
+        if len({*batch.shapes[:, 1].tolist()}) > 1:
+            raise LayoutError(f"the rows of all groups have one length, got {batch!r}")
+
+    def _rows_of(self, batch: Batch, width: int) -> Array:
+        """Return the items of a batch as one array: a view of a stack on the host, or a copy."""
+        items = batch.items
+        if isinstance(items, np.ndarray) and items.flags.c_contiguous:
+            return items.reshape(-1, width) if items.size else items.reshape(self.counts[self.grid.rank], width)
+        rows = self.new_rows(width, batch.dtype, batch.device)
+        for item, place in zip(items, self.batch_of(rows).items):
+            CONVERT(place, item)
+        return rows
+
+    def _move_report(self, transfer: RoutedTransfer, recorder: Recorder, start: float) -> MoveReport:
+        plan = transfer.plan
+        ends = [str(plan.target if plan.inward else plan.source), f"{len(self.owner)} groups"]
+        source, target = ends if not plan.inward else ends[::-1]
+        return MoveReport.of_run(
+            recorder, [plan], self.grid, perf_counter() - start, name="rows", source=source, target=target
+        )
+
+
+class RoutedTransfer:
+    """An exchange of rows that is planned, and whose buffers are allocated: to the groups, or Y := R + beta Y back.
+
+    X : the matrix.   rows : the array of this rank's groups, by `Routing.new_rows`.   shared : as in `Routing.plan`.
+    """
+
+    def __init__(self, routing: Routing, X: DistMatrix, rows: Array, inward: bool, shared: bool, beta: Any = 0) -> None:
+        if devices.of(X.stored) is not devices.of(rows):
+            raise DeviceError(f"a matrix on {X.device} and rows on {devices.name_of(rows)}: copy one with to_device")
+        if not inward:
+            check_result("Y", X, {})
+            beta = as_scalar(beta, X.dtype, "beta")
+            if X.shape[1] != rows.shape[1]:
+                raise LayoutError(f"Y is {X.distribution}, but the rows of groups have {rows.shape[1]} elements")
+            if not can_convert(rows.dtype, X.dtype):
+                raise DTypeError(f"{rows.dtype} elements cannot become {X.dtype}")
+        self.beta, self._routing, self._matrix, self._rows = beta, routing, X, rows
+        self.plan = routing.plan(X, inward, shared, beta == 0, rows.dtype)
+        self._buffers = ExchangeBuffers(self.plan, routing.grid.rank, devices.of(rows))
+
+    def __call__(self) -> Recorder:
+        """Carry out the exchange, and return its counts.  Collective; all ranks have the same plan."""
+        plan, buffers, grid, rows, X = self.plan, self._buffers, self._routing.grid, self._rows, self._matrix
+        recorder = recorder_of(rows)
+        recorder.hold(buffers.nbytes + rows.nbytes)
+        source, target = (X.stored, rows) if plan.inward else (rows, X.stored)
+        kept = kept_if_it_fails(buffers, source, target)
+        with np.errstate(all="ignore"), kept, spans.timed("redistribute", target.nbytes):
+            exchange(1, source, self.beta, target, plan, buffers, grid, recorder)
+            if not plan.inward:
+                with recorder.phase("pack"):
+                    self._routing.scale_others(X, self.beta)
+            recorder.finish()
+        return recorder

@@ -1,0 +1,165 @@
+"""Grouped products Y[i] := alpha X[i] op(W_g) + beta Y[i], where g is the group of row i: the experts of a mixture.
+
+Rows travel to the ranks that own the groups in one exchange, are multiplied as a batch, and return in one exchange.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from pdgemm.algorithms.indexing.routing import RoutedTransfer, Routing, checked_owners, plan_grouped
+from pdgemm.batched import BatchProduct
+from pdgemm.errors import DeviceError, DTypeError, LayoutError
+from pdgemm.instrument.log import INFO, LOG
+from pdgemm.instrument.run_report import GroupedReport
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays import dtypes
+from pdgemm.matrix.argument_checks import (
+    accumulation,
+    as_scalar,
+    check_dtype,
+    check_matrices,
+    check_result,
+    communicator,
+    op_letter,
+)
+from pdgemm.matrix.batch import Batch
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import all_shared
+from pdgemm.names import DType, Transpose
+from pdgemm.support.agreement import together
+from pdgemm.transport.packed_exchange import repeated_if_unmapped
+
+
+def matmul_grouped(
+    X: DistMatrix,
+    W: Batch,
+    groups: Any,
+    Y: DistMatrix | None = None,
+    *,
+    alpha: complex = 1,
+    beta: complex = 0,
+    transb: Transpose = "N",
+    accumulate_dtype: DType | None = None,
+    check: bool = True,
+) -> DistMatrix:
+    """Compute Y[i] := alpha X[i] op(W_g) + beta Y[i] for all rows i, where g is the group of row i.  Collective.
+
+    X : DistMatrix (m, d) in any layout.   W : Batch with op(W_g) (d, n), whose owners may be any of the same ranks.
+    groups : a `Routing` of `plan_grouped`; or integers, (local rows of X) or (local rows, k), from which it is made.
+        For a row in no group (-1), Y[i] := beta Y[i].  With k > 1, Y has mk rows, of which row ik + j belongs to the
+        j-th group of row i of X.  With a Routing, X may have mk rows as well, each with one group.
+    Y : DistMatrix (mk, n) in any layout over the same ranks, overwritten; it may be X.  None: Y is allocated, its rows
+        on the ranks of the rows that were routed.
+    alpha, beta : scalars of Y's type.  beta == 0: Y is not read.  alpha == 0: W is not read.
+    transb : "N" op(W) = W, "T" op(W) = W^T, "C" op(W) = W^H.
+    accumulate_dtype, check : as for `matmul_batched`.
+
+    Returns Y; `Y.report` is a GroupedReport.  Its `imbalance` says how many times the mean work the busiest rank has: a
+    group is multiplied by its owner alone, however large it is.
+
+    Cost per rank: 2dn flops for each row of its groups; each row is sent once to each of its groups on other ranks, d
+    words, and its result back, n words; memory for the rows of its groups, d + n words each, and for messages of at
+    most 1 MiB (device 32 MiB).
+    Raises LayoutError, GridError, DTypeError, DeviceError or ArgumentError, the same on every rank.
+    Error: as of `matmul_batched`, and one rounding more to Y's type if beta is not 0.
+    """
+    start, comm = perf_counter(), communicator(X=X)
+    with together(comm, check) as description:
+        description.append("matmul_grouped")
+        _check(X, W, groups, Y, alpha, beta, transb, accumulate_dtype)
+    routing = groups if isinstance(groups, Routing) else plan_grouped(X, groups, W)
+    return _multiplied(X, W, routing, Y, alpha, beta, transb, accumulate_dtype, check, start)
+
+
+@repeated_if_unmapped
+def _multiplied(
+    X: DistMatrix,
+    W: Batch,
+    routing: Routing,
+    Y: DistMatrix | None,
+    alpha: Any,
+    beta: Any,
+    transb: str,
+    accumulate_dtype: Any,
+    check: bool,
+    start: float,
+) -> DistMatrix:
+    """Carry out a grouped product whose arguments are checked."""
+    comm, new_result = X.grid.comm, Y is None
+    with together(comm, check) as description:
+        n = _width(W, transb, Y)
+        if Y is None:
+            beta, Y = 0, routing.new_result(n, dtypes.product(X.dtype, W.dtype), W.device)
+        rows, results = (routing.new_rows(width, x.dtype, W.device) for width, x in ((X.shape[1], X), (n, Y)))
+        inward = RoutedTransfer(routing, X, rows, True, X.shared)
+        operands = routing.batch_of(rows), W, routing.batch_of(results)
+        product = BatchProduct(*operands, alpha, 0, "N", transb, accumulate_dtype)
+        description += ["matmul_grouped", inward.plan.description, *product.description]
+    shared = routing.shares(results)
+    with together(comm, check) as description:
+        outward = RoutedTransfer(routing, Y, results, False, shared, beta)
+        description += ["matmul_grouped", outward.plan.description, f"beta={outward.beta}"]
+    if new_result:
+        Y.shared = all_shared(Y.stored, Y.grid)
+    counts = inward()
+    work = product(perf_counter()).report
+    back = outward()
+    plans = [inward.plan, outward.plan]
+    Y.report = GroupedReport.of_run(
+        back,
+        plans,
+        routing.grid,
+        perf_counter() - start,
+        counted=counts.traffic + back.traffic,
+        extra_bytes=counts.peak_bytes + back.peak_bytes,
+        predicted_extra_bytes=sum(x.extra_bytes(routing.grid.rank) for x in plans),
+        groups=len(W),
+        rows=sum(routing.counts),
+        flops=work.flops,
+        local_flops=work.local_flops,
+        compute_seconds=work.seconds,
+        imbalance=work.imbalance,
+    )
+    if LOG.isEnabledFor(INFO) and not comm.rank:
+        LOG.info("%s", Y.report)
+    return Y
+
+
+def _width(W: Batch, transb: str, Y: DistMatrix | None) -> int:
+    """Return the number of columns of the result."""
+    if len(W):
+        return int(W.shapes[0, 1 if op_letter(transb, "transb") == "N" else 0])
+    return 0 if Y is None else Y.shape[1]
+
+
+def _check(X: Any, W: Any, groups: Any, Y: Any, alpha: Any, beta: Any, transb: str, accumulate_dtype: Any) -> None:
+    """Raise on this rank where the arguments of a grouped product do not fit together."""
+    check_matrices(X=X, **({} if Y is None else {"Y": Y}))
+    if not isinstance(W, Batch):
+        raise DTypeError(f"W is a Batch, got {type(W).__name__}")
+    owners = checked_owners(W, X)
+    check_dtype("X", X, dtypes.OPERANDS)
+    if W.dtype not in dtypes.OPERANDS:
+        raise DTypeError(f"W has dtype {W.dtype}; supported: {dtypes.names(dtypes.OPERANDS)}")
+    shapes = W.shapes if op_letter(transb, "transb") == "N" else W.shapes[:, ::-1]
+    n = _width(W, transb, Y)
+    for g in (shapes != (X.shape[1], n)).any(axis=1).nonzero()[0][:1]:
+        m, k = shapes[g]
+        raise LayoutError(f"op(W) of group {g} is {m} x {k}, but X is {X.distribution}, on a {X.grid} grid, n is {n}")
+    if isinstance(groups, Routing) and not np.array_equal(groups.owner, owners):
+        raise LayoutError(f"the groups of {groups!r} have other owners than the items of {W!r}")
+    dtype = dtypes.product(X.dtype, W.dtype) if Y is None else Y.dtype
+    if Y is not None:
+        check_dtype("Y", Y, dtypes.RESULTS)
+        check_result("Y", Y, {})
+        if Y.shape[1] != n:
+            raise LayoutError(f"Y is {Y.distribution}, on a {Y.grid} grid, but X op(W) has {n} columns")
+    for name, device in (("W", W.device), ("Y", W.device if Y is None else devices.of(Y.stored))):
+        if device is not devices.of(X.stored):
+            raise DeviceError(f"X and {name} are on different devices: copy one of them")
+    accumulation(X.dtype, W.dtype, dtype, accumulate_dtype)
+    as_scalar(alpha, dtype, "alpha"), as_scalar(beta, dtype, "beta")
