@@ -4,7 +4,8 @@
     mpirun -n 4 python scripts/benchmarks/bench_layouts.py 2048 4096 --dtype complex128
 
 The same product C = A B of matrices in one block per rank, block-cyclic, and in 1D columns and rows, in turns; what has
-to be moved counts.  Each time is divided by that of one block per rank, the mean of the product before and after it.
+to be moved counts.  A grouped product of as many operations joins in, of a B for each 256 rows of A, which are drawn at
+random.  Each time is divided by that of one block per rank, the mean of the product before and after it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from time import perf_counter
 from typing import Any
 
 import click
+import numpy as np
 from mpi4py import MPI
 
-from pdgemm import DistMatrix, ProcessGrid, pdgemm
+from pdgemm import Batch, DistMatrix, ProcessGrid, matmul_grouped, pdgemm, plan_grouped
 
 PLAIN = "one block per rank"
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -28,6 +30,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "1D columns": {"shape": "row"},
     "1D rows": {"shape": "column"},
 }
+ROWS = 256  # of a group
+GROUPED = f"rows of groups of {ROWS}"
 
 
 class Case:
@@ -45,14 +49,43 @@ class Case:
         comm = self.C.grid.comm
         comm.Barrier()
         start = perf_counter()
-        pdgemm(1.0, self.A, self.B, 0.0, self.C)
+        self.product()
         comm.Barrier()
         self.seconds.append(perf_counter() - start)
+
+    def product(self) -> None:
+        pdgemm(1.0, self.A, self.B, 0.0, self.C)
+
+    @property
+    def plan(self) -> str:
+        return f"{self.C.report.algorithm} on {' x '.join(map(str, self.C.report.grid))}"
+
+
+class GroupedCase(Case):
+    """Rows of A in 1D rows, each in a group of ROWS that has a B of its own."""
+
+    def __init__(self, mnk: tuple[int, int, int], grids: dict[str, ProcessGrid], dtype: str):
+        super().__init__(mnk, grids, dtype, {"shape": "column"})
+        (m, n, k), comm, rng = mnk, self.C.grid.comm, np.random.default_rng(0)
+        number = -(-m // ROWS)
+        owner = np.arange(number) * comm.size // number
+        mine = int((owner == comm.rank).sum())
+        self.W = Batch.from_local(rng.standard_normal((mine, k, n)).astype(dtype), comm)
+        groups = rng.permutation(np.arange(m) // ROWS)
+        self.routing = plan_grouped(self.A, groups[self.A.indices()[0]], self.W)
+
+    def product(self) -> None:
+        matmul_grouped(self.A, self.W, self.routing, self.C)
+
+    @property
+    def plan(self) -> str:
+        return f"{self.C.report.groups} groups, imbalance {self.C.report.imbalance:.2f}"
 
 
 def measure(mnk: tuple[int, int, int], grids: dict[str, ProcessGrid], dtype: str, repeats: int) -> list[dict[str, Any]]:
     """All layouts, each between two products of plain blocks; the first round warms up."""
     cases = {name: Case(mnk, grids, dtype, layout) for name, layout in LAYOUTS.items()}
+    cases[GROUPED] = GroupedCase(mnk, grids, dtype)
     plain = cases.pop(PLAIN)
     ratios: dict[str, list[float]] = {name: [] for name in cases}
     plain.multiply()
@@ -69,7 +102,7 @@ def measure(mnk: tuple[int, int, int], grids: dict[str, ProcessGrid], dtype: str
             "ratio": median(ratios.get(name, [1.0])),
             "least": min(ratios.get(name, [1.0])),
             "most": max(ratios.get(name, [1.0])),
-            "plan": f"{case.C.report.algorithm} on {' x '.join(map(str, case.C.report.grid))}",
+            "plan": case.plan,
         }
         for name, case in {PLAIN: plain, **cases}.items()
     ]

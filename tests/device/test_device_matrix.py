@@ -334,6 +334,42 @@ def test_batches(comm: Any) -> None:
         assert not device.races
 
 
+def test_grouped_products(comm: Any) -> None:
+    """Rows travel to the groups and back on devices, however messages travel; and what is refused."""
+    from pdgemm import Batch, DistMatrix, ProcessGrid, matmul_batched, matmul_grouped, plan_grouped
+    from pdgemm.errors import DeviceError
+
+    rng = np.random.default_rng(0)
+    x, w, y = (rng.integers(-9, 9, shape) * 1.0 for shape in ((23, 6), (5, 6, 4), (46, 4)))
+    groups, owner = rng.integers(-1, 5, (23, 2)), rng.integers(0, comm.size, 5)
+    product = np.array([x[i // 2] @ w[g] if g >= 0 else 0 * w[0, 0] for i, g in enumerate(groups.ravel())])
+    gradient = [x[np.flatnonzero(groups.ravel() == g) // 2].T @ y[groups.ravel() == g] for g in range(5)]
+    with ProcessGrid(comm) as grid:
+        for reach in (STAGED, AWARE, ALONE):
+            with fake_device("late", reach=reach) as device:
+                W = Batch.from_global(w, comm, owner)
+                W = Batch(device.to_device(W.items, "C"), W.shapes, W.owner, W.dtype, comm, device)
+                X = DistMatrix.from_global(x, grid=grid, block=3, device="fake")
+                routing = plan_grouped(X, groups[X.indices()[0]], W)
+                for beta in (0, 2):
+                    Y = DistMatrix.from_global(y if beta else y * np.nan, grid=grid, block=4, device="fake")
+                    assert matmul_grouped(X, W, routing, Y, alpha=3, beta=beta) is Y
+                    assert np.array_equal(Y.allgather(), 3 * product + (2 * y if beta else 0))
+                    assert Y.report.as_predicted
+                new = matmul_grouped(X, W, routing)
+                assert new.device == "fake" and np.array_equal(new.allgather(), product)
+                Y[...] = y
+                dW = matmul_batched(routing.to_groups(X), routing.to_groups(Y), transa="T").to_global()
+                assert dW is None or all(np.array_equal(one, other) for one, other in zip(dW, gradient))
+                back = routing.to_rows(routing.to_groups(X)).allgather()
+                assert np.array_equal(back, np.where(groups.ravel()[:, None] >= 0, np.repeat(x, 2, axis=0), 0))
+                with pytest.raises(DeviceError, match="X and W are on different devices"):
+                    matmul_grouped(X.to_host(), W, routing)
+                with pytest.raises(DeviceError, match="copy one with to_device"):
+                    routing.to_rows(routing.to_groups(X), DistMatrix.from_global(np.zeros((46, 6)), grid=grid))
+                assert device.races == []
+
+
 def test_rows_of_copies_begin_where_those_of_matrices_do(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid
 

@@ -112,6 +112,8 @@ NOT_MEASURED = {
     "from_function": "a function of the user, of NumPy's arrays",
     "diag": "as from_function: a vector of the host",
     "Batch": "arrays of the caller", "balance": "no matrix", "matmul_batched": "a Batch",
+    "matmul_grouped": "as matmul_batched, see test_grouped_products", "plan_grouped": "integers of the host",
+    "Routing": "as plan_grouped",
     "multiply_files": "files", "StoredMatrix": "files", "resilient": "a function of the user",
     **dict.fromkeys(("BlockCyclic", "CorruptionError", "Distribution", "Machine", "PdgemmError", "Plan", "ProcessGrid",
                      "Report", "DistMatrix", "load_machine", "trace"), "no function of a matrix"),

@@ -11,7 +11,7 @@ from tiers import thorough
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 SAID = {
-    "bench_layouts.py 24 30x5x7 --repeats 2": ["24 x 24 x 24", "30 x 5 x 7", "blocks of 64", "1D columns"],
+    "bench_layouts.py 24 30x5x7 --repeats 2": ["24 x 24 x 24", "blocks of 64", "1D columns", "groups of"],
     "bench_overhead.py --repeats 1": [
         "a plan of new extents",
         "pdgemm(1, A, B, 0, C)",

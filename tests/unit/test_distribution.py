@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdgemm.errors import LayoutError
-from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.distribution import BlockCyclic, Distribution, UnevenBlocks
 
 
 @st.composite
@@ -27,6 +27,20 @@ def dealt(layout: BlockCyclic) -> list[list[int]]:
         hands[number % layout.parts].extend(range(start, min(layout.n, stop)))
         start, stop, number = stop, stop + layout.block, number + 1
     return hands
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6))
+def test_blocks_of_any_length_lie_one_after_another(counts: list[int]) -> None:
+    layout = UnevenBlocks.of(counts)
+    ends = np.cumsum(counts)
+    assert (layout.n, layout.parts, layout.largest) == (sum(counts), len(counts), max(counts))
+    for part, (count, end) in enumerate(zip(counts, ends)):
+        own = np.arange(end - count, end)
+        assert layout.count(part) == count and layout.count(-1) == 0
+        assert np.array_equal(layout.indices(part), own)
+        assert (layout.owner(own) == part).all() and np.array_equal(layout.to_local(own), np.arange(count))
+    with pytest.raises(TypeError, match="different lengths"):
+        layout.window(0, 0)
 
 
 @given(layouts())

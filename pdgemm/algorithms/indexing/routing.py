@@ -227,11 +227,7 @@ class Routing:
         """
         device, pairs = devices.of(X.stored), self._pairs.get((X.shape[0], inward))
         if pairs is None:
-            rows = (
-                f"{self.rows * self.choices}"
-                if not inward or self.choices == 1
-                else f"{self.rows} or {self.rows * self.choices}"
-            )
+            rows = " or ".join(str(m) for m in {self.rows * (1 if inward else self.choices), self.rows * self.choices})
             raise LayoutError(f"{'X' if inward else 'Y'} has {rows} rows, got {X.distribution} on a {X.grid} grid")
         shared, staged, nccl = transfer_ways(
             device, self.grid, shared and self.grid.ranks_per_node is None, X.mpi_addressable

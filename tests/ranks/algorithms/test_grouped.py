@@ -1,0 +1,334 @@
+"""Rows that travel to the owners of their groups, are multiplied and return, against NumPy row by row."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import grid_shapes, op
+from tiers import every_grid, examples, in_turn
+
+pytestmark = pytest.mark.mpi
+
+TYPES = [  # of X, W, Y and accumulation
+    ("float64", "float64", None, None),
+    ("float32", "float32", "float32", None),
+    ("complex64", "complex64", "complex128", None),
+    ("bfloat16", "bfloat16", "float32", None),
+    ("float16", "float16", None, "float32"),
+    ("int8", "int8", "int32", None),
+]
+
+
+def drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    dtype = np.dtype(dtype)
+    if dtype.kind == "i":
+        return rng.integers(-128, 128, shape).astype(dtype)
+    x = rng.standard_normal(shape)
+    return (x + 1j * rng.standard_normal(shape)).astype(dtype) if dtype.kind == "c" else x.astype(dtype)
+
+
+def matrices(comm: Any, whole: np.ndarray) -> Iterator[Any]:
+    """The matrix on every grid, in blocks and in one block, transposed, a part of another, and on one rank alone."""
+    from pdgemm import DistMatrix, ProcessGrid
+
+    for number, shape in enumerate(grid_shapes(comm.size)):
+        with ProcessGrid(comm, shape) as grid:
+            yield DistMatrix.from_global(whole, grid=grid, block=(None, (3, 2))[number % 2])
+            yield DistMatrix.from_global(whole, grid=grid, block=(2, 4), source=(shape[0] - 1, 0)).copy()
+            yield DistMatrix.from_global(whole.T, grid=grid, block=(5, 3)).T
+            large = np.pad(whole, ((2, 1), (1, 3)))
+            yield DistMatrix.from_global(large, grid=grid, block=4)[2:-1, 1:-3]
+    with ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as one:
+        yield DistMatrix.from_global(whole, grid=one, order="F")
+
+
+def weights(comm: Any, rng: np.random.Generator, shapes: list[tuple[int, int]], dtype: Any) -> tuple[Any, Any]:
+    """A matrix for each group, on a rank drawn at random, and all of them."""
+    from pdgemm import Batch
+
+    whole = [drawn(rng, shape, dtype) for shape in shapes]
+    owner = rng.integers(0, comm.size, len(shapes))
+    return Batch.from_global(whole or np.zeros((0, 0, 0), dtype), comm, owner), whole
+
+
+def held(X: Any, groups: np.ndarray) -> np.ndarray:
+    return groups[X.indices()[0]]
+
+
+def check_rows(
+    x: np.ndarray, w: list[np.ndarray], groups: np.ndarray, y0: np.ndarray, y: np.ndarray, alpha: Any, beta: Any,
+    accumulate: Any = None,
+) -> None:  # fmt: skip
+    """|y - y^| <= (d + 4) eps (|alpha| |x| |w| + |beta| |y0|) + 2 eps(Y) (|alpha x w| + |beta y0| + |y^|) for each row.
+
+    Higham 2002, 3.5; complex arithmetic times 2 sqrt 2; the product is rounded to the type of Y, and so is the sum.
+    """
+    from pdgemm.local.arrays import dtypes
+
+    flat, wide = groups.ravel(), "D" if y.dtype.kind == "c" else np.int64 if y.dtype.kind == "i" else "d"
+    assert y.shape == (len(flat), y0.shape[1])
+    source = x if len(x) == len(flat) else np.repeat(x, groups.size // max(1, len(groups)), axis=0)
+    product, size = np.zeros((2, *y.shape), wide)
+    for g, each in enumerate(w):
+        rows = flat == g
+        product[rows] = alpha * (source[rows].astype(wide) @ each.astype(wide))
+        size[rows] = abs(alpha) * (abs(source[rows].astype(wide)) @ abs(each.astype(wide)))
+    old = beta * y0.astype(wide) if beta else np.zeros(y.shape, wide)
+    if y.dtype.kind == "i":
+        assert np.array_equal(y, (product + old).astype(y.dtype))
+        return
+    eps = dtypes.eps(accumulate or dtypes.arithmetic(x.dtype, y.dtype))
+    factor = 2 * np.sqrt(2) if wide == "D" else 1
+    bound = (x.shape[1] + 4) * eps * (size + abs(old))
+    bound = factor * (bound + 2 * dtypes.eps(y.dtype) * (abs(product) + abs(old) + abs(product + old)))
+    assert (abs(y.astype(wide) - product - old) <= bound).all()
+
+
+def words_of(X: Any, rows: np.ndarray, groups: np.ndarray, owner: np.ndarray) -> int:
+    """The elements of these rows of X that are on another rank than the owner of the group of the row."""
+    layout = X.layout_in(X.grid)
+    i, j = layout.distribution.owner(*np.ix_(rows, np.arange(X.shape[1])))
+    ranks = np.array(layout.rank_map)[i * layout.distribution.cols.parts + j]
+    return int((ranks != owner[groups][:, None]).sum())
+
+
+# ------------------------------------------------------------------ products
+@every_grid
+def test_every_layout_type_and_number_of_choices(comm: Any) -> None:
+    from pdgemm import DistMatrix, matmul_grouped, plan_grouped
+
+    rng = np.random.default_rng(0)
+    m, d, n, number = 19, 6, 5, 5
+    scalars = [(1, 0), (2, 3), (-1, 1), (0, 2), (1, 0)]
+    whole = np.zeros((m, d))
+    for turn, X in enumerate(matrices(comm, whole)):
+        kinds, (alpha, beta), choices = TYPES[turn % len(TYPES)], scalars[turn % len(scalars)], 1 + turn % 3
+        x = drawn(rng, whole.shape, kinds[0])
+        X = X.astype(kinds[0])
+        X[...] = x
+        groups = rng.integers(-1, number, (m, choices))
+        groups[groups == 3] = 2  # group 3 has no rows
+        trans = "NTC"[turn % 3]
+        W, w = weights(comm, rng, [(d, n) if trans == "N" else (n, d)] * number, kinds[1])
+        y_type = np.result_type(X.dtype) if kinds[2] is None else np.dtype(kinds[2])
+        routing = plan_grouped(X, held(X, groups if choices > 1 else groups[:, 0]), W)
+        assert routing.sizes.tolist() == np.bincount(groups[groups >= 0], minlength=number).tolist()
+        y0 = drawn(rng, (m * choices, n), y_type)
+        if beta == 0 and y_type.kind != "i":
+            y0[:] = np.nan
+        Y = DistMatrix.from_global(y0, grid=X.grid, block=(2, 3)) if turn % 2 else DistMatrix.from_global(y0)
+
+        options: Any = {"alpha": alpha, "beta": beta, "transb": trans, "accumulate_dtype": kinds[3]}
+        assert matmul_grouped(X, W, routing, Y, **options) is Y
+
+        assert np.array_equal(X.allgather(), x)
+        check_rows(x, [op(each, trans) for each in w], groups, y0, Y.allgather(), alpha, beta, kinds[3])
+        report, flat, chosen = Y.report, groups.ravel(), np.flatnonzero(groups.ravel() >= 0)
+        assert report.as_predicted and report.rows == len(chosen) and report.groups == number
+        moved = words_of(X, chosen // choices, flat[chosen], W.owner) + words_of(Y, chosen, flat[chosen], W.owner)
+        assert comm.allreduce(report.counted.words_received) == moved
+        assert str(report).endswith("times the mean work")
+        if trans == "N" and y_type == W.dtype and alpha:
+            new = matmul_grouped(X, W, held(X, groups), alpha=alpha)
+            check_rows(x, w, groups, 0 * y0, new.allgather(), alpha, 0)
+            assert new.report.as_predicted
+            if choices == 1:
+                assert np.array_equal(new.indices()[0], X.indices()[0])
+
+
+@every_grid
+def test_forward_and_backward_of_a_layer_reuse_the_routing(comm: Any) -> None:
+    from pdgemm import DistMatrix, matmul_batched, matmul_grouped, plan_grouped
+
+    rng = np.random.default_rng(1)
+    m, d, n, number = 30, 7, 4, 2 * comm.size + 1
+    x, g = rng.standard_normal((m, d)), rng.integers(-1, number, (m, 2))
+    for X in itertools.islice(matrices(comm, x), 0, None, 3):
+        W, w = weights(comm, rng, [(d, n)] * number, "d")
+        routing, of_row = plan_grouped(X, held(X, g), W), g.ravel()
+        dy = rng.standard_normal((2 * m, n))
+        dY = DistMatrix.from_global(dy)
+        rows, gradients = routing.to_groups(X), routing.to_groups(dY)
+        dW = matmul_batched(rows, gradients, transa="T")
+        dX = matmul_grouped(dY, W, routing, transb="T")
+        assert rows.report.as_predicted and dX.report.as_predicted  # type: ignore[attr-defined]
+        chosen = np.flatnonzero(of_row >= 0)
+        assert comm.allreduce(rows.report.counted.words_received) == words_of(  # type: ignore[attr-defined]
+            X, chosen // 2, of_row[chosen], W.owner
+        )
+        for group, own, its_rows in zip(np.flatnonzero(W.owner == comm.rank), dW.items, rows.items, strict=True):
+            mine = np.flatnonzero(of_row == group)
+            assert np.array_equal(its_rows, x[mine // 2])
+            assert np.allclose(own, x[mine // 2].T @ dy[mine], atol=1e-13)
+        check_rows(dy, [each.T for each in w], of_row[:, None], np.zeros((2 * m, d)), dX.allgather(), 1, 0)
+        again = routing.to_rows(rows, DistMatrix.from_global(np.ones((2 * m, d))), beta=2)
+        expected = np.where(of_row[:, None] >= 0, np.repeat(x, 2, axis=0), 0)
+        assert np.array_equal(again.allgather(), expected + 2) and again.report.as_predicted
+        new = routing.to_rows(rows)
+        assert np.array_equal(new.allgather(), expected)
+        X_rows = X.distribution.rows
+        owners, there = X_rows.owner(np.arange(m)), new.distribution.rows.owner(np.arange(2 * m))
+        assert np.array_equal(there, np.repeat(owners, 2))
+
+
+def test_groups_of_any_size(comm: Any) -> None:
+    """None at all, none with rows, one giant group, more ranks than groups, and groups of one size; and empty sides."""
+    from pdgemm import DistMatrix, matmul_grouped, plan_grouped
+
+    rng = np.random.default_rng(2)
+    m = 4 * comm.size
+    for number, g in {
+        0: [np.full(m, -1)],
+        1: [np.zeros(m, int), np.full(m, -1)],
+        2: [np.arange(m) % 2, np.ones(m, int), np.where(np.arange(m) == m - 1, 1, -1)],
+        9: [np.full(m, 7), np.where(np.arange(m) < m - 2, 4, 8), rng.integers(0, 9, m)],
+    }.items():
+        for groups, (d, n) in itertools.product(g, [(3, 2), (0, 2), (3, 0)]):
+            x = rng.standard_normal((m, d))
+            X = DistMatrix.from_global(x, block=(1, 2))
+            W, w = weights(comm, rng, [(d, n)] * number, "d")
+            y0 = rng.standard_normal((m, n))
+            Y = matmul_grouped(X, W, held(X, groups), DistMatrix.from_global(y0), beta=2)
+            check_rows(x, w, groups[:, None], y0, Y.allgather(), 1, 2)
+            load = np.bincount(W.owner, np.bincount(groups[groups >= 0], minlength=number), comm.size)
+            report, routing = Y.report, plan_grouped(X, held(X, groups), W)
+            assert report.as_predicted and report.flops == 2 * int(load.sum()) * d * n
+            assert report.local_flops == 2 * load[comm.rank] * d * n
+            if d * n and load.any():
+                assert report.imbalance == routing.imbalance == load.max() / load.mean()
+    X, (W, _) = DistMatrix.from_global(np.zeros((0, 3))), weights(comm, rng, [(3, 2)] * 4, "f4")
+    assert matmul_grouped(X, W, np.zeros((0, 2), int)).shape == (0, 2)
+
+
+def test_a_giant_group_is_shared_by_giving_it_several_items(comm: Any) -> None:
+    from pdgemm import Batch, DistMatrix, matmul_grouped
+
+    rng = np.random.default_rng(3)
+    m = 12 * comm.size
+    x, w = rng.standard_normal((m, 5)), rng.standard_normal((5, 4))
+    X = DistMatrix.from_global(x)
+    W = Batch.from_global(np.repeat(w[None], comm.size, axis=0), comm)
+    Y = matmul_grouped(X, W, held(X, np.arange(m) % comm.size))
+    assert np.allclose(Y.allgather(), x @ w, rtol=1e-13) and Y.report.imbalance == 1
+
+
+def test_the_result_may_be_the_matrix_itself(comm: Any) -> None:
+    from pdgemm import DistMatrix, matmul_grouped
+
+    rng = np.random.default_rng(4)
+    for x, order in in_turn([rng.standard_normal((17, 6)), rng.standard_normal((40, 6))], ["C", "F"]):
+        X = DistMatrix.from_global(x, block=2, order=order)  # type: ignore[arg-type]
+        W, w = weights(comm, rng, [(6, 6)] * 3, "d")
+        groups = rng.integers(-1, 3, len(x))
+        assert matmul_grouped(X, W, held(X, groups), X, beta=1) is X
+        check_rows(x, w, groups[:, None], x, X.allgather(), 1, 1)
+
+
+size = st.integers(0, 12)
+
+
+@settings(max_examples=examples(40))
+@given(data=st.data())
+def test_any_grouped_product(comm: Any, data: st.DataObject) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, matmul_grouped
+
+    draw = data.draw
+    m, d, n, number, choices = draw(size), draw(size), draw(size), draw(size), draw(st.integers(1, 3))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    kinds, trans = draw(st.sampled_from(TYPES)), draw(st.sampled_from("NTC"))
+    alpha, beta = draw(st.sampled_from([0, 1, 2, -3])), draw(st.sampled_from([0, 1, 2]))
+    groups = rng.integers(-1, number, (m, choices)) if draw(st.booleans()) else np.full((m, choices), number - 1)
+    block = st.none() | st.tuples(st.integers(1, 5), st.integers(1, 5))
+    with ProcessGrid(comm, draw(st.sampled_from(grid_shapes(comm.size)))) as grid, ProcessGrid(comm) as other:
+        x = drawn(rng, (m, d), kinds[0])
+        X = DistMatrix.from_global(x, grid=grid, block=draw(block), order=draw(st.sampled_from("CF")))
+        W, w = weights(comm, rng, [(d, n) if trans == "N" else (n, d)] * number, kinds[1])
+        y0 = drawn(rng, (m * choices, n), kinds[0] if kinds[2] is None else kinds[2])
+        Y = DistMatrix.from_global(y0, grid=other, block=draw(block))
+        options: Any = {"alpha": alpha, "beta": beta, "transb": trans, "accumulate_dtype": kinds[3]}
+        matmul_grouped(X, W, held(X, groups), Y, **options)
+        check_rows(x, [op(each, trans) for each in w], groups, y0, Y.allgather(), alpha, beta, kinds[3])
+        assert Y.report.as_predicted
+
+
+# ------------------------------------------------------------------ bad input
+def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
+    from mpi4py import MPI
+
+    from pdgemm import Batch, DistMatrix, ProcessGrid, matmul_batched, matmul_grouped, plan_grouped
+    from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, PdgemmError
+
+    with ProcessGrid(comm, (1, comm.size)) as wide, ProcessGrid(comm, (comm.size, 1)) as grid:
+        m, last = 4 * comm.size, comm.size - 1
+        X, Y = (DistMatrix.from_global(np.ones((m, k)), grid=grid) for k in (3, 2))
+        count = comm.size + 1
+        W = Batch.from_global(np.ones((count, 3, 2)), comm)
+        odd = Batch.from_global([np.ones((3, 2 + (g == 2))) for g in range(3)], comm)
+        g = np.zeros(4, int)
+        routing = plan_grouped(X, g, W)
+        fewer = Batch.from_global(np.ones((1, 3, 2)), comm)
+        integers = Batch.from_global(np.ones((count, 3, 2), int), comm)
+        moved = Batch.from_global(np.ones((count, 3, 2)), comm, [last] * count)
+        twice = [DistMatrix.from_global(np.ones((2 * m, k)), grid=grid) for k in (3, 2)]
+        whole = DistMatrix.from_global(np.ones((m, 3)), grid=wide)
+        frozen = DistMatrix.from_global(np.ones((m, 2)), grid=grid)
+        frozen.local.flags.writeable = False
+        bad = g + (np.arange(4) == 2) * (comm.rank == last) * count  # on one rank alone
+        few = g[: 4 - (comm.rank == 0)]
+        cases: list[tuple[type[PdgemmError], str, Any]] = [
+            (ArgumentError, rf"groups are 0 to {count - 1}.*rank {last}.*got {count}", lambda: plan_grouped(X, bad, W)),
+            (ArgumentError, f"groups are 0 to {count - 1}", lambda: matmul_grouped(X, W, bad, Y)),
+            (ArgumentError, r"-1 for none.*got -2", lambda: plan_grouped(X, g - 2, W)),
+            (LayoutError, r"groups has shape \(4,\) or \(4, k\)", lambda: plan_grouped(X, few, W)),
+            (LayoutError, r"got \(4, 0\)", lambda: plan_grouped(X, g.reshape(4, 1)[:, :0], W)),
+            (DTypeError, "groups are integers.*float64", lambda: plan_grouped(X, g * 1.0, W)),
+            (LayoutError, "owner is one of", lambda: plan_grouped(X, g, [comm.size])),
+            (DTypeError, "X must be a DistMatrix", lambda: matmul_grouped(np.ones((4, 3)), W, g)),  # type: ignore[arg-type]
+            (DTypeError, "W is a Batch, got ndarray", lambda: matmul_grouped(X, np.ones((2, 3, 2)), g)),  # type: ignore[arg-type]
+            (DTypeError, "X has dtype int64", lambda: matmul_grouped(X.astype(int), W, g)),
+            (DTypeError, "W has dtype int64", lambda: matmul_grouped(X, integers, g)),
+            (DTypeError, "Y has dtype int8", lambda: matmul_grouped(X, W, g, Y.astype("i1"))),
+            (DTypeError, "complex128.*cannot be stored", lambda: matmul_grouped(X.astype("D"), W, g, Y)),
+            (DTypeError, "beta = 1j is complex", lambda: matmul_grouped(X, W, g, Y, beta=1j)),
+            (DTypeError, "alpha must be a number", lambda: matmul_grouped(X, W, g, Y, alpha="1")),  # type: ignore[arg-type]
+            (DTypeError, "accumulate_dtype", lambda: matmul_grouped(X, W, g, accumulate_dtype="float16")),
+            (ArgumentError, "transb is", lambda: matmul_grouped(X, W, g, transb="X")),  # type: ignore[arg-type]
+            (LayoutError, r"op\(W\) of group 0 is 2 x 3, but X is", lambda: matmul_grouped(X, W, g, transb="T")),
+            (LayoutError, r"op\(W\) of group 2 is 3 x 3", lambda: matmul_grouped(X, odd, g)),
+            (LayoutError, r"Y is .* but X op\(W\) has 2 columns", lambda: matmul_grouped(X, W, g, X)),
+            (LayoutError, rf"Y has {m} rows", lambda: matmul_grouped(X, W, g, twice[1])),
+            (LayoutError, rf"X has {m} rows, got", lambda: matmul_grouped(twice[0], W, routing)),
+            (ArgumentError, "Y is read-only", lambda: matmul_grouped(X, W, g, frozen)),
+            (LayoutError, "have other owners", lambda: matmul_grouped(X, fewer, routing)),
+            (DTypeError, "are a Batch, got NoneType", lambda: routing.to_rows(None)),  # type: ignore[arg-type]
+            (LayoutError, "have not the owners and the rows", lambda: routing.to_rows(W)),
+            (LayoutError, "the rows of groups have 3 elements", lambda: routing.to_rows(routing.to_groups(X), Y)),
+            (LayoutError, "X has .* rows", lambda: routing.to_groups(twice[0])),
+        ]  # fmt: skip
+        if comm.size > 1:
+            alone = Batch.from_global(np.ones((2, 3, 2)), MPI.COMM_SELF)
+            differ = np.full(m, comm.rank)
+            cases += [
+                (GridError, "over different ranks", lambda: matmul_grouped(X, alone, g)),
+                (LayoutError, "have other owners", lambda: matmul_grouped(X, moved, routing)),
+                (ArgumentError, "same rows have passed different groups", lambda: plan_grouped(whole, differ, W)),
+                (ArgumentError, "different arguments", lambda: matmul_grouped(X, W, routing, Y, alpha=comm.rank)),
+                (ArgumentError, "different arguments", lambda: matmul_grouped(X, W, routing, Y, beta=comm.rank)),
+                (ArgumentError, "different arguments", lambda: plan_grouped(X, g, [comm.rank] * 3)),
+                (ArgumentError, "different arguments", lambda: plan_grouped(X, np.zeros((4, 1 + comm.rank), int), W)),
+            ]
+        before = Y.local.copy()
+        for kind, message, call in cases:
+            with pytest.raises(kind, match=message) as caught:
+                call()
+            assert len(set(comm.allgather(str(caught.value)))) == 1
+            assert np.array_equal(Y.local, before)
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            routing.__reduce__()
+        matmul_batched(routing.to_groups(X), W)  # the ranks go on together
