@@ -101,8 +101,8 @@ class BatchProduct:
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
         flops = gemm_flops(1, 1, 1, accumulate.kind == "c") * mnk.prod(axis=0) * (alpha != 0)
         self.A, self.B, self.C, self.flops = left, right, C, flops
-        self.description = [f"{len(C)} items, {flops.sum()} flops", transa.upper(), transb.upper(), f"alpha={alpha}"]
-        self.description += [f"beta={beta}", A.dtype, B.dtype, C.dtype, accumulate]
+        self.description: list[object] = [f"{len(C)} items, {flops.sum()} flops", transa.upper(), transb.upper()]
+        self.description += [f"alpha={alpha}", f"beta={beta}", A.dtype, B.dtype, C.dtype, accumulate]
         conjugate = (conjugate_a, conjugate_b)
         self._multiply: Callable[[Any, Any, Any], None]
         if C.device:

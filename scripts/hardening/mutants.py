@@ -1,4 +1,4 @@
-"""What the suite catches: 198 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 202 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -315,6 +315,26 @@ MUTANTS = [
         "max(0 if self.alike else need.max(initial=0), min(CHUNK_BYTES, need.sum()))",
         "min(CHUNK_BYTES, need.sum())",
         (f"1 {R}algorithms/test_batched.py",),
+    ),
+    Mutant(
+        "grouped: rows return in the order in which they arrived", "pdgemm/algorithms/indexing/routing.py",
+        "False): IndexPairs(places, self._chosen),", "False): IndexPairs(places, np.sort(self._chosen)),",
+        (f"1 {R}algorithms/test_grouped.py",),
+    ),
+    Mutant(
+        "grouped: the first row of a group is counted twice", "pdgemm/algorithms/indexing/routing.py",
+        "minlength=len(owner))", "minlength=len(owner)) + (np.arange(len(owner)) == 0)",
+        (f"1 {R}algorithms/test_grouped.py",),
+    ),
+    Mutant(
+        "grouped: a group without rows shifts the groups behind it", "pdgemm/algorithms/indexing/routing.py",
+        "ends = np.cumsum([0, *self.sizes[", "ends = np.cumsum([0, *np.maximum(1, self.sizes)[",
+        (f"1 {R}algorithms/test_grouped.py",),
+    ),
+    Mutant(
+        "grouped: a row without a group keeps its elements", "pdgemm/algorithms/indexing/routing.py",
+        "if not len(local) or beta == 1", "if not len(local) or beta == 0",
+        (f"1 {R}algorithms/test_grouped.py",),
     ),
     Mutant(
         "factors: the other factor of a product is not conjugated", "pdgemm/linalg/factors/rank_k.py",
