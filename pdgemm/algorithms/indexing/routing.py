@@ -134,6 +134,7 @@ class Routing:
         """The most rows of any rank / the mean over all ranks."""
         return max(self.counts) * self.grid.size / max(1, sum(self.counts))
 
+    @repeated_if_unmapped
     def to_groups(self, X: DistMatrix, *, check: bool = True) -> Batch:
         """Return the rows of X by group: item g is (sizes[g], d), on the owner of g.  Collective over the grid.
 
@@ -142,24 +143,6 @@ class Routing:
         The items are copies, whose elements may be changed; `.report` has the words that were sent.
         Cost per rank: each row is sent once to each of its groups on other ranks, packed, in one exchange.
         """
-        return self._to_groups(X, check)
-
-    def to_rows(
-        self, batch: Batch, Y: DistMatrix | None = None, *, beta: complex = 0, check: bool = True
-    ) -> DistMatrix:
-        """Compute Y := R + beta Y, where R has the rows of the groups in their places.  Collective over the grid.
-
-        batch : item g is (sizes[g], n), on the owner of g.
-        Y     : DistMatrix (mk, n) in any layout over the same ranks, overwritten; not read if beta is 0.  Rows without
-                a group become beta Y.  None: Y is allocated, its rows on the ranks of the rows of the matrix that
-                `plan_grouped` was called with.
-
-        Returns Y; `Y.report` has the words that were sent.  Cost: as `to_groups`, and a copy of unequal items.
-        """
-        return self._to_rows(batch, Y, beta, check)
-
-    @repeated_if_unmapped
-    def _to_groups(self, X: DistMatrix, check: bool) -> Batch:
         start, comm = perf_counter(), communicator(X=X)
         with together(comm, check) as arguments:
             check_matrices(X=X)
@@ -172,7 +155,18 @@ class Routing:
         return batch
 
     @repeated_if_unmapped
-    def _to_rows(self, batch: Batch, Y: DistMatrix | None, beta: Any, check: bool) -> DistMatrix:
+    def to_rows(
+        self, batch: Batch, Y: DistMatrix | None = None, *, beta: complex = 0, check: bool = True
+    ) -> DistMatrix:
+        """Compute Y := R + beta Y, where R has the rows of the groups in their places.  Collective over the grid.
+
+        batch : item g is (sizes[g], n), on the owner of g.
+        Y     : DistMatrix (mk, n) in any layout over the same ranks, overwritten; not read if beta is 0.  Rows without
+                a group become beta Y.  None: Y is allocated, its rows on the ranks of the rows of the matrix that
+                `plan_grouped` was called with.
+
+        Returns Y; `Y.report` has the words that were sent.  Cost: as `to_groups`, and a copy of unequal items.
+        """
         start, comm, new_result = perf_counter(), self.grid.comm, Y is None
         with together(comm, check) as arguments:
             self._check_batch(batch)
@@ -193,8 +187,11 @@ class Routing:
 
     # ------------------------------------------------------------------ the parts of both, and of a grouped product
     def new_rows(self, width: int, dtype: np.dtype, device: Device | None) -> Array:
-        """Allocate an array for the rows of all groups of this rank.  Local."""
-        return new_array((self.counts[self.grid.rank], width), dtype, "C", self.grid, device)
+        """Allocate an array for the rows of all groups of this rank, where other ranks can read it.  Local."""
+        shape = self.counts[self.grid.rank], width
+        if device is None and self.grid.memory.alone:
+            return devices.own_memory(device).empty(shape, dtype)  # often memory that was freed, and is mapped
+        return new_array(shape, dtype, "C", self.grid, device)
 
     def new_result(self, width: int, dtype: np.dtype, device: Device | None) -> DistMatrix:
         """Allocate a result (mk, width), whose rows are on the ranks of the matrix that was routed.  Local."""
