@@ -99,20 +99,25 @@ def _by_index(source: np.ndarray, target: np.ndarray, rows: IndexMap, cols: Inde
 
 
 def _lines(x: np.ndarray, y: np.ndarray, there: np.ndarray, here: np.ndarray, copy: Copy) -> None:
-    """Copy whole lines by index, y[here] := x[there], a few at a time, which stay in cache."""
+    """Copy whole lines by index, y[here] := x[there]; what passes through temporary arrays stays in cache."""
     plain = x.dtype == y.dtype and (copy is np.copyto or (isinstance(copy, Combine) and copy.copies))
+    sources, targets = _as_slice(there), _as_slice(here)
+    if plain and isinstance(targets, slice) and x.flags.c_contiguous and y.flags.c_contiguous:
+        np.take(x, there, axis=0, out=y[targets], mode="clip")  # which copies arrays that are not contiguous
+        return
+    if plain and isinstance(sources, slice):
+        y[here] = x[sources]
+        return
     for some in slabs(len(there), x.shape[1]):
-        sources, targets = there[some], _as_slice(here[some])
-        if isinstance(targets, slice) and plain and x.flags.c_contiguous:  # else numpy.take copies all of x
-            np.take(x, sources, axis=0, out=y[targets], mode="clip")
-        elif isinstance(targets, slice):
-            copy(y[targets], x[_as_slice(sources)])
+        lines = x[there[some]]
+        if isinstance(targets, slice):
+            copy(y[targets][some], lines)
         elif plain:
-            y[targets] = x[_as_slice(sources)]
+            y[here[some]] = lines
         else:
-            kept = y[targets]
-            copy(kept, x[_as_slice(sources)])
-            y[targets] = kept
+            kept = y[here[some]]
+            copy(kept, lines)
+            y[here[some]] = kept
 
 
 def _as_slice(indices: np.ndarray) -> slice | np.ndarray:
