@@ -6,6 +6,7 @@ A stack is multiplied by one NumPy call; a stack that is converted or scaled, in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
 from time import perf_counter
@@ -15,6 +16,8 @@ import numpy as np
 from mpi4py import MPI
 from numpy.lib.array_utils import byte_bounds
 
+from pdgemm.algorithms.batch_epilogue import BatchEpilogue
+from pdgemm.algorithms.epilogue import Epilogue
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError
 from pdgemm.instrument.log import INFO, LOG
 from pdgemm.instrument.spans import timed
@@ -44,6 +47,7 @@ def matmul_batched(
     transa: Transpose = "N",
     transb: Transpose = "N",
     accumulate_dtype: DType | None = None,
+    epilogue: Epilogue | None = None,
     check: bool = True,
 ) -> Batch:
     """Compute C_i := alpha op(A_i) op(B_i) + beta C_i for all items i.  Collective over A.comm, only for the check.
@@ -54,6 +58,7 @@ def matmul_batched(
     alpha, beta : scalars of C's type.  beta == 0: C is not read.  alpha == 0 or k_i == 0: A_i and B_i are not read.
     transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H.
     accumulate_dtype : as for `pdgemm`.  Operands are converted in chunks of the batch, never whole stacks.
+    epilogue : C_i := f(scale (alpha op(A_i) op(B_i) + beta C_i) + bias) + residual_i, as for `pdgemm`.
     check : False skips the allreduce that makes all ranks raise the same exception, the only communication.
 
     Returns C; `C.report` is a BatchReport.
@@ -68,7 +73,7 @@ def matmul_batched(
     if not isinstance(A, Batch):  # without a Batch the ranks have no communicator to agree over
         raise DTypeError(f"A is a Batch, got {type(A).__name__}")
     with together(A.comm, check) as description:
-        product = BatchProduct(A, B, C, alpha, beta, transa, transb, accumulate_dtype)
+        product = BatchProduct(A, B, C, alpha, beta, transa, transb, accumulate_dtype, epilogue)
         description += ["matmul_batched", *product.description]
     return product(start)
 
@@ -81,7 +86,16 @@ class BatchProduct:
     """
 
     def __init__(
-        self, A: Batch, B: Any, C: Any, alpha: Any, beta: Any, transa: str, transb: str, accumulate_dtype: Any
+        self,
+        A: Batch,
+        B: Any,
+        C: Any,
+        alpha: Any,
+        beta: Any,
+        transa: str,
+        transb: str,
+        accumulate_dtype: Any,
+        epilogue: Epilogue | None = None,
     ) -> None:
         for name, x in (("A", A), ("B", B), ("C", C)):
             if x is not None or name == "B":
@@ -89,38 +103,52 @@ class BatchProduct:
         (left, conjugate_a), (right, conjugate_b) = _op(A, transa, "transa"), _op(B, transb, "transb")
         _check_shapes("inner dimensions do not agree", (left.shapes[:, 1], right.shapes[:, 0]), left, right)
         mnk = np.stack([left.shapes[:, 0], right.shapes[:, 1], left.shapes[:, 1]])
-        own, shapes = A.owner == A.comm.rank, mnk[:2].T
+        own, shapes, new_result = A.owner == A.comm.rank, mnk[:2].T, C is None
         if C is None:
             beta, dtype = 0, dtypes.product(A.dtype, B.dtype)
             items = empty_items(shapes[own], shapes, dtype, A.device)
             C = Batch(items, shapes, A.owner, dtype, A.comm, A.device)
         else:
             _check_shapes("shape mismatch: C is not of the shape of op(A) op(B)", (shapes, C.shapes), left, right, C)
-            _check_memory(A, B, C)
         accumulate, _ = accumulation(A.dtype, B.dtype, C.dtype, accumulate_dtype)
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
         flops = gemm_flops(1, 1, 1, accumulate.kind == "c") * mnk.prod(axis=0) * (alpha != 0)
+        self._beta = beta
+        self._end = epilogue and BatchEpilogue(epilogue, C, accumulate, lambda name, x: _check_batch(name, x, A))
+        operands, written = {"A": A, "B": B, **(self._end.batches if self._end else {})}, {"C": C}
+        if "aux" in operands and epilogue and not epilogue.gradient:
+            written["aux"] = operands.pop("aux")
+        if self._end or not new_result:
+            _check_memory(written, operands)
         self.A, self.B, self.C, self.flops = left, right, C, flops
+        self._sums = self._end.sums if self._end else C
         self.description: list[object] = [f"{len(C)} items, {flops.sum()} flops", transa.upper(), transb.upper()]
         self.description += [f"alpha={alpha}", f"beta={beta}", A.dtype, B.dtype, C.dtype, accumulate]
+        self.description += [epilogue.described()] if epilogue else []
         conjugate = (conjugate_a, conjugate_b)
         self._multiply: Callable[[Any, Any, Any], None]
         if C.device:
             self._multiply = _OnDevice(alpha, beta, _factors(accumulate, mnk[2, own]), conjugate)
         else:
-            self._multiply = _Multiply(alpha, beta, (A.dtype, B.dtype, C.dtype), accumulate, conjugate, mnk[:, own])
+            self._multiply = _Multiply(
+                alpha, beta, (A.dtype, B.dtype, self._sums.dtype), accumulate, conjugate, mnk[:, own]
+            )
 
     def __call__(self, start: float) -> Batch:
         """Compute C, set its report, and return C.   start : the time at which the call began."""
-        A, B, C, multiply = self.A.items, self.B.items, self.C, self._multiply
-        with timed("batch"):
-            if not any(isinstance(x, list) for x in (A, B, C.items)):
-                multiply(A, B, C.items)
+        A, B, sums, C, multiply = self.A.items, self.B.items, self._sums.items, self.C, self._multiply
+        with timed("batch"), np.errstate(all="ignore") if self._end else nullcontext():
+            if self._end:
+                self._end.begin(self._beta)
+            if not any(isinstance(x, list) for x in (A, B, sums)):
+                multiply(A, B, sums)
             elif isinstance(multiply, _OnDevice):
-                multiply.each(A, B, C.items)
+                multiply.each(A, B, sums)
             else:
-                for a, b, c in zip(A, B, C.items):
-                    multiply(a[None], b[None], c[None])
+                for a, b, s in zip(A, B, sums):
+                    multiply(a[None], b[None], s[None])
+            if self._end:
+                self._end.end()
             if C.device:
                 C.device.current_stream().synchronize()
         load = np.zeros(C.comm.size, np.int64)
@@ -310,17 +338,19 @@ def _check_shapes(problem: str, equal: tuple[np.ndarray, np.ndarray], *batches: 
         raise LayoutError(f"item {item}: {problem}: {', '.join(sizes)}")
 
 
-def _check_memory(A: Batch, B: Batch, C: Batch) -> None:
-    """Raise ArgumentError where C is read-only, or shares memory with A, with B or among its own items."""
-    parts = {name: arrays(x) for name, x in zip("ABC", (A, B, C))}
-    if not all(writeable(x) for x in parts["C"]):
-        raise ArgumentError("C is read-only")
+def _check_memory(written: dict[str, Batch], operands: dict[str, Batch]) -> None:
+    """Raise ArgumentError where a written batch is read-only, or shares memory with another one or among its items."""
+    parts = {name: arrays(x) for name, x in (operands | written).items()}
+    for name in written:
+        if not all(writeable(x) for x in parts[name]):
+            raise ArgumentError(f"{name} is read-only")
     named_arrays = [(name, shadow(x)) for name, part in parts.items() for x in part if x.size]
     before: list[tuple[int, str, np.ndarray]] = []  # arrays that may overlap the next one
     for start, end, number in sorted((*byte_bounds(x), number) for number, (_, x) in enumerate(named_arrays)):
         name, x = named_arrays[number]
         before = [other for other in before if other[0] > start]
         for _, other_name, y in before:
-            if "C" in (name, other_name) and overlap(x, y):
-                raise ArgumentError(f"C shares memory with {min(name, other_name).replace('C', 'itself')}")
+            pair = sorted((name, other_name), key=[*written, *operands].index)
+            if pair[0] in written and overlap(x, y):
+                raise ArgumentError(f"{pair[0]} shares memory with {pair[1] if pair[1] != pair[0] else 'itself'}")
         before.append((end, name, x))

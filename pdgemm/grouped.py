@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from pdgemm.algorithms.epilogue import Epilogue
 from pdgemm.algorithms.indexing.routing import RoutedTransfer, Routing, checked_owners, plan_grouped
 from pdgemm.batched import BatchProduct
-from pdgemm.errors import DeviceError, DTypeError, LayoutError
+from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.instrument.log import INFO, LOG
 from pdgemm.instrument.run_report import GroupedReport
 from pdgemm.local.arrays import device as devices
@@ -44,6 +45,7 @@ def matmul_grouped(
     beta: complex = 0,
     transb: Transpose = "N",
     accumulate_dtype: DType | None = None,
+    epilogue: Epilogue | None = None,
     check: bool = True,
 ) -> DistMatrix:
     """Compute Y[i] := alpha X[i] op(W_g) + beta Y[i] for all rows i, where g is the group of row i.  Collective.
@@ -57,6 +59,8 @@ def matmul_grouped(
     alpha, beta : scalars of Y's type.  beta == 0: Y is not read.  alpha == 0: W is not read.
     transb : "N" op(W) = W, "T" op(W) = W^T, "C" op(W) = W^H.
     accumulate_dtype, check : as for `matmul_batched`.
+    epilogue : Y[i] := f(scale (alpha X[i] op(W_g)) + bias), as for `matmul_batched`, with beta = 0: vectors are arrays
+        for all groups, or a Batch of a row (1, n) for each.  Rows in no group are 0.
 
     Returns Y; `Y.report` is a GroupedReport.  Its `imbalance` says how many times the mean work the busiest rank has: a
     group is multiplied by its owner alone, however large it is.
@@ -71,8 +75,10 @@ def matmul_grouped(
     with together(comm, check) as description:
         description.append("matmul_grouped")
         _check(X, W, groups, Y, alpha, beta, transb, accumulate_dtype)
+        if epilogue is not None and Y is not None and beta != 0:
+            raise ArgumentError(f"beta = {beta}: a grouped product with an epilogue overwrites Y")
     routing = groups if isinstance(groups, Routing) else plan_grouped(X, groups, W)
-    return _multiplied(X, W, routing, Y, alpha, beta, transb, accumulate_dtype, check, start)
+    return _multiplied(X, W, routing, Y, alpha, beta, transb, accumulate_dtype, epilogue, check, start)
 
 
 @repeated_if_unmapped
@@ -85,6 +91,7 @@ def _multiplied(
     beta: Any,
     transb: str,
     accumulate_dtype: Any,
+    epilogue: Epilogue | None,
     check: bool,
     start: float,
 ) -> DistMatrix:
@@ -97,7 +104,7 @@ def _multiplied(
         rows, results = (routing.new_rows(width, x.dtype, W.device) for width, x in ((X.shape[1], X), (n, Y)))
         inward = RoutedTransfer(routing, X, rows, True, X.shared)
         operands = routing.batch_of(rows), W, routing.batch_of(results)
-        product = BatchProduct(*operands, alpha, 0, "N", transb, accumulate_dtype)
+        product = BatchProduct(*operands, alpha, 0, "N", transb, accumulate_dtype, epilogue)
         description += ["matmul_grouped", inward.plan.description, *product.description]
     shared = routing.shares(results)
     with together(comm, check) as description:

@@ -20,13 +20,14 @@ from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import as_scalar, check_dtype, check_matrices, check_result, shape_of
 from pdgemm.matrix.array_functions import part_of_broadcast
+from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Activation
 from pdgemm.planning.ending import Ending, EpilogueOperand, OperandName, vector_operand
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.support.agreement import described_elements
 
-Vector = DistMatrix | np.ndarray
+Vector = DistMatrix | Batch | np.ndarray
 _VECTORS: tuple[OperandName, ...] = ("scale", "bias")
 
 
@@ -45,6 +46,9 @@ class Epilogue:
     residual : DistMatrix (m, n) of any layout over the ranks of C, which shares no memory with C.
     aux : DistMatrix (m, n) in the layout of C: receives what f is applied to; with `gradient` it is read.
 
+    Of batches (`matmul_batched`), matrices are batches with the owners of C, whose items are of C's shape, or vectors
+    for each item; an array is for all items.
+
     It is computed in the type of accumulation, once, after the last sum, and then rounded to the type of C; `beta C` is
     part of the sums.  Real and complex products; an activation needs a real one.  Operands may be of any real type, or
     of a complex one if C is.
@@ -61,9 +65,9 @@ class Epilogue:
 
     bias: Vector | complex | None = None
     activation: Activation | None = None
-    residual: DistMatrix | None = None
+    residual: DistMatrix | Batch | None = None
     scale: Vector | complex | None = None
-    aux: DistMatrix | None = None
+    aux: DistMatrix | Batch | None = None
     gradient: bool = False
 
     def backward(self) -> Epilogue:
@@ -95,7 +99,7 @@ class Epilogue:
     def described(self) -> str:
         """Return the values that must be equal on all ranks, as text."""
         values = [getattr(self, name) for name in _VECTORS]
-        arrays = [described_elements(np.asarray(x)) for x in values if not isinstance(x, DistMatrix | None)]
+        arrays = [described_elements(np.asarray(x)) for x in values if not isinstance(x, DistMatrix | Batch | None)]
         return f"epilogue {self.text}, {self.aux is not None}, {arrays}"
 
 
@@ -106,10 +110,9 @@ def ending_of(epilogue: Any, matrices: dict[str, DistMatrix], accumulate: np.dty
     """
     if epilogue is None:
         return None
-    if not isinstance(epilogue, Epilogue):
-        raise ArgumentError(f"epilogue must be an Epilogue, got {type(epilogue).__name__}")
+    check_form(epilogue, accumulate)
     C, grid = matrices["C"], matrices["A"].grid
-    _check(epilogue, matrices, accumulate)
+    _check(epilogue, matrices)
     there, operands = C.layout_in(grid), list[EpilogueOperand]()
     for name in _VECTORS:
         x = getattr(epilogue, name)
@@ -125,9 +128,10 @@ def ending_of(epilogue: Any, matrices: dict[str, DistMatrix], accumulate: np.dty
     return Ending(C.dtype, epilogue.text, tuple(operands))
 
 
-def _check(epilogue: Epilogue, matrices: dict[str, DistMatrix], accumulate: np.dtype) -> None:
-    """Raise where the operands do not fit C, each other, or the type of the sums."""
-    C = matrices["C"]
+def check_form(epilogue: Any, accumulate: np.dtype) -> None:
+    """Raise where an epilogue does not fit the type of the sums, or its parts do not make a formula."""
+    if not isinstance(epilogue, Epilogue):
+        raise ArgumentError(f"epilogue must be an Epilogue, got {type(epilogue).__name__}")
     if kind_rank(accumulate) == 0:
         raise DTypeError(f"an epilogue is for real and complex products; these sums are {accumulate}")
     if epilogue.activation is not None:
@@ -136,6 +140,11 @@ def _check(epilogue: Epilogue, matrices: dict[str, DistMatrix], accumulate: np.d
             raise DTypeError(f"activation {epilogue.activation!r} is for real products; these sums are {accumulate}")
     if epilogue.gradient and (epilogue.aux is None or not epilogue.activation or epilogue.bias is not None):
         raise ArgumentError("gradient=True needs an activation and aux, and takes no bias, which is part of aux")
+
+
+def _check(epilogue: Epilogue, matrices: dict[str, DistMatrix]) -> None:
+    """Raise where the operands do not fit C, or each other."""
+    C = matrices["C"]
     for name in ("residual", "aux"):
         if not isinstance(getattr(epilogue, name), DistMatrix | None):
             check_matrices(**{name: getattr(epilogue, name)})
@@ -156,7 +165,8 @@ def _check(epilogue: Epilogue, matrices: dict[str, DistMatrix], accumulate: np.d
             raise DTypeError(f"{name} is {x.dtype}, which a result of {C.dtype} cannot hold")
     check_result("C", C, epilogue.operands)
     if epilogue.aux is not None and not epilogue.gradient:
-        check_result("aux", epilogue.aux, matrices | {x: y for x, y in epilogue.operands.items() if x != "aux"})
+        read = matrices | epilogue.operands
+        check_result("aux", read.pop("aux"), read)
 
 
 def _check_array(name: str, x: Any, C: DistMatrix) -> None:
@@ -187,7 +197,7 @@ class EpilogueRun:
         assert plan.problem.ending is not None
         moved = [x.name for x in plan.problem.ending.moved]  # in one order on all ranks
         values = {name: self._operand(name, name in moved) for name in ("scale", "bias", "residual")}
-        aux = None if epilogue.aux is None else epilogue.aux.stored
+        aux = epilogue.operands["aux"].stored if "aux" in epilogue.operands else None
         self._finish = Finish(epilogue.activation or "", epilogue.gradient, **values, aux=aux)
         self.sources: dict[str, Array] = {name: self._source(name) for name in moved}
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 import click
 import numpy as np
@@ -20,7 +21,7 @@ from scipy.special import erfc, expit
 
 from pdgemm import DistMatrix, Epilogue, ProcessGrid, pdgemm
 
-FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+FUNCTIONS: dict[Any, Callable[[np.ndarray], np.ndarray]] = {
     "relu": lambda z: np.maximum(z, 0),
     "gelu": lambda z: 0.5 * z * erfc(-np.sqrt(0.5) * z),
     "gelu_tanh": lambda z: 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))),

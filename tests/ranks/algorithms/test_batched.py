@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_device import fake_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import SHAPES, op
@@ -446,3 +448,51 @@ def test_ranks_that_disagree_all_hear_of_it(comm: Any) -> None:
         matmul_batched(A, A, transa="NT"[comm.rank % 2])
     with pytest.raises(DTypeError, match=rf"B is a Batch.*\[rank 1 of {comm.size}\]"):
         matmul_batched(A, None if comm.rank == 1 else A)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("where", ["host", "fake"])
+def test_epilogues(comm: Any, where: str) -> None:
+    """Stacks and lists, in place and where C is narrower than its sums, against NumPy in double precision."""
+    from pdgemm import Batch, Epilogue, matmul_batched
+    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
+
+    rng = np.random.default_rng(comm.rank)
+    with fake_device() if where == "fake" else nullcontext() as device:
+
+        def batch(items: list[np.ndarray]) -> Any:
+            return Batch.from_local([device.to_device(x, "C") if device else x for x in items], comm)
+
+        def values(batch: Any) -> list[np.ndarray]:
+            return [(device.to_host(x) if device else x).astype(float) for x in batch.items]
+
+        for alike, dtype, beta in itertools.product((True, False), ("float64", "float32", "float16"), (0, 0.5)):
+            shapes = [(5, 6, 7)] * 3 if alike else [(4, 6, 1), (0, 6, 3), (9, 6, 2)]
+            A, B, C0 = ([draw(rng, (x[i], x[j]), dtype) for x in shapes] for i, j in ((0, 2), (2, 1), (0, 1)))
+            rows, residual = [draw(rng, (1, 6), "float32") for _ in shapes], [draw(rng, c.shape, dtype) for c in C0]
+            C, aux = batch([c.copy() if beta else c * np.nan for c in C0]), batch([0 * c for c in C0])
+            epilogue = Epilogue(scale=2.0, bias=batch(rows), activation="silu", residual=batch(residual), aux=aux)
+            matmul_batched(batch(A), batch(B), C, beta=beta, epilogue=epilogue)
+            unit = np.finfo(dtype).eps
+            for a, b, c0, r, res, c, z in zip(A, B, C0, rows, residual, values(C), values(aux)):
+                a, b, c0, r, res = (x.astype(float) for x in (a, b, c0, r, res))
+                before = 2 * (a @ b + beta * c0) + r
+                assert np.allclose(z, before, rtol=2 * unit, atol=100 * min(unit, 1e-6))
+                assert np.allclose(c, before / (1 + np.exp(-before)) + res, rtol=2 * unit, atol=100 * min(unit, 1e-6))
+            kept, slope = values(aux), matmul_batched(batch(A), batch(B), epilogue=epilogue.backward())
+            for a, b, z, c in zip(A, B, kept, values(slope)):
+                s = 1 / (1 + np.exp(-z))
+                value = (a.astype(float) @ b) * (s + z * s * (1 - s))
+                assert np.allclose(c, value, rtol=3 * unit, atol=1e-5 + 4 * unit)
+        A, B, C = batch(A), batch(B), batch(C0)
+        cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
+            (LayoutError, "item 0 of residual is 1 x 6, of C 4 x 6", {"residual": batch(rows)}),
+            (LayoutError, r"bias has the shape \(5,\)", {"bias": np.ones(5)}),
+            (DTypeError, "bias is a number, an array or a Batch, got list", {"bias": [1.0]}),
+            (ArgumentError, "C shares memory with residual", {"residual": C}),
+            (ArgumentError, "C shares memory with aux", {"aux": C}),
+        ]
+        for error, message, options in cases:
+            with pytest.raises(error, match=message):
+                matmul_batched(A, B, C, epilogue=Epilogue(**options))
+        if device:
+            assert comm.allgather(device.races) == [[]] * comm.size

@@ -332,3 +332,25 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
         with pytest.raises(TypeError, match="cannot be pickled"):
             routing.__reduce__()
         matmul_batched(routing.to_groups(X), W)  # the ranks go on together
+
+
+def test_an_epilogue_with_a_bias_for_each_group(comm: Any) -> None:
+    """Also where Y is narrower than its sums; rows in no group are 0, and what Y holds is not read."""
+    from pdgemm import Batch, DistMatrix, Epilogue, ProcessGrid, matmul_grouped
+    from pdgemm.errors import ArgumentError
+
+    rng = np.random.default_rng(3)
+    x, groups = drawn(rng, (29, 7), "float32"), rng.integers(-1, 4, 29)
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            W, w = weights(comm, np.random.default_rng(4), [(7, 5)] * 4, "float32")
+            b = drawn(np.random.default_rng(5), (4, 1, 5), "float32")
+            X, bias = DistMatrix.from_global(x, grid=grid, block=3), Batch.from_global(b, comm, W.owner)
+            for dtype, unit in (("float32", 1e-6), ("float16", 1e-3)):
+                Y = DistMatrix.from_global(np.full((29, 5), np.nan, dtype), grid=grid, block=2)
+                matmul_grouped(X, W, held(X, groups), Y, epilogue=Epilogue(bias=bias, activation="relu", scale=0.5))
+                product = [0.5 * x[i] @ w[g] + b[g, 0] if g >= 0 else np.zeros(5) for i, g in enumerate(groups)]
+                assert np.allclose(Y.allgather(), np.maximum(product, 0), rtol=unit, atol=10 * unit)
+                assert Y.report.as_predicted
+            with pytest.raises(ArgumentError, match="beta = 1: a grouped product with an epilogue overwrites Y"):
+                matmul_grouped(X, W, held(X, groups), Y, beta=1, epilogue=Epilogue(activation="relu"))

@@ -1,0 +1,92 @@
+"""Epilogues of batches: what the products of many small matrices end in, item by item."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pdgemm.algorithms.epilogue import Epilogue, check_form
+from pdgemm.errors import DTypeError, LayoutError
+from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.activations import Finish
+from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.elementwise import CONVERT
+from pdgemm.matrix.argument_checks import as_scalar
+from pdgemm.matrix.batch import Batch, empty_items
+
+
+class BatchEpilogue:
+    """An epilogue of this rank's items, with its buffers.  Local; it raises on this rank alone.
+
+    sums : the batch of the sums: C itself where C has the type of accumulation.
+    batches : the operands that are batches, by name; item by item they are of the shape of C or, as vectors, of one row
+        or one column.
+    check : raises where a batch cannot be beside C, from its name and the batch.
+    """
+
+    def __init__(self, epilogue: Any, C: Batch, accumulate: np.dtype, check: Callable[[str, Any], object]) -> None:
+        check_form(epilogue, accumulate)
+        self.epilogue: Epilogue = epilogue
+        self._C = C
+        fields = {name: getattr(epilogue, name) for name in ("scale", "bias", "residual", "aux")}
+        self.batches = {name: x for name, x in fields.items() if isinstance(x, Batch)}
+        for name, x in fields.items():
+            if isinstance(x, Batch) or name in ("residual", "aux"):
+                if x is not None:
+                    check(name, x)
+                    self._check_shapes(name, x)
+            elif np.ndim(x) == 0:
+                as_scalar(0 if x is None else x, C.dtype, name)
+            else:
+                self._check_array(name, x)
+        self._operands = {name: self._items(x) for name, x in fields.items()}
+        own = C.shapes[C.owner == C.comm.rank]
+        self.sums = C
+        if C.dtype != accumulate:
+            items = empty_items(own, C.shapes, accumulate, C.device)
+            self.sums = Batch(items, C.shapes, C.owner, accumulate, C.comm, C.device)
+
+    def begin(self, beta: Any) -> None:
+        """Set the sums to C where they are not C and are read."""
+        if self.sums is not self._C and beta != 0:
+            for s, c in zip(self.sums.items, self._C.items):
+                CONVERT(s, c)
+
+    def end(self) -> None:
+        """Assign C, after the last sum."""
+        for s, c, *operands in zip(self.sums.items, self._C.items, *self._operands.values()):
+            Finish(self.epilogue.activation or "", self.epilogue.gradient, *operands)(c, s)
+
+    def _items(self, x: Any) -> list[Any]:
+        """Return an operand of each item of this rank."""
+        if isinstance(x, Batch):
+            return [*x.items]
+        device = self._C.device
+        value: Array = np.atleast_2d(x) if np.ndim(x) else x
+        return [device.to_device(value, "C") if device and np.ndim(x) else value] * len(self._C.items)
+
+    def _check_shapes(self, name: str, x: Batch) -> None:
+        """Raise where an item has not the shape of C's or, as a vector, of a row or a column of it."""
+        whole = (x.shapes == self._C.shapes).all(axis=1)
+        if name in ("scale", "bias"):
+            rows, cols = (x.shapes == [1, 0] + self._C.shapes * [0, 1]), (x.shapes == [0, 1] + self._C.shapes * [1, 0])
+            whole = rows.all(axis=1) | cols.all(axis=1)
+        for item in np.flatnonzero(~whole)[:1]:
+            m, n = self._C.shapes[item]
+            wanted = f"1 x {n} or {m} x 1" if name in ("scale", "bias") else f"{m} x {n}"
+            shape = "{} x {}".format(*x.shapes[item])
+            raise LayoutError(f"item {item} of {name} is {shape}, of C {m} x {n}: it must be {wanted}")
+        if dtypes.kind_rank(x.dtype) > dtypes.kind_rank(self._C.dtype):
+            raise DTypeError(f"{name} is {x.dtype}, which a result of {self._C.dtype} cannot hold")
+
+    def _check_array(self, name: str, x: Any) -> None:
+        """Raise where an array cannot be the same row or column beside each item."""
+        if not isinstance(x, np.ndarray):
+            raise DTypeError(f"{name} is a number, an array or a Batch, got {type(x).__name__}")
+        for m, n in np.unique(self._C.shapes, axis=0):
+            if x.shape not in ((n,), (1, n), (m, 1)):
+                raise LayoutError(f"{name} has the shape {x.shape}, an item of C is {m} x {n}: pass a Batch of vectors")
+        if x.dtype.kind not in "biufcV" or dtypes.kind_rank(x.dtype) > dtypes.kind_rank(self._C.dtype):
+            raise DTypeError(f"{name} is {x.dtype}, which a result of {self._C.dtype} cannot hold")
