@@ -99,7 +99,10 @@ def pdgemm(
         types float32, for int8 int32.  Panels are converted one by one, never whole matrices.
     compute_type : type to which operands are rounded, panel by panel, before they are multiplied; products are then
         accumulated in float32 (complex64): "float32", "tf32" (11 bits, on GPUs; a CPU does not round), "float16" or
-        "bfloat16" (real matrices).  None: nothing is rounded.
+        "bfloat16" (real matrices).  Or products of slices (`docs/emulated.md`), on the host: "bf16x9", with sums in
+        float32 (complex64), and "ozaki", with sums in float64 (complex128), of 8 slices of 7 bits; of other numbers
+        of slices "ozaki-4", "ozaki-5", "ozaki-6", "ozaki-7", "ozaki-8", "ozaki-9", "ozaki-10", "ozaki-11", "ozaki-12".
+        None: nothing is rounded.
     protect      : compare the rows of C with checksums that the owners of A and B compute (`docs/bit-flips.md`):
         "detect" raises CorruptionError where rows of C differ from their checksums, "repair" repeats the product, three
         times at most, and names ranks if the repetition has other bits; where beta is not 0, "repair" keeps a copy of
@@ -119,7 +122,9 @@ def pdgemm(
     Error: |C - C^| <= gamma_k |alpha||A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's
     type; int8 exact modulo 2^32.  With a compute_type of unit roundoff u (2^-11 float16 and tf32, 2^-8 bfloat16):
     (2u + u^2 + (1 + u)^2 gamma_k) |alpha||A||B| (Blanchard, Higham, Lopez, Mary & Pranesh, SIAM J. Sci. Comput. 42(3),
-    2020).
+    2020).  "bf16x9": 1.04 gamma_(k+4) |alpha||A||B|; "ozaki" with S slices, of p panels and partial sums:
+    |alpha| k (4 (S + 1) 2^-7S + gamma_(p+3)) max_l |a_il| max_l |b_lj| (Ozaki, Ogita, Oishi & Rump, Numer. Algorithms
+    59, 2012; Ootomo, Ozaki & Yokota, Int. J. High Perform. Comput. Appl. 38(4), 2024; `pdgemm/local/blas/slices.py`).
     """
     options = ProductOptions(
         algorithm=algorithm, shape=shape, layers=layers, lookahead=lookahead, panel_width=panel_width,

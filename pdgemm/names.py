@@ -18,7 +18,12 @@ AlgorithmName = (
 MoverName = Literal["auto", "mpi", "shared", "ibcast", "ring", "staged", "ipc", "nccl"] | AnyName
 DeviceName = Literal["host", "cuda"] | AnyName
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-ComputeType = Literal["float32", "tf32", "float16", "bfloat16"] | AnyName
+ComputeType = (
+    Literal[
+        "float32", "tf32", "float16", "bfloat16", "bf16x9", "ozaki", "ozaki-4", "ozaki-5", "ozaki-6", "ozaki-7",
+        "ozaki-8", "ozaki-9", "ozaki-10", "ozaki-11", "ozaki-12",
+    ] | AnyName
+)  # fmt: skip
 RandomKind = Literal["uniform", "normal"]
 QRMode = Literal["reduced", "economic", "r"]
 Norm = Literal["fro", "max", "nuc"] | float  # a matrix norm

@@ -14,6 +14,7 @@ from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.emulation import EMULATIONS
 from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import (
     accumulation,
@@ -144,6 +145,8 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
     c = replace(c, dtype=accumulate) if ending else c
     algorithm, shape, layers = options.algorithm, as_shape(options.shape), as_optional(options.layers, "layers", 1)
     width, on_device = as_optional(options.panel_width, "panel_width", 1), A.device != devices.HOST
+    if on_device and compute in EMULATIONS:
+        raise DeviceError(f"compute_type {compute!r} is for matrices on the host, these are on {A.device}")
     itemsize = on_device * max(A.dtype.itemsize, B.dtype.itemsize)
     machine = _machine(options.machine or (A.grid.draft and A.grid.draft.machine), A.grid, on_device, reach.staged)
     if nothing:
@@ -156,7 +159,7 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
         size=A.grid.size,
         beta_is_zero=bool(beta == 0),
         accumulate=accumulate,
-        width=panel_width(width, accumulate, machine, itemsize, bool(options.triangle)),
+        width=panel_width(width, accumulate, machine, itemsize, bool(options.triangle), compute),
         lookahead=panels_ahead(as_optional(options.lookahead, "lookahead", 0), machine, on_device),
         mover=mover,
         algorithm=algorithm,

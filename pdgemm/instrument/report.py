@@ -198,7 +198,7 @@ class Report(AlgorithmReport):
     inside: str  # the algorithm of each layer
     layers: int
     mnk: tuple[int, int, int]
-    compute: str = ""  # the type to which operands were rounded; empty if they were not rounded
+    compute: str = ""  # the type to which operands were rounded, or the name of an emulation; else empty
     checks: CheckReport | None = None  # the checksums that the argument `protect` requests
     epilogue: str = ""  # the formula of the epilogue
     result_dtype: str = ""  # the type of C, if products were accumulated in another type, `dtype`

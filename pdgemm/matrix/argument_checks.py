@@ -15,6 +15,7 @@ from mpi4py import MPI
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.device import Array, address, shadow, writeable
+from pdgemm.local.arrays.emulation import EMULATIONS
 from pdgemm.local.arrays.integers import as_count, as_name, shown
 from pdgemm.local.blas.local_gemm import BLAS_INT, largest_extent
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -155,7 +156,8 @@ def _accumulation(
     if compute_type is None:
         accumulate = dtypes.arithmetic(a, b, c) if requested is None else requested
     else:
-        accumulate = np.dtype((None, np.float32, np.complex64)[dtypes.kind_rank(c)])
+        real = np.dtype(EMULATIONS[compute_type].sums if compute_type in EMULATIONS else np.float32)
+        accumulate = np.result_type(real, np.complex64) if dtypes.kind_rank(c) == 2 else real
         if dtypes.kind_rank(c) == 0 or (dtypes.kind_rank(c) == 2 and compute_type in dtypes.HALF_NAMES):
             raise DTypeError(f"compute_type {compute_type!r} is not for products of type {c}")
         if requested is not None and requested != accumulate:

@@ -13,6 +13,7 @@ from pdgemm.errors import LayoutError
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.device import HOST, beside, to_host
 from pdgemm.local.arrays.element_functions import element_function, slabs
+from pdgemm.local.arrays.emulation import EMULATIONS
 from pdgemm.local.arrays.folds import at_a_time
 from pdgemm.local.arrays.integers import as_count, as_name, as_seed
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, communicator
@@ -66,11 +67,12 @@ def verify(
               missed with probability zero: an error is detected above about sqrt(k) eps (|A||B||X|)_i.
 
     accumulate_dtype : the type in which C was accumulated, where this type is less precise than C's own.
-    compute_type     : the type to which the product rounded A and B.
+    compute_type     : the type to which the product rounded A and B, or the name of its products of slices.
 
     Products are in double precision; the bound is 3 sqrt(max(k, n) + 2) eps of the accumulation type, by default
     C's type, or float32 for 16 bits (Higham 2002, 3.6, and the tolerance of SLATE's test_gemm); plus half an eps
-    for each rounding of an operand to `compute_type`, and of C to 16 bits.  Complex: times 2 sqrt(2).
+    for each rounding of an operand to `compute_type`, and of C to 16 bits.  Complex: times 2 sqrt(2).  The errors of
+    "ozaki" are relative to the largest elements of rows and columns: |A||B||X| gets a term for them.
     Cost: 4 (mk + kn + mn) vectors / P flops, three pairs of allreduces of `vectors` words per row; where beta is not 0,
     one pair and 4 mn vectors / P flops more.
     Raises LayoutError on every rank when shapes do not fit.
@@ -98,12 +100,22 @@ def residual(
     apply(M, X, size) : returns M X and |M| size, both whole on every rank.
     """
     m, k, n = A.shape[0], A.shape[1], B.shape[1]
+    how = None if compute_type is None else EMULATIONS.get(compute_type)
+    # integer products are exact, but this comparison is in double precision
+    sums = accumulate_dtype or (how.sums if how else "f4" if compute_type else np.float64)
+    unit = max(map(dtypes.eps, (dtypes.arithmetic(C.dtype), np.float64, sums)))
+    of_largest, rounded = how is not None and how.scaled, 0.0 if compute_type is None else dtypes.COMPUTE[compute_type]
+    once = rounded + (dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.HALVES else 0)
+    bound = 3 * float(np.sqrt(max(k, n) + 2)) * unit + once
     with np.errstate(invalid="ignore", over="ignore"):
         left, _ = apply(C, X, np.abs(X))
         right: Any = np.zeros((m, X.shape[1]))
         scale: Any = np.zeros((m, X.shape[1]))
         if alpha != 0:  # else A and B are not read, whatever values they have
-            right, scale = apply(A, *apply(B, X, np.abs(X)))
+            image, size = apply(B, X, np.abs(X))
+            if of_largest:  # errors are relative to the largest elements of rows of A and of columns of B
+                size = size + k * rounded / bound * size.max(axis=0, initial=0, where=np.isfinite(size))
+            right, scale = apply(A, image, size)
             right, scale = alpha * right, abs(alpha) * scale
         if beta != 0 and C0 is not None:
             added, size = apply(C0, X, np.abs(X))
@@ -112,14 +124,9 @@ def residual(
         both = finite_left & finite_right
         wrong = np.abs(left - right)[both]
     relative = np.divide(wrong, scale[both], out=np.where(wrong > 0, np.inf, 0.0), where=scale[both] > 0)
-    # integer products are exact, but this comparison is in double precision
-    types = dtypes.arithmetic(C.dtype), np.float64, accumulate_dtype or ("f4" if compute_type else np.float64)
-    unit = max(map(dtypes.eps, types))
-    rounded = 0.0 if compute_type is None else dtypes.COMPUTE[compute_type]
-    once = rounded + (dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.HALVES else 0)
     return Residual(
         value=float(relative.max(initial=0.0)),
-        bound=(3 * float(np.sqrt(max(k, n) + 2)) * unit + once) * (8**0.5 if C.dtype.kind == "c" else 1),
+        bound=bound * (8**0.5 if C.dtype.kind == "c" else 1),
         rows=int(both.sum()),
         not_finite=int((~finite_left & ~finite_right).sum()),
         misplaced=int((finite_left != finite_right).sum()),

@@ -13,6 +13,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.emulation import EMULATIONS
 from pdgemm.local.blas.local_gemm import EXACT_WIDTH, EXACT_WIDTH_ON_DEVICE
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.timing import product_seconds
@@ -105,7 +106,7 @@ def _unrivalled(problem: Problem) -> ProductPlan | None:
         return None
     best = min(still, key=lambda plan: plan.cost)
     least = problem.machine.least(best.product.panel_dtype, problem.mnk, problem.size)
-    least *= 0.5 if problem.triangle else 1
+    least *= best.product.blas_products * (0.5 if problem.triangle else 1)
     if problem.size > 1 and best.cost > TIE * (least + MOVES_WEIGH * problem.machine.call_overhead):
         return None
     return min((x for x in still if x.cost <= TIE * best.cost), key=lambda plan: plan.weight)
@@ -137,17 +138,24 @@ def tuned(plan: ProductPlan) -> ProductPlan:
 
 
 def panel_width(
-    requested: int | None, accumulate: np.dtype, machine: Machine, itemsize: int = 0, triangle: bool = False
+    requested: int | None,
+    accumulate: np.dtype,
+    machine: Machine,
+    itemsize: int = 0,
+    triangle: bool = False,
+    compute: str = "",
 ) -> int:
     """Return the width of the widest panel: the requested one or a default, limited so that integer sums stay exact.
 
     itemsize : bytes of an element of the operands on a device; 0: they are on the host.
     triangle : one triangle of C is formed, in smaller rectangles, to which BLAS adds wider products faster.
+    compute : the type to which operands are rounded, or the name of an emulation.
     """
     on_host = PANEL_WIDTH if machine.ranks_per_node is None else PANEL_WIDTH_BETWEEN_NODES
     on_host *= 1 + triangle
     return min(
         requested or (DEVICE_PANEL_BYTES // itemsize if itemsize else on_host),
+        EMULATIONS[compute].widest if compute in EMULATIONS else _NO_LIMIT,
         _NO_LIMIT if accumulate in dtypes.BLAS else EXACT_WIDTH_ON_DEVICE if itemsize else EXACT_WIDTH,
     )
 

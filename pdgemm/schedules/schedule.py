@@ -118,6 +118,11 @@ class Schedule(ABC):
         return 0
 
     @property
+    def blas_products(self) -> int:
+        """The number of products of BLAS by which a product is formed: several if it is emulated."""
+        return 1
+
+    @property
     def schedules(self) -> list[Schedule]:
         """The schedule itself; a stage of a program may have several schedules, which run one after the other."""
         return [self]

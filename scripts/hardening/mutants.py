@@ -1,4 +1,4 @@
-"""What the suite catches: 202 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 210 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -257,6 +257,47 @@ MUTANTS = [
         "algorithms: what is converted is not conjugated", "pdgemm/algorithms/products/accumulator.py",
         "Combine(conjugated=layout.conjugated, through", "Combine(through",
         (f"1 {R}algorithms/test_algorithms.py",),
+    ),
+    Mutant(
+        "slices: the last slice of A is not multiplied", "pdgemm/local/blas/slices.py",
+        "min(level, how.slices)  # i, while j falls", "min(level, how.slices - 1)  # i, while j falls",
+        (f"1 {R}algorithms/test_emulated.py",),
+    ),
+    Mutant(
+        "slices: rows are scaled by the largest element of another row", "pdgemm/local/blas/slices.py",
+        "np.frexp(np.abs(rest).max(axis=1))[1]", "np.frexp(np.abs(rest).max(axis=1)[::-1])[1]",
+        (f"1 {R}algorithms/test_emulated.py",),
+    ),
+    Mutant(
+        "slices: products of slices are added up in float32", "pdgemm/schedules/products/product.py",
+        '"sums of slices": (most, how.sums_dtype)', '"sums of slices": (most, np.dtype(np.float32))',
+        (f"1 {R}algorithms/test_emulated.py",),
+    ),
+    Mutant(
+        "slices: panels are wider than float32 adds up exactly", "pdgemm/local/arrays/emulation.py",
+        "_EXACT // 4 ** (self.bits - 1) // self.slices", "_EXACT // 4 ** (self.bits - 1)",
+        (f"1 {R}algorithms/test_emulated.py",),
+    ),
+    Mutant(
+        "slices: infinity is cut into slices", "pdgemm/algorithms/products/accumulator.py",
+        "if not (finite(A, self.plan.accumulate) and finite(B, self.plan.accumulate)):", "if not finite(A, A.dtype):",
+        (f"1 {R}algorithms/test_emulated.py",),
+    ),
+    Mutant(
+        "slices: bfloat16 has 7 bits", "pdgemm/local/blas/slices.py",
+        "_BFLOAT16 = np.uint32(0xFFFF0000)", "_BFLOAT16 = np.uint32(0xFFFE0000)",
+        (f"1 {R}algorithms/test_emulated.py",),
+    ),
+    Mutant(
+        "protection: small elements beside large ones have all their digits",
+        "pdgemm/algorithms/protection/row_checksums.py",
+        "norms = norms + self._of_largest *", "norms = norms + 0 *",
+        (f"1 {R}algorithms/test_emulated.py",),
+    ),
+    Mutant(
+        "verify: small elements beside large ones have all their digits", "pdgemm/matrix/residual.py",
+        "size = size + k * rounded / bound *", "size = size + 0 *",
+        (f"1 {R}algorithms/test_emulated.py",),
     ),
     Mutant(
         "blas: what lies behind int8 operands is multiplied", "pdgemm/local/blas/local_gemm.py",

@@ -89,7 +89,7 @@ def test_multiply_on_any_number_of_ranks(folder: Path, ranks: int, options: list
     assert gemm_error(read(folder / f"c{ranks}.h5", "z"), 1, a, b) <= TOLERANCE
 
 
-@pytest.mark.parametrize("compute", ["float32", "tf32", "float16", "bfloat16"])
+@pytest.mark.parametrize("compute", ["float32", "tf32", "float16", "bfloat16", "ozaki-4"])
 def test_rounded_operands_are_verified_as_such(folder: Path, compute: str) -> None:
     """The operands are float64, and so is C: it is right, but not to double precision."""
     options = ["-o", f"{compute}.h5:/z", "--compute-type", compute, "--verify"]

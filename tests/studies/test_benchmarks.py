@@ -20,6 +20,7 @@ SAID = {
         "a persistent request",
     ],
     "bench_overlap.py -n 64 --panel-width 16 --repeats 1": ["ibcast lookahead 0", "ring   lookahead 2"],
+    "bench_emulated.py --sizes 48 --names ozaki-4,bf16x9 --repeats 1": ["ozaki-4", "bf16x9", "|A||B|"],
     "bench_qr.py 300x8": ["300x8 auto", "300x8 tsqr", "300x8 scipy", "300x8 numpy"],
     "bench_tracing.py --sizes 48 --width 8 --repeats 2 --nvtx": ["summa, ring", "stationary_a, ring", "ns with one"],
     "bench_redistribute.py --size 64 --repeats 1": ["columns to rows", "blocks of 64 to 96"],

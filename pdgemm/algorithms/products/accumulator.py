@@ -7,12 +7,15 @@ from functools import partial
 from itertools import starmap
 from typing import Any
 
+import numpy as np
+
 from pdgemm.algorithms.products.executor import PlanBuffers
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONVERT, Combine, scale
+from pdgemm.local.arrays.emulation import Emulation
 from pdgemm.local.blas.local_gemm import (
     forms_squares,
     integer_accumulate,
@@ -21,6 +24,7 @@ from pdgemm.local.blas.local_gemm import (
     prepare_square,
     product_slabs,
 )
+from pdgemm.local.blas.slices import SliceBuffers, finite, multiply_slices
 from pdgemm.schedules.products import Product
 from pdgemm.schedules.products.reduction import Window
 from pdgemm.schedules.staircase import SQUARE, Staircase
@@ -60,6 +64,8 @@ class Accumulator:
             multiply_integers(self.alpha, A, B, self.beta, self.sums, buffers)
             self.beta = 1
             return
+        if self.plan.emulation and self._add_slices(self.plan.emulation, A, B):
+            return
         A, conjugate_a = self._ready(A, self.plan.A, self.workspace["converted A"])
         B, conjugate_b = self._ready(B, self.plan.B, self.workspace["converted B"])
         if self.integer:
@@ -71,6 +77,20 @@ class Accumulator:
             if self.between:
                 self.between()
         self.beta = 1
+
+    def _add_slices(self, how: Emulation, A: Array, B: Array) -> bool:
+        """Add a product by slices.  Return False, and add nothing, if an operand has infinite elements or NaN."""
+        if not (finite(A, self.plan.accumulate) and finite(B, self.plan.accumulate)):
+            return False
+        names = "converted A", "converted B", "exact", "sums of slices", "exponents"
+        buffers = SliceBuffers(*map(self.workspace.__getitem__, names))
+        conjugated = self.plan.A.conjugated, self.plan.B.conjugated
+        scale(self.beta, self.sums)
+        if A.shape[1] and self.sums.size:
+            with np.errstate(all="ignore"):  # what overflows is infinite, as in BLAS
+                multiply_slices(how, self.alpha, A, B, self.sums, conjugated, buffers, self.between)
+        self.beta = 1
+        return True
 
     def prepared(self, A: Array, B: Array) -> Callable[[], None]:
         """Return a function that, at each call, adds the product of the current elements of these panels."""
@@ -153,6 +173,8 @@ class Accumulator:
         """Return the panel in the type that BLAS multiplies, and whether BLAS has to conjugate the panel."""
         if not workspace.size:
             return panel, layout.conjugated
+        if self.plan.emulation:  # memory for slices, which are not formed
+            workspace = np.ndarray(panel.size, self.plan.accumulate, workspace)
         converted = held_panel(panel.shape[0], layout.order, panel.shape[1], workspace)
         Combine(conjugated=layout.conjugated, through=self.plan.rounded)(converted, panel)
         return converted, False

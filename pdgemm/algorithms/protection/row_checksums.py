@@ -36,6 +36,7 @@ from mpi4py import MPI
 
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.element_functions import hashed
+from pdgemm.local.arrays.emulation import EMULATIONS
 from pdgemm.local.arrays.folds import vector_norm
 from pdgemm.matrix.distmatrix import DistMatrix
 
@@ -60,7 +61,10 @@ class Verdict(NamedTuple):
     rows: np.ndarray
 
 
-_OPERAND = {name: dtypes.element_type("float32" if name == "tf32" else name) for name in dtypes.COMPUTE}
+_OPERAND = {name: np.dtype(name) for name in ("float32", *dtypes.HALF_NAMES)} | {
+    "tf32": np.dtype(np.float32),
+    **{name: how.sums_dtype for name, how in EMULATIONS.items()},
+}
 _SQUARES = 1e-280, 1e300  # a sum of squares between these limits has no error by underflow, and no overflow
 
 
@@ -134,11 +138,14 @@ class RowChecksums:
     def _bounds(self, accumulate: np.dtype, compute: str) -> None:
         """Set the factors of rounding errors, and the limits at which numbers may under- or overflow their types."""
         stored, k, n = self._C.dtype, self._inner, max(1, self._C.shape[1])
-        once = 0.0 if not compute else 2 * dtypes.COMPUTE[compute]
+        of_largest = compute in EMULATIONS and EMULATIONS[compute].scaled
+        once = 0.0 if not compute or of_largest else 2 * dtypes.COMPUTE[compute]
         once += dtypes.eps(stored) if stored != accumulate else 0.0
         wide = _SPREAD * (8**0.5 if accumulate.kind == "c" else 1.0)
         unit, size = dtypes.eps(accumulate) / 2, abs(self._alpha)
         self._of_product = wide * (unit * (k + n) ** 0.5 + once)
+        # Errors relative to the largest elements of a row of A and a column of B, by the same statistical model.
+        self._of_largest = dtypes.COMPUTE[compute] * k / self._of_product * wide if of_largest else 0.0
         self._of_entry = wide * (unit * n**0.5 + once)
         # The errors of products, sums and elements of C that are subnormal numbers.
         least = _least(accumulate)
@@ -192,7 +199,9 @@ class RowChecksums:
         if not norms.size:
             return self._times(self._A, whole[cols])[0]
         least = self._least_operand
-        of_rows = np.where(norms <= self._most_row, norms + self._C.shape[1] ** 0.5 * least, np.inf)
+        known = norms <= self._most_row
+        norms = norms + self._of_largest * norms.max(initial=0.0, where=known)
+        of_rows = np.where(known, norms + self._C.shape[1] ** 0.5 * least, np.inf)
         of_cols = of_rows[cols]
 
         def weighed(part: np.ndarray, across: slice) -> np.ndarray:

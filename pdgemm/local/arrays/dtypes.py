@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from pdgemm.errors import DTypeError
+from pdgemm.local.arrays.emulation import EMULATIONS
 from pdgemm.local.arrays.integers import shown
 
 
@@ -95,8 +96,11 @@ SUMS = tuple(dict.fromkeys(TYPE[dtype].sums_dtype for dtype in OPERANDS))  # acc
 HALVES = tuple(dtype for dtype in FLOATS if TYPE[dtype].sums)
 HALF_NAMES = tuple(x.name for x in TYPES if x.rounds)
 _WIRES = {x.dtype: np.dtype(x.wire) for x in TYPES if x.wire}
-# types to which operands may be rounded, and a bound of the error relative to |A||B|: tensor cores may truncate to tf32
-COMPUTE = {"float32": eps("float32"), "tf32": 2.0**-9, **{name: eps(name) for name in HALF_NAMES}}
+# types to which operands may be rounded, and a bound of the error relative to |A||B|, as tensor cores may truncate to
+# tf32; products of slices, and `Emulation.error`
+COMPUTE = {"float32": eps("float32"), "tf32": 2.0**-9, **{name: eps(name) for name in HALF_NAMES}} | {
+    name: how.error for name, how in EMULATIONS.items()
+}
 
 
 def element_type(dtype: Any) -> np.dtype:

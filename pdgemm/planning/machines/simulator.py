@@ -97,7 +97,7 @@ def simulate(schedule: Schedule, machine: Machine, ranks: int) -> Simulation:
         moving = near + far
         hidden = machine.overlap * np.minimum(before, moving) if at.hidden and schedule.lookahead else 0.0
         clock = ready + before + moving - hidden
-        before = sum((_seconds(x, machine, x.dtype or schedule.panel_dtype, ranks) for x in at.work), np.zeros(ranks))
+        before = sum((_seconds(x, machine, schedule, ranks) for x in at.work), np.zeros(ranks))
         computed += before
         clock += machine.panel_overhead * (before > 0)
     clock += before
@@ -111,12 +111,13 @@ def _arrive(seconds: np.ndarray, x: Messages, which: np.ndarray, alpha: float, b
     np.add.at(seconds, x.target[which], alpha + x.words[which] * x.itemsize * beta)
 
 
-def _seconds(work: WorkPiece, machine: Machine, dtype: np.dtype, ranks: int) -> np.ndarray:
+def _seconds(work: WorkPiece, machine: Machine, schedule: Schedule, ranks: int) -> np.ndarray:
     """Return the time of a piece of work on each rank."""
+    dtype = work.dtype or schedule.panel_dtype
     extents = np.stack([one_each(x, ranks) for x in work.extents])
     if work.kind == MEMORY:
         return np.prod(extents, axis=0) * dtype.itemsize / machine.copy_bandwidth
     shapes, inverse = np.unique(extents, axis=1, return_inverse=True)
     seconds = np.array([machine.multiply(dtype, mnk, mnk) for mnk in zip(*shapes.tolist())])[inverse.ravel()]
     seconds[: np.size(work.share) if np.ndim(work.share) else ranks] *= work.share
-    return seconds
+    return seconds * schedule.blas_products

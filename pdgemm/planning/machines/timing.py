@@ -32,7 +32,8 @@ def product_seconds(product: Product, machine: Machine, rank: int) -> float:
         else:
             moving += taken
             first += taken / max(1, product.panels) * (machine.hops(x.kind, x.length) - 1)
-    computing = machine.multiply(product.panel_dtype, (m, n, k), product.block_mnk(m, n, k)) * product.share(rank)
+    computing = machine.multiply(product.panel_dtype, (m, n, k), product.block_mnk(m, n, k))
+    computing *= product.blas_products * product.share(rank)
     overlaps, local = product.lookahead > 0, product.first_panel_is_local
     pipeline = machine.pipeline(computing, moving, product.panels, overlaps, local)
     last -= machine.overlap * min(last, computing / max(1, product.panels))

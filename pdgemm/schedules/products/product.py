@@ -13,6 +13,7 @@ from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Layout
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.alignment import aligned_words
+from pdgemm.local.arrays.emulation import EMULATIONS, Emulation
 from pdgemm.local.blas.local_gemm import conjugates, padded
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES, gemm_flops
 from pdgemm.schedules.mover_registry import MOVERS, NCCL, RING, STAGED, reads
@@ -21,6 +22,7 @@ from pdgemm.schedules.staircase import LEAST, ON_DEVICE, Staircase, TriangleName
 from pdgemm.support.remembered import remembered
 
 SLAB = 1 << 16  # elements that are rounded or added to C at a time
+TILE = 1 << 18  # elements of C that are formed from slices at a time: BLAS is slower on smaller tiles
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Product(Schedule):
     nodes      : the node of each rank, where panels are read in place and the ranks are on several nodes; else ().
     device     : the device that holds the matrices; "": the host.
     triangle   : "L" or "U": only this triangle of C, with the diagonal, is computed, read and written; "": all of C.
-    compute    : the type to which BLAS may round operands: "float16", "bfloat16" or "tf32"; "": no rounding.
+    compute    : the type to which BLAS may round operands: "float16", "bfloat16" or "tf32", or the name of an
+        `emulation`; "": no rounding.
     staged     : messages are staged in host memory, which MPI reads and writes.
     nccl       : NCCL sends all messages, in the order of the copy stream.
     """
@@ -104,6 +107,8 @@ class Product(Schedule):
         """
         if self.integers_on_device:
             return np.dtype(np.int8)
+        if self.emulation:
+            return np.dtype(np.float32)
         if self.device and self.compute in dtypes.HALF_NAMES:
             return np.dtype(self.compute)
         if self.device and self.accumulate == np.float32 and self.A.dtype == self.B.dtype in dtypes.HALVES:
@@ -119,6 +124,15 @@ class Product(Schedule):
     def rounded(self) -> np.dtype | None:
         """The type to which operands are rounded on the host, where BLAS does not take this type; None: no rounding."""
         return np.dtype(self.compute) if self.compute in dtypes.HALF_NAMES and not self.device else None
+
+    @cached_property
+    def emulation(self) -> Emulation | None:
+        """How operands are cut into slices that BLAS multiplies exactly; None: BLAS multiplies whole numbers."""
+        return EMULATIONS.get(self.compute)
+
+    @property
+    def blas_products(self) -> int:
+        return self.emulation.products if self.emulation else 1
 
     @cached_property
     def wants_alignment(self) -> bool:
@@ -137,7 +151,8 @@ class Product(Schedule):
         order : memory order of the array in which products are accumulated.
         """
         unsupported = operand.conjugated and not conjugates(operand.order, order)
-        return unsupported or self.rounded is not None or operand.dtype != self.panel_dtype
+        changed = self.rounded is not None or self.emulation is not None
+        return unsupported or changed or operand.dtype != self.panel_dtype
 
     @property
     def last_rank(self) -> int:
@@ -268,6 +283,8 @@ class Product(Schedule):
 
         m, n, k : extents of the largest product.   convert : does each panel of A, and of B, need a second buffer?
         """
+        if self.emulation:
+            return self._slice_buffers(self.emulation, m, n, k)
         exact = 0 if self.accumulate in dtypes.BLAS else 2 * min(SLAB, m * n)  # the products, and as integers
         convert_a, convert_b = convert
         if self.integers_on_device:
@@ -278,6 +295,17 @@ class Product(Schedule):
             "converted A": (convert_a * left, self.panel_dtype),
             "converted B": (convert_b * right, self.panel_dtype),
             "exact": (exact, np.dtype(np.int32) if self.integers_on_device else self.panel_dtype),
+        }
+
+    def _slice_buffers(self, how: Emulation, m: int, n: int, k: int) -> Buffers:
+        """Return the buffers of `slices.SliceBuffers`."""
+        tile, most = min(TILE, m * n), min(TILE, max(m * n, m * k, k * n))
+        return {
+            "converted A": (how.slices * m * k, self.panel_dtype),
+            "converted B": (how.slices * k * n, self.panel_dtype),
+            "exact": (tile, self.panel_dtype),
+            "sums of slices": (most, how.sums_dtype),
+            "exponents": (how.scaled * (m + n), np.dtype(np.int32)),
         }
 
     def held(self, rows: int, cols: int, order: str, dtype: np.dtype) -> int:

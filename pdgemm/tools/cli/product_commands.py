@@ -128,7 +128,7 @@ def generate(
     help="Compare C with checksums, and end (detect) or multiply again (repair) where rows differ; with --memory or "
     "--checkpoint each product of panels by itself.",
 )
-@click.option("--compute-type", type=click.Choice(COMPUTE), help="Round A and B to it; default: not rounded.")
+@click.option("--compute-type", type=click.Choice(COMPUTE), help="Round A and B to it, or multiply slices.")
 @options.device
 @options.trace
 @click.option(

@@ -29,6 +29,7 @@ def test_any_product(
     from pdgemm import pdgemm
     from pdgemm.errors import MemoryLimitError
     from pdgemm.local.arrays.dtypes import eps, kind_rank
+    from pdgemm.local.arrays.emulation import EMULATIONS
 
     draw = data.draw
     m, n, k = (draw(st.integers(0, 20)) for _ in "mnk")
@@ -65,6 +66,8 @@ def test_any_product(
             st.none() | st.sampled_from([["int32"], FLOATS[2:4], FLOATS[4:]][kind_rank(C.view.dtype)])
         ),
     }
+    if asked["accumulate_dtype"] is None and kind_rank(C.view.dtype):
+        asked["compute_type"] = draw(st.none() | st.sampled_from(["ozaki", "ozaki-4", "bf16x9"]))
     limit = draw(st.none() | st.integers(500, 50_000))
     try:
         result = pdgemm(alpha, A.view, B.view, beta, C.view, memory_limit=limit, **asked)
@@ -89,6 +92,9 @@ def test_any_product(
         expected = np.asarray(expected).astype(np.int32)
     size = abs(alpha) * (np.abs(a) @ np.abs(b)) + abs(beta) * np.abs(c0)
     bound = ((k + 4) * eps(np.dtype(report.dtype)) * 4 + 2 * eps(C.view.dtype)) * size
+    if how := EMULATIONS.get(asked.get("compute_type") or ""):
+        largest = np.abs(a).max(axis=1, keepdims=True, initial=0) * np.abs(b).max(axis=0, keepdims=True, initial=0)
+        bound += 3 * k * abs(alpha) * how.error * largest
     here = np.ix_(*C.view.indices())
     error = np.abs(C.view.local.astype(wide) - expected[here])
     assert (error <= bound[here]).all(), f"{error.max()} {report}"
