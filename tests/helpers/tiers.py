@@ -5,7 +5,8 @@
     --tiers   on so many ranks, only the tests that belong there; without it, all that are asked for
 
 A parallel test runs on 1 and 4 ranks.  What depends on the shape of the process grid is marked `every_grid`, and a
-test that wants other numbers of ranks names them: `on_ranks(1, 2)`.
+test that wants other numbers of ranks names them: `on_ranks(1, 2)`.  On 6 ranks, which share 2 cores, every second of
+the parameters of a test is left out that also runs on 4.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -102,6 +104,16 @@ def third(rows: Sequence[Any]) -> Sequence[Any]:
     return rows if _everything else rows[::3]
 
 
+def _every_second(items: Sequence[pytest.Item]) -> Iterable[pytest.Item]:
+    """Return every second of the parameters of each test that also runs, with all of them, on fewer ranks."""
+    seen = Counter[tuple[Any, ...]]()
+    for item in items:
+        test = item.parent, getattr(item, "originalname", item.name)
+        seen[test] += 1
+        if seen[test] % 2 == 0 and {*USUAL} <= {*ranks_of(item)}:
+            yield item
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = set[pytest.Item]()
     if not _everything:
@@ -110,5 +122,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from mpi4py import MPI
 
         left_out |= {item for item in items if MPI.COMM_WORLD.size not in ranks_of(item)}
+        if MPI.COMM_WORLD.size > max(USUAL) and not _everything:
+            left_out |= {*_every_second([item for item in items if item not in left_out])}
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
