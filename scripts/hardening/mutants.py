@@ -1,4 +1,4 @@
-"""What the suite catches: 210 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 211 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -370,6 +370,11 @@ MUTANTS = [
     Mutant(
         "grouped: a group without rows shifts the groups behind it", "pdgemm/algorithms/indexing/routing.py",
         "ends = np.cumsum([0, *self.sizes[", "ends = np.cumsum([0, *np.maximum(1, self.sizes)[",
+        (f"1 {R}algorithms/test_grouped.py",),
+    ),
+    Mutant(
+        "grouped: rows return by the plan by which they came", "pdgemm/algorithms/indexing/routing.py",
+        "self.grid), inward, pairs,", "self.grid), pairs,",
         (f"1 {R}algorithms/test_grouped.py",),
     ),
     Mutant(

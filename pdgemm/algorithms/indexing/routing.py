@@ -230,7 +230,7 @@ class Routing:
             device, self.grid, shared and self.grid.ranks_per_node is None, X.mpi_addressable
         )
         on = (shared, device.name if device else "", staged, nccl)
-        key = X.layout_in(self.grid), pairs, copies_only, dtype, on
+        key = X.layout_in(self.grid), inward, pairs, copies_only, dtype, on
         if key not in self._plans:
             self._plans[key] = plan_routed(key[0], pairs, self.counts, inward, copies_only, dtype, *on)
         return self._plans[key]

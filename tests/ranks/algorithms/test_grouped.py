@@ -218,6 +218,19 @@ def test_a_giant_group_is_shared_by_giving_it_several_items(comm: Any) -> None:
     assert np.allclose(Y.allgather(), x @ w, rtol=1e-13) and Y.report.imbalance == 1
 
 
+def test_rows_in_the_order_of_their_groups_return_to_their_places(comm: Any) -> None:
+    """The plans of both directions differ, although both leave all rows in their order."""
+    from pdgemm import DistMatrix, plan_grouped
+
+    x = np.random.default_rng(5).standard_normal((6 * comm.size, 4))
+    for groups in (np.zeros(len(x), int), np.arange(len(x)) // 6):
+        for block in (None, 6):
+            X = DistMatrix.from_global(x, block=block)
+            routing = plan_grouped(X, held(X, groups), range(comm.size))
+            for _ in range(2):
+                assert np.array_equal(routing.to_rows(routing.to_groups(X), X.copy()).allgather(), x)
+
+
 def test_the_result_may_be_the_matrix_itself(comm: Any) -> None:
     from pdgemm import DistMatrix, matmul_grouped
 
