@@ -155,16 +155,20 @@ def _check(X: Any, W: Any, groups: Any, Y: Any, alpha: Any, beta: Any, transb: s
     shapes = W.shapes if op_letter(transb, "transb") == "N" else W.shapes[:, ::-1]
     n = _width(W, transb, Y)
     for g in (shapes != (X.shape[1], n)).any(axis=1).nonzero()[0][:1]:
-        m, k = shapes[g]
-        raise LayoutError(f"op(W) of group {g} is {m} x {k}, but X is {X.distribution}, on a {X.grid} grid, n is {n}")
+        rows, cols = shapes[g]
+        raise LayoutError(
+            f"op(W) of group {g} is {rows} x {cols}, but X is {X.distribution}, on a {X.grid} grid, n is {n}"
+        )
     if isinstance(groups, Routing) and not np.array_equal(groups.owner, owners):
         raise LayoutError(f"the groups of {groups!r} have other owners than the items of {W!r}")
     dtype = dtypes.product(X.dtype, W.dtype) if Y is None else Y.dtype
     if Y is not None:
         check_dtype("Y", Y, dtypes.RESULTS)
         check_result("Y", Y, {})
-        if Y.shape[1] != n:
-            raise LayoutError(f"Y is {Y.distribution}, on a {Y.grid} grid, but X op(W) has {n} columns")
+        choices = np.shape(groups)[1] if np.ndim(groups) == 2 else 1
+        m = groups.rows * groups.choices if isinstance(groups, Routing) else X.shape[0] * choices
+        if Y.shape != (m, n):
+            raise LayoutError(f"Y is {Y.distribution}, on a {Y.grid} grid, but the result is {m} x {n}")
     for name, device in (("W", W.device), ("Y", W.device if Y is None else devices.of(Y.stored))):
         if device is not devices.of(X.stored):
             raise DeviceError(f"X and {name} are on different devices: copy one of them")

@@ -395,10 +395,12 @@ def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: G
         assert len(gpu.mapped) == comm.size - 1
 
 
-@pytest.mark.parametrize("name", ["product", "plan", "prepared", "moved", "redistribute", "select", "cholesky", "ipc"])
+@pytest.mark.parametrize(
+    "name", ["product", "plan", "prepared", "moved", "redistribute", "select", "grouped", "cholesky", "ipc"]
+)
 def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any, name: str) -> None:
     """All ranks notice before anything is written, and repeat the operation with messages, if that is left to them."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
+    from pdgemm import Batch, DistMatrix, ProcessGrid, linalg, matmul_grouped, pdgemm
     from pdgemm import plan as planned
     from pdgemm.errors import DeviceError
 
@@ -412,6 +414,7 @@ def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeyp
             A = DistMatrix.from_global(a @ a.T, grid=grid, block=32, device="cuda")
         C = DistMatrix.zeros((n, n), grid=grid, block=16 if name in ("moved", "redistribute") else None, device="cuda")
         assert cuda.reach(grid).reads
+        one_each = Batch.from_local(cuda.to_device(np.eye(n)[None], "C"), comm)
         plan = planned(A, A, C, beta=1, algorithm="cannon" if name == "moved" else "summa")
         operations: dict[str, Any] = {
             "product": lambda: pdgemm(1, A, A, 1, C, algorithm="summa"),
@@ -420,6 +423,7 @@ def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeyp
             "moved": lambda: plan.execute(A, A, C, beta=1),
             "redistribute": lambda: A.redistribute(out=C),
             "select": lambda: A.take(order, axis=0),
+            "grouped": lambda: matmul_grouped(A, one_each, A.indices()[0] % comm.size),
             "cholesky": lambda: linalg.cholesky(A),
             "ipc": lambda: pdgemm(1, A, A, 1, C, algorithm="summa", mover=cuda.reach(grid).reads),
         }
@@ -434,7 +438,9 @@ def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeyp
                 return
             X = operations[name]()
         assert not cuda.reach(grid).reads
-        expected = {"redistribute": a, "select": a[order], "cholesky": np.linalg.cholesky(a @ a.T)}.get(name, a @ a)
+        expected = {"redistribute": a, "grouped": a, "select": a[order], "cholesky": np.linalg.cholesky(a @ a.T)}.get(
+            name, a @ a
+        )
         assert np.allclose(X.allgather(), expected, rtol=1e-12, atol=1e-9)
         report = X.report
         assert report.as_predicted

@@ -48,7 +48,8 @@ def plan_grouped(X: DistMatrix, groups: Any, owner: Owners) -> Routing:
     comm = communicator(X=X)
     with together(comm) as arguments:
         check_matrices(X=X)
-        owners, mine = checked_owners(owner, X), _checked_groups(groups, X, len(owner))
+        owners = checked_owners(owner, X)
+        mine = _checked_groups(groups, X, len(owners))
         choices = mine.shape[1]
         arguments += ["plan_grouped", X.distribution, choices, described_elements(owners)]
         rows, parts = X.distribution.rows, X.distribution.cols.parts
