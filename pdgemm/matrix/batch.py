@@ -58,7 +58,7 @@ class Batch:
     items  : this rank's matrices by ascending number: an array (items, rows, columns) where all matrices of all
              ranks have one shape, else a list.  Changing their elements changes the batch.
     device : the `pdgemm.local.arrays.device.Device` of the matrices; None: they are on the host.
-    report : the BatchReport of the product that computed this batch, or None.
+    report : the BatchReport of the product that computed this batch, the MoveReport of the exchange, or None.
 
     Make a batch by `from_local` or `from_global`.
     """
