@@ -195,16 +195,13 @@ class EpilogueRun:
         buffer = workspace.sums
         self.sums = C if buffer is None else type(C)(buffer, C.grid, C.distribution, C.order)
         assert plan.problem.ending is not None
-        moved = [x.name for x in plan.problem.ending.moved]  # in one order on all ranks
-        values = {name: self._operand(name, name in moved) for name in ("scale", "bias", "residual")}
-        aux = epilogue.operands["aux"].stored if "aux" in epilogue.operands else None
-        self._finish = Finish(epilogue.activation or "", epilogue.gradient, **values, aux=aux)
-        self.sources: dict[str, Array] = {name: self._source(name) for name in moved}
+        self._moved = [x.name for x in plan.problem.ending.moved]  # in one order on all ranks
+        self.sources: dict[str, Array] = {name: self._source(name) for name in self._moved}
 
-    def _operand(self, name: str, moved: bool) -> Any:
-        """Return an operand of this rank's part of C."""
+    def _operand(self, name: str) -> Any:
+        """Return an operand of this rank's part of C, with its current elements."""
         x, C = getattr(self._epilogue, name), self._C
-        if moved:
+        if name in self._moved:
             return self._workspace.copies[name]
         if isinstance(x, DistMatrix):
             return x.stored
@@ -230,8 +227,12 @@ class EpilogueRun:
     def end(self) -> DistMatrix:
         """Assign C, after the last sum, and add the seconds to its report."""
         C, report, start = self._C, self.sums._report, perf_counter()
+        epilogue, operands = (
+            self._epilogue,
+            {name: self._operand(name) for name in ("scale", "bias", "residual", "aux")},
+        )
         with np.errstate(all="ignore"), timed("epilogue"):
-            self._finish(C.stored, self.sums.stored)
+            Finish(epilogue.activation or "", epilogue.gradient, **operands)(C.stored, self.sums.stored)
             if device := devices.of(C.stored):
                 device.current_stream().synchronize()
         seconds = perf_counter() - start

@@ -328,8 +328,8 @@ MUTANTS = [
     ),
     Mutant(
         "epilogue: it is applied once for each layer", "pdgemm/algorithms/epilogue.py",
-        "            self._finish(C.stored, self.sums.stored)",
-        "            for _ in range(report().layers):\n                self._finish(C.stored, self.sums.stored)",
+        "            Finish(epilogue.activation",
+        "            for _ in range(report().layers):\n                Finish(epilogue.activation",
         (f"4 {R}algorithms/test_epilogue.py",),
     ),
     Mutant(

@@ -252,6 +252,20 @@ def test_a_network_of_two_layers(comm: Any, here: list[Any]) -> None:
 
 
 @few_grids
+def test_a_prepared_product_reads_the_current_operands(comm: Any, here: list[Any]) -> None:
+    from pdgemm import DistMatrix, plan
+    from pdgemm.algorithms.epilogue import Epilogue
+
+    A, C, bias = DistMatrix.ones((4, 4), grid=here[0]), DistMatrix.empty((4, 4), grid=here[0]), np.zeros(4)
+    row = DistMatrix.ones((1, 4), grid=here[-1])
+    epilogue = Epilogue(bias=bias, scale=row)
+    product = plan(A, A, C, epilogue=epilogue).prepare(A, A, C, epilogue=epilogue)
+    for number in range(3):
+        bias[...], row.local[...] = number, number + 2
+        assert (product().allgather() == 4 * (number + 2) + number).all()
+
+
+@few_grids
 def test_a_flip_is_repaired_before_the_epilogue(comm: Any, here: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """And where C is narrower than its sums, in these."""
     from pdgemm import CorruptionError, DistMatrix, pdgemm
