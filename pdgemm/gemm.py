@@ -82,6 +82,8 @@ def pdgemm(
         "cannon"        C is stationary, A and B are shifted on a torus; grids where one side divides the other;
         "2.5d"          layers split the inner dimension; each layer runs SUMMA or Cannon, whichever takes less time;
         "row", "column" "summa" or "cannon" on a P x 1 or 1 x P grid;
+        "allgather"     an all-gather of A or B and the product, on a P x 1 or 1 x P grid, by one of the above;
+        "reduce_scatter"  the product and a reduce-scatter of C, by "inner" or "stationary_a" or "stationary_b";
         "inner"         local products and one reduction, for huge k.
     shape, layers : shape and layers of the product's grid, Pr x Pc x layers <= ranks; by default the best ones.  This
         need not be the grid of the matrices; communicators of new grids are kept for later products.

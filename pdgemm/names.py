@@ -13,8 +13,12 @@ import numpy as np
 AnyName = NewType("AnyName", str)
 
 AlgorithmName = (
-    Literal["auto", "summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner", "row", "column"] | AnyName
-)
+    Literal[
+        "auto", "summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner",
+        "row", "column", "allgather", "reduce_scatter",
+    ]
+    | AnyName
+)  # fmt: skip
 MoverName = Literal["auto", "mpi", "shared", "ibcast", "ring", "staged", "ipc", "nccl"] | AnyName
 DeviceName = Literal["host", "cuda"] | AnyName
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]

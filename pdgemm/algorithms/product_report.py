@@ -31,6 +31,7 @@ def report_of(
         seconds,
         algorithm=AnyName(plan.algorithm),
         inside=plan.inside,
+        collective=plan.collective,
         mover=product.transport,
         device=product.device,
         ranks_per_device=sharing,

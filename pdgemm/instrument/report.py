@@ -198,6 +198,7 @@ class Report(AlgorithmReport):
     inside: str  # the algorithm of each layer
     layers: int
     mnk: tuple[int, int, int]
+    collective: str = ""  # "allgather" or "reduce_scatter", if this is all that the ranks sent to each other
     compute: str = ""  # the type to which operands were rounded, or the name of an emulation; else empty
     checks: CheckReport | None = None  # the checksums that the argument `protect` requests
     epilogue: str = ""  # the formula of the epilogue
@@ -219,10 +220,8 @@ class Report(AlgorithmReport):
     def title(self) -> str:
         computed = f" of {self.compute}" if self.compute else ""
         types = f"{self.result_dtype}, added up in {self.dtype}" if self.result_dtype else self.dtype
-        return (
-            f"{self.formula}, {types}{computed}, by {algorithm_name(self.algorithm, self.inside)} on a "
-            f"{sides(*self.grid, self.layers)} grid: {self.means}"
-        )
+        name = algorithm_name(self.algorithm, self.inside or self.collective)
+        return f"{self.formula}, {types}{computed}, by {name} on a {sides(*self.grid, self.layers)} grid: {self.means}"
 
     def beside_bound(self, per_rank: dict[str, dict[str, float]]) -> str:
         """Return the lower bound as the end of a sentence, with a reason if the words are far above the bound."""
@@ -241,8 +240,9 @@ class Report(AlgorithmReport):
 
 # fields of a report in a summary: first fields that are equal on all ranks, which a report may lack, then the others
 _ALIKE = (
-    "algorithm", "inside", "grid", "layers", "mnk", "dtype", "mover", "panels", "panel_width", "lookahead", "threads",
-    "blas", "device", "ranks_per_device", "compute", "epilogue", "result_dtype", "predicted_seconds",
+    "algorithm", "inside", "collective", "grid", "layers", "mnk", "dtype", "mover", "panels", "panel_width",
+    "lookahead", "threads", "blas", "device", "ranks_per_device", "compute", "epilogue", "result_dtype",
+    "predicted_seconds",
     "lower_bound_words",
 )  # fmt: skip
 _SECONDS = tuple(f"{name}seconds" for name in ("", "compute_", "wait_", "sync_", "hidden_", "pack_", "move_"))

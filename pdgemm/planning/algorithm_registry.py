@@ -44,7 +44,7 @@ class Algorithm:
     layers   : number of layers of the grids: "one", "several" or "any".
     twin     : name of the algorithm in requests for C^T = B^T A^T; "": the same name.
     mirrored : are the messages for C^T = B^T A^T different on a grid that is not square?
-    flat     : do the requests "row" and "column" choose from this algorithm, too?
+    policies : the names of `POLICIES` that choose from this algorithm, too.
     grids    : grids(search) yields the grids to compare; None: the best grids that `takes` accepts.
     moves_by : names of the transports of panels or partial sums that are not movers.
     devices  : does the algorithm also run on matrices in device memory?
@@ -64,7 +64,7 @@ class Algorithm:
     layers: Literal["one", "several", "any"] = "one"
     twin: str = ""
     mirrored: bool = False
-    flat: bool = False
+    policies: tuple[str, ...] = ()
     grids: Callable[[Search], Iterator[GridCandidate]] | None = None
     moves_by: tuple[str, ...] = ()
     devices: bool = True
@@ -84,9 +84,9 @@ class Algorithm:
 
     def answers(self, request: AlgorithmRequest, transposed: bool = False) -> bool:
         """Does the algorithm satisfy the request?"""
-        by_policy = {"auto": True, "row": self.flat, "column": self.flat}
+        by_name = request.algorithm in ("auto", self.called(transposed), *self.policies)
         layers = {"one": request.layers in (None, 1), "several": request.layers != 1, "any": True}
-        return by_policy.get(request.algorithm, request.algorithm == self.called(transposed)) and layers[self.layers]
+        return by_name and layers[self.layers]
 
     def grid_candidates(self, search: Search) -> Iterator[GridCandidate]:
         """Yield the grids on which the planner compares this algorithm."""
@@ -149,7 +149,7 @@ _ENTRIES = (
         takes=_one_layer, needs="it takes Pr x Pc <= {ranks}, in 1 layer",
         new_grid=lambda problem, candidate: summa_on(problem, candidate.partition),
         here=lambda problem: (x for base in problem.grids for x in summa_on_grid_of(problem, base)),
-        flat=True, triangles=True,
+        policies=("row", "column", "allgather"), triangles=True,
     ),
     Algorithm(
         "stationary_a", Stationary, "pdgemm.algorithms.products.stationary:StationaryExecutor",
@@ -160,7 +160,7 @@ _ENTRIES = (
             problem, (candidate.partition.pr, candidate.partition.layers), problem.rank_map[: candidate.partition.ranks]
         ),
         here=lambda problem: iter([stationary(problem, problem.A.distribution.grid_shape, problem.A.rank_map)]),
-        twin="stationary_b", mirrored=True, grids=_stationary_grids,
+        twin="stationary_b", mirrored=True, policies=("allgather", "reduce_scatter"), grids=_stationary_grids,
     ),
     Algorithm(
         "cannon", Cannon, "pdgemm.algorithms.products.cannon:CannonExecutor",
@@ -168,7 +168,7 @@ _ENTRIES = (
         good_for="square-ish grids, high latency",
         takes=_torus, needs="one side of its grid divides the other, in 1 layer",
         new_grid=lambda problem, candidate: cannon_on(problem, candidate.partition),
-        mirrored=True, flat=True, moves_by=("shift",), triangles=True,
+        mirrored=True, policies=("row", "column", "allgather"), moves_by=("shift",), triangles=True,
     ),
     Algorithm(
         "2.5d", Layered, "pdgemm.algorithms.products.layered:LayeredExecutor",
@@ -185,11 +185,12 @@ _ENTRIES = (
         takes=lambda pr, pc, c, ranks: (pr * pc == 1) & (c == ranks), needs="its grid is 1 x 1 in {layers}",
         new_grid=lambda problem, candidate: inner_on_new_grid(problem, candidate.partition),
         here=lambda problem: (inner_on(problem, a, b) for a, b in inner_layouts(problem)),
-        layers="any", grids=_inner_grids, moves_by=("reduce_scatter",), triangles=True,
+        layers="any", policies=("reduce_scatter",), grids=_inner_grids, moves_by=("reduce_scatter",), triangles=True,
     ),
 )  # fmt: skip
 ALGORITHMS = {entry.name: entry for entry in _ENTRIES}
-POLICIES = ("row", "column")  # SUMMA or Cannon's algorithm on a P x 1 ("row") or 1 x P ("column") grid
+# SUMMA or Cannon's algorithm on a P x 1 ("row") or 1 x P ("column") grid; algorithms of one `Product.collective`
+POLICIES = ("row", "column", "allgather", "reduce_scatter")
 
 
 def register_algorithm(entry: Algorithm) -> AnyName:

@@ -21,7 +21,7 @@ REDUCED_WINDOWS = 16  # windows of rows, if sums are sent: each but the last tra
 
 
 class AlgorithmRequest(NamedTuple):
-    """The requested algorithm (or "auto", "row", "column"), grid Pr x Pc and number of layers; None: any."""
+    """The requested algorithm (or "auto", or a policy), grid Pr x Pc and number of layers; None: any."""
 
     algorithm: str
     shape: tuple[int, int] | None
@@ -32,10 +32,17 @@ class AlgorithmRequest(NamedTuple):
         """The request for C^T = B^T A^T."""
         return self._replace(shape=self.shape and self.shape[::-1])
 
-    def on(self, ranks: int) -> AlgorithmRequest | None:
-        """Return the request with the grid that "row" or "column" implies; None if another grid is requested."""
-        shape = {"row": (ranks, 1), "column": (1, ranks)}.get(self.algorithm, self.shape)
-        return None if self.shape not in (None, shape) else self._replace(shape=shape)
+    def on(self, ranks: int) -> list[AlgorithmRequest]:
+        """Return the request with each of the grids that its policy implies, if there are any, and that it allows."""
+        row, column, layers = ((ranks, 1), 1), ((1, ranks), 1), ((1, 1), ranks)
+        implied = {
+            "row": (row,), "column": (column,), "allgather": (row, column), "reduce_scatter": (layers, row, column),
+        }.get(self.algorithm)  # fmt: skip
+        return [
+            self._replace(shape=shape, layers=c)
+            for shape, c in implied or [(self.shape, self.layers)]
+            if self.shape in (None, shape) and self.layers in (None, c)
+        ]
 
 
 @dataclass(frozen=True)
@@ -149,18 +156,21 @@ class Problem:
         there = {"device": self.device, "staged": self.staged, "nccl": self.nccl, "compute": self.compute}
         return there | {"triangle": self.triangle}
 
-    def reduced_rows(self, rows: int, cols: int, mover: str, owners: BlockCyclic | None = None) -> int:
+    def reduced_rows(
+        self, rows: int, cols: int, mover: str, owners: BlockCyclic | None = None, in_turn: bool = False
+    ) -> int:
         """Return the number of rows of a block of C that are reduced at a time.
 
         If partial sums are sent, the number is small, so that most of the transfer overlaps with products.
         mover  : the mover by which partial sums are read in place; for any other name, they are sent as messages.
         owners : the distribution of these rows in C; if its blocks are large, a window has enough rows of each owner.
+        in_turn : the rows of each owner are sent before the next ones are formed, so that they may be twice as many.
         """
         at_once, least = REDUCED_BYTES // (max(1, cols) * self.accumulate.itemsize), REDUCED_ROWS
         if not reads(mover):
             at_once = min(at_once, -(-rows // REDUCED_WINDOWS))
             if owners and owners.block * owners.parts > max(at_once, least):
-                least = max(least, reduction.LEAST_ROWS * owners.parts)
+                least = max(least, (1 + in_turn) * reduction.LEAST_ROWS * owners.parts)
         return max(1, min(rows, max(least, at_once)))
 
 

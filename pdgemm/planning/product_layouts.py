@@ -140,7 +140,7 @@ def inner_on(problem: Problem, a: Layout, b: Layout) -> Inner:
     """Return the product by the algorithm "inner" on these layouts of A and B, with C in its present layout."""
     by = problem.broadcast_by_message
     mover = by if reads(by) else "reduce_scatter"
-    rows = problem.reduced_rows(*problem.mnk[:2], mover, problem.C.distribution.rows)
+    rows = problem.reduced_rows(*problem.mnk[:2], mover, problem.C.distribution.rows, in_turn=not problem.device)
     return Inner(
         a, b, problem.C, problem.accumulate, problem.width, problem.lookahead, mover, rows, problem.size,
         **problem.options,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Self
 
 import numpy as np
@@ -70,6 +71,11 @@ class ProductPlan:
     def inside(self) -> str:
         """The algorithm of each layer of "2.5d"."""
         return getattr(self.product, "inside", "")
+
+    @property
+    def collective(self) -> str:
+        """The collective of the product, redistribution apart: "allgather", "reduce_scatter", or "" for any other."""
+        return self.product.collective if prod(self.shape) > 1 else ""
 
     @property
     def mnk(self) -> tuple[int, int, int]:
@@ -249,10 +255,8 @@ class ProductPlan:
 
     def described(self, name: str) -> tuple[str, str]:
         """Return the kind of the stage, and its sizes, algorithm and grid, as text for a table."""
-        return (
-            "product",
-            f"{sides(*self.mnk)}, {algorithm_name(self.algorithm, self.inside)}, {sides(*self.shape)} grid",
-        )
+        algorithm = algorithm_name(self.algorithm, self.inside or self.collective)
+        return "product", f"{sides(*self.mnk)}, {algorithm}, {sides(*self.shape)} grid"
 
     @property
     def product_words(self) -> int:
@@ -283,6 +287,7 @@ class ProductPlan:
             chosen=chosen,
             moves="".join(name for name, _ in self.moves if name in ("A", "B", "C")),
             inside=self.inside,
+            collective=self.collective,
             verdict=verdict,
         )
 

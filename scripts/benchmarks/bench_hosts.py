@@ -35,14 +35,24 @@ from statistics import median
 
 import click
 from bench_peers import chosen, plugged_in
-from peers.cables import BOTH, DEBIAN_MPIRUN, LIMITS, bytes_into_a_host, cables, numbers, placed, this_program
+from peers.cables import (
+    BOTH,
+    DEBIAN_MPIRUN,
+    LIMITS,
+    TENSOR_PARALLEL,
+    bytes_into_a_host,
+    cables,
+    numbers,
+    placed,
+    this_program,
+)
 from peers.contenders import ABSENT, DRIVERS, Contender
 from peers.job import Job, Unable, blas_of_numpy
 
 from pdgemm.local.blas import processors as kernels
 
 ALGORITHMS = (BOTH, "auto", "summa", "cannon", "2.5d", "inner", "stationary_a", "stationary_b")
-LAYOUTS = ("own", "blocks", "columns")
+LAYOUTS = ("own", "blocks", "columns", *TENSOR_PARALLEL)
 SHAPES = "3072,65536x512x512,512x512x65536,6144x6144x512"
 TOLD = re.compile(r"([\d.]+) MB, (?:([\d.]+) s, )?")
 HOPELESS = 12  # times the product: who takes longer in the first turn has no other
@@ -119,6 +129,9 @@ def main(
       own      each algorithm's matrices lie where it moves nothing before and after its products, on its best grid
       blocks   one block per rank of the squarest grid, for all
       columns  one block of columns per rank, for all
+      column-parallel, row-parallel
+               those of docs/tensor_parallel.md: the cables have the rate at which what these layouts need takes RATIO
+               times as long as the product
     """
     if worker:
         from mpi4py import MPI
@@ -185,7 +198,7 @@ def on_these_hosts(
         limits = {name: stack.enter_context(job(job_of(name))) for name in LIMITS}
         for (shape, mnk), ratio in itertools.product(shapes.items(), ratios):
             rows = [Row(hosts, layout, shape, ratio, name, trouble=x.missing) for name, x in taking.items()]
-            nbytes = bytes_into_a_host(mnk, number)
+            nbytes = bytes_into_a_host(mnk, number, layout)
             with cables(hosts, limits["product"], mnk, nbytes, ratio) as rate, ExitStack() as here:
                 jobs = {x.name: here.enter_context(job(x)) for x in taking.values() if not x.missing}
                 measure(limits, jobs, rows, mnk, repeats)

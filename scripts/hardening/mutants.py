@@ -1,4 +1,4 @@
-"""What the suite catches: 211 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 215 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -214,8 +214,31 @@ MUTANTS = [
         (f"0 {U}planning/test_model.py {U}planning/test_planner.py",),
     ),
     Mutant(
+        "tensor-parallel: an uneven shard is cut at the even border", "pdgemm/algorithms/products/stationary.py",
+        "panel = column_panel(call.C, plan.C.order, step.a, slot.buffer_a, travels=False)",
+        "panel = call.C[:, call.C.shape[1] // plan.B.distribution.cols.parts * step.row :][:, : step.width]",
+        (f"4 {R}algorithms/test_tensor_parallel.py",),
+    ),
+    Mutant(
+        "tensor-parallel: the words of an all-gather count the rank's own part", "pdgemm/schedules/formulas.py",
+        "received, entry = breadth * (inner.n - inner.count(me)), MOVERS[mover]",
+        "received, entry = breadth * inner.n, MOVERS[mover]",
+        (f"4 {R}algorithms/test_tensor_parallel.py",),
+    ),
+    Mutant(
+        "tensor-parallel: the words of a reduce-scatter count the rank's own sums",
+        "pdgemm/schedules/products/reduction.py",
+        "received = share.mine * others", "received = share.mine * self.layers",
+        (f"4 {R}algorithms/test_tensor_parallel.py",),
+    ),
+    Mutant(
+        "tensor-parallel: a rank's own sums are left out", "pdgemm/algorithms/products/layer_sums.py",
+        "mine += own", "own = None",
+        (f"4 {R}algorithms/test_tensor_parallel.py", f"3 {R}transport/test_overlap.py"),
+    ),
+    Mutant(
         "planning: columns are one row", "pdgemm/planning/problem.py",
-        '"column": (1, ranks)}.get', '"column": (ranks, 1)}.get',
+        '"column": (column,)', '"column": (row,)',
         (f"0 {U}planning/test_planner.py", f"4 {R}planning/test_plans.py"),
     ),
     Mutant(

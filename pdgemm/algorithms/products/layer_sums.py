@@ -19,7 +19,7 @@ from pdgemm.schedules.products.reduction import Reduction, Window
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers.arrivals import Arrival
 from pdgemm.transport.movers.nccl import nccl_reduce_scatter
-from pdgemm.transport.movers.reduce import reduce_scatter
+from pdgemm.transport.movers.reduce import Sum, reduce_scatter
 from pdgemm.transport.store import store
 
 
@@ -61,6 +61,54 @@ class LayerSums:
         self._pending, self.done = partial(self._store, at, mine, window), self.done + 1
         if not self._call.product.lookahead:
             self.finish()
+
+    def add_by_owner(
+        self,
+        form: Callable[[list[int]], object],
+        sums: Array,
+        window: Window,
+        places: Sequence[slice],
+        owners: list[int],
+    ) -> None:
+        """Form the sums of a window owner by owner, this rank's own last; each part is sent before the next is formed.
+
+        form   : forms `sums` in the ranges of these numbers.
+        owners : the rank in `comm` that owns each range.   The total is formed in fixed order: own sums are added last.
+        """
+        comm, recorder, workspace = self._comm, self._recorder, self._call.workspace
+        at = self._reduction.at(self._rank)
+        assert at is not None
+        counts = self._reduction.counts(*at, window)
+        starts, me = np.cumsum([0, *counts]).tolist(), comm.rank
+        mine, packed = workspace["own part of C"][: counts[me]], workspace["packed C"][: starts[-1]]
+        for distance in (*range(1, comm.size), 0):
+            to = (me + distance) % comm.size
+            ranges = [number for number, owner in enumerate(owners) if owner == to]
+            form(ranges)
+            if distance == 1:
+                self.finish()
+                self._arrivals = self._coming_sums(mine)
+            with recorder.phase("pack"):
+                part = [window[number] for number in ranges]
+                _by_owner([sums[places[x]] for x in ranges], packed, tuple(part), self._reduction, at, counts)
+            if distance and counts[to]:
+                with recorder.phase("post"):
+                    self._arrivals.append(comm.Isend(packed[starts[to] : starts[to + 1]], dest=to))
+        _count(counts, me, recorder)
+        own = packed[starts[me] : starts[me + 1]]
+        self._pending, self.done = partial(self._store, at, mine, window, own), self.done + 1
+        if not self._call.product.lookahead:
+            self.finish()
+
+    def _coming_sums(self, mine: Array) -> list[Arrival]:
+        """Start receiving the sums of the other ranks, and adding them up in `mine`; return what to wait for."""
+        me, size, arriving = self._comm.rank, self._comm.size, self._call.workspace["part of C of another rank"]
+        arrivals = list[Arrival]()
+        if mine.size:
+            sources = [(me - distance) % size for distance in range(1, size)]
+            arrivals += [Sum(self._comm, sources, mine, arriving[: mine.size], None, 0, self._recorder, empty=True)]
+        self._call.transfers.expect(arrivals)
+        return arrivals
 
     def finish(self) -> None:
         """Wait for the window that is in flight, and store it in C."""
@@ -106,7 +154,10 @@ class LayerSums:
         another = workspace["part of C of another rank"]
         return reduce_scatter(self._comm, packed, mine, counts, recorder, another, staged)
 
-    def _store(self, at: tuple[int, int], mine: Array, window: Window) -> None:
+    def _store(self, at: tuple[int, int], mine: Array, window: Window, own: Array | None = None) -> None:
+        """Store a window of this rank's part of C.   own : this rank's sums, where `mine` has those of the others."""
+        if own is not None:
+            mine += own
         (own_i, own_j), done = self._reduction.C.coords(self._rank), 0
         rows, kept = self._reduction.rows_to(at[0]).get(own_i), self._call.product.kept(self._rank)
         if rows is None or not mine.size:

@@ -5,6 +5,7 @@ Solomonik & Demmel, Euro-Par 2011; Agarwal et al., IBM J. Res. Dev. 39(5), 1995.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,10 @@ from pdgemm.algorithms.products.accumulator import Accumulator
 from pdgemm.algorithms.products.executor import Call, Notify, executor_of
 from pdgemm.algorithms.products.layer_sums import LayerSums, one_behind_the_other
 from pdgemm.instrument.recorder import Recorder
+from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import Combine, paired, scale
 from pdgemm.schedules.products import Inner, Layered
-from pdgemm.schedules.products.reduction import height
+from pdgemm.schedules.products.reduction import Window, height
 from pdgemm.transport.store import store
 
 
@@ -81,7 +83,8 @@ class InnerExecutor:
     """Computes C := alpha A B + beta C where each rank holds columns of A, the same rows of B, and any part of C.
 
     Cost per rank: 2mnk/P flops; mn(P - 1)/P words in and out, independent of k, in windows of `product.rows` rows of C:
-    a window is read in place, or sent while the next one is multiplied; extra memory at most 4 n product.rows words.
+    a window is read in place, or sent while the next one is multiplied, on the host part by part, each rank's own part
+    last; extra memory at most 4 n product.rows words.
     Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
     """
 
@@ -90,29 +93,41 @@ class InnerExecutor:
 
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
         call = self._call
-        A, C, plan, grid, workspace = call.A, call.C, call.product, call.grid, call.workspace
+        C, plan, grid, workspace = call.C, call.product, call.grid, call.workspace
         n, to_c = plan.mnk[1], Combine(1, beta, paired(workspace["update"]))
         if not plan.windows:
             with recorder.phase("compute"):
                 store(C, None, to_c, within=plan.kept(grid.comm.rank))
             return
-        formed = plan.formed(grid.comm.rank)
         reduction = LayerSums(call, plan.reduction, grid.comm, "sums")
         reduction.begin(to_c, recorder)
-        poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
         for done, window in enumerate(plan.windows, 1):
             if done > 1:
                 reduction.sync()  # all ranks have read the last partial sums, which are overwritten now
             sums = workspace["sums"][: height(window) * n].reshape(height(window), n)
-            with recorder.phase("compute"):
-                for here, (lo, hi) in zip(one_behind_the_other(window), window):
-                    some = formed and formed.window(slice(lo, hi), slice(0, n))
-                    if A.shape[1]:
-                        products = Accumulator(call.alpha, 0, sums[here], plan, workspace, poll, some, call.mirrored)
-                        products.add_wide(A[lo:hi], call.B)
-                    else:
-                        scale(0, sums[here])
-            reduction.sync()
-            reduction.add(sums, window, one_behind_the_other(window))
+            places, owners = one_behind_the_other(window), plan.owners(window)
+            form = partial(self._form, sums, window, places, recorder)
+            if owners:
+                reduction.add_by_owner(form, sums, window, places, owners)
+            else:
+                form(range(len(window)))
+                reduction.sync()
+                reduction.add(sums, window, places)
             notify(done, len(plan.windows))
         reduction.finish()
+
+    def _form(
+        self, sums: Array, window: Window, places: list[slice], recorder: Recorder, ranges: Iterable[int]
+    ) -> None:
+        """Form this rank's partial sums in the ranges of these numbers."""
+        call, plan, grid = self._call, self._call.product, self._call.grid
+        formed = plan.formed(grid.comm.rank)
+        poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
+        with recorder.phase("compute"):
+            for here, (lo, hi) in ((places[x], window[x]) for x in ranges):
+                some = formed and formed.window(slice(lo, hi), slice(0, plan.mnk[1]))
+                if call.A.shape[1]:
+                    how = call.alpha, 0, sums[here], plan, call.workspace, poll, some, call.mirrored
+                    Accumulator(*how).add_wide(call.A[lo:hi], call.B)
+                else:
+                    scale(0, sums[here])

@@ -30,7 +30,7 @@ class StationaryExecutor:
     A and C have the same row map; B is on the transposed grid, and its row map is the column map of A.
 
     Cost per rank on q x q: 2mnk/q^2 flops; (kn + mn)(q - 1)/q^2 words in; ceil(n/w) broadcasts and reductions;
-    extra memory (2 lookahead + 1) w (k + 2m)/q words.
+    extra memory (2 lookahead + 1) w (k + 2m)/q words; on P x 1 only (lookahead + 1) w k, because sums are formed in C.
     Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
     """
 
@@ -49,15 +49,21 @@ class StationaryExecutor:
         ring = PanelRing(plan.slots, workspace["panels of C"], workspace["panels of B"], call.transfers)
         panels, sums = _PanelsOfB(call, ring, recorder), _SumsOfC(call, to_c, recorder)
         poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
-        steps = plan.order(grid.comm.rank)
+        steps, in_c = plan.order(grid.comm.rank), plan.in_c
+        early = in_c and not plan.shared  # where sums are sent, all ranks of a grid row keep one order
+        prefetched = ring.prefetch(steps, panels.post, plan.ahead, lambda step: early and step.row == grid.coords[0])
         with ring.used(recorder):
-            for done, (step, slot) in enumerate(ring.prefetch(steps, panels.post, plan.ahead), 1):
-                panel = column_buffer(call.A.shape[0], plan.C.order, step.width, slot.buffer_a)
+            for done, (step, slot) in enumerate(prefetched, 1):
+                if in_c:
+                    panel = column_panel(call.C, plan.C.order, step.a, slot.buffer_a, travels=False)
+                else:
+                    panel = column_buffer(call.A.shape[0], plan.C.order, step.width, slot.buffer_a)
                 with recorder.phase("compute"):
-                    products = Accumulator(call.alpha, 0, panel, plan, workspace, poll)
+                    products = Accumulator(call.alpha, beta if in_c else 0, panel, plan, workspace, poll)
                     products.add_wide(call.A, slot.B)  # this rank's partial sum A_ij B_jp of C_ip
-                with recorder.phase("post"):
-                    sums.add_up(step, slot, panel)
+                if not in_c:
+                    with recorder.phase("post"):
+                        sums.add_up(step, slot, panel)
                 notify(done, len(steps))
 
 

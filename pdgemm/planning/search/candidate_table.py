@@ -23,6 +23,7 @@ class Candidate:
     memory_bytes_per_rank : bytes of all buffers and copies; `pdgemm plan` adds those of A, B and C.
     moves          : names of the matrices that are redistributed, such as "AB".
     inside         : name of the algorithm of a layer.
+    collective     : "allgather" or "reduce_scatter" if this is all that the ranks send to each other; else "".
     cost           : the seconds, with redistribution counted twice; the planner compares these costs.
     fits           : does the candidate fit the memory limit?
     verdict        : "chosen", or the reason why the candidate was not chosen.
@@ -39,6 +40,7 @@ class Candidate:
     chosen: bool = False
     moves: str = ""
     inside: str = ""
+    collective: str = ""
     verdict: str = ""
     cost: float = 0.0
     fits: bool = True
@@ -74,10 +76,11 @@ class Candidate:
         """Return the candidate as one line."""
         m, n, k = mnk
         moved = f", redistributing {', '.join(self.moves)}" if self.moves else ""
+        name = algorithm_name(self.algorithm, self.inside or self.collective)
         idle = ranks - prod(self.grid) * self.layers
         resting = f" ({counted(idle, 'rank')} idle)" if idle > 0 else ""
         return (
-            f"C ({m} x {n}) := A ({m} x {k}) B on {counted(ranks, 'rank')} by {self.name} on "
+            f"C ({m} x {n}) := A ({m} x {k}) B on {counted(ranks, 'rank')} by {name} on "
             f"{self.grid_text}{resting}{moved}: {in_seconds(self.seconds)}, {in_words(self.words_per_rank)} in "
             f"{counted_short(self.messages_per_rank, 'message')} per rank ({self.beside_bound}), "
             f"{in_bytes(self.memory_bytes_per_rank)}"

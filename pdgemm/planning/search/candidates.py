@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
@@ -13,6 +13,7 @@ from pdgemm.planning.product_layouts import cannon_on, summa_on_grid_of
 from pdgemm.planning.search.algorithm_grids import GridCandidate, Search
 from pdgemm.planning.search.grid_search import Partition
 from pdgemm.schedules.products import Product
+from pdgemm.schedules.products.product import Collective
 from pdgemm.support.text import counted, sides
 
 _GRIDS = 2  # new grids of each kind
@@ -45,19 +46,27 @@ class Arrangement(NamedTuple):
 
 def arrangements(problem: Problem) -> Iterator[Arrangement]:
     """Yield the arrangements that the planner compares."""
-    request = problem.request.on(problem.size)
-    if request is None:
-        return
+    request = problem.request
     entry = next((x for x in ALGORITHMS.values() if request.algorithm in x.names), None)
     if entry and problem.device and not entry.devices:
         raise ArgumentError(f"algorithm {request.algorithm!r} is for matrices on the host, these are on a device")
     if entry and problem.triangle and not entry.triangles:
         able = ", ".join(name for x in ALGORITHMS.values() if x.triangles for name in x.names)
         raise ArgumentError(f"algorithm {request.algorithm!r} forms all of C; one triangle of it is formed by {able}")
-    for arrangement in _arrangements(problem, request):
-        pr, pc, c = arrangement.shape
-        if request.shape in (None, (pr, pc)) and request.layers in (None, c):
-            yield arrangement
+    suitable = (
+        arrangement
+        for one in request.on(problem.size)
+        for arrangement in _arrangements(problem, one)
+        if one.shape in (None, arrangement.shape[:2]) and one.layers in (None, arrangement.shape[2])
+    )
+    yield from suitable if request.algorithm not in get_args(Collective) else _of_collective(problem, suitable)
+
+
+def _of_collective(problem: Problem, suitable: Iterator[Arrangement]) -> Iterator[Arrangement]:
+    """Yield the arrangements of the collective that is requested; if some redistribute no matrix, only these."""
+    those = [x for x in suitable if x.product.collective == problem.algorithm]
+    still = [x for x in those if all(map(Layout.same_owners, problem.layouts, x.layouts))]
+    yield from still or those
 
 
 def arrangements_in_place(problem: Problem) -> Iterator[Arrangement]:
@@ -97,8 +106,7 @@ def grid_candidates(
     mnk: tuple[int, int, int], ranks: int, request: AlgorithmRequest, keep: int
 ) -> Iterator[GridCandidate]:
     """Yield the best grids, `keep` of each kind."""
-    resolved = request.on(ranks)
-    if resolved is not None:
+    for resolved in request.on(ranks):
         search = Search(mnk, ranks, resolved, keep)
         for one in (search, search.T):
             for entry in ALGORITHMS.values():
@@ -120,6 +128,8 @@ def impossible(request: AlgorithmRequest, ranks: int) -> str:
     reason = {
         "row": f"its grid is {ranks} x 1, in 1 layer",
         "column": f"its grid is 1 x {ranks}, in 1 layer",
+        "allgather": f"its grid is {ranks} x 1 or 1 x {ranks}, in 1 layer",
+        "reduce_scatter": f"its grid is {ranks} x 1, 1 x {ranks}, or 1 x 1 in {counted(ranks, 'layer')}",
         "auto": f"a grid has at most {counted(ranks, 'rank')}, layers included",
     }.get(algorithm) or (entry.needs.format(ranks=ranks, layers=counted(ranks, "layer")) if entry else "")
     text = f"{requested} is impossible on {counted(ranks, 'rank')}: {reason}"

@@ -13,7 +13,7 @@ import numpy as np
 from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.schedules.mover_registry import RING
-from pdgemm.schedules.products.product import Product, alike
+from pdgemm.schedules.products.product import Collective, Product, alike
 from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, counts_of, grid_of, messages, products, signals
 from pdgemm.schedules.schedule import Buffers
 from pdgemm.schedules.steps import TorusStep, cannon_neighbours, cannon_steps, skewed_rank_maps
@@ -33,6 +33,10 @@ class Cannon(Product):
     """
 
     algorithm = "cannon"
+
+    @property
+    def collective(self) -> Collective:
+        return "allgather" if 1 in self.C.distribution.grid_shape else ""
 
     def lies(self, size: int) -> bool:
         a, b, c = (x.distribution for x in (self.A, self.B, self.C))

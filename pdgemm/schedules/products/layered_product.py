@@ -19,7 +19,7 @@ from pdgemm.grids.index_map import overlap_counts
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.schedules.products.cannon_product import Cannon
-from pdgemm.schedules.products.product import Product, alike, on_ranks, scaled
+from pdgemm.schedules.products.product import Collective, Product, alike, on_ranks, scaled
 from pdgemm.schedules.products.reduction import Reduction, Window, height
 from pdgemm.schedules.products.summa_product import Summa
 from pdgemm.schedules.rounds import Messages, Round, WorkPiece, one_each
@@ -46,6 +46,10 @@ class Inner(Product):
         a, b = self.A.distribution, self.B.distribution
         inner_fits = alike(a.cols, b.rows) and a.rows.parts == b.cols.parts == 1
         return inner_fits and self.A.rank_map == self.B.rank_map and self.size == size
+
+    @property
+    def collective(self) -> Collective:
+        return "reduce_scatter"
 
     @property
     def turns(self) -> int:
@@ -92,6 +96,11 @@ class Inner(Product):
     def windows(self) -> list[Window]:
         """The windows of C: ranges of rows that are computed and reduced together."""
         return self.reduction.windows(0) if self.mnk[2] else []
+
+    def owners(self, window: Window) -> list[int] | None:
+        """Return the owner of each range of a window, if its sums are sent before the next are formed; else None."""
+        sent_by_host = self.size > 1 and not self.shared and not self.device
+        return self.reduction.owners(0, window) if sent_by_host else None
 
     def rounds(self) -> Iterator[Round]:
         """Yield a product for each window of C; its partial sums are reduced during the product of the next window."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.schedules.staircase import LEAST, ON_DEVICE, Staircase, TriangleName
 from pdgemm.support.remembered import remembered
 
+Collective = Literal["", "allgather", "reduce_scatter"]
 SLAB = 1 << 16  # elements that are rounded or added to C at a time
 TILE = 1 << 18  # elements of C that are formed from slices at a time: BLAS is slower on smaller tiles
 
@@ -65,6 +66,11 @@ class Product(Schedule):
     def grid(self) -> RankMap:
         """The process grid; panels are sent along its rows and columns, and sums through its layers."""
         return RankMap.of_layers(self.C.distribution.grid_shape, self.C.rank_map)
+
+    @property
+    def collective(self) -> Collective:
+        """The one collective of the product: an all-gather of A or B, or a reduce-scatter of C; "": any other."""
+        return ""
 
     @cached_property
     def flops(self) -> int:

@@ -171,6 +171,20 @@ class Reduction(Schedule):
         cycle = rows * len(maps) // sum(len(x.lengths) for x in maps)  # consecutive rows in which each part has a run
         return maps if cycle > at_once >= LEAST_ROWS * len(maps) > LEAST_ROWS else []
 
+    def owners(self, i: int, window: Window) -> list[int] | None:
+        """Return the place in its group of the one owner of each range of a window; None: a range has several owners.
+
+        Only for windows that take a share of each part of C's rows, of all columns.
+        """
+        rows, cols = self.rows_to(i), self.cols_to(0)
+        if len(window) < 2 or len(cols) > 1 or self.cols.parts > 1 or self.triangle:
+            return None
+        (j,), group, owners = cols, self.group(i, 0), list[int]()
+        for lo, hi in window:
+            whole = [to_i for to_i, x in rows.items() if x.count_below(hi) - x.count_below(lo) == hi - lo]
+            owners += [group.index(self.C.rank(to_i, j)) for to_i in whole]
+        return owners if len(owners) == len(window) else None
+
     def rows_to(self, i: int) -> dict[int, IndexMap]:
         """Return the rows of block i that belong to each part of C's rows."""
         return _shared(self.rows, self.C.distribution.rows, i)

@@ -10,10 +10,10 @@ import numpy as np
 
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.schedules.formulas import broadcasts, reductions
-from pdgemm.schedules.products.product import Product, alike
+from pdgemm.schedules.products.product import Collective, Product, alike
 from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, broadcast, counts_of, grid_of, products, reduce
 from pdgemm.schedules.schedule import Buffers
-from pdgemm.schedules.steps import PanelStep, panel_counts, summa_steps, widest_panel
+from pdgemm.schedules.steps import PanelStep, in_one_run_each, panel_counts, summa_steps, widest_panel
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Stationary(Product):
 
     A and C lie on one grid, and C's row map is A's.  B lies on the transposed grid: the rank at (i, j) holds part
     (j, i) of B, whose row map is A's column map.  The columns of B and C may be distributed in any two ways.
+
+    On a P x 1 grid this is an all-gather of B and a product, on a 1 x P grid a product and a reduce-scatter of C.
     """
 
     algorithm = "stationary_a"
@@ -30,6 +32,29 @@ class Stationary(Product):
         a, b, c = (x.distribution for x in (self.A, self.B, self.C))
         alike_on = self.A.grid == self.C.grid and self.B.grid == self.A.T.grid
         return alike(a.rows, c.rows) and alike(a.cols, b.rows) and alike_on
+
+    @property
+    def collective(self) -> Collective:
+        pr, pc = self.C.distribution.grid_shape
+        return "allgather" if pc == 1 else "reduce_scatter" if pr == 1 else ""
+
+    @cached_property
+    def in_c(self) -> bool:
+        """Are products formed in C itself: no sums are sent, and each panel of B has one run of C's columns?"""
+        b, c = self.B.distribution.cols, self.C.distribution.cols
+        return self.sums_in_c and c.parts == 1 and in_one_run_each(c, b, self._width)
+
+    @cached_property
+    def _lies(self) -> bool:
+        """Is each panel of B multiplied where it lies, in its owner's memory?"""
+        b, c = self.B.distribution.cols, self.C.distribution.cols
+        readable = b.parts == 1 or (self.in_place and not self.fetched)
+        return readable and in_one_run_each(b, c, self._width)
+
+    @property
+    def first_panel_is_local(self) -> bool:
+        """Does each rank begin with panels of its own?  Only where no sums are sent, which keep one order."""
+        return self.in_place or (self.in_c and self.ahead > 1)
 
     @cached_property
     def panels(self) -> int:
@@ -71,7 +96,10 @@ class Stationary(Product):
     @property
     def slots(self) -> int:
         """The number of panels held at once: panels of C in reduction, the panel in use, panels of B in flight."""
-        return min(max(2, 2 * self.lookahead + 1) + self.spare, max(1, self.panels))
+        if self.in_c and self._lies:
+            return 1
+        held = self.lookahead + 1 if self.in_c else max(2, 2 * self.lookahead + 1)
+        return min(held + self.spare, max(1, self.panels))
 
     @property
     def converted_width(self) -> int:
@@ -117,8 +145,9 @@ class Stationary(Product):
     def copied(self, rank: int) -> int:
         """Return the bytes of B that are packed to be sent, of partial sums of C, and of their total, added to C."""
         m_loc = self.A.local_shape(rank)[0]
-        packed = self.B.local_bytes(rank) * (self.B.distribution.cols.parts > 1)
-        return packed + m_loc * (self.mnk[1] + self.C.local_shape(rank)[1]) * self.accumulate.itemsize
+        packed = self.B.local_bytes(rank) * (not self._lies)
+        sums = 0 if self.in_c else m_loc * (self.mnk[1] + self.C.local_shape(rank)[1]) * self.accumulate.itemsize
+        return packed + sums
 
     def staging(self, rank: int | None) -> Buffers:
         (words, of_b), (sums, of_c) = (self.buffers(rank)[name] for name in ("panels of B", "sums"))
@@ -136,10 +165,11 @@ class Stationary(Product):
         most = self.slots * self.widest * bool(self.mnk[2])
         width = self.widest * bool(self.mnk[2])
         converts = self.converts(self.A, self.C.order), self.converts(self.B, self.C.order)
+        in_panels = not self.in_c
         return {
-            "panels of B": (most * k_loc, self.B.dtype),
-            "panels of C": (most * m_loc, self.accumulate),
+            "panels of B": (most * k_loc * (not self._lies), self.B.dtype),
+            "panels of C": (most * m_loc * in_panels, self.accumulate),
             "sums": (most * m_loc * (self.C.distribution.cols.parts > 1), self.accumulate),
             **self._local_buffers(m_loc, width, self.converted_width, converts),
-            "update": self._update(width * m_loc),
+            "update": self._update(width * m_loc * in_panels),
         }

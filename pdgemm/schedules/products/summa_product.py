@@ -14,7 +14,7 @@ from pdgemm.instrument.recorder import Transfer
 from pdgemm.local.arrays.alignment import apart
 from pdgemm.schedules.formulas import broadcasts
 from pdgemm.schedules.node_relay import NodeLine, Parts, parts_by_number, relayed
-from pdgemm.schedules.products.product import Product, alike
+from pdgemm.schedules.products.product import Collective, Product, alike
 from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, counts_of, grid_of, products, relay
 from pdgemm.schedules.schedule import Buffers
 from pdgemm.schedules.steps import (
@@ -56,6 +56,10 @@ class Summa(Product):
     """
 
     algorithm = "summa"
+
+    @property
+    def collective(self) -> Collective:
+        return "allgather" if 1 in self.C.distribution.grid_shape else ""
 
     @property
     def exposed_buffers(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ class Sum:
     """An arrival: receives a part from each of `sources` in turn and adds it to `total`; complete when all are added.
 
     arriving : workspace of the size of `total`.   staged : the same on the host, where MPI is not GPU-aware.
+    empty    : `total` has no elements yet, and the first part becomes the total; on the host.
     """
 
     def __init__(
@@ -35,9 +36,10 @@ class Sum:
         staged: Pinned | None,
         tag: int,
         recorder: Recorder,
+        empty: bool = False,
     ) -> None:
         self._comm, self._sources, self._tag, self._recorder = comm, iter(sources), tag, recorder
-        self._total = total
+        self._total, self._empty = total, empty
         self._received: Any = staged.host if staged else arriving
         self._part: Array = staged.device if staged else arriving
         self._receive()
@@ -56,11 +58,14 @@ class Sum:
         source, self._request = next(self._sources, None), None
         if source is not None:
             self._over = self._recorder.moving("reduce", self._total.nbytes)
-            self._request = self._comm.Irecv(self._received, source=source, tag=self._tag)
+            to = self._total if self._empty else self._received
+            self._request = self._comm.Irecv(to, source=source, tag=self._tag)
 
     def _add(self) -> None:
         self._over()
-        if of(self._total):
+        if self._empty:
+            self._empty = False
+        elif of(self._total):
             with self._recorder.phase("pack"):  # not behind a product that has been started meanwhile
                 _ADD(self._total, self._part)
             self._recorder.synchronize_copies()

@@ -16,6 +16,7 @@ from peers.worker import boxes
 
 HOSTS = Path(__file__).resolve().parents[2] / "hosts.sh"
 LIMITS = ("product", "exchange")
+TENSOR_PARALLEL = ("column-parallel", "row-parallel")  # layouts of layers of docs/tensor_parallel.md
 BOTH = "both"  # of them at once, and neither waits for the other
 LEAST_RATE = 1e6  # bit per second, the least that scripts/hosts.sh takes a multiple of
 # Debian's Open MPI 4 names the transport inside a host otherwise.
@@ -41,9 +42,11 @@ def placed(hosts: str) -> str:
     return f"-n {number * each} --map-by ppr:{each}:node"
 
 
-def bytes_into_a_host(mnk: tuple[int, int, int], hosts: int, itemsize: int = 8) -> float:
-    """What SUMMA brings to each host, on the best grid of hosts, where C lies still."""
+def bytes_into_a_host(mnk: tuple[int, int, int], hosts: int, layout: str = "", itemsize: int = 8) -> float:
+    """What SUMMA brings to each host, on the best grid of hosts, where C lies still, or a tensor-parallel product."""
     m, n, k = mnk
+    if layout in TENSOR_PARALLEL:
+        return m * (k if layout == "column-parallel" else n) * (1 - 1 / hosts) * itemsize
     return min(m * k / pr * (1 - 1 / pc) + k * n / pc * (1 - 1 / pr) for pr, pc in boxes(hosts)) * itemsize
 
 

@@ -24,7 +24,7 @@ from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.simulator import simulate
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.search.candidates import Arrangement
-from peers.cables import BOTH, LIMITS, bytes_into_a_host
+from peers.cables import BOTH, LIMITS, TENSOR_PARALLEL, bytes_into_a_host
 from peers.worker import Block, Maker, Setting, Way, boxes, randomize
 
 PIECES = 16  # of a product
@@ -38,7 +38,8 @@ def makers(setting: Setting) -> Iterator[Maker]:
     """One way: of a limit, or of an algorithm on the layouts that were asked for.
 
     layout : "own", where the algorithm moves nothing before and after its products, on its best grid, and "auto" that
-        of the best algorithm; "blocks", one block per rank; "columns", one block of columns per rank.
+        of the best algorithm; "blocks", one block per rank; "columns", one block of columns per rank;
+        "column-parallel", A by rows, B and C by columns; "row-parallel", A by columns, B and C by rows.
     """
     yield partial(limit if setting.variant in (*LIMITS, BOTH) else multiplied, setting)
 
@@ -49,9 +50,12 @@ def limit(setting: Setting) -> Way:
     names = comm.allgather(platform.node())
     hosts, here = sorted(set(names)), names.count(names[comm.rank])
     pr, pc = max(boxes(comm.size), key=lambda shape: -m * k / shape[0] - k * n / shape[1])
-    rows, cols = -(-m // pr), -(-n // pc)
-    A, B, C = (np.ones(shape, setting.dtype) for shape in ((rows, k), (k, cols), (rows, cols)))
-    words = round(bytes_into_a_host(setting.mnk, len(hosts)) / here / 8)
+    rows, cols, inner = -(-m // pr), -(-n // pc), k
+    if setting.layout in TENSOR_PARALLEL:
+        by_columns = setting.layout == "column-parallel"
+        rows, cols, inner = (m, -(-n // comm.size), k) if by_columns else (m, n, -(-k // comm.size))
+    A, B, C = (np.ones(shape, setting.dtype) for shape in ((rows, inner), (inner, cols), (rows, cols)))
+    words = round(bytes_into_a_host(setting.mnk, len(hosts), setting.layout) / here / 8)
     leaving, coming = np.ones(words), np.empty(words)
     number, distance = names[: comm.rank].count(names[comm.rank]), hosts.index(names[comm.rank])
     to, source = (
@@ -78,12 +82,18 @@ def limit(setting: Setting) -> Way:
 def multiplied(setting: Setting) -> Way:
     m, n, k = setting.mnk
     algorithm = AnyName(setting.variant)
-    with ProcessGrid(setting.comm, (1, setting.comm.size) if setting.layout == "columns" else None) as grid:
-        dtype = np.dtype(setting.dtype)
-        empty = (DistMatrix.empty(shape, grid=grid, dtype=dtype) for shape in ((m, k), (k, n), (m, n)))
-        layouts = tuple(x.layout_in(grid) for x in empty)
+    size, dtype, layouts = setting.comm.size, np.dtype(setting.dtype), list[Layout]()
+    by_rows, by_columns = (size, 1), (1, size)
+    grids = {
+        "columns": [by_columns] * 3,
+        "column-parallel": [by_rows, by_columns, by_columns],
+        "row-parallel": [by_columns, by_rows, by_rows],
+    }.get(setting.layout, [None] * 3)
+    for shape, on in zip(((m, k), (k, n), (m, n)), grids):
+        with ProcessGrid(setting.comm, on) as grid:
+            layouts.append(DistMatrix.empty(shape, grid=grid, dtype=dtype).layout_in(grid))
     if setting.layout == "own":
-        layouts = own(setting, *(matrix(setting, layout) for layout in layouts))
+        layouts = [*own(setting, *(matrix(setting, layout) for layout in layouts))]
     A, B, C = (matrix(setting, layout) for layout in layouts)
     for seed, x in enumerate((A, B), 1):
         randomize(block(x), seed)

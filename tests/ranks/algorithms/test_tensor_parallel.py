@@ -1,0 +1,155 @@
+"""The products of tensor-parallel layers: values, and words that are those of Megatron's formulas exactly."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from device_ways import WAYS
+from fake_device import SCHEDULES, fake_device
+from problems import TOLERANCE, gemm_error
+from tiers import every_grid, in_turn, pairs
+
+pytestmark = [pytest.mark.mpi, every_grid]
+
+Matrices = dict[str, Any]
+# the operands A, B and C of each product of two layers and of their gradients, its collective, and what this moves
+PRODUCTS: dict[str, tuple[Callable[..., tuple[Any, Any, Any]], str, str]] = {
+    "Y = X W1": (lambda X, W1, Y, W2, Z: (X, W1, Y), "allgather", "X"),
+    "Z = Y W2": (lambda X, W1, Y, W2, Z: (Y, W2, Z), "reduce_scatter", "Z"),
+    "dY = dZ W2^T": (lambda X, W1, Y, W2, Z: (Z, W2.T, Y), "allgather", "Z"),
+    "dW2 = Y^T dZ": (lambda X, W1, Y, W2, Z: (Y.T, Z, W2), "allgather", "Z"),
+    "dX = dY W1^T": (lambda X, W1, Y, W2, Z: (Y, W1.T, X), "reduce_scatter", "X"),
+    "dW1 = X^T dY": (lambda X, W1, Y, W2, Z: (X.T, Y, W1), "allgather", "X"),
+}
+SIZES = [
+    (24, 12, 36),
+    (13, 7, 10),
+    (5, 3, 2),
+    (1, 4, 1),
+    (3, 1, 7),
+]  # tokens, inputs, hidden; even, uneven, empty shards
+
+
+@pytest.fixture
+def lines(comm: Any) -> Iterator[tuple[Any, Any]]:
+    from pdgemm import ProcessGrid
+
+    with ProcessGrid(comm, (comm.size, 1)) as by_rows, ProcessGrid(comm, (1, comm.size)) as by_columns:
+        yield by_rows, by_columns
+
+
+def layers(lines: tuple[Any, Any], sizes: tuple[int, int, int], block: int | None = None, **options: Any) -> Matrices:
+    """X, W1, Y, W2 and Z of two layers: X, W2 and Z by rows, W1 and Y by columns."""
+    from pdgemm import DistMatrix
+
+    (by_rows, by_columns), (tokens, inputs, hidden) = lines, sizes
+    shapes = {
+        "X": (tokens, inputs, by_rows), "W1": (inputs, hidden, by_columns), "Y": (tokens, hidden, by_columns),
+        "W2": (hidden, inputs, by_rows), "Z": (tokens, inputs, by_rows),
+    }  # fmt: skip
+    return {
+        name: DistMatrix.random((rows, cols), grid=grid, seed=seed, kind="normal", block=block, **options)
+        for seed, (name, (rows, cols, grid)) in enumerate(shapes.items())
+    }
+
+
+def check(comm: Any, name: str, matrices: Matrices, beta: float, **options: Any) -> Any:
+    """One product against NumPy, its collective and its words; its report."""
+    from pdgemm import pdgemm
+
+    operands, collective, moved = PRODUCTS[name]
+    A, B, C = operands(**matrices)
+    a, b, c = A.allgather(), B.allgather(), C.allgather()
+    own, elements = matrices[moved].local.size, matrices[moved].size
+    if not beta:
+        C.local[...] = np.nan
+    report = pdgemm(1, A, B, beta, C, **options).report
+    assert gemm_error(C.allgather(), 1, a, b, beta, c) <= TOLERANCE, str(report)
+    assert report.as_predicted, str(report)
+    assert report.collective == (collective if comm.size > 1 else ""), str(report)
+    words = elements - own if collective == "allgather" else (comm.size - 1) * own
+    assert report.counted.words_received == words, f"{name}: {report}"
+    assert comm.allreduce(words) == (comm.size - 1) * elements  # (P - 1)/P of the matrix for each rank, on average
+    return report
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_each_product_by_name(comm: Any, lines: Any, name: str) -> None:
+    ways = pairs(("auto", "ring", "ibcast"), ("float64", "float32"), (0, 0.5), "CF", (None, 2), (1, 3))
+    for sizes, (mover, dtype, beta, order, block, lookahead) in in_turn(SIZES, ways, [*PRODUCTS].index(name)):
+        matrices = layers(lines, sizes, block, dtype=dtype, order=order)
+        options: dict[str, Any] = {"algorithm": PRODUCTS[name][1], "mover": mover, "lookahead": lookahead}
+        check(comm, name, matrices, beta, panel_width=(None, 2)[lookahead > 1], **options)
+
+
+@pytest.mark.parametrize(("mover", "sizes"), [("auto", (508, 126, 515)), ("ring", (250, 130, 511))])
+def test_auto_chooses_them(comm: Any, lines: Any, mover: str, sizes: tuple[int, int, int]) -> None:
+    matrices = layers(lines, sizes, dtype="float32")
+    for name in PRODUCTS:
+        report = check(comm, name, matrices, 0, mover=mover)
+        assert not report.moves
+        assert f"({report.collective}) on a" in str(report) or comm.size == 1 or comm.rank
+
+
+def test_sums_are_sent_owner_by_owner(comm: Any, lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In windows that take rows of every owner: a few each, and the last windows may have none of some."""
+    from pdgemm.planning import planner, problem
+    from pdgemm.schedules.products import reduction
+
+    planner.best_plan.cache_clear()
+    monkeypatch.setattr(reduction, "LEAST_ROWS", 2)
+    monkeypatch.setattr(problem, "REDUCED_ROWS", 2)
+    for sizes, lookahead, order in (((61, 7, 10), 1, "C"), ((50, 3, 2), 0, "F"), ((40, 5, 12), 4, "C")):
+        for beta in (0, 2):
+            matrices = layers(lines, sizes, order=order)
+            report = check(
+                comm, "Z = Y W2", matrices, beta, algorithm="inner", mover="ring", lookahead=lookahead, panel_width=3
+            )
+            assert report.panels > 1
+    planner.best_plan.cache_clear()
+
+
+def test_on_a_device(comm: Any, lines: Any) -> None:
+    ways, schedules = itertools.cycle(WAYS.values()), itertools.cycle(SCHEDULES)
+    for number, (name, (reach, mover), schedule) in enumerate(zip(PRODUCTS, ways, schedules)):
+        with fake_device(schedule, reach=reach) as device:
+            matrices = layers(lines, SIZES[number % 3], device="fake", dtype=("float64", "float32")[number % 2])
+            check(comm, name, matrices, number % 2, mover=mover, algorithm=PRODUCTS[name][1])
+            assert comm.allgather(device.races) == [[]] * comm.size
+
+
+def test_a_product_and_an_all_reduce(comm: Any, lines: Any) -> None:
+    """The reduce-scatter of the product, and an all-gather of its result: 2 (P - 1)/P words of Z for each rank."""
+    from pdgemm.instrument.run_report import vectors_so_far
+
+    for sizes in SIZES:
+        matrices = layers(lines, sizes)
+        own, elements = matrices["Z"].local.size, matrices["Z"].size
+        y, w = matrices["Y"].allgather(), matrices["W2"].allgather()
+        report = check(comm, "Z = Y W2", matrices, 0, algorithm="reduce_scatter")
+        before = vectors_so_far()
+        z = matrices["Z"].allgather()
+        gathered = vectors_so_far() - before
+        assert gemm_error(z, 1, y, w) <= TOLERANCE
+        assert gathered.counted == gathered.predicted
+        words = report.counted.words_received + gathered.counted.words_received
+        assert words == (comm.size - 1) * own + elements - own
+        assert comm.allreduce(words) == 2 * (comm.size - 1) * elements
+
+
+def test_what_no_layout_allows(comm: Any, lines: Any) -> None:
+    from pdgemm import pdgemm
+    from pdgemm.errors import ArgumentError
+
+    matrices = layers(lines, SIZES[0])
+    if comm.size == 1:
+        return
+    for algorithm, options in (("allgather", {"layers": 2}), ("reduce_scatter", {"shape": (1, comm.size + 1)})):
+        with pytest.raises(ArgumentError, match=f"{algorithm} .*is impossible on {comm.size} ranks: its grid is"):
+            pdgemm(1, matrices["X"], matrices["W1"], 0, matrices["Y"], algorithm=algorithm, **options)
+    with pytest.raises(ArgumentError, match="is impossible"):
+        pdgemm(1, matrices["X"], matrices["W1"], 0, matrices["Y"], algorithm="allgather", shape=(2, comm.size))
