@@ -183,7 +183,9 @@ def carried_out(
         operands.A.grid.draft.add("C", plan)
         result = operands.C
     else:
-        product = Prepared(plan, scalars[0], *operands[:3], workspace, operands.mirrored, options.epilogue)
+        product = Prepared(
+            plan, scalars[0], *operands[:3], workspace, operands.mirrored, options.epilogue, operands.scales
+        )
         result = product.run(scalars[1], start, progress, notifies)
     if operands.new_result:
         result.shared = all_shared(result.stored, result.grid)

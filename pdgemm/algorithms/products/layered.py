@@ -56,6 +56,7 @@ class LayeredExecutor:
                 windows,
                 completed,
                 call.mirrored,
+                call.scales,
             )
         )
 
@@ -108,7 +109,10 @@ class InnerExecutor:
                 for here, (lo, hi) in zip(one_behind_the_other(window), window):
                     some = formed and formed.window(slice(lo, hi), slice(0, n))
                     if A.shape[1]:
-                        products = Accumulator(call.alpha, 0, sums[here], plan, workspace, poll, some, call.mirrored)
+                        left, right = call.scales
+                        strips = left and left.of(slice(lo, hi)), right
+                        how = plan, workspace, poll, some, call.mirrored, strips
+                        products = Accumulator(call.alpha, 0, sums[here], *how)
                         products.add_wide(A[lo:hi], call.B)
                     else:
                         scale(0, sums[here])

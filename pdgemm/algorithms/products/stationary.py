@@ -54,7 +54,9 @@ class StationaryExecutor:
             for done, (step, slot) in enumerate(ring.prefetch(steps, panels.post, plan.ahead), 1):
                 panel = column_buffer(call.A.shape[0], plan.C.order, step.width, slot.buffer_a)
                 with recorder.phase("compute"):
-                    products = Accumulator(call.alpha, 0, panel, plan, workspace, poll)
+                    left, right = call.scales
+                    strips = left, right and right.of(plan.columns(step))
+                    products = Accumulator(call.alpha, 0, panel, plan, workspace, poll, scales=strips)
                     products.add_wide(call.A, slot.B)  # this rank's partial sum A_ij B_jp of C_ip
                 with recorder.phase("post"):
                     sums.add_up(step, slot, panel)
