@@ -69,8 +69,9 @@ def pdgemm(
     alpha, beta : scalars of C's type.  beta == 0: C is not read.  alpha == 0 or k == 0: A and B are not read.
     A, B : DistMatrix with op(A) (m, k) and op(B) (k, n), of any blocks, sources and grids over the same ranks;
         also views: A.T, A.H, A[i0:i1, j0:j1]; A, B and C are all on the host or all on GPUs.  float16, bfloat16,
-        float32, float64, complex64, complex128 or int8; A and B may have different types.  Or matrices in files
-        (`io.hdf5.dataset`), of which two panels are in memory.
+        float32, float64, complex64, complex128, int8, and on the host float8_e4m3fn and float8_e5m2; A and B may have
+        different types.  Or `pdgemm.Scaled`, 8-bit values with scales, or matrices in files (`io.hdf5.dataset`), of
+        which two panels are in memory.
     C : DistMatrix (m, n) of any layout, overwritten; of a view, only its own elements are written, in place.
         None: C is allocated, with the row layout of op(A) and the column layout of op(B) on the grid of A.
     transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H; the same as passing A.T or A.H.

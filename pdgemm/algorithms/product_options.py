@@ -163,7 +163,9 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
     if nothing:
         a, b = nothing_to_multiply(a, b, c)
         algorithm, shape, layers = "summa", c.distribution.grid_shape, 1
-    scales = (x and not nothing and Scales(x.matrix.layout_in(A.grid), x.block) or None for x in operands.scales)
+    of_a, of_b = (
+        None if x is None or nothing else Scales(x.matrix.layout_in(A.grid), x.block) for x in operands.scales
+    )
     return Problem(
         a,
         b,
@@ -188,7 +190,7 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
         compute=compute,
         triangle=options.triangle,
         ending=ending,
-        scales=tuple(scales),
+        scales=(of_a, of_b),
         protect=as_protection(options.protect, on_device),
         machine=machine,
     )

@@ -74,8 +74,8 @@ class Algorithm:
 
     def forms(self, problem: Problem) -> bool:
         """Does the algorithm form C for matrices in this memory, with this triangle and with scales?"""
-        asked = problem.device, problem.triangle, any(problem.scales)
-        return all(able or not x for able, x in zip((self.devices, self.triangles, self.scales), asked))
+        needed = problem.device, problem.triangle, any(problem.scales)
+        return all(able or not x for able, x in zip((self.devices, self.triangles, self.scales), needed))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -334,8 +334,8 @@ def with_moves(arrangement: Arrangement, problem: Problem, spare: int | None = N
         moves.append((name, plan_exchange(x, to, size, copies_only, limit, shared, *there)))
     for name, scales in zip("AB", problem.scales):
         if scales:
-            there = arrangement.product, name, arrangement.transposed
-            moves.append((strip_name(name), plan_strips(scales, *there, size, spare)))
+            strips = plan_strips(scales, arrangement.product, name, arrangement.transposed, size, spare)
+            moves.append((strip_name(name), strips))
     return ProductPlan(arrangement.product, arrangement.transposed, tuple(moves), problem)
 
 

@@ -67,8 +67,11 @@ def quantize(
         arguments += ["quantize", A.distribution, A.dtype, to, of_scales, scales, block, saturate]
         _check_types(A, to, of_scales, saturate)
         sides = _sides(A.shape, scales, block)
+        if of_scales == POWERS and isinstance(scales, Real) and np.frexp(float(scales))[0] != 0.5:
+            raise ArgumentError(f"scales = {scales} is no power of two, as {POWERS} are")
         if scales == "block":
-            places = Distribution(*map(_aligned, (A.distribution.rows, A.distribution.cols), sides, ("rows", "columns")))
+            rows, cols = A.distribution.rows, A.distribution.cols
+            places = Distribution(_aligned(rows, sides[0], "rows"), _aligned(cols, sides[1], "columns"))
         finite = np.abs(A.local.astype(np.float64 if A.dtype == np.float64 else STRIP))
         checked.flag = to.kind == "i" and bool(np.isnan(finite).any())
         finite[~np.isfinite(finite)] = 0
@@ -162,13 +165,13 @@ def _of_blocks(x: np.ndarray, mb: int, nb: int) -> np.ndarray:
     return np.maximum.reduceat(rows, np.arange(0, x.shape[1], nb), axis=1)
 
 
-def _scales(largest: np.ndarray, top: float, powers: bool, asked: Any) -> np.ndarray:
+def _scales(largest: np.ndarray, top: float, powers: bool, wanted: Any) -> np.ndarray:
     """Return the scale at which the largest element becomes the largest number of the type; 1 where there is none.
 
-    asked : a number in place of all scales, or a word.
+    wanted : a number in place of all scales, or a word.
     """
-    if isinstance(asked, Real):
-        return np.full(largest.shape, float(asked))
+    if isinstance(wanted, Real):
+        return np.full(largest.shape, float(wanted))
     ratio = largest.astype(np.float64) / top
     if powers:
         fraction, exponent = np.frexp(ratio)

@@ -42,8 +42,9 @@ class Scaled:
              each row, (1, n) one for each column.  The last blocks may be smaller.
 
     Views share the elements: `S.T`, and `S[i0:i1, j0:j1]` that begins at a border of blocks, or lies within one block.
-    `S @ T` and `pdgemm(alpha, S, T, beta, C)` multiply, also with a DistMatrix as the other operand; C is float32 unless
-    you pass it or the other operand is wider.  `pdgemm.quantize` makes a Scaled of a DistMatrix, `decode` the reverse.
+    `S @ T` and `pdgemm(alpha, S, T, beta, C)` multiply, also with a DistMatrix as the other operand; without C the
+    result is float32, or wider if the other operand is.  `pdgemm.quantize` makes a Scaled of a DistMatrix, and `decode`
+    a DistMatrix of a Scaled.
 
     Collective over the grid of `values`.  On the host only.
     Raises DTypeError, LayoutError, GridError, DeviceError, or ArgumentError for a scale that is not positive or not
@@ -109,7 +110,7 @@ class Scaled:
         """
         if not is_view(key):
             raise ArgumentError("of a Scaled, only submatrices S[i0:i1, j0:j1] are taken: decode() has all elements")
-        ends, of_scales = [], []
+        ends, of_scales = list[slice](), list[slice]()
         for axis, (x, block) in enumerate(zip(picked(key, self.shape), self.block)):
             start, stop = x.indices.start, x.indices.stop  # type: ignore[union-attr]
             first, last = start // block, -(-stop // block)
@@ -121,7 +122,7 @@ class Scaled:
                 )
             ends.append(slice(start, stop))
             of_scales.append(slice(first, last if stop > start else first))
-        return scaled_view(self.values[tuple(ends)], self.scales[tuple(of_scales)], self.block)
+        return scaled_view(self.values[ends[0], ends[1]], self.scales[of_scales[0], of_scales[1]], self.block)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -199,8 +200,8 @@ class Scaled:
     ) -> DistMatrix:
         """Multiply as `pdgemm` does, with A, B or both of low precision."""
         form = _ScaledProduct(A, B, transa, transb, options.protect is not None)
-        values = (x.values if isinstance(x, Scaled) else x for x in (A, B))
-        return carried_out(form, alpha, *values, beta, C, options, progress)  # type: ignore[misc]
+        left, right = (x.values if isinstance(x, Scaled) else x for x in (A, B))
+        return carried_out(form, alpha, left, right, beta, C, options, progress)
 
 
 class _ScaledProduct(NamedTuple):

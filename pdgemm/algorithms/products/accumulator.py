@@ -32,7 +32,6 @@ from pdgemm.schedules.staircase import SQUARE, Staircase
 from pdgemm.transport.movers.panel_views import held_panel
 from pdgemm.transport.store import store_corner
 
-
 Inner = np.ndarray | None  # inner indices of a panel, as strips of scales count them
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ class Strip(NamedTuple):
         """
         blocks, rows = self.block_of[inner], slice(len(panel))
         starts = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(inner)]
-        for start, stop in zip(starts, starts[1:]):
+        for start, stop in pairwise(starts) if len(inner) else ():
             part = panel[:, start:stop]
             by(part, self.scales[rows, blocks[start], None], out=part)
 

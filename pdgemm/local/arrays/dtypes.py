@@ -79,7 +79,7 @@ TYPES = (
     ElementType("uint16"),
     ElementType("uint32"),
     ElementType("uint64"),
-    ElementType("float8_e8m0fnu", wire="uint8", hdf5=False),  # powers of two: scales
+    ElementType("float8_e8m0fnu", sums="float32", wire="uint8", hdf5=False),  # powers of two: scales
     ElementType("float8_e4m3fn", **_EIGHTH),
     ElementType("float8_e5m2", **_EIGHTH),
     ElementType("float16", **_HALF, c_name="float16", cuda=2),
@@ -97,7 +97,7 @@ RESULTS = tuple(dtype for dtype in (*FLOATS, *_WHOLE) if TYPE[dtype].result)
 STORED = tuple(dtype for dtype in dict.fromkeys((*OPERANDS, *RESULTS)) if TYPE[dtype].hdf5)  # by HDF5
 BLAS = tuple(x.dtype for x in TYPES if x.blas)
 SUMS = tuple(dict.fromkeys(TYPE[dtype].sums_dtype for dtype in OPERANDS))  # accumulation types
-HALVES = tuple(dtype for dtype in FLOATS if TYPE[dtype].sums)
+HALVES = tuple(x.dtype for x in TYPES if x.sums and x.dtype not in _WHOLE)
 HALF_NAMES = tuple(x.name for x in TYPES if x.rounds)
 _WIRES = {x.dtype: np.dtype(x.wire) for x in TYPES if x.wire}
 # types to which operands may be rounded, and a bound of the error relative to |A||B|, as tensor cores may truncate to
@@ -140,8 +140,8 @@ def common(*dtypes: np.dtype) -> np.dtype:
 def arithmetic(*dtypes: np.dtype) -> np.dtype:
     """Return the type in which elements of these types are multiplied and added.
 
-    It is float32 for numbers of 8 and 16 bits; integers, signed or not, are computed modulo 2^32, or modulo 2^64 if one of the
-    types has 64 bits.
+    It is float32 for floats of 8 and 16 bits; integers, signed or not, are computed modulo 2^32, or modulo 2^64 if one
+    of the types has 64 bits.
     """
     if all(dtype in _WHOLE for dtype in dtypes):
         return np.dtype(np.int64) if any(dtype.itemsize == 8 for dtype in dtypes) else np.dtype(np.int32)

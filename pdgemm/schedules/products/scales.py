@@ -1,4 +1,4 @@
-"""The scales of an operand of low precision: their layout, and the exchange that brings each rank those it multiplies by.
+"""The scales of an operand of low precision: their layout, and the exchange that brings each rank those it needs.
 
 Element (i, j) of the operand is V[i, j] S[i // mb, j // nb], for a matrix V of 8-bit values and a matrix S of scales.
 The values are sent as they are, panel by panel.  Before them one exchange brings each rank the scales of all rows of A
