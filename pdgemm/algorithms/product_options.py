@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Protocol, get_args
 
+import numpy as np
+
 from pdgemm.algorithms.epilogue import Epilogue, ending_of
 from pdgemm.algorithms.transport_choice import mover_and_access, nodes, outside_node_memory
 from pdgemm.errors import ArgumentError, DeviceError, LayoutError

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdgemm.algorithms.indexing.selection import copy_pairs
-from pdgemm.algorithms.product_options import Operands, OperandScales, ProductOptions
+from pdgemm.algorithms.product_options import FullProduct, Operands, OperandScales, ProductOptions
 from pdgemm.algorithms.products.strips import Strip
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
-from pdgemm.gemm import FullProduct, carried_out, pdgemm
+from pdgemm.gemm import carried_out, pdgemm
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices
