@@ -135,10 +135,8 @@ def pdgemm(
     if not isinstance(A, DistMatrix) or not isinstance(B, DistMatrix):
         streamed = getattr(A, "__pdgemm__", None) or getattr(B, "__pdgemm__", None)
         if streamed is not None:
-            if epilogue is not None:
-                raise ArgumentError("products of matrices in files take no epilogue yet: apply it to C")
-            of_files: DistMatrix = streamed(alpha, A, B, beta, C, transa, transb, options, progress)
-            return of_files
+            result: DistMatrix = streamed(alpha, A, B, beta, C, transa, transb, options, progress)
+            return result
     form = FullProduct(transa, transb)
     return carried_out(form, alpha, A, B, beta, C, options, progress, check)  # type: ignore[arg-type]  # checked there
 

@@ -172,6 +172,8 @@ class StoredMatrix:
             if isinstance(alpha, StoredMatrix):
                 raise DTypeError("alpha must be a number, got StoredMatrix; the arguments are pdgemm(alpha, A, B)")
             check_alpha(alpha)
+            if options.epilogue is not None:
+                raise ArgumentError("products of matrices in files take no epilogue yet: apply it to C")
             A, B = _op(A, transa, "A"), _op(B, transb, "B")
             if C is not None:
                 check_matrices(C=C)
