@@ -165,8 +165,7 @@ class StoredMatrix:
         progress: Callable[[int, int], object] | None,
     ) -> DistMatrix:
         """Multiply as `pdgemm` does, with A, B or both in files."""
-        start = perf_counter()
-        grid = next(x.grid for x in (A, B) if isinstance(x, StoredMatrix))
+        start, grid = perf_counter(), next(x.grid for x in (A, B) if isinstance(x, StoredMatrix))
         comm = communicator_of(grid)
         with together(comm) as description:
             if isinstance(alpha, StoredMatrix):

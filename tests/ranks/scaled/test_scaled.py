@@ -198,6 +198,38 @@ def test_bad_scales_are_refused_on_all_ranks(comm: Any, grid: Any) -> None:
             Scaled(V, DistMatrix.from_global(np.ones((40, 2), "f4"), grid=other), (1, 32))
 
 
+def test_matrices_on_devices_are_refused(comm: Any) -> None:
+    from fake_device import fake_device
+
+    from pdgemm import DistMatrix, ProcessGrid, Scaled, quantize
+    from pdgemm.errors import DeviceError
+
+    with fake_device("late"), ProcessGrid(comm) as grid:
+        A = DistMatrix.random((8, 8), grid=grid, seed=1, dtype="float32").to_device("fake")
+        S = quantize(A.to_host(), "int8")
+        for call in (
+            lambda: quantize(A, "int8"),
+            lambda: Scaled(S.values.to_device("fake"), S.scales),
+            lambda: S @ A,
+            lambda: A @ S,
+        ):
+            with pytest.raises(DeviceError, match="fake"):
+                call()
+
+
+def test_an_epilogue_comes_after_the_scales(comm: Any, grid: Any) -> None:
+    from pdgemm import DistMatrix, pdgemm, quantize
+    from pdgemm.algorithms.epilogue import Epilogue
+
+    A = DistMatrix.random((20, 48), grid=grid, block=16, seed=1, kind="normal")
+    S = quantize(A, "float8_e4m3fn", "block", block=(4, 16))
+    bias = np.linspace(-9, 9, 20)
+    C = pdgemm(1, S, S, transb="T", epilogue=Epilogue(bias=bias, activation="relu"))
+    a = decoded(S)
+    assert (np.abs(C.allgather() - np.maximum(a @ a.T + bias, 0)) <= bound(a, a.T) + 2.0**-20).all()
+    assert C.report.counted == C.report.predicted
+
+
 def test_an_algorithm_that_does_not_decode_is_not_chosen(comm: Any, grid: Any, allgather_3d: None) -> None:
     from pdgemm import DistMatrix, pdgemm, quantize
     from pdgemm.errors import ArgumentError
