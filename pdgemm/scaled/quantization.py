@@ -12,6 +12,7 @@ from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.local.arrays.integers import as_count, as_name, as_pair
 from pdgemm.matrix.argument_checks import as_real, check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -54,7 +55,7 @@ def quantize(
 
     Error: |q - a| <= u |a| + s d / 2, where u is 2^-4 for float8_e4m3fn and 2^-3 for float8_e5m2, and the least
     positive number d is 2^-9 and 2^-16; for int8 u = 0 and d = 1; and a rounding of a / s in float32 before.
-    Cost: nothing is sent for "block"; else all-reduces of the m, n or 1 largest elements.  Memory for two copies of A.
+    Cost: nothing is sent for "block"; else all-reduces of the m, n or 1 largest elements.  Memory for one copy of A.
     Raises DTypeError, LayoutError, ArgumentError or DeviceError on every rank.
 
     OCP Microscaling Formats (MX) 1.0, 2023, whose scale is a power of two, too, but may be half as large, so that the
@@ -90,7 +91,8 @@ def quantize(
     of_blocks = DistMatrix(numbers.astype(of_scales), largest.grid, largest.distribution)
     Q = scaled_view(DistMatrix(values, A.grid, A.distribution, A.order), of_blocks, sides)
     strip, _ = local_strip(Q)
-    ratio = A.local.astype(finite.dtype)
+    ratio = finite  # in the same memory
+    CONVERT(ratio, A.local)
     with np.errstate(all="ignore"):
         strip.apply(ratio, np.arange(ratio.shape[1]), np.divide)
         values[...] = rounded(ratio, to, saturate)
