@@ -14,7 +14,14 @@ import numpy as np
 from pdgemm.algorithms.epilogue import Epilogue, ending_of
 from pdgemm.algorithms.plan_workspace import Workspace, unchecked
 from pdgemm.algorithms.prepared import Prepared, beta_of, sent_instead
-from pdgemm.algorithms.product_options import FullProduct, Operands, ProductForm, ProductOptions, Streamed, problem_of
+from pdgemm.algorithms.product_options import (
+    FullProduct,
+    Multiplicand,
+    Operands,
+    ProductForm,
+    ProductOptions,
+    problem_of,
+)
 from pdgemm.algorithms.transport_choice import mover_and_access, nodes, outside_node_memory
 from pdgemm.errors import ArgumentError, DeviceError, GridError, LayoutError, MemoryLimitError, NodeMemoryError
 from pdgemm.local.arrays import device as devices
@@ -42,8 +49,8 @@ from pdgemm.support.agreement import together
 @last_may_be_missing
 def pdgemm(
     alpha: complex,
-    A: DistMatrix | Streamed,
-    B: DistMatrix | Streamed,
+    A: DistMatrix | Multiplicand,
+    B: DistMatrix | Multiplicand,
     beta: complex = 0.0,
     C: DistMatrix | None = None,
     *,

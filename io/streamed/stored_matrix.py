@@ -147,10 +147,10 @@ class StoredMatrix:
         return stored_svd(self.grid, self.source, k, passes, memory, oversample, seed, centered, progress)
 
     def __matmul__(self, other: Any) -> DistMatrix:
-        return pdgemm(1, self, other)  # type: ignore[arg-type]
+        return pdgemm(1, self, other)
 
     def __rmatmul__(self, other: Any) -> DistMatrix:
-        return pdgemm(1, other, self)  # type: ignore[arg-type]
+        return pdgemm(1, other, self)
 
     @staticmethod
     def __pdgemm__(

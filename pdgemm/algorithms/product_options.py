@@ -41,14 +41,21 @@ from pdgemm.schedules.products.scales import Scales
 from pdgemm.schedules.staircase import TriangleName
 
 
-class Streamed(Protocol):
-    """A matrix that is not in memory and has its own method for `pdgemm`, such as `pdgemm.StoredMatrix`.
+class Multiplicand(Protocol):
+    """A matrix of another kind than DistMatrix that has its own method for `pdgemm`, such as `pdgemm.Scaled`."""
+
+    @staticmethod
+    def __pdgemm__(*arguments: Any, **options: Any) -> DistMatrix:
+        """Compute C := alpha op(A) op(B) + beta C, with the arguments of `pdgemm` and its options in one value."""
+
+
+class Streamed(Multiplicand, Protocol):
+    """A matrix that is not in memory, such as `pdgemm.StoredMatrix`.
 
     planned_on : returns the matrix on a grid on which a program is planned, where nothing is read.
     """
 
     grid: ProcessGrid
-    __pdgemm__: Callable[..., DistMatrix]
     planned_on: Callable[[ProcessGrid], Streamed]
 
 

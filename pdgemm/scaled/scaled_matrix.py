@@ -181,10 +181,10 @@ class Scaled:
 
     # ------------------------------------------------------------------ products
     def __matmul__(self, other: Any) -> DistMatrix:
-        return pdgemm(1, self, other)  # type: ignore[arg-type]
+        return pdgemm(1, self, other)
 
     def __rmatmul__(self, other: Any) -> DistMatrix:
-        return pdgemm(1, other, self)  # type: ignore[arg-type]
+        return pdgemm(1, other, self)
 
     @staticmethod
     def __pdgemm__(

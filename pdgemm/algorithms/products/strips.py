@@ -45,6 +45,8 @@ NO_STRIPS: Strips = None, None
 
 def strips_of(plan: ProductPlan, rank: int, buffers: Mapping[str, Array]) -> Strips:
     """Return the strips of `plan.product.A` and `plan.product.B` on a rank.   buffers : by the names of the moves."""
+    if not any(plan.problem.scales):
+        return NO_STRIPS
     strips = list[Strip | None]()
     for name, scales in zip("AB", plan.problem.scales):
         here = "AB"[(name == "B") != plan.transposed]

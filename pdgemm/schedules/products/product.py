@@ -165,7 +165,7 @@ class Product(Schedule):
     def reach(self, name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return the indices of A (of B) that ranks multiply: by part of its rows, and by part of its columns.
 
-        Here each rank multiplies all inner indices.  They are sorted, as `Call.scales` counts them.
+        Here each rank multiplies all inner indices.  A rank's inner indices ascend.
         """
         (rows, cols), k = self._own(name), np.arange(self.mnk[2])
         return (rows, [k] * len(cols)) if name == "A" else ([k] * len(rows), cols)
