@@ -175,6 +175,8 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
     of_a, of_b = (
         None if x is None or nothing else Scales(x.matrix.layout_in(A.grid), x.block) for x in operands.scales
     )
+    if any(operands.scales) and compute in EMULATIONS:
+        raise ArgumentError(f"compute_type {compute!r}: slices of a Scaled are not formed; decode() it")
     return Problem(
         a,
         b,
