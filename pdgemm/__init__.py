@@ -52,6 +52,8 @@ if _TYPE_CHECKING:
     from pdgemm.planning.machines.machine import Machine as Machine
     from pdgemm.planning.machines.machine import load_machine as load_machine
     from pdgemm.resilience.survivors import resilient as resilient
+    from pdgemm.scaled.quantization import quantize as quantize
+    from pdgemm.scaled.scaled_matrix import Scaled as Scaled
     from pdgemm.tools.profiling.trace_file import trace as trace
 
 _NAMES = {  # the public names of each module
@@ -72,6 +74,8 @@ _NAMES = {  # the public names of each module
     "pdgemm.matrix.distmatrix": ["DistMatrix"],
     "pdgemm.matrix.residual": ["verify"],
     "pdgemm.planning.machines.machine": ["Machine", "load_machine"],
+    "pdgemm.scaled.quantization": ["quantize"],
+    "pdgemm.scaled.scaled_matrix": ["Scaled"],
     "pdgemm.tools.profiling.trace_file": ["trace"],
     "pdgemm.resilience.survivors": ["resilient"],
     "pdgemm.io.streamed.multiply_files": ["multiply_files"],

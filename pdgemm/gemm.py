@@ -14,7 +14,14 @@ import numpy as np
 from pdgemm.algorithms.epilogue import Epilogue, ending_of
 from pdgemm.algorithms.plan_workspace import Workspace, unchecked
 from pdgemm.algorithms.prepared import Prepared, beta_of, sent_instead
-from pdgemm.algorithms.product_options import FullProduct, Operands, ProductForm, ProductOptions, Streamed, problem_of
+from pdgemm.algorithms.product_options import (
+    FullProduct,
+    Multiplicand,
+    Operands,
+    ProductForm,
+    ProductOptions,
+    problem_of,
+)
 from pdgemm.algorithms.transport_choice import mover_and_access, nodes, outside_node_memory
 from pdgemm.errors import ArgumentError, DeviceError, GridError, LayoutError, MemoryLimitError, NodeMemoryError
 from pdgemm.local.arrays import device as devices
@@ -42,8 +49,8 @@ from pdgemm.support.agreement import together
 @last_may_be_missing
 def pdgemm(
     alpha: complex,
-    A: DistMatrix | Streamed,
-    B: DistMatrix | Streamed,
+    A: DistMatrix | Multiplicand,
+    B: DistMatrix | Multiplicand,
     beta: complex = 0.0,
     C: DistMatrix | None = None,
     *,
@@ -69,8 +76,9 @@ def pdgemm(
     alpha, beta : scalars of C's type.  beta == 0: C is not read.  alpha == 0 or k == 0: A and B are not read.
     A, B : DistMatrix with op(A) (m, k) and op(B) (k, n), of any blocks, sources and grids over the same ranks;
         also views: A.T, A.H, A[i0:i1, j0:j1]; A, B and C are all on the host or all on GPUs.  float16, bfloat16,
-        float32, float64, complex64, complex128 or int8; A and B may have different types.  Or matrices in files
-        (`io.hdf5.dataset`), of which two panels are in memory.
+        float32, float64, complex64, complex128, int8, and on the host float8_e4m3fn and float8_e5m2; A and B may have
+        different types.  Or `pdgemm.Scaled`, 8-bit values with scales, or matrices in files (`io.hdf5.dataset`), of
+        which two panels are in memory.
     C : DistMatrix (m, n) of any layout, overwritten; of a view, only its own elements are written, in place.
         None: C is allocated, with the row layout of op(A) and the column layout of op(B) on the grid of A.
     transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H; the same as passing A.T or A.H.
@@ -136,10 +144,8 @@ def pdgemm(
     if not isinstance(A, DistMatrix) or not isinstance(B, DistMatrix):
         streamed = getattr(A, "__pdgemm__", None) or getattr(B, "__pdgemm__", None)
         if streamed is not None:
-            if epilogue is not None:
-                raise ArgumentError("products of matrices in files take no epilogue yet: apply it to C")
-            of_files: DistMatrix = streamed(alpha, A, B, beta, C, transa, transb, options, progress)
-            return of_files
+            result: DistMatrix = streamed(alpha, A, B, beta, C, transa, transb, options, progress)
+            return result
     form = FullProduct(transa, transb)
     return carried_out(form, alpha, A, B, beta, C, options, progress, check)  # type: ignore[arg-type]  # checked there
 
@@ -185,7 +191,9 @@ def carried_out(
         operands.A.grid.draft.add("C", plan)
         result = operands.C
     else:
-        product = Prepared(plan, scalars[0], *operands[:3], workspace, operands.mirrored, options.epilogue)
+        product = Prepared(
+            plan, scalars[0], *operands[:3], workspace, operands.mirrored, options.epilogue, operands.scales
+        )
         result = product.run(scalars[1], start, progress, notifies)
     if operands.new_result:
         result.shared = all_shared(result.stored, result.grid)

@@ -38,6 +38,7 @@ Transpose = Literal["N", "T", "C", "n", "t", "c"]  # op(A): A, its transpose, it
 
 ElementTypeName = Literal[
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float8_e8m0fnu", "float8_e4m3fn", "float8_e5m2",
     "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
 ]  # fmt: skip
 ElementTypeCode = Literal[  # NumPy's other names of these types

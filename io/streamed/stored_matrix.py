@@ -147,10 +147,10 @@ class StoredMatrix:
         return stored_svd(self.grid, self.source, k, passes, memory, oversample, seed, centered, progress)
 
     def __matmul__(self, other: Any) -> DistMatrix:
-        return pdgemm(1, self, other)  # type: ignore[arg-type]
+        return pdgemm(1, self, other)
 
     def __rmatmul__(self, other: Any) -> DistMatrix:
-        return pdgemm(1, other, self)  # type: ignore[arg-type]
+        return pdgemm(1, other, self)
 
     @staticmethod
     def __pdgemm__(
@@ -165,13 +165,14 @@ class StoredMatrix:
         progress: Callable[[int, int], object] | None,
     ) -> DistMatrix:
         """Multiply as `pdgemm` does, with A, B or both in files."""
-        start = perf_counter()
-        grid = next(x.grid for x in (A, B) if isinstance(x, StoredMatrix))
+        start, grid = perf_counter(), next(x.grid for x in (A, B) if isinstance(x, StoredMatrix))
         comm = communicator_of(grid)
         with together(comm) as description:
             if isinstance(alpha, StoredMatrix):
                 raise DTypeError("alpha must be a number, got StoredMatrix; the arguments are pdgemm(alpha, A, B)")
             check_alpha(alpha)
+            if options.epilogue is not None:
+                raise ArgumentError("products of matrices in files take no epilogue yet: apply it to C")
             A, B = _op(A, transa, "A"), _op(B, transb, "B")
             if C is not None:
                 check_matrices(C=C)

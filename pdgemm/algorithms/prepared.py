@@ -13,9 +13,11 @@ import numpy as np
 from pdgemm.algorithms.epilogue import Epilogue, EpilogueRun
 from pdgemm.algorithms.last_runs import same_again
 from pdgemm.algorithms.plan_workspace import Workspace
+from pdgemm.algorithms.product_options import OperandScales
 from pdgemm.algorithms.product_report import report_of
 from pdgemm.algorithms.products.accumulator import Accumulator
 from pdgemm.algorithms.products.executor import Call, Executor, executor_of
+from pdgemm.algorithms.products.strips import strips_of
 from pdgemm.algorithms.protection.repetition import protected
 from pdgemm.algorithms.protection.row_checksums import RowChecksums
 from pdgemm.algorithms.redistribution import move_report
@@ -37,6 +39,7 @@ from pdgemm.planning.planner import explain, plan_product
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.schedules.mover_registry import AUTO, MOVERS, NCCL
 from pdgemm.schedules.products import Product
+from pdgemm.schedules.products.scales import strip_name
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.agreement import GuardedCallback, agree, check_not_freed, together
 from pdgemm.transport.movers.arrivals import Transfers
@@ -65,7 +68,9 @@ class Prepared:
         workspace: Workspace,
         mirrored: bool = False,
         epilogue: Epilogue | None = None,
+        scales: tuple[OperandScales | None, OperandScales | None] = (None, None),
     ) -> None:
+        self._scales = {strip_name(name): x.matrix.stored for name, x in zip("AB", scales) if x}
         self._alpha, self._matrices, self._mirrored = alpha, (A, B, C), mirrored  # B is A^H or A^T
         self._result, self._epilogue = C, epilogue
         self._use(plan, workspace)
@@ -202,7 +207,7 @@ class Prepared:
             reports.append(partial(move_report, name, moves[name], A.grid, own, taken.seconds))
 
         with np.errstate(all="ignore"), kept_if_it_fails(workspace, A.stored, B.stored, C.stored):
-            sources = {"A": A.stored, "B": B.stored, **(self._end.sources if self._end else {})}
+            sources = {"A": A.stored, "B": B.stored, **self._scales, **(self._end.sources if self._end else {})}
             for name, x in sources.items():
                 if name in workspace.copies:
                     move(name, x, 0, workspace.copies[name])
@@ -255,7 +260,8 @@ class Prepared:
         transfers = Transfers(between_nodes=grid.ranks_per_node is not None)
         buffers, mirrored = workspace.product, self._mirrored
         call = self._call = Call(
-            self._alpha, a, b, c, product, grid, buffers, self._peers, transfers, mirrored=mirrored
+            self._alpha, a, b, c, product, grid, buffers, self._peers, transfers, mirrored=mirrored,
+            scales=strips_of(self.plan, A.grid.comm.rank, workspace.copies),
         )  # fmt: skip
         in_place = (product.in_place or A.grid.size == 1) and not (
             workspace.copies or workspace.staged or product.exposed_buffers

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Protocol, get_args
 
+import numpy as np
+
 from pdgemm.algorithms.epilogue import Epilogue, ending_of
 from pdgemm.algorithms.transport_choice import mover_and_access, nodes, outside_node_memory
 from pdgemm.errors import ArgumentError, DeviceError, LayoutError
@@ -35,17 +37,25 @@ from pdgemm.planning.machines.machine import Machine, machine_at_hand, on_nodes
 from pdgemm.planning.planner import panel_width, panels_ahead
 from pdgemm.planning.problem import Problem, nothing_to_multiply
 from pdgemm.schedules.mover_registry import NCCL, SHARED
+from pdgemm.schedules.products.scales import Scales
 from pdgemm.schedules.staircase import TriangleName
 
 
-class Streamed(Protocol):
-    """A matrix that is not in memory and has its own method for `pdgemm`, such as `pdgemm.StoredMatrix`.
+class Multiplicand(Protocol):
+    """A matrix of another kind than DistMatrix that has its own method for `pdgemm`, such as `pdgemm.Scaled`."""
+
+    @staticmethod
+    def __pdgemm__(*arguments: Any, **options: Any) -> DistMatrix:
+        """Compute C := alpha op(A) op(B) + beta C, with the arguments of `pdgemm` and its options in one value."""
+
+
+class Streamed(Multiplicand, Protocol):
+    """A matrix that is not in memory, such as `pdgemm.StoredMatrix`.
 
     planned_on : returns the matrix on a grid on which a program is planned, where nothing is read.
     """
 
     grid: ProcessGrid
-    __pdgemm__: Callable[..., DistMatrix]
     planned_on: Callable[[ProcessGrid], Streamed]
 
 
@@ -73,10 +83,18 @@ class ProductOptions:
         return {x.name: getattr(self, x.name) for x in fields(self) if x.name != "triangle"}
 
 
+class OperandScales(NamedTuple):
+    """The matrix of scales of an operand, and the rows and columns of the block of elements of each scale."""
+
+    matrix: DistMatrix
+    block: tuple[int, int]
+
+
 class Operands(NamedTuple):
     """op(A), op(B) and C of one product.
 
     new_result : C was allocated for this product.   mirrored : op(B) is op(A)^H or op(A)^T.
+    scales : by which op(A) and op(B) are multiplied.
     """
 
     A: DistMatrix
@@ -84,6 +102,7 @@ class Operands(NamedTuple):
     C: DistMatrix
     new_result: bool
     mirrored: bool = False
+    scales: tuple[OperandScales | None, OperandScales | None] = (None, None)
 
 
 class ProductForm(Protocol):
@@ -98,6 +117,7 @@ class FullProduct(NamedTuple):
 
     transa: str
     transb: str
+    dtype: np.dtype | None = None  # of C, where no C is passed; None: as for these operands without scales
 
     def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
         """Return op(A), op(B) and C after checking that they match.  Local."""
@@ -111,14 +131,14 @@ class FullProduct(NamedTuple):
                 f"inner dimensions do not agree: op(A) is {shape_of(left)} on a {left.grid} grid, "
                 f"op(B) is {shape_of(right)} on a {right.grid} grid"
             )
-        result = _result(left, right) if C is None else C
+        result = _result(left, right, self.dtype) if C is None else C
         check_product(left, right, result)
         return Operands(left, right, result, C is None)
 
 
-def _result(A: DistMatrix, B: DistMatrix) -> DistMatrix:
+def _result(A: DistMatrix, B: DistMatrix, dtype: np.dtype | None = None) -> DistMatrix:
     """Allocate C in its default layout, on the original, untransposed grid of A."""
-    grid, (layout, order), dtype = A.grid.base, default_result_layout(A, B), dtypes.product(A.dtype, B.dtype)
+    grid, (layout, order), dtype = A.grid.base, default_result_layout(A, B), dtype or dtypes.product(A.dtype, B.dtype)
     local = new_array(layout.local_shape(grid.coords), dtype, order, grid, devices.of(A.stored))
     return DistMatrix(local, grid, layout, order)
 
@@ -152,6 +172,11 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
     if nothing:
         a, b = nothing_to_multiply(a, b, c)
         algorithm, shape, layers = "summa", c.distribution.grid_shape, 1
+    of_a, of_b = (
+        None if x is None or nothing else Scales(x.matrix.layout_in(A.grid), x.block) for x in operands.scales
+    )
+    if any(operands.scales) and compute in EMULATIONS:
+        raise ArgumentError(f"compute_type {compute!r}: slices of a Scaled are not formed; decode() it")
     return Problem(
         a,
         b,
@@ -176,6 +201,7 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
         compute=compute,
         triangle=options.triangle,
         ending=ending,
+        scales=(of_a, of_b),
         protect=as_protection(options.protect, on_device),
         machine=machine,
     )

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.device import Array, address, shadow, writeable
+from pdgemm.local.arrays.device import HOST, Array, address, shadow, writeable
 from pdgemm.local.arrays.emulation import EMULATIONS
 from pdgemm.local.arrays.integers import as_count, as_name, shown
 from pdgemm.local.blas.local_gemm import BLAS_INT, largest_extent
@@ -220,12 +220,14 @@ def check_product(A: DistMatrix, B: DistMatrix, C: DistMatrix) -> None:
 
 
 def check_dtype(name: str, x: DistMatrix, supported: tuple[np.dtype, ...]) -> None:
-    """Raise DTypeError for an unsupported element type, LayoutError for a local array that is too large for BLAS."""
+    """Raise DTypeError or DeviceError for an unsupported type, LayoutError for a local array too large for BLAS."""
     local = x.stored
     if local.dtype not in supported or not local.dtype.isnative:
         raise DTypeError(
             f"{name} has dtype {local.dtype}; supported: {dtypes.names(supported)}; convert it (astype, --dtype)"
         )
+    if x.device != HOST and not dtypes.TYPE[x.dtype].c_name:
+        raise DeviceError(f"{name} of {x.dtype} is multiplied on the host, and it is on {x.device}: use to_host")
     if (extent := largest_extent(local)) > BLAS_INT:
         raise LayoutError(
             f"{name} has a local part of shape {local.shape} and strides of {local.strides} bytes: a dimension or a "

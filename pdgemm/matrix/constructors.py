@@ -52,7 +52,8 @@ class Constructors(MatrixBase):
         """Make a matrix whose elements are not initialised.  Collective over the grid.
 
         grid   : by default a grid of all ranks, `pdgemm.grids.process_grid.default_grid()`.
-        dtype  : bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, complex64 or complex128.
+        dtype  : bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, complex64 or complex128; on
+                 the host float8_e4m3fn, float8_e5m2 and float8_e8m0fnu.
         block  : mb = nb, or (mb, nb); by default one block per rank.
         source : grid coordinates (rsrc, csrc) of the rank that owns the first block.
         order  : memory order of the local arrays, "C" (rows contiguous) or "F" (columns contiguous).

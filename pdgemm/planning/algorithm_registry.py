@@ -49,6 +49,7 @@ class Algorithm:
     moves_by : names of the transports of panels or partial sums that are not movers.
     devices  : does the algorithm also run on matrices in device memory?
     triangles : does the algorithm form one triangle of C with half the work if `Product.triangle` is set?
+    scales   : does the executor multiply panels by `Call.scales`?
     """
 
     name: str
@@ -69,6 +70,12 @@ class Algorithm:
     moves_by: tuple[str, ...] = ()
     devices: bool = True
     triangles: bool = False
+    scales: bool = False
+
+    def forms(self, problem: Problem) -> bool:
+        """Does the algorithm form C for matrices in this memory, with this triangle and with scales?"""
+        needed = problem.device, problem.triangle, any(problem.scales)
+        return all(able or not x for able, x in zip((self.devices, self.triangles, self.scales), needed))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -149,7 +156,7 @@ _ENTRIES = (
         takes=_one_layer, needs="it takes Pr x Pc <= {ranks}, in 1 layer",
         new_grid=lambda problem, candidate: summa_on(problem, candidate.partition),
         here=lambda problem: (x for base in problem.grids for x in summa_on_grid_of(problem, base)),
-        policies=("row", "column", "allgather"), triangles=True,
+        policies=("row", "column", "allgather"), triangles=True, scales=True,
     ),
     Algorithm(
         "stationary_a", Stationary, "pdgemm.algorithms.products.stationary:StationaryExecutor",
@@ -161,6 +168,7 @@ _ENTRIES = (
         ),
         here=lambda problem: iter([stationary(problem, problem.A.distribution.grid_shape, problem.A.rank_map)]),
         twin="stationary_b", mirrored=True, policies=("allgather", "reduce_scatter"), grids=_stationary_grids,
+        scales=True,
     ),
     Algorithm(
         "cannon", Cannon, "pdgemm.algorithms.products.cannon:CannonExecutor",
@@ -168,7 +176,7 @@ _ENTRIES = (
         good_for="square-ish grids, high latency",
         takes=_torus, needs="one side of its grid divides the other, in 1 layer",
         new_grid=lambda problem, candidate: cannon_on(problem, candidate.partition),
-        mirrored=True, policies=("row", "column", "allgather"), moves_by=("shift",), triangles=True,
+        mirrored=True, policies=("row", "column", "allgather"), moves_by=("shift",), triangles=True, scales=True,
     ),
     Algorithm(
         "2.5d", Layered, "pdgemm.algorithms.products.layered:LayeredExecutor",
@@ -177,6 +185,7 @@ _ENTRIES = (
         takes=lambda pr, pc, c, ranks: c > 1, needs="it takes Pr x Pc x layers <= {ranks}, with layers >= 2",
         new_grid=lambda problem, candidate: layered_on(problem, candidate.partition, candidate.inside),
         here=layered_here, layers="several", mirrored=True, grids=_layered_grids, moves_by=("shift",), triangles=True,
+        scales=True,
     ),
     Algorithm(
         "inner", Inner, "pdgemm.algorithms.products.layered:InnerExecutor",
@@ -186,6 +195,7 @@ _ENTRIES = (
         new_grid=lambda problem, candidate: inner_on_new_grid(problem, candidate.partition),
         here=lambda problem: (inner_on(problem, a, b) for a, b in inner_layouts(problem)),
         layers="any", policies=("reduce_scatter",), grids=_inner_grids, moves_by=("reduce_scatter",), triangles=True,
+        scales=True,
     ),
 )  # fmt: skip
 ALGORITHMS = {entry.name: entry for entry in _ENTRIES}

@@ -13,6 +13,7 @@ from pdgemm.planning.ending import Ending
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.schedules.mover_registry import AUTO, NCCL, RING, SHARED, by_messages, reads
 from pdgemm.schedules.products import reduction
+from pdgemm.schedules.products.scales import Scales
 from pdgemm.schedules.staircase import TriangleName
 
 REDUCED_BYTES = 1 << 26  # bytes of C that are reduced at a time, but at least REDUCED_ROWS rows, for the speed of BLAS
@@ -79,6 +80,7 @@ class Problem:
     ideal: bool = False  # each algorithm gets A, B and C on layouts that fit it, and nothing is redistributed
     triangle: TriangleName = ""  # the triangle of C that is computed, as in `Product`
     ending: Ending | None = None  # the epilogue; C is then the matrix of the sums, in the type of accumulation
+    scales: tuple[Scales | None, Scales | None] = (None, None)  # by which the values of A, and of B, are multiplied
     protect: str = ""  # "detect" or "repair": C is compared with checksums
     machine: Machine = field(default_factory=Machine, repr=False)
     movers: tuple[str, ...] = field(default_factory=by_messages)
@@ -102,7 +104,9 @@ class Problem:
         """The problem C^T = B^T A^T."""
         other: dict[TriangleName, TriangleName] = {"": "", "L": "U", "U": "L"}
         triangle = other[self.triangle]
-        return replace(self, A=self.B.T, B=self.A.T, C=self.C.T, shape=self.request.T.shape, triangle=triangle)
+        a, b = (x and x.T for x in self.scales)
+        there: Any = {"shape": self.request.T.shape, "triangle": triangle, "scales": (b, a)}
+        return replace(self, A=self.B.T, B=self.A.T, C=self.C.T, **there)
 
     @property
     def grids(self) -> list[Layout]:

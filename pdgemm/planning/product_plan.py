@@ -22,6 +22,7 @@ from pdgemm.planning.search.candidates import Arrangement
 from pdgemm.schedules.exchanges.exchange import Exchange, plan_exchange
 from pdgemm.schedules.formulas import lower_bound
 from pdgemm.schedules.products import Product
+from pdgemm.schedules.products.scales import plan_strips, strip_name
 from pdgemm.schedules.schedule import Buffers, Schedule
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.remembered import remembered
@@ -37,7 +38,8 @@ class ProductPlan:
 
     product    : schedule of the algorithm, on layouts that fit it.
     transposed : the product is C^T = B^T A^T, and `product.A` is the layout of B^T.
-    moves      : redistributions by matrix name: of A and B to the product's layouts, and of C to the user's layout.
+    moves      : redistributions by matrix name: of A and B to the product's layouts, and of C to the user's layout;
+                 also of scales to the strips of the ranks.
     problem    : the input of the planner that the plan answers.
 
     Plans are equal if all their fields are equal; `str` describes the plan.
@@ -327,7 +329,7 @@ def with_moves(arrangement: Arrangement, problem: Problem, spare: int | None = N
     spare : bytes for the buffers of each exchange, beyond those of messages of one element; None: no limit.
     """
     size, there = problem.size, (problem.device, problem.staged, problem.nccl)
-    moves = []
+    moves = list[tuple[str, Exchange]]()
     for name, x, to in _moved(arrangement, problem):
         copies_only = problem.beta_is_zero and not problem.triangle if name == "C" else True
         shared = name in ("A", "B", "C") and name not in problem.outside_node_memory
@@ -335,6 +337,10 @@ def with_moves(arrangement: Arrangement, problem: Problem, spare: int | None = N
         least = 0 if spare is None else plan_exchange(x, to, size, copies_only, 0, shared, *there).extra_bytes(None)
         limit = None if spare is None else least + spare
         moves.append((name, plan_exchange(x, to, size, copies_only, limit, shared, *there)))
+    for name, scales in zip("AB", problem.scales):
+        if scales:
+            strips = plan_strips(scales, arrangement.product, name, arrangement.transposed, size, spare)
+            moves.append((strip_name(name), strips))
     return ProductPlan(arrangement.product, arrangement.transposed, tuple(moves), problem)
 
 

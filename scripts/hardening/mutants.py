@@ -1,4 +1,4 @@
-"""What the suite catches: 215 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 221 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -1157,6 +1157,38 @@ MUTANTS = [
         "programs: ranks compare addresses", "pdgemm/support/agreement.py",
         '    description = _ADDRESS.sub("", description)\n', "",
         (f"4 {R}linalg/test_linalg_plans.py",),
+    ),
+    Mutant(
+        "low precision: a part of a matrix has the scales of its first blocks", "pdgemm/scaled/scaled_matrix.py",
+        "of_scales.append(slice(first, last if stop > start else first))",
+        "of_scales.append(slice(0, last - first if stop > start else 0))",
+        (f"1 {R}scaled/test_scaled.py",),
+    ),
+    Mutant(
+        "low precision: scales are not transposed with their values", "pdgemm/scaled/scaled_matrix.py",
+        'turned = x if op_letter(trans, name) == "N" else x.T', "turned = x",
+        (f"1 {R}scaled/test_scaled.py",),
+    ),
+    Mutant(
+        "low precision: integers that are too large wrap", "pdgemm/scaled/quantization.py",
+        "    if saturate:\n", '    if saturate and dtype.kind != "i":\n',
+        (f"1 {R}scaled/test_quantize.py",),
+    ),
+    Mutant(
+        "low precision: a panel has the scales of local inner indices", "pdgemm/schedules/products/summa_product.py",
+        "inner.to_global(x.a.indices()[0], x.col)", "x.a.indices()[0]",
+        (f"4 {R}scaled/test_scaled.py",),
+    ),
+    Mutant(
+        "low precision: all layers have the scales of the first layer", "pdgemm/schedules/products/layered_product.py",
+        "[self._inner.indices(x) for x in", "[self._inner.indices(0) for x in",
+        (f"4 {R}scaled/test_scaled.py",),
+    ),
+    Mutant(
+        "low precision: panels of columns have the scales of the first columns",
+        "pdgemm/algorithms/products/stationary.py",
+        "right and right.of(plan.columns(step))", "right",
+        (f"4 {R}scaled/test_scaled.py",),
     ),
 ]  # fmt: skip
 

@@ -10,7 +10,7 @@ import pytest
 from checked_product import MIXED, check
 from device_ways import WAYS
 from fake_device import SCHEDULES, FakeDevice, fake_device
-from problems import DTYPES, NAMES, NARROW, accepted
+from problems import DTYPES, NAMES, NARROW_ON_DEVICES, accepted
 from tiers import everything, in_turn, pairs
 
 pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 2, 3, 4, 6)]  # a device does not change what a 3 x 3 grid does
@@ -215,7 +215,7 @@ def test_sixteen_bit_and_whole_numbers(comm: Any) -> None:
     rng = np.random.default_rng(3)
     a, b = rng.integers(-100, 100, (12, 40)), rng.integers(-100, 100, (40, 10))
     cases = list(zip(accepted(comm.size), itertools.cycle(RUNS)))
-    each = in_turn(cases, NARROW) if comm.size < 5 else zip(cases, itertools.cycle(NARROW))
+    each = in_turn(cases, NARROW_ON_DEVICES) if comm.size < 5 else zip(cases, itertools.cycle(NARROW_ON_DEVICES))
     for ((name, shape, layers), (way, schedule)), (dtype, into) in each:
         reach, mover = WAYS[way]
         with fake_device(schedule, reach=reach) as device, ProcessGrid(comm) as grid:

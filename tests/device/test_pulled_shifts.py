@@ -13,7 +13,7 @@ import pytest
 import tiers
 from checked_product import MIXED, check
 from fake_device import SCHEDULES, fake_device
-from problems import DTYPES, NARROW, accepted
+from problems import DTYPES, NARROW_ON_DEVICES, accepted
 
 pytestmark = [pytest.mark.mpi, tiers.every_grid]
 
@@ -73,7 +73,7 @@ def test_sixteen_bit_and_whole_numbers(comm: Any, way: str) -> None:
 
     rng = np.random.default_rng(3)
     a, b = rng.integers(-100, 100, (12, 40)), rng.integers(-100, 100, (40, 10))
-    for (dtype, into), shape in zip(NARROW, itertools.cycle(grids(comm.size))):
+    for (dtype, into), shape in zip(NARROW_ON_DEVICES, itertools.cycle(grids(comm.size))):
         with fake_device("late", reach=Reach(way)) as device, ProcessGrid(comm) as grid:
             A, B = (DistMatrix.from_global(x.astype(dtype), grid=grid, block=3, device="fake") for x in (a, b))
             C = DistMatrix.empty((12, 10), grid=grid, dtype=into, device="fake")

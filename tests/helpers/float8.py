@@ -9,7 +9,7 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-ENTRY = 'ElementType("float8_e5m2", **_BOTH, sums="float32", wire="uint8", hdf5=False)'
+ENTRY = 'ElementType("float8_e5m2fnuz", **_BOTH, sums="float32", wire="uint8", hdf5=False)'
 
 
 def plant() -> None:
@@ -37,10 +37,10 @@ def main() -> None:
 
     comm, rng = MPI.COMM_WORLD, np.random.default_rng(3)
     a, b = rng.integers(-3, 4, (12, 40)), rng.integers(-3, 4, (40, 10))
-    assert ("float8_e5m2", "float32") in NARROW
+    assert ("float8_e5m2fnuz", "float32") in NARROW
     with ProcessGrid(comm) as grid:
-        A = DistMatrix.from_global(a.astype("float8_e5m2"), grid=grid, block=3)
-        B = DistMatrix.from_global(b.astype("float8_e5m2"), grid=grid, block=4, root=0).redistribute(order="F")
+        A = DistMatrix.from_global(a.astype("float8_e5m2fnuz"), grid=grid, block=3)
+        B = DistMatrix.from_global(b.astype("float8_e5m2fnuz"), grid=grid, block=4, root=0).redistribute(order="F")
         C = DistMatrix.empty((12, 10), grid=grid, block=2, dtype="float32")
         for algorithm, shape, layers in accepted(comm.size):
             for mover in ("auto", "ring", "ibcast"):
@@ -61,8 +61,8 @@ def main() -> None:
         assert moved.dtype == A.dtype and np.array_equal(moved.allgather(), a.T.astype(A.dtype))
         made = plan(A, B)
         assert Plan.from_json(made.to_json()) == made
-        many = Batch.from_global(np.stack([a, -a]).astype("float8_e5m2"), comm)
-        others = Batch.from_global(np.stack([b, b]).astype("float8_e5m2"), comm)
+        many = Batch.from_global(np.stack([a, -a]).astype("float8_e5m2fnuz"), comm)
+        others = Batch.from_global(np.stack([b, b]).astype("float8_e5m2fnuz"), comm)
         products = matmul_batched(many, others).to_global()
         if comm.rank == 0:
             assert np.array_equal(products[0], rounded) and np.array_equal(products[1], -rounded)

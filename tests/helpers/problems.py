@@ -28,8 +28,9 @@ BLOCKS: list[tuple[Any, Any, Any, Any]] = [
 ]
 DTYPES = tuple(x.name for x in dtypes.BLAS)
 NAMES = [*families(), "row", "column"]  # of the algorithms of the package; the other policies choose from them, too
-FLOATS = [x.name for x in dtypes.FLOATS]
+FLOATS = [x.name for x in dtypes.FLOATS if x in dtypes.RESULTS]
 NARROW = [(x.name, x.sums) for x in dtypes.TYPES if x.operand and x.sums]  # and what their products are added up in
+NARROW_ON_DEVICES = [x for x in NARROW if dtypes.TYPE[np.dtype(x[0])].c_name]
 
 
 def grid_shapes(size: int) -> list[tuple[int, int]]:

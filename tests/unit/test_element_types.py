@@ -13,9 +13,10 @@ from ml_dtypes import bfloat16
 
 REAL = ("float16", "bfloat16", "float32", "float64")
 WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-STORED = (*WHOLE, *REAL, "complex64", "complex128")
+EIGHTHS = ("float8_e4m3fn", "float8_e5m2")
+STORED = (*WHOLE, *EIGHTHS, *REAL, "complex64", "complex128")
 REFUSED = ["O", "U3", "S3", "V8", [("a", "f8")], "M8[s]", "m8[s]", "g", "G", np.dtypes.StringDType()]
-REFUSED += [">f8", ">i2", ">c16", "float8_e4m3fn", "int4"]
+REFUSED += [">f8", ">i2", ">c16", "float8_e3m4", "int4"]
 NO_TYPES = ["2f8", "nonsense", 3.5, 10**5000, "\ud800"]
 # of A and B, what a sum and, but for int8 by int8, a product is of
 COMMON = """
@@ -38,13 +39,18 @@ def table() -> dict[tuple[str, str], str]:
 def test_every_pair_of_operands_has_a_common_type() -> None:
     from pdgemm.local.arrays import dtypes
 
-    assert len(table()) == len(dtypes.OPERANDS) ** 2
+    assert {a for a, _ in table()} | {*EIGHTHS} == {x.name for x in dtypes.OPERANDS}
     for (a, b), expected in table().items():
         given = np.dtype(a), np.dtype(b)
         assert dtypes.common(*given) == expected
         assert dtypes.product(*given) == ("int32" if expected == "int8" else expected)
         narrow = {"float16": "float32", "bfloat16": "float32", "int8": "int32"}
         assert dtypes.arithmetic(*given) == narrow.get(expected, expected)
+    for a, b in itertools.product(EIGHTHS, [*EIGHTHS, *(x for x, _ in table())]):
+        given = np.dtype(a), np.dtype(b)
+        wide = "float32" if b in (*EIGHTHS, "float16", "bfloat16", "int8") else b
+        assert dtypes.common(*given) == (a if b in (a, "int8") else wide)
+        assert dtypes.product(*given) == dtypes.arithmetic(*given) == wide
     halves, int8 = dtypes.HALVES, np.dtype("i1")
     for three in itertools.permutations((*halves, int8)):
         assert dtypes.common(*three) == "float32"

@@ -50,7 +50,7 @@ def select(A: DistMatrix, rows: Indices = None, cols: Indices = None) -> DistMat
         arguments += ["select", layout, A.dtype, *pairs]
         local = new_array(distribution.local_shape(A.grid.coords), A.dtype, A.order, A.grid, devices.of(A.stored))
     out = DistMatrix(local, A.grid, distribution, A.order)
-    _move("select", A, out, pairs, start)
+    copy_pairs("select", A, out, pairs, start)
     out.shared = all_shared(out.stored, out.grid)
     return out
 
@@ -73,7 +73,7 @@ def scatter_selection(A: DistMatrix, rows: np.ndarray, cols: np.ndarray, B: Dist
             raise DTypeError(f"{B.dtype} elements cannot become {A.dtype}")
         B.layout_in(A.grid)
         common.flag = overlap(A.stored, B.stored)  # becomes True on all ranks if it is True on any
-    _move("assign", B.copy() if common.flag else B, A, pairs, start)
+    copy_pairs("assign", B.copy() if common.flag else B, A, pairs, start)
 
 
 def _indices(rows: Indices, cols: Indices, A: DistMatrix) -> list[np.ndarray]:
@@ -85,7 +85,7 @@ def _indices(rows: Indices, cols: Indices, A: DistMatrix) -> list[np.ndarray]:
 
 
 @repeated_if_unmapped
-def _move(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs], start: float) -> None:
+def copy_pairs(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs], start: float) -> None:
     """Copy the elements of these pairs of rows and of columns from X to Y, and set the report of Y.  Collective."""
     grid, comm = Y.grid, Y.grid.comm
     with together(comm) as arguments:

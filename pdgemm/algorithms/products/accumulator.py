@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm.algorithms.products.executor import PlanBuffers
+from pdgemm.algorithms.products.strips import NO_STRIPS, Strip, Strips
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.local.arrays import dtypes
@@ -31,6 +32,8 @@ from pdgemm.schedules.staircase import SQUARE, Staircase
 from pdgemm.transport.movers.panel_views import held_panel
 from pdgemm.transport.store import store_corner
 
+Inner = np.ndarray | None  # inner indices of a panel, as strips of scales count them
+
 
 class Accumulator:
     """Accumulates panel products in `sums`, which is C itself where C has the type of accumulation.
@@ -39,6 +42,7 @@ class Accumulator:
     between : a function to call every few milliseconds; for these calls, products are split into slabs.
     formed : the elements of `sums` that are computed; None: all.  The other elements are neither read nor written.
     mirrored : B is A^H or A^T, so that square tiles on the diagonal of C are formed from A, by half of the flops.
+    scales : the scales of the rows of `sums` in A, and of its columns in B, by which converted panels are multiplied.
     """
 
     def __init__(
@@ -51,14 +55,18 @@ class Accumulator:
         between: Callable[[], object] | None = None,
         formed: Staircase | None = None,
         mirrored: bool = False,
+        scales: Strips = NO_STRIPS,
     ) -> None:
         self.alpha, self.beta, self.sums, self.workspace = alpha, beta, sums, workspace
         self.plan, self.between, self.formed, self.mirrored = plan, between, formed, mirrored
-        self.tf32 = plan.compute == "tf32"
+        self.scales, self.tf32 = scales, plan.compute == "tf32"
         self.integer = plan.accumulate not in dtypes.BLAS
 
-    def add(self, A: Array, B: Array) -> None:
-        """Add the product of a panel of A with all rows of `sums` and a panel of B with all columns of `sums`."""
+    def add(self, A: Array, B: Array, inner: Inner = None) -> None:
+        """Add the product of a panel of A with all rows of `sums` and a panel of B with all columns of `sums`.
+
+        inner : the inner indices of the panels, where these have scales.
+        """
         if self.plan.integers_on_device:
             buffers = self.workspace["converted A"], self.workspace["converted B"], self.workspace["exact"]
             multiply_integers(self.alpha, A, B, self.beta, self.sums, buffers)
@@ -68,6 +76,8 @@ class Accumulator:
             return
         A, conjugate_a = self._ready(A, self.plan.A, self.workspace["converted A"])
         B, conjugate_b = self._ready(B, self.plan.B, self.workspace["converted B"])
+        for panel, strip in zip((A, B.T), self.scales):
+            self._decode(panel, strip, inner)
         if self.integer:
             products: Iterator[Callable[[Any], object]] = starmap(self._integers, self._slabs(A, B, self.sums))
         else:
@@ -92,10 +102,10 @@ class Accumulator:
         self.beta = 1
         return True
 
-    def prepared(self, A: Array, B: Array) -> Callable[[], None]:
+    def prepared(self, A: Array, B: Array, inner: Inner = None) -> Callable[[], None]:
         """Return a function that, at each call, adds the product of the current elements of these panels."""
         if self.integer or self.workspace["converted A"].size or self.workspace["converted B"].size:
-            return partial(self.add, A, B)
+            return partial(self.add, A, B, inner)
         conjugated, between = (self.plan.A.conjugated, self.plan.B.conjugated), self.between
         products = [*self._products(A, B, *conjugated)]
 
@@ -110,7 +120,7 @@ class Accumulator:
 
     def add_by_windows(
         self,
-        panels: Sequence[tuple[Array, Array]],
+        panels: Sequence[tuple[Array, Array, Inner]],
         windows: Sequence[Window],
         completed: Callable[[Window], object],
         recorder: Recorder,
@@ -123,17 +133,23 @@ class Accumulator:
                     if formed:
                         formed = formed.window(rows, slice(0, sums.shape[1]))
                     how = self.plan, self.workspace, self.between, formed, self.mirrored
-                    part = Accumulator(self.alpha, self.beta, sums, *how)
-                    for A, B in panels:
-                        part.add_wide(A[rows], B)
+                    left, right = self.scales
+                    part = Accumulator(self.alpha, self.beta, sums, *how, (left and left.of(rows), right))
+                    for A, B, inner in panels:
+                        part.add_wide(A[rows], B, inner)
             completed(window)
 
-    def add_wide(self, A: Array, B: Array) -> None:
-        """Add a product over many inner indices, in panels of the plan's width where operands are converted."""
+    def add_wide(self, A: Array, B: Array, inner: Inner = None) -> None:
+        """Add a product over many inner indices, in panels of the plan's width where operands are converted.
+
+        inner : the inner indices, where panels have scales; None: 0, 1, 2, ...
+        """
+        inner = np.arange(A.shape[1]) if inner is None and any(self.scales) else inner
         buffers = (self.workspace["converted A"], self.workspace["converted B"])
         width = max(1, min(self.plan.width, A.shape[1]) if self.integer or any(x.size for x in buffers) else A.shape[1])
         for start in range(0, max(1, A.shape[1]), width):
-            self.add(A[:, start : start + width], B[start : start + width])
+            within = slice(start, start + width)
+            self.add(A[:, within], B[within], None if inner is None else inner[within])
 
     def _products(self, A: Array, B: Array, conjugate_a: bool, conjugate_b: bool) -> Iterator[Callable[[Any], object]]:
         """Yield the product in parts that take a few milliseconds each, as functions of beta."""
@@ -178,6 +194,14 @@ class Accumulator:
         converted = held_panel(panel.shape[0], layout.order, panel.shape[1], workspace)
         Combine(conjugated=layout.conjugated, through=self.plan.rounded)(converted, panel)
         return converted, False
+
+    def _decode(self, panel: Array, strip: Strip | None, inner: Inner) -> None:
+        """Multiply a converted panel, rows by inner indices, by its scales, and round it to the plan's type, if any."""
+        if strip and panel.size:
+            assert inner is not None
+            strip.apply(panel, inner)
+            if self.plan.rounded:
+                Combine(through=self.plan.rounded)(panel, panel)
 
 
 def _in_triangle(multiply: Callable[[Any], object], corner: Array, C: Array, formed: Staircase, beta: Any) -> None:

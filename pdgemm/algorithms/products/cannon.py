@@ -55,8 +55,9 @@ class CannonExecutor:
         transfers = call.transfers.used(recorder)
         poll = transfers.poll if grid.ranks_per_node and not plan.device else None
         products = Accumulator(
-            call.alpha, beta if sums is C else 0, sums, plan, workspace, poll, plan.formed(rank), call.mirrored
-        )
+            call.alpha, beta if sums is C else 0, sums, plan, workspace, poll, plan.formed(rank), call.mirrored,
+            call.scales,
+        )  # fmt: skip
         on_row = _ring(call, "A", grid.row, lambda q: plan.C.rank(i, q))
         on_col = _ring(call, "B", grid.col, lambda q: plan.C.rank(q, j))
         of_a, of_b = plan.cuts(steps[0].a), plan.cuts_of_b(steps[0].b)
@@ -73,13 +74,17 @@ class CannonExecutor:
                     heights = [hi - lo for lo, hi in plan.cuts_of_b(steps[number + t].b)]
                     up.start((i - 1) % pr, (i + 1) % pr, [(height, n_loc) for height in heights])
                 first = step.a // pr * plan.A.distribution.cols.block  # row of B's block at which A's block begins
-                panels = (_panels(left, up, x, (first + lo, first + hi), of_b) for x, (lo, hi) in enumerate(of_a))
+                inner = plan.A.distribution.cols.indices(step.a)
+                panels = (
+                    (*_panels(left, up, x, (first + lo, first + hi), of_b), inner[lo:hi])
+                    for x, (lo, hi) in enumerate(of_a)
+                )
                 if call.windows and number + 1 == len(steps):
                     products.add_by_windows([*panels], call.windows, call.completed, recorder)
                 else:
-                    for a, b in panels:
+                    for a, b, some in panels:
                         with recorder.phase("compute"):
-                            products.add_wide(a, b)  # C_ij += A_ik B_kj
+                            products.add_wide(a, b, some)  # C_ij += A_ik B_kj
                 left.advance()
                 if number % t == t - 1:
                     up.advance()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pkgutil import resolve_name
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from pdgemm.algorithms.products.strips import NO_STRIPS, Strips
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.local.arrays.device import Array
@@ -31,6 +32,7 @@ class Call(NamedTuple, Generic[Planned]):
     windows : rows of C that the last product of the executor completes one window after the other, each followed by
         a call of `completed`; none: no call.
     mirrored : B is A^H or A^T.
+    scales   : by which panels of A and of B are multiplied when they are converted.
     """
 
     alpha: Any
@@ -45,6 +47,7 @@ class Call(NamedTuple, Generic[Planned]):
     windows: Sequence[Window] = ()
     completed: Callable[[Window], object] = lambda window: None
     mirrored: bool = False
+    scales: Strips = NO_STRIPS
 
 
 class Executor(Protocol):

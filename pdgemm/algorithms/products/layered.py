@@ -58,6 +58,7 @@ class LayeredExecutor:
                 windows,
                 completed,
                 call.mirrored,
+                call.scales,
             )
         )
 
@@ -127,7 +128,8 @@ class InnerExecutor:
             for here, (lo, hi) in ((places[x], window[x]) for x in ranges):
                 some = formed and formed.window(slice(lo, hi), slice(0, plan.mnk[1]))
                 if call.A.shape[1]:
-                    how = call.alpha, 0, sums[here], plan, call.workspace, poll, some, call.mirrored
-                    Accumulator(*how).add_wide(call.A[lo:hi], call.B)
+                    left, right = call.scales
+                    how = plan, call.workspace, poll, some, call.mirrored, (left and left.of(slice(lo, hi)), right)
+                    Accumulator(call.alpha, 0, sums[here], *how).add_wide(call.A[lo:hi], call.B)
                 else:
                     scale(0, sums[here])

@@ -59,7 +59,10 @@ class StationaryExecutor:
                 else:
                     panel = column_buffer(call.A.shape[0], plan.C.order, step.width, slot.buffer_a)
                 with recorder.phase("compute"):
-                    products = Accumulator(call.alpha, beta if in_c else 0, panel, plan, workspace, poll)
+                    left, right = call.scales
+                    strips = left, right and right.of(plan.columns(step))
+                    first = beta if in_c else 0
+                    products = Accumulator(call.alpha, first, panel, plan, workspace, poll, scales=strips)
                     products.add_wide(call.A, slot.B)  # this rank's partial sum A_ij B_jp of C_ip
                 if not in_c:
                     with recorder.phase("post"):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from pdgemm.algorithms.products.accumulator import Accumulator
+from pdgemm.algorithms.products.accumulator import Accumulator, Inner
 from pdgemm.algorithms.products.executor import Call, Notify
 from pdgemm.grids.index_map import IndexMap, identity
 from pdgemm.instrument.recorder import Recorder, nothing
@@ -67,20 +67,21 @@ class SummaExecutor:
         poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
         self._kept = plan.kept(grid.comm.rank)
         self._products = Accumulator(
-            call.alpha, 0, self._sums, plan, workspace, poll, plan.formed(grid.comm.rank), call.mirrored
+            call.alpha, 0, self._sums, plan, workspace, poll, plan.formed(grid.comm.rank), call.mirrored, call.scales
         )
-        self._call, self._updates, self._held = call, list[_Update](), list[tuple[Array, Array]]()
+        self._call, self._updates, self._held = call, list[_Update](), list[tuple[Array, Array, Inner]]()
         # the last panels that fit the slots are multiplied window by window of C; each window is then reduced
         together = (1 if plan.device or plan.nodes else plan.slots) if call.windows else 0
         for turn, bundle in enumerate(bundles):
             left = along_row.panel([(x.col, x.a) for x in bundle.steps], bundle.a, turn)
             right = along_col.panel([(x.row, x.b) for x in bundle.steps], bundle.b, turn)
             a, b, held = left.panel, right.panel.T, turn + together >= len(bundles)  # C_ij += A_ik B_kj
+            inner = plan.inner(bundle) if any(call.scales) else None
             if held:
-                self._held.append((a, b))
+                self._held.append((a, b, inner))
             mine = all(grid.row.size == 1 or x.col == j for x in bundle.steps)
             mine &= all(grid.col.size == 1 or x.row == i for x in bundle.steps)
-            multiply = nothing if held else self._products.prepared(a, b)
+            multiply = nothing if held else self._products.prepared(a, b, inner)
             self._updates.append(_Update([*left.parts, *right.parts], multiply, mine and not plan.shared and not held))
         self._moves = any(part.pack or part.bring for update in self._updates for part in update.parts)
 

@@ -24,7 +24,7 @@ BLOCKS = 5  # blocks of vectors in each basis
 KEPT = 2  # blocks that a restart keeps
 
 
-class Scaled(NamedTuple):
+class Tempered(NamedTuple):
     """The matrix far (near A), whose products do not overflow.
 
     near, far : powers of two.   norm : |far (near A)|_F.
@@ -41,7 +41,7 @@ class Scaled(NamedTuple):
         return work.product(self.far, self.A, small, beta, C)
 
     @property
-    def H(self) -> Scaled:
+    def H(self) -> Tempered:
         return self._replace(A=self.A.H)
 
 
@@ -58,7 +58,7 @@ class Ritz(NamedTuple):
 
 
 def leading_space(
-    work: Work, A: Scaled, k: int, width: int, target: float, steps: int, seed: int
+    work: Work, A: Tempered, k: int, width: int, target: float, steps: int, seed: int
 ) -> tuple[DistMatrix, Ritz, int]:
     """Return an orthonormal basis (n, k) of the leading right singular vectors of A, by rows on all ranks.  Collective.
 

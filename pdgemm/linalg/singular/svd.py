@@ -14,7 +14,7 @@ from pdgemm.linalg.factors.tall_qr import svd_of_tall
 from pdgemm.linalg.functions.iterations import Work, check_operand, check_protection, eps_of, finite_norm
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.singular.full_svd import all_triplets, completed
-from pdgemm.linalg.singular.golub_kahan import BLOCKS, Scaled, leading_space, missing
+from pdgemm.linalg.singular.golub_kahan import BLOCKS, Tempered, leading_space, missing
 from pdgemm.linalg.singular.norms import largest_singular_value
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.integers import as_count, as_seed
@@ -152,7 +152,7 @@ def _of_matrix(
     near, far = to_one(largest or 1.0, A.dtype)
     norm = A.norm()
     norm = norm * near * far if np.isfinite(norm) else (A * near * far).norm()
-    W = Scaled(A, near, far, norm)
+    W = Tempered(A, near, far, norm)
     if is_small(A, k, width):
         U, s, Vh = all_triplets(work, A)
         s, U, V, done = s * near * far, U[:, :k], Vh[:k].H, 0
@@ -216,7 +216,7 @@ def empty_right_vectors(A: DistMatrix, k: int) -> DistMatrix:
 
 
 def _bound(
-    work: Work, A: Scaled, U: DistMatrix, s: np.ndarray, V: DistMatrix, after: tuple[np.ndarray, np.ndarray]
+    work: Work, A: Tempered, U: DistMatrix, s: np.ndarray, V: DistMatrix, after: tuple[np.ndarray, np.ndarray]
 ) -> tuple[float, float, float]:
     """Return a bound of the errors of s, the part of this bound that is due to rounding, and the longest A^H u - s v.
 

@@ -68,6 +68,7 @@ class ElementType:
 
 _BOTH: Any = {"operand": True, "result": True}
 _HALF: Any = _BOTH | {"sums": "float32", "wire": "uint16", "rounds": True}
+_EIGHTH: Any = {"operand": True, "sums": "float32", "wire": "uint8", "hdf5": False}
 TYPES = (
     ElementType("bool"),
     ElementType("int8", operand=True, sums="int32", c_name="signed char", cuda=3),
@@ -78,6 +79,9 @@ TYPES = (
     ElementType("uint16"),
     ElementType("uint32"),
     ElementType("uint64"),
+    ElementType("float8_e8m0fnu", sums="float32", wire="uint8", hdf5=False),  # powers of two: scales
+    ElementType("float8_e4m3fn", **_EIGHTH),
+    ElementType("float8_e5m2", **_EIGHTH),
     ElementType("float16", **_HALF, c_name="float16", cuda=2),
     ElementType("bfloat16", **_HALF, c_name="bfloat16", cuda=14, hdf5=False),
     ElementType("float32", **_BOTH, blas="s", c_name="float", cuda=0, cublas=68),
@@ -87,13 +91,13 @@ TYPES = (
 )
 TYPE = {x.dtype: x for x in TYPES}  # by dtype
 _WHOLE = tuple(x.dtype for x in TYPES if x.dtype.kind in "biu")
-FLOATS = tuple(x.dtype for x in TYPES if x.dtype not in _WHOLE)
+FLOATS = tuple(x.dtype for x in TYPES if x.dtype not in _WHOLE and x.operand)
 OPERANDS = tuple(dtype for dtype in (*FLOATS, *_WHOLE) if TYPE[dtype].operand)
 RESULTS = tuple(dtype for dtype in (*FLOATS, *_WHOLE) if TYPE[dtype].result)
 STORED = tuple(dtype for dtype in dict.fromkeys((*OPERANDS, *RESULTS)) if TYPE[dtype].hdf5)  # by HDF5
 BLAS = tuple(x.dtype for x in TYPES if x.blas)
 SUMS = tuple(dict.fromkeys(TYPE[dtype].sums_dtype for dtype in OPERANDS))  # accumulation types
-HALVES = tuple(dtype for dtype in FLOATS if TYPE[dtype].sums)
+HALVES = tuple(x.dtype for x in TYPES if x.sums and x.dtype not in _WHOLE)
 HALF_NAMES = tuple(x.name for x in TYPES if x.rounds)
 _WIRES = {x.dtype: np.dtype(x.wire) for x in TYPES if x.wire}
 # types to which operands may be rounded, and a bound of the error relative to |A||B|, as tensor cores may truncate to
@@ -136,8 +140,8 @@ def common(*dtypes: np.dtype) -> np.dtype:
 def arithmetic(*dtypes: np.dtype) -> np.dtype:
     """Return the type in which elements of these types are multiplied and added.
 
-    It is float32 for 16-bit numbers; integers, signed or not, are computed modulo 2^32, or modulo 2^64 if one of the
-    types has 64 bits.
+    It is float32 for floats of 8 and 16 bits; integers, signed or not, are computed modulo 2^32, or modulo 2^64 if one
+    of the types has 64 bits.
     """
     if all(dtype in _WHOLE for dtype in dtypes):
         return np.dtype(np.int64) if any(dtype.itemsize == 8 for dtype in dtypes) else np.dtype(np.int32)
@@ -156,6 +160,6 @@ def can_convert(source: np.dtype, target: np.dtype) -> bool:
 
 
 def wire(x: np.ndarray) -> np.ndarray:
-    """Return a contiguous array in the type that MPI sends: 16-bit floats as integers of the same bits."""
+    """Return a contiguous array in the type that MPI sends: floats of 8 and 16 bits as integers of the same bits."""
     known = _WIRES.get(x.dtype)
     return x if known is None else x.view(known)

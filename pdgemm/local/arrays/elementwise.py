@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from pdgemm.local.arrays.device import Array, Event, Pinned, of
-from pdgemm.local.arrays.dtypes import arithmetic
+from pdgemm.local.arrays.dtypes import BLAS, HALVES, arithmetic
 from pdgemm.local.arrays.element_functions import ElementFunction, fill, slabs, tiles
 
 _PIECE = 1 << 22  # bytes that are copied between the host and a device at a time, a power of two
@@ -47,7 +48,7 @@ class Combine:
             return
         if self.workspace is None:
             if self.through is None:
-                np.copyto(Y, X, casting="unsafe")
+                _convert(Y, X)
             for slab in slabs(*X.shape) if self.through and X.size else ():
                 Y[slab] = X[slab].astype(self.through)
             if self.conjugated:
@@ -77,6 +78,26 @@ class Combine:
 
 
 CONVERT, CONJUGATE = Combine(), Combine(conjugated=True)
+
+
+def _convert(Y: np.ndarray, X: np.ndarray) -> None:
+    """Compute Y := X: of 8-bit floats by a table, in an eighth of the time of their own conversion."""
+    table = _numbers(X.dtype, Y.dtype) if X.itemsize == 1 and X.ndim == 2 else None
+    if table is None:
+        np.copyto(Y, X, casting="unsafe")
+        return
+    if X.strides[0] < X.strides[1]:
+        X, Y = X.T, Y.T
+    for slab in slabs(*X.shape) if X.size else ():
+        np.take(table, X[slab].view(np.uint8), out=Y[slab], mode="wrap")
+
+
+@lru_cache(maxsize=16)
+def _numbers(dtype: np.dtype, to: np.dtype) -> np.ndarray | None:
+    """Return all 256 numbers of a type in a wider one; None for integers, and where the result is not one of BLAS."""
+    if dtype not in HALVES or to not in BLAS:
+        return None
+    return np.arange(256, dtype=np.uint8).view(dtype).astype(to)
 
 
 def paired(workspace: Array) -> Array | None:

@@ -53,6 +53,8 @@ def arrangements(problem: Problem) -> Iterator[Arrangement]:
     if entry and problem.triangle and not entry.triangles:
         able = ", ".join(name for x in ALGORITHMS.values() if x.triangles for name in x.names)
         raise ArgumentError(f"algorithm {request.algorithm!r} forms all of C; one triangle of it is formed by {able}")
+    if entry and any(problem.scales) and not entry.scales:
+        raise ArgumentError(f"algorithm {request.algorithm!r} does not multiply operands with scales")
     suitable = (
         arrangement
         for one in request.on(problem.size)
@@ -88,11 +90,7 @@ def arrangements_in_place(problem: Problem) -> Iterator[Arrangement]:
 
 def _arrangements(problem: Problem, request: AlgorithmRequest) -> Iterator[Arrangement]:
     """Yield arrangements on the present grids of the matrices, and on the best new grids."""
-    known = [
-        entry
-        for entry in ALGORITHMS.values()
-        if (entry.devices or not problem.device) and (entry.triangles or not problem.triangle)
-    ]
+    known = [entry for entry in ALGORITHMS.values() if entry.forms(problem)]
     for entry in () if problem.ideal else known:
         for p, transposed in ((problem, False), (problem.T, True)) if entry.twin else ((problem, False),):
             if entry.answers(request, transposed):

@@ -128,6 +128,9 @@ class Inner(Product):
     def formed(self, rank: int) -> Staircase | None:
         return self.reduction.formed((0, 0)) if self.triangle else None
 
+    def reach(self, name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        return self._own(name)
+
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         m, n, _ = self.mnk
         return m, n, self.A.local_shape(rank)[1]
@@ -296,6 +299,11 @@ class Layered(Product):
 
     def formed(self, rank: int) -> Staircase | None:
         return self.layer(rank).formed(rank)
+
+    def reach(self, name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        (rows, cols), layers = self._own(name), [self._inner.indices(x) for x in range(self.layers)]
+        pr, pc = self.grid.shape
+        return (rows, layers * pc) if name == "A" else (layers * pr, cols)
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         return self.layer(rank).local_shape(rank)

@@ -168,6 +168,20 @@ class Product(Schedule):
     def events(self) -> int:
         return self.panels
 
+    def reach(self, name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the indices of A (of B) that ranks multiply: by part of its rows, and by part of its columns.
+
+        Here each rank multiplies all inner indices.  A rank's inner indices ascend.
+        """
+        (rows, cols), k = self._own(name), np.arange(self.mnk[2])
+        return (rows, [k] * len(cols)) if name == "A" else ([k] * len(rows), cols)
+
+    def _own(self, name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the rows of each part of A's (of B's) rows, and the columns of each part of its columns."""
+        x = getattr(self, name).distribution
+        rows, cols = ([dim.indices(part) for part in range(dim.parts)] for dim in (x.rows, x.cols))
+        return rows, cols
+
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         """Return the extents (m, n, k) of the product of a rank; by default k is divided into the rank's steps."""
         return self.tally.local_shape(rank)

@@ -65,6 +65,10 @@ class Stationary(Product):
         """The panels of columns; in each step, `a` maps the columns of a panel of C, and `b` those of a panel of B."""
         return summa_steps(self.C.distribution.cols, self.B.distribution.cols, self._width)
 
+    def columns(self, step: PanelStep) -> np.ndarray:
+        """Return the columns of B, and of C, in a panel."""
+        return self.B.distribution.cols.to_global(step.b.indices()[0], step.row)
+
     def order(self, rank: int) -> tuple[PanelStep, ...]:
         """Return the panels in the order in which a rank multiplies them, the same along a grid row.
 
@@ -134,6 +138,10 @@ class Stationary(Product):
             Transfer(self.mover, along_col, self.B.dtype.itemsize, strides[COLS], B.cols.parts),
             Transfer("reduce", along_row, self.accumulate.itemsize, strides[ROWS], C.cols.parts),
         ]
+
+    def reach(self, name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        rows, cols = self._own(name)
+        return (rows, cols) if name == "A" else (rows, [np.arange(self.mnk[1])] * len(cols))
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         m_loc, k_loc = self.A.local_shape(rank)

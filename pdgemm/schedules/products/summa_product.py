@@ -95,6 +95,11 @@ class Summa(Product):
         """The groups of panels that are multiplied together."""
         return bundled(self.steps, self.widest_bundle if self.bundled else 1)
 
+    def inner(self, bundle: Bundle) -> np.ndarray:
+        """Return the inner indices of a bundle, in the order of its panels."""
+        inner = self.A.distribution.cols
+        return np.concatenate([inner.to_global(x.a.indices()[0], x.col) for x in bundle.steps])
+
     def order(self, rank: int) -> tuple[Bundle, ...]:
         """Return the bundles in the order in which a rank multiplies them.
 

@@ -64,9 +64,9 @@ def planted(
 
     with monkeypatch.context() as patch:
         if place in ("sums", "panel of A", "panel of B"):
-            patch.setattr(Accumulator, "add", lambda self, A, B: damaged(self, A, B, lambda: add(self, A, B)))
+            patch.setattr(Accumulator, "add", lambda self, A, B, *_: damaged(self, A, B, lambda: add(self, A, B)))
 
-            def prepare(self: Any, A: Any, B: Any) -> Any:
+            def prepare(self: Any, A: Any, B: Any, *_: Any) -> Any:
                 multiply = ready(self, A, B)
                 return lambda: damaged(self, A, B, multiply)
 

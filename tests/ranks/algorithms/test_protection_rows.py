@@ -122,7 +122,7 @@ def test_panels_of_a_are_compared_where_rows_of_b_are_constant(comm: Any, monkey
 
     ready, left = Accumulator.prepared, [0]
 
-    def prepared(self: Any, A: Any, B: Any) -> Any:
+    def prepared(self: Any, A: Any, B: Any, *_: Any) -> Any:
         multiply = ready(self, A, B)
 
         def work() -> None:

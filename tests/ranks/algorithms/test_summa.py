@@ -220,7 +220,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
             (DTypeError, "complex128 times B float64.*cannot be stored in C float64", (1, A.astype("D"), B, 0, C), {}),
             (DTypeError, "cannot be stored in C int32", (1, A, B, 0, C.astype("i4")), {}),
             (DTypeError, "accumulate_dtype float16", (1, A, B), {"accumulate_dtype": "f2"}),
-            (DTypeError, "int64; supported: float16", (1, A, ints), {}),
+            (DTypeError, "int64; supported: float8_e4m3fn", (1, A, ints), {}),
             (ArgumentError, "transa is .*got 'X'", (1, A, B), {"transa": "X"}),
             (ArgumentError, "transb is .*got 1", (1, A, B), {"transb": 1}),
             (ArgumentError, "conjugate of another matrix", (1, A, B, 0, C.astype("D").T.H), {}),

@@ -87,9 +87,9 @@ def test_panels_are_multiplied_where_they_lie(comm: Any, monkeypatch: pytest.Mon
     seen: list[tuple[np.ndarray, np.ndarray]] = []
     prepared = Accumulator.prepared
 
-    def multiplied(self: Accumulator, A: np.ndarray, B: np.ndarray) -> Any:
+    def multiplied(self: Accumulator, A: np.ndarray, B: np.ndarray, *inner: Any) -> Any:
         seen.append((A, B))
-        return prepared(self, A, B)
+        return prepared(self, A, B, *inner)
 
     monkeypatch.setattr(Accumulator, "prepared", multiplied)
     copies: list[object] = []
