@@ -192,6 +192,7 @@ class EpilogueRun:
 
     def __init__(self, epilogue: Epilogue, plan: ProductPlan, C: DistMatrix, workspace: Workspace) -> None:
         self._epilogue, self._C, self._workspace = epilogue, C, workspace
+        self.beta: Any = None  # with which the run in progress, or the last one, began
         buffer = workspace.sums
         self.sums = C if buffer is None else type(C)(buffer, C.grid, C.distribution, C.order)
         assert plan.problem.ending is not None
@@ -216,6 +217,7 @@ class EpilogueRun:
 
     def begin(self, beta: Any) -> None:
         """Set the sums to C where they are not C and are read, and repeat the vectors that this rank sends."""
+        self.beta = beta
         if self.sums is not self._C and beta != 0:
             CONVERT(self.sums.stored, self._C.stored)
         for name, copies in self._workspace.repeated.items():

@@ -175,7 +175,10 @@ class Prepared:
         with together(A.grid.comm) as description:
             description.append(plan.description)
             workspace = Workspace(plan, A, B)
+        begun = self._end and self._end.beta
         self._use(plan, workspace)
+        if self._end and begun is not None:
+            self._end.begin(begun)
         return work()
 
     def _run(

@@ -214,7 +214,7 @@ def _rank_k(
     """
     arguments = dict[str, Any](options)
     progress, check = arguments.pop("progress", None), arguments.pop("check", True)
-    unknown = {*arguments} - ({x.name for x in fields(ProductOptions)} - {"triangle"})
+    unknown = {*arguments} - ({x.name for x in fields(ProductOptions)} - {"triangle", "epilogue"})
     known = ProductOptions(**{name: value for name, value in arguments.items() if name not in unknown})
     form = RankUpdate(uplo, trans, hermitian, real, (*unknown,), known.protect)
     of_a_triangle = replace(known, protect=None, triangle=uplo)  # type: ignore[arg-type]  # `operands` checks it
