@@ -292,7 +292,7 @@ def test_a_flip_is_repaired_before_the_epilogue(comm: Any, here: list[Any], monk
 @few_grids
 def test_bad_input_is_one_error_on_all_ranks(comm: Any, here: list[Any]) -> None:
     """Nothing is sent, and C is not written."""
-    from pdgemm import DistMatrix, pdgemm, plan
+    from pdgemm import DistMatrix, linalg, pdgemm, plan
     from pdgemm.algorithms.epilogue import Epilogue
     from pdgemm.errors import ArgumentError, DTypeError, LayoutError, PdgemmError
 
@@ -328,6 +328,8 @@ def test_bad_input_is_one_error_on_all_ranks(comm: Any, here: list[Any]) -> None
         pdgemm(1, whole, whole, epilogue=Epilogue(bias=1))
     with pytest.raises(ArgumentError, match="the plan was made for: relu"):
         plan(A, A, C, epilogue=Epilogue(activation="relu")).execute(A, A, C, epilogue=Epilogue(activation="silu"))
+    with pytest.raises(ArgumentError, match="unknown options: epilogue"):  # it would write both triangles
+        linalg.syrk(1, A, epilogue=Epilogue(activation="relu"))  # type: ignore[call-arg]
     with pytest.raises(ArgumentError, match="backward"):
         Epilogue(activation="relu").backward()
     if comm.size > 1:  # one rank has another bias
