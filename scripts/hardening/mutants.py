@@ -362,10 +362,9 @@ MUTANTS = [
     ),
     Mutant(
         "epilogue: what the activation takes is kept after it", "pdgemm/local/arrays/activations.py",
-        "            if self.aux is not None:\n                np.copyto(self.aux, z, casting=\"unsafe\")\n"
-        "            z = f.value(z) if f else z\n",
-        "            z = f.value(z) if f else z\n"
-        "            if self.aux is not None:\n                np.copyto(self.aux, z, casting=\"unsafe\")\n",
+        "            if f:\n                f.value(z, out)\n                z = out\n",
+        "            if f:\n                f.value(z, out)\n                z = out\n"
+        "                if self.aux is not None:\n                    np.copyto(self.aux, z, casting=\"unsafe\")\n",
         (f"4 {R}algorithms/test_epilogue.py",),
     ),
     Mutant(

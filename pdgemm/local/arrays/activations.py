@@ -18,7 +18,7 @@ from scipy.special import erfc, expit
 from pdgemm.local.arrays.device import Array, of
 from pdgemm.local.arrays.element_functions import tiles
 
-_TILE = 1 << 14  # elements of a tile; it and its temporaries stay in cache
+_TILE = 1 << 16  # elements of a tile; it and its temporaries stay in cache
 _ROOT_HALF, _ROOT_2_PI, _CUBIC = sqrt(0.5), sqrt(2 * pi), 0.044715
 _TANH = 2 / _ROOT_2_PI
 
@@ -27,43 +27,65 @@ _TANH = 2 / _ROOT_2_PI
 class Activation:
     """A function f of real numbers z.  Where z is NaN, f and f' are NaN.
 
-    value, derivative : f and f' of an array.   in_c, slope_in_c : statements of a GPU kernel, z := f(z) and z := f'(z),
-        in which R is the type of z.
+    value : value(z, out) sets out, which may be z, to f(z).   derivative : returns f'(z).
+    in_c, slope_in_c : statements of a GPU kernel, z := f(z) and z := f'(z), in which R is the type of z.
     """
 
-    value: Callable[[np.ndarray], np.ndarray]
+    value: Callable[[np.ndarray, np.ndarray], object]
     derivative: Callable[[np.ndarray], np.ndarray]
     in_c: str
     slope_in_c: str
 
 
+def _gelu(z: np.ndarray, out: np.ndarray) -> None:
+    weight = erfc(z * -_ROOT_HALF)
+    weight *= 0.5
+    np.multiply(z, weight, out=out)
+
+
+def _tanh(z: np.ndarray) -> np.ndarray:
+    """Return tanh(sqrt(2 / pi) (z + 0.044715 z^3))."""
+    t = z * z
+    t *= _TANH * _CUBIC
+    t += _TANH
+    t *= z
+    return np.tanh(t, out=t)
+
+
+def _gelu_tanh(z: np.ndarray, out: np.ndarray) -> None:
+    weight = _tanh(z)
+    weight += 1
+    weight *= 0.5
+    np.multiply(z, weight, out=out)
+
+
 def _tanh_slope(z: np.ndarray) -> np.ndarray:
-    t = np.tanh(_TANH * z * (1 + _CUBIC * z * z))
+    t = _tanh(z)
     return (1 + t) / 2 + z / 2 * (1 - t * t) * _TANH * (1 + 3 * _CUBIC * z * z)
 
 
 ACTIVATIONS = {
     "relu": Activation(
-        lambda z: np.maximum(z, 0),
+        lambda z, out: np.maximum(z, 0, out=out),
         lambda z: np.heaviside(z, 0),
         "if (z < 0) z = R(0)",
         "if (z > 0) z = R(1); if (z <= 0) z = R(0)",
     ),
     "gelu": Activation(
-        lambda z: z * erfc(z * -_ROOT_HALF) / 2,
+        _gelu,
         lambda z: erfc(z * -_ROOT_HALF) / 2 + z * np.exp(z * z / -2) / _ROOT_2_PI,
         f"z = z * erfc(z * R({-_ROOT_HALF!r})) * R(0.5)",
         f"z = erfc(z * R({-_ROOT_HALF!r})) * R(0.5) + z * exp(z * z * R(-0.5)) * R({1 / _ROOT_2_PI!r})",
     ),
     "gelu_tanh": Activation(
-        lambda z: z * (1 + np.tanh(_TANH * z * (1 + _CUBIC * z * z))) / 2,
+        _gelu_tanh,
         _tanh_slope,
         f"z = z * (R(1) + tanh(z * (R(1) + z * z * R({_CUBIC!r})) * R({_TANH!r}))) * R(0.5)",
         f"R t = tanh(z * (R(1) + z * z * R({_CUBIC!r})) * R({_TANH!r})); "
         f"z = (R(1) + t + z * (R(1) - t * t) * (R(1) + z * z * R({3 * _CUBIC!r})) * R({_TANH!r})) * R(0.5)",
     ),
     "silu": Activation(
-        lambda z: z * expit(z),
+        lambda z, out: np.multiply(z, expit(z), out=out),
         lambda z: expit(z) * (1 + z * expit(-z)),
         "z = z / (R(1) + exp(-z))",
         "R t = R(1) / (R(1) + exp(-z)); z = t * (R(1) + z * (R(1) - t))",
@@ -105,23 +127,28 @@ class Finish(NamedTuple):
                 operands = [_part(x, rows, cols) for x in self[2:]]
                 self._replace(**dict(zip(self._fields[2:], operands)))._tile(C[rows, cols], sums[rows, cols])
 
-    def _tile(self, C: np.ndarray, z: np.ndarray) -> None:
-        """Apply the operation to one tile, in temporaries of its size."""
-        f, dtype = ACTIVATIONS.get(self.activation), z.dtype
+    def _tile(self, C: np.ndarray, sums: np.ndarray) -> None:
+        """Apply the operation to one tile, in C itself if C has the type of the sums, else in memory of a tile."""
+        f, dtype = ACTIVATIONS.get(self.activation), sums.dtype
+        z = sums
+        out = C if C.dtype == dtype else np.empty(sums.shape, dtype)
         if self.scale is not None:
-            z = z * _in(dtype, self.scale)
+            z = np.multiply(z, _in(dtype, self.scale), out=out)
         if self.bias is not None:
-            z = z + _in(dtype, self.bias)
+            z = np.add(z, _in(dtype, self.bias), out=out)
         if self.gradient:
             assert f is not None and self.aux is not None
-            z = z * f.derivative(_in(dtype, self.aux))
+            z = np.multiply(z, f.derivative(_in(dtype, self.aux)), out=out)
         else:
             if self.aux is not None:
                 np.copyto(self.aux, z, casting="unsafe")
-            z = f.value(z) if f else z
+            if f:
+                f.value(z, out)
+                z = out
         if self.residual is not None:
-            z = z + _in(dtype, self.residual)
-        np.copyto(C, z, casting="unsafe")
+            z = np.add(z, _in(dtype, self.residual), out=out)
+        if z is not C:
+            np.copyto(C, z, casting="unsafe")
 
 
 def _part(x: Any, rows: slice, cols: slice) -> Any:
