@@ -25,7 +25,7 @@ from pdgemm.errors import DeviceError, DTypeError, OutOfMemoryError
 from pdgemm.grids.index_map import IndexMap
 from pdgemm.local.arrays.activations import Finish
 from pdgemm.local.arrays.device import Array, Combination, Pinned, Reach, address, on_cuda, register_device
-from pdgemm.local.arrays.dtypes import HALVES, TYPE
+from pdgemm.local.arrays.dtypes import NARROW, TYPE
 from pdgemm.local.arrays.workspace import BufferCache
 from pdgemm.local.blas.local_gemm import blas_number, leading, seen_by_fortran
 from pdgemm.support.waits import Wait, poll_until
@@ -149,7 +149,7 @@ class Cuda:
         self, alpha: Any, A: Array, B: Array, C: Array, conjugate_a: bool, conjugate_b: bool, tf32: bool
     ) -> Callable[[Any], None]:
         arrays = A, B, C
-        char = "f" if C.dtype in HALVES else C.dtype.char
+        char = "f" if C.dtype in NARROW else C.dtype.char
         A, B, C, (trans_a, lda), (trans_b, ldb), ldc = seen_by_fortran(A, B, C, conjugate_a, conjugate_b)
         (m, n), k = C.shape, A.shape[1]
         handle, first = self._cublas, _scalar(char, alpha)

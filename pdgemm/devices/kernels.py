@@ -18,7 +18,7 @@ from pdgemm.errors import DTypeError
 from pdgemm.grids.index_map import IndexMap
 from pdgemm.local.arrays.activations import ACTIVATIONS, Finish
 from pdgemm.local.arrays.device import Array, Combination
-from pdgemm.local.arrays.dtypes import HALVES, TYPES, arithmetic
+from pdgemm.local.arrays.dtypes import NARROW, TYPES, arithmetic
 
 _FEW = 4  # launches that are cheaper than one launch of the kernel that reads the index of every row and column
 _LEAST_ROW = 512  # bytes of the shortest row that the copy engine copies; kernels are faster on shorter rows
@@ -250,7 +250,7 @@ def _operation(X: np.dtype, Y: np.dtype, form: _Form, x: str, y: str) -> str:
 
 def _widened(element: str, dtype: np.dtype, wide: str) -> str:
     """Return the C expression of an element in the type of the arithmetic."""
-    element = f"static_cast<float>({element})" if dtype in HALVES else element
+    element = f"static_cast<float>({element})" if dtype in NARROW else element
     element = f"{element}.real()" if dtype.kind == "c" and not wide.startswith("complex") else element
     return f"static_cast<{wide}>({element})"
 

@@ -22,7 +22,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import check_not_freed
 
 F = TypeVar("F", bound=Callable[..., Any])
-_NUMBERS: Any = (Number, np.number, *(x.type for x in dtypes.HALVES))
+_NUMBERS: Any = (Number, np.number, *(x.type for x in dtypes.NARROW))
 _KINDS = "sums must be of the same kind (integer, real, complex) as C, and A and B of no wider kind"
 
 

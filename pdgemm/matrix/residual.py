@@ -105,7 +105,7 @@ def residual(
     sums = accumulate_dtype or (how.sums if how else "f4" if compute_type else np.float64)
     unit = max(map(dtypes.eps, (dtypes.arithmetic(C.dtype), np.float64, sums)))
     of_largest, rounded = how is not None and how.scaled, 0.0 if compute_type is None else dtypes.COMPUTE[compute_type]
-    once = rounded + (dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.HALVES else 0)
+    once = rounded + (dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.NARROW else 0)
     bound = 3 * float(np.sqrt(max(k, n) + 2)) * unit + once
     with np.errstate(invalid="ignore", over="ignore"):
         left, _ = apply(C, X, np.abs(X))

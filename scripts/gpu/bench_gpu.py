@@ -37,7 +37,7 @@ from pdgemm.schedules.mover_registry import AUTO, mover_choices
 from pdgemm.support.files import write_file
 
 MOVERS = tuple(x for x in mover_choices() if x != AUTO)
-DTYPES = tuple(map(str, dtypes.OPERANDS))
+DTYPES = tuple(str(x) for x in dtypes.OPERANDS if dtypes.TYPE[x].c_name)
 FAST = ("float64", "float32", "tf32", "bfloat16", "float16")  # that are timed
 PANEL_BYTES = 1 << 25
 MANY = 2000  # n of the products whose memory is looked at

@@ -62,7 +62,7 @@ MUTANTS = [
     ),
     Mutant(
         "arrays: 16-bit numbers are added up in 16 bits", "pdgemm/local/arrays/dtypes.py",
-        "\n    return common(*(TYPE[dtype].sums_dtype if dtype in HALVES else dtype for dtype in dtypes))",
+        "\n    return common(*(TYPE[dtype].sums_dtype if dtype in NARROW else dtype for dtype in dtypes))",
         "\n    return common(*dtypes)",
         (f"1 {R}matrix/test_views.py {U}test_element_types.py",),
     ),
@@ -253,7 +253,7 @@ MUTANTS = [
     ),
     Mutant(
         "matrix: the residual's bound is that of double precision", "pdgemm/matrix/residual.py",
-        "(dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.HALVES else 0)", "0",
+        "(dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.NARROW else 0)", "0",
         (f"1 {R}matrix/test_residual.py {R}matrix/test_views.py",),
     ),
     Mutant(

@@ -130,7 +130,8 @@ def test_json(folder: Path) -> None:
 def test_ill_conditioned_matrices_are_warned_of_once(folder: Path) -> None:
     done = pdgemm(3, "solve", "a.h5:/hilbert", "a.h5:/ones", "-o", "h.h5:/x", cwd=folder)
     assert done.returncode == 0 and done.stderr.count("pdgemm: warning: A (12 x 12 on a ") == 1
-    assert "rcond 2.6e-17, an estimate of 1 / (|A|_1 |A^-1|_1)" in done.stdout or "rcond 2.5e-17" in done.stdout
+    # its digits are rounding errors, which depend on the order of sums
+    assert re.search(r"rcond 2\.[2-8]e-17, an estimate of 1 / \(\|A\|_1 \|A\^-1\|_1\)", done.stdout), done.stdout
     script = folder / "hilbert.py"
     script.write_text(
         "import numpy as np, scipy.linalg, warnings\n"

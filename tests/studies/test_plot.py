@@ -388,12 +388,12 @@ def test_a_timeline_has_the_spans_of_all_ranks(monkeypatch: pytest.MonkeyPatch) 
 def test_the_page_of_a_run(tmp_path: Path) -> None:
     """Tables, figures and the timeline of a traced run, without scripts, network and markup from outside."""
     from pdgemm.planning.machines.machine import Machine
-    from pdgemm.tools.profiling.profile import About, Profile, Rank, Spent
+    from pdgemm.tools.profiling.profile import OUTSIDE, About, Profile, Rank, Spent
     from pdgemm.tools.studies import pictures
 
     ranks = [Rank(x, "<b>host", spans=[Spent("product", x, 1.0)], outside={"read": 0.5 + x}) for x in range(2)]
     for rank in ranks:
-        rank.outside |= dict.fromkeys(("write", "moved", "batch"), 0.0)
+        rank.outside |= {name: 0.0 for name in OUTSIDE if name != "read"}
     about = [About("<b>host", 0, 8, [0, 1], 0.0)] * 2
     pictures.draw_timeline(Profile(ranks, about, Machine()), tmp_path / "run.html", "Timeline of <i>t.json")
     text = (tmp_path / "run.html").read_text()

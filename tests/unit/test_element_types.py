@@ -51,7 +51,7 @@ def test_every_pair_of_operands_has_a_common_type() -> None:
         wide = "float32" if b in (*EIGHTHS, "float16", "bfloat16", "int8") else b
         assert dtypes.common(*given) == (a if b in (a, "int8") else wide)
         assert dtypes.product(*given) == dtypes.arithmetic(*given) == wide
-    halves, int8 = dtypes.HALVES, np.dtype("i1")
+    halves, int8 = dtypes.NARROW, np.dtype("i1")
     for three in itertools.permutations((*halves, int8)):
         assert dtypes.common(*three) == "float32"
     assert dtypes.common(*halves, np.dtype("F")) == "complex64"

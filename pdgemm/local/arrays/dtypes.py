@@ -97,7 +97,7 @@ RESULTS = tuple(dtype for dtype in (*FLOATS, *_WHOLE) if TYPE[dtype].result)
 STORED = tuple(dtype for dtype in dict.fromkeys((*OPERANDS, *RESULTS)) if TYPE[dtype].hdf5)  # by HDF5
 BLAS = tuple(x.dtype for x in TYPES if x.blas)
 SUMS = tuple(dict.fromkeys(TYPE[dtype].sums_dtype for dtype in OPERANDS))  # accumulation types
-HALVES = tuple(x.dtype for x in TYPES if x.sums and x.dtype not in _WHOLE)
+NARROW = tuple(x.dtype for x in TYPES if x.sums and x.dtype not in _WHOLE)  # of 16 and of 8 bits, computed in float32
 HALF_NAMES = tuple(x.name for x in TYPES if x.rounds)
 _WIRES = {x.dtype: np.dtype(x.wire) for x in TYPES if x.wire}
 # types to which operands may be rounded, and a bound of the error relative to |A||B|, as tensor cores may truncate to
@@ -129,8 +129,8 @@ def kind_rank(dtype: np.dtype) -> int:
 
 def common(*dtypes: np.dtype) -> np.dtype:
     """Return the common type: float32 for float16 with bfloat16.  Raises DTypeError if there is none."""
-    if len(set(HALVES) & set(dtypes)) > 1:  # neither can represent the other
-        return common(*(TYPE[dtype].sums_dtype if dtype in HALVES else dtype for dtype in dtypes))
+    if len(set(NARROW) & set(dtypes)) > 1:  # neither can represent the other
+        return common(*(TYPE[dtype].sums_dtype if dtype in NARROW else dtype for dtype in dtypes))
     try:
         return np.result_type(*dtypes)
     except TypeError:
@@ -145,7 +145,7 @@ def arithmetic(*dtypes: np.dtype) -> np.dtype:
     """
     if all(dtype in _WHOLE for dtype in dtypes):
         return np.dtype(np.int64) if any(dtype.itemsize == 8 for dtype in dtypes) else np.dtype(np.int32)
-    return common(*(TYPE[dtype].sums_dtype if dtype in HALVES else dtype for dtype in dtypes))
+    return common(*(TYPE[dtype].sums_dtype if dtype in NARROW else dtype for dtype in dtypes))
 
 
 def product(a: np.dtype, b: np.dtype) -> np.dtype:

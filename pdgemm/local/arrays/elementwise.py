@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm.local.arrays.device import Array, Event, Pinned, of
-from pdgemm.local.arrays.dtypes import BLAS, HALVES, arithmetic
+from pdgemm.local.arrays.dtypes import BLAS, NARROW, arithmetic
 from pdgemm.local.arrays.element_functions import ElementFunction, fill, slabs, tiles
 
 _PIECE = 1 << 22  # bytes that are copied between the host and a device at a time, a power of two
@@ -95,7 +95,7 @@ def _convert(Y: np.ndarray, X: np.ndarray) -> None:
 @lru_cache(maxsize=16)
 def _numbers(dtype: np.dtype, to: np.dtype) -> np.ndarray | None:
     """Return all 256 numbers of a type in a wider one; None for integers, and where the result is not one of BLAS."""
-    if dtype not in HALVES or to not in BLAS:
+    if dtype not in NARROW or to not in BLAS:
         return None
     return np.arange(256, dtype=np.uint8).view(dtype).astype(to)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.device import Array, beside
-from pdgemm.local.arrays.dtypes import HALVES
+from pdgemm.local.arrays.dtypes import NARROW
 from pdgemm.local.arrays.integers import shown
 
 RUN = 128  # rows that are added one after the other
@@ -62,7 +62,7 @@ def number_like(n: int, like: np.ndarray) -> Any:
 
 def widened(x: Array) -> Array:
     """Return the elements in a type in which NumPy computes: float32 for 16-bit numbers."""
-    return x.astype(np.float32) if x.dtype in HALVES else x
+    return x.astype(np.float32) if x.dtype in NARROW else x
 
 
 def added(x: Array) -> Array:
@@ -220,4 +220,4 @@ def _euclidean(sizes: Callable[[Array], Array]) -> Fold:
 def result_type(fold: Fold, dtype: np.dtype) -> np.dtype:
     """Return the type of the result; sums, means and extrema of 16-bit numbers have the type of the numbers."""
     computed = fold.result(fold.local(np.ones((1, 1), dtype), 0, np.zeros(1, np.int64)), 1).dtype
-    return dtype if dtype in HALVES and computed == np.float32 else computed
+    return dtype if dtype in NARROW and computed == np.float32 else computed

@@ -117,7 +117,7 @@ class Product(Schedule):
             return np.dtype(np.float32)
         if self.device and self.compute in dtypes.HALF_NAMES:
             return np.dtype(self.compute)
-        if self.device and self.accumulate == np.float32 and self.A.dtype == self.B.dtype in dtypes.HALVES:
+        if self.device and self.accumulate == np.float32 and self.A.dtype == self.B.dtype in dtypes.NARROW:
             return self.A.dtype
         return self.accumulate if self.accumulate in dtypes.BLAS else np.dtype(np.float32)
 
@@ -143,7 +143,7 @@ class Product(Schedule):
     @cached_property
     def wants_alignment(self) -> bool:
         """Does a device multiply panels faster where rows begin at multiples of 16 bytes?  See docs/gpu-measured.md."""
-        fast = (*dtypes.HALVES, np.dtype(np.float64))
+        fast = (*dtypes.NARROW, np.dtype(np.float64))
         return bool(self.device) and (self.panel_dtype in fast or self.compute == "tf32")
 
     @cached_property

@@ -15,7 +15,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array, Device, Pinned
-from pdgemm.local.arrays.dtypes import BLAS, HALVES
+from pdgemm.local.arrays.dtypes import BLAS, NARROW, TYPE
 from pdgemm.local.arrays.elementwise import set_elements
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import AnyName
@@ -64,7 +64,7 @@ class MeasuredPlace(NamedTuple):
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        return tuple(map(str, (*BLAS, *HALVES) if self.device else BLAS))
+        return tuple(map(str, (*BLAS, *(x for x in NARROW if TYPE[x].cuda is not None)) if self.device else BLAS))
 
     @property
     def broadcasts(self) -> tuple[str, ...]:

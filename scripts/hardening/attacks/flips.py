@@ -63,8 +63,8 @@ def wrong_once(place: str, here: bool, bit: int) -> Iterator[None]:
         x[0, 0] = item[0]
         left[0] = False
 
-    def prepared(self: Any, A: Any, B: Any) -> Any:
-        multiply = ready(self, A, B)
+    def prepared(self: Any, A: Any, B: Any, inner: Any = None) -> Any:
+        multiply = ready(self, A, B, inner)
 
         def work() -> None:
             panel = {"panel of A": A, "panel of B": B}.get(place)
