@@ -39,6 +39,12 @@ def operands(grid: Any) -> Any:
     )
 
 
+def _multiplied(o: Any, epilogue: Any) -> Any:
+    from pdgemm import pdgemm
+
+    return pdgemm(1, o.A, o.B, 0, o.E, epilogue=epilogue)
+
+
 LINALG: dict[str, Callable[..., Any]] = {
     "cho_factor": lambda f, o: f(o.S), "cho_solve": lambda f, o: f(o.L, o.B), "cholesky": lambda f, o: f(o.S),
     "cond": lambda f, o: f(o.C, 1), "det": lambda f, o: f(o.C),
@@ -88,6 +94,8 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "assign": lambda f, o: (
         f(o.E, o.E != o.A, 2), f(o.E, [5, 1], o.x), f(o.E, np.s_[:, 3], 1), f(o.E, [7, 2], o.A[:2])),
     "checksum": lambda f, o: f(o.A), "matmul": lambda f, o: f(o.A, o.B),
+    "Epilogue": lambda f, o: _multiplied(o, f(
+        bias=o.A[:1], scale=o.x, activation="gelu", residual=o.B.redistribute(block=9), aux=o.E.copy())),
     "pdgemm": lambda f, o: (f(1, o.A, o.B, 2, o.E, transa="T"), f(1, o.A.redistribute(block=9), o.B)),
     "plan": lambda f, o: f(o.A, o.B).execute(o.A, o.B, o.E), "redistribute": lambda f, o: f(o.A.T, block=5),
     "select": lambda f, o: f(o.A, [5, 3], slice(0, N, 2)), "verify": lambda f, o: f(o.AB, 1, o.A, o.B),
@@ -114,6 +122,7 @@ NOT_MEASURED = {
     "Batch": "arrays of the caller", "balance": "no matrix", "matmul_batched": "a Batch",
     "matmul_grouped": "as matmul_batched, see test_grouped_products", "plan_grouped": "integers of the host",
     "Routing": "as plan_grouped",
+    "Scaled": "on the host", "quantize": "on the host",
     "multiply_files": "files", "StoredMatrix": "files", "resilient": "a function of the user",
     **dict.fromkeys(("BlockCyclic", "CorruptionError", "Distribution", "Machine", "PdgemmError", "Plan", "ProcessGrid",
                      "Report", "DistMatrix", "load_machine", "trace"), "no function of a matrix"),
