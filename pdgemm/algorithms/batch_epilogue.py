@@ -88,5 +88,5 @@ class BatchEpilogue:
         for m, n in np.unique(self._C.shapes, axis=0):
             if x.shape not in ((n,), (1, n), (m, 1)):
                 raise LayoutError(f"{name} has the shape {x.shape}, an item of C is {m} x {n}: pass a Batch of vectors")
-        if x.dtype.kind not in "biufcV" or dtypes.kind_rank(x.dtype) > dtypes.kind_rank(self._C.dtype):
+        if x.dtype not in dtypes.TYPE or dtypes.kind_rank(x.dtype) > dtypes.kind_rank(self._C.dtype):
             raise DTypeError(f"{name} is {x.dtype}, which a result of {self._C.dtype} cannot hold")

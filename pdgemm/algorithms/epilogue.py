@@ -15,7 +15,7 @@ from pdgemm.instrument.spans import timed
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.activations import Finish
 from pdgemm.local.arrays.device import Array
-from pdgemm.local.arrays.dtypes import RESULTS, kind_rank
+from pdgemm.local.arrays.dtypes import RESULTS, TYPE, kind_rank
 from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import as_scalar, check_dtype, check_matrices, check_result, shape_of
@@ -179,7 +179,7 @@ def _check_array(name: str, x: Any, C: DistMatrix) -> None:
     (m, n), shape = C.shape, x.shape
     if shape not in ((n,), (1, n), (m, 1)):
         raise LayoutError(f"{name} has the shape {shape}, C is {m} x {n}: {name} is of ({n},), (1, {n}) or ({m}, 1)")
-    if x.dtype.kind not in "biufcV" or kind_rank(x.dtype) > kind_rank(C.dtype):
+    if x.dtype not in TYPE or kind_rank(x.dtype) > kind_rank(C.dtype):
         raise DTypeError(f"{name} is {x.dtype}, which a result of {C.dtype} cannot hold")
 
 
