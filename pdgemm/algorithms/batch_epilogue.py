@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.algorithms.epilogue import Epilogue, check_form
-from pdgemm.errors import DTypeError, LayoutError
-from pdgemm.local.arrays import dtypes
+from pdgemm.algorithms.epilogue import Epilogue, check_form, check_kind, check_vector
+from pdgemm.errors import LayoutError
 from pdgemm.local.arrays.activations import Finish
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONVERT
-from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.batch import Batch, empty_items
 
 
@@ -37,10 +35,9 @@ class BatchEpilogue:
                 if x is not None:
                     check(name, x)
                     self._check_shapes(name, x)
-            elif np.ndim(x) == 0:
-                as_scalar(0 if x is None else x, C.dtype, name)
-            else:
-                self._check_array(name, x)
+            elif x is not None:
+                for m, n in np.unique(C.shapes, axis=0).tolist():
+                    check_vector(name, x, (m, n), C.dtype)
         self._operands = {name: self._items(x) for name, x in fields.items()}
         own = C.shapes[C.owner == C.comm.rank]
         self.sums = C
@@ -78,15 +75,4 @@ class BatchEpilogue:
             wanted = f"1 x {n} or {m} x 1" if name in ("scale", "bias") else f"{m} x {n}"
             shape = "{} x {}".format(*x.shapes[item])
             raise LayoutError(f"item {item} of {name} is {shape}, of C {m} x {n}: it must be {wanted}")
-        if dtypes.kind_rank(x.dtype) > dtypes.kind_rank(self._C.dtype):
-            raise DTypeError(f"{name} is {x.dtype}, which a result of {self._C.dtype} cannot hold")
-
-    def _check_array(self, name: str, x: Any) -> None:
-        """Raise where an array cannot be the same row or column beside each item."""
-        if not isinstance(x, np.ndarray):
-            raise DTypeError(f"{name} is a number, an array or a Batch, got {type(x).__name__}")
-        for m, n in np.unique(self._C.shapes, axis=0):
-            if x.shape not in ((n,), (1, n), (m, 1)):
-                raise LayoutError(f"{name} has the shape {x.shape}, an item of C is {m} x {n}: pass a Batch of vectors")
-        if x.dtype not in dtypes.TYPE or dtypes.kind_rank(x.dtype) > dtypes.kind_rank(self._C.dtype):
-            raise DTypeError(f"{name} is {x.dtype}, which a result of {self._C.dtype} cannot hold")
+        check_kind(name, x.dtype, self._C.dtype)

@@ -119,7 +119,7 @@ def ending_of(epilogue: Any, matrices: dict[str, DistMatrix], accumulate: np.dty
         if isinstance(x, DistMatrix):
             operands.append(vector_operand(name, x.layout_in(grid), there))
         elif x is not None:
-            _check_array(name, x, C)
+            check_vector(name, x, C.shape, C.dtype)
     if epilogue.residual is not None:
         here = epilogue.residual.layout_in(grid)
         operands.append(EpilogueOperand("residual", here, replace(there, dtype=here.dtype)))
@@ -161,26 +161,30 @@ def _check(epilogue: Epilogue, matrices: dict[str, DistMatrix]) -> None:
         if x.conjugated:
             raise ArgumentError(f"{name} is the conjugate of another matrix: pass a copy")
         check_dtype(name, x, RESULTS)
-        if kind_rank(x.dtype) > kind_rank(C.dtype):
-            raise DTypeError(f"{name} is {x.dtype}, which a result of {C.dtype} cannot hold")
+        check_kind(name, x.dtype, C.dtype)
     check_result("C", C, epilogue.operands)
     if epilogue.aux is not None and not epilogue.gradient:
         read = matrices | epilogue.operands
         check_result("aux", read.pop("aux"), read)
 
 
-def _check_array(name: str, x: Any, C: DistMatrix) -> None:
-    """Raise where a number or an array cannot be a vector beside C."""
+def check_vector(name: str, x: Any, shape: tuple[int, int], dtype: np.dtype) -> None:
+    """Raise where a number or an array cannot be a vector beside a C of this shape and type."""
     if np.ndim(x) == 0:
-        as_scalar(x, C.dtype, name)
+        as_scalar(x, dtype, name)
         return
     if not isinstance(x, np.ndarray):
-        raise DTypeError(f"{name} is a number, an array or a DistMatrix, got {type(x).__name__}")
-    (m, n), shape = C.shape, x.shape
-    if shape not in ((n,), (1, n), (m, 1)):
-        raise LayoutError(f"{name} has the shape {shape}, C is {m} x {n}: {name} is of ({n},), (1, {n}) or ({m}, 1)")
-    if x.dtype not in TYPE or kind_rank(x.dtype) > kind_rank(C.dtype):
-        raise DTypeError(f"{name} is {x.dtype}, which a result of {C.dtype} cannot hold")
+        raise DTypeError(f"{name} is a number, an array, a DistMatrix or, of batches, a Batch; got {type(x).__name__}")
+    m, n = shape
+    if x.shape not in ((n,), (1, n), (m, 1)):
+        raise LayoutError(f"{name} has the shape {x.shape}, C is {m} x {n}: {name} is of ({n},), (1, {n}) or ({m}, 1)")
+    check_kind(name, x.dtype, dtype)
+
+
+def check_kind(name: str, x: np.dtype, C: np.dtype) -> None:
+    """Raise DTypeError where numbers of type x have no place in a result of type C."""
+    if x not in TYPE or kind_rank(x) > kind_rank(C):
+        raise DTypeError(f"{name} is {x}, which a result of {C} cannot hold")
 
 
 class EpilogueRun:
