@@ -70,7 +70,7 @@ def test_one_operand_with_scales(comm: Any) -> None:
         cases = cases if comm.size <= 4 else cases[:3]  # what depends on the grid
         for (other, (dtype, scales, options)), transa, transb in zip(cases, "NTCNTN", "TNNCTN"):
             A = DistMatrix.random((m, k) if transa == "N" else (k, m), grid=grid, block=16, seed=1)
-            S, a = quantize(A, dtype, scales, **options), op(np.zeros(()), "N")
+            S = quantize(A, dtype, scales, **options)
             b = np.random.default_rng(3).integers(-3, 4, (k, n) if transb == "N" else (n, k)).astype(other)
             B = DistMatrix.from_global(b, grid=grid, block=(3, 7), order="F")
             a, b = op(decoded(S), transa), op(b.astype("D" if other == "complex64" else "d"), transb)
@@ -86,7 +86,8 @@ def test_one_operand_with_scales(comm: Any) -> None:
             error = np.abs(D.allgather() - (2 * before - 0.5 * (a @ b).T))
             assert (error <= 3 * bound(np.abs(b).T, np.abs(a).T, u) + 8 * u * np.abs(before)).all()
             assert D.report.counted == D.report.predicted
-        assert ((S @ B).dtype, (B.T @ S.T).shape) == (np.float32, (n, k if transa == "T" else m))
+        left, right = S if transa == "N" else S.T, B if transb == "N" else B.T
+        assert ((left @ right).dtype, (right.T @ left.T).shape) == (wide, (n, m))
 
 
 def test_views_and_other_layouts(comm: Any, grids: list[Any]) -> None:
