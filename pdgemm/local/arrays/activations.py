@@ -13,7 +13,7 @@ from math import pi, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import erfc, expit
+from scipy.special import ndtr
 
 from pdgemm.local.arrays.device import Array, of
 from pdgemm.local.arrays.element_functions import tiles
@@ -37,12 +37,6 @@ class Activation:
     slope_in_c: str
 
 
-def _gelu(z: np.ndarray, out: np.ndarray) -> None:
-    weight = erfc(z * -_ROOT_HALF)
-    weight *= 0.5
-    np.multiply(z, weight, out=out)
-
-
 def _tanh(z: np.ndarray) -> np.ndarray:
     """Return tanh(sqrt(2 / pi) (z + 0.044715 z^3))."""
     t = z * z
@@ -64,6 +58,19 @@ def _tanh_slope(z: np.ndarray) -> np.ndarray:
     return (1 + t) / 2 + z / 2 * (1 - t * t) * _TANH * (1 + 3 * _CUBIC * z * z)
 
 
+def _one_and_exp(z: np.ndarray) -> np.ndarray:
+    """Return 1 + exp(-z), infinity where it overflows."""
+    t = np.negative(z)
+    np.exp(t, out=t)
+    t += 1
+    return t
+
+
+def _silu_slope(z: np.ndarray) -> np.ndarray:
+    s = np.reciprocal(_one_and_exp(z))
+    return s * (1 + z * (1 - s))
+
+
 ACTIVATIONS = {
     "relu": Activation(
         lambda z, out: np.maximum(z, 0, out=out),
@@ -72,8 +79,8 @@ ACTIVATIONS = {
         "if (z > 0) z = R(1); if (z <= 0) z = R(0)",
     ),
     "gelu": Activation(
-        _gelu,
-        lambda z: erfc(z * -_ROOT_HALF) / 2 + z * np.exp(z * z / -2) / _ROOT_2_PI,
+        lambda z, out: np.multiply(z, ndtr(z), out=out),
+        lambda z: ndtr(z) + z * np.exp(z * z / -2) / _ROOT_2_PI,
         f"z = z * erfc(z * R({-_ROOT_HALF!r})) * R(0.5)",
         f"z = erfc(z * R({-_ROOT_HALF!r})) * R(0.5) + z * exp(z * z * R(-0.5)) * R({1 / _ROOT_2_PI!r})",
     ),
@@ -85,8 +92,8 @@ ACTIVATIONS = {
         f"z = (R(1) + t + z * (R(1) - t * t) * (R(1) + z * z * R({3 * _CUBIC!r})) * R({_TANH!r})) * R(0.5)",
     ),
     "silu": Activation(
-        lambda z, out: np.multiply(z, expit(z), out=out),
-        lambda z: expit(z) * (1 + z * expit(-z)),
+        lambda z, out: np.divide(z, _one_and_exp(z), out=out),
+        _silu_slope,
         "z = z / (R(1) + exp(-z))",
         "R t = R(1) / (R(1) + exp(-z)); z = t * (R(1) + z * (R(1) - t))",
     ),
