@@ -114,7 +114,9 @@ class BatchProduct:
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
         flops = gemm_flops(1, 1, 1, accumulate.kind == "c") * mnk.prod(axis=0) * (alpha != 0)
         self._beta = beta
-        self._end = epilogue and BatchEpilogue(epilogue, C, accumulate, lambda name, x: _check_batch(name, x, A))
+        self._end: BatchEpilogue | None = None
+        if epilogue is not None:
+            self._end = BatchEpilogue(epilogue, C, accumulate, lambda name, x: _check_batch(name, x, A))
         operands, written = {"A": A, "B": B, **(self._end.batches if self._end else {})}, {"C": C}
         if "aux" in operands and epilogue and not epilogue.gradient:
             written["aux"] = operands.pop("aux")

@@ -494,5 +494,7 @@ def test_epilogues(comm: Any, where: str) -> None:
         for error, message, options in cases:
             with pytest.raises(error, match=message):
                 matmul_batched(A, B, C, epilogue=Epilogue(**options))
+        with pytest.raises(ArgumentError, match="epilogue must be an Epilogue, got str"):
+            matmul_batched(A, B, C, epilogue="")  # type: ignore[arg-type]
         if device:
             assert comm.allgather(device.races) == [[]] * comm.size
