@@ -5,18 +5,18 @@ package keeps parameters, gradients and the optimizer's state in flat storage, d
 """
 
 from pdgemm.parallel.buckets import Buckets as Buckets
+from pdgemm.parallel.data.prefetch import Prefetch as Prefetch
+from pdgemm.parallel.data.sampler import Sampler as Sampler
 from pdgemm.parallel.layout_choice import Initial as Initial
-from pdgemm.parallel.loss_scale import LossScale as LossScale
 from pdgemm.parallel.mesh import Mesh as Mesh
-from pdgemm.parallel.prefetch import Prefetch as Prefetch
-from pdgemm.parallel.rates import linear_scaling as linear_scaling
-from pdgemm.parallel.rates import warmup_cosine as warmup_cosine
-from pdgemm.parallel.sampler import Sampler as Sampler
-from pdgemm.parallel.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
 from pdgemm.parallel.step_report import StepReport as StepReport
 from pdgemm.parallel.step_report import StepTimes as StepTimes
 from pdgemm.parallel.training_state import TrainingState as TrainingState
-from pdgemm.parallel.update_rules import SGD as SGD
-from pdgemm.parallel.update_rules import AdamW as AdamW
+from pdgemm.parallel.updates.loss_scale import LossScale as LossScale
+from pdgemm.parallel.updates.rates import linear_scaling as linear_scaling
+from pdgemm.parallel.updates.rates import warmup_cosine as warmup_cosine
+from pdgemm.parallel.updates.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
+from pdgemm.parallel.updates.update_rules import SGD as SGD
+from pdgemm.parallel.updates.update_rules import AdamW as AdamW
 from pdgemm.schedules.training.flat_layout import FlatLayout as FlatLayout
 from pdgemm.schedules.training.mesh_shape import MeshShape as MeshShape

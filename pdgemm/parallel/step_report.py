@@ -11,8 +11,8 @@ import numpy as np
 
 from pdgemm.instrument.recorder import Traffic, slow_among
 from pdgemm.parallel.buckets import WAITS
-from pdgemm.parallel.prefetch import Prefetch
-from pdgemm.parallel.sharded_optimizer import ShardedOptimizer
+from pdgemm.parallel.data.prefetch import Prefetch
+from pdgemm.parallel.updates.sharded_optimizer import ShardedOptimizer
 from pdgemm.support.text import Table, counted, in_seconds, in_words
 
 PHASES = ("data", "forward", "backward", "reduce", "optimizer", "other")

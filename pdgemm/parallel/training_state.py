@@ -14,8 +14,8 @@ from pdgemm.io import hdf5
 from pdgemm.local.arrays.integers import as_count
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.parallel.layout_choice import as_table
-from pdgemm.parallel.loss_scale import LossScale
-from pdgemm.parallel.sharded_optimizer import ShardedOptimizer
+from pdgemm.parallel.updates.loss_scale import LossScale
+from pdgemm.parallel.updates.sharded_optimizer import ShardedOptimizer
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.support.agreement import together
 from pdgemm.transport.collectives import carry_out

@@ -9,10 +9,10 @@ import pytest
 
 from pdgemm.errors import ArgumentError, MeshError
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.parallel.loss_scale import LossScale
-from pdgemm.parallel.rates import linear_scaling, warmup_cosine
-from pdgemm.parallel.sampler import Sampler, shuffled
-from pdgemm.parallel.update_rules import SGD, AdamW
+from pdgemm.parallel.data.sampler import Sampler, shuffled
+from pdgemm.parallel.updates.loss_scale import LossScale
+from pdgemm.parallel.updates.rates import linear_scaling, warmup_cosine
+from pdgemm.parallel.updates.update_rules import SGD, AdamW
 from pdgemm.schedules.training.flat_layout import FlatLayout, Parameter
 from pdgemm.schedules.training.mesh_shape import AXES, MeshShape
 

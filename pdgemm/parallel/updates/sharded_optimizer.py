@@ -11,8 +11,8 @@ from pdgemm.errors import ArgumentError, LinAlgError, PdgemmError
 from pdgemm.matrix.argument_checks import as_real
 from pdgemm.matrix.local_arrays import allocated
 from pdgemm.parallel.buckets import Buckets
-from pdgemm.parallel.loss_scale import LossScale
-from pdgemm.parallel.update_rules import UpdateRule
+from pdgemm.parallel.updates.loss_scale import LossScale
+from pdgemm.parallel.updates.update_rules import UpdateRule
 from pdgemm.schedules.training.flat_layout import Bucket
 from pdgemm.support.agreement import together
 

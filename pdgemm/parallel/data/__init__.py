@@ -1,0 +1,1 @@
+"""Which samples a rank takes in a step, and their arrival while earlier ones are used."""

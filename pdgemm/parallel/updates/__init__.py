@@ -1,0 +1,1 @@
+"""Updates of parameters from their gradients: rules, rates, the scale of the loss, and the division among ranks."""
