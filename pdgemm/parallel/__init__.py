@@ -9,8 +9,8 @@ from pdgemm.parallel.data.prefetch import Prefetch as Prefetch
 from pdgemm.parallel.data.sampler import Sampler as Sampler
 from pdgemm.parallel.layout_choice import Initial as Initial
 from pdgemm.parallel.mesh import Mesh as Mesh
-from pdgemm.parallel.pipeline import Pipeline as Pipeline
-from pdgemm.parallel.pipeline import Stage as Stage
+from pdgemm.parallel.pipeline_stages import Pipeline as Pipeline
+from pdgemm.parallel.pipeline_stages import Stage as Stage
 from pdgemm.parallel.step_report import StepReport as StepReport
 from pdgemm.parallel.step_report import StepTimes as StepTimes
 from pdgemm.parallel.training_state import TrainingState as TrainingState
