@@ -9,6 +9,8 @@ from pdgemm.parallel.data.prefetch import Prefetch as Prefetch
 from pdgemm.parallel.data.sampler import Sampler as Sampler
 from pdgemm.parallel.layout_choice import Initial as Initial
 from pdgemm.parallel.mesh import Mesh as Mesh
+from pdgemm.parallel.pipeline_stages import Pipeline as Pipeline
+from pdgemm.parallel.pipeline_stages import Stage as Stage
 from pdgemm.parallel.step_report import StepReport as StepReport
 from pdgemm.parallel.step_report import StepTimes as StepTimes
 from pdgemm.parallel.training_state import TrainingState as TrainingState
@@ -20,3 +22,5 @@ from pdgemm.parallel.updates.update_rules import SGD as SGD
 from pdgemm.parallel.updates.update_rules import AdamW as AdamW
 from pdgemm.schedules.training.flat_layout import FlatLayout as FlatLayout
 from pdgemm.schedules.training.mesh_shape import MeshShape as MeshShape
+from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule as PipelineSchedule
+from pdgemm.schedules.training.pipeline_schedule import layers_of as layers_of

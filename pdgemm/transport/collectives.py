@@ -176,9 +176,9 @@ def _by_messages(
             for source, rows in step.received.items()
         }
         into = [(source, _buffer(views, step.adds)) for source, views in places.items()]
-        requests = [x for source, data in into for x in _requested(comm.Irecv, data, collective.ranks[source], tag)]
+        requests = [x for source, data in into for x in byte_requests(comm.Irecv, data, collective.ranks[source], tag)]
         received = len(requests)
-        requests += [x for to, data in out for x in _requested(comm.Isend, data, collective.ranks[to], tag)]
+        requests += [x for to, data in out for x in byte_requests(comm.Isend, data, collective.ranks[to], tag)]
         counted.words_sent += _words(leaving)
         counted.words_received += _words(places)
         counted.messages_sent += len(requests) - received
@@ -254,7 +254,7 @@ def _add_as_tree(addends: list[np.ndarray], into: np.ndarray) -> None:
             sums = added + sums[len(added) * 2 :]
 
 
-def _requested(start: Callable[..., Any], data: np.ndarray, rank: int, tag: int) -> list[Any]:
+def byte_requests(start: Callable[..., Any], data: np.ndarray, rank: int, tag: int) -> list[Any]:
     """Start to send or receive bytes in messages of LARGEST_MESSAGE_BYTES at most; none for an empty array."""
     pieces = range(0, data.size, LARGEST_MESSAGE_BYTES)
     return [start(data[at : at + LARGEST_MESSAGE_BYTES], rank, tag) for at in pieces]
