@@ -56,7 +56,8 @@ class Mesh:
         self.traffic: dict[str, Traffic] = defaultdict(Traffic)
         self.recorder = Recorder()
         self.transfers = Transfers(self.recorder, between_nodes=True)
-        self._lines, self._parts, self._tags = dict[str, ProcessGrid](), list[MPI.Intracomm](), 1 + _SUMS
+        self._lines, self._parts = dict[tuple[str, ...], ProcessGrid](), list[MPI.Intracomm]()
+        self._tags = 1 + _SUMS
 
     @property
     def comm(self) -> MPI.Intracomm:
@@ -68,28 +69,31 @@ class Mesh:
         return self.grid.rank
 
     def index(self, axis: str) -> int:
-        """Return this rank's index along an axis."""
+        """Return this rank's index along an axis, or along several joined by "+", see `MeshShape`."""
         return self.shape.index(axis, self.rank)
+
+    def length(self, axis: str) -> int:
+        """Return the number of ranks of this rank's line along an axis."""
+        return self.shape.length(axis, self.rank)
 
     def line(self, axis: str) -> ProcessGrid:
         """Return this rank's line along an axis as a 1 x d grid, whose rank is `index(axis)`.
 
         Collective over the mesh when it is called for an axis for the first time.
         """
-        if self.shape.length(axis) == self.shape.size:
+        if (ranks := self.shape.line(axis, self.rank)) == (*range(self.shape.size),):
             return self.grid
-        if axis not in self._lines:
-            color = self.shape.line(axis, self.rank)[0]
-            part = failures.tracked(MPI.Intracomm(self.comm.Split(color, self.index(axis))))
+        if (axes := self.shape.axes(axis)) not in self._lines:
+            part = failures.tracked(MPI.Intracomm(self.comm.Split(ranks[0], self.index(axis))))
             self._parts.append(part)
-            self._lines[axis] = ProcessGrid(part, shape=(1, part.size))
-        return self._lines[axis]
+            self._lines[axes] = ProcessGrid(part, shape=(1, part.size))
+        return self._lines[axes]
 
     def sum(self, *numbers: Any, axis: str = "dp", kind: str = "decisions") -> list[Any]:
         """Return the float64 sums of numbers and arrays over this rank's line.  Collective over it; one all-reduce.
 
         numbers : each a number, or an array of the same shape on all ranks; together they are small.
-        kind    : of `traffic`, as which their words count.
+        axis    : of the line, or several joined by "+".   kind : of `traffic`, as which their words count.
 
         The result is the same to the bit on all ranks: decisions that all take depend on such numbers alone.
         """
