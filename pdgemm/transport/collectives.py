@@ -63,6 +63,7 @@ def prepared_collective(
     tag: int = 0,
     of: Callable[[int], np.ndarray] | None = None,
     fence: Callable[[], object] = lambda: None,
+    join: Join | None = None,
 ) -> Callable[[Traffic], CollectiveRun]:
     """Return a function that starts a collective of one vector on the host, as `carry_out`, and waits for no message.
 
@@ -70,6 +71,7 @@ def prepared_collective(
     tag : differs from those of all other collectives in progress on `comm`.
     of, fence : where the collective reads in place: `of(rank)` is the vector of a rank of `comm`, and `fence` orders
         reads and writes of it and signals.
+    join : as of `carry_out`, where parts are sent.
     The function may be called again when the collective is complete; until then the vector must not be touched.
     """
     if comm.rank not in collective.ranks or len(collective.ranks) == 1:
@@ -80,7 +82,7 @@ def prepared_collective(
         in_place = _InPlace(collective, comm, vectors, tag, fence)
         return lambda counted: CollectiveRun(comm, in_place.stages(counted))
     sent = _Vectors([vector], collective.offsets)
-    return lambda counted: CollectiveRun(comm, _by_messages(collective, comm, sent, counted, tag=tag))
+    return lambda counted: CollectiveRun(comm, _by_messages(collective, comm, sent, counted, join, tag))
 
 
 def carry_out(
