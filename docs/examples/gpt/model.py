@@ -114,7 +114,9 @@ class Layer(Piece):
         x = self.added(model.out, kept["out"], *self.named(p, "out.weight", "out.bias"), x, batch, 1)
         kept["y2"], kept["norm2"] = layers.layernorm(x, *self.named(p, "norm2.gain", "norm2.bias"))
         if self.sizes.experts:
-            y, kept["experts"] = self.experts.forward(kept["y2"], batch.order - batch.first, self.of_experts(p), batch.divisor)
+            y, kept["experts"] = self.experts.forward(
+                kept["y2"], batch.order - batch.first, self.of_experts(p), batch.divisor
+            )
             return x + self.dropped(y, batch, 2)
         w, b = self.named(p, "up.weight", "up.bias")
         kept["u"], kept["z"] = model.up.forward(kept["y2"], w, b, activation="gelu_tanh", tokens=t)
@@ -203,7 +205,7 @@ class Transformer:
 
     def __init__(self, sizes, buckets, schedule, *, sequence=True, recompute="none", seed=0):
         self.sizes, self.buckets, self.mesh, self.seed = sizes, buckets, buckets.mesh, seed
-        self.recompute, self.schedule, self.loss = recompute, schedule, 0.0
+        self.recompute, self.schedule, self.sequence, self.loss = recompute, schedule, sequence, 0.0
         mesh, h, how = self.mesh, sizes.hidden, {"sequence": sequence}
         self.context = layers.ContextSplit(mesh, sizes.sequence)
         self.embedding = layers.Embedding(mesh, sizes.vocabulary, h, **how)

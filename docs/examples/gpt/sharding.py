@@ -56,7 +56,9 @@ def initial(sizes, mesh, schedule, *, sequence=True, seed=0, dtype="float32"):
             parameters |= dict(layer(n))
     if stage == last:
         parameters |= norm("norm")
-        parameters |= {"embedding": embedding} if sizes.tied else {"head": Part(normal("head", (h, sizes.vocabulary)), tp=1)}
+        parameters |= (
+            {"embedding": embedding} if sizes.tied else {"head": Part(normal("head", (h, sizes.vocabulary)), tp=1)}
+        )
     return parameters
 
 

@@ -100,26 +100,33 @@ class Run:
                 loss = mesh.sum(self.model.loss, axis="pp+dp+cp")[0]
                 yield step + 1, loss / (samples.divisor * options.sequence), done.norm
 
+    def samples(self):
+        """Return the samples of each microbatch of this rank: (first, last) of the step."""
+        mesh, parts = self.mesh, (batches := self.options.microbatches) * self.mesh.shape.dp
+        index, places = mesh.index("dp"), range(batches)
+        if self.options.same_bits:  # a rank has microbatches that are neighbours
+            own = (index * batches + place for place in places)
+        else:  # neighbouring ranks share a microbatch
+            own = (place * mesh.shape.dp + index for place in places)
+        return [tuple(self.options.batch * x // parts for x in (part, part + 1)) for part in own]
+
+    def rows(self, tokens):
+        """Return which rows of so many tokens this rank has."""
+        if not self.options.sequence_parallel:
+            return slice(0, tokens)
+        return parallel.block_of(tokens, self.mesh.shape.tp, self.mesh.index("tp"))
+
     def batches(self, step, samples):
         """Yield the microbatches of this rank."""
-        options, mesh = self.options, self.mesh
-        places, length = self.model.context.positions, options.sequence
-        scale = self.optimizer.scale.scale if self.optimizer.scale else 1.0
-        parts = options.microbatches * mesh.shape.dp
-        for number, (windows,) in enumerate(samples.arrays):
-            part = number * mesh.shape.dp + mesh.index("dp")
-            if options.same_bits:
-                part = mesh.index("dp") * options.microbatches + number
-            start, first = (options.batch * x // parts for x in (part, part - mesh.index("dp")))
-            tokens = windows.astype(np.int64)
-            rows = (start + np.arange(len(tokens)))[:, None] * length + places
-            own = slice(None)
-            if options.sequence_parallel:
-                own = parallel.block_of(rows.size, mesh.shape.tp, mesh.index("tp"))
+        length, places = self.options.sequence, self.model.context.positions
+        scale, batches = self.optimizer.scale.scale if self.optimizer.scale else 1.0, self.options.microbatches
+        for number, ((windows,), (first, last)) in enumerate(zip(samples.arrays, self.samples())):
+            tokens, rows = windows.astype(np.int64), np.arange(first, last)[:, None] * length + places
+            own = self.rows(rows.size)
             yield Batch(
                 len(tokens), tokens[:, places].ravel(), tokens[:, places + 1].ravel(),
-                np.tile(places, len(tokens))[own], rows.ravel()[own], first * length, step,
-                samples.divisor * length, scale,
+                np.tile(places, len(tokens))[own], rows.ravel()[own],
+                self.options.batch * number // batches * length, step, samples.divisor * length, scale,
             )  # fmt: skip
 
 
