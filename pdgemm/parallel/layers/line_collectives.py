@@ -27,14 +27,14 @@ class LineCollectives:
 
     kind : of `mesh.traffic`, as which words count.
 
-    Where all ranks of the line share memory, rows are read in place, in one buffer of each rank, which grows to the
-    largest array; elsewhere they are sent.  One collective is in progress at a time.
+    in_place : all ranks of the line share memory, and read rows of others where they lie, in one buffer of each rank,
+        which grows to the largest array; otherwise rows are sent.  One collective is in progress at a time.
     """
 
     def __init__(self, mesh: Mesh, axis: str, kind: str) -> None:
         self.line, self._mesh, self._kind = mesh.line(axis), mesh, kind
         self.index, self.size = self.line.rank, self.line.size
-        self._in_place = self.size > 1 and self.line.shares_memory and self.line.ranks_per_node is None
+        self.in_place = self.size > 1 and self.line.shares_memory and self.line.ranks_per_node is None
         self._buffer = np.empty(0, np.uint8)
         self._peers: NodeArrays
 
@@ -49,13 +49,13 @@ class LineCollectives:
         whole = np.empty((sum(counts), *x.shape[1:]), x.dtype)
         own = slice(first := sum(counts[: self.index]), first + len(x))
         whole[own] = x
-        if self._in_place:
+        if self.in_place:
             self._exposed(whole.shape, whole.dtype)[own] = whole[own]
         return whole, self._started("all_gather", whole, counts)
 
     def addends(self, shape: Sequence[int], dtype: np.dtype) -> Array:
         """Return an array, not initialised, for the addends of this rank, of which `sums` or `own_sums` is next."""
-        return self._exposed(shape, dtype) if self._in_place else np.empty(shape, dtype)
+        return self._exposed(shape, dtype) if self.in_place else np.empty(shape, dtype)
 
     def own_sums(self, addends: Array, counts: tuple[int, ...]) -> Array:
         """Return the sums over the line of the own rows of `addends`."""
@@ -66,7 +66,7 @@ class LineCollectives:
     def sums(self, addends: Array, counts: tuple[int, ...]) -> Array:
         """Return the sums over the line of all rows of `addends`, the same on all ranks."""
         self._mesh.transfers.wait(self._started("all_reduce", addends, counts))
-        return addends.copy() if self._in_place else addends
+        return addends.copy() if self.in_place else addends
 
     def largest(self, x: Array, counts: tuple[int, ...]) -> Array:
         """Return the largest of the elements of all ranks at each place of x."""
@@ -76,7 +76,7 @@ class LineCollectives:
 
     def _started(self, operation: str, x: Array, counts: tuple[int, ...], join: Join | None = None) -> list[Arrival]:
         """Start a collective of the rows of x, and return the arrivals to wait for."""
-        in_place = self._in_place and join is None
+        in_place = self.in_place and join is None
         line, mover = tuple(range(self.size)), SHARED.name if in_place else RING.name
         width = prod(x.shape[1:])
         collective = row_collective(operation, counts, width, x.dtype, line, mover)
@@ -98,7 +98,7 @@ class LineCollectives:
             try:
                 self._buffer = allocated(self.line.comm, lambda: self._grown(nbytes))
             except NodeMemoryError:  # raised on all ranks, so all ranks send rows from here on
-                self._in_place = False
+                self.in_place = False
                 return np.empty(shape, dtype)
             self._peers = NodeArrays(self.line, buffer=(self._buffer, None))
         return self._buffer[:nbytes].view(dtype).reshape(shape)

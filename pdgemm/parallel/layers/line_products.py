@@ -66,10 +66,9 @@ class LineProducts:
             planned, workspace = self._plans[key] = self._planned(algorithm, beta, *matrices)
             if len(self._plans) > _KEPT:
                 self._plans.pop(next(iter(self._plans)))
-        product, poll = Prepared(planned, 1, *matrices, workspace), self._mesh.transfers.poll
-        product.run(beta, perf_counter(), progress=lambda done, panels: poll())
+        product = Prepared(planned, 1, *matrices, workspace)
+        product.run(beta, perf_counter(), progress=lambda done, panels: let_move(self._mesh))
         self._mesh.traffic[self._kind] += product.traffic
-        poll()
 
     def _matrix(self, x: Divided) -> DistMatrix:
         """Return a divided matrix as a matrix on the line; nothing is copied."""
@@ -112,6 +111,12 @@ def add_product(mesh: Mesh, A: Array, B: Array, beta: int, C: Array) -> None:
     """
     for a, b, c in product_slabs(A, B, C):
         gemm_accumulate(1, a, b, beta, c)
+        let_move(mesh)
+
+
+def let_move(mesh: Mesh) -> None:
+    """Let messages in flight, as of reductions of gradients, move on.  Local."""
+    if mesh.transfers.in_flight:
         mesh.transfers.poll()
 
 

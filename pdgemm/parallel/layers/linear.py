@@ -10,14 +10,15 @@ from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.grids.layout import Order
 from pdgemm.local.arrays.activations import Finish
 from pdgemm.local.arrays.integers import as_count, as_name
-from pdgemm.names import Activation
+from pdgemm.names import Activation, AlgorithmName
 from pdgemm.parallel.layers.line_collectives import line_collectives
 from pdgemm.parallel.layers.line_products import Divided, add_product, for_blas, line_products
 from pdgemm.parallel.mesh import Mesh
-from pdgemm.schedules.training.linear_schedule import LinearSchedule, WeightSplit
+from pdgemm.schedules.training.linear_schedule import LinearSchedule, LinearStep, WeightSplit
 from pdgemm.support.agreement import together
 
 Array = np.ndarray
+_ALGORITHMS: dict[WeightSplit, AlgorithmName] = {"columns": "allgather", "rows": "reduce_scatter"}  # of forward passes
 
 
 class Linear:
@@ -47,9 +48,10 @@ class Linear:
     Parameters are float16, bfloat16, float32 or float64; all else is float64 where they are, else float32.  Arguments
     are not changed.  Each rank computes the whole gradient of the bias of "rows", so it is a parameter without tp.
 
-    With `sequence` and t > 1, products are those of `docs/tensor_parallel.md`: panels travel while others are
-    multiplied, and buffers are kept and serve all layers of these sizes.  Words, exactly: `LinearSchedule`, counted in
-    `mesh.traffic["tensor"]`.   2 T d_in d_out/t flops for each of forward, input gradient and weight gradient.
+    With `sequence`, between nodes, products are those of `docs/tensor_parallel.md`: panels travel while others are
+    multiplied.  On a node rows are gathered, or sums are added up, in place.  Buffers are kept, and serve all layers.
+    Words, exactly: `LinearSchedule`, counted in `mesh.traffic["tensor"]`.   2 T d_in d_out/t flops for each of forward,
+    input gradient and weight gradient; memory for T d_in or T d_out words beside the result.
     Raises ArgumentError or LayoutError on all ranks of the line, for each T before it is used first.
     """
 
@@ -88,14 +90,12 @@ class Linear:
         """
         wide = _wide(w)
         s = self._schedule("x", tokens, wide, {"x": x, "w": w, "y": residual}, bias, activation)
-        x, y = np.ascontiguousarray(x, wide), np.empty(s.shapes(self._index)["y"], wide)
-        if not self._travels:
-            w = for_blas(w, wide)
-            y = self._summed(s, x, w) if self._reduces("rows") else self._local(x, w)
-        elif self.split == "columns":
-            self._multiply("allgather", self._x(s, x), self._w(s, w), self._y(s, y))
+        x = np.ascontiguousarray(x, wide)
+        if self._by_panels:
+            y, algorithm = np.empty(s.shapes(self._index)["y"], wide), _ALGORITHMS[self.split]
+            self._multiply(algorithm, self._x(s, x), self._w(s, w), self._y(s, y))
         else:
-            self._multiply("reduce_scatter", self._x(s, x), self._w(s, w), self._y(s, y))
+            y, _ = self._product(s, "forward", x, for_blas(w, wide))
         return _finished(y, bias, activation, residual)
 
     def input_gradient(
@@ -115,14 +115,11 @@ class Linear:
         wide = _wide(w)
         s = self._schedule("y", tokens, wide, {"y": dy, "w": w, "x": aux}, None, activation)
         dy = np.ascontiguousarray(dy, wide)
-        if not self._travels:
-            b, later = for_blas(w, wide).T, dy
-            dx = self._summed(s, dy, b) if self._reduces("columns") else self._local(dy, b)
-        elif self.split == "columns":
+        if self._by_panels and self.split == "columns":  # of "rows", dy is gathered once for both products
             dx, later = np.empty(s.shapes(self._index)["x"], wide), dy
             self._multiply("reduce_scatter", self._y(s, dy), self._w(s, w).T, self._x(s, dx))
         else:
-            dx, later = self._gathered(s, dy, for_blas(w, wide))
+            dx, later = self._product(s, "input_gradient", dy, for_blas(w, wide).T)
         if activation is not None:
             if aux is None:
                 raise ArgumentError(f"activation {activation!r} without aux, what it was applied to")
@@ -136,9 +133,11 @@ class Linear:
         """
         s = self._schedule("later", len(later), dw.dtype, {"x": x, "w": dw}, db, None)
         x = np.ascontiguousarray(x, dw.dtype)
-        if self._travels and self.split == "columns":
+        if self._by_panels and self.split == "columns":
             self._multiply("allgather", self._x(s, x).T, self._y(s, later), self._w(s, dw, "dw"), beta=1)
         else:
+            if s.collective("weight_gradient"):
+                x = self._line.gather(x, s.rows)
             add_product(self._mesh, x.T, later, 1, dw)
         if db is not None:
             db += later.sum(axis=0)
@@ -146,33 +145,34 @@ class Linear:
     # ---------------------------------------------------------------- the products
     @property
     def _travels(self) -> bool:
-        """Do parts of matrices travel in products?"""
+        """Do rows of X and Y travel?"""
         return self.sequence and len(self._ranks) > 1
 
-    def _reduces(self, split: WeightSplit) -> bool:
-        """Are products of whole rows all-reduced, which are those of layers that are divided like this?"""
-        return self.split == split and len(self._ranks) > 1
+    @property
+    def _by_panels(self) -> bool:
+        """Do they travel panel by panel?  On a node there is little to hide, and a collective is faster."""
+        return self._travels and not self._line.in_place
 
-    def _local(self, a: Array, b: Array) -> Array:
-        c = np.empty((len(a), b.shape[1]), a.dtype)
-        add_product(self._mesh, a, b, 0, c)
-        return c
-
-    def _summed(self, s: LinearSchedule, a: Array, b: Array) -> Array:
-        """Return the sum of the products a b of all ranks."""
-        c = self._line.addends((len(a), b.shape[1]), a.dtype)
-        add_product(self._mesh, a, b, 0, c)
-        return self._line.sums(c, s.rows)
-
-    def _gathered(self, s: LinearSchedule, dy: Array, w: Array) -> tuple[Array, Array]:
-        """Return dy w^T of all rows, and dy of all rows; those of this rank are multiplied while others arrive."""
-        whole, coming = self._line.start_gather(dy, s.rows)
-        dx, own = np.empty((s.tokens, len(w)), dy.dtype), s.block(s.tokens, self._index)
-        add_product(self._mesh, whole[own], w.T, 0, dx[own])
-        self._mesh.transfers.wait(coming)
-        for others in (slice(0, own.start), slice(own.stop, s.tokens)):
-            add_product(self._mesh, whole[others], w.T, 0, dx[others])
-        return dx, whole
+    def _product(self, s: LinearSchedule, step: LinearStep, a: Array, b: Array) -> tuple[Array, Array]:
+        """Return a b and a, of all rows where the step gathers a; where it adds up, the sums over the line."""
+        collective = s.collective(step)
+        operation, shape = collective.operation if collective else "", (s.tokens, b.shape[1])
+        if operation in ("reduce_scatter", "all_reduce"):
+            addends = self._line.addends(shape, a.dtype)
+            add_product(self._mesh, a, b, 0, addends)
+            add_up = self._line.sums if operation == "all_reduce" else self._line.own_sums
+            return add_up(addends, s.rows), a
+        c, parts = np.empty(shape, a.dtype), [slice(0, s.tokens)]
+        if operation:
+            a, coming = self._line.start_gather(a, s.rows)
+            if not self._line.in_place:  # the own rows first, while others arrive
+                own = s.block(s.tokens, self._index)
+                add_product(self._mesh, a[own], b, 0, c[own])
+                parts = [slice(0, own.start), slice(own.stop, s.tokens)]
+            self._mesh.transfers.wait(coming)
+        for part in parts:
+            add_product(self._mesh, a[part], b, 0, c[part])
+        return c, a
 
     def _x(self, s: LinearSchedule, x: Array) -> Divided:
         return Divided(x, (s.tokens, s.d_in), "rows" if self.split == "columns" else "columns")

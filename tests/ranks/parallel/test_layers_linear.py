@@ -87,7 +87,133 @@ def check(mesh: Any, split: Any, sequence: bool, size: tuple[int, int, int], dty
 
 @every_grid
 @pytest.mark.parametrize(("split", "sequence"), WAYS)
-def test_numbers_of_one_process_and_planned_words(comm: Any, split: str, sequence: bool) -> None:
+@pytest.mark.parametrize("where", ["a node", "nodes", "nodes of 2", "no shared memory"])
+def test_numbers_of_one_process_and_planned_words(
+    comm: Any, split: str, sequence: bool, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are read in place, or sent; the sizes alternate, so that plans and buffers are used again."""
+    variables = {"nodes": ("RANKS_PER_NODE", "1"), "nodes of 2": ("RANKS_PER_NODE", "2")}
+    variables["no shared memory"] = "NODE_MEMORY", "0"
+    if where in variables:
+        name, value = variables[where]
+        monkeypatch.setenv(f"PDGEMM_{name}", value)
     with mesh_of(comm) as mesh:
-        for size in SIZES:
+        for size in [*SIZES, *SIZES[:2]]:
             check(mesh, split, sequence, size)
+
+
+@pytest.mark.parametrize(("split", "sequence"), WAYS)
+@pytest.mark.parametrize("per_node", ["", "1"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), ("float16", 1e-5), ("bfloat16", 1e-5)])
+def test_types(
+    comm: Any, split: str, sequence: bool, per_node: str, dtype: Any, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters of 16 bits are multiplied in float32: what rounding they have, they have as numbers of one process."""
+    import ml_dtypes
+
+    if per_node:
+        monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
+    dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    with mesh_of(comm) as mesh:
+        check(mesh, split, sequence, (33, 12, 20), dtype, tolerance=tolerance)
+
+
+@every_grid
+@pytest.mark.parametrize("per_node", ["", "1"])
+def test_tied_weights_are_a_view(comm: Any, per_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W = E^T of an embedding E that is divided by rows, and its gradient; a part of one column is in any order."""
+    if per_node:
+        monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
+    with mesh_of(comm) as mesh:
+        for n in (4 * comm.size, comm.size + 1, 2, 1):
+            check(mesh, "columns", True, (9, 6, n), transposed=True)
+
+
+@pytest.mark.on_ranks(4)
+def test_each_line_along_tp_has_its_own_rows(comm: Any) -> None:
+    """Lines with different numbers of tokens at a time; other axes do not matter."""
+    for sizes in ({"dp": 2, "tp": 2}, {"pp": 2, "tp": 2}, {"cp": 2, "tp": 2}, {"dp": 4}):
+        with mesh_of(comm, **sizes) as mesh:
+            other = mesh.rank // mesh.length("tp")
+            for split, sequence in WAYS:
+                check(mesh, split, sequence, (9 + 4 * other, 6, 10))
+
+
+@every_grid
+@pytest.mark.parametrize("per_node", ["", "1"])
+def test_gradients_are_reduced_while_layers_multiply(comm: Any, per_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reductions of gradients along dp are in progress during products along tp; no rank waits for another for ever."""
+    from pdgemm.parallel import SGD, Buckets, ShardedOptimizer
+    from pdgemm.parallel.layers.linear import Linear
+
+    if per_node:
+        monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
+    tp = 2 if comm.size % 2 == 0 else 1
+    with mesh_of(comm, tp=tp, dp=-1) as mesh:
+        layer = Linear(mesh, 16, 16, "columns")
+        own = layer.schedule(24, float).shapes(mesh.index("tp"))
+        buckets = Buckets(mesh, {f"w{k}": np.ones(own["w"]) for k in range(6)}, bucket_bytes=600, stage=2)
+        optimizer = ShardedOptimizer(buckets, SGD())
+        for _ in range(3):
+            with buckets.backward():
+                for k in reversed(range(6)):
+                    name = f"w{k}"
+                    _, later = layer.input_gradient(np.ones(own["y"]), buckets.parameters[name], tokens=24)
+                    layer.weight_gradient(later, np.ones(own["x"]), buckets.gradients[name])
+                    buckets.ready(name)
+            dp = mesh.length("dp")
+            assert abs(optimizer.step(0.0).norm - 24 * dp * np.sqrt(6 * own["w"][0] * own["w"][1])) < 1e-9 * dp
+
+
+def test_bad_arguments_are_refused_on_all_ranks(comm: Any) -> None:
+    from pdgemm.errors import ArgumentError, LayoutError
+    from pdgemm.parallel.layers.linear import Linear
+
+    with mesh_of(comm) as mesh:
+        for bad, message in (((-1, 4, "columns"), "d_in"), ((4, 2.5, "rows"), "d_out"), ((4, 4, "diagonals"), "split")):
+            with pytest.raises(ArgumentError, match=message):
+                Linear(mesh, *bad)
+        layer = Linear(mesh, 6, 4 * comm.size, "columns")
+        shapes = layer.schedule(8, float).shapes(mesh.rank)
+        x, w, y = (np.ones(shapes[name]) for name in "xwy")
+        last = comm.rank == comm.size - 1
+        where = f"rank {comm.size - 1} of {comm.size} along tp of a layer 6 x {4 * comm.size} by columns"
+        with pytest.raises(LayoutError, match=where):  # of one rank alone, and raised on all
+            layer.forward(x, w[:, 1:] if last else w, tokens=8)
+        with pytest.raises(LayoutError, match=f"bias is .*{where}"):
+            layer.forward(x, w, np.ones(3 if last else 4), tokens=8)
+        with pytest.raises(ArgumentError, match="activation"):
+            layer.forward(x, w, activation="sigmoid", tokens=8)  # type: ignore[arg-type]
+        if comm.size > 1:
+            with pytest.raises(ArgumentError, match="tokens"):
+                layer.forward(x, w)
+            with pytest.raises(ArgumentError, match="different arguments: .* Linear, 7; .* Linear, 8"):
+                layer.forward(
+                    x if last else np.ones(layer.schedule(7, float).shapes(comm.rank)["x"]), w, tokens=7 + last
+                )
+        layer.forward(x, w, tokens=8)
+        np.testing.assert_array_equal(layer.forward(x, w)[0], layer.forward(x, w, tokens=8)[0])  # T of the call before
+        with pytest.raises(ArgumentError, match="aux"):
+            layer.input_gradient(y, w, "gelu")
+
+
+@every_grid
+def test_what_a_layer_keeps_and_moves_is_planned_for_any_rank(comm: Any) -> None:
+    """With parts of equal size each step moves Megatron's (t - 1)/t of its rows."""
+    from pdgemm.schedules.training.linear_schedule import LinearSchedule
+
+    t, tokens, m, n = comm.size, 12 * comm.size, 8 * comm.size, 4 * comm.size
+    for split in ("columns", "rows"):
+        width = m if split == "columns" else n
+        with_sequence, without = (
+            LinearSchedule(split, sequence, tokens, m, n, np.dtype(np.float32), tuple(range(t)))
+            for sequence in (True, False)
+        )
+        each = (t - 1) * tokens * width // t
+        again = each if split == "columns" else 0
+        for rank in range(t):
+            assert list(with_sequence.words(rank).values()) == [each, each, again]
+            both = [0, 2 * each, 0] if split == "columns" else [2 * each, 0, 0]
+            assert list(without.words(rank).values()) == both
+            assert with_sequence.activation_bytes(rank) * t == 4 * tokens * m
+            assert without.activation_bytes(rank) == 4 * tokens * m // (t if split == "rows" else 1)
