@@ -26,10 +26,12 @@ from pdgemm.schedules.training.token_exchange import (
     run_tables,
 )
 from pdgemm.support.agreement import agree, together
+from pdgemm.support.text import counted
 from pdgemm.transport.collectives import all_to_all, prepared_collective
 
 Array = np.ndarray
 _TAG = 0  # the message tag of collectives that begin and end in the same order on all ranks of a line
+_QUIET = np.errstate(all="ignore")  # a warning may be an error, of the rank alone that computes
 _NAMES = ("router", "w1", "b1", "w2", "b2")
 
 
@@ -55,6 +57,12 @@ class ExpertStatistics:
         """How many times the mean number of tokens the most loaded expert was chosen by."""
         total = int(self.loads.sum())
         return int(self.loads.max()) * self.experts / total if total else 1.0
+
+    def __str__(self) -> str:
+        return (
+            f"{counted(self.tokens, 'token')}, {counted(self.dropped, 'choice')} dropped of {int(self.loads.sum())}; "
+            f"the most loaded expert has {self.imbalance:.2f} times the mean; balance loss {self.balance_loss:.6g}"
+        )
 
     def add(self, exchange: TokenExchange, balance_loss: float) -> None:
         """Add a microbatch."""
@@ -86,12 +94,19 @@ class ExpertsKept(NamedTuple):
 
 
 class ExpertsLater(NamedTuple):
-    """What the gradients of the parameters are computed from: operands of products, by `ExpertsKept`'s shapes."""
+    """What the gradients of the parameters are products of.
 
-    kept: ExpertsKept
+    dscores : (n, experts).   daux, dresults : gradients by `aux` and by results of this rank's experts.
+    rows : of each of this rank's experts.
+    """
+
+    x: Array
     dscores: Array
+    inputs: Array
     daux: Array
+    hidden: Array
     dresults: Array
+    rows: list[slice]
 
 
 class Experts:
@@ -162,6 +177,7 @@ class Experts:
         self.statistics = ExpertStatistics(self.experts)
 
     # ---------------------------------------------------------------- passes
+    @_QUIET
     def forward(
         self, x: Array, order: Any, parameters: Mapping[str, Array], divisor: float
     ) -> tuple[Array, ExpertsKept]:
@@ -195,6 +211,7 @@ class Experts:
             x, routes, exchange, taken, inputs, aux, hidden, results, slope, float(slope @ probabilities)
         )
 
+    @_QUIET
     def input_gradient(
         self, dy: Array, kept: ExpertsKept, parameters: Mapping[str, Array], scale: float = 1.0
     ) -> tuple[Array, ExpertsLater]:
@@ -221,19 +238,19 @@ class Experts:
         dx = _combined(self._to_tokens(dinputs, exchange), taken, np.ones_like(gates))
         dx += dscores @ parameters["router"].astype(dy.dtype, copy=False).T
         self.statistics.add(exchange, kept.balance_loss)
-        return dx, ExpertsLater(kept, dscores, daux, dresults)
+        return dx, ExpertsLater(kept.x, dscores, kept.inputs, daux, kept.hidden, dresults, self._rows(exchange))
 
+    @_QUIET
     def weight_gradient(self, later: ExpertsLater, gradients: Mapping[str, Array]) -> None:
         """Add the gradients of the parameters, of this rank's tokens and of those that came to its experts.  Local.
 
         gradients : arrays by the names of the parameters, in the type of x.  That of the router is one part for each
             rank along dp, cp and tp, those of experts one for each along edp, cp and tp; `Buckets` adds the parts.
         """
-        kept = later.kept
-        gemm_accumulate(1, kept.x.T, later.dscores, 1, gradients["router"])
-        for at, rows in enumerate(self._rows(kept.exchange)):
-            gemm_accumulate(1, kept.inputs[rows].T, later.daux[rows], 1, gradients["w1"][at])
-            gemm_accumulate(1, kept.hidden[rows].T, later.dresults[rows], 1, gradients["w2"][at])
+        gemm_accumulate(1, later.x.T, later.dscores, 1, gradients["router"])
+        for at, rows in enumerate(later.rows):
+            gemm_accumulate(1, later.inputs[rows].T, later.daux[rows], 1, gradients["w1"][at])
+            gemm_accumulate(1, later.hidden[rows].T, later.dresults[rows], 1, gradients["w2"][at])
             gradients["b1"][at] += later.daux[rows].sum(axis=0)
             gradients["b2"][at] += later.dresults[rows].sum(axis=0)
             self.mesh.transfers.poll()

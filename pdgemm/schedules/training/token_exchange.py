@@ -12,6 +12,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules.collectives.collective import Collective, sum_of_numbers
 from pdgemm.schedules.training.mesh_shape import EXPERTS, MeshShape, block_of
+from pdgemm.support.remembered import remembered
 
 MICROBATCH = "dp+cp+tp"  # the line of the ranks whose tokens are one microbatch
 RUN_WORDS = 2  # of a run in a table of runs, before its count for each expert: its first token, and its length
@@ -58,7 +59,7 @@ class TokenExchange:
                 f"{self.first[run]} to {self.first[run] + self.length[run] - 1} on rank {self.owner[run]}"
                 for run in order[twice[0] : twice[0] + 2]
             ]
-            raise ArgumentError(f"tokens have one number each in a microbatch, got {' and '.join(two)} of its ranks")
+            raise ArgumentError(f"tokens have one number each in a microbatch, got {' and '.join(two)} of {MICROBATCH}")
 
     @cached_property
     def _order(self) -> np.ndarray:
@@ -106,6 +107,7 @@ class TokenExchange:
         """Return the experts of the ranks of this ep index."""
         return block_of(self.experts, self.shape.ep, index)
 
+    @remembered
     def arriving(self, rank: int) -> np.ndarray:
         """Return the rows that come to a rank from each rank of its ep line, for each of its experts.
 
