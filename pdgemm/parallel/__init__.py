@@ -26,6 +26,7 @@ from pdgemm.parallel.updates.update_rules import SGD as SGD
 from pdgemm.parallel.updates.update_rules import AdamW as AdamW
 from pdgemm.schedules.training.flat_layout import FlatLayout as FlatLayout
 from pdgemm.schedules.training.mesh_shape import MeshShape as MeshShape
+from pdgemm.schedules.training.mesh_shape import block_of as block_of
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule as PipelineSchedule
 from pdgemm.schedules.training.pipeline_schedule import layers_of as layers_of
 from pdgemm.schedules.training.token_exchange import TokenExchange as TokenExchange

@@ -218,7 +218,7 @@ class Transformer:
         self.cross_entropy = layers.CrossEntropy(mesh, sizes.vocabulary)
         self.kept = {}
         self.pieces = self.pieces_of_chunks(mesh.index("pp"))
-        self.type = np.dtype(buckets.wide)
+        self.type = next(iter(buckets.gradients.values())).dtype
 
     def pieces_of_chunks(self, stage):
         """Return the pieces of each chunk of a stage; the first block has the beginning, and the last one the end."""
