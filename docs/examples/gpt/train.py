@@ -96,7 +96,7 @@ class Run:
                     self.model.begin([*self.batches(step, samples)])
                     self.pipeline.run(self.model)
                     rate = parallel.warmup_cosine(step, options.rate, min(100, last // 10 + 1), last)
-                    done = self.optimizer.step(rate, clip=1.0)
+                    done = self.optimizer.step(rate, options.clip or None)
                 loss = mesh.sum(self.model.loss, axis="pp+dp+cp")[0]
                 yield step + 1, loss / (samples.divisor * options.sequence), done.norm
 
@@ -170,6 +170,7 @@ def parsed(words):
         else:
             add("--" + field.name.replace("_", "-"), type=type(field.default), default=field.default)
     add("--rate", type=float, default=3e-3, help="the largest learning rate")
+    add("--clip", type=float, default=1.0, help="the largest norm of the gradients; 0: any")
     add("--seed", type=int, default=0)
     add("--state", help="a file from which to go on")
     add("--every", type=int, default=100, help="steps after which the state is saved")
