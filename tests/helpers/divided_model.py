@@ -24,13 +24,18 @@ def divisions() -> dict[str, tuple[tuple[int, ...], dict[str, Any]]]:
         "positions": ((3, 5), {"tp": SUM, "tied": True}),
     }
     for block in range(BLOCKS):
-        whole |= {
-            f"{block}/norm": ((5,), {"tp": SUM}),
-            f"{block}/columns": ((5, 2 + block), {"tp": 1}),
-            f"{block}/experts": ((5, 3, 2), {"ep": 0, "tp": SUM if block % 2 else None}),
-            f"{block}/rows": ((3 + block, 5), {"tp": 0}),
-            f"{block}/bias": ((4,), {}),
-        }
+        whole |= (
+            {
+                f"{block}/experts": ((5, 3, 2), {"ep": 0, "tp": SUM if block % 4 == 1 else None}),
+                f"{block}/rows": ((3 + block, 5), {"tp": 0}),
+            }
+            if block % 2
+            else {
+                f"{block}/norm": ((5,), {"tp": SUM}),
+                f"{block}/columns": ((5, 2 + block), {"tp": 1}),
+                f"{block}/bias": ((4,), {}),
+            }
+        )
     return whole
 
 
