@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from divided_model import meshes, own_values, run, window
-from tiers import every_grid
+from tiers import every_grid, everything
 
 pytestmark = pytest.mark.mpi
 STEPS = 3
@@ -53,3 +55,55 @@ def test_every_mesh_gives_the_numbers_of_one_process(comm: Any) -> None:
                 whole = end[name][window(mesh.shape, mesh.rank, name)]
                 np.testing.assert_allclose(x, whole, rtol=1e-12, atol=1e-12, err_msg=f"{name} {sizes} {stage}")
         mesh.free()
+
+
+@every_grid
+def test_a_state_goes_on_with_any_mesh(comm: Any, shared_tmp_path: Path) -> None:
+    """From each mesh of these ranks to one of fewer: the same bits in the file and on each rank, and the same run."""
+    import h5py
+
+    from pdgemm.parallel import Mesh, TrainingState
+
+    numbers = [*dict.fromkeys((comm.size, max(1, comm.size - 1), -(-comm.size // 2)))]
+    some = {n: comm.Split(int(comm.rank < n), comm.rank) for n in numbers}
+    later = cycle((n, sizes) for n in numbers for sizes in reversed([*meshes(n)]))
+    norms, end = one_process(1)
+
+    def same_bits(optimizer: Any, path: Path) -> None:
+        """Compare what this rank keeps with its windows of the whole matrices of the file."""
+        buckets, mesh = optimizer.buckets, optimizer.buckets.mesh
+        with h5py.File(path) as file:
+            for kind in optimizer.kinds:
+                for name, line in ((name, x) for x in buckets.lines for name in x.layout.places):
+                    whole = file[f"{kind}/{name}"][:].reshape(end[name].shape)
+                    elements, place = line.layout.overlap(name, line.storage.span(line.layout.bucket_of[name]))
+                    flat = whole[window(mesh.shape, mesh.rank, name)].ravel()
+                    kept = optimizer.kept(kind, line.layout.bucket_of[name])[place]
+                    assert np.array_equal(kept, flat[elements]), (kind, name)
+
+    firsts = [*meshes(comm.size)]
+    for at, first in enumerate(firsts if everything() else firsts[:: -(-len(firsts) // 5)]):
+        path, stage = shared_tmp_path / f"{at}.h5", at % 4
+        mesh = Mesh(comm, **first)
+        _, optimizer = run(mesh, 2, stage=stage, bucket_bytes=300)
+        TrainingState(path, optimizer).save()
+        comm.Barrier()
+        same_bits(optimizer, path)
+        number, then = next(later)
+        if comm.rank < number:
+            other = Mesh(some[number], **then)
+            states: list[Any] = []
+
+            def load(optimizer: Any, path: Path = path, states: list[Any] = states) -> None:
+                states.append(TrainingState(path, optimizer))
+                same_bits(optimizer, path)
+
+            here, optimizer = run(other, STEPS, first=2, stage=(stage + 1 + at // 4) % 4, state=load)
+            np.testing.assert_allclose(here, norms[2:], rtol=1e-12)
+            for name, x in own_values(optimizer.buckets).items():
+                whole = end[name][window(other.shape, other.rank, name)]
+                np.testing.assert_allclose(x, whole, rtol=1e-12, atol=1e-12, err_msg=f"{name} {first} {then}")
+            other.free()
+        mesh.free()
+    for part in some.values():
+        part.Free()
