@@ -14,7 +14,7 @@ import numpy as np
 
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.training.mesh_shape import block_of
-from pdgemm.schedules.training.row_collectives import row_collective, rows_of
+from pdgemm.schedules.training.row_collectives import row_collective, rows_by_rank
 
 WeightSplit = Literal["columns", "rows"]
 LinearStep = Literal["forward", "input_gradient", "weight_gradient"]
@@ -68,7 +68,7 @@ class LinearSchedule:
     @cached_property
     def rows(self) -> tuple[int, ...]:
         """The rows of each rank with `sequence`, and of each part of an all-reduce."""
-        return rows_of(self.tokens, len(self.line))
+        return rows_by_rank(self.tokens, len(self.line))
 
     def block(self, n: int, rank: int) -> slice:
         """Return which of n rows or columns that are divided a rank has."""
