@@ -1068,7 +1068,7 @@ MUTANTS = [
     ),
     Mutant(
         "training: sums and gradients have one message tag", "pdgemm/parallel/mesh.py",
-        "list[MPI.Intracomm](), 1 + _SUMS", "list[MPI.Intracomm](), _SUMS",
+        "self._tags = 1 + _SUMS + _OF_LAYERS", "self._tags = _SUMS",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(

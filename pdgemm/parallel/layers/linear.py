@@ -197,7 +197,7 @@ class Linear:
     # ---------------------------------------------------------------- arguments
     def _schedule(
         self,
-        rows_of: str,
+        rows: str,
         tokens: int | None,
         wide: np.dtype,
         arrays: dict[str, Array | None],
@@ -206,11 +206,11 @@ class Linear:
     ) -> LinearSchedule:
         """Return the schedule after comparing the shapes of arrays with it; the ranks agree where T is new.
 
-        rows_of : the name of the array whose rows are T if it has all of them, where `tokens` is None.
+        rows : the name of the array whose rows are T if it has all of them, where `tokens` is None.
         """
-        own_rows = self._travels and rows_of == ("x" if self.split == "columns" else "y")
+        own_rows = self._travels and rows == ("x" if self.split == "columns" else "y")
         if tokens is None:
-            tokens = self._tokens if own_rows else len(arrays[rows_of])  # type: ignore[arg-type]
+            tokens = self._tokens if own_rows else len(arrays[rows])  # type: ignore[arg-type]
         new = (tokens, wide) not in self._schedules
         with together(self._comm, check=new) as arguments:
             if tokens is None:
