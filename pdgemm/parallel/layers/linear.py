@@ -86,7 +86,7 @@ class Linear:
         """Return y = f(x w + bias) + residual, and x w + bias where there is an activation f.  Collective.
 
         tokens : T, the same on all ranks of the line; None: the rows of x, or where x has own rows alone, the T of the
-            call before.
+            call before.  Where T varies between microbatches, pass it.
         """
         wide = _wide(w)
         s = self._schedule("x", tokens, wide, {"x": x, "w": w, "y": residual}, bias, activation)
@@ -110,9 +110,11 @@ class Linear:
         """Return dx = (dy w^T) f'(aux), and what `weight_gradient` takes: dy, of "rows" that of all ranks.  Collective.
 
         activation, aux : f of the layer before, and what it was applied to, of the shape of x; None: no factor.
-        tokens : as of `forward`.
+        tokens : as of `forward`; None: the rows of aux, if it has all.
         """
         wide = _wide(w)
+        if tokens is None and aux is not None and self.split == "rows":
+            tokens = len(aux)
         s = self._schedule("y", tokens, wide, {"y": dy, "w": w, "x": aux}, None, activation)
         dy = np.ascontiguousarray(dy, wide)
         if self._by_panels and self.split == "columns":  # of "rows", dy is gathered once for both products
