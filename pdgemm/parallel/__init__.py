@@ -7,8 +7,9 @@ package keeps parameters, gradients and the optimizer's state in flat storage, d
 from pdgemm.parallel.buckets import Buckets as Buckets
 from pdgemm.parallel.data.prefetch import Prefetch as Prefetch
 from pdgemm.parallel.data.sampler import Sampler as Sampler
-from pdgemm.parallel.layout_choice import Initial as Initial
 from pdgemm.parallel.mesh import Mesh as Mesh
+from pdgemm.parallel.parts import Initial as Initial
+from pdgemm.parallel.parts import Part as Part
 from pdgemm.parallel.step_report import StepReport as StepReport
 from pdgemm.parallel.step_report import StepTimes as StepTimes
 from pdgemm.parallel.training_state import TrainingState as TrainingState

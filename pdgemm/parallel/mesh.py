@@ -84,11 +84,10 @@ class Mesh:
 
         Collective over the mesh when it is called for an axis for the first time.
         """
-        if self.length(axis) == self.shape.size:
+        if (ranks := self.shape.line(axis, self.rank)) == (*range(self.shape.size),):
             return self.grid
         if (axes := self.shape.axes(axis)) not in self._lines:
-            color = self.shape.line(axis, self.rank)[0]
-            part = failures.tracked(MPI.Intracomm(self.comm.Split(color, self.index(axis))))
+            part = failures.tracked(MPI.Intracomm(self.comm.Split(ranks[0], self.index(axis))))
             self._parts.append(part)
             self._lines[axes] = ProcessGrid(part, shape=(1, part.size))
         return self._lines[axes]

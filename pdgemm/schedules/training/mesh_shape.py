@@ -33,7 +33,8 @@ class MeshShape:
     nodes : a number for the node of each rank; empty where all ranks are on one node.
 
     Methods take an axis: one of `AXES`, `EXPERTS` and `COPIES`, which divide dp, `ENDS`, or several joined by "+", as
-    "dp+cp": the ranks of a line along them differ in their indices along these axes alone, and are in ascending order.
+    "dp+cp": the ranks of a line along them differ in their indices along these axes alone, and the last one varies
+    fastest.
 
     ::
 
@@ -84,7 +85,7 @@ class MeshShape:
         return ((pp * self.dp + dp) * self.cp + cp) * self.tp + tp
 
     def axes(self, axis: str) -> tuple[str, ...]:
-        """Return the axes of more than one rank that an axis joins, from slow to fast, dp as `COPIES` and `EXPERTS`.
+        """Return the axes of more than one rank that an axis joins, the fastest last, dp as `COPIES` and `EXPERTS`.
 
         Lines along axes for which this is equal are the same ones.   Raises MeshError where it is no axis.
         """
@@ -93,7 +94,7 @@ class MeshShape:
             known = f"{', '.join(MEANINGS)}, {ENDS}"
             raise MeshError(f"the axes of a mesh are {known}, and different ones joined as dp+cp; got {axis!r}")
         joined = ["pp" if x == ENDS and self.pp <= 2 else x for x in joined]
-        return tuple(x for x in (ENDS, *self.ranks.lengths) if x in joined and (x == ENDS or self.ranks.lengths[x] > 1))
+        return tuple(x for x in joined if x == ENDS or self.ranks.lengths[x] > 1)
 
     def _along(self, axis: str, rank: int) -> range:
         """Return the line of a rank along one of `axes`."""
@@ -118,7 +119,7 @@ class MeshShape:
         return at
 
     def line(self, axis: str, rank: int) -> tuple[int, ...]:
-        """Return the ranks that differ from `rank` in their index along an axis alone, in ascending order."""
+        """Return the ranks that differ from `rank` in their index along an axis alone, in the order of this index."""
         ranks: tuple[int, ...] = (rank,)
         for one in self.axes(axis):
             ranks = tuple(x for first in ranks for x in self._along(one, first))

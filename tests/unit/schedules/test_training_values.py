@@ -56,29 +56,25 @@ def test_every_rank_has_one_place_in_a_mesh(sizes: tuple[int, int, int, int]) ->
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (4, 2, 1, 3, 2), (2, 1, 3, 4, 1), (6, 1, 2, 2, 3)])
 def test_lines_along_joined_axes(sizes: tuple[int, ...]) -> None:
-    """Their ranks are in ascending order, and have the same indices along all other axes."""
+    """Their ranks have the same indices along all other axes, and the last axis varies fastest."""
     shape = MeshShape(*sizes)
-    for axis in ("dp+cp", "cp+dp", "dp+cp+tp", "edp+cp+tp", "ep+tp", "pp+tp", "ends", "ends+dp+cp", "edp+ep"):
+    for axis in ("dp+cp", "cp+dp", "dp+cp+tp", "edp+cp+tp", "ep+tp", "pp+tp", "ends", "ends+dp+cp", "ends+tp+dp"):
         lines = [*shape.lines(axis)]
         assert sorted(rank for line in lines for rank in line) == [*range(shape.size)]
         names = [x for name in axis.split("+") for x in (("edp", "ep") if name == "dp" else (name,))]
         for line in lines:
-            assert line == tuple(sorted(line)) and len(line) == shape.length(axis, line[-1])
+            assert len(line) == len({*line}) == shape.length(axis, line[-1])
             assert all(shape.line(axis, rank) == line and line[shape.index(axis, rank)] == rank for rank in line)
-            stages = {shape.index("pp", rank) for rank in line}
-            length = np.prod([shape.length(x) for x in names if x != "ends"])
-            if "ends" in names:
-                end = stages <= {0, shape.pp - 1}
-                assert len(stages) == (min(2, shape.pp) if end else 1)
-                assert len(line) == length * len(stages)
-                names = [*names, "pp"] if end else names
-            else:
-                assert len(line) == length
-            fixed = [x for x in ("pp", "edp", "ep", "cp", "tp") if x not in names]
+            end = "ends" in names and shape.index("pp", line[0]) in (0, shape.pp - 1)
+            moving = ["pp" if x == "ends" else x for x in names if x != "ends" or end]
+            stages = shape.pp if "pp" in names else min(2, shape.pp) if end else 1
+            assert len(line) == stages * np.prod([shape.length(x) for x in names if x not in ("pp", "ends")])
+            fixed = [x for x in ("pp", "edp", "ep", "cp", "tp") if x not in moving]
             assert len({tuple(shape.index(x, rank) for x in fixed) for rank in line}) == 1
-            names = [x for x in names if x != "pp" or "ends" not in axis]
-    assert shape.axes("cp+dp") == shape.axes("dp+cp") and shape.axes("edp+ep") == shape.axes("dp")
-    assert MeshShape(pp=3, dp=2).lines("ends") and MeshShape(pp=3).line("ends", 2) == (0, 2)
+            places = [tuple(shape.index(x, rank) for x in moving) for rank in line]
+            assert places == sorted(places)
+    assert shape.axes("edp+ep") == shape.axes("dp") and shape.line("dp+cp", 0) == tuple(sorted(shape.line("cp+dp", 0)))
+    assert MeshShape(pp=3, dp=2).line("ends", 2) == (2,) and MeshShape(pp=3).line("ends", 2) == (0, 2)
 
 
 def test_blocks_are_those_of_matrices() -> None:
@@ -184,6 +180,15 @@ def test_any_ranks_take_the_samples_of_one() -> None:
         shares = [x for index in range(ranks) for x in sampler.share(step, index, ranks, microbatches)]
         assert np.array_equal(np.concatenate(shares), sampler.rows(step))
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    for step, microbatches in product((0, 17), (1, 3, 7)):
+        one = sampler.share(step, 0, 1, microbatches, order="microbatch")
+        assert np.array_equal(np.concatenate(one), sampler.rows(step))
+        for ranks in range(1, 9):  # microbatch by microbatch the ranks together have what one has
+            shares = [sampler.share(step, index, ranks, microbatches, order="microbatch") for index in range(ranks)]
+            for whole, parts in zip(one, zip(*shares)):
+                assert np.array_equal(np.concatenate(parts), whole) and max(map(len, parts)) - min(map(len, parts)) <= 1
+    with pytest.raises(ArgumentError, match="order"):
+        sampler.share(0, 0, 1, order="step")  # type: ignore[arg-type]
     assert np.array_equal(Sampler(101, 60, 3, start=17 * 60).rows(0), sampler.rows(17))
     with pytest.raises(ArgumentError, match="a batch of 60 samples has no part for each of 61 ranks"):
         sampler.share(0, 0, 61)
