@@ -1,4 +1,8 @@
 """Layers of models on a mesh, forward and backward: arrays of each rank, and what moves between ranks."""
+"""Layers of models on a mesh, forward and backward: arrays of each rank, and what moves between ranks.
+
+Layers hold no parameters: a forward function takes them, and a backward function adds to their gradients.
+"""
 
 from pdgemm.parallel.layers.attention import attention as attention
 from pdgemm.parallel.layers.attention import attention_backward as attention_backward

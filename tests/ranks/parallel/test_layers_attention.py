@@ -63,20 +63,6 @@ def test_positions_along_cp(comm: Any, sequence: int, heads: int, kv_heads: int)
         np.testing.assert_array_equal(again, out)
 
 
-def test_chunks_of_positions(comm: Any) -> None:
-    from pdgemm.schedules.training.context_schedule import ContextSchedule
-
-    assert [ContextSchedule(33, (0, 1)).positions(rank).tolist() for rank in (0, 1)] == [
-        [*range(9), *range(27, 33)], [*range(9, 27)]
-    ]  # fmt: skip
-    uneven = ContextSchedule(33, (0, 1, 2))
-    assert [uneven.positions(rank).tolist() for rank in range(3)] == [
-        [*range(6), *range(30, 33)], [*range(6, 12), *range(24, 30)], [*range(12, 24)]
-    ]  # fmt: skip
-    assert uneven.counts == (9, 12, 12)
-    assert ContextSchedule(4, (0, 1, 2)).counts == (1, 1, 2)
-
-
 @every_grid
 @pytest.mark.parametrize("dtype", [float, np.float32])
 def test_heads_along_tp(comm: Any, dtype: Any) -> None:
