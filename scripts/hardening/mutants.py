@@ -1,4 +1,4 @@
-"""What the suite catches: 239 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 252 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -1256,6 +1256,73 @@ MUTANTS = [
         "training: arrays that are added up exchange their places", "pdgemm/parallel/mesh.py",
         "x[end - value.size : end]", "x[: value.size]",
         ("1 tests/examples/test_training_examples.py",),
+    ),
+    Mutant(
+        "experts: tokens return in the order in which they arrive", "pdgemm/parallel/layers/experts.py",
+        "np.concatenate(self._exchanged(parts, exchange, back=True))",
+        "np.concatenate(self._exchanged(parts, exchange, back=True)[::-1])",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: the capacity is one of each run of tokens", "pdgemm/schedules/training/token_exchange.py",
+        "np.clip(self.capacity - before,", "np.clip(self.capacity - 0 * before,",
+        (f"0 {U}schedules/test_token_exchange.py",),
+    ),
+    Mutant(
+        "experts: tokens are dropped in the order of ranks", "pdgemm/schedules/training/token_exchange.py",
+        'return np.argsort(self.first, kind="stable")', "return np.argsort(self.owner, kind='stable')",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: a factor of the capacity is rounded to binary digits", "pdgemm/schedules/training/token_exchange.py",
+        "Fraction(repr(float(factor)))", "Fraction(float(factor))",
+        (f"0 {U}schedules/test_token_exchange.py",),
+    ),
+    Mutant(
+        "experts: those of another rank along ep", "pdgemm/schedules/training/token_exchange.py",
+        "self.shape.ep, index)", "self.shape.ep, self.shape.ep - 1 - index)",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: they are balanced by the fractions of a rank's own tokens", "pdgemm/parallel/layers/experts.py",
+        "exchange.loads / max(1, exchange.tokens * self.topk)", "own.counts.sum(axis=0) / max(1, len(x) * self.topk)",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: the loss that balances them is not scaled", "pdgemm/parallel/layers/experts.py",
+        "dgates, scale * kept.slope)", "dgates, kept.slope)",
+        (f"1 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: a choice that is dropped adds a result of another token", "pdgemm/parallel/layers/experts.py",
+        "tokens = np.flatnonzero(choice >= 0)", "tokens = np.arange(n)",
+        (f"1 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: a rank alone raises what is wrong with its tokens", "pdgemm/parallel/layers/experts.py",
+        "        if failures:\n", "        if error:\n            raise error\n        if failures:\n",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: who waits for tokens keeps reductions waiting", "pdgemm/parallel/layers/experts.py",
+        "            mesh.transfers.wait,\n", "",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: the router learns nothing of the experts that are chosen", "pdgemm/parallel/layers/router.py",
+        "np.take_along_axis(dp, chosen, axis=1) + through", "np.take_along_axis(dp, chosen, axis=1)",
+        (f"1 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: gradients by gates as if they had no common sum", "pdgemm/parallel/layers/router.py",
+        "(dgates - (dgates * gates).sum(axis=1, keepdims=True)) / total", "dgates / total",
+        (f"1 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: of equal scores the higher expert is chosen", "pdgemm/parallel/layers/router.py",
+        'np.argsort(-scores, axis=1, kind="stable")[:, :topk]',
+        'np.argsort(scores, axis=1, kind="stable")[:, : -topk - 1 : -1]',
+        (f"1 {R}parallel/test_experts.py",),
     ),
     Mutant(
         "collectives: partners exchange the parts that they go on to sum themselves",

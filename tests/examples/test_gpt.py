@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import gpt_reference
@@ -104,7 +104,7 @@ def test_gradients_are_those_of_autograd(comm: Any, words: str) -> None:
         if "kv" in words and mesh["tp"] > 2:
             continue
         run, values, microbatches, computed = first_gradients(comm, *words_of(mesh), *words.split())
-        expected = autograd.grad(lambda p: gpt_reference.loss(xp, run.sizes, p, microbatches))(values)
+        expected = autograd.grad(gpt_reference.loss, 2)(xp, run.sizes, values, microbatches)
         norm = np.sqrt(sum(np.square(g).sum() for g in expected.values()))
         for name, gradient in computed.items():
             window = run.buckets.divisions[name].window(run.mesh.shape, run.mesh.rank)
@@ -127,7 +127,7 @@ def first_gradients(comm: Any, *words: str) -> tuple[Any, Any, list[np.ndarray],
 
     rows = Sampler(len(windows), options.batch, seed=options.seed).rows(0)
     cuts = [options.batch * at // options.microbatches for at in range(options.microbatches + 1)]
-    microbatches = [windows[rows[lo:hi]] for lo, hi in zip(cuts, cuts[1:])]
+    microbatches = [windows[rows[lo:hi]] for lo, hi in pairwise(cuts)]
     own = [windows[rows[lo:hi]] for lo, hi in run.samples()]
     samples = _Samples([(x,) for x in own], float(options.batch))
     run.model.begin([*run.batches(0, samples)])
@@ -165,27 +165,38 @@ def test_live_activations_are_those_in_flight(comm: Any, recompute: str, schedul
             continue
         words = [*words_of(mesh), "--schedule", schedule, "--recompute", recompute, "--microbatches", "4"]
         run = train.Run(train.parsed([*SIZES.split(), "--steps", "1", *words]), comm)
-        model, most = run.model, [0]
-        forward, layers = model.forward, example("gpt/model").Layer
-
-        def counted(microbatch: int, chunk: int, x: Any) -> Any:
-            y = forward(microbatch, chunk, x)
-            live = [
-                kept
-                for key, records in model.kept.items()
-                for piece, kept in zip(model.pieces[key[1]], records)
-                if type(piece).__name__ == layers.__name__
-            ]
-            most[0] = max(most[0], sum(map(bytes_of, live)))
-            return y
-
-        model.forward = counted
+        run.model = model = _Measured(run.model)
         list(run.steps(text()))
         tokens = 3 * len(model.context.positions)
         rows = run.rows(tokens)
         each = accounting.activation_bytes(model, 3, rows.stop - rows.start)
-        number = sum(type(piece).__name__ == layers.__name__ for piece in model.pieces[0])
-        assert most[0] == each * number * run.schedule.in_flight(run.mesh.index("pp")), mesh
+        number = sum(map(is_layer, model.pieces[0]))
+        assert model.most == each * number * run.schedule.in_flight(run.mesh.index("pp")), mesh
+
+
+class _Measured:
+    """The model of a run, which measures the most bytes that its layers keep after a forward pass."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self.most = model, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def forward(self, microbatch: int, chunk: int, x: Any) -> Any:
+        y = self._model.forward(microbatch, chunk, x)
+        live = [
+            kept
+            for (_, chunk), records in self._model.kept.items()
+            for piece, kept in zip(self._model.pieces[chunk], records)
+            if is_layer(piece)
+        ]
+        self.most = max(self.most, sum(map(bytes_of, live)))
+        return y
+
+
+def is_layer(piece: Any) -> bool:
+    return type(piece).__name__ == "Layer"
 
 
 def bytes_of(kept: Any) -> int:

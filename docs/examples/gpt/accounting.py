@@ -1,4 +1,4 @@
-"""What a step of the transformer computes, moves and keeps, by arithmetic of its sizes: what a run counts is compared with it."""
+"""What a step of the transformer computes, moves and keeps, by arithmetic of its sizes; a run is compared with it."""
 
 from collections import Counter
 
@@ -10,8 +10,8 @@ from pdgemm.schedules.training.vocabulary_schedule import VocabularySchedule
 def flops(sizes, batch, recompute):
     """Return the flops of a step that the model needs, and those that are computed, which recomputation adds to.
 
-    Those of products alone: 2 for each weight and token forward and 4 backward, and those of attention with all pairs of
-    positions, though half of them are masked.  Of experts, those that each token chooses.
+    Those of products alone: 2 for each weight and token forward and 4 backward, and those of attention with all pairs
+    of positions, though half of them are masked.  Of experts, those that each token chooses.
     """
     h, rows = sizes.hidden, sizes.heads * sizes.width
     core = 4 * sizes.sequence * rows
@@ -74,8 +74,8 @@ def activation_bytes(model, samples, rows):
     | output of attention                       | T heads d                      | full            |
     | inner features before and after GELU      | 2 T inner/tp                   | full            |
 
-    T = samples positions, heads and kv_heads of this rank; with cp > 1 the keys and values of all S positions, and T heads d
-    less.
+    T = samples positions, heads and kv_heads of this rank; with cp > 1 the keys and values of all S positions, and
+    T heads d less.
     """
     sizes, heads, positions = model.sizes, model.heads, len(model.context.positions)
     tokens, h, width = samples * positions, sizes.hidden, sizes.width

@@ -1,8 +1,8 @@
 """A transformer that predicts the next byte of a text: its layers, forward and backward, as one rank computes them.
 
 The network is GPT-2's (Radford et al., 2019): layer norms before attention and before two linear layers, learned
-positions.  With experts, the two linear layers are a mixture of experts (Fedus, Zoph & Shazeer, JMLR 23, 2022).  What is
-divided among ranks, and what moves, is a matter of the layers of `pdgemm.parallel.layers`; `Transformer` is what a
+positions.  With experts, the two linear layers are a mixture of experts (Fedus, Zoph & Shazeer, JMLR 23, 2022).  What
+is divided among ranks, and what moves, is a matter of the layers of `pdgemm.parallel.layers`; `Transformer` is what a
 pipeline runs.
 """
 

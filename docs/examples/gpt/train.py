@@ -1,9 +1,9 @@
-"""A transformer that learns to write Python's own documentation, byte by byte, on any mesh of ranks with the same losses.
+"""A transformer that learns to write Python's own documentation, byte by byte: the same losses on any mesh of ranks.
 
     mpirun -n 8 python -m pdgemm docs/examples/gpt/train.py --dp 2 --tp 2 --pp 2 --steps 100
 
-Samples are divided along dp, layers along pp, the matrices of a layer along tp, positions along cp and experts along ep.
-The text is `pydoc_data.topics`, what `help("topics")` shows: 466,000 bytes.
+Samples are divided along dp, layers along pp, the matrices of a layer along tp, positions along cp and experts along
+ep.  The text is `pydoc_data.topics`, what `help("topics")` shows: 466,000 bytes.
 """
 
 import argparse
