@@ -900,7 +900,7 @@ MUTANTS = [
         (f"0 {U}schedules/test_pipeline_schedules.py",),
     ),
     Mutant(
-        "pipelines: the weights of the last microbatch have no gradients", "pdgemm/schedules/training/pipeline_orders.py",
+        "pipelines: weights have no gradients of a microbatch", "pdgemm/schedules/training/pipeline_orders.py",
         "range(max(0, microbatches - stage), microbatches)", "range(max(0, microbatches - stage), microbatches - 1)",
         (f"0 {U}schedules/test_pipeline_schedules.py",),
     ),
