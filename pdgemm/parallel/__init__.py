@@ -22,5 +22,7 @@ from pdgemm.parallel.updates.update_rules import SGD as SGD
 from pdgemm.parallel.updates.update_rules import AdamW as AdamW
 from pdgemm.schedules.training.flat_layout import FlatLayout as FlatLayout
 from pdgemm.schedules.training.mesh_shape import MeshShape as MeshShape
+from pdgemm.schedules.training.pipeline_orders import Action as Action
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule as PipelineSchedule
 from pdgemm.schedules.training.pipeline_schedule import layers_of as layers_of
+from pdgemm.schedules.training.pipeline_timeline import Timeline as Timeline
