@@ -22,6 +22,7 @@ from pdgemm.transport.collectives import prepared_collective
 from pdgemm.transport.movers.arrivals import Transfers
 
 _SUMS = 0  # the message tag of sums
+_OF_LAYERS = 2  # message tags of collectives of layers
 
 
 class Mesh:
@@ -39,6 +40,7 @@ class Mesh:
     traffic : words and messages of this rank so far, by kind: "gradients", "parameters", "decisions" ...
     transfers : the collectives in progress.  A collective has several steps, so a rank that waits for one lets all
         others go on, for which other ranks may wait.
+    workspaces : plans and buffers that layers share.
 
     Raises MeshError on all ranks, before any rank communicates further, where the sizes do not multiply to the ranks or
     differ between ranks.
@@ -56,7 +58,9 @@ class Mesh:
         self.traffic: dict[str, Traffic] = defaultdict(Traffic)
         self.recorder = Recorder()
         self.transfers = Transfers(self.recorder, between_nodes=True)
-        self._lines, self._parts, self._tags = dict[str, ProcessGrid](), list[MPI.Intracomm](), 1 + _SUMS
+        self._lines, self._parts = dict[tuple[str, ...], ProcessGrid](), list[MPI.Intracomm]()
+        self._tags = 1 + _SUMS + _OF_LAYERS
+        self.workspaces: dict[Any, Any] = {}
 
     @property
     def comm(self) -> MPI.Intracomm:
@@ -68,28 +72,31 @@ class Mesh:
         return self.grid.rank
 
     def index(self, axis: str) -> int:
-        """Return this rank's index along an axis."""
+        """Return this rank's index along an axis, or along several joined by "+", see `MeshShape`."""
         return self.shape.index(axis, self.rank)
+
+    def length(self, axis: str) -> int:
+        """Return the number of ranks of this rank's line along an axis."""
+        return self.shape.length(axis, self.rank)
 
     def line(self, axis: str) -> ProcessGrid:
         """Return this rank's line along an axis as a 1 x d grid, whose rank is `index(axis)`.
 
         Collective over the mesh when it is called for an axis for the first time.
         """
-        if self.shape.length(axis) == self.shape.size:
+        if (ranks := self.shape.line(axis, self.rank)) == (*range(self.shape.size),):
             return self.grid
-        if axis not in self._lines:
-            color = self.shape.line(axis, self.rank)[0]
-            part = failures.tracked(MPI.Intracomm(self.comm.Split(color, self.index(axis))))
+        if (axes := self.shape.axes(axis)) not in self._lines:
+            part = failures.tracked(MPI.Intracomm(self.comm.Split(ranks[0], self.index(axis))))
             self._parts.append(part)
-            self._lines[axis] = ProcessGrid(part, shape=(1, part.size))
-        return self._lines[axis]
+            self._lines[axes] = ProcessGrid(part, shape=(1, part.size))
+        return self._lines[axes]
 
     def sum(self, *numbers: Any, axis: str = "dp", kind: str = "decisions") -> list[Any]:
         """Return the float64 sums of numbers and arrays over this rank's line.  Collective over it; one all-reduce.
 
         numbers : each a number, or an array of the same shape on all ranks; together they are small.
-        kind    : of `traffic`, as which their words count.
+        axis    : of the line, or several joined by "+".   kind : of `traffic`, as which their words count.
 
         The result is the same to the bit on all ranks: decisions that all take depend on such numbers alone.
         """
@@ -113,6 +120,7 @@ class Mesh:
         for part in self._parts:
             failures.free_communicator(part)
         self._lines.clear()
+        self.workspaces.clear()
         self._parts.clear()
         self.grid.free()
 

@@ -13,7 +13,7 @@ from pdgemm.errors import ArgumentError, FileError, MeshError
 from pdgemm.io import hdf5
 from pdgemm.local.arrays.integers import as_count
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.parallel.layout_choice import as_table
+from pdgemm.parallel.parts import as_table
 from pdgemm.parallel.updates.loss_scale import LossScale
 from pdgemm.parallel.updates.sharded_optimizer import ShardedOptimizer
 from pdgemm.schedules.collectives.collective import Collective

@@ -12,6 +12,7 @@ from pdgemm.schedules.schedule import RankMap
 
 AXES = ("pp", "dp", "cp", "tp")  # from the slowest to the fastest: tp stays on a node, pp crosses nodes first
 EXPERTS, COPIES = "ep", "edp"  # the dp axis in two: neighbours hold different experts, and copies of experts lie apart
+ENDS = "ends"  # the first and the last stage along pp; a rank of another stage is alone in its line along this axis
 MEANINGS = {
     "pp": "layers (pipeline)",
     "dp": "samples (data)",
@@ -30,6 +31,10 @@ class MeshShape:
     tp : ranks that share the layers.   pp : groups that have different layers.
     ep : ranks, neighbours along dp, that have different experts; ep divides dp, and dp/ep ranks have copies of one.
     nodes : a number for the node of each rank; empty where all ranks are on one node.
+
+    Methods take an axis: one of `AXES`, `EXPERTS` and `COPIES`, which divide dp, `ENDS`, or several joined by "+", as
+    "dp+cp": the ranks of a line along them differ in their indices along these axes alone, and the last one varies
+    fastest.
 
     ::
 
@@ -79,20 +84,46 @@ class MeshShape:
             raise MeshError(f"{index} lies outside of the mesh {self.sizes}")
         return ((pp * self.dp + dp) * self.cp + cp) * self.tp + tp
 
-    def length(self, axis: str) -> int:
-        """Return the number of ranks along an axis: one of `AXES`, `EXPERTS` or `COPIES`."""
-        if axis not in MEANINGS:
-            raise MeshError(f"the axes of a mesh are {', '.join(MEANINGS)}; got {axis!r}")
-        return self.dp if axis == "dp" else self.ranks.lengths[axis]
+    def axes(self, axis: str) -> tuple[str, ...]:
+        """Return the axes of more than one rank that an axis joins, the fastest last, dp as `COPIES` and `EXPERTS`.
+
+        Lines along axes for which this is equal are the same ones.   Raises MeshError where it is no axis.
+        """
+        joined = [x for name in axis.split("+") for x in ((COPIES, EXPERTS) if name == "dp" else (name,))]
+        if not {*joined} <= {*MEANINGS, ENDS} or len({*joined}) < len(joined) or {"pp", ENDS} <= {*joined}:
+            known = f"{', '.join(MEANINGS)}, {ENDS}"
+            raise MeshError(f"the axes of a mesh are {known}, and different ones joined as dp+cp; got {axis!r}")
+        joined = ["pp" if x == ENDS and self.pp <= 2 else x for x in joined]
+        return tuple(x for x in joined if x == ENDS or self.ranks.lengths[x] > 1)
+
+    def _along(self, axis: str, rank: int) -> range:
+        """Return the line of a rank along one of `axes`."""
+        if axis == ENDS:
+            stage = self.dp * self.cp * self.tp
+            last = (self.pp - 1) * stage
+            return range(rank % stage, self.size, last) if rank < stage or rank >= last else range(rank, rank + 1)
+        stride, length = self.ranks.strides[axis], self.ranks.lengths[axis]
+        first = rank - rank // stride % length * stride
+        return range(first, first + stride * length, stride)
+
+    def length(self, axis: str, rank: int = 0) -> int:
+        """Return the number of ranks of a rank's line along an axis; only those along `ENDS` have two lengths."""
+        return prod(len(self._along(one, rank)) for one in self.axes(axis))
 
     def index(self, axis: str, rank: int) -> int:
-        """Return the index of a rank along an axis."""
-        return rank // self._stride(axis) % self.length(axis)
+        """Return the index of a rank in its line along an axis."""
+        at = 0
+        for one in self.axes(axis):
+            along = self._along(one, rank)
+            at = at * len(along) + along.index(rank)
+        return at
 
     def line(self, axis: str, rank: int) -> tuple[int, ...]:
         """Return the ranks that differ from `rank` in their index along an axis alone, in the order of this index."""
-        first = rank - self.index(axis, rank) * self._stride(axis)
-        return tuple(first + at * self._stride(axis) for at in range(self.length(axis)))
+        ranks: tuple[int, ...] = (rank,)
+        for one in self.axes(axis):
+            ranks = tuple(x for first in ranks for x in self._along(one, first))
+        return ranks
 
     def lines(self, axis: str) -> Iterator[tuple[int, ...]]:
         """Yield all lines along an axis."""
@@ -101,12 +132,6 @@ class MeshShape:
     def crosses(self, axis: str) -> bool:
         """Does a line along this axis have ranks on several nodes?"""
         return bool(self.nodes) and any(len({self.nodes[x] for x in line}) > 1 for line in self.lines(axis))
-
-    def _stride(self, axis: str) -> int:
-        behind = {"tp": 1, "cp": self.tp, EXPERTS: self.tp * self.cp, "dp": self.tp * self.cp}
-        behind |= {COPIES: self.tp * self.cp * self.ep, "pp": self.tp * self.cp * self.dp}
-        self.length(axis)  # checks the name
-        return behind[axis]
 
     def __str__(self) -> str:
         """Draw the mesh: a line of text for each pair of pp and dp indices, with "|" between nodes."""
@@ -123,3 +148,12 @@ class MeshShape:
             if self.length(axis) > 1 and (axis not in (EXPERTS, COPIES) or self.ep > 1)
         ]
         return "\n".join([*rows, *links])
+
+
+def block_of(n: int, parts: int, index: int) -> slice:
+    """Return part `index` of n things that are cut into blocks of ceil(n/parts); the last ones may be short or empty.
+
+    The blocks of a `DistMatrix`, and what a rank has of rows, columns, heads, positions and experts.
+    """
+    block = -(-n // parts)
+    return slice(min(n, index * block), min(n, (index + 1) * block))

@@ -72,7 +72,7 @@ def test_gradients_that_are_no_numbers_are_named(comm: Any, stage: int) -> None:
         ):
             stepped(optimizer, x=bad)
         assert all(np.array_equal(value, initial()[name]) for name, value in parameters(optimizer.buckets).items())
-        assert not optimizer.state.any()
+        assert not optimizer.states[0].any()
     gradient = optimizer.buckets.gradients
     for name in reversed([*initial()]):
         if name == "w1" and comm.rank == comm.size - 1:
@@ -102,7 +102,7 @@ def test_a_norm_that_overflows(comm: Any, stage: int) -> None:
                 LinAlgError, match="the norm of the gradients, whose squares overflow, is infinite in step 1"
             ):
                 optimizer.step(0.1, clip=1.0)
-        assert not optimizer.state.any() and (parameters(optimizer.buckets)["w"] == 1).all()
+        assert not optimizer.states[0].any() and (parameters(optimizer.buckets)["w"] == 1).all()
     mesh.free()
 
 
@@ -308,7 +308,7 @@ def test_files_that_are_no_states(comm: Any, shared_tmp_path: Path) -> None:
             TrainingState(path, optimizer, attrs={"batch": BATCH})
         assert "\n" not in str(raised.value) and len({*comm.allgather(str(raised.value))}) == 1
         assert all(np.array_equal(value, before[name]) for name, value in parameters(optimizer.buckets).items())
-        assert not optimizer.state.any() and optimizer.updates == 0
+        assert not optimizer.states[0].any() and optimizer.updates == 0
 
     for change, message in (
         (lambda: path.write_text("no HDF5"), "bad.h5"),

@@ -14,7 +14,7 @@ from pdgemm.parallel.updates.loss_scale import LossScale
 from pdgemm.parallel.updates.rates import linear_scaling, warmup_cosine
 from pdgemm.parallel.updates.update_rules import SGD, AdamW
 from pdgemm.schedules.training.flat_layout import FlatLayout, Parameter
-from pdgemm.schedules.training.mesh_shape import AXES, MeshShape
+from pdgemm.schedules.training.mesh_shape import AXES, MeshShape, block_of
 
 SHAPES = [(13, 17), (17,), (17, 10), (10,), (3, 3, 5, 2), ()]
 PARAMETERS = tuple(Parameter(f"p{at}", shape) for at, shape in enumerate(SHAPES))
@@ -54,6 +54,38 @@ def test_every_rank_has_one_place_in_a_mesh(sizes: tuple[int, int, int, int]) ->
             assert len(neighbours) == 1 or neighbours[1] == grid.strides[axis]
 
 
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (4, 2, 1, 3, 2), (2, 1, 3, 4, 1), (6, 1, 2, 2, 3)])
+def test_lines_along_joined_axes(sizes: tuple[int, ...]) -> None:
+    """Their ranks have the same indices along all other axes, and the last axis varies fastest."""
+    shape = MeshShape(*sizes)
+    for axis in ("dp+cp", "cp+dp", "dp+cp+tp", "edp+cp+tp", "ep+tp", "pp+tp", "ends", "ends+dp+cp", "ends+tp+dp"):
+        lines = [*shape.lines(axis)]
+        assert sorted(rank for line in lines for rank in line) == [*range(shape.size)]
+        names = [x for name in axis.split("+") for x in (("edp", "ep") if name == "dp" else (name,))]
+        for line in lines:
+            assert len(line) == len({*line}) == shape.length(axis, line[-1])
+            assert all(shape.line(axis, rank) == line and line[shape.index(axis, rank)] == rank for rank in line)
+            end = "ends" in names and shape.index("pp", line[0]) in (0, shape.pp - 1)
+            moving = ["pp" if x == "ends" else x for x in names if x != "ends" or end]
+            stages = shape.pp if "pp" in names else min(2, shape.pp) if end else 1
+            assert len(line) == stages * np.prod([shape.length(x) for x in names if x not in ("pp", "ends")])
+            fixed = [x for x in ("pp", "edp", "ep", "cp", "tp") if x not in moving]
+            assert len({tuple(shape.index(x, rank) for x in fixed) for rank in line}) == 1
+            places = [tuple(shape.index(x, rank) for x in moving) for rank in line]
+            assert places == sorted(places)
+    assert shape.axes("edp+ep") == shape.axes("dp") and shape.line("dp+cp", 0) == tuple(sorted(shape.line("cp+dp", 0)))
+    assert MeshShape(pp=3, dp=2).line("ends", 2) == (2,) and MeshShape(pp=3).line("ends", 2) == (0, 2)
+
+
+def test_blocks_are_those_of_matrices() -> None:
+    for n, parts in product((0, 1, 5, 12, 13), (1, 2, 3, 5, 14)):
+        blocks = [block_of(n, parts, index) for index in range(parts)]
+        assert [at for block in blocks for at in range(n)[block]] == [*range(n)]
+        assert all(0 <= x.stop - x.start <= -(-n // parts) for x in blocks)
+        block = -(-n // parts)
+        assert all(range(n)[x] == range(n)[index * block :][:block] for index, x in enumerate(blocks))
+
+
 def test_a_mesh_draws_itself() -> None:
     shape = MeshShape(dp=2, tp=2, pp=2, nodes=(0, 0, 0, 0, 1, 1, 1, 1))
     text = str(shape).splitlines()
@@ -68,8 +100,9 @@ def test_a_mesh_draws_itself() -> None:
     ):
         with pytest.raises(MeshError, match=message):
             MeshShape(**sizes)
-    with pytest.raises(MeshError, match="axes of a mesh are pp, dp, cp, tp, ep, edp; got 'xp'"):
-        shape.line("xp", 0)
+    for axis in ("xp", "dp+xp", "dp+", "dp+ep", "cp+cp", "pp+ends", ""):
+        with pytest.raises(MeshError, match=r"axes of a mesh are pp, dp, cp, tp, ep, edp, ends, .* as dp\+cp; got '"):
+            shape.line(axis, 0)
     with pytest.raises(MeshError, match="outside of the mesh"):
         shape.rank(dp=2)
 
