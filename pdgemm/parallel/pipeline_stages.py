@@ -166,7 +166,7 @@ class _Run:
         shape, dtype = self._shape(x)
         if device := devices.of(result):
             raise ArgumentError(f"{_described(x)} is on a device, {device.name}; stages send arrays of the host")
-        array = np.ascontiguousarray(result)
+        array = np.asarray(result, order="C")
         if array.shape != shape or array.dtype != dtype:
             raise ArgumentError(
                 f"{_described(x)} is of {array.dtype} and of shape {array.shape}; by shape({x.microbatch}) of its stage"

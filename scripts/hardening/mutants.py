@@ -1,4 +1,4 @@
-"""What the suite catches: 252 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 261 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -872,6 +872,53 @@ MUTANTS = [
         "stored: a .npy file in Fortran order is read as its transpose", "io/source.py",
         '"T" if transposed else "N").turned', '"N").turned',
         ("0 tests/cli/test_linalg_commands.py",),
+    ),
+    Mutant(
+        "pipelines: a backward pass is that of another microbatch", "pdgemm/parallel/pipeline_stages.py",
+        "self.stage.backward(microbatch, chunk, x)",
+        "self.stage.backward(self.schedule.microbatches - 1 - microbatch, chunk, x)",
+        (f"1 {R}parallel/test_pipelines.py",),
+    ),
+    Mutant(
+        "pipelines: activations of another chunk are freed", "pdgemm/parallel/pipeline_stages.py",
+        "self.live.remove((microbatch, chunk))", "self.live.discard((microbatch, 0))",
+        (f"4 {R}parallel/test_pipelines.py",),
+    ),
+    Mutant(
+        "pipelines: nothing else goes on while a stage waits", "pdgemm/parallel/pipeline_stages.py",
+        "self.mesh.transfers.wait(group)", "[request.Wait() for request in group]",
+        (f"4 {R}parallel/test_pipelines.py",),
+    ),
+    Mutant(
+        "pipelines: messages that are received are not counted", "pdgemm/parallel/pipeline_stages.py",
+        "self.traffic.words_received += x.size", "self.traffic.words_received += 0",
+        (f"4 {R}parallel/test_pipelines.py",),
+    ),
+    Mutant(
+        "pipelines: 1f1b keeps as many microbatches as gpipe", "pdgemm/schedules/training/pipeline_orders.py",
+        "_in_turns(min(stages - stage, microbatches), forward, backward)", "_in_turns(microbatches, forward, backward)",
+        (f"0 {U}schedules/test_pipeline_schedules.py",),
+    ),
+    Mutant(
+        "pipelines: weights have no gradients of a microbatch", "pdgemm/schedules/training/pipeline_orders.py",
+        "range(max(0, microbatches - stage), microbatches)", "range(max(0, microbatches - stage), microbatches - 1)",
+        (f"0 {U}schedules/test_pipeline_schedules.py",),
+    ),
+    Mutant(
+        "pipelines: messages of all chunks have one tag", "pdgemm/schedules/training/pipeline_schedule.py",
+        "x.microbatch * self.blocks + x.block)", "x.microbatch * self.blocks + x.target)",
+        (f"0 {U}schedules/test_pipeline_schedules.py",),
+    ),
+    Mutant(
+        "pipelines: activations of another chunk are counted as freed",
+        "pdgemm/schedules/training/pipeline_schedule.py",
+        "live.remove((microbatch, chunk))", "live.discard((microbatch, 0))",
+        (f"0 {U}schedules/test_pipeline_schedules.py",),
+    ),
+    Mutant(
+        "pipelines: a stage receives for its next action alone", "pdgemm/schedules/training/pipeline_timeline.py",
+        "LOOKAHEAD = 2", "LOOKAHEAD = 1",
+        (f"0 {U}schedules/test_pipeline_schedules.py",),
     ),
     Mutant(
         "training: a rank divides by its own samples", "pdgemm/parallel/data/prefetch.py",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heappop, heappush
+from math import inf
 from typing import Any, NamedTuple
 
 from pdgemm.errors import ArgumentError
@@ -165,10 +166,12 @@ def walked(
     buffering : messages of a stage to another one that leave before it is ready for them; when there are more, a stage
         waits until it can send.  None: any number.  0: sends block.  A stage receives the messages of its next
         `LOOKAHEAD` actions also while it works or sends; with fewer, stages whose sends block could wait for ever.
-    Raises ArgumentError where the stages wait for one another for ever, and says for what.
+    Raises ArgumentError where the stages wait for one another for ever, and says for what, and for negative seconds.
     """
     walk = _Walk(steps, seconds, buffering)
     walk.run()
+    if not walk.now:
+        raise ArgumentError("the actions of a pipeline take no time at all")
     return tuple(map(tuple, walk.cells))
 
 
@@ -239,7 +242,10 @@ class _Walk:
             return sent
         action, takes, _ = self.steps[stage][self.next[stage]]
         if (takes is None or takes in self.arrived) and _needs(action) <= self.complete[stage]:
-            end = self.now + self.seconds(stage, action)
+            length = self.seconds(stage, action)
+            if not 0 <= length < inf:
+                raise ArgumentError(f"{action.kind} of stage {stage} takes {length} seconds; expected 0 or more")
+            end = self.now + length
             self.cells[stage].append(TimelineCell(action, self.now, end))
             self.working[stage] = True
             heappush(self.events, (end, stage))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from time import sleep
 from typing import Any
 
 import jobs
@@ -174,6 +175,7 @@ def test_other_transfers_go_on_while_a_stage_waits(comm: Any, name: str) -> None
     class Coupled(Silent):
         def forward(self, microbatch: int, chunk: int, x: Any) -> Any:
             if microbatch == 0 and mesh.index("pp") == 0:
+                sleep(0.1 * (mesh.index("dp") == 0))  # until the other rank waits
                 groups.append(group := [start(mesh.traffic["sum"])])
                 mesh.transfers.expect(group)
                 if mesh.index("dp") == 0:

@@ -231,6 +231,13 @@ def test_bad_arguments(arguments: tuple[str, int, int], message: str) -> None:
 def test_bad_seconds() -> None:
     with pytest.raises(ArgumentError, match="seconds of F, B, W are needed, and 'W' is missing"):
         PipelineSchedule("zero_bubble", 2, 2).walk({"F": 1, "B": 1})
+    for bad in (-1, float("nan"), float("inf")):
+        with pytest.raises(ArgumentError, match=f"B of stage 1 takes {bad} seconds; expected 0 or more"):
+            PipelineSchedule("gpipe", 2, 2).walk({"F": 1, "B": bad})
+    with pytest.raises(ArgumentError, match="no time at all"):
+        PipelineSchedule("gpipe", 2, 2).walk({"F": 0, "B": 0})
+    timeline = PipelineSchedule("zero_bubble", 2, 2).walk({"F": 1, "B": 1, "W": 0})  # stages without weights
+    assert timeline.seconds == 6 and "W" not in str(timeline).splitlines()[2]
 
 
 def test_layers_of_blocks() -> None:
