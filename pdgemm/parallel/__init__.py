@@ -11,6 +11,8 @@ from pdgemm.parallel.layers.experts import Experts as Experts
 from pdgemm.parallel.layers.experts import ExpertStatistics as ExpertStatistics
 from pdgemm.parallel.layout_choice import Initial as Initial
 from pdgemm.parallel.mesh import Mesh as Mesh
+from pdgemm.parallel.parts import Initial as Initial
+from pdgemm.parallel.parts import Part as Part
 from pdgemm.parallel.step_report import StepReport as StepReport
 from pdgemm.parallel.step_report import StepTimes as StepTimes
 from pdgemm.parallel.training_state import TrainingState as TrainingState

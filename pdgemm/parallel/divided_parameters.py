@@ -69,7 +69,7 @@ class DividedParameters:
                 f"parameters {', '.join(bucket.names)} were whole earlier in this pass, and later ones have replaced "
                 "them: use parameters in their order, or pass a larger bucket_bytes"
             )
-            warnings.warn(f"{self.error}; here they are NaN", RuntimeWarning, stacklevel=4)
+            warnings.warn(f"{self.error}; here they are NaN", RuntimeWarning, stacklevel=5)
             return np.full(bucket.words, np.nan, self._slots.dtype)
         while self._at < turn:
             self._advance()

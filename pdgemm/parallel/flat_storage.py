@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.matrix.local_arrays import allocated
-from pdgemm.parallel.layout_choice import Initial
 from pdgemm.parallel.mesh import Mesh
+from pdgemm.parallel.parts import Initial
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.training.flat_layout import FLIGHT, Bucket, FlatLayout
-from pdgemm.support.agreement import together
 from pdgemm.transport.collectives import CollectiveRun, prepared_collective
 from pdgemm.transport.movers.node_arrays import NodeArrays
 
@@ -23,41 +22,40 @@ _AT_A_TIME = 1 << 14  # elements of which a copy is squared
 Array = np.ndarray
 
 
-class FlatStorage:
-    """The arrays of a `FlatLayout` on this rank, set to 0.  Collective over the mesh.
+def flat_arrays(layout: FlatLayout, line: ProcessGrid) -> dict[str, Array]:
+    """Allocate the arrays of a layout on this rank of a line, set to 0.  Local.
 
-    arrays : "parameters", "gradients", and where the layout has them two "slots" for gradients of whole buckets, two,
-        "gathered", for parameters of whole buckets, and "masters", the wide parameters that this rank updates.
-    Raises NodeMemoryError, or another error, on all ranks where memory lacks on one.
+    "parameters", "gradients", and where the layout has them two "slots" for gradients of whole buckets, two,
+    "gathered", for parameters of whole buckets, and "masters", the wide parameters that this rank updates.
+    Raises NodeMemoryError where parts are read in place, and the node has no such memory left.
     """
+    own, largest = layout.owned(line.rank), max(bucket.words for bucket in layout.buckets)
+    shared = line.memory.empty if layout.in_place else np.empty
+    words = own if layout.stage == 3 else layout.words
+    arrays = {"parameters": (shared if layout.stage in (1, 2) else np.empty)((words,), layout.dtype)}
+    if layout.stage == 3:
+        arrays["gathered"] = shared((FLIGHT, largest), layout.dtype)
+    if layout.whole_gradients:
+        arrays["gradients"] = shared((layout.levels, layout.words), layout.wide)
+    else:
+        arrays["gradients"] = np.empty(own, layout.wide)
+        arrays["slots"] = shared((FLIGHT, largest), layout.wide)
+    if layout.masters:
+        arrays["masters"] = np.empty(own if layout.stage else layout.words, layout.wide)
+    for x in arrays.values():
+        x[...] = 0
+    return arrays
 
-    def __init__(self, mesh: Mesh, layout: FlatLayout) -> None:
-        self.layout, self.index, self._mesh, self._line = layout, mesh.index("dp"), mesh, mesh.line("dp")
-        own, largest = layout.owned(self.index), max(bucket.words for bucket in layout.buckets)
 
-        def allocate() -> dict[str, Array]:
-            with together(mesh.comm):
-                shared = self._line.memory.empty if layout.in_place else np.empty
-                words = own if layout.stage == 3 else layout.words
-                arrays = {"parameters": (shared if layout.stage in (1, 2) else np.empty)((words,), layout.dtype)}
-                if layout.stage == 3:
-                    arrays["gathered"] = shared((FLIGHT, largest), layout.dtype)
-                if layout.whole_gradients:
-                    arrays["gradients"] = shared((layout.levels, layout.words), layout.wide)
-                else:
-                    arrays["gradients"] = np.empty(own, layout.wide)
-                    arrays["slots"] = shared((FLIGHT, largest), layout.wide)
-                if layout.masters:
-                    arrays["masters"] = np.empty(own if layout.stage else layout.words, layout.wide)
-                for x in arrays.values():
-                    x[...] = 0
-            return arrays
+class FlatStorage:
+    """The arrays of a `FlatLayout` on this rank, those of `flat_arrays`.  Collective over the line."""
 
-        self.arrays, self._node = allocated(mesh.comm, allocate), None
-        self._prepared = dict[int, Callable[[Traffic], CollectiveRun]]()  # by tag
+    def __init__(self, mesh: Mesh, line: ProcessGrid, layout: FlatLayout, arrays: dict[str, Array]) -> None:
+        self.layout, self.index, self.arrays, self._mesh, self._line = layout, line.rank, arrays, mesh, line
+        self._prepared, self._node = dict[int, Callable[[Traffic], CollectiveRun]](), None  # by tag
         if layout.in_place:
-            here = self._line.memory.lies_here
-            self._node = NodeArrays(self._line, **{name: (x, None) for name, x in self.arrays.items() if here(x)})
+            here = line.memory.lies_here
+            self._node = NodeArrays(line, **{name: (x, None) for name, x in arrays.items() if here(x)})
 
     @property
     def bytes(self) -> dict[str, int]:

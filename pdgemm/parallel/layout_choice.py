@@ -1,32 +1,127 @@
-"""The parameters that a user passes, and their layout: transport and the size of buckets are chosen."""
+"""The layouts of a model's parameters on lines of a mesh: transport and the size of buckets are chosen."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from math import prod, sqrt
-from typing import Any
+from math import sqrt
+from typing import Any, TypeVar
 
 import numpy as np
 
-from pdgemm.errors import ArgumentError, DTypeError
+from pdgemm.errors import ArgumentError, NodeMemoryError, PdgemmError
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays.dtypes import FLOATS, element_type, names
-from pdgemm.local.arrays.element_functions import ElementFunction, element_function, fill
-from pdgemm.local.arrays.integers import as_count
-from pdgemm.matrix.argument_checks import as_real
+from pdgemm.matrix.local_arrays import allocated
+from pdgemm.parallel.flat_storage import flat_arrays
+from pdgemm.parallel.line_buckets import LineBuckets
+from pdgemm.parallel.mesh import Mesh
+from pdgemm.parallel.parts import Initial, Part
 from pdgemm.planning.collective_plan import choose_collective
 from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
 from pdgemm.planning.machines.simulator import simulate
 from pdgemm.schedules.collectives.collective import even_parts
 from pdgemm.schedules.mover_registry import SHARED
-from pdgemm.schedules.training.flat_layout import Bucket, FlatLayout
-from pdgemm.support.agreement import together
+from pdgemm.schedules.training.division import Line, extents
+from pdgemm.schedules.training.flat_layout import Bucket, FlatLayout, Parameter
+from pdgemm.schedules.training.joint_layout import ALL, JointLayout, LineLayout
+from pdgemm.schedules.training.mesh_shape import ENDS
+from pdgemm.support.agreement import agree, described_elements, together
 
-_REAL = tuple(x for x in FLOATS if x.kind != "c")
+STAGE = "dp+cp+tp"  # the line of the ranks that have the layers of one pipeline stage
 _LEAST = 1 << 18  # bytes of the smallest bucket that is chosen
 _SAME = 1 << 20  # words of a bucket on any number of ranks, where all compute the same bits
+
+
+T = TypeVar("T")
+
+
+def on_all_lines(mesh: Mesh, lines: Iterable[Any], collective: Callable[[Any], T]) -> list[T]:
+    """Return what a function returns that is collective over each of these lines in turn.  Collective over the mesh.
+
+    An error on one line is raised on all ranks of the mesh, after those of other lines have called the function, too.
+    """
+    results, error = list[T](), None
+    for line in lines:
+        try:
+            results.append(collective(line))
+        except PdgemmError as bad:
+            error = error or bad
+    agree(mesh.comm, error)
+    return results
+
+
+def compare_parts(mesh: Mesh, parts: Mapping[str, Part]) -> None:
+    """Raise ArgumentError on all ranks where those of a pipeline stage pass different parts, or the ends tied ones."""
+
+    def compare(axis: str) -> None:
+        here = {name: x for name, x in parts.items() if x.division.tied or axis == STAGE}
+        values = [x.values for x in here.values()]
+        with together(mesh.line(axis).comm) as arguments:
+            if axis == ENDS and here and (stage := mesh.index("pp")) not in (0, mesh.shape.pp - 1):
+                raise ArgumentError(f"{next(iter(here))!r} is tied, and stage {stage} is not the first or the last")
+            arguments += ["Buckets", *(f"name={name!r} {x.division}" for name, x in here.items())]
+            arguments += [x for x in values if isinstance(x, Initial)]
+            arguments.append(described_elements(*(x for x in values if isinstance(x, np.ndarray))))
+
+    on_all_lines(mesh, (STAGE, ENDS), compare)
+
+
+def joint_layout(mesh: Mesh, whole: FlatLayout, parts: Mapping[str, Part]) -> JointLayout:
+    """Return the layouts of the lines of this rank's parts, without transport.  Collective over the mesh.
+
+    whole : the layout of the whole parameters on one rank.
+    """
+    own = dict[Line, list[Parameter]]()
+    for name, x in parts.items():
+        window = extents(x.division.window(mesh.shape, mesh.rank))
+        own.setdefault(x.division.line(mesh.shape), []).append(Parameter(name, window))
+    own = {line: entries for line, entries in own.items() if sum(x.words for x in entries)}
+    lines = {line for some in mesh.comm.allgather([*own]) for line in some}
+    every = tuple(sorted(lines, key=lambda line: (ENDS not in line.axis, line)))
+    if whole.tree:
+        for axis in (axis for line in every for axis in line.axis.split("+")):
+            if axis != ENDS and (n := mesh.shape.length(axis)) & (n - 1):
+                raise ArgumentError(f"same_bits takes 1, 2, 4, ... ranks along {axis}, got {n}")
+    layouts = list[LineLayout]()
+    for line in every:
+        size, index = mesh.length(line.axis), mesh.index(line.axis)
+        if line in own:
+            tied = {"stage": min(whole.stage, 1), "reduce_each": False} if ENDS in line.axis else {}
+            layout = replace(whole, parameters=tuple(own[line]), shards=size, **tied)  # type: ignore[arg-type]
+            layouts.append(LineLayout(line, layout, index))
+    return JointLayout(tuple(layouts), every, whole, mesh.shape.size, mesh.index(ALL))
+
+
+def stored(mesh: Mesh, joint: JointLayout, bucket_bytes: int | None) -> tuple[JointLayout, tuple[LineBuckets, ...]]:
+    """Return the layouts with transport, and the buckets of each line with their memory.  Collective over the mesh.
+
+    Where the memory of a node lacks on any rank, all ranks of the mesh send parts instead of reading them in place.
+    Raises OutOfMemoryError on all ranks.
+    """
+    grids = {line: mesh.line(line.axis) for line in joint.every}
+
+    def transport(in_place: bool) -> JointLayout:
+        def choose(x: LineLayout) -> LineLayout:
+            return x._replace(layout=with_transport(x.layout, grids[x.line], bucket_bytes, in_place))
+
+        return replace(joint, lines=tuple(on_all_lines(mesh, joint.lines, choose)))
+
+    def allocate() -> list[dict[str, np.ndarray]]:
+        with together(mesh.comm):
+            return [flat_arrays(x.layout, grids[x.line]) for x in layouts.lines]
+
+    layouts = transport(in_place=True)
+    try:
+        arrays = allocated(mesh.comm, allocate)
+    except NodeMemoryError:  # raised on all ranks
+        layouts = transport(in_place=False)
+        arrays = allocated(mesh.comm, allocate)
+    with (agreed := together(mesh.comm)):
+        agreed.flag = max((len(x.layout.buckets) for x in layouts.lines), default=0)
+    number = 2 * agreed.flag  # tags are the same on all ranks of a line, which have more or fewer buckets on others
+    tags = {line: mesh.tags(number) for line in joint.every}
+    buckets = [LineBuckets(mesh, grids[x.line], x.layout, own, tags[x.line]) for x, own in zip(layouts.lines, arrays)]
+    return layouts, tuple(buckets)
 
 
 def with_transport(layout: FlatLayout, line: ProcessGrid, bucket_bytes: int | None, in_place: bool) -> FlatLayout:
@@ -62,8 +157,7 @@ def _with_transport(layout: FlatLayout, line: ProcessGrid, bucket_bytes: int | N
     layout = replace(layout, **how)  # type: ignore[arg-type]
     if bucket_bytes is None:  # the size of buckets has a part in the bits of the norm
         return replace(layout, bucket_words=_SAME if layout.tree else bucket_words(layout, machine))
-    words = as_count(bucket_bytes, "bucket_bytes", 1) // layout.wide.itemsize
-    return replace(layout, bucket_words=max(1, words))
+    return replace(layout, bucket_words=max(1, bucket_bytes // layout.wide.itemsize))
 
 
 def bucket_words(layout: FlatLayout, machine: Any) -> int:
@@ -82,87 +176,3 @@ def bucket_words(layout: FlatLayout, machine: Any) -> int:
     word = max(whole - first, 1e-15) / layout.words
     least = min(layout.words, _LEAST // layout.wide.itemsize)
     return max(least, min(layout.words, int(sqrt(first * layout.words / word))))
-
-
-class Initial:
-    """The initial values of a parameter by a formula, of which each rank computes what it keeps.
-
-    ::
-
-        Buckets(mesh, {"w": Initial((4096, 4096), "normal", seed=1, scale=0.02), "b": Initial(4096, "zeros")}, stage=3)
-
-    shape  : of the parameter.
-    values : "normal", of mean 0 and variance 1, "uniform" on [0, 1), "zeros", "ones", or a function f(i, j) of arrays
-        of rows and columns, as of `DistMatrix.from_function`.  A vector has one row, and an array of more dimensions
-        the rows of its first one.
-    seed   : of random numbers, which are the same on any number of ranks.   scale : by which values are multiplied.
-    dtype  : float16, bfloat16, float32 or float64.
-    """
-
-    def __init__(
-        self,
-        shape: int | Sequence[int],
-        values: str | ElementFunction = "zeros",
-        *,
-        seed: int = 0,
-        scale: float = 1.0,
-        dtype: Any = np.float32,
-    ) -> None:
-        shape = (shape,) if isinstance(shape, int | np.integer) else shape
-        self.shape = tuple(as_count(n, "shape", 0) for n in shape)
-        self.dtype, self.size, self._scale = element_type(dtype), prod(self.shape), as_real(scale, "scale")
-        self._values = element_function(values, seed, np.dtype(np.float64)) if isinstance(values, str) else values
-        name = values if isinstance(values, str) else getattr(values, "__qualname__", type(values).__name__)
-        sizes = " x ".join(map(str, self.shape))
-        self._said = f"Initial({sizes} {name} of seed {seed} times {scale} {self.dtype})"  # the same on all ranks
-
-    def __repr__(self) -> str:
-        return self._said
-
-    def __getitem__(self, span: slice) -> np.ndarray:
-        """Return a range of elements of the flat parameter, of which only their rows are computed.  Local."""
-        rows, cols = as_table(self.shape)
-        if span.start >= span.stop:  # also beyond the last row, which a function need not have
-            return np.empty(0, np.result_type(self.dtype, np.float32))
-        first, last = span.start // cols, -(-span.stop // cols)
-        columns = span if rows == 1 else slice(0, cols)
-        table = np.empty((last - first, columns.stop - columns.start), np.result_type(self.dtype, np.float32))
-        fill(table, np.arange(first, last), np.arange(columns.start, columns.stop), self._values)
-        start = span.start - (first * cols + columns.start)
-        flat: np.ndarray = table.reshape(-1)[start : start + span.stop - span.start]
-        flat *= flat.dtype.type(self._scale)
-        return flat
-
-
-def as_table(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the shape of the matrix of a parameter: a vector has one row, further dimensions are columns."""
-    words = prod(shape)
-    rows = shape[0] if len(shape) > 1 and words else 1
-    return rows, words // rows
-
-
-def as_parameter(x: Any, name: str) -> np.ndarray | Initial:
-    """Return a parameter as an array of NumPy, or its formula.  Raises ArgumentError for an array on a device."""
-    if isinstance(x, Initial):
-        return x
-    if device := devices.of(x):
-        raise ArgumentError(f"parameter {name!r} is on a device, {device.name}; training takes arrays of the host")
-    return np.asarray(x)
-
-
-def type_of_parameters(values: Mapping[str, np.ndarray | Initial], dtype: Any) -> np.dtype:
-    """Return the type of the parameters.  Raises ArgumentError or DTypeError."""
-    for name, x in values.items():
-        if x.dtype not in _REAL:
-            raise DTypeError(f"parameter {name!r} is of {x.dtype}; parameters are real numbers: {names(_REAL)}")
-        for other, y in values.items():
-            arrays = isinstance(x, np.ndarray) and isinstance(y, np.ndarray)
-            if other != name and arrays and x.size and y.size and np.shares_memory(x, y):
-                raise ArgumentError(f"parameters {name!r} and {other!r} share memory: pass one of them")
-    kinds = {x.dtype for x in values.values()}
-    if dtype is None and len(kinds) > 1:
-        raise DTypeError(f"parameters are of {names(tuple(sorted(kinds, key=str)))}: convert them with dtype=")
-    kind = element_type(dtype) if dtype is not None else next(iter(kinds), np.dtype(np.float32))
-    if kind not in _REAL:
-        raise DTypeError(f"parameters are real numbers of {names(_REAL)}, got dtype={kind}")
-    return kind

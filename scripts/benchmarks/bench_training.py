@@ -78,17 +78,17 @@ def line_of_collective(mesh: Any, operation: str, words: int, repeats: int) -> N
     comm, d, reduces = mesh.comm, mesh.comm.size, operation != "all-gather"
     stage = 0 if operation == "all-reduce" else 1
     buckets = Buckets(mesh, {"x": np.zeros(words, "f")}, stage=stage, bucket_bytes=4 * words)
-    layout, (bucket,), x = buckets.layout, buckets.layout.buckets, np.zeros(words, "f")
+    (line,), layout, (bucket,), x = buckets.lines, buckets.layout, buckets.layout.buckets, np.zeros(words, "f")
     counts = [s.stop - s.start for s in (layout.part(bucket, at) for at in range(d))]
     part = np.zeros(counts[comm.rank], "f")
 
     def ours() -> None:
         if reduces:
-            buckets._reduce(bucket)
-            buckets._wait(0)
+            line._reduce(bucket)
+            line._wait(0)
         else:
-            buckets.gather_updated(bucket)
-            buckets.wait_for(bucket)
+            line.gather_updated(bucket)
+            line.wait_for(bucket)
 
     def of_parts() -> None:
         if reduces:
@@ -169,6 +169,7 @@ def line_of_step(mesh: Any, sizes: tuple[int, int, int], stage: int, repeats: in
 
     model, alone = Perceptron(mesh, *sizes, stage=stage), Perceptron(Mesh(MPI.COMM_SELF), *sizes)
     buckets, d = model.buckets, mesh.comm.size
+    (line,) = buckets.lines
 
     def reduction() -> None:
         for name in buckets.layout.places:
@@ -176,8 +177,8 @@ def line_of_step(mesh: Any, sizes: tuple[int, int, int], stage: int, repeats: in
             buckets.ready(name)
         buckets.finish()
         for bucket in buckets.layout.buckets if stage else ():
-            buckets.gather_updated(bucket)
-            buckets.wait_for(bucket)
+            line.gather_updated(bucket)
+            line.wait_for(bucket)
         buckets.clear()
 
     contenders: dict[str, Work] = {"step": model.step, "alone": alone.step, "collectives": reduction}

@@ -11,6 +11,8 @@ from pdgemm.errors import ArgumentError, LinAlgError, PdgemmError
 from pdgemm.matrix.argument_checks import as_real
 from pdgemm.matrix.local_arrays import allocated
 from pdgemm.parallel.buckets import Buckets
+from pdgemm.parallel.layout_choice import STAGE, on_all_lines
+from pdgemm.parallel.line_buckets import LineBuckets
 from pdgemm.parallel.updates.loss_scale import LossScale
 from pdgemm.parallel.updates.update_rules import UpdateRule
 from pdgemm.schedules.training.flat_layout import Bucket
@@ -50,34 +52,44 @@ class ShardedOptimizer:
         decays: Callable[[str], bool] | None = None,
     ) -> None:
         self.buckets, self.rule, self.scale, self.updates = buckets, rule, scale, 0
-        layout = buckets.layout
-        with together(buckets.mesh.comm) as arguments:
+        mesh = buckets.mesh
+        with together(mesh.comm) as arguments:
             if not isinstance(scale, LossScale | None):
                 raise ArgumentError(f"scale is a LossScale, got {scale!r}")
-            self._decays = [[decays is None or bool(decays(name)) for name in x.names] for x in layout.buckets]
-            arguments += ["ShardedOptimizer", rule, scale, self._decays]
-        words = layout.owned(buckets.index) if layout.stage else layout.words
+            self._decays = {name: decays is None or bool(decays(name)) for name in buckets.parameters}
+            arguments += ["ShardedOptimizer", rule, scale]
 
-        def allocate() -> np.ndarray:
-            with together(buckets.mesh.comm):
-                return np.zeros((len(rule.kept), words), layout.wide)
+        def compare(axis: str) -> None:  # stages have other parameters
+            with together(mesh.line(axis).comm) as arguments:
+                arguments += ["ShardedOptimizer", self._decays]
 
-        self.state = allocated(buckets.mesh.comm, allocate)
+        on_all_lines(mesh, [STAGE], compare)
+
+        def allocate() -> list[np.ndarray]:
+            with together(mesh.comm):
+                words = [x.layout.owned(x.index) if x.layout.stage else x.layout.words for x in buckets.lines]
+                return [np.zeros((len(rule.kept), n), buckets.layouts.whole.wide) for n in words]
+
+        self.states = allocated(mesh.comm, allocate)  # of each line
 
     @property
     def bytes(self) -> dict[str, int]:
-        sizes = self.buckets.storage.bytes
-        return {**sizes, "optimizer": self.state.nbytes + sizes["optimizer"]}
+        total = dict.fromkeys(("parameters", "gradients", "optimizer", "buffers"), 0)
+        for line, state in zip(self.buckets.lines, self.states):
+            for kind, size in line.storage.bytes.items():
+                total[kind] += size
+            total["optimizer"] += state.nbytes
+        return total
 
     def kept(self, kind: str, bucket: Bucket) -> np.ndarray:
         """Return what a later run needs of the part of a bucket that this rank updates: a view, not a copy.
 
         kind : one of `kinds`.
         """
-        storage = self.buckets.storage
+        at, line = next((at, x) for at, x in enumerate(self.buckets.lines) if bucket.names[0] in x.layout.places)
         if kind == "parameters":
-            return storage.own_masters(bucket)
-        return self.state[self.rule.kept.index(kind), storage.place(bucket)]
+            return line.storage.own_masters(bucket)
+        return self.states[at][self.rule.kept.index(kind), line.storage.place(bucket)]
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -85,15 +97,17 @@ class ShardedOptimizer:
         return "parameters", *self.rule.kept
 
     def restore(self, kind: str, name: str, values: np.ndarray) -> None:
-        """Set what `kept` returns of one parameter, from the values of the whole flat parameter.  Local."""
-        storage, bucket = self.buckets.storage, self.buckets.layout.bucket_of[name]
+        """Set what `kept` returns of one parameter, from the values of this rank's flat part.  Local."""
+        line = self.buckets.line_of(name)
         if kind == "parameters":
-            return self.buckets.set_parameter(name, values)
-        elements, place = storage.layout.overlap(name, storage.span(bucket))
-        self.kept(kind, bucket)[place] = values[elements]
+            self.buckets.set_parameter(name, values)
+        elif line is not None:
+            bucket = line.layout.bucket_of[name]
+            elements, place = line.layout.overlap(name, line.storage.span(bucket))
+            self.kept(kind, bucket)[place] = values[elements]
 
     def step(self, rate: float, clip: float | None = None) -> Step:
-        """Reduce the gradients, and update the parameters on all ranks.  Collective over the line.
+        """Reduce the gradients, and update the parameters on all ranks.  Collective over the mesh.
 
         rate : the learning rate.   clip : gradients whose norm is larger are scaled to this norm; None: never.
 
@@ -122,18 +136,21 @@ class ShardedOptimizer:
         factor = (1.0 / scale.scale if scale else 1.0) * (min(1.0, clip / norm) if clip and norm else 1.0)
         self.updates += 1
         with buckets.timed("optimizer"), np.errstate(over="ignore"):  # of a part, of which one rank alone would warn
-            for bucket in buckets.layout.buckets[::-1]:
-                self._update(bucket, factor, rate)
-            for bucket in () if buckets.layout.gathers_late else buckets.layout.buckets[::-1]:
-                buckets.wait_for(bucket)
+            for line, state in zip(buckets.lines, self.states):
+                for bucket in line.layout.buckets[::-1]:
+                    self._update(line, bucket, state[:, line.storage.place(bucket)], factor, rate)
+            for line in buckets.lines:
+                for bucket in () if line.layout.gathers_late else line.layout.buckets[::-1]:
+                    line.wait_for(bucket)
             buckets.clear()
         return Step(norm, False)
 
     def _not_finite(self) -> None:
         """Raise LinAlgError on all ranks, which names the gradients that are no numbers."""
-        buckets = self.buckets
-        of_ranks = buckets.line.comm.allgather(buckets.storage.not_finite())
-        bad = [x.name for x in buckets.layout.parameters if any(x.name in names for names in of_ranks)]
+        buckets, mesh = self.buckets, self.buckets.mesh
+        numbers = {name: at for at, name in enumerate(buckets.parameters)}
+        own = [(mesh.index("pp"), numbers[name], name) for x in buckets.lines for name in x.storage.not_finite()]
+        bad = [*dict.fromkeys(name for _, _, name in sorted(x for some in mesh.comm.allgather(own) for x in some))]
         others = f" and {len(bad) - 1} others" if bad[1:] else ""
         what = (
             f"gradient of {bad[0]!r}{others} is NaN or" if bad else "norm of the gradients, whose squares overflow, is"
@@ -141,15 +158,15 @@ class ShardedOptimizer:
         buckets.clear()
         raise LinAlgError(f"the {what} infinite in step {self.updates + 1}: nothing was changed")
 
-    def _update(self, bucket: Bucket, factor: float, rate: float) -> None:
-        """Update the own part of a bucket, and start to gather its parts."""
-        storage, layout = self.buckets.storage, self.buckets.layout
-        self.buckets.wait_for(bucket)  # other ranks have the part of the last update
+    def _update(self, line: LineBuckets, bucket: Bucket, kept: np.ndarray, factor: float, rate: float) -> None:
+        """Update the own part of a bucket, of which `kept` is the state, and start to gather its parts."""
+        storage, layout = line.storage, line.layout
+        line.wait_for(bucket)  # other ranks have the part of the last update
         parameters, gradients = storage.own_parameters(bucket), storage.own_gradients(bucket)
         if factor != 1:
             gradients *= gradients.dtype.type(factor)
-        masters, kept = storage.own_masters(bucket), self.state[:, storage.place(bucket)]
-        decays = self._decays[bucket.number]
+        masters = storage.own_masters(bucket)
+        decays = [self._decays[name] for name in bucket.names]
         pieces = [(slice(0, len(masters)), True)]
         if not all(decays):
             span = storage.span(bucket)
@@ -160,5 +177,5 @@ class ShardedOptimizer:
         if layout.masters:
             parameters[:] = masters
         if layout.stage in (1, 2):
-            self.buckets.gather_updated(bucket)
+            line.gather_updated(bucket)
             self.buckets.poll()

@@ -72,7 +72,7 @@ def test_gradients_that_are_no_numbers_are_named(comm: Any, stage: int) -> None:
         ):
             stepped(optimizer, x=bad)
         assert all(np.array_equal(value, initial()[name]) for name, value in parameters(optimizer.buckets).items())
-        assert not optimizer.state.any()
+        assert not optimizer.states[0].any()
     gradient = optimizer.buckets.gradients
     for name in reversed([*initial()]):
         if name == "w1" and comm.rank == comm.size - 1:
@@ -102,7 +102,7 @@ def test_a_norm_that_overflows(comm: Any, stage: int) -> None:
                 LinAlgError, match="the norm of the gradients, whose squares overflow, is infinite in step 1"
             ):
                 optimizer.step(0.1, clip=1.0)
-        assert not optimizer.state.any() and (parameters(optimizer.buckets)["w"] == 1).all()
+        assert not optimizer.states[0].any() and (parameters(optimizer.buckets)["w"] == 1).all()
     mesh.free()
 
 
@@ -284,7 +284,7 @@ def test_files_that_are_no_states(comm: Any, shared_tmp_path: Path) -> None:
     import h5py
 
     from pdgemm import DistMatrix
-    from pdgemm.errors import FileError, MeshError, PdgemmError
+    from pdgemm.errors import ArgumentError, FileError, PdgemmError
     from pdgemm.io import hdf5
     from pdgemm.parallel import SGD, Buckets, LossScale, Mesh, ShardedOptimizer, TrainingState
 
@@ -308,7 +308,7 @@ def test_files_that_are_no_states(comm: Any, shared_tmp_path: Path) -> None:
             TrainingState(path, optimizer, attrs={"batch": BATCH})
         assert "\n" not in str(raised.value) and len({*comm.allgather(str(raised.value))}) == 1
         assert all(np.array_equal(value, before[name]) for name, value in parameters(optimizer.buckets).items())
-        assert not optimizer.state.any() and optimizer.updates == 0
+        assert not optimizer.states[0].any() and optimizer.updates == 0
 
     for change, message in (
         (lambda: path.write_text("no HDF5"), "bad.h5"),
@@ -341,9 +341,15 @@ def test_files_that_are_no_states(comm: Any, shared_tmp_path: Path) -> None:
         hdf5.save_all(path, whole.matrices, attrs={x: y for x, y in whole.attrs.items() if x != name})
         refused(f"is no state of a training run: {name} is not there")
     if comm.size > 1:
-        both = Mesh(comm.Dup(), dp=1, tp=comm.size)
-        with pytest.raises(MeshError, match=f"a mesh along dp alone, got tp {comm.size}"):
-            TrainingState(path, ShardedOptimizer(Buckets(both, initial()), SGD()))
+        both, names = Mesh(comm.Dup(), pp=comm.size), f"'w0', and pipeline stages 0 and {comm.size - 1} have other ones"
+        with pytest.raises(ArgumentError, match=names):
+            TrainingState(
+                path,
+                ShardedOptimizer(
+                    Buckets(both, initial() if both.rank in (0, comm.size - 1) else {f"x{both.rank}": np.ones(2)}),
+                    SGD(),
+                ),
+            )
         both.free()
     assert good.read_bytes() == data
     with pytest.raises(FileError):
