@@ -155,6 +155,26 @@ def steps_of_microbatches(mesh: Any, model: Any, microbatches: int, stage: int) 
     return norms, own_values(buckets)
 
 
+@pytest.mark.on_ranks(1, 2)
+def test_a_tree_takes_microbatches_one_by_one(comm: Any) -> None:
+    """Where chunks of a pipeline are in one bucket, and are ready in turn, partial sums would mix microbatches."""
+    from pdgemm.errors import ArgumentError
+    from pdgemm.parallel import Buckets, Mesh
+
+    mesh = Mesh(comm, dp=-1)
+    for same_bits in (False, True):
+        buckets = Buckets(mesh, {"a": np.zeros(3), "b": np.zeros(3)}, microbatches=2, same_bits=same_bits)
+        for name in ("b", "b", "a", "a"):
+            buckets.gradients[name] += 1.0
+            buckets.ready(name)
+        if same_bits:
+            with pytest.raises(ArgumentError, match="the gradient of 'b' became ready before others of the microbatch"):
+                buckets.finish()
+        else:
+            assert buckets.finish().norm == pytest.approx(2 * comm.size * np.sqrt(6))
+    mesh.free()
+
+
 @every_grid
 def test_decisions_are_those_of_all_stages(comm: Any) -> None:
     """An overflow, a gradient that is missing or NaN, on one rank of any stage: the same on all ranks of the mesh."""
