@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -13,8 +13,10 @@ from pdgemm.instrument.recorder import Traffic, slow_among
 from pdgemm.parallel.buckets import WAITS
 from pdgemm.parallel.data.prefetch import Prefetch
 from pdgemm.parallel.updates.sharded_optimizer import ShardedOptimizer
-from pdgemm.support.text import Table, counted, in_seconds, in_words
+from pdgemm.planning.machines.machine import machine_at_hand
+from pdgemm.support.text import Table, counted, in_rate, in_seconds, in_words
 
+_LARGE = 1 << 20  # the dimension of a product at the peak of a machine
 PHASES = ("data", "forward", "backward", "reduce", "optimizer", "other")
 
 
@@ -28,8 +30,12 @@ class StepReport:
         reductions: the time in which a rank waits for them after its backward pass.
     waits   : of each rank, the seconds of a step in which its passes wait for buckets, with stages 2 and 3.
     hidden  : seconds of a step in which messages moved while ranks computed, on average.
-    counted, predicted : traffic of this rank in all steps by kind, and by `FlatLayout.step`, without parameters of
-        updates that were skipped.
+    counted, predicted : traffic of this rank in all steps by kind, and by `JointLayout.step`, without parameters of
+        updates that were skipped, and of other kinds as the caller expects it.
+    tokens : of all steps and ranks; 0: unknown.
+    model_flops, hardware_flops : of all steps and ranks: those of the model's formula, and with those that are computed
+        again; 0: unknown.
+    ranks, peak : their number, and the flops per second of the products of one by the model of the machine.
     """
 
     steps: int
@@ -42,6 +48,11 @@ class StepReport:
     hidden: float
     counted: dict[str, Traffic]
     predicted: dict[str, Traffic]
+    tokens: int = 0
+    model_flops: float = 0.0
+    hardware_flops: float = 0.0
+    ranks: int = 1
+    peak: float = 0.0
 
     @property
     def samples_per_second(self) -> float:
@@ -49,8 +60,29 @@ class StepReport:
 
     @property
     def as_predicted(self) -> bool:
-        """Are gradients and parameters moved as the layout says, to the word and the message?"""
-        return all(self.counted.get(kind, Traffic()) == self.predicted[kind] for kind in ("gradients", "parameters"))
+        """Are gradients, parameters and what the caller expects moved as predicted, to the word and the message?"""
+        kinds = [kind for kind in self.predicted if kind != "decisions"]  # also those of the caller
+        return all(self.counted.get(kind, Traffic()) == self.predicted[kind] for kind in kinds)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def mfu(self) -> float:
+        """The share of the machine's peak that the flops of the model take: model_flops / (seconds ranks peak).
+
+        Chowdhery et al., PaLM: Scaling language modeling with pathways, JMLR 24(240), 2023.
+        """
+        return self._share(self.model_flops)
+
+    @property
+    def hfu(self) -> float:
+        """The share of the machine's peak that all flops take, also those that are computed again."""
+        return self._share(self.hardware_flops)
+
+    def _share(self, flops: float) -> float:
+        return flops / (self.seconds * self.ranks * self.peak) if self.seconds and self.peak else 0.0
 
     @property
     def slow_rank(self) -> int | None:
@@ -75,15 +107,27 @@ class StepReport:
             f"step takes {in_seconds(self.p50)} in half of the cases, {in_seconds(self.p99)} in 99%",
             str(table),
         ]
-        for kind, expected in self.predicted.items():
-            moved = self.counted.get(kind, Traffic())
-            as_planned = "as predicted" if moved == expected else f"predicted {in_words(expected.words_received)}"
-            if kind != "decisions":
-                each = moved.words_received / max(1, self.steps)
-                lines.append(f"{kind}: {in_words(each)} received a step by rank 0, {as_planned}")
+        for kind in (kind for kind in {**self.predicted, **self.counted} if kind != "decisions"):
+            moved, expected = self.counted.get(kind, Traffic()), self.predicted.get(kind)
+            line = f"{kind}: {in_words(moved.words_received / max(1, self.steps))} received a step by rank 0"
+            if expected is not None:
+                words = in_words(expected.words_received / max(1, self.steps))
+                line += ", as predicted" if moved == expected else f", predicted {words}"
+            lines.append(line)
+        lines += self._of_flops()
         if self.slow_rank is not None:
             lines.append(f"rank {self.slow_rank} is slow: the others wait for it")
         return "\n".join(lines)
+
+    def _of_flops(self) -> list[str]:
+        """Return lines about tokens and flops, where they are known."""
+        lines = [f"{self.tokens_per_second:.4g} tokens/s"] if self.tokens else []
+        each = self.seconds / max(1, self.steps)
+        for name, flops, share in (("MFU", self.model_flops, self.mfu), ("HFU", self.hardware_flops, self.hfu)):
+            if flops:
+                below = f"({in_seconds(each)} x {counted(self.ranks, 'rank')} x {in_rate(self.peak)})"
+                lines.append(f"{name} {share:.1%} = {flops / max(1, self.steps):.4g} flops a step / {below}")
+        return lines
 
 
 class StepTimes:
@@ -98,10 +142,22 @@ class StepTimes:
         report = times.report()            # collective
 
     optimizer : whose buckets time their passes.   batches : the `Prefetch`, whose waits are "data"; None: none.
+    expected : traffic of this rank in a step by its kind in `mesh.traffic`, beside that of buckets: that of layers.
+    flops  : of a step on all ranks together: the model's, and those of the hardware, which computes some again.
+    tokens : of a step on all ranks together.
     """
 
-    def __init__(self, optimizer: ShardedOptimizer, batches: Prefetch | None = None) -> None:
+    def __init__(
+        self,
+        optimizer: ShardedOptimizer,
+        batches: Prefetch | None = None,
+        *,
+        expected: Mapping[str, Traffic] | None = None,
+        flops: tuple[float, float] = (0.0, 0.0),
+        tokens: int = 0,
+    ) -> None:
         self._optimizer, self._batches, self._rows, self._samples = optimizer, batches, list[list[float]](), 0
+        self._expected, self._flops, self._tokens = {**(expected or {})}, flops, tokens
         self._traffic, self._last = dict[str, Traffic](), batches.seconds if batches else 0.0
         self._hidden, self._waits, self._updates = 0.0, 0.0, 0
 
@@ -129,19 +185,21 @@ class StepTimes:
 
     def report(self) -> StepReport:
         """Return the report of all steps so far.  Collective over the mesh; it is not part of a step."""
-        comm, layout = self._optimizer.buckets.mesh.comm, self._optimizer.buckets.layout
+        comm, layouts = self._optimizer.buckets.mesh.comm, self._optimizer.buckets.layouts
         own = np.array(self._rows).reshape(-1, len(PHASES))
         number = comm.allreduce(len(own))  # the same on all ranks, else nothing fits together
         steps = number // comm.size
         totals = np.max(comm.allgather(own.sum(axis=1)[:steps]), axis=0)
         phases = np.array(comm.allgather(own.sum(axis=0) / max(1, steps)))
         waits = np.array(comm.allgather(self._waits / max(1, steps)))
-        times = dict.fromkeys(kinds := layout.step(self._optimizer.buckets.index), steps)
-        if layout.stage in (1, 2):  # parameters come in after updates, which steps that overflow do not have
-            times["parameters"] = self._updates
-        expected = {kind: sum([x] * times[kind], Traffic()) for kind, x in kinds.items()}
+        of_buckets, updates = layouts.step(), layouts.updates()  # which steps that overflow do not have
+        of_buckets["parameters"] -= updates
+        expected = {kind: sum([x] * steps, Traffic()) for kind, x in {**of_buckets, **self._expected}.items()}
+        expected["parameters"] += sum([updates] * self._updates, Traffic())
         p50, p99 = np.percentile(totals, [50, 99]) if steps else (0.0, 0.0)
         return StepReport(
             steps, self._samples, float(totals.sum()), float(p50), float(p99), phases,
-            waits, self._hidden / max(1, steps), dict(self._traffic), expected,
+            waits, self._hidden / max(1, steps), dict(self._traffic), expected, self._tokens * steps,
+            self._flops[0] * steps, self._flops[1] * steps, comm.size,
+            machine_at_hand().rate(str(layouts.whole.wide), _LARGE),
         )  # fmt: skip

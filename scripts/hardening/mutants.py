@@ -1,4 +1,4 @@
-"""What the suite catches: 261 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 274 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -937,13 +937,13 @@ MUTANTS = [
         (f"0 {U}schedules/test_training_values.py",),
     ),
     Mutant(
-        "training: a slot is filled before its bucket is reduced", "pdgemm/parallel/buckets.py",
+        "training: a slot is filled before its bucket is reduced", "pdgemm/parallel/line_buckets.py",
         "                self._wait(before)\n", "                pass\n",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(
         "training: the norm is that of a rank's own part", "pdgemm/parallel/buckets.py",
-        "Reduced(sqrt(total), ", "Reduced(sqrt(squares), ",
+        "Reduced(sqrt(total), ", "Reduced(sqrt(sum(squares)), ",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(
@@ -957,13 +957,13 @@ MUTANTS = [
         (f"1 {R}parallel/test_buckets.py",),
     ),
     Mutant(
-        "training: initial values are computed beyond the last row", "pdgemm/parallel/layout_choice.py",
+        "training: initial values are computed beyond the last row", "pdgemm/parallel/parts.py",
         "if span.start >= span.stop:", "if False:",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(
         "training: steps that are skipped are predicted to gather parameters", "pdgemm/parallel/step_report.py",
-        "if layout.stage in (1, 2):", "if False:",
+        "sum([updates] * self._updates, Traffic())", "sum([updates] * steps, Traffic())",
         (f"4 {R}parallel/test_training_state.py",),
     ),
     Mutant(
@@ -978,20 +978,20 @@ MUTANTS = [
         (f"1 {R}parallel/test_training_state.py",),
     ),
     Mutant(
-        "training: what is added to a gradient of an earlier step is lost", "pdgemm/parallel/buckets.py",
+        "training: what is added to a gradient of an earlier step is lost", "pdgemm/parallel/line_buckets.py",
         "if flat.view(np.bool_).any():", "if False:",
         (f"4 {R}parallel/test_training_errors.py",),
     ),
     Mutant(
-        "training: a slot has the gradients of the bucket before", "pdgemm/parallel/buckets.py",
+        "training: a slot has the gradients of the bucket before", "pdgemm/parallel/line_buckets.py",
         "self._slots[bucket.number % FLIGHT], slot[:] = None, 0", "self._slots[bucket.number % FLIGHT] = None",
         (f"1 {R}parallel/test_buckets.py",),
     ),
     Mutant(
-        "training: all lines of a mesh lie on nodes alike", "pdgemm/parallel/buckets.py",
-        "self.line, bucket_bytes, True)\n",
-        "self.line, bucket_bytes, True)\n"
-        "        with together(mesh.comm) as arguments:\n            arguments += [repr(self.layout)]\n",
+        "training: all lines of a mesh lie on nodes alike", "pdgemm/parallel/layout_choice.py",
+        "    layouts = transport(in_place=True)\n",
+        "    layouts = transport(in_place=True)\n"
+        "    with together(mesh.comm) as arguments:\n        arguments += [repr(x.layout) for x in layouts.lines]\n",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(
@@ -1007,11 +1007,11 @@ MUTANTS = [
     ),
     Mutant(
         "training: gradients that are missing are not told to the other ranks", "pdgemm/parallel/buckets.py",
-        "failed = _FAILED * bool(self._wrong or error)", "failed = 0",
+        "_FAILED * bool(wrong or error)", "0",
         (f"1 {R}parallel/test_buckets.py",),
     ),
     Mutant(
-        "training: of several microbatches the last one alone is kept", "pdgemm/parallel/buckets.py",
+        "training: of several microbatches the last one alone is kept", "pdgemm/parallel/line_buckets.py",
         "self.storage.own_gradients(bucket)[...] += slot", "self.storage.own_gradients(bucket)[...] = slot",
         (f"1 {R}parallel/test_buckets.py",),
     ),
@@ -1049,8 +1049,8 @@ MUTANTS = [
         (f"0 {U}schedules/test_training_values.py",),
     ),
     Mutant(
-        "training: lines of a mesh along dp jump over cp alone", "pdgemm/schedules/training/mesh_shape.py",
-        'EXPERTS: self.tp * self.cp, "dp": self.tp * self.cp}', 'EXPERTS: self.tp * self.cp, "dp": self.cp}',
+        "training: neighbours along dp have copies of experts", "pdgemm/schedules/training/mesh_shape.py",
+        "COPIES: self.dp // self.ep, EXPERTS: self.ep,", "EXPERTS: self.ep, COPIES: self.dp // self.ep,",
         (f"0 {U}schedules/test_training_values.py",),
     ),
     Mutant(
@@ -1061,17 +1061,16 @@ MUTANTS = [
     ),
     Mutant(
         "training: the last samples of a batch are nobody's", "pdgemm/parallel/data/sampler.py",
-        "cuts = [self.batch * at // parts for at", "cuts = [self.batch // parts * at for at",
+        "rows[n * at // parts : n * (at + 1) // parts]", "rows[n // parts * at : n // parts * (at + 1)]",
         (f"0 {U}schedules/test_training_values.py",),
     ),
     Mutant(
         "training: each rank has an order of samples of its own", "pdgemm/parallel/data/sampler.py",
-        "rows, parts = self.rows(step), ranks * microbatches",
-        "rows, parts = Sampler(self.count, self.batch, self.seed + index).rows(step), ranks * microbatches",
+        "rows = self.rows(step)\n", "rows = Sampler(self.count, self.batch, self.seed + index).rows(step)\n",
         (f"0 {U}schedules/test_training_values.py",),
     ),
     Mutant(
-        "training: gradients are reduced before the last microbatch is added", "pdgemm/parallel/buckets.py",
+        "training: gradients are reduced before the last microbatch is added", "pdgemm/parallel/line_buckets.py",
         "if microbatch == layout.microbatches or layout.reduce_each:",
         "if microbatch == max(1, layout.microbatches - 1) or layout.reduce_each:",
         (f"4 {R}parallel/test_buckets.py",),
@@ -1084,7 +1083,7 @@ MUTANTS = [
     Mutant(
         "training: moments change in a step that is skipped", "pdgemm/parallel/updates/sharded_optimizer.py",
         'buckets.clear()\n            return Step(float("inf"), True)',
-        'self.state *= 0.9\n            buckets.clear()\n            return Step(float("inf"), True)',
+        'self.states[0] *= 0.9\n            buckets.clear()\n            return Step(float("inf"), True)',
         (f"1 {R}parallel/test_buckets.py",),
     ),
     Mutant(
@@ -1099,12 +1098,12 @@ MUTANTS = [
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(
-        "training: initial values of a part begin a row late", "pdgemm/parallel/layout_choice.py",
+        "training: initial values of a part begin a row late", "pdgemm/parallel/parts.py",
         "start = span.start - (first * cols + columns.start)", "start = span.start - first * cols",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(
-        "training: parameters are used before they have come in", "pdgemm/parallel/buckets.py",
+        "training: parameters are used before they have come in", "pdgemm/parallel/line_buckets.py",
         "            if self._gathers:\n", "            if self._gathers and False:\n",
         (f"4 {R}parallel/test_buckets.py",),
     ),
@@ -1116,6 +1115,7 @@ MUTANTS = [
     Mutant(
         "training: sums and gradients have one message tag", "pdgemm/parallel/mesh.py",
         "self._tags = 1 + _SUMS + _OF_LAYERS", "self._tags = _SUMS",
+        "self._tags = 1 + _SUMS", "self._tags = _SUMS",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(
@@ -1233,7 +1233,7 @@ MUTANTS = [
     ),
     Mutant(
         "training: ranks with another rate are not noticed", "pdgemm/parallel/buckets.py",
-        "or self.line.size * int(twice) != int(once) ** 2:", "or False:",
+        "or self.layouts.ranks * int(twice) != int(once) ** 2:", "or False:",
         (f"4 {R}parallel/test_training_errors.py",),
     ),
     Mutant(
@@ -1273,6 +1273,72 @@ MUTANTS = [
         "training: who waits in its passes is slow, too", "pdgemm/tools/profiling/profile.py",
         ' - self.training["waits"]', "",
         (f"4 {R}parallel/test_training_state.py",),
+    ),
+    Mutant(
+        "training: the norm counts parameters on each rank along tp", "pdgemm/parallel/buckets.py",
+        "sum(x / line.copies for", "sum(x for",
+        (f"2 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: the gradient of a tied parameter is that of one stage", "pdgemm/schedules/training/division.py",
+        "(ENDS, self.tied and mesh.pp > 1)", "(ENDS, False)",
+        (f"2 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: the norm has half of a tied parameter", "pdgemm/schedules/training/division.py",
+        "and not added else 1\n", "and not added else 1 + self.tied\n",
+        (f"2 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: addends of the gradients of norms are not added along tp", "pdgemm/schedules/training/division.py",
+        '("tp", added and mesh.tp > 1)', '("tp", self.ep is not None and mesh.tp > 1)',
+        (f"2 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: gradients of different experts are added", "pdgemm/schedules/training/division.py",
+        'last = COPIES if self.ep is not None and mesh.ep > 1 else "dp"', 'last = "dp"',
+        (f"2 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: a state has the windows of other ranks along tp", "pdgemm/parallel/training_state.py",
+        "for rank, window in owners.items():", "for rank, window in zip(owners, [*owners.values()][::-1]):",
+        (f"2 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: a rank goes on with the window of another rank", "pdgemm/parallel/training_state.py",
+        "division.window(mesh.shape, mesh.rank)\n", "division.window(mesh.shape, mesh.rank ^ 1)\n",
+        (f"2 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: a microbatch has other samples on other numbers of ranks", "pdgemm/parallel/data/sampler.py",
+        "_part(_part(rows, microbatches, at), ranks, index)", "_part(_part(rows, ranks, index), microbatches, at)",
+        (f"0 {U}schedules/test_training_values.py",),
+    ),
+    Mutant(
+        "training: lines along joined axes number their ranks twice", "pdgemm/schedules/training/mesh_shape.py",
+        "at = at * len(along) + along.index(rank)", "at += along.index(rank)",
+        (f"0 {U}schedules/test_training_values.py",),
+    ),
+    Mutant(
+        "training: a tree begins along tp", "pdgemm/schedules/training/division.py",
+        "[*(name for name, divides in names if divides), last]",
+        "[last, *(name for name, divides in names if divides)]",
+        (f"4 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: a tree adds gradients of two microbatches as those of one", "pdgemm/parallel/line_buckets.py",
+        "        elif self.layout.tree:", "        elif False:",
+        (f"1 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: pipeline stages send tied gradients with other tags", "pdgemm/parallel/layout_choice.py",
+        "number = 2 * agreed.flag", "number = 2 * max((len(x.layout.buckets) for x in layouts.lines), default=0)",
+        (f"2 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: MFU counts what is computed again", "pdgemm/parallel/step_report.py",
+        "return self._share(self.model_flops)", "return self._share(self.hardware_flops)",
+        (f"1 {R}parallel/test_divided_parameters.py",),
     ),
     Mutant(
         "collectives: ranks beyond a power of two take no part", "pdgemm/schedules/collectives/collective_steps.py",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from divided_model import meshes, own_values, run, window
+from divided_model import meshes, one_step, own_values, parts, run, window
 from tiers import every_grid, everything
 
 pytestmark = pytest.mark.mpi
@@ -107,3 +107,207 @@ def test_a_state_goes_on_with_any_mesh(comm: Any, shared_tmp_path: Path) -> None
         mesh.free()
     for part in some.values():
         part.Free()
+
+
+@pytest.mark.on_ranks(1, 2, 4)
+def test_trees_over_dp_give_the_same_bits(comm: Any) -> None:
+    """With other axes as they are, and as many microbatches of all ranks: parameters and norms to the bit."""
+    from pdgemm.parallel import Mesh
+
+    for fixed in ({"tp": 2}, {"cp": 2}, {"pp": 2}, {"tp": 2, "pp": 2}, {"tp": 2, "cp": 2}):
+        others = int(np.prod([*fixed.values()]))
+        if comm.size % others or comm.size & (comm.size - 1):
+            continue
+        wanted: dict[Any, Any] = {}
+        for dp in (x for x in (1, 2, 4) if x * others <= comm.size):
+            some, end = comm.Split(int(comm.rank < dp * others), comm.rank), {}
+            if comm.rank < dp * others:
+                mesh = Mesh(some, dp=dp, **fixed)
+                place = tuple(mesh.index(axis) for axis in ("pp", "cp", "tp"))
+                norms, values = steps_of_microbatches(mesh, parts(mesh), 4 // dp, dp % 4)
+                end = {(place, name): x.tobytes() for name, x in values.items()} | {"norms": norms}
+                mesh.free()
+            for of_rank in comm.allgather(end):
+                for name, x in of_rank.items():
+                    assert wanted.setdefault(name, x) == x, (fixed, dp, name)
+            some.Free()
+
+
+def steps_of_microbatches(mesh: Any, model: Any, microbatches: int, stage: int) -> Any:
+    """Take steps of which each microbatch of a rank, by its number in all, has a gradient of its own."""
+    from divided_model import values
+
+    from pdgemm.parallel import AdamW, Buckets, ShardedOptimizer
+
+    buckets = Buckets(mesh, model, microbatches=microbatches, stage=stage, same_bits=True, bucket_bytes=300)
+    optimizer, norms = ShardedOptimizer(buckets, AdamW()), []
+    others = [mesh.index(axis) for axis in ("pp", "cp", "tp")]
+    for step in range(STEPS):
+        for microbatch in range(microbatches):
+            number = mesh.index("dp") * microbatches + microbatch
+            with buckets.backward():
+                for name in reversed([*model]):
+                    alike = model[name].division.line(mesh.shape).copies > 1  # along tp
+                    addend = values(name, step, number, *(others[:2] if alike else others))
+                    buckets.gradients[name] += addend[window(mesh.shape, mesh.rank, name)]
+                    buckets.ready(name)
+        norms.append(optimizer.step(0.01, 1.0).norm)
+    return norms, own_values(buckets)
+
+
+@pytest.mark.on_ranks(1, 2)
+def test_a_tree_takes_microbatches_one_by_one(comm: Any) -> None:
+    """Where chunks of a pipeline are in one bucket, and are ready in turn, partial sums would mix microbatches."""
+    from pdgemm.errors import ArgumentError
+    from pdgemm.parallel import Buckets, Mesh
+
+    mesh = Mesh(comm, dp=-1)
+    for same_bits in (False, True):
+        buckets = Buckets(mesh, {"a": np.zeros(3), "b": np.zeros(3)}, microbatches=2, same_bits=same_bits)
+        for name in ("b", "b", "a", "a"):
+            buckets.gradients[name] += 1.0
+            buckets.ready(name)
+        if same_bits:
+            with pytest.raises(ArgumentError, match="the gradient of 'b' became ready before others of the microbatch"):
+                buckets.finish()
+        else:
+            assert buckets.finish().norm == pytest.approx(2 * comm.size * np.sqrt(6))
+    mesh.free()
+
+
+@every_grid
+def test_decisions_are_those_of_all_stages(comm: Any) -> None:
+    """An overflow, a gradient that is missing or NaN, on one rank of any stage: the same on all ranks of the mesh."""
+    from pdgemm.errors import ArgumentError, LinAlgError
+    from pdgemm.parallel import SGD, Buckets, LossScale, Mesh, ShardedOptimizer
+
+    for sizes in [*meshes(comm.size)][:: 1 if everything() else 2]:
+        mesh = Mesh(comm, **sizes)
+        last = comm.rank == comm.size - 1
+        buckets = Buckets(mesh, parts(mesh), stage=comm.size % 4, bucket_bytes=300)
+        optimizer = ShardedOptimizer(buckets, SGD(), scale=LossScale(4.0))
+        names = [*buckets.parameters]
+        end = next(x for x in reversed(names) if buckets.gradients[x].size)
+        named = comm.bcast(end, root=comm.size - 1)
+
+        def passes(planted: float = 0.0, missing: str = "", buckets: Any = buckets, end: str = end) -> None:
+            with buckets.backward():
+                for name in reversed([*buckets.parameters]):
+                    if comm.rank == comm.size - 1 and name == end:
+                        buckets.gradients[name].reshape(-1)[:1] += planted
+                    if name != missing:
+                        buckets.ready(name)
+
+        passes(np.inf)
+        assert optimizer.step(0.1).skipped and optimizer.scale == LossScale(2.0)
+        passes(3.0)
+        assert optimizer.step(0.1).norm == pytest.approx(3.0 / 2 / np.sqrt(copies(mesh, buckets, end)), rel=1e-14)
+        passes(missing=end if last else "")
+        with pytest.raises(ArgumentError, match=f"the gradient of '{named}' did not become ready"):
+            optimizer.step(0.1)
+        passes(2.0)  # nothing has changed, and the next step may be taken
+        assert optimizer.step(0.1).norm > 0
+        plain = ShardedOptimizer(buckets, SGD())
+        passes(np.nan)
+        with pytest.raises(LinAlgError, match=f"the gradient of '{named}' is NaN or infinite in step 1"):
+            plain.step(0.1)
+        mesh.free()
+
+
+def copies(mesh: Any, buckets: Any, name: str) -> int:
+    """Return on how many lines the last rank's parameter is with the same gradient, of which one alone is planted."""
+    copies = mesh.comm.bcast(buckets.divisions[name].line(mesh.shape).copies, root=mesh.comm.size - 1)
+    return int(copies)
+
+
+@pytest.mark.on_ranks(2, 4)
+def test_parts_that_do_not_fit(comm: Any) -> None:
+    """The same error on all ranks of the mesh, also where the ranks of one stage alone have it."""
+    from pdgemm.errors import ArgumentError
+    from pdgemm.parallel import Buckets, Initial, Mesh, Part
+
+    mesh, w = Mesh(comm, pp=comm.size), np.zeros((3, 2))
+    last = comm.rank == comm.size - 1
+    for wrong, message in (
+        ({"tp": 2}, r"tp is a dimension of the shape \(3, 2\), 'sum' or None, got 2"),
+        ({"tp": "all"}, "tp is a dimension .* got 'all'"),
+        ({"tp": True}, "tp is a dimension .* got True"),
+        ({"ep": -1}, r"ep is a dimension of the shape \(3, 2\) or None, got -1"),
+        ({"ep": 0, "tp": 1}, "experts are whole along tp: tp is 'sum' or None beside ep, got 1"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            Part(w, **wrong)
+    tied = {"w": Part(w + last, tied=True), f"v{comm.rank}": w}
+    for model, message in (
+        (tied if last or not comm.rank else {"v": w}, "different arguments: rank 0: .*elements of checksum.*rank 1: "),
+        ({} if last else {"w": w}, "at least one parameter with an element"),
+        ({"w": Part(w, tied=True)} if comm.size > 2 else {}, "'w' is tied, and stage 1 is not the first|one parameter"),
+        ({"w": w.astype("f") if last else w}, "different arguments"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            Buckets(mesh, model)
+    buckets = Buckets(
+        mesh, {f"v{comm.rank}": Part(Initial((3, 4, 2), "normal", dtype="d"), tp=1), "w": Part(w, tp="sum")}
+    )
+    with pytest.raises(ArgumentError, match="has 24 elements, got 23"):
+        buckets.set_parameter(f"v{comm.rank}", np.zeros(23))
+    mesh.free()
+    mesh = Mesh(comm, tp=comm.size)
+    buckets = Buckets(mesh, {"v": Part(w, tp="sum"), "w": Part(np.zeros((3, 8)), tp=1)})
+    with pytest.raises(ArgumentError, match="parameters are on 2 lines of the mesh, see Buckets.lines"):
+        _ = buckets.layout
+    mesh.free()
+
+
+@pytest.mark.on_ranks(1, 4)
+def test_windows_of_initial_values(comm: Any) -> None:
+    """They are those of the whole values, on any mesh and with any stage; a rank computes its own alone."""
+    from pdgemm.parallel import Buckets, Initial, Mesh, Part
+
+    whole = {
+        "n": (Initial((7, 3, 5), "normal", seed=5, dtype="d"), {"tp": 1}),
+        "u": (Initial(41, "uniform", seed=6, dtype="d"), {"tp": 0}),
+        "e": (Initial((5, 4, 3), lambda i, j: 100.0 * i + j, dtype="d"), {"ep": 0}),
+        "c": (Initial((1, 6), "normal", seed=7, dtype="d"), {"tp": 1}),
+        "z": (Initial((0, 3), "ones", dtype="d"), {"tp": 0}),
+    }
+    exact = {name: x[slice(0, x.size)].reshape(x.shape) for name, (x, _) in whole.items()}
+    for sizes in meshes(comm.size):
+        mesh = Mesh(comm, **sizes)
+        for stage in range(4):
+            model = {name: Part(x, **how) for name, (x, how) in whole.items()}
+            buckets = Buckets(mesh, model, stage=stage, bucket_bytes=100)
+            for name, x in own_values(buckets).items():
+                division = buckets.divisions[name]
+                assert np.array_equal(x, exact[name][division.window(mesh.shape, mesh.rank)]), (name, sizes)
+        mesh.free()
+
+
+@every_grid
+def test_reports_of_tokens_flops_and_other_traffic(comm: Any) -> None:
+    """Words of each kind beside what was expected, tokens a second, and the shares of the peak by their formula."""
+    from pdgemm.instrument.recorder import Traffic
+    from pdgemm.parallel import Mesh, StepTimes
+    from pdgemm.schedules.collectives.collective import sum_of_numbers
+
+    for sizes in [*meshes(comm.size)][::3]:
+        mesh = Mesh(comm, **sizes)
+        _, optimizer = run(mesh, 0, stage=2, bucket_bytes=300)
+        one = sum_of_numbers(5, mesh.length("tp")).traffic(mesh.index("tp"))
+        times = StepTimes(optimizer, expected={"tensor": one}, flops=(3e6, 4e6), tokens=70)
+        for step in range(2):
+            with times.step(6):
+                mesh.sum(np.ones(5), axis="tp", kind="tensor")
+                one_step(optimizer, step)
+        report = times.report()
+        assert report.as_predicted and report.predicted["tensor"] == one + one
+        assert report.counted["decisions"] == report.predicted["decisions"]
+        assert report.tokens_per_second == 140 / report.seconds and report.ranks == comm.size
+        assert report.mfu == 6e6 / (report.seconds * comm.size * report.peak) and report.peak > 1e6
+        assert report.hfu == pytest.approx(report.mfu * 4 / 3)
+        text = str(report)
+        assert "tokens/s" in text and "tensor: " in text and "predicted " not in text.replace("as predicted", "")
+        assert f"= 3e+06 flops a step / ({'' if report.steps else '-'}" in text and "MFU" in text and "HFU" in text
+        report.counted["tensor"] += Traffic(1, 1, 1, 1)
+        assert not report.as_predicted and ", predicted " in str(report)
+        mesh.free()
