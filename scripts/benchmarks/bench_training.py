@@ -7,6 +7,7 @@
     python scripts/benchmarks/bench_training.py threads --axis tp --width 512 --samples 2048
     scripts/hosts.sh 2 mpirun -n 2 --map-by ppr:1:node python scripts/benchmarks/bench_training.py collectives
     scripts/hosts.sh 2 mpirun -n 2 --map-by ppr:1:node python scripts/benchmarks/bench_training.py step
+    scripts/hosts.sh 2 mpirun -n 2 --map-by ppr:1:node python scripts/benchmarks/bench_training.py layers
 
 All contenders of a line take turns in one job, or in two jobs of which one sleeps.  Times are medians of the slowest
 rank.  Of collectives, "limit" is an exchange by plain messages of as many bytes as the bound says, in both directions
@@ -225,6 +226,42 @@ def line_of_step(mesh: Any, sizes: tuple[int, int, int], stage: int, repeats: in
             f"{parts}; step over max(alone, limit) {seconds['step'] / bound:.2f}; {hidden:.0%} of collectives hidden",
             flush=True,
         )
+
+
+@main.command()
+@click.option("--width", default=512, show_default=True)
+@click.option("--samples", default=2048, show_default=True)
+@click.option("--repeats", default=7, show_default=True)
+def layers(width: int, samples: int, repeats: int) -> None:
+    """The products of a block along tp, the same products without messages, and the messages without products."""
+    from mpi4py import MPI
+
+    from pdgemm.parallel import Mesh
+    from pdgemm.parallel.layers import Linear
+
+    mesh, n = Mesh(tp=-1), 4 * width
+    block, t = Block(mesh, width, samples), mesh.comm.size
+    up, down, some = block.up, block.down, n // t
+    y, z, whole = (np.ones(x, "f") for x in ((samples, some), block.x.shape, (samples, width)))
+    later, alone = {layer: layer.input_gradient(x, w, tokens=samples)[1] for layer, x, w in (
+        (up, y, block.w1), (down, z, block.w2))}, Mesh(MPI.COMM_SELF)  # fmt: skip
+    here = Linear(alone, width, some)
+    contenders: dict[str, Work] = {
+        "all-gather and X W": lambda: up.forward(block.x, block.w1, tokens=samples),
+        "dY W^T and reduce-scatter": lambda: up.input_gradient(y, block.w1),
+        "all-gather and X^T dY": lambda: up.weight_gradient(later[up], block.x, block.dw1),
+        "Y W and reduce-scatter": lambda: down.forward(y, block.w2, tokens=samples),
+        "all-gather and dZ W^T": lambda: down.input_gradient(z, block.w2, tokens=samples),
+        "product": lambda: here.forward(whole, block.w1),
+        "limit": exchange(mesh.comm, samples * width * (t - 1) // t),
+    }
+    seconds = in_turns(mesh.comm, contenders, repeats)
+    product, limit = seconds.pop("product"), seconds.pop("limit")
+    if mesh.rank == 0:
+        print(f"{samples} x {width} x {n} on {t}: product {1e3 * product:.1f} ms, messages {1e3 * limit:.1f} ms")
+        for name, s in seconds.items():
+            print(f"{name:26} {1e3 * s:8.1f} ms, {s / max(product, limit):.2f} of the longer one", flush=True)
+    mesh.free()
 
 
 @main.command()

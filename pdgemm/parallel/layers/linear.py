@@ -8,6 +8,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.grids.layout import Order
+from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.activations import Finish
 from pdgemm.local.arrays.integers import as_count, as_name
 from pdgemm.names import Activation, AlgorithmName
@@ -221,8 +222,11 @@ class Linear:
             if activation is not None:
                 as_name(activation, "activation", get_args(Activation))
             for name, shape in s.shapes(self._index).items():
-                if (x := arrays.get(name)) is not None and np.shape(x) != shape:
-                    raise LayoutError(f"{name} is {np.shape(x)}, and {shape} on {self._where(tokens)}")
+                if (x := arrays.get(name)) is not None:
+                    if device := devices.of(x):
+                        raise ArgumentError(f"{name} is on a device, {device.name}; layers take arrays of the host")
+                    if x.shape != shape:
+                        raise LayoutError(f"{name} is {x.shape}, and {shape} on {self._where(tokens)}")
             width = s.shapes(self._index)["w"][1]
             if bias is not None and np.shape(bias) != (width,):
                 raise LayoutError(f"bias is {np.shape(bias)}, and {(width,)} on {self._where(tokens)}")

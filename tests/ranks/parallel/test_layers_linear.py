@@ -102,6 +102,25 @@ def test_numbers_of_one_process_and_planned_words(
             check(mesh, split, sequence, size)
 
 
+@pytest.mark.on_ranks(2, 4)
+@pytest.mark.parametrize(("split", "sequence"), WAYS)
+def test_rows_are_sent_where_shared_memory_lacks(
+    comm: Any, split: str, sequence: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank has no room for its buffers: all ranks send rows from then on."""
+    from pdgemm.errors import NodeMemoryError
+    from pdgemm.grids.node_memory import NodeMemory
+
+    def full(*arguments: Any) -> Any:
+        raise NodeMemoryError("no room")
+
+    with mesh_of(comm) as mesh:
+        if comm.rank == comm.size - 1:
+            monkeypatch.setattr(NodeMemory, "empty", full)
+        check(mesh, split, sequence, (33, 12, 20))
+        assert mesh.traffic["tensor"].words_read == 0
+
+
 @pytest.mark.parametrize(("split", "sequence"), WAYS)
 @pytest.mark.parametrize("per_node", ["", "1"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), ("float16", 1e-5), ("bfloat16", 1e-5)])
