@@ -9,7 +9,6 @@ from pdgemm.parallel.data.prefetch import Prefetch as Prefetch
 from pdgemm.parallel.data.sampler import Sampler as Sampler
 from pdgemm.parallel.layers.experts import Experts as Experts
 from pdgemm.parallel.layers.experts import ExpertStatistics as ExpertStatistics
-from pdgemm.parallel.layout_choice import Initial as Initial
 from pdgemm.parallel.mesh import Mesh as Mesh
 from pdgemm.parallel.parts import Initial as Initial
 from pdgemm.parallel.parts import Part as Part

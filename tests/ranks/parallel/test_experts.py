@@ -295,6 +295,50 @@ def passed_alone(layer: Any, values: dict[str, np.ndarray], dy: np.ndarray, orde
     return y, dx, gradients, kept
 
 
+def test_training_gives_the_numbers_of_one_process(comm: Any) -> None:
+    """With its gradients added by buckets, and divided optimizers: steps of two microbatches on any mesh."""
+    from mpi4py import MPI
+
+    from pdgemm.parallel import AdamW, Buckets, Experts, Mesh, Part, ShardedOptimizer
+
+    samples, positions, experts, microbatches = 3, 5, 4, 2
+    tokens, rng = samples * positions, np.random.default_rng(7)
+    x, target = rng.standard_normal((2, microbatches, tokens, H))
+
+    def trained(mesh: Any, stage: int) -> dict[str, np.ndarray]:
+        parts = {
+            name: Part(v, tp="sum") if name == "router" else Part(v, ep=0) for name, v in parameters(experts).items()
+        }
+        buckets = Buckets(mesh, parts, stage=stage, microbatches=microbatches)
+        optimizer = ShardedOptimizer(buckets, AdamW())
+        layer = Experts(mesh, experts, 2, 1.0, balance=BALANCE)
+        order = numbers(mesh, samples, positions)
+        for _ in range(3):
+            for i in range(microbatches):
+                with buckets.forward():
+                    y, kept = layer.forward(x[i][order], order, buckets.parameters, tokens * microbatches)
+                with buckets.backward():
+                    dy = (y - target[i][order]) / (tokens * microbatches)
+                    _, later = layer.input_gradient(dy, kept, buckets.parameters)
+                    layer.weight_gradient(later, buckets.gradients)
+                    buckets.ready("b2", "w2", "b1", "w1", "router")
+            optimizer.step(0.01, 1.0)
+        with buckets.forward():
+            return {name: buckets.parameters[name].copy() for name in buckets.parameters}
+
+    with Mesh(MPI.COMM_SELF) as alone:
+        expected = trained(alone, 0)
+    for sizes in meshes(comm.size):
+        if experts % sizes["ep"]:
+            continue
+        mesh = Mesh(comm.Dup(), **sizes)
+        own = slice(mesh.index("ep") * experts // sizes["ep"], (mesh.index("ep") + 1) * experts // sizes["ep"])
+        for name, value in trained(mesh, 2 if sizes["ep"] > 1 else 0).items():
+            whole = expected[name] if name == "router" else expected[name][own]
+            np.testing.assert_allclose(value, whole, rtol=1e-11, atol=1e-12, err_msg=f"{name} {sizes}")
+        mesh.free()
+
+
 @pytest.mark.parametrize("per_node", ["", "1"])
 def test_tokens_travel_while_gradients_are_reduced(comm: Any, per_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that waits for tokens lets the reductions go on for which other ranks wait."""
