@@ -7,11 +7,11 @@ package keeps parameters, gradients and the optimizer's state in flat storage, d
 from pdgemm.parallel.buckets import Buckets as Buckets
 from pdgemm.parallel.data.prefetch import Prefetch as Prefetch
 from pdgemm.parallel.data.sampler import Sampler as Sampler
-from pdgemm.parallel.layers.experts import Experts as Experts
-from pdgemm.parallel.layers.experts import ExpertStatistics as ExpertStatistics
 from pdgemm.parallel.mesh import Mesh as Mesh
 from pdgemm.parallel.parts import Initial as Initial
 from pdgemm.parallel.parts import Part as Part
+from pdgemm.parallel.pipeline_stages import Pipeline as Pipeline
+from pdgemm.parallel.pipeline_stages import Stage as Stage
 from pdgemm.parallel.step_report import StepReport as StepReport
 from pdgemm.parallel.step_report import StepTimes as StepTimes
 from pdgemm.parallel.training_state import TrainingState as TrainingState
@@ -23,4 +23,8 @@ from pdgemm.parallel.updates.update_rules import SGD as SGD
 from pdgemm.parallel.updates.update_rules import AdamW as AdamW
 from pdgemm.schedules.training.flat_layout import FlatLayout as FlatLayout
 from pdgemm.schedules.training.mesh_shape import MeshShape as MeshShape
-from pdgemm.schedules.training.token_exchange import TokenExchange as TokenExchange
+from pdgemm.schedules.training.mesh_shape import block_of as block_of
+from pdgemm.schedules.training.pipeline_orders import Action as Action
+from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule as PipelineSchedule
+from pdgemm.schedules.training.pipeline_schedule import layers_of as layers_of
+from pdgemm.schedules.training.pipeline_timeline import Timeline as Timeline

@@ -127,7 +127,8 @@ def test_every_mesh_gives_the_numbers_of_one_process(
 ) -> None:
     """y, dx and all gradients to 1e-12; the same tokens are dropped; words and messages as planned."""
     from pdgemm.errors import MeshError
-    from pdgemm.parallel import Experts, Mesh
+    from pdgemm.parallel import Mesh
+    from pdgemm.parallel.layers import Experts
     from pdgemm.schedules.training.token_exchange import expert_capacity
 
     tokens, rng = samples * positions, np.random.default_rng(1)
@@ -159,7 +160,8 @@ def test_every_mesh_gives_the_numbers_of_one_process(
 @every_grid
 def test_all_tokens_choose_one_expert(comm: Any) -> None:
     """With capacity 1 an expert takes its mean share, of the first tokens, on any mesh; more of them drop no token."""
-    from pdgemm.parallel import Experts, Mesh
+    from pdgemm.parallel import Mesh
+    from pdgemm.parallel.layers import Experts
 
     samples, positions, experts = 3, 7, 4
     tokens, p = samples * positions, parameters(experts)
@@ -190,7 +192,8 @@ def test_all_tokens_choose_one_expert(comm: Any) -> None:
 @every_grid
 def test_recomputed_passes_have_the_same_bits(comm: Any) -> None:
     """A second forward pass, and its words; a loss with a scale; gradients that are added to what is there."""
-    from pdgemm.parallel import Experts, Mesh
+    from pdgemm.parallel import Mesh
+    from pdgemm.parallel.layers import Experts
 
     mesh = Mesh(comm.Dup(), dp=-1, ep=2 if comm.size % 2 == 0 else 1)
     p, order, rng = parameters(4), numbers(mesh, 5, 3), np.random.default_rng(4)
@@ -221,7 +224,8 @@ def test_recomputed_passes_have_the_same_bits(comm: Any) -> None:
 def test_parameters_of_fewer_bits(comm: Any, dtype: str) -> None:
     """They are converted to the type of the tokens, float32."""
     from pdgemm.local.arrays.dtypes import element_type
-    from pdgemm.parallel import Experts, Mesh
+    from pdgemm.parallel import Mesh
+    from pdgemm.parallel.layers import Experts
 
     mesh, rng, experts = Mesh(comm.Dup(), dp=-1, ep=comm.size), np.random.default_rng(5), 2 * comm.size
     p, x = parameters(experts, dtype=element_type(dtype)), rng.standard_normal((20, H))
@@ -252,7 +256,8 @@ def test_gradients_are_those_of_autograd(comm: Any) -> None:
     import autograd.numpy as xp
     from autograd.scipy.special import erf
 
-    from pdgemm.parallel import Experts, Mesh
+    from pdgemm.parallel import Mesh
+    from pdgemm.parallel.layers import Experts
 
     if comm.size > 1:
         pytest.skip("one process")
@@ -299,7 +304,8 @@ def test_training_gives_the_numbers_of_one_process(comm: Any) -> None:
     """With its gradients added by buckets, and divided optimizers: steps of two microbatches on any mesh."""
     from mpi4py import MPI
 
-    from pdgemm.parallel import AdamW, Buckets, Experts, Mesh, Part, ShardedOptimizer
+    from pdgemm.parallel import AdamW, Buckets, Mesh, Part, ShardedOptimizer
+    from pdgemm.parallel.layers import Experts
 
     samples, positions, experts, microbatches = 3, 5, 4, 2
     tokens, rng = samples * positions, np.random.default_rng(7)
@@ -342,7 +348,8 @@ def test_training_gives_the_numbers_of_one_process(comm: Any) -> None:
 @pytest.mark.parametrize("per_node", ["", "1"])
 def test_tokens_travel_while_gradients_are_reduced(comm: Any, per_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that waits for tokens lets the reductions go on for which other ranks wait."""
-    from pdgemm.parallel import SGD, Buckets, Experts, Mesh, ShardedOptimizer
+    from pdgemm.parallel import SGD, Buckets, Mesh, ShardedOptimizer
+    from pdgemm.parallel.layers import Experts
 
     if per_node:
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
@@ -377,7 +384,8 @@ def test_tokens_travel_while_gradients_are_reduced(comm: Any, per_node: str, mon
 def test_what_is_refused(comm: Any) -> None:
     """The same error on all ranks, also where one rank alone has passed what is wrong."""
     from pdgemm.errors import ArgumentError, DTypeError, MeshError, PdgemmError
-    from pdgemm.parallel import Experts, Mesh
+    from pdgemm.parallel import Mesh
+    from pdgemm.parallel.layers import Experts
 
     last, size = comm.rank == comm.size - 1, comm.size
     experts = 2 * size
