@@ -1,4 +1,3 @@
-"""Layers of models on a mesh, forward and backward: arrays of each rank, and what moves between ranks."""
 """Layers of models on a mesh, forward and backward: arrays of each rank, and what moves between ranks.
 
 Layers hold no parameters: a forward function takes them, and a backward function adds to their gradients.
@@ -9,6 +8,7 @@ from pdgemm.parallel.layers.attention import attention_backward as attention_bac
 from pdgemm.parallel.layers.context import ContextSplit as ContextSplit
 from pdgemm.parallel.layers.dropout import dropout as dropout
 from pdgemm.parallel.layers.experts import Experts as Experts
+from pdgemm.parallel.layers.experts import ExpertStatistics as ExpertStatistics
 from pdgemm.parallel.layers.heads import HeadSplit as HeadSplit
 from pdgemm.parallel.layers.linear import Linear as Linear
 from pdgemm.parallel.layers.normalization import layernorm as layernorm
