@@ -85,12 +85,9 @@ class Timeline:
         cells = [cell for row in self.cells for cell in row]
         chunked = any(cell.action.chunk for cell in cells)
         label = max(len(_label(cell.action, chunked)) for cell in cells)
-        shortest = min((cell.end - cell.start for cell in cells if cell.end > cell.start), default=1)
-        exact = all(Fraction(cell.end) % Fraction(shortest) == 0 for cell in cells)
         name = len(f"stage {len(self.cells) - 1}")
-        most, length = columns - name - len(_HEADING) - 4, Fraction(self.seconds) / Fraction(shortest)
-        tight = exact and length * label <= most < length * (label + 1)  # else a column between labels
-        scale = Fraction(label + (not tight)) / Fraction(shortest)
+        most = columns - name - len(_HEADING) - 4
+        scale = _scale(cells, Fraction(self.seconds), label, most)
         rows = [_drawn_row(row, scale, self.seconds, chunked) for row in self.cells]
         if (width := len(rows[0])) > most:
             rows = [_without_middle(row, most) for row in rows]
@@ -112,6 +109,7 @@ class Timeline:
 
 
 _HEADING = "in flight   idle"
+_BEFORE: dict[ActionKind, ActionKind] = {"B": "F", "W": "B"}  # what the stage itself has done before
 _CUT = " // "
 
 
@@ -123,12 +121,30 @@ def _label(action: Action, chunked: bool) -> str:
     return f"{letter}{action.microbatch}"
 
 
+def _scale(cells: list[TimelineCell], seconds: Fraction, label: int, most: int) -> Fraction:
+    """Return the columns of a second: for all labels and a column between them, where `most` columns are enough.
+
+    Else without such a column, where times are multiples of the shortest one; else for most of the labels.
+    """
+    lengths = sorted(Fraction(cell.end) - Fraction(cell.start) for cell in cells if cell.end > cell.start)
+    spaced, tight, whole = (label + 1) / lengths[0], label / lengths[0], most / seconds
+    if seconds * spaced <= most:
+        return spaced
+    if seconds * tight <= most and all(Fraction(cell.end) % lengths[0] == 0 for cell in cells):
+        return tight
+    return whole if whole * lengths[(len(lengths) - 1) // 2] >= label + 1 else spaced
+
+
 def _drawn_row(row: Sequence[TimelineCell], scale: Fraction, seconds: Any, chunked: bool) -> str:
-    """Return the text of a stage: the label of each action, spaces up to its end, and dots where the stage waits."""
+    """Return the text of a stage: the label of each action, spaces up to its end, and dots where the stage waits.
+
+    What is too short for its label is a dash.
+    """
     text, at = "", 0
     for cell in row:
         start, end = (round(Fraction(x) * scale) for x in (cell.start, cell.end))
-        text += "." * (start - at) + f"{_label(cell.action, chunked):{end - start}}" * (end > start)
+        label = _label(cell.action, chunked)
+        text += "." * (start - at) + (f"{label:{end - start}}" if len(label) <= end - start else "-" * (end - start))
         at = len(text)
     return text + "." * (round(Fraction(seconds) * scale) - at)
 
@@ -223,14 +239,14 @@ class _Walk:
         return [(stage + 1) % len(self.steps), (stage - 1) % len(self.steps)]
 
     def _advance(self, stages: Sequence[int]) -> None:
-        """Let stages go on, and all those that can go on because of them."""
+        """Let stages go on, and those for which they send."""
         todo = list(stages)
         while todo:
             if self._goes_on(stage := todo.pop()):
                 todo += self._neighbours(stage)
 
     def _goes_on(self, stage: int) -> bool:
-        """Send what a stage is about to send, and begin its next step.   Returns whether it could do any of this."""
+        """Send what a stage is about to send, and begin its next step, if it can.   Returns whether it has sent."""
         if self.working[stage]:
             return False
         sent = False
@@ -241,7 +257,10 @@ class _Walk:
         if self.next[stage] == len(self.steps[stage]):
             return sent
         action, takes, _ = self.steps[stage][self.next[stage]]
-        if (takes is None or takes in self.arrived) and _needs(action) <= self.complete[stage]:
+        before = _BEFORE.get(action.kind)
+        if (takes is None or takes in self.arrived) and (
+            before is None or action._replace(kind=before) in self.complete[stage]
+        ):
             length = self.seconds(stage, action)
             if not 0 <= length < inf:
                 raise ArgumentError(f"{action.kind} of stage {stage} takes {length} seconds; expected 0 or more")
@@ -249,7 +268,6 @@ class _Walk:
             self.cells[stage].append(TimelineCell(action, self.now, end))
             self.working[stage] = True
             heappush(self.events, (end, stage))
-            return True
         return sent
 
     def _leaves(self, x: Handover) -> bool:
@@ -272,9 +290,3 @@ class _Walk:
                     self.buffered.remove(takes)
                     self.channels[takes.source, takes.target] -= 1
                     self.arrived.add(takes)
-
-
-def _needs(action: Action) -> set[Action]:
-    """Return what the stage itself has to complete before an action."""
-    before: dict[str, ActionKind] = {"B": "F", "W": "B"}
-    return {action._replace(kind=before[action.kind])} if action.kind in before else set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from time import sleep
-from typing import Any
+from typing import Any, cast
 
 import jobs
 import numpy as np
@@ -16,7 +16,7 @@ SCHEDULES = [("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 1), 
 ROWS = (3, 1, 4, 0, 2, 5, 1, 3)  # of each microbatch
 
 
-def weights(layer: int) -> np.ndarray:
+def start(layer: int) -> np.ndarray:
     return np.random.default_rng(layer).standard_normal((WIDTH, WIDTH)) / 2
 
 
@@ -29,11 +29,11 @@ class Layers:
         self.schedule, self.dtype, self.first = schedule, np.dtype(dtype), first
         shape = LAYERS, schedule.stages, schedule.chunks, stage
         self.chunks = [layers_of(*shape, chunk) for chunk in range(schedule.chunks)]
-        self.w = {layer: weights(layer) for chunk in self.chunks for layer in chunk}
+        self.w = {layer: start(layer) for chunk in self.chunks for layer in chunk}
         self.gradients = {layer: np.zeros((WIDTH, WIDTH)) for layer in self.w}
         self.kept = dict[tuple[int, int], list[np.ndarray]]()
         self.later = dict[tuple[int, int], list[tuple[int, np.ndarray, np.ndarray]]]()
-        self.calls, self.loss = list[tuple[str, int, int]](), 0.0
+        self.calls, self.loss, self.buckets = list[tuple[str, int, int]](), 0.0, cast(Any, None)
 
     def shape(self, microbatch: int) -> tuple[tuple[int, int], Any]:
         return (ROWS[(self.first + microbatch) % len(ROWS)], WIDTH), self.dtype
@@ -71,13 +71,18 @@ class Layers:
 
     def add(self, microbatch: int, chunk: int) -> None:
         for layer, x, dz in self.later.pop((microbatch, chunk)):
-            self.gradients[layer] += x.T @ dz
+            if self.buckets is None:
+                self.gradients[layer] += x.T @ dz
+            else:
+                self.buckets.gradients[str(layer)] += x.T @ dz
+                self.buckets.ready(str(layer))
 
 
-def in_one_process(microbatches: int, dtype: Any = float, first: int = 0) -> Layers:
+def in_one_process(microbatches: int, first: int = 0, weights: Any = None) -> Layers:
     from pdgemm.parallel import PipelineSchedule
 
-    layers = Layers(PipelineSchedule("gpipe", 1, microbatches), 0, dtype, first)
+    layers = Layers(PipelineSchedule("gpipe", 1, microbatches), 0, first=first)
+    layers.w = weights or layers.w
     for microbatch in range(microbatches):
         layers.forward(microbatch, 0, None)
         layers.backward(microbatch, 0, None)
@@ -141,6 +146,40 @@ def test_pipelines_beside_one_another(comm: Any, which: Any, how: Any, monkeypat
         mesh.free()
 
 
+@pytest.mark.mpi
+@every_grid
+@pytest.mark.parametrize(("which", "stage"), in_turn(SCHEDULES, [2, 0, 1]), ids=str)
+def test_training_in_pipelines(comm: Any, which: Any, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On dp x pp ranks of several nodes, gradients are reduced while stages wait: weights are those of one process."""
+    from pdgemm.parallel import SGD, Buckets, Mesh, Pipeline, PipelineSchedule, ShardedOptimizer
+
+    name, chunks = which
+    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "1")
+    for pp in (x for x in range(1, comm.size + 1) if comm.size % x == 0 and x * chunks <= LAYERS):
+        mesh = Mesh(comm.Dup(), dp=-1, pp=pp)
+        m, dp = 2 * pp, mesh.shape.dp
+        schedule = PipelineSchedule(name, pp, m, chunks)
+        layers = Layers(schedule, mesh.index("pp"), first=m * mesh.index("dp"))
+        buckets = Buckets(
+            mesh, {str(layer): w for layer, w in layers.w.items()}, stage=stage, microbatches=m, bucket_bytes=600
+        )
+        optimizer, pipeline = ShardedOptimizer(buckets, SGD(momentum=0.5)), Pipeline(mesh, schedule)
+        weights, moments = {layer: start(layer) for layer in range(LAYERS)}, dict[int, Any]()
+
+        layers.buckets = buckets
+        for _ in range(3):
+            layers.w = {layer: buckets.parameters[str(layer)] for layer in layers.w}
+            pipeline.run(layers)
+            optimizer.step(0.01)
+            one = in_one_process(m * dp, weights=weights)
+            for layer, gradient in one.gradients.items():
+                moments[layer] = 0.5 * moments.get(layer, 0) + gradient
+                weights[layer] -= 0.01 * moments[layer]
+        for layer in layers.w:
+            np.testing.assert_allclose(buckets.parameters[str(layer)], weights[layer], rtol=0, atol=1e-13)
+        mesh.free()
+
+
 class Silent:
     """Layers that return what they were passed, of one word."""
 
@@ -169,14 +208,14 @@ def test_other_transfers_go_on_while_a_stage_waits(comm: Any, name: str) -> None
         pytest.skip("2 x 2 ranks")
     mesh = Mesh(comm.Dup(), dp=2, pp=2)
     ring, x = Collective("all_reduce", "ring", (0, 1), (3, 4), np.dtype(float)), np.ones(7)
-    start = prepared_collective(ring, mesh.line("dp").comm, x, mesh.tags(1)[0])
+    begin = prepared_collective(ring, mesh.line("dp").comm, x, mesh.tags(1)[0])
     schedule, groups = PipelineSchedule(name, 2, 2), list[list[Any]]()
 
     class Coupled(Silent):
         def forward(self, microbatch: int, chunk: int, x: Any) -> Any:
             if microbatch == 0 and mesh.index("pp") == 0:
                 sleep(0.1 * (mesh.index("dp") == 0))  # until the other rank waits
-                groups.append(group := [start(mesh.traffic["sum"])])
+                groups.append(group := [begin(mesh.traffic["sum"])])
                 mesh.transfers.expect(group)
                 if mesh.index("dp") == 0:
                     mesh.transfers.wait(group)  # for the second step of the other rank, which waits for a gradient
