@@ -1115,7 +1115,6 @@ MUTANTS = [
     Mutant(
         "training: sums and gradients have one message tag", "pdgemm/parallel/mesh.py",
         "self._tags = 1 + _SUMS + _OF_LAYERS", "self._tags = _SUMS",
-        "self._tags = 1 + _SUMS", "self._tags = _SUMS",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(
