@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
@@ -31,7 +31,8 @@ class StepReport:
     waits   : of each rank, the seconds of a step in which its passes wait for buckets, with stages 2 and 3.
     hidden  : seconds of a step in which messages moved while ranks computed, on average.
     counted, predicted : traffic of this rank in all steps by kind, and by `JointLayout.step`, without parameters of
-        updates that were skipped, and of other kinds as the caller expects it.
+        updates that were skipped.
+    expected : words that the caller expects this rank to receive in all steps, of other kinds.
     tokens : of all steps and ranks; 0: unknown.
     model_flops, hardware_flops : of all steps and ranks: those of the model's formula, and with those that are computed
         again; 0: unknown.
@@ -48,6 +49,7 @@ class StepReport:
     hidden: float
     counted: dict[str, Traffic]
     predicted: dict[str, Traffic]
+    expected: dict[str, int] = field(default_factory=dict)
     tokens: int = 0
     model_flops: float = 0.0
     hardware_flops: float = 0.0
@@ -60,9 +62,12 @@ class StepReport:
 
     @property
     def as_predicted(self) -> bool:
-        """Are gradients, parameters and what the caller expects moved as predicted, to the word and the message?"""
-        kinds = [kind for kind in self.predicted if kind != "decisions"]  # also those of the caller
-        return all(self.counted.get(kind, Traffic()) == self.predicted[kind] for kind in kinds)
+        """Are gradients and parameters moved as predicted, to the word and the message, and other words as expected?"""
+        return all(self._agrees(kind) for kind in {**self.predicted, **self.expected} if kind != "decisions")
+
+    def _agrees(self, kind: str) -> bool:
+        moved = self.counted.get(kind, Traffic())
+        return moved == self.predicted[kind] if kind in self.predicted else moved.words_received == self.expected[kind]
 
     @property
     def tokens_per_second(self) -> float:
@@ -107,12 +112,13 @@ class StepReport:
             f"step takes {in_seconds(self.p50)} in half of the cases, {in_seconds(self.p99)} in 99%",
             str(table),
         ]
-        for kind in (kind for kind in {**self.predicted, **self.counted} if kind != "decisions"):
-            moved, expected = self.counted.get(kind, Traffic()), self.predicted.get(kind)
-            line = f"{kind}: {in_words(moved.words_received / max(1, self.steps))} received a step by rank 0"
-            if expected is not None:
-                words = in_words(expected.words_received / max(1, self.steps))
-                line += ", as predicted" if moved == expected else f", predicted {words}"
+        expected = {kind: x.words_received for kind, x in self.predicted.items()} | self.expected
+        for kind in (kind for kind in {**expected, **self.counted} if kind != "decisions"):
+            words = in_words(self.counted.get(kind, Traffic()).words_received / max(1, self.steps))
+            line = f"{kind}: {words} received a step by rank 0"
+            if kind in expected:
+                other = f"predicted {in_words(expected[kind] / max(1, self.steps))}"
+                line += f", {'as predicted' if self._agrees(kind) else other}"
             lines.append(line)
         lines += self._of_flops()
         if self.slow_rank is not None:
@@ -142,7 +148,8 @@ class StepTimes:
         report = times.report()            # collective
 
     optimizer : whose buckets time their passes.   batches : the `Prefetch`, whose waits are "data"; None: none.
-    expected : traffic of this rank in a step by its kind in `mesh.traffic`, beside that of buckets: that of layers.
+    expected : words that this rank receives in a step by their kind in `mesh.traffic`, beside those of buckets: those of
+        layers and pipelines, for example.
     flops  : of a step on all ranks together: the model's, and those of the hardware, which computes some again.
     tokens : of a step on all ranks together.
     """
@@ -152,7 +159,7 @@ class StepTimes:
         optimizer: ShardedOptimizer,
         batches: Prefetch | None = None,
         *,
-        expected: Mapping[str, Traffic] | None = None,
+        expected: Mapping[str, int] | None = None,
         flops: tuple[float, float] = (0.0, 0.0),
         tokens: int = 0,
     ) -> None:
@@ -194,12 +201,13 @@ class StepTimes:
         waits = np.array(comm.allgather(self._waits / max(1, steps)))
         of_buckets, updates = layouts.step(), layouts.updates()  # which steps that overflow do not have
         of_buckets["parameters"] -= updates
-        expected = {kind: sum([x] * steps, Traffic()) for kind, x in {**of_buckets, **self._expected}.items()}
+        expected = {kind: sum([x] * steps, Traffic()) for kind, x in of_buckets.items()}
         expected["parameters"] += sum([updates] * self._updates, Traffic())
         p50, p99 = np.percentile(totals, [50, 99]) if steps else (0.0, 0.0)
         return StepReport(
             steps, self._samples, float(totals.sum()), float(p50), float(p99), phases,
-            waits, self._hidden / max(1, steps), dict(self._traffic), expected, self._tokens * steps,
+            waits, self._hidden / max(1, steps), dict(self._traffic), expected,
+            {kind: words * steps for kind, words in self._expected.items()}, self._tokens * steps,
             self._flops[0] * steps, self._flops[1] * steps, comm.size,
             machine_at_hand().rate(str(layouts.whole.wide), _LARGE),
         )  # fmt: skip

@@ -84,7 +84,13 @@ class Run:
         sampler = parallel.Sampler(len(windows), options.batch, seed=options.seed)
         shares = sampler.shares(mesh, range(first, last), options.microbatches, order=order)
         with parallel.Prefetch(mesh, (windows,), shares) as batches:
-            self.times = parallel.StepTimes(self.optimizer, batches)
+            self.times = parallel.StepTimes(
+                self.optimizer,
+                batches,
+                expected=expected_words(self),
+                flops=flops(self.sizes, options.batch, options.recompute),
+                tokens=options.batch * options.sequence,
+            )
             for step, samples in zip(numbers, batches):
                 with self.times.step(options.batch):
                     self.model.begin([*self.batches(step, samples)])
