@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 from accounting import expected_words, flops
-from model import Sizes, Transformer
+from model import Layer, Sizes, Transformer
 from sharding import initial
 
 from pdgemm import PdgemmError, parallel
+from pdgemm.errors import ArgumentError
 
 AXES = "dp", "tp", "pp", "cp", "ep"
 
@@ -69,16 +70,22 @@ class Run:
             decays=lambda name: name.endswith(("weight", "w1", "w2")),
         )
         self.model = Transformer(self.sizes, self.buckets, self.schedule, recompute=options.recompute, **how)
-        self.pipeline, self.times = parallel.Pipeline(mesh, self.schedule), None
+        self.pipeline, self.times, self.state = parallel.Pipeline(mesh, self.schedule), None, None
 
     def steps(self, data):
         """Yield the number of each step, the loss of a token before it, and the norm of the gradients."""
         options, mesh, last = self.options, self.mesh, self.options.steps
+        if len(data) <= options.sequence or data.max() >= self.sizes.vocabulary:
+            raise ArgumentError(
+                f"a text of {len(data)} tokens, of which the largest is {data.max()}, has windows of fewer than "
+                f"{len(data)} of a vocabulary of more than {data.max()}: got --sequence {options.sequence} and "
+                f"--vocabulary {self.sizes.vocabulary}"
+            )
         numbers, first = range(last), 0
         if options.state:
             run = {"batch": options.batch, "steps": last, "seed": options.seed, **vars(self.sizes)}
-            state = parallel.TrainingState(options.state, self.optimizer, every=options.every, attrs=run)
-            numbers, first = state.steps(last), state.step
+            self.state = parallel.TrainingState(options.state, self.optimizer, every=options.every, attrs=run)
+            numbers, first = self.state.steps(last), self.state.step
         windows = np.lib.stride_tricks.sliding_window_view(data, options.sequence + 1)
         order = "rank" if options.same_bits else "microbatch"
         sampler = parallel.Sampler(len(windows), options.batch, seed=options.seed)
@@ -130,6 +137,19 @@ class Run:
             )  # fmt: skip
 
 
+    def of_experts(self):
+        """Return a line about the experts of all layers; empty where there are none.  Collective."""
+        if not self.sizes.experts:
+            return ""
+        pieces = [piece for chunk in self.model.pieces for piece in chunk if isinstance(piece, Layer)]
+        numbers = [(x.dropped, x.loads.sum(), x.imbalance, 1) for x in (piece.experts.statistics for piece in pieces)]
+        dropped, choices, imbalance, layers = self.mesh.sum(np.sum(numbers, axis=0), axis="pp")[0]
+        return (
+            f"experts: {dropped / choices:.1%} of choices dropped; the most loaded one of a layer has "
+            f"{imbalance / layers:.2f} times the mean"
+        )
+
+
 def main(*words):
     options = parsed(words)
     run, losses = Run(options), {}
@@ -139,8 +159,9 @@ def main(*words):
         losses[step] = loss, norm
         if run.mesh.rank == 0 and step % options.show == 0:
             print(f"step {step}: loss {loss:.4f}, norm of the gradients {norm:.4f}")
-    if options.report and (report := run.times.report()) and run.mesh.rank == 0:
-        print(report)
+    lines = [str(run.times.report()), run.of_experts()] if options.report else []
+    if run.mesh.rank == 0 and lines:
+        print(*filter(None, lines), sep="\n")
     if options.losses and run.mesh.rank == 0:
         with open(options.losses, "w") as file:
             json.dump(losses, file)
