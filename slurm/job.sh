@@ -6,6 +6,7 @@
 #   run, launch     a step that a signal can end
 #   multiply        C := A B from file to file
 #   program         a command of pdgemm, or a Python program
+#   train           a Python program that goes on from the state that it has saved
 # It ends the job with pdgemm's exit codes: 0 done, 1 a result is wrong, 2 bad input; or 143 after SIGTERM.
 set -euo pipefail
 name=$1
@@ -78,19 +79,19 @@ on_term() {
 trap on_term TERM
 
 # By --signal=B:USR1@120 before the time limit.  A product with checkpoints has time to save one, and goes on in the next
-# run of the job, unless this one has saved nothing: that would never end.
+# run of the job, as training does, unless this one has saved nothing: that would never end.
 on_limit() {
     local seconds=8
     [ -z "${CHECKPOINT:-}" ] || seconds=95
     end_job "SIGUSR1: the time limit is near" $seconds
     if saved; then
-        say "the job is queued again, and goes on from the checkpoint"
+        say "the job is queued again, and goes on from ${STATE:-the checkpoint}"
         scontrol requeue "$SLURM_JOB_ID" || say "it cannot be queued again; the same sbatch command goes on" >&2
         sleep 20    # until Slurm ends it
     fi
     exit 143
 }
-saved() { false; }  # whether the job has saved a checkpoint; multiply redefines it
+saved() { false; }  # whether the job has saved a checkpoint; multiply and train redefine it
 trap on_limit USR1
 
 # run COMMAND...: in the background, waited for; its exit code.
@@ -281,6 +282,13 @@ program() {
         words=(pdgemm "${words[@]}")
     fi
     run launch "$ranks" "${words[@]}"
+}
+
+# train SCRIPT [WORD...]: a Python program that goes on from `--state STATE`.
+train() {
+    [ -n "${STATE:-}" ] || die "STATE is not set: the file from which the program goes on: export STATE=run.h5"
+    saved() { [ "$STATE" -nt "$log" ]; }
+    program "$@" --state "$STATE"
 }
 
 # ---------------------------------------------------------------- studies

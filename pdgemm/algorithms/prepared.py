@@ -28,6 +28,7 @@ from pdgemm.grids.layout import Layout
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.log import INFO, LOG, log_plan
+from pdgemm.instrument.recorder import Traffic
 from pdgemm.instrument.run_report import MoveReport
 from pdgemm.instrument.spans import HOST
 from pdgemm.local.arrays import device as devices
@@ -72,7 +73,7 @@ class Prepared:
     ) -> None:
         self._scales = {strip_name(name): x.matrix.stored for name, x in zip("AB", scales) if x}
         self._alpha, self._matrices, self._mirrored = alpha, (A, B, C), mirrored  # B is A^H or A^T
-        self._result, self._epilogue = C, epilogue
+        self._result, self._epilogue, self.traffic = C, epilogue, Traffic()
         self._use(plan, workspace)
 
     def _use(self, plan: ProductPlan, workspace: Workspace) -> None:
@@ -229,6 +230,7 @@ class Prepared:
                 move("C", workspace.copies["C"], beta, C.stored, plan.kept(comm.rank))
         device = devices.of(C.stored)
         sharing = device.reach(A.grid).sharing if device else 1
+        self.traffic = recorder.traffic
         end = perf_counter()
         report = partial(report_of, plan, A.grid, C.grid.coords, recorder, end - start, reports, sharing)
         C.report = report

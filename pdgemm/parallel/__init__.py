@@ -10,6 +10,8 @@ from pdgemm.parallel.data.sampler import Sampler as Sampler
 from pdgemm.parallel.mesh import Mesh as Mesh
 from pdgemm.parallel.parts import Initial as Initial
 from pdgemm.parallel.parts import Part as Part
+from pdgemm.parallel.pipeline_stages import Pipeline as Pipeline
+from pdgemm.parallel.pipeline_stages import Stage as Stage
 from pdgemm.parallel.step_report import StepReport as StepReport
 from pdgemm.parallel.step_report import StepTimes as StepTimes
 from pdgemm.parallel.training_state import TrainingState as TrainingState
@@ -21,3 +23,8 @@ from pdgemm.parallel.updates.update_rules import SGD as SGD
 from pdgemm.parallel.updates.update_rules import AdamW as AdamW
 from pdgemm.schedules.training.flat_layout import FlatLayout as FlatLayout
 from pdgemm.schedules.training.mesh_shape import MeshShape as MeshShape
+from pdgemm.schedules.training.mesh_shape import block_of as block_of
+from pdgemm.schedules.training.pipeline_orders import Action as Action
+from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule as PipelineSchedule
+from pdgemm.schedules.training.pipeline_schedule import layers_of as layers_of
+from pdgemm.schedules.training.pipeline_timeline import Timeline as Timeline

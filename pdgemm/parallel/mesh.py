@@ -22,6 +22,7 @@ from pdgemm.transport.collectives import prepared_collective
 from pdgemm.transport.movers.arrivals import Transfers
 
 _SUMS = 0  # the message tag of sums
+_OF_LAYERS = 2  # message tags of collectives of layers
 
 
 class Mesh:
@@ -39,6 +40,7 @@ class Mesh:
     traffic : words and messages of this rank so far, by kind: "gradients", "parameters", "decisions" ...
     transfers : the collectives in progress.  A collective has several steps, so a rank that waits for one lets all
         others go on, for which other ranks may wait.
+    workspaces : plans and buffers that layers share.
 
     Raises MeshError on all ranks, before any rank communicates further, where the sizes do not multiply to the ranks or
     differ between ranks.
@@ -57,7 +59,8 @@ class Mesh:
         self.recorder = Recorder()
         self.transfers = Transfers(self.recorder, between_nodes=True)
         self._lines, self._parts = dict[tuple[str, ...], ProcessGrid](), list[MPI.Intracomm]()
-        self._tags = 1 + _SUMS
+        self._tags = 1 + _SUMS + _OF_LAYERS
+        self.workspaces: dict[Any, Any] = {}
 
     @property
     def comm(self) -> MPI.Intracomm:
@@ -117,6 +120,7 @@ class Mesh:
         for part in self._parts:
             failures.free_communicator(part)
         self._lines.clear()
+        self.workspaces.clear()
         self._parts.clear()
         self.grid.free()
 

@@ -63,6 +63,7 @@ def prepared_collective(
     tag: int = 0,
     of: Callable[[int], np.ndarray] | None = None,
     fence: Callable[[], object] = lambda: None,
+    join: Join | None = None,
 ) -> Callable[[Traffic], CollectiveRun]:
     """Return a function that starts a collective of one vector on the host, as `carry_out`, and waits for no message.
 
@@ -70,6 +71,7 @@ def prepared_collective(
     tag : differs from those of all other collectives in progress on `comm`.
     of, fence : where the collective reads in place: `of(rank)` is the vector of a rank of `comm`, and `fence` orders
         reads and writes of it and signals.
+    join : as of `carry_out`, where parts are sent.
     The function may be called again when the collective is complete; until then the vector must not be touched.
     """
     if comm.rank not in collective.ranks or len(collective.ranks) == 1:
@@ -80,7 +82,7 @@ def prepared_collective(
         in_place = _InPlace(collective, comm, vectors, tag, fence)
         return lambda counted: CollectiveRun(comm, in_place.stages(counted))
     sent = _Vectors([vector], collective.offsets)
-    return lambda counted: CollectiveRun(comm, _by_messages(collective, comm, sent, counted, tag=tag))
+    return lambda counted: CollectiveRun(comm, _by_messages(collective, comm, sent, counted, join, tag))
 
 
 def carry_out(
@@ -114,16 +116,22 @@ def carry_out(
 
 
 def all_to_all(
-    collective: Collective, comm: MPI.Comm, parts: Sequence[np.ndarray], counted: Traffic
+    collective: Collective,
+    comm: MPI.Comm,
+    parts: Sequence[np.ndarray],
+    counted: Traffic,
+    wait: Callable[[list[Any]], object] = lambda runs: runs[0].Wait(),
 ) -> list[np.ndarray]:
     """Send `parts[r]` to the r-th rank of the collective, and return the parts that the ranks send here.  Collective.
+
+    wait : waits for a list of one collective in progress, as `Transfers.wait`, which lets others go on meanwhile.
 
     The ranks do not compare their arguments: all must pass the same collective, and parts as long as its counts.
     """
     p, me = len(collective.ranks), collective.ranks.index(comm.rank)
     mine: dict[int, Parts] = {me * p + to: (np.ascontiguousarray(part),) for to, part in enumerate(parts)}
     pairs, nothing = _Pairs(collective, mine), (np.empty(0, collective.dtype),)
-    CollectiveRun(comm, _by_messages(collective, comm, pairs, counted)).Wait()
+    wait([CollectiveRun(comm, _by_messages(collective, comm, pairs, counted))])
     return [pairs.parts.get(source * p + me, nothing)[0] for source in range(p)]
 
 
@@ -176,9 +184,9 @@ def _by_messages(
             for source, rows in step.received.items()
         }
         into = [(source, _buffer(views, step.adds)) for source, views in places.items()]
-        requests = [x for source, data in into for x in _requested(comm.Irecv, data, collective.ranks[source], tag)]
+        requests = [x for source, data in into for x in byte_requests(comm.Irecv, data, collective.ranks[source], tag)]
         received = len(requests)
-        requests += [x for to, data in out for x in _requested(comm.Isend, data, collective.ranks[to], tag)]
+        requests += [x for to, data in out for x in byte_requests(comm.Isend, data, collective.ranks[to], tag)]
         counted.words_sent += _words(leaving)
         counted.words_received += _words(places)
         counted.messages_sent += len(requests) - received
@@ -254,7 +262,7 @@ def _add_as_tree(addends: list[np.ndarray], into: np.ndarray) -> None:
             sums = added + sums[len(added) * 2 :]
 
 
-def _requested(start: Callable[..., Any], data: np.ndarray, rank: int, tag: int) -> list[Any]:
+def byte_requests(start: Callable[..., Any], data: np.ndarray, rank: int, tag: int) -> list[Any]:
     """Start to send or receive bytes in messages of LARGEST_MESSAGE_BYTES at most; none for an empty array."""
     pieces = range(0, data.size, LARGEST_MESSAGE_BYTES)
     return [start(data[at : at + LARGEST_MESSAGE_BYTES], rank, tag) for at in pieces]

@@ -1,4 +1,4 @@
-"""What the suite catches: 234 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 274 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -874,6 +874,53 @@ MUTANTS = [
         ("0 tests/cli/test_linalg_commands.py",),
     ),
     Mutant(
+        "pipelines: a backward pass is that of another microbatch", "pdgemm/parallel/pipeline_stages.py",
+        "self.stage.backward(microbatch, chunk, x)",
+        "self.stage.backward(self.schedule.microbatches - 1 - microbatch, chunk, x)",
+        (f"1 {R}parallel/test_pipelines.py",),
+    ),
+    Mutant(
+        "pipelines: activations of another chunk are freed", "pdgemm/parallel/pipeline_stages.py",
+        "self.live.remove((microbatch, chunk))", "self.live.discard((microbatch, 0))",
+        (f"4 {R}parallel/test_pipelines.py",),
+    ),
+    Mutant(
+        "pipelines: nothing else goes on while a stage waits", "pdgemm/parallel/pipeline_stages.py",
+        "self.mesh.transfers.wait(group)", "[request.Wait() for request in group]",
+        (f"4 {R}parallel/test_pipelines.py",),
+    ),
+    Mutant(
+        "pipelines: messages that are received are not counted", "pdgemm/parallel/pipeline_stages.py",
+        "self.traffic.words_received += x.size", "self.traffic.words_received += 0",
+        (f"4 {R}parallel/test_pipelines.py",),
+    ),
+    Mutant(
+        "pipelines: 1f1b keeps as many microbatches as gpipe", "pdgemm/schedules/training/pipeline_orders.py",
+        "_in_turns(min(stages - stage, microbatches), forward, backward)", "_in_turns(microbatches, forward, backward)",
+        (f"0 {U}schedules/test_pipeline_schedules.py",),
+    ),
+    Mutant(
+        "pipelines: weights have no gradients of a microbatch", "pdgemm/schedules/training/pipeline_orders.py",
+        "range(max(0, microbatches - stage), microbatches)", "range(max(0, microbatches - stage), microbatches - 1)",
+        (f"0 {U}schedules/test_pipeline_schedules.py",),
+    ),
+    Mutant(
+        "pipelines: messages of all chunks have one tag", "pdgemm/schedules/training/pipeline_schedule.py",
+        "x.microbatch * self.blocks + x.block)", "x.microbatch * self.blocks + x.target)",
+        (f"0 {U}schedules/test_pipeline_schedules.py",),
+    ),
+    Mutant(
+        "pipelines: activations of another chunk are counted as freed",
+        "pdgemm/schedules/training/pipeline_schedule.py",
+        "live.remove((microbatch, chunk))", "live.discard((microbatch, 0))",
+        (f"0 {U}schedules/test_pipeline_schedules.py",),
+    ),
+    Mutant(
+        "pipelines: a stage receives for its next action alone", "pdgemm/schedules/training/pipeline_timeline.py",
+        "LOOKAHEAD = 2", "LOOKAHEAD = 1",
+        (f"0 {U}schedules/test_pipeline_schedules.py",),
+    ),
+    Mutant(
         "training: a rank divides by its own samples", "pdgemm/parallel/data/prefetch.py",
         "yield StepSamples(item[0], item[1], divisor)", "yield StepSamples(item[0], item[1], item[2])",
         (f"4 {R}parallel/test_training_state.py",),
@@ -1067,8 +1114,117 @@ MUTANTS = [
     ),
     Mutant(
         "training: sums and gradients have one message tag", "pdgemm/parallel/mesh.py",
+        "self._tags = 1 + _SUMS + _OF_LAYERS", "self._tags = _SUMS",
         "self._tags = 1 + _SUMS", "self._tags = _SUMS",
         (f"4 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "layers: a bias is added on each rank along tp", "pdgemm/parallel/layers/linear.py",
+        "return _finished(y, bias, activation, residual)",
+        "return _finished(y, bias if bias is None else bias * len(self._ranks), activation, residual)",
+        (f"4 {R}parallel/test_layers_linear.py",),
+    ),
+    Mutant(
+        "layers: a residual is added on each rank along tp", "pdgemm/parallel/layers/linear.py",
+        "return _finished(y, bias, activation, residual)",
+        "return _finished(y, bias, activation, residual if residual is None else residual * len(self._ranks))",
+        (f"4 {R}parallel/test_layers_linear.py",),
+    ),
+    Mutant(
+        "layers: f is applied to the addends of a sum", "pdgemm/parallel/layers/linear.py",
+        "            add_product(self._mesh, a, b, 0, addends)\n",
+        "            add_product(self._mesh, a, b, 0, addends)\n            np.maximum(addends, 0, out=addends)\n",
+        (f"4 {R}parallel/test_layers_linear.py",),
+    ),
+    Mutant(
+        "layers: the gradient by X is reduced twice", "pdgemm/parallel/layers/linear.py",
+        "return add_up(addends, s.rows), a",
+        "return add_up(addends, s.rows) * (len(self._ranks) if step == \"input_gradient\" else 1), a",
+        (f"4 {R}parallel/test_layers_linear.py",),
+    ),
+    Mutant(
+        "layers: own rows alone have a part in the gradient of a bias", "pdgemm/parallel/layers/linear.py",
+        "db += later.sum(axis=0)",
+        "db += later[s.block(s.tokens, self._index)].sum(axis=0)",
+        (f"4 {R}parallel/test_layers_linear.py",),
+    ),
+    Mutant(
+        "layers: rows that arrive later are not multiplied", "pdgemm/parallel/layers/linear.py",
+        "parts = [slice(0, own.start), slice(own.stop, s.tokens)]",
+        "parts = [slice(own.stop, s.tokens)]",
+        (f"4 {R}parallel/test_layers_linear.py",),
+    ),
+    Mutant(
+        "layers: sums of rows are those of another rank", "pdgemm/parallel/layers/line_collectives.py",
+        "        first = sum(counts[: self.index])\n        return",
+        "        first = sum(counts[: self.index - 1])\n        return",
+        (f"4 {R}parallel/test_layers_linear.py",),
+    ),
+    Mutant(
+        "layers: a rank knows its X of the forward pass", "pdgemm/schedules/training/linear_schedule.py",
+        "(\"columns\", \"weight_gradient\"): (\"all_gather\", \"\"),",
+        "(\"columns\", \"weight_gradient\"): (\"\", \"\"),",
+        (f"4 {R}parallel/test_layers_linear.py",),
+    ),
+    Mutant(
+        "layers: rows without a word are not set to 0", "pdgemm/parallel/layers/vocabulary.py",
+        "        rows[~here] = 0\n",
+        "",
+        (f"4 {R}parallel/test_layers_vocabulary.py",),
+    ),
+    Mutant(
+        "layers: a softmax has the largest logit of its rank", "pdgemm/parallel/layers/vocabulary.py",
+        "            largest = self._line.largest(largest, counts)\n",
+        "            pass\n",
+        (f"4 {R}parallel/test_layers_vocabulary.py",),
+    ),
+    Mutant(
+        "layers: labels are those of equal parts of the vocabulary", "pdgemm/parallel/layers/vocabulary.py",
+        "columns = labels[here] - self.own.start",
+        "columns = labels[here] - self._line.index * (self.vocabulary // self._line.size)",
+        (f"4 {R}parallel/test_layers_vocabulary.py",),
+    ),
+    Mutant(
+        "layers: a token without weight has a gradient", "pdgemm/parallel/layers/vocabulary.py",
+        "            scale *= kept.weights\n",
+        "            pass\n",
+        (f"4 {R}parallel/test_layers_vocabulary.py",),
+    ),
+    Mutant(
+        "layers: a query sees keys by their place on its rank", "pdgemm/parallel/layers/attention.py",
+        "np.asarray(q_positions)[:, None] < np.asarray(k_positions)",
+        "np.arange(sq)[:, None] < np.arange(sk)",
+        (f"4 {R}parallel/test_layers_attention.py",),
+    ),
+    Mutant(
+        "layers: keys are taken to be in the order of positions", "pdgemm/parallel/layers/context.py",
+        "self.all_positions = np.concatenate([self.schedule.positions(rank) for rank in ranks])",
+        "self.all_positions = np.arange(self.sequence)",
+        (f"4 {R}parallel/test_layers_attention.py",),
+    ),
+    Mutant(
+        "layers: gradients of keys are those of a rank's queries", "pdgemm/parallel/layers/context.py",
+        "        return self._line.own_sums(addends, self.schedule.counts).transpose(1, 2, 0, 3)",
+        "        return dk[:, :, : len(self.positions)]",
+        (f"4 {R}parallel/test_layers_attention.py",),
+    ),
+    Mutant(
+        "layers: heads of one group are those of another", "pdgemm/parallel/layers/heads.py",
+        "x = x.transpose(0, 2, 3, 1, 4)\n        q =",
+        "x = x[:, :, ::-1].transpose(0, 2, 3, 1, 4)\n        q =",
+        (f"4 {R}parallel/test_layers_attention.py",),
+    ),
+    Mutant(
+        "layers: dropout depends on the rank of a row", "pdgemm/parallel/layers/dropout.py",
+        "np.asarray(rows)[slab, None]",
+        "np.arange(len(x))[slab, None]",
+        (f"4 {R}parallel/test_layers_rows.py",),
+    ),
+    Mutant(
+        "layers: the variance of a row is constant", "pdgemm/parallel/layers/normalization.py",
+        "    dx -= rows * means[1]\n",
+        "",
+        (f"4 {R}parallel/test_layers_rows.py",),
     ),
     Mutant(
         "collectives: sums in place are in the order of the ranks", "pdgemm/transport/collectives.py",
@@ -1213,6 +1369,73 @@ MUTANTS = [
         "training: arrays that are added up exchange their places", "pdgemm/parallel/mesh.py",
         "x[end - value.size : end]", "x[: value.size]",
         ("1 tests/examples/test_training_examples.py",),
+    ),
+    Mutant(
+        "experts: tokens return in the order in which they arrive", "pdgemm/parallel/layers/experts.py",
+        "np.concatenate(self._exchanged(parts, exchange, back=True))",
+        "np.concatenate(self._exchanged(parts, exchange, back=True)[::-1])",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: the capacity is one of each run of tokens", "pdgemm/schedules/training/token_exchange.py",
+        "np.clip(self.capacity - before,", "np.clip(self.capacity - 0 * before,",
+        (f"0 {U}schedules/test_token_exchange.py",),
+    ),
+    Mutant(
+        "experts: tokens are dropped in the order of ranks", "pdgemm/schedules/training/token_exchange.py",
+        'return np.argsort(self.first, kind="stable")', "return np.argsort(self.owner, kind='stable')",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: a factor of the capacity is rounded to binary digits", "pdgemm/schedules/training/token_exchange.py",
+        "Fraction(repr(float(factor)))", "Fraction(float(factor))",
+        (f"0 {U}schedules/test_token_exchange.py",),
+    ),
+    Mutant(
+        "experts: those of another rank along ep", "pdgemm/schedules/training/token_exchange.py",
+        "self.shape.ep, index)", "self.shape.ep, self.shape.ep - 1 - index)",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: they are balanced by the fractions of a rank's own tokens", "pdgemm/parallel/layers/experts.py",
+        "exchange.loads / max(1, exchange.tokens * self.topk)", "own.counts.sum(axis=0) / max(1, len(x) * self.topk)",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: the loss that balances them is not scaled", "pdgemm/parallel/layers/experts.py",
+        "dgates, scale * kept.slope)", "dgates, kept.slope)",
+        (f"1 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: a choice that is dropped adds a result of another token", "pdgemm/parallel/layers/experts.py",
+        "tokens = np.flatnonzero(choice >= 0)", "tokens = np.arange(n)",
+        (f"1 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: a rank alone raises what is wrong with its tokens", "pdgemm/parallel/layers/experts.py",
+        "        if failures:\n", "        if error:\n            raise error\n        if failures:\n",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: who waits for tokens keeps reductions waiting", "pdgemm/parallel/layers/experts.py",
+        "            mesh.transfers.wait,\n", "",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: the router learns nothing of the experts that are chosen", "pdgemm/parallel/layers/router.py",
+        "np.take_along_axis(dp, chosen, axis=1) + through", "np.take_along_axis(dp, chosen, axis=1)",
+        (f"1 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: gradients by gates as if they had no common sum", "pdgemm/parallel/layers/router.py",
+        "(dgates - (dgates * gates).sum(axis=1, keepdims=True)) / total", "dgates / total",
+        (f"1 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: of equal scores the higher expert is chosen", "pdgemm/parallel/layers/router.py",
+        'np.argsort(-scores, axis=1, kind="stable")[:, :topk]',
+        'np.argsort(scores, axis=1, kind="stable")[:, : -topk - 1 : -1]',
+        (f"1 {R}parallel/test_experts.py",),
     ),
     Mutant(
         "collectives: partners exchange the parts that they go on to sum themselves",

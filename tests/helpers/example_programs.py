@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -17,8 +18,13 @@ def example(name: str) -> ModuleType:
     """Return an example as a module, of which tests call the functions."""
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    path = EXAMPLES / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(path.parent))  # where Python looks for the modules of an example
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
     return module

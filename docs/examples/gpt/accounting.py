@@ -1,0 +1,94 @@
+"""What a step of the transformer computes, moves and keeps, by arithmetic of its sizes; a run is compared with it."""
+
+from collections import Counter
+
+from model import Beginning, End, Layer
+
+from pdgemm.schedules.training.vocabulary_schedule import VocabularySchedule
+
+
+def flops(sizes, batch, recompute):
+    """Return the flops of a step that the model needs, and those that are computed, which recomputation adds to.
+
+    Those of products alone: 2 for each weight and token forward and 4 backward, and those of attention with all pairs
+    of positions, though half of them are masked.  Of experts, those that each token chooses.
+    """
+    h, rows = sizes.hidden, sizes.heads * sizes.width
+    core = 4 * sizes.sequence * rows
+    linear = (
+        2 * h * (rows + 2 * sizes.keys * sizes.width)
+        + 2 * rows * h
+        + 4 * h * sizes.inner * (sizes.topk if sizes.experts else 1)
+        + 2 * h * sizes.experts
+    )
+    layers, tokens = sizes.layers * (linear + core), batch * sizes.sequence
+    model = 3 * tokens * (layers + 2 * h * sizes.vocabulary)
+    again = {"none": 0, "selective": sizes.layers * core, "full": layers}[recompute]
+    return model, model + tokens * again
+
+
+def expected_words(run):
+    """Return the words that this rank receives in a step, by kind; those of experts depend on what tokens choose."""
+    model, mesh, words = run.model, run.mesh, Counter(tensor=0, context=0, pipeline=0)
+    again, travelling = 2 if model.recompute == "full" else 1, []
+    for first, last in run.samples():
+        samples, tokens = last - first, (last - first) * len(model.context.positions)
+        for piece in (piece for chunk in model.pieces for piece in chunk):
+            words.update(of_piece(model, piece, samples, tokens, again))
+        rows = run.rows(tokens)
+        travelling.append((rows.stop - rows.start) * run.sizes.hidden)
+    moved = run.schedule.traffic(mesh.index("pp"), travelling, model.type.itemsize)
+    words["pipeline"] = moved.words_received
+    return dict(words)
+
+
+def of_piece(model, piece, samples, tokens, again):
+    """Return the words of a piece for a microbatch; layers compute their forward pass `again` times."""
+    rank, sizes = model.mesh.index("tp"), model.sizes
+    line = tuple(range(model.mesh.shape.tp))
+    vocabulary = VocabularySchedule(tokens, sizes.hidden, model.sequence, model.type, line).words(rank)
+
+    def linear(layer):
+        forward, *backward = layer.schedule(tokens, model.type).words(rank).values()
+        return (again if isinstance(piece, Layer) else 1) * forward + sum(backward)
+
+    if isinstance(piece, Beginning):
+        return Counter(tensor=vocabulary["embedding"] + vocabulary["embedding_gradient"])
+    if isinstance(piece, End):
+        return Counter(tensor=linear(model.scores) + vocabulary["cross_entropy"])
+    width = 2 * samples * model.heads.kv_heads * sizes.width  # keys and values
+    context = model.context.schedule.words(model.mesh.index("cp"), width)
+    layers = [model.qkv, model.out] + ([] if sizes.experts else [model.up, model.down])
+    return Counter(tensor=sum(map(linear, layers)), context=again * context["gather"] + context["reduce"])
+
+
+def activation_bytes(model, samples, rows):
+    """Return the bytes that a layer keeps of a microbatch until its backward pass.   rows : of this rank along tp.
+
+    | kept                                      | elements                      | recomputed       |
+    |-------------------------------------------|-------------------------------|------------------|
+    | input of the layer                        | rows h                        | full: this alone |
+    | two layer norms: results, normalised rows | 4 rows h, and 2 rows          | full             |
+    | queries, keys and values, one product     | T (heads + 2 kv_heads) d      | full             |
+    | queries of grouped heads, copied          | T heads d                     | full             |
+    | keys and values of all S positions, cp > 1 | 2 samples kv_heads S d       | full             |
+    | weights of attention                      | samples heads positions S     | selective, full  |
+    | output of attention                       | T heads d                     | full             |
+    | inner features before and after GELU      | 2 T inner/tp                  | full             |
+
+    T = samples positions, heads and kv_heads of this rank.  With cp > 1 and grouped heads the product is not kept.
+    """
+    sizes, heads, positions = model.sizes, model.heads, len(model.context.positions)
+    tokens, h, width = samples * positions, sizes.hidden, sizes.width
+    if model.recompute == "full":
+        return rows * h * model.type.itemsize
+    own = heads.heads * width
+    elements = 4 * rows * h + 2 * rows + tokens * own
+    copied, gathered = heads.heads != heads.kv_heads, model.mesh.shape.cp > 1
+    if not (copied and gathered):
+        elements += tokens * (own + 2 * heads.kv_heads * width)
+    elements += copied * tokens * own + gathered * 2 * samples * heads.kv_heads * width * sizes.sequence
+    if model.recompute == "none":
+        elements += samples * heads.heads * positions * sizes.sequence
+    inner = model.up.schedule(tokens, model.type).shapes(model.mesh.index("tp"))["y"][1]
+    return (elements + 2 * tokens * inner) * model.type.itemsize

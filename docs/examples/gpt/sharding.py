@@ -1,0 +1,67 @@
+"""How the parameters of the transformer are divided among ranks, and what a step then moves, keeps and computes.
+
+Everything here is arithmetic of sizes: the counts of a run are compared with it to the word and the byte.
+"""
+
+from math import sqrt
+from zlib import crc32
+
+from pdgemm.parallel import Initial, Part, layers_of
+
+
+def initial(sizes, mesh, schedule, *, sequence=True, seed=0, dtype="float32"):
+    """Return the parameters of this rank's stage, in the order of the forward pass: weights of variance 0.02^2, and
+    smaller ones where layers add to the residual, as those of GPT-2.
+    """
+    h, inner, width, keys = sizes.hidden, sizes.inner, sizes.width, sizes.keys
+    shared = "sum" if sequence else None  # whole on the ranks along tp; each computes its tokens' part of the gradient
+
+    def normal(name, shape, scale=0.02):
+        return Initial(shape, "normal", seed=seed_of(seed, name), scale=scale, dtype=dtype)
+
+    def norm(name):
+        return {
+            f"{name}.gain": Part(Initial(h, "ones", dtype=dtype), tp=shared),
+            f"{name}.bias": Part(Initial(h, dtype=dtype), tp=shared),
+        }
+
+    def layer(n):
+        small = 0.02 / sqrt(2 * sizes.layers)
+        columns = (sizes.heads // keys + 2) * width
+        yield from norm(f"{n}.norm1").items()
+        yield f"{n}.qkv.weight", Part(normal(f"{n}.qkv", (h, keys, columns)), tp=1)
+        yield f"{n}.qkv.bias", Part(Initial((keys, columns), dtype=dtype), tp=0)
+        yield f"{n}.out.weight", Part(normal(f"{n}.out", (sizes.heads * width, h), small), tp=0)
+        yield f"{n}.out.bias", Part(Initial(h, dtype=dtype))
+        yield from norm(f"{n}.norm2").items()
+        if experts := sizes.experts:
+            yield f"{n}.router", Part(normal(f"{n}.router", (h, experts)), tp="sum")
+            yield f"{n}.w1", Part(normal(f"{n}.w1", (experts, h, inner)), ep=0)
+            yield f"{n}.b1", Part(Initial((experts, inner), dtype=dtype), ep=0)
+            yield f"{n}.w2", Part(normal(f"{n}.w2", (experts, inner, h), small), ep=0)
+            yield f"{n}.b2", Part(Initial((experts, h), dtype=dtype), ep=0)
+            return
+        yield f"{n}.up.weight", Part(normal(f"{n}.up", (h, inner)), tp=1)
+        yield f"{n}.up.bias", Part(Initial(inner, dtype=dtype), tp=0)
+        yield f"{n}.down.weight", Part(normal(f"{n}.down", (inner, h), small), tp=0)
+        yield f"{n}.down.bias", Part(Initial(h, dtype=dtype))
+
+    stage, last, parameters = mesh.index("pp"), mesh.shape.pp - 1, {}
+    embedding = Part(normal("embedding", (sizes.vocabulary, h)), tp=0, tied=sizes.tied and last > 0)
+    if stage == 0:
+        parameters["embedding"] = embedding
+        parameters["positions"] = Part(normal("positions", (sizes.sequence, h)), tp=shared)
+    for chunk in range(schedule.chunks):
+        for n in layers_of(sizes.layers, schedule.stages, schedule.chunks, stage, chunk):
+            parameters |= dict(layer(n))
+    if stage == last:
+        parameters |= norm("norm")
+        parameters |= (
+            {"embedding": embedding} if sizes.tied else {"head": Part(normal("head", (h, sizes.vocabulary)), tp=1)}
+        )
+    return parameters
+
+
+def seed_of(seed, name):
+    """Return a seed for each name, so that no parameter depends on which others a stage has."""
+    return crc32(f"{seed} {name}".encode())

@@ -1,0 +1,69 @@
+"""Causal attention of the heads of one rank, by batched products."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pdgemm.errors import LayoutError
+
+Array = np.ndarray
+
+
+class AttentionWeights(NamedTuple):
+    """What attention keeps for its gradient; without it, `attention` of q, k and v computes it again."""
+
+    q: Array
+    k: Array
+    v: Array
+    weights: Array
+
+
+def attention(q: Array, k: Array, v: Array, q_positions: Array, k_positions: Array) -> tuple[Array, AttentionWeights]:
+    """Return softmax(q k^T / sqrt(d)) v over the keys at positions up to the query's, and what the gradient needs.
+
+    q : (b, heads, sq, d).   k, v : (b, kv_heads, sk, d), float32 or float64; each of the kv_heads serves heads/kv_heads
+        neighbouring heads.
+    q_positions, k_positions : (sq,) and (sk,), in the whole sequence, in any order.  A query that sees no key gets 0.
+
+    Local.  4 b heads sq sk d flops; memory for b heads sq sk weights, which are kept, and as many in the backward pass.
+    Raises LayoutError.   Vaswani et al., Attention Is All You Need, NeurIPS 2017.
+    """
+    (b, heads, sq, d), (kv_heads, sk) = q.shape, k.shape[1:3]
+    wanted = (b, kv_heads, sk, d)
+    if k.shape != wanted or v.shape != wanted or (len(q_positions), len(k_positions)) != (sq, sk):
+        where = f"positions of {len(q_positions)} queries and {len(k_positions)} keys"
+        raise LayoutError(f"q {q.shape}, k {k.shape} and v {v.shape} with {where} are no attention")
+    if not kv_heads or heads % kv_heads:
+        raise LayoutError(f"{kv_heads} heads of keys and values do not divide {heads} heads of queries")
+    weights = np.matmul(_grouped(q, kv_heads), k.swapaxes(2, 3))
+    weights *= d**-0.5
+    by_query = weights.reshape(b, kv_heads, heads // kv_heads, sq, sk)
+    np.copyto(by_query, -np.inf, where=np.asarray(q_positions)[:, None] < np.asarray(k_positions))
+    largest = weights.max(axis=-1, keepdims=True, initial=-np.inf)
+    weights -= np.where(largest == -np.inf, 0, largest)
+    np.exp(weights, out=weights)
+    sums = weights.sum(axis=-1, keepdims=True)
+    weights /= np.where(sums == 0, 1, sums)
+    return np.matmul(weights, v).reshape(q.shape), AttentionWeights(q, k, v, weights)
+
+
+def attention_backward(do: Array, kept: AttentionWeights) -> tuple[Array, Array, Array]:
+    """Return the gradients by q, k and v.  Local; 8 b heads sq sk d flops.   do : of the shape of q."""
+    q, k, v, weights = kept
+    kv_heads, scale = k.shape[1], q.shape[-1] ** -0.5
+    do = _grouped(do, kv_heads)
+    dv = np.matmul(weights.swapaxes(2, 3), do)
+    ds = np.matmul(do, v.swapaxes(2, 3))
+    ds -= np.einsum("bhqk,bhqk->bhq", ds, weights)[..., None]
+    ds *= weights
+    ds *= scale
+    dk = np.matmul(ds.swapaxes(2, 3), _grouped(q, kv_heads))
+    return np.matmul(ds, k).reshape(q.shape), dk, dv
+
+
+def _grouped(q: Array, kv_heads: int) -> Array:
+    """Return the queries of all heads that a head of keys serves as rows of one matrix."""
+    b, heads, sq, d = q.shape
+    return q.reshape(b, kv_heads, heads // kv_heads * sq, d)

@@ -1,0 +1,176 @@
+"""A pipeline as a schedule: what each stage does and sends, how long it waits, and what it keeps in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from pdgemm.errors import ArgumentError
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.local.arrays.integers import as_count
+from pdgemm.schedules.collectives.collective import even_parts
+from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
+from pdgemm.schedules.training.pipeline_orders import Action, pipeline_kind
+from pdgemm.schedules.training.pipeline_timeline import Handover, PipelineStep, Timeline, TimelineCell, walked
+from pdgemm.support.remembered import remembered
+from pdgemm.support.text import counted
+
+Seconds = Mapping[str, Any] | Callable[[int, Action], Any]
+
+
+@dataclass(frozen=True)
+class PipelineSchedule:
+    """A schedule by which the stages of a pipeline work on the microbatches of a step.
+
+    name : "gpipe", "1f1b", "interleaved", "zero_bubble", or one that was registered.
+    stages, microbatches : p and m, >= 1.   chunks : v, the blocks of layers of each stage; 1 but with "interleaved".
+
+    Layers are cut into v p blocks; block c p + s is chunk c of stage s.  For stages of equal length:
+
+    | name        | waiting / working             | in flight on stage s                   |
+    |-------------|-------------------------------|----------------------------------------|
+    | gpipe       | (p-1)/m                       | m                                      |
+    | 1f1b        | (p-1)/m                       | min(m, p-s)                            |
+    | interleaved | (p-1)/(v m), p divides m      | min(v m, (v+1) p - 2 s - 1) chunks     |
+    | zero_bubble | (p-1)/(3 m), m >= p, F = B = W | min(m, p)                              |
+
+    All stages together receive 2 (v p - 1) times the words of all microbatches, where p > 1.
+    Gradients of a parameter are added in the order of the microbatches with each of them.
+    Raises ArgumentError.
+    """
+
+    name: str
+    stages: int
+    microbatches: int
+    chunks: int = 1
+
+    def __post_init__(self) -> None:
+        kind = pipeline_kind(self.name)
+        for what in ("stages", "microbatches", "chunks"):
+            object.__setattr__(self, what, as_count(getattr(self, what), what, 1))
+        if self.chunks > 1 and not kind.chunks:
+            raise ArgumentError(f"{self.name} has one chunk of layers on each stage, got chunks={self.chunks}")
+        if wrong := kind.lies(self.stages, self.microbatches):
+            raise ArgumentError(f"{self.name} {wrong}")
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks of layers."""
+        return self.stages * self.chunks
+
+    @remembered
+    def order(self, stage: int) -> tuple[Action, ...]:
+        """Return what a stage does, one after the other."""
+        return tuple(pipeline_kind(self.name).order(self.stages, self.microbatches, self.chunks, stage))
+
+    @remembered
+    def steps(self, stage: int) -> tuple[PipelineStep, ...]:
+        """Return what a stage does, with what each action takes from other blocks and hands to them."""
+        return tuple(self._step(stage, action) for action in self.order(stage))
+
+    def _step(self, stage: int, action: Action) -> PipelineStep:
+        """Return an action with what it takes and hands over: one block on with "F", one back with "B"."""
+        if action.kind == "W":
+            return PipelineStep(action, None, None)
+        block, on = action.chunk * self.stages + stage, 1 if action.kind == "F" else -1
+
+        def between(source: int, target: int) -> Handover | None:
+            if not (0 <= source < self.blocks and 0 <= target < self.blocks):
+                return None
+            return Handover(action.kind, action.microbatch, target, source % self.stages, target % self.stages)
+
+        return PipelineStep(action, between(block - on, block), between(block, block + on))
+
+    # ---------------------------------------------------------------- time
+    @property
+    def split(self) -> bool:
+        """Do actions of their own compute the gradients of weights?"""
+        return any(action.kind == "W" for action in self.order(0))
+
+    def walk(self, seconds: Seconds | None = None, buffering: int | None = None) -> Timeline:
+        """Return when each stage does what, where each action begins as soon as it can; messages take no time.
+
+        seconds : of each kind of action, {"F": 1, "B": 2}, or a function of (stage, action), for stages of unequal
+            length.  Integers and fractions give exact times.  None: 1 and 2, or 1, 1 and 1 with "W".
+        buffering : messages that a stage sends another before it takes them; None: any number, 0: sends block.
+        Raises ArgumentError where the stages wait for one another for ever.
+        """
+        if seconds is None:
+            seconds = {"F": 1, "B": 1 if self.split else 2, "W": 1}
+        if not callable(seconds):
+            kinds = ("F", "B", "W") if self.split else ("F", "B")
+            if missing := [kind for kind in kinds if kind not in seconds]:
+                raise ArgumentError(f"seconds of {', '.join(kinds)} are needed, and {missing[0]!r} is missing")
+            table = dict(seconds)
+            return self._walk(lambda stage, action: table[action.kind], buffering)
+        return self._walk(seconds, buffering)
+
+    def _walk(self, seconds: Callable[[int, Action], Any], buffering: int | None) -> Timeline:
+        return self.timeline(walked([self.steps(stage) for stage in range(self.stages)], seconds, buffering))
+
+    def timeline(self, cells: Sequence[Sequence[TimelineCell]]) -> Timeline:
+        """Return the timeline of a walk, or of a run, from the actions of each stage and their times."""
+        chunks = f", {counted(self.chunks, 'chunk')} each" if self.chunks > 1 else ""
+        microbatches = f"{self.microbatches} microbatch{'es' * (self.microbatches > 1)}"
+        title = f"{self.name}: {counted(self.stages, 'stage')}{chunks}, {microbatches}"
+        return Timeline(title, tuple(map(tuple, cells)), tuple(map(self.in_flight, range(self.stages))))
+
+    def bubble(self) -> Fraction:
+        """Return the time in which stages wait over the time in which they work, for stages of equal length."""
+        return self.walk().bubble
+
+    # ---------------------------------------------------------------- memory
+    @remembered
+    def in_flight(self, stage: int) -> int:
+        """Return the most microbatches (of a chunk) of which a stage has activations at one time."""
+        live, most, last = set[tuple[int, int]](), 0, "W" if self.split else "B"
+        for kind, microbatch, chunk in self.order(stage):
+            if kind == "F":
+                live.add((microbatch, chunk))
+            elif kind == last:
+                live.remove((microbatch, chunk))
+            most = max(most, len(live))
+        return most
+
+    # ---------------------------------------------------------------- what moves
+    def messages(self, stage: int, words: int | Sequence[int] = 1) -> list[tuple[Handover, int]]:
+        """Return what a stage receives (`target`) and sends (`source`), in order, each with its words.
+
+        words : of the activations of a microbatch between two layers; of each microbatch where they are uneven.
+        """
+        size = [words] * self.microbatches if isinstance(words, int) else words
+        moved = [x for _, takes, gives in self.steps(stage) for x in (takes, gives) if x is not None and x.travels]
+        return [(x, size[x.microbatch]) for x in moved]
+
+    def traffic(self, stage: int, words: int | Sequence[int], itemsize: int) -> Traffic:
+        """Return the words and messages of a stage in a step.   words : as for `messages`.   itemsize : their bytes."""
+        total, longest = Traffic(), LARGEST_MESSAGE_BYTES // itemsize
+        for x, size in self.messages(stage, words):
+            if x.source == stage:
+                total.words_sent += size
+                total.messages_sent += -(-size // longest)
+            else:
+                total.words_received += size
+                total.messages_received += -(-size // longest)
+        return total
+
+    def number(self, x: Handover) -> int:
+        """Return a number that identifies what is handed over, below 2 m v p: microbatch, block and direction."""
+        return 2 * (x.microbatch * self.blocks + x.block) + (x.kind == "B")
+
+
+def layers_of(layers: int, stages: int, chunks: int, stage: int, chunk: int) -> range:
+    """Return the layers of a chunk of a stage: of block `chunk * stages + stage`.  The first blocks have one more.
+
+    Raises ArgumentError where there are fewer layers than blocks.
+    """
+    blocks, block = stages * chunks, chunk * stages + stage
+    if layers < blocks:
+        raise ArgumentError(
+            f"{counted(layers, 'layer')} on {counted(stages, 'stage')} of {counted(chunks, 'chunk')}: each of the "
+            f"{blocks} has at least one layer"
+        )
+    sizes = even_parts(layers, blocks)
+    return range(first := sum(sizes[:block]), first + sizes[block])

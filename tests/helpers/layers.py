@@ -1,0 +1,26 @@
+"""What tests of layers share: meshes, random numbers, and a comparison with numbers of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def mesh_of(comm: Any, **sizes: int) -> Any:
+    """A mesh with all ranks along tp, or of these sizes."""
+    from pdgemm.parallel import Mesh
+
+    return Mesh(comm.Dup(), **(sizes or {"tp": comm.size}))
+
+
+def numbers(shape: tuple[int, ...], seed: int, dtype: Any = float) -> np.ndarray:
+    """Normal random numbers, the same on all ranks."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def close(result: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-13) -> None:
+    """Equal shapes, and elements that differ by a tolerance of the largest one."""
+    assert result.shape == wanted.shape
+    assert np.isfinite(result.astype(float)).all()
+    assert np.abs(result - wanted).max(initial=0) <= tolerance * max(1.0, np.abs(wanted).max(initial=0))

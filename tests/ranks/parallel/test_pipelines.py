@@ -1,0 +1,320 @@
+"""Pipelines of a small network: gradients are those of one process, and words, messages and memory as planned."""
+
+from __future__ import annotations
+
+from itertools import product
+from time import sleep
+from typing import Any, cast
+
+import jobs
+import numpy as np
+import pytest
+from tiers import every_grid, in_turn
+
+LAYERS, WIDTH = 12, 5
+SCHEDULES = [("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 1), ("interleaved", 2), ("interleaved", 3)]
+ROWS = (3, 1, 4, 0, 2, 5, 1, 3)  # of each microbatch
+
+
+def start(layer: int) -> np.ndarray:
+    return np.random.default_rng(layer).standard_normal((WIDTH, WIDTH)) / 2
+
+
+class Layers:
+    """The layers x := tanh(x W) of a stage; the loss is half the sum of the squares of the last ones."""
+
+    def __init__(self, schedule: Any, stage: int, dtype: Any = float, first: int = 0) -> None:
+        from pdgemm.parallel import layers_of
+
+        self.schedule, self.dtype, self.first = schedule, np.dtype(dtype), first
+        shape = LAYERS, schedule.stages, schedule.chunks, stage
+        self.chunks = [layers_of(*shape, chunk) for chunk in range(schedule.chunks)]
+        self.w = {layer: start(layer) for chunk in self.chunks for layer in chunk}
+        self.gradients = {layer: np.zeros((WIDTH, WIDTH)) for layer in self.w}
+        self.kept = dict[tuple[int, int], list[np.ndarray]]()
+        self.later = dict[tuple[int, int], list[tuple[int, np.ndarray, np.ndarray]]]()
+        self.calls, self.loss, self.buckets = list[tuple[str, int, int]](), 0.0, cast(Any, None)
+
+    def shape(self, microbatch: int) -> tuple[tuple[int, int], Any]:
+        return (ROWS[(self.first + microbatch) % len(ROWS)], WIDTH), self.dtype
+
+    def forward(self, microbatch: int, chunk: int, x: Any) -> np.ndarray:
+        self.calls.append(("F", microbatch, chunk))
+        shape, dtype = self.shape(microbatch)
+        if x is None:
+            x = np.random.default_rng(self.first + microbatch).standard_normal(shape)
+        assert x.shape == shape
+        kept = [x.astype(float)]
+        for layer in self.chunks[chunk]:
+            kept.append(np.tanh(kept[-1] @ self.w[layer]))
+        self.kept[microbatch, chunk] = kept
+        return kept[-1].astype(dtype)
+
+    def backward(self, microbatch: int, chunk: int, dy: Any) -> np.ndarray:
+        self.calls.append(("B", microbatch, chunk))
+        kept = self.kept.pop((microbatch, chunk))
+        if dy is None:
+            dy = kept[-1]
+            self.loss += float((dy * dy).sum()) / 2
+        later = self.later[microbatch, chunk] = []
+        for layer, x, y in zip(reversed(self.chunks[chunk]), kept[-2::-1], kept[:0:-1]):
+            dz = dy * (1 - y * y)
+            later.append((layer, x, dz))
+            dy = dz @ self.w[layer].T
+        if not self.schedule.split:
+            self.add(microbatch, chunk)
+        return dy.astype(self.dtype)
+
+    def weights(self, microbatch: int, chunk: int) -> None:
+        self.calls.append(("W", microbatch, chunk))
+        self.add(microbatch, chunk)
+
+    def add(self, microbatch: int, chunk: int) -> None:
+        for layer, x, dz in self.later.pop((microbatch, chunk)):
+            if self.buckets is None:
+                self.gradients[layer] += x.T @ dz
+            else:
+                self.buckets.gradients[str(layer)] += x.T @ dz
+                self.buckets.ready(str(layer))
+
+
+def in_one_process(microbatches: int, first: int = 0, weights: Any = None) -> Layers:
+    from pdgemm.parallel import PipelineSchedule
+
+    layers = Layers(PipelineSchedule("gpipe", 1, microbatches), 0, first=first)
+    layers.w = weights or layers.w
+    for microbatch in range(microbatches):
+        layers.forward(microbatch, 0, None)
+        layers.backward(microbatch, 0, None)
+    return layers
+
+
+@pytest.mark.mpi
+@every_grid
+@pytest.mark.parametrize(("name", "chunks"), SCHEDULES)
+def test_gradients_are_those_of_one_process(comm: Any, name: str, chunks: int) -> None:
+    """1 to 8 microbatches of uneven sizes, one of them empty, twice with one pipeline; words and memory as planned."""
+    from pdgemm.parallel import Mesh, Pipeline, PipelineSchedule
+
+    pp = comm.size
+    if pp * chunks > LAYERS:
+        pytest.skip(f"{LAYERS} layers")
+    mesh = Mesh(comm.Dup(), pp=pp)
+    for m in range(1, 9):
+        if name == "interleaved" and m % pp:
+            continue
+        schedule, wanted = PipelineSchedule(name, pp, m, chunks), in_one_process(m)
+        pipeline = Pipeline(mesh, schedule)
+        for _ in range(2):
+            before = mesh.traffic["pipeline"] + type(mesh.traffic["pipeline"])()
+            stage = Layers(schedule, pipeline.stage)
+            pipeline.run(stage)
+            assert stage.calls == [tuple(action) for action in schedule.order(pipeline.stage)]
+            for layer, gradient in stage.gradients.items():
+                np.testing.assert_allclose(gradient, wanted.gradients[layer], rtol=1e-13, atol=1e-15)
+            assert abs(comm.allreduce(stage.loss) - wanted.loss) <= 1e-13 * wanted.loss
+            assert pipeline.peak == schedule.in_flight(pipeline.stage)
+            moved = mesh.traffic["pipeline"] - before
+            words = [x * WIDTH for x in ROWS[:m]]
+            assert moved == schedule.traffic(pipeline.stage, words, 8)
+            hops = 2 * (pp * chunks - 1) if pp > 1 else 0
+            assert comm.allreduce(moved.words_received) == comm.allreduce(moved.words_sent) == hops * sum(words)
+    mesh.free()
+
+
+@pytest.mark.mpi
+@every_grid
+@pytest.mark.parametrize(("which", "how"), in_turn(SCHEDULES, [*product(["float32", "bfloat16"], ["", "1"])]), ids=str)
+def test_pipelines_beside_one_another(comm: Any, which: Any, how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On dp x pp ranks, on one node and on several, with few bits: each pipeline has its own samples."""
+    from pdgemm.local.arrays.dtypes import element_type
+    from pdgemm.parallel import Mesh, Pipeline, PipelineSchedule
+
+    (name, chunks), (dtype, per_node) = which, how
+    if per_node:
+        monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
+    for pp in (x for x in range(1, comm.size + 1) if comm.size % x == 0 and x * chunks <= LAYERS):
+        mesh = Mesh(comm.Dup(), dp=-1, pp=pp)
+        schedule = PipelineSchedule(name, pp, 2 * pp, chunks)
+        pipeline, first = Pipeline(mesh, schedule), 3 * mesh.index("dp")
+        stage = Layers(schedule, mesh.index("pp"), element_type(dtype), first)
+        pipeline.run(stage)
+        wanted = in_one_process(2 * pp, first=first)
+        for layer, gradient in stage.gradients.items():
+            error = np.abs(gradient - wanted.gradients[layer]).max()
+            assert error <= (1e-6 if dtype == "float32" else 0.1) * max(1, np.abs(wanted.gradients[layer]).max())
+        mesh.free()
+
+
+@pytest.mark.mpi
+@every_grid
+@pytest.mark.parametrize(("which", "stage"), in_turn(SCHEDULES, [2, 0, 1]), ids=str)
+def test_training_in_pipelines(comm: Any, which: Any, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On dp x pp ranks of several nodes, gradients are reduced while stages wait: weights are those of one process."""
+    from pdgemm.parallel import SGD, Buckets, Mesh, Pipeline, PipelineSchedule, ShardedOptimizer
+
+    name, chunks = which
+    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "1")
+    for pp in (x for x in range(1, comm.size + 1) if comm.size % x == 0 and x * chunks <= LAYERS):
+        mesh = Mesh(comm.Dup(), dp=-1, pp=pp)
+        m, dp = 2 * pp, mesh.shape.dp
+        schedule = PipelineSchedule(name, pp, m, chunks)
+        layers = Layers(schedule, mesh.index("pp"), first=m * mesh.index("dp"))
+        buckets = Buckets(
+            mesh, {str(layer): w for layer, w in layers.w.items()}, stage=stage, microbatches=m, bucket_bytes=600
+        )
+        optimizer, pipeline = ShardedOptimizer(buckets, SGD(momentum=0.5)), Pipeline(mesh, schedule)
+        weights, moments = {layer: start(layer) for layer in range(LAYERS)}, dict[int, Any]()
+
+        layers.buckets = buckets
+        for _ in range(3):
+            layers.w = {layer: buckets.parameters[str(layer)] for layer in layers.w}
+            pipeline.run(layers)
+            optimizer.step(0.01)
+            one = in_one_process(m * dp, weights=weights)
+            for layer, gradient in one.gradients.items():
+                moments[layer] = 0.5 * moments.get(layer, 0) + gradient
+                weights[layer] -= 0.01 * moments[layer]
+        for layer in layers.w:
+            np.testing.assert_allclose(buckets.parameters[str(layer)], weights[layer], rtol=0, atol=1e-13)
+        mesh.free()
+
+
+class Silent:
+    """Layers that return what they were passed, of one word."""
+
+    def shape(self, microbatch: int) -> tuple[tuple[int], Any]:
+        return (1,), np.float64
+
+    def forward(self, microbatch: int, chunk: int, x: Any) -> Any:
+        return np.full(1, 10.0 * microbatch) if x is None else x + 1
+
+    def backward(self, microbatch: int, chunk: int, dy: Any) -> Any:
+        return np.full(1, -10.0 * microbatch) if dy is None else dy - 1
+
+    def weights(self, microbatch: int, chunk: int) -> None: ...
+
+
+@pytest.mark.mpi
+@pytest.mark.on_ranks(4)
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero_bubble", "interleaved"])
+def test_other_transfers_go_on_while_a_stage_waits(comm: Any, name: str) -> None:
+    """A sum of several steps over stages of two pipelines, of which one waits in its pass and one for a gradient."""
+    from pdgemm.parallel import Mesh, Pipeline, PipelineSchedule
+    from pdgemm.schedules.collectives.collective import Collective
+    from pdgemm.transport.collectives import prepared_collective
+
+    if comm.size != 4:
+        pytest.skip("2 x 2 ranks")
+    mesh = Mesh(comm.Dup(), dp=2, pp=2)
+    ring, x = Collective("all_reduce", "ring", (0, 1), (3, 4), np.dtype(float)), np.ones(7)
+    begin = prepared_collective(ring, mesh.line("dp").comm, x, mesh.tags(1)[0])
+    schedule, groups = PipelineSchedule(name, 2, 2), list[list[Any]]()
+
+    class Coupled(Silent):
+        def forward(self, microbatch: int, chunk: int, x: Any) -> Any:
+            if microbatch == 0 and mesh.index("pp") == 0:
+                sleep(0.1 * (mesh.index("dp") == 0))  # until the other rank waits
+                groups.append(group := [begin(mesh.traffic["sum"])])
+                mesh.transfers.expect(group)
+                if mesh.index("dp") == 0:
+                    mesh.transfers.wait(group)  # for the second step of the other rank, which waits for a gradient
+            if microbatch == 0 and mesh.index("pp") == 1:
+                mesh.sum(1, axis="dp")  # so the second pipeline cannot go on before the first one
+            return super().forward(microbatch, chunk, x)
+
+    Pipeline(mesh, schedule).run(Coupled())
+    for group in groups:
+        mesh.transfers.wait(group)
+    assert (x == (2 if mesh.index("pp") == 0 else 1)).all()
+    mesh.free()
+
+
+@pytest.mark.mpi
+@every_grid
+@pytest.mark.parametrize(("name", "chunks"), SCHEDULES)
+def test_a_traced_run_has_the_actions_of_the_walk(comm: Any, name: str, chunks: int) -> None:
+    """A span for each action, in the order of the schedule, between what it needs and what needs it."""
+    from pdgemm.instrument import spans
+    from pdgemm.parallel import Mesh, Pipeline, PipelineSchedule
+    from pdgemm.schedules.training.pipeline_orders import Action
+    from pdgemm.schedules.training.pipeline_timeline import TimelineCell
+
+    mesh = Mesh(comm.Dup(), pp=-1)
+    schedule = PipelineSchedule(name, comm.size, 2 * comm.size, chunks)
+    pipeline, trace = Pipeline(mesh, schedule), spans.Trace()
+    with spans.taking(trace):
+        pipeline.run(Silent())
+    acts = [x for x in trace.spans if x.row == spans.HOST and x.name in ("F", "B", "W")]
+    cells = [TimelineCell(Action(**x.facts()), x.start, x.end) for x in acts if x.facts]
+    assert [x.action for x in cells] == [x.action for x in schedule.walk().cells[pipeline.stage]]
+    assert [x.name for x in acts] == [x.action.kind for x in cells]
+    every = mesh.line("pp").comm.allgather([tuple(x) for x in cells])
+    begun = min(start for row in every for _, start, _ in row)
+    run = schedule.timeline([[TimelineCell(Action(*a), s - begun, e - begun) for a, s, e in row] for row in every])
+    if len({*mesh.grid.nodes}) == 1:  # of which all ranks have one clock
+        done = [(step, x) for stage, row in enumerate(run.cells) for step, x in zip(schedule.steps(stage), row)]
+        ends = {step.gives: x.end for step, x in done}
+        assert all(x.start >= ends[step.takes] for step, x in done if step.takes)
+    assert f"{comm.size} stage" in str(run) and run.in_flight == schedule.walk().in_flight
+    mesh.free()
+
+
+@pytest.mark.mpi
+def test_bad_arguments(comm: Any) -> None:
+    """The same error on all ranks where schedules do not fit the mesh, or differ; of a bad result, on its rank."""
+    from pdgemm.errors import ArgumentError
+    from pdgemm.parallel import Mesh, Pipeline, PipelineSchedule
+
+    mesh = Mesh(comm.Dup(), pp=-1)
+    with pytest.raises(ArgumentError, match=f"a schedule of {comm.size + 1} stages on a mesh with pp {comm.size}"):
+        Pipeline(mesh, PipelineSchedule("1f1b", comm.size + 1, 2))
+    if comm.size > 1:
+        with pytest.raises(ArgumentError, match="different arguments"):
+            Pipeline(mesh, PipelineSchedule("1f1b", comm.size, 2 + comm.rank % 2))
+    mesh.free()
+
+    class Wrong(Silent):
+        def __init__(self, result: Any) -> None:
+            self.result = result
+
+        def forward(self, microbatch: int, chunk: int, x: Any) -> Any:
+            return self.result
+
+    from mpi4py import MPI  # isort: skip
+
+    alone = Mesh(MPI.COMM_SELF)
+    for result, message in (
+        (np.zeros(2), r"the output of block 0 for microbatch 0 is of float64 and of shape \(2,\); by shape\(0\)"),
+        (np.zeros(1, "f"), "is of float32 and of shape .* it is of float64 and of shape"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            Pipeline(alone, PipelineSchedule("interleaved", 1, 2, 2)).run(Wrong(result))
+
+
+FAILS = """
+import numpy as np
+from pdgemm.parallel import Mesh, Pipeline, PipelineSchedule
+
+class Stage:
+    def shape(self, microbatch):
+        return (4,), float
+    def forward(self, microbatch, chunk, x):
+        if mesh.index("pp") == 1 and microbatch == 2:
+            raise ValueError("the layers of this stage fail")
+        return np.zeros(4)
+    def backward(self, microbatch, chunk, dy):
+        return np.zeros(4)
+
+mesh = Mesh(pp=-1)
+Pipeline(mesh, PipelineSchedule("1f1b", mesh.shape.pp, 6)).run(Stage())
+"""
+
+
+@jobs.needs_mpiexec
+def test_a_stage_that_fails_ends_the_job(tmp_path: Any) -> None:
+    """And no other stage waits for it for ever."""
+    (program := tmp_path / "program.py").write_text(FAILS)
+    done = jobs.pdgemm(3, str(program), timeout=60)
+    assert done.returncode == 1 and "the layers of this stage fail" in done.stderr
+    assert "The other ranks went on and would wait for it: the job is ended." in done.stderr
