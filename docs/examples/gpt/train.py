@@ -13,7 +13,6 @@ from pydoc_data.topics import topics
 from typing import NamedTuple
 
 import numpy as np
-from accounting import expected_words, flops
 from model import Sizes, Transformer
 from sharding import initial
 
