@@ -56,7 +56,7 @@ class Operand(NamedTuple):
     chunk: int = 0
 
 
-class Part(NamedTuple):
+class TilePart(NamedTuple):
     """A part of C whose sums cover only a range of the inner indices.
 
     done : this range, which contains the first or the last index.   file : the file with the sums of this part alone.
@@ -90,7 +90,7 @@ class TileStep:
     reads: tuple[bool, bool]
     first: bool
     last: bool
-    part: Part | None
+    part: TilePart | None
     done: Range
 
 
@@ -115,7 +115,7 @@ class Tiling:
     entry: int
     counts: tuple[int, int, int]
     finished: frozenset[tuple[int, int]] = frozenset()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[TilePart, ...] = ()
     protect: str = ""
 
     # ------------------------------------------------------------------ pieces
@@ -189,7 +189,7 @@ class Tiling:
                     before = now
 
     def resumed(
-        self, counts: tuple[int, int, int], finished: frozenset[tuple[int, int]], parts: tuple[Part, ...]
+        self, counts: tuple[int, int, int], finished: frozenset[tuple[int, int]], parts: tuple[TilePart, ...]
     ) -> Tiling:
         """Return the tiling of what remains after an earlier job, whose tiles and panels had these counts."""
         old = replace(self, counts=counts).cuts
@@ -334,7 +334,7 @@ class Tiling:
         return max(once, often) + m * n * (self.stored + self.entry)
 
 
-def waiting(tiling: Tiling, begun: set[tuple[int, int]]) -> list[Part]:
+def waiting(tiling: Tiling, begun: set[tuple[int, int]]) -> list[TilePart]:
     """Return the parts that contain tiles that are not in `begun`."""
     rows, cols, _ = tiling.cuts
     tiles = [(i, j) for i, j in product(range(len(rows)), range(len(cols))) if (i, j) not in begun]

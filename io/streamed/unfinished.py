@@ -39,7 +39,7 @@ from pdgemm.io.matrix_files import Transfer
 from pdgemm.io.new_dataset import NewDataset
 from pdgemm.io.source import Region, Source, source
 from pdgemm.io.stored import attribute
-from pdgemm.io.streamed.tiling import STAGED, Part, Range, Tiling
+from pdgemm.io.streamed.tiling import STAGED, Range, TilePart, Tiling
 from pdgemm.support import files
 from pdgemm.support.agreement import together
 from pdgemm.support.file_states import State, ordinary, settled
@@ -139,7 +139,7 @@ class Left(NamedTuple):
     counts: tuple[int, int, int]
     units: tuple[tuple[int, int], tuple[int, int]]
     finished: frozenset[tuple[int, int]]
-    parts: tuple[Part, ...]
+    parts: tuple[TilePart, ...]
     total: int
     read: tuple[int, ...]
     read_regions: tuple[frozenset[Region], ...]
@@ -277,8 +277,8 @@ def _advice(place: OutputPlace) -> str:
     return f"finish that one, or delete {place.checkpoint}*"
 
 
-def _part(rows: list[int], cols: list[int], done: list[int], file: str) -> Part:
-    return Part((rows[0], rows[1]), (cols[0], cols[1]), (done[0], done[1]), file)
+def _part(rows: list[int], cols: list[int], done: list[int], file: str) -> TilePart:
+    return TilePart((rows[0], rows[1]), (cols[0], cols[1]), (done[0], done[1]), file)
 
 
 def dataset_identity(x: Source) -> dict[str, Any]:

@@ -21,9 +21,9 @@ from pdgemm.parallel.layout_choice import compare_parts, joint_layout, stored
 from pdgemm.parallel.line_buckets import LineBuckets
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.parallel.parts import Initial, Part, as_part, type_of_parameters
-from pdgemm.schedules.training.division import Division, extents
 from pdgemm.schedules.training.flat_layout import FlatLayout, Parameter
 from pdgemm.schedules.training.joint_layout import ALL
+from pdgemm.schedules.training.parameter_division import Division, extents
 from pdgemm.support.agreement import agree, together
 from pdgemm.support.text import counted
 

@@ -21,10 +21,10 @@ from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
 from pdgemm.planning.machines.simulator import simulate
 from pdgemm.schedules.collectives.collective import even_parts
 from pdgemm.schedules.mover_registry import SHARED
-from pdgemm.schedules.training.division import Line, extents
 from pdgemm.schedules.training.flat_layout import Bucket, FlatLayout, Parameter
 from pdgemm.schedules.training.joint_layout import ALL, JointLayout, LineLayout
 from pdgemm.schedules.training.mesh_shape import ENDS
+from pdgemm.schedules.training.parameter_division import Line, extents
 from pdgemm.support.agreement import agree, described_elements, together
 
 STAGE = "dp+cp+tp"  # the line of the ranks that have the layers of one pipeline stage

@@ -15,8 +15,8 @@ from pdgemm.local.arrays.dtypes import FLOATS, element_type, names
 from pdgemm.local.arrays.element_functions import ElementFunction, element_function, fill
 from pdgemm.local.arrays.integers import as_count
 from pdgemm.matrix.argument_checks import as_real
-from pdgemm.schedules.training.division import Division, Window, extents
 from pdgemm.schedules.training.mesh_shape import MeshShape
+from pdgemm.schedules.training.parameter_division import Division, Window, extents
 
 _REAL = tuple(x for x in FLOATS if x.kind != "c")
 

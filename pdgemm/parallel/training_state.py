@@ -21,7 +21,7 @@ from pdgemm.parallel.parts import as_table
 from pdgemm.parallel.updates.loss_scale import LossScale
 from pdgemm.parallel.updates.sharded_optimizer import ShardedOptimizer
 from pdgemm.schedules.collectives.collective import Collective
-from pdgemm.schedules.training.division import Division, extents
+from pdgemm.schedules.training.parameter_division import Division, extents
 from pdgemm.support.agreement import together
 from pdgemm.transport.collectives import carry_out
 

@@ -1279,22 +1279,24 @@ MUTANTS = [
         (f"2 {R}parallel/test_divided_parameters.py",),
     ),
     Mutant(
-        "training: the gradient of a tied parameter is that of one stage", "pdgemm/schedules/training/division.py",
+        "training: the gradient of a tied parameter is that of one stage",
+        "pdgemm/schedules/training/parameter_division.py",
         "(ENDS, self.tied and mesh.pp > 1)", "(ENDS, False)",
         (f"2 {R}parallel/test_divided_parameters.py",),
     ),
     Mutant(
-        "training: the norm has half of a tied parameter", "pdgemm/schedules/training/division.py",
+        "training: the norm has half of a tied parameter", "pdgemm/schedules/training/parameter_division.py",
         "and not added else 1\n", "and not added else 1 + self.tied\n",
         (f"2 {R}parallel/test_divided_parameters.py",),
     ),
     Mutant(
-        "training: addends of the gradients of norms are not added along tp", "pdgemm/schedules/training/division.py",
+        "training: addends of the gradients of norms are not added along tp",
+        "pdgemm/schedules/training/parameter_division.py",
         '("tp", added and mesh.tp > 1)', '("tp", self.ep is not None and mesh.tp > 1)',
         (f"2 {R}parallel/test_divided_parameters.py",),
     ),
     Mutant(
-        "training: gradients of different experts are added", "pdgemm/schedules/training/division.py",
+        "training: gradients of different experts are added", "pdgemm/schedules/training/parameter_division.py",
         'last = COPIES if self.ep is not None and mesh.ep > 1 else "dp"', 'last = "dp"',
         (f"2 {R}parallel/test_divided_parameters.py",),
     ),
@@ -1319,7 +1321,7 @@ MUTANTS = [
         (f"0 {U}schedules/test_training_values.py",),
     ),
     Mutant(
-        "training: a tree begins along tp", "pdgemm/schedules/training/division.py",
+        "training: a tree begins along tp", "pdgemm/schedules/training/parameter_division.py",
         "[*(name for name, divides in names if divides), last]",
         "[last, *(name for name, divides in names if divides)]",
         (f"4 {R}parallel/test_divided_parameters.py",),

@@ -15,7 +15,7 @@ from tiers import examples
 from pdgemm.errors import MemoryLimitError
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.io.streamed.sketch_plan import DOUBT, ESTIMATING, SketchPlan, certain_factor, fitting_sketch
-from pdgemm.io.streamed.tiling import STAGED, Operand, Part, Tiling, waiting
+from pdgemm.io.streamed.tiling import STAGED, Operand, TilePart, Tiling, waiting
 from pdgemm.io.streamed.tiling_choice import best_tiling, fitting
 
 MNK = [(0, 5, 3), (4, 5, 0), (1, 1, 1), (7, 11, 13), (40, 3, 200), (60, 70, 20)]
@@ -153,7 +153,7 @@ def test_each_product_is_done_once_by_several_jobs(
         done = np.zeros(mnk, int)
         tiling, before = whole, counts
         for end in (*ends, 1 << 30):
-            finished, parts, read, written, number = {*tiling.finished}, list[Part](), 0, 0, 0
+            finished, parts, read, written, number = {*tiling.finished}, list[TilePart](), 0, 0, 0
             for number, step in enumerate(tiling.steps(), 1):
                 where = slice(*step.rows), slice(*step.cols), slice(*step.inner)
                 (r0, r1), (c0, c1), (k0, k1) = step.rows, step.cols, step.inner
@@ -171,7 +171,7 @@ def test_each_product_is_done_once_by_several_jobs(
                     finished.add(step.tile)
                     written += 8 * (r1 - r0) * (c1 - c0)
                 if number == end:
-                    now = [] if step.last else [Part(step.rows, step.cols, step.done, "")]
+                    now = [] if step.last else [TilePart(step.rows, step.cols, step.done, "")]
                     parts = now + waiting(tiling, finished | {step.tile})
                     break
             else:

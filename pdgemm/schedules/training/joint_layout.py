@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules.collectives.collective import Collective, sum_of_numbers
-from pdgemm.schedules.training.division import Line
 from pdgemm.schedules.training.flat_layout import DECISIONS, FlatLayout
+from pdgemm.schedules.training.parameter_division import Line
 
 ALL = "pp+tp+cp+dp"  # the line of all ranks; a sum along a binary tree begins along dp, as those of gradients do
 
