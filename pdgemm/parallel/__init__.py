@@ -7,8 +7,6 @@ package keeps parameters, gradients and the optimizer's state in flat storage, d
 from pdgemm.parallel.buckets import Buckets as Buckets
 from pdgemm.parallel.data.prefetch import Prefetch as Prefetch
 from pdgemm.parallel.data.sampler import Sampler as Sampler
-from pdgemm.parallel.layers.experts import Experts as Experts
-from pdgemm.parallel.layers.experts import ExpertStatistics as ExpertStatistics
 from pdgemm.parallel.mesh import Mesh as Mesh
 from pdgemm.parallel.parts import Initial as Initial
 from pdgemm.parallel.parts import Part as Part
@@ -30,4 +28,3 @@ from pdgemm.schedules.training.pipeline_orders import Action as Action
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule as PipelineSchedule
 from pdgemm.schedules.training.pipeline_schedule import layers_of as layers_of
 from pdgemm.schedules.training.pipeline_timeline import Timeline as Timeline
-from pdgemm.schedules.training.token_exchange import TokenExchange as TokenExchange

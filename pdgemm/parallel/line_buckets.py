@@ -45,14 +45,17 @@ class LineBuckets:
 
     # ---------------------------------------------------------------- parameters
     def parameter(self, name: str) -> Array:
-        """Return a whole parameter, to be read, after waiting for its bucket; with stage 3 inside passes alone."""
+        """Return a whole parameter, to be read, after waiting for its bucket; with stage 3 inside passes alone.
+
+        With stage 3 it is a copy: others take the place of its bucket while the caller may still use it.
+        """
         bucket = self.layout.bucket_of[name]
         if self.layout.stage < 3:
             if self._gathers:
                 self.wait_for(bucket)
             view = self.storage.shaped(name, self._arrays["parameters"], 0)
         else:
-            view = self.storage.shaped(name, self.divided.whole(bucket), bucket.start)
+            view = self.storage.shaped(name, self.divided.whole(bucket), bucket.start).copy()
         view.flags.writeable = False  # what is written here would not reach master weights and parts of other ranks
         return view
 

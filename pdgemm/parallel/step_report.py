@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
@@ -13,8 +13,10 @@ from pdgemm.instrument.recorder import Traffic, slow_among
 from pdgemm.parallel.buckets import WAITS
 from pdgemm.parallel.data.prefetch import Prefetch
 from pdgemm.parallel.updates.sharded_optimizer import ShardedOptimizer
-from pdgemm.support.text import Table, counted, in_seconds, in_words
+from pdgemm.planning.machines.machine import machine_at_hand
+from pdgemm.support.text import Table, counted, in_rate, in_seconds, in_words
 
+_LARGE = 1 << 20  # the dimension of a product at the peak of a machine
 PHASES = ("data", "forward", "backward", "reduce", "optimizer", "other")
 
 
@@ -28,8 +30,13 @@ class StepReport:
         reductions: the time in which a rank waits for them after its backward pass.
     waits   : of each rank, the seconds of a step in which its passes wait for buckets, with stages 2 and 3.
     hidden  : seconds of a step in which messages moved while ranks computed, on average.
-    counted, predicted : traffic of this rank in all steps by kind, and by `FlatLayout.step`, without parameters of
+    counted, predicted : traffic of this rank in all steps by kind, and by `JointLayout.step`, without parameters of
         updates that were skipped.
+    expected : words that the caller expects this rank to receive in all steps, of other kinds.
+    tokens : of all steps and ranks; 0: unknown.
+    model_flops, hardware_flops : of all steps and ranks: those of the model's formula, and with those that are computed
+        again; 0: unknown.
+    ranks, peak : their number, and the flops per second of the products of one by the model of the machine.
     """
 
     steps: int
@@ -42,6 +49,12 @@ class StepReport:
     hidden: float
     counted: dict[str, Traffic]
     predicted: dict[str, Traffic]
+    expected: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    model_flops: float = 0.0
+    hardware_flops: float = 0.0
+    ranks: int = 1
+    peak: float = 0.0
 
     @property
     def samples_per_second(self) -> float:
@@ -49,8 +62,32 @@ class StepReport:
 
     @property
     def as_predicted(self) -> bool:
-        """Are gradients and parameters moved as the layout says, to the word and the message?"""
-        return all(self.counted.get(kind, Traffic()) == self.predicted[kind] for kind in ("gradients", "parameters"))
+        """Are gradients and parameters moved as predicted, to the word and the message, and other words as expected?"""
+        return all(self._agrees(kind) for kind in {**self.predicted, **self.expected} if kind != "decisions")
+
+    def _agrees(self, kind: str) -> bool:
+        moved = self.counted.get(kind, Traffic())
+        return moved == self.predicted[kind] if kind in self.predicted else moved.words_received == self.expected[kind]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def mfu(self) -> float:
+        """The share of the machine's peak that the flops of the model take: model_flops / (seconds ranks peak).
+
+        Chowdhery et al., PaLM: Scaling language modeling with pathways, JMLR 24(240), 2023.
+        """
+        return self._share(self.model_flops)
+
+    @property
+    def hfu(self) -> float:
+        """The share of the machine's peak that all flops take, also those that are computed again."""
+        return self._share(self.hardware_flops)
+
+    def _share(self, flops: float) -> float:
+        return flops / (self.seconds * self.ranks * self.peak) if self.seconds and self.peak else 0.0
 
     @property
     def slow_rank(self) -> int | None:
@@ -75,15 +112,28 @@ class StepReport:
             f"step takes {in_seconds(self.p50)} in half of the cases, {in_seconds(self.p99)} in 99%",
             str(table),
         ]
-        for kind, expected in self.predicted.items():
-            moved = self.counted.get(kind, Traffic())
-            as_planned = "as predicted" if moved == expected else f"predicted {in_words(expected.words_received)}"
-            if kind != "decisions":
-                each = moved.words_received / max(1, self.steps)
-                lines.append(f"{kind}: {in_words(each)} received a step by rank 0, {as_planned}")
+        expected = {kind: x.words_received for kind, x in self.predicted.items()} | self.expected
+        for kind in (kind for kind in {**expected, **self.counted} if kind != "decisions"):
+            words = in_words(self.counted.get(kind, Traffic()).words_received / max(1, self.steps))
+            line = f"{kind}: {words} received a step by rank 0"
+            if kind in expected:
+                other = f"predicted {in_words(expected[kind] / max(1, self.steps))}"
+                line += f", {'as predicted' if self._agrees(kind) else other}"
+            lines.append(line)
+        lines += self._of_flops()
         if self.slow_rank is not None:
             lines.append(f"rank {self.slow_rank} is slow: the others wait for it")
         return "\n".join(lines)
+
+    def _of_flops(self) -> list[str]:
+        """Return lines about tokens and flops, where they are known."""
+        lines = [f"{self.tokens_per_second:.4g} tokens/s"] if self.tokens else []
+        each = self.seconds / max(1, self.steps)
+        for name, flops, share in (("MFU", self.model_flops, self.mfu), ("HFU", self.hardware_flops, self.hfu)):
+            if flops:
+                below = f"({in_seconds(each)} x {counted(self.ranks, 'rank')} x {in_rate(self.peak)})"
+                lines.append(f"{name} {share:.1%} = {flops / max(1, self.steps):.4g} flops a step / {below}")
+        return lines
 
 
 class StepTimes:
@@ -98,10 +148,23 @@ class StepTimes:
         report = times.report()            # collective
 
     optimizer : whose buckets time their passes.   batches : the `Prefetch`, whose waits are "data"; None: none.
+    expected : words that this rank receives in a step by their kind in `mesh.traffic`, beside those of buckets: those of
+        layers and pipelines, for example.
+    flops  : of a step on all ranks together: the model's, and those of the hardware, which computes some again.
+    tokens : of a step on all ranks together.
     """
 
-    def __init__(self, optimizer: ShardedOptimizer, batches: Prefetch | None = None) -> None:
+    def __init__(
+        self,
+        optimizer: ShardedOptimizer,
+        batches: Prefetch | None = None,
+        *,
+        expected: Mapping[str, int] | None = None,
+        flops: tuple[float, float] = (0.0, 0.0),
+        tokens: int = 0,
+    ) -> None:
         self._optimizer, self._batches, self._rows, self._samples = optimizer, batches, list[list[float]](), 0
+        self._expected, self._flops, self._tokens = {**(expected or {})}, flops, tokens
         self._traffic, self._last = dict[str, Traffic](), batches.seconds if batches else 0.0
         self._hidden, self._waits, self._updates = 0.0, 0.0, 0
 
@@ -129,19 +192,22 @@ class StepTimes:
 
     def report(self) -> StepReport:
         """Return the report of all steps so far.  Collective over the mesh; it is not part of a step."""
-        comm, layout = self._optimizer.buckets.mesh.comm, self._optimizer.buckets.layout
+        comm, layouts = self._optimizer.buckets.mesh.comm, self._optimizer.buckets.layouts
         own = np.array(self._rows).reshape(-1, len(PHASES))
         number = comm.allreduce(len(own))  # the same on all ranks, else nothing fits together
         steps = number // comm.size
         totals = np.max(comm.allgather(own.sum(axis=1)[:steps]), axis=0)
         phases = np.array(comm.allgather(own.sum(axis=0) / max(1, steps)))
         waits = np.array(comm.allgather(self._waits / max(1, steps)))
-        times = dict.fromkeys(kinds := layout.step(self._optimizer.buckets.index), steps)
-        if layout.stage in (1, 2):  # parameters come in after updates, which steps that overflow do not have
-            times["parameters"] = self._updates
-        expected = {kind: sum([x] * times[kind], Traffic()) for kind, x in kinds.items()}
+        of_buckets, updates = layouts.step(), layouts.updates()  # which steps that overflow do not have
+        of_buckets["parameters"] -= updates
+        expected = {kind: sum([x] * steps, Traffic()) for kind, x in of_buckets.items()}
+        expected["parameters"] += sum([updates] * self._updates, Traffic())
         p50, p99 = np.percentile(totals, [50, 99]) if steps else (0.0, 0.0)
         return StepReport(
             steps, self._samples, float(totals.sum()), float(p50), float(p99), phases,
             waits, self._hidden / max(1, steps), dict(self._traffic), expected,
+            {kind: words * steps for kind, words in self._expected.items()}, self._tokens * steps,
+            self._flops[0] * steps, self._flops[1] * steps, comm.size,
+            machine_at_hand().rate(str(layouts.whole.wide), _LARGE),
         )  # fmt: skip

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
-from pdgemm.errors import ArgumentError, FileError, MeshError
+from pdgemm.errors import ArgumentError, FileError
 from pdgemm.io import hdf5
 from pdgemm.local.arrays.integers import as_count
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.parallel.line_buckets import LineBuckets
+from pdgemm.parallel.mesh import Mesh
 from pdgemm.parallel.parts import as_table
 from pdgemm.parallel.updates.loss_scale import LossScale
 from pdgemm.parallel.updates.sharded_optimizer import ShardedOptimizer
 from pdgemm.schedules.collectives.collective import Collective
+from pdgemm.schedules.training.division import Division, extents
 from pdgemm.support.agreement import together
 from pdgemm.transport.collectives import carry_out
 
@@ -39,7 +44,8 @@ class TrainingState:
         state has attributes of its own, "step" and "rule" for example, which it does not take.
     keep  : generations that are kept, see `save_all`.
 
-    The file can be continued with any stage, any number of ranks along dp and any size of buckets.
+    The file can be continued with any stage, on any mesh and with any size of buckets.
+    Each rank receives a whole parameter at a time, and keeps its part of it, which `mesh.traffic` counts as "state".
     Collective over the mesh.  Raises FileError on all ranks where the file is damaged, or of another model or run.
     """
 
@@ -55,14 +61,13 @@ class TrainingState:
         self.path, self.optimizer, self.step = Path(path), optimizer, 0
         self._every, self._keep = as_count(every, "every", 1), keep
         own = {**(attrs or {})}
-        self._attrs = {**own, _RULE: repr(optimizer.rule), _TYPE: str(optimizer.buckets.layout.wide)}
+        self._attrs = {**own, _RULE: repr(optimizer.rule), _TYPE: str(optimizer.buckets.layouts.whole.wide)}
         mesh = optimizer.buckets.mesh
         with (agreed := together(mesh.comm)) as arguments:
-            _check_names([*optimizer.buckets.layout.places], [*own])
             arguments += ["TrainingState", self.path, self._every, *self._attrs.items()]
-            if mesh.shape.size != mesh.shape.dp:
-                raise MeshError(f"a TrainingState has the parameters of a mesh along dp alone, got {mesh.shape.sizes}")
             agreed.flag = self.path.exists()
+        self._model = _model_of(mesh, optimizer.buckets.divisions)
+        _check_names([*self._model], [*own])
         if agreed.flag:
             self._load()
 
@@ -79,39 +84,59 @@ class TrainingState:
         optimizer, scale = self.optimizer, self.optimizer.scale
         attrs = self._attrs | {_STEP: self.step, _UPDATES: optimizer.updates}
         attrs |= {_SCALE: scale.scale, _GOOD: scale.good} if scale else {}
-        matrices = {
-            f"{kind}/{name}": self._matrix(kind, name)
-            for kind in optimizer.kinds
-            for name in optimizer.buckets.layout.places
-        }
+        matrices = {f"{kind}/{name}": self._matrix(kind, name) for kind in optimizer.kinds for name in self._model}
         hdf5.save_all(self.path, matrices, attrs=attrs, keep=self._keep)
 
     def _matrix(self, kind: str, name: str) -> DistMatrix:
-        """Return a parameter, or what is kept of it, as a matrix on the line: each rank has some columns of it."""
-        buckets, layout = self.optimizer.buckets, self.optimizer.buckets.layout
-        line, bucket, words = buckets.line, layout.bucket_of[name], int(np.prod(buckets.storage.shapes[name]))
-        elements, place = layout.overlap(name, buckets.storage.span(bucket))
-        whole = np.zeros(words, layout.wide)
-        whole[elements] = self.optimizer.kept(kind, bucket)[place]
+        """Return a parameter, or what is kept of it, as a matrix on the mesh: each rank has some columns of it."""
+        buckets, mesh = self.optimizer.buckets, self.optimizer.buckets.mesh
+        division, stages = self._model[name]
+        line, wide = buckets.line_of(name), buckets.layouts.whole.wide
+        own = self._gathered(kind, name, line) if line else np.zeros(0, wide)
+        whole = own if division.everywhere(mesh.shape, stages) else self._joined(name, own)
+        table = whole.reshape(as_table(division.shape))
+        width = max(1, -(-table.shape[1] // mesh.shape.size))
+        local = table[:, mesh.rank * width : (mesh.rank + 1) * width].copy()
+        return DistMatrix.from_local(local, table.shape, grid=mesh.grid, block=(table.shape[0], width))
+
+    def _gathered(self, kind: str, name: str, line: LineBuckets) -> np.ndarray:
+        """Return this rank's flat part of a parameter, which the line has updated.  Collective over the line."""
+        layout, bucket = line.layout, line.layout.bucket_of[name]
+        elements, place = layout.overlap(name, line.storage.span(bucket))
+        part = np.zeros(layout.places[name].stop - layout.places[name].start, layout.wide)
+        part[elements] = self.optimizer.kept(kind, bucket)[place]
         if layout.stage:
-            spans = [layout.overlap(name, layout.part(bucket, index))[0] for index in range(line.size)]
-            counts = tuple(x.stop - x.start for x in spans)
-            gather = Collective("all_gather", "ring", tuple(range(line.size)), counts, layout.wide)
-            carry_out(gather, line.comm, [whole], buckets.mesh.traffic["state"])
-        table = whole.reshape(as_table(buckets.storage.shapes[name]))
-        width = max(1, -(-table.shape[1] // line.size))
-        local = table[:, buckets.index * width : (buckets.index + 1) * width].copy()
-        return DistMatrix.from_local(local, table.shape, grid=line, block=(table.shape[0], width))
+            spans = [layout.overlap(name, layout.part(bucket, index))[0] for index in range(layout.shards)]
+            self._gather(line.line.comm, part, [x.stop - x.start for x in spans])
+        return part
+
+    def _joined(self, name: str, own: np.ndarray) -> np.ndarray:
+        """Return a whole parameter on all ranks, from its parts of the lowest ranks that have them.  Collective."""
+        mesh, (division, stages) = self.optimizer.buckets.mesh, self._model[name]
+        owners = division.owners(mesh.shape, stages)
+        counts = [prod(extents(owners[rank])) if rank in owners else 0 for rank in range(mesh.shape.size)]
+        ends = np.cumsum([0, *counts])
+        parts = np.zeros(ends[-1], own.dtype)
+        if mesh.rank in owners:
+            parts[ends[mesh.rank] : ends[mesh.rank + 1]] = own
+        self._gather(mesh.comm, parts, counts)
+        whole = np.empty(division.shape, own.dtype)
+        for rank, window in owners.items():
+            whole[window] = parts[ends[rank] : ends[rank + 1]].reshape(extents(window))
+        return whole
+
+    def _gather(self, comm: MPI.Intracomm, parts: np.ndarray, counts: list[int]) -> None:
+        """Gather the parts of all ranks of a communicator, which follow each other."""
+        gather = Collective("all_gather", "ring", tuple(range(comm.size)), tuple(counts), parts.dtype)
+        carry_out(gather, comm, [parts], self.optimizer.buckets.mesh.traffic["state"])
 
     def _load(self) -> None:
         """Set parameters, the optimizer's state and the step to those of the file.  Collective."""
-        optimizer, buckets = self.optimizer, self.optimizer.buckets
-        saved = hdf5.load_all(self.path, buckets.line)
+        optimizer, mesh = self.optimizer, self.optimizer.buckets.mesh
+        saved = hdf5.load_all(self.path, mesh.grid)
         kinds = optimizer.kinds
-        wanted = {
-            f"{kind}/{name}": as_table(buckets.storage.shapes[name]) for kind in kinds for name in buckets.layout.places
-        }
-        with together(buckets.mesh.comm):
+        wanted = {f"{kind}/{name}": as_table(x.shape) for kind in kinds for name, (x, _) in self._model.items()}
+        with together(mesh.comm):
             shapes = {name: x.shape for name, x in saved.matrices.items()}
             if shapes != wanted:
                 different = sorted(x for x in {*shapes, *wanted} if shapes.get(x) != wanted.get(x))
@@ -129,9 +154,32 @@ class TrainingState:
             numbers = {name: _whole(saved.attrs.get(name), name, self.path) for name in (_STEP, _UPDATES)}
             optimizer.scale = _scale(optimizer.scale, saved.attrs, self.path)
         for kind in kinds:
-            for name in buckets.layout.places:
-                optimizer.restore(kind, name, saved.matrices[f"{kind}/{name}"].allgather().ravel())
+            for name, (division, _) in self._model.items():
+                whole = saved.matrices[f"{kind}/{name}"].allgather()
+                if name in optimizer.buckets.divisions:
+                    window = division.window(mesh.shape, mesh.rank)
+                    optimizer.restore(kind, name, whole.reshape(division.shape)[window].ravel())
         self.step, optimizer.updates = numbers[_STEP], numbers[_UPDATES]
+
+
+def _model_of(mesh: Mesh, divisions: dict[str, Division]) -> dict[str, tuple[Division, list[int]]]:
+    """Return the divisions of the parameters of all pipeline stages, and the stages that have each.  Collective.
+
+    Raises ArgumentError on all ranks where two stages have a parameter of one name that is not tied, or different ones.
+    """
+    model = dict[str, tuple[Division, list[int]]]()
+    of_ranks = mesh.comm.allgather(divisions)
+    for rank in range(0, mesh.shape.size, mesh.shape.size // mesh.shape.pp):
+        stage = mesh.shape.index("pp", rank)
+        for name, division in of_ranks[rank].items():
+            if name not in model:
+                model[name] = division, [stage]
+            elif division.tied and division == model[name][0]:
+                model[name][1].append(stage)
+            else:
+                stages = f"pipeline stages {model[name][1][0]} and {stage}"
+                raise ArgumentError(f"a state has one parameter {name!r}, and {stages} have other ones: tie or rename")
+    return model
 
 
 def _check_names(parameters: list[str], attrs: list[str]) -> None:

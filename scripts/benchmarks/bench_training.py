@@ -4,8 +4,10 @@
     mpiexec -n 2 python scripts/benchmarks/bench_training.py collectives
     mpiexec -n 2 python scripts/benchmarks/bench_training.py tensors
     python scripts/benchmarks/bench_training.py threads
+    python scripts/benchmarks/bench_training.py threads --axis tp --width 512 --samples 2048
     scripts/hosts.sh 2 mpirun -n 2 --map-by ppr:1:node python scripts/benchmarks/bench_training.py collectives
     scripts/hosts.sh 2 mpirun -n 2 --map-by ppr:1:node python scripts/benchmarks/bench_training.py step
+    scripts/hosts.sh 2 mpirun -n 2 --map-by ppr:1:node python scripts/benchmarks/bench_training.py layers
 
 All contenders of a line take turns in one job, or in two jobs of which one sleeps.  Times are medians of the slowest
 rank.  Of collectives, "limit" is an exchange by plain messages of as many bytes as the bound says, in both directions
@@ -145,6 +147,37 @@ class Perceptron:
         self.optimizer.step(1e-3)
 
 
+class Block:
+    """The two linear layers of a transformer's block, of hidden width `width` and four times as much between them."""
+
+    def __init__(self, mesh: Any, width: int, samples: int) -> None:
+        from pdgemm.parallel.layers import Linear, layernorm, layernorm_backward
+        from pdgemm.schedules.training.mesh_shape import block_of
+
+        rng, self.norm, self.norm_backward = np.random.default_rng(0), layernorm, layernorm_backward
+        self.up, self.down = Linear(mesh, width, 4 * width, "columns"), Linear(mesh, 4 * width, width, "rows")
+        rows, between = (block_of(n, mesh.length("tp"), mesh.index("tp")) for n in (samples, 4 * width))
+        self.x, self.dz = (rng.standard_normal((samples, width)).astype("f")[rows] for _ in range(2))
+        self.w1, self.w2 = (
+            (rng.standard_normal(x) * 0.02).astype("f") for x in ((width, 4 * width), (4 * width, width))
+        )
+        self.w1, self.w2 = np.ascontiguousarray(self.w1[:, between]), self.w2[between]
+        self.b1, self.b2, self.ones = np.zeros(self.w1.shape[1], "f"), np.zeros(width, "f"), np.ones(width, "f")
+        self.dw1, self.dw2, self.db1, self.db2 = map(np.zeros_like, (self.w1, self.w2, self.b1, self.b2))
+        self.samples = samples
+
+    def step(self) -> None:
+        """A forward and a backward pass."""
+        rows, kept = self.norm(self.x, self.ones, self.b2)
+        y, aux = self.up.forward(rows, self.w1, self.b1, "gelu_tanh", tokens=self.samples)
+        self.down.forward(y, self.w2, self.b2, residual=self.x)
+        dy, later = self.down.input_gradient(self.dz, self.w2, "gelu_tanh", aux)
+        self.down.weight_gradient(later, y, self.dw2, self.db2)
+        drows, later = self.up.input_gradient(dy, self.w1)
+        self.up.weight_gradient(later, rows, self.dw1, self.db1)
+        self.norm_backward(drows, kept, self.ones)
+
+
 @main.command()
 @click.option("--layers", default=4, show_default=True)
 @click.option("--width", default=1024, show_default=True)
@@ -193,6 +226,42 @@ def line_of_step(mesh: Any, sizes: tuple[int, int, int], stage: int, repeats: in
             f"{parts}; step over max(alone, limit) {seconds['step'] / bound:.2f}; {hidden:.0%} of collectives hidden",
             flush=True,
         )
+
+
+@main.command()
+@click.option("--width", default=512, show_default=True)
+@click.option("--samples", default=2048, show_default=True)
+@click.option("--repeats", default=7, show_default=True)
+def layers(width: int, samples: int, repeats: int) -> None:
+    """The products of a block along tp, the same products without messages, and the messages without products."""
+    from mpi4py import MPI
+
+    from pdgemm.parallel import Mesh
+    from pdgemm.parallel.layers import Linear
+
+    mesh, n = Mesh(tp=-1), 4 * width
+    block, t = Block(mesh, width, samples), mesh.comm.size
+    up, down, some = block.up, block.down, n // t
+    y, z, whole = (np.ones(x, "f") for x in ((samples, some), block.x.shape, (samples, width)))
+    later, alone = {layer: layer.input_gradient(x, w, tokens=samples)[1] for layer, x, w in (
+        (up, y, block.w1), (down, z, block.w2))}, Mesh(MPI.COMM_SELF)  # fmt: skip
+    here = Linear(alone, width, some)
+    contenders: dict[str, Work] = {
+        "all-gather and X W": lambda: up.forward(block.x, block.w1, tokens=samples),
+        "dY W^T and reduce-scatter": lambda: up.input_gradient(y, block.w1),
+        "all-gather and X^T dY": lambda: up.weight_gradient(later[up], block.x, block.dw1),
+        "Y W and reduce-scatter": lambda: down.forward(y, block.w2, tokens=samples),
+        "all-gather and dZ W^T": lambda: down.input_gradient(z, block.w2, tokens=samples),
+        "product": lambda: here.forward(whole, block.w1),
+        "limit": exchange(mesh.comm, samples * width * (t - 1) // t),
+    }
+    seconds = in_turns(mesh.comm, contenders, repeats)
+    product, limit = seconds.pop("product"), seconds.pop("limit")
+    if mesh.rank == 0:
+        print(f"{samples} x {width} x {n} on {t}: product {1e3 * product:.1f} ms, messages {1e3 * limit:.1f} ms")
+        for name, s in seconds.items():
+            print(f"{name:26} {1e3 * s:8.1f} ms, {s / max(product, limit):.2f} of the longer one", flush=True)
+    mesh.free()
 
 
 @main.command()
@@ -246,16 +315,20 @@ def step_of_tensors(mesh: Any, stage: int, number: int, words: int) -> tuple[Wor
 @click.option("--layers", default=4, show_default=True)
 @click.option("--width", default=1024, show_default=True)
 @click.option("--samples", default=1024, show_default=True, help="Of all ranks together.")
+@click.option("--axis", type=click.Choice(["dp", "tp"]), default="dp", help="tp: of a block, whose layers are divided.")
 @click.option("--repeats", default=9, show_default=True)
 @click.option("--worker", is_flag=True, hidden=True)
-def threads(layers: int, width: int, samples: int, repeats: int, worker: bool) -> None:
+def threads(layers: int, width: int, samples: int, axis: str, repeats: int, worker: bool) -> None:
     """A step on two ranks with one thread each, and on one process with two threads."""
     if worker:
         from mpi4py import MPI
 
         from pdgemm.parallel import Mesh
 
-        model = Perceptron(Mesh(dp=-1), layers, width, samples // MPI.COMM_WORLD.size)
+        sizes: Any = {axis: -1}
+        mesh = Mesh(**sizes)
+        perceptron = axis == "dp" and Perceptron(mesh, layers, width, samples // mesh.comm.size)
+        model: Any = perceptron or Block(mesh, width, samples)
         model.step()
         while True:
             if MPI.COMM_WORLD.rank == 0:
@@ -273,7 +346,7 @@ def threads(layers: int, width: int, samples: int, repeats: int, worker: bool) -
             if MPI.COMM_WORLD.rank == 0:
                 print(perf_counter() - start, flush=True)
     program = [sys.executable, sys.argv[0], "threads", "--worker"]
-    program += [f"--layers={layers}", f"--width={width}", f"--samples={samples}"]
+    program += [f"--layers={layers}", f"--width={width}", f"--samples={samples}", f"--axis={axis}"]
     jobs = {}
     for name, number in (("two ranks", 2), ("two threads", 1)):
         environment = os.environ | {"OMP_NUM_THREADS": str(2 // number), "OPENBLAS_NUM_THREADS": str(2 // number)}

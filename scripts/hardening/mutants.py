@@ -1,4 +1,4 @@
-"""What the suite catches: 230 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 274 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -937,13 +937,13 @@ MUTANTS = [
         (f"0 {U}schedules/test_training_values.py",),
     ),
     Mutant(
-        "training: a slot is filled before its bucket is reduced", "pdgemm/parallel/buckets.py",
+        "training: a slot is filled before its bucket is reduced", "pdgemm/parallel/line_buckets.py",
         "                self._wait(before)\n", "                pass\n",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(
         "training: the norm is that of a rank's own part", "pdgemm/parallel/buckets.py",
-        "Reduced(sqrt(total), ", "Reduced(sqrt(squares), ",
+        "Reduced(sqrt(total), ", "Reduced(sqrt(sum(squares)), ",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(
@@ -957,13 +957,13 @@ MUTANTS = [
         (f"1 {R}parallel/test_buckets.py",),
     ),
     Mutant(
-        "training: initial values are computed beyond the last row", "pdgemm/parallel/layout_choice.py",
+        "training: initial values are computed beyond the last row", "pdgemm/parallel/parts.py",
         "if span.start >= span.stop:", "if False:",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(
         "training: steps that are skipped are predicted to gather parameters", "pdgemm/parallel/step_report.py",
-        "if layout.stage in (1, 2):", "if False:",
+        "sum([updates] * self._updates, Traffic())", "sum([updates] * steps, Traffic())",
         (f"4 {R}parallel/test_training_state.py",),
     ),
     Mutant(
@@ -978,20 +978,20 @@ MUTANTS = [
         (f"1 {R}parallel/test_training_state.py",),
     ),
     Mutant(
-        "training: what is added to a gradient of an earlier step is lost", "pdgemm/parallel/buckets.py",
+        "training: what is added to a gradient of an earlier step is lost", "pdgemm/parallel/line_buckets.py",
         "if flat.view(np.bool_).any():", "if False:",
         (f"4 {R}parallel/test_training_errors.py",),
     ),
     Mutant(
-        "training: a slot has the gradients of the bucket before", "pdgemm/parallel/buckets.py",
+        "training: a slot has the gradients of the bucket before", "pdgemm/parallel/line_buckets.py",
         "self._slots[bucket.number % FLIGHT], slot[:] = None, 0", "self._slots[bucket.number % FLIGHT] = None",
         (f"1 {R}parallel/test_buckets.py",),
     ),
     Mutant(
-        "training: all lines of a mesh lie on nodes alike", "pdgemm/parallel/buckets.py",
-        "self.line, bucket_bytes, True)\n",
-        "self.line, bucket_bytes, True)\n"
-        "        with together(mesh.comm) as arguments:\n            arguments += [repr(self.layout)]\n",
+        "training: all lines of a mesh lie on nodes alike", "pdgemm/parallel/layout_choice.py",
+        "    layouts = transport(in_place=True)\n",
+        "    layouts = transport(in_place=True)\n"
+        "    with together(mesh.comm) as arguments:\n        arguments += [repr(x.layout) for x in layouts.lines]\n",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(
@@ -1007,11 +1007,11 @@ MUTANTS = [
     ),
     Mutant(
         "training: gradients that are missing are not told to the other ranks", "pdgemm/parallel/buckets.py",
-        "failed = _FAILED * bool(self._wrong or error)", "failed = 0",
+        "_FAILED * bool(wrong or error)", "0",
         (f"1 {R}parallel/test_buckets.py",),
     ),
     Mutant(
-        "training: of several microbatches the last one alone is kept", "pdgemm/parallel/buckets.py",
+        "training: of several microbatches the last one alone is kept", "pdgemm/parallel/line_buckets.py",
         "self.storage.own_gradients(bucket)[...] += slot", "self.storage.own_gradients(bucket)[...] = slot",
         (f"1 {R}parallel/test_buckets.py",),
     ),
@@ -1049,8 +1049,8 @@ MUTANTS = [
         (f"0 {U}schedules/test_training_values.py",),
     ),
     Mutant(
-        "training: lines of a mesh along dp jump over cp alone", "pdgemm/schedules/training/mesh_shape.py",
-        'EXPERTS: self.tp * self.cp, "dp": self.tp * self.cp}', 'EXPERTS: self.tp * self.cp, "dp": self.cp}',
+        "training: neighbours along dp have copies of experts", "pdgemm/schedules/training/mesh_shape.py",
+        "COPIES: self.dp // self.ep, EXPERTS: self.ep,", "EXPERTS: self.ep, COPIES: self.dp // self.ep,",
         (f"0 {U}schedules/test_training_values.py",),
     ),
     Mutant(
@@ -1061,17 +1061,16 @@ MUTANTS = [
     ),
     Mutant(
         "training: the last samples of a batch are nobody's", "pdgemm/parallel/data/sampler.py",
-        "cuts = [self.batch * at // parts for at", "cuts = [self.batch // parts * at for at",
+        "rows[n * at // parts : n * (at + 1) // parts]", "rows[n // parts * at : n // parts * (at + 1)]",
         (f"0 {U}schedules/test_training_values.py",),
     ),
     Mutant(
         "training: each rank has an order of samples of its own", "pdgemm/parallel/data/sampler.py",
-        "rows, parts = self.rows(step), ranks * microbatches",
-        "rows, parts = Sampler(self.count, self.batch, self.seed + index).rows(step), ranks * microbatches",
+        "rows = self.rows(step)\n", "rows = Sampler(self.count, self.batch, self.seed + index).rows(step)\n",
         (f"0 {U}schedules/test_training_values.py",),
     ),
     Mutant(
-        "training: gradients are reduced before the last microbatch is added", "pdgemm/parallel/buckets.py",
+        "training: gradients are reduced before the last microbatch is added", "pdgemm/parallel/line_buckets.py",
         "if microbatch == layout.microbatches or layout.reduce_each:",
         "if microbatch == max(1, layout.microbatches - 1) or layout.reduce_each:",
         (f"4 {R}parallel/test_buckets.py",),
@@ -1084,7 +1083,7 @@ MUTANTS = [
     Mutant(
         "training: moments change in a step that is skipped", "pdgemm/parallel/updates/sharded_optimizer.py",
         'buckets.clear()\n            return Step(float("inf"), True)',
-        'self.state *= 0.9\n            buckets.clear()\n            return Step(float("inf"), True)',
+        'self.states[0] *= 0.9\n            buckets.clear()\n            return Step(float("inf"), True)',
         (f"1 {R}parallel/test_buckets.py",),
     ),
     Mutant(
@@ -1099,12 +1098,12 @@ MUTANTS = [
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(
-        "training: initial values of a part begin a row late", "pdgemm/parallel/layout_choice.py",
+        "training: initial values of a part begin a row late", "pdgemm/parallel/parts.py",
         "start = span.start - (first * cols + columns.start)", "start = span.start - first * cols",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(
-        "training: parameters are used before they have come in", "pdgemm/parallel/buckets.py",
+        "training: parameters are used before they have come in", "pdgemm/parallel/line_buckets.py",
         "            if self._gathers:\n", "            if self._gathers and False:\n",
         (f"4 {R}parallel/test_buckets.py",),
     ),
@@ -1115,8 +1114,116 @@ MUTANTS = [
     ),
     Mutant(
         "training: sums and gradients have one message tag", "pdgemm/parallel/mesh.py",
-        "list[MPI.Intracomm](), 1 + _SUMS", "list[MPI.Intracomm](), _SUMS",
+        "self._tags = 1 + _SUMS + _OF_LAYERS", "self._tags = _SUMS",
         (f"4 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "layers: a bias is added on each rank along tp", "pdgemm/parallel/layers/linear.py",
+        "return _finished(y, bias, activation, residual)",
+        "return _finished(y, bias if bias is None else bias * len(self._ranks), activation, residual)",
+        (f"4 {R}parallel/test_layers_linear.py",),
+    ),
+    Mutant(
+        "layers: a residual is added on each rank along tp", "pdgemm/parallel/layers/linear.py",
+        "return _finished(y, bias, activation, residual)",
+        "return _finished(y, bias, activation, residual if residual is None else residual * len(self._ranks))",
+        (f"4 {R}parallel/test_layers_linear.py",),
+    ),
+    Mutant(
+        "layers: f is applied to the addends of a sum", "pdgemm/parallel/layers/linear.py",
+        "            add_product(self._mesh, a, b, 0, addends)\n",
+        "            add_product(self._mesh, a, b, 0, addends)\n            np.maximum(addends, 0, out=addends)\n",
+        (f"4 {R}parallel/test_layers_linear.py",),
+    ),
+    Mutant(
+        "layers: the gradient by X is reduced twice", "pdgemm/parallel/layers/linear.py",
+        "return add_up(addends, s.rows), a",
+        "return add_up(addends, s.rows) * (len(self._ranks) if step == \"input_gradient\" else 1), a",
+        (f"4 {R}parallel/test_layers_linear.py",),
+    ),
+    Mutant(
+        "layers: own rows alone have a part in the gradient of a bias", "pdgemm/parallel/layers/linear.py",
+        "db += later.sum(axis=0)",
+        "db += later[s.block(s.tokens, self._index)].sum(axis=0)",
+        (f"4 {R}parallel/test_layers_linear.py",),
+    ),
+    Mutant(
+        "layers: rows that arrive later are not multiplied", "pdgemm/parallel/layers/linear.py",
+        "parts = [slice(0, own.start), slice(own.stop, s.tokens)]",
+        "parts = [slice(own.stop, s.tokens)]",
+        (f"4 {R}parallel/test_layers_linear.py",),
+    ),
+    Mutant(
+        "layers: sums of rows are those of another rank", "pdgemm/parallel/layers/line_collectives.py",
+        "        first = sum(counts[: self.index])\n        return",
+        "        first = sum(counts[: self.index - 1])\n        return",
+        (f"4 {R}parallel/test_layers_linear.py",),
+    ),
+    Mutant(
+        "layers: a rank knows its X of the forward pass", "pdgemm/schedules/training/linear_schedule.py",
+        "(\"columns\", \"weight_gradient\"): (\"all_gather\", \"\"),",
+        "(\"columns\", \"weight_gradient\"): (\"\", \"\"),",
+        (f"4 {R}parallel/test_layers_linear.py",),
+    ),
+    Mutant(
+        "layers: rows without a word are not set to 0", "pdgemm/parallel/layers/vocabulary.py",
+        "        rows[~here] = 0\n",
+        "",
+        (f"4 {R}parallel/test_layers_vocabulary.py",),
+    ),
+    Mutant(
+        "layers: a softmax has the largest logit of its rank", "pdgemm/parallel/layers/vocabulary.py",
+        "            largest = self._line.largest(largest, counts)\n",
+        "            pass\n",
+        (f"4 {R}parallel/test_layers_vocabulary.py",),
+    ),
+    Mutant(
+        "layers: labels are those of equal parts of the vocabulary", "pdgemm/parallel/layers/vocabulary.py",
+        "columns = labels[here] - self.own.start",
+        "columns = labels[here] - self._line.index * (self.vocabulary // self._line.size)",
+        (f"4 {R}parallel/test_layers_vocabulary.py",),
+    ),
+    Mutant(
+        "layers: a token without weight has a gradient", "pdgemm/parallel/layers/vocabulary.py",
+        "            scale *= kept.weights\n",
+        "            pass\n",
+        (f"4 {R}parallel/test_layers_vocabulary.py",),
+    ),
+    Mutant(
+        "layers: a query sees keys by their place on its rank", "pdgemm/parallel/layers/attention.py",
+        "np.asarray(q_positions)[:, None] < np.asarray(k_positions)",
+        "np.arange(sq)[:, None] < np.arange(sk)",
+        (f"4 {R}parallel/test_layers_attention.py",),
+    ),
+    Mutant(
+        "layers: keys are taken to be in the order of positions", "pdgemm/parallel/layers/context.py",
+        "self.all_positions = np.concatenate([self.schedule.positions(rank) for rank in ranks])",
+        "self.all_positions = np.arange(self.sequence)",
+        (f"4 {R}parallel/test_layers_attention.py",),
+    ),
+    Mutant(
+        "layers: gradients of keys are those of a rank's queries", "pdgemm/parallel/layers/context.py",
+        "        return self._line.own_sums(addends, self.schedule.counts).transpose(1, 2, 0, 3)",
+        "        return dk[:, :, : len(self.positions)]",
+        (f"4 {R}parallel/test_layers_attention.py",),
+    ),
+    Mutant(
+        "layers: heads of one group are those of another", "pdgemm/parallel/layers/heads.py",
+        "x = x.transpose(0, 2, 3, 1, 4)\n        q =",
+        "x = x[:, :, ::-1].transpose(0, 2, 3, 1, 4)\n        q =",
+        (f"4 {R}parallel/test_layers_attention.py",),
+    ),
+    Mutant(
+        "layers: dropout depends on the rank of a row", "pdgemm/parallel/layers/dropout.py",
+        "np.asarray(rows)[slab, None]",
+        "np.arange(len(x))[slab, None]",
+        (f"4 {R}parallel/test_layers_rows.py",),
+    ),
+    Mutant(
+        "layers: the variance of a row is constant", "pdgemm/parallel/layers/normalization.py",
+        "    dx -= rows * means[1]\n",
+        "",
+        (f"4 {R}parallel/test_layers_rows.py",),
     ),
     Mutant(
         "collectives: sums in place are in the order of the ranks", "pdgemm/transport/collectives.py",
@@ -1125,7 +1232,7 @@ MUTANTS = [
     ),
     Mutant(
         "training: ranks with another rate are not noticed", "pdgemm/parallel/buckets.py",
-        "or self.line.size * int(twice) != int(once) ** 2:", "or False:",
+        "or self.layouts.ranks * int(twice) != int(once) ** 2:", "or False:",
         (f"4 {R}parallel/test_training_errors.py",),
     ),
     Mutant(
@@ -1167,6 +1274,72 @@ MUTANTS = [
         (f"4 {R}parallel/test_training_state.py",),
     ),
     Mutant(
+        "training: the norm counts parameters on each rank along tp", "pdgemm/parallel/buckets.py",
+        "sum(x / line.copies for", "sum(x for",
+        (f"2 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: the gradient of a tied parameter is that of one stage", "pdgemm/schedules/training/division.py",
+        "(ENDS, self.tied and mesh.pp > 1)", "(ENDS, False)",
+        (f"2 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: the norm has half of a tied parameter", "pdgemm/schedules/training/division.py",
+        "and not added else 1\n", "and not added else 1 + self.tied\n",
+        (f"2 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: addends of the gradients of norms are not added along tp", "pdgemm/schedules/training/division.py",
+        '("tp", added and mesh.tp > 1)', '("tp", self.ep is not None and mesh.tp > 1)',
+        (f"2 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: gradients of different experts are added", "pdgemm/schedules/training/division.py",
+        'last = COPIES if self.ep is not None and mesh.ep > 1 else "dp"', 'last = "dp"',
+        (f"2 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: a state has the windows of other ranks along tp", "pdgemm/parallel/training_state.py",
+        "for rank, window in owners.items():", "for rank, window in zip(owners, [*owners.values()][::-1]):",
+        (f"2 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: a rank goes on with the window of another rank", "pdgemm/parallel/training_state.py",
+        "division.window(mesh.shape, mesh.rank)\n", "division.window(mesh.shape, mesh.rank ^ 1)\n",
+        (f"2 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: a microbatch has other samples on other numbers of ranks", "pdgemm/parallel/data/sampler.py",
+        "_part(_part(rows, microbatches, at), ranks, index)", "_part(_part(rows, ranks, index), microbatches, at)",
+        (f"0 {U}schedules/test_training_values.py",),
+    ),
+    Mutant(
+        "training: lines along joined axes number their ranks twice", "pdgemm/schedules/training/mesh_shape.py",
+        "at = at * len(along) + along.index(rank)", "at += along.index(rank)",
+        (f"0 {U}schedules/test_training_values.py",),
+    ),
+    Mutant(
+        "training: a tree begins along tp", "pdgemm/schedules/training/division.py",
+        "[*(name for name, divides in names if divides), last]",
+        "[last, *(name for name, divides in names if divides)]",
+        (f"4 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: a tree adds gradients of two microbatches as those of one", "pdgemm/parallel/line_buckets.py",
+        "        elif self.layout.tree:", "        elif False:",
+        (f"1 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: pipeline stages send tied gradients with other tags", "pdgemm/parallel/layout_choice.py",
+        "number = 2 * agreed.flag", "number = 2 * max((len(x.layout.buckets) for x in layouts.lines), default=0)",
+        (f"2 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: MFU counts what is computed again", "pdgemm/parallel/step_report.py",
+        "return self._share(self.model_flops)", "return self._share(self.hardware_flops)",
+        (f"1 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
         "collectives: ranks beyond a power of two take no part", "pdgemm/schedules/collectives/collective_steps.py",
         "self.extra = len(members) - self.size", "self.extra = 0",
         (f"0 {U}schedules/test_collective_schedules.py",),
@@ -1195,6 +1368,73 @@ MUTANTS = [
         "training: arrays that are added up exchange their places", "pdgemm/parallel/mesh.py",
         "x[end - value.size : end]", "x[: value.size]",
         ("1 tests/examples/test_training_examples.py",),
+    ),
+    Mutant(
+        "experts: tokens return in the order in which they arrive", "pdgemm/parallel/layers/experts.py",
+        "np.concatenate(self._exchanged(parts, exchange, back=True))",
+        "np.concatenate(self._exchanged(parts, exchange, back=True)[::-1])",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: the capacity is one of each run of tokens", "pdgemm/schedules/training/token_exchange.py",
+        "np.clip(self.capacity - before,", "np.clip(self.capacity - 0 * before,",
+        (f"0 {U}schedules/test_token_exchange.py",),
+    ),
+    Mutant(
+        "experts: tokens are dropped in the order of ranks", "pdgemm/schedules/training/token_exchange.py",
+        'return np.argsort(self.first, kind="stable")', "return np.argsort(self.owner, kind='stable')",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: a factor of the capacity is rounded to binary digits", "pdgemm/schedules/training/token_exchange.py",
+        "Fraction(repr(float(factor)))", "Fraction(float(factor))",
+        (f"0 {U}schedules/test_token_exchange.py",),
+    ),
+    Mutant(
+        "experts: those of another rank along ep", "pdgemm/schedules/training/token_exchange.py",
+        "self.shape.ep, index)", "self.shape.ep, self.shape.ep - 1 - index)",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: they are balanced by the fractions of a rank's own tokens", "pdgemm/parallel/layers/experts.py",
+        "exchange.loads / max(1, exchange.tokens * self.topk)", "own.counts.sum(axis=0) / max(1, len(x) * self.topk)",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: the loss that balances them is not scaled", "pdgemm/parallel/layers/experts.py",
+        "dgates, scale * kept.slope)", "dgates, kept.slope)",
+        (f"1 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: a choice that is dropped adds a result of another token", "pdgemm/parallel/layers/experts.py",
+        "tokens = np.flatnonzero(choice >= 0)", "tokens = np.arange(n)",
+        (f"1 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: a rank alone raises what is wrong with its tokens", "pdgemm/parallel/layers/experts.py",
+        "        if failures:\n", "        if error:\n            raise error\n        if failures:\n",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: who waits for tokens keeps reductions waiting", "pdgemm/parallel/layers/experts.py",
+        "            mesh.transfers.wait,\n", "",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: the router learns nothing of the experts that are chosen", "pdgemm/parallel/layers/router.py",
+        "np.take_along_axis(dp, chosen, axis=1) + through", "np.take_along_axis(dp, chosen, axis=1)",
+        (f"1 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: gradients by gates as if they had no common sum", "pdgemm/parallel/layers/router.py",
+        "(dgates - (dgates * gates).sum(axis=1, keepdims=True)) / total", "dgates / total",
+        (f"1 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: of equal scores the higher expert is chosen", "pdgemm/parallel/layers/router.py",
+        'np.argsort(-scores, axis=1, kind="stable")[:, :topk]',
+        'np.argsort(scores, axis=1, kind="stable")[:, : -topk - 1 : -1]',
+        (f"1 {R}parallel/test_experts.py",),
     ),
     Mutant(
         "collectives: partners exchange the parts that they go on to sum themselves",

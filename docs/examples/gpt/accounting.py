@@ -1,4 +1,4 @@
-"""What a step of the transformer computes, moves and keeps, by arithmetic of its sizes: what a run counts is compared with it."""
+"""What a step of the transformer computes, moves and keeps, by arithmetic of its sizes; a run is compared with it."""
 
 from collections import Counter
 
@@ -10,8 +10,8 @@ from pdgemm.schedules.training.vocabulary_schedule import VocabularySchedule
 def flops(sizes, batch, recompute):
     """Return the flops of a step that the model needs, and those that are computed, which recomputation adds to.
 
-    Those of products alone: 2 for each weight and token forward and 4 backward, and those of attention with all pairs of
-    positions, though half of them are masked.  Of experts, those that each token chooses.
+    Those of products alone: 2 for each weight and token forward and 4 backward, and those of attention with all pairs
+    of positions, though half of them are masked.  Of experts, those that each token chooses.
     """
     h, rows = sizes.hidden, sizes.heads * sizes.width
     core = 4 * sizes.sequence * rows
@@ -34,7 +34,7 @@ def expected_words(run):
     for first, last in run.samples():
         samples, tokens = last - first, (last - first) * len(model.context.positions)
         for piece in (piece for chunk in model.pieces for piece in chunk):
-            words += of_piece(model, piece, samples, tokens, again)
+            words.update(of_piece(model, piece, samples, tokens, again))
         rows = run.rows(tokens)
         travelling.append((rows.stop - rows.start) * run.sizes.hidden)
     moved = run.schedule.traffic(mesh.index("pp"), travelling, model.type.itemsize)
@@ -65,28 +65,29 @@ def of_piece(model, piece, samples, tokens, again):
 def activation_bytes(model, samples, rows):
     """Return the bytes that a layer keeps of a microbatch until its backward pass.   rows : of this rank along tp.
 
-    | kept                                      | elements                       | recomputed      |
-    |-------------------------------------------|--------------------------------|-----------------|
-    | input of the layer                        | rows h                         | full: this alone |
-    | two layer norms: results, normalised rows | 4 rows h, and 2 rows           | full            |
-    | queries, keys and values                  | T (2 heads + 2 kv_heads) d     | full            |
-    | weights of attention                      | samples heads positions S      | selective, full |
-    | output of attention                       | T heads d                      | full            |
-    | inner features before and after GELU      | 2 T inner/tp                   | full            |
+    | kept                                      | elements                      | recomputed       |
+    |-------------------------------------------|-------------------------------|------------------|
+    | input of the layer                        | rows h                        | full: this alone |
+    | two layer norms: results, normalised rows | 4 rows h, and 2 rows          | full             |
+    | queries, keys and values, one product     | T (heads + 2 kv_heads) d      | full             |
+    | queries of grouped heads, copied          | T heads d                     | full             |
+    | keys and values of all S positions, cp > 1 | 2 samples kv_heads S d       | full             |
+    | weights of attention                      | samples heads positions S     | selective, full  |
+    | output of attention                       | T heads d                     | full             |
+    | inner features before and after GELU      | 2 T inner/tp                  | full             |
 
-    T = samples positions, heads and kv_heads of this rank; with cp > 1 the keys and values of all S positions, and T heads d
-    less.
+    T = samples positions, heads and kv_heads of this rank.  With cp > 1 and grouped heads the product is not kept.
     """
     sizes, heads, positions = model.sizes, model.heads, len(model.context.positions)
     tokens, h, width = samples * positions, sizes.hidden, sizes.width
     if model.recompute == "full":
         return rows * h * model.type.itemsize
     own = heads.heads * width
-    elements = 4 * rows * h + 2 * rows + 2 * tokens * own
-    if model.mesh.shape.cp > 1:
-        elements += 2 * samples * heads.kv_heads * width * sizes.sequence
-    else:
+    elements = 4 * rows * h + 2 * rows + tokens * own
+    copied, gathered = heads.heads != heads.kv_heads, model.mesh.shape.cp > 1
+    if not (copied and gathered):
         elements += tokens * (own + 2 * heads.kv_heads * width)
+    elements += copied * tokens * own + gathered * 2 * samples * heads.kv_heads * width * sizes.sequence
     if model.recompute == "none":
         elements += samples * heads.heads * positions * sizes.sequence
     inner = model.up.schedule(tokens, model.type).shapes(model.mesh.index("tp"))["y"][1]

@@ -1,8 +1,8 @@
 """A transformer that predicts the next byte of a text: its layers, forward and backward, as one rank computes them.
 
 The network is GPT-2's (Radford et al., 2019): layer norms before attention and before two linear layers, learned
-positions.  With experts, the two linear layers are a mixture of experts (Fedus, Zoph & Shazeer, JMLR 23, 2022).  What is
-divided among ranks, and what moves, is a matter of the layers of `pdgemm.parallel.layers`; `Transformer` is what a
+positions.  With experts, the two linear layers are a mixture of experts (Fedus, Zoph & Shazeer, JMLR 23, 2022).  What
+is divided among ranks, and what moves, is a matter of the layers of `pdgemm.parallel.layers`; `Transformer` is what a
 pipeline runs.
 """
 
@@ -80,7 +80,8 @@ class Beginning(Piece):
     """The embedding of each token and of its position."""
 
     def forward(self, p, x, batch, kept):
-        x = self.model.embedding.forward(batch.ids, p["embedding"])
+        self.model.table = p["embedding"]
+        x = self.model.embedding.forward(batch.ids, self.model.table)
         return self.dropped(x + layers.table_rows(p["positions"], batch.positions), batch)
 
     def backward(self, p, dx, batch, kept):
@@ -88,8 +89,12 @@ class Beginning(Piece):
 
     def weights(self, g, ready, batch, kept):
         layers.add_table_rows(kept["dx"], batch.positions, g["positions"])
+        ready("positions")
         self.model.embedding.backward(kept["dx"], batch.ids, g["embedding"])
-        ready("positions", "embedding")
+        if self.model.shares_table:
+            g["embedding"][...] += self.model.dtable
+            self.model.dtable[:] = 0
+        ready("embedding")
 
 
 class Layer(Piece):
@@ -183,15 +188,17 @@ class End(Piece):
         return dy
 
     def weights(self, g, ready, batch, kept):
-        self.model.scores.weight_gradient(kept["scores"], kept["y"], self.matrix(g))
-        if not self.sizes.tied:
-            ready("head")
-        elif self.model.mesh.shape.pp > 1:  # with one stage, the beginning adds to the same gradient
-            ready("embedding")
+        model = self.model
+        dw = model.dtable.T if model.shares_table else self.matrix(g)
+        model.scores.weight_gradient(kept["scores"], kept["y"], dw)
+        if not model.shares_table:
+            ready("embedding" if self.sizes.tied else "head")
         self.add_norm("norm", g, ready, kept["norm"])
 
     def matrix(self, arrays):
         """Return the weights, (hidden, tokens), which may be those of the embedding."""
+        if self.model.shares_table:
+            return self.model.table.T
         return arrays["embedding"].T if self.sizes.tied else arrays["head"]
 
 
@@ -207,6 +214,7 @@ class Transformer:
         self.sizes, self.buckets, self.mesh, self.seed = sizes, buckets, buckets.mesh, seed
         self.recompute, self.schedule, self.sequence, self.loss = recompute, schedule, sequence, 0.0
         mesh, h, how = self.mesh, sizes.hidden, {"sequence": sequence}
+        self.type = buckets.lines[0].layout.wide  # of activations
         self.context = layers.ContextSplit(mesh, sizes.sequence)
         self.embedding = layers.Embedding(mesh, sizes.vocabulary, h, **how)
         self.heads = layers.HeadSplit(mesh, sizes.heads, sizes.keys, sizes.width)
@@ -216,9 +224,10 @@ class Transformer:
         self.down = layers.Linear(mesh, sizes.inner, h, "rows", **how)
         self.scores = layers.Linear(mesh, h, sizes.vocabulary, "columns", **how)
         self.cross_entropy = layers.CrossEntropy(mesh, sizes.vocabulary)
+        self.shares_table = sizes.tied and mesh.shape.pp == 1  # the first piece and the last one have the same array
+        self.table, self.dtable = None, np.zeros((self.embedding.own.stop - self.embedding.own.start, h), self.type)
         self.kept = {}
         self.pieces = self.pieces_of_chunks(mesh.index("pp"))
-        self.type = next(iter(buckets.gradients.values())).dtype
 
     def pieces_of_chunks(self, stage):
         """Return the pieces of each chunk of a stage; the first block has the beginning, and the last one the end."""

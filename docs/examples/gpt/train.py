@@ -1,9 +1,9 @@
-"""A transformer that learns to write Python's own documentation, byte by byte, on any mesh of ranks with the same losses.
+"""A transformer that learns to write Python's own documentation, byte by byte: the same losses on any mesh of ranks.
 
     mpirun -n 8 python -m pdgemm docs/examples/gpt/train.py --dp 2 --tp 2 --pp 2 --steps 100
 
-Samples are divided along dp, layers along pp, the matrices of a layer along tp, positions along cp and experts along ep.
-The text is `pydoc_data.topics`, what `help("topics")` shows: 466,000 bytes.
+Samples are divided along dp, layers along pp, the matrices of a layer along tp, positions along cp and experts along
+ep.  The text is `pydoc_data.topics`, what `help("topics")` shows: 466,000 bytes.
 """
 
 import argparse
@@ -89,14 +89,14 @@ class Run:
                 batches,
                 expected=expected_words(self),
                 flops=flops(self.sizes, options.batch, options.recompute),
-                tokens=options.sequence,
+                tokens=options.batch * options.sequence,
             )
             for step, samples in zip(numbers, batches):
                 with self.times.step(options.batch):
                     self.model.begin([*self.batches(step, samples)])
                     self.pipeline.run(self.model)
                     rate = parallel.warmup_cosine(step, options.rate, min(100, last // 10 + 1), last)
-                    done = self.optimizer.step(rate, clip=1.0)
+                    done = self.optimizer.step(rate, options.clip or None)
                 loss = mesh.sum(self.model.loss, axis="pp+dp+cp")[0]
                 yield step + 1, loss / (samples.divisor * options.sequence), done.norm
 
@@ -170,6 +170,7 @@ def parsed(words):
         else:
             add("--" + field.name.replace("_", "-"), type=type(field.default), default=field.default)
     add("--rate", type=float, default=3e-3, help="the largest learning rate")
+    add("--clip", type=float, default=1.0, help="the largest norm of the gradients; 0: any")
     add("--seed", type=int, default=0)
     add("--state", help="a file from which to go on")
     add("--every", type=int, default=100, help="steps after which the state is saved")

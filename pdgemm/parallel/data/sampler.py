@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Literal, get_args
 
 import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.element_functions import hashed, numbered
-from pdgemm.local.arrays.integers import as_count, as_seed
+from pdgemm.local.arrays.integers import as_count, as_name, as_seed
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.support.agreement import together
 
+SampleOrder = Literal["rank", "microbatch"]
 _ROUNDS = 4  # of the Feistel network: Luby & Rackoff, SIAM J. Comput. 17(2), 1988
 
 
@@ -50,39 +51,61 @@ class Sampler:
         return rows
 
     def shares(
-        self, mesh: Mesh, steps: Sequence[int], microbatches: int = 1, allow_empty: bool = False
+        self,
+        mesh: Mesh,
+        steps: Sequence[int],
+        microbatches: int = 1,
+        allow_empty: bool = False,
+        order: SampleOrder = "rank",
     ) -> Iterator[list[np.ndarray]]:
         """Return this rank's samples of each step, for `Prefetch`.  Collective over the mesh.
 
-        steps : a range, say.   Raises ArgumentError on all ranks, as `share`, and where the ranks have different
-        samplers, steps or microbatches.
+        steps : a range, say.   order : see `share`.   Raises ArgumentError on all ranks, as `share`, and where the
+        ranks have different samplers, steps, microbatches or orders.
         """
         with together(mesh.comm) as arguments:
             microbatches = as_count(microbatches, "microbatches", 1)
-            arguments += ["Sampler.shares", self, steps, microbatches]
-            self._check(mesh.shape.dp, microbatches, allow_empty)
+            arguments += ["Sampler.shares", self, steps, microbatches, order]
+            self._check(mesh.shape.dp, microbatches, allow_empty, order)
         index = mesh.index("dp")
-        return (self.share(step, index, mesh.shape.dp, microbatches, allow_empty) for step in steps)
+        return (self.share(step, index, mesh.shape.dp, microbatches, allow_empty, order) for step in steps)
 
     def share(
-        self, step: int, index: int, ranks: int, microbatches: int = 1, allow_empty: bool = False
+        self,
+        step: int,
+        index: int,
+        ranks: int,
+        microbatches: int = 1,
+        allow_empty: bool = False,
+        order: SampleOrder = "rank",
     ) -> list[np.ndarray]:
-        """Return the samples of each microbatch of a rank: of batch B, part j of P begins at floor(B j / P).
+        """Return the samples of each microbatch of a rank: of n samples, part j of P begins at floor(n j / P).
 
-        index, ranks : of the rank along dp, and how many there are; P = ranks * microbatches.
+        index, ranks : of the rank along dp, and how many there are.
+        order : "rank": a batch is cut into ranks * microbatches parts, of which each rank has neighbours.
+            "microbatch": it is cut into microbatches, and each of these into a part for each rank: so microbatch i of
+            all ranks together has the same samples on any number of ranks, as the capacity of experts needs it.
         Raises ArgumentError where there are more parts than samples, unless some may be empty.  Local.
         """
-        self._check(ranks, microbatches, allow_empty)
-        rows, parts = self.rows(step), ranks * microbatches
-        cuts = [self.batch * at // parts for at in range(index * microbatches, (index + 1) * microbatches + 1)]
-        return [rows[lo:hi] for lo, hi in pairwise(cuts)]
+        self._check(ranks, microbatches, allow_empty, order)
+        rows = self.rows(step)
+        if order == "microbatch":
+            return [_part(_part(rows, microbatches, at), ranks, index) for at in range(microbatches)]
+        return [_part(rows, ranks * microbatches, index * microbatches + at) for at in range(microbatches)]
 
-    def _check(self, ranks: int, microbatches: int, allow_empty: bool) -> None:
+    def _check(self, ranks: int, microbatches: int, allow_empty: bool, order: str) -> None:
         """Raise ArgumentError where a part of a batch would be empty, and may not."""
+        as_name(order, "order", get_args(SampleOrder))
         if ranks * microbatches > self.batch and not allow_empty:
             raise ArgumentError(
                 f"a batch of {self.batch} samples has no part for each of {ranks} ranks in {microbatches} microbatches"
             )
+
+
+def _part(rows: np.ndarray, parts: int, at: int) -> np.ndarray:
+    """Return part `at` of `parts`, which differ by one row at most."""
+    n = len(rows)
+    return rows[n * at // parts : n * (at + 1) // parts]
 
 
 def shuffled(at: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:

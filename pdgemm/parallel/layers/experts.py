@@ -13,9 +13,9 @@ from pdgemm.errors import ArgumentError, DTypeError, MeshError
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.activations import Finish
 from pdgemm.local.arrays.integers import as_count, as_name
-from pdgemm.local.blas.local_gemm import gemm_accumulate
 from pdgemm.matrix.argument_checks import as_real
 from pdgemm.names import Activation
+from pdgemm.parallel.layers.line_products import add_product, for_blas
 from pdgemm.parallel.layers.router import OwnRuns, Routes, own_runs, routes_of, scores_gradient
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.training.mesh_shape import EXPERTS
@@ -202,7 +202,7 @@ class Experts:
         exchange, probabilities = self._agreed(None if error else own, probabilities, error)
         fractions = exchange.loads / max(1, exchange.tokens * self.topk)
         slope = self.balance * self.experts / divisor * fractions
-        x, taken = np.ascontiguousarray(x), own.taken(exchange.kept[exchange.owner == self._line.rank])
+        x, taken = for_blas(x, x.dtype), own.taken(exchange.kept[exchange.owner == self._line.rank])
         inputs = self._to_experts(x[taken // self.topk], exchange)
         aux, hidden, outputs = self._multiplied(inputs, exchange, parameters)
         results = self._to_tokens(outputs, exchange)
@@ -230,11 +230,10 @@ class Experts:
         dresults = self._to_experts(sent, exchange)
         daux, dinputs = np.empty_like(kept.aux), np.empty_like(kept.inputs)
         for at, rows in enumerate(self._rows(exchange)):
-            w1, w2 = (parameters[name][at].astype(dy.dtype, copy=False) for name in ("w1", "w2"))
-            gemm_accumulate(1, dresults[rows], w2.T, 0, daux[rows])
+            w1, w2 = (for_blas(parameters[name][at], dy.dtype) for name in ("w1", "w2"))
+            add_product(self.mesh, dresults[rows], w2.T, 0, daux[rows])
             Finish(self.activation, True, aux=kept.aux[rows])(daux[rows], daux[rows])
-            gemm_accumulate(1, daux[rows], w1.T, 0, dinputs[rows])
-            self.mesh.transfers.poll()
+            add_product(self.mesh, daux[rows], w1.T, 0, dinputs[rows])
         dx = _combined(self._to_tokens(dinputs, exchange), taken, np.ones_like(gates))
         dx += dscores @ parameters["router"].astype(dy.dtype, copy=False).T
         self.statistics.add(exchange, kept.balance_loss)
@@ -247,13 +246,12 @@ class Experts:
         gradients : arrays by the names of the parameters, in the type of x.  That of the router is one part for each
             rank along dp, cp and tp, those of experts one for each along edp, cp and tp; `Buckets` adds the parts.
         """
-        gemm_accumulate(1, later.x.T, later.dscores, 1, gradients["router"])
+        add_product(self.mesh, later.x.T, later.dscores, 1, gradients["router"])
         for at, rows in enumerate(later.rows):
-            gemm_accumulate(1, later.inputs[rows].T, later.daux[rows], 1, gradients["w1"][at])
-            gemm_accumulate(1, later.hidden[rows].T, later.dresults[rows], 1, gradients["w2"][at])
+            add_product(self.mesh, later.inputs[rows].T, later.daux[rows], 1, gradients["w1"][at])
+            add_product(self.mesh, later.hidden[rows].T, later.dresults[rows], 1, gradients["w2"][at])
             gradients["b1"][at] += later.daux[rows].sum(axis=0)
             gradients["b2"][at] += later.dresults[rows].sum(axis=0)
-            self.mesh.transfers.poll()
 
     # ---------------------------------------------------------------- routes
     def _checked(self, x: Any, order: Any, parameters: Mapping[str, Array], divisor: float) -> Array:
@@ -315,12 +313,12 @@ class Experts:
         kind, f = inputs.dtype, parameters["b1"].shape[1]
         aux, hidden, outputs = np.empty((len(inputs), f), kind), np.empty((len(inputs), f), kind), np.empty_like(inputs)
         for at, rows in enumerate(self._rows(exchange)):
-            w1, b1, w2, b2 = (parameters[name][at].astype(kind, copy=False) for name in _NAMES[1:])
-            gemm_accumulate(1, inputs[rows], w1, 0, hidden[rows])
+            w1, w2 = (for_blas(parameters[name][at], kind) for name in ("w1", "w2"))
+            b1, b2 = (parameters[name][at].astype(kind, copy=False) for name in ("b1", "b2"))
+            add_product(self.mesh, inputs[rows], w1, 0, hidden[rows])
             Finish(self.activation, bias=b1[None], aux=aux[rows])(hidden[rows], hidden[rows])
-            gemm_accumulate(1, hidden[rows], w2, 0, outputs[rows])
+            add_product(self.mesh, hidden[rows], w2, 0, outputs[rows])
             outputs[rows] += b2
-            self.mesh.transfers.poll()
         return aux, hidden, outputs
 
     def _to_experts(self, rows: Array, exchange: TokenExchange) -> Array:

@@ -8,6 +8,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.grids.layout import Order
+from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.activations import Finish
 from pdgemm.local.arrays.integers import as_count, as_name
 from pdgemm.names import Activation, AlgorithmName
@@ -86,7 +87,7 @@ class Linear:
         """Return y = f(x w + bias) + residual, and x w + bias where there is an activation f.  Collective.
 
         tokens : T, the same on all ranks of the line; None: the rows of x, or where x has own rows alone, the T of the
-            call before.
+            call before.  Where T varies between microbatches, pass it.
         """
         wide = _wide(w)
         s = self._schedule("x", tokens, wide, {"x": x, "w": w, "y": residual}, bias, activation)
@@ -110,9 +111,11 @@ class Linear:
         """Return dx = (dy w^T) f'(aux), and what `weight_gradient` takes: dy, of "rows" that of all ranks.  Collective.
 
         activation, aux : f of the layer before, and what it was applied to, of the shape of x; None: no factor.
-        tokens : as of `forward`.
+        tokens : as of `forward`; None: the rows of aux, if it has all.
         """
         wide = _wide(w)
+        if tokens is None and aux is not None and self.split == "rows":
+            tokens = len(aux)
         s = self._schedule("y", tokens, wide, {"y": dy, "w": w, "x": aux}, None, activation)
         dy = np.ascontiguousarray(dy, wide)
         if self._by_panels and self.split == "columns":  # of "rows", dy is gathered once for both products
@@ -197,7 +200,7 @@ class Linear:
     # ---------------------------------------------------------------- arguments
     def _schedule(
         self,
-        rows_of: str,
+        rows: str,
         tokens: int | None,
         wide: np.dtype,
         arrays: dict[str, Array | None],
@@ -206,11 +209,11 @@ class Linear:
     ) -> LinearSchedule:
         """Return the schedule after comparing the shapes of arrays with it; the ranks agree where T is new.
 
-        rows_of : the name of the array whose rows are T if it has all of them, where `tokens` is None.
+        rows : the name of the array whose rows are T if it has all of them, where `tokens` is None.
         """
-        own_rows = self._travels and rows_of == ("x" if self.split == "columns" else "y")
+        own_rows = self._travels and rows == ("x" if self.split == "columns" else "y")
         if tokens is None:
-            tokens = self._tokens if own_rows else len(arrays[rows_of])  # type: ignore[arg-type]
+            tokens = self._tokens if own_rows else len(arrays[rows])  # type: ignore[arg-type]
         new = (tokens, wide) not in self._schedules
         with together(self._comm, check=new) as arguments:
             if tokens is None:
@@ -219,8 +222,11 @@ class Linear:
             if activation is not None:
                 as_name(activation, "activation", get_args(Activation))
             for name, shape in s.shapes(self._index).items():
-                if (x := arrays.get(name)) is not None and np.shape(x) != shape:
-                    raise LayoutError(f"{name} is {np.shape(x)}, and {shape} on {self._where(tokens)}")
+                if (x := arrays.get(name)) is not None:
+                    if device := devices.of(x):
+                        raise ArgumentError(f"{name} is on a device, {device.name}; layers take arrays of the host")
+                    if x.shape != shape:
+                        raise LayoutError(f"{name} is {x.shape}, and {shape} on {self._where(tokens)}")
             width = s.shapes(self._index)["w"][1]
             if bias is not None and np.shape(bias) != (width,):
                 raise LayoutError(f"bias is {np.shape(bias)}, and {(width,)} on {self._where(tokens)}")

@@ -11,7 +11,7 @@ from pdgemm.local.arrays.integers import as_count
 from pdgemm.parallel.layers.line_collectives import line_collectives
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.training.mesh_shape import block_of
-from pdgemm.schedules.training.row_collectives import rows_of
+from pdgemm.schedules.training.row_collectives import rows_by_rank
 from pdgemm.support.agreement import together
 
 Array = np.ndarray
@@ -66,7 +66,7 @@ class Embedding:
         here = self._here(ids)
         rows[here] = table[ids[here] - self.own.start]
         rows[~here] = 0
-        counts = rows_of(len(ids), self._line.size)
+        counts = rows_by_rank(len(ids), self._line.size)
         return self._line.own_sums(rows, counts) if self.sequence else self._line.sums(rows, counts)
 
     def backward(self, dy: Array, ids: Array, dtable: Array) -> None:
@@ -76,7 +76,7 @@ class Embedding:
         """
         self._check_table(dtable)
         if self.sequence and self._line.size > 1:
-            dy = self._line.gather(dy, rows_of(len(ids), self._line.size))
+            dy = self._line.gather(dy, rows_by_rank(len(ids), self._line.size))
         here = self._here(ids)
         add_table_rows(dy[here], ids[here] - self.own.start, dtable)
 
@@ -134,7 +134,7 @@ class CrossEntropy:
                 f"{self.vocabulary} columns"
             )
         wide = np.result_type(logits.dtype, np.float32)
-        counts, alone = rows_of(len(labels), self._line.size), self._line.size == 1
+        counts, alone = rows_by_rank(len(labels), self._line.size), self._line.size == 1
         largest = logits.max(axis=1, initial=-np.inf).astype(wide, copy=False)
         if not alone:
             largest = self._line.largest(largest, counts)

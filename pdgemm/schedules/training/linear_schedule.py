@@ -14,7 +14,8 @@ import numpy as np
 
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.training.mesh_shape import block_of
-from pdgemm.schedules.training.row_collectives import row_collective, rows_of
+from pdgemm.schedules.training.row_collectives import row_collective, rows_by_rank
+from pdgemm.support.remembered import remembered
 
 WeightSplit = Literal["columns", "rows"]
 LinearStep = Literal["forward", "input_gradient", "weight_gradient"]
@@ -68,7 +69,7 @@ class LinearSchedule:
     @cached_property
     def rows(self) -> tuple[int, ...]:
         """The rows of each rank with `sequence`, and of each part of an all-reduce."""
-        return rows_of(self.tokens, len(self.line))
+        return rows_by_rank(self.tokens, len(self.line))
 
     def block(self, n: int, rank: int) -> slice:
         """Return which of n rows or columns that are divided a rank has."""
@@ -79,6 +80,7 @@ class LinearSchedule:
         moved = {step: self.collective(step) for step in get_args(LinearStep)}
         return {step: x.traffic(rank).words_received if x else 0 for step, x in moved.items()}
 
+    @remembered
     def shapes(self, rank: int) -> dict[str, tuple[int, int]]:
         """Return the shapes of a rank's parts of x, w and y."""
         own = self.block(self.d_out if self.split == "columns" else self.d_in, rank)

@@ -11,7 +11,7 @@ from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.training.mesh_shape import block_of
 
 
-def rows_of(rows: int, ranks: int) -> tuple[int, ...]:
+def rows_by_rank(rows: int, ranks: int) -> tuple[int, ...]:
     """Return how many of the rows each rank of a line has: blocks of ceil(rows/ranks)."""
     blocks = [block_of(rows, ranks, index) for index in range(ranks)]
     return tuple(block.stop - block.start for block in blocks)

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from pdgemm.schedules.collectives.collective import Collective
-from pdgemm.schedules.training.row_collectives import row_collective, rows_of
+from pdgemm.schedules.training.row_collectives import row_collective, rows_by_rank
 
 VocabularyStep = Literal["embedding", "embedding_gradient", "cross_entropy"]
 
@@ -30,7 +30,7 @@ class VocabularySchedule:
     @property
     def rows(self) -> tuple[int, ...]:
         """The rows of each rank with `sequence`, and of each part of an all-reduce."""
-        return rows_of(self.tokens, len(self.line))
+        return rows_by_rank(self.tokens, len(self.line))
 
     def collectives(self, step: VocabularyStep) -> list[Collective]:
         """Return what a step moves: a row of each token, and in a cross-entropy 1 and 2 words of each."""

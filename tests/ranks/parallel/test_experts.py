@@ -127,7 +127,8 @@ def test_every_mesh_gives_the_numbers_of_one_process(
 ) -> None:
     """y, dx and all gradients to 1e-12; the same tokens are dropped; words and messages as planned."""
     from pdgemm.errors import MeshError
-    from pdgemm.parallel import Experts, Mesh
+    from pdgemm.parallel import Mesh
+    from pdgemm.parallel.layers import Experts
     from pdgemm.schedules.training.token_exchange import expert_capacity
 
     tokens, rng = samples * positions, np.random.default_rng(1)
@@ -159,7 +160,8 @@ def test_every_mesh_gives_the_numbers_of_one_process(
 @every_grid
 def test_all_tokens_choose_one_expert(comm: Any) -> None:
     """With capacity 1 an expert takes its mean share, of the first tokens, on any mesh; more of them drop no token."""
-    from pdgemm.parallel import Experts, Mesh
+    from pdgemm.parallel import Mesh
+    from pdgemm.parallel.layers import Experts
 
     samples, positions, experts = 3, 7, 4
     tokens, p = samples * positions, parameters(experts)
@@ -190,7 +192,8 @@ def test_all_tokens_choose_one_expert(comm: Any) -> None:
 @every_grid
 def test_recomputed_passes_have_the_same_bits(comm: Any) -> None:
     """A second forward pass, and its words; a loss with a scale; gradients that are added to what is there."""
-    from pdgemm.parallel import Experts, Mesh
+    from pdgemm.parallel import Mesh
+    from pdgemm.parallel.layers import Experts
 
     mesh = Mesh(comm.Dup(), dp=-1, ep=2 if comm.size % 2 == 0 else 1)
     p, order, rng = parameters(4), numbers(mesh, 5, 3), np.random.default_rng(4)
@@ -221,7 +224,8 @@ def test_recomputed_passes_have_the_same_bits(comm: Any) -> None:
 def test_parameters_of_fewer_bits(comm: Any, dtype: str) -> None:
     """They are converted to the type of the tokens, float32."""
     from pdgemm.local.arrays.dtypes import element_type
-    from pdgemm.parallel import Experts, Mesh
+    from pdgemm.parallel import Mesh
+    from pdgemm.parallel.layers import Experts
 
     mesh, rng, experts = Mesh(comm.Dup(), dp=-1, ep=comm.size), np.random.default_rng(5), 2 * comm.size
     p, x = parameters(experts, dtype=element_type(dtype)), rng.standard_normal((20, H))
@@ -252,7 +256,8 @@ def test_gradients_are_those_of_autograd(comm: Any) -> None:
     import autograd.numpy as xp
     from autograd.scipy.special import erf
 
-    from pdgemm.parallel import Experts, Mesh
+    from pdgemm.parallel import Mesh
+    from pdgemm.parallel.layers import Experts
 
     if comm.size > 1:
         pytest.skip("one process")
@@ -295,10 +300,56 @@ def passed_alone(layer: Any, values: dict[str, np.ndarray], dy: np.ndarray, orde
     return y, dx, gradients, kept
 
 
+def test_training_gives_the_numbers_of_one_process(comm: Any) -> None:
+    """With its gradients added by buckets, and divided optimizers: steps of two microbatches on any mesh."""
+    from mpi4py import MPI
+
+    from pdgemm.parallel import AdamW, Buckets, Mesh, Part, ShardedOptimizer
+    from pdgemm.parallel.layers import Experts
+
+    samples, positions, experts, microbatches = 3, 5, 4, 2
+    tokens, rng = samples * positions, np.random.default_rng(7)
+    x, target = rng.standard_normal((2, microbatches, tokens, H))
+
+    def trained(mesh: Any, stage: int) -> dict[str, np.ndarray]:
+        parts = {
+            name: Part(v, tp="sum") if name == "router" else Part(v, ep=0) for name, v in parameters(experts).items()
+        }
+        buckets = Buckets(mesh, parts, stage=stage, microbatches=microbatches)
+        optimizer = ShardedOptimizer(buckets, AdamW())
+        layer = Experts(mesh, experts, 2, 1.0, balance=BALANCE)
+        order = numbers(mesh, samples, positions)
+        for _ in range(3):
+            for i in range(microbatches):
+                with buckets.forward():
+                    y, kept = layer.forward(x[i][order], order, buckets.parameters, tokens * microbatches)
+                with buckets.backward():
+                    dy = (y - target[i][order]) / (tokens * microbatches)
+                    _, later = layer.input_gradient(dy, kept, buckets.parameters)
+                    layer.weight_gradient(later, buckets.gradients)
+                    buckets.ready("b2", "w2", "b1", "w1", "router")
+            optimizer.step(0.01, 1.0)
+        with buckets.forward():
+            return {name: buckets.parameters[name].copy() for name in buckets.parameters}
+
+    with Mesh(MPI.COMM_SELF) as alone:
+        expected = trained(alone, 0)
+    for sizes in meshes(comm.size):
+        if experts % sizes["ep"]:
+            continue
+        mesh = Mesh(comm.Dup(), **sizes)
+        own = slice(mesh.index("ep") * experts // sizes["ep"], (mesh.index("ep") + 1) * experts // sizes["ep"])
+        for name, value in trained(mesh, 2 if sizes["ep"] > 1 else 0).items():
+            whole = expected[name] if name == "router" else expected[name][own]
+            np.testing.assert_allclose(value, whole, rtol=1e-11, atol=1e-12, err_msg=f"{name} {sizes}")
+        mesh.free()
+
+
 @pytest.mark.parametrize("per_node", ["", "1"])
 def test_tokens_travel_while_gradients_are_reduced(comm: Any, per_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that waits for tokens lets the reductions go on for which other ranks wait."""
-    from pdgemm.parallel import SGD, Buckets, Experts, Mesh, ShardedOptimizer
+    from pdgemm.parallel import SGD, Buckets, Mesh, ShardedOptimizer
+    from pdgemm.parallel.layers import Experts
 
     if per_node:
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
@@ -307,21 +358,23 @@ def test_tokens_travel_while_gradients_are_reduced(comm: Any, per_node: str, mon
     mine = {name: value if name == "router" else value[own] for name, value in p.items()}
     x, order = np.random.default_rng(comm.rank).standard_normal((5, H)), np.arange(5) + 5 * comm.rank
     layer = Experts(mesh, 2 * comm.size, 2, 1.0)
+    y, kept = layer.forward(x, order, mine, 1.0)
+    first, _ = layer.input_gradient(y, kept, mine)
     for stage in (0, 2, 3):
         buckets = Buckets(mesh, {f"w{k}": np.full(50 + k, 1.0) for k in range(12)}, stage=stage, bucket_bytes=600)
         optimizer = ShardedOptimizer(buckets, SGD())
         with buckets.backward():
             for k in reversed(range(12)):
                 if k == 5 and comm.rank % 2:  # while others wait for the reduction of w7, which had this slot
-                    first, _ = layer.forward(x, order, mine, 1.0)
+                    dx, _ = layer.input_gradient(y, kept, mine)
                 buckets.gradients[f"w{k}"] += k
                 if k == 5 and comm.rank % 2 == 0:
-                    first, _ = layer.forward(x, order, mine, 1.0)
+                    dx, _ = layer.input_gradient(y, kept, mine)
                 if k == 7 and comm.rank % 2 == 0:
                     sleep(0.05)
                 buckets.ready(f"w{k}")
         optimizer.step(1.0)
-        assert np.array_equal(first, layer.forward(x, order, mine, 1.0)[0])
+        assert np.array_equal(dx, first) and np.array_equal(y, layer.forward(x, order, mine, 1.0)[0])
         with buckets.forward():
             for k in range(12):
                 assert (buckets.parameters[f"w{k}"] == 1 - k * comm.size).all()
@@ -331,7 +384,8 @@ def test_tokens_travel_while_gradients_are_reduced(comm: Any, per_node: str, mon
 def test_what_is_refused(comm: Any) -> None:
     """The same error on all ranks, also where one rank alone has passed what is wrong."""
     from pdgemm.errors import ArgumentError, DTypeError, MeshError, PdgemmError
-    from pdgemm.parallel import Experts, Mesh
+    from pdgemm.parallel import Mesh
+    from pdgemm.parallel.layers import Experts
 
     last, size = comm.rank == comm.size - 1, comm.size
     experts = 2 * size

@@ -102,6 +102,25 @@ def test_numbers_of_one_process_and_planned_words(
             check(mesh, split, sequence, size)
 
 
+@pytest.mark.on_ranks(2, 4)
+@pytest.mark.parametrize(("split", "sequence"), WAYS)
+def test_rows_are_sent_where_shared_memory_lacks(
+    comm: Any, split: str, sequence: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank has no room for its buffers: all ranks send rows from then on."""
+    from pdgemm.errors import NodeMemoryError
+    from pdgemm.grids.node_memory import NodeMemory
+
+    def full(*arguments: Any) -> Any:
+        raise NodeMemoryError("no room")
+
+    with mesh_of(comm) as mesh:
+        if comm.rank == comm.size - 1:
+            monkeypatch.setattr(NodeMemory, "empty", full)
+        check(mesh, split, sequence, (33, 12, 20))
+        assert mesh.traffic["tensor"].words_read == 0
+
+
 @pytest.mark.parametrize(("split", "sequence"), WAYS)
 @pytest.mark.parametrize("per_node", ["", "1"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), ("float16", 1e-5), ("bfloat16", 1e-5)])
@@ -195,25 +214,3 @@ def test_bad_arguments_are_refused_on_all_ranks(comm: Any) -> None:
         np.testing.assert_array_equal(layer.forward(x, w)[0], layer.forward(x, w, tokens=8)[0])  # T of the call before
         with pytest.raises(ArgumentError, match="aux"):
             layer.input_gradient(y, w, "gelu")
-
-
-@every_grid
-def test_what_a_layer_keeps_and_moves_is_planned_for_any_rank(comm: Any) -> None:
-    """With parts of equal size each step moves Megatron's (t - 1)/t of its rows."""
-    from pdgemm.schedules.training.linear_schedule import LinearSchedule
-
-    t, tokens, m, n = comm.size, 12 * comm.size, 8 * comm.size, 4 * comm.size
-    for split in ("columns", "rows"):
-        width = m if split == "columns" else n
-        with_sequence, without = (
-            LinearSchedule(split, sequence, tokens, m, n, np.dtype(np.float32), tuple(range(t)))
-            for sequence in (True, False)
-        )
-        each = (t - 1) * tokens * width // t
-        again = each if split == "columns" else 0
-        for rank in range(t):
-            assert list(with_sequence.words(rank).values()) == [each, each, again]
-            both = [0, 2 * each, 0] if split == "columns" else [2 * each, 0, 0]
-            assert list(without.words(rank).values()) == both
-            assert with_sequence.activation_bytes(rank) * t == 4 * tokens * m
-            assert without.activation_bytes(rank) == 4 * tokens * m // (t if split == "rows" else 1)

@@ -284,7 +284,7 @@ def test_files_that_are_no_states(comm: Any, shared_tmp_path: Path) -> None:
     import h5py
 
     from pdgemm import DistMatrix
-    from pdgemm.errors import FileError, MeshError, PdgemmError
+    from pdgemm.errors import ArgumentError, FileError, PdgemmError
     from pdgemm.io import hdf5
     from pdgemm.parallel import SGD, Buckets, LossScale, Mesh, ShardedOptimizer, TrainingState
 
@@ -341,9 +341,15 @@ def test_files_that_are_no_states(comm: Any, shared_tmp_path: Path) -> None:
         hdf5.save_all(path, whole.matrices, attrs={x: y for x, y in whole.attrs.items() if x != name})
         refused(f"is no state of a training run: {name} is not there")
     if comm.size > 1:
-        both = Mesh(comm.Dup(), dp=1, tp=comm.size)
-        with pytest.raises(MeshError, match=f"a mesh along dp alone, got tp {comm.size}"):
-            TrainingState(path, ShardedOptimizer(Buckets(both, initial()), SGD()))
+        both, names = Mesh(comm.Dup(), pp=comm.size), f"'w0', and pipeline stages 0 and {comm.size - 1} have other ones"
+        with pytest.raises(ArgumentError, match=names):
+            TrainingState(
+                path,
+                ShardedOptimizer(
+                    Buckets(both, initial() if both.rank in (0, comm.size - 1) else {f"x{both.rank}": np.ones(2)}),
+                    SGD(),
+                ),
+            )
         both.free()
     assert good.read_bytes() == data
     with pytest.raises(FileError):

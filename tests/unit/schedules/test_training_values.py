@@ -180,6 +180,15 @@ def test_any_ranks_take_the_samples_of_one() -> None:
         shares = [x for index in range(ranks) for x in sampler.share(step, index, ranks, microbatches)]
         assert np.array_equal(np.concatenate(shares), sampler.rows(step))
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    for step, microbatches in product((0, 17), (1, 3, 7)):
+        one = sampler.share(step, 0, 1, microbatches, order="microbatch")
+        assert np.array_equal(np.concatenate(one), sampler.rows(step))
+        for ranks in range(1, 9):  # microbatch by microbatch the ranks together have what one has
+            shares = [sampler.share(step, index, ranks, microbatches, order="microbatch") for index in range(ranks)]
+            for whole, parts in zip(one, zip(*shares)):
+                assert np.array_equal(np.concatenate(parts), whole) and max(map(len, parts)) - min(map(len, parts)) <= 1
+    with pytest.raises(ArgumentError, match="order"):
+        sampler.share(0, 0, 1, order="step")  # type: ignore[arg-type]
     assert np.array_equal(Sampler(101, 60, 3, start=17 * 60).rows(0), sampler.rows(17))
     with pytest.raises(ArgumentError, match="a batch of 60 samples has no part for each of 61 ranks"):
         sampler.share(0, 0, 61)
