@@ -155,7 +155,7 @@ class Linear:
 
     @property
     def _by_panels(self) -> bool:
-        """Do they travel panel by panel?  On a node there is little to hide; two ranks hide it behind their own rows."""
+        """Do they travel panel by panel?  On a node little can be hidden; two ranks hide it behind own rows."""
         return self._travels and not self._line.in_place and len(self._ranks) > 2
 
     def _product(self, s: LinearSchedule, step: LinearStep, a: Array, b: Array) -> tuple[Array, Array]:
