@@ -1,4 +1,4 @@
-"""What the suite catches: 274 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 275 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -1131,14 +1131,14 @@ MUTANTS = [
     ),
     Mutant(
         "layers: f is applied to the addends of a sum", "pdgemm/parallel/layers/linear.py",
-        "            add_product(self._mesh, a, b, 0, addends)\n",
-        "            add_product(self._mesh, a, b, 0, addends)\n            np.maximum(addends, 0, out=addends)\n",
+        "            return self._line.sums(addends, s.rows), a",
+        "            np.maximum(addends, 0, out=addends)\n            return self._line.sums(addends, s.rows), a",
         (f"4 {R}parallel/test_layers_linear.py",),
     ),
     Mutant(
         "layers: the gradient by X is reduced twice", "pdgemm/parallel/layers/linear.py",
-        "return add_up(addends, s.rows), a",
-        "return add_up(addends, s.rows) * (len(self._ranks) if step == \"input_gradient\" else 1), a",
+        "            return self._own_sums(s, a, b), a",
+        "            return self._own_sums(s, a, b) * (len(self._ranks) if step == \"input_gradient\" else 1), a",
         (f"4 {R}parallel/test_layers_linear.py",),
     ),
     Mutant(
@@ -1148,9 +1148,14 @@ MUTANTS = [
         (f"4 {R}parallel/test_layers_linear.py",),
     ),
     Mutant(
+        "layers: sums of rows have addends of the call before", "pdgemm/parallel/layers/linear.py",
+        "        addends[own] = 0\n", "",
+        (f"2 {R}parallel/test_layers_linear.py",),
+    ),
+    Mutant(
         "layers: rows that arrive later are not multiplied", "pdgemm/parallel/layers/linear.py",
-        "parts = [slice(0, own.start), slice(own.stop, s.tokens)]",
-        "parts = [slice(own.stop, s.tokens)]",
+        "        yield whole, slice(0, own.start)\n",
+        "",
         (f"4 {R}parallel/test_layers_linear.py",),
     ),
     Mutant(
