@@ -635,7 +635,7 @@ MUTANTS = [
     ),
     Mutant(
         "io: what describes a dataset is not read back from the disk", "io/new_dataset.py",
-        "            on_root(self._comm, self._path, self.check_held)\n", "            pass\n",
+        "        on_root(self._comm, self._path, self.check_held)\n", "        pass\n",
         ("1 tests/io/test_hdf5.py",),
     ),
     Mutant(
