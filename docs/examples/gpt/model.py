@@ -106,8 +106,8 @@ class Layer(Piece):
         super().__init__(model)
         self.number = number
         if self.sizes.experts:
-            how = self.sizes.topk, self.sizes.capacity
-            self.experts = layers.Experts(model.mesh, self.sizes.experts, *how, activation="gelu_tanh")
+            how = {"activation": "gelu_tanh", "sequence": model.sequence}
+            self.experts = layers.Experts(model.mesh, self.sizes.experts, self.sizes.topk, self.sizes.capacity, **how)
 
     def forward(self, p, x, batch, kept):
         model, t = self.model, batch.tokens
