@@ -12,12 +12,13 @@ import numpy as np
 from pdgemm.instrument.recorder import Traffic, slow_among
 from pdgemm.parallel.buckets import WAITS
 from pdgemm.parallel.data.prefetch import Prefetch
+from pdgemm.parallel.pipeline_stages import IDLE
 from pdgemm.parallel.updates.sharded_optimizer import ShardedOptimizer
 from pdgemm.planning.machines.machine import machine_at_hand
 from pdgemm.support.text import Table, counted, in_rate, in_seconds, in_words
 
 _LARGE = 1 << 20  # the dimension of a product at the peak of a machine
-PHASES = ("data", "forward", "backward", "reduce", "optimizer", "other")
+PHASES = ("data", "forward", "backward", IDLE, "reduce", "optimizer", "other")
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,9 @@ class StepReport:
 
     steps, samples : their number, and the samples of all steps and ranks.
     seconds : of all steps together.   p50, p99 : of a step, on the slowest rank of each.
-    phases  : (rank, phase) seconds of a step on average; `PHASES` are the columns.  "reduce" is the exposed part of the
-        reductions: the time in which a rank waits for them after its backward pass.
+    phases  : (rank, phase) seconds of a step on average; `PHASES` are the columns.  "pipeline" is the time in which a
+        stage waits for others.  "reduce" is the exposed part of the reductions: the time in which a rank waits for them
+        after its backward pass.
     waits   : of each rank, the seconds of a step in which its passes wait for buckets, with stages 2 and 3.
     hidden  : seconds of a step in which messages moved while ranks computed, on average.
     counted, predicted : traffic of this rank in all steps by kind, and by `JointLayout.step`, without parameters of
@@ -105,6 +107,7 @@ class StepReport:
                 f"{in_seconds(most[at])} on rank {self.phases[:, at].argmax()}",
             )
             for at, name in enumerate(PHASES)
+            if name != IDLE or most[at]
         ]
         table = Table(("a step", "mean", "deviation", "most"), rows, words=("a step",))
         lines = [
@@ -148,8 +151,8 @@ class StepTimes:
         report = times.report()            # collective
 
     optimizer : whose buckets time their passes.   batches : the `Prefetch`, whose waits are "data"; None: none.
-    expected : words that this rank receives in a step by their kind in `mesh.traffic`, beside those of buckets: those of
-        layers and pipelines, for example.
+    expected : words that this rank receives in a step by their kind in `mesh.traffic`, beside those of buckets: those
+        of layers and pipelines, for example.
     flops  : of a step on all ranks together: the model's, and those of the hardware, which computes some again.
     tokens : of a step on all ranks together.
     """
@@ -181,10 +184,10 @@ class StepTimes:
         for kind, x in self._so_far().items():
             self._traffic[kind] = self._traffic.get(kind, Traffic()) + (x - moved.get(kind, Traffic()))
         self._updates += self._optimizer.updates - updates
-        spent = {name: seconds.get(name, 0.0) - before.get(name, 0.0) for name in (*PHASES[1:5], "hidden", WAITS)}
+        spent = {name: seconds.get(name, 0.0) - before.get(name, 0.0) for name in (*PHASES[1:6], "hidden", WAITS)}
         waited = self._batches.seconds if self._batches else 0.0
         data, self._last = waited - self._last, waited
-        inside = [spent[name] for name in PHASES[1:5]]
+        inside = [spent[name] for name in PHASES[1:6]]
         self._rows.append([data, *inside, max(0.0, end - start - sum(inside))])
         self._hidden += spent["hidden"]
         self._waits += spent[WAITS]

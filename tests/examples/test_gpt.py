@@ -287,7 +287,7 @@ ERRORS = {
     "--pp {n} --layers 0": "0 layers on",
     "--dp {n} --batch 0": "batch must be >= 1, got 0",
     "--schedule zigzag": "zigzag",
-    "--schedule interleaved --chunks 2 --pp {n} --layers 1": "1 layer on",
+    "--schedule interleaved --chunks 2 --pp {n} --microbatches {n} --layers 1": "1 layer on",
     "--experts 4 --topk 5": "a token chooses 1 to 4 different experts",
     "--experts 3 --ep {n} --dp {n}": "3 experts are not divided over ep",
     "--sequence 500000": "a text of 4661.. tokens.* got --sequence 500000",

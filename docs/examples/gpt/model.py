@@ -44,24 +44,42 @@ class Sizes:
         return 4 * self.hidden
 
 
+class Own:
+    """The gradients of a piece by their names in it; each is taken when it is needed."""
+
+    def __init__(self, buckets, prefix):
+        self.buckets, self.prefix = buckets, prefix
+
+    def __getitem__(self, name):
+        return self.buckets.gradients[self.prefix + name]
+
+    def add(self, name, gradient):
+        """Add to a gradient, which is complete then."""
+        self.buckets.gradients[self.prefix + name] += gradient
+        self.ready(name)
+
+    def ready(self, *names):
+        """Say that gradients are complete."""
+        self.buckets.ready(*(self.prefix + name for name in names))
+
+
 class Piece:
     """A part of the model that a rank computes at once: it has no arrays, and is forwarded several microbatches.
 
     forward  : returns the output for `x`, and puts into `kept` what the passes back need.
     backward : returns the gradient by `x` from that by the output.
-    weights  : adds the gradients of the parameters, from what the first two have kept; at once, or later.
-    p and g are parameters and gradients by name, `batch` the microbatch.
+    weights  : adds the gradients of the parameters, those of the last ones first, from what the first two have kept;
+        at once, or later.
+    p are parameters and g gradients by name, `batch` is the microbatch.
     """
 
-    number = 0  # of a layer; the beginning and the end have 0, and other places of dropout
+    def __init__(self, model, names, number=0, prefix=""):
+        self.model, self.sizes, self.names, self.number, self.prefix = model, model.sizes, names, number, prefix
 
-    def __init__(self, model):
-        self.model, self.sizes = model, model.sizes
-
-    def named(self, arrays, *names):
-        """Return arrays of this piece as vectors and matrices."""
-        own = (arrays[f"{self.number}.{name}"] for name in names)
-        return [x.reshape(len(x), -1) if x.ndim == 3 else x for x in own]
+    def parameters(self, backward=False):
+        """Return the parameters, which are taken in the order of the pass."""
+        names = self.names[::-1] if backward else self.names
+        return {name.removeprefix(self.prefix): self.model.buckets.parameters[name] for name in names}
 
     def dropped(self, x, batch, place=0):
         """Return x with dropout: it depends on the step, the layer, the place, the token and the feature alone."""
@@ -70,10 +88,9 @@ class Piece:
         stream = (batch.step * (self.sizes.layers + 1) + self.number) * 3 + place
         return layers.dropout(x, self.sizes.dropout, self.model.seed, stream, batch.order, np.arange(x.shape[1]))
 
-    def add_norm(self, name, g, ready, gradients):
-        for part, gradient in zip(("gain", "bias"), gradients):
-            g[f"{name}.{part}"] += gradient
-            ready(f"{name}.{part}")
+    def add_norm(self, name, g, gradients):
+        for part, gradient in zip((f"{name}.bias", f"{name}.gain"), gradients[::-1]):
+            g.add(part, gradient)
 
 
 class Beginning(Piece):
@@ -87,89 +104,77 @@ class Beginning(Piece):
     def backward(self, p, dx, batch, kept):
         kept["dx"] = self.dropped(dx, batch)
 
-    def weights(self, g, ready, batch, kept):
+    def weights(self, g, batch, kept):
         layers.add_table_rows(kept["dx"], batch.positions, g["positions"])
-        ready("positions")
+        g.ready("positions")
         self.model.embedding.backward(kept["dx"], batch.ids, g["embedding"])
-        if self.model.shares_table:
-            g["embedding"][...] += self.model.dtable
-            self.model.dtable[:] = 0
-        ready("embedding")
+        g.add("embedding", self.model.dtable)
+        self.model.dtable[:] = 0
 
 
 class Layer(Piece):
     """Attention, and two linear layers or experts, each behind a layer norm and beside the identity."""
 
-    EXPERTS = "router", "w1", "b1", "w2", "b2"
-
     def __init__(self, model, number):
-        super().__init__(model)
-        self.number = number
+        prefix = f"{number}."
+        names = [name for name in model.buckets.parameters if name.startswith(prefix)]
+        super().__init__(model, names, number + 1, prefix)
         if self.sizes.experts:
             how = {"activation": "gelu_tanh", "sequence": model.sequence}
             self.experts = layers.Experts(model.mesh, self.sizes.experts, self.sizes.topk, self.sizes.capacity, **how)
 
     def forward(self, p, x, batch, kept):
         model, t = self.model, batch.tokens
-        kept["y1"], kept["norm1"] = layers.layernorm(x, *self.named(p, "norm1.gain", "norm1.bias"))
-        w, b = self.named(p, "qkv.weight", "qkv.bias")
-        qkv, _ = model.qkv.forward(kept["y1"], w, b.ravel(), tokens=t)
+        kept["y1"], kept["norm1"] = layers.layernorm(x, p["norm1.gain"], p["norm1.bias"])
+        qkv, _ = model.qkv.forward(kept["y1"], flat(p["qkv.weight"]), p["qkv.bias"].ravel(), tokens=t)
         kept["heads"] = model.heads_of(qkv, batch.samples)
         kept["out"], kept["attention"] = model.attention(kept["heads"])
-        x = self.added(model.out, kept["out"], *self.named(p, "out.weight", "out.bias"), x, batch, 1)
-        kept["y2"], kept["norm2"] = layers.layernorm(x, *self.named(p, "norm2.gain", "norm2.bias"))
+        x = self.added(model.out, "out", p, kept["out"], x, batch, 1)
+        kept["y2"], kept["norm2"] = layers.layernorm(x, p["norm2.gain"], p["norm2.bias"])
         if self.sizes.experts:
-            y, kept["experts"] = self.experts.forward(
-                kept["y2"], batch.order - batch.first, self.of_experts(p), batch.divisor
-            )
+            y, kept["experts"] = self.experts.forward(kept["y2"], batch.order - batch.first, p, batch.divisor)
             return x + self.dropped(y, batch, 2)
-        w, b = self.named(p, "up.weight", "up.bias")
-        kept["u"], kept["z"] = model.up.forward(kept["y2"], w, b, activation="gelu_tanh", tokens=t)
-        return self.added(model.down, kept["u"], *self.named(p, "down.weight", "down.bias"), x, batch, 2)
+        gelu = {"activation": "gelu_tanh", "tokens": t}
+        kept["u"], kept["z"] = model.up.forward(kept["y2"], p["up.weight"], p["up.bias"], **gelu)
+        return self.added(model.down, "down", p, kept["u"], x, batch, 2)
 
     def backward(self, p, dx, batch, kept):
         model, dy, t = self.model, self.dropped(dx, batch, 2), batch.tokens
         if self.sizes.experts:
-            dy, kept["experts"] = self.experts.input_gradient(dy, kept["experts"], self.of_experts(p), batch.scale)
+            dy, kept["experts"] = self.experts.input_gradient(dy, kept["experts"], p, batch.scale)
         else:
-            w, gelu = self.named(p, "down.weight")[0], {"activation": "gelu_tanh", "aux": kept.pop("z")}
-            dz, kept["down"] = model.down.input_gradient(dy, w, **gelu, tokens=t)
-            dy, kept["up"] = model.up.input_gradient(dz, self.named(p, "up.weight")[0], tokens=t)
-        dy, *kept["norm2"] = layers.layernorm_backward(dy, kept["norm2"], *self.named(p, "norm2.gain"))
+            gelu = {"activation": "gelu_tanh", "aux": kept.pop("z")}
+            dz, kept["down"] = model.down.input_gradient(dy, p["down.weight"], **gelu, tokens=t)
+            dy, kept["up"] = model.up.input_gradient(dz, p["up.weight"], tokens=t)
+        dy, *kept["norm2"] = layers.layernorm_backward(dy, kept["norm2"], p["norm2.gain"])
         dx = dx + dy
-        w = self.named(p, "out.weight")[0]
-        dy, kept["after"] = model.out.input_gradient(self.dropped(dx, batch, 1), w, tokens=t)
+        dy, kept["after"] = model.out.input_gradient(self.dropped(dx, batch, 1), p["out.weight"], tokens=t)
         gradients = model.attention_backward(dy, kept.pop("heads"), kept.pop("attention"))
-        dy, kept["qkv"] = model.qkv.input_gradient(gradients, self.named(p, "qkv.weight")[0], tokens=t)
-        dy, *kept["norm1"] = layers.layernorm_backward(dy, kept["norm1"], *self.named(p, "norm1.gain"))
+        dy, kept["qkv"] = model.qkv.input_gradient(gradients, flat(p["qkv.weight"]), tokens=t)
+        dy, *kept["norm1"] = layers.layernorm_backward(dy, kept["norm1"], p["norm1.gain"])
         return dx + dy
 
-    def weights(self, g, ready, batch, kept):
+    def weights(self, g, batch, kept):
         model = self.model
         if self.sizes.experts:
-            self.experts.weight_gradient(kept["experts"], self.of_experts(g))
-            ready(*(f"{self.number}.{name}" for name in self.EXPERTS))
+            self.experts.weight_gradient(kept["experts"], g, g.ready)
         else:
-            self.add_linear(model.down, "down", g, ready, kept["down"], kept["u"])
-            self.add_linear(model.up, "up", g, ready, kept["up"], kept["y2"])
-        self.add_norm(f"{self.number}.norm2", g, ready, kept["norm2"])
-        self.add_linear(model.out, "out", g, ready, kept["after"], kept["out"])
-        self.add_linear(model.qkv, "qkv", g, ready, kept["qkv"], kept["y1"])
-        self.add_norm(f"{self.number}.norm1", g, ready, kept["norm1"])
+            self.add_linear(model.down, "down", g, kept["down"], kept["u"])
+            self.add_linear(model.up, "up", g, kept["up"], kept["y2"])
+        self.add_norm("norm2", g, kept["norm2"])
+        self.add_linear(model.out, "out", g, kept["after"], kept["out"])
+        self.add_linear(model.qkv, "qkv", g, kept["qkv"], kept["y1"])
+        self.add_norm("norm1", g, kept["norm1"])
 
-    def add_linear(self, linear, name, g, ready, later, x):
-        w, b = self.named(g, f"{name}.weight", f"{name}.bias")
-        linear.weight_gradient(later, x, w, b.reshape(-1))
-        ready(f"{self.number}.{name}.bias", f"{self.number}.{name}.weight")
+    def add_linear(self, linear, name, g, later, x):
+        linear.weight_gradient(later, x, flat(g[f"{name}.weight"]), g[f"{name}.bias"].reshape(-1))
+        g.ready(f"{name}.bias", f"{name}.weight")
 
-    def added(self, linear, x, w, b, residual, batch, place):
+    def added(self, linear, name, p, x, residual, batch, place):
         """Return residual + dropout(x w + b)."""
-        if not self.sizes.dropout:
-            return linear.forward(x, w, b, residual=residual, tokens=batch.tokens)[0]
-        return residual + self.dropped(linear.forward(x, w, b, tokens=batch.tokens)[0], batch, place)
-
-    def of_experts(self, arrays):
-        return {name: arrays[f"{self.number}.{name}"] for name in self.EXPERTS}
+        how = {"tokens": batch.tokens} if self.sizes.dropout else {"tokens": batch.tokens, "residual": residual}
+        y, _ = linear.forward(x, p[f"{name}.weight"], p[f"{name}.bias"], **how)
+        return residual + self.dropped(y, batch, place) if self.sizes.dropout else y
 
 
 class End(Piece):
@@ -187,19 +192,24 @@ class End(Piece):
         dy, *kept["norm"] = layers.layernorm_backward(dy, kept["norm"], p["norm.gain"])
         return dy
 
-    def weights(self, g, ready, batch, kept):
+    def weights(self, g, batch, kept):
         model = self.model
         dw = model.dtable.T if model.shares_table else self.matrix(g)
         model.scores.weight_gradient(kept["scores"], kept["y"], dw)
         if not model.shares_table:
-            ready("embedding" if self.sizes.tied else "head")
-        self.add_norm("norm", g, ready, kept["norm"])
+            g.ready("embedding" if self.sizes.tied else "head")
+        self.add_norm("norm", g, kept["norm"])
 
     def matrix(self, arrays):
         """Return the weights, (hidden, tokens), which may be those of the embedding."""
         if self.model.shares_table:
             return self.model.table.T
         return arrays["embedding"].T if self.sizes.tied else arrays["head"]
+
+
+def flat(x):
+    """Return a matrix with the rows of x."""
+    return x.reshape(len(x), -1)
 
 
 class Transformer:
@@ -224,7 +234,7 @@ class Transformer:
         self.down = layers.Linear(mesh, sizes.inner, h, "rows", **how)
         self.scores = layers.Linear(mesh, h, sizes.vocabulary, "columns", **how)
         self.cross_entropy = layers.CrossEntropy(mesh, sizes.vocabulary)
-        self.shares_table = sizes.tied and mesh.shape.pp == 1  # the first piece and the last one have the same array
+        self.shares_table = sizes.tied and mesh.shape.pp == 1  # the end has the array of the beginning
         self.table, self.dtable = None, np.zeros((self.embedding.own.stop - self.embedding.own.start, h), self.type)
         self.kept = {}
         self.pieces = self.pieces_of_chunks(mesh.index("pp"))
@@ -237,8 +247,13 @@ class Transformer:
             numbers = layers_of(self.sizes.layers, schedule.stages, schedule.chunks, stage, chunk)
             own = [Layer(self, number) for number in numbers]
             first, last = block == 0, block == schedule.stages * schedule.chunks - 1
-            pieces.append([Beginning(self)] * first + own + [End(self)] * last)
+            beginning, end = [Beginning(self, ["embedding", "positions"])], [End(self, self.names_of_end())]
+            pieces.append(beginning * first + own + end * last)
         return pieces
+
+    def names_of_end(self):
+        matrix = [] if self.shares_table else ["embedding" if self.sizes.tied else "head"]
+        return ["norm.gain", "norm.bias", *matrix]
 
     # ---------------------------------------------------------------- what a pipeline calls
     def begin(self, batches):
@@ -252,7 +267,7 @@ class Transformer:
         batch, kept = self.batches[microbatch], []
         with self.buckets.forward():
             for piece in self.pieces[chunk]:
-                y = piece.forward(self.buckets.parameters, x, batch, record := {})
+                y = piece.forward(piece.parameters(), x, batch, record := {})
                 kept.append(self.kept_of(piece, record, x))
                 x = y
         self.kept[microbatch, chunk] = kept
@@ -267,23 +282,24 @@ class Transformer:
         return record
 
     def backward(self, microbatch, chunk, dx):
-        batch, splits = self.batches[microbatch], self.schedule.split
+        batch, split = self.batches[microbatch], self.schedule.split
         with self.buckets.backward():
             for piece, kept in zip(self.pieces[chunk][::-1], self.kept[microbatch, chunk][::-1]):
+                p = piece.parameters(backward=True)
                 if "x" in kept:
-                    piece.forward(self.buckets.parameters, kept.pop("x"), batch, kept)
-                dx = piece.backward(self.buckets.parameters, dx, batch, kept)
-                if not splits:
-                    piece.weights(self.buckets.gradients, self.buckets.ready, batch, kept)
+                    piece.forward(p, kept.pop("x"), batch, kept)
+                dx = piece.backward(p, dx, batch, kept)
+                if not split:
+                    piece.weights(Own(self.buckets, piece.prefix), batch, kept)
                     kept.clear()
-        if not splits:
+        if not split:
             del self.kept[microbatch, chunk]
         return dx
 
     def weights(self, microbatch, chunk):
         batch = self.batches[microbatch]
         for piece, kept in zip(self.pieces[chunk][::-1], self.kept.pop((microbatch, chunk))[::-1]):
-            piece.weights(self.buckets.gradients, self.buckets.ready, batch, kept)
+            piece.weights(Own(self.buckets, piece.prefix), batch, kept)
 
     # ---------------------------------------------------------------- attention
     def heads_of(self, qkv, samples):

@@ -136,7 +136,6 @@ class Run:
                 self.options.batch * number // batches * length, step, samples.divisor * length, scale,
             )  # fmt: skip
 
-
     def of_experts(self):
         """Return a line about the experts of all layers; empty where there are none.  Collective."""
         if not self.sizes.experts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, get_args
@@ -240,18 +240,30 @@ class Experts:
         return dx, ExpertsLater(kept.x, dscores, kept.inputs, daux, kept.hidden, dresults, self._rows(exchange))
 
     @_QUIET
-    def weight_gradient(self, later: ExpertsLater, gradients: Mapping[str, Array]) -> None:
+    def weight_gradient(
+        self,
+        later: ExpertsLater,
+        gradients: Mapping[str, Array],
+        ready: Callable[[str], object] = lambda name: None,
+    ) -> None:
         """Add the gradients of the parameters, of this rank's tokens and of those that came to its experts.  Local.
 
         gradients : arrays by the names of the parameters, in the type of x.  That of the router is one part for each
             rank along dp, cp and tp, those of experts one for each along edp, cp and tp; `Buckets` adds the parts.
+        ready : is called with the name of each parameter when its gradient is complete, in the order of a backward
+            pass: "b2", "w2", "b1", "w1", "router".  Each array is taken when it is needed, and not kept.
         """
+        for last, inputs, outputs in (("2", later.hidden, later.dresults), ("1", later.inputs, later.daux)):
+            gradient = gradients["b" + last]
+            for at, rows in enumerate(later.rows):
+                gradient[at] += outputs[rows].sum(axis=0)
+            ready("b" + last)
+            gradient = gradients["w" + last]
+            for at, rows in enumerate(later.rows):
+                add_product(self.mesh, inputs[rows].T, outputs[rows], 1, gradient[at])
+            ready("w" + last)
         add_product(self.mesh, later.x.T, later.dscores, 1, gradients["router"])
-        for at, rows in enumerate(later.rows):
-            add_product(self.mesh, later.inputs[rows].T, later.daux[rows], 1, gradients["w1"][at])
-            add_product(self.mesh, later.hidden[rows].T, later.dresults[rows], 1, gradients["w2"][at])
-            gradients["b1"][at] += later.daux[rows].sum(axis=0)
-            gradients["b2"][at] += later.dresults[rows].sum(axis=0)
+        ready("router")
 
     # ---------------------------------------------------------------- routes
     def _checked(self, x: Any, order: Any, parameters: Mapping[str, Array], divisor: float) -> Array:
