@@ -120,8 +120,8 @@ class Layer(Piece):
         names = [name for name in model.buckets.parameters if name.startswith(prefix)]
         super().__init__(model, names, number + 1, prefix)
         if self.sizes.experts:
-            how = self.sizes.topk, self.sizes.capacity
-            self.experts = layers.Experts(model.mesh, self.sizes.experts, *how, activation="gelu_tanh")
+            how = {"activation": "gelu_tanh", "sequence": model.sequence}
+            self.experts = layers.Experts(model.mesh, self.sizes.experts, self.sizes.topk, self.sizes.capacity, **how)
 
     def forward(self, p, x, batch, kept):
         model, t = self.model, batch.tokens

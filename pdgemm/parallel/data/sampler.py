@@ -90,7 +90,7 @@ class Sampler:
         self._check(ranks, microbatches, allow_empty, order)
         rows = self.rows(step)
         if order == "microbatch":
-            return [_part(_part(rows, microbatches, at), ranks, index) for at in range(microbatches)]
+            return [_part(rows, ranks * microbatches, at * ranks + index) for at in range(microbatches)]
         return [_part(rows, ranks * microbatches, index * microbatches + at) for at in range(microbatches)]
 
     def _check(self, ranks: int, microbatches: int, allow_empty: bool, order: str) -> None:

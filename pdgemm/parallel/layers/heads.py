@@ -47,19 +47,21 @@ class HeadSplit:
         samples : b; T = b s rows, the positions of a sample one after the other.
         """
         served = self.heads // self.kv_heads
-        x = self._by_sample(projected, samples).reshape(samples, -1, self.kv_heads, served + 2, self.size)
+        x = self._by_sample(projected, samples)
+        x = x.reshape(*x.shape[:2], self.kv_heads, served + 2, self.size)
         x = x.transpose(0, 2, 3, 1, 4)
-        q = x[:, :, :served].reshape(samples, self.heads, -1, self.size)
+        q = x[:, :, :served].reshape(samples, self.heads, x.shape[3], self.size)
         return q, x[:, :, served], x[:, :, served + 1]
 
     def joined(self, dq: Array, dk: Array, dv: Array) -> Array:
         """Return (T, own columns) of dq, dk and dv, as `split` returned q, k and v.  Local."""
         b, _, positions, d = dq.shape
-        x = np.empty((b, positions, self.kv_heads, self.heads // self.kv_heads + 2, d), dq.dtype)
+        served = self.heads // self.kv_heads
+        x = np.empty((b, positions, self.kv_heads, served + 2, d), dq.dtype)
         by_group = x.transpose(0, 2, 3, 1, 4)
-        by_group[:, :, :-2] = dq.reshape(b, self.kv_heads, -1, positions, d)
+        by_group[:, :, :-2] = dq.reshape(b, self.kv_heads, served, positions, d)
         by_group[:, :, -2], by_group[:, :, -1] = dk, dv
-        return x.reshape(b * positions, -1)
+        return x.reshape(b * positions, (self.heads + 2 * self.kv_heads) * d)
 
     def rows(self, out: Array) -> Array:
         """Return (T, heads d) of the result of attention, (b, heads, s, d).  Local."""
