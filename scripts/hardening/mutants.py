@@ -1317,7 +1317,8 @@ MUTANTS = [
     ),
     Mutant(
         "training: a microbatch has other samples on other numbers of ranks", "pdgemm/parallel/data/sampler.py",
-        "_part(rows, ranks * microbatches, at * ranks + index)", "_part(rows, ranks * microbatches, index * microbatches + at)",
+        "_part(rows, ranks * microbatches, at * ranks + index)",
+        "_part(rows, ranks * microbatches, index * microbatches + at)",
         (f"0 {U}schedules/test_training_values.py",),
     ),
     Mutant(
