@@ -255,6 +255,7 @@ def save_all(
 
     The new file is complete under its name, checked and on the disk, or the old file is unchanged: `save_all` writes a
     temporary file beside it, and renames the temporary file.  The disk needs as much space as the matrices have bytes.
+    Matrices of at most 2^19 elements are written many at a time, each by one rank: they cost no agreement of their own.
     Other contents of the old file are lost, and a file that `save_all` did not write is not replaced (FileError).
 
     The file records a checksum of each matrix, the generation, and the job that wrote it.  FileError is raised if

@@ -1,4 +1,4 @@
-"""What the suite catches: 275 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 279 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -637,6 +637,26 @@ MUTANTS = [
         "io: what describes a dataset is not read back from the disk", "io/new_dataset.py",
         "        on_root(self._comm, self._path, self.check_held)\n", "        pass\n",
         ("1 tests/io/test_hdf5.py",),
+    ),
+    Mutant(
+        "io: small matrices that were lost on the way are published", "io/new_dataset.py",
+        "if texts(self._comm, totals) != self._checksums:", "if False:",
+        ("4 tests/io/test_many_matrices.py",),
+    ),
+    Mutant(
+        "io: a dataset without its metadata is published with the others", "io/new_dataset.py",
+        "if there != self.offsets or self._partial", "if self._partial",
+        ("1 tests/io/test_many_matrices.py",),
+    ),
+    Mutant(
+        "io: the parts of a small matrix lie as on their ranks", "io/pieces.py",
+        "[dim.indices(part) for dim, part in dims]", "[np.arange(dim.count(part)) for dim, part in dims]",
+        ("4 tests/io/test_many_matrices.py",),
+    ),
+    Mutant(
+        "io: each small matrix is exchanged alone", "io/pieces.py",
+        "most[0] > ranks * ELEMENTS", "most[0] > more[0]",
+        ("4 tests/io/test_many_matrices.py",),
     ),
     Mutant(
         "io: what cannot be read now is taken for damaged", "io/generations.py",
