@@ -1,4 +1,4 @@
-"""What the suite catches: 279 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 291 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -1339,6 +1339,7 @@ MUTANTS = [
         "training: a microbatch has other samples on other numbers of ranks", "pdgemm/parallel/data/sampler.py",
         "_part(rows, ranks * microbatches, at * ranks + index)",
         "_part(rows, ranks * microbatches, index * microbatches + at)",
+        "_part(rows, ranks * microbatches, at * ranks + index)", "_part(_part(rows, ranks, index), microbatches, at)",
         (f"0 {U}schedules/test_training_values.py",),
     ),
     Mutant(
@@ -1440,7 +1441,8 @@ MUTANTS = [
     ),
     Mutant(
         "experts: a rank alone raises what is wrong with its tokens", "pdgemm/parallel/layers/experts.py",
-        "        if failures:\n", "        if error:\n            raise error\n        if failures:\n",
+        "        if failures or (checksums",
+        "        if error:\n            raise error\n        if failures or (checksums",
         (f"4 {R}parallel/test_experts.py",),
     ),
     Mutant(
@@ -1463,6 +1465,67 @@ MUTANTS = [
         'np.argsort(-scores, axis=1, kind="stable")[:, :topk]',
         'np.argsort(scores, axis=1, kind="stable")[:, : -topk - 1 : -1]',
         (f"1 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "training: parts of microbatches begin elsewhere than those of batches", "pdgemm/parallel/data/sampler.py",
+        "_part(rows, ranks * microbatches, at * ranks + index)", "_part(_part(rows, microbatches, at), ranks, index)",
+        (f"0 {U}schedules/test_training_values.py", "2 tests/examples/test_gpt.py"),
+    ),
+    Mutant(
+        "layers: rows that no rank has are looked for in a buffer", "pdgemm/parallel/layers/line_collectives.py",
+        "if not x.size:", "if False:",
+        ("4 tests/examples/test_gpt.py",),
+    ),
+    Mutant(
+        "layers: no gradient has a size where no rank has a row", "pdgemm/parallel/layers/heads.py",
+        "dq.reshape(b, self.kv_heads, served, positions, d)", "dq.reshape(b, self.kv_heads, -1, positions, d)",
+        ("2 tests/examples/test_gpt.py",),
+    ),
+    Mutant(
+        "experts: divisors of ranks are not compared", "pdgemm/parallel/layers/experts.py",
+        "if failures or (checksums != checksums[0]).any():", "if failures:",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "experts: gradients are divided by the ranks along dp", "pdgemm/parallel/layers/experts.py",
+        "add_product(self.mesh, inputs[rows].T, outputs[rows], 1, gradient[at])",
+        "add_product(self.mesh, inputs[rows].T, outputs[rows] / self.mesh.shape.dp, 1, gradient[at])",
+        (f"4 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
+        "transformer: gradients of layer norms are those of a rank's own tokens", "docs/examples/gpt/sharding.py",
+        'shared = "sum" if sequence else None', "shared = None",
+        ("2 tests/examples/test_gpt.py",),
+    ),
+    Mutant(
+        "transformer: queries, keys and values are divided among ranks one by one", "docs/examples/gpt/sharding.py",
+        "(h, keys, columns)), tp=1)", "(h, columns, keys)), tp=1)",
+        ("2 tests/examples/test_gpt.py",),
+    ),
+    Mutant(
+        "transformer: the loss is the mean of pipeline stages", "docs/examples/gpt/train.py",
+        "loss / (samples.divisor * options.sequence)", "loss / (samples.divisor * options.sequence) / mesh.shape.pp",
+        ("2 tests/examples/test_gpt.py",),
+    ),
+    Mutant(
+        "transformer: a backward pass has the tokens of the first microbatch", "docs/examples/gpt/model.py",
+        "batch, split = self.batches[microbatch],", "batch, split = self.batches[0],",
+        ("2 tests/examples/test_gpt.py",),
+    ),
+    Mutant(
+        "transformer: a table that is used twice has its second gradient again", "docs/examples/gpt/model.py",
+        "        self.model.dtable[:] = 0\n", "",
+        ("2 tests/examples/test_gpt.py",),
+    ),
+    Mutant(
+        "transformer: a layer that is computed again drops other features", "docs/examples/gpt/model.py",
+        "* 3 + place\n", "* 3 + place + 7 * len(self.model.kept)\n",
+        ("1 tests/examples/test_gpt.py",),
+    ),
+    Mutant(
+        "transformer: tokens of a rank have positions from 0", "docs/examples/gpt/train.py",
+        "np.tile(places, len(tokens))[own]", "np.tile(np.arange(len(places)), len(tokens))[own]",
+        ("2 tests/examples/test_gpt.py",),
     ),
     Mutant(
         "collectives: partners exchange the parts that they go on to sum themselves",

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pdgemm.errors import ArgumentError
 from pdgemm.parallel import layers, layers_of
+
+
+def check(options, **least):
+    """Raise ArgumentError where a number of the options is less than it may be."""
+    for name, smallest in least.items():
+        if (number := getattr(options, name)) < smallest:
+            raise ArgumentError(f"{name} is {smallest} or more, got {number}")
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,10 @@ class Sizes:
     capacity: float = 1.25
     tied: bool = True
     dropout: float = 0.0
+
+    def __post_init__(self):
+        check(self, heads=1, kv_heads=0, experts=0)
+        check(self, hidden=self.heads)  # a head has a feature
 
     @property
     def keys(self):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from accounting import expected_words, flops
-from model import Layer, Sizes, Transformer
+from model import Layer, Sizes, Transformer, check
 from sharding import initial
 
 from pdgemm import PdgemmError, parallel
@@ -55,6 +55,7 @@ class Run:
     """A training run on the ranks of a communicator; sizes and layout are options of the command line.  Collective."""
 
     def __init__(self, options, comm=None):
+        check(options, steps=0, show=1)
         self.options, mesh = options, parallel.Mesh(comm, **{axis: getattr(options, axis) for axis in AXES})
         self.mesh, batches = mesh, options.microbatches
         self.sizes = Sizes(**{name: getattr(options, name) for name in Sizes.__dataclass_fields__})

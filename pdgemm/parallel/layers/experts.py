@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, get_args
+from zlib import crc32
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from pdgemm.transport.collectives import all_to_all, prepared_collective
 
 Array = np.ndarray
 _TAG = 0  # the message tag of collectives that begin and end in the same order on all ranks of a line
+_MANY, _CUT = 2**32, 12  # more than a rank has runs; bits of 32 that a checksum beside their number leaves out
 _QUIET = np.errstate(all="ignore")  # a warning may be an error, of the rank alone that computes
 _NAMES = ("router", "w1", "b1", "w2", "b2")
 
@@ -189,7 +191,8 @@ class Experts:
                      "b2" (own experts, h); of 16 bits, they are converted to the type of x.
         divisor    : of the loss of the step, > 0, the same on all ranks.
 
-        A second call computes the same bits.  Raises ArgumentError or DTypeError on all ranks of the microbatch.
+        A second call computes the same bits.  Raises ArgumentError or DTypeError on all ranks of the microbatch, also
+        where they have different divisors.
         """
         error: Exception | None = None
         try:
@@ -199,7 +202,8 @@ class Experts:
         except Exception as bad:
             error = bad
         probabilities = np.zeros(self.experts) if error else routes.probabilities.sum(axis=0, dtype=np.float64)
-        exchange, probabilities = self._agreed(None if error else own, probabilities, error)
+        same = "" if error else f"Experts.forward, divisor {float(divisor)}"
+        exchange, probabilities = self._agreed(None if error else own, probabilities, error, same)
         fractions = exchange.loads / max(1, exchange.tokens * self.topk)
         slope = self.balance * self.experts / divisor * fractions
         x, taken = for_blas(x, x.dtype), own.taken(exchange.kept[exchange.owner == self._line.rank])
@@ -288,19 +292,22 @@ class Experts:
         return numbers.astype(np.int64)
 
     def _agreed(
-        self, own: OwnRuns | None, probabilities: Array, error: Exception | None
+        self, own: OwnRuns | None, probabilities: Array, error: Exception | None, arguments: str
     ) -> tuple[TokenExchange, Array]:
-        """Return the ways of all tokens, and the sums of probabilities over them.  Collective over the microbatch."""
+        """Return the ways of all tokens, and the sums of probabilities over them.  Collective over the microbatch.
+
+        Raises on all ranks what is wrong on one of them, and ArgumentError where their arguments differ.
+        """
         line, mesh, counted = self._line, self.mesh, self.mesh.traffic["router"]
         mine = np.zeros(line.size)
-        mine[line.rank] = 0 if own is None else len(own.first)
+        mine[line.rank] = (0 if own is None else len(own.first)) + _MANY * (crc32(arguments.encode()) >> _CUT)
         probabilities, runs, failures = mesh.sum(
             probabilities, mine, float(error is not None), axis=MICROBATCH, kind="router"
         )
-        if failures:
-            agree(line.comm, error)
+        checksums, runs = np.divmod(runs.astype(np.int64), _MANY)
+        if failures or (checksums != checksums[0]).any():
+            agree(line.comm, error, arguments)
         assert own is not None
-        runs = runs.astype(np.int64)
         tables = run_tables(runs, self.experts)
         table = np.empty((int(runs.sum()), RUN_WORDS + self.experts), np.int64)
         first = int(runs[: line.rank].sum())

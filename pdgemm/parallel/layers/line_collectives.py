@@ -86,6 +86,8 @@ class LineCollectives:
         collective = row_collective(operation, counts, width, x.dtype, line, mover)
 
         def of(rank: int) -> Array:
+            if not x.size:  # there may be no buffer yet
+                return x.reshape(-1)
             vector: Array = self._peers("buffer", rank)[: x.nbytes].view(x.dtype)
             return vector
 

@@ -432,6 +432,7 @@ def test_what_is_refused(comm: Any) -> None:
     ]
     if size > 1:
         cases.append(((x, order - 3, mine, 1.0), ArgumentError, f"on rank {size - 2} and .* on rank {size - 1}"))
+        cases.append(((x, order, mine, 2), ArgumentError, "different arguments: .*divisor 1.0; rank.* divisor 2.0"))
     for arguments, kind, message in cases:
         with pytest.raises(kind, match=message) as raised:
             layer.forward(*(arguments if last else (x, order, mine, 1.0)))

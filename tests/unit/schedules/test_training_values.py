@@ -240,6 +240,8 @@ def test_any_ranks_take_the_samples_of_one() -> None:
             shares = [sampler.share(step, index, ranks, microbatches, order="microbatch") for index in range(ranks)]
             for whole, parts in zip(one, zip(*shares)):
                 assert np.array_equal(np.concatenate(parts), whole) and max(map(len, parts)) - min(map(len, parts)) <= 1
+            by_rank = [x for index in range(ranks) for x in sampler.share(step, index, ranks, microbatches)]
+            assert {x.tobytes() for x in by_rank} == {x.tobytes() for share in shares for x in share}
     with pytest.raises(ArgumentError, match="order"):
         sampler.share(0, 0, 1, order="step")  # type: ignore[arg-type]
     assert np.array_equal(Sampler(101, 60, 3, start=17 * 60).rows(0), sampler.rows(17))
