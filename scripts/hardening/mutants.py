@@ -1339,7 +1339,6 @@ MUTANTS = [
         "training: a microbatch has other samples on other numbers of ranks", "pdgemm/parallel/data/sampler.py",
         "_part(rows, ranks * microbatches, at * ranks + index)",
         "_part(rows, ranks * microbatches, index * microbatches + at)",
-        "_part(rows, ranks * microbatches, at * ranks + index)", "_part(_part(rows, ranks, index), microbatches, at)",
         (f"0 {U}schedules/test_training_values.py",),
     ),
     Mutant(
