@@ -48,7 +48,7 @@ LAYOUTS = {  # of gpt/train.py: ranks, and options
     "cp 2 x tp 2": (4, "--cp 2 --tp 2"),
     "dp 2 x tp 2 x pp 2": (8, "--dp 2 --tp 2 --pp 2 --microbatches 2 --recompute full"),
 }
-GPT = "--steps 100 --layers 4 --hidden 32 --sequence 32 --batch 8 --rate 0.01 --dtype float64 --show 100 --no-report"
+GPT = "--steps 100 --layers 4 --hidden 32 --sequence 32 --batch 8 --rate 0.002 --dtype float64 --show 100 --no-report"
 BEGINNING = """\
 <!-- written by scripts/gallery.py -->
 # Examples
@@ -152,7 +152,7 @@ def draw_layouts(path: Path, folder: Path) -> None:
     axes = figure.subplots(1, 2)
     for at, what in enumerate(("loss", "norm of the gradients")):
         draw_curves(axes[at], {name: (np.arange(1, 1 + len(x[at])), x[at]) for name, x in runs.items()})
-        title = f"{what}: relative difference at most {most_different(axes[at]):.0e}"
+        title = f"relative difference at most {most_different(axes[at]):.0e}"
         axes[at].set(xlabel="step", ylabel=what, yscale="log" if at else "linear")
         axes[at].set_title(title, fontsize="medium")
     axes[0].legend(loc="upper right", handlelength=4, fontsize="small")
