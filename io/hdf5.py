@@ -25,7 +25,7 @@ import numpy as np
 from mpi4py import MPI
 
 import pdgemm
-from pdgemm.algorithms.protection.checksum import checksum, is_comparable
+from pdgemm.algorithms.protection.checksum import checksum, checksums, is_comparable
 from pdgemm.errors import ArgumentError, DTypeError, FileError, GridError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
@@ -36,7 +36,7 @@ from pdgemm.io import generations, hyperslabs, mpi_io, pieces
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.generations import Saved, SavedReport
 from pdgemm.io.matrix_files import Progress, Transfer, check_dtypes, part_of, within
-from pdgemm.io.new_dataset import NewDataset, attributes, check_all_held, new_dataset
+from pdgemm.io.new_dataset import NewDataset, NewDatasets, new_dataset
 from pdgemm.io.stored import CHANGED, Stored, check_names, check_unchanged, file_and_name, stored_dataset
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import STORED, element_type, names
@@ -255,6 +255,7 @@ def save_all(
 
     The new file is complete under its name, checked and on the disk, or the old file is unchanged: `save_all` writes a
     temporary file beside it, and renames the temporary file.  The disk needs as much space as the matrices have bytes.
+    Matrices of at most 2^19 elements are written many at a time, each by one rank: they cost no agreement of their own.
     Other contents of the old file are lost, and a file that `save_all` did not write is not replaced (FileError).
 
     The file records a checksum of each matrix, the generation, and the job that wrote it.  FileError is raised if
@@ -279,25 +280,26 @@ def save_all(
         description += ["hdf5.save_all", path, *matrices, *(x.shape for x in matrices.values()), keep]
         description += [(key, np.asarray(value).dtype.str, np.asarray(value).tobytes()) for key, value in saved.items()]
     generations.same_job(comm)
-    sums = {name: checksum(x) for name, x in matrices.items()}
+    sums = checksums(comm, [*matrices.values()])
     total, notify = sum(x.size * x.dtype.itemsize for x in matrices.values()), GuardedCallback(progress)
-    outputs = list[NewDataset]()
+    known = [
+        generations.Matrix(generations.plain_name(name), x.shape, x.dtype.str, recorded)
+        for (name, x), recorded in zip(matrices.items(), sums)
+    ]
     with replacing(path, comm, total, last=lambda: generations.keep(path, keep)) as partial:
-        token = on_root(comm, path, lambda: generations.next_token(path))
-        known = [
-            generations.Matrix(generations.plain_name(name), x.shape, x.dtype.str, sums[name])
-            for name, x in matrices.items()
-        ]
-        on_root(comm, path, lambda: generations.create(partial, token, saved, known))
-        for number, (name, x) in enumerate(matrices.items(), 1):
-            with timed("write", x.stored.nbytes), taking(None):
-                output = NewDataset(partial, path, name, x.grid, x.shape, x.dtype, sums[name], of_many=True)
-                output.create(attributes(x.grid, x.distribution, x.dtype, sums[name]), {})
-                _write(output, x, sums[name], True)
-            outputs.append(output)
-            notify(number, len(matrices))
+        outputs = NewDatasets(partial, path, matrices, sums, comm)
+
+        def create() -> tuple[generations.Token, list[int]]:
+            token = generations.next_token(path)
+            generations.create(partial, token, saved, known)
+            return token, outputs.create()
+
+        token, outputs.offsets = on_root(comm, path, create)
+        with timed("write", sum(x.stored.nbytes for x in matrices.values())), taking(None):
+            outputs.write(notify)
+            outputs.check_elements()
         agree(comm, notify.error)
-        on_root(comm, path, lambda: check_all_held(outputs))
+        on_root(comm, path, outputs.check_held)
         on_root(comm, path, lambda: generations.check_held(partial, token, matrices))
     on_root(comm, path, lambda: generations.trim(path, keep))
     generations.remember(path, token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,34 +33,49 @@ def opened_by_mpi_io(
 
     cols, stored : columns and type of the whole matrix.  A transfer is local, and converts from or to its array's type.
     """
+    with all_by_mpi_io(path, comm, write) as transfer_of:
+        yield transfer_of(offset, cols, stored)
+
+
+@contextmanager
+def all_by_mpi_io(path: Path, comm: MPI.Intracomm, write: bool = False) -> Iterator[Callable[..., Transfer]]:
+    """Open a file once for all its contiguous datasets.  Collective.
+
+    Yields a local function of offset, cols and stored, which returns a transfer as `opened_by_mpi_io` yields it.
+    """
     mode = MPI.MODE_WRONLY if write else MPI.MODE_RDONLY
     with open_on_all(comm, path, write, lambda: MPI.File.Open(comm, str(path), mode), MPI.File.Close) as file:
-        move = file.Write_at if write else file.Read_at
+        yield partial(_transfer, path, file, write)
 
-        def transfer(row: int, col: int, part: np.ndarray) -> None:
-            for lines in _together(part, cols, stored.itemsize, write):
-                some = part[lines]
-                contiguous = len(some) == 1 or some.shape[1] == cols  # in the file
-                shape = some.shape if contiguous else ((len(some) - 1) * cols + some.shape[1],)
-                as_stored = contiguous and some.dtype == stored and some.flags.c_contiguous
-                there = some if as_stored else some.astype(stored, "C") if write else np.empty(shape, stored)
-                _moved(move, there, offset + ((row + lines.start) * cols + col) * stored.itemsize)
-                if not write and there is not some:
-                    step = cols * stored.itemsize, stored.itemsize
-                    some[...] = there if contiguous else as_strided(there, some.shape, step)
 
-        def _moved(move: Callable[..., object], there: np.ndarray, at: int) -> None:
-            status = MPI.Status()
-            try:
-                move(at, [there, MPI.BYTE], status)
-                moved = status.Get_count(MPI.BYTE)
-                if moved != there.nbytes:
-                    done = "written" if write else "read, the file is truncated"
-                    raise OSError(f"of {there.nbytes} bytes at byte {at} only {max(0, moved)} were {done}")
-            except Exception as bad:
-                raise file_error(path, bad) from None
+def _transfer(path: Path, file: MPI.File, write: bool, offset: int, cols: int, stored: np.dtype) -> Transfer:
+    """Return a transfer that reads or writes a block of the matrix at byte `offset` of an open file."""
+    move = file.Write_at if write else file.Read_at
 
-        yield transfer
+    def transfer(row: int, col: int, part: np.ndarray) -> None:
+        for lines in _together(part, cols, stored.itemsize, write):
+            some = part[lines]
+            contiguous = len(some) == 1 or some.shape[1] == cols  # in the file
+            shape = some.shape if contiguous else ((len(some) - 1) * cols + some.shape[1],)
+            as_stored = contiguous and some.dtype == stored and some.flags.c_contiguous
+            there = some if as_stored else some.astype(stored, "C") if write else np.empty(shape, stored)
+            moved(there, offset + ((row + lines.start) * cols + col) * stored.itemsize)
+            if not write and there is not some:
+                step = cols * stored.itemsize, stored.itemsize
+                some[...] = there if contiguous else as_strided(there, some.shape, step)
+
+    def moved(there: np.ndarray, at: int) -> None:
+        status = MPI.Status()
+        try:
+            move(at, [there, MPI.BYTE], status)
+            count = status.Get_count(MPI.BYTE)
+            if count != there.nbytes:
+                done = "written" if write else "read, the file is truncated"
+                raise OSError(f"of {there.nbytes} bytes at byte {at} only {max(0, count)} were {done}")
+        except Exception as bad:
+            raise file_error(path, bad) from None
+
+    return transfer
 
 
 def _together(part: np.ndarray, cols: int, itemsize: int, write: bool) -> Iterator[slice]:

@@ -7,12 +7,12 @@ bytes.  (An MPI file type of a block-cyclic layout would have an entry for each 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from math import gcd
+from math import gcd, prod
 from pathlib import Path
 from platform import node
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -92,6 +92,80 @@ def _share(size: int, unit: int, ranks: int, most: int, period: int = 1) -> int:
     return unit * (units - units % alike if units > alike and units * unit * ranks < size else units)
 
 
+class Parcel(NamedTuple):
+    """Small matrices that one exchange moves; each of them is then whole on one rank.
+
+    numbers : of the matrices in a list.   ranks : the rank that has each of them whole, ascending.
+    """
+
+    numbers: list[int]
+    ranks: list[int]
+
+
+def parcels(matrices: Sequence[DistMatrix], ranks: int) -> list[Parcel]:
+    """Return parcels of all matrices on the host of 1 to ELEMENTS elements, as few as the memory of a rank allows.
+
+    A rank sends at most 2 ELEMENTS of a parcel.  It receives an even share, which is about ELEMENTS at most.
+    """
+    groups, sizes, most = [list[int]()], [x.size for x in matrices], [0, 0]
+    for number, x in enumerate(matrices):
+        if x.device == HOST and 0 < x.size <= ELEMENTS:
+            more = x.size, x.distribution.rows.largest * x.distribution.cols.largest
+            most = [a + b for a, b in zip(most, more)]
+            if groups[-1] and (most[0] > ranks * ELEMENTS or most[1] > 2 * ELEMENTS):
+                groups.append([])
+                most = [*more]
+            groups[-1].append(number)
+    return [Parcel(group, _even([sizes[number] for number in group], ranks)) for group in groups if group]
+
+
+def _even(sizes: list[int], ranks: int) -> list[int]:
+    """Return a rank for each of some sizes, ascending, such that the sums of the ranks are about the same."""
+    ends = np.cumsum(sizes)
+    middles = ends - np.array(sizes) / 2
+    return [min(int(ranks * middle / ends[-1]), ranks - 1) for middle in middles]
+
+
+def gathered(matrices: Sequence[DistMatrix], parcel: Parcel, comm: MPI.Intracomm) -> dict[int, np.ndarray]:
+    """Return the matrices of a parcel that are whole on this rank, by number.  Collective; one exchange.
+
+    Each rank sends its local arrays, the parcel's order also being that of the ranks that receive them.
+    """
+    with together(comm):
+        parts = [np.ascontiguousarray(matrices[x].local).reshape(-1).view(np.uint8) for x in parcel.numbers]
+        sent, out = np.zeros(comm.size, int), np.concatenate(parts)
+        np.add.at(sent, parcel.ranks, [part.size for part in parts])
+        wholes, places = dict[int, np.ndarray](), list[list[tuple[int, Any, int]]]()
+        for rank in range(comm.size):
+            places.append([])
+            for number in (x for x, owner in zip(parcel.numbers, parcel.ranks) if owner == comm.rank):
+                matrix = matrices[number]
+                coords = matrix.grid.coords_of(rank)
+                if nbytes := prod(matrix.distribution.local_shape(coords)) * matrix.dtype.itemsize:
+                    dims = zip((matrix.distribution.rows, matrix.distribution.cols), coords)
+                    places[rank].append((number, [dim.indices(part) for dim, part in dims], nbytes))
+                wholes.setdefault(number, np.empty(matrix.shape, matrix.dtype))
+        received = np.array([sum(nbytes for *_, nbytes in place) for place in places])
+        into = np.empty(received.sum(), np.uint8)
+    comm.Alltoallv([out, sent, MPI.BYTE], [into, received, MPI.BYTE])
+    with together(comm):
+        start = 0
+        for number, (rows, cols), nbytes in (x for place in places for x in place):
+            part = into[start : start + nbytes].view(wholes[number].dtype).reshape(len(rows), len(cols))
+            _window(wholes[number], rows, cols, part)
+            start += nbytes
+    return wholes
+
+
+def _window(whole: np.ndarray, rows: np.ndarray, cols: np.ndarray, part: np.ndarray) -> None:
+    """Set whole[rows, cols] := part, of ascending indices, by a plain copy where they follow each other."""
+    (row, last), (col, end) = ((x[0], x[-1] + 1) for x in (rows, cols))
+    if part.shape == (last - row, end - col):
+        whole[row:last, col:end] = part
+    else:
+        whole[np.ix_(rows, cols)] = part
+
+
 @contextmanager
 def open_on_all(
     comm: MPI.Intracomm, path: Path, write: bool, opening: Callable[[], T], closing: Callable[[T], object]
@@ -158,6 +232,13 @@ def file_checksum(
     shape: tuple[int, int], dtype: np.dtype, get: Transfer, unit: tuple[int, int], comm: MPI.Intracomm
 ) -> str:
     """Return the checksum of the dataset, which equals the checksum of the matrix.  Collective."""
+    return text(comm, file_sum(shape, dtype, get, unit, comm))
+
+
+def file_sum(
+    shape: tuple[int, int], dtype: np.dtype, get: Transfer, unit: tuple[int, int], comm: MPI.Intracomm
+) -> np.ndarray:
+    """Return this rank's part of the checksum of the dataset.  Collective."""
     total = zero()
     for piece in cut(shape, unit, comm.size):
         row, col, (rows, cols) = piece.share(comm.rank)
@@ -165,7 +246,7 @@ def file_checksum(
             block = np.empty((rows, cols), dtype)
             get(row, col, block)
             total += bilinear(block, np.arange(row, row + rows), np.arange(col, col + cols))
-    return text(comm, total)
+    return total
 
 
 def _each(

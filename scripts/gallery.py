@@ -3,13 +3,14 @@
 
     . scripts/env.sh; python scripts/gallery.py
 
-The text of an example is its docstring, its output what it prints here.  A last picture shows the losses of digits.py
-on 1 to 4 ranks: it is that of docs/training.md.
+The text of an example is its docstring, its output what it prints here.  Two more pictures show the losses of digits.py
+on 1 to 4 ranks, for docs/training.md, and those of gpt/train.py in six layouts, for docs/gpt.md.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import shlex
 import subprocess
 import sys
@@ -39,6 +40,15 @@ COMMANDS = {  # in the order of the gallery; the last one of each is that of the
     "digits": [f"{ON_RANKS} --dtype float64 --no-report --picture digits.png"],
     "digits_conv": [f"{ON_RANKS} --local-statistics --picture digits_conv.png"],
 }
+LAYOUTS = {  # of gpt/train.py: ranks, and options
+    "1 process": (1, "--microbatches 4"),
+    "dp 4, ZeRO 3": (4, "--dp 4 --zero 3"),
+    "tp 4": (4, "--tp 4"),
+    "pp 4, zero bubble": (4, "--pp 4 --microbatches 4 --schedule zero_bubble"),
+    "cp 2 x tp 2": (4, "--cp 2 --tp 2"),
+    "dp 2 x tp 2 x pp 2": (8, "--dp 2 --tp 2 --pp 2 --microbatches 2 --recompute full"),
+}
+GPT = "--steps 100 --layers 4 --hidden 32 --sequence 32 --batch 8 --rate 0.01 --dtype float64 --show 100 --no-report"
 BEGINNING = """\
 <!-- written by scripts/gallery.py -->
 # Examples
@@ -117,21 +127,52 @@ def train(path: str) -> None:
 
 
 def draw_training(path: Path, runs: dict[int, Any]) -> None:
-    """Draw the curves of 1 rank in wide grey lines, and those of more ranks on them in dashes that take turns."""
+    """Draw losses on 1 to 4 ranks, and the shares of digits that are read right."""
     figure = Figure(figsize=(8, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for ranks, run in runs.items():
-        style: Any = {"label": f"dp {ranks}", "color": "lightgrey", "linewidth": 4}
-        if ranks > 1:
-            dashes = 5 * (ranks - 2), (5, 5 * (len(runs) - 2))
-            style |= {"color": f"C{ranks - 2}", "linewidth": 1.3, "linestyle": dashes}
-        left.semilogy(np.arange(1, 1 + len(run["losses"])), run["losses"], **style)
-        right.plot(*run["right"].T, **style)
-    most = max(np.abs(run["losses"] / runs[1]["losses"] - 1).max() for run in runs.values())
-    left.set(xlabel="step", ylabel="loss", title=f"relative difference at most {most:.0e}")
+    draw_curves(left, {f"dp {ranks}": (np.arange(1, 1 + len(x["losses"])), x["losses"]) for ranks, x in runs.items()})
+    draw_curves(right, {f"dp {ranks}": x["right"].T for ranks, x in runs.items()})
+    left.set(
+        xlabel="step", ylabel="loss", yscale="log", title=f"relative difference at most {most_different(left):.0e}"
+    )
     right.set(xlabel="step", ylabel="% read right", title="297 digits that were held out", ylim=(0, 100))
     right.legend(loc="lower right", handlelength=4)
     figure.savefig(path, dpi=100)
+
+
+def draw_layouts(path: Path, folder: Path) -> None:
+    """Train gpt/train.py in six layouts, and draw its losses and the norms of its gradients."""
+    runs = {}
+    for name, (ranks, options) in LAYOUTS.items():
+        losses = folder / "losses.json"
+        program = f"python -m pdgemm {EXAMPLES}/gpt/train.py {options} {GPT} --losses {losses}"
+        subprocess.run(shlex.split(f"mpirun --oversubscribe -n {ranks} {program}"), cwd=folder, check=True)
+        runs[name] = np.array([*json.loads(losses.read_text()).values()]).T
+    figure = Figure(figsize=(8, 3.5), layout="constrained")
+    axes = figure.subplots(1, 2)
+    for at, what in enumerate(("loss", "norm of the gradients")):
+        draw_curves(axes[at], {name: (np.arange(1, 1 + len(x[at])), x[at]) for name, x in runs.items()})
+        title = f"{what}: relative difference at most {most_different(axes[at]):.0e}"
+        axes[at].set(xlabel="step", ylabel=what, yscale="log" if at else "linear")
+        axes[at].set_title(title, fontsize="medium")
+    axes[0].legend(loc="upper right", handlelength=4, fontsize="small")
+    figure.savefig(path, dpi=100)
+
+
+def draw_curves(axes: Any, curves: dict[str, Any]) -> None:
+    """Draw the first curve in a wide grey line, and the others on it in dashes that take turns."""
+    for number, (name, (x, y)) in enumerate(curves.items()):
+        style: Any = {"label": name, "color": "lightgrey", "linewidth": 4}
+        if number:
+            dashes = 5 * (number - 1), (5, 5 * (len(curves) - 2))
+            style |= {"color": f"C{number - 1}", "linewidth": 1.3, "linestyle": dashes}
+        axes.plot(x, y, **style)
+
+
+def most_different(axes: Any) -> float:
+    """Return the largest relative difference of curves from the first one."""
+    first, *others = (line.get_ydata() for line in axes.lines)
+    return max(float(np.abs(y / first - 1).max()) for y in others)
 
 
 def store(source: Path, name: str) -> None:
@@ -157,6 +198,8 @@ def main() -> None:
             subprocess.run(words, cwd=folder, check=True)
         picture = Path(folder) / "training_curves.png"
         draw_training(picture, {ranks: np.load(path) for ranks, path in curves.items()})
+        store(picture, picture.stem)
+        draw_layouts(picture := Path(folder) / "gpt_curves.png", Path(folder))
         store(picture, picture.stem)
     (EXAMPLES / "README.md").write_text(page(outputs))
 

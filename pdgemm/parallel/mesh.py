@@ -84,9 +84,10 @@ class Mesh:
 
         Collective over the mesh when it is called for an axis for the first time.
         """
-        if (ranks := self.shape.line(axis, self.rank)) == (*range(self.shape.size),):
-            return self.grid
         if (axes := self.shape.axes(axis)) not in self._lines:
+            if (ranks := self.shape.line(axis, self.rank)) == (*range(self.shape.size),):
+                self._lines[axes] = self.grid
+                return self.grid
             part = failures.tracked(MPI.Intracomm(self.comm.Split(ranks[0], self.index(axis))))
             self._parts.append(part)
             self._lines[axes] = ProcessGrid(part, shape=(1, part.size))
@@ -116,7 +117,7 @@ class Mesh:
     def free(self) -> None:
         """Free the communicators.  Collective; a second call does nothing."""
         for line in self._lines.values():
-            line.free()
+            line.free()  # that of all ranks is the grid, and a second call does nothing
         for part in self._parts:
             failures.free_communicator(part)
         self._lines.clear()

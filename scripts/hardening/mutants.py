@@ -1,4 +1,4 @@
-"""What the suite catches: 286 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 291 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -635,8 +635,28 @@ MUTANTS = [
     ),
     Mutant(
         "io: what describes a dataset is not read back from the disk", "io/new_dataset.py",
-        "            on_root(self._comm, self._path, self.check_held)\n", "            pass\n",
+        "        on_root(self._comm, self._path, self.check_held)\n", "        pass\n",
         ("1 tests/io/test_hdf5.py",),
+    ),
+    Mutant(
+        "io: small matrices that were lost on the way are published", "io/new_dataset.py",
+        "if texts(self._comm, totals) != self._checksums:", "if False:",
+        ("4 tests/io/test_many_matrices.py",),
+    ),
+    Mutant(
+        "io: a dataset without its metadata is published with the others", "io/new_dataset.py",
+        "if there != self.offsets or self._partial", "if self._partial",
+        ("1 tests/io/test_many_matrices.py",),
+    ),
+    Mutant(
+        "io: the parts of a small matrix lie as on their ranks", "io/pieces.py",
+        "[dim.indices(part) for dim, part in dims]", "[np.arange(dim.count(part)) for dim, part in dims]",
+        ("4 tests/io/test_many_matrices.py",),
+    ),
+    Mutant(
+        "io: each small matrix is exchanged alone", "io/pieces.py",
+        "most[0] > ranks * ELEMENTS", "most[0] > more[0]",
+        ("4 tests/io/test_many_matrices.py",),
     ),
     Mutant(
         "io: what cannot be read now is taken for damaged", "io/generations.py",
@@ -1131,14 +1151,14 @@ MUTANTS = [
     ),
     Mutant(
         "layers: f is applied to the addends of a sum", "pdgemm/parallel/layers/linear.py",
-        "            add_product(self._mesh, a, b, 0, addends)\n",
-        "            add_product(self._mesh, a, b, 0, addends)\n            np.maximum(addends, 0, out=addends)\n",
+        "            return self._line.sums(addends, s.rows), a",
+        "            np.maximum(addends, 0, out=addends)\n            return self._line.sums(addends, s.rows), a",
         (f"4 {R}parallel/test_layers_linear.py",),
     ),
     Mutant(
         "layers: the gradient by X is reduced twice", "pdgemm/parallel/layers/linear.py",
-        "return add_up(addends, s.rows), a",
-        "return add_up(addends, s.rows) * (len(self._ranks) if step == \"input_gradient\" else 1), a",
+        "            return self._own_sums(s, a, b), a",
+        "            return self._own_sums(s, a, b) * (len(self._ranks) if step == \"input_gradient\" else 1), a",
         (f"4 {R}parallel/test_layers_linear.py",),
     ),
     Mutant(
@@ -1148,9 +1168,14 @@ MUTANTS = [
         (f"4 {R}parallel/test_layers_linear.py",),
     ),
     Mutant(
+        "layers: sums of rows have addends of the call before", "pdgemm/parallel/layers/linear.py",
+        "        addends[own] = 0\n", "",
+        (f"2 {R}parallel/test_layers_linear.py",),
+    ),
+    Mutant(
         "layers: rows that arrive later are not multiplied", "pdgemm/parallel/layers/linear.py",
-        "parts = [slice(0, own.start), slice(own.stop, s.tokens)]",
-        "parts = [slice(own.stop, s.tokens)]",
+        "        yield whole, slice(0, own.start)\n",
+        "",
         (f"4 {R}parallel/test_layers_linear.py",),
     ),
     Mutant(
@@ -1312,7 +1337,8 @@ MUTANTS = [
     ),
     Mutant(
         "training: a microbatch has other samples on other numbers of ranks", "pdgemm/parallel/data/sampler.py",
-        "_part(rows, ranks * microbatches, at * ranks + index)", "_part(_part(rows, ranks, index), microbatches, at)",
+        "_part(rows, ranks * microbatches, at * ranks + index)",
+        "_part(rows, ranks * microbatches, index * microbatches + at)",
         (f"0 {U}schedules/test_training_values.py",),
     ),
     Mutant(

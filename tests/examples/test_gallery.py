@@ -25,7 +25,7 @@ def test_texts_and_pictures_are_those_of_the_examples() -> None:
     outputs = re.findall(r"^\$ [^\n]*examples/(\w+)\.py[^\n]*\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
     assert gallery.page(dict(outputs)) == PAGE  # else run scripts/gallery.py
     pictures = {path.stem: path.stat().st_size for path in (EXAMPLES / "pictures").iterdir()}
-    assert pictures.keys() == {*gallery.COMMANDS, "scaling_study", "training_curves"}
+    assert pictures.keys() == {*gallery.COMMANDS, "gpt_curves", "scaling_study", "training_curves"}
     assert max(pictures.values()) <= 40_000
     for target in re.findall(r"\]\(([^)#]+)\)", PAGE):
         assert (EXAMPLES / target).is_file(), target

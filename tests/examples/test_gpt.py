@@ -273,7 +273,8 @@ def test_a_run_goes_on_in_another_layout(comm: Any, shared_tmp_path: Path, words
     from mpi4py import MPI
 
     possible = [x for x in meshes(comm.size, 4 if words else 0) if x["dp"] <= 6]
-    for number, (mesh, other) in enumerate(third([*zip(possible, possible[::-1])])):
+    pairs = [*zip(possible, possible[::-1])]
+    for number, (mesh, other) in enumerate(pairs[:: -(-len(pairs) // 2)]):
         path = shared_tmp_path / f"{number}.h5"
         common = [*words.split(), "--microbatches", "2", "--every", "2", "--state", str(path)]
         one = one_process(f"{words} --microbatches 2", 8)

@@ -625,10 +625,10 @@ def test_a_storage_that_drops_what_describes_a_dataset(
         with h5py.File(partial, "r+") as file:
             del file[name].attrs["pdgemm_checksum"]
 
-    def another(partial: Path, _: Any) -> None:
+    def another(partial: Path, _: Any, name: str = "x") -> None:
         with h5py.File(partial, "r+") as file:
-            del file["x"]
-            file["x"] = np.zeros((30, 29))
+            del file[name]
+            file[name] = np.zeros((30, 29))
 
     def without_others(partial: Path, _: Any) -> None:
         with h5py.File(partial, "r+") as file:
@@ -643,12 +643,10 @@ def test_a_storage_that_drops_what_describes_a_dataset(
             with pytest.raises(FileError, match=r"a\.h5: what was written is not what the file holds"):
                 hdf5.save(path, "x", A, check=check)
         assert by_rank_0(comm, path.read_bytes) == before
-    loses = iter(
-        [lambda *_: None, partial(without_checksum, name="a")]
-    )  # that of the first while the second is written
-    monkeypatch.setattr(new_dataset, "to_disk", lambda *of: next(loses)(*of))
-    with pytest.raises(FileError, match=r"state\.h5: what was written is not what the file holds"):
-        hdf5.save_all(shared_tmp_path / "state.h5", {"a": A, "b": A})
+    for fault in (*dropped, partial(without_checksum, name="a"), partial(another, name="a")):  # of one of two
+        monkeypatch.setattr(new_dataset, "to_disk", fault)
+        with pytest.raises(FileError, match=r"state\.h5: what was written is not what the file holds"):
+            hdf5.save_all(shared_tmp_path / "state.h5", {"a": A, "b": A})
     assert only_file(shared_tmp_path, comm) == ["a.h5"]
 
 

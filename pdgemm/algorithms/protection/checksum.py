@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from mpi4py import MPI
@@ -36,6 +36,13 @@ def checksum(matrix: DistMatrix) -> str:
         check_matrices(matrix=matrix)
         description += ["checksum", matrix.shape, matrix.dtype]
     return text(matrix.grid.comm, local_sum(matrix))
+
+
+def checksums(comm: MPI.Comm, matrices: Sequence[DistMatrix]) -> list[str]:
+    """Return the `checksum` of each of some matrices, in one reduction.  Collective over `comm`, the ranks of all."""
+    with together(comm):
+        totals = [local_sum(matrix) for matrix in matrices]
+    return texts(comm, np.concatenate(totals))
 
 
 def local_sum(matrix: DistMatrix) -> np.ndarray:
@@ -104,9 +111,14 @@ def zero() -> np.ndarray:
 
 def text(comm: MPI.Comm, total: np.ndarray) -> str:
     """Reduce the sum over all ranks, and return it as text.  Collective over `comm`."""
-    whole = total.copy()
+    return texts(comm, total)[0]
+
+
+def texts(comm: MPI.Comm, totals: np.ndarray) -> list[str]:
+    """Reduce a sum for each matrix over all ranks, and return the sums as texts.  Collective over `comm`."""
+    whole = totals.copy()
     comm.Allreduce(MPI.IN_PLACE, whole, MPI.SUM)
-    return as_text(int(whole[0]))
+    return [as_text(total) for total in whole.tolist()]
 
 
 def as_text(total: int) -> str:

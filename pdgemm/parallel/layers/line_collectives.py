@@ -59,9 +59,13 @@ class LineCollectives:
 
     def own_sums(self, addends: Array, counts: tuple[int, ...]) -> Array:
         """Return the sums over the line of the own rows of `addends`."""
-        self._mesh.transfers.wait(self._started("reduce_scatter", addends, counts))
+        self._mesh.transfers.wait(self.start_own_sums(addends, counts))
         first = sum(counts[: self.index])
         return addends[first : first + counts[self.index]].copy()
+
+    def start_own_sums(self, addends: Array, counts: tuple[int, ...]) -> list[Arrival]:
+        """Return the arrivals to wait for before the own rows of `addends` are their sums."""
+        return self._started("reduce_scatter", addends, counts)
 
     def sums(self, addends: Array, counts: tuple[int, ...]) -> Array:
         """Return the sums over the line of all rows of `addends`, the same on all ranks."""

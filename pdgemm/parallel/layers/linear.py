@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import numpy as np
@@ -49,8 +50,9 @@ class Linear:
     Parameters are float16, bfloat16, float32 or float64; all else is float64 where they are, else float32.  Arguments
     are not changed.  Each rank computes the whole gradient of the bias of "rows", so it is a parameter without tp.
 
-    With `sequence`, between nodes, products are those of `docs/tensor_parallel.md`: panels travel while others are
-    multiplied.  On a node rows are gathered, or sums are added up, in place.  Buffers are kept, and serve all layers.
+    With `sequence`, rows are gathered, or sums are added up, in place on a node.  Between two ranks on two nodes this
+    goes on while other rows are multiplied, and between more ranks products are those of `docs/tensor_parallel.md`,
+    whose panels travel while others are multiplied.  Buffers are kept, and serve all layers.
     Words, exactly: `LinearSchedule`, counted in `mesh.traffic["tensor"]`.   2 T d_in d_out/t flops for each of forward,
     input gradient and weight gradient; memory for T d_in or T d_out words beside the result.
     Raises ArgumentError or LayoutError on all ranks of the line, for each T before it is used first.
@@ -139,9 +141,9 @@ class Linear:
         if self._by_panels and self.split == "columns":
             self._multiply("allgather", self._x(s, x).T, self._y(s, later), self._w(s, dw, "dw"), beta=1)
         else:
-            if s.collective("weight_gradient"):
-                x = self._line.gather(x, s.rows)
-            add_product(self._mesh, x.T, later, 1, dw)
+            parts = self._arriving(s, x) if s.collective("weight_gradient") else [(x, slice(0, s.tokens))]
+            for whole, part in parts:
+                add_product(self._mesh, whole[part].T, later[part], 1, dw)
         if db is not None:
             db += later.sum(axis=0)
 
@@ -153,29 +155,52 @@ class Linear:
 
     @property
     def _by_panels(self) -> bool:
-        """Do they travel panel by panel?  On a node there is little to hide, and a collective is faster."""
-        return self._travels and not self._line.in_place
+        """Do they travel panel by panel?  On a node little can be hidden; two ranks hide it behind own rows."""
+        return self._travels and not self._line.in_place and len(self._ranks) > 2
 
     def _product(self, s: LinearSchedule, step: LinearStep, a: Array, b: Array) -> tuple[Array, Array]:
         """Return a b and a, of all rows where the step gathers a; where it adds up, the sums over the line."""
         collective = s.collective(step)
         operation, shape = collective.operation if collective else "", (s.tokens, b.shape[1])
-        if operation in ("reduce_scatter", "all_reduce"):
+        if operation == "reduce_scatter":
+            return self._own_sums(s, a, b), a
+        if operation == "all_reduce":
             addends = self._line.addends(shape, a.dtype)
             add_product(self._mesh, a, b, 0, addends)
-            add_up = self._line.sums if operation == "all_reduce" else self._line.own_sums
-            return add_up(addends, s.rows), a
-        c, parts = np.empty(shape, a.dtype), [slice(0, s.tokens)]
-        if operation:
-            a, coming = self._line.start_gather(a, s.rows)
-            if not self._line.in_place:  # the own rows first, while others arrive
-                own = s.block(s.tokens, self._index)
-                add_product(self._mesh, a[own], b, 0, c[own])
-                parts = [slice(0, own.start), slice(own.stop, s.tokens)]
-            self._mesh.transfers.wait(coming)
-        for part in parts:
+            return self._line.sums(addends, s.rows), a
+        c = np.empty(shape, a.dtype)
+        for whole, part in self._arriving(s, a) if operation else [(a, slice(0, s.tokens))]:
+            a = whole
             add_product(self._mesh, a[part], b, 0, c[part])
         return c, a
+
+    def _arriving(self, s: LinearSchedule, x: Array) -> Iterator[tuple[Array, slice]]:
+        """Yield all rows of x, and which of them are there: where rows are sent, the own ones before they have come."""
+        whole, coming = self._line.start_gather(x, s.rows)
+        own = s.block(s.tokens, self._index)
+        if self._line.in_place:
+            self._mesh.transfers.wait(coming)
+            yield whole, slice(0, s.tokens)
+            return
+        yield whole, own
+        self._mesh.transfers.wait(coming)
+        yield whole, slice(0, own.start)
+        yield whole, slice(own.stop, s.tokens)
+
+    def _own_sums(self, s: LinearSchedule, a: Array, b: Array) -> Array:
+        """Return the sums of a b for the own rows; where addends are sent, those for other ranks are formed first."""
+        addends, own = self._line.addends((s.tokens, b.shape[1]), a.dtype), s.block(s.tokens, self._index)
+        if self._line.in_place:
+            add_product(self._mesh, a, b, 0, addends)
+            return self._line.own_sums(addends, s.rows)
+        for part in (slice(0, own.start), slice(own.stop, s.tokens)):
+            add_product(self._mesh, a[part], b, 0, addends[part])
+        addends[own] = 0
+        coming, mine = self._line.start_own_sums(addends, s.rows), np.empty_like(addends[own])
+        add_product(self._mesh, a[own], b, 0, mine)
+        self._mesh.transfers.wait(coming)
+        mine += addends[own]
+        return mine
 
     def _x(self, s: LinearSchedule, x: Array) -> Divided:
         return Divided(x, (s.tokens, s.d_in), "rows" if self.split == "columns" else "columns")

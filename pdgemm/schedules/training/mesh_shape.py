@@ -9,6 +9,7 @@ from math import prod
 
 from pdgemm.errors import MeshError
 from pdgemm.schedules.schedule import RankMap
+from pdgemm.support.remembered import remembered
 
 AXES = ("pp", "dp", "cp", "tp")  # from the slowest to the fastest: tp stays on a node, pp crosses nodes first
 EXPERTS, COPIES = "ep", "edp"  # the dp axis in two: neighbours hold different experts, and copies of experts lie apart
@@ -84,6 +85,7 @@ class MeshShape:
             raise MeshError(f"{index} lies outside of the mesh {self.sizes}")
         return ((pp * self.dp + dp) * self.cp + cp) * self.tp + tp
 
+    @remembered
     def axes(self, axis: str) -> tuple[str, ...]:
         """Return the axes of more than one rank that an axis joins, the fastest last, dp as `COPIES` and `EXPERTS`.
 

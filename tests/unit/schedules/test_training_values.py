@@ -13,8 +13,11 @@ from pdgemm.parallel.data.sampler import Sampler, shuffled
 from pdgemm.parallel.updates.loss_scale import LossScale
 from pdgemm.parallel.updates.rates import linear_scaling, warmup_cosine
 from pdgemm.parallel.updates.update_rules import SGD, AdamW
+from pdgemm.schedules.collectives.collective import sum_of_numbers
 from pdgemm.schedules.training.flat_layout import FlatLayout, Parameter
+from pdgemm.schedules.training.joint_layout import JointLayout, LineLayout
 from pdgemm.schedules.training.mesh_shape import AXES, MeshShape, block_of
+from pdgemm.schedules.training.parameter_division import Division, Line
 
 SHAPES = [(13, 17), (17,), (17, 10), (10,), (3, 3, 5, 2), ()]
 PARAMETERS = tuple(Parameter(f"p{at}", shape) for at, shape in enumerate(SHAPES))
@@ -75,6 +78,56 @@ def test_lines_along_joined_axes(sizes: tuple[int, ...]) -> None:
             assert places == sorted(places)
     assert shape.axes("edp+ep") == shape.axes("dp") and shape.line("dp+cp", 0) == tuple(sorted(shape.line("cp+dp", 0)))
     assert MeshShape(pp=3, dp=2).line("ends", 2) == (2,) and MeshShape(pp=3).line("ends", 2) == (0, 2)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (4, 2, 1, 3, 2), (2, 1, 3, 4, 1), (6, 1, 2, 2, 3), (2, 2, 5, 1, 2)])
+def test_windows_of_a_division(sizes: tuple[int, ...]) -> None:
+    """Those of the owners make up the whole once, and the ranks of a line have the same window."""
+    shape = MeshShape(*sizes)
+    for how in (
+        {},
+        {"tp": 1},
+        {"tp": "sum"},
+        {"tp": 0, "tied": True},
+        {"ep": 0},
+        {"ep": 0, "tp": "sum"},
+        {"tied": True},
+    ):
+        for extent in ((7, 4), (2, 3), (1, 0)):
+            division = Division(extent, **how)  # type: ignore[arg-type]
+            stages = sorted({0, shape.pp - 1}) if division.tied else [shape.pp - 1]
+            counts, axis = np.zeros(extent, int), division.line(shape).axis
+            for rank, window in division.owners(shape, stages).items():
+                assert counts[window].size and window == division.window(shape, rank)
+                assert shape.index("pp", rank) == stages[0]
+                counts[window] += 1
+            assert (counts == 1).all()
+            windows = [division.window(shape, rank) for rank in range(shape.size)]
+            assert all(windows[rank] == windows[x] for rank in range(shape.size) for x in shape.line(axis, rank))
+            whole = tuple(slice(0, n) for n in extent)
+            if division.everywhere(shape, stages):
+                assert all(window == whole for window in windows) and len(stages) == shape.pp
+    for how, line in (
+        ({}, (["cp", "dp"], shape.tp)), ({"tp": 0}, (["cp", "dp"], 1)), ({"tp": "sum"}, (["tp", "cp", "dp"], 1)),
+        ({"ep": 0}, (["tp", "cp", "edp" if shape.ep > 1 else "dp"], 1)),
+        ({"tied": True}, (["ends", "cp", "dp"], shape.tp)),
+    ):  # fmt: skip
+        names = [x for x in line[0] if x in ("dp", "edp") or (shape.pp if x == "ends" else shape.length(x)) > 1]
+        assert Division((3, 2), **how).line(shape) == ("+".join(names), line[1])  # type: ignore[arg-type]
+
+
+def test_words_and_bytes_of_several_lines() -> None:
+    """They are sums over the lines, with one decision of all ranks and a norm for each line."""
+    one, two = (FlatLayout(PARAMETERS[at:], np.dtype("d"), d, stage) for at, d, stage in ((0, 3, 2), (3, 2, 1)))
+    lines = (LineLayout(Line("dp", 1), one, 2), LineLayout(Line("tp+dp", 1), two, 1))
+    joint = JointLayout(lines, (Line("dp", 1), Line("dp", 2), Line("tp+dp", 1)), one, 6, 5)
+    step = joint.step()
+    for kind in ("gradients", "parameters"):
+        assert step[kind] == one.step(2)[kind] + two.step(1)[kind]
+    assert step["decisions"] == sum_of_numbers(6, 6).traffic(5) and joint.updates() == step["parameters"]
+    assert joint.bytes(2) == {kind: n + two.bytes(1, 2)[kind] for kind, n in one.bytes(2, 2).items()}
+    alone = JointLayout((LineLayout(Line("dp", 1), one, 2),), (Line("dp", 1),), one, 3, 2)
+    assert alone.step() == one.step(2) and alone.bytes(2) == one.bytes(2, 2)
 
 
 def test_blocks_are_those_of_matrices() -> None:
