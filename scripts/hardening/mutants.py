@@ -1497,7 +1497,7 @@ MUTANTS = [
         ("2 tests/examples/test_gpt.py",),
     ),
     Mutant(
-        "transformer: queries, keys and values are divided among ranks one by one", "docs/examples/gpt/sharding.py",
+        "transformer: ranks along tp have other heads than their keys", "docs/examples/gpt/sharding.py",
         "(h, keys, columns)), tp=1)", "(h, columns, keys)), tp=1)",
         ("2 tests/examples/test_gpt.py",),
     ),
