@@ -213,7 +213,7 @@ class NewDatasets:
             progress(next(done), total)
         with self._opened(write=True) as transfers:
             for parcel in self._parcels:
-                wholes = pieces.gathered(self._matrices, parcel, self._comm)
+                wholes = pieces.whole_ones(self._matrices, parcel, self._comm)
                 with together(self._comm):
                     for number, whole in wholes.items():
                         transfers[number](0, 0, whole)

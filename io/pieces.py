@@ -126,7 +126,7 @@ def _even(sizes: list[int], ranks: int) -> list[int]:
     return [min(int(ranks * middle / ends[-1]), ranks - 1) for middle in middles]
 
 
-def gathered(matrices: Sequence[DistMatrix], parcel: Parcel, comm: MPI.Intracomm) -> dict[int, np.ndarray]:
+def whole_ones(matrices: Sequence[DistMatrix], parcel: Parcel, comm: MPI.Intracomm) -> dict[int, np.ndarray]:
     """Return the matrices of a parcel that are whole on this rank, by number.  Collective; one exchange.
 
     Each rank sends its local arrays, the parcel's order also being that of the ranks that receive them.

@@ -57,8 +57,9 @@ def test_matrices_of_all_sizes_are_what_they_were(
     monkeypatch.setattr(pieces, "ELEMENTS", size)
     monkeypatch.setattr(pieces, "INDICES", max(size, comm.size))
     path = shared_tmp_path / "state.h5"
-    for shape in grid_shapes(comm.size):
-        with ProcessGrid(comm, shape) as grid:
+    turned, some = range(comm.size)[::-1], range(max(1, comm.size - 1))  # ranks in another order, and one that is idle
+    for shape, ranks in [*((shape, turned) for shape in grid_shapes(comm.size)), ((1, len(some)), some)]:
+        with ProcessGrid(comm, shape, ranks=ranks) as grid:
             given, X = matrices(grid, SHAPES if size > 1 else SHAPES[:-1])
             parcels = pieces.parcels([*X.values()], comm.size)
             assert {45: len(parcels) > 1, 1 << 19: len(parcels) == 1}.get(size, True)
