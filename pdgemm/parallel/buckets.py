@@ -71,7 +71,8 @@ class Buckets:
         float32, and 0 when a step begins.  A gradient is added to, `gradients[name] += ...`, and then `ready(name)`
         starts the reduction of its bucket if it is the last one of it.  Take both anew in each pass: between nodes,
         what other ranks have updated comes in while the next forward pass goes on, and `parameters[name]` waits for it;
-        with stages 2 and 3, buckets use the memory of gradients in turn.
+        with stages 2 and 3, buckets use the memory of gradients in turn.  With stage 3 a parameter that is taken is a
+        copy, valid as long as it is kept.
     lines   : parameters whose gradients are added along one line of the mesh, with a `FlatLayout` and a `FlatStorage`.
     layouts : the `JointLayout` of all lines: words and bytes of each kind.
     layout, storage, line, index : of the only line, where all parameters are on one, as on a mesh along dp alone.

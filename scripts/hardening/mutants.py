@@ -1,4 +1,4 @@
-"""What the suite catches: 291 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 292 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -1120,6 +1120,11 @@ MUTANTS = [
     Mutant(
         "training: initial values of a part begin a row late", "pdgemm/parallel/parts.py",
         "start = span.start - (first * cols + columns.start)", "start = span.start - first * cols",
+        (f"4 {R}parallel/test_buckets.py",),
+    ),
+    Mutant(
+        "training: a parameter of stage 3 is overwritten while it is used", "pdgemm/parallel/line_buckets.py",
+        "self.divided.whole(bucket), bucket.start).copy()", "self.divided.whole(bucket), bucket.start)",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(

@@ -599,6 +599,31 @@ def test_a_job_with_checkpoints_is_queued_again(
     assert not list(folder.glob("*checkpoint*"))
 
 
+def test_training_is_queued_again(folder: Path, site: str) -> None:
+    """Before the time limit, and goes on from the state that was saved last."""
+    words = [ROOT / "docs/examples/gpt/train.py", *["--hidden", "16", "--sequence", "16", "--layers", "2", "--batch", "4"]]
+    words += ["--steps", "1500", "--every", "50", "--show", "500", "--no-report"]
+    options = {"words": [*map(str, words)], "PDGEMM_SITE": site}
+    done = ended(submit("train.sbatch", cwd=folder, **options))
+    assert done.code == 2 and "STATE is not set: the file from which the program goes on" in done.out
+    job = submit("train.sbatch", cwd=folder, shape=(1, 2), STATE="run.h5", **options)
+    until(job, 60, "at a state", lambda task: (folder / "run.h5").exists())
+    slurm("scancel", "--batch", "--signal=USR1", job)
+    (task,) = until(job, 60, "queued again", lambda task: task["JobState"] == "PENDING")
+    assert "the job is queued again, and goes on from run.h5" in output_of(task)
+    assert "step 1500: " not in output_of(task)
+
+    def going_on(task: dict[str, str]) -> bool:
+        if task["JobState"] == "PENDING":  # a delay that Slurm sets again when the first run is cleaned up
+            slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+        return task["JobState"] in ("RUNNING", "COMPLETED")
+
+    until(job, 60, "going on", going_on)
+    done = ended(job)
+    assert (done.state, done.code) == ("COMPLETED", 0), done.out
+    assert len(re.findall("step 1500: ", done.out)) == 1
+
+
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=thorough)], ids=["cancelled", "killed"])
 def test_a_job_that_ends_in_a_product_harms_no_file(
     folder: Path, site: str, changed: Callable[[str], dict[str, str]], killed: bool

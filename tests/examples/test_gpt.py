@@ -309,6 +309,7 @@ ERRORS = {
     "--sequence 500000": "a text of 4661.. tokens.* got --sequence 500000",
     "--vocabulary 0": "vocabulary must be >= 1, got 0",
     "--vocabulary 100 --pp {n}": "a vocabulary of more than 2..: got .* --vocabulary 100",
+    "--schedule interleaved --chunks 2 --zero 3": "--zero 3 gathers the parameters of a stage in each pass",
     "--dropout 1": "rate is from 0 to less than 1",
     "--heads 0": "heads is 1 or more, got 0",
     "--hidden 2": "hidden is 4 or more, got 2",

@@ -190,6 +190,22 @@ def test_parameters_are_read_and_set_by_a_method(comm: Any, dtype: str) -> None:
     mesh.free()
 
 
+def test_parameters_of_stage_3_are_valid_as_long_as_they_are_kept(comm: Any) -> None:
+    """Taken before they are used, each from a bucket of its own, of which two are in memory at a time."""
+    from pdgemm.parallel import Buckets, Initial, Mesh
+
+    mesh = Mesh(comm.Dup(), dp=-1)
+    values = {f"w{k}": Initial((5, 7), "uniform", seed=k) for k in range(6)}
+    buckets = Buckets(mesh, values, stage=3, bucket_bytes=4)
+    assert len(buckets.layout.buckets) == len(values)
+    for turn, order in ((buckets.forward, [*values]), (buckets.backward, [*values][::-1])):
+        with turn():
+            taken = {name: buckets.parameters[name] for name in order}
+            for name, x in taken.items():
+                np.testing.assert_array_equal(x.ravel(), values[name][0:35])
+    mesh.free()
+
+
 def test_initial_values_take_the_memory_of_what_is_kept(comm: Any) -> None:
     """Also where the model is much larger; and bad formulas are errors of all ranks."""
     from pdgemm.errors import ArgumentError, PdgemmError
