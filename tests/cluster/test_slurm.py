@@ -601,9 +601,10 @@ def test_a_job_with_checkpoints_is_queued_again(
 
 def test_training_is_queued_again(folder: Path, site: str) -> None:
     """Before the time limit, and goes on from the state that was saved last."""
-    words = [ROOT / "docs/examples/gpt/train.py", *["--hidden", "16", "--sequence", "16", "--layers", "2", "--batch", "4"]]
-    words += ["--steps", "1500", "--every", "50", "--show", "500", "--no-report"]
-    options = {"words": [*map(str, words)], "PDGEMM_SITE": site}
+    sizes = "--hidden 16 --sequence 16 --layers 2 --batch 4"
+    how = "--steps 1500 --every 50 --show 500 --no-report"
+    words = f"{ROOT}/docs/examples/gpt/train.py {sizes} {how}".split()
+    options: dict[str, Any] = {"words": words, "PDGEMM_SITE": site}
     done = ended(submit("train.sbatch", cwd=folder, **options))
     assert done.code == 2 and "STATE is not set: the file from which the program goes on" in done.out
     job = submit("train.sbatch", cwd=folder, shape=(1, 2), STATE="run.h5", **options)
