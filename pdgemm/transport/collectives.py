@@ -120,18 +120,23 @@ def all_to_all(
     comm: MPI.Comm,
     parts: Sequence[np.ndarray],
     counted: Traffic,
-    wait: Callable[[list[Any]], object] = lambda runs: runs[0].Wait(),
+    wait: Callable[[list[Any]], object] | None = None,
 ) -> list[np.ndarray]:
     """Send `parts[r]` to the r-th rank of the collective, and return the parts that the ranks send here.  Collective.
 
     wait : waits for a list of one collective in progress, as `Transfers.wait`, which lets others go on meanwhile.
+        None: nothing else goes on.
 
     The ranks do not compare their arguments: all must pass the same collective, and parts as long as its counts.
     """
     p, me = len(collective.ranks), collective.ranks.index(comm.rank)
     mine: dict[int, Parts] = {me * p + to: (np.ascontiguousarray(part),) for to, part in enumerate(parts)}
     pairs, nothing = _Pairs(collective, mine), (np.empty(0, collective.dtype),)
-    wait([CollectiveRun(comm, _by_messages(collective, comm, pairs, counted))])
+    messages = _by_messages(collective, comm, pairs, counted)
+    if wait:
+        wait([CollectiveRun(comm, messages)])
+    else:
+        CollectiveRun(comm, messages).Wait()
     return [pairs.parts.get(source * p + me, nothing)[0] for source in range(p)]
 
 

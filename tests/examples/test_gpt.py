@@ -17,9 +17,9 @@ import h5py
 import numpy as np
 import pytest
 from example_programs import example
-from tiers import third, thorough
+from tiers import every_grid, third, thorough
 
-pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 2, 3, 4, 6, 8)]
+pytestmark = [pytest.mark.mpi, every_grid]
 SIZES = "--vocabulary 1009 --hidden 48 --heads 4 --layers 5 --sequence 33 --batch 12 --dtype float64 --no-report"
 MIXTURE = "--experts 4 --capacity 1.0"
 STEPS = 3
