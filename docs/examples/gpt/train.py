@@ -81,11 +81,14 @@ class Run:
     def steps(self, data):
         """Yield the number of each step, the loss of a token before it, and the norm of the gradients."""
         options, mesh, last = self.options, self.mesh, self.options.steps
-        if len(data) <= options.sequence or data.max() >= self.sizes.vocabulary:
+        if len(data) <= options.sequence:
             raise ArgumentError(
-                f"a text of {len(data)} tokens, of which the largest is {data.max()}, has windows of fewer than "
-                f"{len(data)} of a vocabulary of more than {data.max()}: got --sequence {options.sequence} and "
-                f"--vocabulary {self.sizes.vocabulary}"
+                f"a text of {len(data)} tokens has no window of {options.sequence + 1}: take a smaller --sequence"
+            )
+        if data.max() >= self.sizes.vocabulary:
+            raise ArgumentError(
+                f"the text has the token {data.max()}: --vocabulary is at least {data.max() + 1}, got "
+                f"{self.sizes.vocabulary}"
             )
         numbers, first = range(last), 0
         if options.state:
