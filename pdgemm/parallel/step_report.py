@@ -117,7 +117,10 @@ class StepReport:
         ]
         expected = {kind: x.words_received for kind, x in self.predicted.items()} | self.expected
         for kind in (kind for kind in {**expected, **self.counted} if kind != "decisions"):
-            words = in_words(self.counted.get(kind, Traffic()).words_received / max(1, self.steps))
+            moved = self.counted.get(kind, Traffic()).words_received
+            if not moved and not self.expected.get(kind, kind in self.predicted):
+                continue
+            words = in_words(moved / max(1, self.steps))
             line = f"{kind}: {words} received a step by rank 0"
             if kind in expected:
                 other = f"predicted {in_words(expected[kind] / max(1, self.steps))}"
