@@ -120,8 +120,11 @@ class Beginning(Piece):
         layers.add_table_rows(kept["dx"], batch.positions, g["positions"])
         g.ready("positions")
         self.model.embedding.backward(kept["dx"], batch.ids, g["embedding"])
-        g.add("embedding", self.model.dtable)
-        self.model.dtable[:] = 0
+        if self.model.shares_table:
+            g.add("embedding", self.model.dtable)
+            self.model.dtable[:] = 0
+        else:
+            g.ready("embedding")
 
 
 class Layer(Piece):
@@ -247,7 +250,8 @@ class Transformer:
         self.scores = layers.Linear(mesh, h, sizes.vocabulary, "columns", **how)
         self.cross_entropy = layers.CrossEntropy(mesh, sizes.vocabulary)
         self.shares_table = sizes.tied and mesh.shape.pp == 1  # the end has the array of the beginning
-        self.table, self.dtable = None, np.zeros((self.embedding.own.stop - self.embedding.own.start, h), self.type)
+        own = self.embedding.own if self.shares_table else slice(0, 0)
+        self.table, self.dtable = None, np.zeros((own.stop - own.start, h), self.type)  # what the end adds to
         self.kept = {}
         self.pieces = self.pieces_of_chunks(mesh.index("pp"))
 
