@@ -123,8 +123,8 @@ into() {
     "$@"
 }
 
-# The last line that is not empty; NUL bytes may come from Slurm.
-last_line() { tr -d '\0' <"$1" | grep -v '^[[:space:]]*$' | tail -n 1; }
+# last_lines NUMBER FILE: of those with words, as one line (mpirun draws rulers); NUL bytes may come from Slurm.
+last_lines() { tr -d '\0' <"$2" | grep '[[:alnum:]]' | tail -n "$1" | paste -sd ' '; }
 
 # ---------------------------------------------------------------- what the site sets
 load_modules() {
@@ -157,8 +157,8 @@ environment() {
     log=$(mktemp)
     trap 'rm -f "$log"' EXIT
     run into "$log" exec python -c 'import pdgemm; print(pdgemm.__version__)' ||
-        die "$site: PDGEMM_VENV=$PDGEMM_VENV cannot import pdgemm ($(last_line "$log")): pip install it there"
-    version=$(last_line "$log")
+        die "$site: PDGEMM_VENV=$PDGEMM_VENV cannot import pdgemm ($(last_lines 1 "$log")): pip install it there"
+    version=$(last_lines 1 "$log")
     [ -z "${PDGEMM_THREADS:-}" ] || export OMP_NUM_THREADS=$PDGEMM_THREADS
     # Since Slurm 22.05 srun no longer takes this from sbatch: each rank would have one core.
     [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
@@ -180,13 +180,17 @@ check_ranks() {
     few=$((few < ranks ? few : ranks))
     local launch="$site: PDGEMM_LAUNCH='$PDGEMM_LAUNCH'"
     launcher "$few"
-    run into "$log" exec timeout 120 "${words[@]}" python -c '
+    local start=("${words[@]}" python -c '
 import sys
 import pdgemm
 from mpi4py import MPI
 version = MPI.Get_library_version().split(",")[0].split("\n")[0]
-sys.stdout.write(f"ranks {MPI.COMM_WORLD.size} of {version}\n")' ||
-        die "$launch fails to start $few ranks in 120 s ($(last_line "$log")); $hint"
+sys.stdout.write(f"ranks {MPI.COMM_WORLD.size} of {version}\n")')
+    run into "$log" exec timeout 120 "${start[@]}" || {
+        say "the launcher failed, and is tried once more: $(last_lines 4 "$log")"   # a node's daemon may come late
+        run into "$log" exec timeout 120 "${start[@]}"
+    } ||
+        die "$launch fails to start $few ranks in 120 s ($(last_lines 4 "$log")); $hint"
     sizes=$(grep -ao 'ranks [0-9]*' "$log" | sort | uniq -c | xargs)
     if [ "$few" != 1 ] && [ "$sizes" = "$few ranks 1" ]; then
         die "$launch starts $few processes that each see 1 rank: it does not speak the protocol of mpi4py's" \

@@ -512,8 +512,8 @@ def test_all_scripts_begin_alike() -> None:
     assert len(beginnings) == 1
     for path in scripts:
         assert f'. "$here/job.sh" {path.name}\n' in path.read_text()
-        product = path.name in ("one_node.sbatch", "many_nodes.sbatch")
-        assert f"#SBATCH --signal=B:{'USR1@120' if product else 'TERM@60'}\n" in path.read_text()
+        signal = {"one_node": "USR1@120", "many_nodes": "USR1@120", "train": "USR1@60"}.get(path.stem, "TERM@60")
+        assert f"#SBATCH --signal=B:{signal}\n" in path.read_text()
 
 
 # ------------------------------------------------------------------ the end of jobs
