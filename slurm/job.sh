@@ -187,7 +187,7 @@ from mpi4py import MPI
 version = MPI.Get_library_version().split(",")[0].split("\n")[0]
 sys.stdout.write(f"ranks {MPI.COMM_WORLD.size} of {version}\n")')
     run into "$log" exec timeout 120 "${start[@]}" || {
-        say "the launcher failed, and is tried once more: $(last_lines 4 "$log")"   # a node's daemon may come late
+        say "the launcher fails, and is tried once more"    # a node's daemon may come late
         run into "$log" exec timeout 120 "${start[@]}"
     } ||
         die "$launch fails to start $few ranks in 120 s ($(last_lines 4 "$log")); $hint"
