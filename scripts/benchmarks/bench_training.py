@@ -321,40 +321,50 @@ def step_of_tensors(mesh: Any, stage: int, number: int, words: int) -> tuple[Wor
 def threads(layers: int, width: int, samples: int, axis: str, repeats: int, worker: bool) -> None:
     """A step on two ranks with one thread each, and on one process with two threads."""
     if worker:
-        from mpi4py import MPI
-
         from pdgemm.parallel import Mesh
 
         sizes: Any = {axis: -1}
         mesh = Mesh(**sizes)
         perceptron = axis == "dp" and Perceptron(mesh, layers, width, samples // mesh.comm.size)
         model: Any = perceptron or Block(mesh, width, samples)
-        model.step()
-        while True:
-            if MPI.COMM_WORLD.rank == 0:
-                word = sys.stdin.readline()
-            else:
-                word = ""
-            request = MPI.COMM_WORLD.Ibarrier()  # ranks that wait leave the processors to the other job
-            while not request.Test():
-                sleep(1e-3)
-            if MPI.COMM_WORLD.bcast(word) != "step\n":
-                return
-            start = perf_counter()
-            model.step()
-            MPI.COMM_WORLD.Barrier()
-            if MPI.COMM_WORLD.rank == 0:
-                print(perf_counter() - start, flush=True)
+        return serve(model.step, mesh.comm)
     program = [sys.executable, sys.argv[0], "threads", "--worker"]
     program += [f"--layers={layers}", f"--width={width}", f"--samples={samples}", f"--axis={axis}"]
-    jobs = {}
-    for name, number in (("two ranks", 2), ("two threads", 1)):
-        environment = os.environ | {"OMP_NUM_THREADS": str(2 // number), "OPENBLAS_NUM_THREADS": str(2 // number)}
-        pinned = [] if number > 1 else ["--bind-to", "none"]
-        command = ["mpiexec", "-n", str(number), *pinned, *program]
-        jobs[name] = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+    jobs = {"two ranks": job_of(program, 2, 1), "two threads": job_of(program, 1, 2)}
+    ranks, one = jobs_in_turns(jobs, repeats).values()
+    print(f"two ranks {1e3 * ranks:.1f} ms, two threads {1e3 * one:.1f} ms, ratio {ranks / one:.2f}")
+
+
+def serve(step: Work, comm: Any = None) -> None:
+    """Take steps whenever the job's input says so, and print their seconds; the job sleeps meanwhile."""
+    step()
+    while True:
+        word = sys.stdin.readline() if comm is None or comm.rank == 0 else ""
+        if comm is not None:
+            request = comm.Ibarrier()  # ranks that wait leave the processors to the other jobs
+            while not request.Test():
+                sleep(1e-3)
+            word = comm.bcast(word)
+        if word != "step\n":
+            return
+        start = perf_counter()
+        step()
+        if comm is not None:
+            comm.Barrier()
+        if comm is None or comm.rank == 0:
+            print(perf_counter() - start, flush=True)
+
+
+def job_of(program: list[str], ranks: int, threads: int) -> subprocess.Popen[str]:
+    """Start a job that serves steps."""
+    number, pinned = str(threads), [] if ranks > 1 else ["--bind-to", "none"]
+    environment = os.environ | {"OMP_NUM_THREADS": number, "OPENBLAS_NUM_THREADS": number}
+    command = ["mpiexec", "-n", str(ranks), *pinned, *program]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def jobs_in_turns(jobs: dict[str, subprocess.Popen[str]], repeats: int) -> dict[str, float]:
+    """Return the median seconds of a step of each job, which take turns, and end the jobs."""
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(repeats + 1):
         for name, job in jobs.items():
@@ -366,8 +376,7 @@ def threads(layers: int, width: int, samples: int, axis: str, repeats: int, work
                 seconds[name].append(time)
     for job in jobs.values():
         job.communicate("end\n")  # not every mpiexec says that its input has ended
-    ranks, one = (median(some) for some in seconds.values())
-    print(f"two ranks {1e3 * ranks:.1f} ms, two threads {1e3 * one:.1f} ms, ratio {ranks / one:.2f}")
+    return {name: median(some) for name, some in seconds.items()}
 
 
 if __name__ == "__main__":
