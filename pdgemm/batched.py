@@ -1,6 +1,6 @@
 """Batches of small independent products C_i := alpha op(A_i) op(B_i) + beta C_i, which need no communication.
 
-A stack of small matrices is multiplied by one NumPy call; one that is converted or scaled, in chunks that stay in cache.
+A stack of small matrices is multiplied by one NumPy call; if converted or scaled, in chunks that stay in cache.
 """
 
 from __future__ import annotations
