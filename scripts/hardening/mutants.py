@@ -1386,12 +1386,12 @@ MUTANTS = [
     Mutant(
         "training: a pass of a chunk gathers all parameters", "pdgemm/parallel/line_buckets.py",
         "if chunk in (None, x.chunk)]", "if True]",
-        (f"2 {R}parallel/test_passes_of_chunks.py",),
+        (f"4 {R}parallel/test_passes_of_chunks.py",),
     ),
     Mutant(
         "training: a parameter of another chunk is that of a slot", "pdgemm/parallel/divided_parameters.py",
         "if turn < max(0, self._at):", "if turn < self._at:",
-        (f"2 {R}parallel/test_passes_of_chunks.py",),
+        (f"4 {R}parallel/test_passes_of_chunks.py",),
     ),
     Mutant(
         "training: the ends have a tied parameter in chunks of their own", "pdgemm/parallel/layout_choice.py",
