@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from math import isfinite, prod, sqrt
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
-from pdgemm.local.arrays.integers import as_count
+from pdgemm.local.arrays.integers import as_count, as_whole
 from pdgemm.local.blas.local_gemm import gemm_accumulate, leading, product_slabs
 from pdgemm.parallel.flat_storage import FlatStorage
 from pdgemm.parallel.layout_choice import compare_parts, joint_layout, stored
@@ -55,7 +55,8 @@ class Buckets:
 
     parameters : arrays of the host by name, in the order of the forward pass, with the same values on all ranks; they
         are copied.  Or `Initial` values by a formula, of which a rank computes what it keeps.  Or a `Part` of one of
-        these, which says how it is divided along tp and ep.  Ranks along pp pass the parameters of their own stage.
+        these, which says how it is divided along tp and ep.  Ranks along pp pass the parameters of their own stage;
+        where it has several chunks of layers, each with its own passes, a list of mappings, one for each chunk.
     dtype  : float16, bfloat16, float32 or float64, of the parameters; None: that of the arrays.
     stage  : what the ranks divide among them (ZeRO): 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also
         parameters, which are whole inside `forward` and `backward` alone, a bucket or two at a time.  Tied parameters
@@ -66,6 +67,7 @@ class Buckets:
     same_bits : add gradients as a binary tree over all microbatches of all ranks, 2^k of them: then 1, 2, 4, ... ranks
         along dp compute the same bits, where each microbatch is computed alike and buckets are of one size.
     bucket_bytes : of gradients that are reduced together; None: the fastest by the model of the machine, from 256 KiB.
+        A bucket has parameters of one chunk.
 
     parameters, gradients : arrays by name, the parts of this rank.  Gradients are float64 where parameters are, else
         float32, and 0 when a step begins.  A gradient is added to, `gradients[name] += ...`, and then `ready(name)`
@@ -85,7 +87,7 @@ class Buckets:
     def __init__(
         self,
         mesh: Mesh,
-        parameters: Mapping[str, Array | Initial | Part],
+        parameters: Mapping[str, Array | Initial | Part] | Sequence[Mapping[str, Array | Initial | Part]],
         *,
         stage: int = 0,
         dtype: Any = None,
@@ -96,17 +98,23 @@ class Buckets:
     ) -> None:
         self.mesh, self.recorder, self.transfers = mesh, mesh.recorder, mesh.transfers
         with together(mesh.comm) as arguments:
-            named = [(str(name), as_part(x, name)) for name, x in parameters.items()]
-            parts = dict(named)
-            kind = type_of_parameters({name: x.values for name, x in named}, dtype)
+            chunks = [parameters] if isinstance(parameters, Mapping) else [*parameters]
+            if bad := [type(x).__name__ for x in chunks if not isinstance(x, Mapping)]:
+                raise ArgumentError(
+                    f"parameters are arrays by name, or a list of such, one a chunk, got one of {bad[0]}"
+                )
+            named = [(str(name), as_part(x, name), at) for at, own in enumerate(chunks) for name, x in own.items()]
+            parts = {name: x for name, x, _ in named}
+            kind = type_of_parameters({name: x.values for name, x in parts.items()}, dtype)
             whole = FlatLayout(
-                tuple(Parameter(name, x.division.shape) for name, x in named), kind, 1, stage,
+                tuple(Parameter(name, x.division.shape, at) for name, x, at in named), kind, 1, stage,
                 microbatches=as_count(microbatches, "microbatches", 1), reduce_each=bool(reduce_each),
                 tree=bool(same_bits),
             )  # fmt: skip
             bucket_bytes = None if bucket_bytes is None else as_count(bucket_bytes, "bucket_bytes", 1)
             arguments += ["Buckets", kind, f"stage {stage}", f"{whole.microbatches} microbatches", whole.reduce_each]
-            arguments += [whole.tree, f"bucket_bytes {bucket_bytes}"]
+            arguments += [whole.tree, f"bucket_bytes {bucket_bytes}", counted(len(chunks), "chunk")]
+        self._chunks = len(chunks)
         compare_parts(mesh, parts)
         self.layouts, self.lines = stored(mesh, joint_layout(mesh, whole, parts), bucket_bytes)
         self.divisions: dict[str, Division] = {name: part.division for name, part in parts.items()}
@@ -165,23 +173,28 @@ class Buckets:
         if name in self._line_of:
             self._line_of[name].set_parameter(name, value)
 
-    @contextmanager
-    def forward(self) -> Iterator[None]:
+    def forward(self, chunk: int | None = None) -> AbstractContextManager[None]:
         """With stage 3, make parameters whole in the order of the forward pass.  Collective over each of the lines.
 
-        In a pipeline there is a pass for each microbatch.
+        chunk : whose parameters the pass uses, the same on all ranks of a pipeline stage; None: of all chunks.
+
+        In a pipeline there is a pass for each microbatch and chunk.  A parameter of another chunk is NaN in it, with a
+        warning, and an error of all ranks at the end of the step.
+        Raises ArgumentError where there is no such chunk.
         """
-        with self.timed(spans.PASSES[0]), ExitStack() as passes:
-            for line in self.lines:
-                passes.enter_context(line.forward())
-            yield
+        return self._pass(spans.PASSES[0], chunk, -1)
+
+    def backward(self, chunk: int | None = None) -> AbstractContextManager[None]:
+        """With stage 3, make parameters whole in the order of the backward pass, as `forward`."""
+        return self._pass(spans.PASSES[1], chunk, 1)
 
     @contextmanager
-    def backward(self) -> Iterator[None]:
-        """With stage 3, make parameters whole in the order of the backward pass.  Collective over each of the lines."""
-        with self.timed(spans.PASSES[1]), ExitStack() as passes:
+    def _pass(self, phase: str, chunk: int | None, step: int) -> Iterator[None]:
+        """Gather the buckets of a chunk in this order until the block ends."""
+        chunk = None if chunk is None else as_whole(chunk, "chunk", 0, self._chunks - 1)
+        with self.timed(phase), ExitStack() as passes:
             for line in self.lines:
-                passes.enter_context(line.backward())
+                passes.enter_context(line.pass_over(chunk, step))
             yield
 
     @contextmanager

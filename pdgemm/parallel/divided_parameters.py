@@ -31,19 +31,19 @@ class DividedParameters:
         wait: Callable[[list[Arrival]], object],
     ) -> None:
         self._layout, self._slots, self._gather, self._wait = layout, slots, gather, wait
-        self._order = list[Bucket]()  # of the pass in progress
+        self._order: Sequence[Bucket] | None = None  # of the pass in progress
         self._at, self._coming = -1, list[list[Arrival]]()
         self.error: ArgumentError | None = None
 
     @contextmanager
     def pass_over(self, order: Sequence[Bucket]) -> Iterator[None]:
-        """Gather the buckets in this order until the block ends."""
+        """Gather these buckets, neighbours, which take the slots in turn, in this order until the block ends."""
         if self._slots is None:
             yield
             return
-        if self._order:
+        if self._order is not None:
             raise ArgumentError("a pass over the parameters ends before the next one begins")
-        self._order, self._at, self._coming = [*order], -1, []
+        self._order, self._at, self._coming = order, -1, []
         self._begin(0)
         try:
             yield
@@ -53,22 +53,25 @@ class DividedParameters:
         else:
             self._complete()
         finally:
-            self._order = []
+            self._order = None
 
     def whole(self, bucket: Bucket) -> np.ndarray:
         """Return the parameters of a bucket, after waiting until they are gathered.
 
-        Those whose slot another bucket has taken are NaN, with a warning: one rank that raises would leave the others
-        waiting, so all of them raise `error` at the end of the step.
+        Those of another chunk, or whose slot another bucket has taken, are NaN, with a warning: one rank that raises
+        would leave the others waiting, so all of them raise `error` at the end of the step.
         """
-        if self._slots is None or not self._order:
+        if self._slots is None or self._order is None:
             raise ArgumentError("with stage 3, parameters are whole inside forward() and backward() alone")
-        turn = self._order.index(bucket)
-        if turn < self._at:
-            self.error = ArgumentError(
-                f"parameters {', '.join(bucket.names)} were whole earlier in this pass, and later ones have replaced "
-                "them: use parameters in their order, or pass a larger bucket_bytes"
-            )
+        turn = self._order.index(bucket) if bucket in self._order else -1
+        if turn < max(0, self._at):
+            what = f"are of chunk {bucket.chunk}, and were used in a pass of another one"
+            if turn >= 0:
+                what = (
+                    "were whole earlier in this pass, and later ones have replaced them: use parameters in their "
+                    "order, or pass a larger bucket_bytes"
+                )
+            self.error = ArgumentError(f"parameters {', '.join(bucket.names)} {what}")
             warnings.warn(f"{self.error}; here they are NaN", RuntimeWarning, stacklevel=5)
             return np.full(bucket.words, np.nan, self._slots.dtype)
         while self._at < turn:
@@ -77,15 +80,16 @@ class DividedParameters:
 
     def _complete(self) -> None:
         """Gather all buckets that are left of the pass."""
-        while self._at < len(self._order) - 1:
+        while self._at < len(self._coming) - 1:
             self._advance()
 
     def _begin(self, turn: int) -> None:
-        self._coming.append(self._gather(self._order[turn]))
+        """Start to gather a bucket, if there are so many."""
+        for bucket in (self._order or ())[turn : turn + 1]:
+            self._coming.append(self._gather(bucket))
 
     def _advance(self) -> None:
         """Wait for the next bucket, and start to gather the one after it, where the one before was."""
         self._at += 1
         self._wait(self._coming[self._at])
-        if self._at + 1 < len(self._order):
-            self._begin(self._at + 1)
+        self._begin(self._at + 1)

@@ -72,9 +72,10 @@ def joint_layout(mesh: Mesh, whole: FlatLayout, parts: Mapping[str, Part]) -> Jo
     whole : the layout of the whole parameters on one rank.
     """
     own = dict[Line, list[Parameter]]()
-    for name, x in parts.items():
-        window = extents(x.division.window(mesh.shape, mesh.rank))
-        own.setdefault(x.division.line(mesh.shape), []).append(Parameter(name, window))
+    for x, part in zip(whole.parameters, parts.values()):
+        line, window = part.division.line(mesh.shape), extents(part.division.window(mesh.shape, mesh.rank))
+        chunk = 0 if ENDS in line.axis else x.chunk  # the ends have tied parameters in different chunks
+        own.setdefault(line, []).append(Parameter(x.name, window, chunk))
     own = {line: entries for line, entries in own.items() if sum(x.words for x in entries)}
     lines = {line for some in mesh.comm.allgather([*own]) for line in some}
     every = tuple(sorted(lines, key=lambda line: (ENDS not in line.axis, line)))

@@ -65,13 +65,12 @@ class LineBuckets:
         self.wait_for(self.layout.bucket_of[name])
         self.storage.set_parameter(name, flat)
 
-    def forward(self) -> AbstractContextManager[None]:
-        """With stage 3, make parameters whole in the order of the forward pass.  Collective over the line."""
-        return self.divided.pass_over(self.layout.buckets[::-1])
+    def pass_over(self, chunk: int | None, step: int) -> AbstractContextManager[None]:
+        """With stage 3, make the parameters of a chunk whole, or of all: those of flat storage by a step of 1 or -1.
 
-    def backward(self) -> AbstractContextManager[None]:
-        """With stage 3, make parameters whole in the order of the backward pass.  Collective over the line."""
-        return self.divided.pass_over(self.layout.buckets)
+        Collective over the line.
+        """
+        return self.divided.pass_over([x for x in self.layout.buckets if chunk in (None, x.chunk)][::step])
 
     def _gather(self, bucket: Bucket) -> list[Arrival]:
         """Start to gather the parameters of a bucket in its slot, with stage 3.   Returns the arrivals to wait for."""

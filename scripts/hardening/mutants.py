@@ -1,4 +1,4 @@
-"""What the suite catches: 293 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 297 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -1376,6 +1376,27 @@ MUTANTS = [
         "training: MFU counts what is computed again", "pdgemm/parallel/step_report.py",
         "return self._share(self.model_flops)", "return self._share(self.hardware_flops)",
         (f"1 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: a bucket has parameters of two chunks", "pdgemm/schedules/training/flat_layout.py",
+        "if names and (x.chunk != chunk or place.stop - start > self.bucket_words):",
+        "if names and place.stop - start > self.bucket_words:",
+        (f"0 {U}schedules/test_training_values.py",),
+    ),
+    Mutant(
+        "training: a pass of a chunk gathers all parameters", "pdgemm/parallel/line_buckets.py",
+        "if chunk in (None, x.chunk)]", "if True]",
+        (f"4 {R}parallel/test_passes_of_chunks.py",),
+    ),
+    Mutant(
+        "training: a parameter of another chunk is that of a slot", "pdgemm/parallel/divided_parameters.py",
+        "if turn < max(0, self._at):", "if turn < self._at:",
+        (f"4 {R}parallel/test_passes_of_chunks.py",),
+    ),
+    Mutant(
+        "training: the ends have a tied parameter in chunks of their own", "pdgemm/parallel/layout_choice.py",
+        "chunk = 0 if ENDS in line.axis else x.chunk", "chunk = x.chunk",
+        (f"2 {R}parallel/test_divided_parameters.py",),
     ),
     Mutant(
         "collectives: ranks beyond a power of two take no part", "pdgemm/schedules/collectives/collective_steps.py",

@@ -103,12 +103,18 @@ def run(
     microbatches: int = 1,
     clip: float | None = 3.0,
     state: Any = None,
+    chunks: int = 1,
     **how: Any,
 ) -> tuple[list[float], Any]:
-    """Take steps of AdamW; return the norms and the optimizer.   state : called with the optimizer before the steps."""
+    """Take steps of AdamW; return the norms and the optimizer.
+
+    state : called with the optimizer before the steps.   chunks : of parameters, with passes; some may be empty.
+    """
     from pdgemm.parallel import AdamW, Buckets, ShardedOptimizer
 
-    buckets = Buckets(mesh, parts(mesh), microbatches=microbatches, **how)
+    own = parts(mesh)
+    model = [{name: own[name] for name in some} for some in np.array_split([*own], chunks)] if chunks > 1 else own
+    buckets = Buckets(mesh, model, microbatches=microbatches, **how)
     optimizer = ShardedOptimizer(buckets, AdamW(), decays=lambda name: not name.endswith("bias"))
     if state:
         state(optimizer)
@@ -116,15 +122,19 @@ def run(
 
 
 def one_step(optimizer: Any, step: int, clip: float | None = 3.0) -> Any:
-    buckets = optimizer.buckets
-    names = [*buckets.parameters]
-    for microbatch in range(buckets.layouts.whole.microbatches):
-        with buckets.forward():
-            for name in names:
+    buckets, whole = optimizer.buckets, optimizer.buckets.layouts.whole
+    chunks = range(1 + whole.parameters[-1].chunk)
+    passes = [(chunk, microbatch) for chunk in chunks for microbatch in range(whole.microbatches)]
+    for chunk, _ in passes:
+        with buckets.forward(chunk):
+            for name in (x.name for x in whole.parameters if x.chunk == chunk):
                 own = window(buckets.mesh.shape, buckets.mesh.rank, name)
-                assert buckets.parameters[name].shape == values(name)[own].shape
-        with buckets.backward():
-            for name in reversed(names):
+                x = buckets.parameters[name]
+                assert x.shape == values(name)[own].shape and np.isfinite(x).all()
+    for chunk, microbatch in sorted(passes, key=lambda x: -x[0]):
+        with buckets.backward(chunk):
+            for name in (x.name for x in whole.parameters[::-1] if x.chunk == chunk):
+                assert np.isfinite(buckets.parameters[name]).all()
                 buckets.gradients[name] += addend(buckets.mesh, name, step, microbatch)
                 buckets.ready(name)
     return optimizer.step(0.01, clip)

@@ -281,7 +281,7 @@ class Transformer:
 
     def forward(self, microbatch, chunk, x):
         batch, kept = self.batches[microbatch], []
-        with self.buckets.forward():
+        with self.buckets.forward(chunk):
             for piece in self.pieces[chunk]:
                 y = piece.forward(piece.parameters(), x, batch, record := {})
                 kept.append(self.kept_of(piece, record, x))
@@ -299,7 +299,7 @@ class Transformer:
 
     def backward(self, microbatch, chunk, dx):
         batch, split = self.batches[microbatch], self.schedule.split
-        with self.buckets.backward():
+        with self.buckets.backward(chunk):
             for piece, kept in zip(self.pieces[chunk][::-1], self.kept[microbatch, chunk][::-1]):
                 p = piece.parameters(backward=True)
                 if "x" in kept:

@@ -10,8 +10,8 @@ from pdgemm.parallel import Initial, Part, layers_of
 
 
 def initial(sizes, mesh, schedule, *, sequence=True, seed=0, dtype="float32"):
-    """Return the parameters of this rank's stage, in the order of the forward pass: weights of variance 0.02^2, and
-    smaller ones where layers add to the residual, as those of GPT-2.
+    """Return the parameters of each chunk of this rank's stage, in the order of the forward pass: weights of variance
+    0.02^2, and smaller ones where layers add to the residual, as those of GPT-2.
     """
     h, inner, width, keys = sizes.hidden, sizes.inner, sizes.width, sizes.keys
     shared = "sum" if sequence else None  # whole on the ranks along tp; each computes its tokens' part of the gradient
@@ -46,20 +46,21 @@ def initial(sizes, mesh, schedule, *, sequence=True, seed=0, dtype="float32"):
         yield f"{n}.down.weight", Part(normal(f"{n}.down", (inner, h), small), tp=0)
         yield f"{n}.down.bias", Part(Initial(h, dtype=dtype))
 
-    stage, last, parameters = mesh.index("pp"), mesh.shape.pp - 1, {}
+    stage, last, chunks = mesh.index("pp"), mesh.shape.pp - 1, []
+    for chunk in range(schedule.chunks):
+        numbers = layers_of(sizes.layers, schedule.stages, schedule.chunks, stage, chunk)
+        chunks.append({name: part for n in numbers for name, part in layer(n)})
     embedding = Part(normal("embedding", (sizes.vocabulary, h)), tp=0, tied=sizes.tied and last > 0)
     if stage == 0:
-        parameters["embedding"] = embedding
-        parameters["positions"] = Part(normal("positions", (sizes.sequence, h)), tp=shared)
-    for chunk in range(schedule.chunks):
-        for n in layers_of(sizes.layers, schedule.stages, schedule.chunks, stage, chunk):
-            parameters |= dict(layer(n))
+        positions = Part(normal("positions", (sizes.sequence, h)), tp=shared)
+        chunks[0] = {"embedding": embedding, "positions": positions, **chunks[0]}
     if stage == last:
-        parameters |= norm("norm")
-        parameters |= (
-            {"embedding": embedding} if sizes.tied else {"head": Part(normal("head", (h, sizes.vocabulary)), tp=1)}
-        )
-    return parameters
+        chunks[-1] |= norm("norm")
+        if not sizes.tied:
+            chunks[-1]["head"] = Part(normal("head", (h, sizes.vocabulary)), tp=1)
+        elif last:
+            chunks[-1]["embedding"] = embedding
+    return chunks
 
 
 def seed_of(seed, name):

@@ -60,11 +60,6 @@ class Run:
         self.mesh, batches = mesh, options.microbatches
         self.sizes = Sizes(**{name: getattr(options, name) for name in Sizes.__dataclass_fields__})
         self.schedule = parallel.PipelineSchedule(options.schedule, mesh.shape.pp, batches, options.chunks)
-        if options.zero == 3 and options.chunks > 1:
-            raise ArgumentError(
-                f"--zero 3 gathers the parameters of a stage in each pass, and --chunks {options.chunks} has as many "
-                "passes: take --zero 2, or one block of layers a stage"
-            )
         how, dtype = {"sequence": options.sequence_parallel, "seed": options.seed}, options.dtype
         values = initial(self.sizes, mesh, self.schedule, dtype="float64" if dtype == "float64" else "float32", **how)
         layout = {"stage": options.zero, "microbatches": batches, "same_bits": options.same_bits}

@@ -28,10 +28,11 @@ DECISIONS = 4
 
 
 class Parameter(NamedTuple):
-    """A parameter of a model."""
+    """A parameter of a model.   chunk : the block of layers that has it, of those of a pipeline stage."""
 
     name: str
     shape: tuple[int, ...]
+    chunk: int = 0
 
     @property
     def words(self) -> int:
@@ -39,12 +40,13 @@ class Parameter(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Neighbours in flat storage, whose gradients are reduced together: elements `start` to `stop`."""
+    """Neighbours in flat storage, of one chunk, whose gradients are reduced together: elements `start` to `stop`."""
 
     number: int
     start: int
     stop: int
     names: tuple[str, ...]
+    chunk: int = 0
 
     @property
     def words(self) -> int:
@@ -55,7 +57,7 @@ class Bucket(NamedTuple):
 class FlatLayout:
     """The storage of a model's parameters, their gradients and the optimizer's state on the ranks of a line.
 
-    parameters : in the order of the forward pass.
+    parameters : in the order of the forward pass, those of a chunk of layers as neighbours.
     dtype  : of the parameters.  Gradients, master weights and the state of the optimizer are float64 where it is
         float64, else float32; master weights are kept where the parameters are of 16 bits.
     shards : ranks of the line.
@@ -127,13 +129,15 @@ class FlatLayout:
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
         """The buckets, in the order in which their gradients are complete."""
-        buckets, names, start = list[Bucket](), list[str](), 0
-        for name, place in self.places.items():
-            if names and place.stop - start > self.bucket_words:
-                buckets.append(Bucket(len(buckets), start, place.start, tuple(names)))
+        buckets, names, start, chunk = list[Bucket](), list[str](), 0, self.parameters[-1].chunk
+        for x in reversed(self.parameters):
+            place = self.places[x.name]
+            if names and (x.chunk != chunk or place.stop - start > self.bucket_words):
+                buckets.append(Bucket(len(buckets), start, place.start, tuple(names), chunk))
                 names, start = [], place.start
-            names.append(name)
-        return (*buckets, Bucket(len(buckets), start, self.words, tuple(names)))
+            names.append(x.name)
+            chunk = x.chunk
+        return (*buckets, Bucket(len(buckets), start, self.words, tuple(names), chunk))
 
     @cached_property
     def bucket_of(self) -> dict[str, Bucket]:
@@ -239,7 +243,7 @@ class FlatLayout:
 
     @property
     def gathers(self) -> int:
-        """How often a step gathers the parameters: after the update; with stage 3 in the passes of each microbatch."""
+        """How often a step gathers a bucket: after the update; with stage 3 in the passes of each microbatch."""
         return (0, 1, 1, 2 * self.microbatches)[self.stage]
 
     def step(self, index: int) -> dict[str, Traffic]:

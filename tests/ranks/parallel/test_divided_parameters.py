@@ -45,6 +45,7 @@ def test_every_mesh_gives_the_numbers_of_one_process(comm: Any) -> None:
         for stage in range(4) if everything() or comm.size <= 4 else (at % 2, 2 + at // 2 % 2):
             microbatches = 1 + (at + stage) % 2
             how = {"reduce_each": stage > 1 and at % 4 < 2, "bucket_bytes": (None, 300)[at % 3 > 0]}
+            how["chunks"] = 1 + (at + stage // 2) % 3
             norms, end = one_process(microbatches)
             mesh.traffic.clear()
             here, optimizer = run(mesh, STEPS, stage=stage, microbatches=microbatches, **how)
@@ -160,17 +161,21 @@ def steps_of_microbatches(mesh: Any, model: Any, microbatches: int, stage: int) 
 
 @pytest.mark.on_ranks(1, 2)
 def test_a_tree_takes_microbatches_one_by_one(comm: Any) -> None:
-    """Where chunks of a pipeline are in one bucket, and are ready in turn, partial sums would mix microbatches."""
+    """Where chunks of a pipeline are in one bucket, and are ready in turn, partial sums would mix microbatches.
+
+    Chunks that are passed as such have buckets of their own.
+    """
     from pdgemm.errors import ArgumentError
     from pdgemm.parallel import Buckets, Mesh
 
     mesh = Mesh(comm, dp=-1)
-    for same_bits in (False, True):
-        buckets = Buckets(mesh, {"a": np.zeros(3), "b": np.zeros(3)}, microbatches=2, same_bits=same_bits)
+    one, two = {"a": np.zeros(3), "b": np.zeros(3)}, [{"a": np.zeros(3)}, {"b": np.zeros(3)}]
+    for model, same_bits in ((one, False), (one, True), (two, True)):
+        buckets = Buckets(mesh, model, microbatches=2, same_bits=same_bits)
         for name in ("b", "b", "a", "a"):
             buckets.gradients[name] += 1.0
             buckets.ready(name)
-        if same_bits:
+        if same_bits and model is one:
             with pytest.raises(ArgumentError, match="the gradient of 'b' became ready before others of the microbatch"):
                 buckets.finish()
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import product
 from time import sleep
 from typing import Any, cast
@@ -45,8 +46,9 @@ class Layers:
             x = np.random.default_rng(self.first + microbatch).standard_normal(shape)
         assert x.shape == shape
         kept = [x.astype(float)]
-        for layer in self.chunks[chunk]:
-            kept.append(np.tanh(kept[-1] @ self.w[layer]))
+        with self.buckets.forward(chunk) if self.buckets else nullcontext():
+            for layer in self.chunks[chunk]:
+                kept.append(np.tanh(kept[-1] @ self.weight(layer)))
         self.kept[microbatch, chunk] = kept
         return kept[-1].astype(dtype)
 
@@ -57,13 +59,18 @@ class Layers:
             dy = kept[-1]
             self.loss += float((dy * dy).sum()) / 2
         later = self.later[microbatch, chunk] = []
-        for layer, x, y in zip(reversed(self.chunks[chunk]), kept[-2::-1], kept[:0:-1]):
-            dz = dy * (1 - y * y)
-            later.append((layer, x, dz))
-            dy = dz @ self.w[layer].T
+        with self.buckets.backward(chunk) if self.buckets else nullcontext():
+            for layer, x, y in zip(reversed(self.chunks[chunk]), kept[-2::-1], kept[:0:-1]):
+                dz = dy * (1 - y * y)
+                later.append((layer, x, dz))
+                dy = dz @ self.weight(layer).T
         if not self.schedule.split:
             self.add(microbatch, chunk)
         return dy.astype(self.dtype)
+
+    def weight(self, layer: int) -> np.ndarray:
+        weight: np.ndarray = self.buckets.parameters[str(layer)] if self.buckets else self.w[layer]
+        return weight
 
     def weights(self, microbatch: int, chunk: int) -> None:
         self.calls.append(("W", microbatch, chunk))
@@ -148,35 +155,42 @@ def test_pipelines_beside_one_another(comm: Any, which: Any, how: Any, monkeypat
 
 @pytest.mark.mpi
 @every_grid
-@pytest.mark.parametrize(("which", "stage"), in_turn(SCHEDULES, [2, 0, 1]), ids=str)
-def test_training_in_pipelines(comm: Any, which: Any, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On dp x pp ranks of several nodes, gradients are reduced while stages wait: weights are those of one process."""
+@pytest.mark.parametrize(
+    ("which", "how"), in_turn(SCHEDULES, [(2, 0), (0, 0), (3, 0), (1, 0), (3, 1), (2, 1)]), ids=str
+)
+def test_training_in_pipelines(comm: Any, which: Any, how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On dp x pp ranks of several nodes, gradients are reduced while stages wait: weights are those of one process.
+
+    Words and messages are as planned, of parameters that a pass gathers with stage 3, and where each microbatch is
+    reduced, too.
+    """
+    from pdgemm.instrument.recorder import Traffic
     from pdgemm.parallel import SGD, Buckets, Mesh, Pipeline, PipelineSchedule, ShardedOptimizer
 
-    name, chunks = which
+    (name, chunks), (stage, each) = which, how
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "1")
     for pp in (x for x in range(1, comm.size + 1) if comm.size % x == 0 and x * chunks <= LAYERS):
         mesh = Mesh(comm.Dup(), dp=-1, pp=pp)
         m, dp = 2 * pp, mesh.shape.dp
         schedule = PipelineSchedule(name, pp, m, chunks)
         layers = Layers(schedule, mesh.index("pp"), first=m * mesh.index("dp"))
-        buckets = Buckets(
-            mesh, {str(layer): w for layer, w in layers.w.items()}, stage=stage, microbatches=m, bucket_bytes=600
-        )
+        model = [{str(layer): start(layer) for layer in own} for own in layers.chunks]
+        options: dict[str, Any] = {"reduce_each": bool(each), "bucket_bytes": 600}
+        layers.buckets = buckets = Buckets(mesh, model, stage=stage, microbatches=m, **options)
         optimizer, pipeline = ShardedOptimizer(buckets, SGD(momentum=0.5)), Pipeline(mesh, schedule)
         weights, moments = {layer: start(layer) for layer in range(LAYERS)}, dict[int, Any]()
-
-        layers.buckets = buckets
         for _ in range(3):
-            layers.w = {layer: buckets.parameters[str(layer)] for layer in layers.w}
             pipeline.run(layers)
             optimizer.step(0.01)
             one = in_one_process(m * dp, weights=weights)
             for layer, gradient in one.gradients.items():
                 moments[layer] = 0.5 * moments.get(layer, 0) + gradient
                 weights[layer] -= 0.01 * moments[layer]
-        for layer in layers.w:
-            np.testing.assert_allclose(buckets.parameters[str(layer)], weights[layer], rtol=0, atol=1e-13)
+        for kind, planned in buckets.layouts.step().items():
+            assert kind == "decisions" or mesh.traffic[kind] == sum([planned] * 3, Traffic()), kind
+        with buckets.forward():
+            for layer in layers.w:
+                np.testing.assert_allclose(buckets.parameters[str(layer)], weights[layer], rtol=0, atol=1e-13)
         mesh.free()
 
 

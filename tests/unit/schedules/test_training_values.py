@@ -35,6 +35,21 @@ def test_words_are_those_of_the_formulas() -> None:
                 assert sum(layout.owned(index) for index in range(d)) == layout.words
 
 
+def test_a_bucket_has_parameters_of_one_chunk() -> None:
+    """Each is gathered twice for a microbatch, as without chunks, whose words are the same in all."""
+    chunked = tuple(x._replace(chunk=at // 2) for at, x in enumerate(PARAMETERS))
+    for words in (1, 100, 1000):
+        one, several = (FlatLayout(x, np.dtype("d"), 3, 3, words, microbatches=2) for x in (PARAMETERS, chunked))
+        assert one.places == several.places and {x.chunk for x in one.buckets} == {0}
+        for bucket in several.buckets:
+            assert {f"p{2 * bucket.chunk}", f"p{2 * bucket.chunk + 1}"} >= {*bucket.names}
+            assert bucket.words <= words or len(bucket.names) == 1
+        assert {x.chunk for x in several.buckets} == {0, 1, 2}
+        for kind in ("gradients", "parameters"):
+            received = [sum(x.step(index)[kind].words_received for index in range(3)) for x in (one, several)]
+            assert received == [2 * one.words * (4 if kind == "parameters" else 1)] * 2
+
+
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (4, 1, 2, 3), (2, 3, 2, 2), (6, 1, 1, 2)])
 def test_every_rank_has_one_place_in_a_mesh(sizes: tuple[int, int, int, int]) -> None:
     dp, cp, tp, pp = sizes
