@@ -9,9 +9,9 @@ from zlib import crc32
 from pdgemm.parallel import Initial, Part, layers_of
 
 
-def initial(sizes, mesh, schedule, *, sequence=True, seed=0, dtype="float32"):
+def initial(sizes, mesh, schedule, *, sequence=True, seed=0, dtype="float32", apart=False):
     """Return the parameters of this rank's stage, in the order of the forward pass: weights of variance 0.02^2, and
-    smaller ones where layers add to the residual, as those of GPT-2.
+    smaller ones where layers add to the residual, as those of GPT-2.   apart : tied on one stage, too.
     """
     h, inner, width, keys = sizes.hidden, sizes.inner, sizes.width, sizes.keys
     shared = "sum" if sequence else None  # whole on the ranks along tp; each computes its tokens' part of the gradient
@@ -47,7 +47,7 @@ def initial(sizes, mesh, schedule, *, sequence=True, seed=0, dtype="float32"):
         yield f"{n}.down.bias", Part(Initial(h, dtype=dtype))
 
     stage, last, parameters = mesh.index("pp"), mesh.shape.pp - 1, {}
-    embedding = Part(normal("embedding", (sizes.vocabulary, h)), tp=0, tied=sizes.tied and last > 0)
+    embedding = Part(normal("embedding", (sizes.vocabulary, h)), tp=0, tied=sizes.tied and (apart or last > 0))
     if stage == 0:
         parameters["embedding"] = embedding
         parameters["positions"] = Part(normal("positions", (sizes.sequence, h)), tp=shared)

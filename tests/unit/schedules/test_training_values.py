@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise, product
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from pdgemm.errors import ArgumentError, MeshError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.parallel.data.sampler import Sampler, shuffled
+from pdgemm.parallel.exact_squares import as_float, as_numbers, exact_squares
 from pdgemm.parallel.updates.loss_scale import LossScale
 from pdgemm.parallel.updates.rates import linear_scaling, warmup_cosine
 from pdgemm.parallel.updates.update_rules import SGD, AdamW
@@ -212,7 +215,32 @@ def test_bytes_and_words_are_those_of_the_formulas() -> None:
     assert accumulated.step(0)["parameters"].words_received == 8 * (3 * n // 4)  # twice for each microbatch
     tree = FlatLayout(one, np.dtype("d"), 4, 0, microbatches=8, tree=True)
     assert tree.bytes(0, 2)["gradients"] == 4 * 8 * n  # log2 8 + 1 partial sums
+    twice = replace(tree, uses=2)
+    assert twice.bytes(0, 2)["gradients"] == 2 * 4 * 8 * n and twice.times == 16
+    assert twice.step(0)["gradients"] == tree.step(0)["gradients"] + tree.step(0)["gradients"]
+    assert tree.step(0)["decisions"] == sum_of_numbers(3 + 66, 4).traffic(0)
     assert FlatLayout(one, np.dtype("d")).step(0)["gradients"] == Traffic()
+
+
+@pytest.mark.parametrize("dtype", ["f", "d"])
+def test_exact_sums_of_squares(dtype: str) -> None:
+    """Those of fractions, of numbers of all magnitudes, in any order and parts, also where all squares round up."""
+    rng = np.random.default_rng(3)
+    least, most = (-149, 127) if dtype == "f" else (-1074, 479)
+    x = np.ldexp(rng.standard_normal(20_000), rng.integers(least, most, 20_000)).astype(dtype)
+    like = np.full(1 << 13, 1 - 2.0**-24, dtype) * np.ldexp(1.0, rng.integers(-30, 3))
+    for values in (x, like, 1e-3 * x[:77], np.zeros(0, dtype), np.zeros(9, dtype), x[:1], like[:8190] * 2.0**-70):
+        exact = sum((Fraction(y) for y in np.square(values, dtype="d").tolist()), Fraction(0))
+        total = exact_squares(values)
+        assert total == exact * 2**1074
+        parts = [exact_squares(part) for part in np.split(rng.permutation(values), np.sort(rng.integers(0, 20_000, 6)))]
+        numbers = sum(as_numbers(part) for part in parts)
+        assert as_float(numbers) == as_float(as_numbers(total)) == float(exact)
+    for bad in (np.nan, np.inf, -np.inf, *([2.0**480, 1e200] if dtype == "d" else [])):
+        with np.errstate(over="ignore"):
+            assert exact_squares(np.array([1, bad, 2], dtype)) is None
+    assert exact_squares(np.array([most], dtype)) and np.isinf(as_numbers(None)).all()
+    assert as_float(as_numbers(2**64 * 2 ** (1074 + 959))) == 2.0**1023
 
 
 def test_an_order_of_samples_is_a_permutation() -> None:
