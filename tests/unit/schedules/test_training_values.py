@@ -224,23 +224,20 @@ def test_bytes_and_words_are_those_of_the_formulas() -> None:
 
 @pytest.mark.parametrize("dtype", ["f", "d"])
 def test_exact_sums_of_squares(dtype: str) -> None:
-    """Those of fractions, of numbers of all magnitudes, in any order and parts, also where all squares round up."""
-    rng = np.random.default_rng(3)
-    least, most = (-149, 127) if dtype == "f" else (-1074, 479)
-    x = np.ldexp(rng.standard_normal(20_000), rng.integers(least, most, 20_000)).astype(dtype)
-    like = np.full(1 << 13, 1 - 2.0**-24, dtype) * np.ldexp(1.0, rng.integers(-30, 3))
-    for values in (x, like, 1e-3 * x[:77], np.zeros(0, dtype), np.zeros(9, dtype), x[:1], like[:8190] * 2.0**-70):
-        exact = sum((Fraction(y) for y in np.square(values, dtype="d").tolist()), Fraction(0))
-        total = exact_squares(values)
-        assert total == exact * 2**1074
-        parts = [exact_squares(part) for part in np.split(rng.permutation(values), np.sort(rng.integers(0, 20_000, 6)))]
-        numbers = sum(as_numbers(part) for part in parts)
-        assert as_float(numbers) == as_float(as_numbers(total)) == float(exact)
-    for bad in (np.nan, np.inf, -np.inf, *([2.0**480, 1e200] if dtype == "d" else [])):
+    """Those of fractions, of numbers of all magnitudes and of one, whole and in parts of any order."""
+    rng, (least, most) = np.random.default_rng(3), (-149, 125) if dtype == "f" else (-1074, 477)
+    wide = np.ldexp(rng.standard_normal(20_000), rng.integers(least, most, 20_000)).astype(dtype)
+    alike = rng.uniform(0.95, 1, 1 << 14).astype(dtype)
+    for x in (wide, alike, alike[:8190] * 2.0**-70, wide[:1], np.zeros(9, dtype), np.zeros(0, dtype)):
+        exact = sum(map(Fraction, np.square(x, dtype="d").tolist()), Fraction(0))
+        assert exact_squares(x) == exact * 2**1074
+        parts = np.split(rng.permutation(x), np.sort(rng.integers(0, 20_000, 6)))
+        assert as_float(sum(as_numbers(exact_squares(part)) for part in parts)) == float(exact)
+    for bad in (np.nan, np.inf, *([2.0**480, -1e200] if dtype == "d" else [])):
         with np.errstate(over="ignore"):
             assert exact_squares(np.array([1, bad, 2], dtype)) is None
-    assert exact_squares(np.array([most], dtype)) and np.isinf(as_numbers(None)).all()
-    assert as_float(as_numbers(2**64 * 2 ** (1074 + 959))) == 2.0**1023
+    assert np.isinf(as_numbers(None)).all()
+    assert as_float(as_numbers(2 ** (1074 + 960 + 63))) == 2.0**1023  # of 2^63 squares of 2^960
 
 
 def test_an_order_of_samples_is_a_permutation() -> None:
