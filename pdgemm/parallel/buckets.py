@@ -260,10 +260,11 @@ class Buckets:
             line.force()
         for line in self.lines:
             line.wait()
-            line.storage.add_uses()
         wrong = {name: what for line in self.lines for name, what in line.wrong.items()}
         error = error or next((x.divided.error for x in self.lines if x.divided.error), None)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows here is infinite, and so is the norm
+            for line in self.lines:
+                line.storage.add_uses()
             own = {x.line: line.storage.squares() for x, line in zip(self.layouts.lines, self.lines)}
             nothing = np.zeros(self.layouts.whole.norm_words)
             squares = [own.get(line, nothing) for line in self.layouts.every]

@@ -1364,13 +1364,13 @@ MUTANTS = [
     ),
     Mutant(
         "training: of two uses of a parameter the second is lost", "pdgemm/parallel/buckets.py",
-        "            line.storage.add_uses()\n", "",
+        "                line.storage.add_uses()\n", "                pass\n",
         (f"2 {R}parallel/test_divided_parameters.py",),
     ),
     Mutant(
         "training: partial sums of one use take in the other", "pdgemm/parallel/line_buckets.py",
         "[first : first + layout.levels, bucket", "[: layout.levels, bucket",
-        (f"1 {R}parallel/test_divided_parameters.py",),
+        (f"2 {R}parallel/test_divided_parameters.py",),
     ),
     Mutant(
         "training: one stage adds the uses of a tied parameter in each microbatch",
