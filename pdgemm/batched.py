@@ -1,6 +1,6 @@
 """Batches of small independent products C_i := alpha op(A_i) op(B_i) + beta C_i, which need no communication.
 
-A stack is multiplied by one NumPy call; a stack that is converted or scaled, in chunks that stay in cache.
+A stack of small matrices is multiplied by one NumPy call; if converted or scaled, in chunks that stay in cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.device import Array, empty, of, shadow, writeable
 from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, Combine, scale
-from pdgemm.local.blas.local_gemm import BLAS_INT, EXACT_WIDTH, gemm_accumulate, largest_extent
+from pdgemm.local.blas.local_gemm import BLAS_INT, EXACT_WIDTH, gemm_accumulate, largest_extent, multiply_stack
 from pdgemm.matrix.argument_checks import accumulation, as_scalar, op_letter, overlap
 from pdgemm.matrix.batch import Batch, BatchReport, arrays, empty_items
 from pdgemm.names import DType, Transpose
@@ -265,7 +265,7 @@ class _Multiply:
         if self.alpha == 0 or k == 0:
             self._scale(C)
         elif self.alike and self.unscaled:
-            np.matmul(A, B, out=C)
+            multiply_stack(A, B, C)
         elif self.alike and item_bytes > LARGE_BYTES:
             for a, b, c in zip(A, B, C):
                 gemm_accumulate(self.alpha, a, b, self.beta, c)

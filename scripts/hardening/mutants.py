@@ -1,4 +1,4 @@
-"""What the suite catches: 296 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 297 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -100,6 +100,11 @@ MUTANTS = [
     Mutant(
         "blas: columns that overlap are multiplied", "pdgemm/local/blas/local_gemm.py",
         "return 0 if ragged or ld < rows else ld", "return 0 if ragged else ld",
+        (f"0 {U}test_local.py",),
+    ),
+    Mutant(
+        "blas: NumPy's threads take part in large products", "pdgemm/local/blas/local_gemm.py",
+        "<= ONE_THREAD or threads() == 1:", "<= ONE_THREAD or threads():",
         (f"0 {U}test_local.py",),
     ),
     Mutant(

@@ -19,7 +19,15 @@ from pdgemm.grids.index_map import IndexMap, packed
 from pdgemm.local.arrays import element_functions
 from pdgemm.local.arrays.normal_numbers import normal
 from pdgemm.local.blas import library as blas
-from pdgemm.local.blas.local_gemm import conjugates, forms_squares, gemm_accumulate, prepare, prepare_square
+from pdgemm.local.blas import local_gemm
+from pdgemm.local.blas.local_gemm import (
+    conjugates,
+    forms_squares,
+    gemm_accumulate,
+    multiply_stack,
+    prepare,
+    prepare_square,
+)
 from pdgemm.transport.movers.panel_views import column_buffer, column_panel
 
 GUARD = 7.25
@@ -174,6 +182,22 @@ def test_a_prepared_product_keeps_its_arrays() -> None:
     assert (alive[2]() == 4).all()
     del product
     assert not any(x() is not None for x in alive)
+
+
+@pytest.mark.parametrize("extent", [63, 64, 65])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_large_products_of_a_stack_have_the_threads_of_all_others(
+    extent: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where BLAS has several: those of NumPy's own BLAS would wait busily on their cores."""
+    monkeypatch.setattr(local_gemm, "threads", lambda: threads)
+    by_numpy, matmul = [], np.matmul
+    monkeypatch.setattr(local_gemm.np, "matmul", lambda *xs, out: by_numpy.append(xs) or matmul(*xs, out=out))
+    rng = np.random.default_rng(0)
+    A, B = rng.standard_normal((2, 3, 64, extent)), rng.standard_normal((2, 3, 64, extent)).swapaxes(2, 3)
+    C = multiply_stack(A, B, full := np.full((2, 3, 64, 64), np.nan))
+    assert C is full and len(by_numpy) == (threads == 1 or extent <= 64)
+    np.testing.assert_allclose(C, np.einsum("abik,abkj->abij", A, B), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.usefixtures("library")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from pdgemm.local.arrays.device import Array, of
 from pdgemm.local.arrays.element_functions import tiles
 from pdgemm.local.arrays.elementwise import CONVERT, Combine, scale
 from pdgemm.local.blas import library as blas
+from pdgemm.local.blas.threads import threads
 
 BLAS_INT = 2**31 - 1  # the largest dimension of the BLAS interface
+ONE_THREAD = 1 << 18  # m n k up to which OpenBLAS uses one thread (SMP_THRESHOLD_MIN * GEMM_MULTITHREAD_THRESHOLD)
 SLAB_FLOPS = 5e8  # flops that one core computes in ten milliseconds
 SLAB_ROWS = 512  # fewest rows or columns of a slab: BLAS is slower on smaller slabs
 EXACT_WIDTH = 1024  # products of two int8 numbers, each at most 2**14, that float32 adds up exactly
@@ -78,6 +81,24 @@ def prepare(
         _scalar(char, alpha), _address(A), _int(lda), _address(B), _int(ldb),
     )  # fmt: skip
     return _Prepared(blas.gemm(char), char, head, (_address(C), _int(ldc)), arrays)
+
+
+def multiply_stack(A: np.ndarray, B: np.ndarray, C: np.ndarray | None = None) -> np.ndarray:
+    """Return the stack of the products A_i B_i, in C where it is passed.  Local.
+
+    A : (..., m, k);  B : (..., k, n);  C : (..., m, n), overwritten.  Of one type that BLAS knows.
+
+    NumPy's products have a BLAS and threads of their own, which wait busily after a product, on cores that those of
+    `prepare` need next: a step of a transformer that used both took twice as long on two threads as on one.  So NumPy
+    multiplies only what one thread does.
+    """
+    if C is None:
+        C = np.empty((*np.broadcast_shapes(A.shape[:-2], B.shape[:-2]), A.shape[-2], B.shape[-1]), A.dtype)
+    if prod(A.shape[-2:]) * B.shape[-1] <= ONE_THREAD or threads() == 1:
+        return np.matmul(A, B, out=C)
+    for at in np.ndindex(C.shape[:-2]):
+        gemm_accumulate(1, A[at], B[at], 0, C[at])
+    return C
 
 
 def product_slabs(A: Array, B: Array, C: Array) -> Iterator[tuple[Array, Array, Array]]:

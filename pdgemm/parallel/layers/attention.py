@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pdgemm.errors import LayoutError
+from pdgemm.local.blas.local_gemm import multiply_stack
 
 Array = np.ndarray
 
@@ -37,7 +38,7 @@ def attention(q: Array, k: Array, v: Array, q_positions: Array, k_positions: Arr
         raise LayoutError(f"q {q.shape}, k {k.shape} and v {v.shape} with {where} are no attention")
     if not kv_heads or heads % kv_heads:
         raise LayoutError(f"{kv_heads} heads of keys and values do not divide {heads} heads of queries")
-    weights = np.matmul(_grouped(q, kv_heads), k.swapaxes(2, 3))
+    weights = multiply_stack(_grouped(q, kv_heads), k.swapaxes(2, 3))
     weights *= d**-0.5
     by_query = weights.reshape(b, kv_heads, heads // kv_heads, sq, sk)
     np.copyto(by_query, -np.inf, where=np.asarray(q_positions)[:, None] < np.asarray(k_positions))
@@ -46,7 +47,7 @@ def attention(q: Array, k: Array, v: Array, q_positions: Array, k_positions: Arr
     np.exp(weights, out=weights)
     sums = weights.sum(axis=-1, keepdims=True)
     weights /= np.where(sums == 0, 1, sums)
-    return np.matmul(weights, v).reshape(q.shape), AttentionWeights(q, k, v, weights)
+    return multiply_stack(weights, v).reshape(q.shape), AttentionWeights(q, k, v, weights)
 
 
 def attention_backward(do: Array, kept: AttentionWeights) -> tuple[Array, Array, Array]:
@@ -54,13 +55,13 @@ def attention_backward(do: Array, kept: AttentionWeights) -> tuple[Array, Array,
     q, k, v, weights = kept
     kv_heads, scale = k.shape[1], q.shape[-1] ** -0.5
     do = _grouped(do, kv_heads)
-    dv = np.matmul(weights.swapaxes(2, 3), do)
-    ds = np.matmul(do, v.swapaxes(2, 3))
+    dv = multiply_stack(weights.swapaxes(2, 3), do)
+    ds = multiply_stack(do, v.swapaxes(2, 3))
     ds -= np.einsum("bhqk,bhqk->bhq", ds, weights)[..., None]
     ds *= weights
     ds *= scale
-    dk = np.matmul(ds.swapaxes(2, 3), _grouped(q, kv_heads))
-    return np.matmul(ds, k).reshape(q.shape), dk, dv
+    dk = multiply_stack(ds.swapaxes(2, 3), _grouped(q, kv_heads))
+    return multiply_stack(ds, k).reshape(q.shape), dk, dv
 
 
 def _grouped(q: Array, kv_heads: int) -> Array:
