@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from math import isfinite, prod, sqrt
@@ -16,6 +17,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.local.arrays.integers import as_count, as_whole
 from pdgemm.local.blas.local_gemm import gemm_accumulate, leading, product_slabs
+from pdgemm.parallel.exact_squares import as_float
 from pdgemm.parallel.flat_storage import FlatStorage
 from pdgemm.parallel.layout_choice import compare_parts, joint_layout, stored
 from pdgemm.parallel.line_buckets import LineBuckets
@@ -64,8 +66,11 @@ class Buckets:
     microbatches : how often each gradient becomes ready in a step, on every rank.  Gradients are added, and reduced
         when they are ready for the last time.
     reduce_each : with stages 2 and 3, reduce the gradients of each microbatch, which takes memory for none as a whole.
-    same_bits : add gradients as a binary tree over all microbatches of all ranks, 2^k of them: then 1, 2, 4, ... ranks
-        along dp compute the same bits, where each microbatch is computed alike and buckets are of one size.
+    same_bits : add gradients as a binary tree over all microbatches of all ranks, 2^k of them, and the squares of their
+        norm without rounding: then 1, 2, 4, ... ranks along dp, any stages along pp and any `stage` compute the same
+        bits, where each microbatch is computed alike.  Tied parameters then have two gradients on one pipeline stage,
+        too, which are reduced apart: in each microbatch `gradients[name]` is first that of the end, and then, when
+        this is `ready`, that of the beginning.  For the norm 66 numbers are reduced in place of one, for each line.
     bucket_bytes : of gradients that are reduced together; None: the fastest by the model of the machine, from 256 KiB.
         A bucket has parameters of one chunk.
 
@@ -270,21 +275,34 @@ class Buckets:
             line.wait()
         wrong = {name: what for line in self.lines for name, what in line.wrong.items()}
         error = error or next((x.divided.error for x in self.lines if x.divided.error), None)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows here is infinite, and so is the norm
+            for line in self.lines:
+                line.storage.add_uses()
             own = {x.line: line.storage.squares() for x, line in zip(self.layouts.lines, self.lines)}
-            squares = [own.get(line, 0.0) for line in self.layouts.every]
-            bad = not all(map(isfinite, squares))
-            squares, failed = [0.0] * len(squares) if bad else squares, _FAILED * bool(wrong or error)
+            nothing = np.zeros(self.layouts.whole.norm_words)
+            squares = [own.get(line, nothing) for line in self.layouts.every]
+            bad = not np.isfinite(squares).all()
+            squares, failed = [nothing] * len(squares) if bad else squares, _FAILED * bool(wrong or error)
             same = float(crc32(arguments.encode()) >> _CUT)
             *sums, failures, once, twice = self.mesh.sum(*squares, bad + failed, same, same * same, axis=ALL)
-        total = sum(x / line.copies for x, line in zip(sums, self.layouts.every))
+        total = self._squared_norm(sums)
         if failures >= _FAILED or self.layouts.ranks * int(twice) != int(once) ** 2:  # all equal, or Cauchy-Schwarz
             gradients = "; ".join(f"the gradient of {name!r} {what}" for name, what in wrong.items())
-            times = counted(self.layouts.whole.microbatches, "time")
-            rule = f"in a step each becomes ready {times}, in order of the backward pass"
+            times = max((self._line_of[name].layout.times for name in wrong), default=0)
+            rule = f"in a step each becomes ready {counted(times, 'time')}, in order of the backward pass"
             self.clear()
             agree(self.mesh.comm, ArgumentError(f"{gradients}: {rule}") if wrong else error, arguments)
         return Reduced(sqrt(total), failures > 0 or not isfinite(total))
+
+    def _squared_norm(self, sums: Sequence[Array]) -> float:
+        """Return the squared norm of all gradients from the sums over all ranks of each line's squares.  Local.
+
+        Exact sums are rounded when they are whole, since stages and ends change the lines but no copies.
+        """
+        whole, exact = defaultdict[int, Any](float), self.layouts.whole.tree
+        for x, line in zip(sums, self.layouts.every):
+            whole[line.copies] += x
+        return sum((as_float(x) if exact else float(x[0])) / copies for copies, x in sorted(whole.items()))
 
     def clear(self) -> None:
         """Set gradients to zero for the next step, after waiting for reductions that have begun.  Collective."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Traffic
+from pdgemm.parallel.exact_squares import as_numbers, exact_squares
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.parallel.parts import Initial
 from pdgemm.schedules.collectives.collective import Collective
@@ -17,7 +18,6 @@ from pdgemm.schedules.training.flat_layout import FLIGHT, Bucket, FlatLayout
 from pdgemm.transport.collectives import CollectiveRun, prepared_collective
 from pdgemm.transport.movers.node_arrays import NodeArrays
 
-_PIECES = 64  # into which the parts of all ranks are cut for the norm, so that twice as many ranks add alike
 _AT_A_TIME = 1 << 14  # elements of which a copy is squared
 Array = np.ndarray
 
@@ -36,7 +36,7 @@ def flat_arrays(layout: FlatLayout, line: ProcessGrid) -> dict[str, Array]:
     if layout.stage == 3:
         arrays["gathered"] = shared((FLIGHT, largest), layout.dtype)
     if layout.whole_gradients:
-        arrays["gradients"] = shared((layout.levels, layout.words), layout.wide)
+        arrays["gradients"] = shared((layout.uses * layout.levels, layout.words), layout.wide)
     else:
         arrays["gradients"] = np.empty(own, layout.wide)
         arrays["slots"] = shared((FLIGHT, largest), layout.wide)
@@ -133,21 +133,25 @@ class FlatStorage:
             if not _finite(self.own_gradients(bucket)[self.layout.overlap(name, self.span(bucket))[1]])
         ]
 
-    def squares(self) -> float:
-        """Return the sum of squares of the own part of the gradients, added as a tree over pieces of it.  Local."""
-        d = self.layout.shards
-        pieces = _PIECES // d if _PIECES % d == 0 else 1
-        sums = np.zeros(pieces)
+    def add_uses(self) -> None:
+        """Add the reduced gradients of several uses of the parameters that this rank updates.  Local."""
+        for use in range(1, self.layout.uses):
+            for bucket in self.layout.buckets:
+                self.own_gradients(bucket)[...] += self.arrays["gradients"][use * self.layout.levels, self.span(bucket)]
+
+    def squares(self) -> Array:
+        """Return the sum of squares of this rank's part of the gradients, as numbers that ranks may add.  Local.
+
+        One number; with a tree those of the exact sum, so that other parts and lines give the same bits.
+        """
+        parts = list[Array]()
         for bucket in self.layout.buckets:
-            start, gradients = self.span(bucket).start, self.own_gradients(bucket)
-            cuts = [
-                bucket.start + bucket.words * (self.index * pieces + at) // (d * pieces) for at in range(pieces + 1)
-            ]
-            for at in range(pieces):
-                sums[at] += _sum_of_squares(gradients[cuts[at] - start : cuts[at + 1] - start])
-        while len(sums) > 1:
-            sums = sums[::2] + sums[1::2]
-        return float(sums[0])
+            part, start = self.layout.part(bucket, self.index), self.span(bucket).start
+            parts.append(self.own_gradients(bucket)[part.start - start : part.stop - start])
+        if not self.layout.tree:
+            return np.array([sum(map(_sum_of_squares, parts))])
+        sums = [exact_squares(x) for x in parts]
+        return as_numbers(None if None in sums else sum(x for x in sums if x))
 
 
 def _finite(x: Array) -> bool:

@@ -29,7 +29,6 @@ from pdgemm.support.agreement import agree, described_elements, together
 
 STAGE = "dp+cp+tp"  # the line of the ranks that have the layers of one pipeline stage
 _LEAST = 1 << 18  # bytes of the smallest bucket that is chosen
-_SAME = 1 << 20  # words of a bucket on any number of ranks, where all compute the same bits
 
 
 T = TypeVar("T")
@@ -73,7 +72,7 @@ def joint_layout(mesh: Mesh, whole: FlatLayout, parts: Mapping[str, Part]) -> Jo
     """
     own = dict[Line, list[Parameter]]()
     for x, part in zip(whole.parameters, parts.values()):
-        line, window = part.division.line(mesh.shape), extents(part.division.window(mesh.shape, mesh.rank))
+        line, window = part.division.line(mesh.shape, whole.tree), extents(part.division.window(mesh.shape, mesh.rank))
         chunk = 0 if ENDS in line.axis else x.chunk  # the ends have tied parameters in different chunks
         own.setdefault(line, []).append(Parameter(x.name, window, chunk))
     own = {line: entries for line, entries in own.items() if sum(x.words for x in entries)}
@@ -87,7 +86,8 @@ def joint_layout(mesh: Mesh, whole: FlatLayout, parts: Mapping[str, Part]) -> Jo
     for line in every:
         size, index = mesh.length(line.axis), mesh.index(line.axis)
         if line in own:
-            tied = {"stage": min(whole.stage, 1), "reduce_each": False} if ENDS in line.axis else {}
+            tied = {"stage": min(whole.stage, 1), "reduce_each": False, "uses": 1 + (mesh.shape.pp == 1)}
+            tied = tied if ENDS in line.axis else {}
             layout = replace(whole, parameters=tuple(own[line]), shards=size, **tied)  # type: ignore[arg-type]
             layouts.append(LineLayout(line, layout, index))
     return JointLayout(tuple(layouts), every, whole, mesh.shape.size, mesh.index(ALL))
@@ -118,7 +118,7 @@ def stored(mesh: Mesh, joint: JointLayout, bucket_bytes: int | None) -> tuple[Jo
         layouts = transport(in_place=False)
         arrays = allocated(mesh.comm, allocate)
     with (agreed := together(mesh.comm)):
-        agreed.flag = max((len(x.layout.buckets) for x in layouts.lines), default=0)
+        agreed.flag = max((x.layout.uses * len(x.layout.buckets) for x in layouts.lines), default=0)
     number = 2 * agreed.flag  # tags are the same on all ranks of a line, which have more or fewer buckets on others
     tags = {line: mesh.tags(number) for line in joint.every}
     buckets = [LineBuckets(mesh, grids[x.line], x.layout, own, tags[x.line]) for x, own in zip(layouts.lines, arrays)]
@@ -156,8 +156,8 @@ def _with_transport(layout: FlatLayout, line: ProcessGrid, bucket_bytes: int | N
     else:
         how = {}
     layout = replace(layout, **how)  # type: ignore[arg-type]
-    if bucket_bytes is None:  # the size of buckets has a part in the bits of the norm
-        return replace(layout, bucket_words=_SAME if layout.tree else bucket_words(layout, machine))
+    if bucket_bytes is None:
+        return replace(layout, bucket_words=bucket_words(layout, machine))
     return replace(layout, bucket_words=max(1, bucket_bytes // layout.wide.itemsize))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
+from itertools import product
 from time import perf_counter
 
 import numpy as np
@@ -24,7 +25,7 @@ Array = np.ndarray
 class LineBuckets:
     """The parameters of one line, their gradients and reductions, as `Buckets` joins them.  Collective over the line.
 
-    line : of the mesh.   layout, arrays : of its `FlatStorage`.   tags : two for each bucket, that no others use.
+    line : of the mesh.   layout, arrays : of its `FlatStorage`.   tags : two for each bucket and use, its own.
 
     layout : the `FlatLayout`: words and bytes of each kind.   storage : the `FlatStorage`: arrays of this rank.
     index  : of this rank on the line.
@@ -38,7 +39,7 @@ class LineBuckets:
         self.storage = FlatStorage(mesh, line, layout, arrays)
         self._arrays, self.index, self._tags = arrays, line.rank, tags
         self._begin_step()
-        self._runs = dict[int, list[Arrival]]()  # by bucket: the reduction in progress
+        self._runs = dict[int, list[Arrival]]()  # by bucket, those of other uses behind: the reduction in progress
         self._gathers = dict[int, list[Arrival]]()  # by bucket: updated parameters that come in
         self.divided = DividedParameters(self.layout, self._arrays.get("gathered"), self._gather, self._arrived)
         self._number_of = {name: bucket.number for name, bucket in self.layout.bucket_of.items()}
@@ -93,21 +94,23 @@ class LineBuckets:
     # ---------------------------------------------------------------- gradients
     def gradient(self, name: str) -> Array:
         """Return the gradient of a parameter, to which the gradient of this microbatch is added."""
-        bucket, slot, view = self._views[name]
+        bucket, slot, view = self._views[self._ready[name] % self.layout.uses][name]
         if slot is not None and (self._slots[slot] != bucket.number or bucket.number in self._runs):
             self._slot(bucket, min(self._times[bucket.number] + 1, self.layout.microbatches))
         return view
 
     @cached_property
-    def _views(self) -> dict[str, tuple[Bucket, int | None, Array]]:
-        """The bucket, slot and gradient of each parameter; the slot is None where gradients are whole."""
-        shaped, views = self.storage.shaped, dict[str, tuple[Bucket, int | None, Array]]()
-        for name, bucket in self.layout.bucket_of.items():
-            if self.layout.whole_gradients:
-                views[name] = bucket, None, shaped(name, self._arrays["gradients"][0], 0)
+    def _views(self) -> list[dict[str, tuple[Bucket, int | None, Array]]]:
+        """For each use, the bucket, slot and gradient of each parameter; the slot is None where gradients are whole."""
+        layout, shaped = self.layout, self.storage.shaped
+        views: list[dict[str, tuple[Bucket, int | None, Array]]] = [{} for _ in range(layout.uses)]
+        for use, (name, bucket) in product(range(layout.uses), layout.bucket_of.items()):
+            if layout.whole_gradients:
+                view = shaped(name, self._arrays["gradients"][use * layout.levels], 0)
+                views[use][name] = bucket, None, view
             else:
                 slot = bucket.number % FLIGHT
-                views[name] = bucket, slot, shaped(name, self._arrays["slots"][slot], bucket.start)
+                views[use][name] = bucket, slot, shaped(name, self._arrays["slots"][slot], bucket.start)
         return views
 
     def _slot(self, bucket: Bucket, microbatch: int) -> Array:
@@ -130,7 +133,7 @@ class LineBuckets:
 
     def ready(self, name: str) -> None:
         """Say that a gradient of a microbatch is complete; the last one of a bucket starts its reduction.  Local."""
-        if (count := self._ready[name]) == self.layout.microbatches:
+        if (count := self._ready[name]) == self.layout.times:
             # an exception here, on one rank, would leave the others waiting
             self.wrong.setdefault(name, "became ready more often, or after the gradients of later buckets")
             return
@@ -152,25 +155,30 @@ class LineBuckets:
                 self.wrong[name] = "did not become ready"
                 self.ready(name)
 
-    def _complete(self, bucket: Bucket, microbatch: int) -> None:
-        """Add the gradients of a bucket to those of earlier microbatches; start its reduction after the last one."""
-        layout = self.layout
-        if layout.tree and layout.levels > 1:
-            add_to_tree(self._arrays["gradients"][:, bucket.start : bucket.stop], microbatch, layout.microbatches)
-        if microbatch == layout.microbatches or layout.reduce_each:
-            self._reduce(bucket)
+    def _complete(self, bucket: Bucket, times: int) -> None:
+        """Add the gradients of a bucket to those of earlier microbatches; start its reduction after the last one.
 
-    def _reduce(self, bucket: Bucket) -> None:
+        times : how often they have become ready; the uses in a microbatch take turns.
+        """
+        layout, (earlier, use) = self.layout, divmod(times - 1, self.layout.uses)
+        microbatch, first = earlier + 1, use * layout.levels
+        if layout.tree and layout.levels > 1:
+            levels = self._arrays["gradients"][first : first + layout.levels, bucket.start : bucket.stop]
+            add_to_tree(levels, microbatch, layout.microbatches)
+        if microbatch == layout.microbatches or layout.reduce_each:
+            self._reduce(bucket, use)
+
+    def _reduce(self, bucket: Bucket, use: int = 0) -> None:
         """Start the reduction of a bucket; its own part is added up where gradients are not whole."""
-        layout, tag = self.layout, self._tags[2 * bucket.number]
-        name, place = "gradients", (0, slice(bucket.start, bucket.stop))
+        layout, number = self.layout, bucket.number + use * len(self.layout.buckets)
+        name, place = "gradients", (use * layout.levels, slice(bucket.start, bucket.stop))
         if not layout.whole_gradients:
             slot = self._slot(bucket, self._times[bucket.number])
             name, place = "slots", (bucket.number % FLIGHT, slice(0, bucket.words))
-        run: Arrival = self.storage.start(layout.reduction(bucket), name, place, "gradients", tag)
+        run: Arrival = self.storage.start(layout.reduction(bucket), name, place, "gradients", self._tags[2 * number])
         if not layout.whole_gradients:
             run = Then(run, partial(self._keep, bucket, slot))
-        self._runs[bucket.number] = self._expected(run)
+        self._runs[number] = self._expected(run)
 
     def _expected(self, run: Arrival) -> list[Arrival]:
         """Return a started collective as a group to wait for; it goes on in each `poll` and in each other wait."""
@@ -197,7 +205,7 @@ class LineBuckets:
     def force(self) -> None:
         """Start all reductions, also those of gradients that have not become ready.  Local."""
         for bucket in self.layout.buckets:
-            self._force(bucket, self.layout.microbatches)
+            self._force(bucket, self.layout.times)
 
     def wait(self) -> None:
         """Wait for all reductions in progress."""
@@ -216,7 +224,7 @@ class LineBuckets:
         """No gradient is ready."""
         buckets = self.layout.buckets
         self._ready = dict.fromkeys(self.layout.places, 0)  # how often each gradient has become ready
-        self._times = [0] * len(buckets)  # the microbatches of which all gradients of a bucket are complete
+        self._times = [0] * len(buckets)  # how often all gradients of a bucket have become ready
         self._behind = [len(bucket.names) for bucket in buckets]  # gradients that are not ready more often than that
         self._slots: list[int | None] = [None] * FLIGHT  # the bucket whose gradients are in each slot
         self.wrong: dict[str, str] = {}  # by parameter, what was wrong in this step

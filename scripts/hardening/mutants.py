@@ -968,7 +968,7 @@ MUTANTS = [
     ),
     Mutant(
         "training: the norm is that of a rank's own part", "pdgemm/parallel/buckets.py",
-        "Reduced(sqrt(total), ", "Reduced(sqrt(sum(squares)), ",
+        "self._squared_norm(sums)", "self._squared_norm(squares)",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(
@@ -1310,13 +1310,13 @@ MUTANTS = [
     ),
     Mutant(
         "training: the norm counts parameters on each rank along tp", "pdgemm/parallel/buckets.py",
-        "sum(x / line.copies for", "sum(x for",
+        " / copies for copies", " for copies",
         (f"2 {R}parallel/test_divided_parameters.py",),
     ),
     Mutant(
         "training: the gradient of a tied parameter is that of one stage",
         "pdgemm/schedules/training/parameter_division.py",
-        "(ENDS, self.tied and mesh.pp > 1)", "(ENDS, False)",
+        "(ENDS, self.tied and (apart or mesh.pp > 1))", "(ENDS, False)",
         (f"2 {R}parallel/test_divided_parameters.py",),
     ),
     Mutant(
@@ -1366,6 +1366,26 @@ MUTANTS = [
         "training: a tree adds gradients of two microbatches as those of one", "pdgemm/parallel/line_buckets.py",
         "        elif self.layout.tree:", "        elif False:",
         (f"1 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: of two uses of a parameter the second is lost", "pdgemm/parallel/buckets.py",
+        "                line.storage.add_uses()\n", "                pass\n",
+        (f"2 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: partial sums of one use take in the other", "pdgemm/parallel/line_buckets.py",
+        "[first : first + layout.levels, bucket", "[: layout.levels, bucket",
+        (f"2 {R}parallel/test_divided_parameters.py",),
+    ),
+    Mutant(
+        "training: one stage adds the uses of a tied parameter in each microbatch",
+        "docs/examples/gpt/train.py", "apart=options.same_bits", "apart=False",
+        ("2 tests/examples/test_gpt.py",),
+    ),
+    Mutant(
+        "training: digits of squares are added with rounding", "pdgemm/parallel/exact_squares.py",
+        "= 1 << 13, 39", "= 1 << 13, 42",
+        (f"0 {U}schedules/test_training_values.py",),
     ),
     Mutant(
         "training: pipeline stages send tied gradients with other tags", "pdgemm/parallel/layout_choice.py",

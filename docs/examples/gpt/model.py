@@ -249,7 +249,8 @@ class Transformer:
         self.down = layers.Linear(mesh, sizes.inner, h, "rows", **how)
         self.scores = layers.Linear(mesh, h, sizes.vocabulary, "columns", **how)
         self.cross_entropy = layers.CrossEntropy(mesh, sizes.vocabulary)
-        self.shares_table = sizes.tied and mesh.shape.pp == 1  # the end has the array of the beginning
+        # the end has the array of the beginning, unless their gradients are added apart, as on two stages
+        self.shares_table = sizes.tied and mesh.shape.pp == 1 and not buckets.divisions["embedding"].tied
         own = self.embedding.own if self.shares_table else slice(0, 0)
         self.table, self.dtable = None, np.zeros((own.stop - own.start, h), self.type)  # what the end adds to
         self.kept = {}

@@ -9,9 +9,9 @@ from zlib import crc32
 from pdgemm.parallel import Initial, Part, layers_of
 
 
-def initial(sizes, mesh, schedule, *, sequence=True, seed=0, dtype="float32"):
+def initial(sizes, mesh, schedule, *, sequence=True, seed=0, dtype="float32", apart=False):
     """Return the parameters of each chunk of this rank's stage, in the order of the forward pass: weights of variance
-    0.02^2, and smaller ones where layers add to the residual, as those of GPT-2.
+    0.02^2, and smaller ones where layers add to the residual, as those of GPT-2.   apart : tied on one stage, too.
     """
     h, inner, width, keys = sizes.hidden, sizes.inner, sizes.width, sizes.keys
     shared = "sum" if sequence else None  # whole on the ranks along tp; each computes its tokens' part of the gradient
@@ -50,7 +50,7 @@ def initial(sizes, mesh, schedule, *, sequence=True, seed=0, dtype="float32"):
     for chunk in range(schedule.chunks):
         numbers = layers_of(sizes.layers, schedule.stages, schedule.chunks, stage, chunk)
         chunks.append({name: part for n in numbers for name, part in layer(n)})
-    embedding = Part(normal("embedding", (sizes.vocabulary, h)), tp=0, tied=sizes.tied and last > 0)
+    embedding = Part(normal("embedding", (sizes.vocabulary, h)), tp=0, tied=sizes.tied and (apart or last > 0))
     if stage == 0:
         positions = Part(normal("positions", (sizes.sequence, h)), tp=shared)
         chunks[0] = {"embedding": embedding, "positions": positions, **chunks[0]}

@@ -61,7 +61,8 @@ class Run:
         self.sizes = Sizes(**{name: getattr(options, name) for name in Sizes.__dataclass_fields__})
         self.schedule = parallel.PipelineSchedule(options.schedule, mesh.shape.pp, batches, options.chunks)
         how, dtype = {"sequence": options.sequence_parallel, "seed": options.seed}, options.dtype
-        values = initial(self.sizes, mesh, self.schedule, dtype="float64" if dtype == "float64" else "float32", **how)
+        kind = "float64" if dtype == "float64" else "float32"
+        values = initial(self.sizes, mesh, self.schedule, dtype=kind, apart=options.same_bits, **how)
         layout = {"stage": options.zero, "microbatches": batches, "same_bits": options.same_bits}
         self.buckets = parallel.Buckets(mesh, values, dtype=dtype, **layout)
         self.optimizer = parallel.ShardedOptimizer(

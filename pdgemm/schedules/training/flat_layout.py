@@ -22,9 +22,10 @@ from pdgemm.support.remembered import remembered
 
 Kind = Literal["parameters", "gradients", "optimizer", "buffers", "decisions"]
 FLIGHT = 2  # buckets of gradients, and of parameters, that are whole at one time where only parts are kept
-# numbers that all ranks reduce in a step: the squared norm of the gradients, how many ranks overflow, and two that say
-# whether all ranks take the same step
-DECISIONS = 4
+# numbers that all ranks reduce in a step beside the squared norm of the gradients: how many ranks overflow, and two
+# that say whether all ranks take the same step
+DECISIONS = 3
+DIGITS = 66  # numbers of 32 bits that are an exact sum of squares, of 2^64 ones between 2^-1074 and 2^960
 
 
 class Parameter(NamedTuple):
@@ -68,6 +69,7 @@ class FlatLayout:
     reduce_each : the gradients of each microbatch are reduced: this moves `microbatches` times as much, and with stages
         2 and 3 no gradients are kept whole.
     tree   : the gradients of microbatches are added as a binary tree, and those of the ranks, too.
+    uses   : gradients of each parameter that are reduced apart, and then added; those of more than one are whole.
     mover, reduce_by, gather_by : of the collectives, see `Collective`.
 
     Flat storage has the parameters in the order of the backward pass, the last one of the model first.  Part j of a
@@ -90,6 +92,7 @@ class FlatLayout:
     microbatches: int = 1
     reduce_each: bool = False
     tree: bool = False
+    uses: int = 1
     mover: str = RING.name
     reduce_by: str = "ring"
     gather_by: str = "ring"
@@ -182,8 +185,13 @@ class FlatLayout:
 
     @property
     def levels(self) -> int:
-        """The gradients of all parameters that a rank keeps at one time: partial sums of a tree."""
+        """The gradients of all parameters that a rank keeps at one time for each use: partial sums of a tree."""
         return self.microbatches.bit_length() if self.tree else 1
+
+    @property
+    def times(self) -> int:
+        """How often each gradient becomes ready in a step: in each microbatch once for each use."""
+        return self.microbatches * self.uses
 
     @property
     def masters(self) -> bool:
@@ -197,7 +205,7 @@ class FlatLayout:
 
         For N words, of which n = N/shards about are owned, with P bytes a parameter and W a wide number:
         parameters : N P; with stage 3 n P.
-        gradients  : N W, times the levels of a tree; n W where they are not whole.
+        gradients  : N W, times the levels of a tree, times the uses; n W where they are not whole.
         optimizer  : n W (state_words + 1 for master weights); N instead of n with stage 0.
         buffers    : two buckets of gradients, where these are not whole, and two of parameters with stage 3.
         """
@@ -206,7 +214,7 @@ class FlatLayout:
         buffers = FLIGHT * largest * (wide * (not self.whole_gradients) + narrow * (self.stage == 3))
         return {
             "parameters": (own if self.stage == 3 else self.words) * narrow,
-            "gradients": self.words * wide * self.levels if self.whole_gradients else own * wide,
+            "gradients": self.words * wide * self.levels * self.uses if self.whole_gradients else own * wide,
             "optimizer": (own if self.stage else self.words) * wide * (state_words + self.masters),
             "buffers": buffers,
         }
@@ -228,9 +236,14 @@ class FlatLayout:
         counts = tuple(span.stop - span.start for span in spans)
         return Collective(operation, algorithm, tuple(range(self.shards)), counts, dtype, mover=self.mover)
 
-    def decision(self, numbers: int = DECISIONS) -> Collective:
+    @property
+    def norm_words(self) -> int:
+        """The float64 numbers that are the sum of the squares of the gradients; with a tree it is exact."""
+        return DIGITS if self.tree else 1
+
+    def decision(self) -> Collective:
         """Return the collective that sums a few float64 numbers, on which all ranks decide."""
-        return sum_of_numbers(numbers, self.shards)
+        return sum_of_numbers(DECISIONS + self.norm_words, self.shards)
 
     @property
     def gathers_late(self) -> bool:
@@ -250,12 +263,12 @@ class FlatLayout:
         """Return the traffic of a rank of the line in one step, by kind; the number of samples is not part of it.
 
         Each rank receives, for N words that the ranks can divide evenly and d = shards:
-        gradients  : (d-1)/d N, with stage 0 twice as much, with `reduce_each` once for each microbatch.
+        gradients  : (d-1)/d N for each use, with stage 0 twice as much, with `reduce_each` once for each microbatch.
         parameters : (d-1)/d N with stages 1 and 2; with stage 3 twice as much for each microbatch.
         """
         gradients, parameters = Traffic(), Traffic()
         for bucket in self.buckets:
-            for _ in range(self.microbatches if self.reduce_each else 1):
+            for _ in range(self.microbatches if self.reduce_each else self.uses):
                 gradients += self.reduction(bucket).traffic(index)
             for _ in range(self.gathers):
                 parameters += self.gathering(bucket).traffic(index)

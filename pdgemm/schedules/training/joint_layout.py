@@ -10,7 +10,7 @@ from pdgemm.schedules.collectives.collective import Collective, sum_of_numbers
 from pdgemm.schedules.training.flat_layout import DECISIONS, FlatLayout
 from pdgemm.schedules.training.parameter_division import Line
 
-ALL = "pp+tp+cp+dp"  # the line of all ranks; a sum along a binary tree begins along dp, as those of gradients do
+ALL = "pp+tp+cp+dp"  # the line of all ranks
 
 
 class LineLayout(NamedTuple):
@@ -26,7 +26,7 @@ class JointLayout:
     """The storage of the parameters of a rank of a mesh: a `FlatLayout` for each line along which gradients are added.
 
     lines : those of this rank that have elements, in the order in which all ranks number them.
-    every : all lines of parameters of any rank: each adds a number to those on which all ranks decide.
+    every : all lines of parameters of any rank: each adds a squared norm to the numbers on which all ranks decide.
     whole : the layout of the whole parameters of this pipeline stage on one rank, with their type and microbatches.
     ranks, index : of the line `ALL`.
     """
@@ -45,7 +45,7 @@ class JointLayout:
 
     def decision(self) -> Collective:
         """Return the collective that sums the numbers on which all ranks decide: a squared norm for each line."""
-        return sum_of_numbers(DECISIONS - 1 + len(self.every), self.ranks)
+        return sum_of_numbers(DECISIONS + len(self.every) * self.whole.norm_words, self.ranks)
 
     def step(self) -> dict[str, Traffic]:
         """Return the traffic of this rank in one step, by kind: the sums of `FlatLayout.step`, and one decision."""

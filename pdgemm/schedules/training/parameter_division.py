@@ -16,7 +16,7 @@ Window = tuple[slice, ...]
 class Line(NamedTuple):
     """A line of ranks that add the gradients of parameters.
 
-    axis   : of a mesh, without axes of one rank, so that equal lines are equal.
+    axis   : of a mesh, without axes of one rank but `ENDS`, so that equal lines are equal.
     copies : on how many lines the same parameters are, with the same gradients; the norm counts them once.
     """
 
@@ -32,7 +32,8 @@ class Division:
     tp : the dimension that is divided along tp, in blocks of `block_of`; or `SUM`: each rank along tp has the whole
         parameter, and an addend of its gradient; None: each has the whole parameter and the whole gradient.
     ep : the dimension that is divided along ep, that of the experts; ranks along tp have tokens of their own then.
-    tied : the first and the last stage along pp have the parameter, and addends of its gradient.
+    tied : the first and the last stage along pp have the parameter, and addends of its gradient; one stage has two
+        addends where it computes the bits of several, see `Buckets`.
 
     Raises ArgumentError where a dimension is not one of the shape, or both tp and ep divide one.
     """
@@ -55,13 +56,14 @@ class Division:
         divided = {"tp": self.tp, "ep": self.ep, "tied": self.tied or None}
         return " ".join([f"shape={self.shape}", *(f"{axis}={x!r}" for axis, x in divided.items() if x is not None)])
 
-    def line(self, mesh: MeshShape) -> Line:
+    def line(self, mesh: MeshShape, apart: bool = False) -> Line:
         """Return the line along which the gradient is added; of its axes dp is the fastest.
 
         So a sum along a binary tree of the line begins along dp, as that of microbatches does.
+        apart : on one pipeline stage, too, tied parameters have a line of their own, of the same ranks.
         """
         added = self.ep is not None or self.tp == SUM
-        names = [(ENDS, self.tied and mesh.pp > 1), ("tp", added and mesh.tp > 1), ("cp", mesh.cp > 1)]
+        names = [(ENDS, self.tied and (apart or mesh.pp > 1)), ("tp", added and mesh.tp > 1), ("cp", mesh.cp > 1)]
         last = COPIES if self.ep is not None and mesh.ep > 1 else "dp"
         copies = mesh.tp if self.tp is None and not added else 1
         return Line("+".join([*(name for name, divides in names if divides), last]), copies)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -116,26 +116,25 @@ def test_a_state_goes_on_with_any_mesh(comm: Any, shared_tmp_path: Path) -> None
 
 
 @pytest.mark.on_ranks(1, 2, 4)
-def test_trees_over_dp_give_the_same_bits(comm: Any) -> None:
+def test_trees_over_dp_and_stages_give_the_same_bits(comm: Any) -> None:
     """With other axes as they are, and as many microbatches of all ranks: parameters and norms to the bit."""
     from pdgemm.parallel import Mesh
 
-    for fixed in ({"tp": 2}, {"cp": 2}, {"pp": 2}, {"tp": 2, "pp": 2}, {"tp": 2, "cp": 2}):
-        others = int(np.prod([*fixed.values()]))
-        if comm.size % others or comm.size & (comm.size - 1):
-            continue
-        wanted: dict[Any, Any] = {}
-        for dp in (x for x in (1, 2, 4) if x * others <= comm.size):
-            some, end = comm.Split(int(comm.rank < dp * others), comm.rank), {}
-            if comm.rank < dp * others:
-                mesh = Mesh(some, dp=dp, **fixed)
-                place = tuple(mesh.index(axis) for axis in ("pp", "cp", "tp"))
-                norms, parameters = steps_of_microbatches(mesh, parts(mesh), 4 // dp, dp % 4)
+    for fixed in ({}, {"tp": 2}, {"cp": 2}, {"tp": 2, "cp": 2}):
+        others, wanted = int(np.prod([*fixed.values()])), dict[Any, Any]()
+        for dp, pp in product((1, 2, 4), repeat=2):
+            if (ranks := dp * pp * others) > comm.size:
+                continue
+            some, end = comm.Split(int(comm.rank < ranks), comm.rank), {}
+            if comm.rank < ranks:
+                mesh = Mesh(some, dp=dp, pp=pp, **fixed)
+                place = tuple(mesh.index(axis) for axis in ("cp", "tp"))
+                norms, parameters = steps_of_microbatches(mesh, parts(mesh), 4 // dp, (dp + pp) % 4)
                 end = {(place, name): x.tobytes() for name, x in parameters.items()} | {"norms": norms}
                 mesh.free()
             for of_rank in comm.allgather(end):
                 for name, x in of_rank.items():
-                    assert wanted.setdefault(name, x) == x, (fixed, dp, name)
+                    assert wanted.setdefault(name, x) == x, (fixed, dp, pp, name)
             some.Free()
 
 
@@ -143,20 +142,52 @@ def steps_of_microbatches(mesh: Any, model: Any, microbatches: int, stage: int) 
     """Take steps of which each microbatch of a rank, by its number in all, has a gradient of its own."""
     from pdgemm.parallel import AdamW, Buckets, ShardedOptimizer
 
-    buckets = Buckets(mesh, model, microbatches=microbatches, stage=stage, same_bits=True, bucket_bytes=300)
-    optimizer, norms = ShardedOptimizer(buckets, AdamW()), []
-    others = [mesh.index(axis) for axis in ("pp", "cp", "tp")]
+    how = {"stage": stage, "same_bits": True, "bucket_bytes": (80, 300)[stage % 2]}
+    buckets = Buckets(mesh, model, microbatches=microbatches, **how)
+    optimizer, norms, place = ShardedOptimizer(buckets, AdamW()), [], [mesh.index(axis) for axis in ("cp", "tp")]
+    tied = [name for name in model if model[name].division.tied]
+    uses = [("end", tied[::-1])] * (mesh.index("pp") == mesh.shape.pp - 1)
+    uses += [("inner", [name for name in reversed([*model]) if name not in tied])]
+    uses += [("beginning", tied[::-1])] * (mesh.index("pp") == 0)
     for step in range(STEPS):
         for microbatch in range(microbatches):
             number = mesh.index("dp") * microbatches + microbatch
+            with buckets.forward():
+                pass
             with buckets.backward():
-                for name in reversed([*model]):
+                for use, name in ((use, name) for use, names in uses for name in names):
                     alike = model[name].division.line(mesh.shape).copies > 1  # along tp
-                    addend = values(name, step, number, *(others[:2] if alike else others))
+                    addend = values(name, step, number, len(use), *(place[:1] if alike else place))
                     buckets.gradients[name] += addend[window(mesh.shape, mesh.rank, name)]
                     buckets.ready(name)
         norms.append(optimizer.step(0.01, 1.0).norm)
+    predicted = buckets.layouts.step()
+    for kind in ("gradients", "parameters", "decisions"):
+        assert mesh.traffic[kind] == traffic([predicted[kind]] * STEPS), (mesh, kind)
+    assert optimizer.bytes == buckets.layouts.bytes(2)
     return norms, own_values(buckets)
+
+
+@pytest.mark.on_ranks(1, 4)
+def test_both_ends_of_one_stage_become_ready(comm: Any) -> None:
+    """With `same_bits` a tied parameter is ready twice in a microbatch; once, or three times, is an error."""
+    from pdgemm.errors import ArgumentError
+    from pdgemm.parallel import Buckets, Mesh, Part
+
+    mesh = Mesh(comm, dp=-1)
+    buckets = Buckets(mesh, {"table": Part(np.zeros(5), tied=True), "w": np.zeros(3)}, same_bits=True)
+    for times, message in ((1, "did not become ready"), (3, "became ready more often")):
+        for _ in range(times):
+            buckets.ready("table")
+        buckets.ready("w")
+        with pytest.raises(ArgumentError, match=f"'table' {message}.*: in a step each becomes ready 2 times"):
+            buckets.finish()
+    buckets.ready("w")
+    for addend in (1.0, 2.0):
+        buckets.gradients["table"] += addend
+        buckets.ready("table")
+    assert buckets.finish().norm == np.sqrt(5.0) * 3 * comm.size
+    mesh.free()
 
 
 @pytest.mark.on_ranks(1, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise, product
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from pdgemm.errors import ArgumentError, MeshError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.parallel.data.sampler import Sampler, shuffled
+from pdgemm.parallel.exact_squares import as_float, as_numbers, exact_squares
 from pdgemm.parallel.updates.loss_scale import LossScale
 from pdgemm.parallel.updates.rates import linear_scaling, warmup_cosine
 from pdgemm.parallel.updates.update_rules import SGD, AdamW
@@ -227,7 +230,29 @@ def test_bytes_and_words_are_those_of_the_formulas() -> None:
     assert accumulated.step(0)["parameters"].words_received == 8 * (3 * n // 4)  # twice for each microbatch
     tree = FlatLayout(one, np.dtype("d"), 4, 0, microbatches=8, tree=True)
     assert tree.bytes(0, 2)["gradients"] == 4 * 8 * n  # log2 8 + 1 partial sums
+    twice = replace(tree, uses=2)
+    assert twice.bytes(0, 2)["gradients"] == 2 * 4 * 8 * n and twice.times == 16
+    assert twice.step(0)["gradients"] == tree.step(0)["gradients"] + tree.step(0)["gradients"]
+    assert tree.step(0)["decisions"] == sum_of_numbers(3 + 66, 4).traffic(0)
     assert FlatLayout(one, np.dtype("d")).step(0)["gradients"] == Traffic()
+
+
+@pytest.mark.parametrize("dtype", ["f", "d"])
+def test_exact_sums_of_squares(dtype: str) -> None:
+    """Those of fractions, of numbers of all magnitudes and of one, whole and in parts of any order."""
+    rng, (least, most) = np.random.default_rng(3), (-149, 125) if dtype == "f" else (-1074, 477)
+    wide = np.ldexp(rng.standard_normal(20_000), rng.integers(least, most, 20_000)).astype(dtype)
+    alike = rng.uniform(0.95, 1, 1 << 14).astype(dtype)
+    for x in (wide, alike, alike[:8190] * 2.0**-70, wide[:1], np.zeros(9, dtype), np.zeros(0, dtype)):
+        exact = sum(map(Fraction, np.square(x, dtype="d").tolist()), Fraction(0))
+        assert exact_squares(x) == exact * 2**1074
+        parts = np.split(rng.permutation(x), np.sort(rng.integers(0, 20_000, 6)))
+        assert as_float(sum(as_numbers(exact_squares(part)) for part in parts)) == float(exact)
+    for bad in (np.nan, np.inf, *([2.0**480, -1e200] if dtype == "d" else [])):
+        with np.errstate(over="ignore"):
+            assert exact_squares(np.array([1, bad, 2], dtype)) is None
+    assert np.isinf(as_numbers(None)).all()
+    assert as_float(as_numbers(2 ** (1074 + 960 + 63))) == 2.0**1023  # of 2^63 squares of 2^960
 
 
 def test_an_order_of_samples_is_a_permutation() -> None:
