@@ -1,4 +1,4 @@
-"""What the suite catches: 292 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 296 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -1528,8 +1528,31 @@ MUTANTS = [
     ),
     Mutant(
         "transformer: tokens of a rank have positions from 0", "docs/examples/gpt/train.py",
-        "np.tile(places, len(tokens))[own]", "np.tile(np.arange(len(places)), len(tokens))[own]",
+        "tokens[:, places + 1].ravel(), order % length, order,",
+        "tokens[:, places + 1].ravel(), order % len(places), order,",
         ("2 tests/examples/test_gpt.py",),
+    ),
+    Mutant(
+        "transformer: experts of a layer that is computed again have their tokens still",
+        "docs/examples/gpt/accounting.py",
+        "forwards=forwards(model)", "forwards=1",
+        ("2 tests/examples/test_gpt.py",),
+    ),
+    Mutant(
+        "transformer: the tokens of a rank are one run", "docs/examples/gpt/accounting.py",
+        "np.count_nonzero(np.diff(order, prepend=-2) > 1)", "min(1, len(order))",
+        ("2 tests/examples/test_gpt.py",),
+    ),
+    Mutant(
+        "experts: tokens are sent to them twice", "pdgemm/parallel/layers/experts.py",
+        "        inputs = self._to_experts(x[taken // self.topk], exchange)\n",
+        "        inputs = self._to_experts(x[taken // self.topk], exchange)\n" * 2,
+        ("2 tests/examples/test_gpt.py",),
+    ),
+    Mutant(
+        "reports: words of the last step are those of all steps", "pdgemm/parallel/step_report.py",
+        "self._expected.update({", "self._expected = Counter({",
+        (f"2 {R}parallel/test_divided_parameters.py", "2 tests/examples/test_gpt.py"),
     ),
     Mutant(
         "collectives: partners exchange the parts that they go on to sum themselves",
