@@ -28,7 +28,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.report import IOReport
 from pdgemm.io.atomic import check_writable_on_all, on_root, replacing
 from pdgemm.io.attributes import write_attributes
-from pdgemm.io.matrix_files import Progress, Transfer
+from pdgemm.io.pieces import Progress, Transfer
 from pdgemm.io.stored import Old, access_unit, check_target, old, stored_dataset
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
