@@ -35,7 +35,8 @@ from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import generations, hyperslabs, mpi_io, pieces
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.generations import Saved, SavedReport
-from pdgemm.io.new_dataset import NewDataset, NewDatasets, new_dataset
+from pdgemm.io.many_datasets import NewDatasets
+from pdgemm.io.new_dataset import NewDataset, new_dataset
 from pdgemm.io.pieces import Progress, Transfer, check_dtypes, part_of, within
 from pdgemm.io.stored import CHANGED, Stored, check_names, check_unchanged, file_and_name, stored_dataset
 from pdgemm.local.arrays.device import HOST

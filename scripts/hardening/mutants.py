@@ -639,12 +639,12 @@ MUTANTS = [
         ("1 tests/io/test_hdf5.py",),
     ),
     Mutant(
-        "io: small matrices that were lost on the way are published", "io/new_dataset.py",
+        "io: small matrices that were lost on the way are published", "io/many_datasets.py",
         "if texts(self._comm, totals) != self._checksums:", "if False:",
         ("4 tests/io/test_many_matrices.py",),
     ),
     Mutant(
-        "io: a dataset without its metadata is published with the others", "io/new_dataset.py",
+        "io: a dataset without its metadata is published with the others", "io/many_datasets.py",
         "if there != self.offsets or self._partial", "if self._partial",
         ("1 tests/io/test_many_matrices.py",),
     ),

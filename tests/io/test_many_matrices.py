@@ -85,7 +85,7 @@ def test_openings_and_communications_do_not_grow_with_the_number_of_matrices(
     import h5py
 
     from pdgemm import ProcessGrid
-    from pdgemm.io import hdf5, mpi_io, new_dataset
+    from pdgemm.io import hdf5, many_datasets, mpi_io
     from pdgemm.support import files, waits
 
     counted = Counter[str]()
@@ -107,9 +107,9 @@ def test_openings_and_communications_do_not_grow_with_the_number_of_matrices(
             with monkeypatch.context() as patch:
                 patch.setattr(h5py, "File", counting("HDF5", h5py.File))
                 patch.setattr(mpi_io, "open_on_all", counting("MPI-IO", mpi_io.open_on_all))
-                for module in (files, new_dataset):
+                for module in (files, many_datasets):
                     patch.setattr(module, "reserve", counting("reserve", module.reserve))
-                patch.setattr(new_dataset, "to_disk", counting("to disk", new_dataset.to_disk))
+                patch.setattr(many_datasets, "to_disk", counting("to disk", many_datasets.to_disk))
                 patch.setattr(waits.Wait, "__enter__", counting("waits", waits.Wait.__enter__))
                 hdf5.save_all(path, X)
             assert before in (None, counted)
@@ -167,7 +167,7 @@ def test_a_dataset_that_lies_elsewhere_on_the_disk_is_noticed(
 
     from pdgemm import DistMatrix, ProcessGrid
     from pdgemm.errors import FileError
-    from pdgemm.io import hdf5, new_dataset
+    from pdgemm.io import hdf5, many_datasets
 
     path = shared_tmp_path / "state.h5"
 
@@ -180,7 +180,7 @@ def test_a_dataset_that_lies_elsewhere_on_the_disk_is_noticed(
             del file["b"]
 
     with ProcessGrid(comm) as grid:
-        monkeypatch.setattr(new_dataset, "to_disk", moved)
+        monkeypatch.setattr(many_datasets, "to_disk", moved)
         with pytest.raises(FileError, match=r"state\.h5: what was written is not what the file holds"):
             hdf5.save_all(path, {"a": DistMatrix.random((3, 5), grid=grid)})
     assert only_file(shared_tmp_path, comm) == []

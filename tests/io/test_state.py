@@ -202,7 +202,7 @@ def test_a_full_disk_leaves_the_last_generation(
 ) -> None:
     from pdgemm import ProcessGrid
     from pdgemm.errors import FileError
-    from pdgemm.io import hdf5, new_dataset
+    from pdgemm.io import hdf5, many_datasets
     from pdgemm.support import files
 
     path = shared_tmp_path / "state.h5"
@@ -213,7 +213,7 @@ def test_a_full_disk_leaves_the_last_generation(
     with ProcessGrid(comm) as grid:
         X = distributed(grid, np.full((9, 9), 1.0))
         hdf5.save_all(path, {"w": X}, attrs={"step": 1})
-        for module in (files, new_dataset):  # before it begins, and when it has begun
+        for module in (files, many_datasets):  # before it begins, and when it has begun
             with monkeypatch.context() as patch:
                 patch.setattr(module, "reserve", full)
                 with pytest.raises(FileError, match=r"state\.h5: No space left on device"):
