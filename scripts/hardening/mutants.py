@@ -1536,7 +1536,7 @@ MUTANTS = [
         "transformer: experts of a layer that is computed again have their tokens still",
         "docs/examples/gpt/accounting.py",
         "forwards=forwards(model)", "forwards=1",
-        ("2 tests/examples/test_gpt.py",),
+        ("4 tests/examples/test_gpt.py",),
     ),
     Mutant(
         "transformer: the tokens of a rank are one run", "docs/examples/gpt/accounting.py",

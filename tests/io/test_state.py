@@ -147,7 +147,7 @@ def test_ranks_of_a_job_that_was_killed_cannot_replace_what_a_later_one_saved(
         assert save("first", 31) == 5
 
 
-@pytest.mark.parametrize("after", ["look", "first matrix"])
+@pytest.mark.parametrize("after", ["look", "inspection", "reading"])
 @pytest.mark.parametrize("often", [1, 99])
 def test_what_another_job_saves_meanwhile_is_loaded_whole_or_not_at_all(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str, often: int
@@ -155,7 +155,7 @@ def test_what_another_job_saves_meanwhile_is_loaded_whole_or_not_at_all(
     """All that is loaded is of one generation, whenever the file is replaced."""
     from pdgemm import ProcessGrid
     from pdgemm.errors import FileError
-    from pdgemm.io import generations, hdf5
+    from pdgemm.io import generations, hdf5, many_datasets
 
     path, left = shared_tmp_path / "state.h5", [often]
 
@@ -177,16 +177,16 @@ def test_what_another_job_saves_meanwhile_is_loaded_whole_or_not_at_all(
 
         save(1)
         save(2)
-        if after == "look":
-            original = hdf5.on_root
+        if after == "reading":
+            monkeypatch.setattr(hdf5, "load_datasets", disturbed(hdf5.load_datasets))
+        else:
+            original, module = hdf5.on_root, hdf5 if after == "look" else many_datasets
 
             def looked(comm: Any, path: Any, action: Any) -> Any:
-                looks = "saved_generations" in action.__code__.co_names
+                looks = {"saved_generations", "stored_datasets"} & {*action.__code__.co_names}
                 return (disturbed(original) if looks else original)(comm, path, action)
 
-            monkeypatch.setattr(hdf5, "on_root", looked)
-        else:
-            monkeypatch.setattr(hdf5, "load", disturbed(hdf5.load))
+            monkeypatch.setattr(module, "on_root", looked)
         monkeypatch.setattr(generations, "_last", {})
         if often > 1:
             with pytest.raises(FileError, match="was changed while it was read"):
