@@ -317,8 +317,8 @@ def load_all(
     grid    : by default a grid of all ranks.
     layouts : options of `load` by the name of the matrix: block, source, dtype, transpose, device.
 
-    Each matrix is compared with its checksum.  Where the file is damaged or missing, the previous generation is loaded,
-    and a line on standard error says so.  Later calls of `save_all` go on from the generation that was loaded.
+    The file is opened once, and each matrix is compared with its checksum.  Where the file is damaged or missing, the
+    previous generation is loaded, and a line on standard error says so.  Later calls of `save_all` go on from it.
 
     Returns `matrices`, `attrs` and `generation`.  Raises FileError, ArgumentError, LayoutError, DTypeError or
     DeviceError on every rank.
@@ -335,7 +335,7 @@ def load_all(
         for name, options in wanted.items():
             if unknown := set(options) - {"block", "source", "dtype", "transpose", "device"}:
                 raise ArgumentError(f"layouts[{name!r}]: load has no {', '.join(map(str, unknown))}")
-        description += ["hdf5.load_all", path, *wanted]
+        description += ["hdf5.load_all", path, *wanted, *(options.get("device", HOST) for options in wanted.values())]
     for _ in range(_LOOKS):  # ranks of a killed job may still run, and save
         there, bad = on_root(comm, path, lambda: generations.saved_generations(path))
         for each in there:

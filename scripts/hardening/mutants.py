@@ -1,4 +1,4 @@
-"""What the suite catches: 296 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 300 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -645,12 +645,12 @@ MUTANTS = [
     ),
     Mutant(
         "io: a dataset without its metadata is published with the others", "io/many_datasets.py",
-        "if there != self.offsets or self._partial", "if self._partial",
+        "if there != self.offsets or self._file", "if self._file",
         ("1 tests/io/test_many_matrices.py",),
     ),
     Mutant(
         "io: the parts of a small matrix lie as on their ranks", "io/pieces.py",
-        "[dim.indices(part) for dim, part in dims]", "[np.arange(dim.count(part)) for dim, part in dims]",
+        "(dim.indices(part) for dim, part in dims)", "(np.arange(dim.count(part)) for dim, part in dims)",
         ("4 tests/io/test_many_matrices.py",),
     ),
     Mutant(
@@ -760,7 +760,27 @@ MUTANTS = [
     Mutant(
         "io: a damaged generation is loaded", "io/hdf5.py",
         "load(each.path, name, grid, verify=True,", "load(each.path, name, grid, verify=False,",
+        ("1 tests/io/test_many_matrices.py",),
+    ),
+    Mutant(
+        "io: many matrices are not compared with their checksums", "io/many_datasets.py",
+        '        check_checksum(dataset, f"{path}:{name}", computed)\n', "        pass\n",
         ("4 tests/io/test_state.py",),
+    ),
+    Mutant(
+        "io: a file is opened for each matrix that is inspected", "io/many_datasets.py",
+        "lambda: stored_datasets(path, names))", "lambda: {x: stored_datasets(path, [x])[x] for x in names})",
+        ("1 tests/io/test_many_matrices.py",),
+    ),
+    Mutant(
+        "io: many matrices have the types of their datasets", "io/many_datasets.py",
+        "x.astype(dtype, copy=False)", "x.astype(x.dtype, copy=False)",
+        ("1 tests/io/test_many_matrices.py",),
+    ),
+    Mutant(
+        "io: chunks of a dataset are taken for its rows", "io/many_datasets.py",
+        "if x.offset is not None or 0 in x.shape}", "if x.shape}",
+        ("1 tests/io/test_many_matrices.py",),
     ),
     Mutant(
         "io: matrices and attributes of two generations are loaded together", "io/hdf5.py",

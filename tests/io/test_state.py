@@ -266,6 +266,15 @@ def test_bad_arguments_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path
         for layouts in ({"a": 64}, {"a": None}, [1]):
             with pytest.raises(ArgumentError, match="layouts must be of the form"):
                 hdf5.load_all(path, grid, layouts)  # type: ignore[arg-type]
+        if comm.size > 1:
+            differing = (
+                {"device": "cuda" if comm.rank else "host"},
+                {"block": 1 + comm.rank},
+                {"transpose": comm.rank > 0},
+            )
+            for options in differing:
+                with pytest.raises(ArgumentError, match="hdf5.load_all"):
+                    hdf5.load_all(path, grid, {"a": options})
         hdf5.save(shared_tmp_path / "other.h5", "a", X)
         for work in (
             lambda: hdf5.load_all(shared_tmp_path / "other.h5", grid),
