@@ -25,7 +25,7 @@ import numpy as np
 from mpi4py import MPI
 
 import pdgemm
-from pdgemm.algorithms.protection.checksum import checksum, checksums, is_comparable
+from pdgemm.algorithms.protection.checksum import checksum, checksums
 from pdgemm.errors import ArgumentError, DTypeError, FileError, GridError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
@@ -35,9 +35,19 @@ from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import generations, hyperslabs, mpi_io, pieces
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.generations import Saved, SavedReport
-from pdgemm.io.matrix_files import Progress, Transfer, check_dtypes, part_of, within
-from pdgemm.io.new_dataset import NewDataset, NewDatasets, new_dataset
-from pdgemm.io.stored import CHANGED, Stored, check_names, check_unchanged, file_and_name, stored_dataset
+from pdgemm.io.many_datasets import NewDatasets, load_datasets
+from pdgemm.io.new_dataset import NewDataset, new_dataset
+from pdgemm.io.pieces import Progress, Transfer, check_dtypes, part_of, within
+from pdgemm.io.stored import (
+    CHANGED,
+    Stored,
+    check_checksum,
+    check_names,
+    check_unchanged,
+    check_verifiable,
+    file_and_name,
+    stored_dataset,
+)
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import STORED, element_type, names
 from pdgemm.local.arrays.integers import as_count
@@ -103,7 +113,9 @@ def load(
     with together(comm):
         part = part_of(stored.shape, rows, cols)
         if verify:
-            _check_verifiable(stored, f"{path}:{name}", part)
+            if part.shape != stored.shape:
+                raise ArgumentError(f"{path}:{name}: verify reads the whole dataset, and not a part of it ({part})")
+            check_verifiable(stored, f"{path}:{name}")
         method = _way_to_read(stored)
         carried = wanted
         if verify:  # the checksum is that of the stored bits, without conversion
@@ -120,9 +132,7 @@ def load(
             pieces.read_pieces(there, within(transfer, part), stored.unit, progress)
         on_root(comm, path, lambda: check_unchanged(f"{path}:{name}", stored))
     if verify:
-        computed = checksum(there)
-        if computed != stored.checksum:  # the same on every rank
-            raise FileError(f"{path}:{name} is damaged: its checksum is {computed}, recorded was {stored.checksum}")
+        check_checksum(stored, f"{path}:{name}", checksum(there))  # the same on every rank
     if wanted != carried:
         matrix = matrix.astype(wanted)
     size, taken = part.size * stored.dtype.itemsize, perf_counter() - start
@@ -130,16 +140,6 @@ def load(
     only = None if part.shape == stored.shape else part
     matrix.report = IOReport("read", *what, size, taken, stored.checksum, only)
     return matrix
-
-
-def _check_verifiable(stored: Stored, dataset: str, part: Any) -> None:
-    """Raise an error where a dataset, or a part of it, cannot be compared with its checksum."""
-    if part.shape != stored.shape:
-        raise ArgumentError(f"{dataset}: verify reads the whole dataset, and not a part of it ({part})")
-    if stored.checksum is None:
-        raise FileError(f"{dataset} carries no checksum to verify")
-    if not is_comparable(stored.checksum):
-        raise FileError(f"{dataset} carries a checksum of another version of pdgemm: load it without verify")
 
 
 def _opened(
@@ -317,8 +317,8 @@ def load_all(
     grid    : by default a grid of all ranks.
     layouts : options of `load` by the name of the matrix: block, source, dtype, transpose, device.
 
-    Each matrix is compared with its checksum.  Where the file is damaged or missing, the previous generation is loaded,
-    and a line on standard error says so.  Later calls of `save_all` go on from the generation that was loaded.
+    The file is opened once, and each matrix is compared with its checksum.  Where the file is damaged or missing, the
+    previous generation is loaded, and a line on standard error says so.  Later calls of `save_all` go on from it.
 
     Returns `matrices`, `attrs` and `generation`.  Raises FileError, ArgumentError, LayoutError, DTypeError or
     DeviceError on every rank.
@@ -335,7 +335,7 @@ def load_all(
         for name, options in wanted.items():
             if unknown := set(options) - {"block", "source", "dtype", "transpose", "device"}:
                 raise ArgumentError(f"layouts[{name!r}]: load has no {', '.join(map(str, unknown))}")
-        description += ["hdf5.load_all", path, *wanted]
+        description += ["hdf5.load_all", path, *wanted, *(options.get("device", HOST) for options in wanted.values())]
     for _ in range(_LOOKS):  # ranks of a killed job may still run, and save
         there, bad = on_root(comm, path, lambda: generations.saved_generations(path))
         for each in there:
@@ -343,7 +343,8 @@ def load_all(
                 raise ArgumentError(f"{path} has no {', '.join(sorted(missing))}; it has {', '.join(each.names)}")
             loaded, error = dict[str, DistMatrix](), ""
             try:
-                for name in each.names:
+                loaded |= load_datasets(each.path, each.names, grid, wanted)
+                for name in (x for x in each.names if x not in loaded):  # another program has compressed it
                     loaded[name] = load(each.path, name, grid, verify=True, **wanted.get(name, {}))
             except FileError as failure:
                 error = str(failure)
@@ -358,7 +359,7 @@ def load_all(
                 say(f"{'; '.join(bad)}: generation {each.token.generation} of {each.path} was loaded in its place")
             generations.same_job(comm)
             generations.remember(path, each.token)
-            return Saved(loaded, each.attrs, each.token.generation)
+            return Saved({name: loaded[name] for name in each.names}, each.attrs, each.token.generation)
         else:
             raise FileError("; ".join(bad))
     raise FileError(f"{path} {CHANGED}")

@@ -16,8 +16,7 @@ import numpy as np
 
 from pdgemm.errors import FileError
 from pdgemm.io.atomic import on_root
-from pdgemm.io.matrix_files import Transfer
-from pdgemm.io.pieces import open_on_all
+from pdgemm.io.pieces import Transfer, open_on_all
 from pdgemm.support.agreement import together
 from pdgemm.support.files import file_error
 from pdgemm.support.waits import Wait

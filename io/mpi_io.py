@@ -12,8 +12,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.lib.stride_tricks import as_strided
 
-from pdgemm.io.matrix_files import Transfer
-from pdgemm.io.pieces import open_on_all
+from pdgemm.io.pieces import Transfer, open_on_all
 from pdgemm.support.files import file_error
 
 # Open MPI creates a semaphore in /dev/shm for every file, for shared file pointers, which are not used here.  If

@@ -23,7 +23,7 @@ from pdgemm.instrument.report import IOReport
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import mpi_io, pieces
 from pdgemm.io.atomic import on_root, replacing
-from pdgemm.io.matrix_files import Progress, Transfer, check_dtypes, part_of, within
+from pdgemm.io.pieces import Progress, Transfer, check_dtypes, part_of, within
 from pdgemm.io.stored import CHANGED, Stored
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import TYPE, element_type

@@ -7,7 +7,7 @@ bytes.  (An MPI file type of a block-cyclic layout would have an entry for each 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import gcd, prod
 from pathlib import Path
@@ -19,11 +19,13 @@ from mpi4py import MPI
 
 from pdgemm.algorithms.protection.checksum import bilinear, text, zero
 from pdgemm.algorithms.redistribution import redistribute
-from pdgemm.errors import FileError, PdgemmError
+from pdgemm.errors import DTypeError, FileError, PdgemmError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.io.matrix_files import Progress, Transfer
+from pdgemm.grids.rectangles import Rectangle
 from pdgemm.local.arrays.device import HOST
+from pdgemm.local.arrays.dtypes import kind_rank, names
 from pdgemm.local.arrays.elementwise import set_elements
+from pdgemm.local.arrays.integers import as_range
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.files import file_error
@@ -32,7 +34,30 @@ from pdgemm.support.waits import Wait
 ELEMENTS = 1 << 19  # elements of the largest block of a rank in a piece
 INDICES = 1 << 17  # the most rows or columns of a piece, since a redistribution may keep arrays of that length
 
+Progress = Callable[[int, int], object]
+Transfer = Callable[[int, int, np.ndarray], object]  # (first row, first column, elements); the array may be empty
+
 T = TypeVar("T")
+
+
+def check_dtypes(what: str, stored: np.dtype, wanted: np.dtype, possible: tuple[np.dtype, ...]) -> None:
+    """Raise DTypeError if a matrix cannot have the wanted type, or if the stored type cannot be converted to it."""
+    if wanted not in possible:
+        request = "" if wanted == stored else f", and dtype={wanted} was asked for"
+        raise DTypeError(f"{what} holds {stored}{request}; a matrix can be of {names(possible)}: convert with dtype=")
+    safe = kind_rank(stored) <= kind_rank(wanted) if kind_rank(wanted) else np.can_cast(stored, wanted)
+    if stored.kind not in "biufc" or not safe:
+        raise DTypeError(f"{what} holds {stored}, which cannot become {wanted}")
+
+
+def part_of(shape: tuple[int, int], rows: Any, cols: Any) -> Rectangle:
+    """Return the part of a matrix of this shape that `rows` and `cols` select.  Raises ArgumentError."""
+    return Rectangle(as_range(rows, "rows", shape[0]), as_range(cols, "cols", shape[1]))
+
+
+def within(transfer: Transfer, part: Rectangle) -> Transfer:
+    """Return a transfer whose row and column numbers begin with 0 at the first element of a part."""
+    return lambda row, col, elements: transfer(row + part.rows[0], col + part.cols[0], elements)
 
 
 class Piece(NamedTuple):
@@ -126,44 +151,91 @@ def _even(sizes: list[int], ranks: int) -> list[int]:
     return [min(int(ranks * middle / ends[-1]), ranks - 1) for middle in middles]
 
 
+class _Ways(NamedTuple):
+    """How the parts of the matrices of a parcel travel between the ranks that have them and those with whole ones.
+
+    parts  : of this rank's local arrays, the bytes that belong to each rank's whole ones.
+    wholes : of this rank's whole ones, the bytes that belong to each rank's parts.
+    places : of each rank's parts in this rank's whole ones: (number, rows, columns).
+    """
+
+    parts: list[int]
+    wholes: list[int]
+    places: list[tuple[int, np.ndarray, np.ndarray]]
+
+
+def _ways(matrices: Sequence[DistMatrix], parcel: Parcel, comm: MPI.Intracomm) -> _Ways:
+    """Return the ways of a parcel.  Local."""
+    ways = _Ways([0] * comm.size, [0] * comm.size, [])
+    for number, owner in zip(*parcel):
+        ways.parts[owner] += matrices[number].stored.nbytes
+    for rank in range(comm.size):
+        for number in (x for x, owner in zip(*parcel) if owner == comm.rank):
+            matrix = matrices[number]
+            coords = matrix.grid.coords_of(rank)
+            if elements := prod(matrix.distribution.local_shape(coords)):
+                dims = zip((matrix.distribution.rows, matrix.distribution.cols), coords)
+                rows, cols = (dim.indices(part) for dim, part in dims)
+                ways.places.append((number, rows, cols))
+                ways.wholes[rank] += elements * matrix.dtype.itemsize
+    return ways
+
+
 def whole_ones(matrices: Sequence[DistMatrix], parcel: Parcel, comm: MPI.Intracomm) -> dict[int, np.ndarray]:
     """Return the matrices of a parcel that are whole on this rank, by number.  Collective; one exchange.
 
     Each rank sends its local arrays, the parcel's order also being that of the ranks that receive them.
     """
     with together(comm):
-        parts = [np.ascontiguousarray(matrices[x].local).reshape(-1).view(np.uint8) for x in parcel.numbers]
-        sent, out = np.zeros(comm.size, int), np.concatenate(parts)
-        np.add.at(sent, parcel.ranks, [part.size for part in parts])
-        wholes, places = dict[int, np.ndarray](), list[list[tuple[int, Any, int]]]()
-        for rank in range(comm.size):
-            places.append([])
-            for number in (x for x, owner in zip(parcel.numbers, parcel.ranks) if owner == comm.rank):
-                matrix = matrices[number]
-                coords = matrix.grid.coords_of(rank)
-                if nbytes := prod(matrix.distribution.local_shape(coords)) * matrix.dtype.itemsize:
-                    dims = zip((matrix.distribution.rows, matrix.distribution.cols), coords)
-                    places[rank].append((number, [dim.indices(part) for dim, part in dims], nbytes))
-                wholes.setdefault(number, np.empty(matrix.shape, matrix.dtype))
-        received = np.array([sum(nbytes for *_, nbytes in place) for place in places])
-        into = np.empty(received.sum(), np.uint8)
-    comm.Alltoallv([out, sent, MPI.BYTE], [into, received, MPI.BYTE])
+        ways, out = _ways(matrices, parcel, comm), _bytes_of([matrices[x].local for x in parcel.numbers])
+        into, start = np.empty(sum(ways.wholes), np.uint8), 0
+        wholes = new_wholes(matrices, parcel, comm)
+    comm.Alltoallv([out, ways.parts, MPI.BYTE], [into, ways.wholes, MPI.BYTE])
     with together(comm):
-        start = 0
-        for number, (rows, cols), nbytes in (x for place in places for x in place):
-            part = into[start : start + nbytes].view(wholes[number].dtype).reshape(len(rows), len(cols))
-            _window(wholes[number], rows, cols, part)
-            start += nbytes
+        for number, rows, cols in ways.places:
+            whole = wholes[number]
+            end = start + len(rows) * len(cols) * whole.itemsize
+            whole[_window(rows, cols)] = into[start:end].view(whole.dtype).reshape(len(rows), len(cols))
+            start = end
     return wholes
 
 
-def _window(whole: np.ndarray, rows: np.ndarray, cols: np.ndarray, part: np.ndarray) -> None:
-    """Set whole[rows, cols] := part, of ascending indices, by a plain copy where they follow each other."""
+def spread_wholes(
+    matrices: Sequence[DistMatrix], parcel: Parcel, wholes: Mapping[int, np.ndarray], comm: MPI.Intracomm
+) -> None:
+    """Set the matrices of a parcel from those that are whole on the ranks, as `whole_ones` returns them.  Collective.
+
+    One exchange, the transpose of that of `whole_ones`.
+    """
+    with together(comm):
+        ways = _ways(matrices, parcel, comm)
+        out = _bytes_of([wholes[number][_window(rows, cols)] for number, rows, cols in ways.places])
+        into, start = np.empty(sum(ways.parts), np.uint8), 0
+    comm.Alltoallv([out, ways.wholes, MPI.BYTE], [into, ways.parts, MPI.BYTE])
+    with together(comm):
+        for local in (matrices[number].local for number in parcel.numbers):
+            local[...] = into[start : start + local.nbytes].view(local.dtype).reshape(local.shape)
+            start += local.nbytes
+
+
+def new_wholes(matrices: Sequence[DistMatrix], parcel: Parcel, comm: MPI.Intracomm) -> dict[int, np.ndarray]:
+    """Allocate the matrices of a parcel that are whole on this rank, by number.  Local."""
+    own = (number for number, owner in zip(*parcel) if owner == comm.rank)
+    return {number: np.empty(matrices[number].shape, matrices[number].dtype) for number in own}
+
+
+def _bytes_of(arrays: list[np.ndarray]) -> np.ndarray:
+    """Return the bytes of arrays, one after the other, each in the order of its rows."""
+    return np.concatenate(
+        [np.empty(0, np.uint8), *(np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in arrays)]
+    )
+
+
+def _window(rows: np.ndarray, cols: np.ndarray) -> Any:
+    """Return the index of ascending rows and columns: of slices, for a plain copy, where they follow each other."""
     (row, last), (col, end) = ((x[0], x[-1] + 1) for x in (rows, cols))
-    if part.shape == (last - row, end - col):
-        whole[row:last, col:end] = part
-    else:
-        whole[np.ix_(rows, cols)] = part
+    alike = (len(rows), len(cols)) == (last - row, end - col)
+    return (slice(row, last), slice(col, end)) if alike else np.ix_(rows, cols)
 
 
 @contextmanager

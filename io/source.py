@@ -15,7 +15,7 @@ from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io import hdf5, hyperslabs, mpi_io, npy, pieces
 from pdgemm.io.atomic import on_root
-from pdgemm.io.matrix_files import Transfer
+from pdgemm.io.pieces import Transfer
 from pdgemm.io.stored import CHANGED, Stored, changed_file, check_unchanged
 from pdgemm.local.arrays.dtypes import STORED
 from pdgemm.matrix.distmatrix import DistMatrix

@@ -7,7 +7,7 @@ dataset, or external raw storage.  So file, layout, offset and type are those of
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ import mpi4py.MPI  # noqa: F401  # before h5py: an h5py built with MPI needs it
 import h5py  # isort: skip
 import numpy as np
 
+from pdgemm.algorithms.protection.checksum import is_comparable
 from pdgemm.errors import ArgumentError, FileError, LayoutError
 from pdgemm.io.attributes import read_attribute
 from pdgemm.support.file_states import State, check_ordinary, settled, state, state_of
@@ -103,34 +104,64 @@ def check_names(path: Path, name: str) -> None:
 
 def stored_dataset(path: Path, name: str) -> Stored:
     """Return the properties of the dataset that a name resolves to."""
-    check_names(path, name)
+    return stored_datasets(path, [name])[name]
+
+
+def stored_datasets(path: Path, names: Sequence[str]) -> dict[str, Stored]:
+    """Return the properties of datasets of one file by their names; the file is opened once.
+
+    Their `states` are those of all files that any of the names leads into.
+    """
+    for name in names:
+        check_names(path, name)
     if not path.exists():
         raise FileError(f"{path}: no such file")
     seen: Seen = set()
-    with followed(path, name, seen) as (file, dataset, other):
-        if isinstance(dataset, h5py.Group):
-            raise FileError(f"{path}:{name} is a group; it has {_contents(dataset) or 'no datasets'}")
-        if not isinstance(dataset, h5py.Dataset):
-            here = f"the name leads into {other}" if other else f"it has {_contents(file) or 'none'}"
-            raise FileError(f"{path} has no dataset {name}; {here}")
-        if dataset.ndim not in (1, 2):
-            raise LayoutError(f"{path}:{name} is neither a matrix nor a vector: its shape is {dataset.shape}")
-        what, dtype = f"{path}:{name}", dataset.dtype
-        objects = _checked_sources(dataset, what, seen)
-        recorded = read_attribute(dataset, "pdgemm_checksum")
-        return Stored(
-            shape=(*dataset.shape, 1)[:2],
-            dtype=np.dtype(dtype.newbyteorder("=").str) if dtype.kind in "biufc" else dtype,
-            file=other or path,
-            offset=_offset(dataset, what),
-            unit=access_unit(dataset),
-            scattered=dataset.is_virtual or bool(dataset.external),
-            checksum=None if recorded is None else str(recorded),
-            states=seen,
-            object=_object(dataset),
-            objects=objects,
-            ndim=dataset.ndim,
-        )
+    with ExitStack() as stack:
+        file = stack.enter_context(_opened(path, seen))
+        return {name: _properties(path, name, _target(file, path, name, seen, stack), seen) for name in names}
+
+
+def _properties(path: Path, name: str, target: Found, seen: Seen) -> Stored:
+    """Return the properties of what a name of an open file resolves to.  Raises FileError or LayoutError."""
+    file, dataset, other = target
+    if isinstance(dataset, h5py.Group):
+        raise FileError(f"{path}:{name} is a group; it has {_contents(dataset) or 'no datasets'}")
+    if not isinstance(dataset, h5py.Dataset):
+        here = f"the name leads into {other}" if other else f"it has {_contents(file) or 'none'}"
+        raise FileError(f"{path} has no dataset {name}; {here}")
+    if dataset.ndim not in (1, 2):
+        raise LayoutError(f"{path}:{name} is neither a matrix nor a vector: its shape is {dataset.shape}")
+    what, dtype = f"{path}:{name}", dataset.dtype
+    objects = _checked_sources(dataset, what, seen)
+    recorded = read_attribute(dataset, "pdgemm_checksum")
+    return Stored(
+        shape=(*dataset.shape, 1)[:2],
+        dtype=np.dtype(dtype.newbyteorder("=").str) if dtype.kind in "biufc" else dtype,
+        file=other or path,
+        offset=_offset(dataset, what),
+        unit=access_unit(dataset),
+        scattered=dataset.is_virtual or bool(dataset.external),
+        checksum=None if recorded is None else str(recorded),
+        states=seen,
+        object=_object(dataset),
+        objects=objects,
+        ndim=dataset.ndim,
+    )
+
+
+def check_verifiable(stored: Stored, what: str) -> None:
+    """Raise FileError where the elements of a dataset cannot be compared with a checksum."""
+    if stored.checksum is None:
+        raise FileError(f"{what} carries no checksum to verify")
+    if not is_comparable(stored.checksum):
+        raise FileError(f"{what} carries a checksum of another version of pdgemm: load it without verify")
+
+
+def check_checksum(stored: Stored, what: str, computed: str) -> None:
+    """Raise FileError where the elements that were read from a dataset have another checksum."""
+    if computed != stored.checksum:
+        raise FileError(f"{what} is damaged: its checksum is {computed}, recorded was {stored.checksum}")
 
 
 def check_unchanged(what: str, stored: Stored) -> None:
@@ -154,28 +185,32 @@ def followed(path: Path, name: str, seen: Seen) -> Iterator[Found]:
     seen : receives the states of all these files.
     """
     with ExitStack() as stack:
-        file = first = stack.enter_context(_opened(path, seen))
-        here, parts, links, other = first["/"], name.split("/")[::-1], 0, None
-        while parts and here is not None:
-            part = parts.pop()
-            if part in ("", "."):
-                continue
-            link = here.get(part, getlink=True) if isinstance(here, h5py.Group) else None
-            if not isinstance(link, h5py.SoftLink | h5py.ExternalLink):
-                here = here.get(part) if link else None
-                continue
-            links += 1
-            if links > _MOST_LINKS:  # a cycle
-                raise FileError(f"{path}: {name} leads through too many links")
-            parts += link.path.split("/")[::-1]
-            if isinstance(link, h5py.ExternalLink):
-                there = _search(link.filename, file, "HDF5_EXT_PREFIX")
-                other = there or Path(str(link.filename))
-                file = stack.enter_context(_opened(there, seen)) if there else None
-                here = file and file["/"]
-            elif link.path.startswith("/"):
-                here = file["/"]
-        yield Found(first, here, other)
+        yield _target(stack.enter_context(_opened(path, seen)), path, name, seen, stack)
+
+
+def _target(first: h5py.File, path: Path, name: str, seen: Seen, stack: ExitStack) -> Found:
+    """Return what a name of an open file resolves to.   stack : closes the other files that are opened for it."""
+    file, here, parts, links, other = first, first["/"], name.split("/")[::-1], 0, None
+    while parts and here is not None:
+        part = parts.pop()
+        if part in ("", "."):
+            continue
+        link = here.get(part, getlink=True) if isinstance(here, h5py.Group) else None
+        if not isinstance(link, h5py.SoftLink | h5py.ExternalLink):
+            here = here.get(part) if link else None
+            continue
+        links += 1
+        if links > _MOST_LINKS:  # a cycle
+            raise FileError(f"{path}: {name} leads through too many links")
+        parts += link.path.split("/")[::-1]
+        if isinstance(link, h5py.ExternalLink):
+            there = _search(link.filename, file, "HDF5_EXT_PREFIX")
+            other = there or Path(str(link.filename))
+            file = stack.enter_context(_opened(there, seen)) if there else None
+            here = file and file["/"]
+        elif link.path.startswith("/"):
+            here = file["/"]
+    return Found(first, here, other)
 
 
 def _opened(path: Path, seen: Seen) -> h5py.File:

@@ -15,7 +15,7 @@ from pdgemm.algorithms.protection.checksum import bilinear, zero
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.io.matrix_files import Transfer
+from pdgemm.io.pieces import Transfer
 from pdgemm.io.source import ReadSums, Region, Source
 from pdgemm.io.streamed.tiling import STAGED, Range, TileStep
 from pdgemm.matrix.distmatrix import DistMatrix

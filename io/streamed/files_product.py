@@ -23,8 +23,8 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.check_report import CheckReport, all_checks
 from pdgemm.instrument.report import IOReport
 from pdgemm.instrument.stream_report import StreamReport
-from pdgemm.io.matrix_files import Progress, Transfer
 from pdgemm.io.new_dataset import NewDataset, new_dataset
+from pdgemm.io.pieces import Progress, Transfer
 from pdgemm.io.source import ReadSums, Source, ndim_of_product, source
 from pdgemm.io.streamed.checkpoints import PATIENCE, Checkpoints, When, WrongResult, checkpoints
 from pdgemm.io.streamed.file_panels import Panels, TileWriter, loaded_steps, read_and_sum, transfer_part, worker

@@ -35,8 +35,8 @@ from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io import generations
 from pdgemm.io.atomic import on_root
-from pdgemm.io.matrix_files import Transfer
 from pdgemm.io.new_dataset import NewDataset
+from pdgemm.io.pieces import Transfer
 from pdgemm.io.source import Region, Source, source
 from pdgemm.io.stored import attribute
 from pdgemm.io.streamed.tiling import STAGED, Range, TilePart, Tiling

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -65,13 +65,21 @@ def new_local(
 
 def all_shared(local: Array, grid: ProcessGrid) -> bool:
     """Return whether the ranks of every node can read each other's local arrays.  Collective over the grid."""
+    return which_shared([local], grid)[0]
+
+
+def which_shared(arrays: Sequence[Array], grid: ProcessGrid) -> list[bool]:
+    """Return the same of the local arrays of each of some matrices, in one reduction.  Collective over the grid."""
     if grid.comm.size == 1:
-        return False
+        return [False] * len(arrays)
     if grid.draft:  # as for the local arrays of the matrix that is planned
-        device = devices.of(local)
-        return bool(device.reach(grid).reads) if device else grid.shares_memory
-    here = not local.size or devices.shared_memory(devices.of(local), grid).lies_here(local)
-    return bool(grid.comm.allreduce(here, MPI.LAND))
+        of = map(devices.of, arrays)
+        return [bool(device.reach(grid).reads) if device else grid.shares_memory for device in of]
+    memories = ((x, devices.shared_memory(devices.of(x), grid)) for x in arrays)
+    here = np.array([not x.size or memory.lies_here(x) for x, memory in memories])
+    grid.comm.Allreduce(MPI.IN_PLACE, here, MPI.LAND)
+    shared: list[bool] = here.tolist()
+    return shared
 
 
 def in_native_order(array: np.ndarray, what: str) -> np.ndarray:

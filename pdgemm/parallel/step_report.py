@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -155,7 +156,8 @@ class StepTimes:
 
     optimizer : whose buckets time their passes.   batches : the `Prefetch`, whose waits are "data"; None: none.
     expected : words that this rank receives in a step by their kind in `mesh.traffic`, beside those of buckets: those
-        of layers and pipelines, for example.
+        of layers and pipelines, for example.  A function returns those of the step that has just ended, where they
+        depend on its tokens, as those of experts do.
     flops  : of a step on all ranks together: the model's, and those of the hardware, which computes some again.
     tokens : of a step on all ranks together.
     """
@@ -165,12 +167,13 @@ class StepTimes:
         optimizer: ShardedOptimizer,
         batches: Prefetch | None = None,
         *,
-        expected: Mapping[str, int] | None = None,
+        expected: Mapping[str, int | Callable[[], int]] | None = None,
         flops: tuple[float, float] = (0.0, 0.0),
         tokens: int = 0,
     ) -> None:
         self._optimizer, self._batches, self._rows, self._samples = optimizer, batches, list[list[float]](), 0
-        self._expected, self._flops, self._tokens = {**(expected or {})}, flops, tokens
+        self._of_step, self._flops, self._tokens = {**(expected or {})}, flops, tokens
+        self._expected = Counter[str]()
         self._traffic, self._last = dict[str, Traffic](), batches.seconds if batches else 0.0
         self._hidden, self._waits, self._updates = 0.0, 0.0, 0
 
@@ -186,6 +189,7 @@ class StepTimes:
         end = perf_counter()
         for kind, x in self._so_far().items():
             self._traffic[kind] = self._traffic.get(kind, Traffic()) + (x - moved.get(kind, Traffic()))
+        self._expected.update({kind: words() if callable(words) else words for kind, words in self._of_step.items()})
         self._updates += self._optimizer.updates - updates
         spent = {name: seconds.get(name, 0.0) - before.get(name, 0.0) for name in (*PHASES[1:6], "hidden", WAITS)}
         waited = self._batches.seconds if self._batches else 0.0
@@ -213,7 +217,6 @@ class StepTimes:
         return StepReport(
             steps, self._samples, float(totals.sum()), float(p50), float(p99), phases,
             waits, self._hidden / max(1, steps), dict(self._traffic), expected,
-            {kind: words * steps for kind, words in self._expected.items()}, self._tokens * steps,
-            self._flops[0] * steps, self._flops[1] * steps, comm.size,
+            dict(self._expected), self._tokens * steps, self._flops[0] * steps, self._flops[1] * steps, comm.size,
             machine_at_hand().rate(str(layouts.whole.wide), _LARGE),
         )  # fmt: skip

@@ -644,18 +644,18 @@ MUTANTS = [
         ("1 tests/io/test_hdf5.py",),
     ),
     Mutant(
-        "io: small matrices that were lost on the way are published", "io/new_dataset.py",
+        "io: small matrices that were lost on the way are published", "io/many_datasets.py",
         "if texts(self._comm, totals) != self._checksums:", "if False:",
         ("4 tests/io/test_many_matrices.py",),
     ),
     Mutant(
-        "io: a dataset without its metadata is published with the others", "io/new_dataset.py",
-        "if there != self.offsets or self._partial", "if self._partial",
+        "io: a dataset without its metadata is published with the others", "io/many_datasets.py",
+        "if there != self.offsets or self._file", "if self._file",
         ("1 tests/io/test_many_matrices.py",),
     ),
     Mutant(
         "io: the parts of a small matrix lie as on their ranks", "io/pieces.py",
-        "[dim.indices(part) for dim, part in dims]", "[np.arange(dim.count(part)) for dim, part in dims]",
+        "(dim.indices(part) for dim, part in dims)", "(np.arange(dim.count(part)) for dim, part in dims)",
         ("4 tests/io/test_many_matrices.py",),
     ),
     Mutant(
@@ -765,7 +765,27 @@ MUTANTS = [
     Mutant(
         "io: a damaged generation is loaded", "io/hdf5.py",
         "load(each.path, name, grid, verify=True,", "load(each.path, name, grid, verify=False,",
+        ("1 tests/io/test_many_matrices.py",),
+    ),
+    Mutant(
+        "io: many matrices are not compared with their checksums", "io/many_datasets.py",
+        '        check_checksum(dataset, f"{path}:{name}", computed)\n', "        pass\n",
         ("4 tests/io/test_state.py",),
+    ),
+    Mutant(
+        "io: a file is opened for each matrix that is inspected", "io/many_datasets.py",
+        "lambda: stored_datasets(path, names))", "lambda: {x: stored_datasets(path, [x])[x] for x in names})",
+        ("1 tests/io/test_many_matrices.py",),
+    ),
+    Mutant(
+        "io: many matrices have the types of their datasets", "io/many_datasets.py",
+        "x.astype(dtype, copy=False)", "x.astype(x.dtype, copy=False)",
+        ("1 tests/io/test_many_matrices.py",),
+    ),
+    Mutant(
+        "io: chunks of a dataset are taken for its rows", "io/many_datasets.py",
+        "if x.offset is not None or 0 in x.shape}", "if x.shape}",
+        ("1 tests/io/test_many_matrices.py",),
     ),
     Mutant(
         "io: matrices and attributes of two generations are loaded together", "io/hdf5.py",
@@ -1574,8 +1594,31 @@ MUTANTS = [
     ),
     Mutant(
         "transformer: tokens of a rank have positions from 0", "docs/examples/gpt/train.py",
-        "np.tile(places, len(tokens))[own]", "np.tile(np.arange(len(places)), len(tokens))[own]",
+        "tokens[:, places + 1].ravel(), order % length, order,",
+        "tokens[:, places + 1].ravel(), order % len(places), order,",
         ("2 tests/examples/test_gpt.py",),
+    ),
+    Mutant(
+        "transformer: experts of a layer that is computed again have their tokens still",
+        "docs/examples/gpt/accounting.py",
+        "forwards=forwards(model)", "forwards=1",
+        ("4 tests/examples/test_gpt.py",),
+    ),
+    Mutant(
+        "transformer: the tokens of a rank are one run", "docs/examples/gpt/accounting.py",
+        "np.count_nonzero(np.diff(order, prepend=-2) > 1)", "min(1, len(order))",
+        ("2 tests/examples/test_gpt.py",),
+    ),
+    Mutant(
+        "experts: tokens are sent to them twice", "pdgemm/parallel/layers/experts.py",
+        "        inputs = self._to_experts(x[taken // self.topk], exchange)\n",
+        "        inputs = self._to_experts(x[taken // self.topk], exchange)\n" * 2,
+        ("2 tests/examples/test_gpt.py",),
+    ),
+    Mutant(
+        "reports: words of the last step are those of all steps", "pdgemm/parallel/step_report.py",
+        "self._expected.update({", "self._expected = Counter({",
+        (f"2 {R}parallel/test_divided_parameters.py", "2 tests/examples/test_gpt.py"),
     ),
     Mutant(
         "collectives: partners exchange the parts that they go on to sum themselves",

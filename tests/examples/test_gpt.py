@@ -57,18 +57,29 @@ def one_process(words: str, steps: int = STEPS) -> np.ndarray:
     return run_of(MPI.COMM_SELF, "--dp", "1", *words.split(), steps=steps)[1]
 
 
+def check_words(run: Any, steps: int, mesh: dict[str, int]) -> None:
+    """Those of all kinds are as predicted; those of a router and of experts are of the layers that have experts."""
+    report, kinds = run.times.report(), ("tensor", "context", "pipeline", "router", "experts")
+    assert {kind: run.mesh.traffic[kind].words_received for kind in kinds} == report.expected, mesh
+    expected = example("gpt/accounting").expected_words(run)
+    assert report.expected == {"experts": report.expected["experts"]} | {k: steps * n for k, n in expected.items()}
+    assert report.as_predicted and ", predicted " not in str(report), mesh
+    moves = [mesh["dp"] * mesh["cp"] * mesh["tp"] > 1, mesh["ep"] > 1]
+    for kind, axes in zip(("router", "experts"), moves):
+        received = run.mesh.comm.allreduce(report.expected[kind])
+        assert (received > 0) == bool(run.sizes.experts and axes), (kind, mesh)
+
+
 @pytest.mark.parametrize("steps", [STEPS, pytest.param(50, marks=thorough)])
 @pytest.mark.parametrize("model", ["", MIXTURE])
 def test_every_mesh_has_the_losses_of_one_process(comm: Any, model: str, steps: int) -> None:
     """In float64 to 1e-12, and so the norms of the gradients; each rank receives the words of formulas."""
-    accounting, microbatches = example("gpt/accounting"), "--microbatches 1" if comm.size > 6 else "--microbatches 2"
+    microbatches = "--microbatches 1" if comm.size > 6 else "--microbatches 2"
     expected = one_process(f"{model} {microbatches}", steps)
     for mesh in meshes(comm.size, 4 if model else 0):
         run, numbers = run_of(comm, *words_of(mesh), *model.split(), *microbatches.split(), steps=steps)
         np.testing.assert_allclose(numbers, expected, rtol=1e-12, err_msg=str(mesh))
-        counted = {kind: run.mesh.traffic[kind].words_received for kind in ("tensor", "context", "pipeline")}
-        assert counted == {kind: steps * words for kind, words in accounting.expected_words(run).items()}, mesh
-        assert run.times.report().as_predicted, mesh
+        check_words(run, steps, mesh)
 
 
 @pytest.mark.parametrize(
@@ -79,19 +90,18 @@ def test_every_mesh_has_the_losses_of_one_process(comm: Any, model: str, steps: 
         "--schedule zero_bubble --recompute selective --experts 4 --topk 1",
         "--no-sequence-parallel --untied --microbatches 3",
         "--zero 1 --kv-heads 2 --microbatches 4",
-        "--zero 2 --dropout 0.1 --recompute full",
+        "--zero 2 --dropout 0.1 --recompute full --experts 4",
         "--zero 3 --untied --microbatches 2",
     ],
 )
 def test_options_change_no_number(comm: Any, words: str) -> None:
     """Schedules, recomputation, dropout, stages of ZeRO, grouped heads: on some meshes, the losses of one process."""
-    accounting, experts = example("gpt/accounting"), 4 if "experts" in words else 0
+    experts = 4 if "experts" in words else 0
     possible = [x for x in meshes(comm.size, experts) if x["dp"] <= 3 and not (x["tp"] > 2 and "kv" in words)]
     for mesh in third(possible):
         run, numbers = run_of(comm, *words_of(mesh), *words.split())
         np.testing.assert_allclose(numbers, one_process(plain(words)), rtol=1e-12, err_msg=str(mesh))
-        counted = {kind: run.mesh.traffic[kind].words_received for kind in ("tensor", "context", "pipeline")}
-        assert counted == {kind: STEPS * words for kind, words in accounting.expected_words(run).items()}, mesh
+        check_words(run, STEPS, mesh)
 
 
 def plain(words: str) -> str:
@@ -182,9 +192,7 @@ def test_live_activations_are_those_in_flight(comm: Any, recompute: str, schedul
         run = train.Run(train.parsed([*SIZES.split(), "--steps", "1", *words]), comm)
         run.model = model = _Measured(run.model)
         list(run.steps(text()))
-        tokens = 3 * len(model.context.positions)
-        rows = run.rows(tokens)
-        each = accounting.activation_bytes(model, 3, rows.stop - rows.start)
+        each = accounting.activation_bytes(model, 3, len(run.order(0, run.mesh.rank)))
         number = sum(map(is_layer, model.pieces[0]))
         assert model.most == each * number * run.schedule.in_flight(run.mesh.index("pp")), mesh
 

@@ -617,7 +617,7 @@ def test_a_storage_that_drops_what_describes_a_dataset(
 
     from pdgemm import DistMatrix
     from pdgemm.errors import FileError
-    from pdgemm.io import hdf5, new_dataset
+    from pdgemm.io import hdf5, many_datasets, new_dataset
 
     path, A = shared_tmp_path / "a.h5", DistMatrix.random((30, 30), grid=grid)
 
@@ -644,7 +644,7 @@ def test_a_storage_that_drops_what_describes_a_dataset(
                 hdf5.save(path, "x", A, check=check)
         assert by_rank_0(comm, path.read_bytes) == before
     for fault in (*dropped, partial(without_checksum, name="a"), partial(another, name="a")):  # of one of two
-        monkeypatch.setattr(new_dataset, "to_disk", fault)
+        monkeypatch.setattr(many_datasets, "to_disk", fault)
         with pytest.raises(FileError, match=r"state\.h5: what was written is not what the file holds"):
             hdf5.save_all(shared_tmp_path / "state.h5", {"a": A, "b": A})
     assert only_file(shared_tmp_path, comm) == ["a.h5"]

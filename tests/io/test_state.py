@@ -147,7 +147,7 @@ def test_ranks_of_a_job_that_was_killed_cannot_replace_what_a_later_one_saved(
         assert save("first", 31) == 5
 
 
-@pytest.mark.parametrize("after", ["look", "first matrix"])
+@pytest.mark.parametrize("after", ["look", "inspection", "reading"])
 @pytest.mark.parametrize("often", [1, 99])
 def test_what_another_job_saves_meanwhile_is_loaded_whole_or_not_at_all(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str, often: int
@@ -155,7 +155,7 @@ def test_what_another_job_saves_meanwhile_is_loaded_whole_or_not_at_all(
     """All that is loaded is of one generation, whenever the file is replaced."""
     from pdgemm import ProcessGrid
     from pdgemm.errors import FileError
-    from pdgemm.io import generations, hdf5
+    from pdgemm.io import generations, hdf5, many_datasets
 
     path, left = shared_tmp_path / "state.h5", [often]
 
@@ -177,16 +177,16 @@ def test_what_another_job_saves_meanwhile_is_loaded_whole_or_not_at_all(
 
         save(1)
         save(2)
-        if after == "look":
-            original = hdf5.on_root
+        if after == "reading":
+            monkeypatch.setattr(hdf5, "load_datasets", disturbed(hdf5.load_datasets))
+        else:
+            original, module = hdf5.on_root, hdf5 if after == "look" else many_datasets
 
             def looked(comm: Any, path: Any, action: Any) -> Any:
-                looks = "saved_generations" in action.__code__.co_names
+                looks = {"saved_generations", "stored_datasets"} & {*action.__code__.co_names}
                 return (disturbed(original) if looks else original)(comm, path, action)
 
-            monkeypatch.setattr(hdf5, "on_root", looked)
-        else:
-            monkeypatch.setattr(hdf5, "load", disturbed(hdf5.load))
+            monkeypatch.setattr(module, "on_root", looked)
         monkeypatch.setattr(generations, "_last", {})
         if often > 1:
             with pytest.raises(FileError, match="was changed while it was read"):
@@ -202,7 +202,7 @@ def test_a_full_disk_leaves_the_last_generation(
 ) -> None:
     from pdgemm import ProcessGrid
     from pdgemm.errors import FileError
-    from pdgemm.io import hdf5, new_dataset
+    from pdgemm.io import hdf5, many_datasets
     from pdgemm.support import files
 
     path = shared_tmp_path / "state.h5"
@@ -213,7 +213,7 @@ def test_a_full_disk_leaves_the_last_generation(
     with ProcessGrid(comm) as grid:
         X = distributed(grid, np.full((9, 9), 1.0))
         hdf5.save_all(path, {"w": X}, attrs={"step": 1})
-        for module in (files, new_dataset):  # before it begins, and when it has begun
+        for module in (files, many_datasets):  # before it begins, and when it has begun
             with monkeypatch.context() as patch:
                 patch.setattr(module, "reserve", full)
                 with pytest.raises(FileError, match=r"state\.h5: No space left on device"):
@@ -266,6 +266,15 @@ def test_bad_arguments_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path
         for layouts in ({"a": 64}, {"a": None}, [1]):
             with pytest.raises(ArgumentError, match="layouts must be of the form"):
                 hdf5.load_all(path, grid, layouts)  # type: ignore[arg-type]
+        if comm.size > 1:
+            differing = (
+                {"device": "cuda" if comm.rank else "host"},
+                {"block": 1 + comm.rank},
+                {"transpose": comm.rank > 0},
+            )
+            for options in differing:
+                with pytest.raises(ArgumentError, match="hdf5.load_all"):
+                    hdf5.load_all(path, grid, {"a": options})
         hdf5.save(shared_tmp_path / "other.h5", "a", X)
         for work in (
             lambda: hdf5.load_all(shared_tmp_path / "other.h5", grid),

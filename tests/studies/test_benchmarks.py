@@ -23,6 +23,7 @@ SAID = {
     "bench_emulated.py --sizes 48 --names ozaki-4,bf16x9 --repeats 1": ["ozaki-4", "bf16x9", "|A||B|"],
     "bench_qr.py 300x8": ["300x8 auto", "300x8 tsqr", "300x8 scipy", "300x8 numpy"],
     "bench_tracing.py --sizes 48 --width 8 --repeats 2 --nvtx": ["summa, ring", "stationary_a, ring", "ns with one"],
+    "bench_states.py --cases 5x3,1x40 --repeats 1": ["save 5 of 3 x 3", "load 1 of 40 x 40", "alone", "times as fast"],
     "bench_redistribute.py --size 64 --repeats 1": ["columns to rows", "blocks of 64 to 96"],
 }
 

@@ -2,8 +2,10 @@
 
 from collections import Counter
 
+import numpy as np
 from model import Beginning, End, Layer
 
+from pdgemm.schedules.training.token_exchange import MICROBATCH, router_sums, run_tables
 from pdgemm.schedules.training.vocabulary_schedule import VocabularySchedule
 
 
@@ -28,18 +30,40 @@ def flops(sizes, batch, recompute):
 
 
 def expected_words(run):
-    """Return the words that this rank receives in a step, by kind; those of experts depend on what tokens choose."""
-    model, mesh, words = run.model, run.mesh, Counter(tensor=0, context=0, pipeline=0)
-    again, travelling = 2 if model.recompute == "full" else 1, []
-    for first, last in run.samples():
+    """Return the words that this rank receives in a step, by kind, beside `words_of_experts`."""
+    model, mesh, words = run.model, run.mesh, Counter(tensor=0, context=0, pipeline=0, router=0)
+    again, travelling = forwards(model), []
+    for number, (first, last) in enumerate(run.samples()):
         samples, tokens = last - first, (last - first) * len(model.context.positions)
         for piece in (piece for chunk in model.pieces for piece in chunk):
             words.update(of_piece(model, piece, samples, tokens, again))
-        rows = run.rows(tokens)
-        travelling.append((rows.stop - rows.start) * run.sizes.hidden)
+            if isinstance(piece, Layer) and run.sizes.experts:
+                words["router"] += again * words_of_router(run, number)
+        travelling.append(len(run.order(number, mesh.rank)) * run.sizes.hidden)
     moved = run.schedule.traffic(mesh.index("pp"), travelling, model.type.itemsize)
     words["pipeline"] = moved.words_received
     return dict(words)
+
+
+def forwards(model):
+    """Return how often a layer computes its forward pass."""
+    return 2 if model.recompute == "full" else 1
+
+
+def words_of_router(run, microbatch):
+    """Return the words that a router receives: sums of all ranks of a microbatch, and their runs of tokens."""
+    shape, experts, rank = run.mesh.shape, run.sizes.experts, run.mesh.rank
+    orders = [run.order(microbatch, other) for other in shape.line(MICROBATCH, rank)]
+    runs = np.array([np.count_nonzero(np.diff(order, prepend=-2) > 1) for order in orders])
+    collectives = router_sums(len(runs), experts), run_tables(runs, experts)
+    return sum(x.traffic(shape.index(MICROBATCH, rank)).words_received for x in collectives)
+
+
+def words_of_experts(model):
+    """Return the words that this rank received of experts in the last step, by what its tokens chose."""
+    how = model.mesh.rank, model.sizes.hidden, model.type
+    exchanges = (x.traffic(*how, forwards=forwards(model))["experts"] for x in model.exchanges)
+    return sum(x.words_received for x in exchanges)
 
 
 def of_piece(model, piece, samples, tokens, again):

@@ -156,6 +156,7 @@ class Layer(Piece):
     def backward(self, p, dx, batch, kept):
         model, dy, t = self.model, self.dropped(dx, batch, 2), batch.tokens
         if self.sizes.experts:
+            model.exchanges.append(kept["experts"].exchange)
             dy, kept["experts"] = self.experts.input_gradient(dy, kept["experts"], p, batch.scale)
         else:
             gelu = {"activation": "gelu_tanh", "aux": kept.pop("z")}
@@ -233,6 +234,7 @@ class Transformer:
     recompute : what the backward pass computes again: "none"; "selective", the core of attention; "full", all that
         lies between the inputs of the layers.
     loss : the sum over tokens of this rank, on the last stage.
+    exchanges : of the tokens of a step with experts, one for each layer and microbatch.
     """
 
     def __init__(self, sizes, buckets, schedule, *, sequence=True, recompute="none", seed=0):
@@ -275,7 +277,7 @@ class Transformer:
     # ---------------------------------------------------------------- what a pipeline calls
     def begin(self, batches):
         """Take the microbatches of a step."""
-        self.batches, self.loss = batches, 0.0
+        self.batches, self.loss, self.exchanges = batches, 0.0, []
 
     def shape(self, microbatch):
         return (len(self.batches[microbatch].order), self.sizes.hidden), self.type

@@ -13,7 +13,7 @@ from pydoc_data.topics import topics
 from typing import NamedTuple
 
 import numpy as np
-from accounting import expected_words, flops
+from accounting import expected_words, flops, words_of_experts
 from model import Layer, Sizes, Transformer, check
 from sharding import initial
 
@@ -99,7 +99,7 @@ class Run:
             self.times = parallel.StepTimes(
                 self.optimizer,
                 batches,
-                expected=expected_words(self),
+                expected=expected_words(self) | {"experts": lambda: words_of_experts(self.model)},
                 flops=flops(self.sizes, options.batch, options.recompute),
                 tokens=options.batch * options.sequence,
             )
@@ -112,32 +112,33 @@ class Run:
                 loss = mesh.sum(self.model.loss, axis="pp+dp+cp")[0]
                 yield step + 1, loss / (samples.divisor * options.sequence), done.norm
 
-    def samples(self):
-        """Return the samples of each microbatch of this rank: (first, last) of the step."""
-        mesh, parts = self.mesh, (batches := self.options.microbatches) * self.mesh.shape.dp
-        index, places = mesh.index("dp"), range(batches)
+    def samples(self, rank=None):
+        """Return the samples of each microbatch of this rank, or of another one: (first, last) of the step."""
+        dp, batches = self.mesh.shape.dp, self.options.microbatches
+        index, places = self.mesh.shape.index("dp", self.mesh.rank if rank is None else rank), range(batches)
         if self.options.same_bits:  # a rank has microbatches that are neighbours
             own = (index * batches + place for place in places)
         else:  # neighbouring ranks share a microbatch
-            own = (place * mesh.shape.dp + index for place in places)
-        return [tuple(self.options.batch * x // parts for x in (part, part + 1)) for part in own]
+            own = (place * dp + index for place in places)
+        return [tuple(self.options.batch * x // (batches * dp) for x in (part, part + 1)) for part in own]
 
-    def rows(self, tokens):
-        """Return which rows of so many tokens this rank has."""
+    def order(self, microbatch, rank):
+        """Return the number among the tokens of the step of each row that a rank has of a microbatch."""
+        shape, (first, last) = self.mesh.shape, self.samples(rank)[microbatch]
+        places = self.model.context.schedule.positions(shape.index("cp", rank))
+        rows = (np.arange(first, last)[:, None] * self.sizes.sequence + places).ravel()
         if not self.options.sequence_parallel:
-            return slice(0, tokens)
-        return parallel.block_of(tokens, self.mesh.shape.tp, self.mesh.index("tp"))
+            return rows
+        return rows[parallel.block_of(len(rows), shape.tp, shape.index("tp", rank))]
 
     def batches(self, step, samples):
         """Yield the microbatches of this rank."""
         length, places = self.options.sequence, self.model.context.positions
         scale, batches = self.optimizer.scale.scale if self.optimizer.scale else 1.0, self.options.microbatches
-        for number, ((windows,), (first, last)) in enumerate(zip(samples.arrays, self.samples())):
-            tokens, rows = windows.astype(np.int64), np.arange(first, last)[:, None] * length + places
-            own = self.rows(rows.size)
+        for number, (windows,) in enumerate(samples.arrays):
+            tokens, order = windows.astype(np.int64), self.order(number, self.mesh.rank)
             yield Batch(
-                len(tokens), tokens[:, places].ravel(), tokens[:, places + 1].ravel(),
-                np.tile(places, len(tokens))[own], rows.ravel()[own],
+                len(tokens), tokens[:, places].ravel(), tokens[:, places + 1].ravel(), order % length, order,
                 self.options.batch * number // batches * length, step, samples.divisor * length, scale,
             )  # fmt: skip
 

@@ -324,7 +324,7 @@ def test_windows_of_initial_values(comm: Any) -> None:
 
 @every_grid
 def test_reports_of_tokens_flops_and_other_traffic(comm: Any) -> None:
-    """Words of each kind beside what was expected, tokens a second, and the shares of the peak by their formula."""
+    """Words of each kind beside what was expected, in each step or in all, tokens a second, and shares of the peak."""
     from pdgemm.instrument.recorder import Traffic
     from pdgemm.parallel import Mesh, StepTimes
     from pdgemm.schedules.collectives.collective import sum_of_numbers
@@ -332,14 +332,17 @@ def test_reports_of_tokens_flops_and_other_traffic(comm: Any) -> None:
     for sizes in [*meshes(comm.size)][::3]:
         mesh = Mesh(comm, **sizes)
         _, optimizer = run(mesh, 0, stage=2, bucket_bytes=300)
-        one = sum_of_numbers(5, mesh.length("tp")).traffic(mesh.index("tp"))
-        times = StepTimes(optimizer, expected={"tensor": one.words_received}, flops=(3e6, 4e6), tokens=70)
+        one, *others = (sum_of_numbers(n, mesh.length("tp")).traffic(mesh.index("tp")) for n in (5, 3, 400))
+        expected = {"tensor": one.words_received, "experts": iter([x.words_received for x in others]).__next__}
+        times = StepTimes(optimizer, expected=expected, flops=(3e6, 4e6), tokens=70)
         for step in range(2):
             with times.step(6):
                 mesh.sum(np.ones(5), axis="tp", kind="tensor")
+                mesh.sum(np.ones((3, 400)[step]), axis="tp", kind="experts")
                 one_step(optimizer, step)
         report = times.report()
         assert report.as_predicted and report.counted["tensor"] == one + one
+        assert report.counted["experts"] == sum(others, Traffic())
         assert report.counted["decisions"] == report.predicted["decisions"]
         assert report.tokens_per_second == 140 / report.seconds and report.ranks == comm.size
         assert report.mfu == 6e6 / (report.seconds * comm.size * report.peak) and report.peak > 1e6

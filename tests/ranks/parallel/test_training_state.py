@@ -46,11 +46,21 @@ def test_a_run_goes_on_with_other_ranks_and_stages(comm: Any, tmp_path: Path) ->
     mesh.free()
 
 
-def test_a_state_has_names_and_whole_matrices(comm: Any, tmp_path: Path) -> None:
-    """Any program reads it; 16-bit parameters are saved as their master weights, with the scale of the loss."""
+def test_a_state_has_names_and_whole_matrices(comm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any program reads it; 16-bit parameters are saved as their master weights, with the scale of the loss.
+
+    A run that goes on opens the file once for all matrices.
+    """
     import h5py
 
+    from pdgemm.io import mpi_io
     from pdgemm.parallel import SGD, LossScale, Mesh
+
+    openings, opened = list[Path](), mpi_io.open_on_all
+
+    def counting(comm: Any, path: Path, *how: Any) -> Any:
+        openings.append(path)
+        return opened(comm, path, *how)
 
     mesh = Mesh(comm.Dup(), dp=-1)
     for stage, dtype, rule, kinds in ((2, "float16", None, 3), (3, "d", SGD(0.9), 2), (0, "f", SGD(), 1)):
@@ -67,7 +77,10 @@ def test_a_state_has_names_and_whole_matrices(comm: Any, tmp_path: Path) -> None
         if dtype == "float16":
             assert optimizer.scale == LossScale(2.0**13, growth_every=4, good=1)
             masters = optimizer.buckets.storage.arrays["masters"].copy()
-            _, _, again = continued(mesh, path, 5, dtype=dtype, stage=stage)
+            with monkeypatch.context() as patch:
+                patch.setattr(mpi_io, "open_on_all", counting)
+                _, _, again = continued(mesh, path, 5, dtype=dtype, stage=stage)
+            assert openings == [path]
             assert np.array_equal(again.buckets.storage.arrays["masters"], masters)
             assert again.scale == optimizer.scale
         comm.Barrier()

@@ -1,0 +1,200 @@
+"""Datasets of many matrices in one file, which is opened once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from pdgemm.io import mpi_io, pieces  # before h5py: these modules load MPI, which a parallel h5py needs
+
+import h5py  # isort: skip
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.algorithms.protection.checksum import bilinear, checksums, texts
+from pdgemm.errors import FileError
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.layout import Order
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.report import IOReport
+from pdgemm.instrument.spans import taking, timed
+from pdgemm.io.atomic import on_root
+from pdgemm.io.attributes import write_attributes
+from pdgemm.io.new_dataset import attributes, contiguous
+from pdgemm.io.pieces import Progress, Transfer, check_dtypes
+from pdgemm.io.stored import Stored, check_checksum, check_unchanged, check_verifiable, stored_datasets
+from pdgemm.local.arrays.device import HOST, Array
+from pdgemm.local.arrays.dtypes import STORED, element_type
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import allocated, device_on, new_local, which_shared
+from pdgemm.support.agreement import together
+from pdgemm.support.files import LOST, reserve, to_disk
+
+_ALONE = 1, 1  # the unit of a contiguous dataset
+
+
+class ManyDatasets:
+    """Contiguous datasets of many matrices in a file, which is opened once for all.
+
+    matrices : their memory.   offsets : the byte at which each dataset begins.   comm : has the ranks of all matrices.
+    The number of agreements of the ranks depends on the bytes of the matrices, and not on their number: small matrices
+    travel in parcels (`pieces.parcels`), and a rank reads or writes whole ones.
+    """
+
+    def __init__(self, file: Path, matrices: Sequence[DistMatrix], offsets: list[int], comm: MPI.Intracomm) -> None:
+        self._file, self._matrices, self.offsets, self._comm = file, matrices, offsets, comm
+        self._parcels = pieces.parcels(self._matrices, comm.size)
+        small = {number for parcel in self._parcels for number in parcel.numbers}
+        self._large = [number for number, x in enumerate(self._matrices) if x.size and number not in small]
+
+    def read(self) -> None:
+        """Read all matrices.  Collective."""
+        with self._opened(write=False) as transfers:
+            for parcel in self._parcels:
+                with together(self._comm):
+                    wholes = self._own_wholes(parcel, transfers)
+                pieces.spread_wholes(self._matrices, parcel, wholes, self._comm)
+            for number in self._large:
+                pieces.read_pieces(self._matrices[number], transfers[number], _ALONE)
+
+    def _own_wholes(self, parcel: pieces.Parcel, transfers: list[Transfer]) -> dict[int, np.ndarray]:
+        """Return the matrices of a parcel that are whole on this rank, as the file holds them, by number.  Local."""
+        wholes = pieces.new_wholes(self._matrices, parcel, self._comm)
+        for number, whole in wholes.items():
+            transfers[number](0, 0, whole)
+        return wholes
+
+    @contextmanager
+    def _opened(self, write: bool) -> Iterator[list[Transfer]]:
+        """Open the file on all ranks; yield a transfer of each dataset.  Collective."""
+        with mpi_io.all_by_mpi_io(self._file, self._comm, write) as transfer_of:
+            yield [transfer_of(at, x.shape[1], x.dtype) for at, x in zip(self.offsets, self._matrices)]
+
+
+class NewDatasets(ManyDatasets):
+    """Datasets in a file that still has a temporary name.   matrices, checksums : by the names of the datasets."""
+
+    def __init__(
+        self, partial: Path, path: Path, matrices: Mapping[str, DistMatrix], checksums: list[str], comm: MPI.Intracomm
+    ) -> None:
+        super().__init__(partial, [*matrices.values()], [], comm)
+        self._path, self._names, self._checksums = path, [*matrices], checksums
+
+    def create(self) -> list[int]:
+        """Create the datasets in a file that has none of them and allocate their space; return the offsets.  Local."""
+        with h5py.File(self._file, "r+") as file:
+            for name, x, checksum in zip(self._names, self._matrices, self._checksums):
+                dataset = file.create_dataset(name, x.shape, x.dtype, dcpl=contiguous())
+                write_attributes(dataset, attributes(x.grid, x.distribution, x.dtype, checksum))
+                self.offsets.append(dataset.id.get_offset() or 0)
+        with self._file.open("rb+") as reserved:
+            reserve(reserved, self._file.stat().st_size)
+        return self.offsets
+
+    def write(self, progress: Progress) -> None:
+        """Write all matrices.  Collective.   progress : called as progress(done, total) after each matrix."""
+        done, total = count(1), len(self._matrices)
+        for _ in range(sum(not x.size for x in self._matrices)):
+            progress(next(done), total)
+        with self._opened(write=True) as transfers:
+            for parcel in self._parcels:
+                wholes = pieces.whole_ones(self._matrices, parcel, self._comm)
+                with together(self._comm):
+                    for number, whole in wholes.items():
+                        transfers[number](0, 0, whole)
+                for _ in parcel.numbers:
+                    progress(next(done), total)
+            for number in self._large:
+                pieces.write_pieces(self._matrices[number], transfers[number], _ALONE)
+                progress(next(done), total)
+
+    def check_elements(self) -> None:
+        """Raise FileError if the elements, read back, have other checksums.  Collective."""
+        totals = np.zeros(len(self._matrices), np.uint64)
+        with self._opened(write=False) as transfers:
+            with together(self._comm):
+                for parcel in self._parcels:
+                    for number, whole in self._own_wholes(parcel, transfers).items():
+                        totals[number] = bilinear(whole, *map(np.arange, whole.shape))[0]
+            for number in self._large:
+                x = self._matrices[number]
+                totals[number] = pieces.file_sum(x.shape, x.dtype, transfers[number], _ALONE, self._comm)[0]
+        if texts(self._comm, totals) != self._checksums:  # the same on every rank
+            raise FileError(f"{self._path}: {LOST}")
+
+    def check_held(self) -> None:
+        """Raise FileError if a dataset is not in its place.  Local; the metadata are read back from the disk."""
+        ends = [(at, at + x.size * x.dtype.itemsize) for at, x in zip(self.offsets, self._matrices)]
+        to_disk(self._file, max(ends, key=lambda x: x[1] - x[0]))
+        try:
+            with h5py.File(self._file, "r") as file:
+                there = [h5py.h5d.open(file.id, name.encode()).get_offset() or 0 for name in self._names]
+        except Exception as bad:  # h5py raises many types for a damaged file
+            raise FileError(f"{self._path}: {LOST}: {' '.join(str(bad).split())}") from None
+        if there != self.offsets or self._file.stat().st_size < max(ends)[1]:
+            raise FileError(f"{self._path}: {LOST}")
+
+
+def load_datasets(
+    path: Path, names: Sequence[str], grid: ProcessGrid, layouts: Mapping[str, Mapping[str, Any]]
+) -> dict[str, DistMatrix]:
+    """Load those datasets of a file that are contiguous, as `hdf5.load` with `verify` loads each.  Collective.
+
+    layouts : options of `load` by the names of datasets.
+
+    The file is opened once, and the ranks agree once on all layouts, types and checksums.  The seconds in the report of
+    a matrix are its share, by bytes, of those of all.  Raises the errors of `load`, of the first dataset that has one.
+    """
+    start, comm = perf_counter(), grid.comm
+    stored = on_root(comm, path, lambda: stored_datasets(path, names))
+    stored = {name: x for name, x in stored.items() if x.offset is not None or 0 in x.shape}
+    if not stored:
+        return {}
+    matrices, wanted = _allocated(path, stored, grid, layouts)
+    there = [x.T if x.order == "F" else x for x in matrices]
+    with timed("read", sum(x.local.nbytes for x in matrices)), taking(None):
+        ManyDatasets(path, there, [x.offset or 0 for x in stored.values()], comm).read()
+        on_root(comm, path, lambda: check_unchanged(str(path), next(iter(stored.values()))))
+    for (name, dataset), computed in zip(stored.items(), checksums(comm, there)):  # the same on every rank
+        check_checksum(dataset, f"{path}:{name}", computed)
+    with together(comm):
+        loaded = {name: x.astype(dtype, copy=False) for name, x, dtype in zip(stored, matrices, wanted)}
+    total, seconds = sum(x.nbytes for x in there), perf_counter() - start
+    for (name, dataset), x in zip(stored.items(), there):
+        what = str(path), name, "mpi-io", dataset.shape, str(dataset.dtype), x.nbytes
+        loaded[name].report = IOReport("read", *what, seconds * x.nbytes / max(1, total), dataset.checksum)
+    return loaded
+
+
+def _allocated(
+    path: Path, stored: Mapping[str, Stored], grid: ProcessGrid, layouts: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[DistMatrix], list[np.dtype]]:
+    """Return a matrix of the type of each dataset, in the layout that is wanted, and the types that are wanted.
+
+    Those that are wanted transposed have arrays in Fortran order.  Collective over the grid.
+    """
+    options = [{"block": None, "source": (0, 0), "dtype": None, **layouts.get(name, {})} for name in stored]
+    places = [device_on(grid, each.get("device", HOST)) for each in options]
+
+    def allocate() -> tuple[list[tuple[Array, ProcessGrid, Distribution, Order]], list[np.dtype]]:
+        arrays, wanted = list[tuple[Array, ProcessGrid, Distribution, Order]](), list[np.dtype]()
+        with together(grid.comm) as arguments:
+            arguments += ["hdf5.load_all", path]
+            for (name, x), each, device in zip(stored.items(), options, places):
+                check_verifiable(x, f"{path}:{name}")
+                wanted.append(x.dtype if each["dtype"] is None else element_type(each["dtype"]))
+                check_dtypes(f"{path}:{name}", x.dtype, wanted[-1], STORED)
+                order: Order = "F" if each.get("transpose") else "C"
+                shape = x.shape[::-1] if order == "F" else x.shape
+                local, layout = new_local(grid, shape, each["block"], each["source"], x.dtype, order, device)
+                arrays.append((local, grid, layout, order))
+                arguments += [name, layout, wanted[-1], order]
+        return arrays, wanted
+
+    arrays, wanted = allocated(grid.comm, allocate)
+    shared = which_shared([local for local, *_ in arrays], grid)
+    return [DistMatrix(*x, shared=lies) for x, lies in zip(arrays, shared)], wanted
