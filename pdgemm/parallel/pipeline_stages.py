@@ -10,8 +10,8 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument import spans
-from pdgemm.local.arrays import device as devices
 from pdgemm.parallel.mesh import Mesh
+from pdgemm.parallel.parts import of_host
 from pdgemm.schedules.training.pipeline_orders import Action
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
 from pdgemm.schedules.training.pipeline_timeline import LOOKAHEAD, Handover, PipelineStep
@@ -170,9 +170,7 @@ class _Run:
     def _hand_over(self, x: Handover, result: Any) -> None:
         """Begin to send a result, or keep it for the next block of this stage.  Raises ArgumentError on this rank."""
         shape, dtype = self._shape(x)
-        if device := devices.of(result):
-            raise ArgumentError(f"{_described(x)} is on a device, {device.name}; training takes arrays of the host")
-        array = np.asarray(result, order="C")
+        array = np.asarray(of_host(result, _described(x)), order="C")
         if array.shape != shape or array.dtype != dtype:
             raise ArgumentError(
                 f"{_described(x)} is of {array.dtype} and of shape {array.shape}; by shape({x.microbatch}) of its stage"

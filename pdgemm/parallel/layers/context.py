@@ -11,7 +11,6 @@ from pdgemm.parallel.layers.arguments import check_array
 from pdgemm.parallel.layers.line_collectives import line_collectives
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.training.context_schedule import ContextSchedule
-from pdgemm.support.agreement import together
 
 Array = np.ndarray
 
@@ -29,7 +28,7 @@ class ContextSplit:
 
     def __init__(self, mesh: Mesh, sequence: int) -> None:
         self._line = line_collectives(mesh, "cp", "context")
-        with together(self._line.line.comm) as arguments:
+        with self._line.checked(set()) as arguments:
             self.sequence = as_count(sequence, "sequence", 1)
             arguments += ["ContextSplit", self.sequence]
         ranks = range(self._line.size)

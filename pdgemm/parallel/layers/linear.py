@@ -60,7 +60,7 @@ class Linear:
 
     def __init__(self, mesh: Mesh, d_in: int, d_out: int, split: WeightSplit = "columns", *, sequence: bool = True):
         self._mesh, line = mesh, mesh.line("tp")
-        with together(line.comm) as arguments:
+        with mesh.checks(line).checked(set()) as arguments:
             self.split: WeightSplit = as_name(split, "split", get_args(WeightSplit))  # type: ignore[assignment]
             self.d_in, self.d_out = as_count(d_in, "d_in", 0), as_count(d_out, "d_out", 0)
             self.sequence = bool(sequence)

@@ -12,7 +12,6 @@ from pdgemm.parallel.layers.line_collectives import line_collectives
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.training.mesh_shape import block_of
 from pdgemm.schedules.training.row_collectives import rows_by_rank
-from pdgemm.support.agreement import together
 
 Array = np.ndarray
 
@@ -47,7 +46,7 @@ class Embedding:
 
     def __init__(self, mesh: Mesh, vocabulary: int, h: int, *, sequence: bool = True) -> None:
         self._line = line_collectives(mesh, "tp", "tensor")
-        with together(self._line.line.comm) as arguments:
+        with self._line.checked(set()) as arguments:
             self.vocabulary, self.h = as_count(vocabulary, "vocabulary", 1), as_count(h, "h", 0)
             self.sequence = bool(sequence)
             arguments += ["Embedding", self.vocabulary, self.h, self.sequence]
@@ -122,7 +121,7 @@ class CrossEntropy:
 
     def __init__(self, mesh: Mesh, vocabulary: int) -> None:
         self._line = line_collectives(mesh, "tp", "tensor")
-        with together(self._line.line.comm) as arguments:
+        with self._line.checked(set()) as arguments:
             self.vocabulary = as_count(vocabulary, "vocabulary", 1)
             arguments += ["CrossEntropy", self.vocabulary]
         self.own = block_of(self.vocabulary, self._line.size, self._line.index)
