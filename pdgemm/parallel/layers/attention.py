@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pdgemm.errors import LayoutError
-from pdgemm.parallel.layers.arguments import check_array
+from pdgemm.parallel.layers.array_checks import check_array
 
 Array = np.ndarray
 

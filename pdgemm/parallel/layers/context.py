@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm.local.arrays.integers import as_count
-from pdgemm.parallel.layers.arguments import check_array
+from pdgemm.parallel.layers.array_checks import check_array
 from pdgemm.parallel.layers.line_collectives import line_collectives
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.training.context_schedule import ContextSchedule

@@ -8,7 +8,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.element_functions import hashed, slabs
 from pdgemm.local.arrays.integers import as_seed
 from pdgemm.matrix.argument_checks import as_real
-from pdgemm.parallel.layers.arguments import check_array
+from pdgemm.parallel.layers.array_checks import check_array
 from pdgemm.parallel.mesh import Mesh
 
 Array = np.ndarray

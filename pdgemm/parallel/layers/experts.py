@@ -15,7 +15,7 @@ from pdgemm.local.arrays.activations import Finish
 from pdgemm.local.arrays.integers import as_count, as_name
 from pdgemm.matrix.argument_checks import as_real
 from pdgemm.names import Activation
-from pdgemm.parallel.layers.arguments import check_array
+from pdgemm.parallel.layers.array_checks import check_array
 from pdgemm.parallel.layers.line_products import add_product, for_blas
 from pdgemm.parallel.layers.router import OwnRuns, Routes, own_runs, routes_of, scores_gradient
 from pdgemm.parallel.mesh import Mesh

@@ -6,7 +6,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, MeshError
 from pdgemm.local.arrays.integers import as_count
-from pdgemm.parallel.layers.arguments import check_array
+from pdgemm.parallel.layers.array_checks import check_array
 from pdgemm.parallel.mesh import Mesh
 
 Array = np.ndarray

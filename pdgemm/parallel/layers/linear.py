@@ -12,7 +12,7 @@ from pdgemm.grids.layout import Order
 from pdgemm.local.arrays.activations import Finish
 from pdgemm.local.arrays.integers import as_count, as_name
 from pdgemm.names import Activation, AlgorithmName
-from pdgemm.parallel.layers.arguments import check_array
+from pdgemm.parallel.layers.array_checks import check_array
 from pdgemm.parallel.layers.line_collectives import line_collectives
 from pdgemm.parallel.layers.line_products import Divided, add_product, for_blas, line_products
 from pdgemm.parallel.mesh import Mesh

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pdgemm.parallel.layers.arguments import check_array
+from pdgemm.parallel.layers.array_checks import check_array
 
 Array = np.ndarray
 

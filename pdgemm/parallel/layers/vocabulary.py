@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdgemm.local.arrays.integers import as_count
-from pdgemm.parallel.layers.arguments import check_array, check_ids
+from pdgemm.parallel.layers.array_checks import check_array, check_ids
 from pdgemm.parallel.layers.line_collectives import line_collectives
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.training.mesh_shape import block_of
