@@ -22,7 +22,7 @@ from pdgemm.parallel.flat_storage import FlatStorage
 from pdgemm.parallel.layout_choice import compare_parts, joint_layout, stored
 from pdgemm.parallel.line_buckets import LineBuckets
 from pdgemm.parallel.mesh import Mesh
-from pdgemm.parallel.parts import Initial, Part, as_part, type_of_parameters
+from pdgemm.parallel.parts import Initial, Part, as_part, of_host, type_of_parameters
 from pdgemm.schedules.training.flat_layout import FlatLayout, Parameter
 from pdgemm.schedules.training.joint_layout import ALL
 from pdgemm.schedules.training.parameter_division import Division, extents
@@ -172,7 +172,7 @@ class Buckets:
 
         All ranks of its line pass the same value.
         """
-        size = value.size if isinstance(value, Initial) else np.size(value)
+        size = value.size if isinstance(value, Initial) else of_host(value, f"parameter {name!r}").size
         if size != (wanted := prod(extents(self.divisions[name].window(self.mesh.shape, self.mesh.rank)))):
             raise ArgumentError(f"parameter {name!r} has {wanted} elements, got {size}")
         if name in self._line_of:
@@ -243,7 +243,7 @@ class Buckets:
         Where messages are sent, `poll` is called every few milliseconds.   2mnk flops.
         Raises ArgumentError on this rank where shapes do not fit.
         """
-        shapes = [np.shape(x) for x in (A, B, add_to) if x is not None]
+        shapes = [of_host(x, "a factor").shape for x in (A, B, add_to) if x is not None]
         place = shapes[0][:-1] + shapes[1][1:]
         if shapes[0][1:] != shapes[1][:1] or len(place) != 2 or shapes[2:] not in ([], [place]):
             raise ArgumentError(f"shapes that are no product A B, or not what it is added to: {shapes}")
@@ -339,4 +339,4 @@ class _Gradients(_Parameters):
     def __setitem__(self, name: str, value: Array) -> None:
         """Take the array that `x[name] += y` has changed in place."""
         if value is not (own := self[name]) and not np.shares_memory(value, own):
-            own[...] = value
+            own[...] = of_host(value, f"the gradient of {name!r}")

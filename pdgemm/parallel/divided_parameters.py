@@ -18,6 +18,7 @@ class DividedParameters:
 
     slots  : space for two buckets; None: parameters are not divided.
     gather : function that starts to gather a bucket in its slot, and returns the arrivals to wait for.
+    guarded : does an exception of this rank end the passes of all ranks, see `Mesh.raised_together`?
 
     All ranks gather the same buckets in the same order, whichever parameters they use, also where a pass ends with an
     exception.   error : the wrong use of parameters on this rank in the step in progress; None: there was none.
@@ -29,8 +30,10 @@ class DividedParameters:
         slots: np.ndarray | None,
         gather: Callable[[Bucket], list[Arrival]],
         wait: Callable[[list[Arrival]], object],
+        guarded: Callable[[], object] = lambda: False,
     ) -> None:
         self._layout, self._slots, self._gather, self._wait = layout, slots, gather, wait
+        self._guarded = guarded
         self._order: Sequence[Bucket] | None = None  # of the pass in progress
         self._at, self._coming = -1, list[list[Arrival]]()
         self.error: ArgumentError | None = None
@@ -48,7 +51,8 @@ class DividedParameters:
         try:
             yield
         except Exception:
-            self._complete()  # other ranks gather on, and wait for this one
+            if not self._guarded():
+                self._complete()  # other ranks gather on, and wait for this one
             raise
         else:
             self._complete()

@@ -41,7 +41,10 @@ class LineBuckets:
         self._begin_step()
         self._runs = dict[int, list[Arrival]]()  # by bucket, those of other uses behind: the reduction in progress
         self._gathers = dict[int, list[Arrival]]()  # by bucket: updated parameters that come in
-        self.divided = DividedParameters(self.layout, self._arrays.get("gathered"), self._gather, self._arrived)
+        checks = mesh.checks(mesh.grid)
+        self.divided = DividedParameters(
+            self.layout, self._arrays.get("gathered"), self._gather, self._arrived, lambda: checks.guarded
+        )
         self._number_of = {name: bucket.number for name, bucket in self.layout.bucket_of.items()}
 
     # ---------------------------------------------------------------- parameters
@@ -89,7 +92,8 @@ class LineBuckets:
 
     def wait_for(self, bucket: Bucket) -> None:
         """Wait until the updated parameters of a bucket are whole, and other ranks have those of this rank.  Local."""
-        self._arrived(self._gathers.pop(bucket.number, []))
+        self._arrived(self._gathers.get(bucket.number, []))
+        self._gathers.pop(bucket.number, None)  # now that nothing has interrupted the wait
 
     # ---------------------------------------------------------------- gradients
     def gradient(self, name: str) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -14,15 +15,15 @@ from pdgemm.errors import MeshError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.local.arrays.integers import as_whole
+from pdgemm.parallel.line_checks import CALL, LineChecks
 from pdgemm.schedules.collectives.collective import sum_of_numbers
 from pdgemm.schedules.training.mesh_shape import AXES, MeshShape
 from pdgemm.support import failures, watchdog
 from pdgemm.support.agreement import together
 from pdgemm.transport.collectives import prepared_collective
-from pdgemm.transport.movers.arrivals import Transfers
+from pdgemm.transport.movers.arrivals import Arrival, Transfers
 
 _SUMS = 0  # the message tag of sums
-_OF_LAYERS = 2  # message tags of collectives of layers
 
 
 class Mesh:
@@ -57,9 +58,10 @@ class Mesh:
         self.shape = replace(shape, nodes=self.grid.nodes)
         self.traffic: dict[str, Traffic] = defaultdict(Traffic)
         self.recorder = Recorder()
-        self.transfers = Transfers(self.recorder, between_nodes=True)
+        self._checks = {self.grid.comm.handle: LineChecks(self.grid.comm)}
+        self.transfers = Transfers(self.recorder, True, self.checks(self.grid).look)
         self._lines, self._parts = dict[tuple[str, ...], ProcessGrid](), list[MPI.Intracomm]()
-        self._tags = 1 + _SUMS + _OF_LAYERS
+        self._tags = 1 + CALL
         self.workspaces: dict[Any, Any] = {}
 
     @property
@@ -82,13 +84,15 @@ class Mesh:
     def line(self, axis: str) -> ProcessGrid:
         """Return this rank's line along an axis as a 1 x d grid, whose rank is `index(axis)`.
 
-        Collective over the mesh when it is called for an axis for the first time.
+        Collective over the line when it is called for an axis for the first time: other lines need not take part.
         """
         if (axes := self.shape.axes(axis)) not in self._lines:
             if (ranks := self.shape.line(axis, self.rank)) == (*range(self.shape.size),):
                 self._lines[axes] = self.grid
                 return self.grid
-            part = failures.tracked(MPI.Intracomm(self.comm.Split(ranks[0], self.index(axis))))
+            members = self.comm.group.Incl(ranks)
+            part = failures.tracked(MPI.Intracomm(self.comm.Create_group(members)))
+            members.Free()
             self._parts.append(part)
             self._lines[axes] = ProcessGrid(part, shape=(1, part.size))
         return self._lines[axes]
@@ -103,11 +107,36 @@ class Mesh:
         """
         line, values = self.line(axis), [np.asarray(x, np.float64) for x in numbers]
         x = np.concatenate([np.zeros(0), *(value.ravel() for value in values)])
-        start = prepared_collective(sum_of_numbers(x.size, line.size), line.comm, x, _SUMS)
-        self.transfers.wait([start(self.traffic[kind])])
+        checks = self.checks(line)
+        start = prepared_collective(sum_of_numbers(x.size, line.size), line.comm, x, checks.tag(_SUMS))
+        self.transfers.wait([start(self.traffic[kind])], checks.look)
         ends = np.cumsum([value.size for value in values])
         sums = [x[end - value.size : end].reshape(value.shape) for value, end in zip(values, ends)]
         return [total if total.ndim else float(total) for total in sums]
+
+    def checks(self, line: ProcessGrid) -> LineChecks:
+        """Return the checks of a line of this mesh.  Local."""
+        if (key := line.comm.handle) not in self._checks:
+            self._checks[key] = LineChecks(line.comm, self.checks(self.grid))
+        return self._checks[key]
+
+    def wait(self, group: list[Arrival], line: ProcessGrid) -> None:
+        """Wait for collectives of a line, or raise what another rank of the line has called this one to raise."""
+        self.transfers.wait(group, self.checks(line).look)
+
+    def raised_together(self) -> AbstractContextManager[None]:
+        """Return a block whose exception on one rank is raised on all ranks.
+
+        ::
+
+            with mesh.raised_together():
+                ...                       # a step: passes, and optimizer.step
+
+        Without an exception it costs nothing.  The other ranks raise it where they next wait for messages of a layer, a
+        pipeline, of gradients or of a sum: so all of them come to such a place, as in a step they do.  What was on its
+        way is lost; gradients are set to 0 by `Buckets.clear` on all ranks, and layers and pipelines can be used again.
+        """
+        return self.checks(self.grid).raised_together()
 
     def tags(self, number: int) -> range:
         """Return message tags that no other collective in progress on a line of this mesh has.  Local."""

@@ -127,7 +127,7 @@ class Part:
         ep: int | None = None,
         tied: bool = False,
     ) -> None:
-        self.values = values if isinstance(values, Initial) else _of_host(values)
+        self.values = values if isinstance(values, Initial) else of_host(values)
         self.division = Division(self.values.shape, tp, ep, bool(tied))
 
     def windowed(self, mesh: MeshShape, rank: int) -> np.ndarray | Initial:
@@ -136,7 +136,7 @@ class Part:
         return self.values.windowed(window) if isinstance(self.values, Initial) else self.values[window]
 
 
-def _of_host(x: Any, what: str = "a parameter") -> np.ndarray:
+def of_host(x: Any, what: str = "a parameter") -> np.ndarray:
     """Return an array of NumPy.  Raises ArgumentError for an array on a device."""
     if device := devices.of(x):
         raise ArgumentError(f"{what} is on a device, {device.name}; training takes arrays of the host")
@@ -147,7 +147,7 @@ def as_part(x: Any, name: str) -> Part:
     """Return a parameter as a `Part`, whole on each rank if it is none.  Raises ArgumentError."""
     if isinstance(x, Part):
         return x
-    return Part(x if isinstance(x, Initial) else _of_host(x, f"parameter {name!r}"))
+    return Part(x if isinstance(x, Initial) else of_host(x, f"parameter {name!r}"))
 
 
 def type_of_parameters(values: Mapping[str, np.ndarray | Initial], dtype: Any) -> np.dtype:

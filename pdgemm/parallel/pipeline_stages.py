@@ -10,8 +10,8 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument import spans
-from pdgemm.local.arrays import device as devices
 from pdgemm.parallel.mesh import Mesh
+from pdgemm.parallel.parts import of_host
 from pdgemm.schedules.training.pipeline_orders import Action
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
 from pdgemm.schedules.training.pipeline_timeline import LOOKAHEAD, Handover, PipelineStep
@@ -79,16 +79,20 @@ class Pipeline:
                 )
             arguments += ["Pipeline", repr(schedule)]
         self.comm, self.stage = mesh.line("pp").comm, mesh.index("pp")
-        self.tags = mesh.tags(2 * schedule.microbatches * schedule.blocks)
+        self.tags, self._checks = mesh.tags(2 * schedule.microbatches * schedule.blocks), mesh.checks(mesh.grid)
+        self._failures = self._checks.failures
 
     def run(self, stage: Stage) -> None:
         """Do all passes of one step.  Collective over the pp line; there is no barrier.
 
         Messages are received and sent while the stage works, and while it waits, all other transfers of the mesh go on.
-        An exception of a stage, or a result of another shape or type than `shape` says, is raised on its rank alone:
-        the other ranks wait for its messages, until the job ends, which `python -m pdgemm` sees to.
+        An exception of a stage, or ArgumentError for a result of another shape or type than `shape` says, is raised on
+        all ranks of the mesh, as by `Mesh.raised_together`.
         """
-        _Run(self, stage).run()
+        with self.mesh.raised_together():
+            if self._failures != (failures := self._checks.failures):  # messages of a step that failed may be left
+                self.tags, self._failures = self.mesh.tags(len(self.tags)), failures
+            _Run(self, stage).run()
 
 
 class _Run:
@@ -122,6 +126,8 @@ class _Run:
                 for request in group:
                     request.Cancel()  # type: ignore[attr-defined]
                 self.mesh.transfers.expect(group)
+            for group in self.sent:  # what nobody receives any more
+                self.mesh.transfers.leave(group)
             raise
 
     def _act(self, action: Action, x: Any) -> Any:
@@ -164,13 +170,11 @@ class _Run:
     def _hand_over(self, x: Handover, result: Any) -> None:
         """Begin to send a result, or keep it for the next block of this stage.  Raises ArgumentError on this rank."""
         shape, dtype = self._shape(x)
-        if device := devices.of(result):
-            raise ArgumentError(f"{_described(x)} is on a device, {device.name}; stages send arrays of the host")
-        array = np.asarray(result, order="C")
+        array = np.asarray(of_host(result, _described(x)), order="C")
         if array.shape != shape or array.dtype != dtype:
             raise ArgumentError(
                 f"{_described(x)} is of {array.dtype} and of shape {array.shape}; by shape({x.microbatch}) of its stage"
-                f" it is of {dtype} and of shape {shape}"
+                f" it is of {dtype} and of shape {shape}, on rank {self.mesh.rank} of {self.mesh.shape.sizes}"
             )
         if not x.travels:
             self.kept[x] = result

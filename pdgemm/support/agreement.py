@@ -124,6 +124,7 @@ def raised_on(error: BaseException) -> int:
 def _of_all(comm: MPI.Comm, error: Exception) -> Exception:
     """Mark an exception that all ranks of a communicator raise, and return the exception."""
     setattr(error, _MARK, comm.size)
+    waits.agreements[comm.handle][1] += 1
     return error
 
 

@@ -8,6 +8,7 @@ microsecond.
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, wraps
 from math import inf
@@ -94,12 +95,15 @@ def poll_until(done: Callable[[], object], meanwhile: Callable[[], object] | Non
 counters: dict[int, CheckCounter] = {}
 current: Wait | None = None
 last: CheckCounter | None = None  # the counter of the last check
+# by the handle of a communicator: how often its ranks have agreed (`agreement.agree`), and how often they then raised
+agreements: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
 
 
 def count_check(comm: MPI.Comm, check: bool) -> None:
     """Count a check that this rank has reached, or skips."""
     global last
     last = counters.get(comm.handle)
+    agreements[comm.handle][0] += check
     if last:
         last.reached += 1
         if not check:

@@ -107,6 +107,7 @@ def answer_questions(comm: MPI.Intracomm) -> None:
     """
     from mpi4py import MPI
 
+    waits.agreements.pop(comm.handle, None)  # of a communicator that was freed
     if comm.size > 1:
         watching, *processes = zip(*comm.allgather((_thread is not None, namespace(), os.getpid())))
         if all(watching):

@@ -121,18 +121,20 @@ def all_to_all(
     parts: Sequence[np.ndarray],
     counted: Traffic,
     wait: Callable[[list[Any]], object] | None = None,
+    tag: int = 0,
 ) -> list[np.ndarray]:
     """Send `parts[r]` to the r-th rank of the collective, and return the parts that the ranks send here.  Collective.
 
     wait : waits for a list of one collective in progress, as `Transfers.wait`, which lets others go on meanwhile.
         None: nothing else goes on.
+    tag : differs from those of all other collectives in progress on `comm`.
 
     The ranks do not compare their arguments: all must pass the same collective, and parts as long as its counts.
     """
     p, me = len(collective.ranks), collective.ranks.index(comm.rank)
     mine: dict[int, Parts] = {me * p + to: (np.ascontiguousarray(part),) for to, part in enumerate(parts)}
     pairs, nothing = _Pairs(collective, mine), (np.empty(0, collective.dtype),)
-    messages = _by_messages(collective, comm, pairs, counted)
+    messages = _by_messages(collective, comm, pairs, counted, tag=tag)
     if wait:
         wait([CollectiveRun(comm, messages)])
     else:

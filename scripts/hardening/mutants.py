@@ -1,4 +1,4 @@
-"""What the suite catches: 297 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 313 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -1159,12 +1159,12 @@ MUTANTS = [
     ),
     Mutant(
         "training: a rank that waits for a sum stops the others", "pdgemm/parallel/mesh.py",
-        "self.transfers.wait([start(self.traffic[kind])])", "start(self.traffic[kind]).Wait()",
+        "self.transfers.wait([start(self.traffic[kind])], checks.look)", "start(self.traffic[kind]).Wait()",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(
         "training: sums and gradients have one message tag", "pdgemm/parallel/mesh.py",
-        "self._tags = 1 + _SUMS + _OF_LAYERS", "self._tags = _SUMS",
+        "self._tags = 1 + CALL", "self._tags = _SUMS",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(
@@ -1517,7 +1517,7 @@ MUTANTS = [
     ),
     Mutant(
         "experts: who waits for tokens keeps reductions waiting", "pdgemm/parallel/layers/experts.py",
-        "            mesh.transfers.wait,\n", "",
+        "lambda group: mesh.wait(group, line),", "None,",
         (f"4 {R}parallel/test_experts.py",),
     ),
     Mutant(
@@ -1550,6 +1550,27 @@ MUTANTS = [
         "layers: no gradient has a size where no rank has a row", "pdgemm/parallel/layers/heads.py",
         "dq.reshape(b, self.kv_heads, served, positions, d)", "dq.reshape(b, self.kv_heads, -1, positions, d)",
         ("2 tests/examples/test_gpt.py",),
+    ),
+    Mutant(
+        "errors: a rank that waits joins no agreement to which it is called", "pdgemm/parallel/line_checks.py",
+        "if not any(checks <= self.passed() for _, checks in self._calls):", "if True:",
+        (f"4 {R}parallel/test_bad_input.py",),
+    ),
+    Mutant(
+        "errors: message tags after a failure are those before it", "pdgemm/parallel/line_checks.py",
+        "- tag if failures else tag", "- tag if failures < 0 else tag",
+        (f"4 {R}parallel/test_bad_input.py",),
+    ),
+    Mutant(
+        "errors: ranks have different seeds of a dropout", "pdgemm/parallel/layers/dropout.py",
+        'arguments += ["Dropout", f"rate {self.rate}", f"seed {self.seed}"]',
+        'arguments += ["Dropout", f"rate {self.rate}"]',
+        (f"4 {R}parallel/test_bad_input.py",),
+    ),
+    Mutant(
+        "errors: an exception of a step is raised on its rank alone", "pdgemm/parallel/line_checks.py",
+        "if raised_on(error) != self.comm.size:", "if raised_on(error):",
+        (f"4 {R}parallel/test_pipelines.py",),
     ),
     Mutant(
         "experts: divisors of ranks are not compared", "pdgemm/parallel/layers/experts.py",

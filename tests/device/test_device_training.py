@@ -30,5 +30,5 @@ def test_activations_on_a_device_are_refused(comm: Any) -> None:
 
     with fake_device() as device, Mesh(comm.Dup(), dp=-1) as mesh:
         layer, x = Linear(mesh, 3, 2), empty((4, 3), np.dtype("f"), device=device)
-        with pytest.raises(ArgumentError, match="x is on a device, fake; layers take arrays of the host"):
+        with pytest.raises(ArgumentError, match="x is on a device, fake; training takes arrays of the host"):
             layer.forward(x, np.zeros((3, 2), "f"))

@@ -6,6 +6,7 @@ Layers hold no parameters: a forward function takes them, and a backward functio
 from pdgemm.parallel.layers.attention import attention as attention
 from pdgemm.parallel.layers.attention import attention_backward as attention_backward
 from pdgemm.parallel.layers.context import ContextSplit as ContextSplit
+from pdgemm.parallel.layers.dropout import Dropout as Dropout
 from pdgemm.parallel.layers.dropout import dropout as dropout
 from pdgemm.parallel.layers.experts import Experts as Experts
 from pdgemm.parallel.layers.experts import ExpertStatistics as ExpertStatistics

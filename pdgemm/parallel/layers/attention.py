@@ -8,6 +8,7 @@ import numpy as np
 
 from pdgemm.errors import LayoutError
 from pdgemm.local.blas.local_gemm import multiply_stack
+from pdgemm.parallel.layers.array_checks import check_array
 
 Array = np.ndarray
 
@@ -31,6 +32,8 @@ def attention(q: Array, k: Array, v: Array, q_positions: Array, k_positions: Arr
     Local.  4 b heads sq sk d flops; memory for b heads sq sk weights, which are kept, and as many in the backward pass.
     Raises LayoutError.   Vaswani et al., Attention Is All You Need, NeurIPS 2017.
     """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_array(name, x, (None,) * 4, "as of attention")
     (b, heads, sq, d), (kv_heads, sk) = q.shape, k.shape[1:3]
     wanted = (b, kv_heads, sk, d)
     if k.shape != wanted or v.shape != wanted or (len(q_positions), len(k_positions)) != (sq, sk):
@@ -53,6 +56,7 @@ def attention(q: Array, k: Array, v: Array, q_positions: Array, k_positions: Arr
 def attention_backward(do: Array, kept: AttentionWeights) -> tuple[Array, Array, Array]:
     """Return the gradients by q, k and v.  Local; 8 b heads sq sk d flops.   do : of the shape of q."""
     q, k, v, weights = kept
+    check_array("do", do, q.shape, "as q of attention")
     kv_heads, scale = k.shape[1], q.shape[-1] ** -0.5
     do = _grouped(do, kv_heads)
     dv = multiply_stack(weights.swapaxes(2, 3), do)

@@ -11,14 +11,15 @@ from zlib import crc32
 import numpy as np
 
 from pdgemm.errors import ArgumentError, DTypeError, MeshError
-from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.activations import Finish
 from pdgemm.local.arrays.integers import as_count, as_name
 from pdgemm.matrix.argument_checks import as_real
 from pdgemm.names import Activation
+from pdgemm.parallel.layers.array_checks import check_array
 from pdgemm.parallel.layers.line_products import add_product, for_blas
 from pdgemm.parallel.layers.router import OwnRuns, Routes, own_runs, routes_of, scores_gradient
 from pdgemm.parallel.mesh import Mesh
+from pdgemm.parallel.parts import of_host
 from pdgemm.schedules.training.mesh_shape import EXPERTS
 from pdgemm.schedules.training.token_exchange import (
     MICROBATCH,
@@ -26,7 +27,7 @@ from pdgemm.schedules.training.token_exchange import (
     TokenExchange,
     run_tables,
 )
-from pdgemm.support.agreement import agree, together
+from pdgemm.support.agreement import agree
 from pdgemm.support.text import counted
 from pdgemm.transport.collectives import all_to_all, prepared_collective
 
@@ -159,7 +160,7 @@ class Experts:
         sequence: bool = True,
     ) -> None:
         self.mesh, self._line, self._expert_line = mesh, mesh.line(MICROBATCH), mesh.line(EXPERTS)
-        with together(self._line.comm) as arguments:
+        with mesh.checks(self._line).checked(set()) as arguments:
             self.experts, ep = as_count(experts, "experts", 1), mesh.shape.ep
             if self.experts % ep:
                 known = [str(n) for n in range(1, mesh.shape.dp + 1) if not (self.experts % n or mesh.shape.dp % n)]
@@ -172,6 +173,7 @@ class Experts:
             if not sequence and mesh.shape.tp > 1:
                 raise MeshError(f"experts take sequence=True on {mesh.shape.sizes}: ranks along tp have other tokens")
             arguments += ["Experts", self.experts, self.topk, self.capacity, self.activation, self.balance]
+        self._known = set[Any]()
         self.reset_statistics()
 
     def reset_statistics(self) -> None:
@@ -192,7 +194,7 @@ class Experts:
         divisor    : of the loss of the step, > 0, the same on all ranks.
 
         A second call computes the same bits.  Raises ArgumentError or DTypeError on all ranks of the microbatch, also
-        where they have different divisors.
+        where they have different divisors, h or types.
         """
         error: Exception | None = None
         try:
@@ -202,7 +204,7 @@ class Experts:
         except Exception as bad:
             error = bad
         probabilities = np.zeros(self.experts) if error else routes.probabilities.sum(axis=0, dtype=np.float64)
-        same = "" if error else f"Experts.forward, divisor {float(divisor)}"
+        same = "" if error else f"Experts.forward, divisor {float(divisor)}, {x.dtype}, h {x.shape[1]}"
         exchange, probabilities = self._agreed(None if error else own, probabilities, error, same)
         fractions = exchange.loads / max(1, exchange.tokens * self.topk)
         slope = self.balance * self.experts / divisor * fractions
@@ -222,10 +224,14 @@ class Experts:
         """Return the gradient by x, and what `weight_gradient` needs.  Collective over the rank's line along ep.
 
         dy : (n, h), the gradient by y.   scale : of the loss, by which dy is multiplied.
+        Raises ArgumentError, DTypeError or LayoutError on all ranks of the line.
         """
         gates, exchange, taken = kept.routes.gates, kept.exchange, kept.taken
-        if dy.shape != kept.x.shape:
-            raise ArgumentError(f"dy is of the shape of x, {kept.x.shape}, got {dy.shape} on rank {self.mesh.rank}")
+        with self.mesh.checks(self._expert_line).checked(self._known) as arguments:
+            check_array("dy", dy, kept.x.shape, self._where)
+            self._check_parameters(parameters, kept.x.shape[1])
+            scale = as_real(scale, "scale")
+            arguments += ["Experts.input_gradient", kept.x.shape[1], kept.x.dtype]
         dy = dy.astype(kept.x.dtype, copy=False)
         sent, dgates = dy[taken // self.topk], np.zeros_like(gates)
         dgates.reshape(-1)[taken] = np.einsum("ij,ij->i", sent, kept.results)
@@ -272,24 +278,28 @@ class Experts:
     # ---------------------------------------------------------------- routes
     def _checked(self, x: Any, order: Any, parameters: Mapping[str, Array], divisor: float) -> Array:
         """Return the numbers of the tokens.  Raises on this rank alone."""
-        where, own = f"on rank {self.mesh.rank} of {self.mesh.shape.sizes}", self.experts // self.mesh.shape.ep
+        where = self._where
         as_real(divisor, "divisor", 0)
-        for name, array in {"x": x, **{name: parameters[name] for name in _NAMES}}.items():
-            if device := devices.of(array):
-                raise ArgumentError(f"{name} is on a device, {device.name}; training takes arrays of the host")
-        if x.ndim != 2 or x.dtype not in (np.float32, np.float64):
-            raise DTypeError(f"x is (tokens, h) of float32 or float64, got {x.shape} of {x.dtype} {where}")
-        (n, h), f = x.shape, np.shape(parameters["b1"])[-1:]
-        shapes = (h, self.experts), (own, h, *f), (own, *f), (own, *f, h), (own, h)
-        for name, shape in zip(_NAMES, shapes):
-            if parameters[name].shape != shape:
-                raise ArgumentError(f"{name} is {shape} {where}, got {parameters[name].shape}")
+        if of_host(x, "x") is not x or x.ndim != 2 or x.dtype not in (np.float32, np.float64):
+            kind = getattr(x, "dtype", type(x).__name__)
+            raise DTypeError(f"x is (tokens, h) of float32 or float64, got {np.shape(x)} of {kind} {where}")
+        n = len(x)
+        self._check_parameters(parameters, x.shape[1])
         numbers = np.asarray(order)
         if numbers.shape != (n,) or (numbers.dtype.kind not in "iu" and n):
             raise ArgumentError(f"order has an integer for each of {n} tokens {where}, got {numbers.shape}")
         if n and numbers.min() < 0:
             raise ArgumentError(f"tokens have numbers >= 0, got {numbers.min()} {where}")
         return numbers.astype(np.int64)
+
+    @property
+    def _where(self) -> str:
+        return f"on rank {self.mesh.rank} of {self.mesh.shape.sizes} of {counted(self.experts, 'expert')}"
+
+    def _check_parameters(self, parameters: Mapping[str, Array], h: int) -> None:
+        own, f = self.experts // self.mesh.shape.ep, np.shape(parameters["b1"])[-1:]
+        for name, shape in zip(_NAMES, ((h, self.experts), (own, h, *f), (own, *f), (own, *f, h), (own, h))):
+            check_array(name, parameters[name], shape, self._where)
 
     def _agreed(
         self, own: OwnRuns | None, probabilities: Array, error: Exception | None, arguments: str
@@ -312,7 +322,8 @@ class Experts:
         table = np.empty((int(runs.sum()), RUN_WORDS + self.experts), np.int64)
         first = int(runs[: line.rank].sum())
         table[first : first + len(own.first)] = own.table
-        mesh.transfers.wait([prepared_collective(tables, line.comm, table.reshape(-1), _TAG)(counted)])
+        start = prepared_collective(tables, line.comm, table.reshape(-1), mesh.checks(line).tag(_TAG))
+        mesh.wait([start(counted)], line)
         owner = np.repeat(np.arange(line.size), runs)
         exchange = TokenExchange(
             mesh.shape, self.topk, self.capacity, owner, table[:, 0], table[:, 1], table[:, RUN_WORDS:]
@@ -362,13 +373,14 @@ class Experts:
 
     def _exchanged(self, parts: list[Array], exchange: TokenExchange, back: bool) -> list[Array]:
         """Send a part to each rank of the ep line, and return the parts that come from them."""
-        h, kind, mesh = parts[0].shape[1], parts[0].dtype, self.mesh
+        h, kind, mesh, line = parts[0].shape[1], parts[0].dtype, self.mesh, self._expert_line
         arrived = all_to_all(
             exchange.exchange(mesh.rank, h, kind, back),
-            self._expert_line.comm,
+            line.comm,
             [part.reshape(-1) for part in parts],
             mesh.traffic["experts"],
-            mesh.transfers.wait,
+            lambda group: mesh.wait(group, line),
+            mesh.checks(line).tag(_TAG),
         )
         return [x.reshape(-1, h) for x in arrived]
 

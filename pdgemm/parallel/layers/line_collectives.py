@@ -32,16 +32,28 @@ class LineCollectives:
     """
 
     def __init__(self, mesh: Mesh, axis: str, kind: str) -> None:
-        self.line, self._mesh, self._kind = mesh.line(axis), mesh, kind
+        self.line, self._mesh, self._axis, self._kind = mesh.line(axis), mesh, axis, kind
         self.index, self.size = self.line.rank, self.line.size
         self.in_place = self.size > 1 and self.line.shares_memory and self.line.ranks_per_node is None
-        self._buffer = np.empty(0, np.uint8)
+        self._buffer, self.checks = np.empty(0, np.uint8), mesh.checks(self.line)
+        self.checked = self.checks.checked
         self._peers: NodeArrays
+
+    @property
+    def where(self) -> str:
+        """This rank of the mesh, and its place in the line, as text."""
+        mesh = self._mesh
+        place = f"rank {self.index} of {self.size} along {self._axis}"
+        return place if self.size == mesh.shape.size else f"{place}, rank {mesh.rank} of {mesh.shape.sizes}"
+
+    def wait(self, coming: list[Arrival]) -> None:
+        """Wait for collectives that were started."""
+        self._mesh.wait(coming, self.line)
 
     def gather(self, x: Array, counts: tuple[int, ...]) -> Array:
         """Return the rows of all ranks, in the order of the line.   counts : the rows of each rank."""
         whole, coming = self.start_gather(x, counts)
-        self._mesh.transfers.wait(coming)
+        self.wait(coming)
         return whole
 
     def start_gather(self, x: Array, counts: tuple[int, ...]) -> tuple[Array, list[Arrival]]:
@@ -59,7 +71,7 @@ class LineCollectives:
 
     def own_sums(self, addends: Array, counts: tuple[int, ...]) -> Array:
         """Return the sums over the line of the own rows of `addends`."""
-        self._mesh.transfers.wait(self.start_own_sums(addends, counts))
+        self.wait(self.start_own_sums(addends, counts))
         first = sum(counts[: self.index])
         return addends[first : first + counts[self.index]].copy()
 
@@ -69,13 +81,13 @@ class LineCollectives:
 
     def sums(self, addends: Array, counts: tuple[int, ...]) -> Array:
         """Return the sums over the line of all rows of `addends`, the same on all ranks."""
-        self._mesh.transfers.wait(self._started("all_reduce", addends, counts))
+        self.wait(self._started("all_reduce", addends, counts))
         return addends.copy() if self.in_place else addends
 
     def largest(self, x: Array, counts: tuple[int, ...]) -> Array:
         """Return the largest of the elements of all ranks at each place of x."""
         largest = x.copy()
-        self._mesh.transfers.wait(self._started("all_reduce", largest, counts, _larger))
+        self.wait(self._started("all_reduce", largest, counts, _larger))
         return largest
 
     def _started(self, operation: str, x: Array, counts: tuple[int, ...], join: Join | None = None) -> list[Arrival]:
@@ -91,7 +103,7 @@ class LineCollectives:
             vector: Array = self._peers("buffer", rank)[: x.nbytes].view(x.dtype)
             return vector
 
-        comm, tag, fence = self.line.comm, _TAGS[self._kind], self.line.memory.fence
+        comm, tag, fence = self.line.comm, self.checks.tag(_TAGS[self._kind]), self.line.memory.fence
         start = prepared_collective(collective, comm, x.reshape(-1), tag, of, fence, join)
         group: list[Arrival] = [start(self._mesh.traffic[self._kind])]
         self._mesh.transfers.expect(group)

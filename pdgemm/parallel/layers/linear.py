@@ -7,12 +7,12 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pdgemm.errors import ArgumentError, LayoutError
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 from pdgemm.grids.layout import Order
-from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.activations import Finish
 from pdgemm.local.arrays.integers import as_count, as_name
 from pdgemm.names import Activation, AlgorithmName
+from pdgemm.parallel.layers.array_checks import check_array
 from pdgemm.parallel.layers.line_collectives import line_collectives
 from pdgemm.parallel.layers.line_products import Divided, add_product, for_blas, line_products
 from pdgemm.parallel.mesh import Mesh
@@ -60,7 +60,7 @@ class Linear:
 
     def __init__(self, mesh: Mesh, d_in: int, d_out: int, split: WeightSplit = "columns", *, sequence: bool = True):
         self._mesh, line = mesh, mesh.line("tp")
-        with together(line.comm) as arguments:
+        with mesh.checks(line).checked(set()) as arguments:
             self.split: WeightSplit = as_name(split, "split", get_args(WeightSplit))  # type: ignore[assignment]
             self.d_in, self.d_out = as_count(d_in, "d_in", 0), as_count(d_out, "d_out", 0)
             self.sequence = bool(sequence)
@@ -68,7 +68,7 @@ class Linear:
         self._comm, self._index, self._ranks = line.comm, line.rank, tuple(range(line.size))
         self._multiply, self._line = line_products(mesh, "tp", "tensor"), line_collectives(mesh, "tp", "tensor")
         self._schedules = dict[tuple[int, np.dtype], LinearSchedule]()
-        self._tokens: int | None = None
+        self._known, self._before = set[Any](), (0, 0)  # of the call before: T, and how often ranks had failed
         self._orders = dict[str, Order]()
 
     def schedule(self, tokens: int, dtype: Any) -> LinearSchedule:
@@ -91,8 +91,10 @@ class Linear:
         tokens : T, the same on all ranks of the line; None: the rows of x, or where x has own rows alone, the T of the
             call before.  Where T varies between microbatches, pass it.
         """
-        wide = _wide(w)
-        s = self._schedule("x", tokens, wide, {"x": x, "w": w, "y": residual}, bias, activation)
+        s = self._schedule(
+            "x", tokens, {"x": x, "w": w, **({} if residual is None else {"y": residual})}, bias, activation
+        )
+        wide = s.dtype
         x = np.ascontiguousarray(x, wide)
         if self._by_panels:
             y, algorithm = np.empty(s.shapes(self._index)["y"], wide), _ALGORITHMS[self.split]
@@ -115,10 +117,11 @@ class Linear:
         activation, aux : f of the layer before, and what it was applied to, of the shape of x; None: no factor.
         tokens : as of `forward`; None: the rows of aux, if it has all.
         """
-        wide = _wide(w)
-        if tokens is None and aux is not None and self.split == "rows":
+        if tokens is None and self.split == "rows" and isinstance(aux, np.ndarray) and aux.ndim:
             tokens = len(aux)
-        s = self._schedule("y", tokens, wide, {"y": dy, "w": w, "x": aux}, None, activation)
+        needed = {"y": dy, "w": w, **({} if aux is None and activation is None else {"aux": aux})}
+        s = self._schedule("y", tokens, needed, None, activation)
+        wide = s.dtype
         dy = np.ascontiguousarray(dy, wide)
         if self._by_panels and self.split == "columns":  # of "rows", dy is gathered once for both products
             dx, later = np.empty(s.shapes(self._index)["x"], wide), dy
@@ -126,8 +129,6 @@ class Linear:
         else:
             dx, later = self._product(s, "input_gradient", dy, for_blas(w, wide).T)
         if activation is not None:
-            if aux is None:
-                raise ArgumentError(f"activation {activation!r} without aux, what it was applied to")
             Finish(activation, True, aux=np.asarray(aux))(dx, dx)
         return dx, later
 
@@ -136,7 +137,7 @@ class Linear:
 
         later : as `input_gradient` returned it.   x : as of `forward`.   dw, db : of the shapes of w and bias.
         """
-        s = self._schedule("later", len(later), dw.dtype, {"x": x, "w": dw}, db, None)
+        s = self._schedule("later", None, {"later": later, "x": x, "dw": dw}, db, None)
         x = np.ascontiguousarray(x, dw.dtype)
         if self._by_panels and self.split == "columns":
             self._multiply("allgather", self._x(s, x).T, self._y(s, later), self._w(s, dw, "dw"), beta=1)
@@ -179,11 +180,11 @@ class Linear:
         whole, coming = self._line.start_gather(x, s.rows)
         own = s.block(s.tokens, self._index)
         if self._line.in_place:
-            self._mesh.transfers.wait(coming)
+            self._line.wait(coming)
             yield whole, slice(0, s.tokens)
             return
         yield whole, own
-        self._mesh.transfers.wait(coming)
+        self._line.wait(coming)
         yield whole, slice(0, own.start)
         yield whole, slice(own.stop, s.tokens)
 
@@ -198,7 +199,7 @@ class Linear:
         addends[own] = 0
         coming, mine = self._line.start_own_sums(addends, s.rows), np.empty_like(addends[own])
         add_product(self._mesh, a[own], b, 0, mine)
-        self._mesh.transfers.wait(coming)
+        self._line.wait(coming)
         mine += addends[own]
         return mine
 
@@ -215,20 +216,24 @@ class Linear:
                 arguments.append(f"the memory order of {name}")
                 agreed.flag = w.flags.f_contiguous and not w.flags.c_contiguous
             self._orders[name] = "F" if agreed.flag else "C"
+            with together(self._comm):
+                self._check_order(name, w)
         order = self._orders[name]
-        if name == "w":
-            w = np.asarray(w, s.dtype, order)
-        elif np.asarray(w, s.dtype, order) is not w:
-            raise LayoutError(f"{name} has another memory order than in calls before")
-        return Divided(w, (s.d_in, s.d_out), self.split, order)
+        return Divided(np.asarray(w, s.dtype, order), (s.d_in, s.d_out), self.split, order)
+
+    def _check_order(self, name: str, w: Array) -> None:
+        """Raise LayoutError where a gradient, which is added to in place, has another memory order than agreed."""
+        if name == "dw" and name in self._orders and np.asarray(w, order=self._orders[name]) is not w:
+            raise LayoutError(
+                f"dw has another memory order than in calls before, or on other ranks, on {self._where()}"
+            )
 
     # ---------------------------------------------------------------- arguments
     def _schedule(
         self,
         rows: str,
         tokens: int | None,
-        wide: np.dtype,
-        arrays: dict[str, Array | None],
+        arrays: dict[str, Any],
         bias: Array | None,
         activation: str | None,
     ) -> LinearSchedule:
@@ -237,36 +242,39 @@ class Linear:
         rows : the name of the array whose rows are T if it has all of them, where `tokens` is None.
         """
         own_rows = self._travels and rows == ("x" if self.split == "columns" else "y")
-        if tokens is None:
-            tokens = self._tokens if own_rows else len(arrays[rows])  # type: ignore[arg-type]
-        new = (tokens, wide) not in self._schedules
-        with together(self._comm, check=new) as arguments:
+        failures = self._line.checks.failures
+        with self._line.checked(self._known) as arguments:
+            weights = "dw" if "dw" in arrays else "w"
+            for name in (weights, rows):
+                check_array(name, arrays[name], (None, None), f"on {self._where()}")
             if tokens is None:
-                raise ArgumentError("tokens: where a rank has own rows alone, their number does not say T; pass it")
+                before, then = self._before
+                if own_rows and (not self._known or then != failures):
+                    raise ArgumentError("tokens: where a rank has own rows alone, their number does not say T; pass it")
+                tokens = before if own_rows else len(arrays[rows])
+            kind = arrays[weights].dtype
+            wide = kind if weights == "dw" else np.result_type(kind, np.float32)
             s = self._schedules.get((tokens, wide)) or self.schedule(as_count(tokens, "tokens", 0), wide)
             if activation is not None:
                 as_name(activation, "activation", get_args(Activation))
-            for name, shape in s.shapes(self._index).items():
-                if (x := arrays.get(name)) is not None:
-                    if device := devices.of(x):
-                        raise ArgumentError(f"{name} is on a device, {device.name}; layers take arrays of the host")
-                    if x.shape != shape:
-                        raise LayoutError(f"{name} is {x.shape}, and {shape} on {self._where(tokens)}")
-            width = s.shapes(self._index)["w"][1]
-            if bias is not None and np.shape(bias) != (width,):
-                raise LayoutError(f"bias is {np.shape(bias)}, and {(width,)} on {self._where(tokens)}")
+            shapes, where = s.shapes(self._index), f"on {self._where(tokens)}"
+            shapes |= {"aux": shapes["x"], "dw": shapes["w"], "later": (tokens, shapes["y"][1])}
+            for name, x in arrays.items():
+                check_array(name, x, shapes[name], where)
+            if bias is not None:
+                check_array("bias" if weights == "w" else "db", bias, shapes["w"][1:], where)
+            if weights == "dw":
+                for name, x in (("later", arrays["later"]), *([("db", bias)] if bias is not None else [])):
+                    if x.dtype != wide:
+                        raise DTypeError(f"{name} is of {x.dtype}, and dw of {wide} {where}")
+                self._check_order("dw", arrays["dw"])
             arguments += ["Linear", tokens, wide]
-        self._schedules[tokens, wide], self._tokens = s, tokens
+        self._schedules[tokens, wide], self._before = s, (tokens, failures)
         return s
 
-    def _where(self, tokens: int) -> str:
+    def _where(self, tokens: int | None = None) -> str:
         layer = f"{self.d_in} x {self.d_out} by {self.split}, {'with' if self.sequence else 'without'} sequence"
-        return f"rank {self._index} of {len(self._ranks)} along tp of a layer {layer}, for {tokens} rows"
-
-
-def _wide(w: Array) -> np.dtype:
-    """Return the type of activations: float64 where parameters are, else float32."""
-    return np.result_type(w.dtype, np.float32)
+        return f"{self._line.where} of a layer {layer}{'' if tokens is None else f', for {tokens} rows'}"
 
 
 def _finished(

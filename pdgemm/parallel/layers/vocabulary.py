@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.local.arrays.integers import as_count
+from pdgemm.parallel.layers.array_checks import check_array, check_ids
 from pdgemm.parallel.layers.line_collectives import line_collectives
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.training.mesh_shape import block_of
 from pdgemm.schedules.training.row_collectives import rows_by_rank
-from pdgemm.support.agreement import together
 
 Array = np.ndarray
 
@@ -22,7 +21,8 @@ def table_rows(table: Array, ids: Array) -> Array:
 
     Raises ArgumentError where an id is no row of the table, as a position beyond a table of positions.
     """
-    _check_ids("ids", ids, len(table))
+    check_array("table", table, (None, None), "")
+    check_ids("ids", ids, len(table))
     return table[ids].astype(np.result_type(table.dtype, np.float32), copy=False)
 
 
@@ -46,23 +46,25 @@ class Embedding:
 
     def __init__(self, mesh: Mesh, vocabulary: int, h: int, *, sequence: bool = True) -> None:
         self._line = line_collectives(mesh, "tp", "tensor")
-        with together(self._line.line.comm) as arguments:
+        with self._line.checked(set()) as arguments:
             self.vocabulary, self.h = as_count(vocabulary, "vocabulary", 1), as_count(h, "h", 0)
             self.sequence = bool(sequence)
             arguments += ["Embedding", self.vocabulary, self.h, self.sequence]
         self.own = block_of(self.vocabulary, self._line.size, self._line.index)
+        self._known = set[Any]()
 
     def forward(self, ids: Array, table: Array) -> Array:
         """Return table[ids]: own rows, or all.  Collective over the line of tp.
 
         ids : (T,), the same on all ranks of the line.   table : (own rows, h).
-        Raises ArgumentError on all ranks of the line where an id is not in the vocabulary.
+        Raises ArgumentError, DTypeError or LayoutError on all ranks of the line where an id is not in the vocabulary.
         """
-        _check_ids("ids", ids, self.vocabulary)
-        self._check_table(table)
+        with self._line.checked(self._known) as arguments:
+            self._check("table", table, ids)
+            arguments += ["Embedding.forward", len(ids), wide := np.result_type(table.dtype, np.float32)]
         if self._line.size == 1:
-            return table_rows(table, ids)
-        rows = self._line.addends((len(ids), self.h), np.result_type(table.dtype, np.float32))
+            return table[ids].astype(wide, copy=False)
+        rows = self._line.addends((len(ids), self.h), wide)
         here = self._here(ids)
         rows[here] = table[ids[here] - self.own.start]
         rows[~here] = 0
@@ -72,11 +74,16 @@ class Embedding:
     def backward(self, dy: Array, ids: Array, dtable: Array) -> None:
         """Add the gradient of the table: to each row the sum of dy over its tokens.  Collective over the line of tp.
 
-        dy : as `forward` returned rows.   dtable : (own rows, h).
+        dy : as `forward` returned rows.   dtable : (own rows, h).   Raises exceptions as `forward`.
         """
-        self._check_table(dtable)
+        with self._line.checked(self._known) as arguments:
+            where = self._check("dtable", dtable, ids)
+            counts = rows_by_rank(len(ids), self._line.size)
+            rows = counts[self._line.index] if self.sequence else len(ids)
+            check_array("dy", dy, (rows, self.h), where)
+            arguments += ["Embedding.backward", len(ids), dy.dtype]
         if self.sequence and self._line.size > 1:
-            dy = self._line.gather(dy, rows_by_rank(len(ids), self._line.size))
+            dy = self._line.gather(dy, counts)
         here = self._here(ids)
         add_table_rows(dy[here], ids[here] - self.own.start, dtable)
 
@@ -85,12 +92,12 @@ class Embedding:
         here: Array = (ids >= self.own.start) & (ids < self.own.stop)
         return here
 
-    def _check_table(self, table: Array) -> None:
-        if table.shape != (shape := (self.own.stop - self.own.start, self.h)):
-            raise LayoutError(
-                f"the table is {table.shape}, and {shape} on rank {self._line.index} of {self._line.size} along tp, of "
-                f"a table of {self.vocabulary} rows"
-            )
+    def _check(self, name: str, table: Array, ids: Array) -> str:
+        """Check the part of a table, and ids; return the place as text."""
+        where = f"on {self._line.where} of an embedding {self.vocabulary} x {self.h}"
+        check_ids("ids", ids, self.vocabulary, where)
+        check_array(name, table, (self.own.stop - self.own.start, self.h), where)
+        return where
 
 
 class _Softmax(NamedTuple):
@@ -114,10 +121,11 @@ class CrossEntropy:
 
     def __init__(self, mesh: Mesh, vocabulary: int) -> None:
         self._line = line_collectives(mesh, "tp", "tensor")
-        with together(self._line.line.comm) as arguments:
+        with self._line.checked(set()) as arguments:
             self.vocabulary = as_count(vocabulary, "vocabulary", 1)
             arguments += ["CrossEntropy", self.vocabulary]
         self.own = block_of(self.vocabulary, self._line.size, self._line.index)
+        self._known = set[Any]()
 
     def forward(self, logits: Array, labels: Array, weights: Array | None = None) -> tuple[float, Any]:
         """Return the sum of weight times loss over the tokens, and what `backward` takes.  Collective.
@@ -125,15 +133,16 @@ class CrossEntropy:
         logits : (T, own columns).   labels : (T,), the same on all ranks of the line.   weights : (T,), by default 1.
         The sum is a float64, the same on all ranks of the line.  It is not divided by a number of tokens: a loss is
         divided once, by that of all ranks and microbatches.
-        Raises ArgumentError on all ranks of the line where a label is not in the vocabulary.
+        Raises ArgumentError, DTypeError or LayoutError on all ranks of the line, as where a label is not in the
+        vocabulary.
         """
-        _check_ids("labels", labels, self.vocabulary)
-        if logits.shape != (shape := (len(labels), self.own.stop - self.own.start)):
-            raise LayoutError(
-                f"logits are {logits.shape}, and {shape} on rank {self._line.index} of {self._line.size} along tp, of "
-                f"{self.vocabulary} columns"
-            )
-        wide = np.result_type(logits.dtype, np.float32)
+        with self._line.checked(self._known) as arguments:
+            where = f"on {self._line.where} of {self.vocabulary} columns"
+            check_ids("labels", labels, self.vocabulary, where)
+            check_array("logits", logits, (len(labels), self.own.stop - self.own.start), where)
+            if weights is not None:
+                check_array("weights", weights, (len(labels),), where)
+            arguments += ["CrossEntropy", len(labels), wide := np.result_type(logits.dtype, np.float32)]
         counts, alone = rows_by_rank(len(labels), self._line.size), self._line.size == 1
         largest = logits.max(axis=1, initial=-np.inf).astype(wide, copy=False)
         if not alone:
@@ -162,11 +171,3 @@ class CrossEntropy:
         dlogits: Array = kept.exponentials * (scale / kept.sums)[:, None]
         dlogits[kept.here, kept.columns] -= scale[kept.here]
         return dlogits
-
-
-def _check_ids(name: str, ids: Array, number: int) -> None:
-    """Raise ArgumentError where ids are not integers from 0 to `number` - 1."""
-    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ArgumentError(f"{name} are integers of one dimension, got {getattr(ids, 'dtype', type(ids).__name__)}")
-    if len(bad := np.flatnonzero((ids < 0) | (ids >= number))):
-        raise ArgumentError(f"{name} are 0 to {number - 1}, got {ids[bad[0]]} at token {bad[0]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Protocol
 
@@ -26,11 +27,18 @@ class Transfers:
     for them is recorded as "hidden".
 
     between_nodes : a rank that waits for one group also tests all other messages meanwhile.
+    look : is called while a rank waits between nodes; an exception that it raises ends the wait, and the transfers of
+        the group are tested no more.
     """
 
-    def __init__(self, recorder: Recorder | None = None, between_nodes: bool = False) -> None:
+    def __init__(
+        self,
+        recorder: Recorder | None = None,
+        between_nodes: bool = False,
+        look: Callable[[], object] = MPI.COMM_SELF.Iprobe,
+    ) -> None:
         self._recorder, self._coming = recorder or Recorder(), list[list[Arrival]]()
-        self._between_nodes = between_nodes
+        self._between_nodes, self._look, self._left = between_nodes, look, list[list[Arrival]]()
 
     def used(self, recorder: Recorder) -> Transfers:
         """Return this object, with `recorder` as the recorder of this run; each of its users calls this in each run."""
@@ -50,20 +58,38 @@ class Transfers:
         """Are transfers tracked that have not been seen to arrive?"""
         return bool(self._coming)
 
+    def leave(self, group: list[Arrival]) -> None:
+        """Track a group no more that may never arrive; its arrays are kept, as MPI may still use them."""
+        self._left.append([*group])
+        self._coming = [x for x in self._coming if x is not group]
+
     def poll(self) -> None:
         """Test which transfers have arrived, and let MPI make progress with the other receives and with sends."""
         self._progress()
 
-    def wait(self, group: list[Arrival]) -> None:
-        """Wait until all transfers of a group have arrived, or left."""
+    def wait(self, group: list[Arrival], look: Callable[[], object] | None = None) -> None:
+        """Wait until all transfers of a group have arrived, or left.   look : in place of that of this object."""
         if group:
             with self._recorder.phase("wait"), Wait():
                 if self._between_nodes:
-                    poll_until(lambda: not _remove_complete(group), self._progress)
+                    self._poll_until(group, look or self._look)
                 for arrival in group:
                     arrival.Wait()
             group.clear()
             self._forget()
+
+    def _poll_until(self, group: list[Arrival], look: Callable[[], object]) -> None:
+        """Wait until a group has arrived, while all others go on."""
+
+        def meanwhile() -> None:
+            look()
+            self._progress()
+
+        try:
+            poll_until(lambda: not _remove_complete(group), meanwhile)
+        except Exception:
+            self.leave(group)
+            raise
 
     def _progress(self) -> None:
         MPI.COMM_SELF.Iprobe()

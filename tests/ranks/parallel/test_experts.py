@@ -383,7 +383,7 @@ def test_tokens_travel_while_gradients_are_reduced(comm: Any, per_node: str, mon
 
 def test_what_is_refused(comm: Any) -> None:
     """The same error on all ranks, also where one rank alone has passed what is wrong."""
-    from pdgemm.errors import ArgumentError, DTypeError, MeshError, PdgemmError
+    from pdgemm.errors import ArgumentError, DTypeError, LayoutError, MeshError, PdgemmError
     from pdgemm.parallel import Mesh
     from pdgemm.parallel.layers import Experts
 
@@ -426,9 +426,9 @@ def test_what_is_refused(comm: Any) -> None:
         ((x.astype(int), order, mine, 1.0), DTypeError, f"float32 or float64, got \\(3, {H}\\) of int64 {of_last}"),
         ((x[0], order, mine, 1.0), DTypeError, "x is \\(tokens, h\\)"),
         ((x, order, mine, 0.0), ArgumentError, "divisor must be a real number > 0"),
-        ((x, order, mine | {"w2": p["w2"][:, :, 1:]}, 1.0), ArgumentError, f"w2 is .* {of_last}"),
-        ((x[:, 1:], order, mine, 1.0), ArgumentError, f"router is \\({H - 1}, {experts}\\) {of_last}"),
-        ((x, order, {}, 1.0), KeyError, "router"),
+        ((x, order, mine | {"w2": p["w2"][:, :, 1:]}, 1.0), LayoutError, f"w2 is .* {of_last}"),
+        ((x[:, 1:], order, mine, 1.0), LayoutError, f"router is .*, and \\({H - 1}, {experts}\\) {of_last}"),
+        ((x, order, {}, 1.0), KeyError, "b1"),
     ]
     if size > 1:
         cases.append(((x, order - 3, mine, 1.0), ArgumentError, f"on rank {size - 2} and .* on rank {size - 1}"))
@@ -440,6 +440,20 @@ def test_what_is_refused(comm: Any) -> None:
             assert isinstance(raised.value, PdgemmError) and len({*comm.allgather(str(raised.value))}) == 1
         assert np.array_equal(layer.forward(x, order, mine, 1.0)[0], good)
     _, kept = layer.forward(x, order, mine, 1.0)
-    with pytest.raises(ArgumentError, match=f"dy is of the shape of x, \\(3, {H}\\), got \\(2, {H}\\) on rank"):
-        layer.input_gradient(x[:2], kept, mine)
+    before = layer.input_gradient(x, kept, mine)[0]
+    for dy, scale, parts, kind, message in (
+        (x[:2], 1.0, mine, LayoutError, f"dy is \\(2, {H}\\), and \\(3, {H}\\) {of_last}"),
+        (x + 1j, 1.0, mine, DTypeError, "dy has real numbers, got complex128"),
+        ("dy", 1.0, mine, ArgumentError, "dy is an array of NumPy, got str"),
+        (x, "1", mine, ArgumentError, "scale must be a real number"),
+        (x, 1.0, mine | {"w1": mine["w1"][:, 1:]}, LayoutError, f"w1 is .* {of_last}"),
+        (x, 1.0, {}, KeyError, "b1"),
+    ):
+        with pytest.raises(kind, match=message) as raised:  # noqa: PT012
+            layer.input_gradient(*((dy, kept, parts, scale) if last else (x, kept, mine)))
+            mesh.sum(0.0)  # a rank to which no token of the last one comes does not wait for it before
+        if kind is not KeyError:
+            assert len({*comm.allgather(str(raised.value))}) == 1
+        assert np.array_equal(layer.input_gradient(x, kept, mine)[0], before)
+        assert np.array_equal(layer.forward(x, order, mine, 1.0)[0], good)
     mesh.free()

@@ -276,7 +276,7 @@ def test_a_traced_run_has_the_actions_of_the_walk(comm: Any, name: str, chunks: 
 
 @pytest.mark.mpi
 def test_bad_arguments(comm: Any) -> None:
-    """The same error on all ranks where schedules do not fit the mesh, or differ; of a bad result, on its rank."""
+    """The same error on all ranks where schedules do not fit the mesh, or differ, and of a bad result of one rank."""
     from pdgemm.errors import ArgumentError
     from pdgemm.parallel import Mesh, Pipeline, PipelineSchedule
 
@@ -295,15 +295,44 @@ def test_bad_arguments(comm: Any) -> None:
         def forward(self, microbatch: int, chunk: int, x: Any) -> Any:
             return self.result
 
-    from mpi4py import MPI  # isort: skip
-
-    alone = Mesh(MPI.COMM_SELF)
+    mesh = Mesh(comm.Dup(), pp=-1)
+    pipeline = Pipeline(mesh, PipelineSchedule("interleaved", comm.size, 2 * comm.size, 2))
     for result, message in (
         (np.zeros(2), r"the output of block 0 for microbatch 0 is of float64 and of shape \(2,\); by shape\(0\)"),
-        (np.zeros(1, "f"), "is of float32 and of shape .* it is of float64 and of shape"),
+        (np.zeros(1, "f"), "is of float32 and of shape .* it is of float64 and of shape .* on rank 0"),
     ):
-        with pytest.raises(ArgumentError, match=message):
-            Pipeline(alone, PipelineSchedule("interleaved", 1, 2, 2)).run(Wrong(result))
+        with pytest.raises(ArgumentError, match=message) as raised:  # of rank 0 alone
+            pipeline.run(Wrong(result) if comm.rank == 0 else Silent())
+        assert len({*comm.allgather(str(raised.value))}) == 1
+        pipeline.run(Silent())
+    mesh.free()
+
+
+@pytest.mark.mpi
+@pytest.mark.on_ranks(2, 4)
+def test_an_exception_of_a_stage_is_raised_on_all_ranks(comm: Any) -> None:
+    """In any pass of any stage, also on a mesh where replicas wait elsewhere; the next run is right."""
+    from pdgemm.parallel import Mesh, Pipeline, PipelineSchedule
+
+    class Fails(Silent):
+        def backward(self, microbatch: int, chunk: int, dy: Any) -> Any:
+            if microbatch == 1:
+                raise ValueError("the layers of this stage fail")
+            return super().backward(microbatch, chunk, dy)
+
+    for sizes in ({"pp": comm.size}, {"pp": 2, "dp": comm.size // 2}):
+        mesh = Mesh(comm.Dup(), **sizes)
+        pipeline = Pipeline(mesh, PipelineSchedule("1f1b", mesh.shape.pp, 3))
+
+        def step(stage: Any, pipeline: Any = pipeline, mesh: Any = mesh) -> float:
+            pipeline.run(stage)
+            return float(mesh.sum(1.0, axis="pp+dp")[0])  # as optimizer.step
+
+        for failing in range(comm.size):
+            with pytest.raises(ValueError, match="the layers of this stage fail"):
+                step(Fails() if comm.rank == failing else Silent())
+            assert step(Silent()) == comm.size
+        mesh.free()
 
 
 FAILS = """

@@ -1,0 +1,123 @@
+"""Checks of arguments in a step: no message where nothing is wrong, and else an exception on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.support import waits
+from pdgemm.support.agreement import agree, raised_on, together
+
+CALL = 3  # the message tag of calls; collectives of a mesh have others
+_LAST, _ROUND = 32000, 4000  # tags after a failure: the largest one, and after how many failures they are used again
+
+
+class LineChecks:
+    """The checks of a line of a mesh.
+
+    A rank whose arguments are wrong, or used for the first time, *calls* the other ranks of its line to `agree`.  A
+    rank that waits for a collective of the line looks for calls, and joins: so all ranks raise the same exception, and
+    no message is sent where nothing is wrong.
+
+    A call has the number of its agreement, and the number of checks since the agreement before.  A rank that has come
+    to the agreement by itself takes no notice, and one that waits in an earlier check joins when it comes to that one.
+
+    whole : the checks of the whole mesh, whose calls a rank that waits on any line joins, too; None: these are they.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, whole: LineChecks | None = None) -> None:
+        self.comm, self._whole, self._sent = comm, whole, list[MPI.Request]()
+        self._calls, self._since, self._passed = list[tuple[int, int]](), -1, 0
+        self.last: list[object] = []  # the arguments of the last check
+        self.guarded = 0  # the blocks of `raised_together` in which this rank is
+
+    def checked(self, known: set[Any]) -> _Checked:
+        """Return a block as `together`; the ranks agree only where a rank fails, or has arguments that are not known.
+
+        known : the arguments on which the ranks have agreed; those of the block are added.
+        """
+        return _Checked(self, known)
+
+    @contextmanager
+    def raised_together(self) -> Iterator[None]:
+        """Raise an exception of the block, which may communicate, on all ranks."""
+        begun, since = self.passed(1), self._agreements
+        self.guarded += 1
+        try:
+            yield
+        except Exception as error:
+            if raised_on(error) != self.comm.size:
+                self.call(begun if since == self._agreements else 0)  # ranks behind join when they are in the block
+                agree(self.comm, error)
+            raise
+        finally:
+            self.guarded -= 1
+
+    def call(self, checks: int) -> None:
+        """Call the other ranks to the agreement that this rank enters next.  Local.
+
+        checks : how many the others must have come to before they join.
+        """
+        numbers = np.array([self._agreements, checks])
+        others = (rank for rank in range(self.comm.size) if rank != self.comm.rank)
+        self._sent = [x for x in self._sent if not x.Test()] + [self.comm.Isend(numbers, x, CALL) for x in others]
+
+    def look(self) -> None:
+        """Join an agreement to which another rank has called, and raise its exception."""
+        status = MPI.Status()
+        while self.comm.Iprobe(MPI.ANY_SOURCE, CALL, status):
+            self.comm.Recv(numbers := np.empty(2, int), status.source, CALL)
+            self._calls.append((int(numbers[0]), int(numbers[1])))
+        while self._calls:
+            self._calls = [x for x in self._calls if x[0] >= self._agreements]
+            if not any(checks <= self.passed() for _, checks in self._calls):
+                break
+            agree(self.comm, description=", ".join(map(str, self.last)))
+        if self._whole:
+            self._whole.look()
+
+    @property
+    def _agreements(self) -> int:
+        return waits.agreements[self.comm.handle][0]
+
+    def passed(self, more: int = 0) -> int:
+        """Return the number of checks since the last agreement, after adding to it."""
+        if self._since != self._agreements:
+            self._since, self._passed = self._agreements, 0
+        self._passed += more
+        return self._passed
+
+    @property
+    def failures(self) -> int:
+        """How often all ranks of the line, or of the mesh, have raised an exception together."""
+        return waits.agreements[self.comm.handle][1] + (self._whole.failures if self._whole else 0)
+
+    def tag(self, tag: int) -> int:
+        """Return a message tag, from 0 to CALL, which is another one after each failure, when messages may be left."""
+        failures = self.failures
+        return _LAST - (CALL + 1) * (failures % _ROUND) - tag if failures else tag
+
+
+class _Checked(together):
+    """The block of `LineChecks.checked`."""
+
+    __slots__ = ("_checks", "_known")
+
+    def __init__(self, checks: LineChecks, known: set[Any]) -> None:
+        super().__init__(checks.comm)
+        self._checks, self._known = checks, known
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        passed = self._checks.passed(1)
+        arguments = self._checks.last = self._arguments if error is None else ["a call that failed"]
+        if error is None and (key := tuple(arguments)) in self._known:
+            return
+        if self._comm.size > 1 and (error is None or isinstance(error, Exception)):
+            self._checks.call(passed)
+        super().__exit__(kind, error, trace)
+        if error is None:
+            self._known.add(key)
