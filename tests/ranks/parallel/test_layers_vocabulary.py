@@ -100,9 +100,9 @@ def test_what_is_no_word_is_refused_on_all_ranks(comm: Any) -> None:
                 head.forward(np.zeros((2, own)), ids)
         with pytest.raises(ArgumentError, match="integers"):
             embedding.forward(np.array([1.0]), np.zeros((own, 4)))
-        with pytest.raises(LayoutError, match=f"rank {mesh.rank} of {comm.size}"):
+        with pytest.raises(LayoutError, match=f"rank 0 of {comm.size}"):
             embedding.forward(np.array([1]), np.zeros((own + 1, 4)))
-        with pytest.raises(LayoutError, match=f"rank {mesh.rank} of {comm.size}"):
+        with pytest.raises(LayoutError, match=f"rank 0 of {comm.size}"):
             head.forward(np.zeros((1, own + 1)), np.array([1]))
         with pytest.raises(ArgumentError, match="0 to 8, got 9 at token 1"):
             table_rows(np.zeros((9, 2)), np.array([8, 9]))
