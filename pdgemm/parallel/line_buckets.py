@@ -118,8 +118,13 @@ class LineBuckets:
         return views
 
     def _slot(self, bucket: Bucket, microbatch: int) -> Array:
-        """Return the gradients of a bucket in a slot; a new bucket takes the slot of the one before the last."""
+        """Return the gradients of a bucket in a slot; a new bucket takes the slot of the one before the last.
+
+        All ranks reduce the buckets in one order: those of the microbatch before, then the earlier ones of this one.
+        """
         slot = bucket.number % FLIGHT
+        for other in (x for x in self.layout.buckets if x.chunk == bucket.chunk):
+            self._force(other, microbatch - 1)
         if bucket.number in self._runs:  # of the microbatch before
             self._wait(bucket.number)
         flat = self._arrays["slots"][slot, : bucket.words]

@@ -1,4 +1,4 @@
-"""What the suite catches: 313 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 314 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -106,6 +106,11 @@ MUTANTS = [
         "blas: NumPy's threads take part in large products", "pdgemm/local/blas/local_gemm.py",
         "<= ONE_THREAD or threads() == 1:", "<= ONE_THREAD or threads():",
         (f"0 {U}test_local.py",),
+    ),
+    Mutant(
+        "training: a missing gradient lets later microbatches go first", "pdgemm/parallel/line_buckets.py",
+        "self._force(other, microbatch - 1)", "self._force(other, 0)",
+        (f"4 {R}parallel/test_training_errors.py",),
     ),
     Mutant(
         "blas: a third of six cores is one", "pdgemm/local/blas/threads.py",

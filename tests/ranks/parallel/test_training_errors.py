@@ -27,6 +27,40 @@ def parameters(buckets: Any) -> dict[str, np.ndarray]:
         return {name: buckets.parameters[name].copy() for name in buckets.parameters}
 
 
+@pytest.mark.parametrize("per_node", ["", "1"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_gradient_that_is_missing_in_one_microbatch(
+    comm: Any, stage: int, per_node: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `reduce_each`, on one rank, in any microbatch and bucket: an error of all ranks, and a right next step."""
+    from pdgemm.errors import ArgumentError
+    from pdgemm.parallel import SGD, Buckets, Mesh, ShardedOptimizer
+
+    if per_node:
+        monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
+    mesh, names = Mesh(comm.Dup(), dp=-1), ["a", "b", "c"]
+    values = {name: np.zeros(64, "f") for name in names}
+    buckets = Buckets(mesh, values, stage=stage, microbatches=3, reduce_each=True, bucket_bytes=256)
+    optimizer = ShardedOptimizer(buckets, SGD())
+
+    def passes(missing: tuple[int, str] | None) -> None:
+        for number in range(3):
+            with buckets.backward():
+                for name in names[::-1]:
+                    _ = buckets.parameters[name]
+                    buckets.gradients[name] += 1.0
+                    if (number, name) != missing:
+                        buckets.ready(name)
+
+    for missing in product(range(3), names):
+        passes(missing if comm.rank == comm.size - 1 else None)
+        with pytest.raises(ArgumentError, match=f"the gradient of '{missing[1]}' did not become ready"):
+            optimizer.step(0.1)
+        passes(None)
+        assert optimizer.step(0.1).norm == pytest.approx(3 * comm.size * np.sqrt(3 * 64))
+    mesh.free()
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_ranks_that_take_other_steps_are_named(comm: Any, stage: int) -> None:
     """Other rates, norms or steps on one rank: nothing is changed, and the next step is that of a run without it."""
