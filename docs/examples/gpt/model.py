@@ -147,7 +147,7 @@ class Layer(Piece):
         x = self.added(model.out, "out", p, kept["out"], x, batch, 1)
         kept["y2"], kept["norm2"] = layers.layernorm(x, p["norm2.gain"], p["norm2.bias"])
         if self.sizes.experts:
-            y, kept["experts"] = self.experts.forward(kept["y2"], batch.order - batch.first, p, batch.divisor)
+            y, kept["experts"] = self.experts.forward(kept["y2"], batch.order, p, batch.divisor)
             return x + self.dropped(y, batch, 2)
         gelu = {"activation": "gelu_tanh", "tokens": t}
         kept["u"], kept["z"] = model.up.forward(kept["y2"], p["up.weight"], p["up.bias"], **gelu)

@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 
     ids, labels : of each token.   positions, order : of each row of this rank, its position, and its number among the
         tokens of the step.
-    first : the number of the microbatch's first token.   divisor : the tokens of the step.   scale : of the loss.
+    divisor : the tokens of the step.   scale : of the loss.
     """
 
     samples: int
@@ -41,7 +41,6 @@ class Batch(NamedTuple):
     labels: np.ndarray
     positions: np.ndarray
     order: np.ndarray
-    first: int
     step: int
     divisor: float
     scale: float
@@ -134,12 +133,12 @@ class Run:
     def batches(self, step, samples):
         """Yield the microbatches of this rank."""
         length, places = self.options.sequence, self.model.context.positions
-        scale, batches = self.optimizer.scale.scale if self.optimizer.scale else 1.0, self.options.microbatches
+        scale = self.optimizer.scale.scale if self.optimizer.scale else 1.0
         for number, (windows,) in enumerate(samples.arrays):
             tokens, order = windows.astype(np.int64), self.order(number, self.mesh.rank)
             yield Batch(
                 len(tokens), tokens[:, places].ravel(), tokens[:, places + 1].ravel(), order % length, order,
-                self.options.batch * number // batches * length, step, samples.divisor * length, scale,
+                step, samples.divisor * length, scale,
             )  # fmt: skip
 
     def of_experts(self):
