@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 
 from pdgemm.errors import ArgumentError
@@ -12,7 +12,7 @@ from pdgemm.planning.models.model_plan import ModelPlan
 from pdgemm.planning.models.model_shape import ModelShape
 from pdgemm.planning.models.training_layout import Recompute, TrainingLayout
 
-_AGAIN: tuple[Recompute, ...] = ("none", "selective", "full")  # each takes longer than the one before, and keeps less
+AGAIN: tuple[Recompute, ...] = ("none", "selective", "full")  # each takes longer than the one before, and keeps less
 _LONG = 8192  # positions from which they are divided along cp
 _MICROBATCHES = (1, 2, 4, 8, 16)  # samples of a microbatch that are tried
 
@@ -21,7 +21,8 @@ _MICROBATCHES = (1, 2, 4, 8, 16)  # samples of a microbatch that are tried
 class LayoutSearch:
     """All layouts of a model on `ranks` ranks.
 
-    batch : samples of a step.
+    batch : samples of a step.   recompute : what may be computed again, in the order in which it is tried.
+    zero  : the stages of ZeRO; none: those that help.
     fixed : a layout whose `fused`, `sequence`, `dropout`, `dtype` and `gradients` all layouts have.
     """
 
@@ -29,7 +30,9 @@ class LayoutSearch:
     batch: int
     ranks: int
     machine: Machine
-    fixed: TrainingLayout = TrainingLayout()
+    recompute: tuple[Recompute, ...] = AGAIN
+    zero: tuple[int, ...] = ()
+    fixed: TrainingLayout = field(default_factory=TrainingLayout)
 
     def meshes(self) -> Iterator[TrainingLayout]:
         """Yield the meshes that the model can be divided on."""
@@ -61,9 +64,9 @@ class LayoutSearch:
         """
         for mesh in self.meshes():
             for run in self.runs(mesh):
-                whole = run.microbatches(self.batch) > 1
-                for zero in (0,) if run.copies == 1 else (1, 3) if whole else (2, 3):
-                    for recompute in _AGAIN:
+                helpful = (0,) if run.copies == 1 else (2, 3) if run.microbatches(self.batch) == 1 else (1, 3)
+                for zero in self.zero or helpful:
+                    for recompute in self.recompute:
                         layout = replace(run, zero=zero, recompute=recompute)
                         plan = ModelPlan(self.shape, layout, self.batch, self.machine)
                         if not plan.refused:

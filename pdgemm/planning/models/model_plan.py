@@ -1,7 +1,8 @@
-"""The plan of a training step: bytes, words, seconds of each part, by formulas of the sizes, the layout and the machine."""
+"""The plan of a training step: bytes, words and seconds by formulas of the sizes, the layout and the machine."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -21,7 +22,17 @@ _BACKWARD = 1.6  # passes backward over those forward
 _SCORES = 7  # passes over the scores of the vocabulary, forward and backward
 _CORE, _FUSED = 0.5, 0.55  # of the rate of a large product, that of attention's many small ones; of a fused kernel
 _UPDATE = 28  # bytes of a parameter that an update of Adam reads and writes
-_MASTER = 4  # bytes of an element of what an optimizer keeps
+
+
+def state_bytes(words: float, sizes: Mapping[str, int], copies: int, zero: int) -> dict[str, float]:
+    """Return the bytes of a rank that so many parameters take, of which `copies` ranks have the same ones.
+
+    sizes : bytes of a "parameters", "gradients" and "optimizer" element.   zero : the stage of ZeRO, which divides the
+        last one from 1, the last two from 2, and all from 3.
+    Rajbhandari et al., ZeRO, SC 2020, section 5.
+    """
+    divided = {"optimizer": 1, "gradients": 2, "parameters": 3}
+    return {kind: size * words / (copies if zero >= divided[kind] else 1) for kind, size in sizes.items()}
 
 
 @dataclass(frozen=True)
@@ -93,15 +104,19 @@ class ModelPlan:
 
         Gradients of several microbatches are added first, whole, and divided when they are reduced.
         """
-        layout, master = self.layout, _MASTER if self.layout.itemsize < 4 else 0
-        wide = max(4, layout.itemsize)
-        sizes = {"parameters": layout.itemsize, "gradients": layout.gradients, "optimizer": 2 * wide + master}
-        from_stage = {"optimizer": 1, "gradients": 2, "parameters": 3}
-        total = {}
-        for kind, size in sizes.items():
-            divided = layout.zero >= from_stage[kind] and (kind != "gradients" or self.microbatches == 1)
-            own, experts = (layout.copies, layout.copies // layout.ep) if divided else (1, 1)
-            total[kind] = size * (self.dense / own + self.expert / experts)
+        layout, wide = self.layout, max(4, self.layout.itemsize)
+        sizes = {
+            "parameters": layout.itemsize,
+            "gradients": layout.gradients,
+            "optimizer": 2 * wide + (wide if layout.itemsize < wide else 0),  # two moments of Adam, and master weights
+        }
+        of_dense, of_experts = (
+            state_bytes(words, sizes, copies, layout.zero)
+            for words, copies in ((self.dense, layout.copies), (self.expert, layout.copies // layout.ep))
+        )
+        total = {kind: of_dense[kind] + of_experts[kind] for kind in sizes}
+        if self.microbatches > 1:
+            total["gradients"] = sizes["gradients"] * (self.dense + self.expert)
         kept = self.in_flight * self.layers / layout.chunks * activation_bytes(self.shape, layout)
         return {**total, "activations": kept}
 

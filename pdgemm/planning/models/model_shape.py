@@ -43,12 +43,12 @@ class ModelShape:
     vocabulary, sequence : tokens that there are, and tokens of a sample.
     experts, topk : experts of each layer in place of its linear layers, and how many of them a token takes; 0: none.
     tied     : the scores are products with the embedding's table.
-    gated    : as Llama: three linear layers silu(x W1) * (x W3) W2, norms without mean, no biases, no table of positions.
+    gated    : as Llama: silu(x W1) * (x W3) W2, norms without mean, no biases, and no table of positions.
 
     ::
 
-        parameters of a layer     4 hidden^2 + 2 hidden ffn, with kv_heads = heads, and 9 hidden + ffn of biases and norms
-        of the whole              layers x that + (vocabulary + sequence) hidden + 2 hidden
+        parameters of a layer   4 hidden^2 + 2 hidden ffn + 9 hidden + ffn, with kv_heads = heads
+        of the whole            layers x that + (vocabulary + sequence + 2) hidden
 
     Raises ArgumentError where a size is not positive, heads do not divide hidden, or kv_heads heads.
     """
@@ -142,7 +142,7 @@ class ModelShape:
         return 3 * tokens * (self.layers * self.layer_flops + 2 * self.table)
 
     def hardware_flops(self, tokens: int, recompute: str) -> int:
-        """Return `flops` with those that are computed again: "none", "selective" the core of attention, "full" layers."""
+        """Return `flops` with those that `recompute` adds: those of attention's core, or of all layers."""
         again = {"none": 0, "selective": self.core_flops, "full": self.layer_flops}[recompute]
         return self.flops(tokens) + tokens * self.layers * again
 

@@ -6,20 +6,22 @@ The numbers lie in `published`, one table a file, as their authors print them.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
 from pdgemm.planning.machines.accelerators import accelerator
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.models.model_plan import ModelPlan
+from pdgemm.planning.models.model_plan import ModelPlan, state_bytes
 from pdgemm.planning.models.model_shape import ModelShape
 from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.support.text import Table
 
 SC21 = "Narayanan et al., SC 2021"
 KORTHIKANTI = "Korthikanti et al., MLSys 2023"
+MT_NLG = "Smith et al., 2022"
+ZERO = "Rajbhandari et al., SC 2020"
 MEGATRON_CORE = "Megatron-Core, 2024"
 _EARLY: dict[str, Any] = {"fused": False, "dropout": True}  # layers of Megatron-LM in 2021 and 2022
 
@@ -45,8 +47,8 @@ def _rows(table: str) -> list[dict[str, str]]:
 
 
 def _shape(row: dict[str, str]) -> ModelShape:
-    sizes = {name: int(row[key]) for name, key in (("vocabulary", "vocab"), ("sequence", "seq"))}
-    return ModelShape(**{name: int(row[name]) for name in ("layers", "hidden", "heads")}, **sizes)
+    layers, hidden, heads, vocabulary, sequence = (int(row[x]) for x in ("layers", "hidden", "heads", "vocab", "seq"))
+    return ModelShape(layers, hidden, heads, vocabulary, sequence)
 
 
 def _layout(row: dict[str, str], chunks: int, **how: Any) -> TrainingLayout:
@@ -83,6 +85,12 @@ def step_times() -> Iterator[PublishedRow]:
             yield PublishedRow(
                 f"{KORTHIKANTI}, table 5", row["model"], str(layout), "s a step", float(row[column]), plan.step_seconds
             )
+    for row in _rows("mt_nlg2022"):
+        layout = _layout(row, 1, recompute="full", sequence=False, **_EARLY)
+        plan = ModelPlan(_shape(row), layout, int(row["batch_sequences"]), a100)
+        yield PublishedRow(
+            MT_NLG, row["model"], str(layout), "s a step", float(row["seconds_per_step"]), plan.step_seconds
+        )
     for row in _rows("megatron_core_h100_2024"):
         yield _rate(MEGATRON_CORE, row, _fastest(row, h100), h100, hardware=False)
 
@@ -131,16 +139,43 @@ def kept_bytes() -> Iterator[PublishedRow]:
             yield PublishedRow(f"{KORTHIKANTI}, figure 7", row["model"], column, "%", float(row[column]), share)
 
 
-def checked_table() -> Table:
+def zero_bytes() -> Iterator[PublishedRow]:
+    """Yield table 1 of ZeRO: GB of a GPU, with 2 bytes for a parameter, 2 for its gradient and 12 of the optimizer."""
+    sizes = {"parameters": 2, "gradients": 2, "optimizer": 12}
+    for row in _rows("zero2020_memory"):
+        words, copies = float(row["params_billion"]), int(row["dp"])
+        for zero, column in enumerate(("gb_stage1_optimizer", "gb_stage2_optimizer_gradients", "gb_stage3_all"), 1):
+            size = sum(state_bytes(words, sizes, copies, zero).values())
+            name, layout = f"{row['params_billion']}B", f"dp={copies},zero={zero}"
+            yield PublishedRow(f"{ZERO}, table 1", name, layout, "GB", float(row[column]), size)
+
+
+def parameters() -> Iterator[PublishedRow]:
+    """Yield the parameters of the models of table 1, in units of 10^9."""
+    for row in _rows("megatron_sc21_table1"):
+        number, name = _shape(row).parameters / 1e9, f"{row['params_billion']}B"
+        yield PublishedRow(f"{SC21}, table 1", name, "", "parameters / 1e9", float(row["params_billion"]), number)
+
+
+def checked_tables() -> list[Table]:
     """Return all rows beside their predictions, with the largest and the mean difference of each source."""
-    rows = [*step_times(), *kept_bytes()]
+    return [
+        _table("Steps: TFLOP/s of a GPU with recomputed flops (Megatron-Core: without), or seconds", step_times()),
+        _table("Activations of the first stage", kept_bytes()),
+        _table("State of a GPU with ZeRO", zero_bytes()),
+        _table("Parameters", parameters()),
+    ]
+
+
+def _table(title: str, rows: Iterable[PublishedRow]) -> Table:
+    rows = list(rows)
     cells = [
         (x.source, x.model, x.layout, x.what, f"{x.published:g}", f"{x.predicted:.4g}", f"{100 * x.difference:+.1f}%")
         for x in rows
     ]
     for source in dict.fromkeys(x.source for x in rows):
         differences = [abs(x.difference) for x in rows if x.source == source]
-        most, usual = f"{100 * max(differences):.1f}% at most", f"{100 * mean(differences):.1f}%"
-        cells.append((source, f"{len(differences)} rows", "", "", "", most, usual))
+        summary = f"at most {100 * max(differences):.1f}%, mean {100 * mean(differences):.1f}%"
+        cells.append((source, f"{len(differences)} rows", summary, "", "", "", ""))
     columns = ("source", "model", "layout", "", "published", "predicted", "difference")
-    return Table(columns, cells, words=columns[:4])
+    return Table(columns, cells, words=columns[:4], title=title)

@@ -65,12 +65,12 @@ def model(
     """
     from pdgemm.planning.models.layout_search import LayoutSearch
     from pdgemm.planning.models.model_plan import ModelPlan
-    from pdgemm.planning.models.published_rows import checked_table
+    from pdgemm.planning.models.published_rows import checked_tables
     from pdgemm.planning.models.training_layout import TrainingLayout
     from pdgemm.support.text import counted, echo
 
     if check:
-        echo(str(checked_table()))
+        echo("\n\n".join(map(str, checked_tables())))
         return 0
     shape, machine = _shape_of(**sizes), _machine(machine_name, ranks_per_node, memory)
     fixed = TrainingLayout(dtype=dtype, fused=fused)
@@ -87,7 +87,7 @@ def model(
     else:
         if ranks is None:
             raise click.MissingParameter(param_hint="--ranks", param_type="option")
-        choice = LayoutSearch(shape, batch, ranks, machine, fixed).best()
+        choice = LayoutSearch(shape, batch, ranks, machine, fixed=fixed).best()
         if not choice.best:
             assert choice.nearest
             raise ArgumentError(
