@@ -35,7 +35,7 @@ def kept_of_layer(shape: ModelShape, layout: TrainingLayout) -> list[KeptArray]:
     t, e, h = layout.tp, layout.itemsize, shape.hidden
     tokens = layout.microbatch * shape.sequence / layout.cp
     rows = tokens / (t if layout.sequence else 1)
-    everywhere = layout.microbatch * shape.sequence if layout.cp > 1 else tokens
+    everywhere = tokens if layout.fused else layout.microbatch * shape.sequence
     weights = tokens * shape.heads / t * shape.sequence
     kept = [
         KeptArray("inputs of two norms", 2 * rows * h, e),
@@ -66,3 +66,9 @@ def activation_bytes(shape: ModelShape, layout: TrainingLayout) -> float:
         rows = layout.microbatch * shape.sequence / layout.cp / (layout.tp if layout.sequence else 1)
         return rows * shape.hidden * layout.itemsize
     return sum(x.bytes for x in kept_of_layer(shape, layout) if not (x.core and layout.recompute == "selective"))
+
+
+def score_bytes(shape: ModelShape, layout: TrainingLayout) -> float:
+    """Return the bytes of the scores of a microbatch on a rank, and of their gradient, which is of 32 bits at least."""
+    scores = layout.microbatch * shape.sequence / layout.cp * shape.vocabulary / layout.tp
+    return scores * (layout.itemsize + max(4, layout.itemsize))

@@ -10,7 +10,7 @@ from math import ceil
 from typing import Any
 
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.models.activations import activation_bytes
+from pdgemm.planning.models.activations import activation_bytes, score_bytes
 from pdgemm.planning.models.model_shape import ModelShape
 from pdgemm.planning.models.training_layout import TrainingLayout
 
@@ -102,7 +102,8 @@ class ModelPlan:
     def bytes(self) -> dict[str, float]:
         """Bytes of a rank by kind: with ZeRO, those of parts of parameters along dp x cp, of experts along dp x cp/ep.
 
-        Gradients of several microbatches are added first, whole, and divided when they are reduced.
+        Gradients of several microbatches are added first, whole, and divided when they are reduced.  Of the pipeline's
+        stages those of the first one, and what the last one has more.
         """
         layout, wide = self.layout, max(4, self.layout.itemsize)
         sizes = {
@@ -115,10 +116,13 @@ class ModelPlan:
             for words, copies in ((self.dense, layout.copies), (self.expert, layout.copies // layout.ep))
         )
         total = {kind: of_dense[kind] + of_experts[kind] for kind in sizes}
-        if self.microbatches > 1:
+        if self.microbatches > 1 and not layout.reduce_each:
             total["gradients"] = sizes["gradients"] * (self.dense + self.expert)
-        kept = self.in_flight * self.layers / layout.chunks * activation_bytes(self.shape, layout)
-        return {**total, "activations": kept}
+        kept = self.layers / layout.chunks * activation_bytes(self.shape, layout)
+        scores = score_bytes(self.shape, layout)
+        if layout.pp > 1:  # the first stage has the most in flight, and the last one the scores
+            scores = max(0.0, scores - (self.in_flight - layout.chunks) * kept)
+        return {**total, "activations": self.in_flight * kept, "scores": scores}
 
     @property
     def all_bytes(self) -> float:
@@ -141,17 +145,18 @@ class ModelPlan:
         tensor = self.layers * pairs * row * (2 * again + 2 + layout.sequence)
         ends = (3 if layout.sequence else 2) * row + 2 * (t - 1) / t * 3 * self.tokens  # scores and their cross-entropy
         ends += (2 if layout.sequence else 1) * row * (1 if layout.sequence else 2)
-        context = self.layers * (again + 1) * self._context
+        context = self.layers * (again + 1 + layout.fused) * self._context
         pipeline = 2 * layout.chunks * self.rows * shape.hidden if layout.pp > 1 else 0
         travels = (layout.ep - 1) / layout.ep * self.rows * shape.topk * shape.hidden if shape.experts else 0
         copies = layout.copies
-        reduced = [(self.dense, copies), (self.expert, copies // layout.ep)]
-        whole = 2 if layout.zero < 3 else 2 * m + 1
-        data = sum(whole * (d - 1) / d * words for words, d in reduced if words)
+        reduced = sum((d - 1) / d * n for n, d in ((self.dense, copies), (self.expert, copies // layout.ep)) if n)
+        reductions = 2 if not layout.zero else m if layout.reduce_each else 1  # an all-reduce gathers, too
+        gathers = 0 if not layout.zero else 2 * m if layout.zero == 3 else 1
         words = {
             "tensor": m * (tensor + (ends if layout.pp == 1 else 0)),
             "pipeline": m * pipeline,
-            "data": data,
+            "gradients": reductions * reduced,
+            "parameters": gathers * reduced,
             "context": m * context,
             "experts": m * self.layers * 2 * (again + 1) * travels,
         }
@@ -169,7 +174,8 @@ class ModelPlan:
         return {
             "tensor": (1, layout.tp),
             "context": (context, layout.cp),
-            "data": (context, layout.copies),
+            "gradients": (context, layout.copies),
+            "parameters": (context, layout.copies),
             "experts": (data, layout.ep),
             "pipeline": (data * layout.dp, layout.pp),
         }
@@ -234,6 +240,7 @@ class ModelPlan:
         seconds = {
             part: time * (2 if part in twice else _BACKWARD if part in passes else 1) for part, time in forward.items()
         }
+        seconds["context"] *= 1 + self.layout.fused
         again = {"none": (), "selective": () if self.layout.fused else ("attention", "softmax"), "full": (*forward,)}
         for part in again[recompute]:
             seconds[part] += forward[part]
@@ -253,9 +260,8 @@ class ModelPlan:
         parts["pipeline"] = m * self.transfer("pipeline", sent * size)
         stage = self.layers * sum(self.forward.values()) + self.layers * sum(self.backward.values())
         parts["bubble"] = float(self.bubble) * m * stage + (layout.pp - 1) * parts["pipeline"] / m / layout.chunks
-        wide = layout.gradients + (layout.gradients if layout.zero < 1 else size)
-        each = self.words.get("data", 0) / 2 * (wide if layout.zero < 3 else 2 * size)
-        parts["gradients"] = exposed * self.transfer("data", each)
+        for kind, itemsize in (("gradients", layout.gradients), ("parameters", size)):
+            parts[kind] = exposed * self.transfer(kind, self.words.get(kind, 0) * itemsize)
         divided = layout.copies if layout.zero else 1
         parts["optimizer"] = (self.dense + self.expert) * _UPDATE / divided / self._memory
         return {part: time for part, time in parts.items() if time}

@@ -15,7 +15,7 @@ from pdgemm.planning.models.model_shape import ModelShape
 from pdgemm.schedules.training.mesh_shape import MeshShape
 
 Recompute = Literal["none", "selective", "full"]
-_SHORT = {"dp", "tp", "pp", "cp", "ep", "zero", "microbatch", "chunks", "recompute", "schedule"}
+_SHORT = {"dp", "tp", "pp", "cp", "ep", "zero", "microbatch", "chunks", "recompute", "schedule", "reduce_each"}
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,11 @@ class TrainingLayout:
     zero : what ranks along dp divide: 0 nothing, 1 the optimizer's state, 2 gradients as well, 3 parameters as well.
     microbatch : samples of one pass.   chunks : blocks of layers of a stage, more than one with "interleaved" alone.
     schedule : of the pipeline, see `PipelineSchedule`.
+    reduce_each : with stages 2 and 3, the gradients of each microbatch are reduced, so that none is kept as a whole.
     recompute : what the backward pass computes again: "none"; "selective", the core of attention; "full", layers.
     sequence : norms and residuals are divided along tp, too.
-    fused : attention is one kernel, which stores no weights of attention and skips later positions.
+    fused : attention is one kernel, which skips later positions and stores no weights, and the backward pass gathers
+        keys and values along cp once more.
     dropout : masks of one byte are kept.
     dtype : of parameters and activations.   gradients : bytes of an element of a gradient that is reduced.
     """
@@ -42,6 +44,7 @@ class TrainingLayout:
     microbatch: int = 1
     chunks: int = 1
     schedule: str = "1f1b"
+    reduce_each: bool = False
     recompute: Recompute = "none"
     sequence: bool = True
     fused: bool = True
@@ -54,6 +57,8 @@ class TrainingLayout:
             object.__setattr__(self, name, as_count(getattr(self, name), name, 1))
         if self.zero not in range(4):
             raise ArgumentError(f"zero is 0, 1, 2 or 3, got {self.zero!r}")
+        if self.reduce_each and self.zero < 2:
+            raise ArgumentError(f"the gradients of each microbatch are reduced with zero 2 and 3, got zero {self.zero}")
         if self.recompute not in get_args(Recompute):
             raise ArgumentError(f"recompute is {', '.join(get_args(Recompute))}, got {self.recompute!r}")
         object.__setattr__(self, "dtype", str(element_type(self.dtype)))
