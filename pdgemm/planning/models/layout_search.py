@@ -11,6 +11,7 @@ from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.models.model_plan import ModelPlan
 from pdgemm.planning.models.model_shape import ModelShape
 from pdgemm.planning.models.training_layout import Recompute, TrainingLayout
+from pdgemm.schedules.training.mesh_shape import MeshShape
 
 AGAIN: tuple[Recompute, ...] = ("none", "selective", "full")  # each takes longer than the one before, and keeps less
 _LONG = 8192  # positions from which they are divided along cp
@@ -74,14 +75,16 @@ class LayoutSearch:
                     yield plan
 
     def best(self, number: int = 10) -> LayoutChoice:
-        """Return the fastest layouts, and what is refused.
+        """Return the fastest layouts, one of each mesh, and what is refused.
 
         Raises ArgumentError where the samples of a step fit no mesh.
         """
-        fitting, refused, least = list[ModelPlan](), 0, None
+        fastest, fitting, refused, least = dict[MeshShape, ModelPlan](), 0, 0, None
         for plan in self.plans():
             if not plan.refused:
-                fitting.append(plan)
+                fitting += 1
+                mesh = plan.layout.mesh
+                fastest[mesh] = min(plan, fastest.get(mesh, plan), key=_order)
                 continue
             refused += 1
             if least is None or plan.all_bytes < least.all_bytes:
@@ -92,8 +95,7 @@ class LayoutSearch:
                 f"no mesh of {self.ranks} ranks fits {self.shape.layers} layers of {self.shape.heads} heads and "
                 f"{self.batch} samples of a step, which dp divides: dp may be {', '.join(map(str, possible))}"
             )
-        best = nsmallest(number, fitting, key=lambda plan: (plan.step_seconds, plan.all_bytes))
-        return LayoutChoice(best, len(fitting), refused, least)
+        return LayoutChoice(nsmallest(number, fastest.values(), key=_order), fitting, refused, least)
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,11 @@ class LayoutChoice:
     fitting: int
     refused: int
     nearest: ModelPlan | None
+
+
+def _order(plan: ModelPlan) -> tuple[float, float]:
+    """Return what plans are compared by: seconds, and bytes where these are equal."""
+    return plan.step_seconds, plan.all_bytes
 
 
 def _divisors(number: int) -> list[int]:

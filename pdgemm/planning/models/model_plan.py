@@ -10,7 +10,7 @@ from math import ceil
 from typing import Any
 
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.models.activations import activation_bytes, score_bytes
+from pdgemm.planning.models.kept_arrays import activation_bytes, score_bytes
 from pdgemm.planning.models.model_shape import ModelShape
 from pdgemm.planning.models.training_layout import TrainingLayout
 

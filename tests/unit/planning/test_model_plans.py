@@ -21,7 +21,7 @@ from tiers import examples
 from pdgemm.errors import ArgumentError, MeshError
 from pdgemm.planning.machines.accelerators import ACCELERATORS, accelerator
 from pdgemm.planning.models import published_rows
-from pdgemm.planning.models.activations import activation_bytes
+from pdgemm.planning.models.kept_arrays import activation_bytes
 from pdgemm.planning.models.layout_search import LayoutSearch
 from pdgemm.planning.models.model_plan import NETWORK, NODE, ModelPlan
 from pdgemm.planning.models.model_shape import PRESETS, ModelShape
