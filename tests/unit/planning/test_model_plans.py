@@ -161,6 +161,19 @@ def test_the_words_of_gradients_and_parameters() -> None:
         assert moved == pytest.approx([gradients * 7 / 8 * words, parameters * 7 / 8 * words]), zero
 
 
+def test_the_parameters_of_llama_3() -> None:
+    """To the last one: the numbers that its files have."""
+    published = {"llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496, "llama3-405b": 405_853_388_800}
+    assert {name: ModelShape(**PRESETS[name]).parameters for name in published} == published
+
+
+def test_the_nearest_miss_needs_the_least() -> None:
+    search = LayoutSearch(ModelShape(**PRESETS["llama3-8b"]), 64, 4, replace(A100, memory=24e9))
+    choice = search.best()
+    assert choice.nearest and not choice.best
+    assert choice.nearest.all_bytes == min(x.all_bytes for x in search.plans())
+
+
 def test_llama_3s_layouts_fit_80_gb() -> None:
     """Those of its table 4: 8,192 and 16,384 GPUs, and 131,072 positions along cp."""
     shape = ModelShape(**PRESETS["llama3-405b"])
