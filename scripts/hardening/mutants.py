@@ -1,4 +1,4 @@
-"""What the suite catches: 314 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 325 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -111,6 +111,62 @@ MUTANTS = [
         "training: a missing gradient lets later microbatches go first", "pdgemm/parallel/line_buckets.py",
         "self._force(other, microbatch - 1)", "self._force(other, 0)",
         (f"4 {R}parallel/test_training_errors.py",),
+    ),
+    Mutant(
+        "models: MFU counts recomputed flops", "pdgemm/planning/models/model_plan.py",
+        "return self._share(self.shape.flops(self.step_tokens))",
+        "return self._share(self.shape.hardware_flops(self.step_tokens, self.layout.recompute))",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: untied scores have no parameters", "pdgemm/planning/models/model_shape.py",
+        "self.table * (1 if self.tied else 2)", "self.table",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: gradients have the bytes of parameters", "pdgemm/planning/models/model_plan.py",
+        '"gradients": layout.gradients,', '"gradients": layout.itemsize,',
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: interleaved stages keep p microbatches", "pdgemm/planning/models/model_plan.py",
+        "return min(v * m, (v + 1) * p - 1) if v > 1 else min(m, p)", "return min(v * m, v * p)",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: gradients are not divided by tp", "pdgemm/planning/models/model_plan.py",
+        "shape.layer.divided / t + shape.layer.copied)", "shape.layer.divided + shape.layer.copied)",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: rings that leave a node have one card", "pdgemm/planning/models/model_plan.py",
+        "beta * min(self.machine.ranks_per_node, stride)", "beta * self.machine.ranks_per_node",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: the bubble is a share of all time", "pdgemm/planning/models/model_plan.py",
+        "return Fraction(p - 1, work)", "return Fraction(p - 1, work + p - 1)",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: a fused kernel skips half of attention, and so do its flops", "pdgemm/planning/models/model_shape.py",
+        "return 4 * self.sequence * self.hidden", "return 2 * self.sequence * self.hidden",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: layers that are computed again move nothing again", "pdgemm/planning/models/model_plan.py",
+        'again = layout.tp, 2 if layout.recompute == "full" else 1', "again = layout.tp, 1",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: stage 3 gathers parameters once", "pdgemm/planning/models/model_plan.py",
+        "2 * m if layout.zero == 3 else 1", "1",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: the nearest miss is the largest one", "pdgemm/planning/models/layout_search.py",
+        "plan.all_bytes < least.all_bytes", "plan.all_bytes > least.all_bytes",
+        (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
         "blas: a third of six cores is one", "pdgemm/local/blas/threads.py",

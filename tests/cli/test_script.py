@@ -14,7 +14,7 @@ from tiers import thorough
 
 from pdgemm.support.watchdog import CODE
 from pdgemm.tools.cli import script
-from pdgemm.tools.cli.short_traceback import MOST, short, whole
+from pdgemm.tools.profiling.short_traceback import MOST, short, whole
 
 needs_mpiexec = [jobs.needs_mpiexec, pytest.mark.timeout(100)]
 NOISE = ("MPI_ABORT", "prterun", "[warn]", "PMIX ERROR")  # what launchers print of exit codes

@@ -59,6 +59,8 @@ class Machine:
     overlap : the fraction of a transfer that is hidden behind a product of the same duration, 0 to 1.
     panel_overhead : seconds of each panel beside its transfers and its product.
     call_overhead : seconds of each call beside its panels.
+    peak   : flops per second of a rank at 16 bits by its maker, of which MFU is a share; None: the largest of gamma.
+    memory : bytes of a rank; None: unknown.
     """
 
     name: str = "default"
@@ -84,6 +86,8 @@ class Machine:
     overlap: Share = 0.5
     panel_overhead: Cost = 2e-5
     call_overhead: Cost = 2e-4
+    peak: Positive | None = None
+    memory: Positive | None = None
 
     def __post_init__(self) -> None:
         converted(jsonable({x.name: getattr(self, x.name) for x in fields(self)}), _Figures, "not a machine")

@@ -25,6 +25,7 @@ _MODULES = {  # the modules of commands, each with functions of these names
     "pdgemm.tools.cli.product_commands": ("generate", "multiply", "verify"),
     "pdgemm.tools.cli.linalg_commands": ("solve", "lstsq", "svd", "eigh", "rank", "gram"),
     "pdgemm.tools.cli.plan_commands": ("plan", "simulate", "calibrate"),
+    "pdgemm.tools.cli.model_commands": ("model",),
     "pdgemm.tools.cli.scaling": ("scaling",),
     "pdgemm.tools.cli.report_commands": ("plot", "profile", "info"),
 }

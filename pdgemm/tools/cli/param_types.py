@@ -76,6 +76,12 @@ def _bytes(text: str) -> int:
     return _bounded(int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " ")))
 
 
+def _bytes_with_unit(text: str) -> int:
+    if not re.search("[a-z]", text, re.IGNORECASE):
+        raise ValueError
+    return _bytes(text)
+
+
 def _count(text: str) -> int:
     """Return a whole number, which may be written as 25e6."""
     number = float(text)
@@ -118,6 +124,7 @@ BLOCK = _Form("size", _block, "256 or 256x128")
 SUBSET = _Form("lo:hi", partial(_integers, separators=":", count=2), "0:9, the first and the last index")
 INTEGERS = _Form("numbers", _integers, "1,2,4")
 BYTES = _Form("bytes", _bytes, "2GiB, 500MB or 1000000")
+MEMORY = _Form("bytes", _bytes_with_unit, "80GB or 40GiB, with its unit")
 WORDS = _Form("number", _count, "25e6 or 25000000")
 SECONDS = _Form("time", _seconds, "10min, 90s, 2h or 3d, with its unit")
 NUMBER = _Form("number", _number, "1.5, 1/3 or 2+1j")

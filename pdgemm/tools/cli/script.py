@@ -27,7 +27,7 @@ from pdgemm.support import agreement, failures, launcher, watchdog
 from pdgemm.support.agreement import raised_on
 from pdgemm.support.text import printable, ranks_text
 from pdgemm.tools.cli.commands import COMMANDS, code_of, line_of
-from pdgemm.tools.cli.short_traceback import short, whole
+from pdgemm.tools.profiling.short_traceback import short, whole
 
 if TYPE_CHECKING:
     from mpi4py import MPI

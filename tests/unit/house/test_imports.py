@@ -26,9 +26,9 @@ PURE = ["errors", "names", "local", "support", "instrument", "schedules", "plann
 PURE_MODULES = [
     "devices.streams", "devices.gpu_binding", "grids.distribution", "grids.index_map", "grids.layout",
     "grids.rectangles", "grids.shared_heap",
-    *(f"tools.profiling.{x}" for x in ("profile", "profile_tables")),
+    *(f"tools.profiling.{x}" for x in ("profile", "profile_tables", "short_traceback")),
     *(f"tools.cli.{x}" for x in ("commands", "job", "options", "param_types", "plan_commands", "product_commands",
-                                 "report_commands", "scaling", "script", "short_traceback")),
+                                 "model_commands", "report_commands", "scaling", "script")),
     *(f"tools.studies.{x}" for x in ("cases", "curves", "energy", "figures", "jobs", "page", "panels", "pictures",
                                      "plot", "predictions", "records")),
 ]  # fmt: skip

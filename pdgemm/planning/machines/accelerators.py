@@ -1,0 +1,71 @@
+"""Machines with many GPUs in each node, for plans of models: five constants each, the same for all models.
+
+Peak, memory and network cards are their makers' numbers.  The share of the peak that a large product reaches, the size
+at which a product reaches half of that, and the bandwidths of memory, links and cards in use were chosen once, by
+comparison with published step times (`pdgemm model --check`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pdgemm.errors import ArgumentError
+from pdgemm.planning.machines.machine import CUDA, KINDS, Link, Machine
+
+
+class Constants(NamedTuple):
+    """What is not its maker's number.
+
+    share : of the peak, that of a large product.   half : the dimension of a product that reaches half of it.
+    memory : bytes per second of elementwise functions.   link : bytes per second of a rank to others of its node.
+    overlap : the part of the transfers along tp and dp that is hidden behind products, which is its software's.
+    """
+
+    share: float
+    half: int
+    memory: float
+    link: float
+    overlap: float
+
+
+_A100 = Constants(share=0.80, half=180, memory=1.6e12, link=235e9, overlap=0.0)  # Megatron-LM in 2021 and 2022
+_H100 = Constants(share=0.56, half=180, memory=3.0e12, link=380e9, overlap=0.7)  # Megatron-Core in 2024
+_CARDS = 0.9  # the part of a network card's rate that collectives reach
+_GB = 10**9
+
+
+def _accelerator(name: str, peak: float, memory: int, card: float, its: Constants) -> Machine:
+    """Return a machine of 8 GPUs a node, each with a network card."""
+    sizes = [1 << k for k in range(4, 18)]
+    of_size = {n: n / (n + its.half) for n in sizes}
+    rates = {"bfloat16": peak, "float16": peak, "float32": peak / 16, "float64": peak / 32}
+    alpha, ranks = 1e-5, 8
+    return Machine(
+        name=name,
+        ranks_per_node=ranks,
+        device=CUDA,
+        intra=dict.fromkeys(KINDS, Link(alpha, 1 / its.link)),
+        inter=dict.fromkeys(KINDS, Link(alpha, 1 / (_CARDS * card * ranks))),
+        gamma={x: {n: its.share * rate * of_size[n] for n in sizes} for x, rate in rates.items()},
+        copy_bandwidth=its.memory / 2,  # a copy reads and writes
+        first_touch_bandwidth=its.memory,
+        overlap=its.overlap,
+        panel_overhead=0.0,
+        call_overhead=0.0,
+        peak=peak,
+        memory=memory,
+    )
+
+
+ACCELERATORS = {
+    "a100-40": lambda: _accelerator("a100-40", 312e12, 40 * _GB, 25e9, _A100),
+    "a100-80": lambda: _accelerator("a100-80", 312e12, 80 * _GB, 25e9, _A100),
+    "h100": lambda: _accelerator("h100", 989e12, 80 * _GB, 50e9, _H100),
+}
+
+
+def accelerator(name: str) -> Machine:
+    """Return a machine of `ACCELERATORS`.  Raises ArgumentError with their names."""
+    if name not in ACCELERATORS:
+        raise ArgumentError(f"the machines are {', '.join(ACCELERATORS)}, got {name!r}")
+    return ACCELERATORS[name]()

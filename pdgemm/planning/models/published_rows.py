@@ -1,0 +1,181 @@
+"""Published step times and sizes beside the predictions of `ModelPlan`, with one set of constants a machine.
+
+The numbers lie in `published`, one table a file, as their authors print them.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+from pdgemm.planning.machines.accelerators import accelerator
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.models.model_plan import ModelPlan, state_bytes
+from pdgemm.planning.models.model_shape import ModelShape
+from pdgemm.planning.models.training_layout import TrainingLayout
+from pdgemm.support.text import Table
+
+SC21 = "Narayanan et al., SC 2021"
+KORTHIKANTI = "Korthikanti et al., MLSys 2023"
+MT_NLG = "Smith et al., 2022"
+ZERO = "Rajbhandari et al., SC 2020"
+MEGATRON_CORE = "Megatron-Core, 2024"
+_EARLY: dict[str, Any] = {"fused": False, "dropout": True}  # layers of Megatron-LM in 2021 and 2022
+
+
+class PublishedRow(NamedTuple):
+    """A published number and its prediction.   what : it is, with its unit."""
+
+    source: str
+    model: str
+    layout: str
+    what: str
+    published: float
+    predicted: float
+
+    @property
+    def difference(self) -> float:
+        return self.predicted / self.published - 1
+
+
+def _rows(table: str) -> list[dict[str, str]]:
+    with (Path(__file__).parent / "published" / f"{table}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def _shape(row: dict[str, str]) -> ModelShape:
+    layers, hidden, heads, vocabulary, sequence = (int(row[x]) for x in ("layers", "hidden", "heads", "vocab", "seq"))
+    return ModelShape(layers, hidden, heads, vocabulary, sequence)
+
+
+def _layout(row: dict[str, str], chunks: int, **how: Any) -> TrainingLayout:
+    tp, pp = int(row["tp"]), int(row["pp"])
+    schedule = "interleaved" if chunks > 1 else "1f1b"
+    return TrainingLayout(int(row["gpus"]) // tp // pp, tp, pp, chunks=chunks, schedule=schedule, **how)
+
+
+def step_times() -> Iterator[PublishedRow]:
+    """Yield steps: TFLOP/s of a GPU, or seconds."""
+    a100, h100 = accelerator("a100-80"), accelerator("h100")
+    for row in _rows("megatron_sc21_table1"):
+        layout = _layout(
+            row,
+            int(row["virtual_stages"]),
+            microbatch=int(row["microbatch"]),
+            recompute="full",
+            sequence=False,
+            **_EARLY,
+        )
+        yield _rate(f"{SC21}, table 1", row, layout, a100, hardware=True)
+    for row in (row for row in _rows("megatron_sc21_table2") if row["scheme"] != "zero3"):
+        tp, pp = row["scheme"].removeprefix("tp").split("_pp")
+        chunks = 2 if row["hidden"] == "12288" else 3  # those of the same models in table 1
+        layout = _layout({**row, "tp": tp, "pp": pp}, chunks, recompute="full", sequence=False, **_EARLY)
+        yield _rate(f"{SC21}, table 2", row, layout, a100, hardware=True)
+    for row in _rows("korthikanti2022"):
+        for column, how in (
+            ("seconds_full_recompute", {"recompute": "full", "sequence": False}),
+            ("seconds_seqpar_selective", {"recompute": "selective", "sequence": True}),
+        ):
+            layout = _layout(row, int(row["virtual_stages"]), microbatch=int(row["microbatch"]), **how, **_EARLY)
+            plan = ModelPlan(_shape(row), layout, int(row["batch_sequences"]), a100)
+            yield PublishedRow(
+                f"{KORTHIKANTI}, table 5", row["model"], str(layout), "s a step", float(row[column]), plan.step_seconds
+            )
+    for row in _rows("mt_nlg2022"):
+        layout = _layout(row, 1, recompute="full", sequence=False, **_EARLY)
+        plan = ModelPlan(_shape(row), layout, int(row["batch_sequences"]), a100)
+        yield PublishedRow(
+            MT_NLG, row["model"], str(layout), "s a step", float(row["seconds_per_step"]), plan.step_seconds
+        )
+    for row in _rows("megatron_core_h100_2024"):
+        yield _rate(MEGATRON_CORE, row, _fastest(row, h100), h100, hardware=False)
+
+
+def _rate(source: str, row: dict[str, str], layout: TrainingLayout, machine: Machine, hardware: bool) -> PublishedRow:
+    plan = ModelPlan(_shape(row), layout, int(row["batch_sequences"]), machine)
+    share, peak = plan.hfu if hardware else plan.mfu, machine.peak or 0.0
+    published = row.get("tflops_per_gpu") or row["tflops_per_gpu_hardware"]
+    name = row.get("model") or f"{row['params_billion']}B"
+    return PublishedRow(source, name, str(layout), "TFLOP/s", float(published), share * peak / 1e12)
+
+
+def _fastest(row: dict[str, str], machine: Machine) -> TrainingLayout:
+    """Return the layout with the microbatch and the blocks a stage that are fastest, as these are not published."""
+    shape, batch, layers, pp = _shape(row), int(row["batch_sequences"]), int(row["layers"]), int(row["pp"])
+    blocks = [x for x in range(1, layers // pp + 1) if not layers % (pp * x)] if pp > 1 else [1]
+    layouts = [_layout(row, chunks, microbatch=size, zero=1) for size in (1, 2, 4) for chunks in blocks]
+    plans = [ModelPlan(shape, x, batch, machine) for x in layouts]
+    return min((x for x in plans if not x.refused), key=lambda x: x.step_seconds).layout
+
+
+def kept_bytes() -> Iterator[PublishedRow]:
+    """Yield the activations of Korthikanti's figures 1 and 7: GiB, and percent of those of tensor parallelism alone."""
+    a100 = accelerator("a100-80")
+    for row in _rows("korthikanti2022"):
+
+        def kept(recompute: str, sequence: bool, row: dict[str, str] = row) -> float:
+            chunks, how = int(row["virtual_stages"]), {"recompute": recompute, "sequence": sequence}
+            layout = _layout(row, chunks, microbatch=int(row["microbatch"]), **how, **_EARLY)
+            return ModelPlan(_shape(row), layout, int(row["batch_sequences"]), a100).bytes["activations"]
+
+        alone = kept("none", False)
+        for column, recompute, sequence in (
+            ("activation_gib_tp_only", "none", False),
+            ("activation_gib_seqpar_selective", "selective", True),
+        ):
+            size = kept(recompute, sequence) / 2**30
+            yield PublishedRow(f"{KORTHIKANTI}, figure 1", row["model"], column, "GiB", float(row[column]), size)
+        for column, recompute, sequence in (
+            ("act_percent_seqpar", "none", True),
+            ("act_percent_selective", "selective", False),
+            ("act_percent_seqpar_selective", "selective", True),
+            ("act_percent_full_recompute", "full", False),
+        ):
+            share = 100 * kept(recompute, sequence) / alone
+            yield PublishedRow(f"{KORTHIKANTI}, figure 7", row["model"], column, "%", float(row[column]), share)
+
+
+def zero_bytes() -> Iterator[PublishedRow]:
+    """Yield table 1 of ZeRO: GB of a GPU, with 2 bytes for a parameter, 2 for its gradient and 12 of the optimizer."""
+    sizes = {"parameters": 2, "gradients": 2, "optimizer": 12}
+    for row in _rows("zero2020_memory"):
+        words, copies = float(row["params_billion"]), int(row["dp"])
+        for zero, column in enumerate(("gb_stage1_optimizer", "gb_stage2_optimizer_gradients", "gb_stage3_all"), 1):
+            size = sum(state_bytes(words, sizes, copies, zero).values())
+            name, layout = f"{row['params_billion']}B", f"dp={copies},zero={zero}"
+            yield PublishedRow(f"{ZERO}, table 1", name, layout, "GB", float(row[column]), size)
+
+
+def parameters() -> Iterator[PublishedRow]:
+    """Yield the parameters of the models of table 1, in units of 10^9."""
+    for row in _rows("megatron_sc21_table1"):
+        number, name = _shape(row).parameters / 1e9, f"{row['params_billion']}B"
+        yield PublishedRow(f"{SC21}, table 1", name, "", "parameters / 1e9", float(row["params_billion"]), number)
+
+
+def checked_tables() -> list[Table]:
+    """Return all rows beside their predictions, with the largest and the mean difference of each source."""
+    return [
+        _table("Steps: TFLOP/s of a GPU with recomputed flops (Megatron-Core: without), or seconds", step_times()),
+        _table("Activations of the first stage", kept_bytes()),
+        _table("State of a GPU with ZeRO", zero_bytes()),
+        _table("Parameters", parameters()),
+    ]
+
+
+def _table(title: str, rows: Iterable[PublishedRow]) -> Table:
+    rows = list(rows)
+    cells = [
+        (x.source, x.model, x.layout, x.what, f"{x.published:g}", f"{x.predicted:.4g}", f"{100 * x.difference:+.1f}%")
+        for x in rows
+    ]
+    for source in dict.fromkeys(x.source for x in rows):
+        differences = [abs(x.difference) for x in rows if x.source == source]
+        summary = f"at most {100 * max(differences):.1f}%, mean {100 * mean(differences):.1f}%"
+        cells.append((source, f"{len(differences)} rows", summary, "", "", "", ""))
+    columns = ("source", "model", "layout", "", "published", "predicted", "difference")
+    return Table(columns, cells, words=columns[:4], title=title)

@@ -1,0 +1,172 @@
+"""`pdgemm model`: how to divide a transformer among ranks, by formulas, before anything runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pdgemm.errors import ArgumentError
+from pdgemm.tools.cli import options
+from pdgemm.tools.cli.job import OfOneRank
+from pdgemm.tools.cli.param_types import MEMORY, WORDS
+
+if TYPE_CHECKING:
+    from pdgemm.planning.machines.machine import Machine
+    from pdgemm.planning.models.model_plan import ModelPlan
+    from pdgemm.planning.models.model_shape import ModelShape
+
+_shape = options.stacked_options(
+    click.option("--preset", help="A model by name, whose sizes other options change: gpt3-175b, llama3-8b, ..."),
+    click.option("--layers", type=options.COUNT),
+    click.option("--hidden", type=options.COUNT, help="Features of a token between layers."),
+    click.option("--heads", type=options.COUNT),
+    click.option("--kv-heads", type=options.COUNT, help="Heads of keys and values.  [default: as many as heads]"),
+    click.option("--ffn", type=options.COUNT, help="Features between linear layers.  [default: 4 hidden]"),
+    click.option("--vocabulary", type=options.COUNT),
+    click.option("--sequence", type=options.COUNT, help="Tokens of a sample."),
+    click.option("--experts", type=options.COUNT, help="Of each layer."),
+    click.option("--topk", type=options.COUNT, help="Experts that a token takes.  [default: 2]"),
+    click.option("--gated/--no-gated", default=None, help="Three linear layers and no biases, as Llama."),
+    click.option("--tied/--untied", default=None, help="Scores are products with the embedding's table."),
+)
+
+
+@click.command(cls=OfOneRank)
+@_shape
+@click.option("--batch", type=options.COUNT, help="Samples of a step, on all ranks together.")
+@click.option("--ranks", type=options.COUNT)
+@click.option("--ranks-per-node", type=options.COUNT, help="[default: that of the machine]")
+@click.option(
+    "--machine", "machine_name", default="a100-80", show_default=True,
+    help="a100-40, a100-80, h100, or a file of `pdgemm calibrate`.",
+)  # fmt: skip
+@click.option("--memory", type=MEMORY, help="Of a rank, with its unit: 40GB.  [default: that of the machine]")
+@click.option("--dtype", type=click.Choice(("bfloat16", "float16", "float32")), default="bfloat16", show_default=True)
+@click.option("--layout", "layout_text", help="This layout alone: dp=4,tp=4,pp=8,recompute=selective.")
+@click.option("--fused/--no-fused", default=True, help="Attention in one kernel, which keeps no weights.")
+@click.option("--tokens", type=WORDS, help="Of a whole training run: its days and rank-hours.")
+@click.option("--price", type=click.FloatRange(0), help="Of a rank for an hour: the cost of a million tokens.")
+@click.option("--check", is_flag=True, help="Published step times and sizes beside predictions.")
+@options.json_
+@options.debug
+def model(
+    batch: int | None, ranks: int | None, ranks_per_node: int | None, machine_name: str, memory: int | None, dtype: str,
+    layout_text: str | None, fused: bool, tokens: int | None, price: float | None, check: bool, as_json: bool,
+    **sizes: Any,
+) -> int:  # fmt: skip
+    """Show how to divide a transformer among ranks: bytes, words, seconds and MFU of the best layouts.  Needs no MPI.
+
+    A layout is dp x tp x pp x cp x ep ranks: samples, matrices, layers, positions and experts are divided.  All layouts
+    that fit the memory are compared by the predicted time of a step.
+    """
+    from pdgemm.planning.models.layout_search import LayoutSearch
+    from pdgemm.planning.models.model_plan import ModelPlan
+    from pdgemm.planning.models.published_rows import checked_tables
+    from pdgemm.planning.models.training_layout import TrainingLayout
+    from pdgemm.support.text import counted, echo
+
+    if check:
+        echo("\n\n".join(map(str, checked_tables())))
+        return 0
+    shape, machine = _shape_of(**sizes), _machine(machine_name, ranks_per_node, memory)
+    fixed = TrainingLayout(dtype=dtype, fused=fused)
+    if batch is None:
+        raise click.MissingParameter(param_hint="--batch", param_type="option")
+    refused = []
+    if layout_text:
+        layout = replace(TrainingLayout.parsed(layout_text), dtype=dtype, fused=fused)
+        if ranks not in (None, layout.ranks):
+            raise ArgumentError(f"the layout {layout_text} is one of {counted(layout.ranks, 'rank')}, not of {ranks}")
+        plans = [ModelPlan(shape, layout, batch, machine)]
+        if why := plans[0].refused:
+            raise ArgumentError(f"{layout_text}: {why}")
+    else:
+        if ranks is None:
+            raise click.MissingParameter(param_hint="--ranks", param_type="option")
+        choice = LayoutSearch(shape, batch, ranks, machine, fixed=fixed).best()
+        if not choice.best:
+            assert choice.nearest
+            raise ArgumentError(
+                f"no layout of {counted(ranks, 'rank')} fits: the nearest one, {choice.nearest.layout}, needs "
+                f"{choice.nearest.refused}"
+            )
+        plans = choice.best
+        refused = [f"{counted(choice.fitting, 'layout')} fit, and {choice.refused} do not"]
+        if choice.nearest:
+            refused[0] += f", of which {choice.nearest.layout} is the nearest: {choice.nearest.refused}"
+    if as_json:
+        facts = {"parameters": shape.parameters, "machine": machine.name, "batch": batch}
+        echo(json.dumps({**facts, "layouts": [{**x.as_dict(), **x.run(tokens, price)} for x in plans]}))
+        return 0
+    node = f", {machine.ranks_per_node} on a node" if machine.ranks_per_node else ""
+    echo(f"{shape}\n{batch} samples, {batch * shape.sequence:,} tokens a step; machine: {machine.name}{node}\n")
+    echo(str(_table(plans)))
+    echo("\n".join([*refused, "", *_in_detail(plans[0], tokens, price)]))
+    return 0
+
+
+def _shape_of(preset: str | None, **sizes: Any) -> ModelShape:
+    """Return the model of the options; a preset has defaults of all sizes."""
+    from pdgemm.planning.models.model_shape import PRESETS, ModelShape
+
+    if preset is not None and preset not in PRESETS:
+        raise ArgumentError(f"the presets are {', '.join(PRESETS)}, got {preset!r}")
+    members = dict(PRESETS[preset]) if preset else {}
+    members |= {name: size for name, size in sizes.items() if size is not None}
+    needed = [x.name for x in fields(ModelShape)][:5]
+    if missing := [name for name in needed if name not in members]:
+        raise click.MissingParameter(param_hint=f"--{missing[0]}", param_type="option")
+    if preset and "kv_heads" not in sizes and members["heads"] % members.get("kv_heads", 1):
+        members["kv_heads"] = 0
+    return ModelShape(**members)
+
+
+def _machine(name: str, ranks_per_node: int | None, memory: int | None) -> Machine:
+    from pdgemm.planning.machines.accelerators import ACCELERATORS, accelerator
+    from pdgemm.planning.machines.machine import load_machine, on_nodes
+
+    if name not in ACCELERATORS and not Path(name).exists():
+        raise ArgumentError(f"the machines are {', '.join(ACCELERATORS)} and files of `pdgemm calibrate`, got {name!r}")
+    machine = accelerator(name) if name in ACCELERATORS else load_machine(name)
+    machine = machine if ranks_per_node is None else on_nodes(machine, ranks_per_node)
+    return machine if memory is None else replace(machine, memory=float(memory))
+
+
+def _table(plans: list[ModelPlan]) -> Any:
+    from pdgemm.support.text import Table, in_seconds
+
+    rows = [
+        (
+            str(x.layout), f"{x.all_bytes / 1e9:.1f}", in_seconds(x.step_seconds), f"{x.mfu:.1%}", f"{x.hfu:.1%}",
+            f"{x.tokens_per_second:,.0f}", f"{float(x.bubble):.1%}",
+        )
+        for x in plans
+    ]  # fmt: skip
+    columns = ("layout", "GB", "a step", "MFU", "HFU", "tokens/s", "bubble")
+    return Table(columns, rows, words=("layout",))
+
+
+def _in_detail(plan: ModelPlan, tokens: int | None, price: float | None) -> list[str]:
+    """Return lines about one plan."""
+    from pdgemm.support.text import in_seconds, in_words
+
+    share = {part: time / plan.step_seconds for part, time in plan.seconds.items()}
+    run = plan.run(tokens, price)
+    lines = [
+        f"{plan.layout}: {plan.microbatches} microbatches of {plan.layout.microbatch} on a rank, {plan.in_flight} kept",
+        "GB of a rank: " + ", ".join(f"{kind} {size / 1e9:.1f}" for kind, size in plan.bytes.items()),
+        "words received a step: "
+        + (", ".join(f"{kind} {in_words(x)} ({plan.links[kind]})" for kind, x in plan.words.items()) or "none"),
+        "seconds of a step: "
+        + ", ".join(f"{part} {in_seconds(x)} ({share[part]:.1%})" for part, x in plan.seconds.items()),
+        f"MFU {plan.mfu:.1%} by the model's flops, HFU {plan.hfu:.1%} with those that are computed again",
+    ]
+    if tokens:
+        lines.append(f"{tokens:,} tokens: {run['days']:.1f} days, {run['rank_hours']:,.0f} rank-hours")
+    if price is not None:
+        lines.append(f"a million tokens cost {run['cost_of_a_million_tokens']:.3g}")
+    return lines

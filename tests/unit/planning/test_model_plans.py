@@ -1,0 +1,308 @@
+"""Plans of transformers: published numbers, schedules of a run, the best layouts, and bad questions.  No MPI."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+from statistics import mean
+from time import process_time
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiers import examples
+
+from pdgemm.errors import ArgumentError, MeshError
+from pdgemm.planning.machines.accelerators import ACCELERATORS, accelerator
+from pdgemm.planning.models import published_rows
+from pdgemm.planning.models.kept_arrays import activation_bytes
+from pdgemm.planning.models.layout_search import LayoutSearch
+from pdgemm.planning.models.model_plan import NETWORK, NODE, ModelPlan
+from pdgemm.planning.models.model_shape import PRESETS, ModelShape
+from pdgemm.planning.models.training_layout import TrainingLayout
+from pdgemm.schedules.training.linear_schedule import LinearSchedule
+from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
+from pdgemm.schedules.training.vocabulary_schedule import VocabularySchedule
+from pdgemm.tools.cli.commands import cli
+
+A100, H100 = accelerator("a100-80"), accelerator("h100")
+GPT3 = ModelShape(**PRESETS["gpt3-175b"])
+SMALL = ModelShape(8, 64, 4, 256, 32)
+QUESTION = shlex.split(
+    "model --layers 96 --hidden 12288 --heads 96 --sequence 2048 --vocabulary 51200 --batch 1536 --ranks 128 "
+    "--ranks-per-node 8 --machine a100-80"
+)
+
+
+def output(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(cli, [*words])
+    assert result.exit_code == code or (code == 2 and isinstance(result.exception, ArgumentError)), result.output
+    return str(result.exception) if isinstance(result.exception, ArgumentError) else result.output
+
+
+# ------------------------------------------------------------------ published numbers
+@pytest.mark.parametrize(
+    ("sources", "number", "most", "usual"),
+    [
+        ((published_rows.SC21, published_rows.KORTHIKANTI), 24, 0.12, 0.06),
+        ((published_rows.MEGATRON_CORE,), 9, 0.15, 0.06),
+    ],
+)
+def test_published_step_times(sources: tuple[str, ...], number: int, most: float, usual: float) -> None:
+    rows = [abs(x.difference) for x in published_rows.step_times() if x.source.startswith(sources)]
+    assert len(rows) == number
+    assert max(rows) <= most and mean(rows) <= usual
+
+
+def test_published_sizes() -> None:
+    """GiB of activations within 0.2, their percents within 0.3 points, ZeRO's GB and parameters to their rounding."""
+    kept = [*published_rows.kept_bytes()]
+    assert len(kept) == 24
+    assert all(abs(x.predicted - x.published) <= {"GiB": 0.2, "%": 0.3}[x.what] for x in kept)
+    state = [*published_rows.zero_bytes()]
+    assert len(state) == 54
+    assert all(abs(x.predicted - x.published) <= 5.1e-5 for x in state)
+    sizes = [*published_rows.parameters()]
+    assert len(sizes) == 10
+    assert all(abs(x.predicted - x.published) <= 0.0501 for x in sizes)
+
+
+def test_no_row_has_constants_of_its_own() -> None:
+    """A machine has five constants; the plan of a row depends on nothing but its sizes, its layout and its machine."""
+    from pdgemm.planning.machines.accelerators import Constants
+
+    assert len(Constants._fields) <= 5
+    for row in published_rows.step_times():
+        assert not row.layout.startswith("share"), row
+    before = {name: make() for name, make in ACCELERATORS.items()}
+    again = [x.predicted for x in published_rows.step_times()]
+    assert again == [x.predicted for x in published_rows.step_times()]
+    assert before == {name: make() for name, make in ACCELERATORS.items()}
+
+
+def test_the_flops_of_megatrons_formulas() -> None:
+    """72 B s l h^2 (1 + s/(6h) + V/(12 l h)), and 96 (...) with V/(16 l h) where all layers are computed again."""
+    l, h, v, s, batch = GPT3.layers, GPT3.hidden, GPT3.vocabulary, GPT3.sequence, 1536
+    model = 72 * batch * s * l * h * h * (1 + s / (6 * h) + v / (12 * l * h))
+    hardware = 96 * batch * s * l * h * h * (1 + s / (6 * h) + v / (16 * l * h))
+    assert GPT3.flops(batch * s) == pytest.approx(model, rel=1e-12)
+    assert GPT3.hardware_flops(batch * s, "full") == pytest.approx(hardware, rel=1e-12)
+    plan = ModelPlan(GPT3, TrainingLayout(dp=1, tp=8, pp=16, recompute="full"), batch, A100)
+    assert plan.hfu == pytest.approx(plan.mfu * hardware / model)
+    assert plan.mfu == pytest.approx(model / plan.step_seconds / 128 / 312e12)
+
+
+# ------------------------------------------------------------------ schedules of a run
+@pytest.mark.parametrize(("name", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2)])
+def test_bubbles_and_what_is_kept_are_those_of_schedules(name: str, chunks: int) -> None:
+    for p, m in product((1, 2, 4), (4, 8)):
+        layout = TrainingLayout(pp=p, chunks=chunks if p > 1 else 1, schedule=name if p > 1 else "1f1b")
+        plan = ModelPlan(SMALL, layout, m, A100)
+        schedule = PipelineSchedule(layout.schedule, p, m, layout.chunks)
+        assert isinstance(plan.bubble, Fraction) and plan.bubble == schedule.bubble(), (p, m)
+        assert plan.in_flight == schedule.in_flight(0), (p, m)
+
+
+@pytest.mark.parametrize(("t", "sequence", "recompute"), [*product((1, 2, 4), (True, False), ("none", "full"))])
+def test_words_are_those_of_layers(t: int, sequence: bool, recompute: Any) -> None:
+    """Where tokens, heads and the vocabulary divide: all layers, the embedding, the scores and the cross-entropy."""
+    layout = TrainingLayout(tp=t, sequence=sequence, recompute=recompute, microbatch=2)
+    tokens, kind, line = 2 * SMALL.sequence, np.dtype("f4"), tuple(range(t))
+    h, again = SMALL.hidden, 2 if recompute == "full" else 1
+
+    def linear(split: Any, d_in: int, d_out: int, forward: int = again) -> int:
+        own, *back = LinearSchedule(split, sequence, tokens, d_in, d_out, kind, line).words(0).values()
+        return forward * own + sum(back)
+
+    layer = linear("columns", h, 3 * h) + linear("rows", h, h) + linear("columns", h, 4 * h) + linear("rows", 4 * h, h)
+    ends = linear("columns", h, SMALL.vocabulary, 1)
+    ends += sum(VocabularySchedule(tokens, h, sequence, kind, line).words(0).values())
+    plan = ModelPlan(SMALL, layout, 6, A100)
+    assert plan.words.get("tensor", 0) == pytest.approx(3 * (SMALL.layers * layer + ends))
+
+
+def test_where_words_travel() -> None:
+    """tp inside a node, stages between nodes; rings that leave a node share its cards."""
+    plan = ModelPlan(GPT3, TrainingLayout(dp=4, tp=4, pp=8), 64, A100)
+    assert plan.links == {"tensor": NODE, "pipeline": NETWORK, "gradients": NETWORK}
+    cards = 8 * 0.9 * 25e9
+    assert plan.transfer("gradients", cards) == pytest.approx(4)  # four rings, one for each rank of a tp line
+    assert replace(plan, layout=TrainingLayout(dp=16, tp=1, pp=8)).transfer("gradients", cards) == pytest.approx(1)
+    assert plan.transfer("pipeline", cards) == pytest.approx(8)
+    assert ModelPlan(GPT3, TrainingLayout(tp=16, pp=8), 64, A100).links["tensor"] == NETWORK
+
+
+def test_the_state_of_parts() -> None:
+    """18 bytes of a parameter with 16 bits; what ZeRO divides; gradients of several microbatches are added whole."""
+    words = GPT3.layers * GPT3.layer.total + GPT3.table + GPT3.positions
+    for zero, batch, each, size in (
+        (0, 8, False, 18), (1, 8, False, 6 + 12 / 8), (2, 8, False, 2 + 16 / 8), (3, 8, False, 18 / 8),
+        (2, 16, False, 6 + 12 / 8), (2, 16, True, 2 + 16 / 8), (3, 16, False, 4 + 14 / 8), (3, 16, True, 18 / 8),
+    ):  # fmt: skip
+        plan = ModelPlan(GPT3, TrainingLayout(dp=8, zero=zero, reduce_each=each), batch, A100)
+        assert sum(plan.bytes[kind] for kind in ("parameters", "gradients", "optimizer")) == pytest.approx(size * words)
+
+
+def test_the_words_of_gradients_and_parameters() -> None:
+    """Those of ZeRO's section 7: as many as an all-reduce, and half as many more where parameters are gathered."""
+    words = GPT3.layers * GPT3.layer.total + GPT3.table + GPT3.positions
+    for zero, each, gradients, parameters in (
+        (0, False, 2, 0), (1, False, 1, 1), (2, False, 1, 1), (3, False, 1, 2), (2, True, 2, 1), (3, True, 2, 4),
+    ):  # fmt: skip
+        m = 2 if each else 1
+        plan = ModelPlan(GPT3, TrainingLayout(dp=8, zero=zero, reduce_each=each), 8 * m, A100)
+        moved = [plan.words.get(kind, 0) for kind in ("gradients", "parameters")]
+        assert moved == pytest.approx([gradients * 7 / 8 * words, parameters * 7 / 8 * words]), zero
+
+
+def test_the_parameters_of_llama_3() -> None:
+    """To the last one: the numbers that its files have."""
+    published = {"llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496, "llama3-405b": 405_853_388_800}
+    assert {name: ModelShape(**PRESETS[name]).parameters for name in published} == published
+
+
+def test_the_nearest_miss_needs_the_least() -> None:
+    search = LayoutSearch(ModelShape(**PRESETS["llama3-8b"]), 64, 4, replace(A100, memory=24e9))
+    choice = search.best()
+    assert choice.nearest and not choice.best
+    assert choice.nearest.all_bytes == min(x.all_bytes for x in search.plans())
+
+
+def test_llama_3s_layouts_fit_80_gb() -> None:
+    """Those of its table 4: 8,192 and 16,384 GPUs, and 131,072 positions along cp."""
+    shape = ModelShape(**PRESETS["llama3-405b"])
+    for dp, cp, batch in ((64, 1, 2048), (128, 1, 2048), (8, 16, 128)):
+        layout = TrainingLayout(dp=dp, tp=8, pp=16, cp=cp, zero=2, reduce_each=True)
+        plan = ModelPlan(replace(shape, sequence=8192 * cp), layout, batch, H100)
+        assert not plan.refused, plan.refused
+
+
+def test_what_layers_keep() -> None:
+    """s b h (34 + 5 a s/h) bytes with dropout, and its parts with tp; the input alone with full recomputation."""
+    s, h, a, t = GPT3.sequence, GPT3.hidden, GPT3.heads, 8
+    early = TrainingLayout(tp=t, fused=False, dropout=True)
+    assert activation_bytes(GPT3, early) == pytest.approx(s * h * (34 + 5 * a * s / h) / t)
+    apart = replace(early, sequence=False)
+    assert activation_bytes(GPT3, apart) == pytest.approx(s * h * (10 + (24 + 5 * a * s / h) / t))
+    assert activation_bytes(GPT3, replace(apart, recompute="full")) == 2 * s * h
+    assert activation_bytes(GPT3, replace(early, recompute="selective")) == pytest.approx(34 * s * h / t)
+
+
+# ------------------------------------------------------------------ the best layouts
+def test_published_layouts_are_near_the_best() -> None:
+    """Without ZeRO and with as many blocks a stage, eight of SC 2021's ten are within 10% of the best, two 17%."""
+    early: dict[str, Any] = {"fused": False, "dropout": True, "sequence": False, "recompute": "full"}
+    over = []
+    for row in published_rows._rows("megatron_sc21_table1"):
+        shape, batch, chunks = published_rows._shape(row), int(row["batch_sequences"]), int(row["virtual_stages"])
+        layout = published_rows._layout(row, chunks, microbatch=int(row["microbatch"]), **early)
+        plan = ModelPlan(shape, layout, batch, A100)
+        assert not plan.refused
+        plans = LayoutSearch(shape, batch, layout.ranks, A100, ("full",), (0,), TrainingLayout(**early)).plans()
+        best = min(x.step_seconds for x in plans if not x.refused and x.layout.chunks <= chunks)
+        over.append(plan.step_seconds / best)
+    assert sorted(over)[7] <= 1.1 and max(over) <= 1.17
+
+
+def test_tensor_parallelism_stays_on_a_node() -> None:
+    for machine, ranks in product((A100, H100), (64, 128, 512)):
+        best = LayoutSearch(GPT3, 1536, ranks, machine).best().best
+        assert best and all(x.links.get("tensor", NODE) == NODE for x in best[:3]), (machine.name, ranks)
+
+
+def test_130_billion_parameters_on_128_gpus() -> None:
+    """More than half of the peak, and not so where all layers are computed again."""
+    shape = ModelShape(80, 11520, 96, 51200, 2048)
+    assert 125e9 < shape.parameters < 135e9
+    search = LayoutSearch(shape, 1536, 128, A100, fixed=TrainingLayout(fused=False, dropout=True))
+    assert search.best().best[0].mfu > 0.5
+    assert replace(search, recompute=("full",)).best().best[0].mfu < 0.5
+
+
+def test_a_search_takes_a_second() -> None:
+    """1,024 ranks and 96 layers: in plans, of which each takes some 100 us."""
+    search = LayoutSearch(GPT3, 1536, 1024, A100)
+    assert sum(1 for _ in search.plans()) <= 2500
+    start = process_time()
+    search.best()
+    assert process_time() - start < 10  # a second on an idle core
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(
+    st.sampled_from([16, 64, 256]), st.sampled_from([64, 512]), st.floats(20e9, 200e9), st.floats(1.0, 4.0),
+    st.sampled_from(["a100-40", "h100"]),
+)  # fmt: skip
+def test_more_memory_is_never_worse(ranks: int, batch: int, memory: float, factor: float, name: str) -> None:
+    shape, machine = ModelShape(24, 4096, 32, 51200, 2048), accelerator(name)
+    little, much = (
+        LayoutSearch(shape, batch, ranks, replace(machine, memory=size)).best(1) for size in (memory, factor * memory)
+    )
+    if little.best:
+        assert much.best and much.best[0].step_seconds <= little.best[0].step_seconds * (1 + 1e-12)
+        plan = little.best[0]
+        assert plan.all_bytes >= 16 * shape.layers * shape.layer.total / ranks
+
+
+def test_a_hundred_thousand_ranks() -> None:
+    plan = ModelPlan(GPT3, TrainingLayout(dp=1000, tp=10, pp=10), 10**6, H100)
+    assert all(np.isfinite([*plan.seconds.values(), *plan.bytes.values(), *plan.words.values(), plan.mfu]))
+
+
+# ------------------------------------------------------------------ the command
+def test_the_command() -> None:
+    text = output(*QUESTION, "--tokens", "300e9", "--price", "2")
+    for part in (r"layout", "MFU", "174,615,846,912 parameters", "GB of a rank:", "tensor", "days", "a million tokens"):
+        assert part in text, text
+    facts = json.loads(output(*QUESTION, "--json"))
+    assert len(facts["layouts"]) == 10
+    seconds = [sum(x["seconds"].values()) for x in facts["layouts"]]
+    assert seconds == sorted(seconds)
+    one = json.loads(output(*QUESTION, "--json", "--layout", facts["layouts"][0]["layout"]))
+    assert one["layouts"] == facts["layouts"][:1]
+    assert json.loads(output(*shlex.split("model --preset llama3-8b --sequence 4096 --batch 64 --ranks 8 --json")))[
+        "layouts"
+    ]
+    assert "at most" in output("model", "--check")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--ranks 0", "0 is not in the range"),
+        ("--heads 7", "heads 7 does not divide hidden 12288"),
+        ("--machine b200", "the machines are a100-40, a100-80, h100 and files"),
+        ("--memory 80", "'80' is not of the form 80GB or 40GiB, with its unit"),
+        ("--memory 1GB", "no layout of 128 ranks fits: the nearest one, "),
+        ("--preset gpt5", "the presets are gpt3-175b, "),
+        ("--layout dp=3", "is one of 3 ranks, not of 128"),
+        ("--layout dp=128,colour=1", "the names are dp, tp, pp"),
+        ("--layout dp=128,zero=x", "zero of a layout is a whole number"),
+        ("--layout tp=8,pp=16,microbatch=5", "does not divide the 1536 samples"),
+        ("--layout tp=64,pp=2", "tp 64 does not divide 96 heads"),
+        ("--layout pp=128", "128 blocks of layers are more than 96 layers"),
+        ("--batch 7 --ranks 11 --layers 1", "dp may be 1"),
+    ],
+)
+def test_bad_questions(words: str, message: str) -> None:
+    """One line with the possible values, and exit code 2."""
+    assert message in " ".join(output(*QUESTION, *words.split(), code=2).split())
+
+
+def test_bad_values() -> None:
+    for make, error in (
+        (lambda: ModelShape(1, 0, 1, 1, 1), "hidden"),
+        (lambda: ModelShape(1, 8, 4, 1, 1, kv_heads=3), "kv_heads 3 does not divide heads 4"),
+        (lambda: ModelShape(1, 8, 4, 1, 1, experts=2, topk=3), "3 experts of 2"),
+        (lambda: TrainingLayout(zero=4), "zero is 0, 1, 2 or 3"),
+        (lambda: TrainingLayout(recompute="all"), "recompute is none, selective, full"),  # type: ignore[arg-type]
+        (lambda: TrainingLayout(dp=3, ep=2), "ep 2 does not divide dp 3"),
+    ):
+        with pytest.raises((ArgumentError, MeshError), match=error):
+            make()
