@@ -19,18 +19,20 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class Weights(NamedTuple):
-    """The parameters of a layer, or of the ends of the model, by how ranks divide them.
+    """The parameters of a layer by how ranks along tp have them.
 
-    divided : along tp.   copied : whole on each rank along tp.   experts : along ep.
+    divided : each a part.   whole : each all, with the whole gradient: biases that are added to sums.
+    addends : each all, with the gradient of its own rows: norms and routers.   experts : divided along ep.
     """
 
     divided: int
-    copied: int = 0
+    whole: int
+    addends: int
     experts: int = 0
 
     @property
     def total(self) -> int:
-        return self.divided + self.copied + self.experts
+        return sum(self)
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,11 @@ class ModelShape:
         attention = h * (h + 2 * self.keys) + h * h
         inner = (3 if self.gated else 2) * h * self.ffn
         norms = 2 * h * (1 + biases)
-        divided, copied = attention + biases * (h + 2 * self.keys), norms + biases * h
+        divided = attention + biases * (h + 2 * self.keys)
         if self.experts:
             own = self.experts * (inner + biases * (self.ffn + h))
-            return Weights(divided, copied + h * self.experts, own)
-        return Weights(divided + inner + biases * self.ffn, copied + biases * h)
+            return Weights(divided, biases * h, norms + h * self.experts, own)
+        return Weights(divided + inner + biases * self.ffn, 2 * biases * h, norms)
 
     @cached_property
     def table(self) -> int:

@@ -32,7 +32,7 @@ class TrainingLayout:
     fused : attention is one kernel, which skips later positions and stores no weights, and the backward pass gathers
         keys and values along cp once more.
     dropout : masks of one byte are kept.
-    dtype : of parameters and activations.   gradients : bytes of an element of a gradient that is reduced.
+    dtype : of parameters and activations.   Gradients and what the optimizer keeps have 32 bits at least.
     """
 
     dp: int = 1
@@ -50,7 +50,6 @@ class TrainingLayout:
     fused: bool = True
     dropout: bool = False
     dtype: str = "bfloat16"
-    gradients: int = 4
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "cp", "ep", "microbatch", "chunks"):
@@ -72,9 +71,13 @@ class TrainingLayout:
     def ranks(self) -> int:
         return self.mesh.size
 
+    @cached_property
+    def element(self) -> np.dtype:
+        return np.dtype(element_type(self.dtype))
+
     @property
     def itemsize(self) -> int:
-        return int(np.dtype(element_type(self.dtype)).itemsize)
+        return int(self.element.itemsize)
 
     @property
     def copies(self) -> int:

@@ -157,7 +157,8 @@ def _in_detail(plan: ModelPlan, tokens: int | None, price: float | None) -> list
     share = {part: time / plan.step_seconds for part, time in plan.seconds.items()}
     run = plan.run(tokens, price)
     lines = [
-        f"{plan.layout}: {plan.microbatches} microbatches of {plan.layout.microbatch} on a rank, {plan.in_flight} kept",
+        f"{plan.layout}: {plan.microbatches} microbatches of {plan.layout.microbatch} on a rank, "
+        f"{plan.in_flight(0)} kept",
         "GB of a rank: " + ", ".join(f"{kind} {size / 1e9:.1f}" for kind, size in plan.bytes.items()),
         "words received a step: "
         + (", ".join(f"{kind} {in_words(x)} ({plan.links[kind]})" for kind, x in plan.words.items()) or "none"),
