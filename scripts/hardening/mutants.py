@@ -151,7 +151,7 @@ MUTANTS = [
     ),
     Mutant(
         "models: a fused kernel skips half of attention, and so do its flops", "pdgemm/planning/models/model_shape.py",
-        "return 4 * self.sequence * self.hidden", "return 2 * self.sequence * self.hidden",
+        "return 4 * self.sequence * self.queries", "return 2 * self.sequence * self.queries",
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(

@@ -40,13 +40,13 @@ def kept_of_layer(shape: ModelShape, layout: TrainingLayout) -> list[KeptArray]:
         KeptArray("inputs of two norms", 2 * rows * h, e),
         KeptArray("scales of two norms", 2 * rows, e),
         KeptArray("inputs of two linear layers", 2 * rows * h, e),
-        KeptArray("queries, keys and values", tokens * (h + 2 * shape.keys) / t, e),
-        KeptArray("output of attention", tokens * h / t, e),
+        KeptArray("queries, keys and values", tokens * (shape.queries + 2 * shape.keys) / t, e),
+        KeptArray("output of attention", tokens * shape.queries / t, e),
     ]
     if not layout.fused:
         grouped, divided = shape.heads > shape.kv_heads, layout.cp > 1
         if grouped:
-            kept += [KeptArray("queries of a head of keys in one matrix", tokens * h / t, e)]
+            kept += [KeptArray("queries of a head of keys in one matrix", tokens * shape.queries / t, e)]
         if divided:
             everywhere = layout.microbatch * shape.sequence
             kept += [KeptArray("keys and values of all positions", 2 * everywhere * shape.keys / t, e)]

@@ -60,11 +60,12 @@ class StepSeconds:
         shape, layout, plan, tokens = self.shape, self.layout, self.plan, self.plan.tokens
         t, h, fused = layout.tp, shape.hidden, layout.fused
         inner = tokens * (shape.topk if shape.experts else 1)
-        products = self._product(tokens, (h + 2 * shape.keys) / t, h) + self._product(tokens, h, h / t)
+        heads = (shape.queries + 2 * shape.keys) / t
+        products = self._product(tokens, heads, h) + self._product(tokens, h, shape.queries / t)
         products += self._product(inner, shape.ffn / t, h) * (2 if shape.gated else 1)
         products += self._product(inner, h, shape.ffn / t)
         rate = self.machine.rate(layout.dtype, 1 << 16) * (2 * _FUSED if fused else _CORE)  # it skips half of the pairs
-        passes = _ROWS * plan.rows * h + _INNER * inner * shape.ffn / t + _HEADS * tokens * (h + 2 * shape.keys) / t
+        passes = _ROWS * plan.rows * h + _INNER * inner * shape.ffn / t + _HEADS * tokens * heads
         weights = 0.0 if fused else _WEIGHTS * tokens * shape.heads / t * shape.sequence
         row = (t - 1) / t * tokens * h
         travels = 2 * (layout.ep - 1) / layout.ep * plan.rows * shape.topk * h if shape.experts else 0
@@ -108,6 +109,20 @@ class StepSeconds:
         updated = sum(x.words / (x.ranks if x.zero else 1) for x in state_of_stage(self.shape, layout, 0))
         parts["optimizer"] = updated * _UPDATE / self._memory
         return {part: time for part, time in parts.items() if time}
+
+    def of_phases(self) -> dict[str, float]:
+        """Return the seconds of a step by the phases of a `StepReport`."""
+        parts = {**dict.fromkeys(("scores", "pipeline", "bubble", "gradients", "parameters", "optimizer"), 0.0)}
+        parts |= self.of_step()
+        forward, backward = sum(self.forward.values()), sum(self.backward.values())
+        layers = sum(time for part, time in parts.items() if part in self.forward) / (forward + backward)
+        return {
+            "forward": layers * forward + parts["scores"] / 3,
+            "backward": layers * backward + parts["scores"] * 2 / 3,
+            "pipeline": parts["pipeline"] + parts["bubble"],
+            "reduce": parts["gradients"],
+            "optimizer": parts["parameters"] + parts["optimizer"],
+        }
 
 
 def _lines(layout: TrainingLayout) -> dict[str, tuple[int, int]]:
