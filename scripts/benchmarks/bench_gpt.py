@@ -6,7 +6,7 @@
     python scripts/benchmarks/bench_gpt.py layouts --jax /path/to/python
 
 Float32.  The layouts are jobs that take turns with their steps, of which all but one sleep; times are medians.  Beside
-them are the seconds of `pdgemm model`, on the machine of PDGEMM_MACHINE.  --jax names a Python that has jax, which takes
+them are the seconds of `pdgemm model` on the machine of PDGEMM_MACHINE.  --jax names a Python that has jax, which takes
 part with two threads.
 """
 

@@ -120,8 +120,6 @@ def _shape_of(preset: str | None, **sizes: Any) -> ModelShape:
     needed = [x.name for x in fields(ModelShape)][:5]
     if missing := [name for name in needed if name not in members]:
         raise click.MissingParameter(param_hint=f"--{missing[0]}", param_type="option")
-    if preset and "kv_heads" not in sizes and members["heads"] % members.get("kv_heads", 1):
-        members["kv_heads"] = 0
     return ModelShape(**members)
 
 
