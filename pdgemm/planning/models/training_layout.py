@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -110,8 +110,8 @@ class TrainingLayout:
         return ""
 
     @classmethod
-    def parsed(cls, text: str) -> TrainingLayout:
-        """Return the layout of a text such as "dp=4,tp=4,pp=8,recompute=selective"; sizes that are left out are 1.
+    def parsed(cls, text: str, fixed: TrainingLayout) -> TrainingLayout:
+        """Return the layout of a text such as "dp=4,tp=4,pp=8,recompute=selective"; what is left out is that of `fixed`.
 
         Raises ArgumentError where a name is none of a layout.
         """
@@ -132,7 +132,7 @@ class TrainingLayout:
                 members[name] = value
         if members.get("chunks", 1) != 1:
             members.setdefault("schedule", "interleaved")
-        return cls(**members)  # type: ignore[arg-type]
+        return replace(fixed, **members)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         """Return what differs from the defaults, as `parsed` takes it."""

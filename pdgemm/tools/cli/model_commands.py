@@ -78,7 +78,7 @@ def model(
         raise click.MissingParameter(param_hint="--batch", param_type="option")
     refused = []
     if layout_text:
-        layout = replace(TrainingLayout.parsed(layout_text), dtype=dtype, fused=fused)
+        layout = TrainingLayout.parsed(layout_text, fixed)
         if ranks not in (None, layout.ranks):
             raise ArgumentError(f"the layout {layout_text} is one of {counted(layout.ranks, 'rank')}, not of {ranks}")
         plans = [ModelPlan(shape, layout, batch, machine)]

@@ -269,6 +269,9 @@ def test_the_command() -> None:
     assert seconds == sorted(seconds)
     one = json.loads(output(*QUESTION, "--json", "--layout", facts["layouts"][0]["layout"]))
     assert one["layouts"] == facts["layouts"][:1]
+    apart = [output(*QUESTION, "--layout", f"tp=8,pp=16{more}", *words) for more, words in (
+        ("", ["--no-fused"]), (",fused=no", []), ("", []))]  # fmt: skip
+    assert apart[0] == apart[1] != apart[2]
     assert json.loads(output(*shlex.split("model --preset llama3-8b --sequence 4096 --batch 64 --ranks 8 --json")))[
         "layouts"
     ]
