@@ -111,7 +111,7 @@ class TrainingLayout:
 
     @classmethod
     def parsed(cls, text: str, fixed: TrainingLayout) -> TrainingLayout:
-        """Return the layout of a text such as "dp=4,tp=4,pp=8,recompute=selective"; what is left out is that of `fixed`.
+        """Return the layout of a text such as "dp=4,tp=4,pp=8,recompute=selective"; the rest is that of `fixed`.
 
         Raises ArgumentError where a name is none of a layout.
         """
