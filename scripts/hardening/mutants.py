@@ -130,7 +130,7 @@ MUTANTS = [
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
-        "models: interleaved stages keep p microbatches", "pdgemm/planning/models/model_plan.py",
+        "models: interleaved stages keep p microbatches", "pdgemm/planning/models/training_step.py",
         "return min(v * m, (v + 1) * p - 2 * stage - 1)", "return min(v * m, v * p)",
         (f"0 {U}planning/test_model_plans.py",),
     ),
@@ -145,7 +145,7 @@ MUTANTS = [
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
-        "models: the bubble is a share of all time", "pdgemm/planning/models/model_plan.py",
+        "models: the bubble is a share of all time", "pdgemm/planning/models/training_step.py",
         "return Fraction(p - 1, work)", "return Fraction(p - 1, work + p - 1)",
         (f"0 {U}planning/test_model_plans.py",),
     ),
@@ -155,7 +155,7 @@ MUTANTS = [
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
-        "models: layers that are computed again move nothing again", "pdgemm/planning/models/model_plan.py",
+        "models: layers that are computed again move nothing again", "pdgemm/planning/models/training_step.py",
         't, again, layers = layout.tp, 2 if layout.recompute == "full" else 1,', "t, again, layers = layout.tp, 1,",
         (f"0 {U}planning/test_model_plans.py",),
     ),

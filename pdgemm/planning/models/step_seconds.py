@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING
 
+from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.models.stage_state import state_of_stage
-
-if TYPE_CHECKING:
-    from pdgemm.planning.models.model_plan import ModelPlan
-    from pdgemm.planning.models.training_layout import TrainingLayout
+from pdgemm.planning.models.training_layout import TrainingLayout
+from pdgemm.planning.models.training_step import TrainingStep
 
 NODE, NETWORK = "node", "network"
 # the passes over memory of a layer's elementwise functions, forward: norms, residuals and dropouts; the activation and
@@ -23,10 +21,10 @@ _UPDATE = 28  # bytes of a parameter that an update of Adam reads and writes
 
 
 class StepSeconds:
-    """The seconds of a `ModelPlan`."""
+    """The seconds of a step on a machine."""
 
-    def __init__(self, plan: ModelPlan) -> None:
-        self.plan, self.shape, self.layout, self.machine = plan, plan.shape, plan.layout, plan.machine
+    def __init__(self, step: TrainingStep, machine: Machine) -> None:
+        self.step, self.shape, self.layout, self.machine = step, step.shape, step.layout, machine
         self._memory = 2 * self.machine.copy_bandwidth  # a copy reads and writes
         self._exposed, self._size = 1 - self.machine.overlap, self.layout.itemsize
         self._lines = _lines(self.layout)
@@ -57,7 +55,7 @@ class StepSeconds:
     @cached_property
     def forward(self) -> dict[str, float]:
         """Seconds of a layer forward for a microbatch, by part."""
-        shape, layout, plan, tokens = self.shape, self.layout, self.plan, self.plan.tokens
+        shape, layout, step, tokens = self.shape, self.layout, self.step, self.step.tokens
         t, h, fused = layout.tp, shape.hidden, layout.fused
         inner = tokens * (shape.topk if shape.experts else 1)
         heads = (shape.queries + 2 * shape.keys) / t
@@ -65,17 +63,17 @@ class StepSeconds:
         products += self._product(inner, shape.ffn / t, h) * (2 if shape.gated else 1)
         products += self._product(inner, h, shape.ffn / t)
         rate = self.machine.rate(layout.dtype, 1 << 16) * (2 * _FUSED if fused else _CORE)  # it skips half of the pairs
-        passes = _ROWS * plan.rows * h + _INNER * inner * shape.ffn / t + _HEADS * tokens * heads
+        passes = _ROWS * step.rows * h + _INNER * inner * shape.ffn / t + _HEADS * tokens * heads
         weights = 0.0 if fused else _WEIGHTS * tokens * shape.heads / t * shape.sequence
         row = (t - 1) / t * tokens * h
-        travels = 2 * (layout.ep - 1) / layout.ep * plan.rows * shape.topk * h if shape.experts else 0
+        travels = 2 * (layout.ep - 1) / layout.ep * step.rows * shape.topk * h if shape.experts else 0
         return {
             "products": products,
             "attention": tokens * shape.core_flops / t / rate,
             "elementwise": passes * self._size / self._memory,
             "softmax": weights * self._size / self._memory,
             "tensor": self._exposed * self.transfer("tensor", (2 if shape.experts else 4) * row * self._size),
-            "context": self._exposed * self.transfer("context", plan.context_words * self._size),
+            "context": self._exposed * self.transfer("context", step.context_words * self._size),
             "experts": self.transfer("experts", travels * self._size),
         }
 
@@ -94,18 +92,18 @@ class StepSeconds:
     # ---------------------------------------------------------------- a step
     def of_step(self) -> dict[str, float]:
         """Return the seconds of a step by part, on a stage with the most layers, the scores and most transfers."""
-        plan, layout, size, m = self.plan, self.layout, self._size, self.plan.microbatches
+        step, layout, size, m = self.step, self.layout, self._size, self.step.microbatches
         layers = layout.chunks * ceil(self.shape.layers / (layout.pp * layout.chunks))
         parts = {part: m * layers * (time + self.backward[part]) for part, time in self.forward.items()}
         stage = sum(parts.values())
-        scores = plan.tokens * self.shape.vocabulary / layout.tp
-        product = self._product(plan.tokens, self.shape.vocabulary / layout.tp, self.shape.hidden)
+        scores = step.tokens * self.shape.vocabulary / layout.tp
+        product = self._product(step.tokens, self.shape.vocabulary / layout.tp, self.shape.hidden)
         parts["scores"] = m * (3 * product + _SCORES * scores * size / self._memory)
-        sent = 2 * layout.chunks * plan.tokens * self.shape.hidden / layout.tp if layout.pp > 1 else 0
+        sent = 2 * layout.chunks * step.tokens * self.shape.hidden / layout.tp if layout.pp > 1 else 0
         parts["pipeline"] = m * self.transfer("pipeline", sent * size)
-        parts["bubble"] = float(plan.bubble) * stage + (layout.pp - 1) * parts["pipeline"] / m / layout.chunks
+        parts["bubble"] = float(step.bubble) * stage + (layout.pp - 1) * parts["pipeline"] / m / layout.chunks
         for kind, itemsize in (("gradients", max(4, size)), ("parameters", size)):
-            parts[kind] = self._exposed * self.transfer(kind, plan.words.get(kind, 0) * itemsize)
+            parts[kind] = self._exposed * self.transfer(kind, step.words.get(kind, 0) * itemsize)
         updated = sum(x.words / (x.ranks if x.zero else 1) for x in state_of_stage(self.shape, layout, 0))
         parts["optimizer"] = updated * _UPDATE / self._memory
         return {part: time for part, time in parts.items() if time}

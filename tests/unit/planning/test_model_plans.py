@@ -23,8 +23,9 @@ from pdgemm.planning.machines.accelerators import ACCELERATORS, accelerator
 from pdgemm.planning.models import published_rows
 from pdgemm.planning.models.kept_arrays import activation_bytes
 from pdgemm.planning.models.layout_search import LayoutSearch
-from pdgemm.planning.models.model_plan import NETWORK, NODE, ModelPlan
+from pdgemm.planning.models.model_plan import ModelPlan
 from pdgemm.planning.models.model_shape import PRESETS, ModelShape
+from pdgemm.planning.models.step_seconds import NETWORK, NODE
 from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.schedules.training.linear_schedule import LinearSchedule
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
