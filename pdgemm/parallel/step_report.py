@@ -39,6 +39,7 @@ class StepReport:
     tokens : of all steps and ranks; 0: unknown.
     model_flops, hardware_flops : of all steps and ranks: those of the model's formula, and with those that are computed
         again; 0: unknown.
+    planned : seconds of a step by phase, of a plan; empty: there is none.
     ranks, peak : their number, and the flops per second of the products of one by the model of the machine.
     """
 
@@ -58,6 +59,7 @@ class StepReport:
     hardware_flops: float = 0.0
     ranks: int = 1
     peak: float = 0.0
+    planned: dict[str, float] = field(default_factory=dict)
 
     @property
     def samples_per_second(self) -> float:
@@ -103,6 +105,7 @@ class StepReport:
         rows = [
             (
                 name,
+                *([in_seconds(self.planned[name]) if name in self.planned else ""] if self.planned else []),
                 in_seconds(mean[at]),
                 in_seconds(spread[at]),
                 f"{in_seconds(most[at])} on rank {self.phases[:, at].argmax()}",
@@ -110,10 +113,12 @@ class StepReport:
             for at, name in enumerate(PHASES)
             if name != IDLE or most[at]
         ]
-        table = Table(("a step", "mean", "deviation", "most"), rows, words=("a step",))
+        columns = ("a step", *(["planned"] if self.planned else []), "mean", "deviation", "most")
+        table = Table(columns, rows, words=("a step",))
         lines = [
             f"{counted(self.steps, 'step')} in {in_seconds(self.seconds)}: {self.samples_per_second:.4g} samples/s; a "
-            f"step takes {in_seconds(self.p50)} in half of the cases, {in_seconds(self.p99)} in 99%",
+            f"step takes {in_seconds(self.p50)} in half of the cases, {in_seconds(self.p99)} in 99%"
+            + (f"; planned {in_seconds(sum(self.planned.values()))}" if self.planned else ""),
             str(table),
         ]
         expected = {kind: x.words_received for kind, x in self.predicted.items()} | self.expected
@@ -160,6 +165,8 @@ class StepTimes:
         depend on its tokens, as those of experts do.
     flops  : of a step on all ranks together: the model's, and those of the hardware, which computes some again.
     tokens : of a step on all ranks together.
+    planned : seconds of a step by phase, which the report shows beside those that were measured: of
+        `ModelPlan.times.of_phases`, for example.
     """
 
     def __init__(
@@ -170,9 +177,11 @@ class StepTimes:
         expected: Mapping[str, int | Callable[[], int]] | None = None,
         flops: tuple[float, float] = (0.0, 0.0),
         tokens: int = 0,
+        planned: Mapping[str, float] | None = None,
     ) -> None:
         self._optimizer, self._batches, self._rows, self._samples = optimizer, batches, list[list[float]](), 0
         self._of_step, self._flops, self._tokens = {**(expected or {})}, flops, tokens
+        self._planned = {**(planned or {})}
         self._expected = Counter[str]()
         self._traffic, self._last = dict[str, Traffic](), batches.seconds if batches else 0.0
         self._hidden, self._waits, self._updates = 0.0, 0.0, 0
@@ -218,5 +227,5 @@ class StepTimes:
             steps, self._samples, float(totals.sum()), float(p50), float(p99), phases,
             waits, self._hidden / max(1, steps), dict(self._traffic), expected,
             dict(self._expected), self._tokens * steps, self._flops[0] * steps, self._flops[1] * steps, comm.size,
-            machine_at_hand().rate(str(layouts.whole.wide), _LARGE),
+            machine_at_hand().rate(str(layouts.whole.wide), _LARGE), self._planned,
         )  # fmt: skip

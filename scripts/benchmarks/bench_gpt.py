@@ -5,8 +5,9 @@
     python scripts/benchmarks/bench_gpt.py layouts --hidden 512 --sequence 256
     python scripts/benchmarks/bench_gpt.py layouts --jax /path/to/python
 
-Float32.  The layouts are jobs that take turns with their steps, of which all but one sleep; times are medians.  --jax
-names a Python that has jax, which takes part with two threads.
+Float32.  The layouts are jobs that take turns with their steps, of which all but one sleep; times are medians.  Beside
+them are the seconds of `pdgemm model` on the machine of PDGEMM_MACHINE.  --jax names a Python that has jax, which takes
+part with two threads.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ import numpy as np
 from bench_training import Work, in_turns, job_of, jobs_in_turns, serve
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "gpt"
-LAYOUTS = {
-    "one thread": (1, 1, []),
-    "two threads": (1, 2, []),
-    "dp 2": (2, 1, ["--dp", "2"]),
-    "tp 2": (2, 1, ["--tp", "2"]),
-    "pp 2": (2, 1, ["--pp", "2", "--microbatches", "8"]),
-}
+LAYOUTS: dict[str, tuple[int, int, dict[str, int]]] = {
+    "one thread": (1, 1, {}),
+    "two threads": (1, 2, {}),
+    "dp 2": (2, 1, {"dp": 2}),
+    "tp 2": (2, 1, {"tp": 2}),
+    "cp 2": (2, 1, {"cp": 2}),
+    "pp 2": (2, 1, {"pp": 2, "microbatches": 8}),
+    "pp 2, 2 microbatches": (2, 1, {"pp": 2, "microbatches": 2}),
+}  # ranks, threads, and what differs from one process
 
 
 @click.group()
@@ -97,17 +100,33 @@ def products(sizes: dict[str, int]) -> None:
 def layouts(sizes: dict[str, int], jax: str | None) -> None:
     """A step of several layouts on two cores, and of JAX."""
     own, jobs = [sys.executable, sys.argv[0], *words_of(sizes), "worker"], {}
-    for name, (ranks, threads, words) in LAYOUTS.items():
-        jobs[name] = job_of([*own, "--", *words], ranks, threads)
+    for name, (ranks, threads, layout) in LAYOUTS.items():
+        jobs[name] = job_of([*own, "--", *words_of(layout)], ranks, threads)
     if jax:
         program, pipe = [jax, str(Path(__file__).with_name("gpt_in_jax.py")), *words_of(sizes)], subprocess.PIPE
         jobs["JAX"] = subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True)
     seconds = jobs_in_turns(jobs, sizes["repeats"])
     one, two = seconds["one thread"], seconds["two threads"]
     for name, time in seconds.items():
-        print(f"{name:12} {1e3 * time:8.1f} ms, {time / two:.2f} of two threads", flush=True)
+        planned = planned_seconds(sizes, LAYOUTS[name][2]) if name != "JAX" and LAYOUTS[name][1] == 1 else 0.0
+        beside = f"; planned {1e3 * planned:.1f} ms, {planned / time:.2f} of it" if planned else ""
+        print(f"{name:20} {1e3 * time:8.1f} ms, {time / two:.2f} of two threads{beside}", flush=True)
     bubble = one / 2 * (1 + 1 / 8)
     print(f"pp 2 over half of one thread's time and the bubble of 1/8: {seconds['pp 2'] / bubble:.2f}")
+
+
+def planned_seconds(sizes: dict[str, int], layout: dict[str, int]) -> float:
+    """Return the seconds of a step by `pdgemm model`."""
+    from pdgemm.planning.machines.machine import machine_at_hand
+    from pdgemm.planning.models.model_plan import ModelPlan
+    from pdgemm.planning.models.model_shape import ModelShape
+    from pdgemm.planning.models.training_layout import TrainingLayout
+
+    shape = ModelShape(sizes["layers"], sizes["hidden"], sizes["heads"], 256, sizes["sequence"])
+    axes: dict[str, Any] = {name: n for name, n in layout.items() if name != "microbatches"}
+    samples = sizes["batch"] // layout.get("microbatches", 1) // layout.get("dp", 1)
+    how: dict[str, Any] = {"microbatch": samples, "fused": False, "dtype": "float32"}
+    return ModelPlan(shape, TrainingLayout(**axes, **how), sizes["batch"], machine_at_hand()).step_seconds
 
 
 @main.command(hidden=True)

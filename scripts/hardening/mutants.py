@@ -1,4 +1,4 @@
-"""What the suite catches: 325 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 327 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -124,49 +124,60 @@ MUTANTS = [
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
-        "models: gradients have the bytes of parameters", "pdgemm/planning/models/model_plan.py",
-        '"gradients": layout.gradients,', '"gradients": layout.itemsize,',
+        "models: gradients have the bytes of parameters", "pdgemm/planning/models/stage_state.py",
+        'for kind in ("parameters", "gradients", "optimizer")}',
+        'for kind in ("parameters", "parameters", "optimizer")}',
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
-        "models: interleaved stages keep p microbatches", "pdgemm/planning/models/model_plan.py",
-        "return min(v * m, (v + 1) * p - 1) if v > 1 else min(m, p)", "return min(v * m, v * p)",
+        "models: interleaved stages keep p microbatches", "pdgemm/planning/models/training_step.py",
+        "return min(v * m, (v + 1) * p - 2 * stage - 1)", "return min(v * m, v * p)",
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
-        "models: gradients are not divided by tp", "pdgemm/planning/models/model_plan.py",
-        "shape.layer.divided / t + shape.layer.copied)", "shape.layer.divided + shape.layer.copied)",
+        "models: gradients are not divided by tp", "pdgemm/planning/models/stage_state.py",
+        "own = layers * (-(-weights.divided // t) + weights.whole)", "own = layers * (weights.divided + weights.whole)",
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
-        "models: rings that leave a node have one card", "pdgemm/planning/models/model_plan.py",
+        "models: rings that leave a node have one card", "pdgemm/planning/models/step_seconds.py",
         "beta * min(self.machine.ranks_per_node, stride)", "beta * self.machine.ranks_per_node",
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
-        "models: the bubble is a share of all time", "pdgemm/planning/models/model_plan.py",
+        "models: the bubble is a share of all time", "pdgemm/planning/models/training_step.py",
         "return Fraction(p - 1, work)", "return Fraction(p - 1, work + p - 1)",
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
         "models: a fused kernel skips half of attention, and so do its flops", "pdgemm/planning/models/model_shape.py",
-        "return 4 * self.sequence * self.hidden", "return 2 * self.sequence * self.hidden",
+        "return 4 * self.sequence * self.queries", "return 2 * self.sequence * self.queries",
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
-        "models: layers that are computed again move nothing again", "pdgemm/planning/models/model_plan.py",
-        'again = layout.tp, 2 if layout.recompute == "full" else 1', "again = layout.tp, 1",
+        "models: layers that are computed again move nothing again", "pdgemm/planning/models/training_step.py",
+        't, again, layers = layout.tp, 2 if layout.recompute == "full" else 1,', "t, again, layers = layout.tp, 1,",
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
-        "models: stage 3 gathers parameters once", "pdgemm/planning/models/model_plan.py",
-        "2 * m if layout.zero == 3 else 1", "1",
+        "models: stage 3 gathers parameters once", "pdgemm/planning/models/stage_state.py",
+        "(0, 1, 1, 2 * microbatches)[self.zero]", "(0, 1, 1, 2)[self.zero]",
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
         "models: the nearest miss is the largest one", "pdgemm/planning/models/layout_search.py",
         "plan.all_bytes < least.all_bytes", "plan.all_bytes > least.all_bytes",
         (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: norms are added along dp alone", "pdgemm/planning/models/stage_state.py",
+        "addends = copies * t if layout.sequence else copies", "addends = copies",
+        ("4 tests/examples/test_gpt_plans.py",),
+    ),
+    Mutant(
+        "models: a tied table of two stages is divided as all others", "pdgemm/planning/models/stage_state.py",
+        "LineState(ends, 2 * copies, min(1, layout.zero))", "LineState(ends, 2 * copies, layout.zero)",
+        ("4 tests/examples/test_gpt_plans.py",),
     ),
     Mutant(
         "blas: a third of six cores is one", "pdgemm/local/blas/threads.py",

@@ -5,28 +5,26 @@ from collections import Counter
 import numpy as np
 from model import Beginning, End, Layer
 
+from pdgemm.planning.machines.machine import machine_at_hand
+from pdgemm.planning.models.model_plan import ModelPlan
+from pdgemm.planning.models.model_shape import ModelShape
+from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.schedules.training.token_exchange import MICROBATCH, router_sums, run_tables
 from pdgemm.schedules.training.vocabulary_schedule import VocabularySchedule
 
 
-def flops(sizes, batch, recompute):
-    """Return the flops of a step that the model needs, and those that are computed, which recomputation adds to.
-
-    Those of products alone: 2 for each weight and token forward and 4 backward, and those of attention with all pairs
-    of positions, though half of them are masked.  Of experts, those that each token chooses.
-    """
-    h, rows = sizes.hidden, sizes.heads * sizes.width
-    core = 4 * sizes.sequence * rows
-    linear = (
-        2 * h * (rows + 2 * sizes.keys * sizes.width)
-        + 2 * rows * h
-        + 4 * h * sizes.inner * (sizes.topk if sizes.experts else 1)
-        + 2 * h * sizes.experts
-    )
-    layers, tokens = sizes.layers * (linear + core), batch * sizes.sequence
-    model = 3 * tokens * (layers + 2 * h * sizes.vocabulary)
-    again = {"none": 0, "selective": sizes.layers * core, "full": layers}[recompute]
-    return model, model + tokens * again
+def plan_of(run):
+    """Return the plan of a run by `pdgemm model`: its flops, and its seconds by the model of the machine."""
+    sizes, options, shape = run.sizes, run.options, run.mesh.shape
+    names = "layers", "hidden", "heads", "vocabulary", "sequence", "kv_heads", "experts", "topk", "tied", "width"
+    model = ModelShape(ffn=sizes.inner, **{name: getattr(sizes, name) for name in names})
+    axes = {axis: getattr(shape, axis) for axis in ("dp", "tp", "pp", "cp", "ep")}
+    layout = TrainingLayout(
+        **axes, zero=options.zero, microbatch=max(1, options.batch // (shape.dp * options.microbatches)),
+        chunks=options.chunks, schedule=options.schedule, recompute=options.recompute,
+        sequence=options.sequence_parallel, fused=False, dtype=options.dtype,
+    )  # fmt: skip
+    return ModelPlan(model, layout, options.batch, machine_at_hand())
 
 
 def expected_words(run):

@@ -13,7 +13,7 @@ from pydoc_data.topics import topics
 from typing import NamedTuple
 
 import numpy as np
-from accounting import expected_words, flops, words_of_experts
+from accounting import expected_words, plan_of, words_of_experts
 from model import Layer, Sizes, Transformer, check
 from sharding import initial
 
@@ -94,13 +94,16 @@ class Run:
         order = "rank" if options.same_bits else "microbatch"
         sampler = parallel.Sampler(len(windows), options.batch, seed=options.seed)
         shares = sampler.shares(mesh, range(first, last), options.microbatches, order=order)
+        plan, tokens = plan_of(self), options.batch * options.sequence
+        model = plan.shape
         with parallel.Prefetch(mesh, (windows,), shares) as batches:
             self.times = parallel.StepTimes(
                 self.optimizer,
                 batches,
                 expected=expected_words(self) | {"experts": lambda: words_of_experts(self.model)},
-                flops=flops(self.sizes, options.batch, options.recompute),
-                tokens=options.batch * options.sequence,
+                flops=(model.flops(tokens), model.hardware_flops(tokens, options.recompute)),
+                tokens=tokens,
+                planned=plan.times.of_phases() if plan.microbatches else None,  # where microbatches are alike
             )
             for step, samples in zip(numbers, batches):
                 with self.times.step(options.batch):

@@ -35,16 +35,23 @@ def kept_of_layer(shape: ModelShape, layout: TrainingLayout) -> list[KeptArray]:
     t, e, h = layout.tp, layout.itemsize, shape.hidden
     tokens = layout.microbatch * shape.sequence / layout.cp
     rows = tokens / (t if layout.sequence else 1)
-    everywhere = tokens if layout.fused else layout.microbatch * shape.sequence
     weights = tokens * shape.heads / t * shape.sequence
     kept = [
         KeptArray("inputs of two norms", 2 * rows * h, e),
+        KeptArray("scales of two norms", 2 * rows, e),
         KeptArray("inputs of two linear layers", 2 * rows * h, e),
-        KeptArray("queries", tokens * h / t, e),
-        KeptArray("keys and values", 2 * everywhere * shape.keys / t, e),
-        KeptArray("output of attention", tokens * h / t, e),
+        KeptArray("queries, keys and values", tokens * (shape.queries + 2 * shape.keys) / t, e),
+        KeptArray("output of attention", tokens * shape.queries / t, e),
     ]
     if not layout.fused:
+        grouped, divided = shape.heads > shape.kv_heads, layout.cp > 1
+        if grouped:
+            kept += [KeptArray("queries of a head of keys in one matrix", tokens * shape.queries / t, e)]
+        if divided:
+            everywhere = layout.microbatch * shape.sequence
+            kept += [KeptArray("keys and values of all positions", 2 * everywhere * shape.keys / t, e)]
+        if grouped and divided:  # nothing needs what these were copied from
+            kept = [x for x in kept if x.name != "queries, keys and values"]
         kept += [KeptArray("softmax", weights, e, True)]
         if layout.dropout:
             kept += [

@@ -19,25 +19,27 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class Weights(NamedTuple):
-    """The parameters of a layer, or of the ends of the model, by how ranks divide them.
+    """The parameters of a layer by how ranks along tp have them.
 
-    divided : along tp.   copied : whole on each rank along tp.   experts : along ep.
+    divided : each a part.   whole : each all, with the whole gradient: biases that are added to sums.
+    addends : each all, with the gradient of its own rows: norms and routers.   experts : divided along ep.
     """
 
     divided: int
-    copied: int = 0
+    whole: int
+    addends: int
     experts: int = 0
 
     @property
     def total(self) -> int:
-        return self.divided + self.copied + self.experts
+        return sum(self)
 
 
 @dataclass(frozen=True)
 class ModelShape:
     """A transformer that predicts the next token: layers of attention and of two (or, gated, three) linear layers.
 
-    layers, hidden, heads : hidden features of a token, of which each head has hidden/heads.
+    layers, hidden, heads : hidden features of a token.   width : features of a head; 0: hidden/heads.
     kv_heads : of keys and values, each for heads/kv_heads neighbouring heads; 0: as many as heads.
     ffn      : features between the linear layers; 0: 4 hidden.
     vocabulary, sequence : tokens that there are, and tokens of a sample.
@@ -64,23 +66,25 @@ class ModelShape:
     topk: int = 2
     tied: bool = True
     gated: bool = False
+    width: int = 0
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "vocabulary", "sequence", "topk"):
             object.__setattr__(self, name, as_count(getattr(self, name), name, 1))
         for name, default in (("kv_heads", self.heads), ("ffn", 4 * self.hidden), ("experts", 0)):
             object.__setattr__(self, name, as_count(getattr(self, name), name, 0) or default)
-        for name, size, parts in (("hidden", self.hidden, self.heads), ("heads", self.heads, self.kv_heads)):
-            if size % parts:
-                what = "heads" if name == "hidden" else "kv_heads"
-                raise ArgumentError(f"{what} {parts} does not divide {name} {size}")
+        if self.heads % self.kv_heads:
+            raise ArgumentError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}")
+        if not self.width and self.hidden % self.heads:
+            raise ArgumentError(f"heads {self.heads} does not divide hidden {self.hidden}")
+        object.__setattr__(self, "width", as_count(self.width, "width", 0) or self.hidden // self.heads)
         if self.experts and self.topk > self.experts:
             raise ArgumentError(f"a token takes {self.topk} experts of {self.experts}: topk is at most experts")
 
     @property
-    def width(self) -> int:
-        """The features of a head."""
-        return self.hidden // self.heads
+    def queries(self) -> int:
+        """The features of the queries of all heads."""
+        return self.heads * self.width
 
     @property
     def keys(self) -> int:
@@ -92,14 +96,14 @@ class ModelShape:
     def layer(self) -> Weights:
         """The parameters of a layer."""
         h, biases = self.hidden, not self.gated
-        attention = h * (h + 2 * self.keys) + h * h
+        attention = h * (self.queries + 2 * self.keys) + self.queries * h
         inner = (3 if self.gated else 2) * h * self.ffn
         norms = 2 * h * (1 + biases)
-        divided, copied = attention + biases * (h + 2 * self.keys), norms + biases * h
+        divided = attention + biases * (self.queries + 2 * self.keys)
         if self.experts:
             own = self.experts * (inner + biases * (self.ffn + h))
-            return Weights(divided, copied + h * self.experts, own)
-        return Weights(divided + inner + biases * self.ffn, copied + biases * h)
+            return Weights(divided, biases * h, norms + h * self.experts, own)
+        return Weights(divided + inner + biases * self.ffn, 2 * biases * h, norms)
 
     @cached_property
     def table(self) -> int:
@@ -125,14 +129,14 @@ class ModelShape:
     @cached_property
     def core_flops(self) -> int:
         """The flops of attention's core forward for a token of a layer, all pairs of positions counted."""
-        return 4 * self.sequence * self.hidden
+        return 4 * self.sequence * self.queries
 
     @cached_property
     def layer_flops(self) -> int:
         """The flops of a layer forward for a token: 2 for each weight that it meets, and `core_flops`."""
         h, matrices = self.hidden, 3 if self.gated else 2
         inner = 2 * matrices * h * self.ffn * (self.topk if self.experts else 1) + 2 * h * self.experts
-        return 2 * h * (h + 2 * self.keys) + 2 * h * h + inner + self.core_flops
+        return 2 * h * (2 * self.queries + 2 * self.keys) + inner + self.core_flops
 
     def flops(self, tokens: int) -> int:
         """Return the flops of the model's products for so many tokens, forward and backward: 3 times forward.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pdgemm.planning.machines.accelerators import accelerator
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.models.model_plan import ModelPlan, state_bytes
+from pdgemm.planning.models.model_plan import ModelPlan
 from pdgemm.planning.models.model_shape import ModelShape
 from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.support.text import Table
@@ -141,11 +141,11 @@ def kept_bytes() -> Iterator[PublishedRow]:
 
 def zero_bytes() -> Iterator[PublishedRow]:
     """Yield table 1 of ZeRO: GB of a GPU, with 2 bytes for a parameter, 2 for its gradient and 12 of the optimizer."""
-    sizes = {"parameters": 2, "gradients": 2, "optimizer": 12}
+    sizes = {"optimizer": 12, "gradients": 2, "parameters": 2}  # in the order of the stages that divide them
     for row in _rows("zero2020_memory"):
         words, copies = float(row["params_billion"]), int(row["dp"])
         for zero, column in enumerate(("gb_stage1_optimizer", "gb_stage2_optimizer_gradients", "gb_stage3_all"), 1):
-            size = sum(state_bytes(words, sizes, copies, zero).values())
+            size = sum(words * x / (copies if zero >= stage else 1) for stage, x in enumerate(sizes.values(), 1))
             name, layout = f"{row['params_billion']}B", f"dp={copies},zero={zero}"
             yield PublishedRow(f"{ZERO}, table 1", name, layout, "GB", float(row[column]), size)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -32,7 +32,7 @@ class TrainingLayout:
     fused : attention is one kernel, which skips later positions and stores no weights, and the backward pass gathers
         keys and values along cp once more.
     dropout : masks of one byte are kept.
-    dtype : of parameters and activations.   gradients : bytes of an element of a gradient that is reduced.
+    dtype : of parameters and activations.   Gradients and what the optimizer keeps have 32 bits at least.
     """
 
     dp: int = 1
@@ -50,7 +50,6 @@ class TrainingLayout:
     fused: bool = True
     dropout: bool = False
     dtype: str = "bfloat16"
-    gradients: int = 4
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "cp", "ep", "microbatch", "chunks"):
@@ -72,9 +71,13 @@ class TrainingLayout:
     def ranks(self) -> int:
         return self.mesh.size
 
+    @cached_property
+    def element(self) -> np.dtype:
+        return np.dtype(element_type(self.dtype))
+
     @property
     def itemsize(self) -> int:
-        return int(np.dtype(element_type(self.dtype)).itemsize)
+        return int(self.element.itemsize)
 
     @property
     def copies(self) -> int:
@@ -107,8 +110,8 @@ class TrainingLayout:
         return ""
 
     @classmethod
-    def parsed(cls, text: str) -> TrainingLayout:
-        """Return the layout of a text such as "dp=4,tp=4,pp=8,recompute=selective"; sizes that are left out are 1.
+    def parsed(cls, text: str, fixed: TrainingLayout) -> TrainingLayout:
+        """Return the layout of a text such as "dp=4,tp=4,pp=8,recompute=selective"; the rest is that of `fixed`.
 
         Raises ArgumentError where a name is none of a layout.
         """
@@ -129,7 +132,7 @@ class TrainingLayout:
                 members[name] = value
         if members.get("chunks", 1) != 1:
             members.setdefault("schedule", "interleaved")
-        return cls(**members)  # type: ignore[arg-type]
+        return replace(fixed, **members)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         """Return what differs from the defaults, as `parsed` takes it."""

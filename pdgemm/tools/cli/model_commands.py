@@ -78,7 +78,7 @@ def model(
         raise click.MissingParameter(param_hint="--batch", param_type="option")
     refused = []
     if layout_text:
-        layout = replace(TrainingLayout.parsed(layout_text), dtype=dtype, fused=fused)
+        layout = TrainingLayout.parsed(layout_text, fixed)
         if ranks not in (None, layout.ranks):
             raise ArgumentError(f"the layout {layout_text} is one of {counted(layout.ranks, 'rank')}, not of {ranks}")
         plans = [ModelPlan(shape, layout, batch, machine)]
@@ -120,8 +120,6 @@ def _shape_of(preset: str | None, **sizes: Any) -> ModelShape:
     needed = [x.name for x in fields(ModelShape)][:5]
     if missing := [name for name in needed if name not in members]:
         raise click.MissingParameter(param_hint=f"--{missing[0]}", param_type="option")
-    if preset and "kv_heads" not in sizes and members["heads"] % members.get("kv_heads", 1):
-        members["kv_heads"] = 0
     return ModelShape(**members)
 
 
@@ -157,7 +155,8 @@ def _in_detail(plan: ModelPlan, tokens: int | None, price: float | None) -> list
     share = {part: time / plan.step_seconds for part, time in plan.seconds.items()}
     run = plan.run(tokens, price)
     lines = [
-        f"{plan.layout}: {plan.microbatches} microbatches of {plan.layout.microbatch} on a rank, {plan.in_flight} kept",
+        f"{plan.layout}: {plan.microbatches} microbatches of {plan.layout.microbatch} on a rank, "
+        f"{plan.in_flight(0)} kept",
         "GB of a rank: " + ", ".join(f"{kind} {size / 1e9:.1f}" for kind, size in plan.bytes.items()),
         "words received a step: "
         + (", ".join(f"{kind} {in_words(x)} ({plan.links[kind]})" for kind, x in plan.words.items()) or "none"),

@@ -1,0 +1,136 @@
+"""The seconds of a training step by a model of the machine: rates of products, memory, links, and what overlaps."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from math import ceil
+
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.models.stage_state import state_of_stage
+from pdgemm.planning.models.training_layout import TrainingLayout
+from pdgemm.planning.models.training_step import TrainingStep
+
+NODE, NETWORK = "node", "network"
+# the passes over memory of a layer's elementwise functions, forward: norms, residuals and dropouts; the activation and
+# its bias; what splits heads; and scale, mask, softmax and dropout of the weights of attention
+_ROWS, _INNER, _HEADS, _WEIGHTS = 10, 4, 2, 7
+_BACKWARD = 1.6  # passes backward over those forward
+_SCORES = 7  # passes over the scores of the vocabulary, forward and backward
+_CORE, _FUSED = 0.5, 0.55  # of the rate of a large product, that of attention's many small ones; of a fused kernel
+_UPDATE = 28  # bytes of a parameter that an update of Adam reads and writes
+
+
+class StepSeconds:
+    """The seconds of a step on a machine."""
+
+    def __init__(self, step: TrainingStep, machine: Machine) -> None:
+        self.step, self.shape, self.layout, self.machine = step, step.shape, step.layout, machine
+        self._memory = 2 * self.machine.copy_bandwidth  # a copy reads and writes
+        self._exposed, self._size = 1 - self.machine.overlap, self.layout.itemsize
+        self._lines = _lines(self.layout)
+
+    # ---------------------------------------------------------------- parts
+    def link(self, kind: str) -> str:
+        """Return whether the words of a kind stay inside a node, or travel over the network."""
+        node, (stride, length) = self.machine.ranks_per_node, self._lines[kind]
+        return NODE if node is None or stride * length <= node else NETWORK
+
+    def transfer(self, kind: str, nbytes: float) -> float:
+        """Return the seconds in which each rank of a line receives so many bytes from its neighbour in a ring.
+
+        Rings that leave a node share its cards: one for each rank that lies between two neighbours.
+        """
+        stride, length = self._lines[kind]
+        if length == 1:
+            return 0.0
+        if self.link(kind) == NODE:
+            return nbytes * self.machine.intra["ring"].beta
+        assert self.machine.ranks_per_node
+        return nbytes * self.machine.inter["ring"].beta * min(self.machine.ranks_per_node, stride)
+
+    def _product(self, m: float, n: float, k: float) -> float:
+        return 2 * m * n * k / self.machine.rate(self.layout.dtype, *(ceil(x) for x in (m, n, k)))
+
+    # ---------------------------------------------------------------- a layer
+    @cached_property
+    def forward(self) -> dict[str, float]:
+        """Seconds of a layer forward for a microbatch, by part."""
+        shape, layout, step, tokens = self.shape, self.layout, self.step, self.step.tokens
+        t, h, fused = layout.tp, shape.hidden, layout.fused
+        inner = tokens * (shape.topk if shape.experts else 1)
+        heads = (shape.queries + 2 * shape.keys) / t
+        products = self._product(tokens, heads, h) + self._product(tokens, h, shape.queries / t)
+        products += self._product(inner, shape.ffn / t, h) * (2 if shape.gated else 1)
+        products += self._product(inner, h, shape.ffn / t)
+        rate = self.machine.rate(layout.dtype, 1 << 16) * (2 * _FUSED if fused else _CORE)  # it skips half of the pairs
+        passes = _ROWS * step.rows * h + _INNER * inner * shape.ffn / t + _HEADS * tokens * heads
+        weights = 0.0 if fused else _WEIGHTS * tokens * shape.heads / t * shape.sequence
+        row = (t - 1) / t * tokens * h
+        travels = 2 * (layout.ep - 1) / layout.ep * step.rows * shape.topk * h if shape.experts else 0
+        return {
+            "products": products,
+            "attention": tokens * shape.core_flops / t / rate,
+            "elementwise": passes * self._size / self._memory,
+            "softmax": weights * self._size / self._memory,
+            "tensor": self._exposed * self.transfer("tensor", (2 if shape.experts else 4) * row * self._size),
+            "context": self._exposed * self.transfer("context", step.context_words * self._size),
+            "experts": self.transfer("experts", travels * self._size),
+        }
+
+    @cached_property
+    def backward(self) -> dict[str, float]:
+        """Seconds of a layer backward for a microbatch, with what is computed again."""
+        forward, layout = self.forward, self.layout
+        factors = {"products": 2, "attention": 2, "elementwise": _BACKWARD, "softmax": _BACKWARD}
+        seconds = {part: time * factors.get(part, 1) for part, time in forward.items()}
+        seconds["context"] *= 1 + layout.fused
+        again = {"none": (), "selective": () if layout.fused else ("attention", "softmax"), "full": (*forward,)}
+        for part in again[layout.recompute]:
+            seconds[part] += forward[part]
+        return seconds
+
+    # ---------------------------------------------------------------- a step
+    def of_step(self) -> dict[str, float]:
+        """Return the seconds of a step by part, on a stage with the most layers, the scores and most transfers."""
+        step, layout, size, m = self.step, self.layout, self._size, self.step.microbatches
+        layers = layout.chunks * ceil(self.shape.layers / (layout.pp * layout.chunks))
+        parts = {part: m * layers * (time + self.backward[part]) for part, time in self.forward.items()}
+        stage = sum(parts.values())
+        scores = step.tokens * self.shape.vocabulary / layout.tp
+        product = self._product(step.tokens, self.shape.vocabulary / layout.tp, self.shape.hidden)
+        parts["scores"] = m * (3 * product + _SCORES * scores * size / self._memory)
+        sent = 2 * layout.chunks * step.tokens * self.shape.hidden / layout.tp if layout.pp > 1 else 0
+        parts["pipeline"] = m * self.transfer("pipeline", sent * size)
+        parts["bubble"] = float(step.bubble) * stage + (layout.pp - 1) * parts["pipeline"] / m / layout.chunks
+        for kind, itemsize in (("gradients", max(4, size)), ("parameters", size)):
+            parts[kind] = self._exposed * self.transfer(kind, step.words.get(kind, 0) * itemsize)
+        updated = sum(x.words / (x.ranks if x.zero else 1) for x in state_of_stage(self.shape, layout, 0))
+        parts["optimizer"] = updated * _UPDATE / self._memory
+        return {part: time for part, time in parts.items() if time}
+
+    def of_phases(self) -> dict[str, float]:
+        """Return the seconds of a step by the phases of a `StepReport`."""
+        parts = {**dict.fromkeys(("scores", "pipeline", "bubble", "gradients", "parameters", "optimizer"), 0.0)}
+        parts |= self.of_step()
+        forward, backward = sum(self.forward.values()), sum(self.backward.values())
+        layers = sum(time for part, time in parts.items() if part in self.forward) / (forward + backward)
+        return {
+            "forward": layers * forward + parts["scores"] / 3,
+            "backward": layers * backward + parts["scores"] * 2 / 3,
+            "pipeline": parts["pipeline"] + parts["bubble"],
+            "reduce": parts["gradients"],
+            "optimizer": parts["parameters"] + parts["optimizer"],
+        }
+
+
+def _lines(layout: TrainingLayout) -> dict[str, tuple[int, int]]:
+    """Return the distance of neighbours, and the length, of each kind's lines."""
+    data = layout.tp * layout.cp
+    return {
+        "tensor": (1, layout.tp),
+        "context": (layout.tp, layout.cp),
+        "gradients": (layout.tp, layout.copies),
+        "parameters": (layout.tp, layout.copies),
+        "experts": (data, layout.ep),
+        "pipeline": (data * layout.dp, layout.pp),
+    }
