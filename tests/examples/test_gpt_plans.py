@@ -18,7 +18,7 @@ from pdgemm.planning.models.training_layout import TrainingLayout
 
 pytestmark = [pytest.mark.mpi, every_grid]
 LAYERS, HIDDEN, HEADS, VOCABULARY, SEQUENCE, BATCH = 6, 144, 12, 144, 36, 12  # which all meshes divide
-STEPS, DRAWN = 2, 12
+STEPS, DRAWN = 2, 8
 
 
 def layouts(ranks: int) -> list[tuple[TrainingLayout, bool]]:
