@@ -59,6 +59,14 @@ def slurm(*command: str | Path, cwd: Path | None = None, input: str | None = Non
     return run.stdout
 
 
+def start_now(task: dict[str, str]) -> None:
+    """Cut the delay of a job that is queued again, which Slurm sets once more when it has cleaned up the first run."""
+    if task["JobState"] == "PENDING":
+        update = ["scontrol", "update", f"JobId={task['JobId']}", "StartTime=now"]
+        run = subprocess.run(update, env=BARE, capture_output=True, text=True, timeout=60)
+        assert not run.returncode or "no longer pending" in run.stderr, run.stderr  # it may have started meanwhile
+
+
 def submit(
     script: str | Path,
     *options: str,
@@ -583,8 +591,7 @@ def test_a_job_with_checkpoints_is_queued_again(
     assert "the same command goes on from" in out and not (folder / "c.h5").exists()
 
     def going_on(task: dict[str, str]) -> bool:
-        if task["JobState"] == "PENDING":  # a delay that Slurm sets again when the first run is cleaned up
-            slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+        start_now(task)
         return " is done, saved at " in output_of(task)  # by the second run's ranks: its script handles signals by then
 
     until(job, 60, "going on", going_on)
@@ -615,8 +622,7 @@ def test_training_is_queued_again(folder: Path, site: str) -> None:
     assert "step 1500: " not in output_of(task)
 
     def going_on(task: dict[str, str]) -> bool:
-        if task["JobState"] == "PENDING":  # a delay that Slurm sets again when the first run is cleaned up
-            slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+        start_now(task)
         return task["JobState"] in ("RUNNING", "COMPLETED")
 
     until(job, 60, "going on", going_on)
