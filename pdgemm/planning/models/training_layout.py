@@ -13,6 +13,7 @@ from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.integers import as_count
 from pdgemm.planning.models.model_shape import ModelShape
 from pdgemm.schedules.training.mesh_shape import MeshShape
+from pdgemm.schedules.training.pipeline_orders import pipeline_kind
 
 Recompute = Literal["none", "selective", "full"]
 _SHORT = {"dp", "tp", "pp", "cp", "ep", "zero", "microbatch", "chunks", "recompute", "schedule", "reduce_each"}
@@ -58,6 +59,11 @@ class TrainingLayout:
             raise ArgumentError(f"zero is 0, 1, 2 or 3, got {self.zero!r}")
         if self.reduce_each and self.zero < 2:
             raise ArgumentError(f"the gradients of each microbatch are reduced with zero 2 and 3, got zero {self.zero}")
+        kind = pipeline_kind(self.schedule)  # it refuses unknown ones
+        if self.chunks > 1 and not kind.chunks:
+            raise ArgumentError(
+                f"{self.chunks} blocks of layers a stage take an interleaved schedule, got {self.schedule}"
+            )
         if self.recompute not in get_args(Recompute):
             raise ArgumentError(f"recompute is {', '.join(get_args(Recompute))}, got {self.recompute!r}")
         object.__setattr__(self, "dtype", str(element_type(self.dtype)))
@@ -99,10 +105,8 @@ class TrainingLayout:
             return f"tp {self.tp} does not divide {shape.heads} heads and {shape.kv_heads} of keys and values"
         if blocks > shape.layers:
             return f"{blocks} blocks of layers are more than {shape.layers} layers"
-        if self.chunks > 1 and (self.schedule != "interleaved" or m % self.pp):
-            return (
-                f"{self.chunks} blocks a stage take an interleaved schedule, and microbatches that pp {self.pp} divides"
-            )
+        if wrong := pipeline_kind(self.schedule).lies(self.pp, m):
+            return f"{self.schedule} {wrong}"
         if 2 * self.cp > shape.sequence:
             return f"cp {self.cp} has fewer than 2 positions a rank"
         if self.ep > 1 and (not shape.experts or shape.experts % self.ep):
@@ -122,7 +126,9 @@ class TrainingLayout:
             if name not in types or not value:
                 raise ArgumentError(f"a layout is name=value,...; the names are {', '.join(types)}; got {part!r}")
             if types[name] == "bool":
-                members[name] = value.lower() in ("1", "true", "yes", "on")
+                if value.lower() not in (choices := {"yes": True, "true": True, "no": False, "false": False}):
+                    raise ArgumentError(f"{name} of a layout is yes or no, got {value!r}")
+                members[name] = choices[value.lower()]
             elif types[name] == "int":
                 try:
                     members[name] = int(value)

@@ -52,7 +52,7 @@ class TrainingStep:
         p, m, v, name = self.layout.pp, self.microbatches, self.layout.chunks, self.layout.schedule
         if name == "gpipe":
             return m
-        if v > 1:
+        if name == "interleaved":
             return min(v * m, (v + 1) * p - 2 * stage - 1)
         return min(m, p if name == "zero_bubble" else p - stage)
 

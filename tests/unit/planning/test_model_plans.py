@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import replace
+from dataclasses import fields, replace
 from fractions import Fraction
 from itertools import product
 from statistics import mean
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tiers import examples
 
 from pdgemm.errors import ArgumentError, MeshError
-from pdgemm.planning.machines.accelerators import ACCELERATORS, accelerator
+from pdgemm.planning.machines.accelerators import Constants, accelerator
 from pdgemm.planning.models import published_rows
 from pdgemm.planning.models.kept_arrays import activation_bytes
 from pdgemm.planning.models.layout_search import LayoutSearch
@@ -74,17 +74,19 @@ def test_published_sizes() -> None:
     assert all(abs(x.predicted - x.published) <= 0.0501 for x in sizes)
 
 
-def test_no_row_has_constants_of_its_own() -> None:
-    """A machine has five constants; the plan of a row depends on nothing but its sizes, its layout and its machine."""
-    from pdgemm.planning.machines.accelerators import Constants
+def test_no_row_has_constants_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine has five constants; a row is predicted from its sizes and its layout, on one of two machines."""
+    planned = list[ModelPlan]()
 
-    assert len(Constants._fields) <= 5
-    for row in published_rows.step_times():
-        assert not row.layout.startswith("share"), row
-    before = {name: make() for name, make in ACCELERATORS.items()}
-    again = [x.predicted for x in published_rows.step_times()]
-    assert again == [x.predicted for x in published_rows.step_times()]
-    assert before == {name: make() for name, make in ACCELERATORS.items()}
+    def seen(*arguments: Any) -> ModelPlan:
+        planned.append(plan := ModelPlan(*arguments))
+        return plan
+
+    monkeypatch.setattr(published_rows, "ModelPlan", seen)
+    assert len([*published_rows.step_times(), *published_rows.kept_bytes()]) == 24 + 3 + 9 + 24
+    assert len(Constants._fields) == 5
+    assert [x.name for x in fields(ModelPlan)] == ["shape", "layout", "batch", "machine"]
+    assert len(planned) > 60 and all(x.machine in (A100, H100) for x in planned)
 
 
 def test_the_flops_of_megatrons_formulas() -> None:
@@ -100,7 +102,9 @@ def test_the_flops_of_megatrons_formulas() -> None:
 
 
 # ------------------------------------------------------------------ schedules of a run
-@pytest.mark.parametrize(("name", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2)])
+@pytest.mark.parametrize(
+    ("name", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 1), ("interleaved", 2)]
+)
 def test_bubbles_and_what_is_kept_are_those_of_schedules(name: str, chunks: int) -> None:
     for p, m in product((1, 2, 4), (4, 8)):
         layout = TrainingLayout(pp=p, chunks=chunks if p > 1 else 1, schedule=name if p > 1 else "1f1b")
@@ -292,6 +296,10 @@ def test_the_command() -> None:
         ("--layout dp=128,colour=1", "the names are dp, tp, pp"),
         ("--layout dp=128,zero=x", "zero of a layout is a whole number"),
         ("--layout tp=8,pp=16,microbatch=5", "does not divide the 1536 samples"),
+        ("--layout dp=128,fused=perhaps", "fused of a layout is yes or no, got 'perhaps'"),
+        ("--layout dp=128,schedule=2f2b", "2f2b"),
+        ("--layout pp=128,chunks=2,schedule=1f1b", "2 blocks of layers a stage take an interleaved schedule"),
+        ("--layout dp=2,pp=64,chunks=1,microbatch=256,schedule=interleaved", "interleaved "),
         ("--layout tp=64,pp=2", "tp 64 does not divide 96 heads"),
         ("--layout pp=128", "128 blocks of layers are more than 96 layers"),
         ("--batch 7 --ranks 11 --layers 1", "dp may be 1"),
