@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 ALONE = 2.0  # seconds for which a failed rank waits for the other ranks, which may raise the same exception
+STARTING = 10.0  # the same where this rank has not loaded MPI, which takes seconds to start on a busy machine
 TOGETHER = 20.0  # the same for an exception that a check raised on all ranks, and that a rank may have caught
 MOST = 3  # the most different exceptions that are printed
 _TAG = 32004
@@ -114,7 +115,7 @@ def _leave(end: End) -> int:
     elif mpi is None or (started and mpi.Query_thread() >= mpi.THREAD_SERIALIZED):
         if mpi is None:  # a launcher may end the job where another rank has left without MPI
             signal.signal(signal.SIGTERM, lambda *_: _alone(end, rank, size))
-        met = _meeting_within(TOGETHER if end.raised_on == size else ALONE)
+        met = _meeting_within(STARTING if mpi is None else TOGETHER if end.raised_on == size else ALONE)
     if met is not None:
         code = _together(met, end)
         if mpi is None:
