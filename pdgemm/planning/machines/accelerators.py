@@ -28,8 +28,8 @@ class Constants(NamedTuple):
     overlap: float
 
 
-_A100 = Constants(share=0.80, half=180, memory=1.6e12, link=235e9, overlap=0.0)  # Megatron-LM in 2021 and 2022
-_H100 = Constants(share=0.56, half=180, memory=3.0e12, link=380e9, overlap=0.7)  # Megatron-Core in 2024
+_A100 = Constants(share=0.88, half=80, memory=1.7e12, link=280e9, overlap=0.0)  # Megatron-LM in 2021 and 2022
+_H100 = Constants(share=0.70, half=180, memory=2.4e12, link=380e9, overlap=0.8)  # Megatron-Core in 2024
 _CARDS = 0.9  # the part of a network card's rate that collectives reach
 _GB = 10**9
 

@@ -49,7 +49,8 @@ class StepSeconds:
         return nbytes * self.machine.inter["ring"].beta * min(self.machine.ranks_per_node, stride)
 
     def _product(self, m: float, n: float, k: float) -> float:
-        return 2 * m * n * k / self.machine.rate(self.layout.dtype, *(ceil(x) for x in (m, n, k)))
+        work = ceil(m), ceil(n), ceil(k)
+        return self.machine.multiply(self.layout.element, work, work)
 
     # ---------------------------------------------------------------- a layer
     @cached_property
@@ -66,13 +67,14 @@ class StepSeconds:
         passes = _ROWS * step.rows * h + _INNER * inner * shape.ffn / t + _HEADS * tokens * heads
         weights = 0.0 if fused else _WEIGHTS * tokens * shape.heads / t * shape.sequence
         row = (t - 1) / t * tokens * h
+        exposed = self._exposed if self.link("tensor") == NODE else 1  # slices of a product are too small for a network
         travels = 2 * (layout.ep - 1) / layout.ep * step.rows * shape.topk * h if shape.experts else 0
         return {
             "products": products,
             "attention": tokens * shape.core_flops / t / rate,
             "elementwise": passes * self._size / self._memory,
             "softmax": weights * self._size / self._memory,
-            "tensor": self._exposed * self.transfer("tensor", (2 if shape.experts else 4) * row * self._size),
+            "tensor": exposed * self.transfer("tensor", (2 if shape.experts else 4) * row * self._size),
             "context": self._exposed * self.transfer("context", step.context_words * self._size),
             "experts": self.transfer("experts", travels * self._size),
         }

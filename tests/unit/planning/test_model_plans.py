@@ -204,7 +204,7 @@ def test_what_layers_keep() -> None:
 
 # ------------------------------------------------------------------ the best layouts
 def test_published_layouts_are_near_the_best() -> None:
-    """Without ZeRO and with as many blocks a stage, eight of SC 2021's ten are within 10% of the best, two 17%."""
+    """Without ZeRO and with as many blocks a stage, nine of SC 2021's ten are within 10% of the best, one 12%."""
     early: dict[str, Any] = {"fused": False, "dropout": True, "sequence": False, "recompute": "full"}
     over = []
     for row in published_rows._rows("megatron_sc21_table1"):
@@ -215,7 +215,7 @@ def test_published_layouts_are_near_the_best() -> None:
         plans = LayoutSearch(shape, batch, layout.ranks, A100, ("full",), (0,), TrainingLayout(**early)).plans()
         best = min(x.step_seconds for x in plans if not x.refused and x.layout.chunks <= chunks)
         over.append(plan.step_seconds / best)
-    assert sorted(over)[7] <= 1.1 and max(over) <= 1.17
+    assert sorted(over)[8] <= 1.1 and max(over) <= 1.12
 
 
 def test_tensor_parallelism_stays_on_a_node() -> None:
