@@ -1,4 +1,4 @@
-"""What the suite catches: 327 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 329 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -142,6 +142,17 @@ MUTANTS = [
     Mutant(
         "models: rings that leave a node have one card", "pdgemm/planning/models/step_seconds.py",
         "beta * min(self.machine.ranks_per_node, stride)", "beta * self.machine.ranks_per_node",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: measured functions are forward alone", "pdgemm/planning/models/step_seconds.py",
+        "return elements * measured * self._size / 4 / (1 + _BACKWARD)",
+        "return elements * measured * self._size / 4",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: slices of a product hide transfers between nodes", "pdgemm/planning/models/step_seconds.py",
+        'exposed = self._exposed if self.link("tensor") == NODE else 1', "exposed = self._exposed",
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(

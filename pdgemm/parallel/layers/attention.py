@@ -44,12 +44,7 @@ def attention(q: Array, k: Array, v: Array, q_positions: Array, k_positions: Arr
     weights = multiply_stack(_grouped(q, kv_heads), k.swapaxes(2, 3))
     weights *= d**-0.5
     by_query = weights.reshape(b, kv_heads, heads // kv_heads, sq, sk)
-    np.copyto(by_query, -np.inf, where=np.asarray(q_positions)[:, None] < np.asarray(k_positions))
-    largest = weights.max(axis=-1, keepdims=True, initial=-np.inf)
-    weights -= np.where(largest == -np.inf, 0, largest)
-    np.exp(weights, out=weights)
-    sums = weights.sum(axis=-1, keepdims=True)
-    weights /= np.where(sums == 0, 1, sums)
+    causal_softmax(by_query, q_positions, k_positions)
     return multiply_stack(weights, v).reshape(q.shape), AttentionWeights(q, k, v, weights)
 
 
@@ -61,11 +56,29 @@ def attention_backward(do: Array, kept: AttentionWeights) -> tuple[Array, Array,
     do = _grouped(do, kv_heads)
     dv = multiply_stack(weights.swapaxes(2, 3), do)
     ds = multiply_stack(do, v.swapaxes(2, 3))
-    ds -= np.einsum("bhqk,bhqk->bhq", ds, weights)[..., None]
-    ds *= weights
+    softmax_gradient(ds, weights)
     ds *= scale
     dk = multiply_stack(ds.swapaxes(2, 3), _grouped(q, kv_heads))
     return multiply_stack(ds, k).reshape(q.shape), dk, dv
+
+
+def causal_softmax(scores: Array, q_positions: Array, k_positions: Array) -> None:
+    """Set rows of scores to their softmax over the keys at positions up to the query's; 0 where there is none.  Local.
+
+    scores : (..., sq, sk), contiguous.   q_positions, k_positions : (sq,) and (sk,).
+    """
+    np.copyto(scores, -np.inf, where=np.asarray(q_positions)[:, None] < np.asarray(k_positions))
+    largest = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    scores -= np.where(largest == -np.inf, 0, largest)
+    np.exp(scores, out=scores)
+    sums = scores.sum(axis=-1, keepdims=True)
+    scores /= np.where(sums == 0, 1, sums)
+
+
+def softmax_gradient(dweights: Array, weights: Array) -> None:
+    """Set dweights, the gradient by the weights of a softmax over the last axis, to that by its scores.  Local."""
+    dweights -= np.einsum("...qk,...qk->...q", dweights, weights)[..., None]
+    dweights *= weights
 
 
 def _grouped(q: Array, kv_heads: int) -> Array:

@@ -28,6 +28,7 @@ HOST: Where = "host"
 CUDA: Where = "cuda"
 Share = Annotated[float, Meta(ge=0, le=1)]
 Cost = Annotated[float, Meta(ge=0, le=1e6)]  # seconds of a panel or a call
+Function = Literal["normalization", "activation", "softmax", "update"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Machine:
     call_overhead : seconds of each call beside its panels.
     peak   : flops per second of a rank at 16 bits by its maker, of which MFU is a share; None: the largest of gamma.
     memory : bytes of a rank; None: unknown.
+    functions : seconds of a float32 element in functions of a model's layers, each forward and backward together, and
+        in an update of the optimizer; those that are missing take the time of their passes through memory.
     """
 
     name: str = "default"
@@ -88,6 +91,7 @@ class Machine:
     call_overhead: Cost = 2e-4
     peak: Positive | None = None
     memory: Positive | None = None
+    functions: Mapping[Function, Positive] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         converted(jsonable({x.name: getattr(self, x.name) for x in fields(self)}), _Figures, "not a machine")
@@ -203,6 +207,8 @@ class Machine:
             f"overlap {self.overlap:.2f}, "
             f"panel {self.panel_overhead * 1e6:.0f} us, call {self.call_overhead * 1e6:.0f} us"
         )
+        if self.functions:
+            lines.append("  " + ", ".join(f"{name} {1e9 * time:.2f} ns" for name, time in self.functions.items()))
         return "\n".join(lines)
 
     def as_json(self) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import cached_property
 from math import ceil
 
-from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.machines.machine import Function, Machine
 from pdgemm.planning.models.stage_state import state_of_stage
 from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.planning.models.training_step import TrainingStep
 
 NODE, NETWORK = "node", "network"
-# the passes over memory of a layer's elementwise functions, forward: norms, residuals and dropouts; the activation and
-# its bias; what splits heads; and scale, mask, softmax and dropout of the weights of attention
-_ROWS, _INNER, _HEADS, _WEIGHTS = 10, 4, 2, 7
+# passes through memory forward: of two norms; of residuals and dropouts; of what splits heads; of an activation and its
+# bias; and of scale, mask, softmax and dropout of the weights of attention
+_NORM, _ROWS, _HEADS, _INNER, _WEIGHTS = 3, 4, 2, 4, 7
 _BACKWARD = 1.6  # passes backward over those forward
 _SCORES = 7  # passes over the scores of the vocabulary, forward and backward
 _CORE, _FUSED = 0.5, 0.55  # of the rate of a large product, that of attention's many small ones; of a fused kernel
@@ -52,6 +52,16 @@ class StepSeconds:
         work = ceil(m), ceil(n), ceil(k)
         return self.machine.multiply(self.layout.element, work, work)
 
+    def _passes(self, elements: float, passes: float) -> float:
+        return elements * passes * self._size / self._memory
+
+    def _function(self, name: Function, elements: float, passes: float) -> float:
+        """Return the seconds of a function forward: its share of those measured, or of its passes through memory."""
+        measured = self.machine.functions.get(name)
+        if measured is None:
+            return self._passes(elements, passes)
+        return elements * measured * self._size / 4 / (1 + _BACKWARD)
+
     # ---------------------------------------------------------------- a layer
     @cached_property
     def forward(self) -> dict[str, float]:
@@ -64,16 +74,18 @@ class StepSeconds:
         products += self._product(inner, shape.ffn / t, h) * (2 if shape.gated else 1)
         products += self._product(inner, h, shape.ffn / t)
         rate = self.machine.rate(layout.dtype, 1 << 16) * (2 * _FUSED if fused else _CORE)  # it skips half of the pairs
-        passes = _ROWS * step.rows * h + _INNER * inner * shape.ffn / t + _HEADS * tokens * heads
-        weights = 0.0 if fused else _WEIGHTS * tokens * shape.heads / t * shape.sequence
+        elementwise = 2 * self._function("normalization", step.rows * h, _NORM)
+        elementwise += self._function("activation", inner * shape.ffn / t, _INNER)
+        elementwise += self._passes(step.rows * h, _ROWS) + self._passes(tokens * heads, _HEADS)
+        weights = 0.0 if fused else tokens * shape.heads / t * shape.sequence
         row = (t - 1) / t * tokens * h
         exposed = self._exposed if self.link("tensor") == NODE else 1  # slices of a product are too small for a network
         travels = 2 * (layout.ep - 1) / layout.ep * step.rows * shape.topk * h if shape.experts else 0
         return {
             "products": products,
             "attention": tokens * shape.core_flops / t / rate,
-            "elementwise": passes * self._size / self._memory,
-            "softmax": weights * self._size / self._memory,
+            "elementwise": elementwise,
+            "softmax": self._function("softmax", weights, _WEIGHTS),
             "tensor": exposed * self.transfer("tensor", (2 if shape.experts else 4) * row * self._size),
             "context": self._exposed * self.transfer("context", step.context_words * self._size),
             "experts": self.transfer("experts", travels * self._size),
@@ -107,7 +119,7 @@ class StepSeconds:
         for kind, itemsize in (("gradients", max(4, size)), ("parameters", size)):
             parts[kind] = self._exposed * self.transfer(kind, step.words.get(kind, 0) * itemsize)
         updated = sum(x.words / (x.ranks if x.zero else 1) for x in state_of_stage(self.shape, layout, 0))
-        parts["optimizer"] = updated * _UPDATE / self._memory
+        parts["optimizer"] = updated * self.machine.functions.get("update", _UPDATE / self._memory)
         return {part: time for part, time in parts.items() if time}
 
     def of_phases(self) -> dict[str, float]:

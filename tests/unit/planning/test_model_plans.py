@@ -25,7 +25,8 @@ from pdgemm.planning.models.kept_arrays import activation_bytes
 from pdgemm.planning.models.layout_search import LayoutSearch
 from pdgemm.planning.models.model_plan import ModelPlan
 from pdgemm.planning.models.model_shape import PRESETS, ModelShape
-from pdgemm.planning.models.step_seconds import NETWORK, NODE
+from pdgemm.planning.models.stage_state import state_of_stage
+from pdgemm.planning.models.step_seconds import NETWORK, NODE, StepSeconds
 from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.schedules.training.linear_schedule import LinearSchedule
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
@@ -87,6 +88,28 @@ def test_no_row_has_constants_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(Constants._fields) == 5
     assert [x.name for x in fields(ModelPlan)] == ["shape", "layout", "batch", "machine"]
     assert len(planned) > 60 and all(x.machine in (A100, H100) for x in planned)
+
+
+def test_measured_functions_take_the_place_of_passes() -> None:
+    """Seconds an element, forward and backward; others go on as bytes that pass through memory."""
+    layout = TrainingLayout(tp=2, microbatch=3, fused=False, dtype="float32")
+    alone = replace(A100, gamma={"float32": {1: 1e30}}, copy_bandwidth=1e30)
+    rows, h = 3 * SMALL.sequence / 2, SMALL.hidden  # with `sequence`
+    for name, elements in {
+        "normalization": 2 * rows * h,
+        "activation": 2 * rows * SMALL.ffn / 2,
+        "softmax": 2 * rows * SMALL.heads / 2 * SMALL.sequence,
+    }.items():
+        for size, dtype in ((1, "float32"), (0.5, "bfloat16")):
+            seconds = StepSeconds(
+                ModelPlan(SMALL, replace(layout, dtype=dtype), 12, A100), replace(alone, functions={name: 1e-3})
+            )
+            both = sum(x[part] for x in (seconds.forward, seconds.backward) for part in ("elementwise", "softmax"))
+            assert both == pytest.approx(size * 1e-3 * elements), (name, dtype)
+    plan = ModelPlan(SMALL, layout, 12, replace(alone, functions={"update": 1e-3}))
+    assert StepSeconds(plan, plan.machine).of_step()["optimizer"] == pytest.approx(
+        1e-3 * sum(x.words for x in state_of_stage(SMALL, layout, 0))
+    )
 
 
 def test_the_flops_of_megatrons_formulas() -> None:
