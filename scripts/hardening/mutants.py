@@ -1,4 +1,4 @@
-"""What the suite catches: 329 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 330 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -141,7 +141,7 @@ MUTANTS = [
     ),
     Mutant(
         "models: rings that leave a node have one card", "pdgemm/planning/models/step_seconds.py",
-        "beta * min(self.machine.ranks_per_node, stride)", "beta * self.machine.ranks_per_node",
+        "1 if near else min(self.machine.ranks_per_node or 1, stride)", "1 if near else self.machine.ranks_per_node or 1",
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
@@ -153,6 +153,11 @@ MUTANTS = [
     Mutant(
         "models: slices of a product hide transfers between nodes", "pdgemm/planning/models/step_seconds.py",
         'exposed = self._exposed if self.link("tensor") == NODE else 1', "exposed = self._exposed",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: an all-reduce adds all that it moves", "pdgemm/planning/models/step_seconds.py",
+        'kind == "gradients" and not self.layout.zero', 'kind == "gradients" and self.layout.zero > 3',
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(

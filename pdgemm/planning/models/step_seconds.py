@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from math import ceil
+from statistics import fmean
 
 from pdgemm.planning.machines.machine import Function, Machine
 from pdgemm.planning.models.stage_state import state_of_stage
@@ -17,6 +18,14 @@ _NORM, _ROWS, _HEADS, _INNER, _WEIGHTS = 3, 4, 2, 4, 7
 _BACKWARD = 1.6  # passes backward over those forward
 _SCORES = 7  # passes over the scores of the vocabulary, forward and backward
 _CORE, _FUSED = 0.5, 0.55  # of the rate of a large product, that of attention's many small ones; of a fused kernel
+_KINDS = {
+    "tensor": ("ring", "reduce"),  # all-gather, reduce-scatter
+    "context": ("ring",),
+    "gradients": ("reduce",),
+    "parameters": ("ring",),
+    "experts": ("exchange",),
+    "pipeline": ("shift",),
+}  # of `machine.KINDS`, those of a collective, of which each moves as many bytes
 _UPDATE = 28  # bytes of a parameter that an update of Adam reads and writes
 
 
@@ -36,17 +45,18 @@ class StepSeconds:
         return NODE if node is None or stride * length <= node else NETWORK
 
     def transfer(self, kind: str, nbytes: float) -> float:
-        """Return the seconds in which each rank of a line receives so many bytes from its neighbour in a ring.
+        """Return the seconds in which each rank of a line receives so many bytes from its neighbour.
 
         Rings that leave a node share its cards: one for each rank that lies between two neighbours.
         """
         stride, length = self._lines[kind]
         if length == 1:
             return 0.0
-        if self.link(kind) == NODE:
-            return nbytes * self.machine.intra["ring"].beta
-        assert self.machine.ranks_per_node
-        return nbytes * self.machine.inter["ring"].beta * min(self.machine.ranks_per_node, stride)
+        near = self.link(kind) == NODE
+        links = self.machine.intra if near else self.machine.inter
+        kinds = ("reduce", "ring") if kind == "gradients" and not self.layout.zero else _KINDS[kind]  # an all-reduce
+        cards = 1 if near else min(self.machine.ranks_per_node or 1, stride)
+        return nbytes * cards * fmean(links[x].beta for x in kinds)
 
     def _product(self, m: float, n: float, k: float) -> float:
         work = ceil(m), ceil(n), ceil(k)

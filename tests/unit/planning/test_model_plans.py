@@ -20,6 +20,7 @@ from tiers import examples
 
 from pdgemm.errors import ArgumentError, MeshError
 from pdgemm.planning.machines.accelerators import Constants, accelerator
+from pdgemm.planning.machines.machine import Link
 from pdgemm.planning.models import published_rows
 from pdgemm.planning.models.kept_arrays import activation_bytes
 from pdgemm.planning.models.layout_search import LayoutSearch
@@ -223,6 +224,18 @@ def test_what_layers_keep() -> None:
     assert activation_bytes(GPT3, apart) == pytest.approx(s * h * (10 + (24 + 5 * a * s / h) / t) + scales)
     assert activation_bytes(GPT3, replace(apart, recompute="full")) == 2 * s * h
     assert activation_bytes(GPT3, replace(early, recompute="selective")) == pytest.approx((34 * s * h + scales) / t)
+
+
+def test_each_collective_has_its_links() -> None:
+    """All-gathers and reduce-scatters differ where messages are added; an all-reduce is one of each."""
+    beta = {"ring": 1e-9, "reduce": 3e-9, "shift": 5e-9, "exchange": 7e-9, "ibcast": 1e9}
+    machine = replace(A100, intra={kind: Link(1e-6, each) for kind, each in beta.items()}, ranks_per_node=None)
+    one = {"dp": 2, "tp": 2, "pp": 2, "cp": 2, "ep": 2}
+    for zero, gradients in ((0, 2.0), (1, 3.0)):
+        times = StepSeconds(ModelPlan(SMALL, TrainingLayout(**one, zero=zero), 8, machine), machine)
+        kinds = {"tensor": 2.0, "context": 1.0, "parameters": 1.0, "pipeline": 5.0, "experts": 7.0}
+        for kind, seconds in {**kinds, "gradients": gradients}.items():
+            assert times.transfer(kind, 1e9) == pytest.approx(seconds), (kind, zero)
 
 
 # ------------------------------------------------------------------ the best layouts
