@@ -141,7 +141,7 @@ MUTANTS = [
     ),
     Mutant(
         "models: rings that leave a node have one card", "pdgemm/planning/models/step_seconds.py",
-        "1 if near else min(self.machine.ranks_per_node or 1, stride)", "1 if near else self.machine.ranks_per_node or 1",
+        "1 if near else min(self.machine.ranks_per_node or 1, stride)", "1 if near else 8",
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
