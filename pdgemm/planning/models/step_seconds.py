@@ -77,26 +77,28 @@ class StepSeconds:
     def forward(self) -> dict[str, float]:
         """Seconds of a layer forward for a microbatch, by part."""
         shape, layout, step, tokens = self.shape, self.layout, self.step, self.step.tokens
-        t, h, fused = layout.tp, shape.hidden, layout.fused
+        t, h, fused, machine = layout.tp, shape.hidden, layout.fused, self.machine
         inner = tokens * (shape.topk if shape.experts else 1)
         heads = (shape.queries + 2 * shape.keys) / t
         products = self._product(tokens, heads, h) + self._product(tokens, h, shape.queries / t)
         products += self._product(inner, shape.ffn / t, h) * (2 if shape.gated else 1)
         products += self._product(inner, h, shape.ffn / t)
-        rate = self.machine.rate(layout.dtype, 1 << 16) * (2 * _FUSED if fused else _CORE)  # it skips half of the pairs
+        rate = machine.rate(layout.dtype, 1 << 16) * (2 * _FUSED if fused else _CORE)  # it skips half of the pairs
         elementwise = 2 * self._function("normalization", step.rows * h, _NORM)
         elementwise += self._function("activation", inner * shape.ffn / t, _INNER)
         elementwise += self._passes(step.rows * h, _ROWS) + self._passes(tokens * heads, _HEADS)
         weights = 0.0 if fused else tokens * shape.heads / t * shape.sequence
         row = (t - 1) / t * tokens * h
+        pairs = 1 if shape.experts else 2  # of linear layers, the first of which gathers rows in new memory
         exposed = self._exposed if self.link("tensor") == NODE else 1  # slices of a product are too small for a network
+        calls = pairs * (2 * machine.call_overhead + tokens * h * self._size / machine.first_touch_bandwidth)
         travels = 2 * (layout.ep - 1) / layout.ep * step.rows * shape.topk * h if shape.experts else 0
         return {
             "products": products,
             "attention": tokens * shape.core_flops / t / rate,
             "elementwise": elementwise,
             "softmax": self._function("softmax", weights, _WEIGHTS),
-            "tensor": exposed * self.transfer("tensor", (2 if shape.experts else 4) * row * self._size),
+            "tensor": exposed * self.transfer("tensor", 2 * pairs * row * self._size) + (t > 1) * calls,
             "context": self._exposed * self.transfer("context", step.context_words * self._size),
             "experts": self.transfer("experts", travels * self._size),
         }

@@ -20,7 +20,7 @@ from tiers import examples
 
 from pdgemm.errors import ArgumentError, MeshError
 from pdgemm.planning.machines.accelerators import Constants, accelerator
-from pdgemm.planning.machines.machine import Link
+from pdgemm.planning.machines.machine import KINDS, Link
 from pdgemm.planning.models import published_rows
 from pdgemm.planning.models.kept_arrays import activation_bytes
 from pdgemm.planning.models.layout_search import LayoutSearch
@@ -236,6 +236,18 @@ def test_each_collective_has_its_links() -> None:
         kinds = {"tensor": 2.0, "context": 1.0, "parameters": 1.0, "pipeline": 5.0, "experts": 7.0}
         for kind, seconds in {**kinds, "gradients": gradients}.items():
             assert times.transfer(kind, 1e9) == pytest.approx(seconds), (kind, zero)
+
+
+def test_divided_layers_have_the_overheads_of_products() -> None:
+    """Four calls a layer, and two gathers that write new memory, each forward and backward."""
+    free = replace(
+        A100, gamma={"float32": {1: 1e30}}, copy_bandwidth=1e30, intra=dict.fromkeys(KINDS, Link(1e-9, 1e-30))
+    )
+    machine = replace(free, call_overhead=1.0, first_touch_bandwidth=1e3)
+    for t in (1, 2):
+        times = StepSeconds(ModelPlan(SMALL, TrainingLayout(tp=t, microbatch=3), 12, machine), machine)
+        gathered = 2 * 3 * SMALL.sequence * SMALL.hidden * 2 / 1e3
+        assert times.forward["tensor"] == times.backward["tensor"] == pytest.approx((t - 1) * (4 + gathered))
 
 
 # ------------------------------------------------------------------ the best layouts
