@@ -1,4 +1,4 @@
-"""What the suite catches: 330 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 331 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -111,6 +111,11 @@ MUTANTS = [
         "training: a missing gradient lets later microbatches go first", "pdgemm/parallel/line_buckets.py",
         "self._force(other, microbatch - 1)", "self._force(other, 0)",
         (f"4 {R}parallel/test_training_errors.py",),
+    ),
+    Mutant(
+        "layers: labels are not compared along tp", "pdgemm/parallel/layers/array_checks.py",
+        "numbers = np.ascontiguousarray(x, float)", "numbers = np.zeros(len(x))",
+        (f"2 {R}parallel/test_layers_vocabulary.py",),
     ),
     Mutant(
         "models: MFU counts recomputed flops", "pdgemm/planning/models/model_plan.py",

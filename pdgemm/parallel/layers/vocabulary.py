@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdgemm.local.arrays.integers import as_count
-from pdgemm.parallel.layers.array_checks import check_array, check_ids
+from pdgemm.parallel.layers.array_checks import SameContent, check_array, check_ids
 from pdgemm.parallel.layers.line_collectives import line_collectives
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.training.mesh_shape import block_of
@@ -62,6 +62,7 @@ class Embedding:
         with self._line.checked(self._known) as arguments:
             self._check("table", table, ids)
             arguments += ["Embedding.forward", len(ids), wide := np.result_type(table.dtype, np.float32)]
+            arguments += [SameContent.of("ids", ids)]
         if self._line.size == 1:
             return table[ids].astype(wide, copy=False)
         rows = self._line.addends((len(ids), self.h), wide)
@@ -143,6 +144,10 @@ class CrossEntropy:
             if weights is not None:
                 check_array("weights", weights, (len(labels),), where)
             arguments += ["CrossEntropy", len(labels), wide := np.result_type(logits.dtype, np.float32)]
+            arguments += [
+                SameContent.of("labels", labels),
+                SameContent.of("weights", [] if weights is None else weights),
+            ]
         counts, alone = rows_by_rank(len(labels), self._line.size), self._line.size == 1
         largest = logits.max(axis=1, initial=-np.inf).astype(wide, copy=False)
         if not alone:

@@ -106,3 +106,26 @@ def test_what_is_no_word_is_refused_on_all_ranks(comm: Any) -> None:
             head.forward(np.zeros((1, own + 1)), np.array([1]))
         with pytest.raises(ArgumentError, match="0 to 8, got 9 at token 1"):
             table_rows(np.zeros((9, 2)), np.array([8, 9]))
+
+
+@pytest.mark.on_ranks(2, 3)
+def test_other_words_on_another_rank_of_the_line_are_an_error_of_all(comm: Any) -> None:
+    """As where each rank reads a batch of its own: at the first call with so many tokens, and no message later."""
+    from pdgemm.errors import ArgumentError
+    from pdgemm.parallel.layers.vocabulary import CrossEntropy, Embedding
+
+    with mesh_of(comm) as mesh:
+        embedding, head = Embedding(mesh, 10, 4), CrossEntropy(mesh, 10)
+        own = head.own.stop - head.own.start
+        same, other = np.array([1, 2]), np.array([1, 2 + (comm.rank == comm.size - 1)])
+        table, logits = np.zeros((own, 4)), np.zeros((2, own))
+        with pytest.raises(ArgumentError, match="ids with"):
+            embedding.forward(other, table)
+        with pytest.raises(ArgumentError, match="labels with"):
+            head.forward(logits, other)
+        with pytest.raises(ArgumentError, match="weights with"):
+            head.forward(logits, same, other.astype(float))
+        for ids in (same, same + 1):
+            embedding.forward(ids, table)
+            head.forward(logits, ids)
+        assert len(embedding._known) == len(head._known) == 1
