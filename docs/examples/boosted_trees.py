@@ -76,7 +76,7 @@ def fixed_point(mesh, gradients, rows, bits):
     All ranks raise ArgumentError where int64 does not reach to this bound, and where a number is not finite.
     """
     own = np.zeros((mesh.shape.dp, 2))
-    own[mesh.rank] = np.abs(gradients).max(axis=1, initial=0)
+    own[mesh.index("dp")] = np.abs(gradients).max(axis=1, initial=0)
     bounds = mesh.sum(own)[0].max(axis=0)  # numbers and zeros: without rounding
     if not (rows * bounds < 2.0**500).all():  # gains have squares of sums
         raise ArgumentError(f"sums of rows must be finite, and less than 2^500: g is up to {bounds[0]}, h {bounds[1]}")
@@ -103,7 +103,7 @@ def histograms(mesh, slot, number, bins, fixed, width):
 def words(mesh, numbers):
     """Return the words that come in for this rank in an all-reduce: 2 (p - 1)/p of the numbers, if p divides them."""
     p = mesh.shape.dp
-    return (p - 2) * (numbers // p + (mesh.rank < numbers % p)) + numbers
+    return (p - 2) * (numbers // p + (mesh.index("dp") < numbers % p)) + numbers
 
 
 def expected(mesh, trees, features, options):
@@ -220,11 +220,12 @@ def check(X, y, options, where):
     """Raise ArgumentError for arrays that are not those of `fit`, and for options that are none."""
     if not (isinstance(X, np.ndarray) and X.dtype == float and X.ndim == 2 and X.shape[1]):
         raise ArgumentError(f"X has float64 of rows and at least one feature, got {np.shape(X)} {where}")
-    if not (np.shape(y) == (len(X),) and np.isfinite(y).all()):
-        raise ArgumentError(f"y has a finite number for each of {len(X)} rows, got {np.shape(y)} {where}")
+    real = isinstance(y, np.ndarray) and y.dtype.kind in "biuf"
+    if not (real and y.shape == (len(X),) and np.isfinite(y).all()):
+        raise ArgumentError(f"y is an array of a finite number for each of {len(X)} rows, got {np.shape(y)} {where}")
     if options.loss == "logistic" and not ((y >= 0) & (y <= 1)).all():
         raise ArgumentError(f"y of the logistic loss is 0 to 1, got {y.min()} to {y.max()} {where}")
-    most = {"bits": 62, "missing": 1}
+    most = {"bits": 62, "rate": 1, "missing": 1}
     for name, least in {"trees": 0, "depth": 1, "bins": 1, "bits": 1, **dict.fromkeys(REAL, 0)}.items():
         if not least <= (value := getattr(options, name)) <= most.get(name, sys.float_info.max):
             raise ArgumentError(f"{name} is at least {least}, and at most {most.get(name, 'finite')}, got {value}")

@@ -104,7 +104,8 @@ class Mesh:
         numbers : each a number, or an array of the same shape on all ranks; together they are small.
         axis    : of the line, or several joined by "+".   kind : of `traffic`, as which their words count.
 
-        The result is the same to the bit on all ranks: decisions that all take depend on such numbers alone.
+        The result is the same to the bit on all ranks: decisions that all take depend on such numbers alone.  For large
+        arrays there is `all_reduce`.
         """
         line, values = self.line(axis), [np.asarray(x, np.float64) for x in numbers]
         x = np.concatenate([np.zeros(0), *(value.ravel() for value in values)])

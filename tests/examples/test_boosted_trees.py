@@ -229,11 +229,13 @@ def bad_input() -> dict[str, tuple[str, Any]]:
         "at least one feature": ("", (X[:, :0], y)),
         "number for each of 97 rows, got \\(96,\\)": ("", (X, y[1:])),
         "y of the logistic loss is 0 to 1, got 0.0 to 3.0": ("", (X, y * 3)),
-        "y has a finite number": ("--loss squared", (X, y * np.nan)),
+        "y is an array of a finite number": ("--loss squared", (X, y * np.nan)),
+        "y is an array": ("", (X, y + 0j)),
+        "got \\(97,\\)": ("", (X, y.tolist())),
         "there are no rows on any rank": ("", (X[:0], y[:0])),
         "depth is at least 1": ("--depth 0", (X, y)),
         "bits is at least 1, and at most 62": ("--bits 63", (X, y)),
-        "rate is at least 0": ("--rate nan", (X, y)),
+        "rate is at least 0, and at most 1": ("--rate nan", (X, y)),
     }
 
 
