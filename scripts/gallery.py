@@ -39,6 +39,7 @@ COMMANDS = {  # in the order of the gallery; the last one of each is that of the
     "least_squares": [ON_RANKS],
     "digits": [f"{ON_RANKS} --dtype float64 --no-report --picture digits.png"],
     "digits_conv": [f"{ON_RANKS} --local-statistics --picture digits_conv.png"],
+    "boosted_trees": [f"{ON_RANKS} --missing 0.1 --picture boosted_trees.png"],
 }
 LAYOUTS = {  # of gpt/train.py: ranks, and options
     "1 process": (1, "--microbatches 4"),

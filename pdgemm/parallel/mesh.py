@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.errors import MeshError
+from pdgemm.errors import ArgumentError, DTypeError, MeshError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.local.arrays.integers import as_whole
 from pdgemm.parallel.line_checks import CALL, LineChecks
-from pdgemm.schedules.collectives.collective import sum_of_numbers
+from pdgemm.schedules.collectives.collective import Collective, sum_of_array, sum_of_numbers
 from pdgemm.schedules.training.mesh_shape import AXES, MeshShape
 from pdgemm.support import failures, watchdog
 from pdgemm.support.agreement import together
@@ -63,6 +63,7 @@ class Mesh:
         self._lines, self._parts = dict[tuple[str, ...], ProcessGrid](), list[MPI.Intracomm]()
         self._tags = 1 + CALL
         self.workspaces: dict[Any, Any] = {}
+        self._summed = set[Any]()  # the shapes and types of `all_reduce` on which the ranks have agreed
 
     @property
     def comm(self) -> MPI.Intracomm:
@@ -103,16 +104,44 @@ class Mesh:
         numbers : each a number, or an array of the same shape on all ranks; together they are small.
         axis    : of the line, or several joined by "+".   kind : of `traffic`, as which their words count.
 
-        The result is the same to the bit on all ranks: decisions that all take depend on such numbers alone.
+        The result is the same to the bit on all ranks: decisions that all take depend on such numbers alone.  For large
+        arrays there is `all_reduce`.
         """
         line, values = self.line(axis), [np.asarray(x, np.float64) for x in numbers]
         x = np.concatenate([np.zeros(0), *(value.ravel() for value in values)])
-        checks = self.checks(line)
-        start = prepared_collective(sum_of_numbers(x.size, line.size), line.comm, x, checks.tag(_SUMS))
-        self.transfers.wait([start(self.traffic[kind])], checks.look)
+        self._carried_out(sum_of_numbers(x.size, line.size), x, line, kind)
         ends = np.cumsum([value.size for value in values])
         sums = [x[end - value.size : end].reshape(value.shape) for value, end in zip(values, ends)]
         return [total if total.ndim else float(total) for total in sums]
+
+    def all_reduce(self, x: np.ndarray, *, axis: str = "dp", kind: str = "sums") -> np.ndarray:
+        """Return the sum of large arrays over this rank's line, in their own type.  Collective over it.
+
+        x    : array of integers, real or complex numbers of NumPy, of the same shape and type on all ranks of the line.
+        axis : of the line, or several joined by "+".   kind : of `traffic`, as which its words count.
+
+        The result is the same to the bit on all ranks.  That of integers is exact modulo 2^bits, so it is also the same
+        however its addends are divided among ranks; whether it can overflow is for the caller to know.
+        Cost: of n words on d ranks 2 (d - 1)/d n come in for a rank, exactly (d - 2) w + n where it sums w of them,
+        in 2 (d - 1) messages (`sum_of_array`); the ranks agree on each new shape and type once, in four words.
+        Raises ArgumentError or DTypeError on all ranks of the line.
+        """
+        line = self.line(axis)
+        with self.checks(line).checked(self._summed) as arguments:
+            if not isinstance(x, np.ndarray):
+                raise ArgumentError(f"x of all_reduce is an array of NumPy, got {type(x).__name__} on rank {self.rank}")
+            if x.dtype.kind not in "iufc":
+                raise DTypeError(f"all_reduce sums integers and NumPy's floats, got {x.dtype} on rank {self.rank}")
+            arguments += ["all_reduce", axis, kind, x.shape, x.dtype]
+        total = x.copy(order="C")
+        self._carried_out(sum_of_array(x.size, line.size, x.dtype), total.reshape(-1), line, kind)
+        return total
+
+    def _carried_out(self, collective: Collective, x: np.ndarray, line: ProcessGrid, kind: str) -> None:
+        """Carry out a collective of a vector on a line; while this rank waits, all its other transfers go on."""
+        checks = self.checks(line)
+        start = prepared_collective(collective, line.comm, x, checks.tag(_SUMS))
+        self.transfers.wait([start(self.traffic[kind])], checks.look)
 
     def checks(self, line: ProcessGrid) -> LineChecks:
         """Return the checks of a line of this mesh.  Local."""

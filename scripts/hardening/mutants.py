@@ -1,4 +1,4 @@
-"""What the suite catches: 331 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 341 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -1560,6 +1560,56 @@ MUTANTS = [
         "training: arrays that are added up exchange their places", "pdgemm/parallel/mesh.py",
         "x[end - value.size : end]", "x[: value.size]",
         ("1 tests/examples/test_training_examples.py",),
+    ),
+    Mutant(
+        "examples: a rank splits its trees by its own rows", "docs/examples/boosted_trees.py",
+        'return mesh.all_reduce(own, kind="histograms")', "return own",
+        ("3 tests/examples/test_boosted_trees.py",),
+    ),
+    Mutant(
+        "examples: gradients are rounded to whole numbers", "docs/examples/boosted_trees.py",
+        "np.rint(np.ldexp(gradients, -exponents[:, None]))", "np.rint(gradients)",
+        ("3 tests/examples/test_boosted_trees.py",),
+    ),
+    Mutant(
+        "examples: the bound of a sum of integers leaves the rows out", "docs/examples/boosted_trees.py",
+        "if rows << bits > LARGEST:", "if 1 << bits > LARGEST:",
+        ("1 tests/examples/test_boosted_trees.py",),
+    ),
+    Mutant(
+        "examples: rows without a value go to the left when a split is chosen", "docs/examples/boosted_trees.py",
+        "np.stack([left + missing, left], axis=-1)", "np.stack([left + missing, left + missing], axis=-1)",
+        ("1 tests/examples/test_boosted_trees.py",),
+    ),
+    Mutant(
+        "examples: rows without a value go to the left when they descend", "docs/examples/boosted_trees.py",
+        'np.where(np.isnan(x), here["missing"], x > here["edge"])', 'np.where(np.isnan(x), 0, x > here["edge"])',
+        ("1 tests/examples/test_boosted_trees.py",),
+    ),
+    Mutant(
+        "examples: a node has the histogram of its sibling", "docs/examples/boosted_trees.py",
+        "own, both - own", "own, own",
+        ("1 tests/examples/test_boosted_trees.py",),
+    ),
+    Mutant(
+        "examples: units of gradients are those of a rank's own rows", "docs/examples/boosted_trees.py",
+        "bounds = mesh.sum(own)[0].max(axis=0)", "bounds = own.max(axis=0)",
+        ("3 tests/examples/test_boosted_trees.py",),
+    ),
+    Mutant(
+        "examples: the ends of bins are those of a rank's own rows", "docs/examples/boosted_trees.py",
+        'enough = mesh.all_reduce(counts, kind="edges") >= wanted', "enough = counts >= wanted",
+        ("3 tests/examples/test_boosted_trees.py",),
+    ),
+    Mutant(
+        "training: ranks sum arrays of different types", "pdgemm/parallel/mesh.py",
+        "kind, x.shape, x.dtype]", "kind, x.shape]",
+        ("2 tests/ranks/parallel/test_mesh_sums.py",),
+    ),
+    Mutant(
+        "training: integers are summed as float64", "pdgemm/parallel/mesh.py",
+        'total = x.copy(order="C")\n', "total = x.astype(float)\n",
+        ("2 tests/ranks/parallel/test_mesh_sums.py",),
     ),
     Mutant(
         "experts: tokens return in the order in which they arrive", "pdgemm/parallel/layers/experts.py",

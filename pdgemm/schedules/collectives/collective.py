@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from math import ceil, log2
 from typing import NamedTuple
 
@@ -235,6 +235,12 @@ def sum_of_numbers(numbers: int, ranks: int) -> Collective:
     """Return the collective that sums a few float64 numbers of ranks 0 to `ranks` - 1, to the same bits on all."""
     counts = (numbers,) + (0,) * (ranks - 1)
     return Collective("all_reduce", "doubling", tuple(range(ranks)), counts, np.dtype(np.float64))
+
+
+@lru_cache(1024)
+def sum_of_array(words: int, ranks: int, dtype: np.dtype) -> Collective:
+    """Return the collective that sums large arrays of ranks 0 to p - 1; 2 (p - 1)/p of the words come in for each."""
+    return Collective("all_reduce", "pairwise", tuple(range(ranks)), even_parts(words, ranks), dtype)
 
 
 # ---------------------------------------------------------------- the algorithms
