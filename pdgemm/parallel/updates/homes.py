@@ -17,7 +17,7 @@ from pdgemm.parallel.layout_choice import STAGE
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.parallel.parts import as_table
 from pdgemm.parallel.updates.muon import Muon
-from pdgemm.schedules.training.home_exchange import Held, HomeExchange
+from pdgemm.schedules.training.home_exchange import HeldPart, HomeExchange
 from pdgemm.schedules.training.parameter_division import Division
 from pdgemm.support.agreement import together
 from pdgemm.transport.collectives import all_to_all
@@ -46,7 +46,7 @@ class Homes:
         homes = balance(products, self._line.size)
         self.exchange = HomeExchange(self._line.size, tuple(map(int, homes)), tuple(zip(*of_ranks)))
 
-    def _held(self, name: str) -> Held:
+    def _held(self, name: str) -> HeldPart:
         """Return what this rank updates of a matrix.  Local."""
         buckets, mesh = self._buckets, self._buckets.mesh
         division, line, elements = buckets.divisions[name], buckets.line_of(name), slice(0, 0)
@@ -54,7 +54,7 @@ class Homes:
             elements, _ = line.layout.overlap(name, line.storage.span(line.layout.bucket_of[name]))
         window = tuple((x.start, x.stop) for x in division.window(mesh.shape, mesh.rank))
         lowest = min(mesh.shape.line(division.line(mesh.shape, buckets.layouts.whole.tree).axis, mesh.rank))
-        return Held(window, elements.start, elements.stop, lowest)
+        return HeldPart(window, elements.start, elements.stop, lowest)
 
     def traffic(self) -> Traffic:
         """Return the traffic of this rank in a step: `HomeExchange.traffic`."""

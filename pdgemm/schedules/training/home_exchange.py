@@ -13,7 +13,7 @@ from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules.collectives.collective import Collective
 
 
-class Held(NamedTuple):
+class HeldPart(NamedTuple):
     """What a rank updates of a matrix: elements `start` to `stop` of its window, row by row; none where they are equal.
 
     window : the first index of each dimension that the rank has, and the one behind the last.
@@ -56,14 +56,14 @@ class HomeExchange:
 
     ranks: int
     homes: tuple[int, ...]
-    held: tuple[tuple[Held, ...], ...]
+    held: tuple[tuple[HeldPart, ...], ...]
 
     @cached_property
     def sources(self) -> tuple[tuple[int, ...], ...]:
         """For each matrix, the ranks whose parts come to its home."""
         return tuple(self._sources(home, parts) for home, parts in zip(self.homes, self.held))
 
-    def _sources(self, home: int, parts: tuple[Held, ...]) -> tuple[int, ...]:
+    def _sources(self, home: int, parts: tuple[HeldPart, ...]) -> tuple[int, ...]:
         """Return the ranks of which parts make up a matrix: for each window those of the line nearest to the home."""
         ranks = list[int]()
         for window in dict.fromkeys(x.window for x in parts if prod(x.shape)):
