@@ -1130,7 +1130,7 @@ MUTANTS = [
         (f"1 {R}parallel/test_muon.py",),
     ),
     Mutant(
-        "muon: squares of small matrices vanish", "pdgemm/local/blas/orthogonal.py",
+        "muon: squares of small matrices vanish", "pdgemm/local/blas/orthogonal_stacks.py",
         "        x /= largest\n", "",
         (f"1 {R}parallel/test_muon.py",),
     ),
@@ -1215,7 +1215,7 @@ MUTANTS = [
         (f"1 {R}parallel/test_buckets.py",),
     ),
     Mutant(
-        "training: biases are decayed", "pdgemm/parallel/updates/line_state.py",
+        "training: biases are decayed", "pdgemm/parallel/updates/rule_states.py",
         "self._rule_of[name], self._decays[name]", "self._rule_of[name], True",
         (f"1 {R}parallel/test_buckets.py",),
     ),

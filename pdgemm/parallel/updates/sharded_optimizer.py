@@ -14,9 +14,9 @@ from pdgemm.parallel.buckets import Buckets
 from pdgemm.parallel.layout_choice import STAGE, on_all_lines
 from pdgemm.parallel.line_buckets import LineBuckets
 from pdgemm.parallel.updates.homes import Choice, Homes, chosen_matrices
-from pdgemm.parallel.updates.line_state import LineState, Piece
 from pdgemm.parallel.updates.loss_scale import LossScale
 from pdgemm.parallel.updates.muon import Muon
+from pdgemm.parallel.updates.rule_states import RulePiece, RuleStates
 from pdgemm.parallel.updates.update_rules import UpdateRule
 from pdgemm.schedules.training.flat_layout import Bucket
 from pdgemm.support.agreement import together
@@ -84,11 +84,11 @@ class ShardedOptimizer:
             here = [name for name in buckets.divisions if self._matrices[name]]
             self.homes = Homes(buckets, rule, here)
 
-        def allocate() -> list[LineState]:
+        def allocate() -> list[RuleStates]:
             rules = [rule, rule.others] if isinstance(rule, Muon) else [rule]
             number = {name: int(self._rule_of(name) is not rule) for name in buckets.divisions}
             with together(mesh.comm):
-                return [LineState(line, rules, number, self._decays) for line in buckets.lines]
+                return [RuleStates(line, rules, number, self._decays) for line in buckets.lines]
 
         self._states = allocated(mesh.comm, allocate)  # of each line
         self._at = {name: at for at, line in enumerate(buckets.lines) for name in line.layout.places}
@@ -207,7 +207,7 @@ class ShardedOptimizer:
             parts.append(part)
         homes.update(parts)
 
-    def _update(self, line: LineBuckets, bucket: Bucket, pieces: list[Piece], factor: float, rate: float) -> None:
+    def _update(self, line: LineBuckets, bucket: Bucket, pieces: list[RulePiece], factor: float, rate: float) -> None:
         """Update the own part of a bucket, which has these pieces, and start to gather its parts."""
         storage, layout = line.storage, line.layout
         line.wait_for(bucket)  # other ranks have the part of the last update

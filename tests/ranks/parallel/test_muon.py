@@ -123,7 +123,7 @@ def test_steps_are_those_of_the_papers(comm: Any) -> None:
 @pytest.mark.parametrize("kind", ["f", "d"])
 def test_factors_have_the_same_bits_in_any_stack(kind: str) -> None:
     """At any alignment, with any number of other matrices; singular values come to near 1, and zeros stay."""
-    from pdgemm.local.blas.orthogonal import orthogonal_factors
+    from pdgemm.local.blas.orthogonal_stacks import orthogonal_factors
 
     rng = np.random.default_rng(5)
     for m, n in ((1, 1), (1, 7), (3, 3), (5, 130), (17, 40), (33, 65), (64, 64), (127, 129)):

@@ -12,7 +12,7 @@ from pdgemm.parallel.updates.update_rules import UpdateRule
 from pdgemm.schedules.training.flat_layout import Bucket
 
 
-class Piece(NamedTuple):
+class RulePiece(NamedTuple):
     """Neighbours in a bucket's part, which a rule updates alike.
 
     place : in the part that this rank updates of the bucket.   state : (len(rule.kept), so many elements).
@@ -24,7 +24,7 @@ class Piece(NamedTuple):
     decays: bool
 
 
-class LineState:
+class RuleStates:
     """The state of the parameters of one line on this rank: for each rule an array of those that it updates.  Local.
 
     rules  : each once.   rule_of : the number of each parameter's rule.   decays : whether its weight is decayed.
@@ -55,11 +55,11 @@ class LineState:
         """Return what is kept of the part of a parameter that this rank updates, (len(rule.kept), elements)."""
         return self.arrays[self._rule_of[name]][:, self._kept[name]]
 
-    def pieces(self, bucket: Bucket) -> list[Piece]:
+    def pieces(self, bucket: Bucket) -> list[RulePiece]:
         """Return the pieces of this rank's part of a bucket, none of them empty."""
         return self._pieces[bucket.number]
 
-    def _of(self, bucket: Bucket) -> list[Piece]:
+    def _of(self, bucket: Bucket) -> list[RulePiece]:
         alike = list[list[str]]()
         for name in bucket.names:
             if self._places[name].start < self._places[name].stop:
@@ -67,11 +67,11 @@ class LineState:
                     alike[-1].append(name)
                 else:
                     alike.append([name])
-        pieces = list[Piece]()
+        pieces = list[RulePiece]()
         for names in alike:
             place, kept = (slice(x[names[0]].start, x[names[-1]].stop) for x in (self._places, self._kept))
             rule, decays = self._kind(names[0])
-            pieces.append(Piece(place, self._rules[rule], self.arrays[rule][:, kept], decays))
+            pieces.append(RulePiece(place, self._rules[rule], self.arrays[rule][:, kept], decays))
         return pieces
 
     def _kind(self, name: str) -> tuple[int, bool]:
