@@ -44,7 +44,7 @@ class Homes:
         of_ranks = self._line.comm.allgather([self._held(name) for name in self.names])
         products = [(min(x), min(x), max(x)) for x in map(as_table, self._shapes.values())]  # X X^T
         homes = balance(products, self._line.size)
-        self.exchange = HomeExchange(self._line.size, tuple(map(int, homes)), tuple(zip(*of_ranks)))
+        self.exchange = HomeExchange(self._line.size, tuple(map(int, homes)), tuple(zip(*of_ranks)), self._kind)
 
     def _held(self, name: str) -> HeldPart:
         """Return what this rank updates of a matrix.  Local."""
@@ -58,7 +58,7 @@ class Homes:
 
     def traffic(self) -> Traffic:
         """Return the traffic of this rank in a step: `HomeExchange.traffic`."""
-        return self.exchange.traffic(self._line.rank, self._kind) if self.names else Traffic()
+        return self.exchange.traffic(self._line.rank) if self.names else Traffic()
 
     def update(self, parts: Sequence[Array]) -> None:
         """Overwrite what this rank updates of each matrix, flat, by its part of `Muon.whole_updates`."""
@@ -85,10 +85,10 @@ class Homes:
         """
         exchange, line, mesh, me = self.exchange, self._line, self._buckets.mesh, self._line.rank
         none, ranks = np.empty(0, self._kind), range(line.size)
-        leaving = [[none, *(part(at, to) for at in exchange.matrices(me, to, back))] for to in ranks]
-        messages = exchange.exchange(self._kind, back)
+        routes = exchange.routes(back)
+        leaving = [[none, *(part(at, to) for at in routes.get((me, to), ()))] for to in ranks]
         arrived = all_to_all(
-            messages,
+            exchange.exchange(back),
             line.comm,
             [np.concatenate(x) for x in leaving],
             mesh.traffic["homes"],
@@ -97,7 +97,7 @@ class Homes:
         )
         pieces = dict[tuple[int, int], Array]()
         for source, flat in enumerate(arrived):
-            numbers = exchange.matrices(source, me, back)
+            numbers = routes.get((source, me), [])
             words = [exchange.held[at][me if back else source].words for at in numbers]
             for at, x in zip(numbers, np.split(flat, np.cumsum(words)[:-1])):
                 pieces[at, source] = x

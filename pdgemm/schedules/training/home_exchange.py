@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -11,6 +12,7 @@ import numpy as np
 
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules.collectives.collective import Collective
+from pdgemm.support.remembered import remembered
 
 
 class HeldPart(NamedTuple):
@@ -47,6 +49,7 @@ class HomeExchange:
     ranks : of a pipeline stage, along dp, cp and tp; they are numbered from 0.
     homes : the rank of each matrix.
     held  : for each matrix, what each rank updates of it.
+    dtype : of the words that are sent.
 
     Each element of a matrix comes once to its home, from the rank nearest to it where several have the same ones: as
     with stage 0, and with parameters that are whole along tp.  All ranks get back what they update.  So for N elements
@@ -57,6 +60,7 @@ class HomeExchange:
     ranks: int
     homes: tuple[int, ...]
     held: tuple[tuple[HeldPart, ...], ...]
+    dtype: np.dtype
 
     @cached_property
     def sources(self) -> tuple[tuple[int, ...], ...]:
@@ -73,20 +77,25 @@ class HomeExchange:
             ranks += [near] if whole else line
         return tuple(sorted(ranks))
 
-    def matrices(self, source: int, target: int, back: bool = False) -> list[int]:
-        """Return the matrices of which a rank sends parts to another one, or to itself, one after the other."""
-        if back:
-            return [at for at, home in enumerate(self.homes) if home == source and self.held[at][target].words]
-        return [at for at, home in enumerate(self.homes) if home == target and source in self.sources[at]]
-
-    def exchange(self, dtype: np.dtype, back: bool = False) -> Collective:
-        """Return the exchange of all ranks to the homes, or back."""
-        counts = np.zeros((self.ranks, self.ranks), int)
-        for home, parts, sources in zip(self.homes, self.held, self.sources):
+    @remembered
+    def routes(self, back: bool) -> dict[tuple[int, int], list[int]]:
+        """Return the matrices of which parts go to homes, or back, by source and target, which may be one rank."""
+        routes = defaultdict[tuple[int, int], list[int]](list)
+        for at, (home, parts, sources) in enumerate(zip(self.homes, self.held, self.sources)):
             for rank in range(self.ranks) if back else sources:
-                counts[(home, rank) if back else (rank, home)] += parts[rank].words
-        return Collective("all_to_all", "pairwise", tuple(range(self.ranks)), tuple(counts.ravel().tolist()), dtype)
+                if parts[rank].words:
+                    routes[(home, rank) if back else (rank, home)].append(at)
+        return dict(routes)
 
-    def traffic(self, rank: int, dtype: np.dtype) -> Traffic:
+    @remembered
+    def exchange(self, back: bool) -> Collective:
+        """Return the exchange of all ranks to the homes, or back: parts of matrices one after the other."""
+        counts = np.zeros((self.ranks, self.ranks), int)
+        for (source, target), matrices in self.routes(back).items():
+            counts[source, target] = sum(self.held[at][target if back else source].words for at in matrices)
+        ranks = tuple(range(self.ranks))
+        return Collective("all_to_all", "pairwise", ranks, tuple(counts.ravel().tolist()), self.dtype)
+
+    def traffic(self, rank: int) -> Traffic:
         """Return the words and messages of a rank in a step, there and back."""
-        return sum((self.exchange(dtype, back).traffic(rank) for back in (False, True)), Traffic())
+        return sum((self.exchange(back).traffic(rank) for back in (False, True)), Traffic())

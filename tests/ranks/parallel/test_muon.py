@@ -194,7 +194,7 @@ def test_homes_share_the_work(comm: Any) -> None:
         assert load.max() <= sum(cost) / h + max(cost) * (h - 1) / h  # Graham; no rank is without work
         assert np.count_nonzero(load) == min(h, number)
         words = sum(x.size for x in model.values())
-        received = [exchange.traffic(rank, np.dtype("f")).words_received for rank in range(h)]
+        received = [exchange.traffic(rank).words_received for rank in range(h)]
         assert sum(received) * h == 2 * words * (h - 1)
     mesh.free()
 
