@@ -135,8 +135,7 @@ class Homes:
 def chosen_matrices(mesh: Mesh, divisions: dict[str, Division], choice: Choice) -> dict[str, bool]:
     """Return for each parameter of all pipeline stages: is it updated as a matrix?  Collective over the mesh.
 
-    choice : names, or a function of the name of a parameter of two or more dimensions; None: those of two dimensions
-        that are not tied.
+    choice : names, or a function of the name of a parameter of two or more dimensions; None: see `_is_matrix`.
 
     Raises ArgumentError on all ranks where a name is not that of a parameter of two or more dimensions, where a matrix
     is tied, and where ranks choose differently.
@@ -147,7 +146,7 @@ def chosen_matrices(mesh: Mesh, divisions: dict[str, Division], choice: Choice) 
             raise ArgumentError(f"matrices are names, a function of a name or None, got {choice!r}")
         tables = [name for name, x in model.items() if len(x.shape) > 1]
         if choice is None:
-            chosen = {name for name in tables if len(model[name].shape) == 2 and not model[name].tied}
+            chosen = {name for name in tables if _is_matrix(model[name])}
         else:
             chosen = {name for name in tables if choice(name)} if callable(choice) else {*choice}
         if unknown := sorted(map(str, chosen - {*tables})):
@@ -158,3 +157,8 @@ def chosen_matrices(mesh: Mesh, divisions: dict[str, Division], choice: Choice) 
             raise ArgumentError(f"{tied[0]!r} is tied, on two pipeline stages: leave it to the rule of others")
         arguments += ["matrices", *(name for name in tables if name in chosen)]
     return {name: name in chosen for name in model}
+
+
+def _is_matrix(division: Division) -> bool:
+    """Is a parameter a matrix unless the user says otherwise?  Tables are tied, and along ep lie biases of experts."""
+    return len(division.shape) == 2 and not division.tied and division.ep is None

@@ -43,8 +43,8 @@ class ShardedOptimizer:
     scale  : the `LossScale`, for float16; the loss is multiplied by `optimizer.scale.scale`, and `step` divides.
     decays : function of a parameter's name: is its weight decayed?  None: all are.
     matrices : what Muon updates as matrices: names, or a function of the name of a parameter of two or more dimensions,
-        of which those behind the first are columns.  None: all of two dimensions that are not tied.  The rule
-        `Muon.others` updates all others.
+        of which those behind the first are columns.  None: all of two dimensions, not tied, not divided along ep.  The
+        rule `Muon.others` updates all others.
 
     With stage 1 and more each rank has the state of its part alone; 16-bit parameters have float32 master weights.
     updates : the number of updates so far, without skipped steps.   bytes : allocated, by kind, with those of buckets.

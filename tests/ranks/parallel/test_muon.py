@@ -263,13 +263,14 @@ def test_what_cannot_work_is_refused_on_all_ranks(comm: Any) -> None:
 
     mesh, last = Mesh(comm.Dup(), dp=-1), comm.rank == comm.size - 1
     model = {"w": np.ones((3, 4)), "u": np.ones((3, 4)), "b": np.ones(4), "table": Part(np.ones((5, 2)), tied=True)}
+    model["experts.b"] = Part(np.ones((5, 4)), ep=0)
     buckets = Buckets(mesh, model)
     assert [*ShardedOptimizer(buckets, Muon()).homes.names] == ["w", "u"]
     assert [*ShardedOptimizer(buckets, Muon(), matrices=["u"]).homes.names] == ["u"]
     assert ShardedOptimizer(buckets, Muon(), matrices=()).homes.traffic().words_received == 0
     assert ShardedOptimizer(buckets, AdamW()).homes is None
     bad: list[tuple[Any, Any, str]] = [
-        (Muon(), ["v"], "'v', and parameters of two or more dimensions are w, u, table"),
+        (Muon(), ["v"], "'v', and parameters of two or more dimensions are w, u, table, experts.b"),
         (Muon(), ["b"], "'b', and parameters"),
         (Muon(), "w", "names, a function of a name or None, got 'w'"),
         (Muon(), 3, "got 3"),
@@ -301,7 +302,7 @@ def test_what_cannot_work_is_refused_on_all_ranks(comm: Any) -> None:
         with pytest.raises(ArgumentError, match=message):
             Muon(**options)
     optimizer = ShardedOptimizer(buckets, Muon(momentum=0, nesterov=False))
-    assert optimizer.state_words == {"w": 0, "u": 0, "b": 2, "table": 2}
+    assert optimizer.state_words == {"w": 0, "u": 0, "b": 2, "table": 2, "experts.b": 2}
     mesh.free()
 
 
