@@ -1,4 +1,4 @@
-"""What the suite catches: 340 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 342 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -1142,6 +1142,18 @@ MUTANTS = [
     Mutant(
         "muon: with copies, those of the lowest rank come to the home", "pdgemm/schedules/training/home_exchange.py",
         "key=lambda at: (abs(at - home), at)", "key=lambda at: at",
+        (f"4 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
+        "muon: stacks lie in memory as their matrices do", "pdgemm/parallel/updates/homes.py",
+        "np.empty((len(tables), *shape), self._kind)", "np.stack(tables)",
+        (f"4 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
+        "muon: updates have the size of a rank's window", "pdgemm/parallel/updates/homes.py",
+        "parts[at][...] = x\n",
+        "held = exchange.held[at][self._line.rank]\n"
+        "            parts[at][...] = x * (max(held.shape) / max(self._shapes[self.names[at]])) ** 0.5\n",
         (f"4 {R}parallel/test_muon.py",),
     ),
     Mutant(
