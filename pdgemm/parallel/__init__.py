@@ -16,6 +16,7 @@ from pdgemm.parallel.step_report import StepReport as StepReport
 from pdgemm.parallel.step_report import StepTimes as StepTimes
 from pdgemm.parallel.training_state import TrainingState as TrainingState
 from pdgemm.parallel.updates.loss_scale import LossScale as LossScale
+from pdgemm.parallel.updates.muon import Muon as Muon
 from pdgemm.parallel.updates.rates import linear_scaling as linear_scaling
 from pdgemm.parallel.updates.rates import warmup_cosine as warmup_cosine
 from pdgemm.parallel.updates.sharded_optimizer import ShardedOptimizer as ShardedOptimizer

@@ -33,8 +33,8 @@ class StepReport:
         after its backward pass.
     waits   : of each rank, the seconds of a step in which its passes wait for buckets, with stages 2 and 3.
     hidden  : seconds of a step in which messages moved while ranks computed, on average.
-    counted, predicted : traffic of this rank in all steps by kind, and by `JointLayout.step`, without parameters of
-        updates that were skipped.
+    counted, predicted : traffic of this rank in all steps by kind, and by `JointLayout.step` and `Homes.traffic`,
+        without that of updates that were skipped.
     expected : words that the caller expects this rank to receive in all steps, of other kinds.
     tokens : of all steps and ranks; 0: unknown.
     model_flops, hardware_flops : of all steps and ranks: those of the model's formula, and with those that are computed
@@ -222,6 +222,8 @@ class StepTimes:
         of_buckets["parameters"] -= updates
         expected = {kind: sum([x] * steps, Traffic()) for kind, x in of_buckets.items()}
         expected["parameters"] += sum([updates] * self._updates, Traffic())
+        if homes := self._optimizer.homes:
+            expected["homes"] = sum([homes.traffic()] * self._updates, Traffic())
         p50, p99 = np.percentile(totals, [50, 99]) if steps else (0.0, 0.0)
         return StepReport(
             steps, self._samples, float(totals.sum()), float(p50), float(p99), phases,

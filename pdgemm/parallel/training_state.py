@@ -84,8 +84,14 @@ class TrainingState:
         optimizer, scale = self.optimizer, self.optimizer.scale
         attrs = self._attrs | {_STEP: self.step, _UPDATES: optimizer.updates}
         attrs |= {_SCALE: scale.scale, _GOOD: scale.good} if scale else {}
-        matrices = {f"{kind}/{name}": self._matrix(kind, name) for kind in optimizer.kinds for name in self._model}
+        matrices = {f"{kind}/{name}": self._matrix(kind, name) for kind, name in self._kept()}
         hdf5.save_all(self.path, matrices, attrs=attrs, keep=self._keep)
+
+    def _kept(self) -> Iterator[tuple[str, str]]:
+        """Yield what the file has: each kind of numbers of each parameter, kind by kind."""
+        kinds = {name: self.optimizer.kinds(name) for name in self._model}
+        for kind in dict.fromkeys(kind for own in kinds.values() for kind in own):
+            yield from ((kind, name) for name, own in kinds.items() if kind in own)
 
     def _matrix(self, kind: str, name: str) -> DistMatrix:
         """Return a parameter, or what is kept of it, as a matrix on the mesh: each rank has some columns of it."""
@@ -102,9 +108,9 @@ class TrainingState:
     def _gathered(self, kind: str, name: str, line: LineBuckets) -> np.ndarray:
         """Return this rank's flat part of a parameter, which the line has updated.  Collective over the line."""
         layout, bucket = line.layout, line.layout.bucket_of[name]
-        elements, place = layout.overlap(name, line.storage.span(bucket))
+        elements, _ = layout.overlap(name, line.storage.span(bucket))
         part = np.zeros(layout.places[name].stop - layout.places[name].start, layout.wide)
-        part[elements] = self.optimizer.kept(kind, bucket)[place]
+        part[elements] = self.optimizer.kept(kind, name)
         if layout.stage:
             spans = [layout.overlap(name, layout.part(bucket, index))[0] for index in range(layout.shards)]
             self._gather(line.line.comm, part, [x.stop - x.start for x in spans])
@@ -134,8 +140,7 @@ class TrainingState:
         """Set parameters, the optimizer's state and the step to those of the file.  Collective."""
         optimizer, mesh = self.optimizer, self.optimizer.buckets.mesh
         saved = hdf5.load_all(self.path, mesh.grid)
-        kinds = optimizer.kinds
-        wanted = {f"{kind}/{name}": as_table(x.shape) for kind in kinds for name, (x, _) in self._model.items()}
+        wanted = {f"{kind}/{name}": as_table(self._model[name][0].shape) for kind, name in self._kept()}
         with together(mesh.comm):
             shapes = {name: x.shape for name, x in saved.matrices.items()}
             if shapes != wanted:
@@ -153,12 +158,11 @@ class TrainingState:
                     )
             numbers = {name: _whole(saved.attrs.get(name), name, self.path) for name in (_STEP, _UPDATES)}
             optimizer.scale = _scale(optimizer.scale, saved.attrs, self.path)
-        for kind in kinds:
-            for name, (division, _) in self._model.items():
-                whole = saved.matrices[f"{kind}/{name}"].allgather()
-                if name in optimizer.buckets.divisions:
-                    window = division.window(mesh.shape, mesh.rank)
-                    optimizer.restore(kind, name, whole.reshape(division.shape)[window].ravel())
+        for kind, name in self._kept():
+            whole, (division, _) = saved.matrices[f"{kind}/{name}"].allgather(), self._model[name]
+            if name in optimizer.buckets.divisions:
+                window = division.window(mesh.shape, mesh.rank)
+                optimizer.restore(kind, name, whole.reshape(division.shape)[window].ravel())
         self.step, optimizer.updates = numbers[_STEP], numbers[_UPDATES]
 
 

@@ -1,4 +1,4 @@
-"""What the suite catches: 341 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 356 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -1116,6 +1116,83 @@ MUTANTS = [
         (f"1 {R}parallel/test_training_state.py",),
     ),
     Mutant(
+        "muon: homes differ by rank", "pdgemm/parallel/updates/homes.py",
+        "tuple(map(int, homes))", "tuple(int(x + self._line.rank) % self._line.size for x in homes)",
+        (f"4 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
+        "muon: homes are chosen in turn", "pdgemm/parallel/updates/homes.py",
+        "homes = balance(products, self._line.size)", "homes = np.arange(len(products)) % self._line.size",
+        (f"4 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
+        "muon: tall matrices are reshaped, not transposed", "pdgemm/parallel/updates/homes.py",
+        "else table.T\n", "else table.reshape(table.shape[::-1])\n",
+        (f"1 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
+        "muon: the update has the size of the shorter side", "pdgemm/parallel/updates/muon.py",
+        "sqrt(stack.shape[2])", "sqrt(stack.shape[1])",
+        (f"1 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
+        "muon: no Nesterov's step", "pdgemm/parallel/updates/muon.py",
+        "u + momentum * m if self.nesterov else m", "m",
+        (f"1 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
+        "muon: updates are clipped as well as gradients", "pdgemm/parallel/updates/sharded_optimizer.py",
+        "if factor != 1 and not isinstance(rule, Muon):", "if factor != 1:",
+        (f"1 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
+        "muon: gradients of matrices are not clipped", "pdgemm/parallel/updates/sharded_optimizer.py",
+        "if factor != 1:\n                    part *=", "if False:\n                    part *=",
+        (f"1 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
+        "muon: squares of small matrices vanish", "pdgemm/local/blas/orthogonal_stacks.py",
+        "        x /= largest\n", "",
+        (f"1 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
+        "muon: windows of other ranks are that of the home", "pdgemm/parallel/updates/homes.py",
+        "wholes[at][held.place].ravel()", "wholes[at][exchange.held[at][self._line.rank].place].ravel()",
+        (f"4 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
+        "muon: with copies, those of the lowest rank come to the home", "pdgemm/schedules/training/home_exchange.py",
+        "key=lambda at: (abs(at - home), at)", "key=lambda at: at",
+        (f"4 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
+        "muon: stacks lie in memory as their matrices do", "pdgemm/parallel/updates/homes.py",
+        "np.empty((len(tables), *shape), self._kind)", "np.stack(tables)",
+        (f"4 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
+        "muon: updates have the size of a rank's window", "pdgemm/parallel/updates/homes.py",
+        "parts[at][...] = x\n",
+        "held = exchange.held[at][self._line.rank]\n"
+        "            parts[at][...] = x * (max(held.shape) / max(self._shapes[self.names[at]])) ** 0.5\n",
+        (f"4 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
+        "muon: tied matrices come to homes", "pdgemm/parallel/updates/homes.py",
+        "== 2 and not division.tied and", "== 2 and",
+        (f"1 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
+        "muon: skipped steps are predicted to move matrices", "pdgemm/parallel/step_report.py",
+        "[homes.traffic()] * self._updates", "[homes.traffic()] * steps",
+        (f"4 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
+        "muon: vectors have the state of matrices", "pdgemm/parallel/updates/sharded_optimizer.py",
+        "int(self._rule_of(name) is not rule)", "0",
+        (f"1 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
         "training: what is added to a gradient of an earlier step is lost", "pdgemm/parallel/line_buckets.py",
         "if flat.view(np.bool_).any():", "if False:",
         (f"4 {R}parallel/test_training_errors.py",),
@@ -1171,8 +1248,8 @@ MUTANTS = [
         (f"1 {R}parallel/test_buckets.py",),
     ),
     Mutant(
-        "training: biases are decayed", "pdgemm/parallel/updates/sharded_optimizer.py",
-        "if not all(decays):", "if False:",
+        "training: biases are decayed", "pdgemm/parallel/updates/rule_states.py",
+        "self._rule_of[name], self._decays[name]", "self._rule_of[name], True",
         (f"1 {R}parallel/test_buckets.py",),
     ),
     Mutant(
@@ -1193,8 +1270,8 @@ MUTANTS = [
     ),
     Mutant(
         "training: gradients are those of the mean of the ranks", "pdgemm/parallel/updates/sharded_optimizer.py",
-        "if factor != 1:\n            gradients *= gradients.dtype.type(factor)",
-        "if True:\n            gradients *= gradients.dtype.type(factor / layout.shards)",
+        "                g *= g.dtype.type(factor)",
+        "                pass\n            g *= g.dtype.type(factor / layout.shards)",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(

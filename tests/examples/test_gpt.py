@@ -92,6 +92,7 @@ def test_every_mesh_has_the_losses_of_one_process(comm: Any, model: str, steps: 
         "--zero 1 --kv-heads 2 --microbatches 4",
         "--zero 2 --dropout 0.1 --recompute full --experts 4",
         "--zero 3 --untied --microbatches 2",
+        "--zero 1 --optimizer muon --microbatches 2",
     ],
 )
 def test_options_change_no_number(comm: Any, words: str) -> None:

@@ -50,9 +50,13 @@ def names_of(mesh: Any, rank: int) -> list[str]:
 
 @cache
 def values(name: str, *numbers: int) -> np.ndarray:
-    """Return the initial values of a whole parameter, or its gradient in a step and microbatch."""
+    """Return the initial values of a whole parameter, or its gradient in a step and microbatch.
+
+    They are multiples of 1/64, so that sums of gradients, and of their squares, have the same bits in any order.
+    """
     rng = np.random.default_rng([crc32(name.encode()), *numbers])
-    return rng.standard_normal(divisions()[name][0])
+    x: np.ndarray = np.round(64 * rng.standard_normal(divisions()[name][0])) / 64
+    return x
 
 
 def parts(mesh: Any) -> dict[str, Any]:
@@ -62,14 +66,16 @@ def parts(mesh: Any) -> dict[str, Any]:
 
 
 def addend(mesh: Any, name: str, step: int, microbatch: int) -> np.ndarray:
-    """Return this rank's addend of a gradient: of n ranks that add, 1/n of it, and noise that the sum has not."""
+    """Return this rank's addend of a gradient: of n ranks that add, about 1/n, and noise that the sum has not."""
     division = divisions()[name][1]
     experts = "ep" in division
     axes = ["ends"] * division.get("tied", False) + ["edp" if experts else "dp", "cp"]
     axes += ["tp"] * (experts or division.get("tp") == SUM)
     index, length = mesh.index("+".join(axes)), mesh.length("+".join(axes))
     noise = [values(name, step, microbatch, 7, at % length) for at in (index, index + 1)]
-    whole = values(name, step, microbatch) / length + (noise[0] - noise[1])
+    whole = values(name, step, microbatch)
+    share = np.floor(64 * whole / length) / 64
+    whole = (share if index else whole - (length - 1) * share) + (noise[0] - noise[1])
     part: np.ndarray = whole[window(mesh.shape, mesh.rank, name)]
     return part
 
@@ -104,9 +110,10 @@ def run(
     clip: float | None = 3.0,
     state: Any = None,
     chunks: int = 1,
+    rule: Any = None,
     **how: Any,
 ) -> tuple[list[float], Any]:
-    """Take steps of AdamW; return the norms and the optimizer.
+    """Take steps of a rule, by default AdamW; return the norms and the optimizer.
 
     state : called with the optimizer before the steps.   chunks : of parameters, with passes; some may be empty.
     """
@@ -115,7 +122,7 @@ def run(
     own = parts(mesh)
     model = [{name: own[name] for name in some} for some in np.array_split([*own], chunks)] if chunks > 1 else own
     buckets = Buckets(mesh, model, microbatches=microbatches, **how)
-    optimizer = ShardedOptimizer(buckets, AdamW(), decays=lambda name: not name.endswith("bias"))
+    optimizer = ShardedOptimizer(buckets, rule or AdamW(), decays=lambda name: not name.endswith("bias"))
     if state:
         state(optimizer)
     return [one_step(optimizer, step, clip).norm for step in range(first, steps)], optimizer

@@ -64,9 +64,11 @@ class Run:
         values = initial(self.sizes, mesh, self.schedule, dtype=kind, apart=options.same_bits, **how)
         layout = {"stage": options.zero, "microbatches": batches, "same_bits": options.same_bits}
         self.buckets = parallel.Buckets(mesh, values, dtype=dtype, **layout)
+        rule, muon = parallel.AdamW(beta2=0.95, weight_decay=0.1), options.optimizer == "muon"
         self.optimizer = parallel.ShardedOptimizer(
             self.buckets,
-            parallel.AdamW(beta2=0.95, weight_decay=0.1),
+            parallel.Muon(others=rule) if muon else rule,
+            matrices=(lambda name: name.endswith(".weight")) if muon else None,  # those of layers
             scale=parallel.LossScale() if dtype == "float16" else None,
             decays=lambda name: name.endswith(("weight", "w1", "w2")),
         )
@@ -103,7 +105,8 @@ class Run:
                 expected=expected_words(self) | {"experts": lambda: words_of_experts(self.model)},
                 flops=(model.flops(tokens), model.hardware_flops(tokens, options.recompute)),
                 tokens=tokens,
-                planned=plan.times.of_phases() if plan.microbatches else None,  # where microbatches are alike
+                # where microbatches are alike, and of AdamW, whose updates are all that plans know
+                planned=plan.times.of_phases() if plan.microbatches and options.optimizer == "adamw" else None,
             )
             for step, samples in zip(numbers, batches):
                 with self.times.step(options.batch):
@@ -188,6 +191,7 @@ def parsed(words):
     add("--chunks", type=int, default=1, help="blocks of layers of a stage, for interleaved")
     add("--recompute", default="none", choices=["none", "selective", "full"], help="in the backward pass")
     add("--zero", type=int, default=0, help="what ranks divide: 1 state, 2 gradients, 3 parameters")
+    add("--optimizer", default="adamw", choices=["adamw", "muon"], help="of the matrices of layers")
     add("--dtype", default="float32", help="of parameters: float16, bfloat16, float32, float64")
     add("--no-sequence-parallel", dest="sequence_parallel", action="store_false")
     add("--same-bits", action="store_true", help="as with dp 1, 2, 4, ...")

@@ -22,13 +22,12 @@ from pdgemm.linalg.functions.iterations import (
 )
 from pdgemm.linalg.functions.polar import inverse, polar
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.integers import as_count, as_name, shown
+from pdgemm.local.arrays.integers import as_count, as_name
+from pdgemm.local.blas.orthogonal_stacks import MUON, coefficients_of_steps
 from pdgemm.matrix.argument_checks import as_real, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together
-
-MUON = (3.4445, -4.7750, 2.0315)
 
 
 def newton_schulz(
@@ -59,7 +58,7 @@ def newton_schulz(
         steps, epsilon = as_count(steps, "steps", 0), as_real(epsilon, "epsilon")
         if epsilon < 0:
             raise ArgumentError(f"epsilon must be >= 0, got {epsilon}")
-        each = _triples(coefficients, steps)
+        each = coefficients_of_steps(coefficients, steps)
         arguments += ["newton_schulz", G.distribution, G.dtype, each, epsilon, check_protection(protect, G)]
     work = Work("newton_schulz", protect)
     size, wide = finite_norm("newton_schulz", G), G.shape[0] <= G.shape[1]
@@ -78,20 +77,6 @@ def newton_schulz(
         work.product(1, left, right, a, work.add(Y, 1, X, beta=0))  # Y = a X + T X
         X, Y = Y, X
     return work.reported(X, steps)
-
-
-def _triples(coefficients: Any, steps: int) -> list[tuple[float, ...]]:
-    """Return three coefficients for each step.  Raises ArgumentError.  Local."""
-    try:
-        triples = np.atleast_2d(np.asarray(coefficients, float))
-    except (TypeError, ValueError):
-        raise ArgumentError(f"coefficients are real numbers (a, b, c), got {shown(coefficients)}") from None
-    triples = np.repeat(triples, steps, axis=0) if len(triples) == 1 else triples
-    if triples.shape != (steps, 3) or not np.isfinite(triples).all():
-        raise ArgumentError(
-            f"coefficients are (a, b, c), or one triple for each of {steps} steps, got shape {triples.shape}"
-        )
-    return [tuple(map(float, row)) for row in triples]
 
 
 def matrix_power(A: DistMatrix, n: int, *, protect: Protection | None = None) -> DistMatrix:

@@ -13,7 +13,10 @@ from pdgemm.matrix.local_arrays import allocated
 from pdgemm.parallel.buckets import Buckets
 from pdgemm.parallel.layout_choice import STAGE, on_all_lines
 from pdgemm.parallel.line_buckets import LineBuckets
+from pdgemm.parallel.updates.homes import Choice, Homes, chosen_matrices
 from pdgemm.parallel.updates.loss_scale import LossScale
+from pdgemm.parallel.updates.muon import Muon
+from pdgemm.parallel.updates.rule_states import RulePiece, RuleStates
 from pdgemm.parallel.updates.update_rules import UpdateRule
 from pdgemm.schedules.training.flat_layout import Bucket
 from pdgemm.support.agreement import together
@@ -35,12 +38,19 @@ class ShardedOptimizer:
         ...                                             # gradients of optimizer.scale.scale times the loss
         step = optimizer.step(rate=1e-3, clip=1.0)
 
-    rule   : `AdamW` or `SGD`, or another `UpdateRule`.
+    rule   : `AdamW` or `SGD`, or another `UpdateRule`; or `Muon`, for which each matrix comes to one rank of its stage,
+        its home, and goes back, once in a step: the same gradients give the same bits on any mesh.
     scale  : the `LossScale`, for float16; the loss is multiplied by `optimizer.scale.scale`, and `step` divides.
     decays : function of a parameter's name: is its weight decayed?  None: all are.
+    matrices : what Muon updates as matrices: names, or a function of the name of a parameter of two or more dimensions,
+        of which those behind the first are columns.  None: all of two dimensions, not tied, not divided along ep.  The
+        rule `Muon.others` updates all others.
 
     With stage 1 and more each rank has the state of its part alone; 16-bit parameters have float32 master weights.
     updates : the number of updates so far, without skipped steps.   bytes : allocated, by kind, with those of buckets.
+    homes   : the `Homes` of the matrices of this pipeline stage; None: the rule needs none.
+
+    Raises ArgumentError on all ranks.
     """
 
     def __init__(
@@ -50,12 +60,15 @@ class ShardedOptimizer:
         *,
         scale: LossScale | None = None,
         decays: Callable[[str], bool] | None = None,
+        matrices: Choice = None,
     ) -> None:
         self.buckets, self.rule, self.scale, self.updates = buckets, rule, scale, 0
         mesh = buckets.mesh
         with together(mesh.comm) as arguments:
             if not isinstance(scale, LossScale | None):
                 raise ArgumentError(f"scale is a LossScale, got {scale!r}")
+            if matrices is not None and not isinstance(rule, Muon):
+                raise ArgumentError(f"Muon alone updates matrices, and the rule is {rule!r}")
             self._decays = {name: decays is None or bool(decays(name)) for name in buckets.parameters}
             arguments += ["ShardedOptimizer", rule, scale]
 
@@ -65,36 +78,57 @@ class ShardedOptimizer:
 
         on_all_lines(mesh, [STAGE], compare)
 
-        def allocate() -> list[np.ndarray]:
-            with together(mesh.comm):
-                words = [x.layout.owned(x.index) if x.layout.stage else x.layout.words for x in buckets.lines]
-                return [np.zeros((len(rule.kept), n), buckets.layouts.whole.wide) for n in words]
+        self._matrices, self.homes = dict[str, bool](), None
+        if isinstance(rule, Muon):
+            self._matrices = chosen_matrices(mesh, buckets.divisions, matrices)
+            here = [name for name in buckets.divisions if self._matrices[name]]
+            self.homes = Homes(buckets, rule, here)
 
-        self.states = allocated(mesh.comm, allocate)  # of each line
+        def allocate() -> list[RuleStates]:
+            rules = [rule, rule.others] if isinstance(rule, Muon) else [rule]
+            number = {name: int(self._rule_of(name) is not rule) for name in buckets.divisions}
+            with together(mesh.comm):
+                return [RuleStates(line, rules, number, self._decays) for line in buckets.lines]
+
+        self._states = allocated(mesh.comm, allocate)  # of each line
+        self._at = {name: at for at, line in enumerate(buckets.lines) for name in line.layout.places}
+
+    @property
+    def states(self) -> list[np.ndarray]:
+        """What rules keep of this rank's parts: for each line, and each rule, (len(rule.kept), elements)."""
+        return [x for state in self._states for x in state.arrays]
+
+    @property
+    def state_words(self) -> dict[str, int]:
+        """The numbers that are kept of each element of each parameter, for `buckets.layouts.bytes`."""
+        return {name: len(self._rule_of(name).kept) for name in self.buckets.divisions}
 
     @property
     def bytes(self) -> dict[str, int]:
         total = dict.fromkeys(("parameters", "gradients", "optimizer", "buffers"), 0)
-        for line, state in zip(self.buckets.lines, self.states):
+        for line in self.buckets.lines:
             for kind, size in line.storage.bytes.items():
                 total[kind] += size
-            total["optimizer"] += state.nbytes
+        total["optimizer"] += sum(x.nbytes for x in self.states)
         return total
 
-    def kept(self, kind: str, bucket: Bucket) -> np.ndarray:
-        """Return what a later run needs of the part of a bucket that this rank updates: a view, not a copy.
+    def _rule_of(self, name: str) -> UpdateRule:
+        """Return the rule of a parameter of any pipeline stage."""
+        return self.rule.others if isinstance(self.rule, Muon) and not self._matrices[name] else self.rule
+
+    def kinds(self, name: str) -> tuple[str, ...]:
+        """Return the kinds of numbers that a later run needs of a parameter of any pipeline stage."""
+        return "parameters", *self._rule_of(name).kept
+
+    def kept(self, kind: str, name: str) -> np.ndarray:
+        """Return what a later run needs of the part of a parameter that this rank updates: a view, not a copy.
 
         kind : one of `kinds`.
         """
-        at, line = next((at, x) for at, x in enumerate(self.buckets.lines) if bucket.names[0] in x.layout.places)
+        line, state = self.buckets.lines[self._at[name]], self._states[self._at[name]]
         if kind == "parameters":
-            return line.storage.own_masters(bucket)
-        return self.states[at][self.rule.kept.index(kind), line.storage.place(bucket)]
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of numbers that a later run needs of each parameter."""
-        return "parameters", *self.rule.kept
+            return line.storage.own_masters(line.layout.bucket_of[name])[state.place(name)]
+        return state.kept(name)[self._rule_of(name).kept.index(kind)]
 
     def restore(self, kind: str, name: str, values: np.ndarray) -> None:
         """Set what `kept` returns of one parameter, from the values of this rank's flat part.  Local."""
@@ -102,9 +136,8 @@ class ShardedOptimizer:
         if kind == "parameters":
             self.buckets.set_parameter(name, values)
         elif line is not None:
-            bucket = line.layout.bucket_of[name]
-            elements, place = line.layout.overlap(name, line.storage.span(bucket))
-            self.kept(kind, bucket)[place] = values[elements]
+            elements, _ = line.layout.overlap(name, line.storage.span(line.layout.bucket_of[name]))
+            self.kept(kind, name)[...] = values[elements]
 
     def step(self, rate: float, clip: float | None = None) -> Step:
         """Reduce the gradients, and update the parameters on all ranks.  Collective over the mesh.
@@ -136,9 +169,11 @@ class ShardedOptimizer:
         factor = (1.0 / scale.scale if scale else 1.0) * (min(1.0, clip / norm) if clip and norm else 1.0)
         self.updates += 1
         with buckets.timed("optimizer"), np.errstate(over="ignore"):  # of a part, of which one rank alone would warn
-            for line, state in zip(buckets.lines, self.states):
+            if self.homes:
+                self._update_at_homes(self.homes, factor)
+            for line, state in zip(buckets.lines, self._states):
                 for bucket in line.layout.buckets[::-1]:
-                    self._update(line, bucket, state[:, line.storage.place(bucket)], factor, rate)
+                    self._update(line, bucket, state.pieces(bucket), factor, rate)
             for line in buckets.lines:
                 for bucket in () if line.layout.gathers_late else line.layout.buckets[::-1]:
                     line.wait_for(bucket)
@@ -158,22 +193,32 @@ class ShardedOptimizer:
         buckets.clear()
         raise LinAlgError(f"the {what} infinite in step {self.updates + 1}: nothing was changed")
 
-    def _update(self, line: LineBuckets, bucket: Bucket, kept: np.ndarray, factor: float, rate: float) -> None:
-        """Update the own part of a bucket, of which `kept` is the state, and start to gather its parts."""
+    def _update_at_homes(self, homes: Homes, factor: float) -> None:
+        """Overwrite this rank's gradients of matrices by its parts of their updates.  Collective over the stage."""
+        rule, parts = homes.rule, list[np.ndarray]()
+        for name in homes.names:
+            part = np.empty(0, self.buckets.layouts.whole.wide)
+            if (line := self.buckets.line_of(name)) is not None:
+                state = self._states[self._at[name]]
+                part = line.storage.own_gradients(line.layout.bucket_of[name])[state.place(name)]
+                if factor != 1:
+                    part *= part.dtype.type(factor)
+                rule.add_momentum(part, state.kept(name))
+            parts.append(part)
+        homes.update(parts)
+
+    def _update(self, line: LineBuckets, bucket: Bucket, pieces: list[RulePiece], factor: float, rate: float) -> None:
+        """Update the own part of a bucket, which has these pieces, and start to gather its parts."""
         storage, layout = line.storage, line.layout
         line.wait_for(bucket)  # other ranks have the part of the last update
-        parameters, gradients = storage.own_parameters(bucket), storage.own_gradients(bucket)
-        if factor != 1:
-            gradients *= gradients.dtype.type(factor)
-        masters = storage.own_masters(bucket)
-        decays = [self._decays[name] for name in bucket.names]
-        pieces = [(slice(0, len(masters)), True)]
-        if not all(decays):
-            span = storage.span(bucket)
-            pieces = [(layout.overlap(name, span)[1], decayed) for name, decayed in zip(bucket.names, decays)]
-        for place, decayed in pieces:
-            x, g, state = masters[place], gradients[place], kept[:, place]
-            self.rule.update(x, g, state, self.updates, rate, decayed)
+        parameters, gradients, masters = (
+            x(bucket) for x in (storage.own_parameters, storage.own_gradients, storage.own_masters)
+        )
+        for place, rule, state, decays in pieces:
+            x, g = masters[place], gradients[place]
+            if factor != 1 and not isinstance(rule, Muon):  # whose updates are of scaled gradients
+                g *= g.dtype.type(factor)
+            rule.update(x, g, state, self.updates, rate, decays)
         if layout.masters:
             parameters[:] = masters
         if layout.stage in (1, 2):

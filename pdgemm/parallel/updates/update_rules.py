@@ -55,7 +55,7 @@ class AdamW:
 
     def update(self, p: np.ndarray, g: np.ndarray, state: np.ndarray, step: int, rate: float, decays: bool) -> None:
         kind, correction = p.dtype.type, (1 - self.beta1**step, 1 - self.beta2**step)
-        for part in _parts(len(p)):
+        for part in in_parts(len(p)):
             (m, v), x, y = state[:, part], p[part], g[part]
             m *= kind(self.beta1)
             m += kind(1 - self.beta1) * y
@@ -96,7 +96,7 @@ class SGD:
 
     def update(self, p: np.ndarray, g: np.ndarray, state: np.ndarray, step: int, rate: float, decays: bool) -> None:
         kind = p.dtype.type
-        for part in _parts(len(p)):
+        for part in in_parts(len(p)):
             x, u = p[part], g[part]
             if decays and self.weight_decay:
                 u += kind(self.weight_decay) * x
@@ -108,5 +108,6 @@ class SGD:
             x -= kind(rate) * u
 
 
-def _parts(n: int) -> Iterator[slice]:
+def in_parts(n: int) -> Iterator[slice]:
+    """Return n elements in parts whose intermediate results stay in cache."""
     return (slice(start, min(n, start + _AT_A_TIME)) for start in range(0, n, _AT_A_TIME))

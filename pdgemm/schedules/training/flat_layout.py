@@ -6,6 +6,7 @@ Li et al., PyTorch distributed: Experiences on accelerating data parallel traini
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -198,10 +199,10 @@ class FlatLayout:
         """Are master weights kept?"""
         return self.dtype.itemsize < self.wide.itemsize
 
-    def bytes(self, index: int, state_words: int) -> dict[str, int]:
+    def bytes(self, index: int, state_words: int | Mapping[str, int]) -> dict[str, int]:
         """Return the bytes that a rank of the line allocates, by kind.
 
-        state_words : of the optimizer for each parameter: 2 for AdamW.
+        state_words : of the optimizer for each parameter, 2 for AdamW; or by name, where several rules update them.
 
         For N words, of which n = N/shards about are owned, with P bytes a parameter and W a wide number:
         parameters : N P; with stage 3 n P.
@@ -215,9 +216,21 @@ class FlatLayout:
         return {
             "parameters": (own if self.stage == 3 else self.words) * narrow,
             "gradients": self.words * wide * self.levels * self.uses if self.whole_gradients else own * wide,
-            "optimizer": (own if self.stage else self.words) * wide * (state_words + self.masters),
+            "optimizer": self._state(index, state_words) * wide,
             "buffers": buffers,
         }
+
+    def _state(self, index: int, state_words: int | Mapping[str, int]) -> int:
+        """Return the words of the optimizer's state and of master weights on a rank."""
+        if isinstance(state_words, int):
+            return (self.owned(index) if self.stage else self.words) * (state_words + self.masters)
+        words = 0
+        for bucket in self.buckets:
+            span = self.part(bucket, index) if self.stage else slice(bucket.start, bucket.stop)
+            for name in bucket.names:
+                _, place = self.overlap(name, span)
+                words += (place.stop - place.start) * (state_words[name] + self.masters)
+        return words
 
     # ---------------------------------------------------------------- what moves
     @remembered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,7 +38,7 @@ class JointLayout:
     ranks: int
     index: int
 
-    def bytes(self, state_words: int) -> dict[str, int]:
+    def bytes(self, state_words: int | Mapping[str, int]) -> dict[str, int]:
         """Return the bytes that this rank allocates, by kind: the sums of `FlatLayout.bytes`."""
         sizes = [x.layout.bytes(x.place, state_words) for x in self.lines]
         kinds = ("parameters", "gradients", "optimizer", "buffers")

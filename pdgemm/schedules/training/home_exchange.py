@@ -1,0 +1,101 @@
+"""Matrices whose parts many ranks update, and which each come together on one rank, their home, and go back."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.schedules.collectives.collective import Collective
+from pdgemm.support.remembered import remembered
+
+
+class HeldPart(NamedTuple):
+    """What a rank updates of a matrix: elements `start` to `stop` of its window, row by row; none where they are equal.
+
+    window : the first index of each dimension that the rank has, and the one behind the last.
+    line   : a number for the ranks that together update each element of the window once, or each of them the whole.
+    """
+
+    window: tuple[tuple[int, int], ...]
+    start: int
+    stop: int
+    line: int
+
+    @property
+    def words(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def place(self) -> tuple[slice, ...]:
+        """The window in the whole matrix."""
+        return tuple(slice(*ends) for ends in self.window)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the window."""
+        return tuple(stop - start for start, stop in self.window)
+
+
+@dataclass(frozen=True)
+class HomeExchange:
+    """One exchange of parts of matrices to their homes, and one of all updated parts back.
+
+    ranks : of a pipeline stage, along dp, cp and tp; they are numbered from 0.
+    homes : the rank of each matrix.
+    held  : for each matrix, what each rank updates of it.
+    dtype : of the words that are sent.
+
+    Each element of a matrix comes once to its home, from the rank nearest to it where several have the same ones: as
+    with stage 0, and with parameters that are whole along tp.  All ranks get back what they update.  So for N elements
+    of matrices, of which each rank updates other ones, as many on each of h ranks, all ranks together receive
+    2 N (h-1)/h words; and for any sizes 2 (N - H), where homes update H elements of their own matrices.
+    """
+
+    ranks: int
+    homes: tuple[int, ...]
+    held: tuple[tuple[HeldPart, ...], ...]
+    dtype: np.dtype
+
+    @cached_property
+    def sources(self) -> tuple[tuple[int, ...], ...]:
+        """For each matrix, the ranks whose parts come to its home."""
+        return tuple(self._sources(home, parts) for home, parts in zip(self.homes, self.held))
+
+    def _sources(self, home: int, parts: tuple[HeldPart, ...]) -> tuple[int, ...]:
+        """Return the ranks of which parts make up a matrix: for each window those of the line nearest to the home."""
+        ranks = list[int]()
+        for window in dict.fromkeys(x.window for x in parts if prod(x.shape)):
+            near = min((at for at, x in enumerate(parts) if x.window == window), key=lambda at: (abs(at - home), at))
+            whole = parts[near].words == prod(parts[near].shape)
+            line = [at for at, x in enumerate(parts) if (x.window, x.line) == (window, parts[near].line) and x.words]
+            ranks += [near] if whole else line
+        return tuple(sorted(ranks))
+
+    @remembered
+    def routes(self, back: bool) -> dict[tuple[int, int], list[int]]:
+        """Return the matrices of which parts go to homes, or back, by source and target, which may be one rank."""
+        routes = defaultdict[tuple[int, int], list[int]](list)
+        for at, (home, parts, sources) in enumerate(zip(self.homes, self.held, self.sources)):
+            for rank in range(self.ranks) if back else sources:
+                if parts[rank].words:
+                    routes[(home, rank) if back else (rank, home)].append(at)
+        return dict(routes)
+
+    @remembered
+    def exchange(self, back: bool) -> Collective:
+        """Return the exchange of all ranks to the homes, or back: parts of matrices one after the other."""
+        counts = np.zeros((self.ranks, self.ranks), int)
+        for (source, target), matrices in self.routes(back).items():
+            counts[source, target] = sum(self.held[at][target if back else source].words for at in matrices)
+        ranks = tuple(range(self.ranks))
+        return Collective("all_to_all", "pairwise", ranks, tuple(counts.ravel().tolist()), self.dtype)
+
+    def traffic(self, rank: int) -> Traffic:
+        """Return the words and messages of a rank in a step, there and back."""
+        return sum((self.exchange(back).traffic(rank) for back in (False, True)), Traffic())
