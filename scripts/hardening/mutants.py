@@ -1090,7 +1090,8 @@ MUTANTS = [
         (f"1 {R}parallel/test_training_state.py",),
     ),
     Mutant(
-        "training: a state cannot be continued, as an attribute of it is the step", "pdgemm/parallel/training_state.py",
+        "training: a state cannot be continued, as an attribute of it is the step",
+        "pdgemm/parallel/states/training_state.py",
         "if name in (_STEP, _UPDATES,", "if name in (_UPDATES,",
         (f"1 {R}parallel/test_training_state.py",),
     ),
@@ -1155,7 +1156,7 @@ MUTANTS = [
         (f"1 {R}parallel/test_buckets.py",),
     ),
     Mutant(
-        "training: corrections of the moments begin again after a restart", "pdgemm/parallel/training_state.py",
+        "training: corrections of the moments begin again after a restart", "pdgemm/parallel/states/training_state.py",
         "= numbers[_STEP], numbers[_UPDATES]", "= numbers[_STEP], 0",
         (f"1 {R}parallel/test_training_state.py",),
     ),
@@ -1390,7 +1391,7 @@ MUTANTS = [
         (f"1 {R}parallel/test_training_errors.py",),
     ),
     Mutant(
-        "training: a run that goes on begins with its first samples", "pdgemm/parallel/training_state.py",
+        "training: a run that goes on begins with its first samples", "pdgemm/parallel/states/training_state.py",
         "self.step, optimizer.updates = numbers[_STEP], numbers[_UPDATES]",
         "self.step, optimizer.updates = 0, numbers[_UPDATES]",
         (f"1 {R}parallel/test_training_state.py",),
@@ -1428,12 +1429,12 @@ MUTANTS = [
         (f"2 {R}parallel/test_divided_parameters.py",),
     ),
     Mutant(
-        "training: a state has the windows of other ranks along tp", "pdgemm/parallel/training_state.py",
+        "training: a state has the windows of other ranks along tp", "pdgemm/parallel/states/training_state.py",
         "for rank, window in owners.items():", "for rank, window in zip(owners, [*owners.values()][::-1]):",
         (f"2 {R}parallel/test_divided_parameters.py",),
     ),
     Mutant(
-        "training: a rank goes on with the window of another rank", "pdgemm/parallel/training_state.py",
+        "training: a rank goes on with the window of another rank", "pdgemm/parallel/states/training_state.py",
         "division.window(mesh.shape, mesh.rank)\n", "division.window(mesh.shape, mesh.rank ^ 1)\n",
         (f"2 {R}parallel/test_divided_parameters.py",),
     ),
