@@ -211,29 +211,25 @@ def test_what_storage_loses_is_not_published(
     from pdgemm import DistMatrix
     from pdgemm.errors import FileError
     from pdgemm.io import safetensors
+    from pdgemm.io.many_datasets import ManyDatasets
     from pdgemm.io.safetensors import header
 
     path, A = shared_tmp_path / "x.safetensors", DistMatrix.random((7, 5), grid=grid, seed=1)
     safetensors.save_all(path, {"a": A})
-    old, create = by_rank_0(comm, path.read_bytes), header.to_disk
-    from pdgemm.io.many_datasets import ManyDatasets
+    old = by_rank_0(comm, path.read_bytes)
+    write, to_disk = ManyDatasets.write, header.to_disk
+    for where, name, before, at in ((ManyDatasets, "write", write, -3), (header, "to_disk", to_disk, 10)):
 
-    for at, where in ((-3, ManyDatasets), (10, header)):
-
-        def flipped(*arguments: Any, at: int = at, where: Any = where) -> None:
-            if where is header:
-                create(*arguments)
-            else:
-                before(*arguments)
+        def flipped(*arguments: Any, before: Any = before, at: int = at) -> None:
+            before(*arguments)
             if comm.rank == 0:
                 partial = next(shared_tmp_path.glob(".x.safetensors.*.partial"))
                 data = bytearray(partial.read_bytes())
                 data[at] ^= 1
                 partial.write_bytes(data)
 
-        before = ManyDatasets.write
         with monkeypatch.context() as patch:
-            patch.setattr(where, "to_disk" if where is header else "write", flipped)
+            patch.setattr(where, name, flipped)
             with pytest.raises(FileError, match=r"x\.safetensors: what was written is not what the file holds"):
                 safetensors.save_all(path, {"a": A * 2})
         assert by_rank_0(comm, path.read_bytes) == old
