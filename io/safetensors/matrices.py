@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -65,7 +65,7 @@ def save_all(
         check_matrices(**{str(name): x for name, x in matrices.items()})
         if unknown := others.keys() - matrices.keys():
             raise ArgumentError(f"shapes has {min(unknown)!r}, which is no matrix; these are {', '.join(matrices)}")
-        tensors = {str(name): _tensor(name, x, others.get(name, x.shape)) for name, x in matrices.items()}
+        tensors = {name: _tensor(name, x, others.get(name, x.shape)) for name, x in matrices.items()}
         new = new_file(tensors, metadata)
         description += ["safetensors.save_all", path, new.text, bool(check)]
     in_order = [matrices[name] for name in new.tensors]
@@ -79,15 +79,19 @@ def save_all(
 
 
 def load_all(
-    path: str | Path, grid: ProcessGrid | None = None, layouts: Mapping[str, Mapping[str, Any]] | None = None
+    path: str | Path,
+    grid: ProcessGrid | None = None,
+    layouts: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    names: Collection[str] | None = None,
 ) -> dict[str, DistMatrix]:
     """Read the tensors of a safetensors file as matrices, by their names.  Collective over the grid.
 
         W = safetensors.load_all("model.safetensors", grid, {"w": {"block": 64, "transpose": True}})["w"]
 
     grid    : by default a grid of all ranks.
-    layouts : options of `npy.load` by name: block, source, dtype, transpose, device; the tensors that are read.  None:
-        all of them, in blocks of the default size.
+    layouts : options of `npy.load` by the name of the tensor: block, source, dtype, transpose, device.
+    names   : of the tensors that are read; None: all of the file.
 
     A tensor of one dimension is a column, as in a .npy file; others than of one or two dimensions are refused.
     Raises FileError, ArgumentError, LayoutError, DTypeError or DeviceError on every rank.
@@ -96,11 +100,15 @@ def load_all(
     comm = communicator_of(grid)
     with together(comm) as description:
         path, options = Path(path), checked_layouts(layouts)
-        description += ["safetensors.load_all", path, *options, layouts is None]
+        if isinstance(names, str):
+            raise ArgumentError(f"names are several, got {names!r}: pass [{names!r}]")
+        wanted_names = None if names is None else [*names]
+        description += ["safetensors.load_all", path, *options, wanted_names]
     header = on_root(comm, path, lambda: read_header(path))
-    if missing := sorted(options.keys() - header.tensors.keys()):
-        raise ArgumentError(f"{path} has no {', '.join(missing)}; it has {', '.join(header.tensors)}")
-    tensors = header.tensors if layouts is None else {name: header.tensors[name] for name in options}
+    wanted_names = [*header.tensors] if wanted_names is None else wanted_names
+    if missing := [name for name in (*wanted_names, *options) if name not in header.tensors]:
+        raise ArgumentError(f"{path} has no {', '.join(map(str, missing))}; it has {', '.join(header.tensors)}")
+    tensors = {name: header.tensors[name] for name in wanted_names}
     if other := [f"{name} is {x}" for name, x in tensors.items() if len(x.shape) not in (1, 2)]:
         raise LayoutError(f"{path} has tensors that are neither matrices nor vectors: {'; '.join(other)}")
     kinds = {name: ((x.shape[0], prod(x.shape[1:])), x.dtype) for name, x in tensors.items()}

@@ -75,7 +75,7 @@ def has_range(transfer: Transfer, place: Place, start: int, values: np.ndarray, 
     for row, col, rows, cols in place.blocks(start, start + len(values)):
         block, own = np.empty((rows, cols), dtype), values[at : at + rows * cols].astype(dtype)
         place.transfer(transfer, row, col, block)
-        if block.tobytes() != own.tobytes():
+        if not np.array_equal(block.reshape(-1).view(np.uint8), own.view(np.uint8)):
             return False
         at += rows * cols
     return True

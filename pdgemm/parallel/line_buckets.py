@@ -65,7 +65,7 @@ class LineBuckets:
 
     def set_parameter(self, name: str, value: Array | FlatValues) -> None:
         """Set a parameter and its master weights to a value that all ranks pass.  Local."""
-        flat = value.reshape(-1) if isinstance(value, np.ndarray) else value
+        flat = np.asarray(value).reshape(-1) if isinstance(value, np.ndarray | np.generic) else value
         self.wait_for(self.layout.bucket_of[name])
         self.storage.set_parameter(name, flat)
 

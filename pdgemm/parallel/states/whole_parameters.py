@@ -61,7 +61,7 @@ def export_parameters(
     check    : each rank reads back what it has written, before the file is renamed.
 
     No elements are sent: each rank writes those that it updates, with stage 0 as many, and a parameter that several
-    ranks have, or two stages that are tied, is written once.  Extra memory: two blocks of 2^19 elements a rank.
+    ranks have, or two stages that are tied, is written once.  Extra memory: at most 16 MiB a rank.
     Rows of a matrix that is divided by columns, or transposed, are written one at a time, which takes longer.
     The file is complete under its name, or the old file is left as it was; a job that is killed leaves a file
     `.NAME.*.partial`, which the next one removes.

@@ -300,6 +300,37 @@ def test_large_windows_go_in_blocks(comm: Any, shared_tmp_path: Path, monkeypatc
                 assert np.array_equal(other.storage.arrays["parameters"], buckets.storage.arrays["parameters"])
 
 
+def test_arrays_of_any_dimensions(comm: Any, shared_tmp_path: Path) -> None:
+    """Divided along each dimension, a number, and nothing at all; on more ranks than there are parts."""
+    from safetensors.numpy import load_file
+
+    from pdgemm.parallel import Buckets, Mesh, Part, export_parameters, import_parameters
+
+    path = shared_tmp_path / "x.safetensors"
+    shapes: dict[str, tuple[tuple[int, ...], int | None]] = {
+        f"{len(shape)}-{tp}": (shape, tp)
+        for shape in ((3,), (3, 5), (2, 3, 4), (2, 3, 2, 5))
+        for tp in (None, *range(len(shape)))
+    }
+    shapes |= {"number": ((), None), "empty": ((0, 4), 0), "none": ((3, 0), None)}
+    whole = {x: np.random.default_rng(n).random(shape) for n, (x, (shape, _)) in enumerate(shapes.items())}
+    with Mesh(comm.Dup(), tp=comm.size) as mesh:
+        for stage in (0, 3):
+            buckets, other = (
+                Buckets(mesh, {x: Part(factor * whole[x], tp=tp) for x, (_, tp) in shapes.items()}, stage=stage)
+                for factor in (1, 0)
+            )
+            export_parameters(path, buckets)
+            saved = by_rank_0(comm, lambda: load_file(path))
+            assert {name: (x.shape, x.tobytes()) for name, x in saved.items()} == {
+                name: (x.shape, x.tobytes()) for name, x in whole.items()
+            }
+            import_parameters(path, other)
+            with buckets.forward(), other.forward():
+                for name in whole:
+                    assert buckets.parameters[name].tobytes() == other.parameters[name].tobytes(), name
+
+
 def divided(mesh: Any, x: np.ndarray, tp: int | None) -> tuple[slice, ...]:
     """This rank's window of a matrix that is divided along tp."""
     from pdgemm.parallel import block_of
