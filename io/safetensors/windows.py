@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from math import prod
 from typing import NamedTuple
 
@@ -24,18 +25,23 @@ class Place(NamedTuple):
     cols: int
     transposed: bool = False
 
-    def blocks(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield rectangles of the window that have elements [start, stop) of it, of at most 2^19 elements each.
+    def blocks(self, start: int, values: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield views of elements of the window from `start` on, rectangles of it of at most 2^19 elements each.
 
-        Each is a row and a column of the window, and its numbers of rows and of columns.
+        Each has a row and a column of the window; it is as long as possible in the rows of the file.
         """
-        while start < stop:
-            row, col = divmod(start, self.width)
-            rows, cols = 1, min(self.width - col, stop - start, ELEMENTS)
-            if cols == self.width:
-                rows = min((stop - start) // self.width, ELEMENTS // self.width)
-            yield row, col, rows, cols
-            start += rows * cols
+        at = 0
+        while at < len(values):
+            row, col = divmod(start + at, self.width)
+            cols = min(self.width - col, len(values) - at)
+            rows = (len(values) - at) // self.width if cols == self.width else 1
+            whole = values[at : at + rows * cols].reshape(rows, cols)
+            at += rows * cols
+            along = min(rows if self.transposed else cols, ELEMENTS)  # a row of the file
+            steps = ELEMENTS // along, along
+            row_step, col_step = steps[::-1] if self.transposed else steps
+            for i, j in product(range(0, rows, row_step), range(0, cols, col_step)):
+                yield row + i, col + j, whole[i : i + row_step, j : j + col_step]
 
     def transfer(self, transfer: Transfer, row: int, col: int, block: np.ndarray) -> None:
         """Write or read a rectangle of the window.  Local."""
@@ -63,28 +69,23 @@ def transfer_to(transfer_of: Callable[..., Transfer], tensor: Tensor, shape: Seq
 
 def write_range(transfer: Transfer, place: Place, start: int, values: np.ndarray) -> None:
     """Write elements of a window from `start` on.  Local; it copies at most 2^19 of them at a time."""
-    at = 0
-    for row, col, rows, cols in place.blocks(start, start + len(values)):
-        place.transfer(transfer, row, col, values[at : at + rows * cols].reshape(rows, cols))
-        at += rows * cols
+    for row, col, block in place.blocks(start, values):
+        place.transfer(transfer, row, col, block)
 
 
 def has_range(transfer: Transfer, place: Place, start: int, values: np.ndarray, dtype: np.dtype) -> bool:
     """Return whether a file has these elements, to the bit, in its type.  Local."""
-    at = 0
-    for row, col, rows, cols in place.blocks(start, start + len(values)):
-        block, own = np.empty((rows, cols), dtype), values[at : at + rows * cols].astype(dtype)
+    for row, col, own in place.blocks(start, values):
+        block, expected = np.empty(own.shape, dtype), own.astype(dtype, "C")
         place.transfer(transfer, row, col, block)
-        if not np.array_equal(block.reshape(-1).view(np.uint8), own.view(np.uint8)):
+        if not np.array_equal(block.view(np.uint8), expected.view(np.uint8)):
             return False
-        at += rows * cols
     return True
 
 
 def read_range(transfer: Transfer, place: Place, start: int, stop: int, dtype: np.dtype) -> np.ndarray:
     """Return elements [start, stop) of a window in the type of the file.  Local."""
-    values, at = np.empty(stop - start, dtype), 0
-    for row, col, rows, cols in place.blocks(start, stop):
-        place.transfer(transfer, row, col, values[at : at + rows * cols].reshape(rows, cols))
-        at += rows * cols
+    values = np.empty(stop - start, dtype)
+    for row, col, block in place.blocks(start, values):
+        place.transfer(transfer, row, col, block)
     return values
