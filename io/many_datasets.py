@@ -157,7 +157,7 @@ def load_datasets(
     for name, dataset in stored.items():
         check_verifiable(dataset, f"{path}:{name}")
     kinds = {name: (x.shape, x.dtype) for name, x in stored.items()}
-    matrices, wanted = allocated_in_layouts(path, kinds, grid, layouts, STORED)
+    matrices, wanted = allocated_in_layouts("hdf5.load_all", path, kinds, grid, layouts, STORED)
     there = [x.T if x.order == "F" else x for x in matrices]
     with timed("read", sum(x.local.nbytes for x in matrices)), taking(None):
         ManyDatasets(path, there, [x.offset or 0 for x in stored.values()], comm).read()
@@ -186,6 +186,7 @@ def checked_layouts(layouts: Mapping[str, Mapping[str, Any]] | None) -> dict[str
 
 
 def allocated_in_layouts(
+    call: str,
     path: Path,
     stored: Mapping[str, tuple[tuple[int, int], np.dtype]],
     grid: ProcessGrid,
@@ -194,7 +195,7 @@ def allocated_in_layouts(
 ) -> tuple[list[DistMatrix], list[np.dtype]]:
     """Return a matrix of the type of each dataset, in the layout that is wanted, and the types that are wanted.
 
-    stored : shapes and types of the datasets.   possible : the types that matrices can have.
+    call : the function that all ranks have called.   stored : shapes and types of the datasets.   possible : the types that matrices can have.
     Those that are wanted transposed have arrays in Fortran order.  Collective over the grid.
     """
     options = [{"block": None, "source": (0, 0), "dtype": None, **layouts.get(name, {})} for name in stored]
@@ -203,7 +204,7 @@ def allocated_in_layouts(
     def allocate() -> tuple[list[tuple[Array, ProcessGrid, Distribution, Order]], list[np.dtype]]:
         arrays, wanted = list[tuple[Array, ProcessGrid, Distribution, Order]](), list[np.dtype]()
         with together(grid.comm) as arguments:
-            arguments += ["load_all", path]
+            arguments += [call, path]
             for (name, (there, dtype)), each, device in zip(stored.items(), options, places):
                 wanted.append(dtype if each["dtype"] is None else element_type(each["dtype"]))
                 check_dtypes(f"{path}:{name}", dtype, wanted[-1], possible)

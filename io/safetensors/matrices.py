@@ -112,7 +112,7 @@ def load_all(
     if other := [f"{name} is {x}" for name, x in tensors.items() if len(x.shape) not in (1, 2)]:
         raise LayoutError(f"{path} has tensors that are neither matrices nor vectors: {'; '.join(other)}")
     kinds = {name: ((x.shape[0], prod(x.shape[1:])), x.dtype) for name, x in tensors.items()}
-    matrices, wanted = allocated_in_layouts(path, kinds, grid, options, tuple(TYPE))
+    matrices, wanted = allocated_in_layouts("safetensors.load_all", path, kinds, grid, options, tuple(TYPE))
     there = [x.T if x.order == "F" else x for x in matrices]
     total = sum(x.nbytes for x in tensors.values())
     with timed("read", sum(x.stored.nbytes for x in matrices)), taking(None):
