@@ -195,7 +195,8 @@ def allocated_in_layouts(
 ) -> tuple[list[DistMatrix], list[np.dtype]]:
     """Return a matrix of the type of each dataset, in the layout that is wanted, and the types that are wanted.
 
-    call : the function that all ranks have called.   stored : shapes and types of the datasets.   possible : the types that matrices can have.
+    call : the function that all ranks have called.   stored : shapes and types of the datasets.
+    possible : the types that matrices can have.
     Those that are wanted transposed have arrays in Fortran order.  Collective over the grid.
     """
     options = [{"block": None, "source": (0, 0), "dtype": None, **layouts.get(name, {})} for name in stored]
