@@ -35,7 +35,7 @@ from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import generations, hyperslabs, mpi_io, pieces
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.generations import Saved, SavedReport
-from pdgemm.io.many_datasets import NewDatasets, load_datasets
+from pdgemm.io.many_datasets import NewDatasets, checked_layouts, load_datasets
 from pdgemm.io.new_dataset import NewDataset, new_dataset
 from pdgemm.io.pieces import Progress, Transfer, check_dtypes, part_of, within
 from pdgemm.io.stored import (
@@ -297,7 +297,7 @@ def save_all(
         token, outputs.offsets = on_root(comm, path, create)
         with timed("write", sum(x.stored.nbytes for x in matrices.values())), taking(None):
             outputs.write(notify)
-            outputs.check_elements()
+            outputs.check_elements(path, sums)
         agree(comm, notify.error)
         on_root(comm, path, outputs.check_held)
         on_root(comm, path, lambda: generations.check_held(partial, token, matrices))
@@ -328,13 +328,7 @@ def load_all(
     with together(comm) as description:
         path = Path(path)
         check_names(path, "")
-        layouts = {} if layouts is None else layouts
-        if not isinstance(layouts, Mapping) or not all(isinstance(x, Mapping) for x in layouts.values()):
-            raise ArgumentError(f'layouts must be of the form {{"w": {{"block": 64}}}}, got {layouts!r:.60}')
-        wanted = {str(name): dict(options) for name, options in layouts.items()}
-        for name, options in wanted.items():
-            if unknown := set(options) - {"block", "source", "dtype", "transpose", "device"}:
-                raise ArgumentError(f"layouts[{name!r}]: load has no {', '.join(map(str, unknown))}")
+        wanted = checked_layouts(layouts)
         description += ["hdf5.load_all", path, *wanted, *(options.get("device", HOST) for options in wanted.values())]
     for _ in range(_LOOKS):  # ranks of a killed job may still run, and save
         there, bad = on_root(comm, path, lambda: generations.saved_generations(path))

@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.algorithms.protection.checksum import bilinear, checksums, texts
-from pdgemm.errors import FileError
+from pdgemm.errors import ArgumentError, FileError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
@@ -26,7 +26,7 @@ from pdgemm.io.atomic import on_root
 from pdgemm.io.attributes import write_attributes
 from pdgemm.io.new_dataset import attributes, contiguous
 from pdgemm.io.pieces import Progress, Transfer, check_dtypes
-from pdgemm.io.stored import Stored, check_checksum, check_unchanged, check_verifiable, stored_datasets
+from pdgemm.io.stored import check_checksum, check_unchanged, check_verifiable, stored_datasets
 from pdgemm.local.arrays.device import HOST, Array
 from pdgemm.local.arrays.dtypes import STORED, element_type
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -60,6 +60,37 @@ class ManyDatasets:
                 pieces.spread_wholes(self._matrices, parcel, wholes, self._comm)
             for number in self._large:
                 pieces.read_pieces(self._matrices[number], transfers[number], _ALONE)
+
+    def write(self, progress: Progress) -> None:
+        """Write all matrices.  Collective.   progress : called as progress(done, total) after each matrix."""
+        done, total = count(1), len(self._matrices)
+        for _ in range(sum(not x.size for x in self._matrices)):
+            progress(next(done), total)
+        with self._opened(write=True) as transfers:
+            for parcel in self._parcels:
+                wholes = pieces.whole_ones(self._matrices, parcel, self._comm)
+                with together(self._comm):
+                    for number, whole in wholes.items():
+                        transfers[number](0, 0, whole)
+                for _ in parcel.numbers:
+                    progress(next(done), total)
+            for number in self._large:
+                pieces.write_pieces(self._matrices[number], transfers[number], _ALONE)
+                progress(next(done), total)
+
+    def check_elements(self, path: Path, recorded: list[str]) -> None:
+        """Raise FileError, which names `path`, if the elements, read back, have other checksums.  Collective."""
+        totals = np.zeros(len(self._matrices), np.uint64)
+        with self._opened(write=False) as transfers:
+            with together(self._comm):
+                for parcel in self._parcels:
+                    for number, whole in self._own_wholes(parcel, transfers).items():
+                        totals[number] = bilinear(whole, *map(np.arange, whole.shape))[0]
+            for number in self._large:
+                x = self._matrices[number]
+                totals[number] = pieces.file_sum(x.shape, x.dtype, transfers[number], _ALONE, self._comm)[0]
+        if texts(self._comm, totals) != recorded:  # the same on every rank
+            raise FileError(f"{path}: {LOST}")
 
     def _own_wholes(self, parcel: pieces.Parcel, transfers: list[Transfer]) -> dict[int, np.ndarray]:
         """Return the matrices of a parcel that are whole on this rank, as the file holds them, by number.  Local."""
@@ -95,37 +126,6 @@ class NewDatasets(ManyDatasets):
             reserve(reserved, self._file.stat().st_size)
         return self.offsets
 
-    def write(self, progress: Progress) -> None:
-        """Write all matrices.  Collective.   progress : called as progress(done, total) after each matrix."""
-        done, total = count(1), len(self._matrices)
-        for _ in range(sum(not x.size for x in self._matrices)):
-            progress(next(done), total)
-        with self._opened(write=True) as transfers:
-            for parcel in self._parcels:
-                wholes = pieces.whole_ones(self._matrices, parcel, self._comm)
-                with together(self._comm):
-                    for number, whole in wholes.items():
-                        transfers[number](0, 0, whole)
-                for _ in parcel.numbers:
-                    progress(next(done), total)
-            for number in self._large:
-                pieces.write_pieces(self._matrices[number], transfers[number], _ALONE)
-                progress(next(done), total)
-
-    def check_elements(self) -> None:
-        """Raise FileError if the elements, read back, have other checksums.  Collective."""
-        totals = np.zeros(len(self._matrices), np.uint64)
-        with self._opened(write=False) as transfers:
-            with together(self._comm):
-                for parcel in self._parcels:
-                    for number, whole in self._own_wholes(parcel, transfers).items():
-                        totals[number] = bilinear(whole, *map(np.arange, whole.shape))[0]
-            for number in self._large:
-                x = self._matrices[number]
-                totals[number] = pieces.file_sum(x.shape, x.dtype, transfers[number], _ALONE, self._comm)[0]
-        if texts(self._comm, totals) != self._checksums:  # the same on every rank
-            raise FileError(f"{self._path}: {LOST}")
-
     def check_held(self) -> None:
         """Raise FileError if a dataset is not in its place.  Local; the metadata are read back from the disk."""
         ends = [(at, at + x.size * x.dtype.itemsize) for at, x in zip(self.offsets, self._matrices)]
@@ -154,7 +154,10 @@ def load_datasets(
     stored = {name: x for name, x in stored.items() if x.offset is not None or 0 in x.shape}
     if not stored:
         return {}
-    matrices, wanted = _allocated(path, stored, grid, layouts)
+    for name, dataset in stored.items():
+        check_verifiable(dataset, f"{path}:{name}")
+    kinds = {name: (x.shape, x.dtype) for name, x in stored.items()}
+    matrices, wanted = allocated_in_layouts("hdf5.load_all", path, kinds, grid, layouts, STORED)
     there = [x.T if x.order == "F" else x for x in matrices]
     with timed("read", sum(x.local.nbytes for x in matrices)), taking(None):
         ManyDatasets(path, there, [x.offset or 0 for x in stored.values()], comm).read()
@@ -170,11 +173,30 @@ def load_datasets(
     return loaded
 
 
-def _allocated(
-    path: Path, stored: Mapping[str, Stored], grid: ProcessGrid, layouts: Mapping[str, Mapping[str, Any]]
+def checked_layouts(layouts: Mapping[str, Mapping[str, Any]] | None) -> dict[str, dict[str, Any]]:
+    """Return the options of `load` of each matrix by its name.  Raises ArgumentError where they are none."""
+    layouts = {} if layouts is None else layouts
+    if not isinstance(layouts, Mapping) or not all(isinstance(x, Mapping) for x in layouts.values()):
+        raise ArgumentError(f'layouts must be of the form {{"w": {{"block": 64}}}}, got {layouts!r:.60}')
+    wanted = {str(name): dict(options) for name, options in layouts.items()}
+    for name, options in wanted.items():
+        if unknown := set(options) - {"block", "source", "dtype", "transpose", "device"}:
+            raise ArgumentError(f"layouts[{name!r}]: load has no {', '.join(map(str, unknown))}")
+    return wanted
+
+
+def allocated_in_layouts(
+    call: str,
+    path: Path,
+    stored: Mapping[str, tuple[tuple[int, int], np.dtype]],
+    grid: ProcessGrid,
+    layouts: Mapping[str, Mapping[str, Any]],
+    possible: tuple[np.dtype, ...],
 ) -> tuple[list[DistMatrix], list[np.dtype]]:
     """Return a matrix of the type of each dataset, in the layout that is wanted, and the types that are wanted.
 
+    call : the function that all ranks have called.   stored : shapes and types of the datasets.
+    possible : the types that matrices can have.
     Those that are wanted transposed have arrays in Fortran order.  Collective over the grid.
     """
     options = [{"block": None, "source": (0, 0), "dtype": None, **layouts.get(name, {})} for name in stored]
@@ -183,14 +205,13 @@ def _allocated(
     def allocate() -> tuple[list[tuple[Array, ProcessGrid, Distribution, Order]], list[np.dtype]]:
         arrays, wanted = list[tuple[Array, ProcessGrid, Distribution, Order]](), list[np.dtype]()
         with together(grid.comm) as arguments:
-            arguments += ["hdf5.load_all", path]
-            for (name, x), each, device in zip(stored.items(), options, places):
-                check_verifiable(x, f"{path}:{name}")
-                wanted.append(x.dtype if each["dtype"] is None else element_type(each["dtype"]))
-                check_dtypes(f"{path}:{name}", x.dtype, wanted[-1], STORED)
+            arguments += [call, path]
+            for (name, (there, dtype)), each, device in zip(stored.items(), options, places):
+                wanted.append(dtype if each["dtype"] is None else element_type(each["dtype"]))
+                check_dtypes(f"{path}:{name}", dtype, wanted[-1], possible)
                 order: Order = "F" if each.get("transpose") else "C"
-                shape = x.shape[::-1] if order == "F" else x.shape
-                local, layout = new_local(grid, shape, each["block"], each["source"], x.dtype, order, device)
+                shape = there[::-1] if order == "F" else there
+                local, layout = new_local(grid, shape, each["block"], each["source"], dtype, order, device)
                 arrays.append((local, grid, layout, order))
                 arguments += [name, layout, wanted[-1], order]
         return arrays, wanted

@@ -13,6 +13,7 @@ from mpi4py import MPI
 from numpy.lib.stride_tricks import as_strided
 
 from pdgemm.io.pieces import Transfer, open_on_all
+from pdgemm.local.arrays.dtypes import wire
 from pdgemm.support.files import file_error
 
 # Open MPI creates a semaphore in /dev/shm for every file, for shared file pointers, which are not used here.  If
@@ -66,7 +67,7 @@ def _transfer(path: Path, file: MPI.File, write: bool, offset: int, cols: int, s
     def moved(there: np.ndarray, at: int) -> None:
         status = MPI.Status()
         try:
-            move(at, [there, MPI.BYTE], status)
+            move(at, [wire(there), MPI.BYTE], status)
             count = status.Get_count(MPI.BYTE)
             if count != there.nbytes:
                 done = "written" if write else "read, the file is truncated"

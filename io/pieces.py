@@ -23,7 +23,7 @@ from pdgemm.errors import DTypeError, FileError, PdgemmError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.rectangles import Rectangle
 from pdgemm.local.arrays.device import HOST
-from pdgemm.local.arrays.dtypes import kind_rank, names
+from pdgemm.local.arrays.dtypes import TYPE, kind_rank, names
 from pdgemm.local.arrays.elementwise import set_elements
 from pdgemm.local.arrays.integers import as_range
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -46,7 +46,7 @@ def check_dtypes(what: str, stored: np.dtype, wanted: np.dtype, possible: tuple[
         request = "" if wanted == stored else f", and dtype={wanted} was asked for"
         raise DTypeError(f"{what} holds {stored}{request}; a matrix can be of {names(possible)}: convert with dtype=")
     safe = kind_rank(stored) <= kind_rank(wanted) if kind_rank(wanted) else np.can_cast(stored, wanted)
-    if stored.kind not in "biufc" or not safe:
+    if (stored.kind not in "biufc" and stored not in TYPE) or not safe:
         raise DTypeError(f"{what} holds {stored}, which cannot become {wanted}")
 
 

@@ -15,6 +15,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ COMMANDS = {  # in the order of the gallery; the last one of each is that of the
     "digits_conv": [f"{ON_RANKS} --local-statistics --picture digits_conv.png"],
     "boosted_trees": [f"{ON_RANKS} --missing 0.1 --picture boosted_trees.png"],
 }
+WITH_TORCH = {"torch_buckets": f"{ON_RANKS} --dtype float64 --compare"}  # without a picture
 LAYOUTS = {  # of gpt/train.py: ranks, and options
     "1 process": (1, "--microbatches 4"),
     "dp 4, ZeRO 3": (4, "--dp 4 --zero 3"),
@@ -107,7 +109,26 @@ def page(outputs: dict[str, str]) -> str:
         *before, command = (x.format(name) for x in COMMANDS[name])
         first = "".join(f"```bash\n{x}\n```\n\n" for x in before)
         parts.append(f"## {name}.py\n\n{title}\n\n{rest}\n\n{first}```console\n$ {command}\n{outputs[name]}```\n")
+    for name, command in WITH_TORCH.items():
+        title, rest = text_of(name)
+        shown = f"```console\n$ {command.format(name)}\n{outputs[name]}```\n"
+        first = f"[It]({name}.py) needs `pip install torch`; the test suite leaves it out where torch is not installed."
+        parts.append(f"## {name}.py\n\n{title}\n\n{first}\n\n{rest}\n\n{shown}")
     return "\n".join([*parts, END])
+
+
+def outputs_with_torch(folder: str) -> dict[str, str]:
+    """Return what the examples that need torch print; where it is not installed, what the page has."""
+    outputs, page_now = {}, (EXAMPLES / "README.md").read_text()
+    for name, command in WITH_TORCH.items():
+        line = command.format(name)
+        if find_spec("torch") is None:
+            print(f"{name}: torch is not installed, and the page keeps what it has")
+            outputs[name] = page_now.partition(f"$ {line}\n")[2].partition("```")[0]
+        else:
+            words = shlex.split(line.replace("docs/examples", str(EXAMPLES)))
+            outputs[name] = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return outputs
 
 
 def train(path: str) -> None:
@@ -193,6 +214,7 @@ def main() -> None:
             outputs[name] = run.stdout
             store(Path(folder) / f"{name}.png", name)
             print(name, outputs[name], sep="\n")
+        outputs |= outputs_with_torch(folder)
         curves = {ranks: Path(folder) / f"{ranks}.npz" for ranks in range(1, 5)}
         for ranks, path in curves.items():
             words = ["mpirun", "-n", str(ranks), "python", "-m", "pdgemm", __file__, str(path)]

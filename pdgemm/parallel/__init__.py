@@ -12,9 +12,12 @@ from pdgemm.parallel.parts import Initial as Initial
 from pdgemm.parallel.parts import Part as Part
 from pdgemm.parallel.pipeline_stages import Pipeline as Pipeline
 from pdgemm.parallel.pipeline_stages import Stage as Stage
+from pdgemm.parallel.states.training_state import TrainingState as TrainingState
+from pdgemm.parallel.states.whole_parameters import Unmatched as Unmatched
+from pdgemm.parallel.states.whole_parameters import export_parameters as export_parameters
+from pdgemm.parallel.states.whole_parameters import import_parameters as import_parameters
 from pdgemm.parallel.step_report import StepReport as StepReport
 from pdgemm.parallel.step_report import StepTimes as StepTimes
-from pdgemm.parallel.training_state import TrainingState as TrainingState
 from pdgemm.parallel.updates.loss_scale import LossScale as LossScale
 from pdgemm.parallel.updates.muon import Muon as Muon
 from pdgemm.parallel.updates.rates import linear_scaling as linear_scaling

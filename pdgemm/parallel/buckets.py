@@ -172,9 +172,9 @@ class Buckets:
 
         All ranks of its line pass the same value.
         """
-        size = value.size if isinstance(value, Initial) else of_host(value, f"parameter {name!r}").size
-        if size != (wanted := prod(extents(self.divisions[name].window(self.mesh.shape, self.mesh.rank)))):
-            raise ArgumentError(f"parameter {name!r} has {wanted} elements, got {size}")
+        value = value if isinstance(value, Initial) else of_host(value, f"parameter {name!r}")
+        if value.size != (wanted := prod(extents(self.divisions[name].window(self.mesh.shape, self.mesh.rank)))):
+            raise ArgumentError(f"parameter {name!r} has {wanted} elements, got {value.size}")
         if name in self._line_of:
             self._line_of[name].set_parameter(name, value)
 

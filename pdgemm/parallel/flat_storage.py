@@ -12,7 +12,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.parallel.exact_squares import as_numbers, exact_squares
 from pdgemm.parallel.mesh import Mesh
-from pdgemm.parallel.parts import Initial
+from pdgemm.parallel.parts import FlatValues
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.training.flat_layout import FLIGHT, Bucket, FlatLayout
 from pdgemm.transport.collectives import CollectiveRun, prepared_collective
@@ -92,7 +92,7 @@ class FlatStorage:
             return self.arrays["gradients"][0, self.span(bucket)]
         return self.arrays["gradients"][self.layout.kept(bucket, self.index)]
 
-    def set_parameter(self, name: str, value: Array | Initial) -> None:
+    def set_parameter(self, name: str, value: Array | FlatValues) -> None:
         """Set a parameter, or with stage 3 this rank's part of it, and its master weights from the flat one.  Local."""
         bucket, flat = self.layout.bucket_of[name], self.arrays["parameters"]
         span, into = slice(0, self.layout.words), flat

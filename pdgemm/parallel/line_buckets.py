@@ -15,7 +15,7 @@ from pdgemm.instrument.recorder import Then
 from pdgemm.parallel.divided_parameters import DividedParameters
 from pdgemm.parallel.flat_storage import FlatStorage, add_to_tree
 from pdgemm.parallel.mesh import Mesh
-from pdgemm.parallel.parts import Initial
+from pdgemm.parallel.parts import FlatValues
 from pdgemm.schedules.training.flat_layout import FLIGHT, Bucket, FlatLayout
 from pdgemm.transport.movers.arrivals import Arrival
 
@@ -63,9 +63,9 @@ class LineBuckets:
         view.flags.writeable = False  # what is written here would not reach master weights and parts of other ranks
         return view
 
-    def set_parameter(self, name: str, value: Array | Initial) -> None:
+    def set_parameter(self, name: str, value: Array | FlatValues) -> None:
         """Set a parameter and its master weights to a value that all ranks pass.  Local."""
-        flat = value if isinstance(value, Initial) else np.asarray(value).reshape(-1)
+        flat = np.asarray(value).reshape(-1) if isinstance(value, np.ndarray | np.generic) else value
         self.wait_for(self.layout.bucket_of[name])
         self.storage.set_parameter(name, flat)
 

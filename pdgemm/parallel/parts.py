@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -19,6 +19,12 @@ from pdgemm.schedules.training.mesh_shape import MeshShape
 from pdgemm.schedules.training.parameter_division import Division, Window, extents
 
 _REAL = tuple(x for x in FLOATS if x.kind != "c")
+
+
+class FlatValues(Protocol):
+    """Elements of a flat parameter, or of a rank's part of it, which are computed or read when a range is taken."""
+
+    def __getitem__(self, span: slice) -> np.ndarray: ...
 
 
 class Initial:

@@ -1,4 +1,4 @@
-"""What the suite catches: 356 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 371 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -737,8 +737,84 @@ MUTANTS = [
         ("1 tests/io/test_hdf5.py",),
     ),
     Mutant(
+        "interchange: a part of a row goes on in the next row of another window", "io/safetensors/windows.py",
+        "cols = min(self.width - col, len", "cols = min(self.width, len",
+        (f"4 {R}parallel/test_whole_parameters.py",),
+    ),
+    Mutant(
+        "interchange: the columns of a window begin at its index, not at its elements", "io/safetensors/windows.py",
+        "return Place(row, own.start * inner,", "return Place(row, own.start,",
+        (f"4 {R}parallel/test_whole_parameters.py",),
+    ),
+    Mutant(
+        "interchange: what was written is not compared", "io/safetensors/windows.py",
+        "if not np.array_equal(block.view", "if False and not np.array_equal(block.view",
+        (f"4 {R}parallel/test_whole_parameters.py",),
+    ),
+    Mutant(
+        "interchange: a transposed matrix has the columns of the parameter", "io/safetensors/windows.py",
+        "shape[0] if place.transposed else place.cols", "place.cols",
+        (f"4 {R}parallel/test_whole_parameters.py",),
+    ),
+    Mutant(
+        "interchange: elements of a file are not aligned", "io/safetensors/header.py",
+        "(-item[1].dtype.itemsize, item[0])", "(item[1].dtype.itemsize, item[0])",
+        ("4 tests/io/test_safetensors.py",),
+    ),
+    Mutant(
+        "interchange: a header is not padded", "io/safetensors/header.py",
+        'text += b" " * (-len(text) % 8)', "pass",
+        ("4 tests/io/test_safetensors.py",),
+    ),
+    Mutant(
+        "interchange: a damaged header is published", "io/safetensors/matrices.py",
+        "        on_root(comm, path, lambda: new.check(path, partial))\n", "",
+        ("4 tests/io/test_safetensors.py",),
+    ),
+    Mutant(
+        "interchange: the lowest rank of a window alone writes its part", "pdgemm/parallel/states/whole_parameters.py",
+        "return min(line) in division.owners", "return buckets.mesh.rank in division.owners",
+        (f"4 {R}parallel/test_whole_parameters.py",),
+    ),
+    Mutant(
+        "interchange: wide exports are rounded parameters", "pdgemm/parallel/states/whole_parameters.py",
+        "if kind == layout.dtype else storage.own_masters(bucket)", "if True else storage.own_masters(bucket)",
+        (f"4 {R}parallel/test_whole_parameters.py",),
+    ),
+    Mutant(
+        "interchange: each rank writes the first part of a bucket of stage 0",
+        "pdgemm/parallel/states/whole_parameters.py",
+        "first = layout.part(bucket, line.index).start - storage.span(bucket).start", "first = 0",
+        (f"4 {R}parallel/test_whole_parameters.py",),
+    ),
+    Mutant(
+        "interchange: numbers are rounded without a word", "pdgemm/parallel/states/whole_parameters.py",
+        "elif not convert and not", "elif False and not",
+        (f"4 {R}parallel/test_whole_parameters.py",),
+    ),
+    Mutant(
+        "interchange: a rank may have other matrices transposed", "pdgemm/parallel/states/whole_parameters.py",
+        "*there.items(), [*turned.values()]]", "*there.items()]",
+        (f"4 {R}parallel/test_whole_parameters.py",),
+    ),
+    Mutant(
+        "interchange: tensors that no parameter has are overlooked", "pdgemm/parallel/states/whole_parameters.py",
+        "and not here\" for name in extra] if strict else []", "and not here\" for name in extra] if False else []",
+        (f"4 {R}parallel/test_whole_parameters.py",),
+    ),
+    Mutant(
+        "interchange: a gradient that torch has elsewhere is not added", "docs/examples/torch_buckets.py",
+        "        own += np.from_dlpack(p.grad)\n", "",
+        ("2 tests/examples/test_torch_buckets.py",),
+    ),
+    Mutant(
+        "interchange: hooks do not say that a gradient is complete", "docs/examples/torch_buckets.py",
+        "    buckets.ready(name)\n", "",
+        ("2 tests/examples/test_torch_buckets.py",),
+    ),
+    Mutant(
         "io: small matrices that were lost on the way are published", "io/many_datasets.py",
-        "if texts(self._comm, totals) != self._checksums:", "if False:",
+        "if texts(self._comm, totals) != recorded:", "if False:",
         ("4 tests/io/test_many_matrices.py",),
     ),
     Mutant(
@@ -1111,7 +1187,8 @@ MUTANTS = [
         (f"1 {R}parallel/test_training_state.py",),
     ),
     Mutant(
-        "training: a state cannot be continued, as an attribute of it is the step", "pdgemm/parallel/training_state.py",
+        "training: a state cannot be continued, as an attribute of it is the step",
+        "pdgemm/parallel/states/training_state.py",
         "if name in (_STEP, _UPDATES,", "if name in (_UPDATES,",
         (f"1 {R}parallel/test_training_state.py",),
     ),
@@ -1253,7 +1330,7 @@ MUTANTS = [
         (f"1 {R}parallel/test_buckets.py",),
     ),
     Mutant(
-        "training: corrections of the moments begin again after a restart", "pdgemm/parallel/training_state.py",
+        "training: corrections of the moments begin again after a restart", "pdgemm/parallel/states/training_state.py",
         "= numbers[_STEP], numbers[_UPDATES]", "= numbers[_STEP], 0",
         (f"1 {R}parallel/test_training_state.py",),
     ),
@@ -1488,7 +1565,7 @@ MUTANTS = [
         (f"1 {R}parallel/test_training_errors.py",),
     ),
     Mutant(
-        "training: a run that goes on begins with its first samples", "pdgemm/parallel/training_state.py",
+        "training: a run that goes on begins with its first samples", "pdgemm/parallel/states/training_state.py",
         "self.step, optimizer.updates = numbers[_STEP], numbers[_UPDATES]",
         "self.step, optimizer.updates = 0, numbers[_UPDATES]",
         (f"1 {R}parallel/test_training_state.py",),
@@ -1526,12 +1603,12 @@ MUTANTS = [
         (f"2 {R}parallel/test_divided_parameters.py",),
     ),
     Mutant(
-        "training: a state has the windows of other ranks along tp", "pdgemm/parallel/training_state.py",
+        "training: a state has the windows of other ranks along tp", "pdgemm/parallel/states/training_state.py",
         "for rank, window in owners.items():", "for rank, window in zip(owners, [*owners.values()][::-1]):",
         (f"2 {R}parallel/test_divided_parameters.py",),
     ),
     Mutant(
-        "training: a rank goes on with the window of another rank", "pdgemm/parallel/training_state.py",
+        "training: a rank goes on with the window of another rank", "pdgemm/parallel/states/training_state.py",
         "division.window(mesh.shape, mesh.rank)\n", "division.window(mesh.shape, mesh.rank ^ 1)\n",
         (f"2 {R}parallel/test_divided_parameters.py",),
     ),

@@ -58,16 +58,53 @@ def test_a_killed_run_goes_on_with_fewer_ranks(tmp_path: Path, moments: int) -> 
     assert all(number % EVERY == 0 for number in left) and 0 < min(left) < max(left), left
 
 
+EXPORTS = """
+import os, sys
+from itertools import count
+import numpy as np
+from pdgemm.parallel import Buckets, Mesh, export_parameters
+mesh = Mesh(dp=2, tp=-1)
+ranks = mesh.comm.allgather(os.getpid())
+buckets = Buckets(mesh, {"w": np.zeros((500, 300)), "b": np.zeros(300)}, stage=1)
+for number in count() if len(sys.argv) == 2 else [-1]:
+    for name in buckets.divisions:
+        buckets.set_parameter(name, np.full(buckets.divisions[name].shape, float(number)))
+    export_parameters(sys.argv[1], buckets)
+    if mesh.rank == 0 and number == 2:
+        print(*ranks, flush=True)
+"""
+
+
+def test_a_killed_export_leaves_the_old_file(tmp_path: Path) -> None:
+    """kill -9 of one of 4 ranks: the library reads parameters of one moment, and the next job writes and tidies up."""
+    numpy_files = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    path, rng = tmp_path / "x.safetensors", random.Random(1)
+    for _ in range(2):
+        kill_job(jobs.python(4, "-c", EXPORTS, str(path)), rng, 0, skipped=0)
+        tensors = numpy_files.load_file(path)
+        assert {name: x.shape for name, x in tensors.items()} == {"w": (500, 300), "b": (300,)}
+        assert len({value for x in tensors.values() for value in x.ravel()}) == 1 and tensors["b"][0] >= 2
+    done = jobs.run(jobs.python(2, "-c", EXPORTS, str(path), "once"))
+    assert done.returncode == 0, done.stderr
+    assert (numpy_files.load_file(path)["w"] == -1).all()
+    assert [x.name for x in tmp_path.iterdir() if "partial" in x.name] == []
+
+
 def kill_one(path: Path, number: int) -> None:
     """Kill one of the 4 ranks of a run in one of its steps, or while it saves; the job ends."""
     rng = random.Random(number)
+    last = rng.randrange(-1, STEPS // 2)  # several files are not written, however fast they are
     command = jobs.python(4, PROGRAM, str(STEPS), str(EVERY), str(path), str(number % 4))
+    kill_job(command, rng, last + 1)
+
+
+def kill_job(command: list[str], rng: random.Random, lines: int, skipped: int = 1) -> None:
+    """Kill one of the ranks, whose numbers a job prints behind `skipped` words, a moment after so many more lines."""
     job = subprocess.Popen(command, env=outside_job(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert job.stdout is not None
-        _, *ranks = job.stdout.readline().split()
-        last = rng.randrange(-1, STEPS // 2)  # several files are not written, however fast they are
-        for _ in range(last + 1):
+        ranks = job.stdout.readline().split()[skipped:]
+        for _ in range(lines):
             job.stdout.readline()
         time.sleep(rng.uniform(0, 0.25))
         os.kill(int(rng.choice(ranks)), signal.SIGKILL)

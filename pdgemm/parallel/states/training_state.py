@@ -66,7 +66,7 @@ class TrainingState:
         with (agreed := together(mesh.comm)) as arguments:
             arguments += ["TrainingState", self.path, self._every, *self._attrs.items()]
             agreed.flag = self.path.exists()
-        self._model = _model_of(mesh, optimizer.buckets.divisions)
+        self._model = model_of(mesh, optimizer.buckets.divisions)
         _check_names([*self._model], [*own])
         if agreed.flag:
             self._load()
@@ -166,7 +166,7 @@ class TrainingState:
         self.step, optimizer.updates = numbers[_STEP], numbers[_UPDATES]
 
 
-def _model_of(mesh: Mesh, divisions: dict[str, Division]) -> dict[str, tuple[Division, list[int]]]:
+def model_of(mesh: Mesh, divisions: dict[str, Division]) -> dict[str, tuple[Division, list[int]]]:
     """Return the divisions of the parameters of all pipeline stages, and the stages that have each.  Collective.
 
     Raises ArgumentError on all ranks where two stages have a parameter of one name that is not tied, or different ones.

@@ -1,0 +1,164 @@
+"""The header of a safetensors file: the types, shapes and places of its tensors, whose bytes follow one another.
+
+::
+
+    8 bytes          n, the length of the header, little-endian
+    n bytes          {"NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {...}}
+    all the others   the elements of the tensors, each in the order of its rows
+
+The format: https://github.com/huggingface/safetensors.  What a file has to hold beyond that is checked by its library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pdgemm.errors import ArgumentError, DTypeError, FileError
+from pdgemm.io.stored import CHANGED
+from pdgemm.support.file_states import State, ordinary, settled, state, state_of
+from pdgemm.support.files import LOST, naming, reserve, to_disk
+
+METADATA = "__metadata__"
+_LONGEST = 100_000_000  # bytes of a header that the library reads
+_CODES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "BOOL": "bool",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
+}  # fmt: skip
+DTYPE = {code: np.dtype(name) for code, name in _CODES.items()}
+CODE = {dtype: code for code, dtype in DTYPE.items()}
+
+
+class Tensor(NamedTuple):
+    """A tensor of a file.   code : its type as the format calls it.   offset : the byte at which its elements begin."""
+
+    code: str
+    shape: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the elements.  Raises DTypeError where the package has no such type."""
+        if self.code not in DTYPE:
+            raise DTypeError(f"elements of {self.code} are not read; types are {', '.join(DTYPE)}")
+        return DTYPE[self.code]
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{' x '.join(map(str, self.shape)) or 'one number'} {_CODES.get(self.code, self.code)}"
+
+
+class Header(NamedTuple):
+    """What a file says of its tensors, by name, and the state of the file that says so."""
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+    state: State
+
+
+def safetensors_library() -> Any:
+    """Return the safetensors library.  Raises ArgumentError where it is not installed."""
+    try:
+        return import_module("safetensors")
+    except ImportError:
+        raise ArgumentError("safetensors is not installed: pip install 'pdgemm[safetensors]'") from None
+
+
+def read_header(path: Path) -> Header:
+    """Return the header of a file, which the library has checked.  Local.
+
+    Raises FileError where the file is damaged, truncated or of another kind.
+    """
+    opened = safetensors_library()
+    with naming(path), open(path, "rb", opener=ordinary) as file:
+        current, before = state_of(file.fileno()), settled(path)
+        try:
+            with opened.safe_open(str(path), "numpy") as checked:
+                metadata = checked.metadata() or {}
+        except opened.SafetensorError as bad:
+            raise FileError(f"{path} is no safetensors file, or is damaged: {bad}") from None
+        described = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        start = file.tell()
+    described.pop(METADATA, None)
+    tensors = {
+        name: Tensor(x["dtype"], tuple(x["shape"]), start + x["data_offsets"][0]) for name, x in described.items()
+    }
+    if current != before:
+        raise FileError(f"{path} {CHANGED}")
+    return Header(tensors, metadata, current)
+
+
+def check_state(path: Path, header: Header) -> None:
+    """Raise FileError where the file is no longer the one of the header.  Local."""
+    if state(path) != header.state:
+        raise FileError(f"{path} {CHANGED}")
+
+
+class NewFile(NamedTuple):
+    """A file that will be written.   text : its header and what stands before it.   tensors : with their places."""
+
+    text: bytes
+    tensors: dict[str, Tensor]
+
+    @property
+    def size(self) -> int:
+        return len(self.text) + sum(x.nbytes for x in self.tensors.values())
+
+    def create(self, partial: Path) -> None:
+        """Write the header, and reserve the space of the elements.  Local."""
+        with partial.open("wb") as file:
+            file.write(self.text)
+            file.flush()
+            reserve(file, self.size)
+            os.truncate(file.fileno(), self.size)
+
+    def check(self, path: Path, partial: Path) -> None:
+        """Raise FileError where the file on the disk has another header or size, or the library refuses it.  Local."""
+        to_disk(partial, (len(self.text), self.size))
+        try:
+            there = read_header(partial)
+        except FileError as bad:
+            raise FileError(f"{path}: {LOST}: {bad}") from None
+        if there.tensors != self.tensors or there.state.size != self.size:
+            raise FileError(f"{path}: {LOST}")
+
+
+def new_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> NewFile:
+    """Return a file with these tensors, those of the widest elements first, so that all are aligned.  Local.
+
+    metadata : strings by name.   Raises ArgumentError where a name is none, or the header is too long.
+    """
+    texts = {"format": "pt"} if metadata is None else dict(metadata)
+    for name in (*tensors, *texts, *texts.values()):
+        if not isinstance(name, str) or name.encode(errors="ignore").decode() != name:
+            raise ArgumentError(f"names of tensors, and metadata, are strings, got {name!r}")
+    if METADATA in tensors:
+        raise ArgumentError(f"no tensor has the name {METADATA!r}: rename it")
+    at, described, placed = 0, dict[str, Any](), dict[str, Tensor]()
+    for name, x in sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
+        described[name] = {"dtype": x.code, "shape": x.shape, "data_offsets": (at, at + x.nbytes)}
+        placed[name], at = x._replace(offset=at), at + x.nbytes
+    text = json.dumps({METADATA: texts, **described}, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > _LONGEST:
+        raise ArgumentError(f"a header of {len(text)} bytes is too long: safetensors reads {_LONGEST}")
+    before = 8 + len(text)
+    return NewFile(
+        len(text).to_bytes(8, "little") + text, {x: t._replace(offset=before + t.offset) for x, t in placed.items()}
+    )

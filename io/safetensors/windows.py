@@ -1,0 +1,91 @@
+"""Windows of tensors in a file, of which a rank has a range of elements, row by row: local, and by MPI-IO alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from pdgemm.io.pieces import ELEMENTS, Transfer
+from pdgemm.io.safetensors.header import Tensor
+
+
+class Place(NamedTuple):
+    """A window of a tensor as a rectangle of a matrix: columns [col, col + width) from row `row` on.
+
+    cols : columns of the matrix.   transposed : the file has the transposed matrix.
+    """
+
+    row: int
+    col: int
+    width: int
+    cols: int
+    transposed: bool = False
+
+    def blocks(self, start: int, values: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield views of elements of the window from `start` on, rectangles of it of at most 2^19 elements each.
+
+        Each has a row and a column of the window; it is as long as possible in the rows of the file.
+        """
+        at = 0
+        while at < len(values):
+            row, col = divmod(start + at, self.width)
+            cols = min(self.width - col, len(values) - at)
+            rows = (len(values) - at) // self.width if cols == self.width else 1
+            whole = values[at : at + rows * cols].reshape(rows, cols)
+            at += rows * cols
+            along = min(rows if self.transposed else cols, ELEMENTS)  # a row of the file
+            steps = ELEMENTS // along, along
+            row_step, col_step = steps[::-1] if self.transposed else steps
+            for i, j in product(range(0, rows, row_step), range(0, cols, col_step)):
+                yield row + i, col + j, whole[i : i + row_step, j : j + col_step]
+
+    def transfer(self, transfer: Transfer, row: int, col: int, block: np.ndarray) -> None:
+        """Write or read a rectangle of the window.  Local."""
+        at = self.row + row, self.col + col
+        transfer(*(at[::-1] if self.transposed else at), block.T if self.transposed else block)
+
+
+def place_of_window(shape: Sequence[int], window: Sequence[slice], transposed: bool = False) -> Place:
+    """Return the place of a window, which is a part of one dimension of a tensor, as a rectangle of a matrix.
+
+    shape : of the parameter; where the file has it transposed, of two dimensions.
+    """
+    shape, window = (1,) * (2 - len(shape)) + tuple(shape), (slice(0, 1),) * (2 - len(shape)) + tuple(window)
+    divided = next((at for at, (n, x) in enumerate(zip(shape, window)) if (x.start, x.stop) != (0, n)), 0)
+    at = max(divided, 1)  # dimensions from here on are columns
+    inner, own = prod(shape[at + 1 :]), window[at]
+    row = window[0].start if at == 1 else 0
+    return Place(row, own.start * inner, (own.stop - own.start) * inner, prod(shape[at:]), transposed)
+
+
+def transfer_to(transfer_of: Callable[..., Transfer], tensor: Tensor, shape: Sequence[int], place: Place) -> Transfer:
+    """Return the transfer of a tensor of an open file.   shape : of the parameter."""
+    return transfer_of(tensor.offset, shape[0] if place.transposed else place.cols, tensor.dtype)
+
+
+def write_range(transfer: Transfer, place: Place, start: int, values: np.ndarray) -> None:
+    """Write elements of a window from `start` on.  Local; it copies at most 2^19 of them at a time."""
+    for row, col, block in place.blocks(start, values):
+        place.transfer(transfer, row, col, block)
+
+
+def has_range(transfer: Transfer, place: Place, start: int, values: np.ndarray, dtype: np.dtype) -> bool:
+    """Return whether a file has these elements, to the bit, in its type.  Local."""
+    for row, col, own in place.blocks(start, values):
+        block, expected = np.empty(own.shape, dtype), own.astype(dtype, "C")
+        place.transfer(transfer, row, col, block)
+        if not np.array_equal(block.view(np.uint8), expected.view(np.uint8)):
+            return False
+    return True
+
+
+def read_range(transfer: Transfer, place: Place, start: int, stop: int, dtype: np.dtype) -> np.ndarray:
+    """Return elements [start, stop) of a window in the type of the file.  Local."""
+    values = np.empty(stop - start, dtype)
+    for row, col, block in place.blocks(start, values):
+        place.transfer(transfer, row, col, block)
+    return values
