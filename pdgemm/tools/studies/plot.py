@@ -20,9 +20,11 @@ from pdgemm.tools.studies.figures import (
     saved,
     shared_entries,
 )
-from pdgemm.tools.studies.page import Drawn, page
-from pdgemm.tools.studies.panels import Forecast, panels
+from pdgemm.tools.studies.page import Drawn, DrawnSection, page
+from pdgemm.tools.studies.panels import FigurePanel, Forecast, panels
 from pdgemm.tools.studies.predictions import assumptions, predict
+from pdgemm.tools.studies.training.training_panels import panels_of_training
+from pdgemm.tools.studies.training.training_tables import DrawnTraining
 
 FORMS = (".html", ".png", ".svg")
 _FAR = 1 << 17  # ranks beyond which no time is predicted
@@ -45,7 +47,7 @@ def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict
         echo(f"pdgemm: warning: {place}: {fault}; left out", err=True)
     if len(results.unread) > _MOST:
         echo(f"pdgemm: warning: {len(results.unread) - _MOST} more were left out", err=True)
-    if not results.points and form != ".html":
+    if not results.measurements and form != ".html":
         raise ArgumentError(
             f"there is nothing to draw: {counted(len(results.bad), 'case')} failed or wrong, none right"
         )
@@ -57,9 +59,10 @@ def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict
             data = _page(results, forecasts, notes).encode(errors="xmlcharrefreplace")
         else:
             drawn = [(x.title, panels(x, forecast)) for x, forecast in zip(results.sections, forecasts) if x.points]
+            drawn += [(x.title, panels_of_training(x)) for x in results.trainings]
             data = saved(figure_of_sections(drawn), form[1:])
     write_file(out, data)
-    echo(f"{out}: {counted(len(results.points), 'measurement')}, {len(results.bad)} failed or wrong")
+    echo(f"{out}: {counted(len(results.measurements), 'measurement')}, {len(results.bad)} failed or wrong")
     for note in [*results.notes, *notes]:
         echo(f"  {note}")
 
@@ -80,11 +83,18 @@ def _forecast(section: Section, results: Results, requested: Machine | None, to:
 
 
 def _page(results: Results, forecasts: Sequence[Forecast], notes: Sequence[str]) -> str:
-    drawn = []
+    drawn = list[DrawnSection]()
     for section, forecast in zip(results.sections, forecasts):
-        every = panels(section, forecast)
-        shared = shared_entries(every)
-        figures = [(panel, saved(figure_of_panel(panel, shared), "svg").decode()) for panel in every]
-        drawn.append(Drawn(section, forecast, figures, saved(legend(shared), "svg").decode() if shared else ""))
+        drawn.append(Drawn(section, forecast, *_svgs(panels(section, forecast))))
+    drawn += [DrawnTraining(section, *_svgs(panels_of_training(section))) for section in results.trainings]
     machines = dict.fromkeys(str(x.machine) for forecast in forecasts for x in forecast.values())
+    planned = {x.source for section in results.trainings for x in section.points if x.training.mfu is not None}
+    machines |= {str(machine): None for source, machine in results.machines.items() if source in planned}
     return page(results, drawn, notes, [*machines])
+
+
+def _svgs(every: Sequence[FigurePanel]) -> tuple[list[tuple[FigurePanel, str]], str]:
+    """Return the figures of panels, and the legend of what several of them show."""
+    shared = shared_entries(every)
+    figures = [(panel, saved(figure_of_panel(panel, shared), "svg").decode()) for panel in every]
+    return figures, saved(legend(shared), "svg").decode() if shared else ""

@@ -16,9 +16,10 @@ from pdgemm.io.atomic import on_root
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.support.waits import Wait
 from pdgemm.tools.studies import records
-from pdgemm.tools.studies.cases import Case
 from pdgemm.tools.studies.measure import command_line, measure, setting
-from pdgemm.tools.studies.records import Record
+from pdgemm.tools.studies.records import AnyCase, Record
+from pdgemm.tools.studies.training.measured_training import measure_training
+from pdgemm.tools.studies.training.training_cases import TrainingCase
 
 _NAP = 0.01  # seconds between two polls of an idle rank, which yields its core to active ranks
 
@@ -26,12 +27,12 @@ _NAP = 0.01  # seconds between two polls of an idle rank, which yields its core 
 def run_cases(
     comm: MPI.Intracomm,
     path: Path,
-    todo: Sequence[Case],
+    todo: Sequence[AnyCase],
     repeats: int,
     warmup: int,
     machine: Machine | None,
-    doing: Callable[[Case, int], object],
-    notify: Callable[[Case, Record], object],
+    doing: Callable[[AnyCase, int], object],
+    notify: Callable[[AnyCase, Record], object],
 ) -> bool:
     """Measure cases; return whether all succeeded.  Collective over comm; a case runs on the first ranks of comm.
 
@@ -51,7 +52,10 @@ def run_cases(
             doing(case, 0)
             try:
                 with ProcessGrid(few) as grid:
-                    record = measure(grid, case, repeats, warmup, machine, partial(doing, case))
+                    if isinstance(case, TrainingCase):
+                        record = measure_training(grid, case, machine, partial(doing, case))
+                    else:
+                        record = measure(grid, case, repeats, warmup, machine, partial(doing, case))
             except PdgemmError as bad:  # raised on all ranks together; other errors propagate
                 record = records.failed_record(case, str(bad), command_line())
             few.Free()
