@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.core import ParameterSource
 
-from pdgemm.errors import ArgumentError, FileError, PdgemmError
+from pdgemm.errors import ArgumentError, FileError
 from pdgemm.planning.algorithm_registry import algorithm_choices
 from pdgemm.planning.machines.machine import CUDA, Machine, load_machine, named_by_variable
 from pdgemm.support import launcher
@@ -24,20 +23,16 @@ from pdgemm.tools.cli.job import start_mpi
 from pdgemm.tools.cli.param_types import BYTES, INTEGERS, MNK
 from pdgemm.tools.studies import records
 from pdgemm.tools.studies.cases import KINDS, Case, cases
-from pdgemm.tools.studies.figures import form_of
 from pdgemm.tools.studies.jobs import BAD_INPUT, ENDED, Ended, Launcher, StudyJobs, threads_per_rank
-from pdgemm.tools.studies.measurements import said
-from pdgemm.tools.studies.plot import FORMS, report
+from pdgemm.tools.studies.plot import check_report, finished
 from pdgemm.tools.studies.training.training_cases import (
     AUTO,
-    DTYPES_OF_TRAINING,
     EXAMPLE,
     SIZES,
     TrainingCase,
     program_file,
     training_cases,
 )
-from pdgemm.tools.studies.training.training_curves import TrainingPoint, agreement
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -133,12 +128,12 @@ def scaling(
     else:
         wanted = [*_multiplied(device, **studied)]
     if page is not None:
-        form_of(page, FORMS)
+        check_report(page, path)
     if only is not None or calibrate or launcher.launched_size() > 1:
         start_mpi()
         return _inside(path, page, wanted, only, repeats, warmup, machine_file, device, no_calibrate, calibrate)
     code = _steps(path, wanted, Launcher(launch), machine_file, device, no_calibrate)
-    return code if code in (BAD_INPUT, ENDED) else max(code, _finished(path, page, wanted))
+    return code if code in (BAD_INPUT, ENDED) else max(code, finished(path, page, wanted))
 
 
 def _check_options(training: bool) -> None:
@@ -186,29 +181,9 @@ def _trained(
 ) -> list[TrainingCase]:
     """Return the cases of a study of training by its options."""
     program_file(program)
-    if complex_ones := [name for name in dtypes if name not in DTYPES_OF_TRAINING]:
-        raise ArgumentError(f"--dtype of training is {' or '.join(DTYPES_OF_TRAINING)}, got {complex_ones[0]}")
     sizes, dtypes = {name: others[name] for name in SIZES}, dtypes or ("float32",)
     how: dict[str, Any] = {"program": program, "steps": steps, "warmup": warmup}
     return training_cases(kind or "strong", ranks, layouts, batch, sizes, dtypes, **how)
-
-
-def _finished(path: Path, page: Path | None, wanted: Sequence[records.AnyCase]) -> int:
-    """Say whether the losses of a study of training agree, write its page, and return the exit code."""
-    study = records.read_study(path)
-    measured = [study.measured[case] for case in wanted if case in study.done and isinstance(case, TrainingCase)]
-    code = 0
-    if measured:
-        losses = agreement([TrainingPoint.of(record, path) for record in measured])
-        code = 0 if losses.agree else 1
-        if page is None or code:  # a report says it, too
-            _say(losses.text, err=code == 1)
-    if page is not None and study.measured:
-        try:
-            report([path], page, None, None)
-        except PdgemmError as bad:
-            _warn(f"pdgemm: the measurements are in {path}, but there is no page: {bad}")
-    return code
 
 
 def _opened(path: Path) -> records.Study:
@@ -344,7 +319,7 @@ def _inside(
     from pdgemm.io.atomic import on_root
     from pdgemm.support import signals
     from pdgemm.tools.cli.session import check_launcher
-    from pdgemm.tools.studies.run import run_cases
+    from pdgemm.tools.studies.run import run_cases, said
 
     comm = MPI.COMM_WORLD
     check_launcher(comm.size)
@@ -388,7 +363,7 @@ def _end_of_study(
     """Return the exit code; a job that is the whole study also compares losses, and writes the page, on rank 0."""
     from pdgemm.io.atomic import on_root
 
-    code = on_root(comm, path, lambda: _finished(path, page, wanted)) if only is None else 0
+    code = on_root(comm, path, lambda: finished(path, page, wanted)) if only is None else 0
     return code if good else max(code, 1)
 
 

@@ -20,8 +20,7 @@ from pdgemm.support.json_input import Count, Figure, Positive, converted
 from pdgemm.support.text import algorithm_name, in_bytes, sides
 from pdgemm.tools.studies import records
 from pdgemm.tools.studies.cases import KINDS, MNK, Case
-from pdgemm.tools.studies.measurements import Measurement
-from pdgemm.tools.studies.records import Record
+from pdgemm.tools.studies.records import Measurement, Record
 from pdgemm.tools.studies.training.training_cases import TrainingCase
 from pdgemm.tools.studies.training.training_curves import (
     TrainingPoint,

@@ -12,9 +12,8 @@ from typing import Any
 
 from pdgemm.support.text import Table, counted, in_seconds
 from pdgemm.tools.studies.curves import TITLES, Curve, Point, Results, Section
-from pdgemm.tools.studies.measurements import Measurement, relative
 from pdgemm.tools.studies.panels import FigurePanel, Forecast
-from pdgemm.tools.studies.records import Record
+from pdgemm.tools.studies.records import Measurement, Record, relative
 
 ERROR = "model error [%]"
 # the columns of tables: each function returns a cell for a curve, a point of the curve and its predicted seconds

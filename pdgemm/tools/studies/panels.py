@@ -13,8 +13,8 @@ import numpy as np
 from pdgemm.schedules.formulas import lower_bound
 from pdgemm.support.text import counted
 from pdgemm.tools.studies.curves import Point, Section
-from pdgemm.tools.studies.measurements import Measurement, relative
 from pdgemm.tools.studies.predictions import Predicted
+from pdgemm.tools.studies.records import Measurement, relative
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

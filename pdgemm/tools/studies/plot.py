@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from pdgemm.errors import ArgumentError
+from pdgemm.errors import ArgumentError, PdgemmError
 from pdgemm.planning.machines.machine import Machine, load_machine
 from pdgemm.support.files import check_writable, write_file
 from pdgemm.support.text import counted, echo
@@ -23,12 +24,39 @@ from pdgemm.tools.studies.figures import (
 from pdgemm.tools.studies.page import Drawn, DrawnSection, page
 from pdgemm.tools.studies.panels import FigurePanel, Forecast, panels
 from pdgemm.tools.studies.predictions import assumptions, predict
+from pdgemm.tools.studies.records import AnyCase, read_study
+from pdgemm.tools.studies.training.training_cases import TrainingCase
+from pdgemm.tools.studies.training.training_curves import TrainingPoint, agreement
 from pdgemm.tools.studies.training.training_panels import panels_of_training
 from pdgemm.tools.studies.training.training_tables import DrawnTraining
 
 FORMS = (".html", ".png", ".svg")
 _FAR = 1 << 17  # ranks beyond which no time is predicted
 _MOST = 10  # the most faults that are printed one by one
+
+
+def check_report(page: Path, study: Path) -> None:
+    """Raise ArgumentError or FileError where a report cannot be written beside a study that has not begun."""
+    form_of(page, FORMS)
+    if os.path.realpath(page) == os.path.realpath(study):
+        raise ArgumentError(f"{page} takes the measurements: name another file for the report")
+    check_writable(page, 0)
+
+
+def finished(path: Path, page: Path | None, wanted: Sequence[AnyCase]) -> int:
+    """Write the report of a study, say whether the losses of training agree, and return the exit code: 1 if not."""
+    study = read_study(path)
+    measured = [study.measured[case] for case in wanted if case in study.done and isinstance(case, TrainingCase)]
+    losses = agreement([TrainingPoint.of(record, path) for record in measured])
+    with suppress(BrokenPipeError):
+        if measured and (page is None or not losses.agree):  # a report says it, too
+            echo(losses.text, err=not losses.agree)
+        try:
+            if page is not None and study.measured:
+                report([path], page, None, None)
+        except PdgemmError as bad:
+            echo(f"pdgemm: the measurements are in {path}, but there is no page: {bad}", err=True)
+    return 0 if losses.agree else 1
 
 
 def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict_to: int | None) -> None:

@@ -9,15 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.support.file_states import ordinary
 from pdgemm.support.files import lock, naming
 from pdgemm.support.files import read_file as read_file
-from pdgemm.support.json_input import Seconds, converted, decoded
+from pdgemm.support.json_input import Count, Figure, Positive, Seconds, converted, decoded
 from pdgemm.tools.studies.cases import Case
 from pdgemm.tools.studies.training.training_cases import TrainingCase
 
@@ -194,3 +195,64 @@ def study_lock(path: Path) -> Iterator[None]:
 def left(study: Study, wanted: Iterable[AnyCase]) -> list[AnyCase]:
     """Return the cases to be measured, with cases that failed or were wrong before at the end."""
     return sorted((case for case in wanted if case not in study.done), key=lambda case: case in study.measured)
+
+
+# ------------------------------------------------------------------ what reports need of a record
+class Cost(Struct):
+    """What a measurement cost."""
+
+    core_hours: Figure
+    gpu_hours: Figure
+    joules: Figure | None = None
+    energy: str | None = None
+
+
+class Setting(Struct):
+    """Where a case was measured."""
+
+    nodes: list[str]
+    threads_per_rank: Annotated[list[Count], Meta(min_length=1)]
+    cores_per_node: Count
+    oversubscribed: bool = False
+
+
+class Measurement(Struct, kw_only=True):
+    """A measured case: the part of its record that the figures need.
+
+    case     : what was measured.   record : the record as it was read.   source : the file of the record.
+    interval : the 95% confidence interval of the median; None for few repetitions.
+    """
+
+    case: Any
+    record: Record
+    source: str
+    cost: Cost
+    setting: Setting
+    repetitions: list[Seconds] = msgspec.field(name="seconds")
+    seconds: Positive = msgspec.field(name="median_seconds")
+    interval: tuple[Positive, Positive] | None = msgspec.field(name="confidence")
+
+    @property
+    def ranks(self) -> int:
+        return int(self.case.ranks)
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether the cores were oversubscribed: more ranks than cores."""
+        return self.setting.oversubscribed
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings, which are the same for all points of a curve."""
+        return {name: _text(self.record["setting"].get(name)) for name in SETTING}
+
+
+def relative(first: Any, other: Any) -> float:
+    """Return the rate per rank relative to that of `first`; for the same work, this is T(p0) p0 / (T(p) p)."""
+    return float((other.flops / (other.seconds * other.ranks)) / (first.flops / (first.seconds * first.ranks)))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return "-".join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value)

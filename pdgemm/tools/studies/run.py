@@ -14,6 +14,7 @@ from pdgemm.errors import PdgemmError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io.atomic import on_root
 from pdgemm.planning.machines.machine import Machine
+from pdgemm.support.text import in_rate, in_seconds
 from pdgemm.support.waits import Wait
 from pdgemm.tools.studies import records
 from pdgemm.tools.studies.measure import command_line, measure, setting
@@ -78,3 +79,37 @@ def _gather(comm: MPI.Comm) -> None:
         request = comm.Ibarrier()
         while not request.Test():
             sleep(_NAP)
+
+
+def said(case: AnyCase, record: Record) -> str:
+    """Return the record of a case as a line of text."""
+    if record["status"] == "failed":
+        return f"FAILED {case}: {record['error']}"
+    if isinstance(case, TrainingCase):
+        return _said_of_training(case, record)
+    product = record["product"]
+    wrong = "" if record["status"] == "ok" else f"; WRONG: residual {record['residual']}"
+    return (
+        f"{case}: {_median(record)}, {in_rate(1e9 * record['gflops'])}, "
+        f"{record['fraction_of_peak']:.0%} of peak, by {product['algorithm']} on "
+        f"{'x'.join(map(str, product['grid']))}{wrong}"
+    )
+
+
+def _said_of_training(case: TrainingCase, record: Record) -> str:
+    """Return the record of a case of training as a line of text."""
+    training = record["training"]
+    differ = [x["kind"] for x in training["words"] if x["differ"]]
+    parts = [
+        f"{case}: {_median(record)} a step, {training['tokens_per_second']:,.0f} tokens/s, by {training['layout']}",
+        f"words of {', '.join(differ)} DIFFER from their formulas" if differ else "words as by formulas",
+        *([f"MFU {training['mfu']:.0%}"] if "mfu" in training else []),
+        *(["WRONG: a loss is infinite or not a number"] if record["status"] == "wrong" else []),
+    ]
+    return "; ".join(parts)
+
+
+def _median(record: Record) -> str:
+    between = record["confidence"]
+    spread = f" [{in_seconds(between[0])}, {in_seconds(between[1])}]" if between else ""
+    return in_seconds(record["median_seconds"]) + spread

@@ -155,7 +155,10 @@ def training_cases(
         raise ArgumentError(f"a study of training is strong or weak, got {kind!r}")
     if not ranks or min(ranks) < 1:
         raise ArgumentError(f"a study needs numbers of ranks > 0, got {[*ranks]}")
-    shape, named = ModelShape(**sizes), [name for text in layouts for name in _named(text)]
+    if wrong := [name for name in dtypes if name not in DTYPES_OF_TRAINING]:
+        raise ArgumentError(f"--dtype of training is {' or '.join(DTYPES_OF_TRAINING)}, got {wrong[0]}")
+    members: dict[str, Any] = {**sizes}
+    shape, named = ModelShape(**members), [name for text in layouts for name in _named(text)]
     for text in named:
         if "=" in text and _explicit(text).ranks not in ranks:
             raise ArgumentError(

@@ -14,8 +14,7 @@ from msgspec import Struct
 
 from pdgemm.support.json_input import Count, Figure, Size, converted
 from pdgemm.support.text import counted, in_words
-from pdgemm.tools.studies.measurements import Measurement, relative
-from pdgemm.tools.studies.records import Record
+from pdgemm.tools.studies.records import Measurement, Record, relative
 from pdgemm.tools.studies.training.training_cases import AUTO, TrainingCase
 
 TITLES_OF_TRAINING = {"strong": "Strong scaling of training", "weak": "Weak scaling of training"}

@@ -12,11 +12,12 @@ from pdgemm.tools.studies.training.training_curves import TrainingPoint, Trainin
 
 # the columns: each function returns a cell for a section and one of its points
 COLUMNS_OF_TRAINING: dict[str, Callable[[TrainingSection, TrainingPoint], str]] = {
+    "case": lambda section, x: x.name,
     "ranks": lambda section, x: f"{x.ranks}{'*' * x.oversubscribed}",
     "layout": lambda section, x: x.training.layout,
     "asked for": lambda section, x: x.case.layout,
     "samples": lambda section, x: str(x.case.batch),
-    "microbatches of a rank": lambda section, x: str(x.training.microbatches),
+    "micro-batches": lambda section, x: str(x.training.microbatches),
     "a step": lambda section, x: in_seconds(x.seconds),
     "median [s]": lambda section, x: f"{x.seconds:.4g}",
     "95% interval [s]": lambda section, x: f"{x.interval[0]:.4g} to {x.interval[1]:.4g}" if x.interval else "-",
@@ -29,11 +30,11 @@ COLUMNS_OF_TRAINING: dict[str, Callable[[TrainingSection, TrainingPoint], str]] 
     "waiting [%]": lambda section, x: f"{100 * x.parts['wait'] / sum(x.parts.values()):.0f}",
     "MFU [%]": lambda section, x: _percent(x.training.mfu),
     "HFU [%]": lambda section, x: _percent(x.training.hfu),
-    "words a step": lambda section, x: f"{x.words:,.0f}",
+    "words a step, all ranks": lambda section, x: f"{x.words:,.0f}",
     "words by formulas": lambda section, x: "equal" if x.words_agree else "DIFFER",
     "last loss": lambda section, x: f"{x.training.losses[-1]:.6f}",
     "core-hours": lambda section, x: f"{x.cost.core_hours:.3g}",
-    "energy [J]": lambda section, x: str(x.cost.energy) if x.cost.joules is None else f"{x.cost.joules:.4g}",
+    "energy [J]": lambda section, x: "-" if x.cost.joules is None else f"{x.cost.joules:.4g}",
 }
 KEYS_OF_TRAINING = (
     "ranks", "layout", "samples", "a step", "tokens/s", "efficiency [%]", "planned", "plan's error [%]", "MFU [%]",
@@ -56,7 +57,9 @@ class DrawnTraining(DrawnSection):
 
     @property
     def measurements(self) -> Table:
-        left_out = {"a step", "planned"}
+        left_out = {"ranks", "layout", "a step", "planned", "words by formulas"}
+        if all(x.cost.joules is None for x in self.section.points):
+            left_out.add("energy [J]")
         return self._table([x for x in COLUMNS_OF_TRAINING if x not in left_out], self.section.points)
 
     @property
