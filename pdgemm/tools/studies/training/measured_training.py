@@ -19,6 +19,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.parallel.step_report import LARGE, PHASES, StepReport, StepTimes
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.models.model_plan import ModelPlan
+from pdgemm.support.agreement import together
 from pdgemm.tools.studies.energy import Meter
 from pdgemm.tools.studies.measure import circumstances, confidence, energy_of
 from pdgemm.tools.studies.records import Record
@@ -35,7 +36,9 @@ def measure_training(
     machine : of the plan; None: an ordinary cluster, no MFU.   notify : is called with the number of steps measured.
     """
     comm = grid.comm
-    program, plan = _loaded(case.path), case.plan(machine or Machine())
+    with together(comm) as arguments:
+        program, plan = _loaded(case.path), case.plan(machine or Machine())
+        arguments += ["a case of training", case.words(plan.layout)]
     meter = None
     losses, times = list[float](), None
     for times, loss in program.training(case.words(plan.layout), comm):
@@ -121,11 +124,14 @@ def _words(comm: MPI.Comm, report: StepReport) -> list[dict[str, Any]]:
 
 @cache
 def _loaded(path: Path) -> ModuleType:
-    """Return the program of a file, as Python starts it: modules beside it can be imported."""
+    """Return the program of a file, as Python starts it: modules beside it can be imported.  Raises ArgumentError."""
     sys.path.insert(0, str(path.resolve().parent))
     spec = spec_from_file_location("program_of_study", path)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as bad:
+        raise ArgumentError(f"{path} cannot be loaded: {type(bad).__name__}: {bad}") from bad
     return module

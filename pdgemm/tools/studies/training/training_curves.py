@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
+from pdgemm.errors import ArgumentError
 from pdgemm.support.json_input import Count, Figure, Size, converted
 from pdgemm.support.text import counted, in_words
 from pdgemm.tools.studies.records import Measurement, Record, relative
@@ -53,7 +54,7 @@ class _Training(Struct):
     planned: dict[str, Figure]
     bubble: Figure
     words: list[Words]
-    losses: list[float | None]
+    losses: list[float]
     mfu: Figure | None = None
     hfu: Figure | None = None
 
@@ -75,7 +76,10 @@ class TrainingPoint(Measurement, kw_only=True):
     @classmethod
     def of(cls, record: Record, source: Path) -> TrainingPoint:
         """Return the point of a record.  Raises ArgumentError where the record is incomplete or invalid."""
-        return converted({**record, "record": record, "source": str(source)}, cls)
+        point = converted({**record, "record": record, "source": str(source)}, cls)
+        if len(point.training.losses) != point.case.warmup + point.case.steps or not point.planned.seconds:
+            raise ArgumentError("a case of training has the loss of each step, and planned seconds")
+        return point
 
     @property
     def flops(self) -> int:
@@ -202,7 +206,7 @@ def agreement(points: Sequence[TrainingPoint]) -> Agreement:
     for mine in (mine for mine in alike.values() if len(mine) > 1):
         losses = np.array([x.training.losses for x in mine], float)
         low, high = losses.argmin(axis=0), losses.argmax(axis=0)
-        differences = np.ptp(losses, axis=0) / np.abs(losses).min(axis=0)
+        differences = np.ptp(losses, axis=0) / np.maximum(np.abs(losses).min(axis=0), np.finfo(float).tiny)
         step, bound = int(np.argmax(differences)), float(np.finfo(mine[0].case.dtype).eps ** 0.5)
         layouts, steps = layouts + len(mine), max(steps, len(differences))
         ends = (f"{losses[at[step], step]:.8g} on {mine[at[step]].name}" for at in (low, high))
