@@ -167,7 +167,7 @@ def test_losses_that_agree_and_that_do_not(tmp_path: Path) -> None:
     assert close.agree and "2 cases agree: the largest relative difference in 8 steps is 1.0e-04 (step 4:" in close.text
     apart = changed(0, 1e-3)
     assert not apart.agree and apart.text.startswith("THE LOSSES DIFFER by 1.0e-03, more than 3.5e-04")
-    assert "5.5 on 1 rank, dp=1 and 5.5055 on 2 ranks, dp=2" in apart.text
+    assert "5.5 on 1 rank, dp=1 and 5.5055 on 2 ranks, dp=2 (auto)" in apart.text
     # of a weak study each number of ranks has losses of its own
     weak = [TrainingPoint.of(x, tmp_path) for x in trained("weak", {1: 1.0, 2: 1.0})]
     assert agreement(weak).text.startswith("Losses cannot be compared")
@@ -177,9 +177,11 @@ def test_words_that_differ_from_their_formula_are_named(tmp_path: Path) -> None:
     wrong = [{"kind": "tensor", "counted": 9.0, "formula": 8.0, "all_ranks": 18.0, "differ": 2}]
     lines = [*trained("strong", {1: 8.0}), *trained("strong", {2: 5.0}, words=wrong)]
     results = read_all([study(tmp_path / "t.jsonl", *lines)])
-    assert any("DIFFER from their formulas (2 ranks, dp=2: tensor differ on 2 ranks)" in x for x in results.notes)
+    assert any(
+        "DIFFER from their formulas (2 ranks, dp=2 (auto): tensor differ on 2 ranks)" in x for x in results.notes
+    )
     drawn = DrawnTraining(results.trainings[0], [])
-    assert drawn.words.rows == [("2 ranks, dp=2", "tensor", "9", "8", "18", "differ on 2 ranks")]
+    assert drawn.words.rows == [("2 ranks, dp=2 (auto)", "tensor", "9", "8", "18", "differ on 2 ranks")]
     assert [row[-1] for row in drawn.key_figures.rows] == ["equal", "DIFFER"]
 
 
@@ -220,7 +222,7 @@ def test_a_page_of_products_and_of_training(tmp_path: Path) -> None:
     for expected in (
         "Distributed matrix multiplication: strong scaling; training of a transformer: strong scaling, weak scaling",
         "Strong scaling of training: 4 layers of 128 with 4 heads, vocabulary 256, 8 samples of 128 tokens, float32",
-        "8 samples on a rank of 128 tokens", "The losses of 2 cases agree", "equal on all ranks", "MFU [%]", "HFU [%]",
+        "8 samples of 128 tokens on a rank", "The losses of 2 cases agree", "equal on all ranks", "MFU [%]", "HFU [%]",
         "planned bubble [%]", "GFLOP/s: 2 m n k", "what the passes compute", "pdgemm scaling strong",
     ):  # fmt: skip
         assert re.sub(r"\s+", " ", expected) in re.sub(r"\s+", " ", text), expected

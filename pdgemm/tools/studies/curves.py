@@ -186,7 +186,7 @@ class Section:
 class Results:
     """The results in the files of studies.
 
-    sections : of products.   trainings : of training.
+    sections, trainings : of products, and of training.
     unread   : place and fault of each line, or measurement, that cannot be used.
     notes    : further facts that a reader of the report must know.
     machines : the calibration of each file.
@@ -194,11 +194,11 @@ class Results:
     """
 
     sections: list[Section] = field(default_factory=list)
-    trainings: list[TrainingSection] = field(default_factory=list)
     unread: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     machines: dict[str, Machine] = field(default_factory=dict)
     bad: list[tuple[Path, records.AnyCase, Record]] = field(default_factory=list)
+    trainings: list[TrainingSection] = field(default_factory=list)
 
     @cached_property
     def points(self) -> list[Point]:

@@ -96,10 +96,12 @@ class TrainingCase:
     @property
     def requested(self) -> str:
         """The model and the samples as the user requested them."""
-        samples = f"{counted(self.of, 'sample')} on a rank" if self.of else counted(self.batch, "sample")
+        samples = (
+            f"{counted(self.of or self.batch, 'sample')} of {self.sequence} tokens{' on a rank' if self.of else ''}"
+        )
         program = "" if self.program == EXAMPLE else f"{Path(self.program).name}, "
         sizes = f"{counted(self.layers, 'layer')} of {self.hidden} with {counted(self.heads, 'head')}"
-        return f"{program}{sizes}, vocabulary {self.vocabulary}, {samples} of {self.sequence} tokens, {self.dtype}"
+        return f"{program}{sizes}, vocabulary {self.vocabulary}, {samples}, {self.dtype}"
 
     @property
     def path(self) -> Path:

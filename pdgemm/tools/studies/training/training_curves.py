@@ -117,7 +117,8 @@ class TrainingPoint(Measurement, kw_only=True):
     @property
     def name(self) -> str:
         """The case in a row of a figure or a message."""
-        return f"{counted(self.ranks, 'rank')}{'*' * self.oversubscribed}, {self.training.layout}"
+        chosen = " (auto)" if self.case.layout == AUTO and self.ranks > 1 else ""
+        return f"{counted(self.ranks, 'rank')}{'*' * self.oversubscribed}, {self.training.layout}{chosen}"
 
 
 @dataclass(frozen=True)

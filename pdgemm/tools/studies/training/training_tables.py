@@ -30,7 +30,6 @@ COLUMNS_OF_TRAINING: dict[str, Callable[[TrainingSection, TrainingPoint], str]] 
     "waiting [%]": lambda section, x: f"{100 * x.parts['wait'] / sum(x.parts.values()):.0f}",
     "MFU [%]": lambda section, x: _percent(x.training.mfu),
     "HFU [%]": lambda section, x: _percent(x.training.hfu),
-    "words a step, all ranks": lambda section, x: f"{x.words:,.0f}",
     "words by formulas": lambda section, x: "equal" if x.words_agree else "DIFFER",
     "last loss": lambda section, x: f"{x.training.losses[-1]:.6f}",
     "core-hours": lambda section, x: f"{x.cost.core_hours:.3g}",
@@ -84,7 +83,7 @@ class DrawnTraining(DrawnSection):
     def _table(self, names: Iterable[str], points: Sequence[TrainingPoint]) -> Table:
         columns = [*names]
         rows = [[COLUMNS_OF_TRAINING[name](self.section, x) for name in columns] for x in points]
-        return Table(columns, rows, words=("layout", "asked for", "words by formulas"))
+        return Table(columns, rows, words=("case", "layout", "asked for", "words by formulas"))
 
 
 def _percent(share: float | None) -> str:
