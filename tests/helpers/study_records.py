@@ -83,7 +83,7 @@ def training_record(case: TrainingCase, seconds: float, **changes: Any) -> dict[
                                             "setting", "command", "environment", "date")},
         "case": case.as_dict(),
         "training": {
-            "layout": f"dp={case.ranks}", "microbatches": 1, "bubble": 0.25, "words": [kind] * (case.ranks > 1),
+            "layout": f"dp={case.ranks}", "microbatches": 2, "bubble": 0.25, "words": [kind] * (case.ranks > 1),
             "phases": {name: share * seconds for name, share in phases.items()},
             "waits": {"forward": 0.02 * seconds, "backward": 0.03 * seconds},
             "planned": {name: share * seconds for name, share in planned.items()},

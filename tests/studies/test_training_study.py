@@ -295,7 +295,7 @@ CHANGED = """
 import sys
 sys.path.insert(0, {folder!r})
 import train
-
+{before}
 def training(words, comm):
     for step, (times, loss) in enumerate(train.training(words, comm)):
         {change}
@@ -303,10 +303,10 @@ def training(words, comm):
 """
 
 
-def changed(folder: Path, change: str) -> str:
-    """Return the path of a program that trains as the example does, but for a change."""
+def changed(folder: Path, change: str, before: str = "") -> str:
+    """Return the path of a program that trains as the example does, but for a change of its steps, or before them."""
     program = folder / "mine.py"
-    program.write_text(CHANGED.format(folder=str(program_file("gpt").parent), change=change))
+    program.write_text(CHANGED.format(folder=str(program_file("gpt").parent), change=change, before=before))
     return str(program)
 
 
@@ -325,12 +325,15 @@ def test_a_number_of_ranks_that_fails_is_reported(tmp_path: Path) -> None:
 
 
 @jobs.needs_mpiexec
-def test_losses_that_differ_are_said_and_the_exit_code_is_1(tmp_path: Path) -> None:
+def test_losses_and_words_that_differ_are_said(tmp_path: Path) -> None:
     """In one job on two ranks, the first of which measures the case of one rank."""
-    program = changed(tmp_path, "loss *= 1 + (comm.size - 1) * 0.01")
+    wrong = "train.expected_words = lambda run: {'tensor': run.mesh.comm.size - 1}"
+    program = changed(tmp_path, "loss *= 1 + (comm.size - 1) * 0.01", wrong)
     run = scaling(tmp_path, "--train", program, "--ranks", "1,2", "--steps", "1", "--out", "s.jsonl", ranks=2)
     assert run.returncode == 1
     assert "THE LOSSES DIFFER by 1.0e-02" in run.stderr
+    first, second = (line for line in run.stdout.splitlines() if line.startswith("["))
+    assert "words as by formulas" in first and "words of tensor DIFFER from their formulas" in second
     assert all(x["status"] == "ok" for x in records.open_study(tmp_path / "s.jsonl").measured.values())
 
 
