@@ -675,8 +675,8 @@ MUTANTS = [
         ("0 tests/studies/test_training_study.py",),
     ),
     Mutant(
-        "training studies: weak training has the samples of strong training", "pdgemm/tools/studies/training/training_cases.py",
-        'batch * (number if kind == "weak" else 1)\n        mine", "batch\n        mine',
+        "training studies: weak ones keep the samples", "pdgemm/tools/studies/training/training_cases.py",
+        'samples = batch * (number if kind == "weak" else 1)', "samples = batch",
         ("0 tests/studies/test_training_study.py",),
     ),
     Mutant(

@@ -127,13 +127,16 @@ def scaling(
         page = path.with_suffix(".html") if page is None else page
     else:
         wanted = [*_multiplied(device, **studied)]
-    if page is not None:
+    if page is not None and only is None and not calibrate:
         check_report(page, path)
     if only is not None or calibrate or launcher.launched_size() > 1:
         start_mpi()
         return _inside(path, page, wanted, only, repeats, warmup, machine_file, device, no_calibrate, calibrate)
     code = _steps(path, wanted, Launcher(launch), machine_file, device, no_calibrate)
-    return code if code in (BAD_INPUT, ENDED) else max(code, finished(path, page, wanted))
+    try:
+        return code if code in (BAD_INPUT, ENDED) else max(code, finished(path, page, wanted))
+    except Ended:
+        return ENDED
 
 
 def _check_options(training: bool) -> None:

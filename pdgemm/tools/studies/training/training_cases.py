@@ -6,7 +6,9 @@ import ast
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
 
 from pdgemm.errors import ArgumentError
 from pdgemm.planning.machines.machine import Machine
@@ -40,7 +42,7 @@ class TrainingCase:
 
     kind: Literal["strong", "weak"]
     ranks: Count
-    program: Name
+    program: Annotated[str, Meta(min_length=1, max_length=4096)]
     layout: Name
     batch: Count
     of: Size
