@@ -256,7 +256,7 @@ TINY = ("--layers", "2", "--hidden", "8", "--heads", "2", "--sequence", "8", "--
 
 def scaling(folder: Path, *words: str, ranks: int = 0) -> jobs.Finished:
     """`pdgemm scaling WORDS` of a tiny model, alone or on so many ranks, finished."""
-    return jobs.pdgemm(ranks, "scaling", *words, *TINY, cwd=folder, timeout=110, OMP_NUM_THREADS="1")
+    return jobs.pdgemm(ranks, "scaling", *TINY, *words, cwd=folder, timeout=110, OMP_NUM_THREADS="1")
 
 
 @jobs.needs_mpiexec
@@ -335,6 +335,19 @@ def test_losses_and_words_that_differ_are_said(tmp_path: Path) -> None:
     first, second = (line for line in run.stdout.splitlines() if line.startswith("["))
     assert "words as by formulas" in first and "words of tensor DIFFER from their formulas" in second
     assert all(x["status"] == "ok" for x in records.open_study(tmp_path / "s.jsonl").measured.values())
+
+
+@jobs.needs_mpiexec
+def test_a_program_that_yields_something_else_is_one_error(tmp_path: Path) -> None:
+    for body, message in (
+        ("yield 1, 2.0", "got 1 of int"),
+        ("import nothing_of_the_kind", "cannot be loaded: ModuleNot"),
+    ):
+        before, inside = (body, "return") if "import" in body else ("", body)
+        (tmp_path / "mine.py").write_text(f"{before}\ndef training(words, comm):\n    {inside}\n")
+        run = scaling(tmp_path, "--train", "mine.py", "--ranks", "1", "--out", "s.jsonl")
+        assert run.returncode == 1 and "FAILED 1 rank" in run.stderr and message in run.stderr
+        assert "Traceback" not in run.stderr
 
 
 @jobs.needs_mpiexec

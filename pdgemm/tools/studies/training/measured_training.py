@@ -43,15 +43,19 @@ def measure_training(
     losses, times = list[float](), None
     for times, loss in program.training(case.words(plan.layout), comm):
         losses.append(float(loss))
+        if not isinstance(times, StepTimes):
+            break
         if len(losses) == case.warmup:
             times.restart()
             meter = Meter(False) if grid.node.rank == 0 else None
         notify(max(0, len(losses) - case.warmup))
-    if not isinstance(times, StepTimes) or len(losses) != case.warmup + case.steps:
-        raise ArgumentError(
-            f"{case.program}: training() yields the StepTimes and the loss of {case.warmup} + {case.steps} steps, got "
-            f"{len(losses)} of {type(times).__name__}"
-        )
+    with together(comm) as arguments:
+        if not isinstance(times, StepTimes) or len(losses) != case.warmup + case.steps:
+            raise ArgumentError(
+                f"{case.program}: training() yields the StepTimes and the loss of {case.warmup} + {case.steps} steps, "
+                f"got {len(losses)} of {type(times).__name__}"
+            )
+        arguments += ["steps of training", len(losses)]
     energy, report = energy_of(comm, meter, case.steps), times.report()
     words, around = _words(comm, report), circumstances(grid)
     if comm.rank:

@@ -235,7 +235,7 @@ def _explicit(text: str) -> TrainingLayout:
     """Return the layout of a text.  Raises ArgumentError where it names what a program has no option for."""
     fixed = _fixed("float32")
     layout = TrainingLayout.parsed(text, fixed)
-    names = {part.partition("=")[0] for part in text.split(",")}
+    names = {part.partition("=")[0] for part in text.split(",") if part}
     if wrong := sorted(names - {*_WORDS, "microbatch"}):
         raise ArgumentError(
             f"{wrong[0]} is no part of a study's layouts, which have {', '.join((*_WORDS, 'microbatch'))}"
@@ -249,7 +249,7 @@ def _lies(layout: str, shape: ModelShape, batch: int, ranks: int) -> str:
         return _explicit(layout).lies(shape, batch)
     meshes = [*LayoutSearch(shape, batch, ranks, Machine()).meshes()]
     if layout == AUTO:
-        return "" if meshes else f"no mesh of {counted(ranks, 'rank')} divides it"
+        return "" if meshes else f"no mesh of {counted(ranks, 'rank')} divides the model and its samples"
     if any(getattr(mesh, layout) == ranks for mesh in meshes):
         return ""
     return {
