@@ -15,7 +15,6 @@ COLUMNS_OF_TRAINING: dict[str, Callable[[TrainingSection, TrainingPoint], str]] 
     "case": lambda section, x: x.name,
     "ranks": lambda section, x: f"{x.ranks}{'*' * x.oversubscribed}",
     "layout": lambda section, x: x.training.layout,
-    "asked for": lambda section, x: x.case.layout,
     "samples": lambda section, x: str(x.case.batch),
     "micro-batches": lambda section, x: str(x.training.microbatches),
     "a step": lambda section, x: in_seconds(x.seconds),
@@ -83,7 +82,7 @@ class DrawnTraining(DrawnSection):
     def _table(self, names: Iterable[str], points: Sequence[TrainingPoint]) -> Table:
         columns = [*names]
         rows = [[COLUMNS_OF_TRAINING[name](self.section, x) for name in columns] for x in points]
-        return Table(columns, rows, words=("case", "layout", "asked for", "words by formulas"))
+        return Table(columns, rows, words=("case", "layout", "words by formulas"))
 
 
 def _percent(share: float | None) -> str:
