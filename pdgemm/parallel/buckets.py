@@ -29,7 +29,7 @@ from pdgemm.schedules.training.parameter_division import Division, extents
 from pdgemm.support.agreement import agree, together
 from pdgemm.support.text import counted
 
-WAITS = "waits in passes"  # of the recorder: seconds in which a forward or backward pass waits for messages
+WAITS = "waits in "  # of the recorder, before the name of a pass: seconds in which that waits for messages
 _CUT = 12  # bits of 32 that a checksum leaves out, so that sums of squares are exact
 _FAILED = 2.0**20  # what a rank that failed adds to the number of ranks whose gradients overflow
 Array = np.ndarray
@@ -210,7 +210,8 @@ class Buckets:
         with self.recorder.phase(phase):
             yield
         if phase in spans.PASSES:
-            seconds[WAITS] = seconds.get(WAITS, 0.0) + seconds.get("wait", 0.0) - waited
+            name = WAITS + phase
+            seconds[name] = seconds.get(name, 0.0) + seconds.get("wait", 0.0) - waited
         if trace:
             trace.add((spans.HOST, phase, start, perf_counter()))
 

@@ -18,8 +18,9 @@ from pdgemm.parallel.updates.sharded_optimizer import ShardedOptimizer
 from pdgemm.planning.machines.machine import machine_at_hand
 from pdgemm.support.text import Table, counted, in_rate, in_seconds, in_words
 
-_LARGE = 1 << 20  # the dimension of a product at the peak of a machine
+LARGE = 1 << 20  # the dimension of a product at the peak of a machine
 PHASES = ("data", "forward", "backward", IDLE, "reduce", "optimizer", "other")
+_WAITS = tuple(WAITS + phase for phase in PHASES[1:3])
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class StepReport:
     phases  : (rank, phase) seconds of a step on average; `PHASES` are the columns.  "pipeline" is the time in which a
         stage waits for others.  "reduce" is the exposed part of the reductions: the time in which a rank waits for them
         after its backward pass.
-    waits   : of each rank, the seconds of a step in which its passes wait for buckets, with stages 2 and 3.
+    waits   : (rank, pass) seconds of a step in which the forward and the backward pass wait for messages of layers, and
+        with stages 2 and 3 of buckets.
     hidden  : seconds of a step in which messages moved while ranks computed, on average.
     counted, predicted : traffic of this rank in all steps by kind, and by `JointLayout.step` and `Homes.traffic`,
         without that of updates that were skipped.
@@ -41,6 +43,7 @@ class StepReport:
         again; 0: unknown.
     planned : seconds of a step by phase, of a plan; empty: there is none.
     ranks, peak : their number, and the flops per second of the products of one by the model of the machine.
+    of_steps : seconds of each step, on the slowest rank of it.
     """
 
     steps: int
@@ -60,6 +63,7 @@ class StepReport:
     ranks: int = 1
     peak: float = 0.0
     planned: dict[str, float] = field(default_factory=dict)
+    of_steps: tuple[float, ...] = ()
 
     @property
     def samples_per_second(self) -> float:
@@ -73,6 +77,15 @@ class StepReport:
     def _agrees(self, kind: str) -> bool:
         moved = self.counted.get(kind, Traffic())
         return moved == self.predicted[kind] if kind in self.predicted else moved.words_received == self.expected[kind]
+
+    def words(self) -> dict[str, tuple[int, int | None]]:
+        """Return the words that this rank received in all steps by kind: counted, and by formula (None: there is none).
+
+        Those of decisions are left out.
+        """
+        formulas = {kind: x.words_received for kind, x in self.predicted.items()} | self.expected
+        kinds = (kind for kind in {**formulas, **self.counted} if kind != "decisions")
+        return {kind: (self.counted.get(kind, Traffic()).words_received, formulas.get(kind)) for kind in kinds}
 
     @property
     def tokens_per_second(self) -> float:
@@ -97,7 +110,7 @@ class StepReport:
     @property
     def slow_rank(self) -> int | None:
         """The rank that is busy in its passes much longer than the median of all ranks; None: no rank."""
-        return slow_among((self.phases[:, 1:3].sum(axis=1) - self.waits).tolist())
+        return slow_among((self.phases[:, 1:3].sum(axis=1) - self.waits.sum(axis=1)).tolist())
 
     def __str__(self) -> str:
         mean, most = self.phases.mean(axis=0), self.phases.max(axis=0)
@@ -121,15 +134,13 @@ class StepReport:
             + (f"; planned {in_seconds(sum(self.planned.values()))}" if self.planned else ""),
             str(table),
         ]
-        expected = {kind: x.words_received for kind, x in self.predicted.items()} | self.expected
-        for kind in (kind for kind in {**expected, **self.counted} if kind != "decisions"):
-            moved = self.counted.get(kind, Traffic()).words_received
+        for kind, (moved, formula) in self.words().items():
             if not moved and not self.expected.get(kind, kind in self.predicted):
                 continue
             words = in_words(moved / max(1, self.steps))
             line = f"{kind}: {words} received a step by rank 0"
-            if kind in expected:
-                other = f"predicted {in_words(expected[kind] / max(1, self.steps))}"
+            if formula is not None:
+                other = f"predicted {in_words(formula / max(1, self.steps))}"
                 line += f", {'as predicted' if self._agrees(kind) else other}"
             lines.append(line)
         lines += self._of_flops()
@@ -179,12 +190,17 @@ class StepTimes:
         tokens: int = 0,
         planned: Mapping[str, float] | None = None,
     ) -> None:
-        self._optimizer, self._batches, self._rows, self._samples = optimizer, batches, list[list[float]](), 0
+        self._optimizer, self._batches = optimizer, batches
         self._of_step, self._flops, self._tokens = {**(expected or {})}, flops, tokens
         self._planned = {**(planned or {})}
-        self._expected = Counter[str]()
-        self._traffic, self._last = dict[str, Traffic](), batches.seconds if batches else 0.0
-        self._hidden, self._waits, self._updates = 0.0, 0.0, 0
+        self._last = batches.seconds if batches else 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all steps so far, such as the first one, which allocates what the others use again.  Local."""
+        self._rows, self._samples, self._updates = list[list[float]](), 0, 0
+        self._expected, self._traffic = Counter[str](), dict[str, Traffic]()
+        self._hidden, self._waits = 0.0, np.zeros(len(_WAITS))
 
     def _so_far(self) -> dict[str, Traffic]:
         return {kind: x + Traffic() for kind, x in self._optimizer.buckets.mesh.traffic.items()}
@@ -200,13 +216,13 @@ class StepTimes:
             self._traffic[kind] = self._traffic.get(kind, Traffic()) + (x - moved.get(kind, Traffic()))
         self._expected.update({kind: words() if callable(words) else words for kind, words in self._of_step.items()})
         self._updates += self._optimizer.updates - updates
-        spent = {name: seconds.get(name, 0.0) - before.get(name, 0.0) for name in (*PHASES[1:6], "hidden", WAITS)}
+        spent = {name: seconds.get(name, 0.0) - before.get(name, 0.0) for name in (*PHASES[1:6], "hidden", *_WAITS)}
         waited = self._batches.seconds if self._batches else 0.0
         data, self._last = waited - self._last, waited
         inside = [spent[name] for name in PHASES[1:6]]
         self._rows.append([data, *inside, max(0.0, end - start - sum(inside))])
         self._hidden += spent["hidden"]
-        self._waits += spent[WAITS]
+        self._waits += [spent[name] for name in _WAITS]
         self._samples += samples
 
     def report(self) -> StepReport:
@@ -229,5 +245,5 @@ class StepTimes:
             steps, self._samples, float(totals.sum()), float(p50), float(p99), phases,
             waits, self._hidden / max(1, steps), dict(self._traffic), expected,
             dict(self._expected), self._tokens * steps, self._flops[0] * steps, self._flops[1] * steps, comm.size,
-            machine_at_hand().rate(str(layouts.whole.wide), _LARGE), self._planned,
+            machine_at_hand().rate(str(layouts.whole.wide), LARGE), self._planned, tuple(totals.tolist()),
         )  # fmt: skip

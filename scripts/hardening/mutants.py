@@ -1,4 +1,4 @@
-"""What the suite catches: 371 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 380 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -654,6 +654,51 @@ MUTANTS = [
         "profiling: clocks run at one rate", "pdgemm/tools/profiling/trace_file.py",
         "(t - before.here) * rate", "(t - before.here)",
         ("4 tests/cli/test_trace.py",),
+    ),
+    Mutant(
+        "training studies: weak efficiency is that of the same work", "pdgemm/tools/studies/records.py",
+        "(other.flops / (other", "(first.flops / (other",
+        ("0 tests/studies/test_training_study.py",),
+    ),
+    Mutant(
+        "training studies: the formula of words is what was counted", "pdgemm/parallel/step_report.py",
+        "words_received, formulas.get(kind)) for kind in kinds}", "words_received,) * 2 for kind in kinds}",
+        ("0 tests/studies/test_training_study.py",),
+    ),
+    Mutant(
+        "training studies: words are compared with themselves", "pdgemm/tools/studies/training/measured_training.py",
+        "sum(moved != expected for", "sum(moved != moved for",
+        ("0 tests/studies/test_training_study.py",),
+    ),
+    Mutant(
+        "training studies: tokens/s of a microbatch", "pdgemm/tools/studies/training/measured_training.py",
+        "case.tokens / median", "plan.layout.microbatch * case.sequence / median",
+        ("0 tests/studies/test_training_study.py",),
+    ),
+    Mutant(
+        "training studies: a report's tokens/s of a microbatch", "pdgemm/tools/studies/training/training_curves.py",
+        "self.case.tokens / self.seconds", "self.case.tokens / self.training.microbatches / self.seconds",
+        ("0 tests/studies/test_training_study.py",),
+    ),
+    Mutant(
+        "training studies: the step that warms up is counted", "pdgemm/tools/studies/training/measured_training.py",
+        "if len(losses) == case.warmup:", "if not losses:",
+        ("0 tests/studies/test_training_study.py",),
+    ),
+    Mutant(
+        "training studies: losses that differ agree", "pdgemm/tools/studies/training/training_curves.py",
+        "if largest <= bound:", "if largest <= 1:",
+        ("0 tests/studies/test_training_study.py",),
+    ),
+    Mutant(
+        "training studies: waits of passes are no transfers", "pdgemm/tools/studies/training/training_curves.py",
+        "sum(waits.values()) + phases", "phases",
+        ("0 tests/studies/test_training_study.py",),
+    ),
+    Mutant(
+        "training studies: weak ones keep the samples", "pdgemm/tools/studies/training/training_cases.py",
+        'samples = batch * (number if kind == "weak" else 1)', "samples = batch",
+        ("0 tests/studies/test_training_study.py",),
     ),
     Mutant(
         "studies: waits for ranks are counted twice", "pdgemm/tools/studies/curves.py",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.tools.studies import records
 from pdgemm.tools.studies.cases import Case, cases
+from pdgemm.tools.studies.training.training_cases import SIZES, TrainingCase, training_cases
 
 SIDE = 1024
 
@@ -56,6 +58,37 @@ def record(case: Case, seconds: float, **changes: Any) -> dict[str, Any]:
         "command": ["pdgemm", "scaling", "strong", "--ranks", "1,2"],
         "environment": {"OMP_NUM_THREADS": "1"},
         "date": "2026-01-02T03:04:05+00:00",
+    }  # fmt: skip
+
+
+def trained(
+    kind: str, times: dict[int, float], layouts: Sequence[str] = ("auto",), batch: int = 8, **changes: Any
+) -> list[dict[str, Any]]:
+    """As `pdgemm scaling --train` writes them, of steps of so many seconds by ranks.   changes : of `training`."""
+    how: dict[str, Any] = {"program": "gpt", "steps": 7, "warmup": 1}
+    every = training_cases(kind, [*times], layouts, batch, SIZES, ["float32"], **how)
+    return [training_record(case, times[case.ranks], **changes) for case in every]
+
+
+def training_record(case: TrainingCase, seconds: float, **changes: Any) -> dict[str, Any]:
+    """As `pdgemm scaling --train` writes it.   changes : of `training`."""
+    phases = {"data": 0.01, "forward": 0.3, "backward": 0.5, "pipeline": 0.04, "reduce": 0.05, "optimizer": 0.06,
+              "other": 0.04}  # fmt: skip
+    planned = {"forward": 0.2, "backward": 0.4, "transfers": 0.1, "wait": 0.02, "update": 0.03}
+    words = 1000.0 * (case.ranks - 1)
+    kind = {"kind": "gradients", "counted": words, "formula": words, "all_ranks": case.ranks * words, "differ": 0}
+    product = record(Case("strong", case.ranks, (8, 8, 8)), seconds)
+    return {
+        **{name: product[name] for name in ("status", "median_seconds", "confidence", "seconds", "warmup", "cost",
+                                            "setting", "command", "environment", "date")},
+        "case": case.as_dict(),
+        "training": {
+            "layout": f"dp={case.ranks}", "microbatches": 2, "bubble": 0.25, "words": [kind] * (case.ranks > 1),
+            "phases": {name: share * seconds for name, share in phases.items()},
+            "waits": {"forward": 0.02 * seconds, "backward": 0.03 * seconds},
+            "planned": {name: share * seconds for name, share in planned.items()},
+            "losses": [5.5 - 0.1 * step for step in range(8)], "mfu": 0.4, "hfu": 0.5, **changes,
+        },
     }  # fmt: skip
 
 

@@ -160,6 +160,13 @@ class Run:
         )
 
 
+def training(words, comm):
+    """Yield the times and the loss of each step: what `pdgemm scaling --train` measures.  Collective over comm."""
+    run = Run(parsed(words), comm)
+    for _, loss, _ in run.steps(text()):
+        yield run.times, loss
+
+
 def main(*words):
     options = parsed(words)
     run, losses = Run(options), {}

@@ -26,6 +26,7 @@ _KINDS = {
     "experts": ("exchange",),
     "pipeline": ("shift",),
 }  # of `machine.KINDS`, those of a collective, of which each moves as many bytes
+_SENT = "tensor", "context", "experts"  # the parts of a layer that are transfers
 _UPDATE = 28  # bytes of a parameter that an update of Adam reads and writes
 
 
@@ -146,6 +147,23 @@ class StepSeconds:
             "pipeline": parts["pipeline"] + parts["bubble"],
             "reduce": parts["gradients"],
             "optimizer": parts["parameters"] + parts["optimizer"],
+        }
+
+    def of_parts(self) -> dict[str, float]:
+        """Return the seconds of a step by what ranks do; together they are those of `of_step`.
+
+        forward, backward : what the passes compute.   transfers : what is not hidden of those of layers and gradients.
+        wait : for other stages of the pipeline.   update : the optimizer, and parameters that it sends.
+        """
+        passes, phases = {"forward": self.forward, "backward": self.backward}, self.of_phases()
+        whole = sum(sum(layer.values()) for layer in passes.values())
+        layers = sum(time for part, time in self.of_step().items() if part in self.forward) / whole
+        sent = {name: layers * sum(layer[part] for part in _SENT) for name, layer in passes.items()}
+        return {
+            **{name: phases[name] - seconds for name, seconds in sent.items()},
+            "transfers": sum(sent.values()) + phases["reduce"],
+            "wait": phases["pipeline"],
+            "update": phases["optimizer"],
         }
 
 

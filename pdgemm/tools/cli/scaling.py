@@ -1,4 +1,4 @@
-"""`pdgemm scaling` measures in one job for each number of ranks, or on the ranks of the job in which it was started."""
+"""`pdgemm scaling` measures products or training: in a job for each number of ranks, or on the ranks of its own job."""
 
 from __future__ import annotations
 
@@ -11,18 +11,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.planning.algorithm_registry import algorithm_choices
 from pdgemm.planning.machines.machine import CUDA, Machine, load_machine, named_by_variable
 from pdgemm.support import launcher
-from pdgemm.support.text import counted, echo, in_rate, in_seconds
+from pdgemm.support.text import counted, echo
 from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import start_mpi
 from pdgemm.tools.cli.param_types import BYTES, INTEGERS, MNK
 from pdgemm.tools.studies import records
 from pdgemm.tools.studies.cases import KINDS, Case, cases
-from pdgemm.tools.studies.jobs import ENDED, Ended, Launcher, StudyJobs, threads_per_rank
+from pdgemm.tools.studies.jobs import BAD_INPUT, ENDED, Ended, Launcher, StudyJobs, threads_per_rank
+from pdgemm.tools.studies.plot import check_report, finished
+from pdgemm.tools.studies.training.training_cases import (
+    AUTO,
+    EXAMPLE,
+    SIZES,
+    TrainingCase,
+    program_file,
+    training_cases,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -30,11 +40,31 @@ if TYPE_CHECKING:
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
+_of_training = options.stacked_options(
+    click.option(
+        "--train", "program", is_flag=False, flag_value=EXAMPLE,
+        help="Measure steps of training by this program; without a path: docs/examples/gpt/train.py.",
+    ),
+    click.option(
+        "--layouts", "layouts", multiple=True, default=(AUTO,), show_default="auto",
+        help="Of training: auto, the fastest by the plan; dp,tp,pp; or such as dp=2,tp=2; may be given several times.",
+    ),
+    click.option("--batch", type=options.COUNT, default=16, show_default=True, help="Samples of a step; weak: a rank."),
+    *(click.option(f"--{name}", type=options.COUNT, default=size, show_default=True) for name, size in SIZES.items()),
+)  # fmt: skip
+
+
 @click.command()
-@click.argument("kind", type=click.Choice(KINDS))
-@click.option("--shape", "shapes", type=MNK, multiple=True, required=True, help="m,n,k; on one rank for a weak study.")
+@click.argument("kind", type=click.Choice(KINDS), required=False)
+@click.option("--shape", "shapes", type=MNK, multiple=True, help="Of products: m,n,k; on one rank for a weak study.")
 @click.option("--ranks", type=INTEGERS, required=True, help="Numbers of ranks, such as 1,2,4.")
-@click.option("--out", type=click.Path(dir_okay=False), required=True, help="File of results, a line per case.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False), help="File of results, a line per case; with --train: training.jsonl."
+)
+@click.option(
+    "--page", type=click.Path(dir_okay=False, path_type=Path),
+    help="FILE.html, .png or .svg: the report, as by `pdgemm plot`; with --train an HTML page beside the results.",
+)  # fmt: skip
 @click.option(
     "--algorithm",
     "algorithms",
@@ -48,50 +78,115 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
     "dtypes",
     type=click.Choice(options.BLAS_DTYPES),
     multiple=True,
-    default=("float64",),
-    help="Default: float64.",
+    help="Default: float64; of training float32.",
 )
 @options.mover
 @click.option("--memory-limit", type=BYTES, help="Per rank, for buffers beyond A, B and C.")
 @options.device
-@click.option("--repeats", type=options.COUNT, default=10, show_default=True, help="Six or more for an interval.")
-@click.option("--warmup", type=options.COUNT, default=1, show_default=True, help="Products before the measured ones.")
+@click.option(
+    "--repeats", "--steps", "repeats", type=options.COUNT, default=10, show_default=True,
+    help="Products, or steps, that are measured: six or more for an interval.",
+)  # fmt: skip
+@click.option(
+    "--warmup", type=options.COUNT, default=1, show_default=True, help="Products, or steps, before the measured ones."
+)
 @click.option("--launch", help="How jobs are started: 'mpiexec -n {ranks}'; default: PDGEMM_LAUNCH, srun or mpiexec.")
 @options.machine
 @click.option("--no-calibrate", is_flag=True, help="Plan and predict for an ordinary cluster.")
 @click.option("--only", type=INTEGERS, hidden=True)  # in jobs that this command starts: the numbers of the cases
 @click.option("--calibrate", is_flag=True, hidden=True)  # in jobs that this command starts: calibrate only
+@_of_training
 @options.debug
 def scaling(
-    kind: str,
-    shapes: tuple[tuple[int, int, int], ...],
-    ranks: tuple[int, ...],
-    out: str,
-    algorithms: tuple[str, ...],
-    dtypes: tuple[str, ...],
-    mover: str,
-    memory_limit: int | None,
-    device: str,
+    program: str | None,
+    out: str | None,
+    page: Path | None,
     repeats: int,
     warmup: int,
     launch: str | None,
     machine_file: str | None,
+    device: str,
     no_calibrate: bool,
     only: tuple[int, ...] | None,
     calibrate: bool,
+    **studied: Any,
 ) -> int:
     """Measure products on growing numbers of ranks: the same shapes (strong), shapes that take the same memory on each
-    rank (weak), or several shapes (shapes).
+    rank (weak), or several shapes (shapes).  With --train, steps of training: with the same samples (strong, the
+    default), or as many on each rank (weak).
 
     Alone it starts a job for each number of ranks; under mpirun or srun it uses the first ranks of that job.  Cases
     that are in the file are not measured again.
     """
-    path = Path(out)
-    wanted = cases(kind, shapes, ranks, dtypes, algorithms, mover=mover, memory_limit=memory_limit, device=device)
+    _check_options(training=program is not None)
+    if out is None and program is None:
+        raise click.MissingParameter(param_hint="--out", param_type="option")
+    path = Path(out or "training.jsonl")
+    if program is not None:
+        wanted: list[records.AnyCase] = [*_trained(program, repeats, warmup, **studied)]
+        page = path.with_suffix(".html") if page is None else page
+    else:
+        wanted = [*_multiplied(device, **studied)]
+    if page is not None and only is None and not calibrate:
+        check_report(page, path)
     if only is not None or calibrate or launcher.launched_size() > 1:
         start_mpi()
-        return _inside(path, wanted, only, repeats, warmup, machine_file, device, no_calibrate, calibrate)
-    return _steps(path, wanted, Launcher(launch), machine_file, device, no_calibrate)
+        return _inside(path, page, wanted, only, repeats, warmup, machine_file, device, no_calibrate, calibrate)
+    code = _steps(path, wanted, Launcher(launch), machine_file, device, no_calibrate)
+    try:
+        return code if code in (BAD_INPUT, ENDED) else max(code, finished(path, page, wanted))
+    except Ended:
+        return ENDED
+
+
+def _check_options(training: bool) -> None:
+    """Raise UsageError where options of products were typed for training, or the other way round."""
+    context = click.get_current_context()
+    others = ("shapes", "algorithms", "mover", "memory_limit", "device") if training else ("layouts", "batch", *SIZES)
+    for parameter in context.command.params:
+        if parameter.name in others and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:
+            belongs = "products: leave it, or --train, out" if training else "training: it takes --train"
+            raise click.UsageError(f"{parameter.opts[0]} is an option of studies of {belongs}")
+
+
+def _multiplied(
+    device: str,
+    *,
+    kind: str | None,
+    shapes: tuple[tuple[int, int, int], ...],
+    ranks: tuple[int, ...],
+    dtypes: tuple[str, ...],
+    algorithms: tuple[str, ...],
+    mover: str,
+    memory_limit: int | None,
+    **_: Any,
+) -> list[Case]:
+    """Return the products of a study by its options."""
+    if kind is None:
+        raise click.MissingParameter(param_hint=f"one of {', '.join(KINDS)}, or --train", param_type="argument")
+    if not shapes:
+        raise click.MissingParameter(param_hint="--shape", param_type="option")
+    dtypes = dtypes or ("float64",)
+    return cases(kind, shapes, ranks, dtypes, algorithms, mover=mover, memory_limit=memory_limit, device=device)
+
+
+def _trained(
+    program: str,
+    steps: int,
+    warmup: int,
+    *,
+    kind: str | None,
+    ranks: tuple[int, ...],
+    layouts: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    batch: int,
+    **others: Any,
+) -> list[TrainingCase]:
+    """Return the cases of a study of training by its options."""
+    program_file(program)
+    sizes, dtypes = {name: others[name] for name in SIZES}, dtypes or ("float32",)
+    how: dict[str, Any] = {"program": program, "steps": steps, "warmup": warmup}
+    return training_cases(kind or "strong", ranks, layouts, batch, sizes, dtypes, **how)
 
 
 def _opened(path: Path) -> records.Study:
@@ -118,7 +213,7 @@ def _machine_at_hand(path: Path, machine_file: str | None, study: records.Study,
 
 # ------------------------------------------------------------------ a job for each number of ranks
 def _steps(
-    path: Path, wanted: list[Case], launch: Launcher, machine_file: str | None, device: str, ordinary: bool
+    path: Path, wanted: list[records.AnyCase], launch: Launcher, machine_file: str | None, device: str, ordinary: bool
 ) -> int:
     """Measure the remaining cases, each number of ranks in a job of its own; return the exit code."""
     study = _opened(path)
@@ -134,7 +229,7 @@ def _steps(
     return code if fits else max(code, 1)
 
 
-def _headline(path: Path, wanted: list[Case], todo: list[Case]) -> str:
+def _headline(path: Path, wanted: list[records.AnyCase], todo: list[records.AnyCase]) -> str:
     return f"{path}: {counted(len(wanted), 'case')}, {len(todo)} to run"
 
 
@@ -144,7 +239,9 @@ def _keep(path: Path, study: records.Study, machine: Machine | None) -> None:
         records.append(path, {"machine": known})
 
 
-def _measure(path: Path, wanted: list[Case], todo: list[Case], launch: Launcher, calibrate: bool) -> int:
+def _measure(
+    path: Path, wanted: list[records.AnyCase], todo: list[records.AnyCase], launch: Launcher, calibrate: bool
+) -> int:
     """Measure the cases in jobs, and return the exit code."""
     most = max(case.ranks for case in todo)
     threads = threads_per_rank(max(case.ranks for case in wanted))
@@ -192,8 +289,8 @@ def _warn(text: str) -> None:
 
 
 def _fitting(
-    wanted: list[Case], todo: list[Case], ranks: int | None, what: str, loud: bool = True
-) -> tuple[list[Case], bool]:
+    wanted: list[records.AnyCase], todo: list[records.AnyCase], ranks: int | None, what: str, loud: bool = True
+) -> tuple[list[records.AnyCase], bool]:
     """Return the cases that fit the available ranks, and whether all do.   loud : print a line on the other cases."""
     large = sorted({case.ranks for case in todo if ranks is not None and case.ranks > ranks})
     if ranks is None or not large:
@@ -209,7 +306,8 @@ def _fitting(
 # ------------------------------------------------------------------ on the ranks of one job
 def _inside(
     path: Path,
-    wanted: list[Case],
+    page: Path | None,
+    wanted: list[records.AnyCase],
     only: tuple[int, ...] | None,
     repeats: int,
     warmup: int,
@@ -224,7 +322,7 @@ def _inside(
     from pdgemm.io.atomic import on_root
     from pdgemm.support import signals
     from pdgemm.tools.cli.session import check_launcher
-    from pdgemm.tools.studies.run import run_cases
+    from pdgemm.tools.studies.run import run_cases, said
 
     comm = MPI.COMM_WORLD
     check_launcher(comm.size)
@@ -238,12 +336,12 @@ def _inside(
     if only is None:
         _say(_headline(path, wanted, todo))
     if not todo:
-        return 0 if fits else 1
+        return _end_of_study(comm, path, page, wanted, only, fits)
 
-    def doing(case: Case, done: int) -> None:
+    def doing(case: records.AnyCase, done: int) -> None:
         signals.doing(f"measuring {case}, repetition {done + 1} of {repeats}", "it is lost, what was finished is kept")
 
-    def notify(case: Case, record: records.Record) -> None:
+    def notify(case: records.AnyCase, record: records.Record) -> None:
         done = len(records.read_study(path).done & {*wanted})
         _say(f"[{done}/{len(wanted)}] {said(case, record)}", err=record["status"] != "ok")
 
@@ -254,7 +352,22 @@ def _inside(
             if machine is None and not ordinary:
                 machine = _calibrated(comm, path, device)
         good = run_cases(comm, path, todo, repeats, warmup, machine, doing, notify)
-    return 0 if good and fits else 1
+    return _end_of_study(comm, path, page, wanted, only, good and fits)
+
+
+def _end_of_study(
+    comm: MPI.Intracomm,
+    path: Path,
+    page: Path | None,
+    wanted: list[records.AnyCase],
+    only: tuple[int, ...] | None,
+    good: bool,
+) -> int:
+    """Return the exit code; a job that is the whole study also compares losses, and writes the page, on rank 0."""
+    from pdgemm.io.atomic import on_root
+
+    code = on_root(comm, path, lambda: finished(path, page, wanted)) if only is None else 0
+    return code if good else max(code, 1)
 
 
 def _calibrated(comm: MPI.Intracomm, path: Path, device: str) -> Machine:
@@ -265,17 +378,3 @@ def _calibrated(comm: MPI.Intracomm, path: Path, device: str) -> Machine:
     record = {"machine": json.loads(machine.as_json()), "ranks": comm.size}
     on_root(comm, path, lambda: records.append(path, record))
     return machine
-
-
-def said(case: Case, record: records.Record) -> str:
-    """Return the record of a case as a line of text."""
-    if record["status"] == "failed":
-        return f"FAILED {case}: {record['error']}"
-    product, between = record["product"], record["confidence"]
-    spread = f" [{in_seconds(between[0])}, {in_seconds(between[1])}]" if between else ""
-    wrong = "" if record["status"] == "ok" else f"; WRONG: residual {record['residual']}"
-    return (
-        f"{case}: {in_seconds(record['median_seconds'])}{spread}, {in_rate(1e9 * record['gflops'])}, "
-        f"{record['fraction_of_peak']:.0%} of peak, by {product['algorithm']} on "
-        f"{'x'.join(map(str, product['grid']))}{wrong}"
-    )

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import nan
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.local.arrays import dtypes
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.support.json_input import Count, Figure, Positive, Seconds, converted
+from pdgemm.support.json_input import Count, Figure, Positive, converted
 from pdgemm.support.text import algorithm_name, in_bytes, sides
 from pdgemm.tools.studies import records
 from pdgemm.tools.studies.cases import KINDS, MNK, Case
-from pdgemm.tools.studies.records import Record
+from pdgemm.tools.studies.records import Measurement, Record
+from pdgemm.tools.studies.training.training_cases import TrainingCase
+from pdgemm.tools.studies.training.training_curves import (
+    TrainingPoint,
+    TrainingSection,
+    notes_of_training,
+    sections_of_training,
+)
 
 TITLES = {"strong": "Strong scaling", "weak": "Weak scaling", "shapes": "Shapes"}
 TITLED = ("shape", "algorithm", "dtype", "mover", "memory", "device")
@@ -64,37 +70,12 @@ class _Product(Struct):
     overlap: Figure | None = None
 
 
-class _Cost(Struct):
-    core_hours: Figure
-    gpu_hours: Figure
-    joules: Figure | None = None
-    energy: str | None = None
-
-
-class _Setting(Struct):
-    nodes: list[str]
-    threads_per_rank: Annotated[list[Count], Meta(min_length=1)]
-    cores_per_node: Count
-    oversubscribed: bool = False
-
-
-class Point(Struct):
-    """A measured case: the part of its record that the figures need.
-
-    record   : the record as it was read.   source : the file of the record.
-    interval : the 95% confidence interval of the median; None for few repetitions.
-    """
+class Point(Measurement, kw_only=True):
+    """A measured product."""
 
     case: Case
-    record: Record
-    source: str
     product: _Product
-    cost: _Cost
-    setting: _Setting
     residual: Figure
-    repetitions: list[Seconds] = msgspec.field(name="seconds")
-    seconds: Positive = msgspec.field(name="median_seconds")
-    interval: tuple[Positive, Positive] | None = msgspec.field(name="confidence")
     fraction: Positive = msgspec.field(name="fraction_of_peak")
 
     @classmethod
@@ -105,17 +86,8 @@ class Point(Struct):
         return point
 
     @property
-    def ranks(self) -> int:
-        return self.case.ranks
-
-    @property
     def flops(self) -> int:
         return self.case.flops
-
-    @property
-    def oversubscribed(self) -> bool:
-        """Whether the cores were oversubscribed: more ranks than cores."""
-        return self.setting.oversubscribed
 
     @property
     def words(self) -> float:
@@ -145,11 +117,6 @@ class Point(Struct):
             "pack": ranks.pack_seconds.mean, "move": ranks.move_seconds.mean,
         }  # fmt: skip
         return parts | {"rest": max(0.0, ranks.seconds.mean - sum(parts.values()))}
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """The settings, which are the same for all points of a curve."""
-        return {name: _text(self.record["setting"].get(name)) for name in records.SETTING}
 
 
 @dataclass(frozen=True)
@@ -194,6 +161,10 @@ class Section:
     curves: list[Curve] = field(default_factory=list)
 
     @property
+    def anchor(self) -> str:
+        return self.kind
+
+    @property
     def points(self) -> list[Point]:
         return [point for curve in self.curves for point in curve.points]
 
@@ -215,6 +186,7 @@ class Section:
 class Results:
     """The results in the files of studies.
 
+    sections, trainings : of products, and of training.
     unread   : place and fault of each line, or measurement, that cannot be used.
     notes    : further facts that a reader of the report must know.
     machines : the calibration of each file.
@@ -225,17 +197,24 @@ class Results:
     unread: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     machines: dict[str, Machine] = field(default_factory=dict)
-    bad: list[tuple[Path, Case, Record]] = field(default_factory=list)
+    bad: list[tuple[Path, records.AnyCase, Record]] = field(default_factory=list)
+    trainings: list[TrainingSection] = field(default_factory=list)
 
     @cached_property
     def points(self) -> list[Point]:
+        """The products that were measured."""
         return [point for section in self.sections for point in section.points]
+
+    @cached_property
+    def measurements(self) -> list[Measurement]:
+        """All that was measured."""
+        return [*self.points, *(point for section in self.trainings for point in section.points)]
 
 
 def read_all(paths: Sequence[Path]) -> Results:
     """Read the files of studies.  Raises FileError where a file is missing, or has no record."""
     results = Results()
-    points: dict[tuple[Any, ...], Point] = {}
+    points: dict[tuple[Any, ...], Point | TrainingPoint] = {}
     again = 0
     for path in dict.fromkeys(paths):
         for case, record in _opened(path, results).measured.items():
@@ -243,7 +222,7 @@ def read_all(paths: Sequence[Path]) -> Results:
                 results.bad.append((path, case, record))
                 continue
             try:
-                point = Point.of(record, path)
+                point = (TrainingPoint if isinstance(case, TrainingCase) else Point).of(record, path)
             except ArgumentError as fault:
                 results.unread.append((f"{path}: {case}", str(fault)))
                 continue
@@ -254,13 +233,14 @@ def read_all(paths: Sequence[Path]) -> Results:
     if again:
         results.notes.append(f"{again} cases were measured in several files: the latest measurement of each is shown.")
     for kind in KINDS:
-        mine = [point for point in points.values() if point.case.kind == kind]
-        if mine or any(case.kind == kind for _, case, _ in results.bad):
+        mine = [point for point in points.values() if isinstance(point, Point) and point.case.kind == kind]
+        if mine or any(isinstance(case, Case) and case.kind == kind for _, case, _ in results.bad):
             results.sections.append(Section(kind, curves_of(mine)))
-    if not results.sections:
+    results.trainings = sections_of_training(x for x in points.values() if isinstance(x, TrainingPoint))
+    if not results.sections and not results.trainings and not results.bad:
         place, why = results.unread[0]
         raise FileError(f"{place}: {why}; there is no other measurement")
-    results.notes += _notes(results.points)
+    results.notes += notes_of_training(results.trainings) + _notes(results.measurements)
     return results
 
 
@@ -276,11 +256,6 @@ def curves_of(points: Iterable[Point]) -> list[Curve]:
         Curve(x.points, ", ".join(x.texts[name] or USUAL.get(name, f"{name} unknown") for name in properties))
         for x in curves
     ]
-
-
-def relative(first: Any, other: Any) -> float:
-    """Return the rate per rank relative to that of `first`; for the same work, this is T(p0) p0 / (T(p) p)."""
-    return (other.flops / (other.seconds * other.ranks)) / (first.flops / (first.seconds * first.ranks))
 
 
 def per_node(points: Iterable[Point]) -> int:
@@ -318,13 +293,7 @@ def _opened(path: Path, results: Results) -> records.Study:
     return study
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return "-".join(map(str, value))
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _notes(points: Sequence[Point]) -> list[str]:
+def _notes(points: Sequence[Measurement]) -> list[str]:
     values = {name: sorted({point.settings[name] for point in points}) for name in records.SETTING}
     notes = [
         f"The measurements differ in {CALLED.get(name, name)} ({'; '.join(each)}): no line joins them."

@@ -23,7 +23,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.support.json_input import Count, variable
 from pdgemm.support.launcher import allocated_nodes, cores_per_rank, in_slurm, outside_job
 from pdgemm.tools.studies import records
-from pdgemm.tools.studies.cases import Case
+from pdgemm.tools.studies.records import AnyCase
 
 ENDED = 128 + signal.SIGTERM
 BAD_INPUT = 2
@@ -78,7 +78,7 @@ class StudyJobs:
         typed = shlex.join(["pdgemm", *arguments])
         self._environment = outside_job() | {"OMP_NUM_THREADS": str(threads), COMMAND: typed}
 
-    def run(self, todo: Sequence[Case], wanted: Sequence[Case]) -> int:
+    def run(self, todo: Sequence[AnyCase], wanted: Sequence[AnyCase]) -> int:
         """Return the exit code: 0 if all cases were measured and are right, 1 if not, 2 if a job reports bad input."""
         good = True
         for ranks, group in groupby(todo, lambda case: case.ranks):

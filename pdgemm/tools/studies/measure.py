@@ -75,12 +75,12 @@ def measure(
         seconds.append(comm.allreduce(perf_counter() - start, MPI.MAX))
         reports.append(C.report)
         notify(done + 1)
-    energy = _energy(comm, meter, repeats)
+    energy = energy_of(comm, meter, repeats)
     after = _peak(grid, case)
     residual = verify(C, 1, A, B)
     ordered = sorted(seconds)
     typical = reports[seconds.index(ordered[(repeats - 1) // 2])]
-    all_reports, here = comm.gather(typical), setting(grid)
+    all_reports, around = comm.gather(typical), circumstances(grid)
     threads = comm.allreduce(typical.threads)
     if comm.rank:
         return None
@@ -98,10 +98,7 @@ def measure(
         "residual_bound": residual.bound,
         "product": Summary(all_reports).as_dict(),
         "cost": {"core_hours": median * threads / 3600, "gpu_hours": median * gpus / 3600, **energy},
-        "setting": here,
-        "command": command_line(),
-        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **around,
     }
 
 
@@ -154,8 +151,8 @@ def confidence(ordered: list[float]) -> tuple[float, float] | None:
     return (low, high) if np.isfinite([low, high]).all() else None
 
 
-def _energy(comm: MPI.Comm, meter: Meter | None, repeats: int) -> dict[str, Any]:
-    """Return the energy of one product on all nodes, or the reason why it is unknown."""
+def energy_of(comm: MPI.Comm, meter: Meter | None, repeats: int) -> dict[str, Any]:
+    """Return the energy of one product, or one step, on all nodes, or the reason why it is unknown."""
     readings = comm.gather(meter and (meter.joules(), meter.absent, meter.names)) or []
     nodes = [x for x in readings if x]
     absent = "; ".join(sorted({absent for _, absent, _ in nodes if absent}))
@@ -164,6 +161,16 @@ def _energy(comm: MPI.Comm, meter: Meter | None, repeats: int) -> dict[str, Any]
         return {"joules": None, "energy": f"absent: {absent}"}
     counters = ", ".join(names) + (f"; absent: {absent}" if absent else "")
     return {"joules": sum(joules for joules, _, _ in nodes) / repeats, "energy": counters}
+
+
+def circumstances(grid: ProcessGrid) -> dict[str, Any]:
+    """Return what a record says of how and when it was measured.  Collective over the grid."""
+    return {
+        "setting": setting(grid),
+        "command": command_line(),
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 def setting(grid: ProcessGrid) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from math import isfinite
 from typing import Any
 
 from pdgemm.support.text import Table, counted, in_seconds
-from pdgemm.tools.studies.curves import TITLES, Curve, Point, Results, Section, relative
+from pdgemm.tools.studies.curves import TITLES, Curve, Point, Results, Section
 from pdgemm.tools.studies.panels import FigurePanel, Forecast
-from pdgemm.tools.studies.records import Record
+from pdgemm.tools.studies.records import Measurement, Record, relative
 
 ERROR = "model error [%]"
 # the columns of tables: each function returns a cell for a curve, a point of the curve and its predicted seconds
@@ -45,9 +45,41 @@ KEY = (
 )  # fmt: skip
 
 
+class DrawnSection:
+    """A section of the page: its figures (each a panel and its SVG), the legend of all figures, and its tables."""
+
+    section: Any
+    figures: Sequence[tuple[FigurePanel, str]]
+    legend: str
+    key_title = "the fastest product of each curve"
+
+    @property
+    def key_figures(self) -> Table:
+        """The table at the top of the page."""
+        raise NotImplementedError
+
+    @property
+    def measurements(self) -> Table:
+        """The table of all measurements."""
+        raise NotImplementedError
+
+    @property
+    def words(self) -> Table:
+        """The table of words by kind, where a section has one."""
+        return Table((), [])
+
+    @property
+    def legend_svg(self) -> str:
+        return inline(self.legend, f"{self.section.anchor}-legend-") if self.legend else ""
+
+    @property
+    def svgs(self) -> list[tuple[FigurePanel, str]]:
+        return [(panel, inline(svg, f"{self.section.anchor}{at}-")) for at, (panel, svg) in enumerate(self.figures)]
+
+
 @dataclass(frozen=True)
-class Drawn:
-    """A section of the page: its predictions, its figures (each a panel and its SVG), and the legend of all figures."""
+class Drawn(DrawnSection):
+    """A section of products, with its predictions."""
 
     section: Section
     forecast: Forecast
@@ -56,7 +88,6 @@ class Drawn:
 
     @property
     def key_figures(self) -> Table:
-        """The table of the fastest product of each curve."""
         return self._table(KEY, [(curve, [max(curve.points, key=_gflops)]) for curve in self.section.curves])
 
     @property
@@ -77,16 +108,8 @@ class Drawn:
                 rows.append([*(cells | {ERROR: error if error == "-" else error + unknown}).values()])
         return Table(names, rows, words=("curve",))
 
-    @property
-    def legend_svg(self) -> str:
-        return inline(self.legend, f"{self.section.kind}-legend-") if self.legend else ""
 
-    @property
-    def svgs(self) -> list[tuple[FigurePanel, str]]:
-        return [(panel, inline(svg, f"{self.section.kind}{at}-")) for at, (panel, svg) in enumerate(self.figures)]
-
-
-def page(results: Results, drawn: Sequence[Drawn], notes: Sequence[str], machines: Sequence[str]) -> str:
+def page(results: Results, drawn: Sequence[DrawnSection], notes: Sequence[str], machines: Sequence[str]) -> str:
     """Return the page of a report.   notes : the assumptions of predictions.   machines : machine models, as text."""
     bad = [
         (str(case), str(record["status"]), str(record.get("error") or _wrong(record)), str(path))
@@ -95,15 +118,26 @@ def page(results: Results, drawn: Sequence[Drawn], notes: Sequence[str], machine
     names = ("case", "status", "error", "file")
     return _filled(
         "report.html",
-        title=f"Distributed matrix multiplication: {', '.join(TITLES[x.kind].lower() for x in results.sections)}",
+        title=_title(results),
         drawn=drawn,
+        products=bool(results.sections),
+        training=bool(results.trainings),
         notes=[*results.notes, *notes],
-        setting=_setting(results.points),
-        commands=list(dict.fromkeys(filter(None, (command_of_record(point.record) for point in results.points)))),
+        setting=_setting(results.measurements),
+        commands=list(dict.fromkeys(filter(None, (command_of_record(point.record) for point in results.measurements)))),
         bad=Table(names, bad, words=names),
         unread=[f"{place}: {fault}" for place, fault in results.unread],
         machines=machines,
     )
+
+
+def _title(results: Results) -> str:
+    """Return the title of a report: what was measured, and the kinds of studies."""
+    products = ", ".join(TITLES[x.kind].lower() for x in results.sections)
+    training = ", ".join(dict.fromkeys(TITLES[x.kind].lower() for x in results.trainings))
+    parts = [f"Distributed matrix multiplication: {products}"] * bool(products)
+    parts += [f"{'training' if products else 'Training'} of a transformer: {training}"] * bool(training)
+    return "; ".join(parts) or "A study"
 
 
 def run_page(
@@ -144,7 +178,7 @@ def command_of_record(record: Record) -> str:
     return before + shlex.join(map(str, words))
 
 
-def _setting(points: Sequence[Point]) -> Table:
+def _setting(points: Sequence[Measurement]) -> Table:
     """Return the table of the nodes, the software and the dates of the measurements."""
     all_of = [point.record for point in points]
     settings = [record["setting"] for record in all_of]
@@ -179,4 +213,6 @@ def _gflops(point: Point) -> float:
 
 
 def _wrong(record: Record) -> str:
+    if "training" in record:
+        return "a loss is infinite or not a number"
     return f"residual {record.get('residual')}, at most {record.get('residual_bound')} is right"

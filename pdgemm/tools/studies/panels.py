@@ -12,8 +12,9 @@ import numpy as np
 
 from pdgemm.schedules.formulas import lower_bound
 from pdgemm.support.text import counted
-from pdgemm.tools.studies.curves import Point, Section, relative
+from pdgemm.tools.studies.curves import Point, Section
 from pdgemm.tools.studies.predictions import Predicted
+from pdgemm.tools.studies.records import Measurement, relative
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,9 +91,9 @@ def _time(section: Section, forecast: Forecast, axes: Axes) -> None:
     for number, curve in enumerate(section.curves):
         ranks, seconds = [x.ranks for x in curve.points], [x.seconds for x in curve.points]
         ends = np.array([x.interval or (x.seconds, x.seconds) for x in curve.points]).T
-        style: Any = {"fmt": "none", "ecolor": _color(number), "elinewidth": 1.1, "capsize": 3}
+        style: Any = {"fmt": "none", "ecolor": color_of(number), "elinewidth": 1.1, "capsize": 3}
         axes.errorbar(ranks, seconds, np.abs(ends - seconds), **style)
-    _log_axis(axes)
+    log_axis(axes)
 
 
 def _efficiency(section: Section, forecast: Forecast, axes: Axes) -> None:
@@ -130,7 +131,7 @@ def _words(section: Section, forecast: Forecast, axes: Axes) -> None:
         texts = {f"{x.over_bound:.2f}": x for x in sorted(points, key=lambda x: -x.words)}
         for text, up in zip([*texts][:1] + [*texts][1:][-1:], (6, -12)):
             axes.annotate(text, (ranks, texts[text].words), (0, up), **style)
-    _log_axis(axes)
+    log_axis(axes)
 
 
 def _lines(section: Section, forecast: Forecast, axes: Axes, label: str, value: Value) -> None:
@@ -140,7 +141,7 @@ def _lines(section: Section, forecast: Forecast, axes: Axes, label: str, value: 
     by formula are broken lines, and predictions by simulation small hollow markers.
     """
     for number, curve in enumerate(section.curves):
-        style: Any = {"color": _color(number), "marker": MARKERS[number % len(MARKERS)]}
+        style: Any = {"color": color_of(number), "marker": MARKERS[number % len(MARKERS)]}
         values = [value(x, curve.first) for x in curve.points]
         axes.plot([x.ranks for x in curve.points], values, label=curve.label, zorder=3, **style)
         marked = [(x.ranks, y) for x, y in zip(curve.points, values) if x.oversubscribed]
@@ -148,7 +149,7 @@ def _lines(section: Section, forecast: Forecast, axes: Axes, label: str, value: 
         axes.plot([x for x, _ in marked], [y for _, y in marked], label=name, zorder=3.1, **style, **OVERSUBSCRIBED)
         if number not in forecast:
             continue
-        broken: Any = {"color": _color(number), "linestyle": DASHES[number % len(DASHES)], "linewidth": 1.2}
+        broken: Any = {"color": color_of(number), "linestyle": DASHES[number % len(DASHES)], "linewidth": 1.2}
         predicted = forecast[number]
         ways = ("formula", predicted.formula, broken), ("simulation", predicted.simulation, style | SIMULATED)
         for way, predictions, look in ways:
@@ -157,7 +158,7 @@ def _lines(section: Section, forecast: Forecast, axes: Axes, label: str, value: 
             axes.plot([x.ranks for x in predictions], [value(x, first) for x in predictions], label=name, **look)
     _keys(axes, section, forecast)
     axes.set_ylabel(label)
-    _rank_axis(axes, section, forecast)
+    rank_axis(axes, _span(section, forecast), section.counts[-1])
 
 
 def _levels(section: Section, forecast: Forecast, axes: Axes, label: str, heights: Sequence[float]) -> None:
@@ -165,7 +166,7 @@ def _levels(section: Section, forecast: Forecast, axes: Axes, label: str, height
     counts = _span(section, forecast)
     for height in heights:
         axes.plot(counts, [height] * len(counts), label=label, **LIMIT)
-    _from_0(axes, max(heights))
+    from_0(axes, max(heights))
 
 
 def _keys(axes: Axes, section: Section, forecast: Forecast) -> None:
@@ -179,11 +180,10 @@ def _keys(axes: Axes, section: Section, forecast: Forecast) -> None:
         axes.plot([], [], color=GREY, marker="o", label="more ranks than cores", **OVERSUBSCRIBED)
 
 
-def _rank_axis(axes: Axes, section: Section, forecast: Forecast) -> None:
-    """Scale the axis of ranks by powers of two, and shade the numbers of ranks that were not measured."""
+def rank_axis(axes: Axes, counts: Sequence[int], last: int) -> None:
+    """Scale the axis of ranks by powers of two, and shade the numbers of ranks after the last one that was measured."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
-    counts, last = _span(section, forecast), section.counts[-1]
     axes.set_xscale("log", base=2)
     axes.set_xlim(counts[0] / 2**0.5, counts[-1] * 2**0.5)
     axes.xaxis.set_major_locator(FixedLocator(counts, nbins=10))
@@ -195,7 +195,7 @@ def _rank_axis(axes: Axes, section: Section, forecast: Forecast) -> None:
         axes.axvspan(last * 2**0.25, counts[-1] * 2**0.5, **shade)
 
 
-def _log_axis(axes: Axes) -> None:
+def log_axis(axes: Axes) -> None:
     """Scale an axis logarithmically, with ticks at 1, 2 and 5 where there are few decades."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -207,7 +207,7 @@ def _log_axis(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _from_0(axes: Axes, limit: float) -> None:
+def from_0(axes: Axes, limit: float) -> None:
     """Let the vertical axis begin at 0, and end above a limit."""
     axes.set_ylim(0, max(1.03 * axes.get_ylim()[1], 1.1 * limit))
 
@@ -227,7 +227,7 @@ def _fastest(section: Section) -> list[Point]:
     return [min(group, key=lambda x: (x.ranks, x.seconds)) for _, group in groupby(firsts, key=alike)]
 
 
-def _color(number: int) -> str:
+def color_of(number: int) -> str:
     return COLORS[number % len(COLORS)]
 
 
@@ -252,7 +252,7 @@ def _split(section: Section, forecast: Forecast, axes: Axes) -> None:
             axes.barh(places, over, 0.78, left - over, label="compute, transfers hidden behind it", **style)
     for place, point in zip(places, points):
         overlap = f", {point.product.overlap:.0%} of transfers hidden" if point.product.overlap else ""
-        axes.text(101, place, f"{_seconds(point.product.per_rank.seconds.mean)}{overlap}", va="center", fontsize=8)
+        axes.text(101, place, f"{seconds_label(point.product.per_rank.seconds.mean)}{overlap}", va="center", fontsize=8)
     labels = [
         f"{curve.label}, {counted(point.ranks, 'rank')}{'*' * point.oversubscribed}"
         for curve in section.curves
@@ -263,17 +263,17 @@ def _split(section: Section, forecast: Forecast, axes: Axes) -> None:
     axes.set_xlim(0, 100)
     axes.grid(False, axis="y")
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("share of the time of a product [%]" + _crowd(points))
+    axes.set_xlabel("share of the time of a product [%]" + crowd(points))
 
 
 def _fraction_bars(section: Section, forecast: Forecast, axes: Axes) -> None:
     _bars(section, axes, lambda x: 100 * x.fraction, "fraction of the measured peak [%]", "measured peak", 100)
-    _from_0(axes, 100)
+    from_0(axes, 100)
 
 
 def _words_bars(section: Section, forecast: Forecast, axes: Axes) -> None:
     _bars(section, axes, lambda x: x.over_bound or nan, "words received / lower bound", "lower bound", 1)
-    _log_axis(axes)
+    log_axis(axes)
     axes.set_ylim(0.9, 1.25 * axes.get_ylim()[1])
 
 
@@ -294,7 +294,7 @@ def _bars(section: Section, axes: Axes, value: Callable[[Point], float], label: 
         crowded = "*" * any(x.oversubscribed for x in points.values())
         entry = ", ".join(filter(None, (other, counted(ranks, "rank")))) + crowded
         hatch = HATCHES[number // len(COLORS) % len(HATCHES)]
-        style: Any = {"color": _color(number), "hatch": hatch, "edgecolor": "white", "linewidth": 0}
+        style: Any = {"color": color_of(number), "hatch": hatch, "edgecolor": "white", "linewidth": 0}
         bars = axes.bar(places, heights, 0.92 * width, label=entry, **style)
         if len(groups) * len(shapes) <= 24:
             axes.bar_label(bars, fmt=lambda y: f"{y:.0f}" if y >= 10 else f"{y:.2f}", fontsize=7)
@@ -303,14 +303,15 @@ def _bars(section: Section, axes: Axes, value: Callable[[Point], float], label: 
     axes.grid(False, axis="x")
     axes.tick_params(axis="x", length=0)
     axes.set_ylabel(label)
-    axes.set_xlabel(_crowd(section.points).strip())
+    axes.set_xlabel(crowd(section.points).strip())
 
 
-def _crowd(points: Sequence[Point]) -> str:
+def crowd(points: Sequence[Measurement]) -> str:
     return "    (* more ranks than cores)" if any(point.oversubscribed for point in points) else ""
 
 
-def _seconds(seconds: float) -> str:
+def seconds_label(seconds: float) -> str:
+    """Return seconds with three digits and a unit."""
     from matplotlib.ticker import EngFormatter
 
     return EngFormatter("s").format_data(float(f"{seconds:.3g}"))

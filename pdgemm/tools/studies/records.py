@@ -9,21 +9,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.support.file_states import ordinary
 from pdgemm.support.files import lock, naming
 from pdgemm.support.files import read_file as read_file
-from pdgemm.support.json_input import Seconds, converted, decoded
+from pdgemm.support.json_input import Count, Figure, Positive, Seconds, converted, decoded
 from pdgemm.tools.studies.cases import Case
+from pdgemm.tools.studies.training.training_cases import TrainingCase
 
 FORMAT = 1
 LARGEST_FILE = 1 << 28  # bytes: some ten thousand measurements
 SETTING = ("pdgemm", "mpi_library", "multiplies", "cpu", "threads_per_rank")  # must not differ within a file
 Record = dict[str, Any]
+AnyCase = Case | TrainingCase
 _BEGINNING = f'{{"format": {FORMAT}, '.encode()
 
 
@@ -39,8 +42,15 @@ class _Attempt(Struct):
 
 class _Measured(Struct):
     median_seconds: Seconds
-    product: dict[str, Any]
     setting: dict[str, Any]
+
+
+class _MeasuredProduct(_Measured):
+    product: dict[str, Any]
+
+
+class _MeasuredTraining(_Measured):
+    training: dict[str, Any]
 
 
 @dataclass
@@ -52,14 +62,14 @@ class Study:
     unread   : number and fault of each line that is not a record.   torn : the last line was not finished.
     """
 
-    measured: dict[Case, Record] = field(default_factory=dict)
-    attempts: list[Case] = field(default_factory=list)
+    measured: dict[AnyCase, Record] = field(default_factory=dict)
+    attempts: list[AnyCase] = field(default_factory=list)
     machine: dict[str, Any] | None = None
     unread: list[tuple[int, str]] = field(default_factory=list)
     torn: bool = False
 
     @property
-    def done(self) -> set[Case]:
+    def done(self) -> set[AnyCase]:
         """The cases that need not be measured again."""
         return {case for case, record in self.measured.items() if record["status"] == "ok"}
 
@@ -101,13 +111,18 @@ def _take(study: Study, line: bytes) -> None:
     if "machine" in record and "case" not in record:
         study.machine = converted(record, _Calibration).machine
         return
-    attempt, case = converted(record, _Attempt), Case.from_dict(record.get("case"))
+    attempt, case = converted(record, _Attempt), _case_of(record.get("case"))
     if attempt.status != "failed":
-        converted(record, _Measured)
+        converted(record, _MeasuredTraining if isinstance(case, TrainingCase) else _MeasuredProduct)
     study.attempts.append(case)
     # a later attempt that failed does not replace a measurement
     if attempt.status != "failed" or case not in study.done:
         study.measured[case] = record
+
+
+def _case_of(members: Any) -> AnyCase:
+    """Return the case of a record: a product, or training, which has a program."""
+    return (TrainingCase if isinstance(members, dict) and "program" in members else Case).from_dict(members)
 
 
 def open_study(path: Path) -> Study:
@@ -155,7 +170,7 @@ def _end_last_line(file: IO[bytes]) -> None:
         file.truncate(len(text) - len(last))
 
 
-def failed_record(case: Case, error: str, command: Sequence[str]) -> Record:
+def failed_record(case: AnyCase, error: str, command: Sequence[str]) -> Record:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return {"case": case.as_dict(), "status": "failed", "error": error, "command": [*command], "date": now}
 
@@ -177,6 +192,67 @@ def study_lock(path: Path) -> Iterator[None]:
         os.close(held)
 
 
-def left(study: Study, wanted: Iterable[Case]) -> list[Case]:
+def left(study: Study, wanted: Iterable[AnyCase]) -> list[AnyCase]:
     """Return the cases to be measured, with cases that failed or were wrong before at the end."""
     return sorted((case for case in wanted if case not in study.done), key=lambda case: case in study.measured)
+
+
+# ------------------------------------------------------------------ what reports need of a record
+class Cost(Struct):
+    """What a measurement cost."""
+
+    core_hours: Figure
+    gpu_hours: Figure
+    joules: Figure | None = None
+    energy: str | None = None
+
+
+class Setting(Struct):
+    """Where a case was measured."""
+
+    nodes: list[str]
+    threads_per_rank: Annotated[list[Count], Meta(min_length=1)]
+    cores_per_node: Count
+    oversubscribed: bool = False
+
+
+class Measurement(Struct, kw_only=True):
+    """A measured case: the part of its record that the figures need.
+
+    case     : what was measured.   record : the record as it was read.   source : the file of the record.
+    interval : the 95% confidence interval of the median; None for few repetitions.
+    """
+
+    case: Any
+    record: Record
+    source: str
+    cost: Cost
+    setting: Setting
+    repetitions: list[Seconds] = msgspec.field(name="seconds")
+    seconds: Positive = msgspec.field(name="median_seconds")
+    interval: tuple[Positive, Positive] | None = msgspec.field(name="confidence")
+
+    @property
+    def ranks(self) -> int:
+        return int(self.case.ranks)
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether the cores were oversubscribed: more ranks than cores."""
+        return self.setting.oversubscribed
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings, which are the same for all points of a curve."""
+        return {name: _text(self.record["setting"].get(name)) for name in SETTING}
+
+
+def relative(first: Any, other: Any) -> float:
+    """Return the rate per rank relative to that of `first`; for the same work, this is T(p0) p0 / (T(p) p)."""
+    return float((other.flops / (other.seconds * other.ranks)) / (first.flops / (first.seconds * first.ranks)))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return "-".join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value)

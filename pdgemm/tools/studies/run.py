@@ -14,11 +14,13 @@ from pdgemm.errors import PdgemmError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io.atomic import on_root
 from pdgemm.planning.machines.machine import Machine
+from pdgemm.support.text import in_rate, in_seconds
 from pdgemm.support.waits import Wait
 from pdgemm.tools.studies import records
-from pdgemm.tools.studies.cases import Case
 from pdgemm.tools.studies.measure import command_line, measure, setting
-from pdgemm.tools.studies.records import Record
+from pdgemm.tools.studies.records import AnyCase, Record
+from pdgemm.tools.studies.training.measured_training import measure_training
+from pdgemm.tools.studies.training.training_cases import TrainingCase
 
 _NAP = 0.01  # seconds between two polls of an idle rank, which yields its core to active ranks
 
@@ -26,12 +28,12 @@ _NAP = 0.01  # seconds between two polls of an idle rank, which yields its core 
 def run_cases(
     comm: MPI.Intracomm,
     path: Path,
-    todo: Sequence[Case],
+    todo: Sequence[AnyCase],
     repeats: int,
     warmup: int,
     machine: Machine | None,
-    doing: Callable[[Case, int], object],
-    notify: Callable[[Case, Record], object],
+    doing: Callable[[AnyCase, int], object],
+    notify: Callable[[AnyCase, Record], object],
 ) -> bool:
     """Measure cases; return whether all succeeded.  Collective over comm; a case runs on the first ranks of comm.
 
@@ -51,7 +53,10 @@ def run_cases(
             doing(case, 0)
             try:
                 with ProcessGrid(few) as grid:
-                    record = measure(grid, case, repeats, warmup, machine, partial(doing, case))
+                    if isinstance(case, TrainingCase):
+                        record = measure_training(grid, case, machine, partial(doing, case))
+                    else:
+                        record = measure(grid, case, repeats, warmup, machine, partial(doing, case))
             except PdgemmError as bad:  # raised on all ranks together; other errors propagate
                 record = records.failed_record(case, str(bad), command_line())
             few.Free()
@@ -74,3 +79,37 @@ def _gather(comm: MPI.Comm) -> None:
         request = comm.Ibarrier()
         while not request.Test():
             sleep(_NAP)
+
+
+def said(case: AnyCase, record: Record) -> str:
+    """Return the record of a case as a line of text."""
+    if record["status"] == "failed":
+        return f"FAILED {case}: {record['error']}"
+    if isinstance(case, TrainingCase):
+        return _said_of_training(case, record)
+    product = record["product"]
+    wrong = "" if record["status"] == "ok" else f"; WRONG: residual {record['residual']}"
+    return (
+        f"{case}: {_median(record)}, {in_rate(1e9 * record['gflops'])}, "
+        f"{record['fraction_of_peak']:.0%} of peak, by {product['algorithm']} on "
+        f"{'x'.join(map(str, product['grid']))}{wrong}"
+    )
+
+
+def _said_of_training(case: TrainingCase, record: Record) -> str:
+    """Return the record of a case of training as a line of text."""
+    training = record["training"]
+    differ = [x["kind"] for x in training["words"] if x["differ"]]
+    parts = [
+        f"{case}: {_median(record)} a step, {training['tokens_per_second']:,.0f} tokens/s, by {training['layout']}",
+        f"words of {', '.join(differ)} DIFFER from their formulas" if differ else "words as by formulas",
+        *([f"MFU {training['mfu']:.0%}"] if "mfu" in training else []),
+        *(["WRONG: a loss is infinite or not a number"] if record["status"] == "wrong" else []),
+    ]
+    return "; ".join(parts)
+
+
+def _median(record: Record) -> str:
+    between = record["confidence"]
+    spread = f" [{in_seconds(between[0])}, {in_seconds(between[1])}]" if between else ""
+    return in_seconds(record["median_seconds"]) + spread

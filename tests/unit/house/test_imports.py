@@ -31,6 +31,7 @@ PURE_MODULES = [
                                  "model_commands", "report_commands", "scaling", "script")),
     *(f"tools.studies.{x}" for x in ("cases", "curves", "energy", "figures", "jobs", "page", "panels", "pictures",
                                      "plot", "predictions", "records")),
+    *(f"tools.studies.training.training_{x}" for x in ("cases", "curves", "panels", "tables")),
 ]  # fmt: skip
 NEED_CUPY = [
     f"devices.{x}"

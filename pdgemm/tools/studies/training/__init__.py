@@ -1,0 +1,1 @@
+"""Studies of training: their cases, their measurement, and their part of a report."""

@@ -1,0 +1,94 @@
+"""The tables of a report that are about training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from pdgemm.support.text import Table, in_seconds
+from pdgemm.tools.studies.page import DrawnSection
+from pdgemm.tools.studies.panels import FigurePanel
+from pdgemm.tools.studies.training.training_curves import TrainingPoint, TrainingSection
+
+# the columns: each function returns a cell for a section and one of its points
+COLUMNS_OF_TRAINING: dict[str, Callable[[TrainingSection, TrainingPoint], str]] = {
+    "case": lambda section, x: x.name,
+    "ranks": lambda section, x: f"{x.ranks}{'*' * x.oversubscribed}",
+    "layout": lambda section, x: x.training.layout,
+    "samples": lambda section, x: str(x.case.batch),
+    "micro-batches": lambda section, x: str(x.training.microbatches),
+    "a step": lambda section, x: in_seconds(x.seconds),
+    "median [s]": lambda section, x: f"{x.seconds:.4g}",
+    "95% interval [s]": lambda section, x: f"{x.interval[0]:.4g} to {x.interval[1]:.4g}" if x.interval else "-",
+    "tokens/s": lambda section, x: f"{x.tokens_per_second:,.0f}",
+    "efficiency [%]": lambda section, x: f"{100 * section.efficiency(x):.0f}",
+    "planned": lambda section, x: in_seconds(x.planned.seconds),
+    "planned [s]": lambda section, x: f"{x.planned.seconds:.4g}",
+    "plan's error [%]": lambda section, x: _error(x),
+    "planned bubble [%]": lambda section, x: f"{100 * x.training.bubble / (1 + x.training.bubble):.0f}",
+    "waiting [%]": lambda section, x: f"{100 * x.parts['wait'] / sum(x.parts.values()):.0f}",
+    "MFU [%]": lambda section, x: _percent(x.training.mfu),
+    "HFU [%]": lambda section, x: _percent(x.training.hfu),
+    "words by formulas": lambda section, x: "equal" if x.words_agree else "DIFFER",
+    "last loss": lambda section, x: f"{x.training.losses[-1]:.6f}",
+    "core-hours": lambda section, x: f"{x.cost.core_hours:.3g}",
+    "energy [J]": lambda section, x: "-" if x.cost.joules is None else f"{x.cost.joules:.4g}",
+}
+KEYS_OF_TRAINING = (
+    "ranks", "layout", "samples", "a step", "tokens/s", "efficiency [%]", "planned", "plan's error [%]", "MFU [%]",
+    "words by formulas",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DrawnTraining(DrawnSection):
+    """A section of training."""
+
+    section: TrainingSection
+    figures: Sequence[tuple[FigurePanel, str]]
+    legend: str = ""
+    key_title = "the fastest layout on each number of ranks"
+
+    @property
+    def key_figures(self) -> Table:
+        return self._table(KEYS_OF_TRAINING, self.section.fastest)
+
+    @property
+    def measurements(self) -> Table:
+        left_out = {"ranks", "layout", "a step", "planned", "words by formulas"}
+        if all(x.cost.joules is None for x in self.section.points):
+            left_out.add("energy [J]")
+        return self._table([x for x in COLUMNS_OF_TRAINING if x not in left_out], self.section.points)
+
+    @property
+    def words(self) -> Table:
+        """The words of each kind in each case, beside their formula."""
+        rows = [
+            (x.name, y.kind, f"{y.counted:,.0f}", "-" if y.formula is None else f"{y.formula:,.0f}",
+             f"{y.all_ranks:,.0f}", y.verdict)
+            for x in self.section.points
+            for y in x.training.words
+        ]  # fmt: skip
+        names = (
+            "case",
+            "kind",
+            "received by the busiest rank",
+            "its formula",
+            "received by all ranks",
+            "counted and formula",
+        )
+        return Table(names, rows, words=("case", "kind", "counted and formula"))
+
+    def _table(self, names: Iterable[str], points: Sequence[TrainingPoint]) -> Table:
+        columns = [*names]
+        rows = [[COLUMNS_OF_TRAINING[name](self.section, x) for name in columns] for x in points]
+        return Table(columns, rows, words=("case", "layout", "words by formulas"))
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f}"
+
+
+def _error(x: TrainingPoint) -> str:
+    unknown = " (uncalibrated)" if x.training.mfu is None else ""
+    return f"{100 * (x.planned.seconds / x.seconds - 1):+.0f}{unknown}"
