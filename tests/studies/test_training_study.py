@@ -183,6 +183,10 @@ def test_words_that_differ_from_their_formula_are_named(tmp_path: Path) -> None:
     drawn = DrawnTraining(results.trainings[0], [])
     assert drawn.words.rows == [("2 ranks, dp=2 (auto)", "tensor", "9", "8", "18", "differ on 2 ranks")]
     assert [row[-1] for row in drawn.key_figures.rows] == ["equal", "DIFFER"]
+    unknown = [wrong[0] | {"formula": None, "differ": 0}]
+    results = read_all([study(tmp_path / "t.jsonl", *trained("strong", {2: 5.0}, words=unknown))])
+    assert any(x.startswith("There is no formula of tensor;") for x in results.notes)
+    assert DrawnTraining(results.trainings[0], []).key_figures.rows[0][-1] == "not all have one"
 
 
 def test_figures_show_what_was_measured_beside_ideal_and_plan(tmp_path: Path) -> None:
@@ -270,7 +274,7 @@ def test_a_study_of_training_is_gone_on_with(tmp_path: Path) -> None:
     one, two = (TrainingPoint.of(x, path) for x in records.open_study(path).measured.values())
     for point in (one, two):
         assert (len(point.repetitions), len(point.training.losses)) == (2, 3)  # the first step is not counted
-        assert point.seconds == pytest.approx(np.median(point.repetitions)) and point.words_agree
+        assert point.seconds == pytest.approx(np.median(point.repetitions)) and point.words_verdict == "equal"
         assert point.record["training"]["tokens_per_second"] == pytest.approx(4 * 8 / point.seconds)
         means = sum(point.repetitions) / 2
         assert 0 < sum(point.training.phases.values()) <= 1.001 * means
@@ -412,7 +416,7 @@ def test_all_axes_on_up_to_four_ranks(tmp_path: Path) -> None:
         run = scaling(tmp_path, kind, *words, "--ranks", "1,2,4", "--layers", "4", "--heads", "4")
         assert run.returncode == 0, run.stderr
     points = [TrainingPoint.of(x, tmp_path) for x in records.open_study(tmp_path / "training.jsonl").measured.values()]
-    assert len(points) == 2 * (1 + 4 + 5) and all(x.words_agree for x in points)
+    assert len(points) == 2 * (1 + 4 + 5) and {x.words_verdict for x in points} == {"equal"}
     assert agreement(points).agree
     line = json.loads((tmp_path / "training.jsonl").read_text().splitlines()[0])
     assert line["case"]["program"] == "gpt"

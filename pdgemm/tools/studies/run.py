@@ -100,9 +100,11 @@ def _said_of_training(case: TrainingCase, record: Record) -> str:
     """Return the record of a case of training as a line of text."""
     training = record["training"]
     differ = [x["kind"] for x in training["words"] if x["differ"]]
+    unknown = [x["kind"] for x in training["words"] if x["formula"] is None]
+    agree = f"there is no formula of the words of {', '.join(unknown)}" if unknown else "words as by formulas"
     parts = [
         f"{case}: {_median(record)} a step, {training['tokens_per_second']:,.0f} tokens/s, by {training['layout']}",
-        f"words of {', '.join(differ)} DIFFER from their formulas" if differ else "words as by formulas",
+        f"words of {', '.join(differ)} DIFFER from their formulas" if differ else agree,
         *([f"MFU {training['mfu']:.0%}"] if "mfu" in training else []),
         *(["WRONG: a loss is infinite or not a number"] if record["status"] == "wrong" else []),
     ]

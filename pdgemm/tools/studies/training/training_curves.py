@@ -111,8 +111,11 @@ class TrainingPoint(Measurement, kw_only=True):
         return sum(x.all_ranks for x in self.training.words)
 
     @property
-    def words_agree(self) -> bool:
-        return not any(x.differ for x in self.training.words)
+    def words_verdict(self) -> str:
+        """How the words of all kinds compare with their formulas, in a word or two."""
+        if any(x.differ for x in self.training.words):
+            return "DIFFER"
+        return "not all have one" if any(x.formula is None for x in self.training.words) else "equal"
 
     @property
     def name(self) -> str:
@@ -234,11 +237,12 @@ def notes_of_training(sections: Sequence[TrainingSection]) -> list[str]:
         return []
     wrong = [f"{x.name}: {y.kind} {y.verdict}" for x in points for y in x.training.words if y.differ]
     unknown = sorted({y.kind for x in points for y in x.training.words if y.formula is None})
-    words = (
-        f"Words that were received DIFFER from their formulas ({'; '.join(wrong)})."
-        if wrong
-        else f"All words that were received, {in_words(max(x.words for x in points))} a step at most, are equal to "
-        "their formulas, on each rank and of each kind"
-        + (f"; there is no formula of {', '.join(unknown)}." if unknown else ".")
-    )
+    most = max(x.words for x in points)
+    words = f"All words that were received, {in_words(most)} a step at most, are equal to their formulas, on each rank."
+    if wrong:
+        words = f"Words that were received DIFFER from their formulas ({'; '.join(wrong)})."
+    elif unknown:
+        words = f"There is no formula of {', '.join(unknown)}; all other words that were received are equal to theirs."
+    elif not most:
+        words = "Nothing was received: there is one rank."
     return [agreement(points).text, words] + [UNCALIBRATED] * any(x.training.mfu is None for x in points)

@@ -29,7 +29,7 @@ COLUMNS_OF_TRAINING: dict[str, Callable[[TrainingSection, TrainingPoint], str]] 
     "waiting [%]": lambda section, x: f"{100 * x.parts['wait'] / sum(x.parts.values()):.0f}",
     "MFU [%]": lambda section, x: _percent(x.training.mfu),
     "HFU [%]": lambda section, x: _percent(x.training.hfu),
-    "words by formulas": lambda section, x: "equal" if x.words_agree else "DIFFER",
+    "words by formulas": lambda section, x: x.words_verdict,
     "last loss": lambda section, x: f"{x.training.losses[-1]:.6f}",
     "core-hours": lambda section, x: f"{x.cost.core_hours:.3g}",
     "energy [J]": lambda section, x: "-" if x.cost.joules is None else f"{x.cost.joules:.4g}",
