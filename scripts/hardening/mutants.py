@@ -1,4 +1,4 @@
-"""What the suite catches: 380 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 381 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -163,6 +163,11 @@ MUTANTS = [
     Mutant(
         "models: an all-reduce adds all that it moves", "pdgemm/planning/models/step_seconds.py",
         'kind == "gradients" and not self.layout.zero', 'kind == "gradients" and self.layout.zero > 3',
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: small microbatches cost no calls", "pdgemm/planning/models/step_seconds.py",
+        '"calls": 2 * pairs * machine.call_overhead', '"calls": 0 * machine.call_overhead',
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(

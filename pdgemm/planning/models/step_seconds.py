@@ -27,6 +27,7 @@ _KINDS = {
     "pipeline": ("shift",),
 }  # of `machine.KINDS`, those of a collective, of which each moves as many bytes
 _SENT = "tensor", "context", "experts"  # the parts of a layer that are transfers
+_LINE_CALL, _OWN_CALL = 0.5, 0.3  # of a product's call, what a layer takes for each product, along a line and alone
 _UPDATE = 28  # bytes of a parameter that an update of Adam reads and writes
 
 
@@ -92,14 +93,15 @@ class StepSeconds:
         row = (t - 1) / t * tokens * h
         pairs = 1 if shape.experts else 2  # of linear layers, the first of which gathers rows in new memory
         exposed = self._exposed if self.link("tensor") == NODE else 1  # slices of a product are too small for a network
-        calls = pairs * (2 * machine.call_overhead + tokens * h * self._size / machine.first_touch_bandwidth)
+        gathered = (t > 1) * pairs * tokens * h * self._size / machine.first_touch_bandwidth
         travels = 2 * (layout.ep - 1) / layout.ep * step.rows * shape.topk * h if shape.experts else 0
         return {
             "products": products,
             "attention": tokens * shape.core_flops / t / rate,
             "elementwise": elementwise,
             "softmax": self._function("softmax", weights, _WEIGHTS),
-            "tensor": exposed * self.transfer("tensor", 2 * pairs * row * self._size) + (t > 1) * calls,
+            "calls": 2 * pairs * machine.call_overhead * (_LINE_CALL if t > 1 else _OWN_CALL),
+            "tensor": exposed * self.transfer("tensor", 2 * pairs * row * self._size) + gathered,
             "context": self._exposed * self.transfer("context", step.context_words * self._size),
             "experts": self.transfer("experts", travels * self._size),
         }
@@ -108,7 +110,7 @@ class StepSeconds:
     def backward(self) -> dict[str, float]:
         """Seconds of a layer backward for a microbatch, with what is computed again."""
         forward, layout = self.forward, self.layout
-        factors = {"products": 2, "attention": 2, "elementwise": _BACKWARD, "softmax": _BACKWARD}
+        factors = {"products": 2, "attention": 2, "calls": 2, "elementwise": _BACKWARD, "softmax": _BACKWARD}
         seconds = {part: time * factors.get(part, 1) for part, time in forward.items()}
         seconds["context"] *= 1 + layout.fused
         again = {"none": (), "selective": () if layout.fused else ("attention", "softmax"), "full": (*forward,)}
