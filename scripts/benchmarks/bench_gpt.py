@@ -20,6 +20,7 @@ from typing import Any
 import click
 import numpy as np
 from bench_training import Work, in_turns, job_of, jobs_in_turns, serve
+from scipy.stats import spearmanr
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "gpt"
 LAYOUTS: dict[str, tuple[int, int, dict[str, int]]] = {
@@ -107,10 +108,12 @@ def layouts(sizes: dict[str, int], jax: str | None) -> None:
         jobs["JAX"] = subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True)
     seconds = jobs_in_turns(jobs, sizes["repeats"])
     one, two = seconds["one thread"], seconds["two threads"]
+    plans = {name: planned_seconds(sizes, how) for name, (_, threads, how) in LAYOUTS.items() if threads == 1}
     for name, time in seconds.items():
-        planned = planned_seconds(sizes, LAYOUTS[name][2]) if name != "JAX" and LAYOUTS[name][1] == 1 else 0.0
-        beside = f"; planned {1e3 * planned:.1f} ms, {planned / time:.2f} of it" if planned else ""
+        beside = f"; planned {1e3 * plans[name]:.1f} ms, {plans[name] / time:.2f} of it" if name in plans else ""
         print(f"{name:20} {1e3 * time:8.1f} ms, {time / two:.2f} of two threads{beside}", flush=True)
+    order = spearmanr([*plans.values()], [seconds[name] for name in plans]).statistic
+    print(f"rank correlation of the {len(plans)} plans and their times: {order:.2f}")
     bubble = one / 2 * (1 + 1 / 8)
     print(f"pp 2 over half of one thread's time and the bubble of 1/8: {seconds['pp 2'] / bubble:.2f}")
 

@@ -336,7 +336,10 @@ def threads(layers: int, width: int, samples: int, axis: str, repeats: int, work
 
 
 def serve(step: Work, comm: Any = None) -> None:
-    """Take steps whenever the job's input says so, and print their seconds; the job sleeps meanwhile."""
+    """Take two steps whenever the job's input says so, and print the seconds of the second; the job sleeps meanwhile.
+
+    The first brings back to memory and caches what the system and other jobs have driven out.
+    """
     step()
     while True:
         word = sys.stdin.readline() if comm is None or comm.rank == 0 else ""
@@ -347,6 +350,9 @@ def serve(step: Work, comm: Any = None) -> None:
             word = comm.bcast(word)
         if word != "step\n":
             return
+        step()
+        if comm is not None:
+            comm.Barrier()
         start = perf_counter()
         step()
         if comm is not None:
