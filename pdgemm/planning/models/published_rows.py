@@ -150,6 +150,15 @@ def zero_bytes() -> Iterator[PublishedRow]:
             yield PublishedRow(f"{ZERO}, table 1", name, layout, "GB", float(row[column]), size)
 
 
+def days() -> Iterator[PublishedRow]:
+    """Yield the days of runs of table 2: the flops of 300 10^9 tokens, at the published rate of a GPU."""
+    for row in _rows("megatron_sc21_table2"):
+        rate = int(row["gpus"]) * float(row["tflops_per_gpu_hardware"]) * 1e12
+        time = _shape(row).hardware_flops(300 * 10**9, "full") / rate / 86400
+        name, layout = f"{row['params_billion']}B", f"{row['scheme']}, {row['gpus']} GPUs"
+        yield PublishedRow(f"{SC21}, table 2", name, layout, "days", float(row["days_for_300e9_tokens"]), time)
+
+
 def parameters() -> Iterator[PublishedRow]:
     """Yield the parameters of the models of table 1, in units of 10^9."""
     for row in _rows("megatron_sc21_table1"):
@@ -164,6 +173,7 @@ def checked_tables() -> list[Table]:
         _table("Activations of the first stage", kept_bytes()),
         _table("State of a GPU with ZeRO", zero_bytes()),
         _table("Parameters", parameters()),
+        _table("Days of a run, from the published rates", days()),
     ]
 
 

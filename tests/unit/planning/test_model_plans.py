@@ -64,7 +64,7 @@ def test_published_step_times(sources: tuple[str, ...], number: int, most: float
 
 
 def test_published_sizes() -> None:
-    """GiB of activations within 0.2, their percents within 0.3 points, ZeRO's GB and parameters to their rounding."""
+    """GiB of activations within 0.2, their percents within 0.3 points, ZeRO's GB and parameters to their rounding, days."""
     kept = [*published_rows.kept_bytes()]
     assert len(kept) == 24
     assert all(abs(x.predicted - x.published) <= {"GiB": 0.2, "%": 0.3}[x.what] for x in kept)
@@ -74,6 +74,8 @@ def test_published_sizes() -> None:
     sizes = [*published_rows.parameters()]
     assert len(sizes) == 10
     assert all(abs(x.predicted - x.published) <= 0.0501 for x in sizes)
+    runs = [*published_rows.days()]
+    assert len(runs) == 12 and all(abs(x.difference) <= 0.013 for x in runs)
 
 
 def test_no_row_has_constants_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
