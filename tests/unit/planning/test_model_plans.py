@@ -64,7 +64,7 @@ def test_published_step_times(sources: tuple[str, ...], number: int, most: float
 
 
 def test_published_sizes() -> None:
-    """GiB of activations within 0.2, their percents within 0.3 points, ZeRO's GB and parameters to their rounding, days."""
+    """GiB of activations within 0.2, percents within 0.3 points, ZeRO and parameters to their rounding, days to 1.3%."""
     kept = [*published_rows.kept_bytes()]
     assert len(kept) == 24
     assert all(abs(x.predicted - x.published) <= {"GiB": 0.2, "%": 0.3}[x.what] for x in kept)
