@@ -64,7 +64,7 @@ def test_published_step_times(sources: tuple[str, ...], number: int, most: float
 
 
 def test_published_sizes() -> None:
-    """GiB of activations within 0.2, percents within 0.3 points, ZeRO and parameters to their rounding, days to 1.3%."""
+    """Activations: 0.2 GiB and 0.3 points; state of ZeRO, and parameters, to their rounding; days of runs."""
     kept = [*published_rows.kept_bytes()]
     assert len(kept) == 24
     assert all(abs(x.predicted - x.published) <= {"GiB": 0.2, "%": 0.3}[x.what] for x in kept)
