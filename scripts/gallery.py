@@ -111,7 +111,7 @@ def page(outputs: dict[str, str]) -> str:
         parts.append(f"## {name}.py\n\n{title}\n\n{rest}\n\n{first}```console\n$ {command}\n{outputs[name]}```\n")
     for name, command in WITH_TORCH.items():
         title, rest = text_of(name)
-        shown = f"```console\n$ {command.format(name)}\n{outputs[name]}```\n"
+        shown = f"<!-- not run: it needs torch -->\n```console\n$ {command.format(name)}\n{outputs[name]}```\n"
         first = f"[It]({name}.py) needs `pip install torch`; the test suite leaves it out where torch is not installed."
         parts.append(f"## {name}.py\n\n{title}\n\n{first}\n\n{rest}\n\n{shown}")
     return "\n".join([*parts, END])
