@@ -22,8 +22,13 @@ STEPS, DRAWN = 2, 8
 
 
 def layouts(ranks: int) -> list[tuple[TrainingLayout, bool]]:
-    """Return drawn layouts of so many ranks, and whether the table is tied."""
-    draw, drawn = random.Random(ranks), []
+    """Return layouts of so many ranks, and whether the table is tied: of two stages with ZeRO-3, and drawn ones."""
+    draw, drawn = random.Random(ranks), list[tuple[TrainingLayout, bool]]()
+    if ranks % 2 == 0:
+        dp = ranks // 2
+        drawn.append(
+            (TrainingLayout(dp, pp=2, zero=3, microbatch=BATCH // dp // 2, fused=False, dtype="float32"), True)
+        )
     while len(drawn) < DRAWN:
         dp, tp, pp, cp = (draw.choice([1, 2, 3, 4, 6]) for _ in range(4))
         batches = draw.choice([1, 2, 3, 4])
