@@ -265,10 +265,14 @@ def scaling(folder: Path, *words: str, ranks: int = 0) -> jobs.Finished:
 
 @jobs.needs_mpiexec
 def test_a_study_of_training_is_gone_on_with(tmp_path: Path) -> None:
-    words = ("--train", "--ranks", "1,2", "--layouts", "tp", "--steps", "2", "--dtype", "float64")
+    layouts = ("--layouts", "microbatch=2", "--layouts", "tp=2,microbatch=2")
+    words = ("--train", "--ranks", "1,2", *layouts, "--steps", "2", "--dtype", "float64")
     run = scaling(tmp_path, *words)
     assert run.returncode == 0, run.stderr
-    assert "[2/2] 2 ranks, 4 samples of 8 tokens, tp: " in run.stdout and "words as by formulas" in run.stdout
+    assert (
+        "[2/2] 2 ranks, 4 samples of 8 tokens, tp=2,microbatch=2: " in run.stdout
+        and "words as by formulas" in run.stdout
+    )
     assert "The losses of 2 cases agree: the largest relative difference in 3 steps" in run.stdout
     path = tmp_path / "training.jsonl"
     one, two = (TrainingPoint.of(x, path) for x in records.open_study(path).measured.values())
