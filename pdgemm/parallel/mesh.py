@@ -133,7 +133,7 @@ class Mesh:
             if x.dtype.kind not in "iufc":
                 raise DTypeError(f"all_reduce sums integers and NumPy's floats, got {x.dtype} on rank {self.rank}")
             arguments += ["all_reduce", axis, kind, x.shape, x.dtype]
-        total = x.copy(order="C")
+            total = x.copy(order="C")
         self._carried_out(sum_of_array(x.size, line.size, x.dtype), total.reshape(-1), line, kind)
         return total
 

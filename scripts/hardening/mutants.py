@@ -1,4 +1,4 @@
-"""What the suite catches: 381 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 382 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -1241,6 +1241,11 @@ MUTANTS = [
         "pdgemm/parallel/states/training_state.py",
         "if name in (_STEP, _UPDATES,", "if name in (_UPDATES,",
         (f"1 {R}parallel/test_training_state.py",),
+    ),
+    Mutant(
+        "muon: a home that fails leaves the others waiting", "pdgemm/parallel/updates/sharded_optimizer.py",
+        "with self.buckets.mesh.raised_together():", "if True:",
+        (f"2 {R}parallel/test_muon.py",),
     ),
     Mutant(
         "muon: homes differ by rank", "pdgemm/parallel/updates/homes.py",

@@ -205,7 +205,8 @@ class ShardedOptimizer:
                     part *= part.dtype.type(factor)
                 rule.add_momentum(part, state.kept(name))
             parts.append(part)
-        homes.update(parts)
+        with self.buckets.mesh.raised_together():  # a home may have no memory, and others wait for what it sends
+            homes.update(parts)
 
     def _update(self, line: LineBuckets, bucket: Bucket, pieces: list[RulePiece], factor: float, rate: float) -> None:
         """Update the own part of a bucket, which has these pieces, and start to gather its parts."""

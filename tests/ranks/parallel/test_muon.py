@@ -348,3 +348,20 @@ def test_a_step_of_divided_work_is_refused_together(comm: Any) -> None:
             optimizer.step(0.1 + comm.rank)
         assert mesh.traffic["homes"].words_received == before
         assert not one_step(optimizer, 1).skipped
+
+
+@pytest.mark.on_ranks(2, 4)
+def test_a_home_without_memory_is_an_error_of_all_ranks(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks wait for what it sends back, and do not wait for the watchdog."""
+    from pdgemm.parallel import Mesh, Muon
+
+    def fails(rule: Any, stack: np.ndarray) -> None:
+        raise MemoryError("a home is full")
+
+    mesh = Mesh(comm, dp=comm.size)
+    with monkeypatch.context() as patch:
+        if comm.rank == comm.size - 1:
+            patch.setattr(Muon, "whole_updates", fails)
+        with pytest.raises(MemoryError, match="a home is full"):
+            run(mesh, 1, stage=2, rule=Muon())
+    comm.Barrier()
