@@ -4,6 +4,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.fixture(scope="session", autouse=True)
-def held_grid(pytestconfig: pytest.Config) -> Iterator[None]:
+def held_grid(pytestconfig: pytest.Config) -> Iterator[Any]:
     """A grid over all ranks that lasts: those that tests make share its communicator, its nodes and their memory."""
     if not pytestconfig.getoption("--with-mpi"):
         yield
@@ -40,5 +41,16 @@ def held_grid(pytestconfig: pytest.Config) -> Iterator[None]:
 
     from pdgemm import ProcessGrid
 
-    with ProcessGrid(MPI.COMM_WORLD):
-        yield
+    with ProcessGrid(MPI.COMM_WORLD) as grid:
+        yield grid
+
+
+@pytest.fixture(autouse=True)
+def no_message_is_left(held_grid: Any) -> Iterator[None]:
+    """What a test sends and does not receive would match a receive of another grid of the same communicator."""
+    yield
+    if held_grid:
+        from mpi4py import MPI
+
+        for comm in (held_grid.comm, held_grid.row, held_grid.col, held_grid.node):
+            assert not comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status := MPI.Status()), (status.source, status.tag)

@@ -87,6 +87,10 @@ class Then:
         self._request.Wait()
         self._act()
 
+    def abandon(self) -> Any:
+        """Return what is in progress of the request, which is a collective (`CollectiveRun`); the function is not called."""
+        return self._request.abandon()
+
 
 @dataclass
 class Recorder:

@@ -116,7 +116,8 @@ class FlatStorage:
         """
         if tag not in self._prepared:
             where = self.arrays[name][part], tag, partial(self._piece, name, part)
-            self._prepared[tag] = prepared_collective(collective, self._line.comm, *where, self._line.memory.fence)
+            messages = self._mesh.checks(self._line).messages
+            self._prepared[tag] = prepared_collective(collective, messages, *where, self._line.memory.fence)
         return self._prepared[tag](self._mesh.traffic[kind])
 
     def _piece(self, name: str, part: Any, rank: int) -> Array:

@@ -26,11 +26,14 @@ class LineChecks:
     A call has the number of its agreement, and the number of checks since the agreement before.  A rank that has come
     to the agreement by itself takes no notice, and one that waits in an earlier check joins when it comes to that one.
 
-    whole : the checks of the whole mesh, whose calls a rank that waits on any line joins, too; None: these are they.
+    comm     : that of the line, on which the ranks agree.
+    messages : another communicator of the same ranks, on which calls and all other messages of steps travel: those that
+               an exception leaves behind match no receive of a product or of a file.
+    whole    : the checks of the whole mesh, whose calls a rank that waits on any line joins, too; None: these are they.
     """
 
-    def __init__(self, comm: MPI.Intracomm, whole: LineChecks | None = None) -> None:
-        self.comm, self._whole, self._sent = comm, whole, list[MPI.Request]()
+    def __init__(self, comm: MPI.Intracomm, messages: MPI.Intracomm, whole: LineChecks | None = None) -> None:
+        self.comm, self.messages, self._whole, self.sent = comm, messages, whole, list[MPI.Request]()
         self._calls, self._since, self._passed = list[tuple[int, int]](), -1, 0
         self.last: list[object] = []  # the arguments of the last check
         self.guarded = 0  # the blocks of `raised_together` in which this rank is
@@ -64,13 +67,13 @@ class LineChecks:
         """
         numbers = np.array([self._agreements, checks])
         others = (rank for rank in range(self.comm.size) if rank != self.comm.rank)
-        self._sent = [x for x in self._sent if not x.Test()] + [self.comm.Isend(numbers, x, CALL) for x in others]
+        self.sent = [x for x in self.sent if not x.Test()] + [self.messages.Isend(numbers, x, CALL) for x in others]
 
     def look(self) -> None:
         """Join an agreement to which another rank has called, and raise its exception."""
         status = MPI.Status()
-        while self.comm.Iprobe(MPI.ANY_SOURCE, CALL, status):
-            self.comm.Recv(numbers := np.empty(2, int), status.source, CALL)
+        while self.messages.Iprobe(MPI.ANY_SOURCE, CALL, status):
+            self.messages.Recv(numbers := np.empty(2, int), status.source, CALL)
             self._calls.append((int(numbers[0]), int(numbers[1])))
         while self._calls:
             self._calls = [x for x in self._calls if x[0] >= self._agreements]

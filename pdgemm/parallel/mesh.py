@@ -21,6 +21,7 @@ from pdgemm.schedules.training.mesh_shape import AXES, MeshShape
 from pdgemm.support import failures, watchdog
 from pdgemm.support.agreement import together
 from pdgemm.transport.collectives import prepared_collective
+from pdgemm.transport.dropped_messages import drop_messages
 from pdgemm.transport.movers.arrivals import Arrival, Transfers
 
 _SUMS = 0  # the message tag of sums
@@ -58,9 +59,9 @@ class Mesh:
         self.shape = replace(shape, nodes=self.grid.nodes)
         self.traffic: dict[str, Traffic] = defaultdict(Traffic)
         self.recorder = Recorder()
-        self._checks = {self.grid.comm.handle: LineChecks(self.grid.comm)}
-        self.transfers = Transfers(self.recorder, True, self.checks(self.grid).look)
-        self._lines, self._parts = dict[tuple[str, ...], ProcessGrid](), list[MPI.Intracomm]()
+        self._lines, self._checks = dict[tuple[str, ...], ProcessGrid](), dict[int, LineChecks]()
+        whole = self._checked(self.grid, failures.tracked(MPI.Intracomm(self.grid.comm.Dup())))
+        self.transfers = Transfers(self.recorder, True, whole.look)
         self._tags = 1 + CALL
         self.workspaces: dict[Any, Any] = {}
         self._summed = set[Any]()  # the shapes and types of `all_reduce` on which the ranks have agreed
@@ -94,9 +95,14 @@ class Mesh:
             members = self.comm.group.Incl(ranks)
             part = failures.tracked(MPI.Intracomm(self.comm.Create_group(members)))
             members.Free()
-            self._parts.append(part)
             self._lines[axes] = ProcessGrid(part, shape=(1, part.size))
+            self._checked(self._lines[axes], part, self.checks(self.grid))
         return self._lines[axes]
+
+    def _checked(self, line: ProcessGrid, messages: MPI.Intracomm, whole: LineChecks | None = None) -> LineChecks:
+        """Return the checks of a new line.  Local."""
+        self._checks[line.comm.handle] = checks = LineChecks(line.comm, messages, whole)
+        return checks
 
     def sum(self, *numbers: Any, axis: str = "dp", kind: str = "decisions") -> list[Any]:
         """Return the float64 sums of numbers and arrays over this rank's line.  Collective over it; one all-reduce.
@@ -140,14 +146,12 @@ class Mesh:
     def _carried_out(self, collective: Collective, x: np.ndarray, line: ProcessGrid, kind: str) -> None:
         """Carry out a collective of a vector on a line; while this rank waits, all its other transfers go on."""
         checks = self.checks(line)
-        start = prepared_collective(collective, line.comm, x, checks.tag(_SUMS))
+        start = prepared_collective(collective, checks.messages, x, checks.tag(_SUMS))
         self.transfers.wait([start(self.traffic[kind])], checks.look)
 
     def checks(self, line: ProcessGrid) -> LineChecks:
-        """Return the checks of a line of this mesh.  Local."""
-        if (key := line.comm.handle) not in self._checks:
-            self._checks[key] = LineChecks(line.comm, self.checks(self.grid))
-        return self._checks[key]
+        """Return the checks of a line of this mesh, and the communicator of its messages.  Local."""
+        return self._checks[line.comm.handle]
 
     def wait(self, group: list[Arrival], line: ProcessGrid) -> None:
         """Wait for collectives of a line, or raise what another rank of the line has called this one to raise."""
@@ -173,14 +177,26 @@ class Mesh:
         return range(self._tags - number, self._tags)
 
     def free(self) -> None:
-        """Free the communicators.  Collective; a second call does nothing."""
+        """Free the communicators.  Collective; a second call does nothing.
+
+        What is in progress is completed first.  After an exception that all ranks have raised together it is dropped,
+        and so is what has been sent and not received.  To wait for something dropped raises GridError.
+        """
+        checks = [*self._checks.values()]
+        self._checks.clear()
+        if checks:
+            with (agreed := together(self.comm)):
+                agreed.flag = any(x.failures for x in checks)
+            if not agreed.flag:
+                self.transfers.complete()
+            left = [*self.transfers.abandon(), *(request for x in checks for request in x.sent)]
+            drop_messages([x.messages for x in checks], left)
         for line in self._lines.values():
             line.free()  # that of all ranks is the grid, and a second call does nothing
-        for part in self._parts:
-            failures.free_communicator(part)
+        for x in checks:
+            failures.free_communicator(x.messages)
         self._lines.clear()
         self.workspaces.clear()
-        self._parts.clear()
         self.grid.free()
 
     def __enter__(self) -> Mesh:

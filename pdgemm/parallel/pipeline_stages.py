@@ -78,7 +78,7 @@ class Pipeline:
                     f"a schedule of {schedule.stages} stages on a mesh with pp {stages} ({mesh.shape.sizes})"
                 )
             arguments += ["Pipeline", repr(schedule)]
-        self.comm, self.stage = mesh.line("pp").comm, mesh.index("pp")
+        self.comm, self.stage = mesh.checks(mesh.line("pp")).messages, mesh.index("pp")
         self.tags, self._checks = mesh.tags(2 * schedule.microbatches * schedule.blocks), mesh.checks(mesh.grid)
         self._failures = self._checks.failures
 

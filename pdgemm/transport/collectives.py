@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm.errors import GridError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array
@@ -54,6 +55,18 @@ class CollectiveRun:
                 with Wait(self._comm):
                     MPI.Request.Waitall(self._requests)
             self._requests = next(self._stages, None)
+
+    def abandon(self) -> list[MPI.Request]:
+        """Return the requests in progress, which the caller cancels; to wait for this later raises GridError."""
+        requests, self._requests = self._requests or [], []
+        self._stages = _no_more(self._stages)
+        return requests
+
+
+def _no_more(stages: Stages) -> Stages:
+    """Raise GridError at the first step; until then the arrays of `stages`, the steps left out, are kept."""
+    raise GridError("a collective in progress was given up when its communicator was freed, after a step that failed")
+    yield from stages
 
 
 def prepared_collective(

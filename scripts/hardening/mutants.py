@@ -1,4 +1,4 @@
-"""What the suite catches: 382 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 386 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -1918,6 +1918,26 @@ MUTANTS = [
         'arguments += ["Dropout", f"rate {self.rate}", f"seed {self.seed}"]',
         'arguments += ["Dropout", f"rate {self.rate}"]',
         (f"4 {R}parallel/test_bad_input.py",),
+    ),
+    Mutant(
+        "errors: messages of steps travel with those of products", "pdgemm/parallel/mesh.py",
+        "failures.tracked(MPI.Intracomm(self.grid.comm.Dup()))", "self.grid.comm",
+        (f"2 {R}parallel/test_dropped_messages.py",),
+    ),
+    Mutant(
+        "errors: a mesh is freed before transfers of its last step are complete", "pdgemm/parallel/mesh.py",
+        "if not agreed.flag:", "if False:",
+        (f"2 {R}parallel/test_dropped_messages.py",),
+    ),
+    Mutant(
+        "errors: a collective that was given up counts as complete", "pdgemm/transport/collectives.py",
+        "self._stages = _no_more(self._stages)", "self._stages = iter(())",
+        (f"2 {R}parallel/test_dropped_messages.py",),
+    ),
+    Mutant(
+        "errors: receives are left in progress when messages are dropped", "pdgemm/transport/dropped_messages.py",
+        "request.Cancel()", "request.Test()",
+        (f"2 {R}parallel/test_dropped_messages.py",),
     ),
     Mutant(
         "errors: an exception of a step is raised on its rank alone", "pdgemm/parallel/line_checks.py",

@@ -322,7 +322,8 @@ class Experts:
         table = np.empty((int(runs.sum()), RUN_WORDS + self.experts), np.int64)
         first = int(runs[: line.rank].sum())
         table[first : first + len(own.first)] = own.table
-        start = prepared_collective(tables, line.comm, table.reshape(-1), mesh.checks(line).tag(_TAG))
+        checks = mesh.checks(line)
+        start = prepared_collective(tables, checks.messages, table.reshape(-1), checks.tag(_TAG))
         mesh.wait([start(counted)], line)
         owner = np.repeat(np.arange(line.size), runs)
         exchange = TokenExchange(
@@ -376,7 +377,7 @@ class Experts:
         h, kind, mesh, line = parts[0].shape[1], parts[0].dtype, self.mesh, self._expert_line
         arrived = all_to_all(
             exchange.exchange(mesh.rank, h, kind, back),
-            line.comm,
+            mesh.checks(line).messages,
             [part.reshape(-1) for part in parts],
             mesh.traffic["experts"],
             lambda group: mesh.wait(group, line),

@@ -103,7 +103,7 @@ class LineCollectives:
             vector: Array = self._peers("buffer", rank)[: x.nbytes].view(x.dtype)
             return vector
 
-        comm, tag, fence = self.line.comm, self.checks.tag(_TAGS[self._kind]), self.line.memory.fence
+        comm, tag, fence = self.checks.messages, self.checks.tag(_TAGS[self._kind]), self.line.memory.fence
         start = prepared_collective(collective, comm, x.reshape(-1), tag, of, fence, join)
         group: list[Arrival] = [start(self._mesh.traffic[self._kind])]
         self._mesh.transfers.expect(group)

@@ -89,7 +89,7 @@ class Homes:
         leaving = [[none, *(part(at, to) for at in routes.get((me, to), ()))] for to in ranks]
         arrived = all_to_all(
             exchange.exchange(back),
-            line.comm,
+            mesh.checks(line).messages,
             [np.concatenate(x) for x in leaving],
             mesh.traffic["homes"],
             lambda group: mesh.wait(group, line),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from mpi4py import MPI
 
@@ -63,6 +63,17 @@ class Transfers:
         self._left.append([*group])
         self._coming = [x for x in self._coming if x is not group]
 
+    def complete(self) -> None:
+        """Wait for all transfers that are tracked."""
+        for group in [*self._coming]:
+            self.wait(group)
+
+    def abandon(self) -> list[Arrival]:
+        """Track no transfer any more, and return those that were tracked or left."""
+        groups = [*self._coming, *self._left]
+        self._coming, self._left = [], []
+        return [arrival for group in groups for arrival in group]
+
     def poll(self) -> None:
         """Test which transfers have arrived, and let MPI make progress with the other receives and with sends."""
         self._progress()
@@ -104,6 +115,12 @@ class Transfers:
             seconds = self._recorder.seconds
             waited = seconds.get("wait", 0.0) - self._waited
             seconds["hidden"] = seconds.get("hidden", 0.0) + perf_counter() - self._since - waited
+
+
+def abandoned(arrival: Any) -> list[MPI.Request]:
+    """Return the requests in progress of a transfer, which is carried out no further."""
+    requests: list[MPI.Request] = [arrival] if isinstance(arrival, MPI.Request) else arrival.abandon()
+    return [request for request in requests if request]
 
 
 def _remove_complete(group: list[Arrival]) -> list[Arrival]:

@@ -1,0 +1,48 @@
+"""What an operation that failed has left behind on a communicator is dropped before the communicator is freed.
+
+A message that nobody receives may come when its communicator has been freed.  MPI libraries use the number of a freed
+communicator again, so that a later communicator would take the message for one of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.support.waits import Wait, poll_until
+from pdgemm.transport.movers.arrivals import Arrival, abandoned
+
+_LAST = 32001  # the tag of a rank's last message; other messages on these communicators have others
+_EMPTY = np.empty(0, np.uint8)
+
+
+def drop_messages(comms: Sequence[MPI.Comm], arrivals: Sequence[Arrival]) -> None:
+    """Receive and drop all messages that ranks have sent on communicators.  Collective over each of them.
+
+    arrivals : the transfers of this rank in progress, which are cancelled; to wait for them later raises GridError.
+
+    On each communicator a rank sends each other rank an empty message: messages do not overtake one another, so all
+    that the rank has sent before has come when this one comes.
+    """
+    requests = [request for arrival in arrivals for request in abandoned(arrival)]
+    for request in requests:
+        request.Cancel()
+    others = [(comm, rank) for comm in comms for rank in range(comm.size) if rank != comm.rank]
+    requests += [comm.Isend(_EMPTY, rank, _LAST) for comm, rank in others]
+    with Wait():
+        for comm, rank in others:
+            poll_until(partial(_last_has_come, comm, rank))
+        MPI.Request.Waitall(requests)
+
+
+def _last_has_come(comm: MPI.Comm, rank: int) -> bool:
+    """Receive and drop the messages of a rank that have come, and return whether its last one was among them."""
+    status = MPI.Status()
+    while message := comm.Improbe(rank, MPI.ANY_TAG, status):
+        message.Recv([np.empty(status.Get_count(MPI.BYTE), np.uint8), MPI.BYTE], status)
+        if status.tag == _LAST:
+            return True
+    return False
