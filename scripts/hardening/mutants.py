@@ -1,4 +1,4 @@
-"""What the suite catches: 390 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 391 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -1948,6 +1948,11 @@ MUTANTS = [
         "errors: a collective that was given up counts as complete", "pdgemm/transport/collectives.py",
         "self._stages = _no_more(self._stages)", "self._stages = iter(())",
         (f"2 {R}parallel/test_dropped_messages.py",),
+    ),
+    Mutant(
+        "errors: an interrupt of a callback leaves the messages of a product", "pdgemm/support/agreement.py",
+        "except BaseException as bad:", "except Exception as bad:",
+        (f"4 {R}algorithms/test_summa.py",),
     ),
     Mutant(
         "errors: signals of a collective that was given up stay in progress", "pdgemm/transport/collectives.py",
