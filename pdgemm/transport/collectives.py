@@ -248,6 +248,7 @@ class _InPlace:
         return CollectiveRun(self._comm, self._stages(posted, counted), posted)
 
     def _stages(self, posted: list[MPI.Request], counted: Traffic) -> Stages:
+        """Carry it out once, and add all its requests to `posted`."""
         if self._addends:
             yield self._signalled(posted, counted)
             self._fence()
