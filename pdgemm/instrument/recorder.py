@@ -88,7 +88,7 @@ class Then:
         self._act()
 
     def abandon(self) -> Any:
-        """Return what is in progress of the request, which is a collective (`CollectiveRun`); the function is not called."""
+        """Return what is in progress of the request, a collective (`CollectiveRun`); the function is not called."""
         return self._request.abandon()
 
 

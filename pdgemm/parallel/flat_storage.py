@@ -114,10 +114,11 @@ class FlatStorage:
 
         tag : another one for each part.
         """
+        checks = self._mesh.checks(self._line)
         if tag not in self._prepared:
             where = self.arrays[name][part], tag, partial(self._piece, name, part)
-            messages = self._mesh.checks(self._line).messages
-            self._prepared[tag] = prepared_collective(collective, messages, *where, self._line.memory.fence)
+            self._prepared[tag] = prepared_collective(collective, checks.messages, *where, self._line.memory.fence)
+        checks.started += 1
         return self._prepared[tag](self._mesh.traffic[kind])
 
     def _piece(self, name: str, part: Any, rank: int) -> Array:

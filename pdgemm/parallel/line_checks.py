@@ -36,6 +36,7 @@ class LineChecks:
         self.comm, self.messages, self._whole, self.sent = comm, messages, whole, list[MPI.Request]()
         self._calls, self._since, self._passed = list[tuple[int, int]](), -1, 0
         self.last: list[object] = []  # the arguments of the last check
+        self.started = 0  # collectives that go on while this rank computes
         self.guarded = 0  # the blocks of `raised_together` in which this rank is
 
     def checked(self, known: set[Any]) -> _Checked:

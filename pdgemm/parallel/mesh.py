@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.errors import ArgumentError, DTypeError, MeshError
+from pdgemm.errors import ArgumentError, DTypeError, GridError, MeshError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.local.arrays.integers import as_whole
@@ -19,7 +20,7 @@ from pdgemm.parallel.line_checks import CALL, LineChecks
 from pdgemm.schedules.collectives.collective import Collective, sum_of_array, sum_of_numbers
 from pdgemm.schedules.training.mesh_shape import AXES, MeshShape
 from pdgemm.support import failures, watchdog
-from pdgemm.support.agreement import together
+from pdgemm.support.agreement import agree, check_not_freed, together
 from pdgemm.transport.collectives import prepared_collective
 from pdgemm.transport.dropped_messages import drop_messages
 from pdgemm.transport.movers.arrivals import Arrival, Transfers
@@ -92,11 +93,11 @@ class Mesh:
             if (ranks := self.shape.line(axis, self.rank)) == (*range(self.shape.size),):
                 self._lines[axes] = self.grid
                 return self.grid
-            members = self.comm.group.Incl(ranks)
+            whole, members = self.checks(self.grid), self.comm.group.Incl(ranks)
             part = failures.tracked(MPI.Intracomm(self.comm.Create_group(members)))
             members.Free()
             self._lines[axes] = ProcessGrid(part, shape=(1, part.size))
-            self._checked(self._lines[axes], part, self.checks(self.grid))
+            self._checked(self._lines[axes], part, whole)
         return self._lines[axes]
 
     def _checked(self, line: ProcessGrid, messages: MPI.Intracomm, whole: LineChecks | None = None) -> LineChecks:
@@ -151,13 +152,17 @@ class Mesh:
 
     def checks(self, line: ProcessGrid) -> LineChecks:
         """Return the checks of a line of this mesh, and the communicator of its messages.  Local."""
+        check_not_freed(line.comm)
+        if self.transfers.interrupted:
+            raise GridError("messages of a step that was interrupted may be left: free the mesh, and make another one")
         return self._checks[line.comm.handle]
 
     def wait(self, group: list[Arrival], line: ProcessGrid) -> None:
         """Wait for collectives of a line, or raise what another rank of the line has called this one to raise."""
         self.transfers.wait(group, self.checks(line).look)
 
-    def raised_together(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def raised_together(self) -> Iterator[None]:
         """Return a block whose exception on one rank is raised on all ranks.
 
         ::
@@ -168,8 +173,17 @@ class Mesh:
         Without an exception it costs nothing.  The other ranks raise it where they next wait for messages of a layer, a
         pipeline, of gradients or of a sum: so all of them come to such a place, as in a step they do.  What was on its
         way is lost; gradients are set to 0 by `Buckets.clear` on all ranks, and layers and pipelines can be used again.
+
+        KeyboardInterrupt is raised on its rank alone.  After one in a block, or in a wait, the mesh can only be freed:
+        to use it raises GridError, as messages that are left could be taken for those of the next step.
         """
-        return self.checks(self.grid).raised_together()
+        checks = self.checks(self.grid)
+        try:
+            with checks.raised_together():
+                yield
+        except KeyboardInterrupt:
+            self.transfers.interrupted = True
+            raise
 
     def tags(self, number: int) -> range:
         """Return message tags that no other collective in progress on a line of this mesh has.  Local."""
@@ -179,18 +193,18 @@ class Mesh:
     def free(self) -> None:
         """Free the communicators.  Collective; a second call does nothing.
 
-        What is in progress is completed first.  After an exception that all ranks have raised together it is dropped,
-        and so is what has been sent and not received.  To wait for something dropped raises GridError.
+        What is in progress is completed first.  After an exception that all ranks have raised together, or an interrupt
+        of all ranks, it is dropped, and so is what has been sent and not received.  To wait for something dropped
+        raises GridError.  Where another rank raises an exception meanwhile (`raised_together`), this rank raises it,
+        too, and nothing is freed.
         """
         checks = [*self._checks.values()]
-        self._checks.clear()
         if checks:
-            with (agreed := together(self.comm)):
-                agreed.flag = any(x.failures for x in checks)
-            if not agreed.flag:
+            if not self._fails():
                 self.transfers.complete()
             left = [*self.transfers.abandon(), *(request for x in checks for request in x.sent)]
             drop_messages([x.messages for x in checks], left)
+            self._checks.clear()
         for line in self._lines.values():
             line.free()  # that of all ranks is the grid, and a second call does nothing
         for x in checks:
@@ -198,6 +212,18 @@ class Mesh:
         self._lines.clear()
         self.workspaces.clear()
         self.grid.free()
+
+    def _fails(self) -> bool:
+        """Return whether a step has failed, or has ended before all ranks had begun the same transfers.  Collective."""
+        with (agreed := together(self.comm)):
+            agreed.flag = self.transfers.left or any(x.failures for x in self._checks.values())
+        if agreed.flag:
+            return True
+        lines = [self._lines[axes] for axes in sorted(self._lines)]  # in the same order on all ranks
+        grids = [*(line for line in lines if line is not self.grid), self.grid]
+        checks = [self._checks[line.comm.handle] for line in grids]
+        uneven = [agree(x.comm, flag=x.started) for x in checks] != [x.started for x in checks]
+        return bool(agree(self.comm, flag=uneven))
 
     def __enter__(self) -> Mesh:
         return self

@@ -69,7 +69,7 @@ class together:
             self.flag = agree(self._comm, error, description, self.flag)
 
 
-def agree(comm: MPI.Comm, error: Exception | None = None, description: str = "", flag: int = False) -> int:
+def agree(comm: MPI.Comm, error: BaseException | None = None, description: str = "", flag: int = False) -> int:
     """Raise the same exception on all ranks if any rank has one.  Collective over `comm`; one allreduce of 4 words.
 
     error       : the exception of this rank, or None.  The exception of the lowest failing rank is raised; its message
@@ -121,7 +121,7 @@ def raised_on(error: BaseException) -> int:
     return int(getattr(error, _MARK, 0))
 
 
-def _of_all(comm: MPI.Comm, error: Exception) -> Exception:
+def _of_all(comm: MPI.Comm, error: BaseException) -> BaseException:
     """Mark an exception that all ranks of a communicator raise, and return the exception."""
     setattr(error, _MARK, comm.size)
     waits.agreements[comm.handle][1] += 1
@@ -184,22 +184,23 @@ def print_once(say: Callable[[str], object] | None = None) -> None:
 class GuardedCallback:
     """A user's callback that is not called again after its first exception, which is kept in `error`.
 
-    An exception in the middle of a collective operation would leave the other ranks waiting.
+    An exception in the middle of a collective operation would leave the other ranks waiting, and one of all ranks would
+    leave messages, which the next operation would take for its own: so KeyboardInterrupt is raised at the end, too.
     """
 
     def __init__(self, callback: Callable[[int, int], object] | None) -> None:
         self._callback = callback
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def __call__(self, done: int, total: int) -> None:
         if self._callback is not None and self.error is None:
             try:
                 self._callback(done, total)
-            except Exception as bad:
+            except BaseException as bad:
                 self.error = bad
 
 
-def _sendable(error: Exception | None, failed: list[int], size: int) -> Exception:
+def _sendable(error: BaseException | None, failed: list[int], size: int) -> BaseException:
     """Return the error in the form that is sent to other ranks: it can be pickled, and names the ranks that failed."""
     assert error is not None
     if isinstance(error, MemoryError) and not isinstance(error, PdgemmError):
@@ -218,7 +219,7 @@ def _sendable(error: Exception | None, failed: list[int], size: int) -> Exceptio
     return error
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Return the line that raised an exception: of the user's code or, for a mistake in the package, of the package."""
     frames = traceback.extract_tb(error.__traceback__)  # the traceback begins inside the package
     called = [x for x in frames if of_user(x.filename) and x.line]

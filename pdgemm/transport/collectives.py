@@ -34,10 +34,12 @@ class CollectiveRun:
     """A collective in progress.  Like a request of MPI it is tested, which moves it on, and waited for.
 
     A rank tests and waits for the collectives of one communicator in any order, if each has a tag of its own.
+
+    posted : to which `stages` adds all its requests, where it yields some that are in progress later.
     """
 
-    def __init__(self, comm: MPI.Comm, stages: Stages) -> None:
-        self._comm, self._stages = comm, stages
+    def __init__(self, comm: MPI.Comm, stages: Stages, posted: Sequence[MPI.Request] = ()) -> None:
+        self._comm, self._stages, self._posted = comm, stages, posted
         self._requests = next(stages, None)
 
     def Test(self) -> bool:
@@ -58,7 +60,7 @@ class CollectiveRun:
 
     def abandon(self) -> list[MPI.Request]:
         """Return the requests in progress, which the caller cancels; to wait for this later raises GridError."""
-        requests, self._requests = self._requests or [], []
+        requests, self._requests = [*(self._posted or self._requests or ())], []
         self._stages = _no_more(self._stages)
         return requests
 
@@ -93,7 +95,7 @@ def prepared_collective(
         assert of is not None
         vectors = [vector if rank == comm.rank else of(rank) for rank in collective.ranks]
         in_place = _InPlace(collective, comm, vectors, tag, fence)
-        return lambda counted: CollectiveRun(comm, in_place.stages(counted))
+        return in_place.run
     sent = _Vectors([vector], collective.offsets)
     return lambda counted: CollectiveRun(comm, _by_messages(collective, comm, sent, counted, join, tag))
 
@@ -240,33 +242,39 @@ class _InPlace:
             order = [(me - step) % p for step in range(1, p)]
             self._copies = [(vectors[me][parts[at]], vectors[at][parts[at]]) for at in order]
 
-    def stages(self, counted: Traffic) -> Stages:
-        """Carry it out once."""
-        leaving = list[MPI.Request]()
+    def run(self, counted: Traffic) -> CollectiveRun:
+        """Start to carry it out once."""
+        posted = list[MPI.Request]()
+        return CollectiveRun(self._comm, self._stages(posted, counted), posted)
+
+    def _stages(self, posted: list[MPI.Request], counted: Traffic) -> Stages:
+        """Carry it out once, and add all its requests to `posted`."""
         if self._addends:
-            yield self._signalled(leaving, counted)
+            yield self._signalled(posted, counted)
             self._fence()
             _add_as_tree(self._addends, self._own)
             for _ in self._others:
                 counted.read(self._own.size)
         if self._copies:
-            for (own, x), signal in zip(self._copies, self._signalled(leaving, counted)):
+            for (own, x), signal in zip(self._copies, self._signalled(posted, counted)):
                 yield [signal]
                 self._fence()
                 own[...] = x
                 counted.read(x.size)
-        yield self._signalled(leaving, counted)
+        yield self._signalled(posted, counted)
         self._fence()
-        yield leaving
+        yield posted
 
-    def _signalled(self, leaving: list[MPI.Request], counted: Traffic) -> list[MPI.Request]:
+    def _signalled(self, posted: list[MPI.Request], counted: Traffic) -> list[MPI.Request]:
         """Signal all other ranks; return the requests that complete with their signals."""
         self._fence()
         comm, tag = self._comm, self._tag
-        leaving += [comm.Isend(_SIGNAL, rank, tag) for rank in self._others]
+        posted += [comm.Isend(_SIGNAL, rank, tag) for rank in self._others]
         counted.messages_sent += len(self._others)
         counted.messages_received += len(self._others)
-        return [comm.Irecv(_SIGNAL, rank, tag) for rank in self._others]
+        signals = [comm.Irecv(_SIGNAL, rank, tag) for rank in self._others]
+        posted += signals
+        return signals
 
 
 @np.errstate(over="ignore", invalid="ignore")  # a warning may be an error, of the rank alone that adds

@@ -1,4 +1,4 @@
-"""What the suite catches: 386 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 391 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -1926,13 +1926,38 @@ MUTANTS = [
     ),
     Mutant(
         "errors: a mesh is freed before transfers of its last step are complete", "pdgemm/parallel/mesh.py",
-        "if not agreed.flag:", "if False:",
+        "if not self._fails():", "if self._fails() is None:",
+        (f"2 {R}parallel/test_dropped_messages.py",),
+    ),
+    Mutant(
+        "errors: a mesh that is freed waits for transfers that not all ranks have begun", "pdgemm/parallel/mesh.py",
+        "flag=uneven", "flag=uneven and False",
+        (f"2 {R}parallel/test_dropped_messages.py",),
+    ),
+    Mutant(
+        "errors: a step after an interrupt takes the messages of the one before", "pdgemm/parallel/mesh.py",
+        "self.transfers.interrupted = True", "pass",
+        (f"2 {R}parallel/test_dropped_messages.py",),
+    ),
+    Mutant(
+        "errors: arrays of a wait that is interrupted are freed under MPI", "pdgemm/transport/movers/arrivals.py",
+        "except BaseException as error:", "except Exception as error:",
         (f"2 {R}parallel/test_dropped_messages.py",),
     ),
     Mutant(
         "errors: a collective that was given up counts as complete", "pdgemm/transport/collectives.py",
         "self._stages = _no_more(self._stages)", "self._stages = iter(())",
         (f"2 {R}parallel/test_dropped_messages.py",),
+    ),
+    Mutant(
+        "errors: an interrupt of a callback leaves the messages of a product", "pdgemm/support/agreement.py",
+        "except BaseException as bad:", "except Exception as bad:",
+        (f"4 {R}algorithms/test_summa.py",),
+    ),
+    Mutant(
+        "errors: signals of a collective that was given up stay in progress", "pdgemm/transport/collectives.py",
+        "self._posted or self._requests or ()", "self._requests or ()",
+        (f"4 {R}parallel/test_dropped_messages.py",),
     ),
     Mutant(
         "errors: receives are left in progress when messages are dropped", "pdgemm/transport/dropped_messages.py",

@@ -106,6 +106,7 @@ class LineCollectives:
         comm, tag, fence = self.checks.messages, self.checks.tag(_TAGS[self._kind]), self.line.memory.fence
         start = prepared_collective(collective, comm, x.reshape(-1), tag, of, fence, join)
         group: list[Arrival] = [start(self._mesh.traffic[self._kind])]
+        self.checks.started += 1
         self._mesh.transfers.expect(group)
         return group
 

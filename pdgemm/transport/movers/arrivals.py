@@ -39,6 +39,7 @@ class Transfers:
     ) -> None:
         self._recorder, self._coming = recorder or Recorder(), list[list[Arrival]]()
         self._between_nodes, self._look, self._left = between_nodes, look, list[list[Arrival]]()
+        self.interrupted = False  # by KeyboardInterrupt, of which other ranks know nothing
 
     def used(self, recorder: Recorder) -> Transfers:
         """Return this object, with `recorder` as the recorder of this run; each of its users calls this in each run."""
@@ -57,6 +58,11 @@ class Transfers:
     def in_flight(self) -> bool:
         """Are transfers tracked that have not been seen to arrive?"""
         return bool(self._coming)
+
+    @property
+    def left(self) -> bool:
+        """Are there transfers for which a wait has ended with an exception?"""
+        return bool(self._left)
 
     def leave(self, group: list[Arrival]) -> None:
         """Track a group no more that may never arrive; its arrays are kept, as MPI may still use them."""
@@ -98,8 +104,9 @@ class Transfers:
 
         try:
             poll_until(lambda: not _remove_complete(group), meanwhile)
-        except Exception:
+        except BaseException as error:  # also an interrupt: MPI may still use the arrays
             self.leave(group)
+            self.interrupted = self.interrupted or isinstance(error, KeyboardInterrupt)
             raise
 
     def _progress(self) -> None:

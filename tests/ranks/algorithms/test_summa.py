@@ -300,6 +300,23 @@ def test_a_callback_that_raises_harms_nobody(comm: Any, tree_mover: None) -> Non
             assert np.allclose(C.allgather(), expected)
 
 
+def test_a_callback_that_is_interrupted_leaves_no_messages(comm: Any) -> None:
+    """On all ranks, with panels in flight that some ranks have still to forward: they would be of the next product."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    def interrupted(done: int, total: int) -> None:
+        if done > 0.3 * total:
+            raise KeyboardInterrupt
+
+    x = np.random.default_rng(1).standard_normal((64, 64))
+    with ProcessGrid(comm, (1, comm.size)) as grid:
+        A = DistMatrix.from_global(x, grid=grid, block=4)
+        with pytest.raises(KeyboardInterrupt):
+            pdgemm(1, A, A, algorithm="summa", mover="ring", panel_width=4, progress=interrupted)
+        C = pdgemm(1, A, A, algorithm="summa", mover="ring", panel_width=4)
+        np.testing.assert_allclose(C.allgather(), x @ x, atol=1e-12)
+
+
 def test_disjoint_columns_of_one_array_may_be_a_and_c(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
 

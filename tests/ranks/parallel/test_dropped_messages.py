@@ -24,20 +24,27 @@ def test_messages_are_dropped_and_receives_cancelled(comm: Any) -> None:
     from pdgemm.transport.collectives import prepared_collective
     from pdgemm.transport.dropped_messages import drop_messages
 
-    comms, others = [comm.Dup(), comm.Dup()], [rank for rank in range(comm.size) if rank != comm.rank]
+    class Recording(MPI.Intracomm):
+        def Irecv(self, *arguments: Any) -> Any:
+            posted.append(super().Irecv(*arguments))
+            return posted[-1]
+
+    posted, others = list[Any](), [rank for rank in range(comm.size) if rank != comm.rank]
+    comms, x = [Recording(comm.Dup()), Recording(comm.Dup())], np.ones(5 * comm.size)
     sent = [np.full(size, comm.rank, np.uint8) for size in SIZES]
     done, never, coming = [True], np.zeros(8, np.uint8), {rank: np.zeros(3, np.uint8) for rank in others}
     for turn in range(2):
-        left: list[Any] = [x.Isend(y, rank, turn + at) for x in comms for rank in others for at, y in enumerate(sent)]
+        left: list[Any] = [z.Isend(y, rank, turn + at) for z in comms for rank in others for at, y in enumerate(sent)]
         left += [comms[0].Irecv(coming[rank], rank, turn + 1) for rank in others]
         left += [comms[1].Irecv(never, rank, 100) for rank in others] + [MPI.REQUEST_NULL]
-        ring = Collective("all_reduce", "ring", tuple(range(comm.size)), (5,) * comm.size, np.dtype("d"))
-        x = np.ones(5 * comm.size)
-        runs = [prepared_collective(ring, comms[0], x, 200)(Traffic())] if comm.rank != comm.size - 1 else []
+        of = tuple(range(comm.size)), (5,) * comm.size, np.dtype("d")
+        kinds = Collective("all_reduce", "ring", *of), Collective("all_gather", "pairwise", *of, mover="shared")
+        starts = [prepared_collective(kind, comms[0], x, 200 + at, lambda _: x) for at, kind in enumerate(kinds)]
+        runs = [start(Traffic()) for start in starts if comm.rank != comm.size - 1]
         drop_messages(comms, [*left, *(Then(run, done.clear) for run in runs)])
-        assert not any(x.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG) for x in comms)
-        assert not any(left) and not never.any()
-        assert all((x == rank).all() or not x.any() for rank, x in coming.items())  # it may have come before
+        assert not any(z.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG) for z in comms)
+        assert not any(left) and not any(posted) and not never.any()
+        assert all((y == rank).all() or not y.any() for rank, y in coming.items())  # it may have come before
         for run in runs:
             with pytest.raises(GridError, match="was given up when its communicator was freed"):
                 run.Wait()
@@ -45,8 +52,8 @@ def test_messages_are_dropped_and_receives_cancelled(comm: Any) -> None:
         for rank in others:
             coming[rank][:] = 0
         comm.Barrier()
-    for x in comms:
-        x.Free()
+    for z in comms:
+        z.Free()
 
 
 @every_grid
@@ -114,3 +121,65 @@ def test_a_mesh_is_freed_while_parameters_are_on_their_way(
             except GridError:
                 refused += 1
         assert not refused or fails
+
+
+def interrupted_step(mesh: Any, buckets: Any, where: str) -> None:
+    """A step in which the lower half of the ranks is interrupted first, and the others while they wait, or sleep."""
+    from signal import ITIMER_REAL, SIGALRM, default_int_handler, setitimer, signal
+    from time import sleep
+
+    if mesh.rank < mesh.grid.size // 2:
+        raise KeyboardInterrupt
+    before = signal(SIGALRM, default_int_handler)
+    try:
+        setitimer(ITIMER_REAL, 1.0)
+        if where == "a sum":
+            mesh.sum(np.ones(1 << 16), axis="dp+tp")
+        for name in [*buckets.parameters][::-1][: 1 if where == "a bucket" else None]:  # a second one waits for it
+            buckets.ready(name)
+        sleep(60)
+    finally:
+        setitimer(ITIMER_REAL, 0)
+        signal(SIGALRM, before)
+
+
+@pytest.mark.on_ranks(2, 4)
+@pytest.mark.parametrize("where", ["a sum", "a bucket", "buckets of a step"])
+def test_a_mesh_is_freed_after_an_interrupt_of_all_ranks(comm: Any, where: str) -> None:
+    """Some ranks have begun transfers that others have not: nothing hangs, or is read after it is freed."""
+    from contextlib import nullcontext
+
+    from pdgemm.errors import GridError
+    from pdgemm.parallel import Buckets, Mesh
+
+    mesh = Mesh(comm.Dup(), dp=-1, tp=comm.size // 2)
+    buckets = Buckets(mesh, {f"b{at}": np.ones(1 << 15) for at in range(4)}, stage=2, bucket_bytes=8)
+    step = mesh.raised_together() if where == "buckets of a step" else nullcontext()
+    with pytest.raises(KeyboardInterrupt), step:
+        interrupted_step(mesh, buckets, where)
+    if where == "buckets of a step" or (where == "a sum" and comm.rank >= comm.size // 2):
+        with pytest.raises(GridError, match="interrupted may be left: free the mesh"):
+            mesh.sum(1.0, axis="dp+tp")
+    mesh.free()
+
+
+@pytest.mark.on_ranks(2, 4)
+def test_an_exception_of_another_rank_is_raised_while_a_mesh_is_freed(comm: Any) -> None:
+    """The mesh is not freed then, and can be freed later; after that its methods raise GridError."""
+    from pdgemm.errors import GridError
+    from pdgemm.parallel import Mesh
+
+    def end(mesh: Any) -> None:
+        if comm.rank:
+            mesh.free()
+        with mesh.raised_together():
+            assert 1 / 0
+
+    mesh = Mesh(comm.Dup(), dp=-1)
+    with pytest.raises(ZeroDivisionError):
+        end(mesh)
+    assert mesh.sum(1.0) == [comm.size]
+    mesh.free()
+    mesh.free()
+    with pytest.raises(GridError, match="has been freed"):
+        mesh.sum(1.0)
