@@ -350,7 +350,7 @@ MUTANTS = [
         (f"4 {R}matrix/test_matrix.py",),
     ),
     Mutant(
-        "matrix: the smallest products are dealt out first", "pdgemm/matrix/batch.py",
+        "matrix: the smallest products are dealt out first", "pdgemm/schedules/dealing.py",
         "key=lambda item: -flops[item])", "key=lambda item: flops[item])",
         (f"1 {R}algorithms/test_batched.py",),
     ),

@@ -28,7 +28,7 @@ _KINDS = {
 }  # of `machine.KINDS`, those of a collective, of which each moves as many bytes
 _SENT = "tensor", "context", "experts"  # the parts of a layer that are transfers
 _LINE_CALL, _OWN_CALL = 0.5, 0.3  # of a product's call, what a layer takes for each product, along a line and alone
-_UPDATE = 28  # bytes of a parameter that an update of Adam reads and writes
+_UPDATE = 28  # bytes that an update of Adam reads and writes of a parameter whose state is float32
 
 
 class StepSeconds:

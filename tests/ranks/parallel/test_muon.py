@@ -58,8 +58,10 @@ def test_every_mesh_gives_the_bits_of_one_process(comm: Any) -> None:
             here, optimizer = run(mesh, STEPS, stage=stage, rule=Muon(), **how)
             assert here == norms, (sizes, stage)
             assert_same_bits(optimizer.buckets, end, (sizes, stage))
-            assert optimizer.bytes == optimizer.buckets.layouts.bytes(optimizer.state_words)
-            homes = optimizer.homes
+            homes, me = optimizer.homes, mesh.line("dp+cp+tp").rank
+            kept = optimizer.buckets.layouts.bytes(optimizer.state_words)
+            assert optimizer.bytes == {**kept, "homes": homes.loads.bytes(me)}, (sizes, stage)
+            assert homes.loads.received[me] == homes.traffic().words_received, (sizes, stage)
             assert mesh.traffic["homes"] == sum([homes.traffic()] * STEPS, Traffic()), (sizes, stage)
             assert [*homes.names] == [x for x in names_of(mesh.shape, mesh.rank) if is_matrix(x)]
             own = [optimizer.kept("m", x).size if optimizer.buckets.line_of(x) else 0 for x in homes.names]
@@ -355,7 +357,7 @@ def test_a_home_without_memory_is_an_error_of_all_ranks(comm: Any, monkeypatch: 
     """The other ranks wait for what it sends back, and do not wait for the watchdog."""
     from pdgemm.parallel import Mesh, Muon
 
-    def fails(rule: Any, stack: np.ndarray) -> None:
+    def fails(rule: Any, *arrays: np.ndarray) -> None:
         raise MemoryError("a home is full")
 
     mesh = Mesh(comm, dp=comm.size)
