@@ -64,8 +64,8 @@ class Homes:
 
     def allocate(self) -> None:
         """Allocate the buffers of `HomeLoads.buffers`, in which every update is computed.  Local."""
-        sizes = self.loads.buffers(self._line.rank)
-        self._buffers = {name: np.empty(words, self._kind) for name, words in sizes.items()}
+        sizes, self._stacks, self._wholes = self.loads.buffers, [], {}
+        self._buffers = {name: np.empty(words[self._line.rank], self._kind) for name, words in sizes.items()}
         stacked, start = defaultdict[tuple[int, int], list[int]](list), 0
         for at in np.flatnonzero(self.loads.homes == self._line.rank).tolist():
             rows, columns = self.loads.shapes[at]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,52 +58,62 @@ class HomeLoads:
     own: np.ndarray
     dtype: np.dtype
 
+    @property
+    def ranks(self) -> int:
+        return int(self.own.shape[1])
+
     @cached_property
     def homes(self) -> np.ndarray:
         """The rank of each matrix, by the flops of X X^T."""
-        return balance([(min(x), min(x), max(x)) for x in self.shapes], self.own.shape[1])
+        return balance([(min(x), min(x), max(x)) for x in self.shapes], self.ranks)
 
     def of_homes(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
         """Return the sum on each rank of a value of each matrix of which it is the home."""
-        return np.bincount(self.homes, np.asarray(values, float), self.own.shape[1])
+        sums = np.zeros(self.ranks, np.int64 if np.asarray(values).dtype.kind in "bi" else float)
+        np.add.at(sums, self.homes, values)
+        return sums
 
     @cached_property
     def _words(self) -> np.ndarray:
         return np.array([rows * columns for rows, columns in self.shapes], np.int64)
 
-    @property
+    @cached_property
     def updated(self) -> np.ndarray:
         """The elements that each rank updates."""
         return self.own.sum(axis=0)
 
-    @property
+    @cached_property
     def received(self) -> np.ndarray:
         """The words that each rank receives in a step: those of `HomeExchange.traffic`.
 
         A rank that updates T elements, H of them of its own N as a home, receives N - H words, and then T - H.
         """
         at_home = self.own[np.arange(len(self.homes)), self.homes]
-        return self.updated + self.of_homes(self._words - 2 * at_home).astype(np.int64)
+        return self.updated + self.of_homes(self._words - 2 * at_home)
 
-    def buffers(self, rank: int) -> dict[str, int]:
-        """Return the words of the buffers of a rank.
+    @cached_property
+    def buffers(self) -> dict[str, np.ndarray]:
+        """The words of the buffers of each rank.
 
         sent, arrived : of the larger one of the two exchanges, with what stays on the rank.   matrices : whole ones.
         work : of `orthogonal_factors`.
         """
-        here = self.homes == rank
-        words, updated = int(self._words[here].sum()), int(self.own[:, rank].sum())
-        stacks = Counter((min(x), max(x)) for x, own in zip(self.shapes, here) if own)
+        words, work = self.of_homes(self._words), np.zeros(self.ranks, np.int64)
+        wide = [(min(x), max(x)) for x in self.shapes]
+        for m, n in dict.fromkeys(wide):
+            stacked = self.of_homes([x == (m, n) for x in wide])
+            np.maximum(work, [work_words(int(x), m, n, self.dtype) for x in stacked], out=work)
         return {
-            "sent": max(updated, int(self.own[here].sum())),
-            "arrived": max(updated, words),
+            "sent": np.maximum(self.updated, self.of_homes(self.own.sum(axis=1))),
+            "arrived": np.maximum(self.updated, words),
             "matrices": words,
-            "work": max((work_words(n, *x, self.dtype) for x, n in stacks.items()), default=0),
+            "work": work,
         }
 
-    def bytes(self, rank: int) -> int:
-        """Return the bytes of the buffers of a rank."""
-        return self.dtype.itemsize * sum(self.buffers(rank).values())
+    @cached_property
+    def bytes(self) -> np.ndarray:
+        """The bytes of the buffers of each rank."""
+        return self.dtype.itemsize * sum(self.buffers.values(), np.zeros(self.ranks, np.int64))
 
 
 @dataclass(frozen=True)

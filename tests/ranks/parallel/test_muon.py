@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from functools import cache
 from itertools import product
@@ -60,7 +61,7 @@ def test_every_mesh_gives_the_bits_of_one_process(comm: Any) -> None:
             assert_same_bits(optimizer.buckets, end, (sizes, stage))
             homes, me = optimizer.homes, mesh.line("dp+cp+tp").rank
             kept = optimizer.buckets.layouts.bytes(optimizer.state_words)
-            assert optimizer.bytes == {**kept, "homes": homes.loads.bytes(me)}, (sizes, stage)
+            assert optimizer.bytes == {**kept, "homes": homes.loads.bytes[me]}, (sizes, stage)
             assert homes.loads.received[me] == homes.traffic().words_received, (sizes, stage)
             assert mesh.traffic["homes"] == sum([homes.traffic()] * STEPS, Traffic()), (sizes, stage)
             assert [*homes.names] == [x for x in names_of(mesh.shape, mesh.rank) if is_matrix(x)]
@@ -198,6 +199,26 @@ def test_homes_share_the_work(comm: Any) -> None:
         words = sum(x.size for x in model.values())
         received = [exchange.traffic(rank).words_received for rank in range(h)]
         assert sum(received) * h == 2 * words * (h - 1)
+    mesh.free()
+
+
+@pytest.mark.on_ranks(1, 2)
+def test_an_update_allocates_what_is_counted(comm: Any) -> None:
+    """Beside the buffers, which are the bytes of `HomeLoads`, an update of 8 MB of matrices takes less than 1 MB."""
+    from pdgemm.parallel import Buckets, Mesh, Muon, ShardedOptimizer
+
+    mesh = Mesh(comm.Dup(), dp=-1)
+    model = {f"w{at}": np.ones(shape, "f") for at, shape in enumerate([(400, 1600), (1500, 2, 200), (500, 1500)])}
+    for stage in (0, 2):
+        optimizer = ShardedOptimizer(Buckets(mesh, model, stage=stage), Muon(), matrices=model)
+        homes, me = optimizer.homes, comm.rank
+        assert optimizer.bytes["homes"] == homes.loads.bytes[me] >= 4 * homes.loads.buffers["matrices"][me]
+        parts = [np.random.default_rng(n).standard_normal(n).astype("f") for n in homes.loads.own[:, me]]
+        tracemalloc.start()
+        homes.update(parts)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert most < 1e6
     mesh.free()
 
 
