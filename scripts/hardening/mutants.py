@@ -162,17 +162,17 @@ MUTANTS = [
     Mutant(
         "models: Muon keeps both moments of matrices", "pdgemm/planning/models/training_step.py",
         'total["optimizer"] -= loads', 'total["optimizer"] -= 0 * loads',
-        (f"0 {U}planning/test_model_plans.py", f"4 {E}test_gpt_plans.py"),
+        (f"0 {U}planning/test_model_plans.py", "4 tests/examples/test_gpt_plans.py"),
     ),
     Mutant(
         "models: a rank has an equal part of each matrix", "pdgemm/schedules/training/flat_layout.py",
         "cuts = bucket.start + bucket.words *", "cuts = place.start + (place.stop - place.start) *",
-        (f"4 {E}test_gpt_plans.py",),
+        ("4 tests/examples/test_gpt_plans.py",),
     ),
     Mutant(
         "models: homes receive their own parts, too", "pdgemm/schedules/training/home_exchange.py",
         "- 2 * at_home", "- at_home",
-        (f"4 {R}parallel/test_muon.py", f"4 {E}test_gpt_plans.py"),
+        (f"4 {R}parallel/test_muon.py", "4 tests/examples/test_gpt_plans.py"),
     ),
     Mutant(
         "models: measured functions are forward alone", "pdgemm/planning/models/step_seconds.py",

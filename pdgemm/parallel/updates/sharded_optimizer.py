@@ -47,7 +47,8 @@ class ShardedOptimizer:
         rule `Muon.others` updates all others.
 
     With stage 1 and more each rank has the state of its part alone; 16-bit parameters have float32 master weights.
-    updates : the number of updates so far, without skipped steps.   bytes : allocated, by kind, also of buckets and homes.
+    updates : the number of updates so far, without skipped steps.
+    bytes   : allocated, by kind, with those of buckets, and of `homes`.
     homes   : the `Homes` of the matrices of this pipeline stage; None: the rule needs none.
 
     Raises ArgumentError on all ranks.
