@@ -1,4 +1,4 @@
-"""What the suite catches: 392 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 393 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -1275,6 +1275,11 @@ MUTANTS = [
     Mutant(
         "muon: a home that fails leaves the others waiting", "pdgemm/parallel/updates/sharded_optimizer.py",
         "with self.buckets.mesh.raised_together():", "if True:",
+        (f"2 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
+        "muon: what a failed update is still sent comes into the next one", "pdgemm/parallel/updates/homes.py",
+        "self._buffers, self._stacks, self._wholes = {}, [], {}\n            raise", "raise",
         (f"2 {R}parallel/test_muon.py",),
     ),
     Mutant(

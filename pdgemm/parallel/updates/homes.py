@@ -86,9 +86,21 @@ class Homes:
         return sum(x.nbytes for x in self._buffers.values())
 
     def update(self, parts: Sequence[Array]) -> None:
-        """Overwrite what this rank updates of each matrix, flat, by its part of `Muon.whole_updates`."""
+        """Overwrite what this rank updates of each matrix, flat, by its part of `Muon.whole_updates`.
+
+        After an exception the next update has new buffers: messages may still come into the old ones.
+        """
         if not self.names:
             return
+        if not self._buffers:
+            self.allocate()
+        try:
+            self._update(parts)
+        except BaseException:
+            self._buffers, self._stacks, self._wholes = {}, [], {}
+            raise
+
+    def _update(self, parts: Sequence[Array]) -> None:
         for (at, _), place in self._leaving(back=False).items():
             place[...] = parts[at]
         self._gather(self._exchanged(back=False))
