@@ -70,7 +70,9 @@ def test_bytes_and_words_of_a_run_are_those_of_its_plan(comm: Any) -> None:
         assert all(np.isfinite(loss) for _, loss, _ in run.steps(data))
         shape = ModelShape(LAYERS, HIDDEN, HEADS, VOCABULARY, SEQUENCE, tied=tied)
         plan, stage = ModelPlan(shape, layout, BATCH, Machine()), run.mesh.index("pp")
-        counted = {kind: x.words_received for kind, x in run.times.report().counted.items() if kind != "decisions"}
+        report = run.times.report()
+        assert report.planned == accounting.plan_of(run).times.of_phases()
+        counted = {kind: x.words_received for kind, x in report.counted.items() if kind != "decisions"}
         planned = {kind: STEPS * words for kind, words in plan.words_of(stage).items()}
         kept, loads = run.optimizer.bytes, plan.homes(stage)
         if loads:  # of which ranks have unequal shares, and a plan those of the fullest one

@@ -375,7 +375,7 @@ def test_a_step_of_divided_work_is_refused_together(comm: Any) -> None:
 
 @pytest.mark.on_ranks(2, 4)
 def test_a_home_without_memory_is_an_error_of_all_ranks(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others wait for what it sends back, not for the watchdog; late messages come into buffers that nobody uses."""
+    """The others wait for what it sends back, not for the watchdog; late messages come into buffers of their own."""
     from pdgemm.parallel import Mesh, Muon
 
     def fails(rule: Any, *arrays: np.ndarray) -> None:
