@@ -46,7 +46,6 @@ if _TYPE_CHECKING:
     from pdgemm.io.streamed.multiply_files import multiply_files as multiply_files
     from pdgemm.io.streamed.stored_matrix import StoredMatrix as StoredMatrix
     from pdgemm.matrix.batch import Batch as Batch
-    from pdgemm.matrix.batch import balance as balance
     from pdgemm.matrix.distmatrix import DistMatrix as DistMatrix
     from pdgemm.matrix.residual import verify as verify
     from pdgemm.planning.machines.machine import Machine as Machine
@@ -54,6 +53,7 @@ if _TYPE_CHECKING:
     from pdgemm.resilience.survivors import resilient as resilient
     from pdgemm.scaled.quantization import quantize as quantize
     from pdgemm.scaled.scaled_matrix import Scaled as Scaled
+    from pdgemm.schedules.dealing import balance as balance
     from pdgemm.tools.profiling.trace_file import trace as trace
 
 _NAMES = {  # the public names of each module
@@ -70,12 +70,13 @@ _NAMES = {  # the public names of each module
     "pdgemm.algorithms.indexing.selection": ["select"],
     "pdgemm.instrument.report": ["Report"],
     "pdgemm.algorithms.protection.checksum": ["checksum"],
-    "pdgemm.matrix.batch": ["Batch", "balance"],
+    "pdgemm.matrix.batch": ["Batch"],
     "pdgemm.matrix.distmatrix": ["DistMatrix"],
     "pdgemm.matrix.residual": ["verify"],
     "pdgemm.planning.machines.machine": ["Machine", "load_machine"],
     "pdgemm.scaled.quantization": ["quantize"],
     "pdgemm.scaled.scaled_matrix": ["Scaled"],
+    "pdgemm.schedules.dealing": ["balance"],
     "pdgemm.tools.profiling.trace_file": ["trace"],
     "pdgemm.resilience.survivors": ["resilient"],
     "pdgemm.io.streamed.multiply_files": ["multiply_files"],

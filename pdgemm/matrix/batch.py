@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heapreplace
 from typing import Any
 from zlib import crc32
 
@@ -22,10 +21,9 @@ from pdgemm.local.arrays.device import Device
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.local.arrays.elementwise import CONVERT
-from pdgemm.local.arrays.integers import as_count, as_whole
+from pdgemm.local.arrays.integers import as_whole
 from pdgemm.local.blas.local_gemm import leading
 from pdgemm.matrix.gather import PIECE_BYTES
-from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.support.text import counted, in_bytes, in_rate, in_seconds
 from pdgemm.support.watchdog import watched
@@ -195,31 +193,6 @@ class Batch:
                 for number, start, stop in zip(part, cut, cut[1:]):
                     whole[number][...] = words[start:stop].reshape(self.shapes[number])
         return whole
-
-
-def balance(sizes: Sequence[tuple[int, int, int]], parts: int) -> np.ndarray:
-    """Return the owner of each product, 0 <= owner < parts, so that all owners have about the same number of flops.
-
-    sizes : (m, n, k) of each product.  Products are assigned from the largest to the smallest, equally large products
-            in order, each to the owner with the fewest flops so far, the lowest of several.
-
-    The busiest owner has at most 4/3 - 1/(3 parts) times as many flops as the busiest owner in the best distribution.
-    Raises ArgumentError.
-    Graham, Bounds on multiprocessing timing anomalies, SIAM J. Appl. Math. 17(2), 1969.
-
-    >>> from pdgemm import balance
-    >>> balance([(100, 100, 100), (60, 60, 60), (60, 60, 60), (10, 10, 10)], 2)
-    array([0, 1, 1, 1])
-    """
-    parts = as_count(parts, "parts", 1)
-    flops = [gemm_flops(as_count(m, "m", 0), as_count(n, "n", 0), as_count(k, "k", 0)) for m, n, k in sizes]
-    owner = np.zeros(len(flops), np.intp)
-    load = [(0, part) for part in range(min(parts, len(flops)))]  # further owners get no product
-    for item in sorted(range(len(flops)), key=lambda item: -flops[item]):
-        least, part = load[0]
-        owner[item] = part
-        heapreplace(load, (least + flops[item], part))
-    return owner
 
 
 def arrays(x: Batch) -> list[np.ndarray]:

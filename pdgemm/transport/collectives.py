@@ -137,23 +137,29 @@ def all_to_all(
     counted: Traffic,
     wait: Callable[[list[Any]], object] | None = None,
     tag: int = 0,
+    into: Sequence[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
     """Send `parts[r]` to the r-th rank of the collective, and return the parts that the ranks send here.  Collective.
 
     wait : waits for a list of one collective in progress, as `Transfers.wait`, which lets others go on meanwhile.
         None: nothing else goes on.
     tag : differs from those of all other collectives in progress on `comm`.
+    into : contiguous arrays in which the parts of all ranks arrive; None: they are allocated.
 
     The ranks do not compare their arguments: all must pass the same collective, and parts as long as its counts.
     """
     p, me = len(collective.ranks), collective.ranks.index(comm.rank)
     mine: dict[int, Parts] = {me * p + to: (np.ascontiguousarray(part),) for to, part in enumerate(parts)}
-    pairs, nothing = _Pairs(collective, mine), (np.empty(0, collective.dtype),)
+    places = {} if into is None else {source * p + me: (x,) for source, x in enumerate(into)}
+    pairs, nothing = _Pairs(collective, mine, places), (np.empty(0, collective.dtype),)
     messages = _by_messages(collective, comm, pairs, counted, tag=tag)
     if wait:
         wait([CollectiveRun(comm, messages)])
     else:
         CollectiveRun(comm, messages).Wait()
+    if into is not None:
+        into[me][...] = parts[me]
+        return [*into]
     return [pairs.parts.get(source * p + me, nothing)[0] for source in range(p)]
 
 
@@ -176,15 +182,15 @@ class _Vectors:
 class _Pairs:
     """The parts that one rank holds, by pair of source and target rank: its own parts, and parts that it receives."""
 
-    def __init__(self, collective: Collective, parts: dict[int, Parts]) -> None:
-        self._counts, self._dtype, self.parts = collective.counts, collective.dtype, parts
+    def __init__(self, collective: Collective, parts: dict[int, Parts], places: dict[int, Parts]) -> None:
+        self._counts, self._dtype, self.parts, self._places = collective.counts, collective.dtype, parts, places
 
     def views(self, first: int, number: int) -> list[Parts]:
         return [self.parts[first]] if self._counts[first] else []
 
     def receiving(self, first: int, number: int) -> list[Parts]:
-        """Allocate the array in which a part arrives, and return it."""
-        self.parts[first] = (np.empty(self._counts[first], self._dtype),)
+        """Return the array in which a part arrives, its place or a new one."""
+        self.parts[first] = self._places.get(first) or (np.empty(self._counts[first], self._dtype),)
         return self.views(first, number)
 
 

@@ -1,4 +1,4 @@
-"""What the suite catches: 391 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 398 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -146,8 +146,33 @@ MUTANTS = [
     ),
     Mutant(
         "models: rings that leave a node have one card", "pdgemm/planning/models/step_seconds.py",
-        "1 if near else min(self.machine.ranks_per_node or 1, stride)", "1 if near else 8",
+        "else min(node, stride)", "else 8",
         (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: an update in float64 takes the time of one in float32", "pdgemm/planning/models/step_seconds.py",
+        "updated * element * max(4, size) / 4", "updated * element",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: homes take the time of the mean one", "pdgemm/planning/models/step_seconds.py",
+        "float(at_homes.max())", "float(at_homes.mean())",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: Muon keeps both moments of matrices", "pdgemm/planning/models/training_step.py",
+        'total["optimizer"] -= loads', 'total["optimizer"] -= 0 * loads',
+        (f"0 {U}planning/test_model_plans.py", "4 tests/examples/test_gpt_plans.py"),
+    ),
+    Mutant(
+        "models: a rank has an equal part of each matrix", "pdgemm/schedules/training/flat_layout.py",
+        "cuts = bucket.start + bucket.words *", "cuts = place.start + (place.stop - place.start) *",
+        ("4 tests/examples/test_gpt_plans.py",),
+    ),
+    Mutant(
+        "models: homes receive their own parts, too", "pdgemm/schedules/training/home_exchange.py",
+        "- 2 * at_home", "- at_home",
+        (f"4 {R}parallel/test_muon.py", "4 tests/examples/test_gpt_plans.py"),
     ),
     Mutant(
         "models: measured functions are forward alone", "pdgemm/planning/models/step_seconds.py",
@@ -350,7 +375,7 @@ MUTANTS = [
         (f"4 {R}matrix/test_matrix.py",),
     ),
     Mutant(
-        "matrix: the smallest products are dealt out first", "pdgemm/matrix/batch.py",
+        "matrix: the smallest products are dealt out first", "pdgemm/schedules/dealing.py",
         "key=lambda item: -flops[item])", "key=lambda item: flops[item])",
         (f"1 {R}algorithms/test_batched.py",),
     ),
@@ -634,6 +659,11 @@ MUTANTS = [
         "scalapack: a singular matrix has a solution", "pdgemm/interop/scalapack/lapack.py",
         "if nrhs and not factors.zero_pivot:", "if nrhs:",
         (f"4 {R}interop/test_scalapack_linalg.py",),
+    ),
+    Mutant(
+        "calibrate: functions of layers first allocate in their turns", "pdgemm/tools/calibrate/functions.py",
+        "for work in works.values():\n            work()", "pass",
+        (f"2 {R}planning/test_calibrate.py",),
     ),
     Mutant(
         "calibrate: seconds of a word are taken for those of a byte", "pdgemm/tools/calibrate/links.py",
@@ -1248,18 +1278,25 @@ MUTANTS = [
         (f"2 {R}parallel/test_muon.py",),
     ),
     Mutant(
+        "muon: what a failed update is still sent comes into the next one", "pdgemm/parallel/updates/homes.py",
+        "self._buffers, self._stacks, self._wholes = {}, [], {}\n            raise", "raise",
+        (f"2 {R}parallel/test_muon.py",),
+    ),
+    Mutant(
         "muon: homes differ by rank", "pdgemm/parallel/updates/homes.py",
-        "tuple(map(int, homes))", "tuple(int(x + self._line.rank) % self._line.size for x in homes)",
+        "tuple(map(int, self.loads.homes))",
+        "tuple(int(x + self._line.rank) % self._line.size for x in self.loads.homes)",
         (f"4 {R}parallel/test_muon.py",),
     ),
     Mutant(
-        "muon: homes are chosen in turn", "pdgemm/parallel/updates/homes.py",
-        "homes = balance(products, self._line.size)", "homes = np.arange(len(products)) % self._line.size",
+        "muon: homes are chosen in turn", "pdgemm/schedules/training/home_exchange.py",
+        "return balance([(min(x), min(x), max(x)) for x in self.shapes], self.ranks)",
+        "return np.arange(len(self.shapes)) % self.ranks",
         (f"4 {R}parallel/test_muon.py",),
     ),
     Mutant(
         "muon: tall matrices are reshaped, not transposed", "pdgemm/parallel/updates/homes.py",
-        "else table.T\n", "else table.reshape(table.shape[::-1])\n",
+        "np.moveaxis(x.reshape(*others, rows), -1, 0) if tall else", "",
         (f"1 {R}parallel/test_muon.py",),
     ),
     Mutant(
@@ -1289,7 +1326,7 @@ MUTANTS = [
     ),
     Mutant(
         "muon: windows of other ranks are that of the home", "pdgemm/parallel/updates/homes.py",
-        "wholes[at][held.place].ravel()", "wholes[at][exchange.held[at][self._line.rank].place].ravel()",
+        "[...] = whole[part.place]", "[...] = whole[held[self._line.rank].place]",
         (f"4 {R}parallel/test_muon.py",),
     ),
     Mutant(
@@ -1298,9 +1335,9 @@ MUTANTS = [
         (f"4 {R}parallel/test_muon.py",),
     ),
     Mutant(
-        "muon: stacks lie in memory as their matrices do", "pdgemm/parallel/updates/homes.py",
-        "np.empty((len(tables), *shape), self._kind)", "np.stack(tables)",
-        (f"4 {R}parallel/test_muon.py",),
+        "muon: products at homes take memory that is not counted", "pdgemm/parallel/updates/homes.py",
+        'self.rule.whole_updates(stack, self._buffers["work"])', "self.rule.whole_updates(stack)",
+        (f"1 {R}parallel/test_muon.py",),
     ),
     Mutant(
         "muon: updates have the size of a rank's window", "pdgemm/parallel/updates/homes.py",

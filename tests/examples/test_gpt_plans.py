@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,8 @@ def layouts(ranks: int) -> list[tuple[TrainingLayout, bool]]:
         how: dict[str, Any] = {"recompute": draw.choice(["none", "selective", "full"]), "zero": draw.choice(range(4))}
         layout = TrainingLayout(
             dp, tp, pp, cp, microbatch=BATCH // (dp * batches), chunks=chunks, schedule=schedule,
-            sequence=draw.random() < 0.7, fused=False, dtype="float32", **how,
+            sequence=draw.random() < 0.7, fused=False, dtype="float32",
+            optimizer=("muon", "adamw")[len(drawn) % 2], **how,
         )  # fmt: skip
         drawn.append((layout, draw.random() < 0.5))
     return drawn
@@ -50,24 +52,37 @@ def layouts(ranks: int) -> list[tuple[TrainingLayout, bool]]:
 def words_of(layout: TrainingLayout, tied: bool) -> list[str]:
     """Return the options of the example."""
     sizes = {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "vocabulary": VOCABULARY, "sequence": SEQUENCE}
-    axes = {name: getattr(layout, name) for name in ("dp", "tp", "pp", "cp", "zero", "chunks", "schedule", "recompute")}
+    axes = {name: getattr(layout, name) for name in ("dp", "tp", "pp", "cp", "zero", "chunks", "schedule")}
+    axes |= {name: getattr(layout, name) for name in ("recompute", "optimizer")}
     microbatches = {"batch": BATCH, "microbatches": layout.microbatches(BATCH), "steps": STEPS}
     words = [f"--{name}={value}" for name, value in {**sizes, **axes, **microbatches}.items()]
     return words + ["--no-sequence-parallel"] * (not layout.sequence) + ["--untied"] * (not tied)
 
 
 def test_bytes_and_words_of_a_run_are_those_of_its_plan(comm: Any) -> None:
+    from mpi4py import MPI
+
     train, accounting = example("gpt/train"), example("gpt/accounting")
     data = np.random.default_rng(0).integers(0, VOCABULARY, 700)
-    for layout, tied in layouts(comm.size):
-        run = train.Run(train.parsed(words_of(layout, tied)), comm)
+    for drawn, tied in layouts(comm.size):
+        run = train.Run(train.parsed(words_of(drawn, tied)), comm)
+        layout = replace(drawn, bucket_words=accounting.bucket_words(run))
         assert all(np.isfinite(loss) for _, loss, _ in run.steps(data))
         shape = ModelShape(LAYERS, HIDDEN, HEADS, VOCABULARY, SEQUENCE, tied=tied)
         plan, stage = ModelPlan(shape, layout, BATCH, Machine()), run.mesh.index("pp")
-        counted = {kind: x.words_received for kind, x in run.times.report().counted.items() if kind != "decisions"}
+        report = run.times.report()
+        assert report.planned == accounting.plan_of(run).times.of_phases()
+        counted = {kind: x.words_received for kind, x in report.counted.items() if kind != "decisions"}
         planned = {kind: STEPS * words for kind, words in plan.words_of(stage).items()}
+        kept, loads = run.optimizer.bytes, plan.homes(stage)
+        if loads:  # of which ranks have unequal shares, and a plan those of the fullest one
+            line = run.mesh.line("dp+cp+tp")
+            assert np.array_equal(loads.homes, run.optimizer.homes.loads.homes), layout
+            most = line.comm.allreduce(counted.get("homes", 0), MPI.MAX)
+            assert most == planned.pop("homes", 0) and counted.pop("homes", 0) == STEPS * loads.received[line.rank]
+            kept |= {kind: line.comm.allreduce(kept[kind], MPI.MAX) for kind in ("optimizer", "homes")}
         assert {kind: x for kind, x in counted.items() if x} == pytest.approx(planned, rel=1e-12), (layout, tied)
-        kept = {kind: x for kind, x in run.buckets.layouts.bytes(2).items() if kind != "buffers"}
+        del kept["buffers"]
         assert kept == {kind: plan.bytes_of(stage)[kind] for kind in kept}, (layout, tied)
         rows = len(run.model.batches[0].order)
         own = accounting.activation_bytes(run.model, layout.microbatch, rows)

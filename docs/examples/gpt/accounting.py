@@ -22,9 +22,16 @@ def plan_of(run):
     layout = TrainingLayout(
         **axes, zero=options.zero, microbatch=max(1, options.batch // (shape.dp * options.microbatches)),
         chunks=options.chunks, schedule=options.schedule, recompute=options.recompute,
-        sequence=options.sequence_parallel, fused=False, dtype=options.dtype,
+        sequence=options.sequence_parallel, fused=False, dtype=options.dtype, optimizer=options.optimizer,
+        bucket_words=bucket_words(run),
     )  # fmt: skip
     return ModelPlan(model, layout, options.batch, machine_at_hand())
+
+
+def bucket_words(run):
+    """Return the words of a bucket on the line of the matrices of layers, the same on all ranks of a stage."""
+    name = next(name for name in run.buckets.divisions if name.endswith(".weight"))
+    return run.buckets.line_of(name).layout.bucket_words
 
 
 def expected_words(run):

@@ -105,8 +105,7 @@ class Run:
                 expected=expected_words(self) | {"experts": lambda: words_of_experts(self.model)},
                 flops=(model.flops(tokens), model.hardware_flops(tokens, options.recompute)),
                 tokens=tokens,
-                # where microbatches are alike, and of AdamW, whose updates are all that plans know
-                planned=plan.times.of_phases() if plan.microbatches and options.optimizer == "adamw" else None,
+                planned=plan.times.of_phases() if plan.microbatches else None,  # where microbatches are alike
             )
             for step, samples in zip(numbers, batches):
                 with self.times.step(options.batch):

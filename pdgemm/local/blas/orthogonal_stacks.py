@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import sqrt
 from typing import Any
 
@@ -33,7 +33,10 @@ def coefficients_of_steps(coefficients: Any, steps: int) -> list[tuple[float, ..
 
 @np.errstate(over="ignore", invalid="ignore")  # a warning may be an error, of the home alone
 def orthogonal_factors(
-    stack: np.ndarray, steps: int = 5, coefficients: Sequence[float] | Sequence[Sequence[float]] = MUON
+    stack: np.ndarray,
+    steps: int = 5,
+    coefficients: Sequence[float] | Sequence[Sequence[float]] = MUON,
+    work: np.ndarray | None = None,
 ) -> np.ndarray:
     """Overwrite matrices X of one shape by nearly their orthogonal factors, and return them.  Local.
 
@@ -41,27 +44,44 @@ def orthogonal_factors(
     come to between about 0.7 and 1.2 unless they are very small, and never to 1.  A zero matrix stays zero.
 
     stack : (matrices, m, n), m <= n, float32 or float64, C-contiguous.   coefficients : as of `newton_schulz`.
+    work  : flat, of `work_words` elements of the same type, overwritten; None: it is allocated.
 
     Cost of each matrix: (4 n m^2 + 2 m^3) flops a step.  Each matrix is multiplied by calls of its own, so it has the
     same bits in any stack.
     Higham, Functions of Matrices, 2008, 8.3; Jordan et al., Muon, 2024.
     """
-    _, m, n = stack.shape
+    matrices, m, n = stack.shape
+    if work is None:
+        work = np.empty(work_words(matrices, m, n, stack.dtype), stack.dtype)
     each = [[*map(stack.dtype.type, step)] for step in coefficients_of_steps(coefficients, steps)]
-    for part in slabs(len(stack), (2 * m * m + m * n) * stack.itemsize, _CHUNK_BYTES):
+    for part in _slabs(matrices, m, n, stack.dtype):
         X = stack[part]
+        square, whole = len(X) * m * m, len(X) * m * n
+        A, B = (work[at : at + square].reshape(-1, m, m) for at in (0, square))
+        Y = work[2 * square : 2 * square + whole].reshape(-1, m, n)
         for x in X:
             _to_norm_one(x)
         for a, b, c in each:
-            A = multiply_stack(X, X.swapaxes(1, 2))
-            B = multiply_stack(A, A)
+            multiply_stack(X, X.swapaxes(1, 2), A)
+            multiply_stack(A, A, B)
             B *= c
             A *= b
             B += A  # b A + c A^2
-            Y = multiply_stack(B, X)
+            multiply_stack(B, X, Y)
             X *= a
             X += Y
     return stack
+
+
+def work_words(matrices: int, m: int, n: int, dtype: np.dtype) -> int:
+    """Return the elements of A, its polynomial and their product with X, for the matrices of one slab."""
+    most = max((x.stop - x.start for x in _slabs(matrices, m, n, dtype)), default=0)
+    return most * (2 * m * m + m * n)
+
+
+def _slabs(matrices: int, m: int, n: int, dtype: np.dtype) -> Iterator[slice]:
+    """Return the matrices that are multiplied together, whose temporaries stay in cache."""
+    return slabs(matrices, (2 * m * m + m * n) * dtype.itemsize, _CHUNK_BYTES)
 
 
 def _to_norm_one(x: np.ndarray) -> None:
@@ -69,7 +89,8 @@ def _to_norm_one(x: np.ndarray) -> None:
 
     Squares are added up in float64, and in an order that depends on the shape alone.
     """
-    largest = np.abs(x).max(initial=0)
+    largest = np.maximum(x.max(initial=0), -x.min(initial=0))
     if largest:
         x /= largest
-        x /= x.dtype.type(sqrt(np.square(x, dtype=np.float64).sum()))
+        squares = (np.square(x[rows], dtype=np.float64).sum() for rows in slabs(*x.shape))
+        x /= x.dtype.type(sqrt(sum(squares)))

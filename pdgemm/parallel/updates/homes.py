@@ -11,13 +11,12 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.matrix.batch import balance
 from pdgemm.parallel.buckets import Buckets
 from pdgemm.parallel.layout_choice import STAGE
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.parallel.parts import as_table
 from pdgemm.parallel.updates.muon import Muon
-from pdgemm.schedules.training.home_exchange import HeldPart, HomeExchange
+from pdgemm.schedules.training.home_exchange import HeldPart, HomeExchange, HomeLoads
 from pdgemm.schedules.training.parameter_division import Division
 from pdgemm.support.agreement import together
 from pdgemm.transport.collectives import all_to_all
@@ -33,6 +32,7 @@ class Homes:
     names : of the parameters of this stage that `rule` updates, the same on all its ranks.
 
     exchange : the `HomeExchange`, whose ranks are those of the stage.   names : those that have elements, in its order.
+    loads    : the `HomeLoads`: what ranks update, receive and allocate.
     """
 
     def __init__(self, buckets: Buckets, rule: Muon, names: Iterable[str]) -> None:
@@ -42,9 +42,11 @@ class Homes:
         self._shapes = {name: shape for name, shape in shapes.items() if prod(shape)}
         self.names = (*self._shapes,)
         of_ranks = self._line.comm.allgather([self._held(name) for name in self.names])
-        products = [(min(x), min(x), max(x)) for x in map(as_table, self._shapes.values())]  # X X^T
-        homes = balance(products, self._line.size)
-        self.exchange = HomeExchange(self._line.size, tuple(map(int, homes)), tuple(zip(*of_ranks)), self._kind)
+        held, tables = tuple(zip(*of_ranks)), tuple(map(as_table, self._shapes.values()))
+        own = np.array([[x.words for x in parts] for parts in held], np.int64).reshape(-1, self._line.size)
+        self.loads = HomeLoads(tables, own, self._kind)
+        self.exchange = HomeExchange(self._line.size, tuple(map(int, self.loads.homes)), held, self._kind)
+        self._buffers, self._stacks, self._wholes = dict[str, Array](), list[Array](), dict[int, Array]()
 
     def _held(self, name: str) -> HeldPart:
         """Return what this rank updates of a matrix.  Local."""
@@ -60,40 +62,81 @@ class Homes:
         """Return the traffic of this rank in a step: `HomeExchange.traffic`."""
         return self.exchange.traffic(self._line.rank) if self.names else Traffic()
 
+    def allocate(self) -> None:
+        """Allocate the buffers of `HomeLoads.buffers`, in which every update is computed.  Local."""
+        sizes, self._stacks, self._wholes = self.loads.buffers, [], {}
+        self._buffers = {name: np.empty(words[self._line.rank], self._kind) for name, words in sizes.items()}
+        stacked, start = defaultdict[tuple[int, int], list[int]](list), 0
+        for at in np.flatnonzero(self.loads.homes == self._line.rank).tolist():
+            rows, columns = self.loads.shapes[at]
+            stacked[min(rows, columns), max(rows, columns)].append(at)
+        shapes = [*self._shapes.values()]
+        for (m, n), numbers in stacked.items():  # those of equal shapes, or of the transposed one
+            stop = start + len(numbers) * m * n
+            self._stacks.append(self._buffers["matrices"][start:stop].reshape(-1, m, n))
+            for at, x in zip(numbers, self._stacks[-1]):
+                rows, *others = shapes[at]
+                tall = self.loads.shapes[at] == (n, m) and m < n
+                self._wholes[at] = np.moveaxis(x.reshape(*others, rows), -1, 0) if tall else x.reshape(shapes[at])
+            start = stop
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the buffers of this rank: `HomeLoads.bytes`."""
+        return sum(x.nbytes for x in self._buffers.values())
+
     def update(self, parts: Sequence[Array]) -> None:
-        """Overwrite what this rank updates of each matrix, flat, by its part of `Muon.whole_updates`."""
+        """Overwrite what this rank updates of each matrix, flat, by its part of `Muon.whole_updates`.
+
+        After an exception the next update has new buffers: messages may still come into the old ones.
+        """
         if not self.names:
             return
-        exchange = self.exchange
-        wholes = self._gathered(self._exchanged(lambda at, _: parts[at], back=False))
-        self._rewrite([*wholes.values()])
-        views = {at: dict[Any, Array]() for at in wholes}  # by window, so that each is copied once
+        if not self._buffers:
+            self.allocate()
+        try:
+            self._update(parts)
+        except BaseException:
+            self._buffers, self._stacks, self._wholes = {}, [], {}
+            raise
 
-        def part(at: int, target: int) -> Array:
-            held = exchange.held[at][target]
-            if held.window not in views[at]:
-                views[at][held.window] = wholes[at][held.place].ravel()
-            return views[at][held.window][held.start : held.stop]
-
-        for (at, _), x in self._exchanged(part, back=True).items():
+    def _update(self, parts: Sequence[Array]) -> None:
+        for (at, _), place in self._leaving(back=False).items():
+            place[...] = parts[at]
+        self._gather(self._exchanged(back=False))
+        for stack in self._stacks:
+            self.rule.whole_updates(stack, self._buffers["work"])
+        self._scatter(self._leaving(back=True))
+        for (at, _), x in self._exchanged(back=True).items():
             parts[at][...] = x
 
-    def _exchanged(self, part: Callable[[int, int], Array], back: bool) -> dict[tuple[int, int], Array]:
-        """Send parts to the homes or back, and return what comes here, by the number of the matrix and the source.
+    def _leaving(self, back: bool) -> dict[tuple[int, int], Array]:
+        """Return the places of the parts that this rank sends, by the number of the matrix and the target."""
+        routes, start, places = self.exchange.routes(back), 0, dict[tuple[int, int], Array]()
+        for to in range(self._line.size):
+            for at in routes.get((self._line.rank, to), ()):
+                stop = start + self.exchange.held[at][to if back else self._line.rank].words
+                places[at, to] = self._buffers["sent"][start:stop]
+                start = stop
+        return places
 
-        part : function of a matrix and a target.
-        """
+    def _exchanged(self, back: bool) -> dict[tuple[int, int], Array]:
+        """Send what is in the places that leave, and return what comes, by the number of the matrix and the source."""
         exchange, line, mesh, me = self.exchange, self._line, self._buckets.mesh, self._line.rank
-        none, ranks = np.empty(0, self._kind), range(line.size)
-        routes = exchange.routes(back)
-        leaving = [[none, *(part(at, to) for at in routes.get((me, to), ()))] for to in ranks]
-        arrived = all_to_all(
-            exchange.exchange(back),
+        routes, collective = exchange.routes(back), exchange.exchange(back)
+        counts = np.reshape(collective.counts, (line.size, line.size))
+        sent, arrived = (
+            np.split(self._buffers[name][: sum(words)], np.cumsum(words)[:-1])
+            for name, words in (("sent", counts[me]), ("arrived", counts[:, me]))
+        )
+        all_to_all(
+            collective,
             mesh.checks(line).messages,
-            [np.concatenate(x) for x in leaving],
+            sent,
             mesh.traffic["homes"],
             lambda group: mesh.wait(group, line),
             mesh.checks(line).tag(_TAG),
+            arrived,
         )
         pieces = dict[tuple[int, int], Array]()
         for source, flat in enumerate(arrived):
@@ -103,33 +146,33 @@ class Homes:
                 pieces[at, source] = x
         return pieces
 
-    def _gathered(self, pieces: dict[tuple[int, int], Array]) -> dict[int, Array]:
-        """Return the whole matrices of which this rank is the home, in the shapes of parameters.  Local."""
-        wholes, shapes = dict[int, Array](), [*self._shapes.values()]
-        for at in (at for at, home in enumerate(self.exchange.homes) if home == self._line.rank):
-            held, wholes[at] = self.exchange.held[at], np.empty(shapes[at], self._kind)
-            windows = defaultdict[Any, list[int]](list)
-            for source in self.exchange.sources[at]:
-                windows[held[source].window].append(source)
-            for sources in windows.values():
-                flat = np.concatenate([pieces[at, x] for x in sorted(sources, key=lambda x: held[x].start)])
-                wholes[at][held[sources[0]].place] = flat.reshape(held[sources[0]].shape)
-        return wholes
+    def _windows(self, at: int, ranks: Iterable[int]) -> dict[Any, list[int]]:
+        """Return the ranks that have each window of a matrix, in the order of their elements."""
+        held, windows = self.exchange.held[at], defaultdict[Any, list[int]](list)
+        for rank in sorted(ranks, key=lambda x: held[x].start):
+            windows[held[rank].window].append(rank)
+        return windows
 
-    def _rewrite(self, wholes: Sequence[Array]) -> None:
-        """Overwrite whole matrices by their updates; those of equal shapes, or of the transposed one, are stacked."""
-        stacks = defaultdict[tuple[int, int], list[Array]](list)
-        for whole in wholes:
-            table = whole.reshape(as_table(whole.shape))
-            table = table if len(table) <= table.shape[1] else table.T
-            stacks[table.shape].append(table)
-        for shape, tables in stacks.items():
-            stack = np.empty((len(tables), *shape), self._kind)  # row by row, also where all tables are transposed
-            for x, table in zip(stack, tables):
-                x[...] = table
-            self.rule.whole_updates(stack)
-            for table, x in zip(tables, stack):
-                table[...] = x
+    def _gather(self, pieces: dict[tuple[int, int], Array]) -> None:
+        """Write the parts that came into the matrices of which this rank is the home; what was sent is overwritten."""
+        for at, whole in self._wholes.items():
+            held = self.exchange.held[at]
+            for ranks in self._windows(at, self.exchange.sources[at]).values():
+                part = held[ranks[0]]
+                flat = self._buffers["sent"][: prod(part.shape)]
+                np.concatenate([pieces[at, x] for x in ranks], out=flat)
+                whole[part.place] = flat.reshape(part.shape)
+
+    def _scatter(self, places: dict[tuple[int, int], Array]) -> None:
+        """Write the parts of the matrices of which this rank is the home to their places; what came is overwritten."""
+        for at, whole in self._wholes.items():
+            held = self.exchange.held[at]
+            for ranks in self._windows(at, (x for x in range(self._line.size) if held[x].words)).values():
+                part = held[ranks[0]]
+                flat = self._buffers["arrived"][: prod(part.shape)]
+                flat.reshape(part.shape)[...] = whole[part.place]
+                for rank in ranks:
+                    places[at, rank][...] = flat[held[rank].start : held[rank].stop]
 
 
 def chosen_matrices(mesh: Mesh, divisions: dict[str, Division], choice: Choice) -> dict[str, bool]:

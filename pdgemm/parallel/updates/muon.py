@@ -62,9 +62,12 @@ class Muon:
             m += u
             u[:] = u + momentum * m if self.nesterov else m
 
-    def whole_updates(self, stack: np.ndarray) -> None:
-        """Overwrite whole matrices u of one shape, (matrices, m, n) with m <= n, by rms sqrt(n) O(u).  Local."""
-        orthogonal_factors(stack, self.steps, self.coefficients)
+    def whole_updates(self, stack: np.ndarray, work: np.ndarray | None = None) -> None:
+        """Overwrite whole matrices u of one shape, (matrices, m, n) with m <= n, by rms sqrt(n) O(u).  Local.
+
+        work : as of `orthogonal_factors`.
+        """
+        orthogonal_factors(stack, self.steps, self.coefficients, work)
         stack *= stack.dtype.type(self.rms * sqrt(stack.shape[2]))
 
     def update(self, p: np.ndarray, g: np.ndarray, state: np.ndarray, step: int, rate: float, decays: bool) -> None:

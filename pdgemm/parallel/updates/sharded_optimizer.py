@@ -47,7 +47,8 @@ class ShardedOptimizer:
         rule `Muon.others` updates all others.
 
     With stage 1 and more each rank has the state of its part alone; 16-bit parameters have float32 master weights.
-    updates : the number of updates so far, without skipped steps.   bytes : allocated, by kind, with those of buckets.
+    updates : the number of updates so far, without skipped steps.
+    bytes   : allocated, by kind, with those of buckets, and of `homes`.
     homes   : the `Homes` of the matrices of this pipeline stage; None: the rule needs none.
 
     Raises ArgumentError on all ranks.
@@ -88,6 +89,8 @@ class ShardedOptimizer:
             rules = [rule, rule.others] if isinstance(rule, Muon) else [rule]
             number = {name: int(self._rule_of(name) is not rule) for name in buckets.divisions}
             with together(mesh.comm):
+                if self.homes:
+                    self.homes.allocate()
                 return [RuleStates(line, rules, number, self._decays) for line in buckets.lines]
 
         self._states = allocated(mesh.comm, allocate)  # of each line
@@ -110,7 +113,7 @@ class ShardedOptimizer:
             for kind, size in line.storage.bytes.items():
                 total[kind] += size
         total["optimizer"] += sum(x.nbytes for x in self.states)
-        return total
+        return total | ({"homes": self.homes.bytes} if self.homes else {})
 
     def _rule_of(self, name: str) -> UpdateRule:
         """Return the rule of a parameter of any pipeline stage."""

@@ -24,11 +24,15 @@ _KINDS = {
     "gradients": ("reduce",),
     "parameters": ("ring",),
     "experts": ("exchange",),
+    "homes": ("exchange",),
     "pipeline": ("shift",),
 }  # of `machine.KINDS`, those of a collective, of which each moves as many bytes
 _SENT = "tensor", "context", "experts"  # the parts of a layer that are transfers
+# passes through memory at a home: of a matrix that comes, is packed twice and goes back; and in a step of Newton and
+# Schulz of X, and of A and its polynomial
+_WHOLE, _OF_X, _OF_SQUARES, _STEPS = 12, 5, 7, 5
 _LINE_CALL, _OWN_CALL = 0.5, 0.3  # of a product's call, what a layer takes for each product, along a line and alone
-_UPDATE = 28  # bytes of a parameter that an update of Adam reads and writes
+_UPDATE = 28  # bytes that an update of Adam reads and writes of a parameter whose state is float32
 
 
 class StepSeconds:
@@ -57,7 +61,8 @@ class StepSeconds:
         near = self.link(kind) == NODE
         links = self.machine.intra if near else self.machine.inter
         kinds = ("reduce", "ring") if kind == "gradients" and not self.layout.zero else _KINDS[kind]  # an all-reduce
-        cards = 1 if near else min(self.machine.ranks_per_node or 1, stride)
+        node = self.machine.ranks_per_node or 1
+        cards = 1 if near else node if kind == "homes" else min(node, stride)  # all ranks of a node send to all others
         return nbytes * cards * fmean(links[x].beta for x in kinds)
 
     def _product(self, m: float, n: float, k: float) -> float:
@@ -134,12 +139,38 @@ class StepSeconds:
         for kind, itemsize in (("gradients", max(4, size)), ("parameters", size)):
             parts[kind] = self._exposed * self.transfer(kind, step.words.get(kind, 0) * itemsize)
         updated = sum(x.words / (x.ranks if x.zero else 1) for x in state_of_stage(self.shape, layout, 0))
-        parts["optimizer"] = updated * self.machine.functions.get("update", _UPDATE / self._memory)
+        element = self.machine.functions.get("update", _UPDATE / self._memory)  # memory bounds it: float64 takes twice
+        parts["optimizer"] = updated * element * max(4, size) / 4
+        parts |= self.at_homes
         return {part: time for part, time in parts.items() if time}
+
+    @cached_property
+    def at_homes(self) -> dict[str, float]:
+        """Seconds of matrices of Muon, which nothing hides: words there and back, and the work of the fullest home.
+
+        A matrix (m, n), m <= n, takes (4 n m^2 + 2 m^3) flops in each of five steps, in the type of gradients.  That of
+        its elements, the momentum and the step, is as an update of AdamW.
+        """
+        if not (loads := self.step.homes(0)):
+            return {}
+
+        def seconds(m: int, n: int) -> float:
+            products = ((m, m, n), (m, m, m), (m, n, m))
+            passes = _WHOLE * m * n + _STEPS * (_OF_X * m * n + _OF_SQUARES * m * m)
+            return passes * loads.dtype.itemsize / self._memory + _STEPS * sum(
+                self.machine.multiply(loads.dtype, x, x) for x in products
+            )
+
+        of_shapes = {x: seconds(min(x), max(x)) for x in {*loads.shapes}}
+        at_homes = loads.of_homes([of_shapes[x] for x in loads.shapes])
+        return {
+            "homes": self.transfer("homes", self.step.words.get("homes", 0) * loads.dtype.itemsize),
+            "newton_schulz": float(at_homes.max()),
+        }
 
     def of_phases(self) -> dict[str, float]:
         """Return the seconds of a step by the phases of a `StepReport`."""
-        parts = {**dict.fromkeys(("scores", "pipeline", "bubble", "gradients", "parameters", "optimizer"), 0.0)}
+        parts = {**dict.fromkeys(("scores", "pipeline", "bubble", "gradients"), 0.0)}
         parts |= self.of_step()
         forward, backward = sum(self.forward.values()), sum(self.backward.values())
         layers = sum(time for part, time in parts.items() if part in self.forward) / (forward + backward)
@@ -148,7 +179,7 @@ class StepSeconds:
             "backward": layers * backward + parts["scores"] * 2 / 3,
             "pipeline": parts["pipeline"] + parts["bubble"],
             "reduce": parts["gradients"],
-            "optimizer": parts["parameters"] + parts["optimizer"],
+            "optimizer": sum(parts.get(part, 0.0) for part in ("parameters", "homes", "newton_schulz", "optimizer")),
         }
 
     def of_parts(self) -> dict[str, float]:
@@ -178,5 +209,6 @@ def _lines(layout: TrainingLayout) -> dict[str, tuple[int, int]]:
         "gradients": (layout.tp, layout.copies),
         "parameters": (layout.tp, layout.copies),
         "experts": (data, layout.ep),
+        "homes": (1, data * layout.dp),
         "pipeline": (data * layout.dp, layout.pp),
     }

@@ -16,6 +16,7 @@ from pdgemm.schedules.training.mesh_shape import MeshShape
 from pdgemm.schedules.training.pipeline_orders import pipeline_kind
 
 Recompute = Literal["none", "selective", "full"]
+Optimizer = Literal["adamw", "muon"]
 _SHORT = {"dp", "tp", "pp", "cp", "ep", "zero", "microbatch", "chunks", "recompute", "schedule", "reduce_each"}
 
 
@@ -34,6 +35,9 @@ class TrainingLayout:
         keys and values along cp once more.
     dropout : masks of one byte are kept.
     dtype : of parameters and activations.   Gradients and what the optimizer keeps have 32 bits at least.
+    optimizer : "muon" updates the matrices of attention and of linear layers, each at its home, and AdamW all others.
+    bucket_words : of gradients that are reduced together, unless one parameter has more; with ZeRO each rank updates a
+        part of each bucket, and the words of homes hinge on it.
     """
 
     dp: int = 1
@@ -51,9 +55,11 @@ class TrainingLayout:
     fused: bool = True
     dropout: bool = False
     dtype: str = "bfloat16"
+    optimizer: Optimizer = "adamw"
+    bucket_words: int = 1 << 22
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "cp", "ep", "microbatch", "chunks"):
+        for name in ("dp", "tp", "pp", "cp", "ep", "microbatch", "chunks", "bucket_words"):
             object.__setattr__(self, name, as_count(getattr(self, name), name, 1))
         if self.zero not in range(4):
             raise ArgumentError(f"zero is 0, 1, 2 or 3, got {self.zero!r}")
@@ -66,6 +72,8 @@ class TrainingLayout:
             )
         if self.recompute not in get_args(Recompute):
             raise ArgumentError(f"recompute is {', '.join(get_args(Recompute))}, got {self.recompute!r}")
+        if self.optimizer not in get_args(Optimizer):
+            raise ArgumentError(f"optimizer is {', '.join(get_args(Optimizer))}, got {self.optimizer!r}")
         object.__setattr__(self, "dtype", str(element_type(self.dtype)))
         assert self.mesh
 

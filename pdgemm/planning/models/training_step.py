@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
+from pdgemm.planning.models.home_plan import home_loads
 from pdgemm.planning.models.kept_arrays import activation_bytes, score_bytes
 from pdgemm.planning.models.model_shape import ModelShape
 from pdgemm.planning.models.stage_state import layers_of_stage, state_of_stage
 from pdgemm.planning.models.training_layout import TrainingLayout
+from pdgemm.schedules.training.home_exchange import HomeLoads
 
 
 @dataclass(frozen=True)
@@ -56,15 +58,22 @@ class TrainingStep:
             return min(v * m, (v + 1) * p - 2 * stage - 1)
         return min(m, p if name == "zero_bubble" else p - stage)
 
+    def homes(self, stage: int) -> HomeLoads | None:
+        """Return what Muon updates on the ranks of a stage, and what is at their homes; None: with AdamW alone."""
+        return home_loads(self.shape, self.layout, stage) if self.layout.optimizer == "muon" else None
+
     # ---------------------------------------------------------------- bytes
     def bytes_of(self, stage: int) -> dict[str, float]:
-        """Return the bytes of a rank of a stage by kind."""
+        """Return the bytes of a rank of a stage by kind, with Muon those of the rank that has the most of each."""
         layout, total = self.layout, Counter[str]()
         for x in state_of_stage(self.shape, layout, stage):
             total.update(x.bytes(layout, self.microbatches))
         layers = layers_of_stage(self.shape, layout, stage) / layout.chunks
         kept = self.in_flight(stage) * layers * activation_bytes(self.shape, layout)
         scores = score_bytes(self.shape, layout) if stage == layout.pp - 1 else 0
+        if loads := self.homes(stage):
+            total["optimizer"] -= loads.dtype.itemsize * int(loads.updated.min())  # one moment, not two
+            total["homes"] = int(loads.bytes.max())
         return {**total, "activations": kept, "scores": scores}
 
     @cached_property
@@ -80,7 +89,7 @@ class TrainingStep:
     def words_of(self, stage: int) -> dict[str, float]:
         """Return the words that a rank of a stage receives in a step, by kind, where all sizes divide.
 
-        Those of experts where all have equally many tokens.
+        Those of experts where all have equally many tokens; those of homes of the rank that receives the most.
         """
         shape, layout, m = self.shape, self.layout, self.microbatches
         t, again, layers = layout.tp, 2 if layout.recompute == "full" else 1, layers_of_stage(shape, layout, stage)
@@ -100,6 +109,8 @@ class TrainingStep:
             "experts": m * layers * 2 * (again + 1) * travels,
             **{kind: sum(x[kind] for x in moved) for kind in ("gradients", "parameters")},
         }
+        if loads := self.homes(stage):
+            words["homes"] = int(loads.received.max())
         return {kind: number for kind, number in words.items() if number}
 
     @cached_property

@@ -173,6 +173,14 @@ class FlatLayout:
         stop = max(start, min(place.stop, span.stop))
         return slice(start - place.start, stop - place.start), slice(start - span.start, stop - span.start)
 
+    def updated(self, name: str) -> np.ndarray:
+        """Return the elements of a parameter that each rank of the line updates: its part, with stage 0 all."""
+        place, bucket = self.places[name], self.bucket_of[name]
+        if not self.stage:
+            return np.full(self.shards, place.stop - place.start)
+        cuts = bucket.start + bucket.words * np.arange(self.shards + 1) // self.shards
+        return np.diff(cuts.clip(place.start, place.stop))
+
     # ---------------------------------------------------------------- what is allocated
     @property
     def whole_gradients(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -11,7 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pdgemm.instrument.recorder import Traffic
+from pdgemm.local.blas.orthogonal_stacks import work_words
 from pdgemm.schedules.collectives.collective import Collective
+from pdgemm.schedules.dealing import balance
 from pdgemm.support.remembered import remembered
 
 
@@ -40,6 +43,77 @@ class HeldPart(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         """The shape of the window."""
         return tuple(stop - start for start, stop in self.window)
+
+
+@dataclass(frozen=True, eq=False)
+class HomeLoads:
+    """What each rank updates of matrices, and what this makes of it as a home: words and bytes of all ranks.
+
+    shapes : (rows, columns) of each whole matrix.
+    own    : (matrices, ranks), the elements that each rank updates of each matrix; of a home those come from itself.
+    dtype  : of the words.
+    """
+
+    shapes: tuple[tuple[int, int], ...]
+    own: np.ndarray
+    dtype: np.dtype
+
+    @property
+    def ranks(self) -> int:
+        return int(self.own.shape[1])
+
+    @cached_property
+    def homes(self) -> np.ndarray:
+        """The rank of each matrix, by the flops of X X^T."""
+        return balance([(min(x), min(x), max(x)) for x in self.shapes], self.ranks)
+
+    def of_homes(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
+        """Return the sum on each rank of a value of each matrix of which it is the home."""
+        sums = np.zeros(self.ranks, np.int64 if np.asarray(values).dtype.kind in "bi" else float)
+        np.add.at(sums, self.homes, values)
+        return sums
+
+    @cached_property
+    def _words(self) -> np.ndarray:
+        return np.array([rows * columns for rows, columns in self.shapes], np.int64)
+
+    @cached_property
+    def updated(self) -> np.ndarray:
+        """The elements that each rank updates."""
+        return self.own.sum(axis=0)
+
+    @cached_property
+    def received(self) -> np.ndarray:
+        """The words that each rank receives in a step: those of `HomeExchange.traffic`.
+
+        A rank that updates T elements, H of them of its own N as a home, receives N - H words, and then T - H.
+        """
+        at_home = self.own[np.arange(len(self.homes)), self.homes]
+        return self.updated + self.of_homes(self._words - 2 * at_home)
+
+    @cached_property
+    def buffers(self) -> dict[str, np.ndarray]:
+        """The words of the buffers of each rank.
+
+        sent, arrived : of the larger one of the two exchanges, with what stays on the rank.   matrices : whole ones.
+        work : of `orthogonal_factors`.
+        """
+        words, work = self.of_homes(self._words), np.zeros(self.ranks, np.int64)
+        wide = [(min(x), max(x)) for x in self.shapes]
+        for m, n in dict.fromkeys(wide):
+            stacked = self.of_homes([x == (m, n) for x in wide])
+            np.maximum(work, [work_words(int(x), m, n, self.dtype) for x in stacked], out=work)
+        return {
+            "sent": np.maximum(self.updated, self.of_homes(self.own.sum(axis=1))),
+            "arrived": np.maximum(self.updated, words),
+            "matrices": words,
+            "work": work,
+        }
+
+    @cached_property
+    def bytes(self) -> np.ndarray:
+        """The bytes of the buffers of each rank."""
+        return self.dtype.itemsize * sum(self.buffers.values(), np.zeros(self.ranks, np.int64))
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,10 @@ _shape = options.stacked_options(
 @click.option("--memory", type=MEMORY, help="Of a rank, with its unit: 40GB.  [default: that of the machine]")
 @click.option("--dtype", type=click.Choice(("bfloat16", "float16", "float32")), default="bfloat16", show_default=True)
 @click.option("--layout", "layout_text", help="This layout alone: dp=4,tp=4,pp=8,recompute=selective.")
+@click.option(
+    "--optimizer", type=click.Choice(("adamw", "muon")), default="adamw", show_default=True,
+    help="muon: of the matrices of layers, each whole on one rank; AdamW of all others.",
+)  # fmt: skip
 @click.option("--fused/--no-fused", default=True, help="Attention in one kernel, which keeps no weights.")
 @click.option("--tokens", type=WORDS, help="Of a whole training run: its days and rank-hours.")
 @click.option("--price", type=click.FloatRange(0), help="Of a rank for an hour: the cost of a million tokens.")
@@ -55,8 +59,8 @@ _shape = options.stacked_options(
 @options.debug
 def model(
     batch: int | None, ranks: int | None, ranks_per_node: int | None, machine_name: str, memory: int | None, dtype: str,
-    layout_text: str | None, fused: bool, tokens: int | None, price: float | None, check: bool, as_json: bool,
-    **sizes: Any,
+    layout_text: str | None, optimizer: Any, fused: bool, tokens: int | None, price: float | None, check: bool,
+    as_json: bool, **sizes: Any,
 ) -> int:  # fmt: skip
     """Show how to divide a transformer among ranks: bytes, words, seconds and MFU of the best layouts.  Needs no MPI.
 
@@ -73,7 +77,7 @@ def model(
         echo("\n\n".join(map(str, checked_tables())))
         return 0
     shape, machine = _shape_of(**sizes), _machine(machine_name, ranks_per_node, memory)
-    fixed = TrainingLayout(dtype=dtype, fused=fused)
+    fixed = TrainingLayout(dtype=dtype, fused=fused, optimizer=optimizer)
     if batch is None:
         raise click.MissingParameter(param_hint="--batch", param_type="option")
     refused = []

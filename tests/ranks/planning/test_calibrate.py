@@ -55,7 +55,7 @@ def test_a_failing_callback_harms_nobody(comm: Any) -> None:
 
 
 @pytest.mark.on_ranks(2)
-@pytest.mark.parametrize("which", ["broadcast", "shift", "reduce", "rates", "overlap"])
+@pytest.mark.parametrize("which", ["broadcast", "shift", "reduce", "rates", "overlap", "functions"])
 def test_a_buffer_that_one_rank_has_no_room_for_is_an_error_of_all(
     comm: Any, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
@@ -63,7 +63,8 @@ def test_a_buffer_that_one_rank_has_no_room_for_is_an_error_of_all(
     from pdgemm import ProcessGrid
     from pdgemm.errors import OutOfMemoryError
 
-    calibrate, links, place = (import_module(f"pdgemm.tools.calibrate{x}") for x in ("", ".links", ".place"))
+    modules = ("", ".links", ".place", ".functions")
+    calibrate, links, place, functions = (import_module(f"pdgemm.tools.calibrate{x}") for x in modules)
     here = place.MeasuredPlace(None, place.HOSTS._replace(side=8, widths=(2, 4), words=64, beside=(8, 8)))
 
     def full(*arguments: Any, **options: Any) -> Any:
@@ -75,12 +76,16 @@ def test_a_buffer_that_one_rank_has_no_room_for_is_an_error_of_all(
                 calibrate._rates(grid.comm, here, "float64", 1e9)
             elif which == "overlap":
                 calibrate._overlap(grid, here)
+            elif which == "functions":
+                functions.function_seconds(grid.comm)
             else:
                 links.links(grid.comm, grid.comm, here, 1)
 
     if comm.rank == comm.size - 1:
         names = {"broadcast": "_broadcaster", "shift": "shifter", "reduce": "_reducer"}
-        if which in names:
+        if which == "functions":
+            monkeypatch.setattr(functions, "softmax_gradient", full)
+        elif which in names:
             monkeypatch.setattr(links, names[which], full)
         else:
             monkeypatch.setattr(place.MeasuredPlace, "empty", full)

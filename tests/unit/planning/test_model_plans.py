@@ -109,10 +109,37 @@ def test_measured_functions_take_the_place_of_passes() -> None:
             )
             both = sum(x[part] for x in (seconds.forward, seconds.backward) for part in ("elementwise", "softmax"))
             assert both == pytest.approx(size * 1e-3 * elements), (name, dtype)
-    plan = ModelPlan(SMALL, layout, 12, replace(alone, functions={"update": 1e-3}))
-    assert StepSeconds(plan, plan.machine).of_step()["optimizer"] == pytest.approx(
-        1e-3 * sum(x.words for x in state_of_stage(SMALL, layout, 0))
-    )
+    for factor, dtype in ((1, "float32"), (2, "float64"), (1, "bfloat16")):  # whose state is float32
+        how = replace(layout, dtype=dtype)
+        plan = ModelPlan(SMALL, how, 12, replace(alone, functions={"update": 1e-3}))
+        assert StepSeconds(plan, plan.machine).of_step()["optimizer"] == pytest.approx(
+            factor * 1e-3 * sum(x.words for x in state_of_stage(SMALL, how, 0))
+        )
+
+
+def test_muon_takes_the_time_of_the_fullest_home() -> None:
+    """8 layers of 4 matrices: (4 n m^2 + 2 m^3) flops in each of five steps; one moment, and words of homes."""
+    rate, size = 1e9, SMALL.hidden
+    machine = replace(A100, gamma={"float32": {1: rate}}, copy_bandwidth=1e30)
+    costs = [5 * (4 * n * size**2 + 2 * size**3) / rate for n in (3 * size, size, 4 * size, 4 * size)]
+    for dp, tp, zero in ((1, 1, 0), (4, 1, 1), (2, 2, 0), (3, 1, 2), (8, 8, 1)):
+        layout = TrainingLayout(dp=dp, tp=min(4, tp), zero=zero, optimizer="muon")
+        plan = ModelPlan(SMALL, layout, 24, machine)
+        other = ModelPlan(SMALL, replace(layout, optimizer="adamw"), 24, machine)
+        load = np.zeros(layout.ranks)
+        for cost in sorted(8 * costs, reverse=True):  # each to the rank with the least work so far
+            load[load.argmin()] += cost
+        assert plan.seconds["newton_schulz"] == pytest.approx(load.max()), layout
+        words, h = 8 * 12 * size**2, layout.ranks
+        own = 1 if zero or dp == 1 else dp  # with stage 0 ranks along dp update the same elements
+        if loads := plan.homes(0):
+            assert loads.received.sum() == own * words + words - 2 * sum(loads.own[range(32), loads.homes])
+            assert loads.updated.sum() == own * words
+        assert plan.words.get("homes", 0) == (loads.received.max() if loads and h > 1 else 0)
+        assert other.bytes["optimizer"] - plan.bytes["optimizer"] == 4 * (loads.updated.min() if loads else 0)
+        phases, parts = plan.times.of_phases(), plan.times.of_parts()
+        assert sum(phases.values()) == pytest.approx(plan.step_seconds) == pytest.approx(sum(parts.values()))
+        assert phases["optimizer"] >= load.max() * (1 - 1e-12)
 
 
 def test_the_flops_of_megatrons_formulas() -> None:
@@ -331,6 +358,8 @@ def test_the_command() -> None:
     assert json.loads(output(*shlex.split("model --preset llama3-8b --sequence 4096 --batch 64 --ranks 8 --json")))[
         "layouts"
     ]
+    muon = output(*QUESTION, "--layout", "tp=8,pp=16", "--optimizer", "muon")
+    assert "newton_schulz" in muon and "homes" in muon and "homes" not in output(*QUESTION, "--layout", "tp=8,pp=16")
     assert "at most" in output("model", "--check")
 
 
@@ -367,6 +396,8 @@ def test_bad_values() -> None:
         (lambda: ModelShape(1, 8, 4, 1, 1, kv_heads=3), "kv_heads 3 does not divide heads 4"),
         (lambda: ModelShape(1, 8, 4, 1, 1, experts=2, topk=3), "3 experts of 2"),
         (lambda: TrainingLayout(zero=4), "zero is 0, 1, 2 or 3"),
+        (lambda: TrainingLayout(optimizer="sgd"), "optimizer is adamw, muon, got 'sgd'"),  # type: ignore[arg-type]
+        (lambda: TrainingLayout(bucket_words=0), "bucket_words"),
         (lambda: TrainingLayout(recompute="all"), "recompute is none, selective, full"),  # type: ignore[arg-type]
         (lambda: TrainingLayout(dp=3, ep=2), "ep 2 does not divide dp 3"),
     ):
