@@ -1,4 +1,4 @@
-"""What the suite catches: 386 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 387 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -158,6 +158,11 @@ MUTANTS = [
     Mutant(
         "models: slices of a product hide transfers between nodes", "pdgemm/planning/models/step_seconds.py",
         'exposed = self._exposed if self.link("tensor") == NODE else 1', "exposed = self._exposed",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: pipelines reduce gradients behind the backward pass", "pdgemm/planning/models/step_seconds.py",
+        "if self.layout.pp > 1 or self.machine.device != CUDA:", "if self.machine.device != CUDA:",
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(

@@ -6,7 +6,7 @@ from functools import cached_property
 from math import ceil
 from statistics import fmean
 
-from pdgemm.planning.machines.machine import Function, Machine
+from pdgemm.planning.machines.machine import CUDA, Function, Machine
 from pdgemm.planning.models.stage_state import state_of_stage
 from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.planning.models.training_step import TrainingStep
@@ -133,9 +133,24 @@ class StepSeconds:
         parts["bubble"] = float(step.bubble) * stage + (layout.pp - 1) * parts["pipeline"] / m / layout.chunks
         for kind, itemsize in (("gradients", max(4, size)), ("parameters", size)):
             parts[kind] = self._exposed * self.transfer(kind, step.words.get(kind, 0) * itemsize)
+        parts["gradients"] = max(0.0, parts["gradients"] - self._behind)
         updated = sum(x.words / (x.ranks if x.zero else 1) for x in state_of_stage(self.shape, layout, 0))
         parts["optimizer"] = updated * self.machine.functions.get("update", _UPDATE / self._memory)
         return {part: time for part, time in parts.items() if time}
+
+    @cached_property
+    def _behind(self) -> float:
+        """The seconds of a step in which GPUs compute while their gradients are reduced.
+
+        With one pipeline stage a bucket is reduced as soon as it is ready, behind the layers before it (Li et al., VLDB
+        13(12), 2020); that of the first layer is ready at the end.  With several, gradients are reduced after the last
+        backward pass, as Megatron-LM does: its `training.py` refuses PyTorch's overlap for pipelines, and SC 2021's
+        `run_table_1.sh` asks for it with one stage alone.  On hosts, ranks move messages with the cores that compute.
+        """
+        if self.layout.pp > 1 or self.machine.device != CUDA:
+            return 0.0
+        passes = self.step.microbatches if self.layout.reduce_each else 1
+        return passes * (self.shape.layers - 1) * sum(self.backward.values())
 
     def of_phases(self) -> dict[str, float]:
         """Return the seconds of a step by the phases of a `StepReport`."""

@@ -20,7 +20,7 @@ from tiers import examples
 
 from pdgemm.errors import ArgumentError, MeshError
 from pdgemm.planning.machines.accelerators import Constants, accelerator
-from pdgemm.planning.machines.machine import KINDS, Link
+from pdgemm.planning.machines.machine import HOST, KINDS, Link
 from pdgemm.planning.models import published_rows
 from pdgemm.planning.models.kept_arrays import activation_bytes
 from pdgemm.planning.models.layout_search import LayoutSearch
@@ -238,6 +238,22 @@ def test_each_collective_has_its_links() -> None:
         kinds = {"tensor": 2.0, "context": 1.0, "parameters": 1.0, "pipeline": 5.0, "experts": 7.0}
         for kind, seconds in {**kinds, "gradients": gradients}.items():
             assert times.transfer(kind, 1e9) == pytest.approx(seconds), (kind, zero)
+
+
+def test_gradients_of_one_stage_are_reduced_behind_the_backward_pass() -> None:
+    """On GPUs, behind all layers but the first; with several stages, and on hosts, after them."""
+    network = replace(A100, inter=dict.fromkeys(KINDS, Link(1e-6, 1e-6)), ranks_per_node=1)
+    for zero, each, pp, m in ((0, False, 1, 1), (2, False, 1, 4), (3, True, 1, 4), (0, False, 2, 1), (2, False, 2, 4)):
+        layout = TrainingLayout(dp=2, pp=pp, zero=zero, reduce_each=each)
+        for machine in (network, replace(network, device=HOST, overlap=0.5)):
+            plan = ModelPlan(SMALL, layout, 2 * m, machine)
+            moving = (1 - machine.overlap) * plan.times.transfer("gradients", 4 * plan.words["gradients"])
+            hidden = (m if each else 1) * (SMALL.layers - 1) * sum(plan.times.backward.values())
+            hidden *= pp == 1 and machine.device != HOST
+            assert moving > hidden, "the test is of what is left"
+            assert plan.seconds["gradients"] == pytest.approx(moving - hidden), (layout, machine.device)
+    fast = ModelPlan(GPT3, TrainingLayout(dp=2, microbatch=4), 8, A100)
+    assert "gradients" in fast.words and "gradients" not in fast.seconds
 
 
 def test_layers_have_the_overheads_of_products() -> None:
