@@ -28,7 +28,9 @@ _KINDS = {
 }  # of `machine.KINDS`, those of a collective, of which each moves as many bytes
 _SENT = "tensor", "context", "experts"  # the parts of a layer that are transfers
 _LINE_CALL, _OWN_CALL = 0.5, 0.3  # of a product's call, what a layer takes for each product, along a line and alone
-_UPDATE = 28  # bytes of a parameter that an update of Adam reads and writes
+# bytes of a parameter that an update of Adam reads and writes, with the norm of the gradients and their clipping; and
+# those that 16 bits add: gradients to 32 bits, without the loss's scale, and parameters back (Megatron-LM 2021, optimizer)
+_UPDATE, _MIXED = 28 + 4 + 8, 6 + 8 + 6
 
 
 class StepSeconds:
@@ -135,7 +137,8 @@ class StepSeconds:
             parts[kind] = self._exposed * self.transfer(kind, step.words.get(kind, 0) * itemsize)
         parts["gradients"] = max(0.0, parts["gradients"] - self._behind)
         updated = sum(x.words / (x.ranks if x.zero else 1) for x in state_of_stage(self.shape, layout, 0))
-        parts["optimizer"] = updated * self.machine.functions.get("update", _UPDATE / self._memory)
+        passes = _UPDATE + (_MIXED if size < 4 else 0)
+        parts["optimizer"] = updated * self.machine.functions.get("update", passes / self._memory)
         return {part: time for part, time in parts.items() if time}
 
     @cached_property

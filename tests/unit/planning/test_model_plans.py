@@ -115,6 +115,18 @@ def test_measured_functions_take_the_place_of_passes() -> None:
     )
 
 
+def test_the_bytes_of_an_update() -> None:
+    """Adam reads a gradient and reads and writes three numbers; the norm reads, clipping reads and writes gradients.
+
+    With 16 bits gradients are also copied to 32 bits, unscaled, and parameters are copied back: 6, 8 and 6 bytes.
+    """
+    memory = 2 * A100.copy_bandwidth
+    for dtype, size in (("float32", 4 * (7 + 1 + 2)), ("bfloat16", 4 * (7 + 1 + 2) + 6 + 8 + 6)):
+        plan = ModelPlan(GPT3, TrainingLayout(tp=2, dtype=dtype), 8, A100)
+        words = sum(x.words for x in state_of_stage(GPT3, plan.layout, 0))
+        assert plan.seconds["optimizer"] == pytest.approx(words * size / memory), dtype
+
+
 def test_the_flops_of_megatrons_formulas() -> None:
     """72 B s l h^2 (1 + s/(6h) + V/(12 l h)), and 96 (...) with V/(16 l h) where all layers are computed again."""
     l, h, v, s, batch = GPT3.layers, GPT3.hidden, GPT3.vocabulary, GPT3.sequence, 1536
