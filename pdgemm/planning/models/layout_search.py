@@ -24,7 +24,7 @@ class LayoutSearch:
 
     batch : samples of a step.   recompute : what may be computed again, in the order in which it is tried.
     zero  : the stages of ZeRO; none: those that help.
-    fixed : a layout whose `fused`, `sequence`, `dropout` and `dtype` all layouts have.
+    fixed : a layout whose `fused`, `sequence`, `dropout`, `apart` and `dtype` all layouts have.
     """
 
     shape: ModelShape

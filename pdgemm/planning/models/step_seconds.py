@@ -29,7 +29,7 @@ _KINDS = {
 _SENT = "tensor", "context", "experts"  # the parts of a layer that are transfers
 _LINE_CALL, _OWN_CALL = 0.5, 0.3  # of a product's call, what a layer takes for each product, along a line and alone
 # bytes of a parameter that an update of Adam reads and writes, with the norm of the gradients and their clipping; and
-# those that 16 bits add: gradients to 32 bits, without the loss's scale, and parameters back (Megatron-LM 2021, optimizer)
+# those that 16 bits add: gradients to 32 bits, their scale, and parameters back (Megatron-LM 2021, optimizer.py)
 _UPDATE, _MIXED = 28 + 4 + 8, 6 + 8 + 6
 
 
@@ -126,6 +126,9 @@ class StepSeconds:
         step, layout, size, m = self.step, self.layout, self._size, self.step.microbatches
         layers = layout.chunks * ceil(self.shape.layers / (layout.pp * layout.chunks))
         parts = {part: m * layers * (time + self.backward[part]) for part, time in self.forward.items()}
+        state = state_of_stage(self.shape, layout, 0)
+        moved = size + 2 * max(4, size) if layout.apart else 0  # a gradient, and the sum that it is added to
+        parts["sums"] = (m - 1) * sum(x.words for x in state) * moved / self._memory
         stage = sum(parts.values())
         scores = step.tokens * self.shape.vocabulary / layout.tp
         product = self._product(step.tokens, self.shape.vocabulary / layout.tp, self.shape.hidden)
@@ -136,7 +139,7 @@ class StepSeconds:
         for kind, itemsize in (("gradients", max(4, size)), ("parameters", size)):
             parts[kind] = self._exposed * self.transfer(kind, step.words.get(kind, 0) * itemsize)
         parts["gradients"] = max(0.0, parts["gradients"] - self._behind)
-        updated = sum(x.words / (x.ranks if x.zero else 1) for x in state_of_stage(self.shape, layout, 0))
+        updated = sum(x.words / (x.ranks if x.zero else 1) for x in state)
         passes = _UPDATE + (_MIXED if size < 4 else 0)
         parts["optimizer"] = updated * self.machine.functions.get("update", passes / self._memory)
         return {part: time for part, time in parts.items() if time}
@@ -157,13 +160,13 @@ class StepSeconds:
 
     def of_phases(self) -> dict[str, float]:
         """Return the seconds of a step by the phases of a `StepReport`."""
-        parts = {**dict.fromkeys(("scores", "pipeline", "bubble", "gradients", "parameters", "optimizer"), 0.0)}
+        parts = {**dict.fromkeys(("scores", "pipeline", "bubble", "gradients", "sums", "parameters", "optimizer"), 0.0)}
         parts |= self.of_step()
         forward, backward = sum(self.forward.values()), sum(self.backward.values())
         layers = sum(time for part, time in parts.items() if part in self.forward) / (forward + backward)
         return {
             "forward": layers * forward + parts["scores"] / 3,
-            "backward": layers * backward + parts["scores"] * 2 / 3,
+            "backward": layers * backward + parts["scores"] * 2 / 3 + parts["sums"],
             "pipeline": parts["pipeline"] + parts["bubble"],
             "reduce": parts["gradients"],
             "optimizer": parts["parameters"] + parts["optimizer"],

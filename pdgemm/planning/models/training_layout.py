@@ -33,6 +33,7 @@ class TrainingLayout:
     fused : attention is one kernel, which skips later positions and stores no weights, and the backward pass gathers
         keys and values along cp once more.
     dropout : masks of one byte are kept.
+    apart : the gradient of a microbatch is written, and then added to those before; otherwise products add to them.
     dtype : of parameters and activations.   Gradients and what the optimizer keeps have 32 bits at least.
     """
 
@@ -50,6 +51,7 @@ class TrainingLayout:
     sequence: bool = True
     fused: bool = True
     dropout: bool = False
+    apart: bool = False
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:

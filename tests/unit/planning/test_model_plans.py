@@ -55,6 +55,7 @@ def output(*words: str, code: int = 0) -> str:
     [
         ((published_rows.SC21, published_rows.KORTHIKANTI), 24, 0.12, 0.06),
         ((published_rows.MEGATRON_CORE,), 9, 0.15, 0.06),
+        ((published_rows.MT_NLG,), 3, 0.17, 0.16),
     ],
 )
 def test_published_step_times(sources: tuple[str, ...], number: int, most: float, usual: float) -> None:
@@ -268,6 +269,21 @@ def test_gradients_of_one_stage_are_reduced_behind_the_backward_pass() -> None:
     assert "gradients" in fast.words and "gradients" not in fast.seconds
 
 
+@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2 + 4 + 4), ("float32", 4 + 4 + 4)])
+def test_gradients_that_are_added_apart(dtype: str, size: int) -> None:
+    """Those of all microbatches but the first: one is read, the sum read and written, and stages wait for it."""
+    for pp, m in ((1, 1), (1, 4), (2, 4)):
+        layout = TrainingLayout(tp=2, pp=pp, dtype=dtype)
+        plan, apart = (ModelPlan(GPT3, replace(layout, apart=x), m, A100) for x in (False, True))
+        words = sum(x.words for x in state_of_stage(GPT3, layout, 0))
+        sums = (m - 1) * words * size / (2 * A100.copy_bandwidth)
+        assert apart.seconds.get("sums", 0) == pytest.approx(sums) and "sums" not in plan.seconds
+        assert apart.step_seconds - plan.step_seconds == pytest.approx((1 + float(plan.bubble)) * sums)
+        backward = [x.times.of_phases()["backward"] for x in (plan, apart)]
+        assert backward[1] - backward[0] == pytest.approx(sums)
+        assert sum(apart.times.of_parts().values()) == pytest.approx(apart.step_seconds)
+
+
 def test_layers_have_the_overheads_of_products() -> None:
     """Four calls, half as long as those of products, and two gathers in new memory; backward twice as many calls."""
     free = replace(
@@ -283,8 +299,8 @@ def test_layers_have_the_overheads_of_products() -> None:
 
 # ------------------------------------------------------------------ the best layouts
 def test_published_layouts_are_near_the_best() -> None:
-    """Without ZeRO and with as many blocks a stage, nine of SC 2021's ten are within 10% of the best, one 12%."""
-    early: dict[str, Any] = {"fused": False, "dropout": True, "sequence": False, "recompute": "full"}
+    """SC 2021's ten are within 10% of the best of what ran there: no ZeRO, and at most as many blocks a stage."""
+    early = published_rows._OF_2021
     over = []
     for row in published_rows._rows("megatron_sc21_table1"):
         shape, batch, chunks = published_rows._shape(row), int(row["batch_sequences"]), int(row["virtual_stages"])
@@ -294,7 +310,7 @@ def test_published_layouts_are_near_the_best() -> None:
         plans = LayoutSearch(shape, batch, layout.ranks, A100, ("full",), (0,), TrainingLayout(**early)).plans()
         best = min(x.step_seconds for x in plans if not x.refused and x.layout.chunks <= chunks)
         over.append(plan.step_seconds / best)
-    assert sorted(over)[8] <= 1.1 and max(over) <= 1.12
+    assert max(over) <= 1.1
 
 
 def test_tensor_parallelism_stays_on_a_node() -> None:
