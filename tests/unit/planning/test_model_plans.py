@@ -30,6 +30,7 @@ from pdgemm.planning.models.stage_state import state_of_stage
 from pdgemm.planning.models.step_seconds import NETWORK, NODE, StepSeconds
 from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.schedules.training.linear_schedule import LinearSchedule
+from pdgemm.schedules.training.mesh_shape import MeshShape
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
 from pdgemm.schedules.training.vocabulary_schedule import VocabularySchedule
 from pdgemm.tools.cli.commands import cli
@@ -311,6 +312,16 @@ def test_published_layouts_are_near_the_best() -> None:
         best = min(x.step_seconds for x in plans if not x.refused and x.layout.chunks <= chunks)
         over.append(plan.step_seconds / best)
     assert max(over) <= 1.1
+
+
+def test_an_all_reduce_that_is_hidden_is_tried() -> None:
+    """With one stage on GPUs, where stage 1 or 2 of ZeRO hides half of its words; never with several, or on hosts."""
+    search = LayoutSearch(ModelShape(24, 4096, 32, 51200, 2048), 512, 64, A100)
+    best = {x.layout.mesh: x.layout for x in search.best(100).best}
+    assert best[MeshShape(dp=16, tp=4)].zero == 0 and best[MeshShape(dp=64)].zero == 2
+    for machine in (A100, replace(A100, device=HOST)):
+        whole = {x.layout.mesh for x in replace(search, machine=machine).plans() if not x.layout.zero}
+        assert all((x.pp == 1) == (machine.device != HOST) for x in whole if x.dp > 1)
 
 
 def test_tensor_parallelism_stays_on_a_node() -> None:
