@@ -1,4 +1,4 @@
-"""What the suite catches: 389 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 390 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -173,6 +173,11 @@ MUTANTS = [
     Mutant(
         "models: clipping and the norm read no gradients", "pdgemm/planning/models/step_seconds.py",
         "_UPDATE, _MIXED = 28 + 4 + 8,", "_UPDATE, _MIXED = 28,",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: small activations are returned to the system", "pdgemm/planning/models/step_seconds.py",
+        "if kept > _RETURNED else 0.0", "",
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(

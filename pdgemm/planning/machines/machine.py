@@ -28,7 +28,7 @@ HOST: Where = "host"
 CUDA: Where = "cuda"
 Share = Annotated[float, Meta(ge=0, le=1)]
 Cost = Annotated[float, Meta(ge=0, le=1e6)]  # seconds of a panel or a call
-Function = Literal["normalization", "activation", "softmax", "update"]
+Function = Literal["normalization", "activation", "softmax", "update", "touch"]
 
 
 @dataclass(frozen=True)

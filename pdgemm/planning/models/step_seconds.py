@@ -27,6 +27,7 @@ _KINDS = {
     "pipeline": ("shift",),
 }  # of `machine.KINDS`, those of a collective, of which each moves as many bytes
 _SENT = "tensor", "context", "experts"  # the parts of a layer that are transfers
+_RETURNED = 1 << 26  # bytes: the C library of Linux returns freed memory to the system where more lies together
 _LINE_CALL, _OWN_CALL = 0.5, 0.3  # of a product's call, what a layer takes for each product, along a line and alone
 # bytes of a parameter that an update of Adam reads and writes, with the norm of the gradients and their clipping; and
 # those that 16 bits add: gradients to 32 bits, their scale, and parameters back (Megatron-LM 2021, optimizer.py)
@@ -139,6 +140,7 @@ class StepSeconds:
         for kind, itemsize in (("gradients", max(4, size)), ("parameters", size)):
             parts[kind] = self._exposed * self.transfer(kind, step.words.get(kind, 0) * itemsize)
         parts["gradients"] = max(0.0, parts["gradients"] - self._behind)
+        parts["memory"] = self._touched / 4 * self.machine.functions.get("touch", 0.0)
         updated = sum(x.words / (x.ranks if x.zero else 1) for x in state)
         passes = _UPDATE + (_MIXED if size < 4 else 0)
         parts["optimizer"] = updated * self.machine.functions.get("update", passes / self._memory)
@@ -158,14 +160,23 @@ class StepSeconds:
         passes = self.step.microbatches if self.layout.reduce_each else 1
         return passes * (self.shape.layers - 1) * sum(self.backward.values())
 
+    @cached_property
+    def _touched(self) -> float:
+        """The bytes that are written in new memory in a step: what layers keep, where the process keeps none of it.
+
+        With one stage a microbatch leaves nothing behind; with several there is one in flight until the step ends.
+        """
+        kept = self.step.bytes_of(0)["activations"]
+        return kept * (self.step.microbatches if self.layout.pp == 1 else 1) if kept > _RETURNED else 0.0
+
     def of_phases(self) -> dict[str, float]:
         """Return the seconds of a step by the phases of a `StepReport`."""
-        parts = {**dict.fromkeys(("scores", "pipeline", "bubble", "gradients", "sums", "parameters", "optimizer"), 0.0)}
-        parts |= self.of_step()
+        others = "scores", "pipeline", "bubble", "gradients", "sums", "memory", "parameters", "optimizer"
+        parts = dict.fromkeys(others, 0.0) | self.of_step()
         forward, backward = sum(self.forward.values()), sum(self.backward.values())
         layers = sum(time for part, time in parts.items() if part in self.forward) / (forward + backward)
         return {
-            "forward": layers * forward + parts["scores"] / 3,
+            "forward": layers * forward + parts["scores"] / 3 + parts["memory"],
             "backward": layers * backward + parts["scores"] * 2 / 3 + parts["sums"],
             "pipeline": parts["pipeline"] + parts["bubble"],
             "reduce": parts["gradients"],

@@ -285,6 +285,20 @@ def test_gradients_that_are_added_apart(dtype: str, size: int) -> None:
         assert sum(apart.times.of_parts().values()) == pytest.approx(apart.step_seconds)
 
 
+def test_what_layers_keep_is_touched_anew_where_it_is_returned() -> None:
+    """By each microbatch of one stage, once with several, and never where it is less than what the process keeps."""
+    machine = replace(A100, device=HOST, functions={"touch": 1e-3})
+    for layers, pp, m, times in ((8, 1, 1, 1), (8, 1, 4, 4), (8, 2, 4, 1), (2, 1, 4, 0)):
+        shape = ModelShape(layers, 128, 4, 256, 128)
+        layout = TrainingLayout(pp=pp, microbatch=16, fused=False, dtype="float32")
+        plan = ModelPlan(shape, layout, 16 * m, machine)
+        kept = plan.bytes_of(0)["activations"]
+        assert (kept > 64 * 2**20) == bool(times)
+        assert plan.seconds.get("memory", 0) == pytest.approx(times * kept / 4 * 1e-3)
+        assert sum(plan.times.of_parts().values()) == pytest.approx(plan.step_seconds)
+        assert "memory" not in replace(plan, machine=A100).seconds
+
+
 def test_layers_have_the_overheads_of_products() -> None:
     """Four calls, half as long as those of products, and two gathers in new memory; backward twice as many calls."""
     free = replace(
