@@ -1,4 +1,4 @@
-"""What the suite catches: 398 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 402 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -183,6 +183,26 @@ MUTANTS = [
     Mutant(
         "models: slices of a product hide transfers between nodes", "pdgemm/planning/models/step_seconds.py",
         'exposed = self._exposed if self.link("tensor") == NODE else 1', "exposed = self._exposed",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: pipelines reduce gradients behind the backward pass", "pdgemm/planning/models/step_seconds.py",
+        "if self.layout.pp > 1 or self.machine.device != CUDA:", "if self.machine.device != CUDA:",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: no stage waits for the sums of another", "pdgemm/planning/models/step_seconds.py",
+        "stage = sum(parts.values())", 'stage = sum(parts.values()) - parts["sums"]',
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: clipping and the norm read no gradients", "pdgemm/planning/models/step_seconds.py",
+        "_UPDATE, _MIXED = 28 + 4 + 8,", "_UPDATE, _MIXED = 28,",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: small activations are returned to the system", "pdgemm/planning/models/step_seconds.py",
+        "if kept > _RETURNED else 0.0", "",
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(

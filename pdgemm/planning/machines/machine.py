@@ -28,7 +28,7 @@ HOST: Where = "host"
 CUDA: Where = "cuda"
 Share = Annotated[float, Meta(ge=0, le=1)]
 Cost = Annotated[float, Meta(ge=0, le=1e6)]  # seconds of a panel or a call
-Function = Literal["normalization", "activation", "softmax", "update"]
+Function = Literal["normalization", "activation", "softmax", "update", "touch"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class Machine:
     peak   : flops per second of a rank at 16 bits by its maker, of which MFU is a share; None: the largest of gamma.
     memory : bytes of a rank; None: unknown.
     functions : seconds of a float32 element in functions of a model's layers, each forward and backward together, and
-        in an update of the optimizer; those that are missing take the time of their passes through memory.
+        in an update of the optimizer, and "touch", of one in new memory; those that are missing take the time of their
+        passes through memory, and new memory none.
     """
 
     name: str = "default"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 
 from pdgemm.errors import ArgumentError
-from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.machines.machine import CUDA, Machine
 from pdgemm.planning.models.model_plan import ModelPlan
 from pdgemm.planning.models.model_shape import ModelShape
 from pdgemm.planning.models.training_layout import Recompute, TrainingLayout
@@ -24,7 +24,7 @@ class LayoutSearch:
 
     batch : samples of a step.   recompute : what may be computed again, in the order in which it is tried.
     zero  : the stages of ZeRO; none: those that help.
-    fixed : a layout whose `fused`, `sequence`, `dropout`, `dtype` and `optimizer` all layouts have.
+    fixed : a layout whose `fused`, `sequence`, `dropout`, `apart`, `dtype` and `optimizer` all layouts have.
     """
 
     shape: ModelShape
@@ -61,12 +61,14 @@ class LayoutSearch:
     def plans(self) -> Iterator[ModelPlan]:
         """Yield a plan for each run and stage of ZeRO that helps: with the least recomputation that fits, or the most.
 
-        Stage 1 keeps less than 0 and moves no more, and so does 2 where there is one microbatch.
+        Stage 1 keeps less than 0 and moves no more, and so does 2 where there is one microbatch; but where gradients
+        are reduced behind the backward pass, 0 hides all of its words, and 1 half of them.
         """
         for mesh in self.meshes():
             for run in self.runs(mesh):
-                helpful = (0,) if run.copies == 1 else (2, 3) if run.microbatches(self.batch) == 1 else (1, 3)
-                for zero in self.zero or helpful:
+                whole = (0,) if run.copies == 1 or (run.pp == 1 and self.machine.device == CUDA) else ()
+                divided = (2 if run.microbatches(self.batch) == 1 else 1, 3) if run.copies > 1 else ()
+                for zero in self.zero or whole + divided:
                     for recompute in self.recompute:
                         layout = replace(run, zero=zero, recompute=recompute)
                         plan = ModelPlan(self.shape, layout, self.batch, self.machine)

@@ -24,6 +24,9 @@ MT_NLG = "Smith et al., 2022"
 ZERO = "Rajbhandari et al., SC 2020"
 MEGATRON_CORE = "Megatron-Core, 2024"
 _EARLY: dict[str, Any] = {"fused": False, "dropout": True}  # layers of Megatron-LM in 2021 and 2022
+# runs of 2021: all of a layer is computed again, nothing is divided along sequences, and gradients of microbatches are
+# added after their products (`main_grad.add_` in Megatron-LM's distributed.py, autograd in DeepSpeed), later by them
+_OF_2021: dict[str, Any] = {**_EARLY, "recompute": "full", "sequence": False, "apart": True}
 
 
 class PublishedRow(NamedTuple):
@@ -65,15 +68,13 @@ def step_times() -> Iterator[PublishedRow]:
             row,
             int(row["virtual_stages"]),
             microbatch=int(row["microbatch"]),
-            recompute="full",
-            sequence=False,
-            **_EARLY,
+            **_OF_2021,
         )
         yield _rate(f"{SC21}, table 1", row, layout, a100, hardware=True)
     for row in (row for row in _rows("megatron_sc21_table2") if row["scheme"] != "zero3"):
         tp, pp = row["scheme"].removeprefix("tp").split("_pp")
         chunks = 2 if row["hidden"] == "12288" else 3  # those of the same models in table 1
-        layout = _layout({**row, "tp": tp, "pp": pp}, chunks, recompute="full", sequence=False, **_EARLY)
+        layout = _layout({**row, "tp": tp, "pp": pp}, chunks, **_OF_2021)
         yield _rate(f"{SC21}, table 2", row, layout, a100, hardware=True)
     for row in _rows("korthikanti2022"):
         for column, how in (
@@ -86,7 +87,7 @@ def step_times() -> Iterator[PublishedRow]:
                 f"{KORTHIKANTI}, table 5", row["model"], str(layout), "s a step", float(row[column]), plan.step_seconds
             )
     for row in _rows("mt_nlg2022"):
-        layout = _layout(row, 1, recompute="full", sequence=False, **_EARLY)
+        layout = _layout(row, 1, **_OF_2021)
         plan = ModelPlan(_shape(row), layout, int(row["batch_sequences"]), a100)
         yield PublishedRow(
             MT_NLG, row["model"], str(layout), "s a step", float(row["seconds_per_step"]), plan.step_seconds

@@ -6,7 +6,7 @@ from functools import cached_property
 from math import ceil
 from statistics import fmean
 
-from pdgemm.planning.machines.machine import Function, Machine
+from pdgemm.planning.machines.machine import CUDA, Function, Machine
 from pdgemm.planning.models.stage_state import state_of_stage
 from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.planning.models.training_step import TrainingStep
@@ -31,8 +31,11 @@ _SENT = "tensor", "context", "experts"  # the parts of a layer that are transfer
 # passes through memory at a home: of a matrix that comes, is packed twice and goes back; and in a step of Newton and
 # Schulz of X, and of A and its polynomial
 _WHOLE, _OF_X, _OF_SQUARES, _STEPS = 12, 5, 7, 5
+_RETURNED = 1 << 26  # bytes: the C library of Linux returns freed memory to the system where more lies together
 _LINE_CALL, _OWN_CALL = 0.5, 0.3  # of a product's call, what a layer takes for each product, along a line and alone
-_UPDATE = 28  # bytes that an update of Adam reads and writes of a parameter whose state is float32
+# bytes of a parameter that an update of Adam reads and writes, with the norm of the gradients and their clipping; and
+# those that 16 bits add: gradients to 32 bits, their scale, and parameters back (Megatron-LM 2021, optimizer.py)
+_UPDATE, _MIXED = 28 + 4 + 8, 6 + 8 + 6
 
 
 class StepSeconds:
@@ -129,6 +132,9 @@ class StepSeconds:
         step, layout, size, m = self.step, self.layout, self._size, self.step.microbatches
         layers = layout.chunks * ceil(self.shape.layers / (layout.pp * layout.chunks))
         parts = {part: m * layers * (time + self.backward[part]) for part, time in self.forward.items()}
+        state = state_of_stage(self.shape, layout, 0)
+        moved = size + 2 * max(4, size) if layout.apart else 0  # a gradient, and the sum that it is added to
+        parts["sums"] = (m - 1) * sum(x.words for x in state) * moved / self._memory
         stage = sum(parts.values())
         scores = step.tokens * self.shape.vocabulary / layout.tp
         product = self._product(step.tokens, self.shape.vocabulary / layout.tp, self.shape.hidden)
@@ -138,8 +144,11 @@ class StepSeconds:
         parts["bubble"] = float(step.bubble) * stage + (layout.pp - 1) * parts["pipeline"] / m / layout.chunks
         for kind, itemsize in (("gradients", max(4, size)), ("parameters", size)):
             parts[kind] = self._exposed * self.transfer(kind, step.words.get(kind, 0) * itemsize)
-        updated = sum(x.words / (x.ranks if x.zero else 1) for x in state_of_stage(self.shape, layout, 0))
-        element = self.machine.functions.get("update", _UPDATE / self._memory)  # memory bounds it: float64 takes twice
+        parts["gradients"] = max(0.0, parts["gradients"] - self._behind)
+        parts["memory"] = self._touched / 4 * self.machine.functions.get("touch", 0.0)
+        updated = sum(x.words / (x.ranks if x.zero else 1) for x in state)
+        passes = _UPDATE + (_MIXED if size < 4 else 0)
+        element = self.machine.functions.get("update", passes / self._memory)  # memory bounds it: float64 takes twice
         parts["optimizer"] = updated * element * max(4, size) / 4
         parts |= self.at_homes
         return {part: time for part, time in parts.items() if time}
@@ -168,15 +177,38 @@ class StepSeconds:
             "newton_schulz": float(at_homes.max()),
         }
 
+    @cached_property
+    def _behind(self) -> float:
+        """The seconds of a step in which GPUs compute while their gradients are reduced.
+
+        With one pipeline stage a bucket is reduced as soon as it is ready, behind the layers before it (Li et al., VLDB
+        13(12), 2020); that of the first layer is ready at the end.  With several, gradients are reduced after the last
+        backward pass, as Megatron-LM does: its `training.py` refuses PyTorch's overlap for pipelines, and SC 2021's
+        `run_table_1.sh` asks for it with one stage alone.  On hosts, ranks move messages with the cores that compute.
+        """
+        if self.layout.pp > 1 or self.machine.device != CUDA:
+            return 0.0
+        passes = self.step.microbatches if self.layout.reduce_each else 1
+        return passes * (self.shape.layers - 1) * sum(self.backward.values())
+
+    @cached_property
+    def _touched(self) -> float:
+        """The bytes that are written in new memory in a step: what layers keep, where the process keeps none of it.
+
+        With one stage a microbatch leaves nothing behind; with several there is one in flight until the step ends.
+        """
+        kept = self.step.bytes_of(0)["activations"]
+        return kept * (self.step.microbatches if self.layout.pp == 1 else 1) if kept > _RETURNED else 0.0
+
     def of_phases(self) -> dict[str, float]:
         """Return the seconds of a step by the phases of a `StepReport`."""
-        parts = {**dict.fromkeys(("scores", "pipeline", "bubble", "gradients"), 0.0)}
-        parts |= self.of_step()
+        others = "scores", "pipeline", "bubble", "gradients", "sums", "memory", "parameters", "optimizer"
+        parts = dict.fromkeys(others, 0.0) | self.of_step()
         forward, backward = sum(self.forward.values()), sum(self.backward.values())
         layers = sum(time for part, time in parts.items() if part in self.forward) / (forward + backward)
         return {
-            "forward": layers * forward + parts["scores"] / 3,
-            "backward": layers * backward + parts["scores"] * 2 / 3,
+            "forward": layers * forward + parts["scores"] / 3 + parts["memory"],
+            "backward": layers * backward + parts["scores"] * 2 / 3 + parts["sums"],
             "pipeline": parts["pipeline"] + parts["bubble"],
             "reduce": parts["gradients"],
             "optimizer": sum(parts.get(part, 0.0) for part in ("parameters", "homes", "newton_schulz", "optimizer")),

@@ -34,6 +34,7 @@ class TrainingLayout:
     fused : attention is one kernel, which skips later positions and stores no weights, and the backward pass gathers
         keys and values along cp once more.
     dropout : masks of one byte are kept.
+    apart : the gradient of a microbatch is written, and then added to those before; otherwise products add to them.
     dtype : of parameters and activations.   Gradients and what the optimizer keeps have 32 bits at least.
     optimizer : "muon" updates the matrices of attention and of linear layers, each at its home, and AdamW all others.
     bucket_words : of gradients that are reduced together, unless one parameter has more; with ZeRO each rank updates a
@@ -54,6 +55,7 @@ class TrainingLayout:
     sequence: bool = True
     fused: bool = True
     dropout: bool = False
+    apart: bool = False
     dtype: str = "bfloat16"
     optimizer: Optimizer = "adamw"
     bucket_words: int = 1 << 22

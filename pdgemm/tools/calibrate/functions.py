@@ -16,10 +16,15 @@ from pdgemm.support.agreement import together
 from pdgemm.tools.calibrate.place import in_turns
 
 _SIDE, _KEYS = 1024, 256  # rows and columns; keys of a softmax, as short as those of usual models on hosts
+_FRESH, _WORDS = 96, 1 << 18  # arrays of 1 MiB that are kept at one time; the C library returns them to the system
 
 
 def function_seconds(comm: MPI.Comm) -> dict[Function, float]:
-    """Return the seconds of a float32 element forward and backward, and in an update.  Collective, NumPy."""
+    """Return the seconds of a float32 element forward and backward, in an update, and in new memory.
+
+    Collective, NumPy.  Pages of arrays below 4 MiB come one by one; those of larger ones are huge, and four times as
+    fast (`Machine.first_touch_bandwidth`).
+    """
     with together(comm):
         x = np.random.default_rng(0).standard_normal((_SIDE, _SIDE), np.float32)
         y, z, gain = x.copy(), x.copy(), np.ones(_SIDE, np.float32)
@@ -40,14 +45,21 @@ def function_seconds(comm: MPI.Comm) -> dict[Function, float]:
     def update() -> None:
         AdamW().update(y.ravel(), z.ravel(), moments, 1, 1e-3, True)
 
+    def touch() -> None:
+        kept = [np.empty(_WORDS, np.float32) for _ in range(_FRESH)]
+        for array in kept:
+            array[::1024] = 0  # an element of each page
+
     works: dict[Function, Callable[[], None]] = {
         "normalization": normalization,
         "activation": activation,
         "softmax": softmax,
         "update": update,
+        "touch": touch,
     }
+    elements = dict.fromkeys(works, x.size) | {"touch": _FRESH * _WORDS}
     with together(comm):  # what they allocate may fail on one rank, for which the others would wait in the turns
         for work in works.values():
             work()
     seconds = in_turns(comm, list(works.values()))
-    return {name: max(1e-12, taken / x.size) for name, taken in zip(works, seconds)}
+    return {name: max(1e-12, taken / elements[name]) for name, taken in zip(works, seconds)}

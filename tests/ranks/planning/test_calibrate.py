@@ -33,7 +33,7 @@ def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.Mon
     assert (machine.inter["shift"] != default.inter["shift"]) == (per_node < comm.size)
     for kind in default.intra:
         assert machine.intra[kind].alpha > 0 < machine.inter[kind].beta
-    assert set(machine.functions) == {"normalization", "activation", "softmax", "update"}
+    assert set(machine.functions) == {"normalization", "activation", "softmax", "update", "touch"}
     assert all(1e-11 < seconds < 1e-5 for seconds in machine.functions.values())
 
 

@@ -20,7 +20,7 @@ from tiers import examples
 
 from pdgemm.errors import ArgumentError, MeshError
 from pdgemm.planning.machines.accelerators import Constants, accelerator
-from pdgemm.planning.machines.machine import KINDS, Link
+from pdgemm.planning.machines.machine import HOST, KINDS, Link
 from pdgemm.planning.models import published_rows
 from pdgemm.planning.models.kept_arrays import activation_bytes
 from pdgemm.planning.models.layout_search import LayoutSearch
@@ -30,6 +30,7 @@ from pdgemm.planning.models.stage_state import state_of_stage
 from pdgemm.planning.models.step_seconds import NETWORK, NODE, StepSeconds
 from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.schedules.training.linear_schedule import LinearSchedule
+from pdgemm.schedules.training.mesh_shape import MeshShape
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
 from pdgemm.schedules.training.vocabulary_schedule import VocabularySchedule
 from pdgemm.tools.cli.commands import cli
@@ -55,6 +56,7 @@ def output(*words: str, code: int = 0) -> str:
     [
         ((published_rows.SC21, published_rows.KORTHIKANTI), 24, 0.12, 0.06),
         ((published_rows.MEGATRON_CORE,), 9, 0.15, 0.06),
+        ((published_rows.MT_NLG,), 3, 0.17, 0.16),
     ],
 )
 def test_published_step_times(sources: tuple[str, ...], number: int, most: float, usual: float) -> None:
@@ -140,6 +142,18 @@ def test_muon_takes_the_time_of_the_fullest_home() -> None:
         phases, parts = plan.times.of_phases(), plan.times.of_parts()
         assert sum(phases.values()) == pytest.approx(plan.step_seconds) == pytest.approx(sum(parts.values()))
         assert phases["optimizer"] >= load.max() * (1 - 1e-12)
+
+
+def test_the_bytes_of_an_update() -> None:
+    """Adam reads a gradient and reads and writes three numbers; the norm reads, clipping reads and writes gradients.
+
+    With 16 bits gradients are also copied to 32 bits, unscaled, and parameters are copied back: 6, 8 and 6 bytes.
+    """
+    memory = 2 * A100.copy_bandwidth
+    for dtype, size in (("float32", 4 * (7 + 1 + 2)), ("bfloat16", 4 * (7 + 1 + 2) + 6 + 8 + 6)):
+        plan = ModelPlan(GPT3, TrainingLayout(tp=2, dtype=dtype), 8, A100)
+        words = sum(x.words for x in state_of_stage(GPT3, plan.layout, 0))
+        assert plan.seconds["optimizer"] == pytest.approx(words * size / memory), dtype
 
 
 def test_the_flops_of_megatrons_formulas() -> None:
@@ -267,6 +281,51 @@ def test_each_collective_has_its_links() -> None:
             assert times.transfer(kind, 1e9) == pytest.approx(seconds), (kind, zero)
 
 
+def test_gradients_of_one_stage_are_reduced_behind_the_backward_pass() -> None:
+    """On GPUs, behind all layers but the first; with several stages, and on hosts, after them."""
+    network = replace(A100, inter=dict.fromkeys(KINDS, Link(1e-6, 1e-6)), ranks_per_node=1)
+    for zero, each, pp, m in ((0, False, 1, 1), (2, False, 1, 4), (3, True, 1, 4), (0, False, 2, 1), (2, False, 2, 4)):
+        layout = TrainingLayout(dp=2, pp=pp, zero=zero, reduce_each=each)
+        for machine in (network, replace(network, device=HOST, overlap=0.5)):
+            plan = ModelPlan(SMALL, layout, 2 * m, machine)
+            moving = (1 - machine.overlap) * plan.times.transfer("gradients", 4 * plan.words["gradients"])
+            hidden = (m if each else 1) * (SMALL.layers - 1) * sum(plan.times.backward.values())
+            hidden *= pp == 1 and machine.device != HOST
+            assert moving > hidden, "the test is of what is left"
+            assert plan.seconds["gradients"] == pytest.approx(moving - hidden), (layout, machine.device)
+    fast = ModelPlan(GPT3, TrainingLayout(dp=2, microbatch=4), 8, A100)
+    assert "gradients" in fast.words and "gradients" not in fast.seconds
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2 + 4 + 4), ("float32", 4 + 4 + 4)])
+def test_gradients_that_are_added_apart(dtype: str, size: int) -> None:
+    """Those of all microbatches but the first: one is read, the sum read and written, and stages wait for it."""
+    for pp, m in ((1, 1), (1, 4), (2, 4)):
+        layout = TrainingLayout(tp=2, pp=pp, dtype=dtype)
+        plan, apart = (ModelPlan(GPT3, replace(layout, apart=x), m, A100) for x in (False, True))
+        words = sum(x.words for x in state_of_stage(GPT3, layout, 0))
+        sums = (m - 1) * words * size / (2 * A100.copy_bandwidth)
+        assert apart.seconds.get("sums", 0) == pytest.approx(sums) and "sums" not in plan.seconds
+        assert apart.step_seconds - plan.step_seconds == pytest.approx((1 + float(plan.bubble)) * sums)
+        backward = [x.times.of_phases()["backward"] for x in (plan, apart)]
+        assert backward[1] - backward[0] == pytest.approx(sums)
+        assert sum(apart.times.of_parts().values()) == pytest.approx(apart.step_seconds)
+
+
+def test_what_layers_keep_is_touched_anew_where_it_is_returned() -> None:
+    """By each microbatch of one stage, once with several, and never where it is less than what the process keeps."""
+    machine = replace(A100, device=HOST, functions={"touch": 1e-3})
+    for layers, pp, m, times in ((8, 1, 1, 1), (8, 1, 4, 4), (8, 2, 4, 1), (2, 1, 4, 0)):
+        shape = ModelShape(layers, 128, 4, 256, 128)
+        layout = TrainingLayout(pp=pp, microbatch=16, fused=False, dtype="float32")
+        plan = ModelPlan(shape, layout, 16 * m, machine)
+        kept = plan.bytes_of(0)["activations"]
+        assert (kept > 64 * 2**20) == bool(times)
+        assert plan.seconds.get("memory", 0) == pytest.approx(times * kept / 4 * 1e-3)
+        assert sum(plan.times.of_parts().values()) == pytest.approx(plan.step_seconds)
+        assert "memory" not in replace(plan, machine=A100).seconds
+
+
 def test_layers_have_the_overheads_of_products() -> None:
     """Four calls, half as long as those of products, and two gathers in new memory; backward twice as many calls."""
     free = replace(
@@ -282,8 +341,8 @@ def test_layers_have_the_overheads_of_products() -> None:
 
 # ------------------------------------------------------------------ the best layouts
 def test_published_layouts_are_near_the_best() -> None:
-    """Without ZeRO and with as many blocks a stage, nine of SC 2021's ten are within 10% of the best, one 12%."""
-    early: dict[str, Any] = {"fused": False, "dropout": True, "sequence": False, "recompute": "full"}
+    """SC 2021's ten are within 10% of the best of what ran there: no ZeRO, and at most as many blocks a stage."""
+    early = published_rows._OF_2021
     over = []
     for row in published_rows._rows("megatron_sc21_table1"):
         shape, batch, chunks = published_rows._shape(row), int(row["batch_sequences"]), int(row["virtual_stages"])
@@ -293,7 +352,17 @@ def test_published_layouts_are_near_the_best() -> None:
         plans = LayoutSearch(shape, batch, layout.ranks, A100, ("full",), (0,), TrainingLayout(**early)).plans()
         best = min(x.step_seconds for x in plans if not x.refused and x.layout.chunks <= chunks)
         over.append(plan.step_seconds / best)
-    assert sorted(over)[8] <= 1.1 and max(over) <= 1.12
+    assert max(over) <= 1.1
+
+
+def test_an_all_reduce_that_is_hidden_is_tried() -> None:
+    """With one stage on GPUs, where stage 1 or 2 of ZeRO hides half of its words; never with several, or on hosts."""
+    search = LayoutSearch(ModelShape(24, 4096, 32, 51200, 2048), 512, 64, A100)
+    best = {x.layout.mesh: x.layout for x in search.best(100).best}
+    assert best[MeshShape(dp=16, tp=4)].zero == 0 and best[MeshShape(dp=64)].zero == 2
+    for machine in (A100, replace(A100, device=HOST)):
+        whole = {x.layout.mesh for x in replace(search, machine=machine).plans() if not x.layout.zero}
+        assert all((x.pp == 1) == (machine.device != HOST) for x in whole if x.dp > 1)
 
 
 def test_tensor_parallelism_stays_on_a_node() -> None:
