@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -15,7 +16,6 @@ from mpi4py import MPI
 from pdgemm.support.waits import Wait, poll_until
 from pdgemm.transport.movers.arrivals import Arrival, abandoned
 
-_LAST = 32001  # the tag of a rank's last message; other messages on these communicators have others
 _EMPTY = np.empty(0, np.uint8)
 
 
@@ -31,18 +31,24 @@ def drop_messages(comms: Sequence[MPI.Comm], arrivals: Sequence[Arrival]) -> Non
     for request in requests:
         request.Cancel()
     others = [(comm, rank) for comm in comms for rank in range(comm.size) if rank != comm.rank]
-    requests += [comm.Isend(_EMPTY, rank, _LAST) for comm, rank in others]
+    requests += [comm.Isend(_EMPTY, rank, _last_tag(comm)) for comm, rank in others]
     with Wait():
         for comm, rank in others:
             poll_until(partial(_last_has_come, comm, rank))
         MPI.Request.Waitall(requests)
 
 
+def _last_tag(comm: MPI.Comm) -> int:
+    """Return the tag of a rank's last message: the largest of all, which no other message has."""
+    largest: Any = comm.Get_attr(MPI.TAG_UB)
+    return int(largest)
+
+
 def _last_has_come(comm: MPI.Comm, rank: int) -> bool:
     """Receive and drop the messages of a rank that have come, and return whether its last one was among them."""
-    status = MPI.Status()
+    status, last = MPI.Status(), _last_tag(comm)
     while message := comm.Improbe(rank, MPI.ANY_TAG, status):
         message.Recv([np.empty(status.Get_count(MPI.BYTE), np.uint8), MPI.BYTE], status)
-        if status.tag == _LAST:
+        if status.tag == last:
             return True
     return False

@@ -34,7 +34,8 @@ def test_messages_are_dropped_and_receives_cancelled(comm: Any) -> None:
     sent = [np.full(size, comm.rank, np.uint8) for size in SIZES]
     done, never, coming = [True], np.zeros(8, np.uint8), {rank: np.zeros(3, np.uint8) for rank in others}
     for turn in range(2):
-        left: list[Any] = [z.Isend(y, rank, turn + at) for z in comms for rank in others for at, y in enumerate(sent)]
+        tags = turn, turn + 1, 32001  # large ones too, as a mesh with many pipelines has them
+        left: list[Any] = [z.Isend(y, rank, tag) for z in comms for rank in others for tag, y in zip(tags, sent)]
         left += [comms[0].Irecv(coming[rank], rank, turn + 1) for rank in others]
         left += [comms[1].Irecv(never, rank, 100) for rank in others] + [MPI.REQUEST_NULL]
         of = tuple(range(comm.size)), (5,) * comm.size, np.dtype("d")
