@@ -30,7 +30,7 @@ def test_messages_are_dropped_and_receives_cancelled(comm: Any) -> None:
             return posted[-1]
 
     posted, others = list[Any](), [rank for rank in range(comm.size) if rank != comm.rank]
-    comms, x = [Recording(comm.Dup()), Recording(comm.Dup())], np.ones(5 * comm.size)
+    comms, x = [Recording(comm.Dup()), Recording(comm.Split())], np.ones(5 * comm.size)  # a mesh splits; see TAG_UB
     sent = [np.full(size, comm.rank, np.uint8) for size in SIZES]
     done, never, coming = [True], np.zeros(8, np.uint8), {rank: np.zeros(3, np.uint8) for rank in others}
     for turn in range(2):
