@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.schedules.collectives.collective import sum_of_numbers
 from pdgemm.support import waits
 from pdgemm.support.agreement import agree, raised_on, together
+from pdgemm.transport.collectives import prepared_collective
+from pdgemm.transport.movers.arrivals import Transfers
 
-CALL = 3  # the message tag of calls; collectives of a mesh have others
+_MEET, _AGREE, CALL = 3, 4, 5  # message tags of meetings and calls; collectives of a mesh have others
+_CALLS, _LEAVES = 0, 1  # kinds of calls: to an agreement of the line, and from the line to one of the whole mesh
 _LAST, _ROUND = 32000, 4000  # tags after a failure: the largest one, and after how many failures they are used again
 
 
@@ -32,9 +37,16 @@ class LineChecks:
     whole    : the checks of the whole mesh, whose calls a rank that waits on any line joins, too; None: these are they.
     """
 
-    def __init__(self, comm: MPI.Intracomm, messages: MPI.Intracomm, whole: LineChecks | None = None) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, messages: MPI.Intracomm, transfers: Transfers, whole: LineChecks | None = None
+    ) -> None:
         self.comm, self.messages, self._whole, self.sent = comm, messages, whole, list[MPI.Request]()
+        self._transfers, self._lines = transfers, list[LineChecks]()
         self._calls, self._since, self._passed = list[tuple[int, int]](), -1, 0
+        self._meetings, self._agreeing = (0, 0), False  # how often ranks had failed, and the meetings since then
+        self._left = list[tuple[int, int, int]]()  # the calls to the whole mesh's agreements for which ranks have left
+        if whole:
+            whole._lines.append(self)
         self.last: list[object] = []  # the arguments of the last check
         self.started = 0  # collectives that go on while this rank computes
         self.guarded = 0  # the blocks of `raised_together` in which this rank is
@@ -56,7 +68,7 @@ class LineChecks:
         except Exception as error:
             if raised_on(error) != self.comm.size:
                 self.call(begun if since == self._agreements else 0)  # ranks behind join when they are in the block
-                agree(self.comm, error)
+                self.agree(error)
             raise
         finally:
             self.guarded -= 1
@@ -66,23 +78,83 @@ class LineChecks:
 
         checks : how many the others must have come to before they join.
         """
-        numbers = np.array([self._agreements, checks])
-        others = (rank for rank in range(self.comm.size) if rank != self.comm.rank)
-        self.sent = [x for x in self.sent if not x.Test()] + [self.messages.Isend(numbers, x, CALL) for x in others]
+        self._send(_CALLS, self._agreements, checks, 0)
+
+    def agree(self, error: Exception | None = None, description: str = "") -> None:
+        """Agree as `agreement.agree`."""
+        self.assemble()
+        agree(self.comm, error, description)
+
+    def assemble(self) -> None:
+        """Wait until all ranks of the line have come to its next agreement; those of the whole mesh all come."""
+        for line in self._lines:
+            line._send(_LEAVES, self._agreements, line._met + 1, line._agreements + line._agreeing)
+        if self._whole:
+            self._agreeing = True
+            try:
+                self._wait_for_all(_AGREE, Traffic(), self._receive)
+            finally:
+                self._agreeing = False
+
+    def meet(self, traffic: Traffic | None = None) -> None:
+        """Wait until all ranks of the line have come here, on all of them, or raise an exception on all.  Collective.
+
+        Then ranks may wait for one another without looking for calls.   traffic : counts the one word that is summed.
+        """
+        self._meetings = self.failures, self._met + 1
+        self._wait_for_all(_MEET, traffic or Traffic(), self._look_on_line)
 
     def look(self) -> None:
         """Join an agreement to which another rank has called, and raise its exception."""
-        status = MPI.Status()
-        while self.messages.Iprobe(MPI.ANY_SOURCE, CALL, status):
-            self.messages.Recv(numbers := np.empty(2, int), status.source, CALL)
-            self._calls.append((int(numbers[0]), int(numbers[1])))
+        self._look_on_line()
+        if self._whole:
+            self._whole.look()
+
+    def _wait_for_all(self, tag: int, traffic: Traffic, look: Callable[[], object]) -> None:
+        """Sum a word over the line.
+
+        Where this wait ends on one rank it has to end on all, as that rank goes on to where it looks for no calls.  So
+        ranks leave it for the whole mesh only where one has left before it came to it: then it ends on no rank.
+        """
+
+        def looks() -> None:
+            look()
+            if self._whole:
+                at, before = self._whole._agreements, self._agreements if self._agreeing else self._met
+                self._left = [x for x in self._left if x[0] >= at]
+                if any(x[0] == at and x[1 + self._agreeing] == before for x in self._left):
+                    self._whole.look()
+
+        start = prepared_collective(sum_of_numbers(1, self.comm.size), self.messages, np.zeros(1), self.tag(tag))
+        self._transfers.wait([start(traffic)], looks)
+
+    @property
+    def _met(self) -> int:
+        """The number of meetings since the last failure."""
+        failures, meetings = self._meetings
+        return meetings if failures == self.failures else 0
+
+    def _look_on_line(self) -> None:
+        self._receive()
         while self._calls:
             self._calls = [x for x in self._calls if x[0] >= self._agreements]
             if not any(checks <= self.passed() for _, checks in self._calls):
                 break
-            agree(self.comm, description=", ".join(map(str, self.last)))
-        if self._whole:
-            self._whole.look()
+            self.agree(description=", ".join(map(str, self.last)))
+
+    def _receive(self) -> None:
+        status = MPI.Status()
+        while self.messages.Iprobe(MPI.ANY_SOURCE, CALL, status):
+            self.messages.Recv(numbers := np.empty(4, int), status.source, CALL)
+            kind, agreement, number, other = map(int, numbers)
+            if kind == _LEAVES:
+                self._left.append((agreement, number, other))
+            else:
+                self._calls.append((agreement, number))
+
+    def _send(self, *numbers: int) -> None:
+        message, others = np.array(numbers), (rank for rank in range(self.comm.size) if rank != self.comm.rank)
+        self.sent = [x for x in self.sent if not x.Test()] + [self.messages.Isend(message, x, CALL) for x in others]
 
     @property
     def _agreements(self) -> int:
@@ -122,6 +194,7 @@ class _Checked(together):
             return
         if self._comm.size > 1 and (error is None or isinstance(error, Exception)):
             self._checks.call(passed)
+            self._checks.assemble()
         super().__exit__(kind, error, trace)
         if error is None:
             self._known.add(key)

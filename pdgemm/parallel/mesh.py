@@ -61,8 +61,8 @@ class Mesh:
         self.traffic: dict[str, Traffic] = defaultdict(Traffic)
         self.recorder = Recorder()
         self._lines, self._checks = dict[tuple[str, ...], ProcessGrid](), dict[int, LineChecks]()
+        self.transfers = Transfers(self.recorder, True, lambda: whole.look())
         whole = self._checked(self.grid, failures.tracked(MPI.Intracomm(self.grid.comm.Dup())))
-        self.transfers = Transfers(self.recorder, True, whole.look)
         self._tags = 1 + CALL
         self.workspaces: dict[Any, Any] = {}
         self._summed = set[Any]()  # the shapes and types of `all_reduce` on which the ranks have agreed
@@ -102,7 +102,7 @@ class Mesh:
 
     def _checked(self, line: ProcessGrid, messages: MPI.Intracomm, whole: LineChecks | None = None) -> LineChecks:
         """Return the checks of a new line.  Local."""
-        self._checks[line.comm.handle] = checks = LineChecks(line.comm, messages, whole)
+        self._checks[line.comm.handle] = checks = LineChecks(line.comm, messages, self.transfers, whole)
         return checks
 
     def sum(self, *numbers: Any, axis: str = "dp", kind: str = "decisions") -> list[Any]:

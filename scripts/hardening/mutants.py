@@ -1,4 +1,4 @@
-"""What the suite catches: 402 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 407 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -1975,6 +1975,31 @@ MUTANTS = [
         'arguments += ["Dropout", f"rate {self.rate}", f"seed {self.seed}"]',
         'arguments += ["Dropout", f"rate {self.rate}"]',
         (f"4 {R}parallel/test_bad_input.py",),
+    ),
+    Mutant(
+        "errors: a product begins before all ranks of its line have come", "pdgemm/parallel/layers/line_products.py",
+        'self._checks.meet(self._mesh.traffic["decisions"])', "pass",
+        (f"4 {R}parallel/test_bad_input.py",),
+    ),
+    Mutant(
+        "errors: a rank leaves the others at the start of a product", "pdgemm/parallel/line_checks.py",
+        "if any(x[0] == at and x[1 + self._agreeing] == before for x in self._left):", "if True:",
+        (f"6 {R}parallel/test_bad_input.py",),
+    ),
+    Mutant(
+        "errors: a rank that leaves a line names the product before", "pdgemm/parallel/line_checks.py",
+        "self._agreements, line._met + 1,", "self._agreements, line._met,",
+        (f"6 {R}parallel/test_bad_input.py",),
+    ),
+    Mutant(
+        "errors: a rank that leaves a line names the agreement after", "pdgemm/parallel/line_checks.py",
+        "line._agreements + line._agreeing)", "line._agreements + 1)",
+        (f"6 {R}parallel/test_bad_input.py",),
+    ),
+    Mutant(
+        "errors: ranks agree on what is new before all of them have come", "pdgemm/parallel/line_checks.py",
+        "            self._checks.assemble()\n", "",
+        (f"6 {R}parallel/test_bad_input.py",),
     ),
     Mutant(
         "errors: messages of steps travel with those of products", "pdgemm/parallel/mesh.py",

@@ -14,7 +14,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.integers import as_count
 from pdgemm.parallel.mesh import Mesh
-from pdgemm.support.agreement import agree, together
+from pdgemm.support.agreement import together
 
 _ENDED = 2.0**20  # what a rank without further steps adds to the number of ranks that failed
 _NAP = 0.1  # seconds after which the thread looks whether it is to end
@@ -112,7 +112,8 @@ class Prefetch:
             if failures == _ENDED * self._mesh.shape.dp:
                 return
             if failures:
-                agree(self._mesh.line("dp").comm, item if failed else None, "Prefetch, no more steps" if ended else "")
+                checks = self._mesh.checks(self._mesh.line("dp"))
+                checks.agree(item if failed else None, "Prefetch, no more steps" if ended else "")
             if not 0 < divisor < inf:  # on all ranks, which have the same sum
                 raise ArgumentError(f"the samples of a step that count are {divisor:g} on all ranks together")
             yield StepSamples(item[0], item[1], divisor)

@@ -27,7 +27,6 @@ from pdgemm.schedules.training.token_exchange import (
     TokenExchange,
     run_tables,
 )
-from pdgemm.support.agreement import agree
 from pdgemm.support.text import counted
 from pdgemm.transport.collectives import all_to_all, prepared_collective
 
@@ -316,7 +315,7 @@ class Experts:
         )
         checksums, runs = np.divmod(runs.astype(np.int64), _MANY)
         if failures or (checksums != checksums[0]).any():
-            agree(line.comm, error, arguments)
+            mesh.checks(line).agree(error, arguments)
         assert own is not None
         tables = run_tables(runs, self.experts)
         table = np.empty((int(runs.sum()), RUN_WORDS + self.experts), np.int64)

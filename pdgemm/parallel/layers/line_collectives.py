@@ -114,6 +114,7 @@ class LineCollectives:
         """Return the beginning of the buffer as an array.  Collective over the line where the buffer grows."""
         nbytes = prod(shape) * dtype.itemsize
         if nbytes > self._buffer.nbytes:
+            self.checks.meet()
             try:
                 self._buffer = allocated(self.line.comm, lambda: self._grown(nbytes))
             except NodeMemoryError:  # raised on all ranks, so all ranks send rows from here on

@@ -51,6 +51,7 @@ class LineProducts:
 
     def __init__(self, mesh: Mesh, axis: str, kind: str) -> None:
         self._mesh, self.line, self._kind = mesh, mesh.line(axis), kind
+        self._checks = mesh.checks(self.line)
         self._plans = dict[tuple[Any, ...], tuple[Plan, Workspace]]()
 
     def __call__(self, algorithm: AlgorithmName, A: Divided, B: Divided, C: Divided, beta: int = 0) -> None:
@@ -58,6 +59,7 @@ class LineProducts:
 
         algorithm : "allgather" or "reduce_scatter".
         """
+        self._checks.meet(self._mesh.traffic["decisions"])  # in what follows no rank looks for calls
         key = (algorithm, beta, *((x.shape, x.by, x.local.dtype, x.order) for x in (A, B, C)))
         matrices = self._matrix(A), self._matrix(B), self._matrix(C)
         if key in self._plans:

@@ -52,7 +52,8 @@ class Linear:
 
     With `sequence`, rows are gathered, or sums are added up, in place on a node.  Between two ranks on two nodes this
     goes on while other rows are multiplied, and between more ranks products are those of `docs/tensor_parallel.md`,
-    whose panels travel while others are multiplied.  Buffers are kept, and serve all layers.
+    whose panels travel while others are multiplied: each begins when all ranks of the line have come to it, which an
+    all-reduce of one word tells (`mesh.traffic["decisions"]`).  Buffers are kept, and serve all layers.
     Words, exactly: `LinearSchedule`, counted in `mesh.traffic["tensor"]`.   2 T d_in d_out/t flops for each of forward,
     input gradient and weight gradient; memory for T d_in or T d_out words beside the result.
     Raises ArgumentError or LayoutError on all ranks of the line, for each T before it is used first.
@@ -212,6 +213,7 @@ class Linear:
     def _w(self, s: LinearSchedule, w: Array, name: str = "w") -> Divided:
         """Return the weights, or their gradient, in the memory order that all ranks have: W may be a view E^T."""
         if name not in self._orders:
+            self._line.checks.meet()
             with (agreed := together(self._comm)) as arguments:
                 arguments.append(f"the memory order of {name}")
                 agreed.flag = w.flags.f_contiguous and not w.flags.c_contiguous

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -118,8 +119,6 @@ def test_every_argument_of_a_layer(comm: Any, name: str, where: str, on_device: 
     from pdgemm.errors import PdgemmError
 
     if where == "nodes":
-        if name in ("columns", "rows") and comm.size > 2:
-            pytest.skip("a rank that waits for the panels of a product is not called")
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "1")
     make, arguments, axis = LAYERS[name]
     with mesh_of(comm, **{axis: comm.size}) as mesh:
@@ -211,3 +210,42 @@ def test_an_exception_in_a_step(comm: Any, stage: int) -> None:
                 assert comm.size == 1 or f"[rank {failing} of {comm.size}]" in raised.value.__notes__
                 np.testing.assert_array_equal(layer.forward(x, w, tokens=T)[0], good)
                 buckets = Buckets(mesh, {f"b{at}": np.ones(9) for at in range(4)}, stage=stage, bucket_bytes=8)
+
+
+@pytest.mark.on_ranks(4, 6)
+@pytest.mark.parametrize("per_node", ["", "1", "2"])
+def test_an_exception_while_others_multiply(comm: Any, per_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a rank of this line or of another one, at any time, also where sizes are new to a layer; then it goes on."""
+    from pdgemm.parallel.layers import Linear
+    from pdgemm.schedules.training.mesh_shape import block_of
+
+    if per_node:
+        monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
+    rng = np.random.default_rng(7)
+    with mesh_of(comm, dp=comm.size // 3, tp=-1) as mesh:
+        for turn in range(32):
+            columns = 8 + turn // 4
+            x, w, dy = numbers((T, H), mesh.index("dp")), numbers((H, columns), 9), numbers((T, columns), 8)
+            layer, tp = Linear(mesh, H, columns), mesh.length("tp")
+            own, mine = (block_of(n, tp, mesh.index("tp")) for n in (T, columns))
+            a, b, c, right = x[own], w[:, mine], dy[:, mine], (x @ w[:, mine], (dy @ w.T)[own], x.T @ dy[:, mine])
+
+            def step(part: int, layer: Any = layer, a: Any = a, b: Any = b, c: Any = c, right: Any = right) -> None:
+                z = np.zeros_like(b)
+                if part < 2:
+                    z, _ = layer.input_gradient(c, b, tokens=T) if part else layer.forward(a, b, tokens=T)
+                else:
+                    layer.weight_gradient(c, a, z)
+                np.testing.assert_allclose(z, right[part], rtol=1e-12, atol=1e-12)
+
+            failing, at, late = rng.integers(comm.size), rng.integers(6), rng.random((6, comm.size)) * 1e-3
+            with pytest.raises(ZeroDivisionError, match=f"turn {turn}"), mesh.raised_together():  # noqa: PT012
+                for number in range(6):
+                    if turn % 2:
+                        sleep(late[number, comm.rank])
+                    if (comm.rank, number) == (failing, at):
+                        raise ZeroDivisionError(f"turn {turn}")
+                    step(number % 3)
+                mesh.sum(0.0, axis="dp+tp")
+            for part in range(3):
+                step(part)
