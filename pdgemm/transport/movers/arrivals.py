@@ -75,10 +75,13 @@ class Transfers:
             self.wait(group)
 
     def abandon(self) -> list[Arrival]:
-        """Track no transfer any more, and return those that were tracked or left."""
+        """Track no transfer any more, and return those that were tracked or left, each once.
+
+        One that was left may be tracked again; MPI must not see a request twice.
+        """
         groups = [*self._coming, *self._left]
         self._coming, self._left = [], []
-        return [arrival for group in groups for arrival in group]
+        return [*{id(arrival): arrival for group in groups for arrival in group}.values()]
 
     def poll(self) -> None:
         """Test which transfers have arrived, and let MPI make progress with the other receives and with sends."""

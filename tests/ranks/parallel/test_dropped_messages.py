@@ -184,3 +184,30 @@ def test_an_exception_of_another_rank_is_raised_while_a_mesh_is_freed(comm: Any)
     mesh.free()
     with pytest.raises(GridError, match="has been freed"):
         mesh.sum(1.0)
+
+
+@pytest.mark.on_ranks(2, 4)
+def test_a_request_is_dropped_once(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first stage fails, and the others wait for it: with a request twice, MPI frees its communicator too early."""
+    from pdgemm.parallel import Mesh, Pipeline, PipelineSchedule
+    from pdgemm.parallel import mesh as meshes
+
+    class Fails:
+        def shape(self, microbatch: int) -> tuple[tuple[int, ...], Any]:
+            return (3,), float
+
+        def forward(self, microbatch: int, chunk: int, x: Any) -> Any:
+            return 1 / 0
+
+    def drop(comms: Any, left: Any) -> None:
+        requests.extend(map(id, left))
+        dropped(comms, left)
+
+    requests, dropped = list[int](), meshes.drop_messages
+    monkeypatch.setattr(meshes, "drop_messages", drop)
+    mesh = Mesh(comm.Dup(), pp=-1)
+    stage: Any = Fails()
+    with pytest.raises(ZeroDivisionError):
+        Pipeline(mesh, PipelineSchedule("1f1b", comm.size, 4)).run(stage)
+    mesh.free()
+    assert len(requests) == len({*requests}) > 0
