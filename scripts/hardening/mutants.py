@@ -1,4 +1,4 @@
-"""What the suite catches: 407 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 408 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -2004,6 +2004,12 @@ MUTANTS = [
     Mutant(
         "errors: messages of steps travel with those of products", "pdgemm/parallel/mesh.py",
         "failures.tracked(MPI.Intracomm(self.grid.comm.Dup()))", "self.grid.comm",
+        (f"2 {R}parallel/test_dropped_messages.py",),
+    ),
+    Mutant(
+        "errors: a request that a pipeline left is dropped twice", "pdgemm/transport/movers/arrivals.py",
+        "[*{id(arrival): arrival for group in groups for arrival in group}.values()]",
+        "[arrival for group in groups for arrival in group]",
         (f"2 {R}parallel/test_dropped_messages.py",),
     ),
     Mutant(
