@@ -11,9 +11,11 @@ from mpi4py import MPI
 
 from pdgemm.support import waits
 from pdgemm.support.agreement import agree, raised_on, together
+from pdgemm.transport.dropped_messages import last_tag
 
 CALL = 3  # the message tag of calls; collectives of a mesh have others
-_LAST, _ROUND = 32000, 4000  # tags after a failure: the largest one, and after how many failures they are used again
+_ROUND = 4000  # failures, after which the tags of the first one are used again
+AFTER_FAILURES = (CALL + 1) * _ROUND  # tags that are set apart, the largest but one
 
 
 class LineChecks:
@@ -103,7 +105,7 @@ class LineChecks:
     def tag(self, tag: int) -> int:
         """Return a message tag, from 0 to CALL, which is another one after each failure, when messages may be left."""
         failures = self.failures
-        return _LAST - (CALL + 1) * (failures % _ROUND) - tag if failures else tag
+        return last_tag() - 1 - (CALL + 1) * (failures % _ROUND) - tag if failures else tag
 
 
 class _Checked(together):
