@@ -77,18 +77,18 @@ class LayoutSearch:
                 whole = (0,) if run.copies == 1 or (run.pp == 1 and self.machine.device == CUDA) else ()
                 divided = (2 if run.microbatches(self.batch) == 1 else 1, 3) if run.copies > 1 else ()
                 for zero in self.zero or whole + divided:
-                    yield self._again(replace(run, zero=zero))
+                    yield self._again(run, zero)
 
-    def _again(self, layout: TrainingLayout) -> ModelPlan:
+    def _again(self, run: TrainingLayout, zero: int) -> ModelPlan:
         """Return a plan with the least recomputation that fits, or the most: where this is refused, less is, too."""
         *less, most = self.recompute
-        plan = self._plan(layout, most)
+        plan = self._plan(run, zero, most)
         if plan.refused:
             return plan
-        return next((x for x in (self._plan(layout, x) for x in less) if not x.refused), plan)
+        return next((x for x in (self._plan(run, zero, x) for x in less) if not x.refused), plan)
 
-    def _plan(self, layout: TrainingLayout, recompute: Recompute) -> ModelPlan:
-        return ModelPlan(self.shape, replace(layout, recompute=recompute), self.batch, self.machine)
+    def _plan(self, run: TrainingLayout, zero: int, recompute: Recompute) -> ModelPlan:
+        return ModelPlan(self.shape, replace(run, zero=zero, recompute=recompute), self.batch, self.machine)
 
     def best(self, number: int = 10) -> LayoutChoice:
         """Return the fastest layouts, one of each mesh, and what is refused.

@@ -89,6 +89,11 @@ class HomeLoads:
         return np.bincount(self.kinds, minlength=len(self.parts)) @ self.parts
 
     @cached_property
+    def least_updated(self) -> int:
+        """The elements that the rank with the fewest updates."""
+        return int(self.updated.min())
+
+    @cached_property
     def received(self) -> np.ndarray:
         """The words that each rank receives in a step: those of `HomeExchange.traffic`.
 
@@ -115,6 +120,11 @@ class HomeLoads:
     def bytes(self) -> np.ndarray:
         """The bytes of the buffers of each rank."""
         return self.dtype.itemsize * sum(self.buffers.values(), np.zeros(self.ranks, np.int64))
+
+    @cached_property
+    def most_bytes(self) -> int:
+        """The bytes of the buffers of the rank with the most."""
+        return int(self.bytes.max())
 
 
 class _Homes(NamedTuple):

@@ -90,6 +90,7 @@ def test_homes_are_those_of_each_matrix_by_itself() -> None:
             assert np.array_equal([*loads.buffers.values()], sizes), what
             assert np.array_equal(loads.received, received) and np.array_equal(loads.updated, updated), what
             assert np.array_equal(loads.bytes, sum(sizes) * loads.dtype.itemsize), what
+            assert (loads.least_updated, loads.most_bytes) == (updated.min(), loads.bytes.max()), what
             assert not loads.homes.flags.writeable  # others have the same ones
 
 
