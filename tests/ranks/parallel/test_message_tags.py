@@ -105,7 +105,7 @@ def test_a_pipeline_of_too_many_microbatches(comm: Any, mesh: Any) -> None:
     with pytest.raises(GridError, match=rf"{2 * comm.size * (most + 1)} for a step of a pipeline"):
         pipeline(mesh, most + 1)
     with pytest.raises(GridError, match=r": \d+ for buckets"):
-        Buckets(mesh, {f"w{at}": np.ones(7) for at in range(5)}, bucket_bytes=8)
+        Buckets(mesh, {f"w{at}": np.ones(7) for at in range(20)}, bucket_bytes=8)
     small.run(Numbers())
     mesh.free()
 
