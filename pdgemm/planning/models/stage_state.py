@@ -44,8 +44,8 @@ def _bytes(state: LineState, element: np.dtype, microbatches: int, each: bool) -
 
 def layers_of_stage(shape: ModelShape, layout: TrainingLayout, stage: int) -> int:
     """Return the number of layers of a stage, as `layers_of` deals them out."""
-    each, more = divmod(shape.layers, blocks := layout.pp * layout.chunks)
-    return sum(each + (block < more) for block in range(stage, blocks, layout.pp))
+    each, more = divmod(shape.layers, layout.pp * layout.chunks)
+    return layout.chunks * each + len(range(stage, more, layout.pp))
 
 
 def state_of_stage(shape: ModelShape, layout: TrainingLayout, stage: int) -> list[LineState]:

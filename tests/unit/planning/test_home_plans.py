@@ -17,6 +17,7 @@ from pdgemm.planning.machines.accelerators import accelerator
 from pdgemm.planning.models import home_plan
 from pdgemm.planning.models.layout_search import AGAIN, LayoutSearch
 from pdgemm.planning.models.model_shape import ModelShape
+from pdgemm.planning.models.stage_state import layers_of_stage
 from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.schedules.training.flat_layout import FlatLayout, Parameter
 from pdgemm.schedules.training.home_exchange import HomeLoads
@@ -70,6 +71,8 @@ def test_homes_are_those_of_each_matrix_by_itself() -> None:
         for stage in range(layout.pp):
             loads, other = home_plan.home_loads(shape, layout, stage), direct(shape, layout, stage)
             what = shape, layout, stage
+            layers = [layers_of(shape.layers, layout.pp, layout.chunks, stage, x) for x in range(layout.chunks)]
+            assert layers_of_stage(*what) == sum(map(len, layers)), what
             assert loads.shapes == other.shapes and loads.dtype == other.dtype, what
             assert np.array_equal(loads.own, other.own), what
             own, homes = loads.own, balance([(min(x), min(x), max(x)) for x in loads.shapes], loads.ranks)
