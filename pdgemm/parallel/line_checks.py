@@ -15,7 +15,7 @@ from pdgemm.transport.dropped_messages import last_tag
 
 CALL = 3  # the message tag of calls; collectives of a mesh have others
 _ROUND = 4000  # failures, after which the tags of the first one are used again
-AFTER_FAILURES = (CALL + 1) * _ROUND  # tags that are set apart, the largest but one
+AFTER_FAILURES = (CALL + 1) * _ROUND  # tags that are set apart, below the largest one
 
 
 class LineChecks:

@@ -200,8 +200,9 @@ class Mesh:
         """Return message tags of a step of a pipeline.  Local; the first time all ranks ask for the same number.
 
         Steps and pipelines have the same tags, as a rank begins a step when it has received all messages of the one
-        before.  After each failure they have others, as messages may be left: by the number of failures, which is the
-        same on all ranks, and not by that of the steps, which some ranks have not begun.
+        before, and messages of one rank do not overtake one another.  After each failure they have others, as messages
+        may be left: by the number of failures, which is the same on all ranks, and not by that of the steps, which some
+        ranks have not begun.
         Raises GridError on all ranks where MPI has no more tags.
         """
         step = max(self._step, number)

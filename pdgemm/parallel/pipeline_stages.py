@@ -79,8 +79,7 @@ class Pipeline:
                 )
             arguments += ["Pipeline", repr(schedule)]
         self.comm, self.stage = mesh.checks(mesh.line("pp")).messages, mesh.index("pp")
-        self._numbers = 2 * schedule.microbatches * schedule.blocks
-        mesh.step_tags(self._numbers)
+        self.tags = mesh.step_tags(2 * schedule.microbatches * schedule.blocks)
 
     def run(self, stage: Stage) -> None:
         """Do all passes of one step.  Collective over the pp line; there is no barrier.
@@ -90,7 +89,7 @@ class Pipeline:
         all ranks of the mesh, as by `Mesh.raised_together`.
         """
         with self.mesh.raised_together():
-            self.tags = self.mesh.step_tags(self._numbers)
+            self.tags = self.mesh.step_tags(len(self.tags))
             _Run(self, stage).run()
 
 
