@@ -14,11 +14,13 @@ from pdgemm.schedules.collectives.collective import sum_of_numbers
 from pdgemm.support import waits
 from pdgemm.support.agreement import agree, raised_on, together
 from pdgemm.transport.collectives import prepared_collective
+from pdgemm.transport.dropped_messages import last_tag
 from pdgemm.transport.movers.arrivals import Transfers
 
 _MEET, _AGREE, CALL = 3, 4, 5  # message tags of meetings and calls; collectives of a mesh have others
 _CALLS, _LEAVES = 0, 1  # kinds of calls: to an agreement of the line, and from the line to one of the whole mesh
-_LAST, _ROUND = 32000, 4000  # tags after a failure: the largest one, and after how many failures they are used again
+_ROUND = 2500  # failures, after which the tags of the first one are used again
+AFTER_FAILURES = (CALL + 1) * _ROUND  # tags that are set apart, below the largest one
 
 
 class LineChecks:
@@ -175,7 +177,7 @@ class LineChecks:
     def tag(self, tag: int) -> int:
         """Return a message tag, from 0 to CALL, which is another one after each failure, when messages may be left."""
         failures = self.failures
-        return _LAST - (CALL + 1) * (failures % _ROUND) - tag if failures else tag
+        return last_tag() - 1 - (CALL + 1) * (failures % _ROUND) - tag if failures else tag
 
 
 class _Checked(together):

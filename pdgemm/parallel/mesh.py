@@ -16,13 +16,14 @@ from pdgemm.errors import ArgumentError, DTypeError, GridError, MeshError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.local.arrays.integers import as_whole
-from pdgemm.parallel.line_checks import CALL, LineChecks
+from pdgemm.parallel.line_checks import AFTER_FAILURES, CALL, LineChecks
 from pdgemm.schedules.collectives.collective import Collective, sum_of_array, sum_of_numbers
 from pdgemm.schedules.training.mesh_shape import AXES, MeshShape
 from pdgemm.support import failures, watchdog
 from pdgemm.support.agreement import agree, check_not_freed, together
+from pdgemm.support.text import counted
 from pdgemm.transport.collectives import prepared_collective
-from pdgemm.transport.dropped_messages import drop_messages
+from pdgemm.transport.dropped_messages import drop_messages, last_tag
 from pdgemm.transport.movers.arrivals import Arrival, Transfers
 
 _SUMS = 0  # the message tag of sums
@@ -63,7 +64,8 @@ class Mesh:
         self._lines, self._checks = dict[tuple[str, ...], ProcessGrid](), dict[int, LineChecks]()
         self.transfers = Transfers(self.recorder, True, lambda: whole.look())
         whole = self._checked(self.grid, failures.tracked(MPI.Intracomm(self.grid.comm.Dup())))
-        self._tags = 1 + CALL
+        self._tags = 1 + CALL  # of all messages but those of pipelines, from below
+        self._step = 0  # tags of a step of the largest pipeline, from above
         self.workspaces: dict[Any, Any] = {}
         self._summed = set[Any]()  # the shapes and types of `all_reduce` on which the ranks have agreed
 
@@ -88,6 +90,7 @@ class Mesh:
         """Return this rank's line along an axis as a 1 x d grid, whose rank is `index(axis)`.
 
         Collective over the line when it is called for an axis for the first time: other lines need not take part.
+        Layers, buckets and optimizers call it when they are made; a rank in a first call looks for no errors of others.
         """
         if (axes := self.shape.axes(axis)) not in self._lines:
             if (ranks := self.shape.line(axis, self.rank)) == (*range(self.shape.size),):
@@ -186,9 +189,37 @@ class Mesh:
             raise
 
     def tags(self, number: int) -> range:
-        """Return message tags that no other collective in progress on a line of this mesh has.  Local."""
+        """Return message tags that no other collective in progress on a line of this mesh has.  Local.
+
+        All ranks of the mesh ask for the same numbers in the same order, and raise GridError together, see `step_tags`.
+        """
+        self._least_step_tag(self._tags + number, self._step)
         self._tags += number
         return range(self._tags - number, self._tags)
+
+    def step_tags(self, number: int) -> range:
+        """Return message tags of a step of a pipeline.  Local; the first time all ranks ask for the same number.
+
+        Steps and pipelines have the same tags, as a rank begins a step when it has received all messages of the one
+        before, and messages of one rank do not overtake one another.  After each failure they have others, as messages
+        may be left: by the number of failures, which is the same on all ranks, and not by that of the steps, which some
+        ranks have not begun.
+        Raises GridError on all ranks where MPI has no more tags.
+        """
+        step = max(self._step, number)
+        first, self._step = self._least_step_tag(self._tags, step), step
+        return range(first, first + number)
+
+    def _least_step_tag(self, dealt: int, step: int) -> int:
+        """Return the first of the tags of a step.  Raises GridError where those dealt out from below come to it."""
+        last, failures = last_tag(), self.checks(self.grid).failures
+        if (first := last - AFTER_FAILURES - step * (failures + 1)) < dealt:
+            raise GridError(
+                f"MPI's largest message tag is {last}, and a mesh needs {last + dealt - first}: {dealt} for buckets, "
+                f"{AFTER_FAILURES} for sums after failures, and {step} for a step of a pipeline, with as many after "
+                f"each of {counted(failures, 'failure')}: free the mesh, and make another one"
+            )
+        return first
 
     def free(self) -> None:
         """Free the communicators.  Collective; a second call does nothing.

@@ -67,7 +67,7 @@ class Pipeline:
     Each rank sends to the ranks of the neighbouring stages with the same other indices, and counts it in
     `mesh.traffic["pipeline"]`, which is `schedule.traffic`: all stages together receive 2 (v p - 1) times the words of
     all microbatches.  Memory: `LOOKAHEAD` messages, beside what the layers keep.
-    Raises ArgumentError on all ranks.
+    Raises ArgumentError on all ranks, and GridError where MPI has not so many message tags (`Mesh.step_tags`).
     """
 
     def __init__(self, mesh: Mesh, schedule: PipelineSchedule) -> None:
@@ -79,8 +79,7 @@ class Pipeline:
                 )
             arguments += ["Pipeline", repr(schedule)]
         self.comm, self.stage = mesh.checks(mesh.line("pp")).messages, mesh.index("pp")
-        self.tags, self._checks = mesh.tags(2 * schedule.microbatches * schedule.blocks), mesh.checks(mesh.grid)
-        self._failures = self._checks.failures
+        self.tags = mesh.step_tags(2 * schedule.microbatches * schedule.blocks)
 
     def run(self, stage: Stage) -> None:
         """Do all passes of one step.  Collective over the pp line; there is no barrier.
@@ -90,8 +89,7 @@ class Pipeline:
         all ranks of the mesh, as by `Mesh.raised_together`.
         """
         with self.mesh.raised_together():
-            if self._failures != (failures := self._checks.failures):  # messages of a step that failed may be left
-                self.tags, self._failures = self.mesh.tags(len(self.tags)), failures
+            self.tags = self.mesh.step_tags(len(self.tags))
             _Run(self, stage).run()
 
 

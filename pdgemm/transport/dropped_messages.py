@@ -31,14 +31,14 @@ def drop_messages(comms: Sequence[MPI.Comm], arrivals: Sequence[Arrival]) -> Non
     for request in requests:
         request.Cancel()
     others = [(comm, rank) for comm in comms for rank in range(comm.size) if rank != comm.rank]
-    requests += [comm.Isend(_EMPTY, rank, _last_tag()) for comm, rank in others]
+    requests += [comm.Isend(_EMPTY, rank, last_tag()) for comm, rank in others]
     with Wait():
         for comm, rank in others:
             poll_until(partial(_last_has_come, comm, rank))
         MPI.Request.Waitall(requests)
 
 
-def _last_tag() -> int:
+def last_tag() -> int:
     """Return the tag of a rank's last message: the largest of all, which no other message has.
 
     MPI.COMM_WORLD alone is sure to have the attribute (MPI 4.1, section 9.1.2); it holds for all communicators.
@@ -49,7 +49,7 @@ def _last_tag() -> int:
 
 def _last_has_come(comm: MPI.Comm, rank: int) -> bool:
     """Receive and drop the messages of a rank that have come, and return whether its last one was among them."""
-    status, last = MPI.Status(), _last_tag()
+    status, last = MPI.Status(), last_tag()
     while message := comm.Improbe(rank, MPI.ANY_TAG, status):
         message.Recv([np.empty(status.Get_count(MPI.BYTE), np.uint8), MPI.BYTE], status)
         if status.tag == last:

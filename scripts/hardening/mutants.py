@@ -1,4 +1,4 @@
-"""What the suite catches: 408 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 417 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -166,12 +166,37 @@ MUTANTS = [
     ),
     Mutant(
         "models: a rank has an equal part of each matrix", "pdgemm/schedules/training/flat_layout.py",
-        "cuts = bucket.start + bucket.words *", "cuts = place.start + (place.stop - place.start) *",
+        "cuts = words *", "cuts = start + (stop - start) *",
+        (f"0 {U}planning/test_home_plans.py", "4 tests/examples/test_gpt_plans.py"),
+    ),
+    Mutant(
+        "models: matrices of a stage have the places of its first block", "pdgemm/planning/models/home_plan.py",
+        "stage == chunk == 0, (stage, chunk)", "stage == 0, (stage, chunk)",
+        (f"0 {U}planning/test_home_plans.py",),
+    ),
+    Mutant(
+        "models: ranks along cp are those along dp", "pdgemm/planning/models/home_plan.py",
+        "% cp * dp + ranks // (storage.tp * cp)", "% dp * cp + ranks // (storage.tp * dp)",
+        (f"0 {U}planning/test_home_plans.py",),
+    ),
+    Mutant(
+        "models: more is computed again than must be", "pdgemm/planning/models/layout_search.py",
+        "for x in less)", "for x in less[::-1])",
+        (f"0 {U}planning/test_home_plans.py",),
+    ),
+    Mutant(
+        "models: Muon takes five steps", "pdgemm/planning/models/step_seconds.py",
+        "steps = self.layout.muon_steps", "steps = 5",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: the example plans five steps of Muon", "docs/examples/gpt/accounting.py",
+        '{"muon_steps": run.optimizer.rule.steps}', "{}",
         ("4 tests/examples/test_gpt_plans.py",),
     ),
     Mutant(
         "models: homes receive their own parts, too", "pdgemm/schedules/training/home_exchange.py",
-        "- 2 * at_home", "- at_home",
+        "- 2 * self.of_homes(at_home)", "- self.of_homes(at_home)",
         (f"4 {R}parallel/test_muon.py", "4 tests/examples/test_gpt_plans.py"),
     ),
     Mutant(
@@ -1310,8 +1335,7 @@ MUTANTS = [
     ),
     Mutant(
         "muon: homes are chosen in turn", "pdgemm/schedules/training/home_exchange.py",
-        "return balance([(min(x), min(x), max(x)) for x in self.shapes], self.ranks)",
-        "return np.arange(len(self.shapes)) % self.ranks",
+        "homes = balance([(m, m, n) for m, n in wide], ranks)", "homes = np.arange(len(wide)) % ranks",
         (f"4 {R}parallel/test_muon.py",),
     ),
     Mutant(
@@ -1523,7 +1547,7 @@ MUTANTS = [
     ),
     Mutant(
         "training: sums and gradients have one message tag", "pdgemm/parallel/mesh.py",
-        "self._tags = 1 + CALL", "self._tags = _SUMS",
+        "self._tags = 1 + CALL  #", "self._tags = _SUMS  #",
         (f"4 {R}parallel/test_buckets.py",),
     ),
     Mutant(
@@ -2051,6 +2075,26 @@ MUTANTS = [
         "errors: receives are left in progress when messages are dropped", "pdgemm/transport/dropped_messages.py",
         "request.Cancel()", "request.Test()",
         (f"2 {R}parallel/test_dropped_messages.py",),
+    ),
+    Mutant(
+        "errors: a step after a failure has the tags of the one before", "pdgemm/parallel/mesh.py",
+        "AFTER_FAILURES - step * (failures + 1)", "AFTER_FAILURES - step",
+        (f"4 {R}parallel/test_message_tags.py",),
+    ),
+    Mutant(
+        "errors: tags of pipelines go down to those of buckets", "pdgemm/parallel/mesh.py",
+        "(failures + 1)) < dealt:", "(failures + 1)) < CALL:",
+        (f"1 {R}parallel/test_message_tags.py",),
+    ),
+    Mutant(
+        "errors: each pipeline has tags of its own", "pdgemm/parallel/mesh.py",
+        "step = max(self._step, number)", "step = self._step + number",
+        (f"2 {R}parallel/test_message_tags.py",),
+    ),
+    Mutant(
+        "errors: sums after a failure have tags of pipelines", "pdgemm/parallel/line_checks.py",
+        "last_tag() - 1 - (CALL + 1)", "last_tag() - AFTER_FAILURES - (CALL + 1)",
+        (f"2 {R}parallel/test_message_tags.py",),
     ),
     Mutant(
         "errors: an exception of a step is raised on its rank alone", "pdgemm/parallel/line_checks.py",

@@ -72,6 +72,9 @@ def test_bytes_and_words_of_a_run_are_those_of_its_plan(comm: Any) -> None:
         plan, stage = ModelPlan(shape, layout, BATCH, Machine()), run.mesh.index("pp")
         report = run.times.report()
         assert report.planned == accounting.plan_of(run).times.of_phases()
+        if drawn.optimizer == "muon":
+            run.optimizer.rule = replace(run.optimizer.rule, steps=2)
+            assert accounting.plan_of(run).layout == replace(layout, muon_steps=2)
         counted = {kind: x.words_received for kind, x in report.counted.items() if kind != "decisions"}
         planned = {kind: STEPS * words for kind, words in plan.words_of(stage).items()}
         kept, loads = run.optimizer.bytes, plan.homes(stage)

@@ -19,11 +19,12 @@ def plan_of(run):
     names = "layers", "hidden", "heads", "vocabulary", "sequence", "kv_heads", "experts", "topk", "tied", "width"
     model = ModelShape(ffn=sizes.inner, **{name: getattr(sizes, name) for name in names})
     axes = {axis: getattr(shape, axis) for axis in ("dp", "tp", "pp", "cp", "ep")}
+    how = {"muon_steps": run.optimizer.rule.steps} if options.optimizer == "muon" else {}
     layout = TrainingLayout(
         **axes, zero=options.zero, microbatch=max(1, options.batch // (shape.dp * options.microbatches)),
         chunks=options.chunks, schedule=options.schedule, recompute=options.recompute,
         sequence=options.sequence_parallel, fused=False, dtype=options.dtype, optimizer=options.optimizer,
-        bucket_words=bucket_words(run),
+        bucket_words=bucket_words(run), **how,
     )  # fmt: skip
     return ModelPlan(model, layout, options.batch, machine_at_hand())
 

@@ -23,7 +23,7 @@ from pdgemm.linalg.functions.iterations import (
 from pdgemm.linalg.functions.polar import inverse, polar
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_count, as_name
-from pdgemm.local.blas.orthogonal_stacks import MUON, coefficients_of_steps
+from pdgemm.local.blas.orthogonal_stacks import MUON, STEPS, coefficients_of_steps
 from pdgemm.matrix.argument_checks import as_real, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
@@ -32,7 +32,7 @@ from pdgemm.support.agreement import together
 
 def newton_schulz(
     G: DistMatrix,
-    steps: int = 5,
+    steps: int = STEPS,
     *,
     coefficients: Sequence[float] | Sequence[Sequence[float]] = MUON,
     epsilon: float = 1e-7,

@@ -13,7 +13,7 @@ from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.local.arrays.integers import shown
 from pdgemm.local.blas.local_gemm import multiply_stack
 
-MUON = (3.4445, -4.7750, 2.0315)
+MUON, STEPS = (3.4445, -4.7750, 2.0315), 5  # coefficients, and how many steps have them
 _CHUNK_BYTES = 1 << 20  # temporaries of this size stay in cache
 
 
@@ -34,7 +34,7 @@ def coefficients_of_steps(coefficients: Any, steps: int) -> list[tuple[float, ..
 @np.errstate(over="ignore", invalid="ignore")  # a warning may be an error, of the home alone
 def orthogonal_factors(
     stack: np.ndarray,
-    steps: int = 5,
+    steps: int = STEPS,
     coefficients: Sequence[float] | Sequence[Sequence[float]] = MUON,
     work: np.ndarray | None = None,
 ) -> np.ndarray:

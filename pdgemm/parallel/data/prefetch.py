@@ -65,6 +65,7 @@ class Prefetch:
         with together(mesh.comm) as arguments:
             self._queue: Queue[Any] = Queue(as_count(depth, "depth", 1))
             arguments += ["Prefetch", len(self._sources)]
+        mesh.line("dp")  # in a step a rank could fail before it came here, and others would wait for it
         self._end = Event()
         self._thread = Thread(target=self._read, args=(iter(shares),), name="pdgemm-prefetch", daemon=True)
 

@@ -44,7 +44,7 @@ class Homes:
         of_ranks = self._line.comm.allgather([self._held(name) for name in self.names])
         held, tables = tuple(zip(*of_ranks)), tuple(map(as_table, self._shapes.values()))
         own = np.array([[x.words for x in parts] for parts in held], np.int64).reshape(-1, self._line.size)
-        self.loads = HomeLoads(tables, own, self._kind)
+        self.loads = HomeLoads(tables, own, np.arange(len(tables)), self._kind)
         self.exchange = HomeExchange(self._line.size, tuple(map(int, self.loads.homes)), held, self._kind)
         self._buffers, self._stacks, self._wholes = dict[str, Array](), list[Array](), dict[int, Array]()
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.integers import as_count
-from pdgemm.local.blas.orthogonal_stacks import MUON, coefficients_of_steps, orthogonal_factors
+from pdgemm.local.blas.orthogonal_stacks import MUON, STEPS, coefficients_of_steps, orthogonal_factors
 from pdgemm.matrix.argument_checks import as_real
 from pdgemm.parallel.updates.update_rules import AdamW, UpdateRule, in_parts
 
@@ -36,7 +36,7 @@ class Muon:
     nesterov: bool = True
     weight_decay: float = 0.1
     rms: float = 0.2
-    steps: int = 5
+    steps: int = STEPS
     coefficients: Sequence[float] | Sequence[Sequence[float]] = MUON
     others: UpdateRule = field(default_factory=AdamW)
 

@@ -22,9 +22,13 @@ _MICROBATCHES = (1, 2, 4, 8, 16)  # samples of a microbatch that are tried
 class LayoutSearch:
     """All layouts of a model on `ranks` ranks.
 
-    batch : samples of a step.   recompute : what may be computed again, in the order in which it is tried.
+    batch : samples of a step.
+    recompute : what may be computed again, from the least to the most; the least that fits is.
     zero  : the stages of ZeRO; none: those that help.
-    fixed : a layout whose `fused`, `sequence`, `dropout`, `apart`, `dtype` and `optimizer` all layouts have.
+    fixed : a layout whose `fused`, `sequence`, `dropout`, `apart`, `dtype`, `optimizer`, `muon_steps` and
+        `bucket_words` all layouts have.
+
+    Raises ArgumentError.
     """
 
     shape: ModelShape
@@ -34,6 +38,10 @@ class LayoutSearch:
     recompute: tuple[Recompute, ...] = AGAIN
     zero: tuple[int, ...] = ()
     fixed: TrainingLayout = field(default_factory=TrainingLayout)
+
+    def __post_init__(self) -> None:
+        if not self.recompute or (*self.recompute,) != tuple(x for x in AGAIN if x in self.recompute):
+            raise ArgumentError(f"recompute is some of {', '.join(AGAIN)}, in this order, got {self.recompute!r}")
 
     def meshes(self) -> Iterator[TrainingLayout]:
         """Yield the meshes that the model can be divided on."""
@@ -69,12 +77,18 @@ class LayoutSearch:
                 whole = (0,) if run.copies == 1 or (run.pp == 1 and self.machine.device == CUDA) else ()
                 divided = (2 if run.microbatches(self.batch) == 1 else 1, 3) if run.copies > 1 else ()
                 for zero in self.zero or whole + divided:
-                    for recompute in self.recompute:
-                        layout = replace(run, zero=zero, recompute=recompute)
-                        plan = ModelPlan(self.shape, layout, self.batch, self.machine)
-                        if not plan.refused:
-                            break
-                    yield plan
+                    yield self._again(run, zero)
+
+    def _again(self, run: TrainingLayout, zero: int) -> ModelPlan:
+        """Return a plan with the least recomputation that fits, or the most: where this is refused, less is, too."""
+        *less, most = self.recompute
+        plan = self._plan(run, zero, most)
+        if plan.refused:
+            return plan
+        return next((x for x in (self._plan(run, zero, x) for x in less) if not x.refused), plan)
+
+    def _plan(self, run: TrainingLayout, zero: int, recompute: Recompute) -> ModelPlan:
+        return ModelPlan(self.shape, replace(run, zero=zero, recompute=recompute), self.batch, self.machine)
 
     def best(self, number: int = 10) -> LayoutChoice:
         """Return the fastest layouts, one of each mesh, and what is refused.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
+
+import numpy as np
 
 from pdgemm.planning.models.model_shape import ModelShape
 from pdgemm.planning.models.training_layout import TrainingLayout
@@ -27,19 +30,22 @@ class LineState(NamedTuple):
 
     def bytes(self, layout: TrainingLayout, microbatches: int) -> dict[str, int]:
         """Return the bytes that a rank allocates, by kind, with the two moments of Adam: `FlatLayout.bytes`."""
-        each = layout.reduce_each and self.zero > 1
-        flat = FlatLayout(
-            (Parameter("all", (self.words,)),), layout.element, self.ranks, self.zero, microbatches=microbatches,
-            reduce_each=each,
-        )  # fmt: skip
-        sizes = flat.bytes(0, 2)
-        return {kind: sizes[kind] for kind in ("parameters", "gradients", "optimizer")}
+        return _bytes(self, layout.element, min(2, microbatches), layout.reduce_each and self.zero > 1)
+
+
+@lru_cache(maxsize=1024)  # of layouts that divide what is computed, and not what is kept
+def _bytes(state: LineState, element: np.dtype, microbatches: int, each: bool) -> dict[str, int]:
+    """Return what `LineState.bytes` returns, for one microbatch and for several, and is not to be changed."""
+    all_words = (Parameter("all", (state.words,)),)
+    flat = FlatLayout(all_words, element, state.ranks, state.zero, microbatches=microbatches, reduce_each=each)
+    sizes = flat.bytes(0, 2)
+    return {kind: sizes[kind] for kind in ("parameters", "gradients", "optimizer")}
 
 
 def layers_of_stage(shape: ModelShape, layout: TrainingLayout, stage: int) -> int:
     """Return the number of layers of a stage, as `layers_of` deals them out."""
-    each, more = divmod(shape.layers, blocks := layout.pp * layout.chunks)
-    return sum(each + (block < more) for block in range(stage, blocks, layout.pp))
+    each, more = divmod(shape.layers, layout.pp * layout.chunks)
+    return layout.chunks * each + len(range(stage, more, layout.pp))
 
 
 def state_of_stage(shape: ModelShape, layout: TrainingLayout, stage: int) -> list[LineState]:

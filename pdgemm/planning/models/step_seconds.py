@@ -30,7 +30,7 @@ _KINDS = {
 _SENT = "tensor", "context", "experts"  # the parts of a layer that are transfers
 # passes through memory at a home: of a matrix that comes, is packed twice and goes back; and in a step of Newton and
 # Schulz of X, and of A and its polynomial
-_WHOLE, _OF_X, _OF_SQUARES, _STEPS = 12, 5, 7, 5
+_WHOLE, _OF_X, _OF_SQUARES = 12, 5, 7
 _RETURNED = 1 << 26  # bytes: the C library of Linux returns freed memory to the system where more lies together
 _LINE_CALL, _OWN_CALL = 0.5, 0.3  # of a product's call, what a layer takes for each product, along a line and alone
 # bytes of a parameter that an update of Adam reads and writes, with the norm of the gradients and their clipping; and
@@ -157,16 +157,17 @@ class StepSeconds:
     def at_homes(self) -> dict[str, float]:
         """Seconds of matrices of Muon, which nothing hides: words there and back, and the work of the fullest home.
 
-        A matrix (m, n), m <= n, takes (4 n m^2 + 2 m^3) flops in each of five steps, in the type of gradients.  That of
-        its elements, the momentum and the step, is as an update of AdamW.
+        A matrix (m, n), m <= n, takes (4 n m^2 + 2 m^3) flops in each of `muon_steps`, in the type of gradients.  That
+        of its elements, the momentum and the step, is as an update of AdamW.
         """
         if not (loads := self.step.homes(0)):
             return {}
+        steps = self.layout.muon_steps
 
         def seconds(m: int, n: int) -> float:
             products = ((m, m, n), (m, m, m), (m, n, m))
-            passes = _WHOLE * m * n + _STEPS * (_OF_X * m * n + _OF_SQUARES * m * m)
-            return passes * loads.dtype.itemsize / self._memory + _STEPS * sum(
+            passes = _WHOLE * m * n + steps * (_OF_X * m * n + _OF_SQUARES * m * m)
+            return passes * loads.dtype.itemsize / self._memory + steps * sum(
                 self.machine.multiply(loads.dtype, x, x) for x in products
             )
 

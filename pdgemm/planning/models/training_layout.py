@@ -11,6 +11,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.integers import as_count
+from pdgemm.local.blas.orthogonal_stacks import STEPS
 from pdgemm.planning.models.model_shape import ModelShape
 from pdgemm.schedules.training.mesh_shape import MeshShape
 from pdgemm.schedules.training.pipeline_orders import pipeline_kind
@@ -37,6 +38,7 @@ class TrainingLayout:
     apart : the gradient of a microbatch is written, and then added to those before; otherwise products add to them.
     dtype : of parameters and activations.   Gradients and what the optimizer keeps have 32 bits at least.
     optimizer : "muon" updates the matrices of attention and of linear layers, each at its home, and AdamW all others.
+    muon_steps : of Newton and Schulz in an update of Muon, its `steps`.
     bucket_words : of gradients that are reduced together, unless one parameter has more; with ZeRO each rank updates a
         part of each bucket, and the words of homes hinge on it.
     """
@@ -58,10 +60,11 @@ class TrainingLayout:
     apart: bool = False
     dtype: str = "bfloat16"
     optimizer: Optimizer = "adamw"
+    muon_steps: int = STEPS
     bucket_words: int = 1 << 22
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "cp", "ep", "microbatch", "chunks", "bucket_words"):
+        for name in ("dp", "tp", "pp", "cp", "ep", "microbatch", "chunks", "muon_steps", "bucket_words"):
             object.__setattr__(self, name, as_count(getattr(self, name), name, 1))
         if self.zero not in range(4):
             raise ArgumentError(f"zero is 0, 1, 2 or 3, got {self.zero!r}")

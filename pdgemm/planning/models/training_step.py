@@ -72,8 +72,8 @@ class TrainingStep:
         kept = self.in_flight(stage) * layers * activation_bytes(self.shape, layout)
         scores = score_bytes(self.shape, layout) if stage == layout.pp - 1 else 0
         if loads := self.homes(stage):
-            total["optimizer"] -= loads.dtype.itemsize * int(loads.updated.min())  # one moment, not two
-            total["homes"] = int(loads.bytes.max())
+            total["optimizer"] -= loads.dtype.itemsize * loads.least_updated  # one moment, not two
+            total["homes"] = loads.most_bytes
         return {**total, "activations": kept, "scores": scores}
 
     @cached_property

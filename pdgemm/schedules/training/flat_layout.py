@@ -6,6 +6,7 @@ Li et al., PyTorch distributed: Experiences on accelerating data parallel traini
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -102,7 +103,7 @@ class FlatLayout:
         names = [x.name for x in self.parameters]
         if not sum(x.words for x in self.parameters):
             raise ArgumentError("a model has at least one parameter with an element")
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        if twice := sorted(name for name, times in Counter(names).items() if times > 1):
             raise ArgumentError(f"two parameters have the name {twice[0]!r}")
         if self.stage not in range(4):
             raise ArgumentError(f"stage is 0, 1, 2 or 3, got {self.stage!r}")
@@ -173,13 +174,10 @@ class FlatLayout:
         stop = max(start, min(place.stop, span.stop))
         return slice(start - place.start, stop - place.start), slice(start - span.start, stop - span.start)
 
-    def updated(self, name: str) -> np.ndarray:
-        """Return the elements of a parameter that each rank of the line updates: its part, with stage 0 all."""
+    def in_bucket(self, name: str) -> tuple[int, int, int]:
+        """Return the words of the bucket of a parameter, its first one of these, and the one behind its last one."""
         place, bucket = self.places[name], self.bucket_of[name]
-        if not self.stage:
-            return np.full(self.shards, place.stop - place.start)
-        cuts = bucket.start + bucket.words * np.arange(self.shards + 1) // self.shards
-        return np.diff(cuts.clip(place.start, place.stop))
+        return bucket.words, place.start - bucket.start, place.stop - bucket.start
 
     # ---------------------------------------------------------------- what is allocated
     @property
@@ -294,3 +292,15 @@ class FlatLayout:
             for _ in range(self.gathers):
                 parameters += self.gathering(bucket).traffic(index)
         return {"gradients": gradients, "parameters": parameters, "decisions": self.decision().traffic(index)}
+
+
+def updated_elements(place: tuple[int, int, int], shards: int, stage: int) -> np.ndarray:
+    """Return the elements of a parameter that each rank of a line updates: its part, with stage 0 all.
+
+    place : `FlatLayout.in_bucket`.
+    """
+    words, start, stop = place
+    if not stage:
+        return np.full(shards, stop - start)
+    cuts = words * np.arange(shards + 1) // shards
+    return np.diff(cuts.clip(start, stop))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -50,37 +50,48 @@ class HomeLoads:
     """What each rank updates of matrices, and what this makes of it as a home: words and bytes of all ranks.
 
     shapes : (rows, columns) of each whole matrix.
-    own    : (matrices, ranks), the elements that each rank updates of each matrix; of a home those come from itself.
+    parts  : (kinds, ranks), the elements that each rank updates of a matrix of each kind; of a home those come from
+        itself.
+    kinds  : the kind of each matrix: matrices of equal layers are of few kinds.
     dtype  : of the words.
     """
 
     shapes: tuple[tuple[int, int], ...]
-    own: np.ndarray
+    parts: np.ndarray
+    kinds: np.ndarray
     dtype: np.dtype
 
     @property
     def ranks(self) -> int:
-        return int(self.own.shape[1])
+        return int(self.parts.shape[1])
+
+    @property
+    def own(self) -> np.ndarray:
+        """The elements that each rank updates of each matrix, (matrices, ranks)."""
+        return self.parts[self.kinds]
 
     @cached_property
+    def _whole(self) -> _Homes:
+        return _homes(self.shapes, self.ranks, self.dtype)
+
+    @property
     def homes(self) -> np.ndarray:
         """The rank of each matrix, by the flops of X X^T."""
-        return balance([(min(x), min(x), max(x)) for x in self.shapes], self.ranks)
+        return self._whole.ranks
 
     def of_homes(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
         """Return the sum on each rank of a value of each matrix of which it is the home."""
-        sums = np.zeros(self.ranks, np.int64 if np.asarray(values).dtype.kind in "bi" else float)
-        np.add.at(sums, self.homes, values)
-        return sums
-
-    @cached_property
-    def _words(self) -> np.ndarray:
-        return np.array([rows * columns for rows, columns in self.shapes], np.int64)
+        return _sums(self.homes, values, self.ranks)
 
     @cached_property
     def updated(self) -> np.ndarray:
         """The elements that each rank updates."""
-        return self.own.sum(axis=0)
+        return np.bincount(self.kinds, minlength=len(self.parts)) @ self.parts
+
+    @cached_property
+    def least_updated(self) -> int:
+        """The elements that the rank with the fewest updates."""
+        return int(self.updated.min())
 
     @cached_property
     def received(self) -> np.ndarray:
@@ -88,8 +99,8 @@ class HomeLoads:
 
         A rank that updates T elements, H of them of its own N as a home, receives N - H words, and then T - H.
         """
-        at_home = self.own[np.arange(len(self.homes)), self.homes]
-        return self.updated + self.of_homes(self._words - 2 * at_home)
+        at_home = self.parts[self.kinds, self.homes]
+        return self.updated + self._whole.words - 2 * self.of_homes(at_home)
 
     @cached_property
     def buffers(self) -> dict[str, np.ndarray]:
@@ -98,22 +109,55 @@ class HomeLoads:
         sent, arrived : of the larger one of the two exchanges, with what stays on the rank.   matrices : whole ones.
         work : of `orthogonal_factors`.
         """
-        words, work = self.of_homes(self._words), np.zeros(self.ranks, np.int64)
-        wide = [(min(x), max(x)) for x in self.shapes]
-        for m, n in dict.fromkeys(wide):
-            stacked = self.of_homes([x == (m, n) for x in wide])
-            np.maximum(work, [work_words(int(x), m, n, self.dtype) for x in stacked], out=work)
         return {
-            "sent": np.maximum(self.updated, self.of_homes(self.own.sum(axis=1))),
-            "arrived": np.maximum(self.updated, words),
-            "matrices": words,
-            "work": work,
+            "sent": np.maximum(self.updated, self.of_homes(self.parts.sum(axis=1)[self.kinds])),
+            "arrived": np.maximum(self.updated, self._whole.words),
+            "matrices": self._whole.words,
+            "work": self._whole.work,
         }
 
     @cached_property
     def bytes(self) -> np.ndarray:
         """The bytes of the buffers of each rank."""
         return self.dtype.itemsize * sum(self.buffers.values(), np.zeros(self.ranks, np.int64))
+
+    @cached_property
+    def most_bytes(self) -> int:
+        """The bytes of the buffers of the rank with the most."""
+        return int(self.bytes.max())
+
+
+class _Homes(NamedTuple):
+    """What hinges on the shapes of matrices and the number of ranks alone.
+
+    ranks : the home of each matrix.   words, work : of each rank, see `HomeLoads.buffers`.
+    """
+
+    ranks: np.ndarray
+    words: np.ndarray
+    work: np.ndarray
+
+
+@lru_cache(maxsize=64)  # a search divides the matrices of a stage in many ways, and all have these homes
+def _homes(shapes: tuple[tuple[int, int], ...], ranks: int, dtype: np.dtype) -> _Homes:
+    """Return the homes of matrices, as arrays that cannot be changed."""
+    wide = [(min(x), max(x)) for x in shapes]
+    homes = balance([(m, m, n) for m, n in wide], ranks)
+    work = np.zeros(ranks, np.int64)
+    for m, n in dict.fromkeys(wide):
+        stacked = _sums(homes, [x == (m, n) for x in wide], ranks)
+        np.maximum(work, [work_words(int(x), m, n, dtype) for x in stacked], out=work)
+    results = _Homes(homes, _sums(homes, np.array([m * n for m, n in wide], np.int64), ranks), work)
+    for x in results:
+        x.flags.writeable = False
+    return results
+
+
+def _sums(homes: np.ndarray, values: Sequence[float] | np.ndarray, ranks: int) -> np.ndarray:
+    """Return the sum of the values of the matrices of each rank."""
+    sums = np.zeros(ranks, np.int64 if np.asarray(values).dtype.kind in "bi" else float)
+    np.add.at(sums, homes, values)
+    return sums
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Any
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.integers import as_count
-from pdgemm.schedules.collectives.collective import even_parts
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.schedules.training.pipeline_orders import Action, pipeline_kind
 from pdgemm.schedules.training.pipeline_timeline import Handover, PipelineStep, Timeline, TimelineCell, walked
@@ -172,5 +171,5 @@ def layers_of(layers: int, stages: int, chunks: int, stage: int, chunk: int) -> 
             f"{counted(layers, 'layer')} on {counted(stages, 'stage')} of {counted(chunks, 'chunk')}: each of the "
             f"{blocks} has at least one layer"
         )
-    sizes = even_parts(layers, blocks)
-    return range(first := sum(sizes[:block]), first + sizes[block])
+    each, more = divmod(layers, blocks)
+    return range(first := block * each + min(block, more), first + each + (block < more))

@@ -120,12 +120,12 @@ def test_measured_functions_take_the_place_of_passes() -> None:
 
 
 def test_muon_takes_the_time_of_the_fullest_home() -> None:
-    """8 layers of 4 matrices: (4 n m^2 + 2 m^3) flops in each of five steps; one moment, and words of homes."""
+    """8 layers of 4 matrices: (4 n m^2 + 2 m^3) flops in each step of its own; one moment, and words of homes."""
     rate, size = 1e9, SMALL.hidden
     machine = replace(A100, gamma={"float32": {1: rate}}, copy_bandwidth=1e30)
-    costs = [5 * (4 * n * size**2 + 2 * size**3) / rate for n in (3 * size, size, 4 * size, 4 * size)]
-    for dp, tp, zero in ((1, 1, 0), (4, 1, 1), (2, 2, 0), (3, 1, 2), (8, 8, 1)):
-        layout = TrainingLayout(dp=dp, tp=min(4, tp), zero=zero, optimizer="muon")
+    for dp, tp, zero, steps in ((1, 1, 0, 5), (4, 1, 1, 5), (2, 2, 0, 3), (3, 1, 2, 1), (8, 8, 1, 9)):
+        layout = TrainingLayout(dp=dp, tp=min(4, tp), zero=zero, optimizer="muon", muon_steps=steps)
+        costs = [steps * (4 * n * size**2 + 2 * size**3) / rate for n in (3 * size, size, 4 * size, 4 * size)]
         plan = ModelPlan(SMALL, layout, 24, machine)
         other = ModelPlan(SMALL, replace(layout, optimizer="adamw"), 24, machine)
         load = np.zeros(layout.ranks)
