@@ -21,6 +21,7 @@ from pdgemm.schedules.collectives.collective import Collective, sum_of_array, su
 from pdgemm.schedules.training.mesh_shape import AXES, MeshShape
 from pdgemm.support import failures, watchdog
 from pdgemm.support.agreement import agree, check_not_freed, together
+from pdgemm.support.memory_left import keep_freed_memory
 from pdgemm.transport.collectives import prepared_collective
 from pdgemm.transport.dropped_messages import drop_messages
 from pdgemm.transport.movers.arrivals import Arrival, Transfers
@@ -56,6 +57,7 @@ class Mesh:
         with together(base) as arguments:
             shape = _shape(base.size, {"dp": dp, "cp": cp, "tp": tp, "pp": pp}, ep)
             arguments += ["Mesh", shape.sizes, shape.ep]
+        keep_freed_memory()  # of a step, which the next one takes again
         self.grid = ProcessGrid(base, shape=(1, base.size))
         self.shape = replace(shape, nodes=self.grid.nodes)
         self.traffic: dict[str, Traffic] = defaultdict(Traffic)
