@@ -47,8 +47,10 @@ def keep_freed_memory() -> bool:
     """
     if {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & {*environ} or "_threshold=" in environ.get(_TUNED, ""):
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return bool(mallopt) and all(mallopt(*x) for x in ((_MMAP_THRESHOLD, KEPT), (_TRIM_THRESHOLD, -1)))
+    with suppress(AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        return all(mallopt(*x) for x in ((_MMAP_THRESHOLD, KEPT), (_TRIM_THRESHOLD, -1)))
+    return False
 
 
 def largest_so_far() -> int:
