@@ -68,7 +68,7 @@ class Machine:
     linear : real flops per second of a rank in the three products of a linear layer of many rows, by the least
         dimension of its weights, float32, without copies; empty: those of gamma.
     calls : seconds of the calls of a model's "layer" and of its "ends", forward and backward, and of an "update", on a
-        rank alone, beside what they compute; those that are missing take none.
+        rank alone, beside what they compute; those that are missing take none, as on devices.
     line_calls : those of ranks that share the layers (tp), or the update, with the latencies of their messages.
     """
 
@@ -308,6 +308,8 @@ def gpu_cluster(staged: bool) -> Machine:
         overlap=0.9,
         panel_overhead=6e-5,
         call_overhead=3e-4,
+        calls={},
+        line_calls={},
     )
 
 

@@ -91,7 +91,7 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
             panel_overhead=per_step,
             call_overhead=call,
             functions={} if gpu else function_seconds(grid.comm),
-            **({} if gpu else layer_seconds(grid.comm, copy)),
+            **({"calls": {}, "line_calls": {}} if gpu else layer_seconds(grid.comm, copy)),
         )
         machine = grid.comm.bcast(machine, root=0)  # ranks differ in the name and size of their node
     if notify.error is not None:

@@ -25,7 +25,8 @@ from pdgemm.support.agreement import together
 from pdgemm.tools.calibrate.place import in_turns
 
 _WIDTH = 4  # features of a head, and rows of a rank, of a model whose work takes no time
-ROWS, SIDES = 2048, (128, 32, 512)  # of products of layers: tokens, and the sides of the weights
+_ROWS, _SIDES = 2048, (32, 128, 512)  # of products of layers: tokens, and the sides of the weights
+_BETWEEN = 128  # the side of the products between two calls, whose arrays are larger than the caches of a core
 
 
 class SmallModel:
@@ -131,17 +132,15 @@ def layer_seconds(comm: MPI.Intracomm, copy: float) -> dict[str, Any]:
     shared = next((t for t in range(2, comm.size + 1) if not comm.size % t), 1)  # the shortest line
     alone, line = Mesh(MPI.COMM_SELF), Mesh(comm, dp=-1, tp=shared)
     works = [SmallModel(mesh).works for mesh in (alone, line)]
-    between, *others = products.values()
     small = [work for each in works for work in each.values()]
-    every = [*others, *(x for work in small for x in (between, work))]
+    every = [*products.values(), *(x for work in small for x in (products[_BETWEEN], work))]
     seconds = in_turns(comm, every)
     line.free()
     alone.free()
-    of_products = dict(zip(products, [seconds[len(others)], *seconds[: len(others)]]))
-    calls = seconds[len(others) + 1 :: 2]
-    number = len(calls) // 2
+    calls = seconds[len(products) + 1 :: 2]
+    number = len(works[0])
     return {
-        "linear": {side: _rate(side, time, copy) for side, time in of_products.items()},
+        "linear": {side: _rate(side, time, copy) for side, time in zip(products, seconds)},
         "calls": dict(zip(works[0], calls[:number])),
         "line_calls": dict(zip(works[1], calls[number:])),
     }
@@ -149,7 +148,7 @@ def layer_seconds(comm: MPI.Intracomm, copy: float) -> dict[str, Any]:
 
 def _rate(side: int, seconds: float, copy: float) -> float:
     """Return the flops per second of the products of a layer without copies, as `calibrate` does for panels."""
-    work = ROWS, side, side
+    work = _ROWS, side, side
     moving = 3 * touched(work, work) * 4 / copy
     return 3 * gemm_flops(*work) / max(seconds - moving, seconds / 4)
 
@@ -157,8 +156,8 @@ def _rate(side: int, seconds: float, copy: float) -> float:
 def layer_products() -> dict[int, Callable[[], None]]:
     """Return the three products of a linear layer, forward and backward, by the side of its weights."""
     works = dict[int, Callable[[], None]]()
-    for side in SIDES:
-        x, y = (np.random.default_rng(side).standard_normal((ROWS, side), np.float32) for _ in range(2))
+    for side in _SIDES:
+        x, y = (np.random.default_rng(side).standard_normal((_ROWS, side), np.float32) for _ in range(2))
         w, z = np.ones((side, side), np.float32), np.empty_like(x)
 
         def work(x: np.ndarray = x, y: np.ndarray = y, z: np.ndarray = z, w: np.ndarray = w) -> None:

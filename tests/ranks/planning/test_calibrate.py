@@ -35,7 +35,7 @@ def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.Mon
         assert machine.intra[kind].alpha > 0 < machine.inter[kind].beta
     assert set(machine.functions) == {"normalization", "activation", "softmax", "embedding", "update"}
     assert all(1e-11 < seconds < 1e-5 for seconds in machine.functions.values())
-    assert [*machine.linear] == [128, 32, 512] and all(1e7 < rate < 1e13 for rate in machine.linear.values())
+    assert [*machine.linear] == [32, 128, 512] and all(1e7 < rate < 1e13 for rate in machine.linear.values())
     for calls in (machine.calls, machine.line_calls):
         assert [*calls] == ["layer", "ends", "update"] and all(1e-5 < seconds < 10 for seconds in calls.values())
 
