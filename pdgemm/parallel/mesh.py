@@ -46,6 +46,8 @@ class Mesh:
         others go on, for which other ranks may wait.
     workspaces : plans and buffers that layers share.
 
+    The process keeps the memory that a step frees, for the next one: `pdgemm.support.memory_left.keep_freed_memory`.
+
     Raises MeshError on all ranks, before any rank communicates further, where the sizes do not multiply to the ranks or
     differ between ranks.
     """

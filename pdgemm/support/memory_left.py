@@ -14,7 +14,6 @@ ROOT = Path("/")
 _NO_LIMIT = 1 << 60  # bytes; a limit of this size or more means that there is no limit
 KEPT = 1 << 25  # bytes: larger blocks go back to the system at once (DEFAULT_MMAP_THRESHOLD_MAX of glibc's malloc.c)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3), where a threshold of trimming of -1 is never reached
-_TUNED = "GLIBC_TUNABLES"  # glibc.malloc.trim_threshold=...
 
 
 def memory_left() -> dict[str, int]:
@@ -45,8 +44,10 @@ def keep_freed_memory() -> bool:
     of its pages is faulted in and zeroed when it is used again.  Blocks of more than `KEPT` bytes still go back.
     Thresholds that the user has set in the environment stand; other C libraries have none.
     """
-    if {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & {*environ} or "_threshold=" in environ.get(_TUNED, ""):
-        return False
+    tuned = environ.get("GLIBC_TUNABLES", "")
+    for name in ("trim_threshold", "mmap_threshold"):
+        if f"MALLOC_{name.upper()}_" in environ or f"glibc.malloc.{name}" in tuned:
+            return False
     with suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         return all(mallopt(*x) for x in ((_MMAP_THRESHOLD, KEPT), (_TRIM_THRESHOLD, -1)))

@@ -98,7 +98,7 @@ print(kept, getrusage(RUSAGE_SELF).ru_minflt - before)
     ("own", "kept"),
     [
         ({}, True),
-        ({"MALLOC_ARENA_MAX": "2", "GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}, True),
+        ({"MALLOC_ARENA_MAX": "2", "GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=1048576"}, True),
         ({"MALLOC_TRIM_THRESHOLD_": "1048576"}, False),
         ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536"}, False),
     ],
