@@ -151,7 +151,7 @@ class FlatStorage:
             part, start = self.layout.part(bucket, self.index), self.span(bucket).start
             parts.append(self.own_gradients(bucket)[part.start - start : part.stop - start])
         if not self.layout.tree:
-            return np.array([sum(map(_sum_of_squares, parts))])
+            return np.array([sum(map(sum_of_squares, parts))])
         sums = [exact_squares(x) for x in parts]
         return as_numbers(None if None in sums else sum(x for x in sums if x))
 
@@ -161,7 +161,7 @@ def _finite(x: Array) -> bool:
     return bool(np.isfinite(x.astype(np.float64)).all())
 
 
-def _sum_of_squares(x: Array) -> float:
+def sum_of_squares(x: Array) -> float:
     """Return the sum of squares in float64.  Local."""
     total = 0.0
     for start in range(0, len(x), _AT_A_TIME):

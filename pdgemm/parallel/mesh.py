@@ -21,6 +21,7 @@ from pdgemm.schedules.collectives.collective import Collective, sum_of_array, su
 from pdgemm.schedules.training.mesh_shape import AXES, MeshShape
 from pdgemm.support import failures, watchdog
 from pdgemm.support.agreement import agree, check_not_freed, together
+from pdgemm.support.memory_left import keep_freed_memory
 from pdgemm.support.text import counted
 from pdgemm.transport.collectives import prepared_collective
 from pdgemm.transport.dropped_messages import drop_messages, last_tag
@@ -46,6 +47,8 @@ class Mesh:
         others go on, for which other ranks may wait.
     workspaces : plans and buffers that layers share.
 
+    The process keeps the memory that a step frees, for the next one: `pdgemm.support.memory_left.keep_freed_memory`.
+
     Raises MeshError on all ranks, before any rank communicates further, where the sizes do not multiply to the ranks or
     differ between ranks.
     """
@@ -57,6 +60,7 @@ class Mesh:
         with together(base) as arguments:
             shape = _shape(base.size, {"dp": dp, "cp": cp, "tp": tp, "pp": pp}, ep)
             arguments += ["Mesh", shape.sizes, shape.ep]
+        keep_freed_memory()  # of a step, which the next one takes again
         self.grid = ProcessGrid(base, shape=(1, base.size))
         self.shape = replace(shape, nodes=self.grid.nodes)
         self.traffic: dict[str, Traffic] = defaultdict(Traffic)

@@ -1,14 +1,19 @@
-"""The memory that is left: on this machine, and in the control groups of this process, such as that of a Slurm job."""
+"""The memory that is left, on this machine and in control groups (jobs of Slurm), and what this process keeps of it."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
+from os import environ
 from pathlib import Path
 
 MACHINE = "memory"
 ROOT = Path("/")
 _NO_LIMIT = 1 << 60  # bytes; a limit of this size or more means that there is no limit
+KEPT = 1 << 25  # bytes: larger blocks go back to the system at once (DEFAULT_MMAP_THRESHOLD_MAX of glibc's malloc.c)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3), where a threshold of trimming of -1 is never reached
 
 
 def memory_left() -> dict[str, int]:
@@ -29,6 +34,24 @@ def memory_left() -> dict[str, int]:
         cached = files + pages.get("slab_reclaimable", 0)
         free[f"control group {folder}"] = max(0, most - now + min(cached, now)) + swap
     return free
+
+
+@cache
+def keep_freed_memory() -> bool:
+    """Let this process keep the memory that it frees, for the next step of a loop.  Local; returns whether it does.
+
+    The C library of Linux gives freed memory back to the system where it lies together at the end of the heap, and each
+    of its pages is faulted in and zeroed when it is used again.  Blocks of more than `KEPT` bytes still go back.
+    Thresholds that the user has set in the environment stand; other C libraries have none.
+    """
+    tuned = environ.get("GLIBC_TUNABLES", "")
+    for name in ("trim_threshold", "mmap_threshold"):
+        if f"MALLOC_{name.upper()}_" in environ or f"glibc.malloc.{name}" in tuned:
+            return False
+    with suppress(AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        return all(mallopt(*x) for x in ((_MMAP_THRESHOLD, KEPT), (_TRIM_THRESHOLD, -1)))
+    return False
 
 
 def largest_so_far() -> int:

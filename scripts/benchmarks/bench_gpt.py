@@ -23,10 +23,12 @@ from bench_training import Work, in_turns, job_of, jobs_in_turns, serve
 from scipy.stats import spearmanr
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "gpt"
-LAYOUTS: dict[str, tuple[int, int, dict[str, int]]] = {
+LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "one thread": (1, 1, {}),
     "two threads": (1, 2, {}),
+    "one thread, recompute": (1, 1, {"recompute": "full"}),
     "dp 2": (2, 1, {"dp": 2}),
+    "dp 2, zero 2": (2, 1, {"dp": 2, "zero": 2}),
     "tp 2": (2, 1, {"tp": 2}),
     "cp 2": (2, 1, {"cp": 2}),
     "pp 2": (2, 1, {"pp": 2, "microbatches": 8}),
@@ -47,7 +49,7 @@ def main(context: click.Context, /, **sizes: int) -> None:
     context.obj = sizes
 
 
-def words_of(sizes: dict[str, int]) -> list[str]:
+def words_of(sizes: dict[str, Any]) -> list[str]:
     """Return sizes as words of a command line."""
     return [f"--{name}={size}" for name, size in sizes.items()]
 
@@ -111,14 +113,14 @@ def layouts(sizes: dict[str, int], jax: str | None) -> None:
     plans = {name: planned_seconds(sizes, how) for name, (_, threads, how) in LAYOUTS.items() if threads == 1}
     for name, time in seconds.items():
         beside = f"; planned {1e3 * plans[name]:.1f} ms, {plans[name] / time:.2f} of it" if name in plans else ""
-        print(f"{name:20} {1e3 * time:8.1f} ms, {time / two:.2f} of two threads{beside}", flush=True)
+        print(f"{name:22} {1e3 * time:8.1f} ms, {time / two:.2f} of two threads{beside}", flush=True)
     order = spearmanr([*plans.values()], [seconds[name] for name in plans]).statistic
     print(f"rank correlation of the {len(plans)} plans and their times: {order:.2f}")
     bubble = one / 2 * (1 + 1 / 8)
     print(f"pp 2 over half of one thread's time and the bubble of 1/8: {seconds['pp 2'] / bubble:.2f}")
 
 
-def planned_seconds(sizes: dict[str, int], layout: dict[str, int]) -> float:
+def planned_seconds(sizes: dict[str, int], layout: dict[str, Any]) -> float:
     """Return the seconds of a step by `pdgemm model`."""
     from pdgemm.planning.machines.machine import machine_at_hand
     from pdgemm.planning.models.model_plan import ModelPlan

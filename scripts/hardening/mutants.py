@@ -1,4 +1,4 @@
-"""What the suite catches: 417 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 420 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -201,8 +201,7 @@ MUTANTS = [
     ),
     Mutant(
         "models: measured functions are forward alone", "pdgemm/planning/models/step_seconds.py",
-        "return elements * measured * self._size / 4 / (1 + _BACKWARD)",
-        "return elements * measured * self._size / 4",
+        "else elements * measured * self._size / 4", "else elements * measured * self._size / 4 * (1 + _BACKWARD)",
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
@@ -226,9 +225,24 @@ MUTANTS = [
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
-        "models: small activations are returned to the system", "pdgemm/planning/models/step_seconds.py",
-        "if kept > _RETURNED else 0.0", "",
+        "models: hosts expose rows without copies", "pdgemm/planning/models/step_seconds.py",
+        "if t > 1 and machine.device == HOST:", "if t > 1 and machine.device == CUDA:",
         (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: products of layers are as fast as panels", "pdgemm/planning/machines/machine.py",
+        "return seconds + flops / rate - flops / self.rate(kind, least)", "return seconds",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "models: a stage has both ends", "pdgemm/planning/models/step_seconds.py",
+        " * (layout.pp == 1)  # no stage", "  # no stage",
+        (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "meshes give the memory of a step back to the system", "pdgemm/support/memory_left.py",
+        "(_TRIM_THRESHOLD, -1)", "(_TRIM_THRESHOLD, 1 << 17)",
+        (f"0 {U}test_memory_left.py",),
     ),
     Mutant(
         "models: an all-reduce adds all that it moves", "pdgemm/planning/models/step_seconds.py",
@@ -237,7 +251,7 @@ MUTANTS = [
     ),
     Mutant(
         "models: small microbatches cost no calls", "pdgemm/planning/models/step_seconds.py",
-        '"calls": 2 * pairs * machine.call_overhead', '"calls": 0 * machine.call_overhead',
+        '"calls": self._call("layer", t > 1) / 3', '"calls": 0.0',
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(

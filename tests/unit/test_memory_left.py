@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,3 +77,36 @@ def test_a_container_of_version_1(root: Path) -> None:
         },
     )
     assert memory_left() == {"memory": 4100 * KIB, f"control group {group}/docker/abc": (200 + 50 + 100) * KIB}
+
+
+_STEPS = """
+from resource import RUSAGE_SELF, getrusage
+import numpy as np
+from pdgemm.support.memory_left import keep_freed_memory
+
+kept = keep_freed_memory()
+for _ in range(3):
+    before = getrusage(RUSAGE_SELF).ru_minflt
+    some = [np.ones(1 << 18, np.float32) for _ in range(64)]
+    del some
+print(kept, getrusage(RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the thresholds of glibc")
+@pytest.mark.parametrize(
+    ("own", "kept"),
+    [
+        ({}, True),
+        ({"MALLOC_ARENA_MAX": "2", "GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=1048576"}, True),
+        ({"MALLOC_TRIM_THRESHOLD_": "1048576"}, False),
+        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536"}, False),
+    ],
+)
+def test_a_step_takes_the_memory_of_the_one_before(own: dict[str, str], kept: bool) -> None:
+    """64 arrays of 256 pages: none is faulted in again, unless the user has set when memory goes back."""
+    environment = {name: x for name, x in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))} | own
+    run = subprocess.run([sys.executable, "-c", _STEPS], env=environment, capture_output=True, text=True, check=True)
+    answer, pages = run.stdout.split()
+    assert answer == str(kept)
+    assert (int(pages) < 64) == kept

@@ -43,7 +43,7 @@ def check_array(name: str, x: Any, shape: tuple[int | None, ...], where: str) ->
         raise ArgumentError(f"{name} is an array of NumPy, got {type(x).__name__} {where}")
     if x.dtype.kind not in "iub" and (x.dtype not in FLOATS or x.dtype.kind == "c"):
         raise DTypeError(f"{name} has real numbers, got {x.dtype} {where}")
-    if len(shape) != x.ndim or any(n not in (None, m) for n, m in zip(shape, x.shape)):
+    if shape != x.shape and (len(shape) != x.ndim or any(n not in (None, m) for n, m in zip(shape, x.shape))):
         raise LayoutError(f"{name} is {x.shape}, and {shape} {where}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -39,7 +40,7 @@ class LineCollectives:
         self.checked = self.checks.checked
         self._peers: NodeArrays
 
-    @property
+    @cached_property
     def where(self) -> str:
         """This rank of the mesh, and its place in the line, as text."""
         mesh = self._mesh

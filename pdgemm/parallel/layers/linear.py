@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, get_args
 
 import numpy as np
@@ -226,9 +227,7 @@ class Linear:
     def _check_order(self, name: str, w: Array) -> None:
         """Raise LayoutError where a gradient, which is added to in place, has another memory order than agreed."""
         if name == "dw" and name in self._orders and np.asarray(w, order=self._orders[name]) is not w:
-            raise LayoutError(
-                f"dw has another memory order than in calls before, or on other ranks, on {self._where()}"
-            )
+            raise LayoutError(f"dw has another memory order than in calls before, or on other ranks, {self._where}")
 
     # ---------------------------------------------------------------- arguments
     def _schedule(
@@ -248,7 +247,7 @@ class Linear:
         with self._line.checked(self._known) as arguments:
             weights = "dw" if "dw" in arrays else "w"
             for name in (weights, rows):
-                check_array(name, arrays[name], (None, None), f"on {self._where()}")
+                check_array(name, arrays[name], (None, None), self._where)
             if tokens is None:
                 before, then = self._before
                 if own_rows and (not self._known or then != failures):
@@ -259,7 +258,7 @@ class Linear:
             s = self._schedules.get((tokens, wide)) or self.schedule(as_count(tokens, "tokens", 0), wide)
             if activation is not None:
                 as_name(activation, "activation", get_args(Activation))
-            shapes, where = s.shapes(self._index), f"on {self._where(tokens)}"
+            shapes, where = s.shapes(self._index), f"{self._where}, for {tokens} rows"
             shapes |= {"aux": shapes["x"], "dw": shapes["w"], "later": (tokens, shapes["y"][1])}
             for name, x in arrays.items():
                 check_array(name, x, shapes[name], where)
@@ -274,9 +273,11 @@ class Linear:
         self._schedules[tokens, wide], self._before = s, (tokens, failures)
         return s
 
-    def _where(self, tokens: int | None = None) -> str:
+    @cached_property
+    def _where(self) -> str:
+        """This rank, and the layer, as text."""
         layer = f"{self.d_in} x {self.d_out} by {self.split}, {'with' if self.sequence else 'without'} sequence"
-        return f"{self._line.where} of a layer {layer}{'' if tokens is None else f', for {tokens} rows'}"
+        return f"on {self._line.where} of a layer {layer}"
 
 
 def _finished(

@@ -52,6 +52,8 @@ def _accelerator(name: str, peak: float, memory: int, card: float, its: Constant
         overlap=its.overlap,
         panel_overhead=0.0,
         call_overhead=0.0,
+        calls={},
+        line_calls={},
         peak=peak,
         memory=memory,
     )

@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from math import exp, log
 from os import environ, pathsep
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -28,7 +28,8 @@ HOST: Where = "host"
 CUDA: Where = "cuda"
 Share = Annotated[float, Meta(ge=0, le=1)]
 Cost = Annotated[float, Meta(ge=0, le=1e6)]  # seconds of a panel or a call
-Function = Literal["normalization", "activation", "softmax", "update", "touch"]
+Function = Literal["normalization", "activation", "softmax", "embedding", "update"]
+Call = Literal["layer", "ends", "update"]
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,12 @@ class Machine:
     peak   : flops per second of a rank at 16 bits by its maker, of which MFU is a share; None: the largest of gamma.
     memory : bytes of a rank; None: unknown.
     functions : seconds of a float32 element in functions of a model's layers, each forward and backward together, and
-        in an update of the optimizer, and "touch", of one in new memory; those that are missing take the time of their
-        passes through memory, and new memory none.
+        in an update of the optimizer with its norm; those that are missing take the time of their passes.
+    linear : real flops per second of a rank in the three products of a linear layer of many rows, by the least
+        dimension of its weights, float32, without copies; empty: those of gamma.
+    calls : seconds of the calls of a model's "layer" and of its "ends", forward and backward, and of an "update", on a
+        rank alone, beside what they compute; those that are missing take none, as on devices.
+    line_calls : those of ranks that share the layers (tp), or the update, with the latencies of their messages.
     """
 
     name: str = "default"
@@ -93,6 +98,9 @@ class Machine:
     peak: Positive | None = None
     memory: Positive | None = None
     functions: Mapping[Function, Positive] = field(default_factory=dict)
+    linear: Mapping[Count, Positive] = field(default_factory=dict)
+    calls: Mapping[Call, Cost] = field(default_factory=lambda: dict.fromkeys(get_args(Call), 1e-3))
+    line_calls: Mapping[Call, Cost] = field(default_factory=lambda: dict.fromkeys(get_args(Call), 2e-3))
 
     def __post_init__(self) -> None:
         converted(jsonable({x.name: getattr(self, x.name) for x in fields(self)}), _Figures, "not a machine")
@@ -110,8 +118,12 @@ class Machine:
     def rate(self, dtype: str, *dimensions: int) -> float:
         """Return the flops per second of a local product, interpolated between measured sizes in log-log scale."""
         table = self.gamma.get(dtype) or self.gamma["float32"]  # int8 is multiplied as float32
+        return self._at(table, max(1, min(dimensions)))
+
+    @staticmethod
+    def _at(table: Mapping[int, float], size: int) -> float:
+        """Return the rate of a table at a size, interpolated in log-log scale, and proportional below its sizes."""
         sizes = sorted(table)
-        size = max(1, min(dimensions))
         if size >= sizes[-1]:
             return table[sizes[-1]]
         if size <= sizes[0]:
@@ -132,6 +144,20 @@ class Machine:
         flops = gemm_flops(m, n, k, dtype.kind == "c")
         copied = touched(work, block_mnk) * dtype.itemsize
         return flops / self.rate(str(dtype), *block_mnk) + copied / self.copy_bandwidth
+
+    def of_layer(self, dtype: np.dtype, rows: int, d_in: int, d_out: int) -> float:
+        """Return the seconds of a product of a linear layer, the mean of the one forward and of the two backward.
+
+        That of its weights' gradient has two short sides and a long inner one, and is slower than those of `multiply`.
+        """
+        work = rows, d_in, d_out
+        seconds = self.multiply(dtype, work, work)
+        if not self.linear or not seconds:
+            return seconds
+        least, kind = max(1, min(work)), str(dtype)
+        rate = self._at(self.linear, least) * self.rate(kind, least) / self.rate("float32", least)
+        flops = gemm_flops(*work, dtype.kind == "c")
+        return seconds + flops / rate - flops / self.rate(kind, least)
 
     def least(self, dtype: np.dtype, mnk: tuple[int, int, int], ranks: int) -> float:
         """Return a lower bound on the seconds in which the slowest rank computes its share, for any partition.
@@ -210,6 +236,13 @@ class Machine:
         )
         if self.functions:
             lines.append("  " + ", ".join(f"{name} {1e9 * time:.2f} ns" for name, time in self.functions.items()))
+        if self.linear:
+            rates = ", ".join(f"{rate / 1e9:.1f} at {size}" for size, rate in sorted(self.linear.items()))
+            lines.append(f"  linear layers: GFLOP/s {rates}")
+        for place, calls in (("a rank", self.calls), ("a line", self.line_calls)):
+            if calls:
+                shown = ", ".join(f"{name} {time * 1e6:.0f} us" for name, time in calls.items())
+                lines.append(f"  calls of a model on {place}: {shown}")
         return "\n".join(lines)
 
     def as_json(self) -> str:
@@ -275,6 +308,8 @@ def gpu_cluster(staged: bool) -> Machine:
         overlap=0.9,
         panel_overhead=6e-5,
         call_overhead=3e-4,
+        calls={},
+        line_calls={},
     )
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from math import ceil
 from statistics import fmean
 
-from pdgemm.planning.machines.machine import CUDA, Function, Machine
+from pdgemm.planning.machines.machine import CUDA, HOST, Call, Function, Machine
 from pdgemm.planning.models.stage_state import state_of_stage
 from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.planning.models.training_step import TrainingStep
@@ -31,8 +31,7 @@ _SENT = "tensor", "context", "experts"  # the parts of a layer that are transfer
 # passes through memory at a home: of a matrix that comes, is packed twice and goes back; and in a step of Newton and
 # Schulz of X, and of A and its polynomial
 _WHOLE, _OF_X, _OF_SQUARES = 12, 5, 7
-_RETURNED = 1 << 26  # bytes: the C library of Linux returns freed memory to the system where more lies together
-_LINE_CALL, _OWN_CALL = 0.5, 0.3  # of a product's call, what a layer takes for each product, along a line and alone
+_EXPOSED = 3  # copies of own rows on a host: of a gather to its result and for other ranks, and of sums from there
 # bytes of a parameter that an update of Adam reads and writes, with the norm of the gradients and their clipping; and
 # those that 16 bits add: gradients to 32 bits, their scale, and parameters back (Megatron-LM 2021, optimizer.py)
 _UPDATE, _MIXED = 28 + 4 + 8, 6 + 8 + 6
@@ -75,12 +74,21 @@ class StepSeconds:
     def _passes(self, elements: float, passes: float) -> float:
         return elements * passes * self._size / self._memory
 
-    def _function(self, name: Function, elements: float, passes: float) -> float:
-        """Return the seconds of a function forward: its share of those measured, or of its passes through memory."""
+    def _linear(self, m: float, n: float, k: float) -> float:
+        return self.machine.of_layer(self.layout.element, ceil(m), ceil(n), ceil(k))
+
+    def _both(self, name: Function, elements: float, passes: float) -> float:
+        """Return the seconds of a function forward and backward: those measured, or of its passes through memory."""
         measured = self.machine.functions.get(name)
-        if measured is None:
-            return self._passes(elements, passes)
-        return elements * measured * self._size / 4 / (1 + _BACKWARD)
+        return self._passes(elements, passes) if measured is None else elements * measured * self._size / 4
+
+    def _function(self, name: Function, elements: float, passes: float) -> float:
+        """Return the seconds of a function forward, of so many passes, which backward are more."""
+        return self._both(name, elements, passes * (1 + _BACKWARD)) / (1 + _BACKWARD)
+
+    def _call(self, name: Call, shared: bool) -> float:
+        """Return the seconds of the calls of a part of a step, with the latencies of messages where ranks share it."""
+        return (self.machine.line_calls if shared else self.machine.calls).get(name, 0.0)
 
     # ---------------------------------------------------------------- a layer
     @cached_property
@@ -90,26 +98,28 @@ class StepSeconds:
         t, h, fused, machine = layout.tp, shape.hidden, layout.fused, self.machine
         inner = tokens * (shape.topk if shape.experts else 1)
         heads = (shape.queries + 2 * shape.keys) / t
-        products = self._product(tokens, heads, h) + self._product(tokens, h, shape.queries / t)
-        products += self._product(inner, shape.ffn / t, h) * (2 if shape.gated else 1)
-        products += self._product(inner, h, shape.ffn / t)
+        products = self._linear(tokens, heads, h) + self._linear(tokens, h, shape.queries / t)
+        products += self._linear(inner, shape.ffn / t, h) * (2 if shape.gated else 1)
+        products += self._linear(inner, h, shape.ffn / t)
         rate = machine.rate(layout.dtype, 1 << 16) * (2 * _FUSED if fused else _CORE)  # it skips half of the pairs
         elementwise = 2 * self._function("normalization", step.rows * h, _NORM)
         elementwise += self._function("activation", inner * shape.ffn / t, _INNER)
         elementwise += self._passes(step.rows * h, _ROWS) + self._passes(tokens * heads, _HEADS)
         weights = 0.0 if fused else tokens * shape.heads / t * shape.sequence
         row = (t - 1) / t * tokens * h
-        pairs = 1 if shape.experts else 2  # of linear layers, the first of which gathers rows in new memory
+        pairs = 1 if shape.experts else 2  # of linear layers, the first of which gathers rows
         exposed = self._exposed if self.link("tensor") == NODE else 1  # slices of a product are too small for a network
-        gathered = (t > 1) * pairs * tokens * h * self._size / machine.first_touch_bandwidth
+        copied = 0.0
+        if t > 1 and machine.device == HOST:
+            copied = pairs * _EXPOSED * tokens * h / t * self._size / machine.copy_bandwidth
         travels = 2 * (layout.ep - 1) / layout.ep * step.rows * shape.topk * h if shape.experts else 0
         return {
             "products": products,
             "attention": tokens * shape.core_flops / t / rate,
             "elementwise": elementwise,
             "softmax": self._function("softmax", weights, _WEIGHTS),
-            "calls": 2 * pairs * machine.call_overhead * (_LINE_CALL if t > 1 else _OWN_CALL),
-            "tensor": exposed * self.transfer("tensor", 2 * pairs * row * self._size) + gathered,
+            "calls": self._call("layer", t > 1) / 3,
+            "tensor": exposed * self.transfer("tensor", 2 * pairs * row * self._size) + copied,
             "context": self._exposed * self.transfer("context", step.context_words * self._size),
             "experts": self.transfer("experts", travels * self._size),
         }
@@ -137,19 +147,21 @@ class StepSeconds:
         parts["sums"] = (m - 1) * sum(x.words for x in state) * moved / self._memory
         stage = sum(parts.values())
         scores = step.tokens * self.shape.vocabulary / layout.tp
-        product = self._product(step.tokens, self.shape.vocabulary / layout.tp, self.shape.hidden)
-        parts["scores"] = m * (3 * product + _SCORES * scores * size / self._memory)
+        product = self._linear(step.tokens, self.shape.vocabulary / layout.tp, self.shape.hidden)
+        rows = step.rows * self.shape.hidden
+        ends = self._both("softmax", scores, _SCORES) + self._both("normalization", rows, 0)
+        parts["scores"] = m * (3 * product + ends + self._call("ends", layout.tp > 1))
+        parts["embedding"] = m * 2 * self._both("embedding", rows, 0) * (layout.pp == 1)  # no stage has both ends
         sent = 2 * layout.chunks * step.tokens * self.shape.hidden / layout.tp if layout.pp > 1 else 0
         parts["pipeline"] = m * self.transfer("pipeline", sent * size)
         parts["bubble"] = float(step.bubble) * stage + (layout.pp - 1) * parts["pipeline"] / m / layout.chunks
         for kind, itemsize in (("gradients", max(4, size)), ("parameters", size)):
             parts[kind] = self._exposed * self.transfer(kind, step.words.get(kind, 0) * itemsize)
         parts["gradients"] = max(0.0, parts["gradients"] - self._behind)
-        parts["memory"] = self._touched / 4 * self.machine.functions.get("touch", 0.0)
         updated = sum(x.words / (x.ranks if x.zero else 1) for x in state)
         passes = _UPDATE + (_MIXED if size < 4 else 0)
         element = self.machine.functions.get("update", passes / self._memory)  # memory bounds it: float64 takes twice
-        parts["optimizer"] = updated * element * max(4, size) / 4
+        parts["optimizer"] = updated * element * max(4, size) / 4 + self._call("update", layout.ranks > 1)
         parts |= self.at_homes
         return {part: time for part, time in parts.items() if time}
 
@@ -192,24 +204,15 @@ class StepSeconds:
         passes = self.step.microbatches if self.layout.reduce_each else 1
         return passes * (self.shape.layers - 1) * sum(self.backward.values())
 
-    @cached_property
-    def _touched(self) -> float:
-        """The bytes that are written in new memory in a step: what layers keep, where the process keeps none of it.
-
-        With one stage a microbatch leaves nothing behind; with several there is one in flight until the step ends.
-        """
-        kept = self.step.bytes_of(0)["activations"]
-        return kept * (self.step.microbatches if self.layout.pp == 1 else 1) if kept > _RETURNED else 0.0
-
     def of_phases(self) -> dict[str, float]:
         """Return the seconds of a step by the phases of a `StepReport`."""
-        others = "scores", "pipeline", "bubble", "gradients", "sums", "memory", "parameters", "optimizer"
+        others = "scores", "embedding", "pipeline", "bubble", "gradients", "sums", "parameters", "optimizer"
         parts = dict.fromkeys(others, 0.0) | self.of_step()
         forward, backward = sum(self.forward.values()), sum(self.backward.values())
         layers = sum(time for part, time in parts.items() if part in self.forward) / (forward + backward)
         return {
-            "forward": layers * forward + parts["scores"] / 3 + parts["memory"],
-            "backward": layers * backward + parts["scores"] * 2 / 3 + parts["sums"],
+            "forward": layers * forward + (parts["scores"] + parts["embedding"]) / 3,
+            "backward": layers * backward + (parts["scores"] + parts["embedding"]) * 2 / 3 + parts["sums"],
             "pipeline": parts["pipeline"] + parts["bubble"],
             "reduce": parts["gradients"],
             "optimizer": sum(parts.get(part, 0.0) for part in ("parameters", "homes", "newton_schulz", "optimizer")),

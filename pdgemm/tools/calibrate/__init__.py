@@ -25,6 +25,7 @@ from pdgemm.schedules.mover_registry import IPC
 from pdgemm.support import failures
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.tools.calibrate.functions import function_seconds
+from pdgemm.tools.calibrate.layers import layer_seconds
 from pdgemm.tools.calibrate.links import Shift, links, redistribution_link, shifter
 from pdgemm.tools.calibrate.place import GPUS, HOSTS, REPEATS, MeasuredPlace, in_turns, timed
 from pdgemm.transport.movers.arrivals import Transfers
@@ -90,6 +91,7 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
             panel_overhead=per_step,
             call_overhead=call,
             functions={} if gpu else function_seconds(grid.comm),
+            **({"calls": {}, "line_calls": {}} if gpu else layer_seconds(grid.comm, copy)),
         )
         machine = grid.comm.bcast(machine, root=0)  # ranks differ in the name and size of their node
     if notify.error is not None:

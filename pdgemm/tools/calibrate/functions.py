@@ -8,26 +8,31 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.local.arrays.activations import Finish
+from pdgemm.parallel.flat_storage import sum_of_squares
 from pdgemm.parallel.layers.attention import causal_softmax, softmax_gradient
 from pdgemm.parallel.layers.normalization import layernorm, layernorm_backward
+from pdgemm.parallel.layers.vocabulary import add_table_rows, table_rows
 from pdgemm.parallel.updates.update_rules import AdamW
 from pdgemm.planning.machines.machine import Function
 from pdgemm.support.agreement import together
+from pdgemm.support.memory_left import keep_freed_memory
 from pdgemm.tools.calibrate.place import in_turns
 
 _SIDE, _KEYS = 1024, 256  # rows and columns; keys of a softmax, as short as those of usual models on hosts
-_FRESH, _WORDS = 96, 1 << 18  # arrays of 1 MiB that are kept at one time; the C library returns them to the system
+_FEATURES = 128  # of a row of a table, as short as those of usual models on hosts
 
 
 def function_seconds(comm: MPI.Comm) -> dict[Function, float]:
-    """Return the seconds of a float32 element forward and backward, in an update, and in new memory.
+    """Return the seconds of a float32 element forward and backward, and in an update.   Collective, NumPy.
 
-    Collective, NumPy.  Pages of arrays below 4 MiB come one by one; those of larger ones are huge, and four times as
-    fast (`Machine.first_touch_bandwidth`).
+    As in the steps of a mesh, in memory that the process keeps.
     """
+    keep_freed_memory()
     with together(comm):
         x = np.random.default_rng(0).standard_normal((_SIDE, _SIDE), np.float32)
         y, z, gain = x.copy(), x.copy(), np.ones(_SIDE, np.float32)
+        tables = np.ones((2, _KEYS, _FEATURES), np.float32)
+        ids = np.random.default_rng(1).integers(0, _KEYS, x.size // _FEATURES)
         moments, positions = np.zeros((2, x.size), np.float32), np.arange(_KEYS)
         scores, dscores = x.reshape(-1, _KEYS, _KEYS).copy(), x.reshape(-1, _KEYS, _KEYS).copy()
 
@@ -42,24 +47,23 @@ def function_seconds(comm: MPI.Comm) -> dict[Function, float]:
         causal_softmax(scores, positions, positions)
         softmax_gradient(dscores, scores)
 
-    def update() -> None:
-        AdamW().update(y.ravel(), z.ravel(), moments, 1, 1e-3, True)
+    def embedding() -> None:
+        add_table_rows(table_rows(tables[0], ids), ids, tables[1])
 
-    def touch() -> None:
-        kept = [np.empty(_WORDS, np.float32) for _ in range(_FRESH)]
-        for array in kept:
-            array[::1024] = 0  # an element of each page
+    def update() -> None:
+        sum_of_squares(z.ravel())
+        np.multiply(z, gain[0], out=z)  # they are clipped
+        AdamW().update(y.ravel(), z.ravel(), moments, 1, 1e-3, True)
 
     works: dict[Function, Callable[[], None]] = {
         "normalization": normalization,
         "activation": activation,
         "softmax": softmax,
+        "embedding": embedding,
         "update": update,
-        "touch": touch,
     }
-    elements = dict.fromkeys(works, x.size) | {"touch": _FRESH * _WORDS}
     with together(comm):  # what they allocate may fail on one rank, for which the others would wait in the turns
         for work in works.values():
             work()
     seconds = in_turns(comm, list(works.values()))
-    return {name: max(1e-12, taken / elements[name]) for name, taken in zip(works, seconds)}
+    return {name: max(1e-12, taken / x.size) for name, taken in zip(works, seconds)}

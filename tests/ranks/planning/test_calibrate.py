@@ -33,8 +33,11 @@ def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.Mon
     assert (machine.inter["shift"] != default.inter["shift"]) == (per_node < comm.size)
     for kind in default.intra:
         assert machine.intra[kind].alpha > 0 < machine.inter[kind].beta
-    assert set(machine.functions) == {"normalization", "activation", "softmax", "update", "touch"}
+    assert set(machine.functions) == {"normalization", "activation", "softmax", "embedding", "update"}
     assert all(1e-11 < seconds < 1e-5 for seconds in machine.functions.values())
+    assert [*machine.linear] == [32, 128, 512] and all(1e7 < rate < 1e13 for rate in machine.linear.values())
+    for calls in (machine.calls, machine.line_calls):
+        assert [*calls] == ["layer", "ends", "update"] and all(1e-5 < seconds < 10 for seconds in calls.values())
 
 
 @pytest.mark.on_ranks(2)
@@ -55,7 +58,7 @@ def test_a_failing_callback_harms_nobody(comm: Any) -> None:
 
 
 @pytest.mark.on_ranks(2)
-@pytest.mark.parametrize("which", ["broadcast", "shift", "reduce", "rates", "overlap", "functions"])
+@pytest.mark.parametrize("which", ["broadcast", "shift", "reduce", "rates", "overlap", "functions", "layers"])
 def test_a_buffer_that_one_rank_has_no_room_for_is_an_error_of_all(
     comm: Any, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
@@ -63,8 +66,8 @@ def test_a_buffer_that_one_rank_has_no_room_for_is_an_error_of_all(
     from pdgemm import ProcessGrid
     from pdgemm.errors import OutOfMemoryError
 
-    modules = ("", ".links", ".place", ".functions")
-    calibrate, links, place, functions = (import_module(f"pdgemm.tools.calibrate{x}") for x in modules)
+    modules = ("", ".links", ".place", ".functions", ".layers")
+    calibrate, links, place, functions, layers = (import_module(f"pdgemm.tools.calibrate{x}") for x in modules)
     here = place.MeasuredPlace(None, place.HOSTS._replace(side=8, widths=(2, 4), words=64, beside=(8, 8)))
 
     def full(*arguments: Any, **options: Any) -> Any:
@@ -78,6 +81,8 @@ def test_a_buffer_that_one_rank_has_no_room_for_is_an_error_of_all(
                 calibrate._overlap(grid, here)
             elif which == "functions":
                 functions.function_seconds(grid.comm)
+            elif which == "layers":
+                layers.layer_seconds(grid.comm, 1e9)
             else:
                 links.links(grid.comm, grid.comm, here, 1)
 
@@ -85,6 +90,8 @@ def test_a_buffer_that_one_rank_has_no_room_for_is_an_error_of_all(
         names = {"broadcast": "_broadcaster", "shift": "shifter", "reduce": "_reducer"}
         if which == "functions":
             monkeypatch.setattr(functions, "softmax_gradient", full)
+        elif which == "layers":
+            monkeypatch.setattr(layers, "gemm_accumulate", full)
         elif which in names:
             monkeypatch.setattr(links, names[which], full)
         else:

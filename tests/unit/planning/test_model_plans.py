@@ -312,31 +312,63 @@ def test_gradients_that_are_added_apart(dtype: str, size: int) -> None:
         assert sum(apart.times.of_parts().values()) == pytest.approx(apart.step_seconds)
 
 
-def test_what_layers_keep_is_touched_anew_where_it_is_returned() -> None:
-    """By each microbatch of one stage, once with several, and never where it is less than what the process keeps."""
-    machine = replace(A100, device=HOST, functions={"touch": 1e-3})
-    for layers, pp, m, times in ((8, 1, 1, 1), (8, 1, 4, 4), (8, 2, 4, 1), (2, 1, 4, 0)):
-        shape = ModelShape(layers, 128, 4, 256, 128)
-        layout = TrainingLayout(pp=pp, microbatch=16, fused=False, dtype="float32")
-        plan = ModelPlan(shape, layout, 16 * m, machine)
-        kept = plan.bytes_of(0)["activations"]
-        assert (kept > 64 * 2**20) == bool(times)
-        assert plan.seconds.get("memory", 0) == pytest.approx(times * kept / 4 * 1e-3)
-        assert sum(plan.times.of_parts().values()) == pytest.approx(plan.step_seconds)
-        assert "memory" not in replace(plan, machine=A100).seconds
-
-
-def test_layers_have_the_overheads_of_products() -> None:
-    """Four calls, half as long as those of products, and two gathers in new memory; backward twice as many calls."""
+def test_calls_and_copies_of_hosts() -> None:
+    """Calls forward half as long as backward, those of lines where ranks share the layers; three copies of own rows."""
     free = replace(
-        A100, gamma={"float32": {1: 1e30}}, copy_bandwidth=1e30, intra=dict.fromkeys(KINDS, Link(1e-9, 1e-30))
+        A100, gamma={"float32": {1: 1e30}}, intra=dict.fromkeys(KINDS, Link(1e-9, 1e-30)), copy_bandwidth=1e3
     )
-    machine = replace(free, call_overhead=1.0, first_touch_bandwidth=1e3)
-    for t in (1, 2):
-        times = StepSeconds(ModelPlan(SMALL, TrainingLayout(tp=t, microbatch=3), 12, machine), machine)
-        gathered = 2 * 3 * SMALL.sequence * SMALL.hidden * 2 / 1e3
-        assert times.forward["tensor"] == times.backward["tensor"] == pytest.approx((t - 1) * gathered)
-        assert times.forward["calls"] == times.backward["calls"] / 2 == pytest.approx(2.0 if t > 1 else 1.2)
+    own, line = {"layer": 3.0, "ends": 5.0, "update": 7.0}, {"layer": 6.0, "ends": 50.0, "update": 70.0}
+    host, m = replace(free, device=HOST, calls=own, line_calls=line), 12 // 3
+    for t, dp in ((1, 1), (2, 1), (4, 1), (1, 2)):
+        layout = TrainingLayout(tp=t, dp=dp, microbatch=3, dtype="float32")
+        calls = line if t > 1 else own
+        plans = [ModelPlan(SMALL, layout, 12 * dp, x) for x in (host, replace(host, calls={}, line_calls={}), free)]
+        times, without, gpu = (x.times for x in plans)
+        assert times.forward["calls"] == times.backward["calls"] / 2 == calls["layer"] / 3
+        assert without.forward["calls"] == gpu.forward["calls"] == 0
+        copied = 2 * 3 * (3 * SMALL.sequence * SMALL.hidden / t) * 4 / 1e3
+        assert times.forward["tensor"] == times.backward["tensor"] == pytest.approx((t > 1) * copied)
+        assert gpu.forward["tensor"] == pytest.approx(0, abs=1e-9)
+        assert plans[0].seconds["calls"] == pytest.approx(m * SMALL.layers * calls["layer"])
+        more = [plans[0].seconds[x] - plans[1].seconds[x] for x in ("scores", "optimizer")]
+        assert more == pytest.approx([m * calls["ends"], (line if t * dp > 1 else own)["update"]])
+
+
+def test_the_ends_of_a_model_on_a_host() -> None:
+    """A last norm, a softmax of all scores, and two tables; on the first or the last stage alone no tables."""
+    seconds: dict[Any, float] = {"normalization": 1.0, "softmax": 1e-3, "embedding": 1e-6}
+    machine = replace(A100, gamma={"float32": {1: 1e30}}, copy_bandwidth=1e30, functions=seconds)
+    for t, pp in ((1, 1), (2, 1), (1, 2)):
+        plan = ModelPlan(SMALL, TrainingLayout(tp=t, pp=pp, microbatch=3, dtype="float32"), 12, machine)
+        rows, scores = 3 * SMALL.sequence * SMALL.hidden / t, 3 * SMALL.sequence * SMALL.vocabulary / t
+        assert plan.seconds["scores"] == pytest.approx(4 * (rows + 1e-3 * scores), rel=1e-12)
+        assert plan.seconds.get("embedding", 0) == pytest.approx((pp == 1) * 4 * 2e-6 * rows)
+        for parts in (plan.times.of_phases(), plan.times.of_parts()):
+            assert sum(parts.values()) == pytest.approx(plan.step_seconds)
+
+
+def test_products_of_layers_have_their_own_rates() -> None:
+    """By the least dimension, float64 as much slower as panels are; without rates of layers those of panels."""
+    gamma: Any = {"float32": {64: 4e9}, "float64": {64: 1e9}}
+    panels = replace(A100, gamma=gamma, copy_bandwidth=1e9)
+    machine = replace(panels, linear={64: 2e9, 256: 8e9})
+    for dtype, slower in (("float32", 1), ("float64", 4), ("bfloat16", 1)):
+        kind = ModelPlan(SMALL, TrainingLayout(dtype=dtype), 8, A100).layout.element
+        for mnk, rate in (((512, 64, 256), 2e9), ((512, 256, 256), 8e9), ((32, 64, 64), 1e9)):
+            m, n, k = mnk
+            copied = (m * n + n * k + m * k) * kind.itemsize / 1e9
+            assert machine.of_layer(kind, *mnk) == pytest.approx(2 * m * n * k * slower / rate + copied)
+            assert panels.of_layer(kind, *mnk) == panels.multiply(kind, mnk, mnk)
+        assert machine.of_layer(kind, 0, 64, 64) == 0
+    free = replace(panels, copy_bandwidth=1e30)
+    for part in ("products", "scores"):
+        one, half = (
+            ModelPlan(SMALL, TrainingLayout(dtype="float32"), 8, replace(free, linear={64: x})).seconds[part]
+            for x in (4e9, 2e9)
+        )
+        assert half == pytest.approx(2 * one) and one == pytest.approx(
+            ModelPlan(SMALL, TrainingLayout(dtype="float32"), 8, free).seconds[part]
+        )
 
 
 # ------------------------------------------------------------------ the best layouts
