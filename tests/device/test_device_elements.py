@@ -9,12 +9,12 @@ import pytest
 from device_elements import (
     FLOATING,
     KINDS,
-    LAYOUTS,
     check_extremes,
     check_functions,
     check_products,
     check_reductions,
     elements,
+    layouts,
     two_matrices,
 )
 from fake_device import SCHEDULES, fake_device
@@ -70,7 +70,7 @@ def test_every_reduction_and_what_leaves_the_device(comm: Any, dtype: str) -> No
     from pdgemm import DistMatrix, ProcessGrid
 
     with ProcessGrid(comm) as grid:
-        for number, (shape, block) in enumerate(LAYOUTS):
+        for number, (shape, block) in layouts(dtype, comm.size):
             x, schedule = elements(shape, dtype), [*SCHEDULES][number % 3]
             order = "CF"[(number + KINDS.index(dtype)) % 2]
             host = DistMatrix.from_global(x, grid=grid, block=block, order=order)
@@ -116,7 +116,7 @@ def test_functions_of_elements(comm: Any, dtype: str) -> None:
     from pdgemm import DistMatrix, ProcessGrid
 
     with ProcessGrid(comm) as grid:
-        for number, (shape, block) in enumerate(LAYOUTS):
+        for number, (shape, block) in layouts(dtype, comm.size):
             x, y = two_matrices(shape, dtype)
             with fake_device([*SCHEDULES][number % 3]) as device:
                 A, B = (

@@ -12,12 +12,12 @@ from checked_product import check
 from device_elements import (
     FLOATING,
     KINDS,
-    LAYOUTS,
     check_extremes,
     check_functions,
     check_products,
     check_reductions,
     elements,
+    layouts,
     two_matrices,
 )
 from factored import EPS, norm, positive_definite, relative, rng_matrix, wide
@@ -344,7 +344,7 @@ class CudaLayer:
         from pdgemm.local.arrays import folds
 
         with ProcessGrid(comm) as grid:
-            for number, (shape, block) in enumerate(LAYOUTS):
+            for number, (shape, block) in layouts(dtype, comm.size):
                 monkeypatch.setattr(folds, "ON_DEVICE", 2000 if number % 2 else 1 << 24)
                 how: dict[str, Any] = {"grid": grid, "block": block, "order": "CF"[(number + KINDS.index(dtype)) % 2]}
                 x = elements(shape, dtype)
@@ -365,7 +365,7 @@ class CudaLayer:
         from pdgemm import DistMatrix, ProcessGrid
 
         with ProcessGrid(comm) as grid:
-            for number, (shape, block) in enumerate(LAYOUTS):
+            for number, (shape, block) in layouts(dtype, comm.size):
                 x, y = two_matrices(shape, dtype)
                 A = DistMatrix.from_global(x, grid=grid, block=block, order="CF"[number % 2], device="cuda")
                 B = DistMatrix.from_global(y, grid=grid, block=5, device="cuda")

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import ceil, log
 from typing import Any
 
 import numpy as np
+from tiers import everything
 
 KINDS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int8", "int32", "bool")
 FLOATING = KINDS[:6]
 LAYOUTS = (((37, 23), (4, 3)), ((1500, 2), (7, 1)), ((2, 3), (1, 1)), ((1, 300), (1, 16)))  # ragged, long and empty
+
+
+def layouts(dtype: str, ranks: int) -> Iterable[tuple[int, tuple[tuple[int, int], tuple[int, int]]]]:
+    """Numbered layouts: all on one rank and with --all; on several ranks two for each type, one even and one odd."""
+    numbers = range(len(LAYOUTS)) if everything() or ranks == 1 else ((0, 3), (1, 2))[KINDS.index(dtype) % 2]
+    return [(number, LAYOUTS[number]) for number in numbers]
 
 
 def elements(shape: tuple[int, int], dtype: str) -> np.ndarray:

@@ -12,7 +12,6 @@ node meet they compare what they have read and written in each other's memory si
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -252,12 +251,24 @@ class Shown(NamedTuple):
     clock: Clock
 
     def races_with(self, other: Shown, memory: FakeMemory) -> bool:
-        (writes, who, tick, _), (others_write, them, then, _) = self.access, other.access
-        if self.part != other.part or self.start >= other.stop or other.start >= self.stop:
-            return False
-        if not (writes or others_write) or self.clock.get(them, 0) >= then or other.clock.get(who, 0) >= tick:
+        """Two of a pair of `_overlapping`."""
+        (_, who, tick, _), (_, them, then, _) = self.access, other.access
+        if self.clock.get(them, 0) >= then or other.clock.get(who, 0) >= tick:
             return False
         return np.shares_memory(memory.shown(self), memory.shown(other))
+
+
+def _overlapping(some: Sequence[Shown], others: Sequence[Shown]) -> Iterator[tuple[Shown, Shown]]:
+    """Pairs of which one or both write, and whose ranges of bytes overlap; most of thousands of pairs do not."""
+    if some and others:
+        part, start, stop, writes = _columns(some)[..., None]
+        their_part, their_start, their_stop, they_write = _columns(others)
+        pairs = (part == their_part) & (start < their_stop) & (their_start < stop) & (writes | they_write > 0)
+        yield from ((some[i], others[j]) for i, j in np.argwhere(pairs))
+
+
+def _columns(shown: Sequence[Shown]) -> np.ndarray:
+    return np.array([(x.part, x.start, x.stop, x.access[0]) for x in shown]).T
 
 
 class FakeEvent:
@@ -385,7 +396,7 @@ class FakeDevice:
         mine = [x for at, x in self._shown if at is memory]
         self._shown = [x for x in self._shown if x[0] is not memory]
         for rank, (clock, theirs) in enumerate(memory.node.allgather((self.clock, mine))):
-            for x, y in itertools.product(mine, theirs) if rank != memory.node.rank else ():
+            for x, y in _overlapping(mine, theirs) if rank != memory.node.rank else ():
                 if x.races_with(y, memory):
                     self.races.append(f"{x.access[3]} while {y.access[3]} may not be done")
             self.join(self.clock, clock)

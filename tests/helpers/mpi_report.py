@@ -32,6 +32,8 @@ from typing import Any
 import pytest
 from _pytest._code.code import TerminalRepr  # the type that reports accept as a failure's text
 
+from pdgemm.support.launcher import settings_of_mpi
+
 CODES = ("passed", "skipped", "xfailed", "xpassed", "failed")
 PASSED, SKIPPED, XFAILED, XPASSED, FAILED = range(5)
 INTERRUPTED = -1
@@ -148,7 +150,8 @@ class Session:
     """The plugin of a run under MPI."""
 
     def __init__(self, config: pytest.Config) -> None:
-        from mpi4py import MPI
+        with settings_of_mpi():
+            from mpi4py import MPI
 
         world = MPI.COMM_WORLD
         launched = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or world.size

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from factored import EPS, forbid_replicated_triangles, rng_matrix
 from problems import grid_shapes
-from tiers import every_grid
+from tiers import every_grid, everything
 
 pytestmark = pytest.mark.mpi
 
@@ -40,7 +40,8 @@ def test_all_triplets_by_products(comm: Any, dtype: str, monkeypatch: pytest.Mon
         (m, n), shapes = a.shape, grid_shapes(comm.size)
         with ProcessGrid(comm, shapes[number % len(shapes)]) as grid:
             A = DistMatrix.from_global(a, grid=grid, block=[(4, 3), None, 5][number % 3])
-            for full in (False, True):
+            # the factors of a square matrix have one shape: one or the other, in turn
+            for full in (False, True) if m != n or everything() else (number % 2 == 0,):
                 U, s, Vh = linalg.svd(A, full_matrices=full)
                 report: Any = U.report
                 assert report.counted == report.predicted, name
