@@ -428,7 +428,7 @@ def test_each_command_has_a_help_text() -> None:
 
 LOADED = """
 import atexit, sys
-heavy = {"mpi4py.MPI", "h5py", "scipy", "scipy.linalg", "cupy", "matplotlib"}
+heavy = {"mpi4py.MPI", "h5py", "scipy", "scipy.linalg", "scipy.special", "cupy", "matplotlib"}
 atexit.register(lambda: print(*sorted(heavy & {*sys.modules}), file=sys.stderr))
 from pdgemm.tools.cli.commands import main
 main()
