@@ -114,6 +114,7 @@ if [ $selected$changed != yesno ]; then
     check 'mypy' mypy
     check 'hooks' env SKIP=ruff,mypy pre-commit run --all-files
 fi
+export OMP_NUM_THREADS=1    # processes share the cores, and threads of a BLAS that wait for a core take one from others
 three=()    # the serial tests wait for jobs half of their time: three processes share their files
 [ $selected$changed = yesno ] || three=(-n 3 --dist loadfile)
 [ -z "$ranks" ] || tests 'serial' "${pytest[@]}" "${three[@]}" -m 'not mpi' "$@"
@@ -128,7 +129,6 @@ if [ $selected = no ]; then
         record 'hostile' 0 0 0 0 "not run, because there are no namespaces: ${reason##*$'\n'}"
     fi
 fi
-export OMP_NUM_THREADS=1
 for n in $ranks; do
     if [ "$n $selected" = '1 no' ]; then    # two processes, each of which is the only rank of its job
         tests '1 rank' "${parallel[@]}" -n 2 --dist loadfile
