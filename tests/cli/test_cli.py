@@ -22,6 +22,7 @@ import pytest
 from click.testing import CliRunner
 from problems import TOLERANCE, gemm_error
 from study_records import strong, study
+from tiers import everything
 from timelines import GOOD, timeline
 
 from pdgemm.support.launcher import outside_job
@@ -709,7 +710,7 @@ def test_calibrate_writes_what_plans_and_products_read(folder: Path) -> None:
     run = pdgemm(1, "plan", "--shape", "900,900,900", "--ranks", "12", "--machine", "machine.json", cwd=folder)
     assert run.returncode == 0 and machine.name in run.stdout
     cores = len(os.sched_getaffinity(0))
-    if cores < 3:  # more ranks than cores are told
+    if cores < 3 and everything():  # more ranks than cores are told, which take turns for long
         run = pdgemm(cores + 1, "calibrate", "-o", "crowded.json", "--json", cwd=folder)
         facts = json.loads(run.stdout)
         assert facts["wrote"] == "crowded.json" and "there are more ranks than cores" in facts["warnings"][0]
