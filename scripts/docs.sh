@@ -17,5 +17,5 @@ esac
 if [ $check = yes ]; then scripts/setup.sh dev; else scripts/setup.sh docs; fi
 . scripts/env.sh
 python -m sphinx -q -W --keep-going -b html -c docs -d build/docs-trees . build/docs
-[ $check = no ] || python -m pytest -q -m 'not mpi' tests/docs
+[ $check = no ] || python -m pytest -q --all -m 'not mpi' tests/docs
 printf '%s\n' "$PWD/build/docs/index.html"

@@ -114,6 +114,7 @@ if [ $selected$changed != yesno ]; then
     check 'mypy' mypy
     check 'hooks' env SKIP=ruff,mypy pre-commit run --all-files
 fi
+export OMP_NUM_THREADS=1    # processes share the cores, and threads of a BLAS that wait for a core take one from others
 three=()    # the serial tests wait for jobs half of their time: three processes share their files
 [ $selected$changed = yesno ] || three=(-n 3 --dist loadfile)
 [ -z "$ranks" ] || tests 'serial' "${pytest[@]}" "${three[@]}" -m 'not mpi' "$@"
@@ -128,7 +129,6 @@ if [ $selected = no ]; then
         record 'hostile' 0 0 0 0 "not run, because there are no namespaces: ${reason##*$'\n'}"
     fi
 fi
-export OMP_NUM_THREADS=1
 for n in $ranks; do
     if [ "$n $selected" = '1 no' ]; then    # two processes, each of which is the only rank of its job
         tests '1 rank' "${parallel[@]}" -n 2 --dist loadfile
@@ -168,7 +168,7 @@ if [ $selected = no ]; then
     cluster=$results/cluster
     reason=$(scripts/slurm_cluster.sh up "$cluster" 2>&1 >&3) || status=$?
     case $status in
-        0) SLURM_CONF=$cluster/slurm.conf tests 'slurm' "${pytest[@]}" tests/cluster/test_slurm.py ;;
+        0) SLURM_CONF=$cluster/slurm.conf tests 'slurm' "${pytest[@]}" -n 2 --dist load tests/cluster/test_slurm.py ;;
         3) record 'slurm' 0 0 0 0 "not run, because ${reason##*sh: }" ;;
         *) printf '%s\n' "$reason" >&2 && record 'slurm' 0 1 0 0 'its cluster does not start' ;;
     esac

@@ -17,7 +17,6 @@ import sys
 from hashlib import sha256
 
 import numpy as np
-from matplotlib.figure import Figure
 from scipy.special import expit, xlogy
 from sklearn.datasets import load_breast_cancer, load_diabetes
 
@@ -268,6 +267,8 @@ def measured(loss, score, y):
 
 def draw(path, losses, trees, names):
     """Draw the loss of the rows that were held out after each tree, and the features by which trees split most."""
+    from matplotlib.figure import Figure  # which takes a second to load: on this rank alone
+
     figure = Figure(figsize=(7, 3), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.plot(range(1, len(losses) + 1), losses)

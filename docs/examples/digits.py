@@ -10,7 +10,6 @@ import argparse
 import sys
 
 import numpy as np
-from matplotlib.figure import Figure
 from scipy.special import log_softmax
 from sklearn.datasets import load_digits
 
@@ -108,6 +107,8 @@ def main(*words):
 
 def draw(path, losses, x, labels, read):
     """Draw the losses, and some digits that are read wrongly."""
+    from matplotlib.figure import Figure  # which takes a second to load: on this rank alone
+
     figure = Figure(figsize=(7, 3), layout="constrained")
     axes = figure.subplot_mosaic("LLabc;LLdef", width_ratios=(2, 2, 1, 1, 1))
     axes["L"].semilogy(losses.keys(), losses.values())

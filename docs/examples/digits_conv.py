@@ -13,7 +13,6 @@ from functools import partial
 from itertools import product
 
 import numpy as np
-from matplotlib.figure import Figure
 from scipy.special import log_softmax
 from sklearn.datasets import load_digits
 
@@ -178,6 +177,8 @@ def main(*words):
 
 def draw(path, losses, others):
     """Draw the losses, and what those with local statistics differ by."""
+    from matplotlib.figure import Figure  # which takes a second to load: on this rank alone
+
     figure = Figure(figsize=(7, 3), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.semilogy(losses, label="statistics of all ranks")

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 from sklearn.datasets import load_diabetes
 from sklearn.model_selection import train_test_split
 
@@ -60,6 +59,8 @@ def main(folder=".", alpha=0.5):
 
 
 def draw(path, measured, mean, deviation):
+    from matplotlib.figure import Figure  # which takes a second to load: on this rank alone
+
     figure = Figure(figsize=(4.2, 3.6), layout="constrained")
     axes = figure.subplots()
     axes.errorbar(measured, mean, 2 * deviation, fmt=".", elinewidth=0.5)

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 from sklearn.datasets import load_breast_cancer
 
 from pdgemm import DistMatrix, ProcessGrid
@@ -42,6 +41,8 @@ def main(folder="."):
 
 
 def draw(path, normal, by_qr):
+    from matplotlib.figure import Figure  # which takes a second to load: on this rank alone
+
     figure = Figure(figsize=(5, 3.2), layout="constrained")
     axes = figure.subplots()
     axes.semilogy(normal, "o", label="normal equations")

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from pdgemm import DistMatrix, ProcessGrid
 
@@ -58,6 +57,8 @@ def main(folder=".", n=400):
 
 
 def draw(path, of_inverse, of_polar):
+    from matplotlib.figure import Figure  # which takes a second to load: on this rank alone
+
     figure = Figure(figsize=(5, 3.2), layout="constrained")
     axes = figure.subplots()
     axes.semilogy(of_inverse, "o-", label="inverse, |I - A X|")

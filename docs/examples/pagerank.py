@@ -10,7 +10,6 @@ import sysconfig
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from pdgemm import DistMatrix, ProcessGrid
 
@@ -52,6 +51,8 @@ def main(folder="."):
 
 
 def draw(path, names, r):
+    from matplotlib.figure import Figure  # which takes a second to load: on this rank alone
+
     figure = Figure(figsize=(5, 3.4), layout="constrained")
     axes = figure.subplots()
     axes.barh(names, r)

@@ -7,7 +7,6 @@ by products of A and thin matrices.  The scores are saved in HDF5.
 import sys
 from pathlib import Path
 
-from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 
 from pdgemm import DistMatrix, ProcessGrid
@@ -40,6 +39,8 @@ def main(folder="."):
 
 
 def draw(path, x, y, components, labels):
+    from matplotlib.figure import Figure  # which takes a second to load: on this rank alone
+
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(2, 1))
     axes = left.subplots()

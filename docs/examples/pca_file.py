@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 from sklearn.datasets import load_sample_image
 
 from pdgemm import ProcessGrid
@@ -49,6 +48,8 @@ def main(folder="."):
 
 
 def draw(path, variances, components, mean):
+    from matplotlib.figure import Figure  # which takes a second to load: on this rank alone
+
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(2, 3))
     axes = left.subplots()

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 from sklearn.datasets import load_sample_image
 
 from pdgemm import DistMatrix, ProcessGrid
@@ -32,6 +31,8 @@ def main(folder=".", rank=40):
 
 
 def draw(path, photograph, picture, s, exact):
+    from matplotlib.figure import Figure  # which takes a second to load: on this rank alone
+
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     axes = figure.subplot_mosaic([["spectrum", "photograph"], ["spectrum", "picture"]], width_ratios=(3, 2))
     axes["spectrum"].semilogy(np.arange(1, 121), exact[:120], label="NumPy, all of them")

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from pdgemm import DistMatrix, ProcessGrid, linalg
 
@@ -50,6 +49,8 @@ def main(folder=".", side=24):
 
 
 def draw(path, V, frequencies):
+    from matplotlib.figure import Figure  # which takes a second to load: on this rank alone
+
     figure = Figure(figsize=(5, 3.4), layout="constrained")
     for axes, v, frequency in zip(figure.subplots(2, 3).flat, np.moveaxis(V, 2, 0), frequencies):
         axes.contourf(v, levels=np.linspace(-abs(v).max(), abs(v).max(), 12), cmap="RdBu")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import exp, inf, sqrt
 from typing import Any
 
-from scipy.special import lambertw
+import scipy  # whose packages, which take long to load, are loaded when they are first used
 
 from pdgemm.errors import MemoryLimitError
 from pdgemm.io.streamed.tiling import STAGED, Operand, TileStep
@@ -218,4 +218,4 @@ def certain_factor(vectors: int, alpha: int) -> float:
     & Cevher 2019, section 6.4; from Laplace transforms of a sum of squares of normal numbers).
     """
     share = DOUBT ** (2 / ((2 - alpha) * vectors))
-    return float(1 / sqrt(-lambertw(-share * exp(-1)).real))
+    return float(1 / sqrt(-scipy.special.lambertw(-share * exp(-1)).real))

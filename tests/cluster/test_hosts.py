@@ -167,6 +167,7 @@ def benchmark(script: str, *options: str, folder: Path) -> Any:
     return json.loads(files[0].read_text()), files[1].read_text()
 
 
+@thorough
 def test_linear_algebra_over_its_limit(open_mpi: None, tmp_path: Path) -> None:
     """ScaLAPACK takes part where scripts/benchmarks/setup_peers.sh has compiled its driver."""
     measured, text = benchmark("bench_linalg.py", "--quick", "--functions", "lu", folder=tmp_path)

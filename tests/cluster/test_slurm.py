@@ -609,7 +609,7 @@ def test_a_job_with_checkpoints_is_queued_again(
 def test_training_is_queued_again(folder: Path, site: str) -> None:
     """Before the time limit, and goes on from the state that was saved last."""
     sizes = "--hidden 16 --sequence 16 --layers 2 --batch 4"
-    how = "--steps 1500 --every 50 --show 500 --no-report"
+    how = "--steps 600 --every 50 --show 200 --no-report"
     words = f"{ROOT}/docs/examples/gpt/train.py {sizes} {how}".split()
     options: dict[str, Any] = {"words": words, "PDGEMM_SITE": site}
     done = ended(submit("train.sbatch", cwd=folder, **options))
@@ -619,7 +619,7 @@ def test_training_is_queued_again(folder: Path, site: str) -> None:
     slurm("scancel", "--batch", "--signal=USR1", job)
     (task,) = until(job, 60, "queued again", lambda task: task["JobState"] == "PENDING")
     assert "the job is queued again, and goes on from run.h5" in output_of(task)
-    assert "step 1500: " not in output_of(task)
+    assert "step 600: " not in output_of(task)
 
     def going_on(task: dict[str, str]) -> bool:
         start_now(task)
@@ -628,7 +628,7 @@ def test_training_is_queued_again(folder: Path, site: str) -> None:
     until(job, 60, "going on", going_on)
     done = ended(job)
     assert (done.state, done.code) == ("COMPLETED", 0), done.out
-    assert len(re.findall("step 1500: ", done.out)) == 1
+    assert len(re.findall("step 600: ", done.out)) == 1
 
 
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=thorough)], ids=["cancelled", "killed"])

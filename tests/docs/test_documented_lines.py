@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -13,6 +13,7 @@ import pytest
 from documented import RUN, Block, blocks, commands, inline_code, same_output
 from jobs import needs_mpiexec, python, run
 from reader import CHECKOUT, Reader
+from tiers import thorough
 
 PAGES = sorted(
     [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", CHECKOUT / "slurm/README.md", *CHECKOUT.glob("docs/**/*.md")]
@@ -20,16 +21,22 @@ PAGES = sorted(
 
 
 WRITTEN: dict[str, str] = {}  # the page that wrote a file or a folder of this name
+# tests/examples runs its programs on 4 ranks, too, and compares what they print; a rank loads scikit-learn for 2 s
+GALLERY = CHECKOUT / "docs/examples/README.md"
 STARTS = {"pdgemm", "python", "mpirun", "mpiexec", "srun", "nsys", "time", "scripts/hosts.sh"}  # of its commands
 
 
-def of_pages() -> list[object]:
-    return [pytest.param(page, id=str(page.relative_to(CHECKOUT))) for page in PAGES]
+def of_pages(long: Sequence[Path] = ()) -> list[object]:
+    """Parameters for all pages, of which those in `long` are left to --all."""
+    return [
+        pytest.param(page, id=str(page.relative_to(CHECKOUT)), marks=[thorough] if page in long else [])
+        for page in PAGES
+    ]
 
 
 @needs_mpiexec
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", of_pages())
+@pytest.mark.parametrize("page", of_pages([GALLERY]))
 def test_page(page: Path, tmp_path: Path) -> None:
     shown = [block for block in blocks(page) if block.language in RUN]
     with Reader(tmp_path) as reader:

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.linalg
+import scipy  # whose packages, which take long to load, are loaded when they are first used
 
 from pdgemm.algorithms.panels.panel_run import run_panels
 from pdgemm.algorithms.pivoted.aasen_panels import AasenPanels

@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.linalg
+import scipy  # whose packages, which take long to load, are loaded when they are first used
 
 from pdgemm.algorithms.panels.cholesky_qr import Passes, cholesky_qr
 from pdgemm.algorithms.panels.tsqr import factored_rows, tsqr

@@ -13,7 +13,7 @@ from math import pi, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
+import scipy  # whose packages, which take long to load, are loaded when they are first used
 
 from pdgemm.local.arrays.device import Array, of
 from pdgemm.local.arrays.element_functions import tiles
@@ -79,8 +79,8 @@ ACTIVATIONS = {
         "if (z > 0) z = R(1); if (z <= 0) z = R(0)",
     ),
     "gelu": Activation(
-        lambda z, out: np.multiply(z, ndtr(z), out=out),
-        lambda z: ndtr(z) + z * np.exp(z * z / -2) / _ROOT_2_PI,
+        lambda z, out: np.multiply(z, scipy.special.ndtr(z), out=out),
+        lambda z: scipy.special.ndtr(z) + z * np.exp(z * z / -2) / _ROOT_2_PI,
         f"z = z * erfc(z * R({-_ROOT_HALF!r})) * R(0.5)",
         f"z = erfc(z * R({-_ROOT_HALF!r})) * R(0.5) + z * exp(z * z * R(-0.5)) * R({1 / _ROOT_2_PI!r})",
     ),

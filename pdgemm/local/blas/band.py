@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.linalg import eigvalsh_tridiagonal
+import scipy  # whose packages, which take long to load, are loaded when they are first used
 
 from pdgemm.errors import LinAlgError
 from pdgemm.local.blas.local_lapack import call_lapack, fortran_letter
@@ -21,7 +21,7 @@ def eigenvalues_of_band(band: np.ndarray) -> np.ndarray:
 
 def eigenvalues_of_tridiagonal(d: np.ndarray, e: np.ndarray) -> np.ndarray:
     """Return all eigenvalues of a symmetric tridiagonal matrix in ascending order, in O(n^2) flops.  Local."""
-    return eigvalsh_tridiagonal(d, e, check_finite=False, lapack_driver="sterf") if len(d) else d
+    return scipy.linalg.eigvalsh_tridiagonal(d, e, check_finite=False, lapack_driver="sterf") if len(d) else d
 
 
 def tridiagonal_of_band(band: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

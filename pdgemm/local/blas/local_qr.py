@@ -11,8 +11,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy.linalg import qr
-from scipy.linalg.blas import get_blas_funcs
+import scipy  # whose packages, which take long to load, are loaded when they are first used
 
 from pdgemm.local.arrays.device import Array, of
 from pdgemm.local.arrays.device import empty as new
@@ -88,13 +87,13 @@ def orthonormal_factors(X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if not X.size:
         h = min(X.shape)
         return np.zeros((X.shape[0], h), X.dtype), np.zeros((h, X.shape[1]), X.dtype)
-    Q, R = qr(X, overwrite_a=True, mode="economic", check_finite=False)
+    Q, R = scipy.linalg.qr(X, overwrite_a=True, mode="economic", check_finite=False)
     return Q, R
 
 
 @cache
 def _routine(name: str, dtype: np.dtype) -> Any:
-    return get_blas_funcs(name, dtype=dtype)
+    return scipy.linalg.get_blas_funcs(name, dtype=dtype)
 
 
 def phases(x: np.ndarray) -> np.ndarray:

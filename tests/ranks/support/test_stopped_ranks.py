@@ -56,8 +56,9 @@ def stops_at(number, seconds=None):
 """
 
 
-def command_of(folder: Path, source: str) -> list[str]:
-    (folder / "program.py").write_text(HEAD + textwrap.dedent(source))
+def command_of(folder: Path, source: str, patience: float = 1.0) -> list[str]:
+    head = HEAD.replace("PATIENCE = 1.0", f"PATIENCE = {patience}")
+    (folder / "program.py").write_text(head + textwrap.dedent(source))
     return jobs.python(4, folder / "program.py")
 
 
@@ -97,7 +98,7 @@ def test_whatever_the_others_wait_in_and_the_result_is_right_when_it_goes_on(tmp
             right = all(map(np.array_equal, expected, numbers(second)))
             print(f"{{name}}: {{'right' if right else 'wrong'}}\\n", end="", flush=True)
     """
-    command = command_of(tmp_path, source)
+    command = command_of(tmp_path, source, 0.3)
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     program = subprocess.Popen(command, env=outside_job(), cwd=tmp_path, **pipes)
     lines = list[str]()
