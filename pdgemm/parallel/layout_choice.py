@@ -142,10 +142,11 @@ def _with_transport(layout: FlatLayout, line: ProcessGrid, bucket_bytes: int | N
     """Return the layout, as `with_transport`.  Local."""
     machine = on_nodes(machine_at_hand(), line.ranks_per_node)
     ranks, operation = layout.shards, "reduce_scatter" if layout.stage else "all_reduce"
+    node = line.nodes if line.ranks_per_node else ()
 
     def fastest(operation: str) -> str:
         counts = even_parts(layout.words, ranks)
-        return choose_collective(operation, counts, layout.wide, ranks, machine).algorithm
+        return choose_collective(operation, counts, layout.wide, ranks, machine, node).algorithm
 
     if in_place and line.shares_memory and line.ranks_per_node is None:
         how = {"mover": SHARED.name, "reduce_by": "pairwise", "gather_by": "pairwise"}
@@ -155,7 +156,7 @@ def _with_transport(layout: FlatLayout, line: ProcessGrid, bucket_bytes: int | N
         how["reduce_by"] = "nearest" if layout.tree else fastest(operation)
     else:
         how = {}
-    layout = replace(layout, **how)  # type: ignore[arg-type]
+    layout = replace(layout, node=node, **how)  # type: ignore[arg-type]
     if bucket_bytes is None:
         return replace(layout, bucket_words=bucket_words(layout, machine))
     return replace(layout, bucket_words=max(1, bucket_bytes // layout.wide.itemsize))

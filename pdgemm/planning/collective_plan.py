@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -63,10 +63,22 @@ def collective_costs(
 
 
 def choose_collective(
-    operation: str, counts: Iterable[int], dtype: np.dtype, ranks: int, machine: Machine
+    operation: str,
+    counts: Iterable[int],
+    dtype: np.dtype,
+    ranks: int,
+    machine: Machine,
+    node: tuple[int, ...] | None = None,
 ) -> Collective:
-    """Return the collective with the fastest algorithm.  The arguments are those of `collective_costs`."""
-    return collective_costs(operation, tuple(counts), dtype, ranks, machine)[0].collective
+    """Return the collective with the fastest algorithm.  The arguments are those of `collective_costs`.
+
+    node : the node of each rank where they may lie otherwise than on the machine; only what runs there is chosen.
+    """
+    for cost in collective_costs(operation, tuple(counts), dtype, ranks, machine):
+        x = cost.collective
+        if node is None or algorithms(operation)[x.algorithm].takes(node):
+            return x if node is None else replace(x, node=node)
+    raise ArgumentError(f"no algorithm of {operation} runs on the nodes {node}")
 
 
 def parts_of(operation: str, words: int, ranks: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What the suite catches: 420 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 421 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -2043,6 +2043,11 @@ MUTANTS = [
         "errors: messages of steps travel with those of products", "pdgemm/parallel/mesh.py",
         "failures.tracked(MPI.Intracomm(self.grid.comm.Dup()))", "self.grid.comm",
         (f"2 {R}parallel/test_dropped_messages.py",),
+    ),
+    Mutant(
+        "training: sums of two levels know no nodes", "pdgemm/schedules/training/flat_layout.py",
+        "counts, dtype, self.node, mover=self.mover)", "counts, dtype, mover=self.mover)",
+        (f"6 {R}parallel/test_buckets.py",),
     ),
     Mutant(
         "errors: a request that a pipeline left is dropped twice", "pdgemm/transport/movers/arrivals.py",

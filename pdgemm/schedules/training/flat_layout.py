@@ -72,7 +72,7 @@ class FlatLayout:
         2 and 3 no gradients are kept whole.
     tree   : the gradients of microbatches are added as a binary tree, and those of the ranks, too.
     uses   : gradients of each parameter that are reduced apart, and then added; those of more than one are whole.
-    mover, reduce_by, gather_by : of the collectives, see `Collective`.
+    mover, reduce_by, gather_by, node : of the collectives, see `Collective`.
 
     Flat storage has the parameters in the order of the backward pass, the last one of the model first.  Part j of a
     bucket of N words begins at word floor(N j / shards), so that parts for twice as many ranks are parts of these.
@@ -98,6 +98,7 @@ class FlatLayout:
     mover: str = RING.name
     reduce_by: str = "ring"
     gather_by: str = "ring"
+    node: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         names = [x.name for x in self.parameters]
@@ -253,7 +254,7 @@ class FlatLayout:
     def _collective(self, operation: str, algorithm: str, bucket: Bucket, dtype: np.dtype) -> Collective:
         spans = (self.part(bucket, index) for index in range(self.shards))
         counts = tuple(span.stop - span.start for span in spans)
-        return Collective(operation, algorithm, tuple(range(self.shards)), counts, dtype, mover=self.mover)
+        return Collective(operation, algorithm, tuple(range(self.shards)), counts, dtype, self.node, mover=self.mover)
 
     @property
     def norm_words(self) -> int:

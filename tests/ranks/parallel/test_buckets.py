@@ -529,3 +529,25 @@ def test_lines_of_a_mesh(comm: Any, one_process: Any) -> None:
         np.testing.assert_allclose(losses, one_process[SIZES][0], rtol=1e-12)
         mesh.free()
         mesh.free()
+
+
+@pytest.mark.on_ranks(6)
+@pytest.mark.parametrize("sizes", [{"dp": 6}, {"dp": 3, "cp": 2}], ids=str)
+def test_sums_of_two_levels(comm: Any, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the fastest on three nodes of two ranks each, where nothing is divided; words are as predicted."""
+    from pdgemm.parallel import SGD, Buckets, Mesh, ShardedOptimizer
+
+    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "2")
+    mesh, n = Mesh(comm.Dup(), **sizes), 10_000
+    buckets = Buckets(mesh, {"w": np.zeros(n)})
+    ((_, layout, index),) = buckets.layouts.lines
+    assert layout.reduce_by == "two-level"
+    buckets.gradients["w"] += np.arange(n) * (1.0 + index)
+    buckets.ready("w")
+    ShardedOptimizer(buckets, SGD()).step(1.0)
+    with buckets.forward():
+        np.testing.assert_array_equal(buckets.parameters["w"], -21.0 * np.arange(n))
+    predicted = layout.step(index)["gradients"]
+    assert mesh.traffic["gradients"] == predicted
+    assert comm.allreduce(predicted.words_received) == 2 * 5 * n
+    mesh.free()
