@@ -38,8 +38,6 @@ LAUNCHERS = {
     "Slurm": Names("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 }
 _TRANSPORTS = "OMPI_MCA_btl"
-_WAITING = "OMPI_MCA_threads_pthreads_yield_strategy"
-_NAP = "OMPI_MCA_threads_pthreads_nanosleep_time"  # the system adds its 50 microseconds
 _RANK = ("OMPI_COMM_", "PMI_", "PMIX_", "PRTE_LAUNCHED")  # prefixes of variables that make a process a rank
 _USER = ("PMIX_MCA_",)  # prefixes of options that users set for launchers
 _ANY = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL", "SLURM_", "PALS_")
@@ -80,30 +78,21 @@ def survives_ranks(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 @contextmanager
-def settings_of_mpi(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Run a block that initialises MPI, with settings of Open MPI that suit this node and that the user has not set.
+def without_networks(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+    """Run a block that initialises MPI: on one node, Open MPI does not load a component that costs a second.
 
-    On one node Open MPI does not load a component that costs a second: the transport "ofi", by which nothing here is
-    sent, sleeps for a second when it finds no network (`sleep(1)` in opal/mca/btl/ofi/btl_ofi_component.c), on each
-    rank of each job.
-
-    Where a node has more ranks than cores, a rank that waits in MPI sleeps.  A rank that only yields its core
-    (mpi_yield_when_idle) keeps the core busy, so the system moves no rank that has work to that core.  Open MPI 4 has
-    no such setting, and ignores it.
+    The transport "ofi", by which nothing here is sent, sleeps for a second when it finds no network (`sleep(1)` in
+    opal/mca/btl/ofi/btl_ofi_component.c), on each rank of each job.  If the user selects transports, those are used.
     """
     local_size = variable(LAUNCHERS["Open MPI"].local_size, Count, environment=environment) or 1
-    settings = {}
-    if launched_size(environment) == local_size:
-        settings[_TRANSPORTS] = "^ofi"
-    if local_size > len(os.sched_getaffinity(0)) and _WAITING not in environment:
-        settings |= {_WAITING: "nanosleep", _NAP: "20000"}
-    ours = {name: value for name, value in settings.items() if name not in environment}
-    environment.update(ours)
+    ours = _TRANSPORTS not in environment and launched_size(environment) == local_size
+    if ours:
+        environment[_TRANSPORTS] = "^ofi"
     try:
         yield
     finally:
-        for name in ours:  # jobs that are started from here may have several nodes, or fewer ranks
-            del environment[name]
+        if ours:  # jobs that are started from here may have several nodes
+            del environment[_TRANSPORTS]
 
 
 # ------------------------------------------------------------------ the environments of child processes

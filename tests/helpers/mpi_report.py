@@ -32,8 +32,6 @@ from typing import Any
 import pytest
 from _pytest._code.code import TerminalRepr  # the type that reports accept as a failure's text
 
-from pdgemm.support.launcher import settings_of_mpi
-
 CODES = ("passed", "skipped", "xfailed", "xpassed", "failed")
 PASSED, SKIPPED, XFAILED, XPASSED, FAILED = range(5)
 INTERRUPTED = -1
@@ -150,8 +148,7 @@ class Session:
     """The plugin of a run under MPI."""
 
     def __init__(self, config: pytest.Config) -> None:
-        with settings_of_mpi():
-            from mpi4py import MPI
+        from mpi4py import MPI
 
         world = MPI.COMM_WORLD
         launched = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or world.size

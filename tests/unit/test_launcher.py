@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from pdgemm.support.launcher import (
     LAUNCHERS,
     launched_rank,
@@ -12,7 +10,7 @@ from pdgemm.support.launcher import (
     outside_allocation,
     outside_job,
     said_size,
-    settings_of_mpi,
+    without_networks,
 )
 
 
@@ -43,26 +41,12 @@ def test_mpi_starts_without_networks_on_one_node() -> None:
     one, two = ({f"OMPI_COMM_WORLD_{x}": y for x, y in (("SIZE", "4"), ("LOCAL_SIZE", here))} for here in ("4", "2"))
     for said, transports in (({}, "^ofi"), (one, "^ofi"), (two, None), ({"SLURM_STEP_NUM_TASKS": "4"}, None)):
         environment = dict(said)
-        with settings_of_mpi(environment):
+        with without_networks(environment):
             assert environment.get("OMPI_MCA_btl") == transports
         assert environment == said  # of jobs that are started from here
     of_user = {"OMPI_MCA_btl": "self,tcp"}
-    with settings_of_mpi(of_user):
+    with without_networks(of_user):
         assert of_user == {"OMPI_MCA_btl": "self,tcp"}
-
-
-def test_ranks_sleep_while_they_wait_where_they_outnumber_the_cores() -> None:
-    cores = len(os.sched_getaffinity(0))
-    prefix = "OMPI_MCA_threads_pthreads_"
-    for ranks, waiting in ((cores, {}), (cores + 1, {"yield_strategy": "nanosleep", "nanosleep_time": "20000"})):
-        said = {"OMPI_MCA_btl": "self,sm", "OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks), "OMPI_COMM_WORLD_SIZE": "99"}
-        environment = dict(said)
-        with settings_of_mpi(environment):
-            assert environment == said | {prefix + name: value for name, value in waiting.items()}
-        assert environment == said
-        of_user = said | {f"{prefix}yield_strategy": "sched_yield"}
-        with settings_of_mpi(environment := dict(of_user)):
-            assert environment == of_user
 
 
 def test_a_job_of_its_own_keeps_the_allocation_and_what_users_say() -> None:

@@ -52,7 +52,7 @@ class Job:
             with suppress(PdgemmError):  # only this rank fails here; all ranks raise the error with the first matrix
                 gpu_binding.choose()  # before MPI is initialised
         try:
-            with launcher.settings_of_mpi():
+            with launcher.without_networks():
                 from mpi4py import MPI
         except (ImportError, RuntimeError) as bad:
             self.rank = launcher.launched_rank()
