@@ -36,7 +36,11 @@ class LineChecks:
     comm     : that of the line, on which the ranks agree.
     messages : another communicator of the same ranks, on which calls and all other messages of steps travel: those that
                an exception leaves behind match no receive of a product or of a file.
+    transfers : those of the mesh, which go on while a rank waits here.
     whole    : the checks of the whole mesh, whose calls a rank that waits on any line joins, too; None: these are they.
+
+    Before ranks wait where they look for no calls, they meet (`meet`, `assemble`).  A rank that joins an agreement of
+    the whole mesh tells its lines to which meeting it has not come: those who wait in this one leave it, too.
     """
 
     def __init__(
@@ -155,6 +159,7 @@ class LineChecks:
                 self._calls.append((agreement, number))
 
     def _send(self, *numbers: int) -> None:
+        """Send all others of the line a kind, the agreement, and the checks, or the next meeting and agreement here."""
         message, others = np.array(numbers), (rank for rank in range(self.comm.size) if rank != self.comm.rank)
         self.sent = [x for x in self.sent if not x.Test()] + [self.messages.Isend(message, x, CALL) for x in others]
 
