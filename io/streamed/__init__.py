@@ -4,6 +4,6 @@
 writes in threads, `files_product` is the loop over tiles and panels, `multiply_files` the whole computation from files
 to a file, and `stored_matrix` the operand of `pdgemm()`.  `checkpoints` saves the state of a product, `unfinished`
 reads the state that an earlier job left, and `earlier_ranks` waits for ranks of that job that still run.
-`sketch_plan` and `stored_svd` are singular values of a matrix in a file.  The folder imports `io` and everything below
+`svd_plan` and `stored_svd` are singular values of a matrix in a file.  The folder imports `io` and everything below
 it.
 """

@@ -113,22 +113,26 @@ class StoredMatrix:
         self,
         k: int,
         *,
-        passes: int = 2,
+        passes: int | None = None,
         memory: int | None = None,
         oversample: int | None = None,
+        tolerance: float | None = None,
+        steps: int | None = None,
         seed: int = 0,
         progress: Callable[[int, int], object] | None = None,
     ) -> tuple[DistMatrix, np.ndarray, DistMatrix, DistMatrix]:
         """Return U, s, Vh and mu with A - 1 mu ~ U diag(s) Vh, where mu is the mean of the rows.  Collective.
 
         The principal components of A, whose rows are observations, are the rows of Vh, their variances s^2 / (m - 1),
-        and the scores U diag(s).  Nothing is read for the mean: the mean of the rows of the first panel is subtracted
-        from all rows of the first pass, and the difference from the mean of all rows is a product of rank 1, which is
-        subtracted from the sketches; later passes subtract the mean itself.
+        and the scores U diag(s).  Nothing is read for the mean: that of the first panel is subtracted from all rows of
+        the first pass, and the difference from the mean of all rows from what was computed of them; later passes
+        subtract the mean itself.
 
         Arguments, report and errors are those of `pdgemm.linalg.svd`, whose A is A - 1 mu here; mu is (1, n).
         """
-        U, s, Vh, mean = self._singular(k, passes, memory, oversample, seed, progress, True)
+        U, s, Vh, mean = stored_svd(
+            self.grid, self.source, k, passes, memory, oversample, tolerance, steps, seed, progress, True
+        )
         assert mean is not None
         return U, s, Vh, mean
 
@@ -139,12 +143,7 @@ class StoredMatrix:
         with together(communicator_of(self.grid)):
             if names := [name for name, value in others.items() if value not in (None, False)]:
                 raise ArgumentError(f"{' and '.join(names)}: for a matrix in memory, and {self!r} is in a file")
-        return self._singular(k, *arguments)[:3]
-
-    def _singular(
-        self, k: Any, passes: Any, memory: Any, oversample: Any, seed: Any, progress: Any, centered: bool = False
-    ) -> tuple[DistMatrix, np.ndarray, DistMatrix, DistMatrix | None]:
-        return stored_svd(self.grid, self.source, k, passes, memory, oversample, seed, centered, progress)
+        return stored_svd(self.grid, self.source, k, *arguments)[:3]
 
     def __matmul__(self, other: Any) -> DistMatrix:
         return pdgemm(1, self, other)

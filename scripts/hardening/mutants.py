@@ -1202,13 +1202,13 @@ MUTANTS = [
         (f"1 {R}linalg/test_linalg_lstsq.py",),
     ),
     Mutant(
-        "stored: the sketch of columns keeps the mean of all panels but the first", "io/streamed/stored_svd.py",
-        "            product(-1, self._ones((m, 1)), product(1, difference, Omega), 1, Y)\n", "            pass\n",
+        "stored: triangles keep the difference of the mean and that of the first panel", "io/streamed/stored_svd.py",
+        "        file.work.product(-1, rows[:, q:], kept[1], 1, rows[:, :q])\n", "        pass\n",
         ("1 tests/io/test_stored_svd.py",),
     ),
     Mutant(
-        "stored: the error of a projection is that of the last panel", "io/streamed/stored_svd.py",
-        "missed = hypot(missed, X.norm())", "missed = X.norm()",
+        "stored: rows that become a triangle are lost", "io/streamed/stored_svd.py",
+        "    rows[: len(R)] = R\n", "",
         ("1 tests/io/test_stored_svd.py",),
     ),
     Mutant(
@@ -1217,9 +1217,9 @@ MUTANTS = [
         ("1 tests/io/test_stored_svd.py",),
     ),
     Mutant(
-        "stored: the expected error of real numbers is that of complex ones", "io/streamed/sketch_plan.py",
-        "return k / (width - k - alpha)", "return k / (width - k)",
-        (f"0 {U}test_tilings.py",),
+        "stored: passes are counted without the first one", "io/streamed/svd_plan.py",
+        "2 * steps + 3", "2 * steps + 2",
+        ("1 tests/io/test_stored_svd.py",),
     ),
     Mutant(
         "stored: a .npy file in Fortran order is read as its transpose", "io/source.py",

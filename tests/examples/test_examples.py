@@ -121,10 +121,10 @@ def test_pca_file_on_every_grid(comm: Any, shared_tmp_path: Path) -> None:
         with ProcessGrid(comm, shape) as grid:
             npy.save(shared_tmp_path / "x.npy", next(matrices(comm, x)))
             A = npy.dataset(shared_tmp_path / "x.npy", grid)
-            variances, V, mean, errors = example("pca_file").pca(A, 4, 4, 1 << 24)
+            variances, V, mean, report = example("pca_file").pca(A, 4, 1e-6, 1 << 24)
             assert np.allclose(variances, s[:4] ** 2 / 202) and np.allclose(mean, x.mean(axis=0))
-            assert np.allclose(aligned(V.T, Vt[:4].T), Vt[:4].T, atol=1e-3)
-            assert np.isclose(errors["error"], (sum(s[4:] ** 2) / sum(s**2)) ** 0.5, rtol=1e-3)
+            assert np.allclose(aligned(V.T, Vt[:4].T), Vt[:4].T)
+            assert np.isclose(report.facts["share"], sum(s[:4] ** 2) / sum(s**2)) and report.facts["bound"] <= 1e-6
 
 
 def test_nearest_neighbours(comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,9 +19,9 @@ def parallel() -> bool:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles and slabs of a few rows, and pieces of a few of theirs."""
-    from pdgemm.io.streamed import file_panels, sketch_plan, tiling
+    from pdgemm.io.streamed import file_panels, svd_plan, tiling
 
-    for module in (file_panels, sketch_plan, tiling):
+    for module in (file_panels, svd_plan, tiling):
         monkeypatch.setattr(module, "STAGED", 1 << 9)
     monkeypatch.setattr(tiling, "_LEAST", 4)
 

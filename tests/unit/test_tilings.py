@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -14,7 +15,7 @@ from tiers import examples
 
 from pdgemm.errors import MemoryLimitError
 from pdgemm.grids.distribution import BlockCyclic
-from pdgemm.io.streamed.sketch_plan import DOUBT, ESTIMATING, SketchPlan, certain_factor, fitting_sketch
+from pdgemm.io.streamed.svd_plan import SvdPlan, fitting_plan
 from pdgemm.io.streamed.tiling import STAGED, Operand, TilePart, Tiling, waiting
 from pdgemm.io.streamed.tiling_choice import best_tiling, fitting
 
@@ -184,38 +185,30 @@ def test_each_product_is_done_once_by_several_jobs(
             tiling = replace(whole, counts=smaller).resumed(before, frozenset(finished), tuple(parts))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("shape", "passes"), [((5000, 300), 1), ((300, 5000), 1), ((5000, 300), 2), ((77, 90), 3)])
-def test_sketches_read_each_row_once_and_fit(shape: tuple[int, int], passes: int) -> None:
-    """Panels begin where the layout of the ranks repeats; wider sketches, then higher panels, for more memory."""
-    m, n = shape
+@pytest.mark.parametrize("shape", [(5000, 300), (300, 5000), (777, 790)])
+def test_plans_of_singular_values_read_each_row_once_and_fit(shape: tuple[int, int]) -> None:
+    """Panels begin where the layout of the ranks repeats; for more memory wider blocks, at last triangles."""
+    tall = max(shape), min(shape)
     for ranks in (1, 3, 16):
-        grid = (ranks, 1) if m >= n else (1, ranks)
         for operand in (Operand(8, 8), Operand(4, 8, (50, 30), False, 6000)):
-            start, before = SketchPlan(shape, grid, operand, 1, 9, 9, passes, False), (0, 0)
-            for memory in (8 << 20, 12 << 20, 64 << 20):
-                plan = fitting_sketch(start, None, memory)
+            grid = (ranks, 1) if shape[0] >= shape[1] else (1, ranks)
+            triangles = SvdPlan(tall, (ranks, 1), operand, 9, 19, True, False)
+            steps, before = SvdPlan(shape, grid, operand, 9, 19, False, False), (False, 0)
+            with pytest.raises(MemoryLimitError, match="bytes\\) are needed") as caught:
+                fitting_plan(triangles, steps, None, 1 << 18)
+            needed = int(re.search(r"\((\d+) bytes\)", str(caught.value))[1])  # type: ignore[index]
+            for memory in (needed, needed + (needed >> 2), 8 << 20, 1 << 30):
+                plan = fitting_plan(triangles, steps, None, memory)
                 rows = [step.rows for step in plan.steps()]
-                assert [x for x, _ in rows] == [plan.rows * x for x in range(plan.panels)] and rows[-1][1] == m
-                assert all(first < end for first, end in rows) and plan.rows % grid[0] == 0
-                assert plan.most_bytes < plan.all_bytes <= memory and plan.bytes_read == passes * m * n * operand.stored
-                assert before <= (plan.width, plan.block) <= (19, m) and plan.width >= 11
-                before = plan.width, plan.block
-            assert plan.panels > 1 or m <= ranks * operand.unit[0]
-            with pytest.raises(MemoryLimitError, match="bytes\\) are needed"):
-                fitting_sketch(start, None, 1 << 20)
-
-
-def test_what_is_known_of_the_error_of_sketches() -> None:
-    """The factors of the theorems, and the bound that an estimate gives."""
-    operand = Operand(8, 8)
-    for alpha, once, twice in ((1, 5.0, 2**0.5), (0, 4.863, 1.382)):  # k / (l - k - alpha) = 1 for l = 2 k + 1, real
-        for passes, factor in ((1, once), (2, twice), (5, twice)):
-            plan = SketchPlan((900, 800), (2, 1), operand, alpha, 10, 21, passes, False)
-            assert plan.factor == pytest.approx(factor, rel=1e-3)
-    assert SketchPlan((900, 20), (2, 1), operand, 1, 10, 20, 1, False).factor == 1
-    assert SketchPlan((900, 800), (2, 1), operand, 1, 10, 11, 2, False).factor == float("inf")
-    for alpha in (0, 1):
-        x = certain_factor(ESTIMATING, alpha) ** -2
-        assert x < 1 and (x * np.exp(1 - x)) ** ((2 - alpha) * ESTIMATING / 2) == pytest.approx(DOUBT)
-        squares = np.random.default_rng(alpha).chisquare((2 - alpha) * ESTIMATING, 100_000) / ((2 - alpha) * ESTIMATING)
-        assert (squares < x).mean() < DOUBT
+                assert [x for x, _ in rows] == [plan.rows * x for x in range(plan.panels)]
+                assert rows[-1][1] == plan.shape[0] and all(first < end for first, end in rows)
+                assert (
+                    plan.most_bytes < plan.all_bytes <= memory
+                    and plan.pass_bytes == shape[0] * shape[1] * operand.stored
+                )
+                assert not plan.triangles or plan.stacked * ranks >= plan.columns
+                assert before <= (plan.triangles, plan.width) and plan.width >= 11
+                before = plan.triangles, 0 if plan.triangles else plan.width
+            assert plan.triangles and (plan.panels > 1 or tall[0] <= ranks * operand.unit[0])
+            with pytest.raises(MemoryLimitError):
+                fitting_plan(triangles, steps, None, needed - 1)

@@ -39,7 +39,7 @@ class FunctionReport(WorkReport):
 
     steps    : number of iterations, or of the steps that the docstring of the function names.
     products : calls of `pdgemm`.   checks : checksums of all products, with `protect`; other steps are not compared.
-    facts    : numbers that the function has measured or estimated, by name.
+    facts    : numbers, and lists of numbers, that the function has measured or estimated, by name.
 
     Flops, words and bytes are sums over products, factorisations, solves with matrices, and redistributions; the words
     include those of norms and diagonals.
@@ -48,11 +48,12 @@ class FunctionReport(WorkReport):
     name: str
     steps: int
     products: int
-    facts: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
     checks: CheckReport | None = None
 
     def __str__(self) -> str:
-        facts = "".join(f", {name} {value:{'.7g' if 0.9 < value < 1 else '.2g'}}" for name, value in self.facts.items())
+        numbers = {name: value for name, value in self.facts.items() if not isinstance(value, list)}
+        facts = "".join(f", {name} {value:{'.7g' if 0.9 < value < 1 else '.2g'}}" for name, value in numbers.items())
         checks = f"\n{self.checks}; factorisations, solves and redistributions were not compared" if self.checks else ""
         return (
             f"{self.name}: {so_many(self.steps, 'step')}, {so_many(self.products, 'product')}, "
@@ -88,13 +89,13 @@ class Work:
         """Set Y, a matrix or a view, to X.  Collective."""
         self.did(X.redistribute(Y))
 
-    def reported(self, result: DistMatrix, steps: int, **facts: float) -> DistMatrix:
+    def reported(self, result: DistMatrix, steps: int, **facts: Any) -> DistMatrix:
         """Set the report of a result to the report of all steps, and return the result."""
         result.report = self.later_report(FunctionReport, result.grid, steps, facts)
         return result
 
     def later_report(
-        self, kind: type[R], grid: ProcessGrid, steps: int, facts: dict[str, float], **more: Any
+        self, kind: type[R], grid: ProcessGrid, steps: int, facts: dict[str, Any], **more: Any
     ) -> Callable[[], R]:
         """Return a function that returns the report of all steps.   more : the other fields of its kind."""
         seconds = perf_counter() - self.start

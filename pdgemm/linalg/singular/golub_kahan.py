@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,6 +22,22 @@ from pdgemm.matrix.distmatrix import DistMatrix
 
 BLOCKS = 5  # blocks of vectors in each basis
 KEPT = 2  # blocks that a restart keeps
+
+
+class Operand(Protocol):
+    """A matrix that is known by its products.
+
+    A : has the shape, type, device and grid.   norm : |A|_F.   H : the conjugate transpose.
+    """
+
+    @property
+    def A(self) -> Any: ...
+    @property
+    def norm(self) -> float: ...
+    @property
+    def H(self) -> Any: ...
+    def times(self, work: Work, X: DistMatrix, beta: complex = 0, C: DistMatrix | None = None) -> DistMatrix:
+        """Compute C := A X + beta C.  Collective."""
 
 
 class Tempered(NamedTuple):
@@ -58,7 +74,7 @@ class Ritz(NamedTuple):
 
 
 def leading_space(
-    work: Work, A: Tempered, k: int, width: int, target: float, steps: int, seed: int
+    work: Work, A: Operand, k: int, width: int, target: float, steps: int, seed: int
 ) -> tuple[DistMatrix, Ritz, int]:
     """Return an orthonormal basis (n, k) of the leading right singular vectors of A, by rows on all ranks.  Collective.
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pdgemm.algorithms.product_options import Streamed
 from pdgemm.errors import ArgumentError
+from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.linalg.factors.operands import to_one
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
 from pdgemm.linalg.functions.iterations import Work, check_operand, check_protection, eps_of, finite_norm
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.singular.full_svd import all_triplets, completed
-from pdgemm.linalg.singular.golub_kahan import BLOCKS, Tempered, leading_space, missing
+from pdgemm.linalg.singular.golub_kahan import BLOCKS, Operand, Tempered, leading_space, missing
 from pdgemm.linalg.singular.norms import largest_singular_value
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_count, as_seed
 from pdgemm.matrix.argument_checks import as_real, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -67,114 +69,147 @@ def svd(
 
     Cost of a step with l = k + oversample: 2 products of A with l columns, 4 mnl flops, 9 products with bases, which
     have 5 l columns, and 4 QR factorisations of l columns; a few steps if the values decay, 20 to 50 if they hardly do.
-    At the end 3 products of A with k columns.  Of all values, without k: about 2 mn^2 flops beside those of `eigh` and
+    At the end 2 products of A with k columns.  Of all values, without k: about 2 mn^2 flops beside those of `eigh` and
     QR, and again for the values below s_1 / 8.  Memory: 8 (m + n) l words of all ranks together, and 50 l^2 of each.
     Raises DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where A has NaN or infinite elements.
     Error, without k: |A - U diag(s) Vh| <= c n eps s_1, with c about 1, and 10 where the ranks share the factors.
     Golub, Luk & Overton, ACM Trans. Math. Software 7(2), 1981; Halko, Martinsson & Tropp, SIAM Review 53(2), 2011;
     Musco & Musco, NeurIPS 2015; Li & Li, Linear Algebra Appl. 395, 2005.
 
-    A matrix in a file (`pdgemm.io.hdf5.dataset`, `pdgemm.io.npy.dataset`) is read once or a few times, in panels of
-    rows of the dataset, each while the one before is multiplied.  The k largest singular values are those of an
-    approximation of rank l = k + oversample in the space of random combinations of the rows of A, or of its columns.
-    passes : 2 by default.  The last pass computes the approximation in that space that is nearest to A, and measures
-        its error; each pass between turns the space nearer to the singular vectors, by the ratio of the next singular
-        values to the first ones.  1: both factors come from sketches, and so does an estimate of the error.
-    memory : bytes per rank for panels, sketches, singular vectors and all buffers; by default 256 MiB.
-    oversample : by default max(10, k + 1), or fewer, at least 2, where the memory is short.
-    progress : called as progress(done, total) after each panel.
-    No other arguments.  U and Vh are on the grid of A, one block for each rank.
+    A matrix in a file (`pdgemm.io.hdf5.dataset`, `pdgemm.io.npy.dataset`) is read in panels, each while the one before
+    is multiplied, and k is named.  Where triangles of order min(m, n) fit the memory of each rank, 2 passes over the
+    file are enough: the panels of a rank are reduced to one triangle by QR factorisations, and the triangles of all
+    ranks together, a matrix in memory, have the singular values of A.  Otherwise the steps are those of a matrix in
+    memory, with blocks that are as wide as the memory allows; each step reads A twice, and all else 3 times.
+    passes : the most passes, beside `steps`; the errors are warned of as above if they do not suffice.
+    memory : bytes per rank for panels, bases, singular vectors and all buffers; by default 256 MiB.
+    oversample : by default as many columns as the memory allows, at least 2.
+    progress : called as progress(done, total) after each panel; total grows with each step.
+    U and Vh are on the grid of A, one block for each rank.  `U.report.facts` are as above, and `U.report.bytes_read` is
+    the number of passes times the size of the dataset.
 
-    `U.report.facts` then has, in Frobenius norms: "norm": |A|, measured.  "error": |A - U diag(s) Vh|, measured, but
-    with one pass estimated from 30 random vectors; the expectation of the estimate's square is the square of the error.
-    "bound": the error is not larger, but for rounding errors beyond the 10 sqrt(n + l) eps |A| that are included; with
-    one pass this is 1.77 times the estimate (1.47 for complex elements), and holds with a probability of 99.9%.
-    "least", not with one pass: no matrix of rank k is nearer to A; s_j <= sigma_j <= sqrt(s_j^2 + error^2 - least^2)
-    for the exact sigma_j; and the first j triplets have the error sqrt(error^2 + s_(j+1)^2 + ... + s_k^2).  "factor":
-    before anything is read, the expected error is at most so many times the least of all matrices of rank k; for
-    oversample = k + 1 that is 1.41, and with one pass 5.
-    `U.report.bytes_read` is passes times the size of the dataset.
-
-    Cost: 6 mnl flops with two passes, 2 mnl more for each further one, 2 mn (3 l + 31) with one.  Memory of all ranks
-    together: 3 ml + 4 nl words, with one pass 3 ml + (5 l + 31) n, and two panels.
-    Raises MemoryLimitError, which says how many bytes are needed, FileError, and what is raised above.
-    Halko, Martinsson & Tropp, 2011; Tropp, Yurtsever, Udell & Cevher, SIAM J. Matrix Anal. Appl. 38(4), 2017, and SIAM
-    J. Sci. Comput. 41(4), 2019.
+    Cost with triangles: 4 mn min(m, n) flops and 2 passes.  Memory of each rank: 3 triangles of twice their order, and
+    two panels.  Raises MemoryLimitError, which says how many bytes are needed, FileError, and what is raised above.
+    Demmel, Grigori, Hoemmen & Langou, SIAM J. Sci. Comput. 34(1), 2012 (sequential TSQR).
     """
     in_file: Any = getattr(A, "__svd__", None)
     if in_file is not None:
-        others = {"full_matrices": full_matrices, "tolerance": tolerance, "steps": steps, "protect": protect}
+        others = {"full_matrices": full_matrices, "protect": protect}
         of_file: tuple[DistMatrix, np.ndarray, DistMatrix] = in_file(
-            k, others, passes, memory, oversample, seed, progress
+            k, others, passes, memory, oversample, tolerance, steps, seed, progress
         )
         return of_file
-    of_files = {"passes": passes, "memory": memory, "progress": progress}
-    in_memory: Any = A  # which is checked there
-    width, most = 10 if oversample is None else oversample, 100 if steps is None else steps
-    return _of_matrix(in_memory, k, of_files, full_matrices, width, tolerance, most, seed, protect)
-
-
-def _of_matrix(
-    A: DistMatrix,
-    k: int | None,
-    of_files: dict[str, Any],
-    full_matrices: bool,
-    oversample: int,
-    tolerance: float | None,
-    steps: int,
-    seed: int,
-    protect: Protection | None,
-) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
-    """Return U, s and Vh of a matrix in memory.   of_files : arguments for a matrix in a file.   Collective."""
+    in_memory: Any = A
     with together(communicator(A=A)) as arguments:
-        check_operand("A", A)
-        least = min(A.shape)
-        k = None if k is None else as_count(k, "k", 1)
-        if any(x is not None for x in of_files.values()):
-            raise ArgumentError(f"{', '.join(of_files)} are for a matrix in a file, and A is in memory")
-        width, steps, seed = as_count(oversample, "oversample", 0), as_count(steps, "steps", 1), as_seed(seed)
-        limit = None if tolerance is None else as_real(tolerance, "tolerance", above=0)
-        if k is not None and k > least:
-            raise ArgumentError(f"k = {k} is more than the {least} singular values of A, which is {shape_of(A)}")
+        check_operand("A", in_memory)
+        if passes is not None or memory is not None or progress is not None:
+            raise ArgumentError("passes, memory, progress are for a matrix in a file, and A is in memory")
+        search = None if k is None else checked_search(in_memory.shape, k, oversample, tolerance, steps, seed)
         if k is None and protect is not None:
             raise ArgumentError(
                 "protect is for products, and svd without k is a factorisation: name k, or leave it out"
             )
-        if full_matrices and (k is not None or (A.device != devices.HOST and A.shape[0] != A.shape[1])):
+        square = in_memory.shape[0] == in_memory.shape[1]
+        if full_matrices and (k is not None or (in_memory.device != devices.HOST and not square)):
             raise ArgumentError(
-                f"full_matrices=True is for all singular values, on the host; A is {shape_of(A)} on {A.device}, k = {k}"
+                "full_matrices=True is for all singular values, on the host; "
+                f"A is {shape_of(in_memory)} on {in_memory.device}, k = {k}"
             )
-        arguments += ["svd", A.distribution, A.dtype, k, width, limit, steps, seed, bool(full_matrices)]
-        arguments += [check_protection(protect, A)]
-    work, largest = Work("svd", protect), finite_norm("svd", A, "max") if A.size else 0.0
-    if k is None:
-        return _all(work, A, full_matrices)
+        arguments += ["svd", in_memory.distribution, in_memory.dtype, search, bool(full_matrices)]
+        arguments += [check_protection(protect, in_memory)]
+    work = Work("svd", protect)
+    if search is None:
+        return _all(work, in_memory, full_matrices)
+    found = leading_triplets(work, in_memory, search)
+    work.reported(found.U, found.steps, **found.facts(search, in_memory.grid, shape_of(in_memory)))
+    return found.U, found.s, found.V.H
+
+
+class Search(NamedTuple):
+    """Arguments of a search for the k largest singular values: see `svd`.
+
+    width : columns of a block.   limit : the tolerance; None: that of rounding errors.
+    """
+
+    k: int
+    width: int
+    limit: float | None
+    steps: int
+    seed: int
+
+
+def checked_search(
+    shape: tuple[int, int], k: Any, oversample: Any, tolerance: Any, steps: Any, seed: Any, usual: int = 10
+) -> Search:
+    """Return the search that arguments of `svd` describe.  Local, inside `together`; raises ArgumentError."""
+    k = as_count(k, "k", 1)
+    if k > min(shape):
+        m, n = shape
+        raise ArgumentError(f"k = {k} is more than the {min(shape)} singular values of A, which is {m} x {n}")
+    width = k + (usual if oversample is None else as_count(oversample, "oversample", 0))
+    limit = None if tolerance is None else as_real(tolerance, "tolerance", above=0)
+    return Search(k, width, limit, 100 if steps is None else as_count(steps, "steps", 1), as_seed(seed))
+
+
+class Triplets(NamedTuple):
+    """The k largest singular values s of a matrix A, descending, with their vectors, the columns of U and V.
+
+    share : the part of |A|_F^2 in them.   bounds : of the errors of s.   rounding : the part of the bounds that is due
+    to rounding.   residual : the length of the longest A^H u - s v.   steps : number of steps.
+    bounds, rounding and residual are in units of s_1.
+    """
+
+    U: DistMatrix
+    s: np.ndarray
+    V: DistMatrix
+    share: float
+    bounds: np.ndarray
+    rounding: float
+    residual: float
+    steps: int
+
+    def facts(self, search: Search, grid: ProcessGrid, shape: str) -> dict[str, Any]:
+        """Return the facts of a report, and warn on all ranks of a bound beyond the tolerance.  Collective."""
+        bound, eps = float(self.bounds.max()), dtypes.eps(self.U.dtype)
+        wanted = ROUNDING * eps + 2 * self.rounding if search.limit is None else search.limit
+        if grid.expected(bound > wanted, False):
+            warn_together(
+                grid.comm,
+                f"svd of {shape}: the {search.k} largest singular values are known to {bound:.1e} s_1, not to "
+                f"{wanted:.1e} s_1, after {counted(self.steps, 'step')}: raise steps= or tolerance=",
+            )
+        return {"bound": bound, "share": self.share, "residual": self.residual, "bounds": self.bounds.tolist()}
+
+
+def leading_triplets(work: Work, A: DistMatrix, search: Search) -> Triplets:
+    """Return the k largest singular triplets of a matrix in memory.  Collective over the grid of A."""
+    largest = finite_norm("svd", A, "max") if A.size else 0.0
     near, far = to_one(largest or 1.0, A.dtype)
     norm = A.norm()
     norm = norm * near * far if np.isfinite(norm) else (A * near * far).norm()
     W = Tempered(A, near, far, norm)
-    if is_small(A, k, width):
-        U, s, Vh = all_triplets(work, A)
-        s, U, V, done = s * near * far, U[:, :k], Vh[:k].H, 0
-        after = s[k:], np.zeros(least - k)
+    if not is_small(A, search.k, search.width - search.k):
+        found = triplets_by_steps(work, W, search)
     else:
-        target = ROUNDING * eps_of(A) if limit is None else limit
-        basis, ritz, done = leading_space(work, W, k, k + width, target, steps, (2 * seed + 1) % 2**64)
-        U, s, Gh = svd_of_tall(W.times(work, basis))
-        work.did(U)
-        V = work.product(1, basis, Gh.H, C=empty_right_vectors(A, k))
-        after = ritz.s[k:], ritz.residuals[k:]
-    bound, rounding, residual = _bound(work, W, U, s[:k], V, after)
-    wanted = ROUNDING * eps_of(A) + 2 * rounding if limit is None else limit
-    if A.grid.expected(bound > wanted, False):
-        warn_together(
-            A.grid.comm,
-            f"svd of {shape_of(A)}: the {k} largest singular values are known to {bound:.1e} s_1, not to "
-            f"{wanted:.1e} s_1, after {counted(done, 'step')}: raise steps= or tolerance=",
-        )
-    share = min(1.0, float((s[:k].astype(float) ** 2).sum()) / norm**2) if norm else 1.0
-    work.reported(U, done, bound=bound, share=share, residual=residual)
-    return U, s[:k] / near / far, V.H
+        U, s, Vh = all_triplets(work, A)
+        s, k = s * near * far, search.k
+        U, V = U[:, :k], Vh[:k].H
+        R = W.times(work, V, -1, U * s[:k])
+        after = np.append(s[k:], 0)  # no value is left after the last one
+        found = _bounded(work, W, (U, s[:k], V), R, (after, np.zeros(len(after))), 0)
+    return found._replace(s=found.s / near / far)
+
+
+def triplets_by_steps(work: Work, W: Operand, search: Search) -> Triplets:
+    """Return the k largest singular triplets of an operand by block Golub-Kahan steps.  Collective."""
+    k, width, limit, steps, seed = search
+    target = ROUNDING * dtypes.eps(W.A.dtype) if limit is None else limit
+    basis, ritz, done = leading_space(work, W, k, width, target, steps, (2 * seed + 1) % 2**64)
+    Y = W.times(work, basis)
+    U, s, Gh = svd_of_tall(Y)
+    V = work.product(1, basis, work.did(Gh).H, C=empty_right_vectors(W.A, k))
+    R = work.product(1, Y, Gh.H, -1, U * s)  # A V - U diag(s), without one more product with A
+    return _bounded(work, W, (U, s, V), R, (ritz.s[k:], ritz.residuals[k:]), done)
 
 
 def _all(work: Work, A: DistMatrix, full_matrices: bool) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
@@ -215,19 +250,25 @@ def empty_right_vectors(A: DistMatrix, k: int) -> DistMatrix:
     return DistMatrix.empty((A.shape[1], k), grid=A.grid.base, dtype=A.dtype, device=A.device)
 
 
-def _bound(
-    work: Work, A: Tempered, U: DistMatrix, s: np.ndarray, V: DistMatrix, after: tuple[np.ndarray, np.ndarray]
-) -> tuple[float, float, float]:
-    """Return a bound of the errors of s, the part of this bound that is due to rounding, and the longest A^H u - s v.
+def _bounded(
+    work: Work,
+    A: Operand,
+    triplets: tuple[DistMatrix, np.ndarray, DistMatrix],
+    R: DistMatrix,
+    after: tuple[np.ndarray, np.ndarray],
+    steps: int,
+) -> Triplets:
+    """Return approximate triplets U, s, V with bounds of the errors of s, from residuals.  Collective.
 
-    All three are relative to s_1.   after : the next approximate values, and their residuals.   Collective.
+    R : A V - U diag(s).   after : the next approximate values, and their residuals.
     """
-    R, L = A.times(work, V, -1, U * s), A.H.times(work, U, -1, V * s)
+    U, s, V = triplets
+    L = A.H.times(work, U, -1, V * s)
     right, left = (X.vector_norm(2, axis=0) for X in (L, R))
     inside, *grams = (work.product(1, X.H, Y).allgather() for X, Y in ((U, R), (U, U), (V, V)))
-    apart = max(float(np.linalg.norm(gram - np.eye(len(s)), 2)) for gram in grams)
-    first = float(s[0])
-    rounding = float(np.linalg.norm(inside, 2)) + (apart + 4 * eps_of(U)) * first
+    apart, first = max(float(np.linalg.norm(gram - np.eye(len(s)), 2)) for gram in grams), float(s[0]) or 1.0
+    rounding = float(np.linalg.norm(inside, 2)) + (apart + 4 * eps_of(U)) * float(s[0])
     values, residuals = np.append(s, after[0].astype(s.dtype)), np.append(np.maximum(left, right), after[1])
-    most = float(missing(len(s), values, residuals, A.norm).max()) + rounding
-    return most / (first or 1.0), rounding / (first or 1.0), float(right.max()) / (first or 1.0)
+    bounds = missing(len(s), values, residuals, A.norm) + rounding
+    share = min(1.0, float((s.astype(float) ** 2).sum()) / A.norm**2) if A.norm else 1.0
+    return Triplets(U, s, V, share, bounds / first, rounding / first, float(right.max()) / first, steps)

@@ -128,7 +128,7 @@ def lstsq(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, rcond
 @click.option("-o", "--output", type=DATASET, required=True, help="Group of a file for U, s and Vh, such as f.h5:/svd.")
 @click.option(
     "--oversample", type=click.IntRange(0, options.MOST),
-    help="Columns of blocks more than k; default: 10, with --memory k + 1 or what fits.",
+    help="Columns of blocks more than k; default: 10, with --memory as many as fit.",
 )  # fmt: skip
 @click.option(
     "--tolerance", type=click.FloatRange(0, min_open=True),
@@ -137,7 +137,7 @@ def lstsq(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, rcond
 @click.option("--steps", type=options.COUNT, help="The most steps for the k values; default: 100.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--memory", type=BYTES, help="Memory per rank: A stays in its file, and is read in panels.  Needs -k.")
-@click.option("--passes", type=options.COUNT, help="Reads of A with --memory; default: 2.")
+@click.option("--passes", type=options.COUNT, help="The most passes over A with --memory; default: as many as needed.")
 @on_all_ranks
 def svd(
     say: Speaker, how: How, a: Dataset, k: int | None, output: Dataset, memory: int | None, passes: int | None,
@@ -150,9 +150,8 @@ def svd(
     orthonormal columns and rows, that A V = U diag(s) and Ah U = V diag(s), and that no value of A - U diag(s) Vh is
     larger.
 
-    With --memory, A may be larger than the memory: it is read once or a few times.  The Frobenius norm of
-    A - U diag(s) Vh is printed, which one pass estimates and the last of several passes measures.  --verify then
-    compares this norm with random vectors, for which A is read once more.
+    With --memory, A may be larger than the memory: it is read twice if a triangle of its lesser dimension fits the
+    memory of a rank, and otherwise until the values are known to the tolerance.  --verify reads it twice more.
     """
     from pdgemm import linalg
     from pdgemm.errors import ArgumentError

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 EPS = 3  # times n and the unit roundoff: the error bound in the tests of SLATE
 _MOST = 20  # the most values that are printed
+_RANDOM = 30  # random columns with which a matrix in a file is compared
 _reading = options.stacked_options(
     click.option("--grid", "grid_shape", type=GRID, help="Process grid; default: as square as possible."),
     click.option("--block", type=BLOCK, help="Block sizes of the layout; default: one block per rank."),
@@ -125,26 +126,25 @@ def check_outputs(say: Speaker, outputs: list[tuple[Dataset, int]], matrices: An
 
 
 def svd_in_file(
-    say: Speaker, how: How, x: Source, k: int | None, memory: int, passes: int | None, tolerance: Any, steps: Any,
-    **search: Any,
-) -> tuple[Any, Any]:  # fmt: skip
+    say: Speaker, how: How, x: Source, k: int | None, memory: int, passes: int | None, **search: Any
+) -> tuple[Any, Any]:
     """Return a matrix in its file, and its k largest singular values with their vectors."""
     from pdgemm.errors import ArgumentError
     from pdgemm.io.streamed.before_reading import check_memory
-    from pdgemm.io.streamed.sketch_plan import SketchPlan
     from pdgemm.io.streamed.stored_matrix import StoredMatrix
     from pdgemm.io.streamed.stored_svd import stored_svd
+    from pdgemm.io.streamed.svd_plan import SvdPlan
 
     if k is None:
         raise ArgumentError("--memory is for the largest singular values: name -k")
-    if how.block is not None or tolerance is not None or steps is not None:
-        raise ArgumentError("--memory does not go with --block, --tolerance or --steps")
+    if how.block is not None:
+        raise ArgumentError("--memory does not go with --block")
 
-    def planned(plan: SketchPlan, memory: int) -> None:
-        check_memory(say.grid, plan.most_bytes, "panels of A and their sketches", ", or less --memory")
+    def planned(plan: SvdPlan, memory: int) -> None:
+        check_memory(say.grid, plan.most_bytes, "panels of A and what is computed of them", ", or less --memory")
         say.note("plan", [plan.explain(memory)], plan.as_dict(memory))
 
-    with say.progress("svd", x.nbytes * (passes or 2), "B/s") as progress:
+    with say.progress("svd") as progress:
         triplets = stored_svd(say.grid, x, k, passes, memory, progress=progress, planned=planned, **search)
     return StoredMatrix(say.grid, x.dataset, x.stored, x.dtype, x.op), triplets[:3]
 
@@ -177,22 +177,31 @@ def whole(A: DistMatrix, assume: str) -> DistMatrix:
     return triangle
 
 
-def values_text(name: str, s: Any, facts: dict[str, float] | None = None) -> list[str]:
-    """Return lines with values and, if only the k largest singular values were computed, their error and share."""
-    texts = [f"{value:.10g}" for value in s]
+def values_text(name: str, s: Any, facts: dict[str, Any] | None = None) -> list[str]:
+    """Return lines with values and, if only the k largest singular values were computed, their error and share.
+
+    Of a value whose error is bounded, only digits that the bound leaves are printed.
+    """
+    bounds = [x * s[0] for x in facts["bounds"]] if facts else [0.0] * len(s)
+    texts = [_known_digits(*x) for x in zip(s, bounds)]
     lines = [f"{name} = {', '.join(texts if len(s) <= _MOST else [*texts[: _MOST - 1], '...', texts[-1]])}"]
-    if facts and "factor" in facts:  # of a matrix in a file
-        error, bound, least = (facts.get(x, 0.0) / (facts["norm"] or 1.0) for x in ("error", "bound", "least"))
-        known = f"= {error:.3e} |A|_F, measured; no matrix of rank {len(s)} is nearer than {least:.3e} |A|_F"
-        if "least" not in facts:
-            known = f"is about {error:.1e} |A|_F, an estimate; with 99.9% probability below {bound:.1e} |A|_F"
-        lines.append(f"|A - U diag(s) Vh|_F {known}")
-    elif facts:
-        lines.append(f"each is within {facts['bound']:.1e} s_1 of its true value; s_1 = {s[0]:.6g}")
+    if facts:
+        largest = _known_digits(s[0], bounds[0])
+        lines.append(f"each is within {facts['bound']:.1e} s_1 of its true value; s_1 = {largest}")
         rest, doubt = 1 - facts["share"], 2 * len(s) * facts["bound"]
         part = f"{facts['share']:.4%}" if rest > 1e-6 else f"all but {max(rest, doubt):.1e}"
         lines.append(f"rank {len(s)} holds {part} of |A|_F^2")
     return lines
+
+
+def _known_digits(value: float, bound: float) -> str:
+    """Return a number in at most 10 digits, the last of which may be wrong by one; '< x' where no digit is known."""
+    from math import floor, log10
+
+    if bound > 0 and value <= bound:
+        return f"< {value + bound:.1e}"
+    digits = 10 if not bound else max(1, min(10, floor(log10(abs(value) / bound)) + 1))
+    return f"{value:.{digits}g}"
 
 
 def svd_checks(A: DistMatrix, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, float]) -> list[Check]:
@@ -212,23 +221,40 @@ def svd_checks(A: DistMatrix, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict
     return checks
 
 
-def file_checks(A: Any, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, float], memory: int) -> list[Check]:
-    """Return the checks of singular triplets of a matrix in a file, which is read once; errors are relative to |A|_F.
+def file_checks(A: Any, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, Any], memory: int) -> list[Check]:
+    """Return the checks of `svd_checks` of a matrix in a file, which is read twice.
 
-    |(A - U diag(s) Vh) G|_F / sqrt(beta q) estimates |A - U diag(s) Vh|_F, where G has q columns of normal numbers.
+    With Q, an orthonormal basis of (A - U diag(s) Vh) G for a few random columns G, |(A - U diag(s) Vh)^H Q|_2 is a
+    lower bound of the norm of the rest (Halko, Martinsson & Tropp, SIAM Review 53(2), 2011, section 4.5).
     """
-    from math import sqrt
+    import numpy as np
 
     from pdgemm.gemm import pdgemm
-    from pdgemm.io.streamed.sketch_plan import ESTIMATING, certain_factor
+    from pdgemm.linalg.factors.qr import qr
+    from pdgemm.linalg.singular.svd import svd
+    from pdgemm.local.arrays.dtypes import eps
     from pdgemm.matrix.distmatrix import DistMatrix
 
-    complex_numbers, norm = A.dtype.kind == "c", facts["norm"] or 1.0
-    G = DistMatrix.random((A.shape[1], ESTIMATING), grid=A.grid, seed=2**63, kind="normal", dtype=A.dtype)
-    R = pdgemm(1, A, G, memory_limit=max(memory, 1 << 24))  # staging buffers alone may need more than `memory`
-    pdgemm(-1, U, (Vh @ G) * s[:, None], 1, R)
-    error, above = R.norm() / sqrt((1 + complex_numbers) * ESTIMATING), certain_factor(ESTIMATING, 1 - complex_numbers)
-    return [*_orthonormal(U, Vh.H), Check("|A - U diag(s) Vh|_F", error / norm, above * facts["bound"] / norm)]
+    first, rounding, V = float(s[0]) if len(s) and s[0] else 1.0, EPS * eps(A.dtype) * sum(A.shape), Vh.H
+    values, few = (s / first).astype(s.dtype), min(_RANDOM, min(A.shape))
+
+    def remaining(M: Any, X: DistMatrix, Y: DistMatrix, more: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
+        """Return M X / s_1 - Y diag(s) / s_1, and (M - Y diag(s) X^H) more / s_1, from one product with M."""
+        columns: Any = np.hstack([X, more])
+        both = pdgemm(1 / first, M, columns, memory_limit=max(memory, 1 << 24))
+        rest = both[:, X.shape[1] :] - (Y @ ((X.H @ more) * values[:, None])).redistribute(like=both[:, X.shape[1] :])
+        return both[:, : X.shape[1]] - (Y * values).redistribute(like=both[:, : X.shape[1]]), rest
+
+    G = DistMatrix.random((A.shape[1], few), grid=A.grid, seed=2**63, kind="normal", dtype=A.dtype)
+    R, rest = remaining(A, V, U, G)
+    L, rest = remaining(A.H, U, V, qr(rest)[0])
+    checks = _orthonormal(U, V)
+    for what, X, known in (("|A V - U s|", R, 0.0), ("|Ah U - V s|", L, facts["residual"])):
+        checks.append(Check(what, X.vector_norm(2, axis=0).max(initial=0), known + rounding))
+    if len(s) < min(A.shape):
+        over = max(0.0, float(svd(rest)[1][0]) - float(values[-1]))
+        checks.append(Check("|A - U s Vh| beyond the last value", over, facts["bound"] + rounding))
+    return checks
 
 
 def _orthonormal(U: DistMatrix, V: DistMatrix) -> list[Check]:
