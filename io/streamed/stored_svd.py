@@ -30,7 +30,7 @@ from pdgemm.io.streamed.svd_plan import SvdPlan, fitting_plan
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
 from pdgemm.linalg.functions.iterations import FunctionReport, Work
 from pdgemm.linalg.ranges import RangeOfPanels, times
-from pdgemm.linalg.singular.svd import Search, Triplets, checked_search, leading_triplets, triplets_by_steps
+from pdgemm.linalg.singular.svd import SvdSearch, Triplets, checked_search, leading_triplets, triplets_by_steps
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.argument_checks import as_optional
@@ -98,21 +98,7 @@ def stored_svd(
             raise ArgumentError("svd of a matrix in a file computes the k largest singular values: name k, or load it")
         search = checked_search(source.shape, k, oversample, tolerance, steps, seed)
         memory, most = as_optional(memory, "memory", 1) or LIMIT, as_optional(passes, "passes", 1)
-        rows = source._replace(op="N")
-        tall = rows if rows.shape[0] >= rows.shape[1] else rows.turned("T")
-        triangles, by_steps = (
-            SvdPlan(
-                X.shape,
-                (grid.size, 1) if X.shape[0] >= X.shape[1] else (1, grid.size),
-                operand_of(X),
-                search.k,
-                search.width,
-                triangles=X is tall and way == "triangles",
-                centered=bool(centered) and X.transposed == source.transposed,
-            )
-            for X, way in ((tall, "triangles"), (rows, "steps"))
-        )
-        plan = fitting_plan(triangles, by_steps, oversample, memory)
+        X, plan = _fitting(grid.size, source, search, bool(centered), oversample, memory)
         if most is not None and most < plan.passes(1):
             raise ArgumentError(
                 f"passes = {most} are too few for {source.what}: at least {plan.passes(1)} are needed with "
@@ -123,7 +109,7 @@ def stored_svd(
             search = search._replace(steps=min(search.steps, (most - plan.passes(0)) // 2))
         arguments += ["svd of a file", source.what, source.op, plan, memory, search, bool(centered)]
     planned(plan, memory)
-    work, X = Work("svd", memory_limit=memory - plan.most_bytes), tall if plan.triangles else rows
+    work = Work("svd", memory_limit=memory - plan.most_bytes)
     with ExitStack() as stack:
         sums = ReadSums(source.place, source.dtype)
         get = stack.enter_context(X.opened_alone(grid, sums))
@@ -131,30 +117,59 @@ def stored_svd(
         file = _StoredOperand(work, base, X, plan, centered and not plan.centered, progress)
         layout = (min(plan.rows, X.shape[0]), X.shape[1]), (plan.block, plan.across)
         file.panels = Panels(X, get, file.panel_grid, *layout, 2 * plan.panels, reader, sums)
-        found = (_by_triangles if plan.triangles else _by_steps)(file, search)
+        triplets = (_by_triangles if plan.triangles else _by_steps)(file, search)
     agree(comm, file.notify.error)
     if grid.draft:
         grid.draft.add(source.what, plan.file_reads(file.passes))
-    facts = found.facts(search, grid, f"{source.what}, {source.shape[0]} x {source.shape[1]}")
-    measured: dict[str, Any] = {
-        "bytes_read": comm.allreduce(file.panels.nbytes),
-        "read_wait": comm.allreduce(file.panels.wait, MPI.MAX),
-        "peak": comm.allreduce(largest_so_far(), MPI.MAX),
-    }
-    measured["plan"] = plan.as_dict(memory, file.passes)
-    report = work.later_report(StoredReport, grid, found.steps, facts, **measured)
-    s, mean = times(found.s, file.range.exponent), None
-    left, right, conjugate = file.result(found.U), file.result(found.V), False
-    for turned in (X.op, source.op):  # X = D or D^T, and A = op(D): D^T = conj(V) diag(s) U^T, D^H = V diag(s) U^H
-        if turned != "N":
-            left, right, conjugate = right, left, conjugate ^ (turned == "T")
-    U, Vh = (left.H.T, right.T) if conjugate else (left, right.H)
+    U, V, mean = file.result(triplets.U), file.result(triplets.V), None
     if file.mean is not None:
         mean = times(file.result(file.mean), file.range.exponent)
         mean = mean if plan.centered else mean.T
         mean = mean.T.H if source.op == "C" else mean
-    U.report = Vh.report = report
-    return U, s, Vh, mean
+    facts = triplets.facts(search, grid, f"{source.what}, {source.shape[0]} x {source.shape[1]}")
+    measured: dict[str, Any] = {
+        "plan": plan.as_dict(memory, file.passes),
+        "bytes_read": comm.allreduce(file.panels.nbytes),
+        "read_wait": comm.allreduce(file.panels.wait, MPI.MAX),
+        "peak": comm.allreduce(largest_so_far(), MPI.MAX),
+    }
+    U, Vh = _turned(X.op, source.op, U, V)
+    U.report = Vh.report = work.later_report(StoredReport, grid, triplets.steps, facts, **measured)
+    return U, times(triplets.s, file.range.exponent), Vh, mean
+
+
+def _fitting(
+    ranks: int, source: Source, search: SvdSearch, centered: bool, oversample: int | None, memory: int
+) -> tuple[Source, SvdPlan]:
+    """Return the dataset or its transpose, whichever is read, and the plan that fits.  Raises MemoryLimitError."""
+    rows = source._replace(op="N")
+    tall = rows if rows.shape[0] >= rows.shape[1] else rows.turned("T")
+    triangles, steps = (
+        SvdPlan(
+            X.shape,
+            (ranks, 1) if X.shape[0] >= X.shape[1] else (1, ranks),
+            operand_of(X),
+            search.k,
+            search.width,
+            triangles=way == "triangles",
+            centered=centered and X.transposed == source.transposed,
+        )
+        for X, way in ((tall, "triangles"), (rows, "steps"))
+    )
+    plan = fitting_plan(triangles, steps, oversample, memory)
+    return tall if plan.triangles else rows, plan
+
+
+def _turned(read: str, op: str, U: DistMatrix, V: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
+    """Return U and V^H of op(D) from U and V of D or D^T, which was read.
+
+    D^T = conj(V) diag(s) U^T and D^H = V diag(s) U^H, for D = U diag(s) V^H.
+    """
+    conjugate = False
+    for letter in (read, op):
+        if letter != "N":
+            U, V, conjugate = V, U, conjugate ^ (letter == "T")
+    return (U.H.T, V.T) if conjugate else (U, V.H)
 
 
 class _StoredOperand:
@@ -304,24 +319,24 @@ class _Adjoint(NamedTuple):
         return work.add(C, 1, self.H.adjoint_times(work, Y), beta)
 
 
-def _by_steps(file: _StoredOperand, search: Search) -> Triplets:
-    """Search as in memory.  Collective."""
+def _by_steps(file: _StoredOperand, search: SvdSearch) -> Triplets:
+    """SvdSearch as in memory.  Collective."""
     for _ in file.first_pass([]):
         pass
     file.bring_near_1()
     return triplets_by_steps(file.work, file, search)
 
 
-def _by_triangles(file: _StoredOperand, search: Search) -> Triplets:
+def _by_triangles(file: _StoredOperand, search: SvdSearch) -> Triplets:
     """Return the triplets of X, from those of its triangles and the second pass, which computes X V.  Collective."""
     work = file.work
-    found = leading_triplets(work, _triangles(file), search)
-    U, s, Gh = svd_of_tall(file.times(work, found.V))
-    V = work.product(1, found.V, work.did(Gh).H)
+    triplets = leading_triplets(work, _triangles(file), search)
+    U, s, Gh = svd_of_tall(file.times(work, triplets.V))
+    V = work.product(1, triplets.V, work.did(Gh).H)
     rounding = _ROUNDING * dtypes.eps(file.dtype) * file.norm / (float(s[0]) or 1.0)
-    return found._replace(
+    return triplets._replace(
         U=U, s=s, V=V,
-        bounds=found.bounds + rounding, rounding=found.rounding + rounding, residual=found.residual + rounding,
+        bounds=triplets.bounds + rounding, rounding=triplets.rounding + rounding, residual=triplets.residual + rounding,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ BLOCKS = 5  # blocks of vectors in each basis
 KEPT = 2  # blocks that a restart keeps
 
 
-class Operand(Protocol):
+class LinearMap(Protocol):
     """A matrix that is known by its products.
 
     A : has the shape, type, device and grid.   norm : |A|_F.   H : the conjugate transpose.
@@ -74,7 +74,7 @@ class Ritz(NamedTuple):
 
 
 def leading_space(
-    work: Work, A: Operand, k: int, width: int, target: float, steps: int, seed: int
+    work: Work, A: LinearMap, k: int, width: int, target: float, steps: int, seed: int
 ) -> tuple[DistMatrix, Ritz, int]:
     """Return an orthonormal basis (n, k) of the leading right singular vectors of A, by rows on all ranks.  Collective.
 

@@ -15,7 +15,7 @@ from pdgemm.linalg.factors.tall_qr import svd_of_tall
 from pdgemm.linalg.functions.iterations import Work, check_operand, check_protection, eps_of, finite_norm
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.singular.full_svd import all_triplets, completed
-from pdgemm.linalg.singular.golub_kahan import BLOCKS, Operand, Tempered, leading_space, missing
+from pdgemm.linalg.singular.golub_kahan import BLOCKS, LinearMap, Tempered, leading_space, missing
 from pdgemm.linalg.singular.norms import largest_singular_value
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
@@ -120,12 +120,12 @@ def svd(
     work = Work("svd", protect)
     if search is None:
         return _all(work, in_memory, full_matrices)
-    found = leading_triplets(work, in_memory, search)
-    work.reported(found.U, found.steps, **found.facts(search, in_memory.grid, shape_of(in_memory)))
-    return found.U, found.s, found.V.H
+    triplets = leading_triplets(work, in_memory, search)
+    work.reported(triplets.U, triplets.steps, **triplets.facts(search, in_memory.grid, shape_of(in_memory)))
+    return triplets.U, triplets.s, triplets.V.H
 
 
-class Search(NamedTuple):
+class SvdSearch(NamedTuple):
     """Arguments of a search for the k largest singular values: see `svd`.
 
     width : columns of a block.   limit : the tolerance; None: that of rounding errors.
@@ -140,7 +140,7 @@ class Search(NamedTuple):
 
 def checked_search(
     shape: tuple[int, int], k: Any, oversample: Any, tolerance: Any, steps: Any, seed: Any, usual: int = 10
-) -> Search:
+) -> SvdSearch:
     """Return the search that arguments of `svd` describe.  Local, inside `together`; raises ArgumentError."""
     k = as_count(k, "k", 1)
     if k > min(shape):
@@ -148,7 +148,7 @@ def checked_search(
         raise ArgumentError(f"k = {k} is more than the {min(shape)} singular values of A, which is {m} x {n}")
     width = k + (usual if oversample is None else as_count(oversample, "oversample", 0))
     limit = None if tolerance is None else as_real(tolerance, "tolerance", above=0)
-    return Search(k, width, limit, 100 if steps is None else as_count(steps, "steps", 1), as_seed(seed))
+    return SvdSearch(k, width, limit, 100 if steps is None else as_count(steps, "steps", 1), as_seed(seed))
 
 
 class Triplets(NamedTuple):
@@ -168,7 +168,7 @@ class Triplets(NamedTuple):
     residual: float
     steps: int
 
-    def facts(self, search: Search, grid: ProcessGrid, shape: str) -> dict[str, Any]:
+    def facts(self, search: SvdSearch, grid: ProcessGrid, shape: str) -> dict[str, Any]:
         """Return the facts of a report, and warn on all ranks of a bound beyond the tolerance.  Collective."""
         bound, eps = float(self.bounds.max()), dtypes.eps(self.U.dtype)
         wanted = ROUNDING * eps + 2 * self.rounding if search.limit is None else search.limit
@@ -181,7 +181,7 @@ class Triplets(NamedTuple):
         return {"bound": bound, "share": self.share, "residual": self.residual, "bounds": self.bounds.tolist()}
 
 
-def leading_triplets(work: Work, A: DistMatrix, search: Search) -> Triplets:
+def leading_triplets(work: Work, A: DistMatrix, search: SvdSearch) -> Triplets:
     """Return the k largest singular triplets of a matrix in memory.  Collective over the grid of A."""
     largest = finite_norm("svd", A, "max") if A.size else 0.0
     near, far = to_one(largest or 1.0, A.dtype)
@@ -189,18 +189,18 @@ def leading_triplets(work: Work, A: DistMatrix, search: Search) -> Triplets:
     norm = norm * near * far if np.isfinite(norm) else (A * near * far).norm()
     W = Tempered(A, near, far, norm)
     if not is_small(A, search.k, search.width - search.k):
-        found = triplets_by_steps(work, W, search)
+        triplets = triplets_by_steps(work, W, search)
     else:
         U, s, Vh = all_triplets(work, A)
         s, k = s * near * far, search.k
         U, V = U[:, :k], Vh[:k].H
         R = W.times(work, V, -1, U * s[:k])
         after = np.append(s[k:], 0)  # no value is left after the last one
-        found = _bounded(work, W, (U, s[:k], V), R, (after, np.zeros(len(after))), 0)
-    return found._replace(s=found.s / near / far)
+        triplets = _bounded(work, W, (U, s[:k], V), R, (after, np.zeros(len(after))), 0)
+    return triplets._replace(s=triplets.s / near / far)
 
 
-def triplets_by_steps(work: Work, W: Operand, search: Search) -> Triplets:
+def triplets_by_steps(work: Work, W: LinearMap, search: SvdSearch) -> Triplets:
     """Return the k largest singular triplets of an operand by block Golub-Kahan steps.  Collective."""
     k, width, limit, steps, seed = search
     target = ROUNDING * dtypes.eps(W.A.dtype) if limit is None else limit
@@ -252,7 +252,7 @@ def empty_right_vectors(A: DistMatrix, k: int) -> DistMatrix:
 
 def _bounded(
     work: Work,
-    A: Operand,
+    A: LinearMap,
     triplets: tuple[DistMatrix, np.ndarray, DistMatrix],
     R: DistMatrix,
     after: tuple[np.ndarray, np.ndarray],
