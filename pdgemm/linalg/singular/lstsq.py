@@ -6,7 +6,6 @@ from typing import Any, get_args, overload
 
 import numpy as np
 
-from pdgemm.errors import LinAlgError
 from pdgemm.gemm import pdgemm
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.householder import apply_reflectors, householder_qr
@@ -15,7 +14,7 @@ from pdgemm.linalg.factors.operands import check_right_side, column, common_dtyp
 from pdgemm.linalg.factors.pivoted_qr import pivoted_factor
 from pdgemm.linalg.factors.tall_qr import svd_on_all, tall_qr
 from pdgemm.linalg.factors.triangular import solve_triangular
-from pdgemm.linalg.functions.iterations import Work, finite_norm
+from pdgemm.linalg.functions.iterations import Work, near_one
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.singular.full_svd import all_triplets, are_shared
 from pdgemm.local.arrays import dtypes
@@ -78,6 +77,7 @@ def lstsq(
         driver = as_name(lapack_driver, "lapack_driver", get_args(LstsqDriver))
         arguments += ["lstsq", driver, f"rcond={rcond}", A.distribution, A.dtype, B.dtype]
         arguments.append(f"a vector, {described_elements(B)}" if vector else B.distribution)
+    near_one("A", A)  # raises where an element is NaN or infinite
     A, B = in_type(A, dtype), column(B, A, dtype).to_device(A.device) if vector else in_type(B, dtype)
     if driver == "gelsy":
         X, residuals, rank = complete_orthogonal(A, B, rcond)
@@ -113,7 +113,6 @@ def by_triangle(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix,
 def by_shared_vectors(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix, np.ndarray, int, np.ndarray]:
     """Return what `by_triangle` does, by A = U diag(s) V^H, of which each rank has its share.  Collective."""
     work, (m, n) = Work("lstsq"), A.shape
-    finite_norm("lstsq", A, "max")
     U, s, Vh = all_triplets(work, A)
     rank = _rank(s, rcond)
     C = work.product(1, U.H, B)
@@ -156,8 +155,6 @@ def complete_orthogonal(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[Dis
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.5.
     """
     (m, n), steps = A.shape, Steps(what=f"Least squares by a complete orthogonal decomposition ({shape_of(A)})")
-    if A.size and not np.isfinite(A.norm("max")):
-        raise LinAlgError(f"A ({shape_of(A)}) contains NaN or infinity")  # the same norm is on all ranks
     F, tau, p = pivoted_factor("lstsq", A, steps)
     sizes = abs(F.diagonal())
     rank = int(np.count_nonzero(sizes > rcond * sizes.max(initial=0)))

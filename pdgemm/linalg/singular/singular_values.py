@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pdgemm.errors import ArgumentError
-from pdgemm.linalg.factors.operands import to_one
-from pdgemm.linalg.functions.iterations import Work, check_operand
+from pdgemm.linalg.functions.iterations import Work, check_operand, near_one
 from pdgemm.linalg.singular.bidiagonal import singular_values
 from pdgemm.linalg.singular.svd import svd
 from pdgemm.local.arrays import dtypes
@@ -53,8 +52,9 @@ def matrix_rank(A: DistMatrix, tol: float | None = None, *, rtol: float | None =
             raise ArgumentError("matrix_rank takes tol or rtol, not both")
         tolerances = _tolerances(A, tol, rtol if tol is None else 0.0)
         arguments += ["matrix_rank", *tolerances]
-    s = svdvals(A)
-    return int(np.count_nonzero(s > _least(s, *tolerances)))
+    near, far = near_one("A", A)
+    s = svdvals(A * near * far)
+    return int(np.count_nonzero(s > _least(s, tolerances[0] * near * far, tolerances[1])))
 
 
 def pinv(A: DistMatrix, *, atol: float | None = None, rtol: float | None = None) -> DistMatrix:
@@ -73,13 +73,14 @@ def pinv(A: DistMatrix, *, atol: float | None = None, rtol: float | None = None)
         check_operand("A", A)
         tolerances = _tolerances(A, atol, rtol)
         arguments += ["pinv", *tolerances]
-    work, (U, s, Vh) = Work("pinv"), svd(A)
+    work, (near, far) = Work("pinv"), near_one("A", A)  # s may be infinite, and so may 1 / s
+    U, s, Vh = svd(A * near * far)
     work.did(U)
-    rank = int(np.count_nonzero(s > _least(s, *tolerances)))
-    near, far = to_one(float(s.max(initial=0)) or 1.0, A.dtype)  # 1 / s may be infinite, and its product with 0 NaN
-    X = work.product(1, Vh[:rank].H, (U[:, :rank] * (1 / (s[:rank] * near * far))).H)
-    X *= near
-    X *= far
+    rank = int(np.count_nonzero(s > _least(s, tolerances[0] * near * far, tolerances[1])))
+    X = work.product(1, Vh[:rank].H, (U[:, :rank] * (1 / s[:rank])).H)
+    with np.errstate(over="ignore"):  # an element may be infinite
+        X *= near
+        X *= far
     return work.reported(X, 0)
 
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from pdgemm.algorithms.product_options import Streamed
 from pdgemm.errors import ArgumentError
-from pdgemm.linalg.factors.operands import to_one
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
-from pdgemm.linalg.functions.iterations import Work, check_operand, check_protection, eps_of, finite_norm
+from pdgemm.linalg.functions.iterations import Work, check_operand, check_protection, eps_of, near_one
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.singular.full_svd import all_triplets, completed
 from pdgemm.linalg.singular.golub_kahan import BLOCKS, Tempered, leading_space, missing
@@ -146,10 +145,9 @@ def _of_matrix(
             )
         arguments += ["svd", A.distribution, A.dtype, k, width, limit, steps, seed, bool(full_matrices)]
         arguments += [check_protection(protect, A)]
-    work, largest = Work("svd", protect), finite_norm("svd", A, "max") if A.size else 0.0
+    work, (near, far) = Work("svd", protect), near_one("A", A)
     if k is None:
         return _all(work, A, full_matrices)
-    near, far = to_one(largest or 1.0, A.dtype)
     norm = A.norm()
     norm = norm * near * far if np.isfinite(norm) else (A * near * far).norm()
     W = Tempered(A, near, far, norm)
@@ -192,7 +190,7 @@ def norm_of_rest(A: DistMatrix, U: DistMatrix, s: np.ndarray, Vh: DistMatrix) ->
 
     If the norm is not larger than s_k, the singular values s are the largest ones of A.
     """
-    near, far = to_one(A.norm("max") or 1.0, A.dtype)
+    near, far = near_one("A", A)
     values = s.astype(float) * near * far
 
     def apply(x: np.ndarray) -> np.ndarray:
