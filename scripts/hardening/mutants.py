@@ -1212,6 +1212,16 @@ MUTANTS = [
         (f"1 {R}linalg/test_linalg_ranges.py",),
     ),
     Mutant(
+        "factors: the diagonal of R stands for its small singular values", "pdgemm/local/blas/pivots.py",
+        "if small == 0 or large * self._rcond > small:", "if abs(x[k]) <= self._rcond * large:",
+        (f"1 {R}linalg/test_linalg_lstsq.py",),
+    ),
+    Mutant(
+        "singular values: no warning of one at the tolerance", "pdgemm/linalg/singular/singular_values.py",
+        "unsure > 0 and least >", "False and least >",
+        (f"1 {R}linalg/test_linalg_lstsq.py",),
+    ),
+    Mutant(
         "factors: numbers of least norm stay in the order of pivots", "pdgemm/linalg/singular/lstsq.py",
         "permuted(X, np.argsort(p))", "permuted(X, p)",
         (f"1 {R}linalg/test_linalg_lstsq.py",),
