@@ -1157,6 +1157,11 @@ MUTANTS = [
         (f"1 {R}eigen/test_eigh.py",),
     ),
     Mutant(
+        "eigen: block Lanczos has the last word", "pdgemm/linalg/eigen/eigh.py",
+        "        if may_fail:\n", "        if False:\n",
+        (f"1 {R}eigen/test_eigh.py",),
+    ),
+    Mutant(
         "eigen: an interval has its lower end", "pdgemm/linalg/eigen/eigh.py",
         'np.searchsorted(w, [self.lo, self.hi], side="right")', 'np.searchsorted(w, [self.lo, self.hi])',
         (f"1 {R}eigen/test_eigh.py",),
@@ -1195,6 +1200,26 @@ MUTANTS = [
         "factors: the transpose of a symmetric matrix is taken for its conjugate", "pdgemm/linalg/factors/ldl.py",
         'letter == ("T" if factors.hermitian else "C")', 'letter == "T"',
         (f"1 {R}linalg/test_linalg_ldl.py",),
+    ),
+    Mutant(
+        "functions: a norm that overflows is taken for an infinite element", "pdgemm/linalg/functions/iterations.py",
+        'float(A.norm("max"))', 'float(A.norm("fro"))',
+        (f"1 {R}linalg/test_linalg_ranges.py",),
+    ),
+    Mutant(
+        "functions: a modulus that overflows is taken for an infinite element", "pdgemm/linalg/functions/iterations.py",
+        'if size == np.inf and A.dtype.kind == "c":', "if False:",
+        (f"1 {R}linalg/test_linalg_ranges.py",),
+    ),
+    Mutant(
+        "factors: the diagonal of R stands for its small singular values", "pdgemm/local/blas/pivots.py",
+        "if small == 0 or large * self._rcond > small:", "if abs(x[k]) <= self._rcond * large:",
+        (f"1 {R}linalg/test_linalg_lstsq.py",),
+    ),
+    Mutant(
+        "singular values: no warning of one at the tolerance", "pdgemm/linalg/singular/singular_values.py",
+        "unsure > 0 and least >", "False and least >",
+        (f"1 {R}linalg/test_linalg_lstsq.py",),
     ),
     Mutant(
         "factors: numbers of least norm stay in the order of pivots", "pdgemm/linalg/singular/lstsq.py",

@@ -24,8 +24,12 @@ def positive_definite(n: int, dtype: str) -> np.ndarray:
 
 def conditioned(m: int, n: int, kappa: float, dtype: str) -> np.ndarray:
     """Return a matrix whose singular values are 1 to 1/kappa, in equal ratios."""
-    left, right = (np.linalg.qr(rng_matrix(x, n, dtype, seed=x).astype("D"))[0] for x in (m, n))
-    x = left * np.logspace(0, -np.log10(kappa), n) @ right.conj().T
+    return with_singular_values(m, n, np.logspace(0, -np.log10(kappa), n), dtype)
+
+
+def with_singular_values(m: int, n: int, values: np.ndarray, dtype: str) -> np.ndarray:
+    left, right = (np.linalg.qr(rng_matrix(x, len(values), dtype, seed=x).astype("D"))[0] for x in (m, n))
+    x = left * values @ right.conj().T
     return (x if np.dtype(dtype).kind == "c" else x.real).astype(dtype)
 
 

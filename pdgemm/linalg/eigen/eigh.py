@@ -15,14 +15,13 @@ from pdgemm.linalg.eigen.lanczos import lanczos
 from pdgemm.linalg.eigen.one_stage import OneStage
 from pdgemm.linalg.eigen.tridiagonal import tridiagonal_eigh
 from pdgemm.linalg.eigen.two_stage import Band, TwoStages
-from pdgemm.linalg.factors.operands import to_one
 from pdgemm.linalg.functions.iterations import (
     Work,
     check_operand,
     check_protection,
     empty_like,
     eps_of,
-    finite_norm,
+    near_one,
     on_one_rank,
 )
 from pdgemm.local.arrays import device as devices
@@ -35,6 +34,7 @@ from pdgemm.support.agreement import together
 
 SMALL = 512  # largest order for which LAPACK on one rank is faster than division, or joins, by all
 LARGE_FOR_VALUES = 3072  # least order for which eigenvalues alone are computed faster through a band than directly
+STEPS = 300  # the most steps of block Lanczos before all is reduced instead
 # Least orders for which two stages are taken, with all vectors and with some.  On 2 ranks one stage was faster at 4096:
 # 8.4 s and, with a tenth of the vectors, 7.0 s beside 8.1 s.  Its products of the matrix and a vector grow faster.
 LARGE, LARGE_FOR_PART = 16384, 6144
@@ -67,7 +67,7 @@ def eigh(
     k: int | None = None,
     which: Literal["largest", "smallest"] = "largest",
     tolerance: float | None = None,
-    steps: int = 300,
+    steps: int | None = None,
     protect: Protection | None = None,
 ) -> Any:
     """Return w and V with A V = V diag(w), for a Hermitian A, as scipy.linalg.eigh.  Collective over the grid of A.
@@ -83,7 +83,9 @@ def eigh(
     subset_by_value : (lo, hi): the eigenvalues in the interval (lo, hi], of which either end may be infinite.
     k     : the k largest or smallest eigenvalues, `which`: by block Lanczos or, where 3 (k + 8) >= n, as a subset.
     tolerance : of the residuals |A v - w v|_2 / |A|_F for k pairs; by default 1e-10, for 32-bit types 1e-5.
-    steps : the largest number of steps of block Lanczos, each a product of A with k + 8 columns.
+    steps : the largest number of steps of block Lanczos, each a product of A with k + 8 columns.  By default 300, after
+        which the pairs are computed as a subset: where many eigenvalues lie close together beside the k, no number of
+        steps may suffice.
     protect : protection of the products, as for `pdgemm`, without B; other steps are not protected.
 
     Returns w in ascending order, real and the same on every rank, and V (n, n) or (n, number of w) with orthonormal
@@ -114,31 +116,37 @@ def eigh(
         check_operand("A", A, square=True)
         _check_pair(A, B, type, protect)
         subset, k = _subset(A, subset_by_index, subset_by_value, k, which)
-        steps, least = as_count(steps, "steps", 1), 1e-5 if np.finfo(A.dtype).bits == 32 else 1e-10
+        most = STEPS if steps is None else as_count(steps, "steps", 1)
+        least = 1e-5 if np.finfo(A.dtype).bits == 32 else 1e-10
         tolerance = least if tolerance is None else as_real(tolerance, "tolerance", above=0)
         arguments += ["eigh", A.distribution, A.dtype, None if B is None else B.distribution, type, bool(lower)]
-        arguments += [bool(eigvals_only), subset, k, which, tolerance, steps, check_protection(protect, A)]
+        arguments += [bool(eigvals_only), subset, k, which, tolerance, steps and most, check_protection(protect, A)]
     work = Work("eigh", protect)
     H, pair = A if lower else A.H, None
     if B is not None:
         pair = Standard.of(work, H, B if lower else B.H, type)
         H = pair.C
     T = lower_triangle(H)
-    near, far = to_one(finite_norm("eigh", T) or 1.0, T.dtype)
+    near, far = near_one("A" if B is None else "A, or its product with B or the inverse of B,", T)
     T *= near
     T *= far
 
+    def scaled_back(values: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):  # an eigenvalue may be infinite
+            return values / near / far
+
     def wanted(values: np.ndarray) -> slice:
-        part = subset.slice_of(values / near / far)
+        part = subset.slice_of(scaled_back(values))
         return A.grid.expected(part, slice(None)) if subset.kind == "value" else part
 
-    if k is not None and 3 * (k + 8) < len(A):
-        w, V, done, facts = _by_lanczos(work, T, k, which, tolerance, steps)
+    few = k is not None and 3 * (k + 8) < len(A)
+    if some := _by_lanczos(work, T, k, which, tolerance, most, steps is None) if few else None:
+        w, V, done, facts = some
     elif len(A) <= SMALL or protect is not None or A.device != devices.HOST:
         w, V, done, facts = _by_division(work, T, wanted)
     elif eigvals_only:
         w = _values(work, T)
-        return w[wanted(w)] / near / far
+        return scaled_back(w[wanted(w)])
     else:
         reduction = (TwoStages if len(A) >= (LARGE if subset.kind == "all" else LARGE_FOR_PART) else OneStage).of(
             work, T
@@ -146,9 +154,9 @@ def eigh(
         w, V = tridiagonal_eigh(work, reduction.d, reduction.e, T, wanted)
         V, done, facts = reduction.apply(work, V), 0, {}
     if eigvals_only:
-        return w / near / far
+        return scaled_back(w)
     V = pair.vectors(V) if pair else V
-    return w / near / far, work.reported(_as_columns_of(work, A, V), done, **facts)
+    return scaled_back(w), work.reported(_as_columns_of(work, A, V), done, **facts)
 
 
 def eigvalsh(
@@ -199,11 +207,17 @@ def _by_division(
 
 
 def _by_lanczos(
-    work: Work, T: DistMatrix, k: int, which: str, tolerance: float, steps: int
-) -> tuple[np.ndarray, DistMatrix, int, dict[str, float]]:
+    work: Work, T: DistMatrix, k: Any, which: str, tolerance: float, steps: int, may_fail: bool
+) -> tuple[np.ndarray, DistMatrix, int, dict[str, float]] | None:
+    """Return k eigenvalues and vectors by block Lanczos; None if it may fail, and does.  Collective."""
     H = hermitian(work, T)
     scale, sign = H.norm() or 1.0, 1 if which == "largest" else -1
-    w, V, done = lanczos(work, H, k, sign, scale, tolerance, steps)
+    try:
+        w, V, done = lanczos(work, H, k, sign, scale, tolerance, steps)
+    except LinAlgError:  # on all ranks
+        if may_fail:
+            return None
+        raise
     return w, V, done, {"residual": _residual(work, H, w, V) / scale}
 
 

@@ -26,6 +26,7 @@ from pdgemm.linalg.factors.operands import (
 )
 from pdgemm.linalg.factors.rank_k import both_triangles
 from pdgemm.linalg.factors.triangular import BLOCK, solve_triangular
+from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.argument_checks import check_result, communicator, op_letter, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -83,6 +84,7 @@ class Inertia(NamedTuple):
     positive: int
 
 
+@in_range(lambda factors, a: replace(factors, T=times(factors.T, a)), A=ELEMENTS)
 def ldl(A: DistMatrix, *, lower: bool = True, hermitian: bool = True) -> LDL:
     """Return L, T and perm, where A[perm][:, perm] = L T L^H, by Aasen's method in blocks.  Collective over the grid.
 
@@ -175,6 +177,7 @@ def check_band(factors: LDL) -> None:
         raise LinAlgError(f"A ({shape_of(A)} on a {A.grid} grid) is singular: pivot {at} of {len(A)} of T is zero")
 
 
+@in_range(lambda counts, a: counts, A=ELEMENTS)
 def inertia(A: DistMatrix, *, lower: bool = True) -> Inertia:
     """Return the numbers of negative, zero and positive eigenvalues of a Hermitian matrix.  Collective over the grid.
 

@@ -37,7 +37,7 @@ def check_square(A: object, name: str = "A") -> None:
     check_dtype(name, A, dtypes.BLAS)
     check_reach(name, A)
     if A.shape[0] != A.shape[1]:
-        raise LayoutError(f"{name} must be square, it is {shape_of(A)} on a {A.grid} grid")
+        raise LayoutError(f"{name} must be square, but it is {shape_of(A)} on a {A.grid} grid")
 
 
 def check_reach(name: str, A: DistMatrix) -> None:

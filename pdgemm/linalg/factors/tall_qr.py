@@ -57,7 +57,7 @@ def tall_qr(A: DistMatrix, method: str = "auto", passes: int = PASSES) -> TallQR
         check_matrices(A=A)
         check_dtype("A", A, dtypes.BLAS)
         if A.shape[0] < A.shape[1]:
-            raise LayoutError(f"A must have at least as many rows as columns, it is {shape_of(A)} on a {A.grid} grid")
+            raise LayoutError(f"A must have at least as many rows as columns, but is {shape_of(A)} on a {A.grid} grid")
         arguments += ["QR of a tall matrix", method, A.distribution, A.dtype, A.order, A.device]
     X, moves = _by_rows(A)
     grid, comm, (m, n), device = X.grid, X.grid.comm, X.shape, devices.of(X.stored)

@@ -17,6 +17,7 @@ from pdgemm.instrument.check_report import CheckReport, all_checks
 from pdgemm.instrument.run_report import WorkReport
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.operands import empty_like as empty_like
+from pdgemm.linalg.factors.operands import to_one
 from pdgemm.linalg.factors.qr import factored
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
@@ -121,7 +122,7 @@ def check_operand(name: str, A: DistMatrix, square: bool = False, supported: Any
     check_matrices(**{name: A})
     check_dtype(name, A, supported)
     if square and A.shape[0] != A.shape[1]:
-        raise LayoutError(f"{name} must be square, it is {shape_of(A)} on a {A.grid} grid")
+        raise LayoutError(f"{name} must be square, but it is {shape_of(A)} on a {A.grid} grid")
 
 
 def add_matrices(Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:
@@ -150,12 +151,23 @@ def add_to_diagonal(A: DistMatrix, value: complex) -> DistMatrix:
     return add_matrices(A, value, DistMatrix.eye(A.shape, grid=A.grid, block=A.block, dtype=A.dtype, device=A.device))
 
 
-def finite_norm(name: str, A: DistMatrix, kind: Any = "fro") -> float:
-    """Return a norm of A.  Raises LinAlgError on all ranks where an element is NaN or infinite.  Collective."""
-    size = A.norm(kind)
-    if not np.isfinite(size):
-        raise LinAlgError(f"{name} of {A.distribution}: some elements are NaN or infinite, or overflow in its norm")
+def largest_part(A: DistMatrix) -> float:
+    """Return max |a|, or where |a| overflows the largest real or imaginary part; NaN for NaN.  Collective."""
+    size = float(A.norm("max")) if A.size else 0.0
+    if size == np.inf and A.dtype.kind == "c":
+        size = float(np.max([A.real.norm("max"), A.imag.norm("max")]))
     return size
+
+
+def near_one(name: str, A: DistMatrix) -> tuple[float, float]:
+    """Return powers of four whose product with A has a `largest_part` of about 1, as `to_one`.  Collective.
+
+    name : of A.   Raises LinAlgError on all ranks where an element is NaN or infinite.
+    """
+    size = largest_part(A)
+    if not np.isfinite(size):
+        raise LinAlgError(f"{name} ({shape_of(A)} on a {A.grid} grid) contains NaN or infinity")
+    return to_one(size or 1.0, A.dtype)
 
 
 def on_one_rank(A: DistMatrix, compute: Callable[..., T], *arguments: Any) -> T:

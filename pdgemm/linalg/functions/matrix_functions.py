@@ -10,7 +10,6 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.linalg.factors.cholesky import cholesky
-from pdgemm.linalg.factors.operands import to_one
 from pdgemm.linalg.functions.iterations import (
     Work,
     add_to_diagonal,
@@ -18,7 +17,7 @@ from pdgemm.linalg.functions.iterations import (
     check_protection,
     empty_like,
     eps_of,
-    finite_norm,
+    near_one,
 )
 from pdgemm.linalg.functions.polar import inverse, polar
 from pdgemm.local.arrays import dtypes
@@ -61,11 +60,11 @@ def newton_schulz(
         each = coefficients_of_steps(coefficients, steps)
         arguments += ["newton_schulz", G.distribution, G.dtype, each, epsilon, check_protection(protect, G)]
     work = Work("newton_schulz", protect)
-    size, wide = finite_norm("newton_schulz", G), G.shape[0] <= G.shape[1]
+    (near, far), wide = near_one("G", G), G.shape[0] <= G.shape[1]
     X, Y = empty_like(G), empty_like(G)
-    near, _ = to_one(size + epsilon or 1, G.dtype)  # 1 / size may be infinite
     work.add(X, near, G, beta=0)
-    X *= 1 / ((size + epsilon) * near) if size + epsilon > 0 else 0
+    X *= far
+    X *= 1 / (float(X.norm()) + epsilon * near * far or 1)
     S: Any = None
     T: Any = None
     for a, b, c in each:
@@ -144,12 +143,17 @@ def expm(A: DistMatrix, *, protect: Protection | None = None) -> DistMatrix:
     with together(communicator(A=A)) as arguments:
         check_operand("A", A, square=True)
         arguments += ["expm", A.distribution, A.dtype, check_protection(protect, A)]
-    work, size = Work("expm", protect), finite_norm("expm", A, 1)
+    work, size, halvings = Work("expm", protect), A.norm(1), 0
+    if not isfinite(size):  # because of an element, or of a sum
+        near_one("A", A)
+        halvings = len(A).bit_length() + 1
+        A = A * 2.0**-halvings
+        size = A.norm(1)
     single = np.finfo(A.dtype).bits == 32
     if size <= _LARGEST[8][not single]:
         return work.reported(_taylor_8(work, A), 0)
     X, squarings = _taylor_18(work, A, size, _LARGEST[18][not single], 10 if single else 40)
-    spare = empty_like(A)
+    spare, squarings = empty_like(A), squarings + halvings
     for _ in range(squarings):
         work.product(1, X, X, C=spare)
         X, spare = spare, X
@@ -221,7 +225,7 @@ def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen", protect: Pr
         as_name(assume_a, "assume_a", ("gen", "pos"))
         arguments += ["sqrtm", A.distribution, A.dtype, assume_a, check_protection(protect, A)]
     work = Work("sqrtm", protect)
-    near, far = to_one(finite_norm("sqrtm", A) or 1, A.dtype)
+    near, far = near_one("A", A)
     W = A * near * far
     if assume_a == "pos":
         U, H = polar(work.did(cholesky(W)).H, protect=protect)

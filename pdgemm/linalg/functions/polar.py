@@ -9,7 +9,7 @@ import numpy as np
 
 from pdgemm.errors import LinAlgError
 from pdgemm.linalg.factors.cholesky import cho_solve, cholesky
-from pdgemm.linalg.factors.operands import is_reachable, to_one
+from pdgemm.linalg.factors.operands import is_reachable
 from pdgemm.linalg.factors.solve import inv
 from pdgemm.linalg.factors.triangular import solve_triangular
 from pdgemm.linalg.functions.iterations import (
@@ -19,7 +19,7 @@ from pdgemm.linalg.functions.iterations import (
     check_protection,
     empty_like,
     eps_of,
-    finite_norm,
+    near_one,
     random,
 )
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
@@ -72,11 +72,11 @@ def unitary_factor(work: Work, A: DistMatrix) -> tuple[DistMatrix, int, float]:
     """Return the polar factor U of A (m >= n), the number of steps, and |U^H U - I|_F.  Collective."""
     if 0 in A.shape:
         return empty_like(A), 0, 0.0
-    size = min(finite_norm("polar", A), sqrt(A.norm(1)) * sqrt(A.norm(np.inf)))
+    near, far = near_one("A", A)
     X, Y = empty_like(A), empty_like(A)
-    near, _ = to_one(size or 1, A.dtype)  # 1 / size may be infinite
     work.add(X, near, A, beta=0)
-    X *= 1 / (size * near) if size else 0
+    X *= far
+    X *= 1 / (min(X.norm(), sqrt(X.norm(1)) * sqrt(X.norm(np.inf))) or 1)
     n, eps = A.shape[1], eps_of(A)
     E: Any = add_to_diagonal(work.product(1, X.H, X), -1)
     least = _least_singular_value(work, E, eps)
@@ -171,7 +171,7 @@ def _newton(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
     """Return sign(A) and the number of steps, by Newton's iteration with scaling (Higham 2008, 5.5).  Collective."""
     if 0 in A.shape:
         return empty_like(A), 0
-    near, far = to_one(finite_norm("matrix_sign", A) or 1, A.dtype)
+    near, far = near_one("A", A)
     X, change, eps = A * near * far, np.inf, eps_of(A)
     for step in range(_MOST):
         if change <= sqrt(eps):  # half of the digits are correct: a last step, of products alone, doubles their number

@@ -11,7 +11,7 @@ from pdgemm.algorithms.panels.bidiagonal_panels import BidiagonalBand
 from pdgemm.algorithms.panels.panel_run import run_panels, working_copy
 from pdgemm.linalg.factors.householder import householder_qr
 from pdgemm.linalg.factors.tall_qr import svd_on_all, tall_qr
-from pdgemm.linalg.functions.iterations import Work, finite_norm, on_one_rank
+from pdgemm.linalg.functions.iterations import Work, near_one, on_one_rank
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.blas.band import singular_values_of_band
@@ -33,10 +33,10 @@ def singular_values(A: DistMatrix) -> np.ndarray:
     """
     if 0 in A.shape:
         return np.zeros(0, np.finfo(A.dtype).dtype)
+    near_one("A", A)  # raises where an element is NaN or infinite
     tall = A if A.shape[0] >= A.shape[1] else A.H
     if tall.shape[1] <= SMALL or A.device != devices.HOST:
         return svd_on_all(tall_qr(tall))[1].copy()
-    finite_norm("svdvals", A, "max")
     return through_band(Work("svdvals"), tall)
 
 

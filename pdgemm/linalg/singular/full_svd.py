@@ -13,10 +13,9 @@ import numpy as np
 
 from pdgemm.linalg.eigen.eigh import eigh
 from pdgemm.linalg.factors.householder import apply_reflectors, householder_factor, householder_qr
-from pdgemm.linalg.factors.operands import to_one
 from pdgemm.linalg.factors.rank_k import herk
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
-from pdgemm.linalg.functions.iterations import Work, empty_like, finite_norm
+from pdgemm.linalg.functions.iterations import Work, empty_like, near_one
 from pdgemm.local.arrays import device as devices
 from pdgemm.matrix.distmatrix import DistMatrix
 
@@ -40,7 +39,7 @@ def all_triplets(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, Dis
         assert Q is not None
         U, s, Vh = all_triplets(work, work.did(R))
         return work.product(1, Q, U, C=empty_like(A)), s, Vh
-    near, far = to_one(finite_norm("svd", A, "max") or 1.0, A.dtype)
+    near, far = near_one("A", A)
     U, s, V = _by_gram_matrix(work, A * near * far)
     return U, np.minimum.accumulate(s) / near / far, V.H
 

@@ -6,20 +6,21 @@ from typing import Any, get_args, overload
 
 import numpy as np
 
-from pdgemm.errors import LinAlgError
 from pdgemm.gemm import pdgemm
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.linalg.factors.householder import apply_reflectors, householder_qr
+from pdgemm.linalg.factors.householder import BLOCK, apply_reflectors, householder_qr
 from pdgemm.linalg.factors.lu import own_copy, permuted
 from pdgemm.linalg.factors.operands import check_right_side, column, common_dtype, in_type, to_one
 from pdgemm.linalg.factors.pivoted_qr import pivoted_factor
 from pdgemm.linalg.factors.tall_qr import svd_on_all, tall_qr
 from pdgemm.linalg.factors.triangular import solve_triangular
-from pdgemm.linalg.functions.iterations import Work, finite_norm
+from pdgemm.linalg.functions.iterations import Work, near_one, on_one_rank
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.singular.full_svd import all_triplets, are_shared
+from pdgemm.linalg.singular.singular_values import rank_above
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_name
+from pdgemm.local.blas.pivots import LeadingTriangle
 from pdgemm.matrix.argument_checks import as_real, check_dtype, check_matrices, communicator, shape_of
 from pdgemm.matrix.array_functions import triu
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -48,9 +49,10 @@ def lstsq(
     A : DistMatrix (m, n), float32, float64, complex64 or complex128, of any layout; unchanged.
     B : DistMatrix (m, p) over the same ranks, of any layout, or a 1-D array of m numbers, the same on every rank.
     rcond : singular values of A up to rcond times the largest one are taken for 0; by default max(m, n) eps;
-        a negative number stands for eps.
+        a negative number stands for eps.  All ranks warn with scipy.linalg.LinAlgWarning where rounding errors decide
+        on which side of an rcond above these a value lies.
     lapack_driver : LAPACK's routine of the same purpose, as for scipy.linalg.lstsq: "gelsd" takes the singular values;
-        "gelsy" takes QR factors with column pivoting, whose diagonal stands for the singular values.
+        "gelsy" takes QR factors with column pivoting, and estimates of the singular values of leading triangles.
 
     Returns X, a DistMatrix (n, p), or a vector on every rank; the sum |b - A x|^2 of each column b of B, an empty array
     where the rank is less than n or m <= n; the rank of A; and its min(m, n) singular values, or None with "gelsy".
@@ -78,6 +80,7 @@ def lstsq(
         driver = as_name(lapack_driver, "lapack_driver", get_args(LstsqDriver))
         arguments += ["lstsq", driver, f"rcond={rcond}", A.distribution, A.dtype, B.dtype]
         arguments.append(f"a vector, {described_elements(B)}" if vector else B.distribution)
+    near_one("A", A)  # raises where an element is NaN or infinite
     A, B = in_type(A, dtype), column(B, A, dtype).to_device(A.device) if vector else in_type(B, dtype)
     if driver == "gelsy":
         X, residuals, rank = complete_orthogonal(A, B, rcond)
@@ -91,7 +94,7 @@ def by_triangle(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix,
     (m, n), tall = A.shape, A.shape[0] >= A.shape[1]
     steps, factors = Steps(), tall_qr(A if tall else A.H)
     U, s, Vh, report = svd_on_all(factors)
-    rank = _rank(s, rcond)
+    rank = rank_above(A, s, rcond * s.max(initial=0))
     left, right = (U, Vh) if tall else (Vh.conj().T, U.conj().T)  # singular vectors of R, or of R^H
     left_h, right_h = (
         DistMatrix.from_global(np.ascontiguousarray(x), grid=A.grid.base, device=A.device, check=False)
@@ -113,19 +116,14 @@ def by_triangle(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix,
 def by_shared_vectors(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix, np.ndarray, int, np.ndarray]:
     """Return what `by_triangle` does, by A = U diag(s) V^H, of which each rank has its share.  Collective."""
     work, (m, n) = Work("lstsq"), A.shape
-    finite_norm("lstsq", A, "max")
     U, s, Vh = all_triplets(work, A)
-    rank = _rank(s, rcond)
+    rank = rank_above(A, s, rcond * s.max(initial=0))
     C = work.product(1, U.H, B)
     X = work.product(1, Vh[:rank].H, _divided(C[:rank].copy(), s[:rank]))
     residuals = np.empty(0, s.dtype)
     if rank == n < m:
         residuals = _squared_lengths(work.product(-1, U, C, 1, B.astype(A.dtype)))
     return work.reported(X, 0), residuals, rank, s
-
-
-def _rank(s: np.ndarray, rcond: float) -> int:
-    return int(np.count_nonzero(s > rcond * s.max(initial=0)))
 
 
 def _divided(Y: DistMatrix, s: np.ndarray) -> DistMatrix:
@@ -146,21 +144,18 @@ def _squared_lengths(R: DistMatrix) -> np.ndarray:
 def complete_orthogonal(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix, np.ndarray, int]:
     """Return X, the squared residuals and the rank, as `lstsq` does, as LAPACK's gelsy.  Collective.
 
-    A, B : of one type, A (m, n), B (m, p).   rcond : the rank r is the number of diagonal elements of R above rcond
-    times the largest one, where A P = Q R with column pivoting; these are about as large as the singular values.
+    A, B : of one type, A (m, n), B (m, p).   rcond : the rank r is the order of the largest leading triangle of R
+    whose condition is estimated to be at most 1/rcond, where A P = Q R with column pivoting.
 
     The first r rows of R are L^H Z^H, where Z (n, r) has orthonormal columns, and X = P Z L^-H (Q^H B)[:r].
     Cost per rank for P ranks: that of `qr` with pivoting, without Q; 4 (m min(m, n) + n r) p/P flops, and if r < n 4 n
-    r^2/P flops for Z and L.
+    r^2/P flops for Z and L; on rank 0, which has BLOCK columns of R at a time, r^2/2 words and 4 r^2 flops.
     Error: each column of X is the exact solution for A + E, |E| <= c(m, n) (eps + rcond) |A|.
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.5.
     """
     (m, n), steps = A.shape, Steps(what=f"Least squares by a complete orthogonal decomposition ({shape_of(A)})")
-    if A.size and not np.isfinite(A.norm("max")):
-        raise LinAlgError(f"A ({shape_of(A)}) contains NaN or infinity")  # the same norm is on all ranks
     F, tau, p = pivoted_factor("lstsq", A, steps)
-    sizes = abs(F.diagonal())
-    rank = int(np.count_nonzero(sizes > rcond * sizes.max(initial=0)))
+    rank = _leading_order(F, len(tau), rcond)
     C = own_copy(B, A, False)
     apply_reflectors(F[:, : len(tau)], tau, C, True, steps.did)  # C := Q^H B
     if rank == n:
@@ -170,5 +165,17 @@ def complete_orthogonal(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[Dis
         assert Z is not None
         Y = steps.did(solve_triangular(steps.did(L), C[:rank], trans="C"))
         X = steps.did(pdgemm(1, Z, Y))
-    residuals = C[n:].norm(axis=0) ** 2 if rank == n < m else np.empty(0, sizes.dtype)
+    residuals = C[n:].norm(axis=0) ** 2 if rank == n < m else np.empty(0, np.finfo(A.dtype).dtype)
     return steps.reported(steps.did(permuted(X, np.argsort(p)))), residuals, rank
+
+
+def _leading_order(F: DistMatrix, most: int, rcond: float) -> int:
+    """Return the rank of R, in the upper triangle of F, which `LeadingTriangle` finds on one rank.  Collective."""
+    triangle, order = LeadingTriangle(F.dtype, most, rcond), 0
+    for start in range(0, most, BLOCK):
+        end = min(most, start + BLOCK)
+        columns = F[:end, start:end].to_global(0)
+        order = F.grid.expected(on_one_rank(F, triangle.extended, columns), end)
+        if order < end:
+            break
+    return order

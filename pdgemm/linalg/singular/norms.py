@@ -15,7 +15,7 @@ from pdgemm.linalg.factors.cholesky import cho_solve, cholesky
 from pdgemm.linalg.factors.condition import inverse_norm
 from pdgemm.linalg.factors.lu import lu_factor, lu_solve
 from pdgemm.linalg.factors.operands import is_reachable, to_one
-from pdgemm.linalg.functions.iterations import check_operand, on_one_rank
+from pdgemm.linalg.functions.iterations import check_operand, largest_part, on_one_rank
 from pdgemm.linalg.ranges import ELEMENTS, in_range
 from pdgemm.linalg.singular.bidiagonal import singular_values
 from pdgemm.local.arrays import dtypes
@@ -62,7 +62,7 @@ def norm(A: DistMatrix, ord: Norm | None = None, *, tolerance: float | None = No
             raise ArgumentError(f"norm -2 is the smallest singular value, and A has none: it is {shape_of(A)}")
     if not of_values:
         return A.norm("fro" if ord is None else ord)
-    size = A.norm("max") if A.size else 0.0
+    size = largest_part(A)
     if size == 0 or not np.isfinite(size):
         return 0.0 if size == 0 else float("nan")
     if ord != 2:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from pdgemm.errors import ArgumentError
-from pdgemm.linalg.factors.operands import to_one
-from pdgemm.linalg.functions.iterations import Work, check_operand
+from pdgemm.linalg.functions.iterations import Work, check_operand, near_one
 from pdgemm.linalg.singular.bidiagonal import singular_values
 from pdgemm.linalg.singular.svd import svd
 from pdgemm.local.arrays import dtypes
-from pdgemm.matrix.argument_checks import as_real, communicator
+from pdgemm.matrix.argument_checks import as_real, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.support.agreement import together
+from pdgemm.support.agreement import together, warn_together
+from pdgemm.support.text import counted
 
 
 def svdvals(A: DistMatrix) -> np.ndarray:
@@ -44,7 +44,8 @@ def matrix_rank(A: DistMatrix, tol: float | None = None, *, rtol: float | None =
 
     Cost: that of `svdvals`.
     Raises ArgumentError on all ranks, also if both tol and rtol are passed, and the exceptions of `svdvals`.
-    Error: a singular value as near to the tolerance as the error of `svdvals` may count on either side of it.
+    Error: a singular value as near to the tolerance as the error of `svdvals` may count on either side of it; above
+    the default tolerance, all ranks then warn with scipy.linalg.LinAlgWarning.
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.4.1.
     """
     with together(communicator(A=A)) as arguments:
@@ -53,8 +54,9 @@ def matrix_rank(A: DistMatrix, tol: float | None = None, *, rtol: float | None =
             raise ArgumentError("matrix_rank takes tol or rtol, not both")
         tolerances = _tolerances(A, tol, rtol if tol is None else 0.0)
         arguments += ["matrix_rank", *tolerances]
-    s = svdvals(A)
-    return int(np.count_nonzero(s > _least(s, *tolerances)))
+    near, far = near_one("A", A)
+    s = svdvals(A * near * far)
+    return rank_above(A, s, _least(s, tolerances[0] * near * far, tolerances[1]))
 
 
 def pinv(A: DistMatrix, *, atol: float | None = None, rtol: float | None = None) -> DistMatrix:
@@ -73,14 +75,33 @@ def pinv(A: DistMatrix, *, atol: float | None = None, rtol: float | None = None)
         check_operand("A", A)
         tolerances = _tolerances(A, atol, rtol)
         arguments += ["pinv", *tolerances]
-    work, (U, s, Vh) = Work("pinv"), svd(A)
+    work, (near, far) = Work("pinv"), near_one("A", A)  # s may be infinite, and so may 1 / s
+    U, s, Vh = svd(A * near * far)
     work.did(U)
-    rank = int(np.count_nonzero(s > _least(s, *tolerances)))
-    near, far = to_one(float(s.max(initial=0)) or 1.0, A.dtype)  # 1 / s may be infinite, and its product with 0 NaN
-    X = work.product(1, Vh[:rank].H, (U[:, :rank] * (1 / (s[:rank] * near * far))).H)
-    X *= near
-    X *= far
+    rank = rank_above(A, s, _least(s, tolerances[0] * near * far, tolerances[1]))
+    X = work.product(1, Vh[:rank].H, (U[:, :rank] * (1 / s[:rank])).H)
+    with np.errstate(over="ignore"):  # an element may be infinite
+        X *= near
+        X *= far
     return work.reported(X, 0)
+
+
+def rank_above(A: DistMatrix, s: np.ndarray, least: float) -> int:
+    """Return the number of singular values s of A above a tolerance.  Collective.
+
+    All ranks warn where rounding errors, of about sqrt(max(m, n)) eps s_1, decide on which side of the tolerance a
+    value lies; unless the tolerance is about as small as they are, where zeros lie beside it.
+    """
+    eps, first, rank = dtypes.eps(A.dtype), float(s.max(initial=0)), int(np.count_nonzero(s > least))
+    unsure = int(np.count_nonzero(abs(s - least) <= max(A.shape) ** 0.5 * eps * first))
+    if A.grid.expected(unsure > 0 and least > 10 * max(A.shape) * eps * first, False):
+        warn_together(
+            A.grid.comm,
+            f"rounding errors decide the rank of A ({shape_of(A)} on a {A.grid} grid), which is {rank}: "
+            f"{counted(unsure, 'singular value')} of A cannot be told from the tolerance, {least / first:.3g} s_1; "
+            "take a tolerance that lies between singular values",
+        )
+    return rank
 
 
 def _tolerances(A: DistMatrix, absolute: float | None, rtol: float | None) -> tuple[float, float]:

@@ -10,9 +10,8 @@ import numpy as np
 from pdgemm.algorithms.product_options import Streamed
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.linalg.factors.operands import to_one
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
-from pdgemm.linalg.functions.iterations import Work, check_operand, check_protection, eps_of, finite_norm
+from pdgemm.linalg.functions.iterations import Work, check_operand, check_protection, eps_of, near_one
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.singular.full_svd import all_triplets, completed
 from pdgemm.linalg.singular.golub_kahan import BLOCKS, LinearMap, Tempered, leading_space, missing
@@ -119,6 +118,7 @@ def svd(
         arguments += [check_protection(protect, in_memory)]
     work = Work("svd", protect)
     if search is None:
+        near_one("A", in_memory)  # raises where an element is NaN or infinite
         return _all(work, in_memory, full_matrices)
     triplets = leading_triplets(work, in_memory, search)
     work.reported(triplets.U, triplets.steps, **triplets.facts(search, in_memory.grid, shape_of(in_memory)))
@@ -183,8 +183,7 @@ class Triplets(NamedTuple):
 
 def leading_triplets(work: Work, A: DistMatrix, search: SvdSearch) -> Triplets:
     """Return the k largest singular triplets of a matrix in memory.  Collective over the grid of A."""
-    largest = finite_norm("svd", A, "max") if A.size else 0.0
-    near, far = to_one(largest or 1.0, A.dtype)
+    near, far = near_one("A", A)
     norm = A.norm()
     norm = norm * near * far if np.isfinite(norm) else (A * near * far).norm()
     W = Tempered(A, near, far, norm)
@@ -227,7 +226,7 @@ def norm_of_rest(A: DistMatrix, U: DistMatrix, s: np.ndarray, Vh: DistMatrix) ->
 
     If the norm is not larger than s_k, the singular values s are the largest ones of A.
     """
-    near, far = to_one(A.norm("max") or 1.0, A.dtype)
+    near, far = near_one("A", A)
     values = s.astype(float) * near * far
 
     def apply(x: np.ndarray) -> np.ndarray:

@@ -154,6 +154,6 @@ def call_lapack(name: str, dtype: np.dtype, *arguments: Any) -> int:
             texts += isinstance(x, ctypes.c_char_p)
             pointers.append(x if isinstance(x, ctypes.c_char_p) else ctypes.byref(x))
     lengths = [ctypes.c_size_t(1)] * texts  # hidden Fortran arguments: lengths of texts, which C callers may omit
-    last = [] if name in blas.BLAS_ROUTINES else [ctypes.byref(info)]
+    last = [] if name in blas.BLAS_ROUTINES or name == "laic1" else [ctypes.byref(info)]
     blas.routine(name, dtype.char)(*pointers, *last, *lengths)
     return info.value

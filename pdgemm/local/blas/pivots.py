@@ -1,11 +1,14 @@
-"""QR factorisations with column pivoting on one rank, by LAPACK."""
+"""QR factorisations with column pivoting on one rank, and the rank of their triangles, by LAPACK."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from pdgemm.local.arrays.device import Array, empty, of, to_host
 from pdgemm.local.arrays.elementwise import CONVERT
+from pdgemm.local.blas.local_gemm import blas_number
 from pdgemm.local.blas.local_lapack import call_lapack, keep_triangle, reflect
 
 _BLOCK = 32  # columns that LAPACK may reflect at once with the workspace that is allocated
@@ -54,3 +57,42 @@ def _geqp3(A: np.ndarray, order: np.ndarray) -> np.ndarray:
         call_lapack("geqp3", dtype, m, n, A, pivots, tau, work, work.size, *real)
         order[:] = pivots - 1
     return tau
+
+
+class LeadingTriangle:
+    """The largest leading triangle of R whose condition is at most 1/rcond, as estimated in LAPACK's gelsy.
+
+    most : the number of columns of R.   order : of the triangle.
+
+    With each column, laic1 updates estimates of the largest and the smallest singular value, and of their left
+    singular vectors (Bischof, SIAM J. Matrix Anal. Appl. 11(2), 1990).  A diagonal alone may not show a small value.
+    """
+
+    def __init__(self, dtype: np.dtype, most: int, rcond: float) -> None:
+        self.order, self._rcond, self._values = 0, np.finfo(dtype).dtype.type(rcond), [0.0, 0.0]
+        self._vectors = np.zeros((2, most), dtype)
+
+    def extended(self, columns: np.ndarray) -> int:
+        """Add columns of R, as long as the condition allows it, and return the order.  Local."""
+        for column in columns.T:
+            k, x = self.order, np.ascontiguousarray(column)
+            grown = [_with_column(job, self._vectors[job - 1], self._values[job - 1], x, k) for job in (1, 2)]
+            (large, *_), (small, *_) = grown
+            if small == 0 or large * self._rcond > small:
+                break
+            for vector, (_, s, c) in zip(self._vectors, grown):
+                vector[:k] *= s
+                vector[k] = c
+            self._values, self.order = [large, small], k + 1
+        return self.order
+
+
+def _with_column(job: int, vector: np.ndarray, value: float, x: np.ndarray, k: int) -> tuple[Any, Any, Any]:
+    """Return an extreme singular value of [[R, x[:k]], [0, x[k]]], and s and c: its vector is (s vector[:k], c)."""
+    if k == 0:
+        return abs(x[0]), x.dtype.type(0), x.dtype.type(1)
+    dtype = x.dtype
+    result, s, c = np.zeros(1, np.finfo(dtype).dtype), np.zeros(1, dtype), np.zeros(1, dtype)
+    real = blas_number(result.dtype.char, value)
+    call_lapack("laic1", dtype, job, k, vector, real, x, blas_number(dtype.char, x[k]), result, s, c)
+    return result[0], s[0], c[0]

@@ -47,8 +47,9 @@ def kinds(n: int, dtype: str) -> dict[str, np.ndarray]:
         "clustered": with_values(cluster * signs, dtype), "definite": with_values(even, dtype),
         "repeated": with_values(np.repeat([1.0, -2.0, 3.0], -(-n // 3))[:n], dtype), "general": general,
         "graded": general * scales * scales[:, None], "large": general * np.sqrt(float(real.max)) / n,
-        "small": general * np.sqrt(float(real.tiny)), "wilkinson": wilkinson, "laplace": laplace,
-        "hilbert": scipy.linalg.hilbert(n), "rank one": np.ones((n, n)),
+        "small": general * np.sqrt(float(real.tiny)),
+        "overflowing": general / np.linalg.norm(general, 2) * (0.9 * float(real.max)),
+        "wilkinson": wilkinson, "laplace": laplace, "hilbert": scipy.linalg.hilbert(n), "rank one": np.ones((n, n)),
     }  # fmt: skip
 
 
@@ -135,6 +136,50 @@ def test_subsets(comm: Any) -> None:
                 assert np.allclose(values, exact, atol=1e-4 if np.finfo(dtype).bits == 32 else 1e-12)
             w, V = linalg.eigh(A, k=14)
             check(a, w, V, slice(n - 14, n))
+
+
+def beside_the_cut(n: int) -> dict[str, np.ndarray]:
+    """Spectra in which value k and the next ones are equal, to all digits or to most of them."""
+    rising = np.linspace(0, 1, n)
+    return {
+        "equal": np.r_[rising[22:], np.full(20, 8), 9, 10], "near": np.r_[rising[:-30], 1 - 1e-9 * np.arange(30)],
+        "zeros": np.logspace(-16, 0, n), "some zeros": np.r_[np.zeros(n // 2), rising[: n - n // 2]],
+        "threes": np.repeat(rising[: -(-n // 3)], 3)[:n], "all": np.ones(n),
+    }  # fmt: skip
+
+
+@pytest.mark.on_ranks(1, 2)
+@pytest.mark.parametrize(("n", "steps"), [(40, 1), (120, None)])
+def test_values_equal_to_those_that_are_left_out(
+    comm: Any, n: int, steps: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """k values and vectors, whether block Lanczos finds them or not: then they come from the whole matrix.
+
+    In one spectrum of order 120 it does not find one of them in 300 steps.
+    """
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.errors import LinAlgError
+
+    spectra = beside_the_cut(n)
+    if steps:
+        monkeypatch.setattr("pdgemm.linalg.eigen.eigh.STEPS", steps)
+    else:
+        spectra = {"near": spectra["near"]}
+    with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
+        for turn, (name, values) in enumerate(spectra.items()):
+            a = with_values(values, "dD"[turn % 2])
+            A, exact, size = DistMatrix.from_global(a, grid=grid, block=9), np.linalg.eigvalsh(a), np.linalg.norm(a)
+            for k, which in ((1, "largest"), (2, "smallest"), (3, "largest"))[: 3 if steps else 1]:
+                w, V = linalg.eigh(A, k=k, which=which)  # type: ignore[arg-type]
+                v = V.allgather()
+                expected = exact[-k:] if which == "largest" else exact[:k]
+                assert np.abs(w - expected).max() <= 1e-10 * size, name
+                assert np.linalg.norm(a @ v - v * w) <= 2e-10 * size and V.shape == (n, k)
+                assert np.abs(v.conj().T @ v - np.eye(k)).max() <= 100 * n * np.finfo(a.dtype).eps
+                report: Any = V.report
+                assert report.counted == report.predicted
+        with pytest.raises(LinAlgError, match="were not found in 1 steps"):
+            linalg.eigh(A * 0 + np.diag(np.arange(float(n))), k=1, steps=1)
 
 
 @pytest.mark.on_ranks(4)

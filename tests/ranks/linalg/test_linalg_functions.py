@@ -102,7 +102,7 @@ def test_newton_schulz_takes_16_bits_zeros_and_other_coefficients(comm: Any) -> 
         assert newton_schulz(A[:0, :], 2).shape == (0, 8)
         with pytest.raises(ArgumentError, match=r"one triple for each of 3 steps, got shape \(2, 3\)"):
             newton_schulz(A, 3, coefficients=triples)
-        with pytest.raises(LinAlgError, match="NaN or infinite"):
+        with pytest.raises(LinAlgError, match="contains NaN or infinity"):
             newton_schulz(A * np.nan)
 
 
@@ -361,7 +361,7 @@ def test_svd_of_low_rank_and_its_errors(comm: Any) -> None:
             assert abs(s[0] - 3) <= 3 * U.report.facts["bound"]
         with pytest.raises(ArgumentError, match="k = 16 is more than the 15 singular values"):
             svd(A, 16)
-        with pytest.raises(LinAlgError, match="NaN or infinite"):
+        with pytest.raises(LinAlgError, match="contains NaN or infinity"):
             svd(A * np.inf, 3)
 
 
@@ -537,7 +537,7 @@ def test_arguments_are_refused_on_all_ranks(comm: Any) -> None:
     with laid_out(comm, drawn((7, 5), "float64")) as A:
         one_norm = partial(linalg.cond, p=1)
         for function in (linalg.expm, linalg.sqrtm, linalg.matrix_sign, linalg.eigh, one_norm):
-            with pytest.raises(LayoutError, match="A must be square, it is 7 x 5"):
+            with pytest.raises(LayoutError, match="A must be square, but it is 7 x 5"):
                 function(A)
         with pytest.raises(LayoutError, match="A must be square"):
             linalg.matrix_power(A, 2)

@@ -323,7 +323,7 @@ def test_bad_arguments(comm: Any) -> None:
         A = DistMatrix.eye(6, grid=grid, block=2)
         factors, call = linalg.ldl(A), linalg.ldl_solve
         for function in (linalg.ldl, linalg.inertia):
-            with pytest.raises(LayoutError, match="A must be square, it is 4 x 5 on a"):
+            with pytest.raises(LayoutError, match="A must be square, but it is 4 x 5 on a"):
                 function(DistMatrix.zeros((4, 5), grid=grid))
             with pytest.raises(DTypeError, match="float16"):
                 function(A.astype("float16"))

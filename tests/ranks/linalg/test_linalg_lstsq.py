@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from factored import conditioned, forbid_replicated_triangles, rng_matrix
+import scipy.linalg
+import tiers
+from factored import conditioned, forbid_replicated_triangles, kahan, rng_matrix, with_singular_values
 from layouts import matrices_in_turn
-from problems import DTYPES
+from problems import DTYPES, grid_shapes
 
 pytestmark = pytest.mark.mpi
 
@@ -89,6 +93,66 @@ def test_complete_orthogonal_decomposition(comm: Any, m: int, n: int, rank: int,
             assert X.report.counted == X.report.predicted
 
 
+def spectra(k: int, eps: float) -> dict[str, np.ndarray]:
+    """Singular values without a large gap, and with as many equal ones as a stair is wide."""
+    stairs = np.arange(k) // 4
+    return {
+        "graded": np.logspace(0, np.log10(eps), k), "halves": 2.0 ** -np.arange(k), "even": np.linspace(1, eps, k),
+        "tenths": 10.0**-stairs, "stairs": 2.0**-stairs,
+    }  # fmt: skip
+
+
+@tiers.every_grid
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ranks_of_graded_matrices(comm: Any, dtype: str, monkeypatch: Any) -> None:
+    """The rank that LAPACK's gelsy has from the same condition estimates, and gelsd's unless a value is at the cut."""
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.linalg import lstsq
+
+    monkeypatch.setattr("pdgemm.linalg.singular.lstsq.BLOCK", 7)  # of the columns of R that one rank has at a time
+    eps = float(np.finfo(dtype).eps)
+    with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
+        m, n = ((20, 20), (40, 20), (20, 40))[(comm.size + DTYPES.index(dtype)) % 3]
+        cases = {name: with_singular_values(m, n, s, dtype) for name, s in spectra(20, eps).items()}
+        cases["kahan"] = np.pad(kahan(20, dtype, 1.25), ((0, m - 20), (0, n - 20)))
+        cases["triangle"] = (np.triu(-np.ones((m, n))) + 2 * np.eye(m, n)).astype(dtype)
+        cases["zero"] = np.zeros((m, n), dtype)
+        for turn, (name, a) in enumerate(cases.items()):
+            A, b = DistMatrix.from_global(a, grid=grid, block=(4, 3)), np.ones(m, dtype)
+            s = scipy.linalg.svdvals(a)
+            for rcond in (max(m, n) * eps, 0.5, 1e-5, 0.03, 1e-3)[turn % 2 :: 2]:
+                rank = lstsq(A, b, rcond=rcond, lapack_driver="gelsy")[2]
+                expected = scipy.linalg.lstsq(a, b, cond=rcond, lapack_driver="gelsy")
+                assert rank == expected[2], (name, rcond)
+                unsure = max(m, n) ** 0.5 * eps * s[0]
+                if np.abs(s - rcond * s[0]).min() > 2 * unsure:
+                    assert lstsq(A, b, rcond=rcond)[2] == np.count_nonzero(s > rcond * s[0]), (name, rcond)
+
+
+def test_a_cut_that_rounding_decides(comm: Any) -> None:
+    """All ranks warn where values cannot be told from the tolerance; values of at most the tolerance are dropped."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    s = np.array([1, 1, 0.5, 0.5, 0.5, 0.1, 1e-3, 1e-3])
+    with ProcessGrid(comm) as grid, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for turn, dtype in enumerate(DTYPES):
+            a = np.diag(s).astype(dtype) if turn % 2 else with_singular_values(12, 8, s, dtype)
+            A, b = DistMatrix.from_global(a, grid=grid, block=3), np.ones(len(a), dtype)
+            for rcond, kept, beside in ((0.5, 2, 3), (0.1, 5, 1), (1e-3, 6, 2)):
+                calls: Any = [partial(linalg.lstsq, A, b, rcond=rcond)]
+                calls += [partial(linalg.matrix_rank, A, rtol=rcond), partial(linalg.matrix_rank, A, rcond)]
+                for call in calls:
+                    with pytest.warns(scipy.linalg.LinAlgWarning, match=f"{beside} singular values? of A cannot be"):
+                        found = call()
+                    rank = found if isinstance(found, int) else found[2]
+                    assert kept <= rank <= kept + beside * (turn % 2 == 0)  # a diagonal matrix has its values exactly
+            for rcond, rank in ((0.7, 2), (0.3, 5), (0.01, 6), (1e-4, 8)):
+                assert linalg.lstsq(A, b, rcond=rcond)[2] == linalg.matrix_rank(A, rtol=rcond) == rank
+            zero = A * 0
+            assert linalg.lstsq(zero, b, rcond=0.5)[2] == linalg.matrix_rank(zero) == 0
+
+
 def test_backward_error(comm: Any) -> None:
     """A^H r = 0 but for errors of A: |A^H r| <= c eps |A| |r| for any condition number (Higham 2002, 20.7)."""
     from pdgemm import DistMatrix, ProcessGrid
@@ -146,5 +210,5 @@ def test_arguments(comm: Any) -> None:
         A[3, 2] = np.nan  # type: ignore[index]
         with pytest.raises(LinAlgError, match="contains NaN or infinity"):
             call(A, np.ones(9), lapack_driver="gelsy")
-        with pytest.raises(LinAlgError, match="do not converge"):
+        with pytest.raises(LinAlgError, match=r"A \(9 x 4 on a .* grid\) contains NaN or infinity"):
             call(A, np.ones(9))

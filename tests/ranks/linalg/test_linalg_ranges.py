@@ -15,7 +15,7 @@ from tiers import everything
 pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 2, 4)]
 N, M = 12, 30
 # even exponents of 2, so that Cholesky factors have exponents, too: from subnormal numbers, 1e-320, to 1e308
-EXPONENTS = {8: (-1064, -1040, -1022, -600, 600, 1000, 1020), 4: (-140, -130, -124, -60, 60, 110, 122)}
+EXPONENTS = {8: (-1064, -1040, -1022, -600, 600, 1000, 1020), 4: (-140, -130, -124, -60, 60, 110, 124)}
 BOUND = 30  # in units of n eps, as in LAPACK's tests
 
 
@@ -66,6 +66,13 @@ FUNCTIONS: dict[str, Function] = {
     "svd": Function(lambda la, p: [product(la.svd(p.T)), la.svd(p.T)[1], la.svdvals(p.T)], (0, 1, 1)),
     "svd of some": Function(lambda la, p: (la.svd(p.T, k=2)[1],), (1,)),
     "eigh": Function(lambda la, p: (la.eigh(p.S)[0],), (1,)),
+    "eigh of the largest": Function(lambda la, p: (la.eigh(p.A)[0], la.eigvalsh(p.A, lower=False)), (1, 1)),
+    "eigh of two": Function(lambda la, p: [la.eigh(x, p.S, subset_by_value=(0.5, 9))[0] for x in (p.A, p.S)], (0, 0)),
+    "sqrtm": Function(lambda la, p: (la.sqrtm(p.A), la.sqrtm(p.S, assume_a="pos")), (0.5, 0.5)),
+    "matrix_sign": Function(lambda la, p: (la.matrix_sign(p.A), la.matrix_sign(p.A, assume_a="her")), (0, 0)),
+    "newton_schulz": Function(lambda la, p: (la.newton_schulz(p.A, epsilon=0.0),), (0,)),
+    "pinv": Function(lambda la, p: (la.pinv(p.A), la.pinv(p.T)), (-1, -1)),
+    "ranks": Function(lambda la, p: (float(la.matrix_rank(p.A)), np.array(la.inertia(p.A), float)), (0, 0)),
     "norm": Function(lambda la, p: [la.norm(p.A, kind) for kind in (2, 1, np.inf, "fro")], (1, 1, 1, 1)),
     "cond": Function(lambda la, p: [la.cond(p.A, kind) for kind in (2, 1)], (0, 0)),
 }  # fmt: skip
@@ -295,3 +302,33 @@ def test_pseudoinverses(comm: Any) -> None:
         with np.errstate(over="ignore"):
             X = linalg.pinv(DistMatrix.from_global(x * 1e-312, grid=grid, block=2)).allgather()
         assert np.isinf(X).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parts_of_the_largest_size(comm: Any, dtype: str) -> None:
+    """Real and imaginary parts just below the largest number: norms overflow, and so do moduli."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.errors import LinAlgError
+
+    exponent = int(np.finfo(dtype).maxexp) - 2
+    x = rng_matrix(N, N, dtype) + 4 * np.eye(N, dtype=dtype)
+    largest = float(np.abs(x.view(x.real.dtype)).max())
+    x = (x / x.real.dtype.type(largest) * x.real.dtype.type(3.99)).astype(dtype)
+    with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        A, near_one = (DistMatrix.from_global(times(x, e), grid=grid, block=4) for e in (exponent, 0))
+        assert np.isfinite(A.allgather()).all()
+        for name in ("eigh of the largest", "matrix_sign", "newton_schulz", "polar", "svd", "pinv", "ranks"):
+            function = FUNCTIONS[name]
+            got, expected = (results(linalg, function, Problem(y, y, y, y, y, np.ones(0))) for y in (A, near_one))
+            for one, other, power in zip(got, expected, function.powers, strict=True):
+                check(one, other, int(power * exponent), dtype)
+        check(linalg.sqrtm(A).allgather(), linalg.sqrtm(near_one).allgather(), exponent // 2, dtype)
+        assert linalg.norm(A, 2) > float(np.finfo(dtype).max)
+        if dtype == "complex64":  # of 130 squarings, not of 1030
+            assert not linalg.expm(A * -np.eye(N, dtype=dtype)).allgather().any()
+        A[N - 1, 0] = np.nan
+        for refuse in (linalg.eigh, linalg.sqrtm, linalg.matrix_sign, linalg.polar, linalg.newton_schulz, linalg.svd,
+                       linalg.svdvals, linalg.pinv, linalg.matrix_rank, linalg.expm):  # fmt: skip
+            with pytest.raises(LinAlgError, match=r"\(12 x 12 on a . x . grid\) contains NaN or infinity"):
+                refuse(A)
