@@ -21,14 +21,17 @@ from pdgemm.algorithms.protection.checksum import bilinear, text, zero
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import DTypeError, FileError, PdgemmError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.process_grid import ProcessGrid, default_grid
 from pdgemm.grids.rectangles import Rectangle
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import TYPE, kind_rank, names
 from pdgemm.local.arrays.elementwise import set_elements
 from pdgemm.local.arrays.integers import as_range
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.support.agreement import GuardedCallback, agree, together
+from pdgemm.matrix.local_arrays import communicator_of
+from pdgemm.support.agreement import GuardedCallback, agree, described_elements, together
 from pdgemm.support.files import file_error
+from pdgemm.support.text import typed
 from pdgemm.support.waits import Wait
 
 ELEMENTS = 1 << 19  # elements of the largest block of a rank in a piece
@@ -40,11 +43,26 @@ Transfer = Callable[[int, int, np.ndarray], object]  # (first row, first column,
 T = TypeVar("T")
 
 
+def as_column(matrix: Any, ndim: int, grid: ProcessGrid | None) -> tuple[DistMatrix, int]:
+    """Return what is saved as a matrix, and the dimensions of its dataset: a 1-D array becomes a column, with 1.
+
+    grid : has the ranks that have the array; None: all.  Collective where it is an array, which the ranks compare.
+    """
+    if not isinstance(matrix, np.ndarray) or matrix.ndim != 1:
+        return matrix, ndim
+    grid = default_grid() if grid is None else grid
+    with together(communicator_of(grid)) as arguments:
+        arguments += ["a vector to save", matrix.shape, matrix.dtype, described_elements(matrix)]
+    column = DistMatrix.from_function(lambda i, j: matrix[i], (len(matrix), 1), grid=grid, dtype=matrix.dtype)
+    return column, 1
+
+
 def check_dtypes(what: str, stored: np.dtype, wanted: np.dtype, possible: tuple[np.dtype, ...]) -> None:
     """Raise DTypeError if a matrix cannot have the wanted type, or if the stored type cannot be converted to it."""
     if wanted not in possible:
         request = "" if wanted == stored else f", and dtype={wanted} was asked for"
-        raise DTypeError(f"{what} holds {stored}{request}; a matrix can be of {names(possible)}: convert with dtype=")
+        way = f": convert with {typed('--dtype', 'dtype=')}" if stored.kind in "biufc" else ""
+        raise DTypeError(f"{what} holds {stored}{request}; a matrix can be of {names(possible)}{way}")
     safe = kind_rank(stored) <= kind_rank(wanted) if kind_rank(wanted) else np.can_cast(stored, wanted)
     if (stored.kind not in "biufc" and stored not in TYPE) or not safe:
         raise DTypeError(f"{what} holds {stored}, which cannot become {wanted}")
