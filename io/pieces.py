@@ -21,15 +21,14 @@ from pdgemm.algorithms.protection.checksum import bilinear, text, zero
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import DTypeError, FileError, PdgemmError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.grids.process_grid import ProcessGrid, default_grid
+from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.rectangles import Rectangle
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import TYPE, kind_rank, names
 from pdgemm.local.arrays.elementwise import set_elements
 from pdgemm.local.arrays.integers import as_range
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import communicator_of
-from pdgemm.support.agreement import GuardedCallback, agree, described_elements, together
+from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.files import file_error
 from pdgemm.support.text import typed
 from pdgemm.support.waits import Wait
@@ -48,13 +47,9 @@ def as_column(matrix: Any, ndim: int, grid: ProcessGrid | None) -> tuple[DistMat
 
     grid : has the ranks that have the array; None: all.  Collective where it is an array, which the ranks compare.
     """
-    if not isinstance(matrix, np.ndarray) or matrix.ndim != 1:
-        return matrix, ndim
-    grid = default_grid() if grid is None else grid
-    with together(communicator_of(grid)) as arguments:
-        arguments += ["a vector to save", matrix.shape, matrix.dtype, described_elements(matrix)]
-    column = DistMatrix.from_function(lambda i, j: matrix[i], (len(matrix), 1), grid=grid, dtype=matrix.dtype)
-    return column, 1
+    if isinstance(matrix, np.ndarray) and matrix.ndim == 1:
+        return DistMatrix.from_global(matrix[:, None], grid=grid), 1
+    return matrix, ndim
 
 
 def check_dtypes(what: str, stored: np.dtype, wanted: np.dtype, possible: tuple[np.dtype, ...]) -> None:
