@@ -92,5 +92,7 @@ def test_bad_arguments_write_nothing(comm: Any, folder: Path) -> None:
         if comm.size > 1:
             with pytest.raises(ArgumentError, match="different arguments"):
                 multiply_files(a, b, c, alpha=comm.rank, grid=grid)
+            with pytest.raises(ArgumentError, match="different arguments"):
+                multiply_files(a, b, c, overwrite=comm.rank > 0, grid=grid)
     comm.Barrier()
     assert sorted(x.name for x in folder.iterdir()) == ["in.h5"]
