@@ -105,7 +105,8 @@ def multiply_files(
         ops = op_letter(transa, "transa"), op_letter(transb, "transb")
         memory = None if memory is None else as_count(memory, "memory", 1)
         wanted = None if dtype is None else element_type(dtype)
-        arguments += ["multiply_files", names, alpha, beta, ops, wanted, memory, checkpoint, mtbf, seed, bool(overwrite)]
+        arguments += ["multiply_files", names, alpha, beta, ops, wanted, memory, checkpoint, mtbf, seed]
+        arguments += [f"overwrite={bool(overwrite)}"]
     from_a, from_b, to, entry = names
     assert from_a and from_b and to
     x, y = (source(grid, *what, wanted, op) for what, op in zip((("A", from_a), ("B", from_b)), ops))
