@@ -29,11 +29,11 @@ from pdgemm.local.blas.threads import threads
 from pdgemm.planning.machines.machine import Machine, machine_at_hand
 from pdgemm.support import failures
 from pdgemm.support.agreement import together
-from pdgemm.support.files import MARK
 from pdgemm.support.waits import Wait
 
 _PINGS = 100
 _TAG = 77
+_MARK = rb'^\{"displayTimeUnit": "ms", "otherData": \{"pdgemm": '  # the beginning of a trace
 _PROBE = 1 << 20  # bytes of the message that shows the rate of a network
 
 
@@ -74,7 +74,7 @@ def trace(
             yield
         return
     path = Path(path)
-    check_writable_on_all(path, comm, 1 << 16, bool(overwrite))
+    check_writable_on_all(path, comm, 1 << 16, bool(overwrite), _MARK)
     before = clocks(comm, grid.node)
     with taking(taken):
         yield
@@ -174,17 +174,16 @@ def _write(
         "cores": sorted(os.sched_getaffinity(0)), "clock_error_us": 1e6 * max(x.error for x in at),
         "network": bytes_per_second,
     }  # fmt: skip
-    beginning = f'{{"generator": "{MARK.decode()}", "traceEvents": [\n'
     about = {"pdgemm": __version__, "ranks": comm.gather(mine), "machine": json.loads(machine.as_json())}
-    with replacing(path, comm, 0, overwrite) as partial:
+    beginning = f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [\n'
+    with replacing(path, comm, 0, overwrite, _MARK) as partial:
         for rank in range(comm.size):
             if comm.rank == rank and rank:
                 comm.send(text, dest=0, tag=_TAG)
             elif comm.rank == 0 and rank:
                 text = comm.recv(source=rank, tag=_TAG)
             on_root(comm, path, functools.partial(_add, partial, ",\n" if rank else beginning, text))
-        end = f'\n], "displayTimeUnit": "ms", "otherData": {json.dumps(about)}}}\n'
-        on_root(comm, path, functools.partial(_add, partial, end))
+        on_root(comm, path, functools.partial(_add, partial, "\n]}\n"))
 
 
 def _add(path: Path, *texts: str) -> None:
