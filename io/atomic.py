@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mpi4py import MPI
 
@@ -33,14 +33,22 @@ def on_root(comm: MPI.Comm, path: Path, work: Callable[[], T]) -> T:
     return result
 
 
-def check_writable_on_all(path: Path, comm: MPI.Comm, size: int) -> Path:
-    """Return `path`, links resolved; raise FileError on every rank if `size` bytes cannot be written.  Collective."""
-    return on_root(comm, path, partial(files.check_writable, path, size))
+def check_writable_on_all(path: Path, comm: MPI.Comm, size: int, *replaced: Any) -> Path:
+    """Return `path`, links resolved; raise the errors of `check_writable` on every rank.  Collective.
+
+    replaced : `overwrite` and `mark` of `check_writable`.
+    """
+    return on_root(comm, path, partial(files.check_writable, path, size, *replaced))
 
 
 @contextmanager
 def replacing(
-    path: Path, comm: MPI.Comm, size: int, kept: Path | None = None, last: Callable[[], object] | None = None
+    path: Path,
+    comm: MPI.Comm,
+    size: int,
+    *replaced: Any,
+    kept: Path | None = None,
+    last: Callable[[], object] | None = None,
 ) -> Iterator[Path]:
     """Yield a temporary name beside `path` for the block to write; then rename that file.  Collective over `comm`.
 
@@ -48,11 +56,12 @@ def replacing(
     file that it replaces.  The block raises on all ranks or on none.  If it raises, the temporary file is removed and
     the old file is unchanged; a job that is killed leaves a file `.NAME.*.partial`, which the next job removes.
     size : bytes to be written; FileError is raised before the first byte if the disk has too little space.
+    replaced : `overwrite` and `mark` of `check_writable`; default: any file is replaced.
     kept : the temporary name of a file that stays if the block raises; None: a new name, whose file is removed.
     last : called on rank 0 just before the rename; `last` may give the old file other names.
     """
     outputs = list[files.Output]()
-    target, begun = check_writable_on_all(path, comm, size), None
+    target, begun = check_writable_on_all(path, comm, size, *replaced), None
     on_root(comm, path, lambda: outputs.append(files.Output(path, target, kept)))  # other ranks may not see the folder
     try:
         while begun is None:  # try repeatedly, so that all ranks wait in collective calls

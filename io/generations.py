@@ -27,7 +27,7 @@ from pdgemm.errors import ArgumentError, FileError
 from pdgemm.io.attributes import read_attribute, write_attributes
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.file_states import State, ordinary, state
-from pdgemm.support.files import LOST, naming, process_name
+from pdgemm.support.files import LOST, check_named, check_replaced, naming, process_name, rename
 from pdgemm.support.text import in_bytes, in_seconds
 
 _PREFIX = "pdgemm_"  # of the attributes that pdgemm adds to those of the caller
@@ -41,6 +41,10 @@ _FIRST = 1 << 20  # bytes at the beginning of a file, which contain the names of
 
 class DamagedError(FileError):
     """A file that `save_all` has written cannot be read."""
+
+
+class OtherFileError(FileError):
+    """A file was not written by `save_all`."""
 
 
 class Token(NamedTuple):
@@ -105,11 +109,11 @@ def same_job(comm: Any) -> None:
     _myself = comm.bcast(_myself)
 
 
-def next_token(path: Path) -> Token:
+def next_token(path: Path, overwrite: bool = False) -> Token:
     """Return the token of the next generation.  Raises FileError where another job has saved the file meanwhile.
 
-    Damaged generations are skipped, as in `load_all`.  DamagedError is raised for a damaged file that may not be a
-    generation.  The caller holds the lock of the file.
+    Damaged generations are skipped, as in `load_all`.  Without overwrite, ArgumentError is raised for a file that is
+    not, or may not be, a generation.  The caller holds the lock of the file.
     """
     last, there, bad = _last.get(os.path.realpath(path)), None, list[DamagedError]()
     for file in (x for x in [path, *older(path)] if x.exists() and state(x) not in _rejected):
@@ -120,15 +124,25 @@ def next_token(path: Path) -> Token:
             if file == path and last is None and not _is_ours(path):
                 bad.append(error)
             reject(file)
+        except OtherFileError as error:
+            if file != path:
+                raise
+            _check_replaced(path, error, overwrite)
     if bad and there is None:  # the file may belong to any program
         _rejected.discard(state(path))
-        raise bad[0]
+        _check_replaced(path, bad[0], overwrite)
     if there is not None and last is not None and there.token.job not in (_myself, last.job):
         raise FileError(
             f"{path}: {there.process} has saved generation {there.token.generation} since this job was at "
             f"generation {last.generation}: it was left like that, and this job should end"
         )
     return Token(_myself, 1 + max([x.generation for x in (there and there.token, last) if x is not None], default=0))
+
+
+def _check_replaced(path: Path, error: FileError, overwrite: bool) -> None:
+    """Raise ArgumentError without overwrite; else record that the file is no generation."""
+    check_replaced(path, False, overwrite, str(error).removeprefix(f"{path} "))
+    reject(path)
 
 
 def remember(path: Path, token: Token) -> None:
@@ -171,7 +185,7 @@ def keep(path: Path, count: int) -> None:
             name.unlink(missing_ok=True)
             linked(path, name)
         else:
-            file.replace(name)
+            rename(file, name)
 
 
 def trim(path: Path, count: int) -> None:
@@ -187,7 +201,8 @@ def linked(path: Path, name: Path) -> None:
     try:
         os.link(path, name)
     except OSError:  # the file system has no hard links
-        shutil.copyfile(path, name)
+        shutil.copy2(path, name)
+    check_named(name, state(path))
 
 
 def create(path: Path, token: Token, attrs: Mapping[str, Any], matrices: Iterable[Matrix]) -> None:
@@ -266,7 +281,7 @@ def _parsed(path: Path, file: h5py.File) -> Generation:
     elif _ATTRS in attrs:
         good = attrs[_ATTRS] == _hash_of_attrs({**mine, _JOB: attrs[_JOB], _GENERATION: attrs[_GENERATION]})
     elif not _is_ours(path):
-        raise FileError(f"{path} was not written by save_all")
+        raise OtherFileError(f"{path} was not written by save_all")
     else:
         good = False
     if not good:

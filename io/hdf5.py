@@ -37,7 +37,7 @@ from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.generations import Saved, SavedReport
 from pdgemm.io.many_datasets import NewDatasets, checked_layouts, load_datasets
 from pdgemm.io.new_dataset import NewDataset, new_dataset
-from pdgemm.io.pieces import Progress, Transfer, check_dtypes, part_of, within
+from pdgemm.io.pieces import Progress, Transfer, as_column, check_dtypes, part_of, within
 from pdgemm.io.stored import (
     CHANGED,
     Stored,
@@ -136,7 +136,7 @@ def load(
     if wanted != carried:
         matrix = matrix.astype(wanted)
     size, taken = part.size * stored.dtype.itemsize, perf_counter() - start
-    what = str(path), name, method, stored.shape, str(stored.dtype)
+    what = str(path), name, method, stored.shape[: stored.ndim], str(stored.dtype)
     only = None if part.shape == stored.shape else part
     matrix.report = IOReport("read", *what, size, taken, stored.checksum, only)
     return matrix
@@ -175,25 +175,29 @@ def dataset(
 def save(
     path: str | Path,
     name: str,
-    matrix: DistMatrix,
+    matrix: DistMatrix | np.ndarray,
     *,
     chunks: tuple[int, ...] | bool | None = None,
     compression: str | None = None,
     ndim: int = 2,
     check: bool = True,
+    overwrite: bool = False,
     replaces: IOReport | None = None,
+    grid: ProcessGrid | None = None,
     progress: Progress | None = None,
 ) -> IOReport:
-    """Write a DistMatrix as one dataset.  Collective over its grid.
+    """Write a DistMatrix, or a vector, as one dataset.  Collective over its grid.
 
-    path, name : the dataset is created or replaced; all other contents of the file are kept.  If the name is a
-            link, the new dataset replaces the link; the target of a soft link keeps its name, and a dataset with
-            hard links keeps its other names.  A name that leads through an external link raises FileError.
+    path, name : the dataset is created, or replaces one that pdgemm wrote; all other contents of the file are kept.
+            If the name is a link, the new dataset replaces the link; the target of a soft link keeps its name, and a
+            dataset with hard links its other names.  A name that leads through an external link raises FileError.
+    overwrite : also replace a dataset of another program; without it, that is an ArgumentError.
     chunks, compression : as in h5py ("gzip").  Where h5py is not built with MPI, rank 0 writes such a dataset: each
             other rank sends its elements to rank 0, at most 2^19 elements at a time, or one chunk.
     ndim  : with 1, a matrix of one column becomes a dataset of one dimension.
     check : read the file back and compare its checksum before the file is renamed, because an MPI library may not
             report a failed write.
+    matrix, grid : a DistMatrix, or a 1-D array that all ranks of the grid have; by default all ranks.
     replaces : the report of the load of this dataset, where the matrix was computed from the dataset.  FileError is
             raised if another job has replaced the dataset since that load, so that its work is not lost.
 
@@ -201,29 +205,30 @@ def save(
     the temporary file at the end.  Attributes of the dataset record layout, dtype and a checksum.
     Raises FileError, LayoutError, DTypeError or ArgumentError on every rank, and leaves the old file unchanged.
     """
-    start, comm = perf_counter(), communicator(matrix=matrix)
-    with together(comm) as description:
+    start, (A, ndim) = perf_counter(), as_column(matrix, ndim, grid)
+    with together(communicator(matrix=A)) as description:
         path = Path(path)
         check_names(path, name)
         description += ["hdf5.save", path, name, chunks, compression, check, replaces and replaces.checksum]
-        description += [f"ndim={ndim}"]
-        _check_saved(matrix.dtype)
-        if as_count(ndim, "ndim", 1) > 2 or (ndim == 1 and matrix.shape[1] != 1):
-            raise LayoutError(f"{path}:{name}: a matrix of shape {matrix.shape} is not saved with ndim={ndim}")
-    written = checksum(matrix)
+        description += [f"ndim={ndim}", bool(overwrite)]
+        _check_saved(A.dtype)
+        if as_count(ndim, "ndim", 1) > 2 or (ndim == 1 and A.shape[1] != 1):
+            raise LayoutError(f"{path}:{name}: a matrix of shape {A.shape} is not saved with ndim={ndim}")
+    written = checksum(A)
     output = new_dataset(
         path,
         name,
-        matrix.grid,
-        matrix.distribution,
-        matrix.dtype,
+        A.grid,
+        A.distribution,
+        A.dtype,
         written,
         replaces,
         {"chunks": chunks[:ndim] if isinstance(chunks, tuple) else chunks, "compression": compression},
         ndim,
+        overwrite,
     )
-    with timed("write", matrix.stored.nbytes), taking(None), output as dataset:
-        _write(dataset, matrix, written, check, progress)
+    with timed("write", A.stored.nbytes), taking(None), output as dataset:
+        _write(dataset, A, written, check, progress)
     return dataset.report(perf_counter() - start)
 
 
@@ -242,6 +247,7 @@ def save_all(
     *,
     attrs: Mapping[str, Any] | None = None,
     keep: int = 1,
+    overwrite: bool = False,
     progress: Progress | None = None,
 ) -> SavedReport:
     """Write the state of a program, matrices and attributes, to one file.  Collective over the ranks of the matrices.
@@ -256,7 +262,7 @@ def save_all(
     The new file is complete under its name, checked and on the disk, or the old file is unchanged: `save_all` writes a
     temporary file beside it, and renames the temporary file.  The disk needs as much space as the matrices have bytes.
     Matrices of at most 2^19 elements are written many at a time, each by one rank: they cost no agreement of their own.
-    Other contents of the old file are lost, and a file that `save_all` did not write is not replaced (FileError).
+    Other contents of the old file are lost.  A file that `save_all` did not write is replaced only with `overwrite`.
 
     The file records a checksum of each matrix, the generation, and the job that wrote it.  FileError is raised if
     another job has saved to the file since this job saved or loaded it, except the job whose generation was loaded.
@@ -277,7 +283,7 @@ def save_all(
         if len({*map(generations.plain_name, matrices)}) < len(matrices):
             raise ArgumentError(f"matrices: {', '.join(matrices)} are not the names of so many datasets")
         keep = as_count(keep, "keep", 1)
-        description += ["hdf5.save_all", path, *matrices, *(x.shape for x in matrices.values()), keep]
+        description += ["hdf5.save_all", path, *matrices, *(x.shape for x in matrices.values()), keep, bool(overwrite)]
         description += [(key, np.asarray(value).dtype.str, np.asarray(value).tobytes()) for key, value in saved.items()]
     generations.same_job(comm)
     sums = checksums(comm, [*matrices.values()])
@@ -290,7 +296,7 @@ def save_all(
         outputs = NewDatasets(partial, path, matrices, sums, comm)
 
         def create() -> tuple[generations.Token, list[int]]:
-            token = generations.next_token(path)
+            token = generations.next_token(path, overwrite)
             generations.create(partial, token, saved, known)
             return token, outputs.create()
 

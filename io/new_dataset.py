@@ -27,7 +27,7 @@ from pdgemm.io.atomic import check_writable_on_all, on_root, replacing
 from pdgemm.io.attributes import write_attributes
 from pdgemm.io.pieces import Transfer
 from pdgemm.io.stored import Old, access_unit, check_target, old, stored_dataset
-from pdgemm.support.files import LOST, reserve, to_disk
+from pdgemm.support.files import LOST, check_replaced, reserve, to_disk
 
 _CHECKSUM = "pdgemm_checksum"
 
@@ -124,7 +124,7 @@ class NewDataset:
     def report(self, seconds: float) -> IOReport:
         method = "mpio" if self._parallel else "one writer" if self._chunked else "mpi-io"
         nbytes = self._shape[0] * self._shape[1] * self._dtype.itemsize
-        what = str(self._path), self._name, method, self._shape, str(self._dtype)
+        what = str(self._path), self._name, method, self._shape[: self._ndim], str(self._dtype)
         return IOReport("wrote", *what, nbytes, seconds, self.checksum)
 
     def _create(self, attributes: dict[str, str], storage: dict[str, Any]) -> tuple[int, tuple[int, int]]:
@@ -198,17 +198,17 @@ def new_dataset(
     replaces: IOReport | None = None,
     storage: dict[str, Any] | None = None,
     ndim: int = 2,
+    overwrite: bool = True,
 ) -> Iterator[NewDataset]:
     """Yield a new dataset, which the block writes and completes.  Collective; the block raises on all ranks or on none.
 
     layout   : of the matrix in memory; attributes record it.   checksum : of the matrix; None: not known yet.
-    replaces, ndim : as in `hdf5.save`.   storage : chunks and compression; None: the dataset is contiguous.
+    replaces, ndim, overwrite : as in `hdf5.save`.   storage : chunks and compression; None: the dataset is contiguous.
     """
     storage = storage or {}
     size = 0 if storage.get("compression") else layout.shape[0] * layout.shape[1] * dtype.itemsize
     with replacing(path, grid.comm, size) as partial:
-        if replaces is not None:
-            on_root(grid.comm, path, lambda: _check_same(path, name, replaces))
+        on_root(grid.comm, path, lambda: _check_replaced(path, name, replaces, overwrite))
         dataset = NewDataset(partial, path, name, grid, layout.shape, dtype, checksum, ndim)
         dataset.copy_others()
         dataset.create(attributes(grid, layout, dtype, checksum), storage)
@@ -232,8 +232,16 @@ def attributes(grid: ProcessGrid, layout: Distribution, dtype: np.dtype, checksu
     return {**origin, "pdgemm_layout": json.dumps(placed)} | ({_CHECKSUM: checksum} if checksum else {})
 
 
-def _check_same(path: Path, name: str, read: IOReport) -> None:
-    """Raise FileError if the dataset was replaced since it was read.  The caller holds the lock of the file."""
+def _check_replaced(path: Path, name: str, read: IOReport | None, overwrite: bool) -> None:
+    """Raise an error where a dataset may not be replaced, or was replaced since it was read.
+
+    The caller holds the lock of the file.
+    """
+    check_target(path, name)
+    if read is None:
+        there = old(path, name)
+        check_replaced(f"{path}:{name}", there is None or there.by_pdgemm, overwrite)
+        return
     current = stored_dataset(path, name)
-    if (current.shape, str(current.dtype), current.checksum) != (read.shape, read.dtype, read.checksum):
+    if (current.shape[: current.ndim], str(current.dtype), current.checksum) != (read.shape, read.dtype, read.checksum):
         raise FileError(f"{path}:{name} was replaced after it was read here, and was not overwritten: try again")

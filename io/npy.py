@@ -23,7 +23,7 @@ from pdgemm.instrument.report import IOReport
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import mpi_io, pieces
 from pdgemm.io.atomic import on_root, replacing
-from pdgemm.io.pieces import Progress, Transfer, check_dtypes, part_of, within
+from pdgemm.io.pieces import Progress, Transfer, as_column, check_dtypes, part_of, within
 from pdgemm.io.stored import CHANGED, Stored
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import TYPE, element_type
@@ -40,6 +40,10 @@ from pdgemm.support.files import LOST, naming, reserve, to_disk
 _HEADERS = dict.fromkeys([(2, 0), (3, 0)], npy_format.read_array_header_2_0) | {
     (1, 0): npy_format.read_array_header_1_0
 }
+
+
+_SPACES = b" " * 128  # at the end of our headers, where every reader skips them, and there is no place for more
+_MARK = rb"^\x93NUMPY.{4}[^\n]*" + _SPACES + rb"\n"
 
 
 class _Header(NamedTuple):
@@ -108,7 +112,7 @@ def load(
         on_root(comm, path, lambda: _check_unchanged(path, header))
     size, taken = part.size * header.dtype.itemsize, perf_counter() - start
     only = None if part.shape == header.shape else part
-    what = str(path), "", "mpi-io", header.shape, str(header.dtype)
+    what = str(path), "", "mpi-io", header.shape[: header.ndim], str(header.dtype)
     matrix.report = IOReport("read", *what, size, taken, None, only)
     return matrix
 
@@ -157,16 +161,20 @@ def array_properties(path: str | Path, grid: ProcessGrid, dtype: Any = None) -> 
 
 def save(
     path: str | Path,
-    matrix: DistMatrix,
+    matrix: DistMatrix | np.ndarray,
     *,
     order: Order = "C",
     ndim: int = 2,
     check: bool = True,
+    overwrite: bool = False,
+    grid: ProcessGrid | None = None,
     progress: Progress | None = None,
 ) -> IOReport:
-    """Write a DistMatrix as a .npy file, which `numpy.load` reads.  Collective over its grid.
+    """Write a DistMatrix, or a vector, as a .npy file, which `numpy.load` reads.  Collective over its grid.
 
-    path  : the file, created or replaced, under exactly this name.
+    path  : the file, under exactly this name.  A file of `npy.save`, known by 128 spaces at the end of its header, is
+            replaced, and with `overwrite` any other one.
+    matrix, grid : a DistMatrix, or a 1-D array, as in `pdgemm.io.hdf5.save`.
     order : "C" or "F", the order of the elements in the file.
     ndim  : with 1, a matrix of one column becomes an array of one dimension.
     check : read the file back and compare its checksum before the file is renamed, as `pdgemm.io.hdf5.save` does.
@@ -175,20 +183,22 @@ def save(
     temporary file at the end.  Raises FileError, LayoutError, DTypeError or ArgumentError on every rank, and leaves
     the old file unchanged.
     """
-    start, comm = perf_counter(), communicator(matrix=matrix)
+    start, (A, ndim) = perf_counter(), as_column(matrix, ndim, grid)
+    comm = communicator(matrix=A)
     with together(comm) as description:
         path = Path(path)
-        description += ["npy.save", path, order, f"ndim={ndim}", bool(check)]
+        description += ["npy.save", path, order, f"ndim={ndim}", bool(check), bool(overwrite)]
         if order not in ("C", "F"):
             raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
-        if as_count(ndim, "ndim", 1) > 2 or (ndim == 1 and matrix.shape[1] != 1):
-            raise LayoutError(f"{path}: a matrix of shape {matrix.shape} is not saved with ndim={ndim}")
-        if matrix.dtype.isbuiltin != 1:
-            raise DTypeError(f"a .npy file cannot hold {matrix.dtype}: convert the matrix first, A.astype('float32')")
-    stored = matrix if order == "C" else matrix.T
-    header = _header(matrix.shape[:ndim], matrix.dtype, order == "F" and ndim == 2)
-    size = matrix.size * matrix.dtype.itemsize
-    with timed("write", matrix.stored.nbytes), taking(None), replacing(path, comm, len(header) + size) as partial:
+        if as_count(ndim, "ndim", 1) > 2 or (ndim == 1 and A.shape[1] != 1):
+            raise LayoutError(f"{path}: a matrix of shape {A.shape} is not saved with ndim={ndim}")
+        if A.dtype.isbuiltin != 1:
+            raise DTypeError(f"a .npy file cannot hold {A.dtype}: convert the matrix first, A.astype('float32')")
+    stored = A if order == "C" else A.T
+    header = _header(A.shape[:ndim], A.dtype, order == "F" and ndim == 2)
+    size = A.size * A.dtype.itemsize
+    output = replacing(path, comm, len(header) + size, bool(overwrite), _MARK)
+    with timed("write", A.stored.nbytes), taking(None), output as partial:
         on_root(comm, path, lambda: _create(partial, header, size))
 
         def opened(write: bool) -> AbstractContextManager[Transfer]:
@@ -203,7 +213,7 @@ def save(
             if held != checksum(stored):  # the same on every rank
                 raise FileError(f"{path}: {LOST}")
         on_root(comm, path, lambda: _check_header(path, partial, header, size))
-    what = str(path), "", "mpi-io", matrix.shape, str(matrix.dtype)
+    what = str(path), "", "mpi-io", A.shape[:ndim], str(A.dtype)
     return IOReport("wrote", *what, size, perf_counter() - start, None)
 
 
@@ -242,7 +252,9 @@ def _header(shape: tuple[int, ...], dtype: np.dtype, fortran_order: bool) -> byt
     text = io.BytesIO()
     described = {"descr": npy_format.dtype_to_descr(dtype), "fortran_order": fortran_order, "shape": shape}
     npy_format.write_array_header_1_0(text, described)
-    return text.getvalue()
+    header = text.getvalue()  # 6 bytes of magic, 2 of the version, and 2 of the length of the rest
+    size = len(header) - 10 + len(_SPACES)
+    return header[:8] + size.to_bytes(2, "little") + header[10:-1] + _SPACES + header[-1:]
 
 
 def _check_header(path: Path, partial: Path, header: bytes, size: int) -> None:

@@ -21,6 +21,7 @@ from pdgemm.algorithms.protection.checksum import bilinear, text, zero
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import DTypeError, FileError, PdgemmError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.rectangles import Rectangle
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import TYPE, kind_rank, names
@@ -29,6 +30,7 @@ from pdgemm.local.arrays.integers import as_range
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.files import file_error
+from pdgemm.support.text import typed
 from pdgemm.support.waits import Wait
 
 ELEMENTS = 1 << 19  # elements of the largest block of a rank in a piece
@@ -40,11 +42,22 @@ Transfer = Callable[[int, int, np.ndarray], object]  # (first row, first column,
 T = TypeVar("T")
 
 
+def as_column(matrix: Any, ndim: int, grid: ProcessGrid | None) -> tuple[DistMatrix, int]:
+    """Return what is saved as a matrix, and the dimensions of its dataset: a 1-D array becomes a column, with 1.
+
+    grid : has the ranks that have the array; None: all.  Collective where it is an array, which the ranks compare.
+    """
+    if isinstance(matrix, np.ndarray) and matrix.ndim == 1:
+        return DistMatrix.from_global(matrix[:, None], grid=grid), 1
+    return matrix, ndim
+
+
 def check_dtypes(what: str, stored: np.dtype, wanted: np.dtype, possible: tuple[np.dtype, ...]) -> None:
     """Raise DTypeError if a matrix cannot have the wanted type, or if the stored type cannot be converted to it."""
     if wanted not in possible:
         request = "" if wanted == stored else f", and dtype={wanted} was asked for"
-        raise DTypeError(f"{what} holds {stored}{request}; a matrix can be of {names(possible)}: convert with dtype=")
+        way = f": convert with {typed('--dtype', 'dtype=')}" if stored.kind in "biufc" else ""
+        raise DTypeError(f"{what} holds {stored}{request}; a matrix can be of {names(possible)}{way}")
     safe = kind_rank(stored) <= kind_rank(wanted) if kind_rank(wanted) else np.can_cast(stored, wanted)
     if (stored.kind not in "biufc" and stored not in TYPE) or not safe:
         raise DTypeError(f"{what} holds {stored}, which cannot become {wanted}")

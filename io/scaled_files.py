@@ -28,12 +28,13 @@ def save_scaled(
     *,
     attrs: Mapping[str, Any] | None = None,
     keep: int = 1,
+    overwrite: bool = False,
 ) -> SavedReport:
     """Write matrices of 8-bit values with scales, and others, to one file, as `hdf5.save_all` does.  Collective.
 
         save_scaled("weights.h5", {"w": W, "bias": b})
 
-    matrices : Scaled or DistMatrix, by name.   attrs, keep : as in `save_all`.
+    matrices : Scaled or DistMatrix, by name.   attrs, keep, overwrite : as in `save_all`.
 
     Returns the report of `save_all`, and raises its errors.
     """
@@ -44,7 +45,7 @@ def save_scaled(
             attributes[f"{_KEY}{name}"] = " ".join(map(str, (x.dtype, x.scales.dtype, *x.block)))
         else:
             stored[name] = x
-    return save_all(path, stored, attrs=attributes, keep=keep)
+    return save_all(path, stored, attrs=attributes, keep=keep, overwrite=overwrite)
 
 
 def load_scaled(

@@ -253,6 +253,12 @@ def check_target(path: Path, name: str) -> bool:
             raise FileError(f"{path}: {name} leads by a link into another file, {other}: save there, by its name there")
         if old is not None and not isinstance(old, h5py.Dataset):
             raise FileError(f"{path}: {name} exists already, and is not a dataset")
+        parts = [x for x in name.split("/") if x not in ("", ".")]
+        for above in map("/".join, (parts[:count] for count in range(1, len(parts)))):
+            if above not in file and not file.get(above, getlink=True):
+                break
+            if not isinstance(file.get(above), h5py.Group):
+                raise FileError(f"{path}: {name} cannot be saved there, because {above} is not a group")
         alone = old is not None and list(file) == [name.strip("/")]
         return alone and not (file.attrs or file.userblock_size or file["/"].id.get_comment(b"."))
 

@@ -27,6 +27,7 @@ from pdgemm.support.file_states import State, ordinary, settled, state, state_of
 from pdgemm.support.files import LOST, naming, reserve, to_disk
 
 METADATA = "__metadata__"
+WRITTEN_BY = rb'^.{8}\{"__metadata__":\{"written by":"pdgemm"'  # the beginning of a file of this package
 _LONGEST = 100_000_000  # bytes of a header that the library reads
 _CODES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64",
@@ -145,6 +146,7 @@ def new_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) 
     metadata : strings by name.   Raises ArgumentError where a name is none, or the header is too long.
     """
     texts = {"format": "pt"} if metadata is None else dict(metadata)
+    texts = {"written by": "pdgemm"} | texts
     for name in (*tensors, *texts, *texts.values()):
         if not isinstance(name, str) or name.encode(errors="ignore").decode() != name:
             raise ArgumentError(f"names of tensors, and metadata, are strings, got {name!r}")

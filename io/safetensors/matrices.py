@@ -21,6 +21,7 @@ from pdgemm.io.many_datasets import ManyDatasets, allocated_in_layouts, checked_
 from pdgemm.io.safetensors.header import (
     CODE,
     DTYPE,
+    WRITTEN_BY,
     NewFile,
     Tensor,
     check_state,
@@ -42,6 +43,7 @@ def save_all(
     shapes: Mapping[str, Sequence[int]] | None = None,
     metadata: Mapping[str, str] | None = None,
     check: bool = True,
+    overwrite: bool = False,
 ) -> int:
     """Write matrices as the tensors of a safetensors file.  Collective over the ranks of the matrices.
 
@@ -49,8 +51,9 @@ def save_all(
 
     matrices : by the names of the tensors; all on grids of the same ranks, of any type but complex128.
     shapes   : other shapes of tensors, of as many elements, which are those of the matrix row by row.
-    metadata : strings by name, by default {"format": "pt"}, which other libraries want.
+    metadata : strings by name, by default {"format": "pt"}, which other libraries want; "written by" is added.
     check    : read the file back and compare its checksums before it is renamed.
+    overwrite : also replace a file that pdgemm did not write.
 
     The file is complete under its name or does not exist, as with `npy.save`.  Matrices of at most 2^19 elements are
     written many at a time, each by one rank.  Extra memory: at most 64 MiB per rank.
@@ -67,10 +70,10 @@ def save_all(
             raise ArgumentError(f"shapes has {min(unknown)!r}, which is no matrix; these are {', '.join(matrices)}")
         tensors = {name: _tensor(name, x, others.get(name, x.shape)) for name, x in matrices.items()}
         new = new_file(tensors, metadata)
-        description += ["safetensors.save_all", path, new.text, bool(check)]
+        description += ["safetensors.save_all", path, new.text, bool(check), bool(overwrite)]
     in_order = [matrices[name] for name in new.tensors]
     sums = checksums(comm, in_order) if check else []
-    with being_written(path, comm, new) as partial, timed("write", sum(x.stored.nbytes for x in in_order)):
+    with being_written(path, comm, new, overwrite) as partial, timed("write", sum(x.stored.nbytes for x in in_order)):
         outputs = ManyDatasets(partial, in_order, [x.offset for x in new.tensors.values()], comm)
         outputs.write(lambda done, total: None)
         if check:
@@ -128,10 +131,10 @@ def load_all(
 
 
 @contextmanager
-def being_written(path: Path, comm: MPI.Intracomm, new: NewFile) -> Iterator[Path]:
+def being_written(path: Path, comm: MPI.Intracomm, new: NewFile, overwrite: bool) -> Iterator[Path]:
     """Yield the temporary name of a file that has its header, for the block to write the elements.  Collective."""
     on_root(comm, path, lambda: bool(safetensors_library()))  # before anything is written
-    with replacing(path, comm, new.size) as partial:
+    with replacing(path, comm, new.size, bool(overwrite), WRITTEN_BY) as partial:
         on_root(comm, path, lambda: new.create(partial))
         with taking(None):
             yield partial

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.errors import ArgumentError, MemoryLimitError, OutOfMemoryError
+from pdgemm.errors import MemoryLimitError, OutOfMemoryError
 from pdgemm.gemm import plan
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
@@ -25,8 +25,9 @@ from pdgemm.matrix.residual import check_arguments
 from pdgemm.names import DeviceName
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.support.agreement import together
+from pdgemm.support.files import check_replaced
 from pdgemm.support.memory_left import MACHINE, memory_left
-from pdgemm.support.text import in_bytes
+from pdgemm.support.text import in_bytes, typed
 
 
 def operands(a: Source, b: Source, make: Callable[[Source], DistMatrix], once: bool) -> tuple[DistMatrix, DistMatrix]:
@@ -119,7 +120,7 @@ def check_operands_in_files(
             grid,
             needed,
             "A, B, C and the buffers of the product",
-            ", or multiply in parts (--memory; in Python memory=)",
+            f", or multiply in parts ({typed('--memory', 'memory=')})",
         )
         return once, planned
     raise AssertionError
@@ -150,22 +151,19 @@ def check_result_file(
     force: bool,
     sources: Sequence[Source] = (),
     entry: Source | None = None,
-    ours: bool = False,
 ) -> bool:
-    """Raise FileError where the result cannot be saved, ArgumentError where a dataset would be lost without --force.
+    """Raise FileError where the result cannot be saved, ArgumentError where a dataset would be lost without `force`.
 
     nbytes : of the result.   sources : the datasets that the result may not replace.
-    entry  : C on entry, which the result may replace.   ours : whether it may replace a dataset that pdgemm wrote.
+    entry  : C on entry, which the result may replace, as it may a dataset that pdgemm wrote.
 
     Returns whether the result replaces C on entry.
     """
     path, name = output
     old = new_dataset.check_savable(Path(path), name, grid, nbytes)
     in_place = old is not None and entry is not None and entry.stored.object == old.object
-    if old is None or force:
-        return in_place
-    lost = " and ".join(x.what for x in sources if old.object in x.stored.objects)
-    if lost or not (in_place or (ours and old.by_pdgemm)):
-        why = f", and is {lost}" if lost else ", and was not written by pdgemm" if ours else ""
-        raise ArgumentError(f"{path}:{name} exists{why}: it is replaced only with --force (in Python overwrite=True)")
+    if old is not None:
+        lost = " and ".join(x.what for x in sources if old.object in x.stored.objects)
+        why = [f"is {lost}"] if lost else []
+        check_replaced(f"{path}:{name}", not lost and (in_place or old.by_pdgemm), force, *why)
     return in_place

@@ -168,7 +168,7 @@ def checkpoints(
     place = on_root(comm, path, lambda: place_of(*output))
     there = on_root(comm, path, place.tiles.exists)
     size = 0 if there else layout.shape[0] * layout.shape[1] * dtype.itemsize
-    with replacing(path, comm, size, place.tiles), after_earlier_ranks(comm, path, place.lock):
+    with replacing(path, comm, size, kept=place.tiles), after_earlier_ranks(comm, path, place.lock):
         try:
             left = look_for_unfinished(place, product)
             if left is not None and not is_whole(grid, place, left, product.as_before(left), dtype):

@@ -30,6 +30,7 @@ from pdgemm.names import DeviceName, DType, Transpose
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.support.agreement import together
 from pdgemm.support.files import is_npy
+from pdgemm.support.text import typed
 
 Dataset = str | Path | tuple[str | Path, str]  # "a.h5:/x", or a file and the name of a dataset in it, or "a.npy"
 
@@ -105,6 +106,7 @@ def multiply_files(
         memory = None if memory is None else as_count(memory, "memory", 1)
         wanted = None if dtype is None else element_type(dtype)
         arguments += ["multiply_files", names, alpha, beta, ops, wanted, memory, checkpoint, mtbf, seed]
+        arguments += [f"overwrite={bool(overwrite)}"]
     from_a, from_b, to, entry = names
     assert from_a and from_b and to
     x, y = (source(grid, *what, wanted, op) for what, op in zip((("A", from_a), ("B", from_b)), ops))
@@ -153,7 +155,7 @@ class _Work(NamedTuple):
 
     def check_output(self) -> bool:
         nbytes = self.a.shape[0] * self.b.shape[1] * self.stored.itemsize
-        return check_result_file(self.grid, self.output, nbytes, self.overwrite, (self.a, self.b), self.c, ours=True)
+        return check_result_file(self.grid, self.output, nbytes, self.overwrite, (self.a, self.b), self.c)
 
     def read(self, x: Source, block: Block | None, device: DeviceName) -> DistMatrix:
         with self.say.progress(f"read {x.what}", x.nbytes, "B/s") as progress:
@@ -186,7 +188,8 @@ class _Work(NamedTuple):
                 return FilesResult(report, residual)
         with self.say.progress("write", self.a.shape[0] * self.b.shape[1] * self.stored.itemsize, "B/s") as progress:
             ndim = ndim_of_product(self.b, self.c)
-            wrote = hdf5.save(*self.output, C, replaces=replaces, compression=compression, ndim=ndim, progress=progress)
+            how: Any = {"replaces": replaces, "overwrite": self.overwrite, "compression": compression, "ndim": ndim}
+            wrote = hdf5.save(*self.output, C, progress=progress, **how)
         self.say.report("wrote", wrote)
         return FilesResult(report, residual, wrote)
 
@@ -199,7 +202,7 @@ class _Work(NamedTuple):
             self.grid,
             files.tiling.most_bytes,
             "a tile of C and panels of A and B",
-            ", or less --memory (in Python memory=)",
+            f", or less {typed('--memory', 'memory=')}",
         )
         self.check_output()
 

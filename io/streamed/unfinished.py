@@ -361,7 +361,7 @@ def move_finished_tiles(
     with tiles.opened_alone(grid) as get, new.opened_alone(write=True) as put, together(comm):
         for rows, cols, elements in _finished(tiling, left, grid, dtype, get):
             put(rows[0], cols[0], elements)
-    on_root(comm, place.new, lambda: place.new.replace(place.tiles))
+    on_root(comm, place.new, lambda: files.rename(place.new, place.tiles))
 
 
 def _finished(

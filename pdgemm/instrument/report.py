@@ -26,7 +26,7 @@ class IOReport(InNotebook):
     """A report of a load or save; the bytes are the total of all ranks.
 
     name     : name of the dataset; empty if the file has only one matrix.
-    shape    : shape of the matrix in the file.
+    shape    : shape of the matrix in the file: one number for a vector.
     checksum : the checksum recorded with the dataset; None if there is none.
     part     : the rows and columns that were read; None: the whole matrix.
     """
@@ -35,7 +35,7 @@ class IOReport(InNotebook):
     path: str
     name: str
     method: str
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     dtype: str
     bytes: int
     seconds: float
@@ -43,10 +43,10 @@ class IOReport(InNotebook):
     part: Rectangle | None = None
 
     def __str__(self) -> str:
-        rows, cols = self.shape
         name, which = f":{self.name}" if self.name else "", f"{self.part} of " if self.part else ""
+        shape = " x ".join(map(str, self.shape))
         return (
-            f"{self.action} {self.path}{name} ({which}{rows} x {cols} {self.dtype}, {in_bytes(self.bytes)}) "
+            f"{self.action} {self.path}{name} ({which}{shape} {self.dtype}, {in_bytes(self.bytes)}) "
             f"by {self.method} in {in_seconds(self.seconds)}, {in_bytes(self.bytes / max(self.seconds, 1e-9))}/s"
         )
 

@@ -20,6 +20,7 @@ from pdgemm.local.arrays.integers import as_count, as_name, shown
 from pdgemm.local.blas.local_gemm import BLAS_INT, largest_extent
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import check_not_freed
+from pdgemm.support.text import typed
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NUMBERS: Any = (Number, np.number, *(x.type for x in dtypes.NARROW))
@@ -224,7 +225,8 @@ def check_dtype(name: str, x: DistMatrix, supported: tuple[np.dtype, ...]) -> No
     local = x.stored
     if local.dtype not in supported or not local.dtype.isnative:
         raise DTypeError(
-            f"{name} has dtype {local.dtype}; supported: {dtypes.names(supported)}; convert it (astype, --dtype)"
+            f"{name} has dtype {local.dtype}; supported: {dtypes.names(supported)}; "
+            f"convert it with {typed('--dtype', 'astype')}"
         )
     if x.device != HOST and not dtypes.TYPE[x.dtype].c_name:
         raise DeviceError(f"{name} of {x.dtype} is multiplied on the host, and it is on {x.device}: use to_host")

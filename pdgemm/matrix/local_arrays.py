@@ -91,7 +91,8 @@ def in_native_order(array: np.ndarray, what: str) -> np.ndarray:
         array = array.astype(array.dtype.newbyteorder("="))
     element_type(array.dtype)
     if array.ndim != 2:
-        raise LayoutError(f"{what} has two dimensions, got an array of shape {array.shape}")
+        way = "; x[:, None] of a vector x is one column" if array.ndim == 1 else ""
+        raise LayoutError(f"{what} has two dimensions, got an array of shape {array.shape}{way}")
     return array
 
 

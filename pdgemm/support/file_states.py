@@ -49,6 +49,11 @@ class State(NamedTuple):
     modified: int  # nanoseconds
     changed: int  # nanoseconds
 
+    @property
+    def identity(self) -> set[tuple[int, int]]:
+        """What a rename keeps: device and inode, which some network file systems invent anew, or size and time."""
+        return {(self.device, self.inode), (self.size, self.modified)}
+
 
 def state(path: Path) -> State | None:
     """Return the state of the file under this name; None without a file.  (NFS asks the server only at an open.)"""

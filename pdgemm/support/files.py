@@ -20,13 +20,15 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import IO
 
-from pdgemm.errors import FileError, PdgemmError
-from pdgemm.support.file_states import check_ordinary, ordinary, settled, state
+from pdgemm.errors import ArgumentError, FileError, PdgemmError
+from pdgemm.support.file_states import State, check_ordinary, ordinary, settled, state
 from pdgemm.support.json_input import Seconds, variable
-from pdgemm.support.text import printable, short_name
+from pdgemm.support.text import printable, short_name, typed
 
 UNFINISHED = set[Path]()  # files to remove if this process is ended now
 _TIDIED = set[Path]()  # files whose leftovers, of jobs that were killed before this job began, have been removed
+MARK = b"written by pdgemm"  # at the beginning of reports, pictures and the like, which may therefore be replaced
+_START = 1 << 12  # bytes of a file that are searched for this
 LOST = "what was written is not what the file holds (disk full, quota, bad disk)"
 WAIT = "PDGEMM_LOCK_WAIT"  # environment variable: seconds that a job waits for another job that saves to the same file
 _WAIT = 600.0  # seconds where the variable is not set
@@ -73,8 +75,21 @@ def file_error(path: str | Path, error: Exception) -> PdgemmError:
     return FileError(f"{path}: {reason}")
 
 
-def check_writable(path: Path, size: int) -> Path:
-    """Return the path of the file to replace, links resolved.  Raises FileError unless `size` bytes fit there now."""
+def check_replaced(what: object, ours: bool, overwrite: bool, why: str = "was not written by pdgemm") -> None:
+    """Raise ArgumentError where an output would replace what exists: the rule of all outputs.
+
+    ours : pdgemm wrote what exists, and nothing else needs it.   overwrite : the user has said that it may be lost.
+    """
+    if not (ours or overwrite):
+        way = typed("--force", "overwrite=True")
+        raise ArgumentError(f"{what} exists, and {why}: it is replaced only with {way}")
+
+
+def check_writable(path: Path, size: int, overwrite: bool = True, mark: bytes = MARK) -> Path:
+    """Return the path of the file to replace, links resolved.  Raises FileError unless `size` bytes fit there now.
+
+    overwrite : False: ArgumentError is raised for a file that is not empty, and whose beginning does not match `mark`.
+    """
     with naming(path):
         target = _resolved(path)
         folder = target.parent
@@ -84,6 +99,10 @@ def check_writable(path: Path, size: int) -> Path:
             raise FileError(f"{path}: {folder} is not a folder")
         if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.R_OK | os.W_OK)):
             raise FileError(f"{path}: no permission to read and write")
+        if not overwrite and target.exists():
+            with open(target, "rb", opener=ordinary) as file:
+                start = file.read(_START)
+            check_replaced(path, not start or bool(re.search(mark, start, re.DOTALL)), overwrite)
         free = shutil.disk_usage(folder).free
         try:
             if size > free:
@@ -230,7 +249,7 @@ class Output:
             raise FileError(f"{self._path}: another program changed it meanwhile, and it was left like that: try again")
         if last is not None:
             last()
-        self._partial.replace(self._target)
+        rename(self._partial, self._target)
         self.end()
 
     def end(self) -> None:
@@ -245,6 +264,20 @@ class Output:
         UNFINISHED.discard(self._partial)
         os.close(self._held)  # after the lock file is gone: the next holder of the lock sees that, and makes a new one
         self._held = None
+
+
+def rename(old: Path, new: Path) -> None:
+    """Rename a file.  Raises OSError where the new name does not lead to it: a storage may drop renames."""
+    before = state(old)
+    old.replace(new)
+    check_named(new, before)
+
+
+def check_named(path: Path, expected: State | None) -> None:
+    """Raise OSError unless a name leads to this file, or to a copy with its size and time."""
+    there = state(path)
+    if there is None or expected is None or expected.identity.isdisjoint(there.identity):
+        raise OSError(errno.EIO, "the storage reported that the new file has this name, but it does not lead there")
 
 
 OF_MPI = r"(\.(data|metadata)\.\d+)?"  # endings of files that MPI libraries create beside a file, and leave when killed

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from math import isfinite
@@ -14,6 +15,24 @@ from math import isfinite
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 _WIDTH = 1 << 16  # characters; no line of a table is longer
+
+
+_interface = ["Python"]  # or "command line", while a command runs
+
+
+@contextmanager
+def on_command_line() -> Iterator[None]:
+    """Run a block as a command, whose messages name its options."""
+    _interface.append("command line")
+    try:
+        yield
+    finally:
+        _interface.pop()
+
+
+def typed(option: str, argument: str) -> str:
+    """Return the name of what a message asks for: the option of a command, or the argument of a function."""
+    return option if _interface[-1] == "command line" else argument
 
 
 def printable(text: str) -> str:

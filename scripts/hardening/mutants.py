@@ -1061,6 +1061,26 @@ MUTANTS = [
         ("4 tests/io/test_hdf5.py",),
     ),
     Mutant(
+        "support: the data of another program is replaced without a word", "pdgemm/support/files.py",
+        "    if not (ours or overwrite):", "    if False:",
+        ("1 tests/io/test_replaced.py",),
+    ),
+    Mutant(
+        "support: a rename that a storage drops is believed", "pdgemm/support/files.py",
+        "    check_named(new, before)\n", "    assert before\n",
+        ("1 tests/io/test_replaced.py",),
+    ),
+    Mutant(
+        "io: a dataset is to be saved below another one", "io/stored.py",
+        "if not isinstance(file.get(above), h5py.Group):", "if False:",
+        ("1 tests/io/test_replaced.py",),
+    ),
+    Mutant(
+        "io: an older generation goes where a storage drops its second name", "io/generations.py",
+        "    check_named(name, state(path))\n", "    pass\n",
+        ("1 tests/io/test_replaced.py",),
+    ),
+    Mutant(
         "io: the list of matrices is not part of what is hashed", "io/generations.py",
         "good = attrs.pop(_CONTENTS) == _hash(attrs, matrices)", "good = attrs.pop(_CONTENTS) is not None",
         ("1 tests/io/test_state.py",),

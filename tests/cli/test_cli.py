@@ -48,6 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file["x"] = rng.standard_normal((61, 83))
         file["vector"] = np.zeros(4)
         file["integers"] = np.ones((83, 3), "i4")
+        file["long"] = np.ones((83, 3), "i8")
         file["c"] = np.ones((61, 29))
         file["square"] = np.eye(4)
         file.create_dataset("tall", (3_000_000, 1), "f8")  # without elements: nothing is written
@@ -209,14 +210,15 @@ def test_what_replaces_a_dataset(folder: Path) -> None:
         ([*product, "own.h5:/kept"], 2),
         (["multiply", "own.h5:/all_of_new", "own.h5:/x", "-o", "own.h5:/new"], 2),  # which has the elements of A
         ([*product, "own.h5:/x", "--alpha", "7", "--force"], 0),
-        (["generate", "own.h5:/new", "--shape", "2x2"], 2),
+        (["generate", "own.h5:/kept", "--shape", "2x2"], 2),
+        (["generate", "own.h5:/c", "--shape", "2x2", "--kind", "ones"], 0),
         (["generate", "own.h5:/kept", "--shape", "2x2", "--kind", "ones", "--force"], 0),
     ]
     found = several(2, [words for words, _ in commands], folder)
     assert [x[0][0] for x in found] == [code for _, code in commands], found
     for name, expected in (
         ("new", 2 * np.eye(5)),
-        ("c", 4 * np.eye(5)),
+        ("c", np.ones((2, 2))),
         ("x", 7 * np.eye(5)),
         ("kept", np.ones((2, 2))),
     ):
@@ -279,9 +281,13 @@ BAD = [
     (["a.h5:/x", "links.h5:/y", "-o", "links.h5:/soft"], "/soft exists, and is B: it is replaced only with --force"),
     (["a.h5:/x", "b.h5:/y", "--c", "a.h5:/c", "--beta", "1", "-o", "a.h5:/x"], "a.h5:/x exists, and is A"),
     (["a.h5:/x", "b.h5:/y", "-o", "a.h5:/vector"], "a.h5:/vector exists, and was not written by pdgemm"),
+    (["a.h5:/x", "b.h5:/y", "-o", "a.h5:/x/q"], "x/q cannot be saved there, because x is not a group"),
+    (["svd", "a.h5:/x", "-o", "a.h5:/x"], "x/Vh cannot be saved there, because x is not a group"),
+    (["svd", "a.h5:/x", "-o", "c.h5:/svd", "--trace", "c.h5"], "--trace c.h5 is a file that is read or written here"),
+    (["a.h5:/x", "a.h5:/long"], "a.h5:/long holds int64; a matrix can be of "),
     (["a.h5:/tall", "a.h5:/tall"], "inner dimensions do not agree: op(A) is 3000000 x 1"),
     (["a.h5:/tall", "a.h5:/tall", "--transb", "T"], "A, B, C and the buffers of the product need "),
-    (["generate", "a.h5:/x", "--shape", "3x3"], "a.h5:/x exists: it is replaced only with --force"),
+    (["generate", "a.h5:/x", "--shape", "3x3"], "a.h5:/x exists, and was not written by pdgemm: it is "),
     (["generate", "c.h5:/x", "--shape", "3000000x3000000"], "are free in"),
     (["verify", "a.h5:/x", "b.h5:/y", "a.h5:/x"], "shapes do not fit: A is 61 x 83, B is 83 x 29, C is 61 x 83"),
     (["a.h5:/x", "b.h5:/y", "--c", "a.h5:/x"], "a.h5:/x is 61 x 83, but C is 61 x 29"),

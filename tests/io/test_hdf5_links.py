@@ -124,8 +124,8 @@ def test_a_name_that_is_a_link_comes_to_stand_for_the_new_dataset(comm: Any, gri
     by_rank_0(comm, write)
     A = DistMatrix.random((4, 6), grid=grid)
     for name in ("soft", "hard", "dangling"):
-        hdf5.save(path, name, A)
-    hdf5.save(only, "x", A)
+        hdf5.save(path, name, A, overwrite=True)
+    hdf5.save(only, "x", A, overwrite=True)
     refused(comm, "a.h5: .*too many links", hdf5.save, path, "round", A)
 
     def look() -> Any:

@@ -78,7 +78,7 @@ def test_bad_arguments_write_nothing(comm: Any, folder: Path) -> None:
     wrong: tuple[tuple[Any, dict[str, Any], type[Exception], str], ...] = (
         ((a, a, c), {}, LayoutError, "90 x 40"),
         ((a, b, "none.h5"), {}, ArgumentError, "a dataset is 'FILE:/DATASET'"),
-        ((a, b, a), {}, ArgumentError, "exists, and is A: it is replaced only with --force"),
+        ((a, b, a), {}, ArgumentError, "exists, and is A: it is replaced only with overwrite=True"),
         ((a, f"{folder}/in.h5:/w", c), {}, FileError, "in.h5"),
         ((a, b, c), {"memory": 10}, MemoryLimitError, "memory"),
         ((a, b, c), {"memory": 3_000_000, "block": 8}, ArgumentError, "do not go with block"),
@@ -92,5 +92,7 @@ def test_bad_arguments_write_nothing(comm: Any, folder: Path) -> None:
         if comm.size > 1:
             with pytest.raises(ArgumentError, match="different arguments"):
                 multiply_files(a, b, c, alpha=comm.rank, grid=grid)
+            with pytest.raises(ArgumentError, match="different arguments"):
+                multiply_files(a, b, c, overwrite=comm.rank > 0, grid=grid)
     comm.Barrier()
     assert sorted(x.name for x in folder.iterdir()) == ["in.h5"]

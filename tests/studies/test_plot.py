@@ -563,10 +563,14 @@ def test_an_error_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", _no_space)
         with pytest.raises(FileError, match=r"r\.svg: No space left"):
-            plot.report([path], out, None, 8)
+            plot.report([path], out, None, 8, overwrite=True)
     assert out.read_text() == "before" and sorted(x.name for x in tmp_path.iterdir()) == ["r.svg", "s.jsonl"]
-    plot.report([path], out, None, 8)
-    assert out.read_text().startswith("<?xml")
+    with pytest.raises(ArgumentError, match=r"r\.svg exists, and was not written by pdgemm: it is replaced only with"):
+        plot.report([path], out, None, 8)
+    assert out.read_text() == "before"
+    for overwrite in (True, False):  # which it then has written
+        plot.report([path], out, None, 8, overwrite)
+        assert out.read_text().startswith("<?xml")
 
 
 def _no_space(file: int) -> None:

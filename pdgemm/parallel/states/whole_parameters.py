@@ -46,18 +46,20 @@ def export_parameters(
     transposed: Transposed = (),
     metadata: Mapping[str, str] | None = None,
     check: bool = True,
+    overwrite: bool = False,
 ) -> int:
     """Write the whole parameters of a model to a safetensors file, by name.  Collective over the mesh.
 
         export_parameters("model.safetensors", buckets, dtype="bfloat16")
 
-    path     : the file, created or replaced.  Any number of ranks, with any mesh and stage, writes the same bytes.
+    path     : the file, which replaces one that pdgemm wrote, and with overwrite any other one.  Any number of ranks,
+        with any mesh and stage, writes the same bytes.
     dtype    : of the tensors: float64, float32, float16, bfloat16, float8_e4m3fn or float8_e5m2; by default that of the
         parameters.  Where it is another one, values are rounded from the master weights.
     names    : names in the file by those of parameters, in a mapping or as a function; others stay as they are.
     transposed : names of the matrices of which the file has the transposed ones, or a function of the name that is
         true for them: layers of PyTorch keep (outputs, inputs).
-    metadata : strings by name, by default {"format": "pt"}, which other libraries want.
+    metadata : strings by name, by default {"format": "pt"}, which other libraries want; "written by" is added.
     check    : each rank reads back what it has written, before the file is renamed.
 
     No elements are sent: each rank writes those that it updates, with stage 0 as many, and a parameter that several
@@ -73,7 +75,7 @@ def export_parameters(
         path, kind = Path(path), layout.dtype if dtype is None else element_type(dtype)
         if kind not in _REAL:
             raise DTypeError(f"parameters are exported as real numbers of {names_of(_REAL)}, got dtype={kind}")
-        arguments += ["export_parameters", path, kind, bool(check)]
+        arguments += ["export_parameters", path, kind, bool(check), bool(overwrite)]
     model = model_of(mesh, buckets.divisions)
     with together(mesh.comm) as arguments:
         there, turned = _in_file(model, names, transposed)
@@ -85,7 +87,7 @@ def export_parameters(
         arguments += ["export_parameters", new.text, [*turned.values()]]
         own = [name for name, (division, stages) in model.items() if _writes(buckets, name, division, stages)]
         parts = [_OwnPart(buckets, name, new.tensors[there[name]], turned[name], kind) for name in own]
-    with being_written(path, mesh.comm, new) as partial, timed("write", sum(x.nbytes for x in parts)):
+    with being_written(path, mesh.comm, new, overwrite) as partial, timed("write", sum(x.nbytes for x in parts)):
         with mpi_io.all_by_mpi_io(partial, mesh.comm, write=True) as transfer_of, together(mesh.comm):
             for part in parts:
                 write_range(part.transfer(transfer_of), part.place, part.start, part.values)

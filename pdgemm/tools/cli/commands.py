@@ -14,12 +14,13 @@ from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
+from typing import Any
 
 import click
 
 from pdgemm.errors import CorruptionError, PdgemmError
 from pdgemm.support import launcher
-from pdgemm.support.text import echo
+from pdgemm.support.text import echo, on_command_line
 from pdgemm.tools.cli.job import Job, NoMPIError
 
 _MODULES = {  # the modules of commands, each with functions of these names
@@ -44,6 +45,10 @@ class _Commands(click.Group):
             return None
         command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with on_command_line():
+            return super().invoke(ctx)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

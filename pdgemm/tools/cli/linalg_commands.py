@@ -73,7 +73,7 @@ def solve(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, assum
             residual = (B - A @ X).norm(1)
         if not all_pass(say, [rounded("backward error", residual, scale, wide)]):
             return 1
-    say.save(output, X, compression=how.compression, ndim=y.ndim)
+    _save(say, how, output, X, y.ndim)
     return 0
 
 
@@ -118,7 +118,7 @@ def lstsq(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, rcond
             orthogonal = Check("|Ah (B - A X)|", (A.H @ R).norm() / (scale or 1.0), bound)
         if not all_pass(say, [orthogonal]):
             return 1
-    say.save(output, X, compression=how.compression, ndim=y.ndim)
+    _save(say, how, output, X, y.ndim)
     return 0
 
 
@@ -291,15 +291,10 @@ def gram(say: Speaker, how: How, a: Dataset, output: Dataset) -> int:
         say.report("verify", residual)
         if not residual.passed:
             return 1
-    say.save(output, G, compression=how.compression)
+    _save(say, how, output, G)
     return 0
 
 
-def _save(say: Speaker, how: How, output: Dataset, result: Any) -> None:
+def _save(say: Speaker, how: How, output: Dataset, result: Any, ndim: int = 2) -> None:
     """Write a matrix, or an array of numbers that all ranks have, to a dataset.  Collective."""
-    from pdgemm.matrix.distmatrix import DistMatrix
-
-    matrix = result
-    if result.ndim == 1:
-        matrix = DistMatrix.from_function(lambda i, j: result[i], (len(result), 1), grid=say.grid, dtype=result.dtype)
-    say.save(output, matrix, compression=how.compression, ndim=result.ndim)
+    say.save(output, result, compression=how.compression, ndim=ndim, overwrite=how.force)

@@ -25,17 +25,17 @@ _reading = options.stacked_options(
     click.option("--block", type=BLOCK, help="Block sizes of the layout; default: one block per rank."),
     click.option("--dtype", type=click.Choice(options.BLAS_DTYPES), help="Convert the matrices; default: as stored."),
     options.trace,
+    options.force,
 )
 _writing = options.stacked_options(
     click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored."),
-    click.option("--force", is_flag=True, help="Replace any dataset by the result."),
     options.compression,
 )
 _reporting = options.stacked_options(options.json_, options.debug)
 
 
 class How(NamedTuple):
-    """The options that the commands share, of which a command without a result in a file has the first six."""
+    """The options that the commands share, of which a command without a result in a file has the first seven."""
 
     grid_shape: tuple[int, int] | None
     block: tuple[int, int] | None
@@ -43,8 +43,8 @@ class How(NamedTuple):
     trace_file: str | None
     nvtx: bool
     as_json: bool
+    force: bool
     verified: bool = False
-    force: bool = False
     compression: str | None = None
 
 
@@ -56,7 +56,8 @@ def _with(common: Callable[[Any], Any], body: Callable[..., int]) -> Any:
         from pdgemm.tools.cli.session import session
 
         how = How(**{name: arguments.pop(name) for name in How._fields if name in arguments})
-        with session(how.grid_shape, how.as_json) as say, say.traced(how.trace_file, how.nvtx):
+        options.check_apart({"--trace": how.trace_file}, (x for x in arguments.values() if isinstance(x, Dataset)))
+        with session(how.grid_shape, how.as_json) as say, say.traced(how.trace_file, how.nvtx, None, how.force):
             return body(say, how, **arguments)
 
     return common(run)
@@ -122,7 +123,7 @@ def check_outputs(say: Speaker, outputs: list[tuple[Dataset, int]], matrices: An
     if outputs:
         say.lost = f"{outputs[0][0].path} was not written, its contents are unchanged"
     for output, size in outputs:
-        check_result_file(say.grid, output, size * dtype.itemsize, how.force, matrices, ours=True)
+        check_result_file(say.grid, output, size * dtype.itemsize, how.force, matrices)
 
 
 def svd_in_file(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -31,9 +32,18 @@ def stacked_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
+def check_apart(others: dict[str, str | None], datasets: Iterable[Any]) -> None:
+    """Raise UsageError where a file beside the result, by the name of its option, is one with a dataset."""
+    used = {os.path.realpath(x.path) for x in datasets if x}
+    for name, file in others.items():
+        if file and os.path.realpath(file) in used:
+            raise click.UsageError(f"{name} {file} is a file that is read or written here: name another one")
+
+
 compression = click.option(
     "--compression", type=click.Choice(("gzip", "lzf")), help="Compress the dataset that is written, in chunks."
 )
+force = click.option("--force", is_flag=True, help="Replace any file or dataset, also one that pdgemm did not write.")
 json_ = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 debug = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks of errors.")
 device = click.option("--device", type=click.Choice(("host", "cuda")), default="host", show_default=True)

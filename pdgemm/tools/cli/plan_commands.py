@@ -39,6 +39,7 @@ _question = options.stacked_options(
         "--ranks-per-node", type=options.COUNT, help="Default: that of the machine file, else all on one node."
     ),
     options.machine,
+    options.force,
     click.option("--dtype", type=click.Choice(options.OPERANDS), default="float64", show_default=True),
     options.algorithm,
     click.option("--mover", type=click.Choice(movers()), default="auto", show_default=True),
@@ -72,8 +73,9 @@ _question = options.stacked_options(
 @options.json_
 @options.debug
 def plan(
-    whole: bool, picture: Path | None, operation: str | None, words: int | None, as_json: bool, **arguments: Any
-) -> int:
+    whole: bool, picture: Path | None, operation: str | None, words: int | None, force: bool, as_json: bool,
+    **arguments: Any,
+) -> int:  # fmt: skip
     """Show what `pdgemm()` would run, the predicted time, and the cost of the alternatives.  Needs no MPI.
 
     With --collective, the algorithms of an operation such as an all-reduce, beside the lower bounds.
@@ -91,7 +93,7 @@ def plan(
     if picture is not None:
         from pdgemm.tools.studies.pictures import check_picture, draw_candidates
 
-        check_picture(picture)
+        check_picture(picture, force)
     facts = {
         "shape": question.mnk,
         "ranks": question.ranks,
@@ -131,7 +133,7 @@ def plan(
 )
 @options.json_
 @options.debug
-def simulate(picture: Path | None, as_json: bool, **arguments: Any) -> int:
+def simulate(picture: Path | None, force: bool, as_json: bool, **arguments: Any) -> int:
     """Simulate the schedule message by message; ranks of a node share its network bandwidth.  Needs no MPI.
 
     The plan is that of `pdgemm()`; the time of redistribution is added by formula.
@@ -145,7 +147,7 @@ def simulate(picture: Path | None, as_json: bool, **arguments: Any) -> int:
     if picture is not None:
         from pdgemm.tools.studies.pictures import check_picture, draw_words
 
-        check_picture(picture)
+        check_picture(picture, force)
     plan = question.plan()
     if picture is not None:
         title = f"Words from rank to rank: {plan.algorithm} on {plan.candidate().grid_text}, without redistribution"
@@ -293,9 +295,10 @@ def _question_of(
 @click.command(cls=OfAllRanks)
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="JSON file for --machine.")
 @options.device
+@options.force
 @options.json_
 @options.debug
-def calibrate(output: str, device: str, as_json: bool) -> int:
+def calibrate(output: str, device: str, force: bool, as_json: bool) -> int:
     """Measure messages, copies and products on these ranks, for plans on this machine; it takes some 10 seconds.
 
     Warns about implausible results, which mean that the machine was busy or has fewer cores than ranks.
@@ -306,6 +309,7 @@ def calibrate(output: str, device: str, as_json: bool) -> int:
     from mpi4py import MPI
 
     from pdgemm.io.atomic import check_writable_on_all, on_root, replacing
+    from pdgemm.planning.machines.machine import MACHINE
     from pdgemm.planning.machines.plausible import doubts
     from pdgemm.tools.calibrate import calibrate as measure
     from pdgemm.tools.cli.session import session
@@ -313,11 +317,11 @@ def calibrate(output: str, device: str, as_json: bool) -> int:
     path = Path(output)
     with session(None, as_json) as say:
         comm = say.grid.comm
-        check_writable_on_all(path, comm, 1 << 16)  # before the measurements, not after them
+        check_writable_on_all(path, comm, 1 << 16, force, MACHINE)  # before the measurements, not after them
         with say.progress("calibrate") as progress:
             machine = measure(MPI.COMM_WORLD, progress, device)
         text = machine.as_json() + "\n"
-        with replacing(path, comm, len(text)) as partial:
+        with replacing(path, comm, len(text), force, MACHINE) as partial:
             on_root(comm, path, lambda: partial.write_text(text))
         say.report("machine", machine)
         warnings = doubts(machine)

@@ -29,7 +29,6 @@ _scalars = options.stacked_options(
     click.option("--transb", type=click.Choice("NTC", False), default="N", help="op(B)."),
 )
 _seed = click.option("--seed", default=0, show_default=True)
-_force = click.option("--force", is_flag=True, help="Replace a dataset that exists.")
 
 
 @click.command(cls=OfAllRanks)
@@ -45,7 +44,7 @@ _force = click.option("--force", is_flag=True, help="Replace a dataset that exis
 )
 @_seed
 @_layout
-@_force
+@options.force
 @options.compression
 @options.json_
 @options.debug
@@ -78,7 +77,7 @@ def generate(
         with say.progress("generate"):
             f = element_function(kind, seed, known)
             matrix = DistMatrix.from_function(f, shape, grid=say.grid, block=block, dtype=dtype)
-        say.save(target, matrix, compression=compression)
+        say.save(target, matrix, compression=compression, overwrite=force)
     return 0
 
 
@@ -139,7 +138,7 @@ def generate(
 )
 @click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored.")
 @_seed
-@click.option("--force", is_flag=True, help="Replace any dataset by C: A or B, or one of another program.")
+@options.force
 @options.compression
 @options.json_
 @options.debug
@@ -179,11 +178,8 @@ def multiply(
 
     --memory and --checkpoint do not go with --block, --device cuda and --compression; --mtbf needs --checkpoint.
     """
-    real = os.path.realpath
-    for name, file in {"--trace": trace_file, "--report": page}.items():
-        if file and real(file) in {real(x.path) for x in (a, b, c0, output) if x}:
-            raise click.UsageError(f"{name} {file} is a file that is read or written here: name another one")
-    if trace_file and page and real(trace_file) == real(page):
+    options.check_apart({"--trace": trace_file, "--report": page}, (a, b, c0, output))
+    if trace_file and page and os.path.realpath(trace_file) == os.path.realpath(page):
         raise click.UsageError(f"--trace and --report are both {page}: name another file for one of them")
     from pdgemm.io.streamed.multiply_files import multiply_files
     from pdgemm.tools.cli.session import session
@@ -196,7 +192,7 @@ def multiply(
         if value is not None and any(unfit.values()):
             raise click.UsageError(f"{name} does not go with {' or '.join(x for x in unfit if unfit[x])}")
     others |= {"shape": product_grid, "accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
-    with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx, page):
+    with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx, page, force):
         say.lost = f"{output.path} was not written, its contents are unchanged"
         done = multiply_files(
             a, b, output, alpha=alpha, beta=beta, c0=c0, transa=transa, transb=transb, grid=say.grid, block=block,

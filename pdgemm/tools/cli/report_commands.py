@@ -45,9 +45,10 @@ def info(as_report: bool, as_json: bool) -> int:
     type=click.Path(dir_okay=False, path_type=Path),
     help="FILE.html, .png or .svg: the timeline of all ranks; in HTML with the tables.",
 )
+@options.force
 @options.json_
 @options.debug
-def profile(trace_file: str, machine_file: str | None, picture: Path | None, as_json: bool) -> int:
+def profile(trace_file: str, machine_file: str | None, picture: Path | None, force: bool, as_json: bool) -> int:
     """Show how the time in a file of `--trace` was spent, by phase and by rank.  Needs no MPI."""
     from pdgemm.planning.machines.machine import load_machine
     from pdgemm.tools.profiling.profile import load_profile
@@ -56,7 +57,7 @@ def profile(trace_file: str, machine_file: str | None, picture: Path | None, as_
     if picture is not None:
         from pdgemm.tools.studies.pictures import OF_RUNS, check_picture, draw_timeline
 
-        check_picture(picture, OF_RUNS)
+        check_picture(picture, force, OF_RUNS)
     figures = load_profile(Path(trace_file), load_machine(machine_file) if machine_file else None, picture is not None)
     if picture is not None:
         draw_timeline(figures, picture, f"Timeline of {trace_file}")
@@ -73,13 +74,14 @@ def profile(trace_file: str, machine_file: str | None, picture: Path | None, as_
     type=click.IntRange(1, 1 << 17),
     help="Largest number of ranks predicted; default: so many that what was measured takes half of the axis.",
 )
+@options.force
 @options.debug
-def plot(studies: tuple[Path, ...], out: Path, machine_file: str | None, predict_to: int | None) -> int:
+def plot(studies: tuple[Path, ...], out: Path, machine_file: str | None, predict_to: int | None, force: bool) -> int:
     """Write a report of files of `pdgemm scaling`, with predictions for more ranks.  Needs no MPI.
 
     HTML has figures, captions, a table of all measurements and how they were made; an image has the figures alone.
     """
     from pdgemm.tools.studies.plot import report
 
-    report(studies, out, machine_file, predict_to)
+    report(studies, out, machine_file, predict_to, force)
     return 0

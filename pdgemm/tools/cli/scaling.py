@@ -96,6 +96,7 @@ _of_training = options.stacked_options(
 @click.option("--only", type=INTEGERS, hidden=True)  # in jobs that this command starts: the numbers of the cases
 @click.option("--calibrate", is_flag=True, hidden=True)  # in jobs that this command starts: calibrate only
 @_of_training
+@options.force
 @options.debug
 def scaling(
     program: str | None,
@@ -109,6 +110,7 @@ def scaling(
     no_calibrate: bool,
     only: tuple[int, ...] | None,
     calibrate: bool,
+    force: bool,
     **studied: Any,
 ) -> int:
     """Measure products on growing numbers of ranks: the same shapes (strong), shapes that take the same memory on each
@@ -128,7 +130,7 @@ def scaling(
     else:
         wanted = [*_multiplied(device, **studied)]
     if page is not None and only is None and not calibrate:
-        check_report(page, path)
+        check_report(page, path, force)
     if only is not None or calibrate or launcher.launched_size() > 1:
         start_mpi()
         return _inside(path, page, wanted, only, repeats, warmup, machine_file, device, no_calibrate, calibrate)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
+from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -80,10 +81,9 @@ class Speaker(Observer):
         self.report("read", matrix.report)
         return matrix
 
-    def save(self, output: Dataset, matrix: DistMatrix, **options: Any) -> None:
-        size = matrix.shape[0] * matrix.shape[1] * matrix.dtype.itemsize
-        with self.progress("write", size, "B/s") as progress:
-            wrote = hdf5.save(*output, matrix, progress=progress, **options)
+    def save(self, output: Dataset, matrix: DistMatrix | np.ndarray, **options: Any) -> None:
+        with self.progress("write", prod(matrix.shape) * matrix.dtype.itemsize, "B/s") as progress:
+            wrote = hdf5.save(*output, matrix, grid=self.grid, progress=progress, **options)
         self.report("wrote", wrote)
 
     def planned(self, plan: ProductPlan) -> None:
@@ -91,22 +91,22 @@ class Speaker(Observer):
             with suppress(ArgumentError):  # too many ranks for a picture
                 self.words = words_between(plan.product, self.grid.size)
 
-    def traced(self, path: str | None, nvtx: bool, page: str | None = None) -> AbstractContextManager[None]:
+    def traced(self, path: str | None, nvtx: bool, page: str | None, force: bool) -> AbstractContextManager[None]:
         """Return a context manager that traces its block, if a trace or a page of the trace was requested."""
         if page is not None:
             self.on_a_page = True
-            return self._on_a_page(path, nvtx, Path(page))
-        return trace(path, self.grid, nvtx=nvtx) if path or nvtx else nullcontext()
+            return self._on_a_page(path, nvtx, Path(page), force)
+        return trace(path, self.grid, nvtx=nvtx, overwrite=force) if path or nvtx else nullcontext()
 
     @contextmanager
-    def _on_a_page(self, path: str | None, nvtx: bool, page: Path) -> Iterator[None]:
+    def _on_a_page(self, path: str | None, nvtx: bool, page: Path, force: bool) -> Iterator[None]:
         """Trace the block, and write a page of the trace and the reports; without `path` the trace file is removed."""
         from pdgemm.tools.profiling.profile import load_profile
         from pdgemm.tools.studies.pictures import check_page, draw_timeline
 
         comm, kept = self.grid.comm, Path(path or page.with_name(f".{page.name}.trace.json"))
-        on_root(comm, page, lambda: check_page(page))  # before the product, not after it
-        with trace(kept, self.grid, nvtx=nvtx):
+        on_root(comm, page, lambda: check_page(page, force))  # before the product, not after it
+        with trace(kept, self.grid, nvtx=nvtx, overwrite=force):
             yield
         said = "\n".join(self._said)
         title = next((line.partition(",")[0] for line in said.splitlines() if " := " in line), page.stem)

@@ -33,12 +33,18 @@ from pdgemm.support.waits import Wait
 
 _PINGS = 100
 _TAG = 77
+_MARK = rb'^\{"displayTimeUnit": "ms", "otherData": \{"pdgemm": '  # the beginning of a trace
 _PROBE = 1 << 20  # bytes of the message that shows the rate of a network
 
 
 @contextmanager
 def trace(
-    path: str | Path | None, grid: ProcessGrid, *, nvtx: bool = False, machine: Machine | None = None
+    path: str | Path | None,
+    grid: ProcessGrid,
+    *,
+    nvtx: bool = False,
+    machine: Machine | None = None,
+    overwrite: bool = False,
 ) -> Iterator[None]:
     """Record the work of all ranks in the `with` block, and write it to a file.  Collective over the grid.
 
@@ -46,6 +52,7 @@ def trace(
         the host (pack, post, wait, product, read, write, redistribute), one for its transfers and, on a GPU, one for
         each stream.  None writes no file.
     nvtx : also mark phases, file access and redistributions as NVTX ranges of the same names; needs the package nvtx.
+    overwrite : also replace a file that is no trace of pdgemm.
     machine : the model whose bandwidths a profile compares with the measured ones; default: that of PDGEMM_MACHINE.
 
     Cost: less than a microsecond and 200 bytes of memory per span, and 400 bytes more while the file is written; a
@@ -55,7 +62,7 @@ def trace(
     """
     comm = grid.comm
     with together(comm) as description:
-        description += ["trace", path, nvtx]
+        description += ["trace", path, nvtx, bool(overwrite)]
         if active():
             raise ArgumentError("a trace is being taken already")
         if nvtx and find_spec("nvtx") is None:
@@ -67,12 +74,12 @@ def trace(
             yield
         return
     path = Path(path)
-    check_writable_on_all(path, comm, 1 << 16)
+    check_writable_on_all(path, comm, 1 << 16, bool(overwrite), _MARK)
     before = clocks(comm, grid.node)
     with taking(taken):
         yield
     after = clocks(comm, grid.node)
-    _write(path, grid, taken.spans, (before, after), network(comm, grid.node), machine)
+    _write(path, grid, taken.spans, (before, after), network(comm, grid.node), machine, bool(overwrite))
 
 
 class Clocks(NamedTuple):
@@ -155,6 +162,7 @@ def _write(
     at: tuple[Clocks, Clocks],
     bytes_per_second: float | None,
     machine: Machine,
+    overwrite: bool,
 ) -> None:
     """Write the file one rank after the other, so that no rank holds all spans."""
     comm, align = grid.comm, on_root_clock(*at)
@@ -167,15 +175,15 @@ def _write(
         "network": bytes_per_second,
     }  # fmt: skip
     about = {"pdgemm": __version__, "ranks": comm.gather(mine), "machine": json.loads(machine.as_json())}
-    with replacing(path, comm, 0) as partial:
+    beginning = f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [\n'
+    with replacing(path, comm, 0, overwrite, _MARK) as partial:
         for rank in range(comm.size):
             if comm.rank == rank and rank:
                 comm.send(text, dest=0, tag=_TAG)
             elif comm.rank == 0 and rank:
                 text = comm.recv(source=rank, tag=_TAG)
-            on_root(comm, path, functools.partial(_add, partial, ",\n" if rank else '{"traceEvents": [\n', text))
-        end = f'\n], "displayTimeUnit": "ms", "otherData": {json.dumps(about)}}}\n'
-        on_root(comm, path, functools.partial(_add, partial, end))
+            on_root(comm, path, functools.partial(_add, partial, ",\n" if rank else beginning, text))
+        on_root(comm, path, functools.partial(_add, partial, "\n]}\n"))
 
 
 def _add(path: Path, *texts: str) -> None:

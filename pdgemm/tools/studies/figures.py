@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdgemm.errors import ArgumentError
+from pdgemm.support.files import MARK
 from pdgemm.tools.studies.panels import WIDTH, FigurePanel
 
 if TYPE_CHECKING:
@@ -108,7 +109,9 @@ def figure_of_sections(sections: Sequence[tuple[str, Sequence[FigurePanel]]]) ->
 def saved(figure: Figure, form: str) -> bytes:
     """Return the image file of a figure, "png" or "svg"; the same figure gives the same bytes."""
     buffer = BytesIO()
-    figure.savefig(buffer, format=form, dpi=200, metadata={"Date": None} if form == "svg" else None)
+    by = MARK.decode()
+    metadata = {"Date": None, "Creator": by} if form == "svg" else {"Software": by}
+    figure.savefig(buffer, format=form, dpi=200, metadata=metadata)
     return buffer.getvalue()
 
 

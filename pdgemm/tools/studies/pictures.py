@@ -34,15 +34,15 @@ SPANS = {
 BESIDE: Any = {"textcoords": "offset points", "fontsize": 7.5, "va": "bottom", "zorder": 1}
 
 
-def check_picture(out: Path, forms: Sequence[str] = FORMS) -> None:
+def check_picture(out: Path, overwrite: bool = False, forms: Sequence[str] = FORMS) -> None:
     """Raise ArgumentError or FileError where no picture can be written to this file."""
     form_of(out, forms)
-    check_writable(out, 0)
+    check_writable(out, 0, overwrite)
 
 
-def check_page(out: Path) -> None:
+def check_page(out: Path, overwrite: bool) -> None:
     """Raise ArgumentError or FileError where no page of a run can be written to this file, or packages are missing."""
-    check_picture(out, OF_RUNS[:1])
+    check_picture(out, overwrite, OF_RUNS[:1])
     with drawing():
         pass
 

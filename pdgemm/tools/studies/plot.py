@@ -35,12 +35,12 @@ _FAR = 1 << 17  # ranks beyond which no time is predicted
 _MOST = 10  # the most faults that are printed one by one
 
 
-def check_report(page: Path, study: Path) -> None:
+def check_report(page: Path, study: Path, overwrite: bool) -> None:
     """Raise ArgumentError or FileError where a report cannot be written beside a study that has not begun."""
     form_of(page, FORMS)
     if os.path.realpath(page) == os.path.realpath(study):
         raise ArgumentError(f"{page} takes the measurements: name another file for the report")
-    check_writable(page, 0)
+    check_writable(page, 0, overwrite)
 
 
 def finished(path: Path, page: Path | None, wanted: Sequence[AnyCase]) -> int:
@@ -53,22 +53,25 @@ def finished(path: Path, page: Path | None, wanted: Sequence[AnyCase]) -> int:
             echo(losses.text, err=not losses.agree)
         try:
             if page is not None and study.measured:
-                report([path], page, None, None)
+                report([path], page, None, None, overwrite=True)  # as `check_report` has decided
         except PdgemmError as bad:
             echo(f"pdgemm: the measurements are in {path}, but there is no page: {bad}", err=True)
     return 0 if losses.agree else 1
 
 
-def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict_to: int | None) -> None:
+def report(
+    studies: Sequence[Path], out: Path, machine_file: str | None, predict_to: int | None, overwrite: bool = False
+) -> None:
     """Read studies, predict, draw, and write the report.  Raises FileError or ArgumentError.
 
     machine_file : the machine of the predictions; None: the calibration of each study.
     predict_to   : the most ranks of a prediction; None: so many that measurements take half of the axis of ranks.
+    overwrite    : also replace a file that pdgemm did not write.
     """
     form = form_of(out, FORMS)
     if os.path.realpath(out) in map(os.path.realpath, studies):
         raise ArgumentError(f"{out} is one of the studies: name another file for the report")
-    check_writable(out, 0)
+    check_writable(out, 0, overwrite)
     machine = load_machine(machine_file) if machine_file else None
     results = read_all(studies)
     for place, fault in results.unread[:_MOST]:

@@ -199,17 +199,27 @@ os.fsync = lossy
 """
 
 
+RENAMES = """
+import os
+replace = os.replace
+def dropped(old, new):
+    if not ("partial" in str(old) or "-tiles" in str(old)):
+        replace(old, new)
+os.replace = dropped
+"""
+
+
 @attack("files.storage")
 def storage(trial: Trial) -> None:
-    """The disk never gets the first bytes of a file, or the last ones, and says nothing of that."""
+    """The disk never gets the first bytes of a file, or the last ones, or its name, and says nothing of that."""
     rng, folder = trial.rng, trial.folder / "storage"
     a, b, old = trial.matrix((60, 50)), trial.matrix((50, 40)), trial.matrix((60, 40))
     for where, x in (("a.h5:/x", a), ("b.h5:/x", b), ("c.h5:/z", old), ("c.h5:/kept", a)):
         trial.store(where, x)
     head, end = f"file.write(bytes({rng.choice((1, 8, 96))}))", f"file.truncate(int({rng.random()} * here.st_size))"
-    fault = rng.choice((head, end))
+    fault = rng.choice((head, end, "drop renames"))
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(STORAGE.replace("%s", fault))
+    (folder / "sitecustomize.py").write_text(STORAGE.replace("%s", fault) if "file" in fault else RENAMES)
     trial.commands.append(f"# the storage does {fault}")
     words = ["multiply", "a.h5:/x", "b.h5:/x", "-o", "c.h5:/z", "--force"]
     words += rng.choice(([], ["--memory", "9MB"], ["--checkpoint", "0s"]))
