@@ -119,10 +119,14 @@ class Mesh:
         axis    : of the line, or several joined by "+".   kind : of `traffic`, as which their words count.
 
         The result is the same to the bit on all ranks: decisions that all take depend on such numbers alone.  For large
-        arrays there is `all_reduce`.
+        arrays there is `all_reduce`.  The ranks agree on shapes when they are new; what is no number on one rank, and
+        shapes that differ then, raise an exception on all ranks of the line.
         """
-        line, values = self.line(axis), [np.asarray(x, np.float64) for x in numbers]
-        x = np.concatenate([np.zeros(0), *(value.ravel() for value in values)])
+        line = self.line(axis)
+        with self.checks(line).checked(self._summed, compare=False) as arguments:
+            values = [np.asarray(x, np.float64) for x in numbers]
+            x = np.concatenate([np.zeros(0), *(value.ravel() for value in values)])
+            arguments += ["Mesh.sum", axis, *(value.shape for value in values)]
         self._carried_out(sum_of_numbers(x.size, line.size), x, line, kind)
         ends = np.cumsum([value.size for value in values])
         sums = [x[end - value.size : end].reshape(value.shape) for value, end in zip(values, ends)]
