@@ -183,7 +183,7 @@ class Mesh:
 
         Without an exception it costs nothing.  The other ranks raise it where they next wait for messages of a layer, a
         pipeline, of gradients or of a sum: so all of them come to such a place, as in a step they do.  What was on its
-        way is lost; gradients are set to 0 by `Buckets.clear` on all ranks, and layers and pipelines can be used again.
+        way is lost; after `Buckets.clear` on all ranks buckets, and layers and pipelines at once, can be used again.
 
         KeyboardInterrupt is raised on its rank alone.  After one in a block, or in a wait, the mesh can only be freed:
         to use it raises GridError, as messages that are left could be taken for those of the next step.

@@ -1688,6 +1688,26 @@ MUTANTS = [
         (f"4 {R}parallel/test_training_errors.py",),
     ),
     Mutant(
+        "training: copies along tp drift apart", "pdgemm/parallel/buckets.py",
+        "or others or (apart and not failures):", "or others:",
+        (f"2 {R}parallel/test_mistakes_on_one_rank.py",),
+    ),
+    Mutant(
+        "training: gradients of a pass that has failed are those of the next step", "pdgemm/parallel/buckets.py",
+        "                line.interrupt()", "                pass",
+        (f"2 {R}parallel/test_mistakes_on_one_rank.py",),
+    ),
+    Mutant(
+        "training: rules that say nothing of themselves are equal", "pdgemm/parallel/updates/update_rules.py",
+        "if type(rule).__repr__ is object.__repr__:", "if False:",
+        (f"2 {R}parallel/test_mistakes_on_one_rank.py",),
+    ),
+    Mutant(
+        "layers: arguments that are known are not compared", "pdgemm/parallel/line_checks.py",
+        "if known and not (self._compare and", "if known and not (False and",
+        (f"2 {R}parallel/test_mistakes_on_one_rank.py",),
+    ),
+    Mutant(
         "training: after an error gradients stay ready", "pdgemm/parallel/buckets.py",
         "            self.clear()\n            agree(", "            agree(",
         (f"1 {R}parallel/test_training_errors.py",),
