@@ -141,7 +141,8 @@ class Mesh:
         The result is the same to the bit on all ranks.  That of integers is exact modulo 2^bits, so it is also the same
         however its addends are divided among ranks; whether it can overflow is for the caller to know.
         Cost: of n words on d ranks 2 (d - 1)/d n come in for a rank, exactly (d - 2) w + n where it sums w of them,
-        in 2 (d - 1) messages (`sum_of_array`); the ranks agree on each new shape and type once, in four words.
+        in 2 (d - 1) messages (`sum_of_array`); the ranks agree on each new shape and type once, in four words, and
+        compare those that are known in a sum of one word.
         Raises ArgumentError or DTypeError on all ranks of the line.
         """
         line = self.line(axis)
