@@ -21,6 +21,7 @@ from pdgemm.parallel.exact_squares import as_float
 from pdgemm.parallel.flat_storage import FlatStorage
 from pdgemm.parallel.layout_choice import compare_parts, joint_layout, stored
 from pdgemm.parallel.line_buckets import LineBuckets
+from pdgemm.parallel.line_checks import zero_if_equal
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.parallel.parts import Initial, Part, as_part, of_host, type_of_parameters
 from pdgemm.schedules.training.flat_layout import FlatLayout, Parameter
@@ -30,7 +31,6 @@ from pdgemm.support.agreement import agree, together
 from pdgemm.support.text import counted
 
 WAITS = "waits in "  # of the recorder, before the name of a pass: seconds in which that waits for messages
-_CUT = 12  # bits of 32 that a checksum leaves out, so that sums of squares are exact
 _FAILED = 2.0**20  # what a rank that failed adds to the number of ranks whose gradients overflow
 Array = np.ndarray
 
@@ -189,14 +189,29 @@ class Buckets:
         """
         return self._pass(spans.PASSES[0], chunk, -1)
 
-    def backward(self, chunk: int | None = None) -> AbstractContextManager[None]:
-        """With stage 3, make parameters whole in the order of the backward pass, as `forward`."""
-        return self._pass(spans.PASSES[1], chunk, 1)
+    @contextmanager
+    def backward(self, chunk: int | None = None) -> Iterator[None]:
+        """With stage 3, make parameters whole in the order of the backward pass, as `forward`.
+
+        After an exception in it gradients are incomplete: call `clear` on all ranks, or `finish` raises ArgumentError.
+        """
+        try:
+            with self._pass(spans.PASSES[1], chunk, 1):
+                yield
+        except Exception:
+            for line in self.lines:
+                line.interrupt()
+            raise
 
     @contextmanager
     def _pass(self, phase: str, chunk: int | None, step: int) -> Iterator[None]:
         """Gather the buckets of a chunk in this order until the block ends."""
-        chunk = None if chunk is None else as_whole(chunk, "chunk", 0, self._chunks - 1)
+        try:
+            chunk = None if chunk is None else as_whole(chunk, "chunk", 0, self._chunks - 1)
+        except ArgumentError as error:  # the other ranks begin the pass, and wait for parameters or gradients
+            checks = self.mesh.checks(self.mesh.grid)
+            checks.call(0)
+            checks.agree(error)
         with self.timed(phase), ExitStack() as passes:
             for line in self.lines:
                 passes.enter_context(line.pass_over(chunk, step))
@@ -267,8 +282,9 @@ class Buckets:
         The norm is that of the parameters of all pipeline stages, each counted once, also where several ranks have it.
         The gradients of this rank's parts are `own_gradients` of the storage of each line.
         Raises ArgumentError on all ranks, and names them, where gradients did not become ready, or more often than
-        there are microbatches, or where parameters of stage 3 were not used in their order, and where the ranks have
-        different arguments; gradients are 0 then.
+        there are microbatches, or where parameters of stage 3 were not used in their order, where ranks along tp have
+        different gradients of a parameter that each of them has, and where the ranks have different arguments;
+        gradients are 0 then.
         """
         for line in self.lines:
             line.force()
@@ -284,16 +300,38 @@ class Buckets:
             squares = [own.get(line, nothing) for line in self.layouts.every]
             bad = not np.isfinite(squares).all()
             squares, failed = [nothing] * len(squares) if bad else squares, _FAILED * bool(wrong or error)
-            same = float(crc32(arguments.encode()) >> _CUT)
-            *sums, failures, once, twice = self.mesh.sum(*squares, bad + failed, same, same * same, axis=ALL)
+            same = zero_if_equal(crc32(arguments.encode()), self.mesh.rank, self.mesh.shape.size)
+            checksum = crc32(repr(self._copies()).encode())
+            copies = zero_if_equal(checksum, self.mesh.index("tp"), self.mesh.shape.tp)
+            *sums, failures, others, apart = self.mesh.sum(*squares, bad + failed, same, copies, axis=ALL)
         total = self._squared_norm(sums)
-        if failures >= _FAILED or self.layouts.ranks * int(twice) != int(once) ** 2:  # all equal, or Cauchy-Schwarz
+        if failures >= _FAILED or others or (apart and not failures):
             gradients = "; ".join(f"the gradient of {name!r} {what}" for name, what in wrong.items())
             times = max((self._line_of[name].layout.times for name in wrong), default=0)
             rule = f"in a step each becomes ready {counted(times, 'time')}, in order of the backward pass"
+            error = error or (ArgumentError(f"{gradients}: {rule}") if wrong else None)
+            error = error or (self._apart() if apart and not failures else None)
             self.clear()
-            agree(self.mesh.comm, ArgumentError(f"{gradients}: {rule}") if wrong else error, arguments)
+            agree(self.mesh.comm, error, arguments)
         return Reduced(sqrt(total), failures > 0 or not isfinite(total))
+
+    def _copies(self) -> dict[str, int]:
+        """Return checksums of what this rank updates of the gradients that each rank along tp has.  Local."""
+        lines = [line for x, line in zip(self.layouts.lines, self.lines) if x.line.copies > 1]
+        return {name: line.storage.checksum(name) for line in lines for name in line.layout.places}
+
+    def _apart(self) -> ArgumentError | None:
+        """Return an error that names what ranks along tp have different gradients of.  Collective over the mesh."""
+        line, of_all = self.mesh.shape.line("tp", self.mesh.rank), self.mesh.comm.allgather(self._copies())
+        of_ranks = [of_all[rank] for rank in line]
+        names = [name for name in of_ranks[0] if len({own[name] for own in of_ranks}) > 1]
+        if not names:
+            return None
+        return ArgumentError(
+            f"the ranks along tp have different gradients of {', '.join(map(repr, names))}, and update copies of it by "
+            'them: where a gradient is an addend, pass Part(x, tp="sum"); where it is whole, but rounded otherwise, '
+            f"pass this as well, and divide it by {self.mesh.shape.tp}"
+        )
 
     def _squared_norm(self, sums: Sequence[Array]) -> float:
         """Return the squared norm of all gradients from the sums over all ranks of each line's squares.  Local.
@@ -306,7 +344,12 @@ class Buckets:
         return sum((as_float(x) if exact else float(x[0])) / copies for copies, x in sorted(whole.items()))
 
     def clear(self) -> None:
-        """Set gradients to zero for the next step, after waiting for reductions that have begun.  Collective."""
+        """Set gradients to zero for the next step, after completing the reductions of this one.  Collective.
+
+        After an exception that all ranks have raised it makes the buckets fit for the next step.
+        """
+        for line in self.lines:
+            line.force()  # an exception may have left other ranks waiting for reductions that this one has not begun
         for line in self.lines:
             line.clear()
 

@@ -21,7 +21,9 @@ class DividedParameters:
     guarded : does an exception of this rank end the passes of all ranks, see `Mesh.raised_together`?
 
     All ranks gather the same buckets in the same order, whichever parameters they use, also where a pass ends with an
-    exception.   error : the wrong use of parameters on this rank in the step in progress; None: there was none.
+    exception.   begun : how many buckets this rank has begun to gather, and the number of the last one.
+
+    error : what is wrong on this rank with the step in progress, as the use of its parameters; None: nothing.
     """
 
     def __init__(
@@ -33,7 +35,7 @@ class DividedParameters:
         guarded: Callable[[], object] = lambda: False,
     ) -> None:
         self._layout, self._slots, self._gather, self._wait = layout, slots, gather, wait
-        self._guarded = guarded
+        self._guarded, self.begun = guarded, (0, 0)
         self._order: Sequence[Bucket] | None = None  # of the pass in progress
         self._at, self._coming = -1, list[list[Arrival]]()
         self.error: ArgumentError | None = None
@@ -87,9 +89,23 @@ class DividedParameters:
         while self._at < len(self._coming) - 1:
             self._advance()
 
+    def catch_up(self, begun: tuple[int, int]) -> None:
+        """Complete a pass that an exception has ended.  Collective over the line.   begun : the most of any rank.
+
+        That is one bucket more at most: a rank waits for a bucket of all ranks before it begins the one after the next.
+        """
+        for group in self._coming:
+            self._wait(group)
+        if begun > self.begun:
+            self._order, self._coming = [self._layout.buckets[begun[1]]], []
+            self._begin(0)
+            self._order = None
+            self._wait(self._coming[0])
+
     def _begin(self, turn: int) -> None:
         """Start to gather a bucket, if there are so many."""
         for bucket in (self._order or ())[turn : turn + 1]:
+            self.begun = self.begun[0] + 1, bucket.number
             self._coming.append(self._gather(bucket))
 
     def _advance(self) -> None:

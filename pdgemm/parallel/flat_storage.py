@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -134,6 +135,12 @@ class FlatStorage:
             for name in bucket.names
             if not _finite(self.own_gradients(bucket)[self.layout.overlap(name, self.span(bucket))[1]])
         ]
+
+    def checksum(self, name: str) -> int:
+        """Return a checksum of the gradient that this rank updates of a parameter.  Local."""
+        bucket = self.layout.bucket_of[name]
+        _, place = self.layout.overlap(name, self.span(bucket))
+        return crc32(self.own_gradients(bucket)[place].view(np.uint8).data)
 
     def add_uses(self) -> None:
         """Add the reduced gradients of several uses of the parameters that this rank updates.  Local."""

@@ -9,6 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
+from pdgemm.errors import ArgumentError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Then
@@ -41,7 +42,9 @@ class LineBuckets:
         self._begin_step()
         self._runs = dict[int, list[Arrival]]()  # by bucket, those of other uses behind: the reduction in progress
         self._gathers = dict[int, list[Arrival]]()  # by bucket: updated parameters that come in
-        checks = mesh.checks(mesh.grid)
+        self._line_checks, checks = mesh.checks(line), mesh.checks(mesh.grid)
+        self._checks = checks
+        self._failures = checks.failures  # how often all ranks had raised an exception when they last agreed on passes
         self.divided = DividedParameters(
             self.layout, self._arrays.get("gathered"), self._gather, self._arrived, lambda: checks.guarded
         )
@@ -74,7 +77,29 @@ class LineBuckets:
 
         Collective over the line.
         """
+        if self._failures != self._checks.failures:
+            self._catch_up()
         return self.divided.pass_over([x for x in self.layout.buckets if chunk in (None, x.chunk)][::step])
+
+    def _catch_up(self) -> None:
+        """After an exception of all ranks, complete what some of them had begun.  Collective over the line.
+
+        Where it has left them with different gradients ready, the step in progress is an error of `Buckets.finish`.
+        """
+        self._line_checks.meet()  # before a wait that looks for no calls
+        failures, own = self._checks.failures, (self.divided.begun, [*self._ready.values()])
+        begun, ready = zip(*self.line.comm.allgather(own))
+        self.divided.catch_up(max(begun))
+        if any(counts != ready[0] for counts in ready):
+            self.interrupt()
+            self.force()
+            self.wait()
+        self._failures = failures
+
+    def interrupt(self) -> None:
+        """Let the end of the step in progress, whose gradients are incomplete, be an error.  Local."""
+        what = "an exception has ended a step, and its gradients were not cleared"
+        self.divided.error = ArgumentError(f"{what}: call Buckets.clear() on all ranks, and take the next step")
 
     def _gather(self, bucket: Bucket) -> list[Arrival]:
         """Start to gather the parameters of a bucket in its slot, with stage 3.   Returns the arrivals to wait for."""
@@ -162,6 +187,7 @@ class LineBuckets:
         for name in bucket.names if self._times[bucket.number] < times else ():
             while self._ready[name] < times:
                 self.wrong[name] = "did not become ready"
+                self.gradient(name)  # waits for its slot, if it has to, before the reduction counts as begun
                 self.ready(name)
 
     def _complete(self, bucket: Bucket, times: int) -> None:
@@ -202,12 +228,17 @@ class LineBuckets:
 
     def _wait(self, number: int) -> None:
         """Wait for the reduction of a bucket."""
-        self._arrived(self._runs.pop(number, []))
+        self._arrived(self._runs.get(number, []))
+        self._runs.pop(number, None)  # now that nothing has interrupted the wait
 
     def _arrived(self, group: list[Arrival]) -> None:
         """Wait for a group of arrivals, which is part of the trace: so it is known which rank the others wait for."""
         start, trace = perf_counter(), spans.active() if group else None
-        self.transfers.wait(group)
+        try:
+            self.transfers.wait(group)
+        except BaseException:
+            self.transfers.expect(group)  # goes on, as other ranks may wait for it
+            raise
         if trace:
             trace.add((spans.HOST, "wait", start, perf_counter()))
 

@@ -1,10 +1,11 @@
-"""Checks of arguments in a step: no message where nothing is wrong, and else an exception on all ranks."""
+"""Checks of arguments in a step: a sum of one word where nothing is wrong, and else an exception on all ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from mpi4py import MPI
@@ -27,8 +28,8 @@ class LineChecks:
     """The checks of a line of a mesh.
 
     A rank whose arguments are wrong, or used for the first time, *calls* the other ranks of its line to `agree`.  A
-    rank that waits for a collective of the line looks for calls, and joins: so all ranks raise the same exception, and
-    no message is sent where nothing is wrong.
+    rank that waits for a collective of the line looks for calls, and joins: so all ranks raise the same exception.
+    Arguments that are known are compared by checksums, in a sum of one word, as other ranks may come with other ones.
 
     A call has the number of its agreement, and the number of checks since the agreement before.  A rank that has come
     to the agreement by itself takes no notice, and one that waits in an earlier check joins when it comes to that one.
@@ -57,12 +58,13 @@ class LineChecks:
         self.started = 0  # collectives that go on while this rank computes
         self.guarded = 0  # the blocks of `raised_together` in which this rank is
 
-    def checked(self, known: set[Any]) -> _Checked:
+    def checked(self, known: set[Any], compare: bool = True) -> _Checked:
         """Return a block as `together`; the ranks agree only where a rank fails, or has arguments that are not known.
 
         known : the arguments on which the ranks have agreed; those of the block are added.
+        compare : compare known arguments, too.
         """
-        return _Checked(self, known)
+        return _Checked(self, known, compare)
 
     @contextmanager
     def raised_together(self) -> Iterator[None]:
@@ -102,13 +104,19 @@ class LineChecks:
             finally:
                 self._agreeing = False
 
-    def meet(self, traffic: Traffic | None = None) -> None:
+    def meet(self, traffic: Traffic | None = None, number: float = 0.0) -> float:
         """Wait until all ranks of the line have come here, on all of them, or raise an exception on all.  Collective.
 
         Then ranks may wait for one another without looking for calls.   traffic : counts the one word that is summed.
+        Returns the sum of the numbers of all ranks.
         """
         self._meetings = self.failures, self._met + 1
-        self._wait_for_all(_MEET, traffic or Traffic(), self._look_on_line)
+        return self._wait_for_all(_MEET, traffic or Traffic(), self._look_on_line, number)
+
+    def differ(self, description: str) -> bool:
+        """Have the ranks of the line come here with different arguments?  Collective."""
+        rank, size = self.comm.rank, self.comm.size
+        return size > 1 and self.meet(None, zero_if_equal(crc32(description.encode()), rank, size)) != 0
 
     def look(self) -> None:
         """Join an agreement to which another rank has called, and raise its exception."""
@@ -116,8 +124,8 @@ class LineChecks:
         if self._whole:
             self._whole.look()
 
-    def _wait_for_all(self, tag: int, traffic: Traffic, look: Callable[[], object]) -> None:
-        """Sum a word over the line.
+    def _wait_for_all(self, tag: int, traffic: Traffic, look: Callable[[], object], number: float = 0.0) -> float:
+        """Return the sum of a number over the line.
 
         Where this wait ends on one rank it has to end on all, as that rank goes on to where it looks for no calls.  So
         ranks leave it for the whole mesh only where one has left before it came to it: then it ends on no rank.
@@ -131,8 +139,10 @@ class LineChecks:
                 if any(x[0] == at and x[1 + self._agreeing] == before for x in self._left):
                     self._whole.look()
 
-        start = prepared_collective(sum_of_numbers(1, self.comm.size), self.messages, np.zeros(1), self.tag(tag))
+        total = np.array([number])
+        start = prepared_collective(sum_of_numbers(1, self.comm.size), self.messages, total, self.tag(tag))
         self._transfers.wait([start(traffic)], looks)
+        return float(total[0])
 
     @property
     def _met(self) -> int:
@@ -188,16 +198,17 @@ class LineChecks:
 class _Checked(together):
     """The block of `LineChecks.checked`."""
 
-    __slots__ = ("_checks", "_known")
+    __slots__ = ("_checks", "_compare", "_known")
 
-    def __init__(self, checks: LineChecks, known: set[Any]) -> None:
+    def __init__(self, checks: LineChecks, known: set[Any], compare: bool) -> None:
         super().__init__(checks.comm)
-        self._checks, self._known = checks, known
+        self._checks, self._known, self._compare = checks, known, compare
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         passed = self._checks.passed(1)
         arguments = self._checks.last = self._arguments if error is None else ["a call that failed"]
-        if error is None and (key := tuple(arguments)) in self._known:
+        known = error is None and (key := tuple(arguments)) in self._known
+        if known and not (self._compare and self._checks.differ(", ".join(map(str, arguments)))):
             return
         if self._comm.size > 1 and (error is None or isinstance(error, Exception)):
             self._checks.call(passed)
@@ -205,3 +216,8 @@ class _Checked(together):
         super().__exit__(kind, error, trace)
         if error is None:
             self._known.add(key)
+
+
+def zero_if_equal(number: int, rank: int, size: int) -> float:
+    """Return what a rank adds to a sum over all ranks that is 0 where their numbers, of 32 bits, are equal.  Local."""
+    return float(number if rank else number * (1 - size))

@@ -119,10 +119,14 @@ class Mesh:
         axis    : of the line, or several joined by "+".   kind : of `traffic`, as which their words count.
 
         The result is the same to the bit on all ranks: decisions that all take depend on such numbers alone.  For large
-        arrays there is `all_reduce`.
+        arrays there is `all_reduce`.  The ranks agree on shapes when they are new; what is no number on one rank, and
+        shapes that differ then, raise an exception on all ranks of the line.
         """
-        line, values = self.line(axis), [np.asarray(x, np.float64) for x in numbers]
-        x = np.concatenate([np.zeros(0), *(value.ravel() for value in values)])
+        line = self.line(axis)
+        with self.checks(line).checked(self._summed, compare=False) as arguments:
+            values = [np.asarray(x, np.float64) for x in numbers]
+            x = np.concatenate([np.zeros(0), *(value.ravel() for value in values)])
+            arguments += ["Mesh.sum", axis, *(value.shape for value in values)]
         self._carried_out(sum_of_numbers(x.size, line.size), x, line, kind)
         ends = np.cumsum([value.size for value in values])
         sums = [x[end - value.size : end].reshape(value.shape) for value, end in zip(values, ends)]
@@ -137,7 +141,8 @@ class Mesh:
         The result is the same to the bit on all ranks.  That of integers is exact modulo 2^bits, so it is also the same
         however its addends are divided among ranks; whether it can overflow is for the caller to know.
         Cost: of n words on d ranks 2 (d - 1)/d n come in for a rank, exactly (d - 2) w + n where it sums w of them,
-        in 2 (d - 1) messages (`sum_of_array`); the ranks agree on each new shape and type once, in four words.
+        in 2 (d - 1) messages (`sum_of_array`); the ranks agree on each new shape and type once, in four words, and
+        compare those that are known in a sum of one word.
         Raises ArgumentError or DTypeError on all ranks of the line.
         """
         line = self.line(axis)
@@ -179,7 +184,7 @@ class Mesh:
 
         Without an exception it costs nothing.  The other ranks raise it where they next wait for messages of a layer, a
         pipeline, of gradients or of a sum: so all of them come to such a place, as in a step they do.  What was on its
-        way is lost; gradients are set to 0 by `Buckets.clear` on all ranks, and layers and pipelines can be used again.
+        way is lost; after `Buckets.clear` on all ranks buckets, and layers and pipelines at once, can be used again.
 
         KeyboardInterrupt is raised on its rank alone.  After one in a block, or in a wait, the mesh can only be freed:
         to use it raises GridError, as messages that are left could be taken for those of the next step.

@@ -121,7 +121,8 @@ class Part:
     tp, ep, tied : see `Division`; by default the parameter is whole on each rank, and so is its gradient along tp.
 
     Gradients are added over dp and cp; with "sum" and ep also over tp, with ep over the copies of experts in place of
-    dp, and with `tied` over the first and the last stage.
+    dp, and with `tied` over the first and the last stage.  Where ranks along tp have whole gradients that differ,
+    `Buckets.finish` raises an error.
     Raises ArgumentError where a dimension is not one of the parameter, or tp and ep both divide one.
     """
 

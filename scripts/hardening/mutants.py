@@ -1729,8 +1729,28 @@ MUTANTS = [
     ),
     Mutant(
         "training: ranks with another rate are not noticed", "pdgemm/parallel/buckets.py",
-        "or self.layouts.ranks * int(twice) != int(once) ** 2:", "or False:",
+        "failures >= _FAILED or others or", "failures >= _FAILED or",
         (f"4 {R}parallel/test_training_errors.py",),
+    ),
+    Mutant(
+        "training: copies along tp drift apart", "pdgemm/parallel/buckets.py",
+        "or others or (apart and not failures):", "or others:",
+        (f"2 {R}parallel/test_mistakes_on_one_rank.py",),
+    ),
+    Mutant(
+        "training: gradients of a pass that has failed are those of the next step", "pdgemm/parallel/buckets.py",
+        "                line.interrupt()", "                pass",
+        (f"2 {R}parallel/test_mistakes_on_one_rank.py",),
+    ),
+    Mutant(
+        "training: rules that say nothing of themselves are equal", "pdgemm/parallel/updates/update_rules.py",
+        "if type(rule).__repr__ is object.__repr__:", "if False:",
+        (f"2 {R}parallel/test_mistakes_on_one_rank.py",),
+    ),
+    Mutant(
+        "layers: arguments that are known are not compared", "pdgemm/parallel/line_checks.py",
+        "if known and not (self._compare and", "if known and not (False and",
+        (f"2 {R}parallel/test_mistakes_on_one_rank.py",),
     ),
     Mutant(
         "training: after an error gradients stay ready", "pdgemm/parallel/buckets.py",
@@ -2013,8 +2033,13 @@ MUTANTS = [
         (f"4 {R}parallel/test_experts.py",),
     ),
     Mutant(
+        "experts: the gate of one expert a token is a quotient of 1", "pdgemm/parallel/layers/router.py",
+        "if topk > 1:", "if topk:",
+        (f"1 {R}parallel/test_experts.py",),
+    ),
+    Mutant(
         "experts: the router learns nothing of the experts that are chosen", "pdgemm/parallel/layers/router.py",
-        "np.take_along_axis(dp, chosen, axis=1) + through", "np.take_along_axis(dp, chosen, axis=1)",
+        "np.take_along_axis(dp, chosen, axis=1) + dgates", "np.take_along_axis(dp, chosen, axis=1)",
         (f"1 {R}parallel/test_experts.py",),
     ),
     Mutant(

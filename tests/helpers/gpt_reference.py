@@ -69,7 +69,7 @@ def _mixture(xp: Any, sizes: Any, p: dict[str, Any], y: Any) -> tuple[Any, Any]:
     chosen = np.argsort(-values, axis=1, kind="stable")[:, : sizes.topk]
     capacity = int(np.ceil(sizes.capacity * len(values) * sizes.topk / sizes.experts))
     rows = np.arange(len(values))
-    total = sum(probabilities[rows, chosen[:, j]] for j in range(sizes.topk))
+    total = sum(probabilities[rows, chosen[:, j]] for j in range(sizes.topk)) if sizes.topk > 1 else 1.0
     taken, out = np.zeros((len(values), sizes.topk), bool), 0.0
     for e in range(sizes.experts):
         places = np.flatnonzero(chosen.ravel() == e)[:capacity]

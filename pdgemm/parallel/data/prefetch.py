@@ -61,13 +61,14 @@ class Prefetch:
         depth: int = 2,
         counts: Callable[..., float] | None = None,
     ) -> None:
-        self._mesh, self._sources, self._counts, self.seconds = mesh, tuple(sources), counts, 0.0
+        self._mesh, self._counts, self.seconds = mesh, counts, 0.0
         with together(mesh.comm) as arguments:
+            self._sources, steps = tuple(sources), iter(shares)
             self._queue: Queue[Any] = Queue(as_count(depth, "depth", 1))
             arguments += ["Prefetch", len(self._sources)]
         mesh.line("dp")  # in a step a rank could fail before it came here, and others would wait for it
         self._end = Event()
-        self._thread = Thread(target=self._read, args=(iter(shares),), name="pdgemm-prefetch", daemon=True)
+        self._thread = Thread(target=self._read, args=(steps,), name="pdgemm-prefetch", daemon=True)
 
     def __enter__(self) -> Prefetch:
         self._thread.start()
@@ -102,8 +103,6 @@ class Prefetch:
 
     def __iter__(self) -> Iterator[StepSamples]:
         """Yield the samples of each step.  Collective over dp; one small all-reduce a step, and one at the end."""
-        if self._thread.ident is None:
-            raise ArgumentError("samples are read inside of the block `with Prefetch(...) as batches`")
         while True:
             start = perf_counter()
             item = self._taken()
@@ -120,6 +119,8 @@ class Prefetch:
             yield StepSamples(item[0], item[1], divisor)
 
     def _taken(self) -> Any:
+        if self._thread.ident is None:
+            return ArgumentError("samples are read inside of the block `with Prefetch(...) as batches`")
         while True:
             try:
                 return self._queue.get(timeout=_NAP)

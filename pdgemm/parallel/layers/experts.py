@@ -124,9 +124,10 @@ class Experts:
         layer.weight_gradient(later, gradients)
 
     A token chooses the k experts with the largest scores x @ router, of equal ones the lower.  The weights g are the
-    softmax of the scores, divided by its sum over the k.  A microbatch has the tokens of all ranks along dp, cp and tp,
-    of which an expert takes ceil(capacity tokens k / experts) at most, in the order of their global numbers: so the
-    same tokens are dropped on any mesh.  A choice that is dropped adds nothing to y.
+    softmax of the scores, divided by its sum over the k (GShard), or the probability itself where k = 1 (Switch
+    transformers): a quotient of 1 would leave the router without a gradient.  A microbatch has the tokens of all ranks
+    along dp, cp and tp, of which an expert takes ceil(capacity tokens k / experts) at most, in the order of their
+    global numbers: so the same tokens are dropped on any mesh.  A choice that is dropped adds nothing to y.
 
     mesh     : expert e is on the ranks of ep index e // (experts / ep); along edp, cp and tp there are copies of it.
     experts  : their number, which ep divides.   topk : k.   capacity : a factor, > 0; experts / k drops no token.
@@ -225,12 +226,12 @@ class Experts:
         dy : (n, h), the gradient by y.   scale : of the loss, by which dy is multiplied.
         Raises ArgumentError, DTypeError or LayoutError on all ranks of the line.
         """
-        gates, exchange, taken = kept.routes.gates, kept.exchange, kept.taken
         with self.mesh.checks(self._expert_line).checked(self._known) as arguments:
+            gates, exchange, taken = kept.routes.gates, kept.exchange, kept.taken
             check_array("dy", dy, kept.x.shape, self._where)
             self._check_parameters(parameters, kept.x.shape[1])
             scale = as_real(scale, "scale")
-            arguments += ["Experts.input_gradient", kept.x.shape[1], kept.x.dtype]
+            arguments += ["Experts.input_gradient", kept.x.shape[1], kept.x.dtype, scale]
         dy = dy.astype(kept.x.dtype, copy=False)
         sent, dgates = dy[taken // self.topk], np.zeros_like(gates)
         dgates.reshape(-1)[taken] = np.einsum("ij,ij->i", sent, kept.results)

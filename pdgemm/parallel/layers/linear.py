@@ -269,7 +269,7 @@ class Linear:
                     if x.dtype != wide:
                         raise DTypeError(f"{name} is of {x.dtype}, and dw of {wide} {where}")
                 self._check_order("dw", arrays["dw"])
-            arguments += ["Linear", tokens, wide]
+            arguments += ["Linear", tokens, wide, f"{rows} of {self.d_in} x {self.d_out}", activation]
         self._schedules[tokens, wide], self._before = s, (tokens, failures)
         return s
 

@@ -14,7 +14,7 @@ class Routes(NamedTuple):
 
     probabilities : (n, experts), softmax of the scores of each token.
     chosen : (n, k), the experts with the largest scores, the largest first, and of equal ones the lower expert.
-    gates  : (n, k), the probabilities of those divided by their sum.
+    gates  : (n, k), the probabilities of those, divided by their sum where k > 1.
     """
 
     probabilities: Array
@@ -33,7 +33,8 @@ def routes_of(x: Array, router: Array, topk: int) -> Routes:
     probabilities = np.exp(scores, out=scores)
     probabilities /= probabilities.sum(axis=1, keepdims=True)
     gates = np.take_along_axis(probabilities, chosen, axis=1)
-    gates /= gates.sum(axis=1, keepdims=True)
+    if topk > 1:  # a quotient of 1 would leave the router without a gradient
+        gates /= gates.sum(axis=1, keepdims=True)
     return Routes(probabilities, chosen, gates)
 
 
@@ -42,14 +43,15 @@ def scores_gradient(routes: Routes, dgates: Array, slope: Array) -> Array:
 
     dgates : (n, k), the gradient by the gates.   slope : (experts), what each probability adds to the loss besides.
 
-    With S the sum of the chosen probabilities, dp_e = slope_e + (dg_e - sum_j dg_j g_j) / S where e is chosen, and
-    ds_e = p_e (dp_e - sum_j dp_j p_j).
+    With S the sum of the chosen probabilities, dp_e = slope_e + (dg_e - sum_j dg_j g_j) / S where e is chosen, or
+    slope_e + dg_e where k = 1, and ds_e = p_e (dp_e - sum_j dp_j p_j).
     """
     p, chosen, gates = routes
     dp = np.broadcast_to(slope.astype(p.dtype), p.shape).copy()
-    total = np.take_along_axis(p, chosen, axis=1).sum(axis=1, keepdims=True)
-    through = (dgates - (dgates * gates).sum(axis=1, keepdims=True)) / total
-    np.put_along_axis(dp, chosen, np.take_along_axis(dp, chosen, axis=1) + through, axis=1)
+    if gates.shape[1] > 1:
+        total = np.take_along_axis(p, chosen, axis=1).sum(axis=1, keepdims=True)
+        dgates = (dgates - (dgates * gates).sum(axis=1, keepdims=True)) / total
+    np.put_along_axis(dp, chosen, np.take_along_axis(dp, chosen, axis=1) + dgates, axis=1)
     dp -= (dp * p).sum(axis=1, keepdims=True)
     dp *= p
     return dp

@@ -82,7 +82,7 @@ class Embedding:
             counts = rows_by_rank(len(ids), self._line.size)
             rows = counts[self._line.index] if self.sequence else len(ids)
             check_array("dy", dy, (rows, self.h), where)
-            arguments += ["Embedding.backward", len(ids), dy.dtype]
+            arguments += ["Embedding.backward", len(ids), dy.dtype, SameContent.of("ids", ids)]
         if self.sequence and self._line.size > 1:
             dy = self._line.gather(dy, counts)
         here = self._here(ids)

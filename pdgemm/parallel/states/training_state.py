@@ -20,6 +20,7 @@ from pdgemm.parallel.mesh import Mesh
 from pdgemm.parallel.parts import as_table
 from pdgemm.parallel.updates.loss_scale import LossScale
 from pdgemm.parallel.updates.sharded_optimizer import ShardedOptimizer
+from pdgemm.parallel.updates.update_rules import described
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.training.parameter_division import Division, extents
 from pdgemm.support.agreement import together
@@ -58,21 +59,24 @@ class TrainingState:
         attrs: Mapping[str, Any] | None = None,
         keep: int = 1,
     ) -> None:
-        self.path, self.optimizer, self.step = Path(path), optimizer, 0
-        self._every, self._keep = as_count(every, "every", 1), keep
-        own = {**(attrs or {})}
-        self._attrs = {**own, _RULE: repr(optimizer.rule), _TYPE: str(optimizer.buckets.layouts.whole.wide)}
-        mesh = optimizer.buckets.mesh
+        self.optimizer, self.step, mesh = optimizer, 0, optimizer.buckets.mesh
         with (agreed := together(mesh.comm)) as arguments:
-            arguments += ["TrainingState", self.path, self._every, *self._attrs.items()]
+            self.path, own = Path(path), {**(attrs or {})}
+            self._every, self._keep = as_count(every, "every", 1), as_count(keep, "keep", 1)
+            if taken := [name for name in own if name in (_STEP, _UPDATES, _SCALE, _GOOD, _RULE, _TYPE)]:
+                raise ArgumentError(f"attrs of a state have names beside its own, got {taken[0]!r}")
+            self._attrs = {**own, _RULE: described(optimizer.rule), _TYPE: str(optimizer.buckets.layouts.whole.wide)}
+            arguments += ["TrainingState", self.path, self._every, self._keep, *self._attrs.items()]
             agreed.flag = self.path.exists()
         self._model = model_of(mesh, optimizer.buckets.divisions)
-        _check_names([*self._model], [*own])
+        _check_names([*self._model])
         if agreed.flag:
             self._load()
 
     def steps(self, last: int) -> Iterator[int]:
-        """Yield the numbers of the steps that are left up to `last`, and save the state between them."""
+        """Yield the numbers of the steps that are left up to `last`, and save the state between them.  Collective."""
+        with together(self.optimizer.buckets.mesh.comm) as arguments:
+            arguments += ["TrainingState.steps", f"from {self.step}", last := as_count(last, "last", 0)]
         while self.step < last:
             yield self.step
             self.step += 1
@@ -186,16 +190,14 @@ def model_of(mesh: Mesh, divisions: dict[str, Division]) -> dict[str, tuple[Divi
     return model
 
 
-def _check_names(parameters: list[str], attrs: list[str]) -> None:
-    """Raise ArgumentError where a parameter cannot be a dataset, or an attribute is one of the state's."""
+def _check_names(parameters: list[str]) -> None:
+    """Raise ArgumentError where a parameter cannot be a dataset."""
     for name in parameters:
         parts = name.split("/")
         if {"", "."} & {*parts} or name.encode(errors="ignore").decode() != name or "\0" in name:
             raise ArgumentError(f"the parameter {name!r} cannot be a dataset of a state: rename it")
         if groups := {"/".join(parts[:at]) for at in range(1, len(parts))} & {*parameters}:
             raise ArgumentError(f"parameters {min(groups)!r} and {name!r} cannot be datasets of one state: rename one")
-    if taken := [name for name in attrs if name in (_STEP, _UPDATES, _SCALE, _GOOD, _RULE, _TYPE)]:
-        raise ArgumentError(f"attrs of a state have names beside its own, got {taken[0]!r}")
 
 
 def _whole(value: Any, name: str, path: Path) -> int:

@@ -5,9 +5,10 @@ precision training, ICLR 2018.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isfinite
 
 from pdgemm.errors import ArgumentError
+from pdgemm.local.arrays.integers import as_count
+from pdgemm.matrix.argument_checks import as_real
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,10 @@ class LossScale:
     most: float = 2.0**24
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.scale) and self.scale > 0):
-            raise ArgumentError(f"the scale of the loss is a positive number, got {self.scale!r}")
-        if self.growth_every < 1 or self.good < 0 or not 0 < self.least <= self.most:
-            raise ArgumentError(f"{self} has growth_every >= 1, good >= 0 and 0 < least <= most")
+        for name in ("scale", "least", "most"):
+            as_real(getattr(self, name), name, above=0)
+        as_count(self.growth_every, "growth_every", 1)
+        as_count(self.good, "good", 0)
         if not self.least <= self.scale <= self.most:  # an overflow would let a smaller one grow
             raise ArgumentError(f"the scale of the loss is {self.least:g} to {self.most:g}, got {self.scale:g}")
 

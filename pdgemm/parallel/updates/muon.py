@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.integers import as_count
 from pdgemm.local.blas.orthogonal_stacks import MUON, STEPS, coefficients_of_steps, orthogonal_factors
 from pdgemm.matrix.argument_checks import as_real
-from pdgemm.parallel.updates.update_rules import AdamW, UpdateRule, in_parts
+from pdgemm.parallel.updates.update_rules import AdamW, UpdateRule, as_rule, in_parts
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,14 @@ class Muon:
     others: UpdateRule = field(default_factory=AdamW)
 
     def __post_init__(self) -> None:
-        as_real(self.rms, "rms", above=0)
+        for name, above in (("momentum", -inf), ("weight_decay", -inf), ("rms", 0)):
+            as_real(getattr(self, name), name, above)
         coefficients_of_steps(self.coefficients, as_count(self.steps, "steps", 1))
         if not (0 <= self.momentum < 1 and self.weight_decay >= 0):
             raise ArgumentError(f"{self} has momentum in [0, 1) and weight_decay >= 0")
         if self.nesterov and not self.momentum:
             raise ArgumentError("Nesterov's step takes momentum > 0: pass nesterov=False")
-        if isinstance(self.others, Muon) or not hasattr(self.others, "update"):
+        if isinstance(as_rule(self.others, "others"), Muon):
             raise ArgumentError(f"others is a rule of single elements, as AdamW, got {self.others!r}")
 
     @property

@@ -17,7 +17,7 @@ from pdgemm.parallel.updates.homes import Choice, Homes, chosen_matrices
 from pdgemm.parallel.updates.loss_scale import LossScale
 from pdgemm.parallel.updates.muon import Muon
 from pdgemm.parallel.updates.rule_states import RulePiece, RuleStates
-from pdgemm.parallel.updates.update_rules import UpdateRule
+from pdgemm.parallel.updates.update_rules import UpdateRule, as_rule, described
 from pdgemm.schedules.training.flat_layout import Bucket
 from pdgemm.support.agreement import together
 
@@ -68,10 +68,11 @@ class ShardedOptimizer:
         with together(mesh.comm) as arguments:
             if not isinstance(scale, LossScale | None):
                 raise ArgumentError(f"scale is a LossScale, got {scale!r}")
+            rules = [as_rule(rule, "rule"), *([rule.others] if isinstance(rule, Muon) else [])]
             if matrices is not None and not isinstance(rule, Muon):
                 raise ArgumentError(f"Muon alone updates matrices, and the rule is {rule!r}")
             self._decays = {name: decays is None or bool(decays(name)) for name in buckets.parameters}
-            arguments += ["ShardedOptimizer", rule, scale]
+            arguments += ["ShardedOptimizer", described(rule), scale]
 
         def compare(axis: str) -> None:  # stages have other parameters
             with together(mesh.line(axis).comm) as arguments:
@@ -86,7 +87,6 @@ class ShardedOptimizer:
             self.homes = Homes(buckets, rule, here)
 
         def allocate() -> list[RuleStates]:
-            rules = [rule, rule.others] if isinstance(rule, Muon) else [rule]
             number = {name: int(self._rule_of(name) is not rule) for name in buckets.divisions}
             with together(mesh.comm):
                 if self.homes:
@@ -145,7 +145,7 @@ class ShardedOptimizer:
     def step(self, rate: float, clip: float | None = None) -> Step:
         """Reduce the gradients, and update the parameters on all ranks.  Collective over the mesh.
 
-        rate : the learning rate.   clip : gradients whose norm is larger are scaled to this norm; None: never.
+        rate : the learning rate, >= 0.   clip : gradients whose norm is larger are scaled to this norm; None: never.
 
         With a `LossScale`, gradients that overflow on any rank skip the update on all ranks, and halve the scale.
         Without one, and where the scale is the least one, LinAlgError is raised on all ranks, and nothing has changed.
@@ -154,7 +154,8 @@ class ShardedOptimizer:
         """
         buckets, scale, error = self.buckets, self.scale, None
         try:
-            rate = as_real(rate, "rate")
+            if (rate := as_real(rate, "rate")) < 0:
+                raise ArgumentError(f"rate must be >= 0, got {rate}")
             clip = None if clip is None else as_real(clip, "clip", above=0)
         except PdgemmError as bad:  # the other ranks wait for the gradients of this one
             error = bad

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from pdgemm.errors import ArgumentError
+from pdgemm.local.arrays.integers import shown
+from pdgemm.matrix.argument_checks import as_real
 
 _AT_A_TIME = 1 << 14  # elements whose intermediate results stay in cache
 
 
+@runtime_checkable
 class UpdateRule(Protocol):
     """How parameters p are updated from gradients g.
 
@@ -31,6 +34,21 @@ class UpdateRule(Protocol):
         """
 
 
+def as_rule(value: Any, name: str) -> UpdateRule:
+    """Return an update rule.  Raises ArgumentError."""
+    if isinstance(value, type) or not isinstance(value, UpdateRule):
+        raise ArgumentError(f"{name} is an update rule, such as AdamW(), got {shown(value)}")
+    return value
+
+
+def described(rule: UpdateRule) -> str:
+    """Return the name of a rule and its numbers as text, the same in every process."""
+    text, others = repr(rule), getattr(rule, "others", None)
+    if type(rule).__repr__ is object.__repr__:  # which shows an address alone
+        text = f"{type(rule).__qualname__}({getattr(rule, '__dict__', {})})"
+    return text if others is None else text.replace(repr(others), described(others))
+
+
 @dataclass(frozen=True)
 class AdamW:
     """Adam with weight decay that is not part of the gradient: p := p - rate (m^ / (sqrt(v^) + eps) + weight_decay p).
@@ -46,8 +64,10 @@ class AdamW:
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.eps > 0 and self.weight_decay >= 0):
-            raise ArgumentError(f"{self} has betas in [0, 1), eps > 0 and weight_decay >= 0")
+        for name in ("beta1", "beta2", "eps", "weight_decay"):
+            as_real(getattr(self, name), name)
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and np.float32(self.eps) > 0 and self.weight_decay >= 0):
+            raise ArgumentError(f"{self} has betas in [0, 1), eps > 0, in float32 too, and weight_decay >= 0")
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -85,6 +105,8 @@ class SGD:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("momentum", "weight_decay"):
+            as_real(getattr(self, name), name)
         if not (0 <= self.momentum < 1 and self.weight_decay >= 0):
             raise ArgumentError(f"{self} has momentum in [0, 1) and weight_decay >= 0")
         if self.nesterov and not self.momentum:

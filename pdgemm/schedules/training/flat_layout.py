@@ -25,7 +25,7 @@ from pdgemm.support.remembered import remembered
 Kind = Literal["parameters", "gradients", "optimizer", "buffers", "decisions"]
 FLIGHT = 2  # buckets of gradients, and of parameters, that are whole at one time where only parts are kept
 # numbers that all ranks reduce in a step beside the squared norm of the gradients: how many ranks overflow, and two
-# that say whether all ranks take the same step
+# that are 0 where all ranks take the same step, and where copies of gradients along tp are equal
 DECISIONS = 3
 DIGITS = 66  # numbers of 32 bits that are an exact sum of squares, of 2^64 ones between 2^-1074 and 2^960
 

@@ -78,7 +78,7 @@ def plain(x: np.ndarray, dy: np.ndarray, p: dict[str, np.ndarray], topk: int, ca
         chosen[t] = (best, chosen[t])
     slope = BALANCE * experts * fraction / DIVISOR
     for t, (best, kept) in enumerate(chosen):
-        total, dgates = probabilities[t, best].sum(), np.zeros(experts)
+        total, dgates = probabilities[t, best].sum() if topk > 1 else 1.0, np.zeros(experts)
         for e in kept:
             z = x[t] @ p["w1"][e] + p["b1"][e]
             hidden, gate = z * (1 + erf(z / np.sqrt(2))) / 2, probabilities[t, e] / total
@@ -94,7 +94,8 @@ def plain(x: np.ndarray, dy: np.ndarray, p: dict[str, np.ndarray], topk: int, ca
             dx[t] += p["w1"][e] @ dz
         dp = slope.copy()
         for e in best:
-            dp[e] += dgates[e] / total - sum(dgates[i] * probabilities[t, i] for i in best) / total**2
+            common = sum(dgates[i] * probabilities[t, i] for i in best) / total**2 if topk > 1 else 0.0
+            dp[e] += dgates[e] / total - common
         dscores = probabilities[t] * (dp - dp @ probabilities[t])
         dx[t] += p["router"] @ dscores
         g["router"] += np.outer(x[t], dscores)
@@ -247,6 +248,35 @@ def test_parameters_of_fewer_bits(comm: Any, dtype: str) -> None:
         np.testing.assert_allclose(dx, reference.dx[order], rtol=2e-4, atol=2e-3)
         np.testing.assert_allclose(gradients["w2"], reference.gradients["w2"][own], rtol=2e-4, atol=2e-3)
     mesh.free()
+
+
+@pytest.mark.parametrize("topk", [1, 2])
+def test_the_router_learns_from_its_gates(comm: Any, topk: int) -> None:
+    """Its gradient is that of differences of sum(y dy), without a balance loss; a token keeps its experts.
+
+    With one expert a token the gate is its probability: Fedus, Zoph & Shazeer, Switch transformers, 2022, equation 2.
+    """
+    from pdgemm.parallel import Mesh
+    from pdgemm.parallel.layers import Experts
+
+    p, rng, step = parameters(4), np.random.default_rng(8), 1e-6
+    x, dy, direction = *rng.standard_normal((2, 12, H)), rng.standard_normal((H, 4))
+    for sizes in meshes(comm.size):
+        if 4 % sizes["ep"]:
+            continue
+        with Mesh(comm.Dup(), **sizes) as mesh:
+            layer, order = Experts(mesh, 4, topk, 1.0, balance=0.0), numbers(mesh, 3, 4)
+
+            def result(factor: float, mesh: Any = mesh, layer: Any = layer, order: Any = order) -> Any:
+                moved = p | {"router": p["router"] + factor * direction}
+                y, _, gradients, kept = passed(mesh, layer, x, dy, moved, order)
+                (loss,) = mesh.sum((y * dy[order]).sum(), axis="dp+cp+tp")
+                return loss, (gradients["router"] * direction).sum(), kept.routes
+
+            (above, _, _), (below, _, _), (_, slope, routes) = result(step), result(-step), result(0.0)
+            assert slope == pytest.approx((above - below) / (2 * step), rel=1e-6) and abs(slope) > 0.1
+            if topk == 1:
+                assert np.array_equal(routes.gates[:, 0], routes.probabilities.max(axis=1))
 
 
 @pytest.mark.on_ranks(1)

@@ -319,7 +319,7 @@ def test_what_cannot_work_is_refused_on_all_ranks(comm: Any) -> None:
         ({"coefficients": (1, 2)}, "coefficients are"),
         ({"coefficients": (1, 2, np.nan)}, "coefficients are"),
         ({"others": Muon()}, "single elements"),
-        ({"others": None}, "single elements"),
+        ({"others": None}, "others is an update rule, such as AdamW"),
     ]
     for options, message in wrong:
         with pytest.raises(ArgumentError, match=message):
