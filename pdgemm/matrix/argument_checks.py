@@ -178,17 +178,18 @@ def check_result(name: str, C: DistMatrix, operands: Mapping[str, DistMatrix]) -
         raise ArgumentError(f"{name} is read-only")
     for other, x in operands.items():
         if overlap(local, x.stored):
+            instead = "A = A @ B in place of A @= B" if name == "C" else f"{other}.copy()"
             raise ArgumentError(
                 f"{name} shares memory with {other}, which is read while {name} is written: use a matrix of its own, "
-                "or A = A @ B in place of A @= B"
+                f"or {instead}"
             )
 
 
-def same_memory(x: Array, y: Array) -> bool:
-    """Return whether two arrays have the same elements at the same addresses."""
-    return x.size == y.size == 0 or (
-        (address(x), x.shape, x.strides, x.dtype) == (address(y), y.shape, y.strides, y.dtype)
-    )
+def in_place(X: DistMatrix, Y: DistMatrix) -> bool:
+    """Return whether this rank has each element of X at the address of the same element of Y, or has no element."""
+    x, y = X.stored, Y.stored
+    same = (address(x), x.shape, x.strides, x.dtype) == (address(y), y.shape, y.strides, y.dtype)
+    return X.same_layout(Y) and (same or x.size == y.size == 0)
 
 
 def overlap(x: Array, y: Array) -> bool:
