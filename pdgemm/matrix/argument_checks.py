@@ -185,7 +185,7 @@ def check_result(name: str, C: DistMatrix, operands: Mapping[str, DistMatrix]) -
             )
 
 
-def in_place(X: DistMatrix, Y: DistMatrix) -> bool:
+def same_places(X: DistMatrix, Y: DistMatrix) -> bool:
     """Return whether this rank has each element of X at the address of the same element of Y, or has no element."""
     x, y = X.stored, Y.stored
     same = (address(x), x.shape, x.strides, x.dtype) == (address(y), y.shape, y.strides, y.dtype)
@@ -224,9 +224,8 @@ def check_dtype(name: str, x: DistMatrix, supported: tuple[np.dtype, ...]) -> No
     """Raise DTypeError or DeviceError for an unsupported type, LayoutError for a local array too large for BLAS."""
     local = x.stored
     if local.dtype not in supported or not local.dtype.isnative:
-        raise DTypeError(
-            f"{name} has dtype {local.dtype}; supported: {dtypes.names(supported)}; convert it (astype, --dtype)"
-        )
+        instead = f"convert it, as by {name}.astype(float) (on the command line: --dtype)"
+        raise DTypeError(f"{name} has dtype {local.dtype}; supported: {dtypes.names(supported)}; {instead}")
     if x.device != HOST and not dtypes.TYPE[x.dtype].c_name:
         raise DeviceError(f"{name} of {x.dtype} is multiplied on the host, and it is on {x.device}: use to_host")
     if (extent := largest_extent(local)) > BLAS_INT:

@@ -16,7 +16,7 @@ from pdgemm.local.arrays.dtypes import can_convert, element_type
 from pdgemm.local.arrays.elementwise import set_elements
 from pdgemm.local.arrays.evaluation import evaluated, is_extension
 from pdgemm.local.arrays.keys import Picked, last_of_each, picked
-from pdgemm.matrix.argument_checks import check_matrices, communicator, in_place, overlap
+from pdgemm.matrix.argument_checks import check_matrices, communicator, overlap, same_places
 from pdgemm.matrix.array_functions import fitted, part_of_broadcast
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import check_not_freed, described_elements, together
@@ -52,10 +52,11 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
             rows, cols = picked(key, A.shape)
             arguments += [rows, cols]
             value = value if np.ndim(value) == 0 else _spread(value, (rows, cols))
-            whole, windows = (len(rows.indices), len(cols.indices)), [isinstance(x.indices, range) for x in (rows, cols)]
+            whole = (len(rows.indices), len(cols.indices))
+            windows = [isinstance(x.indices, range) for x in (rows, cols)]
             target = A._window(rows.indices, cols.indices) if all(windows) else A[...]
             if isinstance(value, DistMatrix) and overlap(target.stored, value.stored):
-                common.flag = not in_place(value, target)  # becomes True on all ranks if it is True on any
+                common.flag = not same_places(value, target)  # becomes True on all ranks if it is True on any
         elif np.ndim(value):
             raise ArgumentError("A[mask] = x sets elements to a number; A[...] = numpy.where(mask, B, A) to those of B")
         else:

@@ -120,7 +120,7 @@ def check_operand(name: str, A: DistMatrix, square: bool = False, supported: Any
     check_matrices(**{name: A})
     check_dtype(name, A, supported)
     if square and A.shape[0] != A.shape[1]:
-        raise LayoutError(f"{name} must be square, it is {shape_of(A)} on a {A.grid} grid")
+        raise LayoutError(f"{name} must be square, but it is {shape_of(A)} on a {A.grid} grid")
 
 
 def add_matrices(Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:

@@ -52,7 +52,7 @@ def solve(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, assum
 
     x, y = sources(say, {"A": a, "B": b}, how.dtype)
     if x.shape[0] != x.shape[1]:
-        raise LayoutError(f"A must be square to be solved with, it is {x.shape[0]} x {x.shape[1]}")
+        raise LayoutError(f"A must be square for solve, but it is {x.shape[0]} x {x.shape[1]}")
     if x.shape[0] != y.shape[0]:
         raise LayoutError(f"A has {counted(x.shape[0], 'row')}, but B has {y.shape[0]}")
     (n, m), wide = y.shape, max(x.dtype, y.dtype)
@@ -213,7 +213,7 @@ def eigh(
     (x,) = sources(say, {"A": a}, how.dtype)
     n = x.shape[0]
     if n != x.shape[1]:
-        raise LayoutError(f"A must be square to have eigenvalues, it is {n} x {x.shape[1]}")
+        raise LayoutError(f"A must be square for eigh, but it is {n} x {x.shape[1]}")
     if subset and not 0 <= subset[0] <= subset[1] < n:
         raise ArgumentError(f"--subset {subset[0]}:{subset[1]} is no part of the eigenvalues of A, which are 0:{n - 1}")
     if subset and alone and how.verified:

@@ -103,7 +103,7 @@ def test_bad_arguments(comm: Any) -> None:
     from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 
     with ProcessGrid(comm) as grid:
-        with pytest.raises(LayoutError, match="A must be square, it is 4 x 5 on a"):
+        with pytest.raises(LayoutError, match="A must be square, but it is 4 x 5 on a"):
             linalg.cholesky(DistMatrix.zeros((4, 5), grid=grid))
         with pytest.raises(DTypeError, match="float16"):
             linalg.cholesky(DistMatrix.zeros((4, 4), grid=grid, dtype="float16"))

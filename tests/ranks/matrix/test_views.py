@@ -395,7 +395,7 @@ def test_without_the_check_nothing_is_compared(comm: Any, monkeypatch: pytest.Mo
 
 @tiers.every_grid
 def test_assignments_of_matrices_that_share_memory_are_those_of_numpy(comm: Any) -> None:
-    """Windows, steps, lists and transposes of a matrix assigned to other parts of it, drawn; the right side is as before."""
+    """Windows, steps, lists and transposes of a matrix assigned to other parts of it, drawn."""
     from pdgemm import DistMatrix, ProcessGrid
 
     rng = np.random.default_rng(3)
