@@ -21,7 +21,7 @@ from pdgemm.local.arrays.device import Device
 from pdgemm.local.arrays.dtypes import can_convert
 from pdgemm.local.arrays.elementwise import Combine
 from pdgemm.local.arrays.integers import as_count, as_name
-from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_result, communicator, same_memory
+from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_result, communicator, same_places
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, allocated, device_on, new_array, new_local
 from pdgemm.names import DType, Protection
@@ -201,8 +201,7 @@ def _check(X: DistMatrix, Y: DistMatrix) -> None:
         raise LayoutError(f"shapes differ: X is {X.distribution}, out is {Y.distribution}")
     if not can_convert(X.dtype, Y.dtype):
         raise DTypeError(f"{X.dtype} elements cannot become {Y.dtype}")
-    in_place = X.same_layout(Y) and same_memory(X.stored, Y.stored)  # each element is read before it is overwritten
-    check_result("out", Y, {} if in_place else {"X": X})
+    check_result("out", Y, {} if same_places(X, Y) else {"X": X})  # in place, elements are read before they are written
 
 
 def _relabelled(

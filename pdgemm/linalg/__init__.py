@@ -1,4 +1,8 @@
-"""Linear algebra on top of the product: factorisations, solves and functions of matrices."""
+"""Linear algebra on top of the product: factorisations, solves and functions of matrices.
+
+Beside a matrix, operands may be lists and arrays that are the same on every rank, as for `@`: a 2-D array is
+distributed first.  Matrices of integers are converted to float64, as in NumPy, unless results of integers are integers.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,7 @@ from pdgemm.linalg.factors.lu import lu as lu
 from pdgemm.linalg.factors.lu import lu_factor as lu_factor
 from pdgemm.linalg.factors.lu import lu_solve as lu_solve
 from pdgemm.linalg.factors.lu import slogdet as slogdet
+from pdgemm.linalg.factors.operands import takes_arrays
 from pdgemm.linalg.factors.qr import qr as qr
 from pdgemm.linalg.factors.rank_k import gram as gram
 from pdgemm.linalg.factors.rank_k import her2k as her2k
@@ -105,6 +110,7 @@ __all__ = [
     "syrk",
     "trmm",
 ]
+globals().update({name: takes_arrays(globals()[name]) for name in __all__ if name not in ("LDL", "LU", "plan")})
 
 
 def plan(

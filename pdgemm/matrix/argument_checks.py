@@ -179,17 +179,18 @@ def check_result(name: str, C: DistMatrix, operands: Mapping[str, DistMatrix]) -
         raise ArgumentError(f"{name} is read-only")
     for other, x in operands.items():
         if overlap(local, x.stored):
+            instead = "A = A @ B in place of A @= B" if name == "C" else f"{other}.copy()"
             raise ArgumentError(
                 f"{name} shares memory with {other}, which is read while {name} is written: use a matrix of its own, "
-                "or A = A @ B in place of A @= B"
+                f"or {instead}"
             )
 
 
-def same_memory(x: Array, y: Array) -> bool:
-    """Return whether two arrays have the same elements at the same addresses."""
-    return x.size == y.size == 0 or (
-        (address(x), x.shape, x.strides, x.dtype) == (address(y), y.shape, y.strides, y.dtype)
-    )
+def same_places(X: DistMatrix, Y: DistMatrix) -> bool:
+    """Return whether this rank has each element of X at the address of the same element of Y, or has no element."""
+    x, y = X.stored, Y.stored
+    same = (address(x), x.shape, x.strides, x.dtype) == (address(y), y.shape, y.strides, y.dtype)
+    return X.same_layout(Y) and (same or x.size == y.size == 0)
 
 
 def overlap(x: Array, y: Array) -> bool:
@@ -224,10 +225,8 @@ def check_dtype(name: str, x: DistMatrix, supported: tuple[np.dtype, ...]) -> No
     """Raise DTypeError or DeviceError for an unsupported type, LayoutError for a local array too large for BLAS."""
     local = x.stored
     if local.dtype not in supported or not local.dtype.isnative:
-        raise DTypeError(
-            f"{name} has dtype {local.dtype}; supported: {dtypes.names(supported)}; "
-            f"convert it with {typed('--dtype', 'astype')}"
-        )
+        instead = f"convert it with {typed('--dtype', f'{name}.astype(float)')}"
+        raise DTypeError(f"{name} has dtype {local.dtype}; supported: {dtypes.names(supported)}; {instead}")
     if x.device != HOST and not dtypes.TYPE[x.dtype].c_name:
         raise DeviceError(f"{name} of {x.dtype} is multiplied on the host, and it is on {x.device}: use to_host")
     if (extent := largest_extent(local)) > BLAS_INT:

@@ -217,7 +217,7 @@ def dot(a: Any, b: Any) -> Any:
 
 
 def inner(a: Any, b: Any) -> Any:
-    return a @ b.T
+    return a @ np.transpose(b)
 
 
 def outer(a: Any, b: Any) -> Any:
@@ -242,13 +242,15 @@ def vdot(a: Any, b: Any) -> Any:
 
 def einsum(subscripts: str, *operands: Any) -> Any:
     """Return a product of two matrices, summed over one common index, or over none, one or both of two."""
+    a: Any
+    b: Any
     left, _, result = str(subscripts).replace(" ", "").partition("->")
     names = left.split(",")
     if "->" not in subscripts:
         result = "".join(sorted(x for x in set("".join(names)) if "".join(names).count(x) == 1))
     of_matrices = len(operands) == len(names) == 2 and all(len(x) == len(set(x)) == 2 for x in names)
     if of_matrices and len(set(result)) == len(result):
-        a, b = operands
+        a, b = [x if isinstance(x, MatrixBase) else np.asarray(x) for x in operands]
         common = set(names[0]) & set(names[1])
         if len(common) == 1 and set(result) == set(names[0]) ^ set(names[1]):
             (k,) = common

@@ -173,7 +173,9 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
 
         def __getattr__(self, name: str) -> Any:
             """Raise AttributeError; for a method that only other arrays have, the message names a replacement."""
-            if name in _GATHER or (not name.startswith("_") and hasattr(np.ndarray, name)):
+            if name in _GATHER:
+                raise AttributeError(f"a DistMatrix has no method {name}: {WHOLE}")
+            if not name.startswith("_") and hasattr(np.ndarray, name):
                 raise AttributeError(not_available(name))
             raise AttributeError(f"a DistMatrix has no attribute {name!r}", name=name, obj=self)
 

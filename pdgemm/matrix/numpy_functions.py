@@ -52,19 +52,20 @@ _STATISTICS |= {f"numpy.nan{name}" for name in ("median", "percentile", "quantil
 
 _INSTEAD = {
     **{name: f"A.local.{name}" for name in ("strides", "flags", "data", "base", "ctypes")},  # of the local array
+    "numpy.where": "A.allgather().nonzero()",
     "numpy.array_equiv": "A.allclose(B, rtol=0, atol=0)",
     "numpy.copyto": "A[...] = B",
     "numpy.permute_dims": "A.T",
     "numpy.linalg.multi_dot": "A @ B @ C",
     "numpy.tensordot": "A @ B",
-    "numpy.argsort": "A[numpy.argsort(A[:, j])], the rows in the order of a column,",
-    "numpy.unique": "numpy.unique of numpy.sort(A, axis=None).local on each rank,",
+    "numpy.argsort": "A[numpy.argsort(A[:, j])], the rows in the order of a column",
+    "numpy.unique": "numpy.unique of numpy.sort(A, axis=None).local on each rank",
     "numpy.diff": "A[1:] - A[:-1]",
     "numpy.put": "A[rows, cols] = x",
-    "numpy.split": "A[i0:i1], a view for each part,",
-    "numpy.array_split": "A[i0:i1], a view for each part,",
+    "numpy.split": "A[i0:i1], a view for each part",
+    "numpy.array_split": "A[i0:i1], a view for each part",
     "sort": "numpy.sort(A, axis)",
-    "argsort": "A[numpy.argsort(A[:, j])], the rows in the order of a column,",
+    "argsort": "A[numpy.argsort(A[:, j])], the rows in the order of a column",
     "item": "A[i, j]",
     "squeeze": "A[0] or A[:, 0]",
     "add.reduce": "A.sum(axis=0)",
@@ -244,6 +245,8 @@ def _product(A: Any, B: Any, out: NumPyFunctions | None, options: dict[str, Any]
     if arrays and np.ndim(arrays[0]) == 2:
         there = type(matrix).from_global(arrays[0], grid=matrix.grid, device=matrix.device)
         A, B = (A, there) if matrix is A else (there, B)
+    if all(isinstance(x, NumPyFunctions) for x in (A, B)) and (wide := np.result_type(A.dtype, B.dtype)).kind in "fc":
+        A, B = (x.astype(wide) if x.dtype.kind in "biu" and x.dtype != np.int8 else x for x in (A, B))
     return pdgemm.matmul(A, B, out, **options)  # type: ignore[arg-type]
 
 
@@ -281,7 +284,7 @@ def _called(name: str, function: Callable[..., Any], arguments: Sequence[Any], o
     try:
         signature(function).bind(*arguments, **options)
     except TypeError as bad:
-        raise TypeError(not_available(f"{name} with these arguments ({bad})")) from None
+        raise TypeError(not_available(f"{name} with these arguments ({bad})", name)) from None
     return function(*arguments, **options)
 
 
@@ -338,6 +341,8 @@ def _check_elements(
     return dtype, (ufunc is np.power and dtype.kind == "i") or "raise" in np.geterr().values()
 
 
-def not_available(name: str) -> str:
+def not_available(what: str, name: str = "") -> str:
+    """Return the message that a function, `name`, is not available, as `what` says, with what stands in for it."""
+    name = name or what
     instead = f"use {_INSTEAD[name]}, or" if name in _INSTEAD else "its elements are distributed over many ranks:"
-    return f"{name} is not available for a DistMatrix; {instead} gather it first, A.to_global() or A.allgather()"
+    return f"{what} is not available for a DistMatrix; {instead} gather it first, A.to_global() or A.allgather()"

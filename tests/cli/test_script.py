@@ -245,7 +245,11 @@ def test_the_command_says_how_to_run_a_script() -> None:
 
 @pytest.mark.parametrize(
     ("word", "advice"),
-    [("mutliply", "Did you mean 'multiply'?"), ("help", "The commands are calibrate, eigh, generate, ")],
+    [
+        ("mutliply", "Did you mean 'multiply'?"),
+        ("mult", "Did you mean 'multiply'?"),
+        ("help", "The commands are calibrate, eigh, generate, "),
+    ],
 )
 def test_the_command_knows_similar_names(word: str, advice: str) -> None:
     from click.testing import CliRunner

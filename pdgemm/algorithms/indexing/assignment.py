@@ -16,7 +16,7 @@ from pdgemm.local.arrays.dtypes import can_convert, element_type
 from pdgemm.local.arrays.elementwise import set_elements
 from pdgemm.local.arrays.evaluation import evaluated, is_extension
 from pdgemm.local.arrays.keys import Picked, last_of_each, picked
-from pdgemm.matrix.argument_checks import check_matrices, communicator
+from pdgemm.matrix.argument_checks import check_matrices, communicator, overlap, same_places
 from pdgemm.matrix.array_functions import fitted, part_of_broadcast
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import check_not_freed, described_elements, together
@@ -31,13 +31,15 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
             an array of truth values (m, n), with a number as value.  The same on every rank.
     value : a number; an array that is the same on every rank; or a DistMatrix of any layout over the same ranks, of a
             type that A can hold.  Broadcast as in NumPy.  If a key names a row or column twice, the last value stays.
+            A matrix that shares memory with A is copied first, so that it is read as it was.
 
     Cost per rank: for a number or an array, nothing is sent; for a matrix, each element that changes its rank is sent
     once, in one exchange; a matrix that is broadcast to a larger shape is first gathered on every rank.
     Raises ArgumentError (also an IndexError for keys), LayoutError, DTypeError, GridError or DeviceError on every rank;
     then nothing is assigned.
     """
-    with together(communicator(A=A)) as arguments:
+    common = together(communicator(A=A))
+    with common as arguments:
         check_matrices(A=A)
         if A.conjugated:
             raise ArgumentError("this matrix is the conjugate of another one, and cannot be written to")
@@ -50,6 +52,11 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
             rows, cols = picked(key, A.shape)
             arguments += [rows, cols]
             value = value if np.ndim(value) == 0 else _spread(value, (rows, cols))
+            whole = (len(rows.indices), len(cols.indices))
+            windows = [isinstance(x.indices, range) for x in (rows, cols)]
+            target = A._window(rows.indices, cols.indices) if all(windows) else A[...]
+            if isinstance(value, DistMatrix) and overlap(target.stored, value.stored):
+                common.flag = not same_places(value, target)  # becomes True on all ranks if it is True on any
         elif np.ndim(value):
             raise ArgumentError("A[mask] = x sets elements to a number; A[...] = numpy.where(mask, B, A) to those of B")
         else:
@@ -59,13 +66,15 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
         with together(A.grid.comm, A.device != devices.HOST):  # a device may lack memory on one rank
             _set_under_mask(A.stored, where, _number(value, A.dtype))
     elif isinstance(value, DistMatrix):
-        whole = (len(rows.indices), len(cols.indices))
+        if common.flag:
+            with together(A.grid.comm):  # a rank may lack memory
+                value = value.copy()
         if value.shape != whole:
             A[key] = value.allgather()
-        elif isinstance(rows.indices, range) and isinstance(cols.indices, range):
-            value.redistribute(A._window(rows.indices, cols.indices))
+        elif all(windows):
+            value.redistribute(target)
         else:
-            scatter_selection(A[...], np.asarray(rows.indices), np.asarray(cols.indices), value)
+            scatter_selection(target, np.asarray(rows.indices), np.asarray(cols.indices), value)
     else:
         with together(A.grid.comm, A.device != devices.HOST):
             _set(A, rows, cols, value)

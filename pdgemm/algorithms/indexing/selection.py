@@ -16,7 +16,7 @@ from pdgemm.instrument import spans
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.dtypes import can_convert
 from pdgemm.local.arrays.keys import last_of_each, picked
-from pdgemm.matrix.argument_checks import check_matrices, check_result, communicator, overlap
+from pdgemm.matrix.argument_checks import check_matrices, check_result, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.schedules.exchanges.exchange import Selection, fitted_messages
@@ -56,13 +56,12 @@ def select(A: DistMatrix, rows: Indices = None, cols: Indices = None) -> DistMat
 
 
 def scatter_selection(A: DistMatrix, rows: np.ndarray, cols: np.ndarray, B: DistMatrix) -> None:
-    """Set A[rows, cols] := B, a matrix of that shape.  Collective; `assign` has checked A and the indices.
+    """Set A[rows, cols] := B, a matrix of that shape, in memory of its own.  Collective; `assign` has checked the rest.
 
     If an index occurs twice, its last row or column in B stays.  `A.report` has the words that were sent.
     """
     start = perf_counter()
-    common = together(communicator(A=A, B=B))
-    with common as arguments:
+    with together(communicator(A=A, B=B)) as arguments:
         check_matrices(A=A, B=B)
         check_result("A", A, {})
         pairs = [IndexPairs(last, x[last]) for x in (rows, cols) for last in [last_of_each(x)]]
@@ -72,8 +71,7 @@ def scatter_selection(A: DistMatrix, rows: np.ndarray, cols: np.ndarray, B: Dist
         if not can_convert(B.dtype, A.dtype):
             raise DTypeError(f"{B.dtype} elements cannot become {A.dtype}")
         B.layout_in(A.grid)
-        common.flag = overlap(A.stored, B.stored)  # becomes True on all ranks if it is True on any
-    copy_pairs("assign", B.copy() if common.flag else B, A, pairs, start)
+    copy_pairs("assign", B, A, pairs, start)
 
 
 def _indices(rows: Indices, cols: Indices, A: DistMatrix) -> list[np.ndarray]:

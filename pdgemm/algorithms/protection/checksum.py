@@ -76,7 +76,7 @@ def bilinear(part: Array, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
     """Return the partial sum over a submatrix.   rows, cols : the global indices of its rows and columns."""
     words = max(1, part.itemsize // 8)  # a complex128 is two words, all others one
     unsigned = np.dtype(f"u{part.itemsize // words}")
-    u = _weights(rows, 0)
+    u = _weights(rows, 0)  # of row 0 the weight is 1, an odd number like any other; files hold these checksums
     v = _weights((cols[:, None] * words + np.arange(words)).ravel(), 1)
     total = zero()
     if part.size:

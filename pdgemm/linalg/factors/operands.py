@@ -1,12 +1,16 @@
-"""Arguments of the functions of `pdgemm.linalg`: checks, types, and right-hand sides that are vectors."""
+"""Arguments of the functions of `pdgemm.linalg`: checks, types, arrays, and right-hand sides that are vectors."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pdgemm.algorithms.panels.panel_run import working_copy
+from pdgemm.algorithms.planned_program import matrices_in
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
@@ -14,6 +18,7 @@ from pdgemm.grids.layout import Order
 from pdgemm.instrument.run_report import MoveReport
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.device import to_host
 from pdgemm.local.arrays.elementwise import set_elements
 from pdgemm.matrix.argument_checks import (
     check_devices,
@@ -28,6 +33,44 @@ from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.schedules.mover_registry import SHARED
 from pdgemm.schedules.panels.panel_schedule import diagonal_panels, is_balanced
 from pdgemm.support.agreement import described_elements, together
+
+F = TypeVar("F", bound=Callable[..., Any])
+_OPERANDS = ("A", "B", "L")
+# functions of which NumPy's results of integers are integers, or that take integers as they are
+_OF_INTEGERS = ("kron", "matrix_power", "matvec", "norm", "outer")
+
+
+def takes_arrays(function: F) -> F:
+    """Return the function that takes as operands, beside a matrix, what `@` takes: arrays that are on every rank.
+
+    A list is an array; a 2-D array is distributed over the grid of the first matrix, a 1-D array is a vector as before.
+    Integers become float64, as in NumPy, unless the results of integers are integers.
+    """
+    names, name = tuple(signature(function).parameters), function.__name__
+
+    @wraps(function)
+    def taking(*arguments: Any, **options: Any) -> Any:
+        matrices = [x for x in matrices_in(*arguments, *options.values())[0] if isinstance(x, DistMatrix)]
+
+        def taken(operand: str, x: Any) -> Any:
+            if operand not in _OPERANDS or not isinstance(x, (list, np.ndarray, DistMatrix)):
+                return x
+            if isinstance(x, list) or (x.ndim != 1 and not isinstance(x, DistMatrix)):
+                with together(matrices[0].grid.comm) as described:
+                    described += [name, f"{operand} is an array"]
+                    x = to_host(devices.adopted(x))
+                if x.ndim == 2:
+                    x = DistMatrix.from_global(x, grid=matrices[0].grid.base, device=matrices[0].device)
+            whole = isinstance(x, DistMatrix) and x.dtype.kind in "biu" and name not in _OF_INTEGERS
+            return in_type(x, np.dtype(float)) if whole else x
+
+        if not matrices:
+            return function(*arguments, **options)
+        operands = [*map(taken, names, arguments), *arguments[len(names) :]]
+        return function(*operands, **{key: taken(key, x) for key, x in options.items()})
+
+    changed: Any = taking
+    return changed
 
 
 def check_square(A: object, name: str = "A") -> None:
@@ -68,15 +111,14 @@ def check_right_side(A: DistMatrix, B: object, side: str = "L") -> None:
         check_dtype(name, B, dtypes.BLAS)
         check_devices(A, B, None)
         if B.shape[side == "R"] != n:
-            raise LayoutError(
-                f"shape mismatch: A is {shape_of(A)} on a {A.grid} grid, B is {shape_of(B)} on a {B.grid} grid"
-            )
+            lines = "rows" if side == "L" else "columns"
+            raise LayoutError(f"A is {shape_of(A)}, so B must have {n} {lines}, but it is {shape_of(B)}")
         B.layout_in(A.grid)
         return
     if not isinstance(B, np.ndarray) or B.ndim != 1:
-        raise DTypeError(f"B must be a DistMatrix, or a 1-D array, the same on every rank, got {type(B).__name__}")
+        raise DTypeError(f"B must be a DistMatrix, or an array that is the same on every rank, got {type(B).__name__}")
     if len(B) != n:
-        raise LayoutError(f"shape mismatch: A is {shape_of(A)} on a {A.grid} grid, B has {len(B)} elements")
+        raise LayoutError(f"A is {shape_of(A)}, so B must have {n} elements, but it has {len(B)}")
 
 
 def operand_description(*operands: Any) -> list[str]:

@@ -77,10 +77,11 @@ def outer(a: Any, b: Any, *, grid: ProcessGrid | None = None, block: Block | Non
     return DistMatrix.from_function(product, (len(x), len(y)), grid=grid, block=block, dtype=np.result_type(x, y))
 
 
-def kron(A: DistMatrix, B: DistMatrix) -> DistMatrix:
+def kron(A: Any, B: Any) -> DistMatrix:
     """Return the Kronecker product, whose block (i, j) of p x q elements is a_ij B.  Collective over the grid.
 
-    A : DistMatrix (m, n);  B : DistMatrix (p, q) of any layout over the same ranks, on the same device.
+    A : DistMatrix (m, n);  B : DistMatrix (p, q) of any layout over the same ranks, on the same device.  One of them
+        may be an array that is the same on every rank.
 
     Returns a matrix (m p, n q) on the grid of A, in blocks that are p x q times as large as the blocks of A: the rank
     that owns a_ij owns the block a_ij B.  So A is not sent; every rank receives the elements of B that it does not own,

@@ -21,7 +21,7 @@ from pdgemm.linalg.functions.iterations import (
 )
 from pdgemm.linalg.functions.polar import inverse, polar
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.integers import as_count, as_name
+from pdgemm.local.arrays.integers import as_count, as_name, as_whole
 from pdgemm.local.blas.orthogonal_stacks import MUON, STEPS, coefficients_of_steps
 from pdgemm.matrix.argument_checks import as_real, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -79,7 +79,7 @@ def newton_schulz(
 
 
 def matrix_power(A: DistMatrix, n: int, *, protect: Protection | None = None) -> DistMatrix:
-    """Return A^n by repeated squaring, for n >= 0.  Collective over the grid.
+    """Return A^n by repeated squaring, for n < 0 of A^-1.  Collective over the grid.
 
     A : DistMatrix (m, m) of type s, d, c or z; A is not changed.  Returns a matrix in the layout of A; A^0 = I.
     protect : protection of the products, as for `pdgemm`.
@@ -91,9 +91,11 @@ def matrix_power(A: DistMatrix, n: int, *, protect: Protection | None = None) ->
     """
     with together(communicator(A=A)) as arguments:
         check_operand("A", A, square=True)
-        n = as_count(n, "n", 0)
+        n = as_whole(n, "n")
         arguments += ["matrix_power", A.distribution, A.dtype, n, check_protection(protect, A)]
     work = Work("matrix_power", protect)
+    if n < 0:
+        A, n = work.did(inverse(A)), -n
     result, spare = empty_like(A), empty_like(A)
     if n == 0:
         result.fill(0)  # not as 0 A, because A may have NaN

@@ -64,18 +64,19 @@ def mix(x: np.ndarray) -> np.ndarray:
 def hash_start(seed: int, stream: int) -> np.ndarray:
     """Return the hash of a seed and a stream, one word, with which the hash of each row begins.
 
-    Seed s of stream t has the numbers of seed t of stream s: streams of random numbers are those of `numbered`.
+    Seed s of stream t has the numbers of seed t of stream s, and of seed 0 and stream 0 the start is 0, as then is the
+    hash of i = j = 0: streams of random numbers are those of `numbered`.
     """
     start = mix(np.array([int(seed) % 2**64, stream], np.uint64) * GOLDEN)
     return mix(start[:1] + start[1:])
 
 
 def numbered(stream: int) -> int:
-    """Return the stream of a small number, 0 for 0, that no user takes for a seed."""
-    return stream * _STREAMS % 2**64
+    """Return the stream of a small number: a word that is not 0, and that no user takes for a seed."""
+    return (stream + 1) * _STREAMS % 2**64
 
 
-def hashed(i: np.ndarray, j: np.ndarray, seed: int, stream: int = 0) -> np.ndarray:
+def hashed(i: np.ndarray, j: np.ndarray, seed: int, stream: int) -> np.ndarray:
     """Return a 64-bit hash for each pair (i, j)."""
     row = mix(np.asarray(i).astype(np.uint64) * GOLDEN + hash_start(seed, stream))
     return mix(row + np.asarray(j).astype(np.uint64) * GOLDEN)
@@ -129,7 +130,7 @@ class KnownFunction:
         if self.kind == "eye":
             return i == j
         if self.kind == "uniform" and self.dtype == np.int8:
-            return (hashed(i, j, self.seed) >> np.uint64(56)).astype(np.uint8).view(np.int8)
+            return (hashed(i, j, self.seed, numbered(0)) >> np.uint64(56)).astype(np.uint8).view(np.int8)
         return _random(i, j, _uniform if self.kind == "uniform" else _normal, self.seed, self.dtype)
 
 

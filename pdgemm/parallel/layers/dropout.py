@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pdgemm.errors import ArgumentError
-from pdgemm.local.arrays.element_functions import hashed, slabs
+from pdgemm.local.arrays.element_functions import hashed, numbered, slabs
 from pdgemm.local.arrays.integers import as_seed
 from pdgemm.matrix.argument_checks import as_real
 from pdgemm.parallel.layers.array_checks import check_array
@@ -54,7 +54,7 @@ def dropout(x: Array, rate: float, seed: int, stream: int, rows: Array, columns:
         return x
     y, least = np.empty_like(x), np.uint64(rate * 2.0**64)
     for slab in slabs(*x.shape) if x.size else ():
-        kept = hashed(np.asarray(rows)[slab, None], columns[None, :], seed, stream) >= least
+        kept = hashed(np.asarray(rows)[slab, None], columns[None, :], seed, numbered(stream)) >= least
         np.multiply(x[slab], kept, out=y[slab])
     y *= x.dtype.type(1 / (1 - rate))
     return y

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,7 @@ def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
         (LayoutError, "one column of that length", lambda: linalg.matvec(S, S)),
         (LayoutError, "array of shape", lambda: linalg.matvec(S, np.ones(5))),
         (DTypeError, "^", lambda: linalg.matvec(S, "text" if absent else np.ones(6), trans="C")),
-        (DTypeError, "B must be a DistMatrix", lambda: linalg.kron(S, np.ones((2, 2)))),
+        (DTypeError, "B must be a DistMatrix", lambda: linalg.kron(S, "text")),
         (DTypeError, "A must be a DistMatrix", lambda: linalg.kron(somewhere, S)),
         (ArgumentError, "is a whole number", lambda: linalg.matrix_power(S, 1.5)),
         (DTypeError, "float16", lambda: linalg.expm(W)),
@@ -123,7 +124,7 @@ def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
         (DTypeError, "float16", lambda: linalg.herk(1, W)),
         (ArgumentError, "unknown options: color", lambda: linalg.herk(1, S, color=1)),
         (DTypeError, "alpha", lambda: linalg.herk(1j, S)),
-        *((LayoutError, "shape", lambda f=f: f(S, T, side="R")) for f in (linalg.solve_triangular, linalg.trmm)),
+        *((LayoutError, "6 columns", lambda f=f: f(S, T, side="R")) for f in (linalg.solve_triangular, linalg.trmm)),
         *((LayoutError, "must be square", lambda f=f: f(T, S)) for f in (linalg.solve_triangular, linalg.trmm)),
         *((LayoutError, "must be square", lambda f=f: f(T)) for f in (linalg.cholesky, linalg.eigh, linalg.inv)),
         *((LayoutError, "must be square", lambda f=f: f(T)) for f in (linalg.ldl, linalg.inertia)),
@@ -176,3 +177,50 @@ def test_nothing_overflows_between(comm: Any, dtype: str, scales: tuple[float, .
                 (U.allgather() @ (H.allgather().astype(np.result_type(dtype, float)) / scale), x),
             ]:
                 assert np.abs(np.asarray(found) - expected).max() <= rng * np.abs(expected).max()
+
+
+def test_operands_are_taken_as_by_the_product(comm: Any) -> None:
+    """Arrays and lists that are on every rank beside a matrix, and integers, of which NumPy makes float64."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
+
+    with ProcessGrid(comm) as grid:
+        whole = np.random.default_rng(5).integers(-9, 9, (4, 4)) + 30 * np.eye(4, dtype=int)
+        spd, b = whole @ whole.T, np.arange(8).reshape(4, 2)
+        integers, M, S = (DistMatrix.from_global(x, grid=grid) for x in (whole, whole.astype(float), spd))
+        lower, expected = np.tril(whole), np.linalg.solve(whole, b)
+        for A, X in itertools.product((integers, M), (b, b.tolist(), b.astype("f"), b[:, 0], b[:, 0].tolist())):
+            solved = linalg.solve(A, X), np.linalg.solve(A, X), linalg.lu_solve(linalg.lu_factor(A), X)
+            for found in (*solved, linalg.lstsq(A, X)[0], linalg.solve(A, X, refine=True)):
+                found = found.allgather() if isinstance(found, DistMatrix) else found
+                assert found.dtype == np.float64 and np.allclose(found, expected if np.ndim(X) == 2 else expected[:, 0])
+        for found, right in (
+            (linalg.solve(whole, DistMatrix.from_global(b, grid=grid)), expected),
+            (linalg.solve(integers, B=b.tolist()), expected),
+            (linalg.cho_solve(linalg.cholesky(S), b), np.linalg.solve(spd, b)),
+            (linalg.ldl_solve(linalg.ldl(S), b), np.linalg.solve(spd, b)),
+            (linalg.solve_triangular(M, b, lower=True), np.linalg.solve(lower, b)),
+            (linalg.trmm(M, b, lower=True), lower @ b),
+            (linalg.eigh(S, np.eye(4))[1], linalg.eigh(S)[1].allgather()),
+            (linalg.inv(integers), np.linalg.inv(whole)),
+            (linalg.matrix_power(M, -2), np.linalg.matrix_power(whole.astype(float), -2)),
+            (linalg.kron(integers, b), np.kron(whole, b)),
+            (np.kron(b.tolist(), M), np.kron(b, whole)),
+            (M @ b, whole @ b),
+            (integers @ M, whole @ whole),
+            (np.inner(M, b.T.tolist()), whole @ b),
+            (np.einsum("ji,jk->ik", b.tolist(), M), b.T @ whole),
+        ):
+            assert found.dtype == right.dtype or found.dtype == np.float64
+            assert np.allclose(found.allgather(), right)
+        assert linalg.kron(integers, b).dtype == int and linalg.det(integers) == pytest.approx(np.linalg.det(whole))
+        with pytest.raises(DTypeError, match=r"A has dtype int64.* convert it, as by A.astype\(float\)"):
+            integers @ integers
+        for bad in ([[1, 2], [3]], np.ones((4, 2, 2))):
+            with pytest.raises((DTypeError, ValueError, LayoutError)):
+                linalg.solve(M, bad)
+        if comm.size > 1:
+            with pytest.raises(ArgumentError, match="different"):
+                linalg.solve(M, b + comm.rank)
+            with pytest.raises(ArgumentError, match="different"):
+                linalg.solve(M, b if comm.rank else S)

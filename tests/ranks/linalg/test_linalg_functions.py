@@ -542,8 +542,8 @@ def test_arguments_are_refused_on_all_ranks(comm: Any) -> None:
         with pytest.raises(LayoutError, match="A must be square"):
             linalg.matrix_power(A, 2)
         for of_any_shape in (linalg.polar, linalg.svd):
-            with pytest.raises(DTypeError, match="A has dtype int32"):
-                of_any_shape(A.astype("int32"))
+            with pytest.raises(DTypeError, match="A has dtype float16"):
+                of_any_shape(A.astype("float16"))
             with pytest.raises(DTypeError, match="A must be a DistMatrix, got ndarray"):
                 of_any_shape(np.eye(3))
         square = A[:5, :]

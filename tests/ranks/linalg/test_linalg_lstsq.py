@@ -194,14 +194,14 @@ def test_arguments(comm: Any) -> None:
     call: Any = lstsq
     with ProcessGrid(comm) as grid:
         A = DistMatrix.random((9, 4), grid=grid)
-        with pytest.raises(LayoutError, match="B has 8 elements"):
+        with pytest.raises(LayoutError, match="A is 9 x 4, so B must have 9 elements, but it has 8"):
             call(A, np.ones(8))
-        with pytest.raises(LayoutError, match="shape mismatch"):
+        with pytest.raises(LayoutError, match="so B must have 9 rows, but it is 4 x 9"):
             call(A, A.T)
-        with pytest.raises(DTypeError, match="B must be a DistMatrix, or a 1-D array"):
-            call(A, np.ones((9, 2)))
-        with pytest.raises(DTypeError, match="A has dtype int32"):
-            call(A.astype("int32"), A)
+        with pytest.raises(DTypeError, match="B must be a DistMatrix, or an array"):
+            call(A, "text")
+        with pytest.raises(DTypeError, match="A has dtype float16"):
+            call(A.astype("float16"), A)
         if comm.size > 1:
             with pytest.raises(ArgumentError, match="different arguments"):
                 call(A, np.full(9, comm.rank))

@@ -215,7 +215,7 @@ def test_bad_arguments(comm: Any) -> None:
         square = linalg.lu_factor(DistMatrix.eye(5, grid=grid, block=2))
         with pytest.raises(LayoutError, match="factors.LU must be square, but it is 4 x 5 on a"):
             linalg.lu_solve(linalg.lu_factor(DistMatrix.zeros((4, 5), grid=grid, block=2)), np.zeros(4))
-        with pytest.raises(LayoutError, match="B has 4 elements"):
+        with pytest.raises(LayoutError, match="so B must have 5 elements, but it has 4"):
             linalg.lu_solve(square, np.zeros(4))
         with pytest.raises(ArgumentError, match='trans is "N", "T" or "C"'):
             linalg.lu_solve(square, np.zeros(5), trans="X")  # type: ignore[arg-type]

@@ -173,9 +173,9 @@ def test_what_cannot_be_solved(comm: Any) -> None:
             linalg.solve(one, one, assume_a="banded")
         with pytest.raises(LayoutError, match="A must be square"):
             linalg.inv(DistMatrix.zeros((2, 3), grid=grid))
-        with pytest.raises(LayoutError, match="shape mismatch: A is 9 x 9"):
+        with pytest.raises(LayoutError, match="A is 9 x 9, so B must have 9 rows, but it is 3 x 3"):
             linalg.solve(one, DistMatrix.zeros((3, 3), grid=grid))
-        with pytest.raises(DTypeError, match="B must be a DistMatrix, or a 1-D array"):
-            linalg.solve(one, np.eye(9))
+        with pytest.raises(DTypeError, match="B must be a DistMatrix, or an array"):
+            linalg.solve(one, None)
         with pytest.raises(ArgumentError, match="B shares memory with A"):
             linalg.solve(one, one, overwrite_b=True)

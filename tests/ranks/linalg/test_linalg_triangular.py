@@ -121,12 +121,12 @@ def test_bad_arguments(comm: Any) -> None:
 
     with ProcessGrid(comm) as grid:
         A, B = DistMatrix.eye(4, grid=grid), DistMatrix.zeros((5, 2), grid=grid)
-        with pytest.raises(LayoutError, match=r"shape mismatch: A is 4 x 4 on a .* grid, B is 5 x 2 on a"):
+        with pytest.raises(LayoutError, match="A is 4 x 4, so B must have 4 rows, but it is 5 x 2"):
             linalg.solve_triangular(A, B)
-        with pytest.raises(LayoutError, match="B has 3 elements"):
+        with pytest.raises(LayoutError, match="must have 4 elements, but it has 3"):
             linalg.solve_triangular(A, np.ones(3))
-        with pytest.raises(DTypeError, match="B must be a DistMatrix, or a 1-D array"):
-            linalg.solve_triangular(A, np.ones((4, 1)))
+        with pytest.raises(DTypeError, match="B must be a DistMatrix, or an array"):
+            linalg.solve_triangular(A, 3)
         with pytest.raises(ArgumentError, match='trans is "N", "T" or "C"'):
             linalg.solve_triangular(A, np.ones(4), trans="X")  # type: ignore[arg-type]
         with pytest.raises(ArgumentError, match="side 3 is not one of L, R"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiers
 from problems import TOLERANCE, gemm_error, grid_shapes
 
 pytestmark = pytest.mark.mpi
@@ -390,3 +391,45 @@ def test_without_the_check_nothing_is_compared(comm: Any, monkeypatch: pytest.Mo
         assert (C + A).allclose(expected)
         with pytest.raises(ValueError, match="inner dimensions"):
             pdgemm(1, A, A[3:, :], check=False)
+
+
+@tiers.every_grid
+def test_assignments_of_matrices_that_share_memory_are_those_of_numpy(comm: Any) -> None:
+    """Windows, steps, lists and transposes of a matrix assigned to other parts of it, drawn."""
+    from pdgemm import DistMatrix, ProcessGrid
+
+    rng = np.random.default_rng(3)
+
+    def keys(n: int, count: int) -> Any:
+        start, step = int(rng.integers(0, n - count + 1)), int(rng.choice([-1, 1, 2]))
+        if step == 2 and start + 2 * count <= n:
+            return slice(start, start + 2 * count, 2)
+        if step == -1:
+            return slice(start + count - 1, start - 1 if start else None, -1)
+        return slice(start, start + count) if rng.random() < 0.8 else rng.permutation(n)[:count]
+
+    shapes = grid_shapes(comm.size)
+    for number in range(tiers.examples(90)):
+        m = int(rng.integers(3, 9))
+        shape, dtype = shapes[number % len(shapes)], "dDfi"[number % 4]
+        height, width = rng.integers(1, m, 2)
+        to, of = [(keys(m, height), keys(m, width)) for _ in range(2)]
+        turned = number % 3 == 0 and height == width
+        whole = (rng.standard_normal((m, m)) * 9).astype(dtype)
+        with ProcessGrid(comm, shape) as grid:
+            A = DistMatrix.from_global(whole, grid=grid, block=(1 + number % 3, 2))
+            expected = whole.copy()
+            to, of = [np.ix_(*x) if all(isinstance(y, np.ndarray) for y in x) else x for x in (to, of)]
+            expected[to] = (whole.conj().T if turned else whole)[of]
+            A[to] = (A.H if turned else A)[of]
+            assert np.array_equal(A.allgather(), expected), (shape, m, to, of, turned)
+            A[...] = A.T
+            A[1:] = A[:-1]
+            A[:, :-1] = A[:, 1:]
+            A[1:] += A[:-1]
+            np.add(A, A.T, out=A)
+            expected = expected.T.copy()
+            expected[1:] = expected[:-1].copy()
+            expected[:, :-1] = expected[:, 1:].copy()
+            expected[1:] += expected[:-1].copy()
+            assert np.allclose(A.allgather(), expected + expected.T, rtol=0, atol=0)
