@@ -14,7 +14,8 @@ class PanelReport(AlgorithmReport):
     """An AlgorithmReport of a panel algorithm.
 
     what  : the formula that was computed, with shapes.
-    rcond : for a solution, an estimate of 1 / (|A|_1 |A^-1|_1); else None.
+    rcond : for a solution, an estimate of 1 / (|A|_1 |A^-1|_1), for the A that was factored, which `solve` may have
+        scaled; else None.
     steps : the reports whose sum this report is, if several algorithms ran one after another.
     """
 

@@ -141,8 +141,8 @@ def plan(
     does not include the reads.
     The code of the function itself runs, on matrices without elements.  Where the elements decide the next step, the
     step of most matrices is planned: LU exchanges rows, and QR with pivoting columns, that are drawn at random,
-    CholeskyQR makes two passes, norms are 1, matrices have full rank, refinement converges, and `eigh` deflates
-    nothing, finds all eigenvalues in an interval, and halves a spectrum.
+    CholeskyQR makes two passes, norms are 1, rows and columns need no powers of two, matrices have full rank,
+    refinement converges, and `eigh` deflates nothing, finds all eigenvalues in an interval, and halves a spectrum.
     Reductions and gathers of norms, diagonals and other vectors to all ranks are stages, too.  Comparisons among ranks
     are not: of their arguments, and of numbers that each rank computes and that must be the same to the bit.
     Panels are planned as read in place where the ranks share memory, and as sent elsewhere.

@@ -3,6 +3,10 @@
 Below the smallest normal number a pivot has no reciprocal, and products lose digits; near the largest number sums
 overflow.  `in_range` scales such operands by powers of two, calls the function, and scales its results back.  Both are
 exact, unless a result itself overflows, or is below the smallest normal number.
+
+Where rows or columns lie far apart, one power for all elements does not suffice: a small row is lost as soon as its
+multiplier underflows, and large rows are taken for pivots.  An `Equilibrated` operand has a power for each row and each
+column.
 """
 
 from __future__ import annotations
@@ -11,22 +15,47 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from functools import wraps
 from inspect import signature
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from pdgemm.algorithms.panels.panel_run import working_copy
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.device import of, to_host
+from pdgemm.local.arrays.device import beside, of, to_host
+from pdgemm.local.arrays.evaluation import evaluated
 from pdgemm.matrix.argument_checks import communicator
-from pdgemm.matrix.array_functions import tril, triu
+from pdgemm.matrix.array_functions import part_of_broadcast, tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.reductions import own_diagonal
 from pdgemm.support.agreement import agree, together
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NONE = -(1 << 20)  # the exponent of zero
+_UNEVEN = 0.1  # rows of general matrices are scaled where the largest elements of two have a lesser ratio, as in gesvx
+_SETTLED = 1e-8  # conjugate gradients have converged where the square of the residual is as much smaller
+_PASSES = 16  # the most passes to scale rows and columns, each of which halves the exponents that are left
 _inside: ContextVar[bool] = ContextVar("pdgemm_inside", default=False)  # an outer function has operands in range
+
+
+class Scale(NamedTuple):
+    """The powers of two of rows and columns: element i, j has the factor 2^(rows_i + cols_j).
+
+    rows, cols : integers, or vectors of them, the same on every rank.
+    """
+
+    rows: Any = 0
+    cols: Any = 0
+
+    def __bool__(self) -> bool:
+        return bool(np.any(self.rows) or np.any(self.cols))
+
+    def __neg__(self) -> Scale:
+        return Scale(-self.rows, -self.cols)
+
+    @property
+    def T(self) -> Scale:
+        """The powers of the transpose."""
+        return Scale(self.cols, self.rows)
 
 
 class Measured:
@@ -55,22 +84,87 @@ class Measured:
         """Return the elements of a measured matrix or vector that the function reads, or more.  Collective."""
         return x
 
-    def multiplied(self, x: Any, exponent: int) -> Any:
+    def exponent(self, comm: Any, x: Any, values: dict[str, Any], known: dict[str, Any]) -> tuple[Any, bool]:
+        """Return the even e for which 2^-e brings a measured operand in range, and whether it is outside.  Collective.
+
+        Numbers grow as little as possible and shrink as little as possible: small elements of a large operand remain.
+        known : the exponents of the operands before this one.
+        """
+        exponent, (low, high) = _exponent(comm, self.read(x)), self.limits(np.finfo(x.dtype), values)
+        return _power(exponent, high), exponent != _NONE and not low <= exponent <= high
+
+    def multiplied(self, x: Any, exponent: Any) -> Any:
         """Return 2^exponent x, a copy.  Collective."""
         return times(working_copy(x, 0, True, False)[0] if isinstance(x, DistMatrix) else x, exponent)
+
+
+class Equilibrated(Measured):
+    """A square matrix whose rows and columns are scaled where they lie far apart; its exponent is a Scale.
+
+    The arguments `kind` and `lower` of the function say which elements it reads, as for `solve`.  Rows and columns of a
+    symmetric or Hermitian matrix have the same powers; those of a definite one are read from its diagonal.
+
+    Far apart are largest elements of rows, or of columns, of a ratio below 1/10, as in LAPACK's gesvx, where the scale
+    decides which elements of a general matrix are pivots; and below eps with other kinds, of which nothing is right to
+    the condition number of A, but all may be right to that of the scaled matrix.
+    Cost: a reduction of all rows and one of all columns, or a gather of the diagonal.  Where they lie far apart, as
+    many reductions in each of up to 16 passes over the exponents of the elements.
+    Ruiz, A scaling algorithm to equilibrate both rows and columns norms in matrices, RAL-TR-2001-034, 2001.
+    """
+
+    def exponent(self, comm: Any, x: Any, values: dict[str, Any], known: dict[str, Any]) -> tuple[Any, bool]:
+        kind, (low, high) = values.get("kind", "gen"), self.limits(np.finfo(x.dtype), values)
+        by_diagonal, symmetric = kind in ("pos", "diagonal"), kind in ("sym", "her")
+        with np.errstate(all="ignore"):
+            if by_diagonal:
+                sizes = [_size(x.diagonal())]
+            else:
+                if kind != "gen":
+                    x = tril(x) if kind == "lower triangular" or (symmetric and values["lower"]) else triu(x)
+                sizes = [x.vector_norm(np.inf, axis=axis) for axis in (1, 0)]
+                sizes = [np.maximum(*sizes)] if symmetric else sizes
+            ratio = _UNEVEN if kind == "gen" else 2.0 ** -(high // 2) if kind == "diagonal" else dtypes.eps(x.dtype)
+            if not any(_lie_far_apart(y[y > 0], ratio, low, high) for y in sizes):
+                return Scale(), False
+            if by_diagonal:
+                powers = _rounded(np.log2(sizes[0]) / 2)
+                return Scale(powers, powers), True
+            return _equilibrated(x, symmetric), True
+
+
+class RightSide(Measured):
+    """The right-hand side of a system whose matrix, the operand before it, is equilibrated.
+
+    Its rows have the powers of the equations, and each column one of its own.  With the argument `transposed` of the
+    function the equations are the columns of the matrix.   Cost: a reduction of all columns.
+    """
+
+    def exponent(self, comm: Any, x: Any, values: dict[str, Any], known: dict[str, Any]) -> tuple[Any, bool]:
+        (matrix,), (low, high) = known.values(), self.limits(np.finfo(x.dtype), values)
+        rows = matrix.cols if values.get("transposed") else matrix.rows
+        with np.errstate(all="ignore"):
+            logs = np.log2(_size(x))
+            if matrix:
+                powers = rows.astype(logs.dtype)
+                logs -= powers[:, None] if logs.ndim == 2 else powers
+            largest = _rounded(logs.max(axis=0) if x.size else np.zeros(x.shape[1:])) + 1
+        cols = np.where(largest < 0, largest, np.maximum(0, largest - high))
+        return Scale(rows, cols), bool(matrix or np.any((largest < low) | (largest > high)))
 
 
 def in_range(back: Callable[..., Any], **operands: Measured) -> Callable[[F], F]:
     """Return a decorator of a function: it gets operands that are in range, and `back` scales its results.
 
     operands : by the names of the function's parameters.
-    back : takes the result and, for each operand, the even number e for which the function got 2^-e times the operand;
-        returns the result that belongs to the operands themselves.
+    back : takes the result and, for each operand, the even number e, or the Scale, for which the function got 2^-e
+        times the operand; returns the result that belongs to the operands themselves.
 
-    A function that such a function calls runs as it is, because its operands are in range.
+    A function that such a function calls runs as it is, because its operands are in range, unless it has one that is
+    equilibrated.  The arguments of a function with an equilibrated operand were compared among the ranks before.
     Cost: one pass over the elements, or the diagonal, of each operand, and one allreduce of 4 words, in which the ranks
-    agree whether there is something to scale.
+    agree whether there is something to scale; and that of `Equilibrated`.
     """
+    always = any(isinstance(x, Equilibrated) for x in operands.values())
 
     def decorated(function: F) -> F:
         parameters = signature(function)
@@ -80,7 +174,7 @@ def in_range(back: Callable[..., Any], **operands: Measured) -> Callable[[F], F]
         def wrapper(*arguments: Any, **options: Any) -> Any:
             values = dict(zip(names, arguments)) | options
             known = {name: x.array(values[name]) for name, x in operands.items() if name in values}
-            if _inside.get() or not any(isinstance(x, DistMatrix) for x in known.values()):
+            if (_inside.get() and not always) or not any(isinstance(x, DistMatrix) for x in known.values()):
                 return function(*arguments, **options)
             comm = communicator(**known)
             with (agreed := together(comm)) as described:
@@ -88,7 +182,7 @@ def in_range(back: Callable[..., Any], **operands: Measured) -> Callable[[F], F]
                 measured = {
                     name: x for name, x in known.items() if _is_measured(x) and not operands[name].skipped(values)
                 }
-                agreed.flag = any(not _fits(operands[name], x, values) for name, x in measured.items())
+                agreed.flag = always or any(not _fits(operands[name], x, values) for name, x in measured.items())
             exponents = dict.fromkeys(operands, 0)
             if agreed.flag:
                 exponents |= _exponents(comm, operands, measured, values)
@@ -133,19 +227,29 @@ class RangeOfPanels:
         return times(X, -self.exponent).norm(), self.exponent - before
 
 
-def times(x: Any, exponent: int) -> Any:
+def times(x: Any, exponent: Any) -> Any:
     """Return 2^exponent x: a matrix is overwritten, an array or a number is not.  Collective for a matrix.
 
+    exponent : an integer, or a Scale, whose rows are those of x.
     In two steps or more, because one power may be out of range; only the last one rounds, for |x| near 1.
     """
-    steps = max(2, -(-abs(exponent) // dtypes.largest_power(x.dtype)))
-    with np.errstate(all="ignore"):
+    rows, cols = scale = exponent if isinstance(exponent, Scale) else Scale(exponent)
+    most = sum(int(np.abs(e).max(initial=0)) for e in scale)
+    steps = max(2, -(-most // dtypes.largest_power(x.dtype)))
+
+    def scaled(x: Any, rows: Any, cols: Any) -> Any:
+        total = rows + cols
         for step in range(steps):
-            power = exponent * (step + 1) // steps - exponent * step // steps
-            if isinstance(x, DistMatrix):
-                x *= 2.0**power
-            else:
-                x = x * np.asarray(2.0**power, x.real.dtype)
+            x = x * np.ldexp(x.real.dtype.type(1), total * (step + 1) // steps - total * step // steps)
+        return x
+
+    with np.errstate(all="ignore"):
+        if not isinstance(x, DistMatrix):
+            return scaled(x, rows, cols)
+        device = of(x.stored)
+        with together(x.grid.comm, device is not None):  # which may lack memory on one rank
+            powers = (part_of_broadcast(e, *x.indices()) for e in (np.atleast_2d(rows).T, np.atleast_2d(cols)))
+            evaluated(scaled, [x.stored, *(beside(e, x.stored) for e in powers)], x.stored)
     return x
 
 
@@ -175,18 +279,78 @@ def _fits(operand: Measured, x: Any, values: dict[str, Any]) -> bool:
     return not 0 < most < np.inf or low <= np.frexp(most)[1] <= high
 
 
-def _exponents(comm: Any, operands: dict[str, Measured], measured: dict[str, Any], values: Any) -> dict[str, int]:
-    """Return even exponents of powers of two that bring operands into range; {} if all are in range.  Collective.
-
-    Numbers grow as little as possible and shrink as little as possible: small elements of a large operand remain.
-    """
-    exponents, outside = dict[str, int](), False
+def _exponents(comm: Any, operands: dict[str, Measured], measured: dict[str, Any], values: Any) -> dict[str, Any]:
+    """Return exponents of powers of two that bring operands into range; {} if all are in range.  Collective."""
+    exponents, outside = dict[str, Any](), False
     for name, x in measured.items():
-        exponent = _exponent(comm, operands[name].read(x))
-        low, high = operands[name].limits(np.finfo(x.dtype), values)
-        outside |= exponent != _NONE and not low <= exponent <= high
-        exponents[name] = _power(exponent, high)
+        exponents[name], is_outside = operands[name].exponent(comm, x, values, exponents)
+        outside |= is_outside
     return exponents if outside else {}
+
+
+def _equilibrated(x: DistMatrix, symmetric: bool) -> Scale:
+    """Return the exponents of rows and columns after which the largest elements of all are about 1.  Collective."""
+    logs = np.log2(_size(x))
+    if not logs.max() < np.inf:
+        return Scale()  # an element is infinite or NaN
+    powers = _nearest(logs, symmetric)
+    logs -= powers[0][:, None]
+    logs -= powers[1]
+    for _ in range(_PASSES):
+        left = [np.where(e == -np.inf, 0, e) for e in (logs.max(axis=1), logs.max(axis=0))]  # a row may be zero
+        left = [np.maximum(*left)] * 2 if symmetric else left
+        if max(np.abs(e).max() for e in left) <= 1 / 2:
+            break
+        powers = [e + more / 2 for e, more in zip(powers, left)]
+        logs -= left[0][:, None] / 2
+        logs -= left[1] / 2
+    return Scale(*map(_rounded, powers))
+
+
+def _nearest(logs: DistMatrix, symmetric: bool) -> list[np.ndarray]:
+    """Return the vectors r and c for which r_i + c_j is nearest, in least squares, to the finite elements.  Collective.
+
+    So a matrix of few elements is scaled as it was before its rows and columns were.  By conjugate gradients:
+    Curtis & Reid, On the automatic scaling of matrices for Gaussian elimination, J. Inst. Maths Applics 10, 1972.
+    """
+    m, finite = len(logs), logs > -np.inf
+    pattern = np.where(finite, *np.array([1, 0], logs.dtype))
+
+    def both(rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+        parts = [rows + cols] * 2 if symmetric else [rows, cols]
+        return np.concatenate(parts).astype(float)
+
+    known = np.where(finite, logs, 0)
+    residual, degrees = (both(y.sum(axis=1), y.sum(axis=0)) for y in (known, pattern))
+    inverse, x = 1 / np.maximum(degrees, 1), np.zeros(len(degrees))
+    step, size = inverse * residual, residual @ (inverse * residual)
+    least = _SETTLED * size
+    for _ in range(_PASSES):  # all ranks make all steps, since they may round differently; the last ones may be empty
+        image = degrees * step + both(pattern.matvec(step[m:]), pattern.T.matvec(step[:m]))
+        alpha = size / (step @ image) if size > least else 0.0
+        x, residual, before = x + alpha * step, residual - alpha * image, size
+        size = residual @ (inverse * residual)
+        step = inverse * residual + (size / before * step if alpha else 0)
+    x = logs.grid.comm.bcast(x, root=0).astype(logs.dtype)
+    return [x[:m], x[m:]]
+
+
+def _lie_far_apart(sizes: np.ndarray, ratio: float, low: int, high: int) -> bool:
+    """Is the ratio of two of these numbers less than `ratio`, or an exponent less than `low` or above `high`?"""
+    if not sizes.size:
+        return False
+    least, most = sizes.min(), sizes.max()
+    return not (low <= np.frexp(least)[1] and np.frexp(most)[1] <= high and least >= ratio * most)
+
+
+def _rounded(logs: Any) -> Any:
+    """Return integers near logarithms; 0 for those of zero, infinity and NaN."""
+    return np.where(np.isfinite(logs), np.rint(logs), 0).astype(int)
+
+
+def _size(x: Any) -> Any:
+    """Return |x|, or of a complex x the larger one of the parts, which does not overflow."""
+    return np.maximum(np.abs(x.real), np.abs(x.imag)) if x.dtype.kind == "c" else np.abs(x)
 
 
 def _exponent(comm: Any, x: Any) -> int:
@@ -212,4 +376,4 @@ def _largest(x: Any) -> float:
     return float(np.max(np.abs([float(to_host(np.max(x))), float(to_host(np.min(x)))])))
 
 
-ELEMENTS, DIAGONAL = Measured(), Measured(diagonal=lambda _: True)
+ELEMENTS, DIAGONAL, EQUILIBRATED = Measured(), Measured(diagonal=lambda _: True), Equilibrated()

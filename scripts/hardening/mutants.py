@@ -694,6 +694,26 @@ MUTANTS = [
         (f"1 {R}linalg/test_linalg_ranges.py",),
     ),
     Mutant(
+        "linalg: rows that lie far apart are not scaled", "pdgemm/linalg/ranges.py",
+        "return not (low <=", "return False and not (low <=",
+        (f"1 {R}linalg/test_linalg_equilibrated.py",),
+    ),
+    Mutant(
+        "linalg: matrices of few elements are scaled by the largest ones alone", "pdgemm/linalg/ranges.py",
+        "if size > least else 0.0", "if size > least * 1e99 else 0.0",
+        (f"1 {R}linalg/test_linalg_equilibrated.py",),
+    ),
+    Mutant(
+        "linalg: all columns of a right-hand side have one power", "pdgemm/linalg/ranges.py",
+        "largest = _rounded(logs.max(axis=0)", "largest = 0 * _rounded(logs.max(axis=0)",
+        (f"1 {R}linalg/test_linalg_equilibrated.py",),
+    ),
+    Mutant(
+        "factors: a determinant of what underflowed is 0", "pdgemm/linalg/factors/lu.py",
+        "if multiplier * least < np.finfo", "if 0 * least > np.finfo",
+        (f"1 {R}linalg/test_linalg_equilibrated.py",),
+    ),
+    Mutant(
         "factors: the columns in which an inverse is smallest are taken", "pdgemm/linalg/factors/condition.py",
         "np.argsort(-np.abs(y)", "np.argsort(np.abs(y)",
         (f"1 {R}linalg/test_linalg_condition.py",),

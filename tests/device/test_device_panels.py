@@ -170,6 +170,25 @@ def test_functions_stay_on_the_device(comm: Any, monkeypatch: Any) -> None:
         assert comm.allgather(device.races) == [[]] * comm.size
 
 
+def test_rows_and_columns_that_lie_far_apart(comm: Any) -> None:
+    """Their powers of two are found, and applied, where the elements are."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    n, x, b = 20, rng_matrix(20, 20, "c8"), rng_matrix(20, 3, "c8")
+    rows, cols = 2.0 ** np.linspace(-60, 60, n), 2.0 ** np.linspace(40, -40, n)
+    rows, cols = (2.0 ** np.rint(np.log2(y)) for y in (rows, cols))
+    with fake_device("late", reach=next(iter(WAYS_OF_PANELS.values()))) as device, ProcessGrid(comm) as grid:
+        A = DistMatrix.from_global((x * rows[:, None] * cols).astype("c8"), grid=grid, block=4, device="fake")
+        B = DistMatrix.from_global((b * rows[:, None]).astype("c8"), grid=grid, block=4, device="fake")
+        X, inverse, (sign, logarithm) = linalg.solve(A, B), linalg.inv(A), linalg.slogdet(A)
+        assert X.device == inverse.device == "fake" and comm.allgather(device.races) == [[]] * comm.size
+        expected = np.linalg.slogdet(wide(x))
+        assert np.isclose(sign, expected.sign, rtol=1e-4)
+        assert np.isclose(logarithm, expected.logabsdet + np.log(rows).sum() + np.log(cols).sum(), rtol=1e-5)
+        assert np.allclose(X.allgather() * cols[:, None], np.linalg.solve(wide(x), b), rtol=1e-3, atol=1e-4)
+        assert np.allclose(inverse.allgather() * cols[:, None] * rows, np.linalg.inv(wide(x)), rtol=1e-3, atol=1e-4)
+
+
 def test_ranks_that_cannot_reach_each_other(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg
     from pdgemm.errors import DeviceError

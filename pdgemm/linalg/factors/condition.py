@@ -76,7 +76,9 @@ def inverse_norm(steps: Steps, A: DistMatrix, solve: Solve) -> float:
         for trans in SOLVES:
             y = solved(x, trans)
             if trans == "N":
-                most = max([most, *(fsum(np.abs(y[:, j])) for j in range(y.shape[1]))], key=_size)
+                most = max(
+                    [most, *(n * fsum(np.abs(y[:, j]) / n) for j in range(y.shape[1]))], key=_size
+                )  # no sum overflows
                 x = phases(y)
             else:
                 where = np.argsort(-np.abs(y).max(axis=1, initial=0), kind="stable")[:COLUMNS]

@@ -14,6 +14,7 @@ from pdgemm.algorithms.panels.lu_panels import LUPanels
 from pdgemm.algorithms.panels.panel_run import can_read, device_of, run_panels, working_copy
 from pdgemm.errors import ArgumentError, DTypeError, LinAlgError
 from pdgemm.instrument.step_reports import Steps
+from pdgemm.linalg.factors.condition import reciprocal_condition, regular
 from pdgemm.linalg.factors.operands import (
     check_right_side,
     check_square,
@@ -23,7 +24,7 @@ from pdgemm.linalg.factors.operands import (
     to_factor,
 )
 from pdgemm.linalg.factors.triangular import solve_triangular
-from pdgemm.linalg.ranges import ELEMENTS, Measured, in_range, times, times_upper
+from pdgemm.linalg.ranges import ELEMENTS, EQUILIBRATED, Measured, in_range, times, times_upper
 from pdgemm.local.arrays.integers import shown
 from pdgemm.matrix.argument_checks import check_result, communicator, op_letter, shape_of
 from pdgemm.matrix.array_functions import tril, triu
@@ -31,7 +32,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Transpose
 from pdgemm.schedules.panels.lu_schedule import LUSchedule
 from pdgemm.schedules.panels.row_moves import PermutationSchedule, permutation
-from pdgemm.support.agreement import together
+from pdgemm.support.agreement import together, warn_together
 from pdgemm.transport.panels.row_exchange import PermuteRows
 
 BLOCK, PANEL = 128, 256  # block size of working copies; widest panel: one rank factors a panel, slower than a product
@@ -89,6 +90,8 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     The factors are row-major, in the layout of A, or in square blocks where this layout does not share the work evenly;
     `report` has the words, which depend on the pivots.  A singular A has factors, too: then `zero_pivot` is not 0, and
     `lu_solve` raises LinAlgError.
+    These are factors of A itself, whose rows and columns are not scaled, as `solve`, `inv`, `det` and `cond` scale
+    them: where rows lie so far apart that multipliers underflow, L cannot hold them, and small rows are lost.
     On a device, everything runs there, panels by cuSOLVER; only pivots are copied to the host.  DeviceError where
     cuSOLVER is missing, or where MPI takes no device pointers and ranks cannot read in place.
 
@@ -212,7 +215,7 @@ def slogdet(A: DistMatrix) -> SlogDet:
     """Return the sign (complex: the phase) of the determinant, and the logarithm of its absolute value.  Collective.
 
     A : DistMatrix (n, n); the result is the same on all ranks, (0, -inf) where a pivot is zero.
-    Cost and exceptions are those of `lu_factor`.   Error: that of `det`.
+    Cost, exceptions, warnings and error are those of `det`.
     """
     mantissa, exponent = _determinant(A)
     with np.errstate(all="ignore"):
@@ -224,11 +227,15 @@ def slogdet(A: DistMatrix) -> SlogDet:
 def det(A: DistMatrix) -> Any:
     """Return the determinant, the same on all ranks; 0 where a pivot is zero.  Collective over the grid of A.
 
-    A : DistMatrix (n, n).  Cost and exceptions are those of `lu_factor`.
-    No intermediate result overflows or underflows; a determinant that is out of range is infinite or 0, and `slogdet`
-    has its logarithm.
-    Error: the result is within n eps of det(A + E), relatively, where |E| <= gamma_n |L||U| (Higham, Accuracy and
-    Stability of Numerical Algorithms, 2002, lemma 3.1 and theorem 9.3).
+    A : DistMatrix (n, n).  Exceptions are those of `lu_factor`.
+    Rows and columns that lie far apart are scaled by powers of two before A is factored: see `solve`.  No intermediate
+    result overflows or underflows; a determinant that is out of range is infinite or 0, and `slogdet` has its
+    logarithm.  All ranks warn with scipy.linalg.LinAlgWarning where no digit may be right: the reciprocal condition
+    number of the scaled matrix is less than eps, or a pivot is zero and products of elements may have underflowed.
+    Cost: that of `lu_factor`, the largest elements of all rows and columns, and 24 n^2/P flops, in three solves with 4
+    columns, for the condition number.
+    Error: the result is within n eps of det(A + E), relatively, where |E| <= gamma_n |L||U| for the factors of the
+    scaled matrix (Higham, Accuracy and Stability of Numerical Algorithms, 2002, lemma 3.1 and theorem 9.3).
     """
     mantissa, exponent = _determinant(A)
     with np.errstate(all="ignore"):
@@ -271,7 +278,10 @@ def own_copy(B: Any, A: DistMatrix, overwrite: bool) -> Any:
 
 def _determinant(A: DistMatrix) -> tuple[Any, int]:
     """Return the determinant of A as a number near 1, or 0, infinity or NaN, times 2^exponent.  Collective."""
-    mantissas, exponents = _eliminated(A)
+    with together(communicator(A=A)) as arguments:
+        check_square(A)
+        arguments += ["a determinant", A.distribution, A.dtype]
+    mantissas, exponents = _eliminated(A, A)
     exponent = int(exponents.sum())
     with np.errstate(all="ignore"):
         while len(mantissas) > 1:  # in pairs, whose products can be neither too large nor too small
@@ -281,25 +291,40 @@ def _determinant(A: DistMatrix) -> tuple[Any, int]:
     return mantissas[0], exponent
 
 
-class _Rows(Measured):
-    """A matrix that is not divided: the determinant depends on its small elements as on the large ones."""
+@in_range(lambda split, a: (split[0], np.append(split[1], np.sum(a.rows) + np.sum(a.cols))), A=EQUILIBRATED)
+def _eliminated(A: DistMatrix, whole: DistMatrix) -> tuple[np.ndarray, np.ndarray]:
+    """Return mantissas and exponents of the sign of P, and of the diagonal of U, of P A = L U.  Collective.
 
-    def limits(self, kind: np.finfo[Any], values: dict[str, Any]) -> tuple[int, int]:
-        return super().limits(kind, values)[0], int(kind.maxexp) + 1
-
-
-@in_range(lambda split, a: (split[0], np.append(split[1], a * (len(split[1]) - 1))), A=_Rows())
-def _eliminated(A: DistMatrix) -> tuple[np.ndarray, np.ndarray]:
-    """Return mantissas and exponents of the sign of P, and of the diagonal of U, of P A = L U.  Collective."""
-    with together(communicator(A=A)) as arguments:
-        check_square(A)
-        arguments += ["a determinant", A.distribution, A.dtype]
-    factors = lu_factor(A)
+    whole : A before its rows and columns were scaled.   Warns on all ranks where no digit of the product may be right.
+    """
+    norm, factors = A.norm(1), lu_factor(A)
     sign = 1 - 2 * (np.count_nonzero(factors.pivots != np.arange(A.shape[0])) % 2)
     diagonal = factors.LU.diagonal()
     if factors.zero_pivot:
+        least = min(_least(A), _least(triu(factors.LU)))
+        multiplier = min(_least(tril(factors.LU, -1)), least / (A.norm("max") or 1))
+        if multiplier * least < np.finfo(A.dtype).smallest_normal or A.vector_norm(0) < whole.vector_norm(0):
+            warn_together(
+                A.grid.comm,
+                f"pivot {factors.zero_pivot} of A ({shape_of(A)} on a {A.grid} grid) is zero, but elements of A are so "
+                "small beside others that products of them underflow: the determinant, given as 0, may not be 0",
+            )
         return np.zeros(1), np.zeros(1, int)
+    if np.isfinite(diagonal).all():
+        regular(A, rcond_by_lu(Steps(), factors, norm))
     return _split(np.append(diagonal, A.dtype.type(sign)).astype(np.result_type(A.dtype, float)))
+
+
+def _least(X: DistMatrix) -> float:
+    """Return the least |x| of the elements that are not zero; at most 1.  Collective."""
+    sizes = np.abs(X)
+    return float(np.where(sizes > 0, sizes, 1).min())
+
+
+def rcond_by_lu(steps: Steps, factors: LU, norm: float) -> float:
+    """Return an estimate of 1 / (|A|_1 |A^-1|_1) by solves with the factors of A.  Collective.   norm : |A|_1."""
+    by: Any = partial(lu_solve, factors, overwrite_b=True)
+    return reciprocal_condition(steps, factors.LU, norm, lambda X, op: by(X, trans=op))
 
 
 def _split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

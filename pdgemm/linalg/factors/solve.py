@@ -14,7 +14,7 @@ from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.cholesky import cho_solve, cholesky
 from pdgemm.linalg.factors.condition import one_norm, reciprocal, reciprocal_condition, regular
 from pdgemm.linalg.factors.ldl import check_band, ldl, ldl_solve
-from pdgemm.linalg.factors.lu import LU, check_regular, lu_factor, lu_solve, own_copy, permuted
+from pdgemm.linalg.factors.lu import LU, check_regular, lu_factor, lu_solve, own_copy, permuted, rcond_by_lu
 from pdgemm.linalg.factors.operands import (
     check_right_side,
     check_square,
@@ -25,7 +25,7 @@ from pdgemm.linalg.factors.operands import (
     solution,
 )
 from pdgemm.linalg.factors.triangular import inv_triangular, solve_triangular
-from pdgemm.linalg.ranges import ELEMENTS, Measured, in_range, times
+from pdgemm.linalg.ranges import EQUILIBRATED, RightSide, Scale, in_range, times
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import check_result, communicator, shape_of
@@ -49,10 +49,6 @@ LOWER = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.complex128): np
 STEPS = 30  # the most steps of refinement, as in LAPACK's dsgesv
 
 
-_MATRIX = Measured(diagonal=lambda values: structure(values.get("assume_a", "gen")) not in GENERAL)
-
-
-@in_range(lambda X, a, b: times(X, b - a), A=_MATRIX, B=ELEMENTS)
 def solve(
     A: DistMatrix,
     B: Any,
@@ -83,16 +79,20 @@ def solve(
     X has the layout of B; `X.report` is the sum of the reports of the factorisation and the solves.
     Cost per rank on P ranks: 2n^3/(3P) flops, with "pos", "sym" and "her" half as many, and 2 n^2 m/P; with refine
     these flops are in single precision, and each step has 4 n^2 m/P flops.
-    `X.report.rcond` is an estimate of 1 / (|A|_1 |A^-1|_1) by three solves with 4 columns, 24 n^2/P flops: see
-    `inverse_norm` in `pdgemm.linalg.factors.condition`.  All ranks warn with scipy.linalg.LinAlgWarning if rcond is
-    less than eps.  `lu_factor` and `lu_solve`, `cholesky` and `cho_solve`, or `ldl` and `ldl_solve`, solve without this
-    estimate.
+    Rows and columns that lie far apart are scaled by powers of two before A is factored: those of a general matrix
+    where ratios of their largest elements are below 1/10, as by LAPACK's gesvx, and others where such a ratio is below
+    eps.  So no row is lost because its multipliers underflow.  A and B are not changed, and each column of B has a
+    power of its own.
+    `X.report.rcond` is an estimate of 1 / (|A|_1 |A^-1|_1), for the scaled A, by three solves with 4 columns, 24 n^2/P
+    flops: see `inverse_norm` in `pdgemm.linalg.factors.condition`.  All ranks warn with scipy.linalg.LinAlgWarning if
+    rcond is less than eps.  `lu_factor` and `lu_solve`, `cholesky` and `cho_solve`, or `ldl` and `ldl_solve`, solve
+    without this estimate, and without scaled rows and columns.
     Raises LinAlgError on all ranks where A is singular, or with "pos" not positive definite; LayoutError, DTypeError,
     DeviceError, ArgumentError or GridError.
-    Error: (A + E) x = b with |E| <= gamma_3n |L||U|, for each column (Higham, Accuracy and Stability of Numerical
-    Algorithms, 2002, 9.4); with "pos" |R^H||R| takes the place of |L||U| (10.4), and with "sym" and "her" the bound is
-    that of `ldl_solve`.  Refinement is that of LAPACK's dsgesv: Langou et al., Exploiting the performance of 32 bit
-    floating point arithmetic in obtaining 64 bit accuracy, SC 2006.
+    Error: (A + E) x = b with |E| <= gamma_3n |L||U|, for each column and the scaled A (Higham, Accuracy and Stability
+    of Numerical Algorithms, 2002, 9.4); with "pos" |R^H||R| takes the place of |L||U| (10.4), and with "sym" and "her"
+    the bound is that of `ldl_solve`.  Refinement is that of LAPACK's dsgesv: Langou et al., Exploiting the performance
+    of 32 bit floating point arithmetic in obtaining 64 bit accuracy, SC 2006.
     """
     with together(communicator(A=A, B=B)) as arguments:
         check_square(A)
@@ -108,19 +108,33 @@ def solve(
             )
         how = bool(lower), bool(transposed), bool(refine), bool(overwrite_a), bool(overwrite_b)
         arguments += ["solve", kind, how, *operand_description(A, B)]
-    trans: Any = "T" if transposed else "N"
-    steps = Steps(what=solution(A, B))
-    norm = one_norm(A, "gen" if refine else kind, bool(lower))  # before factors are stored in A
+    steps, dtype = Steps(what=solution(A, B)), common_dtype(A, B)
+    B = in_type(B, dtype) if isinstance(B, DistMatrix) else B.astype(dtype)
     if refine:
-        return _refined(steps, A, B, trans, overwrite_a, overwrite_b, norm)
+        return _refined(steps, A, B, bool(transposed), overwrite_a, overwrite_b)
+    return _solved(steps, A, B, kind, bool(lower), bool(transposed), overwrite_a, overwrite_b)
+
+
+_scaled_back = in_range(
+    lambda X, a, b: times(X, Scale(b.rows - a.rows - a.cols, b.cols)), A=EQUILIBRATED, B=RightSide()
+)  # of A = 2^rows A' 2^cols, of which the right side has 2^rows
+
+
+@_scaled_back
+def _solved(
+    steps: Steps, A: DistMatrix, B: Any, kind: str, lower: bool, transposed: bool, overwrite_a: bool, overwrite_b: bool
+) -> Any:
+    """Return X as `solve`.   kind : the structure.   Collective over the grid of A."""
+    trans: Any = "T" if transposed else "N"
+    norm = one_norm(A, kind, lower)  # before factors are stored in A
     if kind == "pos":
-        M, lower = (A.T, not lower) if transposed else (A, bool(lower))
+        M, lower = (A.T, not lower) if transposed else (A, lower)
         L = steps.did(cholesky(M, lower=lower, overwrite_a=overwrite_a))
         rcond = reciprocal_condition(steps, L, norm, lambda X, _: cho_solve(L, X, lower=lower, overwrite_b=True))
         X = cho_solve(L, B, lower=lower, overwrite_b=overwrite_b)
     elif kind == "gen":
         factors = _factored(steps, A, overwrite_a)
-        rcond = _rcond_by_lu(steps, factors, norm)
+        rcond = rcond_by_lu(steps, factors, norm)
         X = lu_solve(factors, B, trans=trans, overwrite_b=overwrite_b)
     elif kind in ("sym", "her"):
         banded = ldl(A, lower=lower, hermitian=kind == "her")
@@ -142,7 +156,6 @@ def solve(
     return steps.reported(steps.did(X), rcond=regular(A, rcond))
 
 
-@in_range(lambda X, a: times(X, -a), A=_MATRIX)
 def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lower: bool = False) -> DistMatrix:
     """Return A^-1 in the layout of A, as scipy.linalg.inv.  Collective over the grid of A.
 
@@ -150,7 +163,9 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
     assume_a, lower, overwrite_a : as for `solve`; "sym" and "her" are inverted as "gen", and both triangles are read.
 
     Cost per rank on P ranks: 2n^3/P flops, with "pos" 5n^3/(3P).
-    `X.report.rcond` is 1 / (|A|_1 |X|_1), where X = A^-1; all ranks warn if rcond is less than eps, as in `solve`.
+    Rows and columns that lie far apart are scaled, as in `solve`.
+    `X.report.rcond` is 1 / (|A|_1 |X|_1), where X = A^-1, for the scaled A; all ranks warn if rcond is less than eps,
+    as in `solve`.
     Raises LinAlgError on all ranks where A is singular, or with "pos" not positive definite; LayoutError, DTypeError,
     DeviceError, ArgumentError or GridError.
     Error: |A X - I| is about eps |A||X| (Higham 2002, 14.3); to solve a system, `solve` takes a third of the time and
@@ -163,13 +178,19 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
             check_result("A", A, {})
         arguments += ["inv", kind, bool(lower), bool(overwrite_a), A.distribution, A.dtype]
     steps = Steps(what=f"Inverse of {shape_of(A)}")
-    norm = one_norm(A, "gen" if kind in GENERAL else kind, bool(lower))
+    return _inverse(steps, A, "gen" if kind in GENERAL else kind, bool(lower), overwrite_a)
+
+
+@in_range(lambda X, a: times(X, -a.T), A=EQUILIBRATED)
+def _inverse(steps: Steps, A: DistMatrix, kind: str, lower: bool, overwrite_a: bool) -> DistMatrix:
+    """Return A^-1 as `inv`.   kind : the structure.   Collective over the grid of A."""
+    norm = one_norm(A, kind, lower)
     if kind == "pos":
         L = steps.did(cholesky(A, lower=lower, overwrite_a=overwrite_a))
         L = L if lower else L.H
         Y = steps.did(inv_triangular(L, lower=True))
         X = steps.did(solve_triangular(L, Y, lower=True, trans="C", overwrite_b=True))
-    elif kind in GENERAL:
+    elif kind == "gen":
         X = inverse_by_lu(steps, _factored(steps, A, overwrite_a))
     else:
         diagonal = _regular_diagonal(A)
@@ -204,11 +225,6 @@ def _factored(steps: Steps, A: DistMatrix, overwrite_a: bool) -> LU:
     return factors
 
 
-def _rcond_by_lu(steps: Steps, factors: LU, norm: float) -> float:
-    by: Any = partial(lu_solve, factors, overwrite_b=True)
-    return reciprocal_condition(steps, factors.LU, norm, lambda X, op: by(X, trans=op))
-
-
 def _rcond_of_diagonal(A: DistMatrix, diagonal: np.ndarray) -> float:
     sizes = np.abs(diagonal).astype(float)
     return reciprocal(A, sizes.max(initial=0), 1 / sizes.min(initial=np.inf))
@@ -238,11 +254,14 @@ def scaling_schedule(X: DistMatrix) -> ScalingSchedule:
     return ScalingSchedule(X.layout_in(X.grid), 0, RING.name, device=device_of(X))
 
 
-def _refined(steps: Steps, A: DistMatrix, B: Any, trans: Any, overwrite_a: bool, overwrite_b: bool, norm: float) -> Any:
-    """Return X, where op(A) X = B, by factors in single precision and refinement; if this fails, in double precision.
+@_scaled_back
+def _refined(steps: Steps, A: DistMatrix, B: Any, transposed: bool, overwrite_a: bool, overwrite_b: bool) -> Any:
+    """Return X as `solve`, by factors in single precision and refinement; if this fails, in double precision.
 
-    norm : |A|_1.   Collective over the grid of A.
+    Collective over the grid of A.
     """
+    trans: Any = "T" if transposed else "N"
+    norm = A.norm(1)  # before factors are stored in A
     vector, dtype = not isinstance(B, DistMatrix), common_dtype(A, B)
     B = column(B, A, dtype) if vector else B
     M, single, ratio, before, number = A.T if trans == "T" else A, LOWER[dtype], np.inf, np.inf, 0
@@ -255,7 +274,7 @@ def _refined(steps: Steps, A: DistMatrix, B: Any, trans: Any, overwrite_a: bool,
         factors = lu_factor(in_type(A, LOWER[A.dtype]), overwrite_a=True)
         steps.did(factors.LU)
         limit = np.sqrt(A.shape[0]) * dtypes.eps(dtype) * M.norm(np.inf)
-        rcond = 0.0 if factors.zero_pivot else _rcond_by_lu(steps, factors, norm)
+        rcond = 0.0 if factors.zero_pivot else rcond_by_lu(steps, factors, norm)
         # if A is nearly singular in single precision, small residuals do not show that X is accurate
         X = corrected(B) if rcond >= 10 * dtypes.eps(single) else None
         while X is not None:
@@ -272,7 +291,7 @@ def _refined(steps: Steps, A: DistMatrix, B: Any, trans: Any, overwrite_a: bool,
         what += f", refined {number} times"
     else:
         factors = _factored(steps, A, overwrite_a)
-        rcond = _rcond_by_lu(steps, factors, norm)
+        rcond = rcond_by_lu(steps, factors, norm)
         X = steps.did(lu_solve(factors, B, trans=trans, overwrite_b=overwrite_b or vector))
         what += f", which did not converge in {number} steps, so by factors in {A.dtype}"
     regular(A, rcond)

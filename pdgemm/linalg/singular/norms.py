@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from numbers import Real
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from pdgemm.linalg.factors.condition import inverse_norm
 from pdgemm.linalg.factors.lu import lu_factor, lu_solve
 from pdgemm.linalg.factors.operands import is_reachable, to_one
 from pdgemm.linalg.functions.iterations import check_operand, largest_part, on_one_rank
-from pdgemm.linalg.ranges import ELEMENTS, in_range
+from pdgemm.linalg.ranges import ELEMENTS, EQUILIBRATED, Scale, in_range, times
 from pdgemm.linalg.singular.bidiagonal import singular_values
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.element_functions import element_function
@@ -175,23 +174,34 @@ def cond(
     if p == -2 or A.shape[0] != A.shape[1]:
         s = singular_values(A).astype(float)
         return float(s[-1] / s[0]) if p == -2 else float(s[0] / s[-1]) if s[-1] > 0 else np.inf
-    near, far = to_one(size, A.dtype)
-    W = A * near * far  # scaled: |W| and |W^-1| overflow less easily than |A| and |A^-1|
-    size = norm(W, 2 if p is None else p, tolerance=tolerance)
-    by: Callable[..., Any]
-    if assume_a == "pos":
-        L = factor = cholesky(W, overwrite_a=True)
-        by = lambda X, trans: cho_solve(L, X)  # noqa: E731
-    else:
-        factors = lu_factor(W if is_reachable(W) else W.to_host(), overwrite_a=True)
-        by, factor = (lambda X, trans: lu_solve(factors, X, trans=trans)), factors.LU
+    exponent = int(np.frexp(size)[1])  # |2^-e A| and |(2^-e A)^-1| overflow less easily than |A| and |A^-1|
+    size = float(np.ldexp(norm(A, 2 if p is None else p, tolerance=tolerance), -exponent))
+    by, factor = _inverse(A if assume_a == "pos" or is_reachable(A) else A.to_host(), assume_a, exponent)
     if not np.abs(factor.diagonal()).min() > 0:
         return float("inf")
     if p is None or p == 2:
-        return size * largest_singular_value(A, partial(by, trans="N"), partial(by, trans="C"), tolerance)
+        return size * largest_singular_value(A, lambda x: by(x, "N"), lambda x: by(x, "C"), tolerance)
     if p not in (1, np.inf):
-        inverse = by(DistMatrix.eye(len(A), grid=factor.grid, dtype=A.dtype, device=factor.device), trans="N")
+        inverse = by(DistMatrix.eye(len(A), grid=factor.grid, dtype=A.dtype, device=factor.device), "N")
         value = size * inverse.norm(p)
         return value if value == value else np.inf  # elements of the inverse overflow
     other = {"N": "C", "C": "N"}
     return size * inverse_norm(Steps(), factor, by if p == 1 else lambda X, trans: by(X, other[trans]))
+
+
+def _inverse(A: DistMatrix, kind: str, exponent: int) -> tuple[Callable[[Any, str], Any], DistMatrix]:
+    """Return (2^-exponent A)^-1 as a function, and a triangular factor of A, scaled.  Collective.
+
+    The function takes a vector or a matrix, which it may overwrite, and "N" or "C".
+    """
+    scale, _ = EQUILIBRATED.exponent(A.grid.comm, A, {"kind": kind}, {})
+    W = EQUILIBRATED.multiplied(A, -scale)
+    L = cholesky(W, overwrite_a=True) if kind == "pos" else W
+    factors = None if kind == "pos" else lu_factor(W, overwrite_a=True)
+
+    def solved(X: Any, trans: Any) -> Any:
+        first, last = scale if trans == "N" else scale.T
+        X = times(X, Scale(exponent - first))
+        return times(lu_solve(factors, X, trans=trans) if factors else cho_solve(L, X), Scale(-last))
+
+    return solved, factors.LU if factors else L

@@ -64,7 +64,7 @@ def solve(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, assum
         X = linalg.solve(A, B, assume_a=assume, refine=refine, lower=assume in ("pos", "her"))
     say.report("solve", X.report.summary())
     rcond: float = X.report.rcond
-    say.note("rcond", [f"rcond {rcond:.1e}, an estimate of 1 / (|A|_1 |A^-1|_1)"], rcond)
+    say.note("rcond", [f"rcond {rcond:.1e}, an estimate of 1 / (|A|_1 |A^-1|_1) for the scaled A"], rcond)
     if how.verified:
         with say.progress("verify"):
             if assume != "gen":
