@@ -196,7 +196,7 @@ def multiply(
         if value is not None and any(unfit.values()):
             raise click.UsageError(f"{name} does not go with {' or '.join(x for x in unfit if unfit[x])}")
     others |= {"shape": product_grid, "accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
-    with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx, page):
+    with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx, page, ":".join(output)):
         say.lost = f"{output.path} was not written, its contents are unchanged"
         done = multiply_files(
             a, b, output, alpha=alpha, beta=beta, c0=c0, transa=transa, transb=transb, grid=say.grid, block=block,

@@ -91,15 +91,20 @@ class Speaker(Observer):
             with suppress(ArgumentError):  # too many ranks for a picture
                 self.words = words_between(plan.product, self.grid.size)
 
-    def traced(self, path: str | None, nvtx: bool, page: str | None = None) -> AbstractContextManager[None]:
-        """Return a context manager that traces its block, if a trace or a page of the trace was requested."""
+    def traced(
+        self, path: str | None, nvtx: bool, page: str | None = None, of: str = ""
+    ) -> AbstractContextManager[None]:
+        """Return a context manager that traces its block, if a trace or a page of the trace was requested.
+
+        of : the name of the result, which the heading of the page begins with.
+        """
         if page is not None:
             self.on_a_page = True
-            return self._on_a_page(path, nvtx, Path(page))
+            return self._on_a_page(path, nvtx, Path(page), of)
         return trace(path, self.grid, nvtx=nvtx) if path or nvtx else nullcontext()
 
     @contextmanager
-    def _on_a_page(self, path: str | None, nvtx: bool, page: Path) -> Iterator[None]:
+    def _on_a_page(self, path: str | None, nvtx: bool, page: Path, of: str) -> Iterator[None]:
         """Trace the block, and write a page of the trace and the reports; without `path` the trace file is removed."""
         from pdgemm.tools.profiling.profile import load_profile
         from pdgemm.tools.studies.pictures import check_page, draw_timeline
@@ -109,7 +114,7 @@ class Speaker(Observer):
         with trace(kept, self.grid, nvtx=nvtx):
             yield
         said = "\n".join(self._said)
-        title = next((line.partition(",")[0] for line in said.splitlines() if " := " in line), page.stem)
+        title = next((f"{of}: {line.partition(',')[0]}" for line in said.splitlines() if " := " in line), of)
         try:
             on_root(comm, page, lambda: draw_timeline(load_profile(kept, spans=True), page, title, said, self.words))
         finally:
