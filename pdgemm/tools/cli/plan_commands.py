@@ -59,7 +59,7 @@ _question = options.stacked_options(
     "--plot",
     "picture",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="FILE.png or .svg: a picture of the candidates, time against memory.",
+    help="FILE.png or .svg: a picture of the candidates, with their time and memory.",
 )
 @click.option(
     "--collective",
@@ -83,7 +83,7 @@ def plan(
     """
     from pdgemm.planning.planner import RULE, candidates_explained
     from pdgemm.planning.search.candidate_table import wrapped
-    from pdgemm.support.text import echo, in_words
+    from pdgemm.support.text import counted, echo, in_words
 
     if operation is not None or words is not None:
         return _collective(operation, words, as_json, **arguments)
@@ -104,8 +104,9 @@ def plan(
     candidates = question.candidates()
     if picture is not None:
         m, n, k = question.mnk
-        title = f"Plans of C ({m} x {n}) := A ({m} x {k}) B on {question.ranks} ranks, {question.machine.name} machine"
-        draw_candidates(candidates, picture, title, question.memory)
+        title = f"Plans of C ({m} x {n}) := A ({m} x {k}) B on {counted(question.ranks, 'rank')}; "
+        draw_candidates(candidates, picture, f"{title}machine: {question.machine.name}", question.memory)
+        facts["wrote"] = str(picture)
     if as_json:
         facts["rule"] = RULE
         echo(json.dumps({**facts, "candidates": [x.as_dict() for x in candidates]}))
@@ -118,6 +119,8 @@ def plan(
             )
         )
         echo(candidates_explained(candidates, whole, "--all"))
+        if picture is not None:
+            echo(f"wrote {picture}")
     return 0
 
 
@@ -146,11 +149,13 @@ def simulate(picture: Path | None, as_json: bool, **arguments: Any) -> int:
         from pdgemm.tools.studies.pictures import check_picture, draw_words
 
         check_picture(picture)
-    plan = question.plan()
+    plan, wrote = question.plan(), {}
+    candidate = plan.candidate()
     if picture is not None:
-        title = f"Words from rank to rank: {plan.algorithm} on {plan.candidate().grid_text}, without redistribution"
+        title = f"Words from rank to rank without redistribution:\n{candidate.name} on {candidate.grid_text}"
         draw_words(words_between(plan.product, question.ranks), picture, title)
-    candidate, run = plan.candidate(), walk(plan.product, question.machine, question.ranks)
+        wrote = {"wrote": str(picture)}
+    run = walk(plan.product, question.machine, question.ranks)
     seconds, by_formula = run.seconds + plan.moving_seconds, plan.product_words
     facts = {
         "shape": question.mnk,
@@ -169,6 +174,7 @@ def simulate(picture: Path | None, as_json: bool, **arguments: Any) -> int:
             for name in ("words_received", "words_sent", "messages_received", "messages_sent")
             for x in (getattr(run, name),)
         },
+        **wrote,
     }
     if as_json:
         echo(json.dumps(facts))
@@ -184,7 +190,7 @@ def simulate(picture: Path | None, as_json: bool, **arguments: Any) -> int:
         f"received per rank in the product: {words} in {messages}; by formula: {in_words(by_formula)}\n"
         f"received per node: {in_bytes(run.node_bytes.mean())} on average, {in_bytes(run.node_bytes.max())} at most"
     )
-    echo(wrapped(text))
+    echo("\n".join([wrapped(text), *(f"wrote {file}" for file in wrote.values())]))
     return 0
 
 

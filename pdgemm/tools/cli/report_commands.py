@@ -60,7 +60,10 @@ def profile(trace_file: str, machine_file: str | None, picture: Path | None, as_
     figures = load_profile(Path(trace_file), load_machine(machine_file) if machine_file else None, picture is not None)
     if picture is not None:
         draw_timeline(figures, picture, f"Timeline of {trace_file}")
-    echo(json.dumps(figures.as_dict()) if as_json else tables(figures))
+    wrote = {} if picture is None else {"wrote": str(picture)}
+    echo(json.dumps(figures.as_dict() | wrote) if as_json else tables(figures))
+    if wrote and not as_json:
+        echo(f"wrote {picture}")
     return 0
 
 
