@@ -201,7 +201,23 @@ def test_svd_of_a_file(folder: Path, ranks: int, passes: int) -> None:
         assert error / norm <= bound <= 1.8 * estimate and "99.9%" in printed
     facts = json.loads(pdgemm(ranks, *words, "--json", cwd=folder).stdout)
     assert facts["plan"]["bytes_read"] == facts["svd"]["bytes_read"] == passes * A.nbytes
-    assert np.allclose(facts["singular_values"], s)
+    assert np.allclose(facts["singular_values"], s) and written(facts) == ["/f/Vh", "/f/s", "/f/U"]
+
+
+def written(facts: dict[str, Any]) -> list[str]:
+    """The datasets that a command says in its JSON object that it has written."""
+    return [x["name"] for x in facts["wrote"]]
+
+
+def test_all_datasets_that_were_written_are_told(folder: Path) -> None:
+    """Of svd and eigh, of which the second may write one alone."""
+    for words, names in (
+        (["svd", "a.h5:/tall"], ["/f/Vh", "/f/s", "/f/U"]),
+        (["eigh", "a.h5:/hermitian"], ["/f/V", "/f/w"]),
+        (["eigh", "a.h5:/hermitian", "--values"], ["/f/w"]),
+    ):
+        done = pdgemm(1, *words, "-o", f"{words[0]}{len(names)}.h5:/f", "--json", cwd=folder)
+        assert written(json.loads(done.stdout)) == names, done.stderr
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -297,10 +297,10 @@ def gram(say: Speaker, how: How, a: Dataset, output: Dataset) -> int:
 
 
 def _save(say: Speaker, how: How, output: Dataset, result: Any) -> None:
-    """Write a matrix, or an array of numbers that all ranks have, to a dataset.  Collective."""
+    """Write one of several results, a matrix or an array of numbers that all ranks have, to a dataset.  Collective."""
     from pdgemm.matrix.distmatrix import DistMatrix
 
     matrix = result
     if result.ndim == 1:
         matrix = DistMatrix.from_function(lambda i, j: result[i], (len(result), 1), grid=say.grid, dtype=result.dtype)
-    say.save(output, matrix, compression=how.compression, ndim=result.ndim)
+    say.save(output, matrix, several=True, compression=how.compression, ndim=result.ndim)

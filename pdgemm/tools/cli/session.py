@@ -48,14 +48,14 @@ class Speaker(Observer):
         self._said = list[str]()  # the texts of reports, for the page
         self._bar = grid.rank == 0 and sys.stderr.isatty() and not as_json
 
-    def report(self, key: str, what: Any) -> None:
-        """Report a result, as a line or as a member of the JSON object."""
+    def report(self, key: str, what: Any, several: bool = False) -> None:
+        """Report a result, as a line or as a member of the JSON object.   several : the member is a list of results."""
         if self.grid.rank:
             return
         plain = what.as_dict() if isinstance(what, Summary) else asdict(what)
         if key == "verify":
             plain["passed"] = what.passed
-        self.facts[key] = [*self.facts.get(key, []), plain] if key == "read" else plain
+        self.facts[key] = [*self.facts.get(key, []), plain] if several or key == "read" else plain
         self._said.append(str(what))
         if not self.as_json:
             say_line(str(what))
@@ -80,11 +80,12 @@ class Speaker(Observer):
         self.report("read", matrix.report)
         return matrix
 
-    def save(self, output: Dataset, matrix: DistMatrix, **options: Any) -> None:
+    def save(self, output: Dataset, matrix: DistMatrix, several: bool = False, **options: Any) -> None:
+        """Write a matrix.   several : the command writes several ones, which are a list in the JSON object."""
         size = matrix.shape[0] * matrix.shape[1] * matrix.dtype.itemsize
         with self.progress("write", size, "B/s") as progress:
             wrote = hdf5.save(*output, matrix, progress=progress, **options)
-        self.report("wrote", wrote)
+        self.report("wrote", wrote, several)
 
     def planned(self, plan: ProductPlan) -> None:
         if self.on_a_page and self.grid.rank == 0:
