@@ -283,7 +283,10 @@ BAD = [
     (["a.h5:/tall", "a.h5:/tall", "--transb", "T"], "A, B, C and the buffers of the product need "),
     (["generate", "a.h5:/x", "--shape", "3x3"], "a.h5:/x exists: it is replaced only with --force"),
     (["generate", "c.h5:/x", "--shape", "3000000x3000000"], "are free in"),
-    (["verify", "a.h5:/x", "b.h5:/y", "a.h5:/x"], "shapes do not fit: op(A) is 61 x 83, op(B) is 83 x 29, C is 61 x 83"),
+    (
+        ["verify", "a.h5:/x", "b.h5:/y", "a.h5:/x"],
+        "shapes do not fit: op(A) is 61 x 83, op(B) is 83 x 29, C is 61 x 83",
+    ),
     (["a.h5:/x", "b.h5:/y", "--c", "a.h5:/x"], "a.h5:/x is 61 x 83, but C is 61 x 29"),
     (["a.h5:/x", "b.h5:/y", "--checkpoint", "10"], "'10' is not of the form 10min, 90s, 2h or 3d, with its unit"),
     (["solve", "a.h5:/x", "b.h5:/y", "-o", "c.h5:/z"], "A must be square to be solved with, it is 61 x 83"),

@@ -304,7 +304,8 @@ def _question_of(
 def calibrate(output: str, device: str, as_json: bool) -> int:
     """Measure messages, copies and products on these ranks, for plans on this machine; it takes some 10 seconds.
 
-    Warns about implausible results, which mean that the machine was busy or has fewer cores than ranks.
+    Warns about implausible results, which mean that the machine was busy or has fewer cores than ranks.  Where a figure
+    is impossible after three measurements, no file is written; the exit code then is 1.
 
     Products read the files that PDGEMM_MACHINE names, one for hosts, one for GPUs or both with a colon between them;
     `plan` and `simulate` read the one of --machine.
@@ -312,7 +313,7 @@ def calibrate(output: str, device: str, as_json: bool) -> int:
     from mpi4py import MPI
 
     from pdgemm.io.atomic import check_writable_on_all, on_root, replacing
-    from pdgemm.planning.machines.plausible import doubts
+    from pdgemm.planning.machines.plausible import doubts, impossible
     from pdgemm.tools.calibrate import calibrate as measure
     from pdgemm.tools.cli.session import session
 
@@ -322,10 +323,14 @@ def calibrate(output: str, device: str, as_json: bool) -> int:
         check_writable_on_all(path, comm, 1 << 16)  # before the measurements, not after them
         with say.progress("calibrate") as progress:
             machine = measure(MPI.COMM_WORLD, progress, device)
-        text = machine.as_json() + "\n"
+        wrong, text = impossible(machine), machine.as_json() + "\n"
+        say.report("machine", machine)
+        if wrong:
+            lines = [*wrong, f"{output} was not written: measure again when the machine is idle"]
+            say.note("impossible", [f"pdgemm: error: {x}" for x in lines], wrong, err=True)
+            return 1
         with replacing(path, comm, len(text)) as partial:
             on_root(comm, path, lambda: partial.write_text(text))
-        say.report("machine", machine)
         warnings = doubts(machine)
         if say.grid.memory.oversubscribed:
             warnings.insert(0, "there are more ranks than cores: every figure is that of a crowded machine")
