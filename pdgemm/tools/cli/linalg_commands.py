@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ASSUMED = ("gen", "pos", "her", "lower triangular", "upper triangular")
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Solve A X = B by a factorisation.")
 @click.argument("a", type=MATRIX)
 @click.argument("b", type=MATRIX)
 @click.option("-o", "--output", type=DATASET, required=True, help="Dataset for X; replaced if pdgemm wrote it.")
@@ -77,7 +77,7 @@ def solve(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, assum
     return 0
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Solve a least-squares problem.")
 @click.argument("a", type=MATRIX)
 @click.argument("b", type=MATRIX)
 @click.option("-o", "--output", type=DATASET, required=True, help="Dataset for X; replaced if pdgemm wrote it.")
@@ -122,7 +122,7 @@ def lstsq(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, rcond
     return 0
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Compute a singular value decomposition.")
 @click.argument("a", type=MATRIX)
 @click.option("-k", type=options.COUNT, help="The k largest singular values; default: all.")
 @click.option("-o", "--output", type=DATASET, required=True, help="Group of a file for U, s and Vh, such as f.h5:/svd.")
@@ -147,8 +147,8 @@ def svd(
 
     U (m x k), s (k numbers) and Vh (k x n) are written, where A is about U diag(s) Vh.  The values are printed, with a
     bound of their errors and the part of the sum of squares of A that they hold.  --verify checks that U and Vh have
-    orthonormal columns and rows, that A V = U diag(s) and Ah U = V diag(s), and that no value of A - U diag(s) Vh is
-    larger.
+    orthonormal columns and rows, that A V = U diag(s) and Ah U = V diag(s), and that no singular value of
+    A - U diag(s) Vh exceeds the smallest one in s.
 
     With --memory, A may be larger than the memory: it is read once or a few times.  The Frobenius norm of
     A - U diag(s) Vh is printed, which one pass estimates and the last of several passes measures.  --verify then
@@ -189,7 +189,7 @@ def svd(
     return 0
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Compute eigenvalues of a Hermitian matrix.")
 @click.argument("a", type=MATRIX)
 @click.option("-o", "--output", type=DATASET, help="Group of a file for w and V, such as f.h5:/eigh; default: none.")
 @click.option("--lower/--upper", default=True, help="The triangle of A that is read; default: the lower one.")
@@ -215,7 +215,7 @@ def eigh(
     if n != x.shape[1]:
         raise LayoutError(f"A must be square to have eigenvalues, it is {n} x {x.shape[1]}")
     if subset and not 0 <= subset[0] <= subset[1] < n:
-        raise ArgumentError(f"--subset {subset[0]}:{subset[1]} is no part of the eigenvalues of A, which are 0:{n - 1}")
+        raise ArgumentError(f"--subset {subset[0]}:{subset[1]}: the eigenvalues of A are 0:{n - 1}, in ascending order")
     if subset and alone and how.verified:
         raise ArgumentError("--verify checks eigenvectors, or all eigenvalues: leave out --values or --subset")
     alone = alone or not (output or how.verified)  # the vectors have no use
@@ -243,7 +243,7 @@ def eigh(
     return 0
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Print the rank of a matrix.")
 @click.argument("a", type=MATRIX)
 @click.option(
     "--rtol", type=click.FloatRange(0),
@@ -264,13 +264,13 @@ def rank(say: Speaker, how: How, a: Dataset, rtol: float | None) -> int:
         s = linalg.svdvals(A)
     number = int((s > rtol * s.max(initial=0)).sum())
     shown = [at for at in sorted({0, number - 1, number}) if 0 <= at < len(s)]
-    lines = [f"rank {number} of {m} x {n}: the singular values above {rtol:.3g} s_1"]
+    lines = [f"rank {number} (singular values above {rtol:.3g} s_1) of {m} x {n}"]
     say.note("rank", [*lines, ", ".join(f"s_{at + 1} = {s[at]:.6g}" for at in shown)] if shown else lines, number)
     say.note("singular_values", [], s.tolist())
     return 0
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Compute the Gram matrix of columns.")
 @click.argument("a", type=MATRIX)
 @click.option("-o", "--output", type=DATASET, required=True, help="Dataset for G; replaced if pdgemm wrote it.")
 @on_all_ranks

@@ -52,7 +52,7 @@ _question = options.stacked_options(
 )
 
 
-@click.command(cls=OfOneRank)
+@click.command(cls=OfOneRank, short_help="Predict how a product would run.")
 @_question
 @click.option("--all", "whole", is_flag=True, help="Show all candidates, and not only the first five.")
 @click.option(
@@ -68,7 +68,12 @@ _question = options.stacked_options(
     is_eager=True,  # parsed before --shape, whose callback reads it
     help="In place of a product: how ranks exchange or add up --words.",
 )
-@click.option("--words", type=WORDS, is_eager=True, help="Of the whole vector; with all_to_all, of each rank.")
+@click.option(
+    "--words",
+    type=WORDS,
+    is_eager=True,
+    help="Length of the whole vector; with all_to_all, of the vector of each rank.",
+)
 @options.json_
 @options.debug
 def plan(
@@ -124,7 +129,7 @@ def plan(
     return 0
 
 
-@click.command(cls=OfOneRank)
+@click.command(cls=OfOneRank, short_help="Simulate a product message by message.")
 @_question
 @click.option(
     "--plot",
@@ -296,7 +301,7 @@ def _question_of(
     return Question(*shape, dtype=element_type(dtype), shape=product_grid, machine=machine, **others)
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Measure this machine, for plans.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="JSON file for --machine.")
 @options.device
 @options.json_

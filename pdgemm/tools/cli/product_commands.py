@@ -32,7 +32,7 @@ _seed = click.option("--seed", default=0, show_default=True)
 _force = click.option("--force", is_flag=True, help="Replace a dataset that exists.")
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Write a test matrix to a file.")
 @click.argument("target", type=DATASET)
 @click.option("--shape", type=SHAPE, required=True)
 @click.option("--dtype", type=click.Choice(options.DTYPES), default="float64", show_default=True)
@@ -82,7 +82,7 @@ def generate(
     return 0
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Multiply matrices from files to a file.")
 @click.argument("a", type=MATRIX)
 @click.argument("b", type=MATRIX)
 @click.option(
@@ -206,7 +206,7 @@ def multiply(
     return 0 if done.wrote or done.complete else 1  # a wrong result is not stored
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Check a product that is stored.")
 @click.argument("a", type=MATRIX)
 @click.argument("b", type=MATRIX)
 @click.argument("c", type=MATRIX)

@@ -12,7 +12,7 @@ from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import OfAllRanks, OfOneRank
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Show what this installation supports.")
 @click.option("--report", "as_report", is_flag=True, help="Print a block to paste into the report of a problem.")
 @options.json_
 @options.debug
@@ -36,7 +36,7 @@ def info(as_report: bool, as_json: bool) -> int:
     return 0
 
 
-@click.command(cls=OfOneRank)
+@click.command(cls=OfOneRank, short_help="Show how a traced run spent time.")
 @click.argument("trace_file", type=click.Path(dir_okay=False))
 @options.machine
 @click.option(
@@ -67,7 +67,7 @@ def profile(trace_file: str, machine_file: str | None, picture: Path | None, as_
     return 0
 
 
-@click.command(cls=OfOneRank)
+@click.command(cls=OfOneRank, short_help="Draw a report of scaling studies.")
 @click.argument("studies", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="FILE.html, .png or .svg.")
 @options.machine

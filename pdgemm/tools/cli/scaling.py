@@ -54,7 +54,7 @@ _of_training = options.stacked_options(
 )  # fmt: skip
 
 
-@click.command()
+@click.command(short_help="Measure products, or training, on ranks.")
 @click.argument("kind", type=click.Choice(KINDS), required=False)
 @click.option("--shape", "shapes", type=MNK, multiple=True, help="Of products: m,n,k; on one rank for a weak study.")
 @click.option("--ranks", type=INTEGERS, required=True, help="Numbers of ranks, such as 1,2,4.")
