@@ -429,6 +429,10 @@ def test_each_command_has_a_help_text() -> None:
         result = CliRunner().invoke(cli, [*command, "--help"])
         assert result.exit_code == 0
         assert "Usage" in result.output
+    said = CliRunner().invoke(cli, ["--help"], terminal_width=80).output
+    listed = dict(line.split(maxsplit=1) for line in said.split("Commands:\n")[1].splitlines())
+    assert listed.keys() == COMMANDS.keys() and "Multiply, solve and factor" in said
+    assert all(text.endswith(".") and not text.endswith("...") and len(text.split()) <= 7 for text in listed.values())
 
 
 LOADED = """

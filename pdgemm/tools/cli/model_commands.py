@@ -105,9 +105,8 @@ def model(
         plans = choice.best
         refused = [f"{counted(choice.fitting, 'layout')} {'fits' if choice.fitting == 1 else 'fit'}."]
         if choice.nearest:
-            refused[0] += (
-                f" Of {counted(choice.refused, 'other')}, {choice.nearest.layout} comes closest: {choice.nearest.refused}"
-            )
+            nearest = f"{choice.nearest.layout} comes closest: {choice.nearest.refused}"
+            refused[0] += f" Of {counted(choice.refused, 'other')}, {nearest}"
     if as_json:
         facts = {"parameters": shape.parameters, "machine": machine.name, "batch": batch}
         echo(json.dumps({**facts, "layouts": [{**x.as_dict(), **x.run(tokens, price)} for x in plans]}))
