@@ -200,8 +200,7 @@ class StoredMatrix:
         counted, wait, checks = _multiplied(grid, tiling, alpha, A, B, beta, T, options, notify)
         if T is not C:
             C[:, :] = T.astype(stored)
-        seconds = perf_counter() - start
-        left, right = op_name("A", transa.upper()), op_name("B", transb.upper())
+        seconds, left, right = perf_counter() - start, op_name("A", transa.upper()), op_name("B", transb.upper())
         C.report = StreamReport(
             title=f"C ({m} x {n}) := {left} ({m} x {k}) {right}, {stored}",
             plan=tiling.as_dict(limit),

@@ -16,7 +16,7 @@ def is_possible(link: Link, device: Where) -> bool:
     return 1 / link.beta <= FASTEST[device] and link.alpha >= SOONEST
 
 
-def impossible(machine: Machine) -> list[str]:
+def impossible_figures(machine: Machine) -> list[str]:
     """Return a line for each figure that no machine has."""
     lines, fastest = [], FASTEST[machine.device]
     links = [(f"{kind} inside a node", link) for kind, link in machine.intra.items()]

@@ -318,7 +318,7 @@ def calibrate(output: str, device: str, as_json: bool) -> int:
     from mpi4py import MPI
 
     from pdgemm.io.atomic import check_writable_on_all, on_root, replacing
-    from pdgemm.planning.machines.plausible import doubts, impossible
+    from pdgemm.planning.machines.plausible import doubts, impossible_figures
     from pdgemm.tools.calibrate import calibrate as measure
     from pdgemm.tools.cli.session import session
 
@@ -328,7 +328,7 @@ def calibrate(output: str, device: str, as_json: bool) -> int:
         check_writable_on_all(path, comm, 1 << 16)  # before the measurements, not after them
         with say.progress("calibrate") as progress:
             machine = measure(MPI.COMM_WORLD, progress, device)
-        wrong, text = impossible(machine), machine.as_json() + "\n"
+        wrong, text = impossible_figures(machine), machine.as_json() + "\n"
         say.report("machine", machine)
         if wrong:
             lines = [*wrong, f"{output} was not written: measure again when the machine is idle"]

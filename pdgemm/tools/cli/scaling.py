@@ -372,11 +372,11 @@ def _end_of_study(
 def _calibrated(comm: MPI.Intracomm, path: Path, device: str) -> Machine | None:
     """Measure and record the machine; None, with a warning, where it was so busy that a figure is impossible."""
     from pdgemm.io.atomic import on_root
-    from pdgemm.planning.machines.plausible import impossible
+    from pdgemm.planning.machines.plausible import impossible_figures
     from pdgemm.tools.calibrate import calibrate
 
     machine = calibrate(comm, device=device)
-    if wrong := impossible(machine):
+    if wrong := impossible_figures(machine):
         if not comm.rank:
             _warn(f"the calibration is not used: {'; '.join(wrong)}")
         return None

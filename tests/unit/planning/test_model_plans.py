@@ -509,7 +509,9 @@ def test_a_step_has_a_million_tokens_unless_a_batch_is_named(ranks: int, batch: 
     """Of 8192 tokens a sample; each rank has as many samples, and one at least."""
     facts = json.loads(output(*shlex.split(f"model --preset llama3-8b --ranks {ranks} --json")))
     assert facts["batch"] == batch and facts["layouts"]
-    alone = json.loads(output(*shlex.split(f"model --preset llama3-8b --layout dp={ranks},zero=3,recompute=full --json")))
+    alone = json.loads(
+        output(*shlex.split(f"model --preset llama3-8b --layout dp={ranks},zero=3,recompute=full --json"))
+    )
     assert alone["batch"] == batch
 
 

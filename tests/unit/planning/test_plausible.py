@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from pdgemm.planning.machines.machine import CUDA, Link, Machine, gpu_cluster
-from pdgemm.planning.machines.plausible import doubts, impossible, is_possible
+from pdgemm.planning.machines.plausible import doubts, impossible_figures, is_possible
 
 GOOD = Machine()
 
 
 @pytest.mark.parametrize("machine", [GOOD, gpu_cluster(False), gpu_cluster(True)])
 def test_ordinary_machines_are_not_doubted(machine: Machine) -> None:
-    assert doubts(machine) == impossible(machine) == []
+    assert doubts(machine) == impossible_figures(machine) == []
     assert all(is_possible(x, machine.device) for links in (machine.intra, machine.inter) for x in links.values())
 
 
@@ -37,7 +37,7 @@ def test_ordinary_machines_are_not_doubted(machine: Machine) -> None:
     ],
 )
 def test_what_cannot_be_is_told(machine: Machine, told: str) -> None:
-    assert impossible(machine) == [told] and doubts(machine) == []
+    assert impossible_figures(machine) == [told] and doubts(machine) == []
     links = [*machine.intra.values(), *machine.inter.values()]
     assert all(is_possible(x, machine.device) for x in links) == ("GB/s" in told and "node" not in told)
 
@@ -56,9 +56,11 @@ def test_what_cannot_be_is_told(machine: Machine, told: str) -> None:
     ],
 )
 def test_what_no_idle_machine_has_is_told(machine: Machine, told: str) -> None:
-    assert doubts(machine) == [told] and impossible(machine) == []
+    assert doubts(machine) == [told] and impossible_figures(machine) == []
 
 
 def test_a_gpu_may_copy_faster_than_a_host() -> None:
     fast = replace(gpu_cluster(False), copy_bandwidth=8e12)
-    assert impossible(fast) == [] != impossible(replace(fast, copy_bandwidth=2e13)) and fast.device == CUDA
+    assert (
+        impossible_figures(fast) == [] != impossible_figures(replace(fast, copy_bandwidth=2e13)) and fast.device == CUDA
+    )
