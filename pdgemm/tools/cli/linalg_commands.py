@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ASSUMED = ("gen", "pos", "her", "lower triangular", "upper triangular")
 
 
-@click.command(cls=OfAllRanks, short_help="Solve A X = B by a factorisation.")
+@click.command(cls=OfAllRanks, short_help="Solve systems of linear equations.")
 @click.argument("a", type=MATRIX)
 @click.argument("b", type=MATRIX)
 @click.option("-o", "--output", type=DATASET, required=True, help="Dataset for X; replaced if pdgemm wrote it.")
