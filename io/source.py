@@ -19,6 +19,7 @@ from pdgemm.io.pieces import Transfer
 from pdgemm.io.stored import CHANGED, Stored, changed_file, check_unchanged
 from pdgemm.local.arrays.dtypes import STORED
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.support.text import op_name
 
 _TURNED = {("N", "T"): "T", ("T", "T"): "N", ("N", "C"): "C", ("C", "C"): "N"}  # (op, letter): op of the turned one
 Region = tuple[tuple[int, int], tuple[int, int]]  # (first, one after the last) of the rows and of the columns
@@ -55,6 +56,7 @@ class Source(NamedTuple):
     dataset : the file, and the name of the dataset in the file, "" in a .npy file.
     stored : the properties from `hdf5.dataset_properties` or `npy.array_properties`.
     dtype  : type of the matrix.
+    op     : of the stored elements.   letter : of the user's argument; these differ for a .npy file in Fortran order.
     """
 
     what: str
@@ -62,6 +64,12 @@ class Source(NamedTuple):
     stored: Stored
     dtype: np.dtype
     op: str = "N"
+    letter: str = "N"
+
+    @property
+    def op_name(self) -> str:
+        """The name of op(matrix), such as "A^T", in titles."""
+        return op_name(self.what, self.letter)
 
     @property
     def place(self) -> str:
@@ -175,6 +183,6 @@ def source(
     """
     if dataset[1]:
         stored, matrix_dtype = hdf5.dataset_properties(*dataset, grid, dtype)
-        return Source(what, dataset, stored, matrix_dtype, op.upper())
+        return Source(what, dataset, stored, matrix_dtype, op.upper(), op.upper())
     stored, matrix_dtype, transposed = npy.array_properties(dataset[0], grid, dtype)
-    return Source(what, dataset, stored, matrix_dtype, "T" if transposed else "N").turned(op.upper())
+    return Source(what, dataset, stored, matrix_dtype, "T" if transposed else "N", op.upper()).turned(op.upper())

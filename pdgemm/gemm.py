@@ -192,7 +192,7 @@ def carried_out(
         result = operands.C
     else:
         product = Prepared(
-            plan, scalars[0], *operands[:3], workspace, operands.mirrored, options.epilogue, operands.scales
+            plan, scalars[0], *operands[:3], workspace, operands.mirrored, options.epilogue, *operands[5:]
         )
         result = product.run(scalars[1], start, progress, notifies)
     if operands.new_result:

@@ -313,7 +313,7 @@ class FilesProduct:
         comm.Allreduce(MPI.IN_PLACE, nbytes, MPI.SUM)
         comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
         return StreamReport(
-            title=f"C ({m} x {n}) := A ({m} x {self.a.shape[1]}) B, {self.stored}",
+            title=f"C ({m} x {n}) := {self.a.op_name} ({m} x {self.a.shape[1]}) {self.b.op_name}, {self.stored}",
             plan=self.plan,
             bytes_read=int(nbytes[0]),
             bytes_written=int(nbytes[1]),

@@ -177,6 +177,7 @@ class _Work(NamedTuple):
         with self.say.progress("multiply", self.flops) as progress:
             C = pdgemm(self.alpha, A, B, self.beta, C, progress=progress, **self.options)
         report: Any = C.report
+        report = report.changed(operands=(self.a.op_name, self.b.op_name))  # they were transposed when they were read
         self.say.report("product", report.summary())
         residual = None
         if self.seed is not None:

@@ -36,7 +36,7 @@ from pdgemm.names import Transpose
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.memory_left import largest_so_far
-from pdgemm.support.text import in_bytes
+from pdgemm.support.text import in_bytes, op_name
 
 
 class StoredMatrix:
@@ -199,9 +199,9 @@ class StoredMatrix:
         counted, wait, checks = _multiplied(grid, tiling, alpha, A, B, beta, T, options, notify)
         if T is not C:
             C[:, :] = T.astype(stored)
-        seconds = perf_counter() - start
+        seconds, left, right = perf_counter() - start, op_name("A", transa.upper()), op_name("B", transb.upper())
         C.report = StreamReport(
-            title=f"C ({m} x {n}) := A ({m} x {k}) B, {stored}",
+            title=f"C ({m} x {n}) := {left} ({m} x {k}) {right}, {stored}",
             plan=tiling.as_dict(limit),
             bytes_read=comm.allreduce(counted),
             bytes_written=0,

@@ -70,9 +70,11 @@ class Prepared:
         mirrored: bool = False,
         epilogue: Epilogue | None = None,
         scales: tuple[OperandScales | None, OperandScales | None] = (None, None),
+        names: tuple[str, str] = ("A", "B"),
     ) -> None:
         self._scales = {strip_name(name): x.matrix.stored for name, x in zip("AB", scales) if x}
         self._alpha, self._matrices, self._mirrored = alpha, (A, B, C), mirrored  # B is A^H or A^T
+        self._names = names
         self._result, self._epilogue, self.traffic = C, epilogue, Traffic()
         self._use(plan, workspace)
 
@@ -232,7 +234,7 @@ class Prepared:
         sharing = device.reach(A.grid).sharing if device else 1
         self.traffic = recorder.traffic
         end = perf_counter()
-        report = partial(report_of, plan, A.grid, C.grid.coords, recorder, end - start, reports, sharing)
+        report = partial(report_of, plan, A.grid, C.grid.coords, recorder, end - start, reports, sharing, self._names)
         C.report = report
         if LOG.isEnabledFor(INFO) and not comm.rank:
             LOG.info("%s", report())

@@ -27,6 +27,7 @@ from pdgemm.matrix.argument_checks import (
     check_matrices,
     check_product,
     op,
+    op_letter,
     shape_of,
 )
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -39,6 +40,7 @@ from pdgemm.planning.problem import Problem, nothing_to_multiply
 from pdgemm.schedules.mover_registry import NCCL, SHARED
 from pdgemm.schedules.products.scales import Scales
 from pdgemm.schedules.staircase import TriangleName
+from pdgemm.support.text import op_name
 
 
 class Multiplicand(Protocol):
@@ -94,7 +96,7 @@ class Operands(NamedTuple):
     """op(A), op(B) and C of one product.
 
     new_result : C was allocated for this product.   mirrored : op(B) is op(A)^H or op(A)^T.
-    scales : by which op(A) and op(B) are multiplied.
+    scales : by which op(A) and op(B) are multiplied.   names : of op(A) and op(B), for the report.
     """
 
     A: DistMatrix
@@ -103,6 +105,7 @@ class Operands(NamedTuple):
     new_result: bool
     mirrored: bool = False
     scales: tuple[OperandScales | None, OperandScales | None] = (None, None)
+    names: tuple[str, str] = ("A", "B")
 
 
 class ProductForm(Protocol):
@@ -133,7 +136,8 @@ class FullProduct(NamedTuple):
             )
         result = _result(left, right, self.dtype) if C is None else C
         check_product(left, right, result)
-        return Operands(left, right, result, C is None)
+        names = op_name("A", op_letter(self.transa, "transa")), op_name("B", op_letter(self.transb, "transb"))
+        return Operands(left, right, result, C is None, names=names)
 
 
 def _result(A: DistMatrix, B: DistMatrix, dtype: np.dtype | None = None) -> DistMatrix:

@@ -20,8 +20,12 @@ def report_of(
     seconds: float,
     moves: list[Callable[[], MoveReport]],
     sharing: int,
+    names: tuple[str, str],
 ) -> Report:
-    """Return the report of a product.   moves : make the reports of its redistributions, which `recorder` counts."""
+    """Return the report of a product.   moves : make the reports of its redistributions, which `recorder` counts.
+
+    names : of op(A) and op(B).
+    """
     product, ending = plan.product, plan.problem.ending
     result = ending.dtype if ending else plan.problem.C.dtype
     return Report.of_run(
@@ -39,6 +43,7 @@ def report_of(
         grid=plan.shape[:2],
         layers=plan.shape[2],
         mnk=plan.mnk,
+        operands=names,
         dtype=str(product.accumulate),
         epilogue=ending.text if ending else "",
         result_dtype="" if result == product.accumulate else str(result),

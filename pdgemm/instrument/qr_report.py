@@ -32,7 +32,7 @@ class QRReport(WorkReport):
         shifted = f", the first shifted by {self.shift:.0e} |A|^2" if self.shift else ""
         how = {
             "cholesky": f"{passes}{shifted}, |Q^H Q - I| = {self.departure:.0e} before the last",
-            "tsqr": f"TSQR{f', after {passes} in vain{shifted}' if self.passes else ''}",
+            "tsqr": f"TSQR{f' ({passes} failed{shifted})' if self.passes else ''}",
         }[self.method]
         traffic, moved = self.counted, "; A and Q redistributed" if self.moves else ""
         return (

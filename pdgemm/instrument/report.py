@@ -198,6 +198,7 @@ class Report(AlgorithmReport):
     inside: str  # the algorithm of each layer
     layers: int
     mnk: tuple[int, int, int]
+    operands: tuple[str, str] = ("A", "B")  # the names of op(A) and op(B)
     collective: str = ""  # "allgather" or "reduce_scatter", if this is all that the ranks sent to each other
     compute: str = ""  # the type to which operands were rounded, or the name of an emulation; else empty
     checks: CheckReport | None = None  # the checksums that the argument `protect` requests
@@ -212,8 +213,8 @@ class Report(AlgorithmReport):
 
     @property
     def formula(self) -> str:
-        m, n, k = self.mnk
-        product = f"A ({m} x {k}) B"
+        (m, n, k), (left, right) = self.mnk, self.operands
+        product = f"{left} ({m} x {k}) {right}"
         return f"C ({m} x {n}) := {f'{self.epilogue}, S = {product}' if self.epilogue else product}"
 
     @property

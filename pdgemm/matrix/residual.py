@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.errors import LayoutError
+from pdgemm.instrument.spans import timed
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.device import HOST, beside, to_host
 from pdgemm.local.arrays.element_functions import element_function, slabs
@@ -107,7 +108,7 @@ def residual(
     of_largest, rounded = how is not None and how.scaled, 0.0 if compute_type is None else dtypes.COMPUTE[compute_type]
     once = rounded + (dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.NARROW else 0)
     bound = 3 * float(np.sqrt(max(k, n) + 2)) * unit + once
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"), timed("verify"):
         left, _ = apply(C, X, np.abs(X))
         right: Any = np.zeros((m, X.shape[1]))
         scale: Any = np.zeros((m, X.shape[1]))
@@ -153,7 +154,7 @@ def check_arguments(
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
         seed, vectors = as_seed(seed), as_count(vectors, "vectors", 1)
         if B.shape[0] != k or C.shape != (m, n) or (beta != 0 and (C0 is None or C0.shape != (m, n))):
-            needed = {"A": A, "B": B, "C": C} | ({"C0": C0} if beta != 0 else {})
+            needed = {"op(A)": A, "op(B)": B, "C": C} | ({"C0": C0} if beta != 0 else {})
             sizes = ", ".join(f"{name} is {'missing' if x is None else _size(x)}" for name, x in needed.items())
             raise LayoutError(f"shapes do not fit: {sizes}")
         if compute_type is not None:

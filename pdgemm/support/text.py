@@ -52,6 +52,11 @@ def algorithm_name(algorithm: str, inside: str) -> str:
     return f"{algorithm} ({inside})" if inside else algorithm
 
 
+def op_name(name: str, letter: str) -> str:
+    """Return the name of op(matrix): 'A', 'A^T' or 'A^H' for the letters "N", "T" and "C"."""
+    return name + {"N": "", "T": "^T", "C": "^H"}[letter]
+
+
 def sides(pr: int, pc: int, layers: int) -> str:
     """Return the sides of a grid: '2 x 3', or '2 x 3 x 4' where it has several layers."""
     return " x ".join(map(str, (pr, pc, layers) if layers > 1 else (pr, pc)))

@@ -1288,7 +1288,7 @@ MUTANTS = [
     ),
     Mutant(
         "stored: a .npy file in Fortran order is read as its transpose", "io/source.py",
-        '"T" if transposed else "N").turned', '"N").turned',
+        '"T" if transposed else "N", op.upper()).turned', '"N", op.upper()).turned',
         ("0 tests/cli/test_linalg_commands.py",),
     ),
     Mutant(
@@ -1807,8 +1807,23 @@ MUTANTS = [
     ),
     Mutant(
         "training: who waits in its passes is slow, too", "pdgemm/tools/profiling/profile.py",
-        ' - self.training["waits"]', "",
+        ' - of("waits", 0.0)', "",
         (f"4 {R}parallel/test_training_state.py",),
+    ),
+    Mutant(
+        "calibrate: an impossible link is not measured again", "pdgemm/tools/calibrate/links.py",
+        "_TRIES = 3", "_TRIES = 1",
+        (f"1 {R}planning/test_calibrate.py",),
+    ),
+    Mutant(
+        "calibrate: a file of impossible figures is written", "pdgemm/tools/cli/plan_commands.py",
+        "if wrong:", "if not wrong:",
+        (f"1 {R}planning/test_calibrate.py",),
+    ),
+    Mutant(
+        "report: the title calls the transpose of A by the name of A", "pdgemm/algorithms/product_report.py",
+        "operands=names,", 'operands=("A", names[1]),',
+        (f"1 {R}planning/test_reports.py",),
     ),
     Mutant(
         "training: the norm counts parameters on each rank along tp", "pdgemm/parallel/buckets.py",

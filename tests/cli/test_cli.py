@@ -289,7 +289,10 @@ BAD = [
     (["a.h5:/tall", "a.h5:/tall", "--transb", "T"], "A, B, C and the buffers of the product need "),
     (["generate", "a.h5:/x", "--shape", "3x3"], "a.h5:/x exists, and was not written by pdgemm: it is "),
     (["generate", "c.h5:/x", "--shape", "3000000x3000000"], "are free in"),
-    (["verify", "a.h5:/x", "b.h5:/y", "a.h5:/x"], "shapes do not fit: A is 61 x 83, B is 83 x 29, C is 61 x 83"),
+    (
+        ["verify", "a.h5:/x", "b.h5:/y", "a.h5:/x"],
+        "shapes do not fit: op(A) is 61 x 83, op(B) is 83 x 29, C is 61 x 83",
+    ),
     (["a.h5:/x", "b.h5:/y", "--c", "a.h5:/x"], "a.h5:/x is 61 x 83, but C is 61 x 29"),
     (["a.h5:/x", "b.h5:/y", "--checkpoint", "10"], "'10' is not of the form 10min, 90s, 2h or 3d, with its unit"),
     (["solve", "a.h5:/x", "b.h5:/y", "-o", "c.h5:/z"], "A must be square for solve, but it is 61 x 83"),
@@ -297,8 +300,8 @@ BAD = [
     (["lstsq", "a.h5:/x", "b.h5:/y", "-o", "c.h5:/z"], "A has 61 rows, but B has 83"),
     (["lstsq", "a.h5:/x", "a.h5:/x", "-o", "c.h5:/z", "--rcond", "-1"], "-1.0 is not in the range x>=0"),
     (["eigh", "a.h5:/x", "-o", "c.h5:/z"], "A must be square for eigh, but it is 61 x 83"),
-    (["eigh", "a.h5:/square", "--subset", "3:4"], "--subset 3:4 is no part of the eigenvalues of A, which are 0:3"),
-    (["eigh", "a.h5:/square", "--subset", "2:1"], "--subset 2:1 is no part of the eigenvalues of A, which are 0:3"),
+    (["eigh", "a.h5:/square", "--subset", "3:4"], "--subset 3:4: the eigenvalues of A are 0:3"),
+    (["eigh", "a.h5:/square", "--subset", "2:1"], "--subset 2:1: the eigenvalues of A are 0:3"),
     (["eigh", "a.h5:/square", "--subset", "5"], "'5' is not of the form 0:9, the first and the last index"),
     (["eigh", "a.h5:/square", "--subset", "1:2", "--values", "--verify"], "leave out --values or --subset"),
     (["eigh", "a.h5:/square", "-o", "a.h5"], "'a.h5' is not of the form FILE:/DATASET"),
@@ -432,6 +435,10 @@ def test_each_command_has_a_help_text() -> None:
         result = CliRunner().invoke(cli, [*command, "--help"])
         assert result.exit_code == 0
         assert "Usage" in result.output
+    said = CliRunner().invoke(cli, ["--help"], terminal_width=80).output
+    listed = dict(line.split(maxsplit=1) for line in said.split("Commands:\n")[1].splitlines())
+    assert listed.keys() == COMMANDS.keys() and "Multiply, solve and factor" in said
+    assert all(text.endswith(".") and not text.endswith("...") and len(text.split()) <= 7 for text in listed.values())
 
 
 LOADED = """
@@ -494,14 +501,20 @@ def test_matrices_twenty_times_as_large_as_the_memory(tmp_path: Path, ranks: int
 
 @pytest.mark.parametrize("way", [[], ["--memory", "3MB", "--trace", "t.json"]])
 def test_a_page_of_a_product(folder: Path, tmp_path: Path, way: list[str]) -> None:
-    """It has what was printed, a timeline and the time of each rank; no file stays that nobody named."""
-    words = ["multiply", f"{folder}/a.h5:/x", f"{folder}/b.h5:/y", "-o", "c.h5:/c", "--report", "r.html", *way]
+    """It has what was printed, a timeline and the time of each rank; no file stays that nobody named.
+
+    Its heading names the file, and the operands as they enter the product; training is not mentioned.
+    """
+    words = ["multiply", f"{folder}/b.h5:/y", f"{folder}/a.h5:/x", "-o", "c.h5:/c", "--report", "r.html", *way]
+    words += ["--transa", "t", "--transb", "c"]
     run = jobs.pdgemm(2, *words, "--verify", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1] == "wrote r.html"
     page = (tmp_path / "r.html").read_text()
-    for said in ("C (61 x 29)", "residual ", "wrote c.h5:/c (61 x 29 ", "seconds of each rank; rank ", "<svg"):
+    heading = "<h1>c.h5:/c: C (29 x 61) := A^T (29 x 83) B^H</h1>"
+    for said in (heading, "residual ", "wrote c.h5:/c (29 x 61 ", "econds of each rank; rank ", "<svg", ">verify<"):
         assert said in page, said
+    assert "training" not in page
     assert ("lets it read" in page) == (way == [])  # the words of one product from rank to rank
     assert sorted(x.name for x in tmp_path.iterdir()) == ["c.h5", "r.html", *["t.json"] * bool(way)]
     for name, said in (("r.pdf", "a report is a file with the ending .html"), ("none/r.html", "the folder")):

@@ -213,6 +213,22 @@ def test_svd_of_a_file(folder: Path, ranks: int) -> None:
         )
 
 
+def written(facts: dict[str, Any]) -> list[str]:
+    """The datasets that a command says in its JSON object that it has written."""
+    return [x["name"] for x in facts["wrote"]]
+
+
+def test_all_datasets_that_were_written_are_told(folder: Path) -> None:
+    """Of svd and eigh, of which the second may write one alone."""
+    for words, names in (
+        (["svd", "a.h5:/tall"], ["/f/Vh", "/f/s", "/f/U"]),
+        (["eigh", "a.h5:/hermitian"], ["/f/V", "/f/w"]),
+        (["eigh", "a.h5:/hermitian", "--values"], ["/f/w"]),
+    ):
+        done = pdgemm(1, *words, "-o", f"{words[0]}{len(names)}.h5:/f", "--json", cwd=folder)
+        assert written(json.loads(done.stdout)) == names, done.stderr
+
+
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_gram(folder: Path, ranks: int) -> None:
     done = pdgemm(ranks, "gram", "a.h5:/tall", "-o", f"g{ranks}.h5:/g", "--verify", cwd=folder)
@@ -260,7 +276,7 @@ def test_rank(folder: Path) -> None:
     """With the values on both sides of the tolerance."""
     done = pdgemm(3, "rank", "a.h5:/few", cwd=folder)
     s = np.linalg.svd(read(folder / "a.h5", "few"), compute_uv=False)
-    assert "rank 4 of 90 x 70: the singular values above 2e-14 s_1\n" in done.stdout, done.stderr
+    assert "rank 4 (singular values above 2e-14 s_1) of 90 x 70\n" in done.stdout, done.stderr
     assert f"\ns_1 = {s[0]:.6g}, s_4 = {s[3]:.6g}, s_5 = " in done.stdout
     done = pdgemm(1, "rank", "a.h5:/few", "--rtol", f"{(s[1] + s[2]) / 2 / s[0]}", "--json", cwd=folder)
     assert json.loads(done.stdout)["rank"] == 2

@@ -332,11 +332,22 @@ def test_shares_of_the_time_are_a_table(tmp_path: Path) -> None:
         assert lines[at].split()[1:4] == [*in_seconds(seconds).split(), f"{seconds:.0%}"]
         below = next(number for number, x in enumerate(lines[at + 1 :], at + 1) if x[:1] != " ")
         assert " ".join(" ".join(x[20:].split()) for x in lines[at:below]).endswith(MEANING[name])
-    every = next(number for number, x in enumerate(lines) if x.startswith("seconds of each rank; rank 0"))
+    every = next(number for number, x in enumerate(lines) if x == "Seconds of each rank; rank 0 is the bottleneck")
     assert [x.split() for x in lines[every + 1 : every + 3]] == [
         ["rank", "total", "plan", "product", "wait", "sync", "pack", "post", "other", "overlap"],
         ["0", "1.00", "0.010", "0.500", "0.200", "0.100", "0.050", "0.040", "0.100", "-"],
     ]
+
+
+def test_a_profile_without_training_says_nothing_about_it(tmp_path: Path) -> None:
+    """Also after the search for a slow rank, which reads the times of passes; one node has no clocks to compare."""
+    found = profile.load_profile(timeline(tmp_path / "t.json", GOOD, GOOD))
+    assert found.slow is None and "training" not in tables(found)
+    assert [x["training"] for x in found.as_dict()["ranks"]] == [{}, {}]
+    several = len({x.node for x in found.about}) > 1
+    assert ("clocks of nodes agree" in tables(found)) == several
+    found.about = [x for x in found.about if x.node == found.about[0].node] * 2
+    assert "clocks" not in tables(found)
 
 
 @pytest.mark.parametrize(

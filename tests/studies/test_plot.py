@@ -174,9 +174,9 @@ def test_split_of_the_time(tmp_path: Path) -> None:
     (hidden,) = bars  # ends where the waits begin
     assert bars[hidden] == pytest.approx([100 * 0.3 / 0.9] * 2)
     assert [x + y for x, y in zip(left[hidden], bars[hidden])] == pytest.approx(left["wait for data"])
-    assert [text.get_text() for text in axes.texts] == [
-        "7.2 s, 75% of transfers hidden",
-        "3.96 s, 75% of transfers hidden",
+    assert [text.get_text() for text in axes.texts] == [  # the medians, as the panel of times has them
+        "8 s, 75% of transfers hidden",
+        "4.4 s, 75% of transfers hidden",
     ]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["auto, 1 rank", "auto, 2 ranks"]
 
@@ -313,28 +313,37 @@ def test_one_legend_and_a_warning_beside_the_error(tmp_path: Path) -> None:
     assert re.search(r"<text[^>]*>64</text>", text) and not re.search(r"<text[^>]*>128</text>", text)  # of 1 to 8
 
 
-def test_candidates_of_a_plan_as_time_against_memory(tmp_path: Path) -> None:
-    """Each candidate is a marker at its figures, those that do not fit are hollow, and the chosen one has a ring."""
+def test_candidates_of_a_plan_with_their_time_and_memory(tmp_path: Path) -> None:
+    """Each candidate has a row with its name, and two bars with their numbers; those that do not fit are white."""
     from matplotlib.figure import Figure
 
     from pdgemm.planning.machines.machine import Machine, on_nodes
     from pdgemm.planning.question import Question
+    from pdgemm.support.text import in_bytes, in_seconds
     from pdgemm.tools.studies import pictures
 
     question = Question(20_000, 20_000, 20_000, 64, memory=400 << 20, machine=on_nodes(Machine(), 16))
     candidates = question.candidates()
     axes = Figure().subplots()
     pictures._candidates(candidates, question.memory, axes)
-    drawn = [(x, list(zip(x.get_xdata(), x.get_ydata()))) for x in axes.lines]
-    every = [(x.memory_bytes_per_rank, x.seconds) for x in candidates]
-    of_labels = {line.get_label(): points for line, points in drawn}
-    assert of_labels.pop("chosen") == every[:1] and len(of_labels.pop("memory")) == 2
-    assert sorted(x for points in of_labels.values() for x in points) == sorted(every)
-    hollow = {x.get_label() for x, _ in drawn if x.get_markerfacecolor() == "white"}
-    assert hollow == {f"{x.name}, too big" for x in candidates if not x.fits} != set()
+    left, right = axes.figure.axes
+    names = [x.get_text() for x in left.get_yticklabels()]
+    moved = [f", moves {x.moves}" if x.moves else "" for x in candidates]
+    assert names == [f"{x.name}, {x.grid_text}{moves}" for x, moves in zip(candidates, moved)]
+    for half, values, form in (
+        (left, [x.seconds for x in candidates], in_seconds),
+        (right, [x.memory_bytes_per_rank for x in candidates], in_bytes),
+    ):
+        rows = {round(bar.get_y() + bar.get_height() / 2): bar for bar in half.patches}
+        assert [rows[row].get_width() for row in range(len(candidates))] == values
+        white = {row for row, bar in rows.items() if bar.get_facecolor() == (1, 1, 1, 1)}
+        assert white == {row for row, x in enumerate(candidates) if not x.fits} != set()
+        assert sorted(x.get_text() for x in half.texts) == sorted(map(form, values)) and not len(half.get_xticks())
+    named = {"memory limit", "chosen", "does not fit the memory", "not chosen"}
+    assert {*axes.get_legend_handles_labels()[1]} == named
     out = tmp_path / "plan.svg"
     pictures.draw_candidates(candidates, out, "Plans", question.memory)
-    for said in ("Plans", candidates[0].grid_text, "memory per rank, A, B and C included", "512.0 MiB"):
+    for said in ("Plans", candidates[0].grid_text, "memory per rank, A, B and C included", "memory limit"):
         assert re.search(rf"<text[^>]*>[^<]*{re.escape(said)}", out.read_text()), said
     for bad in ("plan.html", "plan", "none/plan.svg"):
         with pytest.raises(PdgemmError):
@@ -385,6 +394,44 @@ def test_a_timeline_has_the_spans_of_all_ranks(monkeypatch: pytest.MonkeyPatch) 
     assert drawn() == ({"product": 1, "wait": 2, "transfer": 1}, "seconds; only spans of 600 ms and more are drawn")
 
 
+def test_all_spans_have_colours_that_differ() -> None:
+    """Also the spans of training, of pipelines and of `--verify`; as they look on white."""
+    from itertools import combinations
+
+    from matplotlib.colors import to_rgba
+
+    from pdgemm.tools.profiling.profile import OUTSIDE, PHASES, TRAINING
+    from pdgemm.tools.studies.pictures import SPANS
+
+    named = {"redistribute" if name == "moved" else name for name in (*PHASES, *OUTSIDE, *TRAINING)}
+    assert named | {"F", "B", "W", "transfer"} == SPANS.keys()
+    seen = {name: [x * a + 1 - a for x in rgb] for name, (color, *_) in SPANS.items() for *rgb, a in [to_rgba(color)]}
+    for one, other in combinations(seen, 2):
+        assert max(abs(x - y) for x, y in zip(seen[one], seen[other])) > 0.1, (one, other)
+
+
+def test_a_map_of_words_has_a_bar_of_its_height_and_a_title_beside_nothing() -> None:
+    from matplotlib.text import Text
+
+    from pdgemm.tools.studies import pictures
+    from pdgemm.tools.studies.figures import drawing, figure_of_panel
+
+    with drawing():
+        title = "Words from rank to rank without redistribution:\n2.5d (cannon) on 12 x 12 x 7"
+        for words in (np.arange(256).reshape(16, 16) << 20, np.zeros((1, 1), int)):
+            figure = figure_of_panel(pictures._panel_of_words(words, title))
+            figure.draw_without_rendering()
+            (axes,) = figure.axes
+            (bar,) = axes.child_axes
+            place, other = axes.get_window_extent(), bar.get_window_extent()
+            assert abs(place.y0 - other.y0) < 1 and abs(place.y1 - other.y1) < 1
+            (above,) = (x for x in axes.findobj(Text) if isinstance(x, Text) and x.get_text() == title)
+            assert above.get_window_extent().y0 > other.y1
+            low, high = axes.get_xlim()
+            assert all(x == round(x) for x in axes.get_xticks() if low <= x <= high)
+            assert "m" not in "".join(x.get_text() for x in bar.get_yticklabels())  # no thousandth of a word
+
+
 def test_the_page_of_a_run(tmp_path: Path) -> None:
     """Tables, figures and the timeline of a traced run, without scripts, network and markup from outside."""
     from pdgemm.planning.machines.machine import Machine
@@ -399,7 +446,7 @@ def test_the_page_of_a_run(tmp_path: Path) -> None:
     text = (tmp_path / "run.html").read_text()
     shown = Page(text)
     assert shown.outside == [] and len({*shown.names}) == len(shown.names)
-    assert "seconds of each rank outside of products" in shown.text and "more threads than cores: <b>host" in shown.text
+    assert "Seconds of each rank outside of products" in shown.text and "more threads than cores: <b>host" in shown.text
     assert "<b>" not in text and "<i>" not in text and text.count("<svg") == 1
     assert ["0", "0.500"] in shown.rows and ["1", "1.50"] in shown.rows
 
@@ -414,6 +461,9 @@ def test_commands_draw(tmp_path: Path) -> None:
         out = tmp_path / f"{name}.svg"
         run = CliRunner().invoke(cli, [name, *words, str(out)], catch_exceptions=False, standalone_mode=False)
         assert run.return_value == 0 and said in out.read_text(), run.output
+        assert run.output.endswith(f"\nwrote {out}\n")
+        run = CliRunner().invoke(cli, [name, *words, str(out), "--json"], catch_exceptions=False, standalone_mode=False)
+        assert json.loads(run.output)["wrote"] == str(out)
         wrong = CliRunner().invoke(cli, [name, *words, str(tmp_path / "x.html")], standalone_mode=False)
         assert isinstance(wrong.exception, ArgumentError) and not (tmp_path / "x.html").exists()
 

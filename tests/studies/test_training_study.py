@@ -271,7 +271,7 @@ def test_a_study_of_training_is_gone_on_with(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     assert (
         "[2/2] 2 ranks, 4 samples of 8 tokens, tp=2,microbatch=2: " in run.stdout
-        and "words as by formulas" in run.stdout
+        and "words match the formulas" in run.stdout
     )
     assert "The losses of 2 cases agree: the largest relative difference in 3 steps" in run.stdout
     path = tmp_path / "training.jsonl"
@@ -341,7 +341,7 @@ def test_losses_and_words_that_differ_are_said(tmp_path: Path) -> None:
     assert run.returncode == 1
     assert "THE LOSSES DIFFER by 1.0e-02" in run.stderr
     first, second = (line for line in run.stdout.splitlines() if line.startswith("["))
-    assert "words as by formulas" in first and "words of tensor DIFFER from their formulas" in second
+    assert "words match the formulas" in first and "words of tensor DIFFER from their formulas" in second
     assert all(x["status"] == "ok" for x in records.open_study(tmp_path / "s.jsonl").measured.values())
 
 

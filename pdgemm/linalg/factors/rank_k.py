@@ -38,6 +38,7 @@ from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.product_layouts import triangle_block
 from pdgemm.schedules.staircase import Staircase, TriangleName
 from pdgemm.support.agreement import together
+from pdgemm.support.text import op_name
 from pdgemm.transport.store import store
 
 Uplo = Literal["L", "U"]
@@ -262,7 +263,8 @@ class RankUpdate(NamedTuple):
         for name, scalar in (("alpha", alpha), ("beta", beta)):
             if name in self.real:
                 as_scalar(scalar, np.dtype(np.float64), name)
-        return Operands(left, right, result, C is None, A is B)
+        names = op_name("A", letter), op_name("A" if A is B else "B", other if letter == "N" else "N")
+        return Operands(left, right, result, C is None, A is B, names=names)
 
 
 def _new(A: DistMatrix, B: DistMatrix, triangle: TriangleName) -> DistMatrix:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdgemm.planning.machines.machine import CUDA, HOST, Machine
+from pdgemm.planning.machines.machine import CUDA, HOST, Link, Machine, Where
 from pdgemm.support.text import in_rate, in_seconds
 
 FASTEST = {HOST: 2e12, CUDA: 1e13}  # bytes per second: no memory of two sockets with HBM, or of one GPU, is faster
@@ -11,18 +11,29 @@ FALLS = 0.75  # least ratio of the rate at the largest size to the best rate: BL
 LONGEST_CALL = 5e-3  # seconds of an empty product: ranks with a core each need a tenth of this time at most
 
 
+def is_possible(link: Link, device: Where) -> bool:
+    """Is a link no faster than any memory, and are its messages no sooner than any can arrive?"""
+    return 1 / link.beta <= FASTEST[device] and link.alpha >= SOONEST
+
+
+def impossible_figures(machine: Machine) -> list[str]:
+    """Return a line for each figure that no machine has."""
+    lines, fastest = [], FASTEST[machine.device]
+    links = [(f"{kind} inside a node", link) for kind, link in machine.intra.items()]
+    links += [(f"{kind} between nodes", link) for kind, link in machine.inter.items()]
+    rates = [(name, 1 / link.beta) for name, link in links]
+    for name, rate in (*rates, ("copy", machine.copy_bandwidth), ("first touch", machine.first_touch_bandwidth)):
+        if rate > fastest:
+            lines.append(f"{name}: {rate / 1e9:.0f} GB/s is more than any memory has ({fastest / 1e9:.0f})")
+    for name, link in links:
+        if link.alpha < SOONEST:
+            lines.append(f"{name}: a message in {in_seconds(link.alpha)} is sooner than any can arrive")
+    return lines
+
+
 def doubts(machine: Machine) -> list[str]:
-    """Return a line for each implausible figure; no lines if all figures are plausible."""
+    """Return a line for each figure that is possible, but that no idle machine has."""
     lines = []
-    fastest = FASTEST[machine.device]
-    for where, links in (("inside a node", machine.intra), ("between nodes", machine.inter)):
-        for kind, link in links.items():
-            if 1 / link.beta > fastest:
-                lines.append(
-                    f"{kind} {where}: {1e-9 / link.beta:.0f} GB/s is more than any memory has ({fastest / 1e9:.0f})"
-                )
-            if link.alpha < SOONEST:
-                lines.append(f"{kind} {where}: a message in {in_seconds(link.alpha)} is sooner than any can arrive")
     for dtype, table in machine.gamma.items():
         sizes = sorted(table)
         best = max(sizes, key=lambda size: table[size])
@@ -32,9 +43,6 @@ def doubts(machine: Machine) -> list[str]:
                 f"{dtype}: {in_rate(table[last])} at {last}, but {in_rate(table[best])} at {best}: rates do not fall "
                 "with the size"
             )
-    for name, rate in (("copy", machine.copy_bandwidth), ("first touch", machine.first_touch_bandwidth)):
-        if rate > fastest:
-            lines.append(f"{name}: {rate / 1e9:.0f} GB/s is more than any memory has ({fastest / 1e9:.0f})")
     if machine.call_overhead > LONGEST_CALL:
         lines.append(f"a call of a product takes {in_seconds(machine.call_overhead)}: its ranks wait for processors")
     return lines

@@ -67,7 +67,8 @@ class ModelPlan(TrainingStep):
         if why := self.layout.lies(self.shape, self.batch):
             return why
         if self.machine.memory and self.all_bytes > self.machine.memory:
-            return f"{self.all_bytes / 1e9:.1f} GB, {self.all_bytes / self.machine.memory:.2f} of a rank's memory"
+            over = self.all_bytes / self.machine.memory - 1
+            return f"{self.all_bytes / 1e9:.1f} GB, {100 * over:.2g}% too much"
         return ""
 
     def run(self, tokens: int | None, price: float | None) -> dict[str, float]:

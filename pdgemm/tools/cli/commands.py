@@ -66,7 +66,7 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="pdgemm")
 def cli() -> None:
-    """Distributed dense matrix multiplication: C := alpha op(A) op(B) + beta C.
+    """Multiply, solve and factor dense matrices that are spread over the ranks of an MPI job.
 
     Run alone or on many ranks: mpirun -n 4 pdgemm multiply a.h5:/x b.h5:/y -o c.h5:/z
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ASSUMED = ("gen", "pos", "her", "lower triangular", "upper triangular")
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Solve systems of linear equations.")
 @click.argument("a", type=MATRIX)
 @click.argument("b", type=MATRIX)
 @click.option("-o", "--output", type=DATASET, required=True, help="Dataset for X; replaced if pdgemm wrote it.")
@@ -77,7 +77,7 @@ def solve(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, assum
     return 0
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Solve a least-squares problem.")
 @click.argument("a", type=MATRIX)
 @click.argument("b", type=MATRIX)
 @click.option("-o", "--output", type=DATASET, required=True, help="Dataset for X; replaced if pdgemm wrote it.")
@@ -122,7 +122,7 @@ def lstsq(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, rcond
     return 0
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Compute a singular value decomposition.")
 @click.argument("a", type=MATRIX)
 @click.option("-k", type=options.COUNT, help="The k largest singular values; default: all.")
 @click.option("-o", "--output", type=DATASET, required=True, help="Group of a file for U, s and Vh, such as f.h5:/svd.")
@@ -147,8 +147,8 @@ def svd(
 
     U (m x k), s (k numbers) and Vh (k x n) are written, where A is about U diag(s) Vh.  The values are printed, with a
     bound of their errors and the part of the sum of squares of A that they hold.  --verify checks that U and Vh have
-    orthonormal columns and rows, that A V = U diag(s) and Ah U = V diag(s), and that no value of A - U diag(s) Vh is
-    larger.
+    orthonormal columns and rows, that A V = U diag(s) and Ah U = V diag(s), and that no singular value of
+    A - U diag(s) Vh exceeds the smallest one in s.
 
     With --memory, A may be larger than the memory: it is read twice if a triangle of its lesser dimension fits the
     memory of a rank, and otherwise until the values are known to the tolerance.  --verify reads it twice more.
@@ -184,11 +184,11 @@ def svd(
         if not all_pass(say, checks):
             return 1
     for name, result in (("Vh", Vh), ("s", s), ("U", U)):
-        _save(say, how, parts[name], result)
+        _save(say, how, parts[name], result, several=True)
     return 0
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Compute eigenvalues of a Hermitian matrix.")
 @click.argument("a", type=MATRIX)
 @click.option("-o", "--output", type=DATASET, help="Group of a file for w and V, such as f.h5:/eigh; default: none.")
 @click.option("--lower/--upper", default=True, help="The triangle of A that is read; default: the lower one.")
@@ -214,7 +214,7 @@ def eigh(
     if n != x.shape[1]:
         raise LayoutError(f"A must be square for eigh, but it is {n} x {x.shape[1]}")
     if subset and not 0 <= subset[0] <= subset[1] < n:
-        raise ArgumentError(f"--subset {subset[0]}:{subset[1]} is no part of the eigenvalues of A, which are 0:{n - 1}")
+        raise ArgumentError(f"--subset {subset[0]}:{subset[1]}: the eigenvalues of A are 0:{n - 1}, in ascending order")
     if subset and alone and how.verified:
         raise ArgumentError("--verify checks eigenvectors, or all eigenvalues: leave out --values or --subset")
     alone = alone or not (output or how.verified)  # the vectors have no use
@@ -238,11 +238,11 @@ def eigh(
         if not all_pass(say, checks):
             return 1
     for name in parts:
-        _save(say, how, parts[name], w if name == "w" else V)
+        _save(say, how, parts[name], w if name == "w" else V, several=True)
     return 0
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Print the rank of a matrix.")
 @click.argument("a", type=MATRIX)
 @click.option(
     "--rtol", type=click.FloatRange(0),
@@ -263,13 +263,13 @@ def rank(say: Speaker, how: How, a: Dataset, rtol: float | None) -> int:
         s = linalg.svdvals(A)
     number = int((s > rtol * s.max(initial=0)).sum())
     shown = [at for at in sorted({0, number - 1, number}) if 0 <= at < len(s)]
-    lines = [f"rank {number} of {m} x {n}: the singular values above {rtol:.3g} s_1"]
+    lines = [f"rank {number} (singular values above {rtol:.3g} s_1) of {m} x {n}"]
     say.note("rank", [*lines, ", ".join(f"s_{at + 1} = {s[at]:.6g}" for at in shown)] if shown else lines, number)
     say.note("singular_values", [], s.tolist())
     return 0
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Compute the Gram matrix of columns.")
 @click.argument("a", type=MATRIX)
 @click.option("-o", "--output", type=DATASET, required=True, help="Dataset for G; replaced if pdgemm wrote it.")
 @on_all_ranks
@@ -295,6 +295,6 @@ def gram(say: Speaker, how: How, a: Dataset, output: Dataset) -> int:
     return 0
 
 
-def _save(say: Speaker, how: How, output: Dataset, result: Any, ndim: int = 2) -> None:
-    """Write a matrix, or an array of numbers that all ranks have, to a dataset.  Collective."""
-    say.save(output, result, compression=how.compression, ndim=ndim, overwrite=how.force)
+def _save(say: Speaker, how: How, output: Dataset, result: Any, ndim: int = 2, several: bool = False) -> None:
+    """Write a matrix, or an array of numbers that all ranks have, to a dataset.  Collective; see `Speaker.save`."""
+    say.save(output, result, several, compression=how.compression, ndim=ndim, overwrite=how.force)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pdgemm.planning.models.model_plan import ModelPlan
     from pdgemm.planning.models.model_shape import ModelShape
 
+_TOKENS = 1 << 20  # of a step, where no --batch is named
+
 _shape = options.stacked_options(
     click.option("--preset", help="A model by name, whose sizes other options change: gpt3-175b, llama3-8b, ..."),
     click.option("--layers", type=options.COUNT),
@@ -28,33 +30,36 @@ _shape = options.stacked_options(
     click.option("--ffn", type=options.COUNT, help="Features between linear layers.  [default: 4 hidden]"),
     click.option("--vocabulary", type=options.COUNT),
     click.option("--sequence", type=options.COUNT, help="Tokens of a sample."),
-    click.option("--experts", type=options.COUNT, help="Of each layer."),
+    click.option("--experts", type=options.COUNT, help="Experts of each layer."),
     click.option("--topk", type=options.COUNT, help="Experts that a token takes.  [default: 2]"),
     click.option("--gated/--no-gated", default=None, help="Three linear layers and no biases, as Llama."),
-    click.option("--tied/--untied", default=None, help="Scores are products with the embedding's table."),
+    click.option("--tied/--untied", default=None, help="The output layer shares the embedding table."),
 )
 
 
-@click.command(cls=OfOneRank)
+@click.command(cls=OfOneRank, short_help="Plan how to divide a transformer.")
 @_shape
-@click.option("--batch", type=options.COUNT, help="Samples of a step, on all ranks together.")
-@click.option("--ranks", type=options.COUNT)
+@click.option(
+    "--batch", type=options.COUNT,
+    help="Samples of a step, on all ranks together.  [default: a million tokens, and as many on each rank]",
+)  # fmt: skip
+@click.option("--ranks", type=options.COUNT, help="Number of ranks, unless --layout tells it.")
 @click.option("--ranks-per-node", type=options.COUNT, help="[default: that of the machine]")
 @click.option(
     "--machine", "machine_name", default="a100-80", show_default=True,
     help="a100-40, a100-80, h100, or a file of `pdgemm calibrate`.",
 )  # fmt: skip
-@click.option("--memory", type=MEMORY, help="Of a rank, with its unit: 40GB.  [default: that of the machine]")
+@click.option("--memory", type=MEMORY, help="Memory per rank, such as 40GB.  [default: that of the machine]")
 @click.option("--dtype", type=click.Choice(("bfloat16", "float16", "float32")), default="bfloat16", show_default=True)
-@click.option("--layout", "layout_text", help="This layout alone: dp=4,tp=4,pp=8,recompute=selective.")
+@click.option("--layout", "layout_text", help="Show this layout alone: dp=4,tp=4,pp=8,recompute=selective.")
 @click.option(
     "--optimizer", type=click.Choice(("adamw", "muon")), default="adamw", show_default=True,
-    help="muon: of the matrices of layers, each whole on one rank; AdamW of all others.",
+    help="muon updates the matrices of layers, each whole on one rank, and AdamW all others.",
 )  # fmt: skip
 @click.option("--fused/--no-fused", default=True, help="Attention in one kernel, which keeps no weights.")
-@click.option("--tokens", type=WORDS, help="Of a whole training run: its days and rank-hours.")
-@click.option("--price", type=click.FloatRange(0), help="Of a rank for an hour: the cost of a million tokens.")
-@click.option("--check", is_flag=True, help="Published step times and sizes beside predictions.")
+@click.option("--tokens", type=WORDS, help="Tokens of a training run, to show its days and rank-hours.")
+@click.option("--price", type=click.FloatRange(0), help="Price of a rank-hour, to show the cost of a million tokens.")
+@click.option("--check", is_flag=True, help="Compare predictions with published step times and sizes.")
 @options.json_
 @options.debug
 def model(
@@ -76,32 +81,32 @@ def model(
     if check:
         echo("\n\n".join(map(str, checked_tables())))
         return 0
-    shape, machine = _shape_of(**sizes), _machine(machine_name, ranks_per_node, memory)
+    shape = _shape_of(**sizes, known=ranks or layout_text)
+    machine, refused = _machine(machine_name, ranks_per_node, memory), []
     fixed = TrainingLayout(dtype=dtype, fused=fused, optimizer=optimizer)
-    if batch is None:
-        raise click.MissingParameter(param_hint="--batch", param_type="option")
-    refused = []
-    if layout_text:
-        layout = TrainingLayout.parsed(layout_text, fixed)
-        if ranks not in (None, layout.ranks):
-            raise ArgumentError(f"the layout {layout_text} is one of {counted(layout.ranks, 'rank')}, not of {ranks}")
+    layout = TrainingLayout.parsed(layout_text, fixed) if layout_text else None
+    if layout and ranks not in (None, layout.ranks):
+        raise ArgumentError(f"the layout {layout_text} is one of {counted(layout.ranks, 'rank')}, not of {ranks}")
+    ranks = layout.ranks if layout else ranks
+    assert ranks
+    batch = batch or ranks * max(1, round(_TOKENS / (shape.sequence * ranks)))
+    if layout:
         plans = [ModelPlan(shape, layout, batch, machine)]
         if why := plans[0].refused:
             raise ArgumentError(f"{layout_text}: {why}")
     else:
-        if ranks is None:
-            raise click.MissingParameter(param_hint="--ranks", param_type="option")
         choice = LayoutSearch(shape, batch, ranks, machine, fixed=fixed).best()
         if not choice.best:
             assert choice.nearest
             raise ArgumentError(
-                f"no layout of {counted(ranks, 'rank')} fits: the nearest one, {choice.nearest.layout}, needs "
+                f"no layout of {counted(ranks, 'rank')} fits: {choice.nearest.layout} comes closest, but needs "
                 f"{choice.nearest.refused}"
             )
         plans = choice.best
-        refused = [f"{counted(choice.fitting, 'layout')} fit, and {choice.refused} do not"]
+        refused = [f"{counted(choice.fitting, 'layout')} {'fits' if choice.fitting == 1 else 'fit'}."]
         if choice.nearest:
-            refused[0] += f", of which {choice.nearest.layout} is the nearest: {choice.nearest.refused}"
+            nearest = f"{choice.nearest.layout} comes closest: {choice.nearest.refused}"
+            refused[0] += f" Of {counted(choice.refused, 'other')}, {nearest}"
     if as_json:
         facts = {"parameters": shape.parameters, "machine": machine.name, "batch": batch}
         echo(json.dumps({**facts, "layouts": [{**x.as_dict(), **x.run(tokens, price)} for x in plans]}))
@@ -113,8 +118,8 @@ def model(
     return 0
 
 
-def _shape_of(preset: str | None, **sizes: Any) -> ModelShape:
-    """Return the model of the options; a preset has defaults of all sizes."""
+def _shape_of(preset: str | None, known: Any, **sizes: Any) -> ModelShape:
+    """Return the model of the options; a preset has defaults of all sizes.   known : whether the ranks are."""
     from pdgemm.planning.models.model_shape import PRESETS, ModelShape
 
     if preset is not None and preset not in PRESETS:
@@ -122,8 +127,11 @@ def _shape_of(preset: str | None, **sizes: Any) -> ModelShape:
     members = dict(PRESETS[preset]) if preset else {}
     members |= {name: size for name, size in sizes.items() if size is not None}
     needed = [x.name for x in fields(ModelShape)][:5]
-    if missing := [name for name in needed if name not in members]:
-        raise click.MissingParameter(param_hint=f"--{missing[0]}", param_type="option")
+    missing = [f"--{name}" for name in needed if name not in members]
+    whole = " (or --preset, which has all sizes)" * bool(missing)
+    if missing or not known:
+        listed = ", ".join(missing) + whole + ("" if known else f"{', ' * bool(missing)}--ranks (or --layout)")
+        raise click.UsageError(f"missing options: {listed}")
     return ModelShape(**members)
 
 
@@ -159,8 +167,8 @@ def _in_detail(plan: ModelPlan, tokens: int | None, price: float | None) -> list
     share = {part: time / plan.step_seconds for part, time in plan.seconds.items()}
     run = plan.run(tokens, price)
     lines = [
-        f"{plan.layout}: {plan.microbatches} microbatches of {plan.layout.microbatch} on a rank, "
-        f"{plan.in_flight(0)} kept",
+        f"{plan.layout}: {plan.microbatches} microbatch{'es' * (plan.microbatches > 1)} of {plan.layout.microbatch} "
+        f"per rank, {plan.in_flight(0)} in flight",
         "GB of a rank: " + ", ".join(f"{kind} {size / 1e9:.1f}" for kind, size in plan.bytes.items()),
         "words received a step: "
         + (", ".join(f"{kind} {in_words(x)} ({plan.links[kind]})" for kind, x in plan.words.items()) or "none"),

@@ -53,14 +53,14 @@ _question = options.stacked_options(
 )
 
 
-@click.command(cls=OfOneRank)
+@click.command(cls=OfOneRank, short_help="Predict how a product would run.")
 @_question
 @click.option("--all", "whole", is_flag=True, help="Show all candidates, and not only the first five.")
 @click.option(
     "--plot",
     "picture",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="FILE.png or .svg: a picture of the candidates, time against memory.",
+    help="FILE.png or .svg: a picture of the candidates, with their time and memory.",
 )
 @click.option(
     "--collective",
@@ -69,7 +69,12 @@ _question = options.stacked_options(
     is_eager=True,  # parsed before --shape, whose callback reads it
     help="In place of a product: how ranks exchange or add up --words.",
 )
-@click.option("--words", type=WORDS, is_eager=True, help="Of the whole vector; with all_to_all, of each rank.")
+@click.option(
+    "--words",
+    type=WORDS,
+    is_eager=True,
+    help="Length of the whole vector; with all_to_all, of the vector of each rank.",
+)
 @options.json_
 @options.debug
 def plan(
@@ -85,7 +90,7 @@ def plan(
     """
     from pdgemm.planning.planner import RULE, candidates_explained
     from pdgemm.planning.search.candidate_table import wrapped
-    from pdgemm.support.text import echo, in_words
+    from pdgemm.support.text import counted, echo, in_words
 
     if operation is not None or words is not None:
         return _collective(operation, words, as_json, **arguments)
@@ -106,8 +111,9 @@ def plan(
     candidates = question.candidates()
     if picture is not None:
         m, n, k = question.mnk
-        title = f"Plans of C ({m} x {n}) := A ({m} x {k}) B on {question.ranks} ranks, {question.machine.name} machine"
-        draw_candidates(candidates, picture, title, question.memory)
+        title = f"Plans of C ({m} x {n}) := A ({m} x {k}) B on {counted(question.ranks, 'rank')}; "
+        draw_candidates(candidates, picture, f"{title}machine: {question.machine.name}", question.memory)
+        facts["wrote"] = str(picture)
     if as_json:
         facts["rule"] = RULE
         echo(json.dumps({**facts, "candidates": [x.as_dict() for x in candidates]}))
@@ -120,10 +126,12 @@ def plan(
             )
         )
         echo(candidates_explained(candidates, whole, "--all"))
+        if picture is not None:
+            echo(f"wrote {picture}")
     return 0
 
 
-@click.command(cls=OfOneRank)
+@click.command(cls=OfOneRank, short_help="Simulate a product message by message.")
 @_question
 @click.option(
     "--plot",
@@ -148,11 +156,13 @@ def simulate(picture: Path | None, force: bool, as_json: bool, **arguments: Any)
         from pdgemm.tools.studies.pictures import check_picture, draw_words
 
         check_picture(picture, force)
-    plan = question.plan()
+    plan, wrote = question.plan(), {}
+    candidate = plan.candidate()
     if picture is not None:
-        title = f"Words from rank to rank: {plan.algorithm} on {plan.candidate().grid_text}, without redistribution"
+        title = f"Words from rank to rank without redistribution:\n{candidate.name} on {candidate.grid_text}"
         draw_words(words_between(plan.product, question.ranks), picture, title)
-    candidate, run = plan.candidate(), walk(plan.product, question.machine, question.ranks)
+        wrote = {"wrote": str(picture)}
+    run = walk(plan.product, question.machine, question.ranks)
     seconds, by_formula = run.seconds + plan.moving_seconds, plan.product_words
     facts = {
         "shape": question.mnk,
@@ -171,6 +181,7 @@ def simulate(picture: Path | None, force: bool, as_json: bool, **arguments: Any)
             for name in ("words_received", "words_sent", "messages_received", "messages_sent")
             for x in (getattr(run, name),)
         },
+        **wrote,
     }
     if as_json:
         echo(json.dumps(facts))
@@ -186,7 +197,7 @@ def simulate(picture: Path | None, force: bool, as_json: bool, **arguments: Any)
         f"received per rank in the product: {words} in {messages}; by formula: {in_words(by_formula)}\n"
         f"received per node: {in_bytes(run.node_bytes.mean())} on average, {in_bytes(run.node_bytes.max())} at most"
     )
-    echo(wrapped(text))
+    echo("\n".join([wrapped(text), *(f"wrote {file}" for file in wrote.values())]))
     return 0
 
 
@@ -292,7 +303,7 @@ def _question_of(
     return Question(*shape, dtype=element_type(dtype), shape=product_grid, machine=machine, **others)
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Measure this machine, for plans.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="JSON file for --machine.")
 @options.device
 @options.force
@@ -301,7 +312,8 @@ def _question_of(
 def calibrate(output: str, device: str, force: bool, as_json: bool) -> int:
     """Measure messages, copies and products on these ranks, for plans on this machine; it takes some 10 seconds.
 
-    Warns about implausible results, which mean that the machine was busy or has fewer cores than ranks.
+    Warns about implausible results, which mean that the machine was busy or has fewer cores than ranks.  Where a figure
+    is impossible after three measurements, no file is written; the exit code then is 1.
 
     Products read the files that PDGEMM_MACHINE names, one for hosts, one for GPUs or both with a colon between them;
     `plan` and `simulate` read the one of --machine.
@@ -310,7 +322,7 @@ def calibrate(output: str, device: str, force: bool, as_json: bool) -> int:
 
     from pdgemm.io.atomic import check_writable_on_all, on_root, replacing
     from pdgemm.planning.machines.machine import MACHINE
-    from pdgemm.planning.machines.plausible import doubts
+    from pdgemm.planning.machines.plausible import doubts, impossible_figures
     from pdgemm.tools.calibrate import calibrate as measure
     from pdgemm.tools.cli.session import session
 
@@ -320,10 +332,14 @@ def calibrate(output: str, device: str, force: bool, as_json: bool) -> int:
         check_writable_on_all(path, comm, 1 << 16, force, MACHINE)  # before the measurements, not after them
         with say.progress("calibrate") as progress:
             machine = measure(MPI.COMM_WORLD, progress, device)
-        text = machine.as_json() + "\n"
+        wrong, text = impossible_figures(machine), machine.as_json() + "\n"
+        say.report("machine", machine)
+        if wrong:
+            lines = [*wrong, f"{output} was not written: measure again when the machine is idle"]
+            say.note("impossible", [f"pdgemm: error: {x}" for x in lines], wrong, err=True)
+            return 1
         with replacing(path, comm, len(text), force, MACHINE) as partial:
             on_root(comm, path, lambda: partial.write_text(text))
-        say.report("machine", machine)
         warnings = doubts(machine)
         if say.grid.memory.oversubscribed:
             warnings.insert(0, "there are more ranks than cores: every figure is that of a crowded machine")

@@ -31,7 +31,7 @@ _scalars = options.stacked_options(
 _seed = click.option("--seed", default=0, show_default=True)
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Write a test matrix to a file.")
 @click.argument("target", type=DATASET)
 @click.option("--shape", type=SHAPE, required=True)
 @click.option("--dtype", type=click.Choice(options.DTYPES), default="float64", show_default=True)
@@ -81,7 +81,7 @@ def generate(
     return 0
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Multiply matrices from files to a file.")
 @click.argument("a", type=MATRIX)
 @click.argument("b", type=MATRIX)
 @click.option(
@@ -192,7 +192,7 @@ def multiply(
         if value is not None and any(unfit.values()):
             raise click.UsageError(f"{name} does not go with {' or '.join(x for x in unfit if unfit[x])}")
     others |= {"shape": product_grid, "accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
-    with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx, page, force):
+    with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx, page, force, ":".join(output)):
         say.lost = f"{output.path} was not written, its contents are unchanged"
         done = multiply_files(
             a, b, output, alpha=alpha, beta=beta, c0=c0, transa=transa, transb=transb, grid=say.grid, block=block,
@@ -202,7 +202,7 @@ def multiply(
     return 0 if done.wrote or done.complete else 1  # a wrong result is not stored
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Check a product that is stored.")
 @click.argument("a", type=MATRIX)
 @click.argument("b", type=MATRIX)
 @click.argument("c", type=MATRIX)

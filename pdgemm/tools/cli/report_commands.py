@@ -12,7 +12,7 @@ from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import OfAllRanks, OfOneRank
 
 
-@click.command(cls=OfAllRanks)
+@click.command(cls=OfAllRanks, short_help="Show what this installation supports.")
 @click.option("--report", "as_report", is_flag=True, help="Print a block to paste into the report of a problem.")
 @options.json_
 @options.debug
@@ -36,7 +36,7 @@ def info(as_report: bool, as_json: bool) -> int:
     return 0
 
 
-@click.command(cls=OfOneRank)
+@click.command(cls=OfOneRank, short_help="Show how a traced run spent time.")
 @click.argument("trace_file", type=click.Path(dir_okay=False))
 @options.machine
 @click.option(
@@ -61,11 +61,14 @@ def profile(trace_file: str, machine_file: str | None, picture: Path | None, for
     figures = load_profile(Path(trace_file), load_machine(machine_file) if machine_file else None, picture is not None)
     if picture is not None:
         draw_timeline(figures, picture, f"Timeline of {trace_file}")
-    echo(json.dumps(figures.as_dict()) if as_json else tables(figures))
+    wrote = {} if picture is None else {"wrote": str(picture)}
+    echo(json.dumps(figures.as_dict() | wrote) if as_json else tables(figures))
+    if wrote and not as_json:
+        echo(f"wrote {picture}")
     return 0
 
 
-@click.command(cls=OfOneRank)
+@click.command(cls=OfOneRank, short_help="Draw a report of scaling studies.")
 @click.argument("studies", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="FILE.html, .png or .svg.")
 @options.machine

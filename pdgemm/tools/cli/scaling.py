@@ -54,7 +54,7 @@ _of_training = options.stacked_options(
 )  # fmt: skip
 
 
-@click.command()
+@click.command(short_help="Measure products, or training, on ranks.")
 @click.argument("kind", type=click.Choice(KINDS), required=False)
 @click.option("--shape", "shapes", type=MNK, multiple=True, help="Of products: m,n,k; on one rank for a weak study.")
 @click.option("--ranks", type=INTEGERS, required=True, help="Numbers of ranks, such as 1,2,4.")
@@ -331,8 +331,7 @@ def _inside(
     study = on_root(comm, path, lambda: _opened(path))
     machine = on_root(comm, path, lambda: _machine_at_hand(path, machine_file, study, device))
     if calibrate:
-        _calibrated(comm, path, device)
-        return 0
+        return 0 if _calibrated(comm, path, device) else 1
     todo = records.left(study, wanted) if only is None else [wanted[number] for number in only]
     todo, fits = _fitting(wanted, todo, comm.size, "this job has", loud=not comm.rank)
     if only is None:
@@ -372,11 +371,17 @@ def _end_of_study(
     return code if good else max(code, 1)
 
 
-def _calibrated(comm: MPI.Intracomm, path: Path, device: str) -> Machine:
+def _calibrated(comm: MPI.Intracomm, path: Path, device: str) -> Machine | None:
+    """Measure and record the machine; None, with a warning, where it was so busy that a figure is impossible."""
     from pdgemm.io.atomic import on_root
+    from pdgemm.planning.machines.plausible import impossible_figures
     from pdgemm.tools.calibrate import calibrate
 
     machine = calibrate(comm, device=device)
+    if wrong := impossible_figures(machine):
+        if not comm.rank:
+            _warn(f"the calibration is not used: {'; '.join(wrong)}")
+        return None
     record = {"machine": json.loads(machine.as_json()), "ranks": comm.size}
     on_root(comm, path, lambda: records.append(path, record))
     return machine

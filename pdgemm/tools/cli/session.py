@@ -49,14 +49,14 @@ class Speaker(Observer):
         self._said = list[str]()  # the texts of reports, for the page
         self._bar = grid.rank == 0 and sys.stderr.isatty() and not as_json
 
-    def report(self, key: str, what: Any) -> None:
-        """Report a result, as a line or as a member of the JSON object."""
+    def report(self, key: str, what: Any, several: bool = False) -> None:
+        """Report a result, as a line or as a member of the JSON object.   several : the member is a list of results."""
         if self.grid.rank:
             return
         plain = what.as_dict() if isinstance(what, Summary) else asdict(what)
         if key == "verify":
             plain["passed"] = what.passed
-        self.facts[key] = [*self.facts.get(key, []), plain] if key == "read" else plain
+        self.facts[key] = [*self.facts.get(key, []), plain] if several or key == "read" else plain
         self._said.append(str(what))
         if not self.as_json:
             say_line(str(what))
@@ -81,25 +81,31 @@ class Speaker(Observer):
         self.report("read", matrix.report)
         return matrix
 
-    def save(self, output: Dataset, matrix: DistMatrix | np.ndarray, **options: Any) -> None:
+    def save(self, output: Dataset, matrix: DistMatrix | np.ndarray, several: bool = False, **options: Any) -> None:
+        """Write a matrix.   several : the command writes several ones, which are a list in the JSON object."""
         with self.progress("write", prod(matrix.shape) * matrix.dtype.itemsize, "B/s") as progress:
             wrote = hdf5.save(*output, matrix, grid=self.grid, progress=progress, **options)
-        self.report("wrote", wrote)
+        self.report("wrote", wrote, several)
 
     def planned(self, plan: ProductPlan) -> None:
         if self.on_a_page and self.grid.rank == 0:
             with suppress(ArgumentError):  # too many ranks for a picture
                 self.words = words_between(plan.product, self.grid.size)
 
-    def traced(self, path: str | None, nvtx: bool, page: str | None, force: bool) -> AbstractContextManager[None]:
-        """Return a context manager that traces its block, if a trace or a page of the trace was requested."""
+    def traced(
+        self, path: str | None, nvtx: bool, page: str | None, force: bool, of: str = ""
+    ) -> AbstractContextManager[None]:
+        """Return a context manager that traces its block, if a trace or a page of the trace was requested.
+
+        of : the name of the result, which the heading of the page begins with.
+        """
         if page is not None:
             self.on_a_page = True
-            return self._on_a_page(path, nvtx, Path(page), force)
+            return self._on_a_page(path, nvtx, Path(page), force, of)
         return trace(path, self.grid, nvtx=nvtx, overwrite=force) if path or nvtx else nullcontext()
 
     @contextmanager
-    def _on_a_page(self, path: str | None, nvtx: bool, page: Path, force: bool) -> Iterator[None]:
+    def _on_a_page(self, path: str | None, nvtx: bool, page: Path, force: bool, of: str) -> Iterator[None]:
         """Trace the block, and write a page of the trace and the reports; without `path` the trace file is removed."""
         from pdgemm.tools.profiling.profile import load_profile
         from pdgemm.tools.studies.pictures import check_page, draw_timeline
@@ -109,7 +115,7 @@ class Speaker(Observer):
         with trace(kept, self.grid, nvtx=nvtx, overwrite=force):
             yield
         said = "\n".join(self._said)
-        title = next((line.partition(",")[0] for line in said.splitlines() if " := " in line), page.stem)
+        title = next((f"{of}: {line.partition(',')[0]}" for line in said.splitlines() if " := " in line), of)
         try:
             on_root(comm, page, lambda: draw_timeline(load_profile(kept, spans=True), page, title, said, self.words))
         finally:

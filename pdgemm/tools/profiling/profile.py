@@ -22,8 +22,8 @@ from pdgemm.support.json_input import Count, Figure, Seconds, Size, decoded
 from pdgemm.support.text import counted
 
 PHASES = ("plan", "product", "wait", "sync", "pack", "post")  # of a product, on the host or in a stream
-# outside products: files, redistributions, small products in batches, what follows the last sum of a product
-OUTSIDE = ("read", "write", "moved", "batch", "epilogue")
+# outside products: files, redistributions, small products in batches, what follows the last sum of a product, checks
+OUTSIDE = ("read", "write", "moved", "batch", "epilogue", "verify")
 TRAINING = (*PASSES, "reduce", "optimizer")  # of a step of training
 LARGE = 1 << 16  # least bytes of a message that shows the bandwidth
 REPORTED = {"product": "compute_seconds", "pack": "pack_seconds"}  # not waits, in which a report includes sync
@@ -140,7 +140,8 @@ class Rank:
     @property
     def busy(self) -> float:
         """The seconds of the passes of training in which the rank does not wait."""
-        return sum(self.training[name] for name in PASSES) - self.training["waits"]
+        of = self.training.get  # reading by [] would add the name, as if there were training
+        return sum(of(name, 0.0) for name in PASSES) - of("waits", 0.0)
 
     @property
     def parts(self) -> dict[str, float]:
@@ -186,7 +187,7 @@ class Profile:
 
     @property
     def critical(self) -> Rank:
-        """The critical rank is the one that waits least."""
+        """The critical rank, the bottleneck, is the one that waits least."""
         return min(self.ranks, key=lambda x: x.waiting)
 
     @cached_property

@@ -42,7 +42,7 @@ def _shares(profile: Profile, width: int) -> Table:
         first, *others = wrap(MEANING[name], width - 30, break_on_hyphens=False)
         rows.append((name, in_seconds(seconds), f"{seconds / profile.mean_seconds:.0%}", first))
         rows += [("", "", "", line) for line in others]
-    title = "where the time of products went, mean of all ranks"
+    title = "Where the time of products went (mean of all ranks)"
     return Table(columns, rows, words=("phase", "what it is"), title=title)
 
 
@@ -53,7 +53,7 @@ def _ranks(profile: Profile) -> Iterator[Table]:
     odd = sorted({critical} | {x for x in [profile.slow] if x is not None})
     shown = [x.number for x in profile.ranks] if len(profile.ranks) <= SHOWN else odd
     several = len(profile.ranks) > 1
-    note = f"; rank {critical} is the critical one" if several else ""
+    note = f"; rank {critical} is the bottleneck" if several else ""
     inside = np.array([[x.seconds, *x.parts.values()] for x in profile.ranks])
     names = ["total", *PHASES, "moves", "other"]
     kept = [x for x, name in enumerate(names) if inside[:, x].any() or name in ("total", "product", "wait")]
@@ -65,7 +65,7 @@ def _ranks(profile: Profile) -> Iterator[Table]:
     if any(x.training for x in profile.ranks):
         names = [*TRAINING[:2], "waits", *TRAINING[2:]]
         seconds = np.array([[x.training[name] for name in names] for x in profile.ranks])
-        yield _of_ranks("each rank in steps of training", names, seconds, shown, "; waits are part of passes", {})
+        yield _of_ranks("each rank in steps of training", names, seconds, shown, "; waits are part of the passes", {})
 
 
 def _of_ranks(
@@ -80,7 +80,7 @@ def _of_ranks(
         (str(name), *(_three_digits(scale * x) for x in row), *[overlaps.get(name, "")] * bool(overlaps))
         for name, row in lines
     ]
-    return Table(("rank", *names, *last), rows, title=f"{unit} of {what}{note}")
+    return Table(("rank", *names, *last), rows, title=f"{unit.capitalize()} of {what}{note}")
 
 
 def _three_digits(number: float) -> str:
@@ -99,7 +99,7 @@ def _transfers(profile: Profile) -> Iterator[Table]:
         )
         for x in every
     ]  # fmt: skip
-    title = "transfers of all ranks; GB/s of those that were waited for"
+    title = "Transfers of all ranks; GB/s of those that were waited for"
     yield Table(columns, rows, words=("kind",), title=title)
     keys = ("gb_per_second", "calibrated_inside_a_node", "calibrated_between_nodes")
     rates = [(x["kind"], *(_rate(x[key]) for key in keys)) for x in every if x[keys[1]] or x[keys[2]]]
@@ -131,7 +131,8 @@ def figures(profile: Profile) -> Iterator[str]:
     if profile.rate is not None:
         yield f"products at {profile.rate:.0%} of the calibrated rate of such products"
     name = profile.machine.name if profile.calibrated else "not calibrated when it was traced (--machine FILE)"
-    yield f"machine: {name}; clocks of nodes agree to {max(x.clock_error_us for x in profile.about):.1f} us"
+    clocks = f"; clocks of nodes agree to {max(x.clock_error_us for x in profile.about):.1f} us"
+    yield f"machine: {name}{clocks * (len({x.node for x in profile.about}) > 1)}"
     if len(profile.networks) > 1:
         slowest, *others = sorted(profile.networks.items(), key=lambda x: x[1])
         typical = median(rate for _, rate in others)

@@ -252,7 +252,7 @@ def _split(section: Section, forecast: Forecast, axes: Axes) -> None:
             axes.barh(places, over, 0.78, left - over, label="compute, transfers hidden behind it", **style)
     for place, point in zip(places, points):
         overlap = f", {point.product.overlap:.0%} of transfers hidden" if point.product.overlap else ""
-        axes.text(101, place, f"{seconds_label(point.product.per_rank.seconds.mean)}{overlap}", va="center", fontsize=8)
+        axes.text(101, place, f"{seconds_label(point.seconds)}{overlap}", va="center", fontsize=8)
     labels = [
         f"{curve.label}, {counted(point.ranks, 'rank')}{'*' * point.oversubscribed}"
         for curve in section.curves

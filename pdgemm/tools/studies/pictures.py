@@ -11,12 +11,12 @@ import numpy as np
 
 from pdgemm.planning.search.candidate_table import Candidate
 from pdgemm.support.files import check_writable, write_file
-from pdgemm.support.text import in_bytes, in_seconds, in_words
+from pdgemm.support.text import in_bytes, in_seconds
 from pdgemm.tools.profiling.profile import Profile, Rank
 from pdgemm.tools.profiling.profile_tables import figures, tables_of
 from pdgemm.tools.studies.figures import drawing, figure_of_panel, form_of, saved
 from pdgemm.tools.studies.page import run_page
-from pdgemm.tools.studies.panels import COLORS, LIMIT, MARKERS, FigurePanel
+from pdgemm.tools.studies.panels import BOX, COLORS, LIMIT, FigurePanel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,12 +26,14 @@ OF_RUNS = (".html", *FORMS)
 MOST_SPANS = 20_000  # the most spans of a timeline that are drawn, more than a picture shows
 # spans of a timeline: colour, upper edge and height in the row of the rank; later entries cover earlier ones
 SPANS = {
+    "forward": ("#cfe6f5", -0.4, 0.5), "backward": ("#fbe3b8", -0.4, 0.5), "verify": ("#a6761d", -0.4, 0.5),
+    "F": ("#a6cee3", -0.4, 0.5), "B": ("#fdbf6f", -0.4, 0.5), "W": ("#9e9ac8", -0.4, 0.5),
     "redistribute": ("#009E73", -0.4, 0.5), "read": ("#CC79A7", -0.4, 0.5), "write": ("#000000", -0.4, 0.5),
-    "plan": ("#bbbbbb", -0.4, 0.5), "product": ("#0072B2", -0.4, 0.5), "pack": ("#56B4E9", -0.4, 0.5),
-    "post": ("#444444", -0.4, 0.5), "wait": ("#E69F00", -0.4, 0.5), "sync": ("#D55E00", -0.4, 0.5),
-    "transfer": ("#88888888", 0.14, 0.26),
+    "plan": ("#F0E442", -0.4, 0.5), "product": ("#0072B2", -0.4, 0.5), "batch": ("#003f63", -0.4, 0.5),
+    "epilogue": ("#7b5ea7", -0.4, 0.5), "reduce": ("#66c2a5", -0.4, 0.5), "optimizer": ("#8b1a4a", -0.4, 0.5),
+    "pack": ("#56B4E9", -0.4, 0.5), "post": ("#444444", -0.4, 0.5), "wait": ("#E69F00", -0.4, 0.5),
+    "sync": ("#D55E00", -0.4, 0.5), "transfer": ("#88888888", 0.14, 0.26),
 }  # fmt: skip
-BESIDE: Any = {"textcoords": "offset points", "fontsize": 7.5, "va": "bottom", "zorder": 1}
 
 
 def check_picture(out: Path, overwrite: bool = False, forms: Sequence[str] = FORMS) -> None:
@@ -56,50 +58,39 @@ def _write(panel: FigurePanel, out: Path) -> None:
 
 # ------------------------------------------------------------------ candidates
 def draw_candidates(candidates: Sequence[Candidate], out: Path, title: str, memory: int | None) -> None:
-    """Draw time against memory for candidates, the chosen one first.   memory : limit in bytes per rank; None: none."""
-    _write(FigurePanel("candidates", title, partial(_candidates, candidates, memory), wide=True, height=5.0), out)
+    """Draw the time and the memory of each candidate.   memory : limit in bytes per rank; None: none."""
+    height = 1.2 + 0.21 * len(candidates)
+    _write(FigurePanel("candidates", title, partial(_candidates, candidates, memory), True, height), out)
 
 
 def _candidates(candidates: Sequence[Candidate], memory: int | None, axes: Axes) -> None:
-    """Draw a marker for each candidate, a ring around the chosen one, and the grids of the cheapest ones as text."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    for number, name in enumerate(dict.fromkeys(x.name for x in candidates)):
-        for fits in (True, False):
-            alike = [x for x in candidates if x.name == name and x.fits == fits]
-            style: Any = {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
-            style |= {"linestyle": "none", "markerfacecolor": style["color"] if fits else "white"}
-            label = name if fits else f"{name}, too big"
-            if alike:
-                axes.plot([x.memory_bytes_per_rank for x in alike], [x.seconds for x in alike], label=label, **style)
-    chosen = candidates[0]
-    ring: Any = {"linestyle": "none", "marker": "o", "markersize": 15, "markerfacecolor": "none", "color": "black"}
-    axes.plot([chosen.memory_bytes_per_rank], [chosen.seconds], label="chosen", **ring)
-    for x, text in _beside(candidates):
-        axes.annotate(text, (x.memory_bytes_per_rank, x.seconds), (5, 6), **BESIDE)
+    """Draw a row for each candidate, in the order of the table: its time at the left, its memory at the right."""
+    whole: Any = axes.get_subplotspec()
+    halves = whole.subgridspec(1, 2)
+    axes.set_subplotspec(halves[0])
+    right = axes.figure.add_subplot(halves[1], sharey=axes)
+    looks = {"chosen": COLORS[0], "not chosen": "#bbbbbb", "does not fit the memory": "white"}
+    look_of = [[*looks][0 if x.chosen else 1 if x.fits else 2] for x in candidates]
+    for half, name, values, form in (
+        (axes, "predicted time", [x.seconds for x in candidates], in_seconds),
+        (right, "memory per rank, A, B and C included", [x.memory_bytes_per_rank for x in candidates], in_bytes),
+    ):
+        for look in dict.fromkeys(look_of):
+            rows = [row for row, other in enumerate(look_of) if other == look]
+            style: Any = {"color": looks[look], "edgecolor": "black", "linewidth": 0.6, "label": look}
+            bars = half.barh(rows, [values[row] for row in rows], **style)
+            half.bar_label(bars, [form(values[row]) for row in rows], padding=3, fontsize=8, bbox=BOX)
+        half.set_xticks([])  # each bar has its number
+        half.margins(x=0.15)
+        half.set_xlabel(name)
+        half.grid(False)
+        half.tick_params(axis="y", length=0, labelleft=half is axes)
     if memory is not None:
-        axes.axvline(memory, label="memory", **LIMIT)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    for axis, form in ((axes.xaxis, in_bytes), (axes.yaxis, in_seconds)):
-        axis.set_major_formatter(FuncFormatter(lambda value, _, form=form: form(value)))
-        axis.set_minor_formatter(NullFormatter())
-    axes.margins(x=0.2, y=0.15)
-    axes.set_xlabel("memory per rank, A, B and C included")
-    axes.set_ylabel("predicted time")
-
-
-def _beside(candidates: Sequence[Candidate]) -> list[tuple[Candidate, str]]:
-    """Return candidates, the cheapest first, with their grids as text, if the text does not cover an earlier text."""
-    at = {x: np.log([max(1, x.memory_bytes_per_rank), max(1e-12, x.seconds)]) for x in candidates}
-    wide, high = (max(1e-12, float(np.ptp(x))) for x in zip(*at.values()))
-    annotated = list[Candidate]()
-    for x in sorted(candidates, key=lambda x: (not x.chosen, not x.fits, x.cost)):
-        apart = [abs(at[x] - at[other]) / (wide, high) for other in annotated]
-        if all(across > 0.25 or up > 0.05 for across, up in apart):
-            annotated.append(x)
-    return [(x, x.grid_text + (f", moves {x.moves}" if x.moves else "")) for x in annotated]
+        right.axvline(memory, **LIMIT)
+        axes.plot([], [], label="memory limit", **LIMIT)  # for the legend
+    moves = [f", moves {x.moves}" * bool(x.moves) for x in candidates]
+    axes.set_yticks(range(len(candidates)), [f"{x.name}, {x.grid_text}{more}" for x, more in zip(candidates, moves)])
+    axes.set_ylim(len(candidates) - 0.4, -0.6)
 
 
 # ------------------------------------------------------------------ words from rank to rank
@@ -114,14 +105,15 @@ def _panel_of_words(words: np.ndarray, title: str) -> FigurePanel:
 
 def _words(words: np.ndarray, axes: Axes) -> None:
     """Draw a square for each pair of ranks; pairs without words are left white."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     some = np.ma.masked_equal(words, 0)
     image = axes.imshow(some, cmap="viridis_r", vmin=0, vmax=max(1, int(words.max(initial=0))), interpolation="nearest")
-    bar = axes.figure.colorbar(image, ax=axes, format=FuncFormatter(lambda value, _: in_words(value)))
-    bar.set_label("words, none: white")
+    beside = axes.inset_axes((1.04, 0, 0.05, 1))  # as high as the map, whose squares determine its height
+    ticks: Any = {"ticks": MaxNLocator(8, integer=True), "format": EngFormatter()}
+    axes.figure.colorbar(image, cax=beside, label="words (white: none)", **ticks)
     for axis, name in ((axes.xaxis, "receives, or reads"), (axes.yaxis, "sends, or is read")):
-        axis.set_major_locator(MaxNLocator(12, integer=True))
+        axis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
         axis.set_label_text(f"rank that {name}")
     axes.grid(False)
 

@@ -264,7 +264,7 @@ def test_a_profile_names_a_slow_rank(comm: Any, shared_tmp_path: Path, stage: in
             text = " ".join(tables(profile).split())
             assert profile.slow == profile.as_dict()["slow_rank"] == (2 if comm.size > 2 else None)
             assert ("rank 2 is slow: it is busy for" in text) == (comm.size > 2)
-            assert "of each rank in steps of training; waits are part of passes rank forward backward" in text
+            assert "of each rank in steps of training; waits are part of the passes rank forward backward" in text
     mesh.free()
 
 

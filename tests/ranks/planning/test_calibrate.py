@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,42 @@ def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.Mon
     assert [*machine.linear] == [32, 128, 512] and all(1e7 < rate < 1e13 for rate in machine.linear.values())
     for calls in (machine.calls, machine.line_calls):
         assert [*calls] == ["layer", "ends", "update"] and all(1e-5 < seconds < 10 for seconds in calls.values())
+
+
+def test_a_link_that_cannot_be_is_measured_again(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the large transfer takes longer than the small one, three times at most."""
+    from pdgemm.planning.machines.plausible import is_possible
+    from pdgemm.tools.calibrate.place import HOSTS, MeasuredPlace
+
+    links, where = import_module("pdgemm.tools.calibrate.links"), MeasuredPlace(None, HOSTS, False, False)
+    for seconds, times in (([(2e-3, 1e-3), (1e-4, 1e-2), (0, 0)], 2), ([(2e-3, 1e-3)] * 9, 3)):
+        left = iter(seconds)
+        monkeypatch.setattr(links, "in_turns", lambda comm, works, left=left: next(left))
+        link = links.measured_link(comm, [], where, words=1 << 20)
+        assert is_possible(link, "host") == (times == 2) and len([*left]) == len(seconds) - times
+
+
+@pytest.mark.parametrize("command", ["calibrate", "scaling"])
+def test_impossible_figures_are_not_written(
+    comm: Any, monkeypatch: pytest.MonkeyPatch, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """Nor used in a study, which then predicts for an ordinary cluster."""
+    from pdgemm.planning.machines.machine import Link, Machine
+    from pdgemm.tools import calibrate
+    from pdgemm.tools.cli.commands import cli
+
+    measured, calls = Machine(intra={**Machine().intra, "ring": Link(1e-3, 1e-13)}), []
+    monkeypatch.setattr(calibrate, "calibrate", lambda *args, **how: calls.append(how) or measured)
+    out = shared_tmp_path / "m.json"
+    words = (
+        ["calibrate", "-o"]
+        if command == "calibrate"
+        else ["scaling", "strong", "--shape", "9,9,9", "--ranks", "1", "--calibrate", "--out"]
+    )
+    assert cli.main([*words, str(out)], standalone_mode=False) == 1 and calls
+    said = capsys.readouterr().err
+    assert comm.rank or "ring inside a node: 10000 GB/s is more than any memory has (2000)" in said
+    assert not out.exists() or "machine" not in out.read_text()
 
 
 @pytest.mark.on_ranks(2)

@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +36,31 @@ def test_report_reads_well(comm: Any) -> None:
         assert 0 < total <= C.report.seconds
         wrong = replace(C.report, extra_bytes=C.report.predicted_extra_bytes + 1)
         assert "but predicted were" in str(wrong) and not wrong.as_predicted
+
+
+def test_titles_name_the_operands_as_they_enter_the_product(comm: Any, shared_tmp_path: Path) -> None:
+    """A matrix whose transpose is multiplied has the shape of the transpose in the title, and so its name."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
+    from pdgemm.io import hdf5
+
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.random((40, 30), grid=grid, seed=0)
+        hdf5.save(shared_tmp_path / "a.h5", "x", A)
+        stored = hdf5.dataset(shared_tmp_path / "a.h5", "x", grid=grid)
+        for X in (A, stored):
+            for C, said in (
+                (pdgemm(1, X, A, transa="T"), "C (30 x 30) := A^T (30 x 40) B, "),
+                (pdgemm(1, X, A, transb="c"), "C (40 x 40) := A (40 x 30) B^H, "),
+                (pdgemm(1, A.T, X), "C (30 x 30) := A (30 x 40) B, "),
+            ):
+                title = C.report.title
+                assert title.startswith(said), title
+        for C, said in (
+            (linalg.herk(1, A), "C (40 x 40) := A (40 x 30) A^H, "),
+            (linalg.gram(A), "C (30 x 30) := A^H (30 x 40) A, "),
+            (linalg.syr2k(1, A, A.copy(), trans="T"), "C (30 x 30) := A^T (30 x 80) B, "),
+        ):
+            assert C.report.title.startswith(said), C.report.title
 
 
 def test_the_summary_is_of_all_ranks_and_the_same_on_all(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:

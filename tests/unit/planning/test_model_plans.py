@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import fields, replace
 from fractions import Fraction
@@ -471,7 +472,7 @@ def test_the_command() -> None:
         ("--heads 7", "heads 7 does not divide hidden 12288"),
         ("--machine b200", "the machines are a100-40, a100-80, h100 and files"),
         ("--memory 80", "'80' is not of the form 80GB or 40GiB, with its unit"),
-        ("--memory 1GB", "no layout of 128 ranks fits: the nearest one, "),
+        ("--memory 1GB", "no layout of 128 ranks fits: "),
         ("--preset gpt5", "the presets are gpt3-175b, "),
         ("--layout dp=3", "is one of 3 ranks, not of 128"),
         ("--layout dp=128,colour=1", "the names are dp, tp, pp"),
@@ -489,6 +490,37 @@ def test_the_command() -> None:
 def test_bad_questions(words: str, message: str) -> None:
     """One line with the possible values, and exit code 2."""
     assert message in " ".join(output(*QUESTION, *words.split(), code=2).split())
+
+
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        ("", "--layers, --hidden, --heads, --vocabulary, --sequence (or --preset, which has all sizes), --ranks (or"),
+        ("--preset llama3-8b", "missing options: --ranks (or --layout)"),
+        ("--layers 2 --heads 2 --ranks 3", "missing options: --hidden, --vocabulary, --sequence (or --preset"),
+    ],
+)
+def test_all_that_is_missing_is_named_at_once(words: str, missing: str) -> None:
+    assert missing in " ".join(output("model", *words.split(), code=2).split())
+
+
+@pytest.mark.parametrize(("ranks", "batch"), [(8, 128), (24, 120), (1000, 1000)])
+def test_a_step_has_a_million_tokens_unless_a_batch_is_named(ranks: int, batch: int) -> None:
+    """Of 8192 tokens a sample; each rank has as many samples, and one at least."""
+    facts = json.loads(output(*shlex.split(f"model --preset llama3-8b --ranks {ranks} --json")))
+    assert facts["batch"] == batch and facts["layouts"]
+    alone = json.loads(
+        output(*shlex.split(f"model --preset llama3-8b --layout dp={ranks},zero=3,recompute=full --json"))
+    )
+    assert alone["batch"] == batch
+
+
+def test_what_does_not_fit_is_told_in_words() -> None:
+    text = output(*shlex.split("model --preset llama3-8b --ranks 8"))
+    assert re.search(r"^\d+ layouts fit. Of \d+ others, dp=\S+ comes closest: [\d.]+ GB, [\d.]+% too much$", text, re.M)
+    assert re.search(r"^dp=\S+: \d+ microbatches of \d+ per rank, \d+ in flight$", text, re.M)
+    one = output(*shlex.split("model --preset llama3-8b --batch 8 --layout dp=8,zero=3,microbatch=1"))
+    assert ": 1 microbatch of 1 per rank, 1 in flight" in one
 
 
 def test_bad_values() -> None:

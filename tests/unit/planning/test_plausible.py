@@ -7,14 +7,15 @@ from dataclasses import replace
 import pytest
 
 from pdgemm.planning.machines.machine import CUDA, Link, Machine, gpu_cluster
-from pdgemm.planning.machines.plausible import doubts
+from pdgemm.planning.machines.plausible import doubts, impossible_figures, is_possible
 
 GOOD = Machine()
 
 
 @pytest.mark.parametrize("machine", [GOOD, gpu_cluster(False), gpu_cluster(True)])
 def test_ordinary_machines_are_not_doubted(machine: Machine) -> None:
-    assert doubts(machine) == []
+    assert doubts(machine) == impossible_figures(machine) == []
+    assert all(is_possible(x, machine.device) for links in (machine.intra, machine.inter) for x in links.values())
 
 
 @pytest.mark.parametrize(
@@ -28,21 +29,38 @@ def test_ordinary_machines_are_not_doubted(machine: Machine) -> None:
             replace(GOOD, inter={**GOOD.inter, "shift": Link(1e-8, 1e-10)}),
             "shift between nodes: a message in 10 ns is sooner than any can arrive",
         ),
+        (replace(GOOD, copy_bandwidth=3e12), "copy: 3000 GB/s is more than any memory has (2000)"),
+        (
+            replace(GOOD, first_touch_bandwidth=2.5e12),
+            "first touch: 2500 GB/s is more than any memory has (2000)",
+        ),
+    ],
+)
+def test_what_cannot_be_is_told(machine: Machine, told: str) -> None:
+    assert impossible_figures(machine) == [told] and doubts(machine) == []
+    links = [*machine.intra.values(), *machine.inter.values()]
+    assert all(is_possible(x, machine.device) for x in links) == ("GB/s" in told and "node" not in told)
+
+
+@pytest.mark.parametrize(
+    ("machine", "told"),
+    [
         (
             replace(GOOD, gamma={**GOOD.gamma, "float64": {8: 3e9, 32: 49e9, 512: 8.7e9}}),
             "float64: 8.7 GFLOP/s at 512, but 49 GFLOP/s at 32: rates do not fall with the size",
         ),
-        (replace(GOOD, copy_bandwidth=3e12), "copy: 3000 GB/s is more than any memory has (2000)"),
         (
             replace(GOOD, call_overhead=0.0154),
             "a call of a product takes 15 ms: its ranks wait for processors",
         ),
     ],
 )
-def test_what_cannot_be_is_told(machine: Machine, told: str) -> None:
-    assert doubts(machine) == [told]
+def test_what_no_idle_machine_has_is_told(machine: Machine, told: str) -> None:
+    assert doubts(machine) == [told] and impossible_figures(machine) == []
 
 
 def test_a_gpu_may_copy_faster_than_a_host() -> None:
     fast = replace(gpu_cluster(False), copy_bandwidth=8e12)
-    assert doubts(fast) == [] != doubts(replace(fast, copy_bandwidth=2e13)) and fast.device == CUDA
+    assert (
+        impossible_figures(fast) == [] != impossible_figures(replace(fast, copy_bandwidth=2e13)) and fast.device == CUDA
+    )
