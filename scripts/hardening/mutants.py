@@ -146,7 +146,7 @@ MUTANTS = [
     ),
     Mutant(
         "models: rings that leave a node have one card", "pdgemm/planning/models/step_seconds.py",
-        "else min(node, stride)", "else 8",
+        "else min(node, rings)", "else 1",
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
@@ -203,6 +203,12 @@ MUTANTS = [
         "models: measured functions are forward alone", "pdgemm/planning/models/step_seconds.py",
         "else elements * measured * self._size / 4", "else elements * measured * self._size / 4 * (1 + _BACKWARD)",
         (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "machines: ranks are together on a node because they are few", "pdgemm/planning/machines/machine.py",
+        "if self.ranks_per_node and length > 1 else 0.0",
+        "if self.ranks_per_node and length > 1 and stride * length > self.ranks_per_node else 0.0",
+        (f"0 {U}planning/test_model_plans.py", f"0 {U}planning/test_model.py"),
     ),
     Mutant(
         "models: slices of a product hide transfers between nodes", "pdgemm/planning/models/step_seconds.py",
@@ -332,7 +338,7 @@ MUTANTS = [
     ),
     Mutant(
         "model: a node holds no direction of a grid", "pdgemm/planning/machines/machine.py",
-        "return (length - together) / (length - 1)", "return (length - together) / length",
+        "/ (length * (length - 1))", "/ (length * length)",
         (f"0 {U}planning/test_model.py {U}planning/test_planner.py",),
     ),
     Mutant(
