@@ -7,7 +7,7 @@ import numpy as np
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io import pieces
 from pdgemm.io.source import Source
-from pdgemm.matrix.residual import Images, summed
+from pdgemm.matrix.residual import Images, added_images
 from pdgemm.support.agreement import together
 
 
@@ -32,4 +32,4 @@ def applied(grid: ProcessGrid, source: Source, X: np.ndarray, size: np.ndarray) 
                 product[left] += part @ X[right]
                 bound[left] += np.abs(part) @ size[right]
                 np.maximum(most[left], np.abs(part).max(axis=1, initial=0), out=most[left])
-    return summed(comm, product, bound, most)
+    return added_images(comm, product, bound, most)

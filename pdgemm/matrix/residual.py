@@ -224,10 +224,10 @@ def _apply(M: DistMatrix, X: np.ndarray, size: np.ndarray) -> Images:
             product[rows[slab]] = to_host(part @ here)
             part = np.abs(part)
             bound[rows[slab]], most[rows[slab]] = to_host(part @ there), to_host(part.max(axis=1))
-    return summed(M.grid.comm, product, bound, most)
+    return added_images(M.grid.comm, product, bound, most)
 
 
-def summed(comm: MPI.Intracomm, product: np.ndarray, bound: np.ndarray, most: np.ndarray) -> Images:
+def added_images(comm: MPI.Intracomm, product: np.ndarray, bound: np.ndarray, most: np.ndarray) -> Images:
     """Return what all ranks have of M X and |M| size, added up, and the largest elements of rows.  Collective."""
     comm.Allreduce(MPI.IN_PLACE, product, MPI.SUM)
     comm.Allreduce(MPI.IN_PLACE, bound, MPI.SUM)
