@@ -132,8 +132,8 @@ class FilesProduct:
             dataset.complete(checksum.text(self.grid.comm, counted.total), check=True)
             seconds = perf_counter() - start
             if seed is not None:
-                residual = self._residual(source(self.grid, "C", dataset.place), seed)
-                if not residual.passed:
+                residual = self.residual(source(self.grid, "C", dataset.place), seed)
+                if residual.wrong:
                     raise WrongResult
             wrote = dataset.report(self.grid.comm.allreduce(counted.write_seconds, MPI.MAX))
         return self._report(counted, seconds, kept), residual, wrote
@@ -215,7 +215,8 @@ class FilesProduct:
     def explain(self) -> str:
         return self.tiling.explain(self.memory)
 
-    def _residual(self, c: Source, seed: int) -> Residual:
+    def residual(self, c: Source, seed: int) -> Residual:
+        """Return the comparison of C in a file with A, B and random vectors.  Collective."""
         sums = {name: self._options.arguments[name] for name in ("accumulate_dtype", "compute_type")}
         X = random_vectors(c.shape[1], seed)
         of = partial(applied, self.grid)

@@ -40,7 +40,8 @@ class FilesResult(NamedTuple):
 
     product  : the report of the product.   verified : the comparison with random vectors.
     wrote    : the report of writing C; None if the comparison shows that C is wrong, and C was not stored.
-    complete : an earlier job had finished the product, and nothing was done.
+    complete : an earlier job had finished the product, and nothing was computed; False where the comparison, which is
+        done all the same, shows that its C is wrong.
     """
 
     product: Any = None
@@ -86,7 +87,8 @@ def multiply_files(
     memory  : bytes per rank for A, B, C and all buffers; larger matrices are read and multiplied in parts.
     checkpoint, mtbf : seconds between two checkpoints, and mean seconds between failures.  The same call goes on from
         the last checkpoint.  With memory or checkpoint, no block and no compression, and the device is the host.
-    seed    : C is compared with A, B and random vectors of this seed, and not stored if the comparison fails.
+    seed    : C is compared with A, B and random vectors of this seed, and not stored if the comparison shows that C is
+        wrong.
     observer : receives progress, reports and plans.
 
     Before elements are read, all that does not depend on them is checked: shapes, types, options, the output, and
@@ -185,7 +187,7 @@ class _Work(NamedTuple):
             with self.say.progress("verify"):
                 residual = verify(C, self.alpha, A, B, self.beta, before, seed=self.seed, **sums)
             self.say.report("verify", residual)
-            if not residual.passed:
+            if residual.wrong:
                 return FilesResult(report, residual)
         with self.say.progress("write", self.a.shape[0] * self.b.shape[1] * self.stored.itemsize, "B/s") as progress:
             ndim = ndim_of_product(self.b, self.c)
@@ -205,7 +207,7 @@ class _Work(NamedTuple):
             "a tile of C and panels of A and B",
             f", or less {typed('--memory', 'memory=')}",
         )
-        self.check_output()
+        in_place = self.check_output()
 
         def begun(left: Left | None) -> None:
             if left is not None:
@@ -218,8 +220,21 @@ class _Work(NamedTuple):
             except Complete:
                 there = f"{':'.join(self.output)} is complete: an earlier job has finished it"
                 self.say.note("complete", [there], True)
-                return FilesResult(complete=True)
+                return self.finished_before(files, in_place)
         for name, each in zip(("product", "verify", "wrote"), done):
             if each is not None:
                 self.say.report(name, each)
         return FilesResult(*done)
+
+    def finished_before(self, files: FilesProduct, in_place: bool) -> FilesResult:
+        """Compare the result of an earlier job, which may not have compared it, and whose file may be damaged since."""
+        if self.seed is None:
+            return FilesResult(complete=True)
+        if in_place:
+            replaced = "warning: C is not verified: it has replaced C on entry, from which it was computed"
+            self.say.note("verify", [replaced], None)
+            return FilesResult(complete=True)
+        with self.say.progress("verify"):
+            residual = files.residual(source(self.grid, "C", self.output), self.seed)
+        self.say.report("verify", residual)
+        return FilesResult(verified=residual, complete=not residual.wrong)

@@ -22,6 +22,9 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import ComputeType, DType
 from pdgemm.support.agreement import together
 
+Images = tuple[np.ndarray, np.ndarray, np.ndarray]  # M X, |M| size, and the largest |element| of each row of M
+_UNLIKELY = 8  # standard deviations
+
 
 @dataclass(frozen=True)
 class Residual:
@@ -32,20 +35,34 @@ class Residual:
     rows: int  # rows of C that were compared
     not_finite: int  # rows that hold NaN or infinity both in C X and in the expected result
     misplaced: int  # rows that hold NaN or infinity in only one of these
+    of_zeros: float  # the value that zeros in place of C would have
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the residual is above the bound, or NaN and infinity are in other rows than expected."""
+        return not self.value <= self.bound or self.misplaced > 0
 
     @property
     def passed(self) -> bool:
-        """Whether the residual is within the bound, and NaN and infinity are in the expected rows only."""
-        return self.value <= self.bound and not self.misplaced
+        """Whether C is right: nothing is wrong, and zeros in place of C would have been wrong."""
+        tells = self.of_zeros > self.bound or (self.of_zeros == 0 and (self.rows > 0 or not self.not_finite))
+        return not self.wrong and tells
 
     def __str__(self) -> str:
-        text = f"residual {self.value:.1e} (tolerance {self.bound:.1e}): {'ok' if self.passed else 'WRONG'}"
+        text = f"residual {self.value:.1e} (tolerance {self.bound:.1e}): {verdict(self)}"
+        if not (self.passed or self.wrong) and self.rows:
+            text += f"; zeros in place of C have {self.of_zeros:.1e}, too"
         if self.not_finite:
             rows = f"{self.not_finite} of {self.rows + self.not_finite} rows"
             text += f"\nwarning: {rows} of C hold NaN or infinity, as the operands have it; they are not compared"
         if self.misplaced:
             text += f"\nrows of C that hold NaN or infinity unexpectedly, or lack it: {self.misplaced}"
         return text
+
+
+def verdict(check: Any) -> str:
+    """Return what a check says, as a word of its line."""
+    return "ok" if check.passed else "WRONG" if check.wrong else "this check cannot tell"
 
 
 def verify(
@@ -66,16 +83,21 @@ def verify(
     A : (m, k);  B : (k, n);  C, C0 : (m, n), each of any type and layout on grids over the same ranks; views too.
     vectors : the number of columns of X, whose elements are in [-1, 1).  Apart from rounding, a wrong element of C is
               missed with probability zero: an error is detected above about sqrt(k) eps (|A||B||X|)_i.
+              Here |B||X| is at most 8 times the 2-norm of a row of B scaled by X, because the elements of X have
+              random signs: a sum of n errors is larger with a probability below 2 exp(-32) (Hoeffding 1963).
 
     accumulate_dtype : the type in which C was accumulated, where this type is less precise than C's own.
     compute_type     : the type to which the product rounded A and B, or the name of its products of slices.
 
+    Returns a `Residual`, which has not passed where the bound is too large to tell C from zeros.
+
     Products are in double precision; the bound is 3 sqrt(max(k, n) + 2) eps of the accumulation type, by default
     C's type, or float32 for 16 bits (Higham 2002, 3.6, and the tolerance of SLATE's test_gemm); plus half an eps
     for each rounding of an operand to `compute_type`, and of C to 16 bits.  Complex: times 2 sqrt(2).  The errors of
-    "ozaki" are relative to the largest elements of rows and columns: |A||B||X| gets a term for them.
-    Cost: 4 (mk + kn + mn) vectors / P flops, three pairs of allreduces of `vectors` words per row; where beta is not 0,
-    one pair and 4 mn vectors / P flops more.
+    "ozaki" are relative to the largest elements of rows and columns: |A||B||X| gets a term for them.  The rounding of
+    C is relative to |C||X|.
+    Cost: 4 (mk + kn + mn) vectors / P flops, three pairs of allreduces of `vectors` words per row, and of one word;
+    where beta is not 0, one more and 4 mn vectors / P flops.
     Raises LayoutError on every rank when shapes do not fit.
     """
     sums: Any = {"accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
@@ -84,7 +106,7 @@ def verify(
 
 
 def residual(
-    apply: Callable[[Any, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
+    apply: Callable[[Any, np.ndarray, np.ndarray], Images],
     C: Any,
     alpha: complex,
     A: Any,
@@ -98,7 +120,7 @@ def residual(
 ) -> Residual:
     """Return the outcome of `verify` for matrices of any kind that have a shape and a dtype.
 
-    apply(M, X, size) : returns M X and |M| size, both whole on every rank.
+    apply(M, X, size) : returns M X, |M| size, and the largest |element| of each row of M, whole on every rank.
     """
     m, k, n = A.shape[0], A.shape[1], B.shape[1]
     how = None if compute_type is None else EMULATIONS.get(compute_type)
@@ -106,31 +128,44 @@ def residual(
     sums = accumulate_dtype or (how.sums if how else "f4" if compute_type else np.float64)
     unit = max(map(dtypes.eps, (dtypes.arithmetic(C.dtype), np.float64, sums)))
     of_largest, rounded = how is not None and how.scaled, 0.0 if compute_type is None else dtypes.COMPUTE[compute_type]
-    once = rounded + (dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.NARROW else 0)
-    bound = 3 * float(np.sqrt(max(k, n) + 2)) * unit + once
+    stored = dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.NARROW else 0.0
+    bound = 3 * float(np.sqrt(max(k, n) + 2)) * unit + rounded + stored
+
+    def times_x(M: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return M X, and the size of the sums of relative errors of the elements of M."""
+        image, size, most = apply(M, X, np.abs(X))
+        return image, np.minimum(size, _UNLIKELY * np.sqrt(most)[:, None] * np.sqrt(size))
+
     with np.errstate(invalid="ignore", over="ignore"), timed("verify"):
-        left, _ = apply(C, X, np.abs(X))
+        left, own = times_x(C)
         right: Any = np.zeros((m, X.shape[1]))
         scale: Any = np.zeros((m, X.shape[1]))
         if alpha != 0:  # else A and B are not read, whatever values they have
-            image, size = apply(B, X, np.abs(X))
+            image, size = times_x(B)
             if of_largest:  # errors are relative to the largest elements of rows of A and of columns of B
                 size = size + k * rounded / bound * size.max(axis=0, initial=0, where=np.isfinite(size))
-            right, scale = apply(A, image, size)
+            right, scale, _ = apply(A, image, size)
             right, scale = alpha * right, abs(alpha) * scale
         if beta != 0 and C0 is not None:
-            added, size = apply(C0, X, np.abs(X))
+            added, size = times_x(C0)
             right, scale = right + beta * added, scale + abs(beta) * size
-        finite_left, finite_right = np.isfinite(left).all(axis=1), np.isfinite(right).all(axis=1)
+        scale = scale * (1 - stored / bound)  # without the rounding of C, which is that of its elements
+        finite_left, finite_right = (np.isfinite(x).all(axis=1) for x in (left + own, right + scale))
         both = finite_left & finite_right
-        wrong = np.abs(left - right)[both]
-    relative = np.divide(wrong, scale[both], out=np.where(wrong > 0, np.inf, 0.0), where=scale[both] > 0)
+        wrong, missing = np.abs(left - right), np.abs(right)
+        size = scale + own * (stored / bound)
+
+    def relative(errors: np.ndarray, sizes: np.ndarray) -> float:
+        e, s = errors[both], sizes[both]
+        return float(np.divide(e, s, out=np.where(e > 0, np.inf, 0.0), where=s > 0).max(initial=0.0))
+
     return Residual(
-        value=float(relative.max(initial=0.0)),
+        value=relative(wrong, size),
         bound=bound * (8**0.5 if C.dtype.kind == "c" else 1),
         rows=int(both.sum()),
         not_finite=int((~finite_left & ~finite_right).sum()),
         misplaced=int((finite_left != finite_right).sum()),
+        of_zeros=relative(missing, scale),
     )
 
 
@@ -176,19 +211,26 @@ def random_vectors(n: int, seed: int, vectors: int = 2) -> np.ndarray:
     return X
 
 
-def _apply(M: DistMatrix, X: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return M X and |M| size, whole on every rank, in double precision."""
+def _apply(M: DistMatrix, X: np.ndarray, size: np.ndarray) -> Images:
+    """Return M X, |M| size and the largest elements of rows, whole on every rank, in double precision."""
     wide = np.result_type(M.dtype, X.dtype, np.float64)
     (rows, cols), (m, n) = M.indices(), M.stored.shape
     product: Any = np.zeros((M.shape[0], X.shape[1]), wide)
-    bound = np.zeros(product.shape)
+    bound, most = np.zeros(product.shape), np.zeros(len(product))
     here, there = beside(X[cols], M.stored), beside(size[cols], M.stored)
     with together(M.grid.comm, M.device != HOST):  # a device may lack memory on one rank
         for slab in slabs(m, n, at_a_time(M.stored, 1 << 20)) if m * n else ():
             part = M.stored[slab].astype(wide, copy=False)
             part = np.conj(part) if M.conjugated else part
             product[rows[slab]] = to_host(part @ here)
-            bound[rows[slab]] = to_host(np.abs(part) @ there)
-    M.grid.comm.Allreduce(MPI.IN_PLACE, product, MPI.SUM)
-    M.grid.comm.Allreduce(MPI.IN_PLACE, bound, MPI.SUM)
-    return product, bound
+            part = np.abs(part)
+            bound[rows[slab]], most[rows[slab]] = to_host(part @ there), to_host(part.max(axis=1))
+    return added_images(M.grid.comm, product, bound, most)
+
+
+def added_images(comm: MPI.Intracomm, product: np.ndarray, bound: np.ndarray, most: np.ndarray) -> Images:
+    """Return what all ranks have of M X and |M| size, added up, and the largest elements of rows.  Collective."""
+    comm.Allreduce(MPI.IN_PLACE, product, MPI.SUM)
+    comm.Allreduce(MPI.IN_PLACE, bound, MPI.SUM)
+    comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
+    return product, bound, most

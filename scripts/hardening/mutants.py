@@ -146,7 +146,7 @@ MUTANTS = [
     ),
     Mutant(
         "models: rings that leave a node have one card", "pdgemm/planning/models/step_seconds.py",
-        "else min(node, stride)", "else 8",
+        "else min(node, rings)", "else 1",
         (f"0 {U}planning/test_model_plans.py",),
     ),
     Mutant(
@@ -203,6 +203,12 @@ MUTANTS = [
         "models: measured functions are forward alone", "pdgemm/planning/models/step_seconds.py",
         "else elements * measured * self._size / 4", "else elements * measured * self._size / 4 * (1 + _BACKWARD)",
         (f"0 {U}planning/test_model_plans.py",),
+    ),
+    Mutant(
+        "machines: ranks are together on a node because they are few", "pdgemm/planning/machines/machine.py",
+        "if self.ranks_per_node and length > 1 else 0.0",
+        "if self.ranks_per_node and length > 1 and stride * length > self.ranks_per_node else 0.0",
+        (f"0 {U}planning/test_model_plans.py", f"0 {U}planning/test_model.py"),
     ),
     Mutant(
         "models: slices of a product hide transfers between nodes", "pdgemm/planning/models/step_seconds.py",
@@ -332,7 +338,7 @@ MUTANTS = [
     ),
     Mutant(
         "model: a node holds no direction of a grid", "pdgemm/planning/machines/machine.py",
-        "return (length - together) / (length - 1)", "return (length - together) / length",
+        "/ (length * (length - 1))", "/ (length * length)",
         (f"0 {U}planning/test_model.py {U}planning/test_planner.py",),
     ),
     Mutant(
@@ -440,7 +446,7 @@ MUTANTS = [
     ),
     Mutant(
         "matrix: the residual's bound is that of double precision", "pdgemm/matrix/residual.py",
-        "(dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.NARROW else 0)", "0",
+        "dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.NARROW else 0.0", "0.0",
         (f"1 {R}matrix/test_residual.py {R}matrix/test_views.py",),
     ),
     Mutant(
@@ -503,6 +509,36 @@ MUTANTS = [
         "pdgemm/algorithms/protection/row_checksums.py",
         "norms = norms + self._of_largest *", "norms = norms + 0 *",
         (f"1 {R}algorithms/test_emulated.py",),
+    ),
+    Mutant(
+        "verify: a tolerance near 1 is ok", "pdgemm/tools/cli/linalg_job.py",
+        "return self.value <= self.bound <= TELLS", "return self.value <= self.bound",
+        ("1 tests/cli/test_verified.py",),
+    ),
+    Mutant(
+        "verify: eigenvalues are those of the triangle that was read", "pdgemm/tools/cli/linalg_job.py",
+        "return hermitian(Work(\"verify\"), H) if alone else A", "return hermitian(Work(\"verify\"), H)",
+        ("1 tests/cli/test_verified.py",),
+    ),
+    Mutant(
+        "verify: a result that was finished before is not compared", "io/streamed/multiply_files.py",
+        "complete=not residual.wrong", "complete=True",
+        ("1 tests/cli/test_verified.py",),
+    ),
+    Mutant(
+        "verify: zeros in place of C pass where the bound is large", "pdgemm/matrix/residual.py",
+        "return not self.wrong and tells", "return not self.wrong",
+        (f"1 {R}matrix/test_residual.py",),
+    ),
+    Mutant(
+        "verify: errors of all elements of a row add up", "pdgemm/matrix/residual.py",
+        "_UNLIKELY = 8", "_UNLIKELY = 1e9",
+        (f"1 {R}matrix/test_residual.py",),
+    ),
+    Mutant(
+        "verify: a sum that overflows explains any error", "pdgemm/matrix/residual.py",
+        "(left + own, right + scale)", "(left, right)",
+        (f"1 {R}matrix/test_residual.py",),
     ),
     Mutant(
         "verify: small elements beside large ones have all their digits", "pdgemm/matrix/residual.py",

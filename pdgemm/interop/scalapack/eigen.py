@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -152,12 +153,19 @@ def _compute(
         return 0
     lower = letter(uplo) == "L"
     if not vectors:
-        w = eigh(A, lower=lower, eigvals_only=True, **wanted.subset)
+        w = _of_triangle(A, lower=lower, eigvals_only=True, **wanted.subset)
     else:
-        w, V = eigh(A, lower=lower, **wanted.subset)
+        w, V = _of_triangle(A, lower=lower, **wanted.subset)
         redistribute(V, Z[0][:, : len(w)])
     values.put(w)
     return len(w)
+
+
+def _of_triangle(A: Any, **how: Any) -> Any:
+    """Return what `eigh` does of the triangle that it reads; ScaLAPACK's callers may have anything in the other one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* is not Hermitian")
+        return eigh(A, **how)
 
 
 def _gvd(
@@ -196,9 +204,9 @@ def _gvd(
         return n + minor
     pair = Standard.of_factor(Work(routine), A if lower else A.H, L if lower else L.H, kind)  # type: ignore[arg-type]
     if letter(jobz) == "N":
-        values.put(eigh(pair.C, eigvals_only=True))
+        values.put(_of_triangle(pair.C, eigvals_only=True))
         return 0
-    eigenvalues, Y = eigh(pair.C)
+    eigenvalues, Y = _of_triangle(pair.C)
     redistribute(pair.vectors(Y), A)
     values.put(eigenvalues)
     return 0

@@ -10,7 +10,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
 from pdgemm.linalg.eigen.division import divided
-from pdgemm.linalg.eigen.generalized import Standard, hermitian, lower_triangle
+from pdgemm.linalg.eigen.generalized import Standard, hermitian, lower_triangle, warn_unless_hermitian
 from pdgemm.linalg.eigen.lanczos import lanczos
 from pdgemm.linalg.eigen.one_stage import OneStage
 from pdgemm.linalg.eigen.tridiagonal import tridiagonal_eigh
@@ -88,6 +88,8 @@ def eigh(
         steps may suffice.
     protect : protection of the products, as for `pdgemm`, without B; other steps are not protected.
 
+    All ranks warn with scipy.linalg.LinAlgWarning where A or B is not Hermitian, up to rounding, unless the triangle
+    that is not read is zero.
     Returns w in ascending order, real and the same on every rank, and V (n, n) or (n, number of w) with orthonormal
     columns.
 
@@ -122,6 +124,8 @@ def eigh(
         arguments += ["eigh", A.distribution, A.dtype, None if B is None else B.distribution, type, bool(lower)]
         arguments += [bool(eigvals_only), subset, k, which, tolerance, steps and most, check_protection(protect, A)]
     work = Work("eigh", protect)
+    for name, X in [("A", A)] if B is None else [("A", A), ("B", B)]:
+        warn_unless_hermitian(work, name, X, lower)
     H, pair = A if lower else A.H, None
     if B is not None:
         pair = Standard.of(work, H, B if lower else B.H, type)

@@ -12,9 +12,11 @@ from pdgemm.linalg.factors.cholesky import cholesky_factor
 from pdgemm.linalg.factors.triangular import solve_triangular, trmm
 from pdgemm.linalg.functions.iterations import Work
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.dtypes import eps
 from pdgemm.matrix.argument_checks import shape_of
-from pdgemm.matrix.array_functions import tril
+from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.support.agreement import warn_together
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,20 @@ class Standard:
 def hermitian(work: Work, A: DistMatrix) -> DistMatrix:
     """Return the Hermitian matrix whose lower triangle is that of A.  Collective."""
     return work.add(lower_triangle(A), 1, tril(A, -1).H)
+
+
+def warn_unless_hermitian(work: Work, name: str, A: DistMatrix, lower: bool) -> None:
+    """Warn on all ranks where A is neither Hermitian, up to rounding, nor one triangle and zeros.  Collective."""
+    H = A if lower else A.H
+    if not 0 < A.grid.expected(triu(H, 1).norm("max"), 1.0) < np.inf:
+        return
+    apart = A.grid.expected(work.add(triu(H), -1, tril(H).H).norm("max"), 0.0)
+    if apart > 3 * len(A) * eps(A.dtype) * A.norm("max"):
+        warn_together(
+            A.grid.comm,
+            f"{name} ({shape_of(A)} on a {A.grid} grid) is not Hermitian: its {'lower' if lower else 'upper'} triangle "
+            f"is taken (largest difference {apart:.1e})",
+        )
 
 
 def lower_triangle(A: DistMatrix) -> DistMatrix:

@@ -175,14 +175,16 @@ class Machine:
         flops = gemm_flops(m, n, k, dtype.kind == "c") / ranks
         return flops / self.rate(str(dtype), *mnk) + (a * b + b * c + c * a) * dtype.itemsize / self.copy_bandwidth
 
-    def transfer(self, kind: str, words: float, messages: float, itemsize: int, stride: int, length: int) -> float:
-        """Return the seconds in which a rank receives words and messages along one dimension of a grid.
+    def transfer(
+        self, kind: str, words: float, messages: float, itemsize: int, stride: int, length: int, ranks: int
+    ) -> float:
+        """Return the seconds in which a rank receives words and messages along one dimension of a grid of `ranks`.
 
         Nodes are assumed to hold consecutive ranks; ranks along the dimension are `stride` apart.
         """
         mover = MOVERS.get(kind)
         # a relaying mover sends messages between nodes only; its other panels are read in place
-        away = 1.0 if mover is not None and mover.relayed else self.away(stride, length)
+        away = 1.0 if mover is not None and mover.relayed else self.away(stride, length, ranks)
         near, far = self.links(kind)
         sharing = self.ranks_per_node or 1
         near_seconds = messages * near.alpha + words * itemsize * near.beta
@@ -212,12 +214,13 @@ class Machine:
             hidden = self.overlap * min(computing * later, moving if first_panel_is_local else moving * later)
         return computing + moving - hidden + steps * self.panel_overhead
 
-    def away(self, stride: int, length: int) -> float:
-        """Return the fraction of the other ranks along a grid dimension that are on other nodes."""
-        if self.ranks_per_node is None or length < 2:
-            return 0.0
-        together = min(length, max(1, self.ranks_per_node // stride))
-        return (length - together) / (length - 1)
+    def away(self, stride: int, length: int, ranks: int) -> float:
+        """Return the fraction of the other ranks of a line that are on other nodes, of the line with the most of them.
+
+        A line has `length` of the ranks, `stride` apart; of each group of stride x length ranks there are `stride`
+        lines.  On nodes of 8, groups of 6 leave their node: 0 to 5 do not, but 6 and 7 are apart from 8 to 11.
+        """
+        return _away(self.ranks_per_node, stride, length, ranks) if self.ranks_per_node and length > 1 else 0.0
 
     def __str__(self) -> str:
         """Return the parameters as text in microseconds, GB/s and GFLOP/s."""
@@ -271,6 +274,17 @@ def touched(work: tuple[int, int, int], block_mnk: tuple[int, int, int]) -> floa
     """Return the words of A, B and C that are accessed by a local product in blocks of `block_mnk`."""
     m, n, k = work
     return m * n * k * sum(1 / size for size in block_mnk)
+
+
+@lru_cache(maxsize=1 << 12)
+def _away(node: int, stride: int, length: int, ranks: int) -> float:
+    """Return `Machine.away` on nodes of `node` ranks, as the mean over the ranks of a line."""
+    group = stride * length
+    groups = np.arange(max(1, ranks // group))[:, None] * group
+    firsts = np.unique((groups + np.arange(stride)) % node)[:, None]  # the first rank of a line, counted on its node
+    ends = np.arange(0, group + 2 * node, node)  # of nodes, from the one where a line begins
+    counts = np.diff((-((firsts - ends) // stride)).clip(0, length))  # ranks of a line on each node
+    return 1 - float((counts * (counts - 1)).sum(axis=1).min()) / (length * (length - 1))
 
 
 @lru_cache(maxsize=8)

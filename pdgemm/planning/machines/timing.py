@@ -24,7 +24,7 @@ def product_seconds(product: Product, machine: Machine, rank: int) -> float:
         in_place = 0 if product.fetched else x.traffic.words_read
         words, messages = x.traffic.words_received - in_place, x.traffic.messages_received
         kind = NCCL.name if product.nccl else x.kind
-        taken = machine.transfer(kind, words, messages, x.itemsize, x.stride, x.length)
+        taken = machine.transfer(kind, words, messages, x.itemsize, x.stride, x.length, len(product.grid.ranks))
         if x.after:
             after += taken
         elif product.sums_follow and x.kind == "reduce":
@@ -49,4 +49,5 @@ def exchange_seconds(exchange: Exchange, machine: Machine, rank: int) -> float:
     messages = max(traffic.messages_sent, traffic.messages_received)
     rows, cols = exchange.source.local_shape(rank)
     copied = (rows * cols - traffic.words_sent) * itemsize / machine.copy_bandwidth
-    return machine.call_overhead + copied + machine.transfer("exchange", words, messages, itemsize, 1, exchange.size)
+    moving = machine.transfer("exchange", words, messages, itemsize, 1, exchange.size, exchange.size)
+    return machine.call_overhead + copied + moving

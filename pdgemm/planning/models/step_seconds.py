@@ -49,23 +49,24 @@ class StepSeconds:
     # ---------------------------------------------------------------- parts
     def link(self, kind: str) -> str:
         """Return whether the words of a kind stay inside a node, or travel over the network."""
-        node, (stride, length) = self.machine.ranks_per_node, self._lines[kind]
-        return NODE if node is None or stride * length <= node else NETWORK
+        return NETWORK if self.machine.away(*self._lines[kind], self.layout.ranks) else NODE
 
     def transfer(self, kind: str, nbytes: float) -> float:
         """Return the seconds in which each rank of a line receives so many bytes from its neighbour.
 
-        Rings that leave a node share its cards: one for each rank that lies between two neighbours.
+        Rings that leave a node share its cards: one for each rank that lies between two neighbours, and as many more
+        where a group of rings ends on the node of the next one.  In an exchange all ranks of a node receive at once.
         """
         stride, length = self._lines[kind]
         if length == 1:
             return 0.0
-        near = self.link(kind) == NODE
-        links = self.machine.intra if near else self.machine.inter
+        away, group = self.machine.away(stride, length, self.layout.ranks), stride * length
+        links = self.machine.inter if away else self.machine.intra
         kinds = ("reduce", "ring") if kind == "gradients" and not self.layout.zero else _KINDS[kind]  # an all-reduce
         node = self.machine.ranks_per_node or 1
-        cards = 1 if near else node if kind == "homes" else min(node, stride)  # all ranks of a node send to all others
-        return nbytes * cards * fmean(links[x].beta for x in kinds)
+        rings = stride * (1 + (group < self.layout.ranks and group % node > 0))
+        cards = node * away if _KINDS[kind] == ("exchange",) else min(node, rings)
+        return nbytes * (cards if away else 1) * fmean(links[x].beta for x in kinds)
 
     def _product(self, m: float, n: float, k: float) -> float:
         work = ceil(m), ceil(n), ceil(k)

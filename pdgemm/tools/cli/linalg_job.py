@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import wraps
+from itertools import takewhile
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -15,9 +17,11 @@ from pdgemm.tools.cli.param_types import BLOCK, GRID, Dataset
 if TYPE_CHECKING:
     from pdgemm.io.source import Source
     from pdgemm.matrix.distmatrix import DistMatrix
+    from pdgemm.matrix.residual import Residual
     from pdgemm.tools.cli.session import Speaker
 
 EPS = 3  # times n and the unit roundoff: the error bound in the tests of SLATE
+TELLS = 0.1  # the largest tolerance of a relative error that shows a result to be right
 _MOST = 20  # the most values that are printed
 _RANDOM = 30  # random columns with which a matrix in a file is compared
 _reading = options.stacked_options(
@@ -77,18 +81,24 @@ def reading_on_all_ranks(body: Callable[..., int]) -> Callable[..., int]:
 
 @dataclass(frozen=True)
 class Check:
-    """A relative error, and the largest error that rounding explains."""
+    """A relative error, and the largest error that rounding explains; infinite where a norm overflows."""
 
     what: str
     value: float
     bound: float
 
     @property
+    def wrong(self) -> bool:
+        return self.bound < inf and not self.value <= self.bound
+
+    @property
     def passed(self) -> bool:
-        return self.value <= self.bound
+        return self.value <= self.bound <= TELLS
 
     def __str__(self) -> str:
-        return f"{self.what} {self.value:.1e} (tolerance {self.bound:.1e}): {'ok' if self.passed else 'WRONG'}"
+        from pdgemm.matrix.residual import verdict
+
+        return f"{self.what} {self.value:.1e} (tolerance {self.bound:.1e}): {verdict(self)}"
 
 
 def sources(say: Speaker, datasets: dict[str, Dataset], dtype: str | None) -> list[Source]:
@@ -150,32 +160,48 @@ def svd_in_file(
     return StoredMatrix(say.grid, x.dataset, x.stored, x.dtype, x.op), triplets[:3]
 
 
-def rounded(what: str, value: float, scale: float, dtype: Any) -> Check:
-    """Return the check that rounding explains an error, relative to `scale`."""
+def rounded(what: str, value: float, A: DistMatrix, size: float, times: float = 1.0) -> Check:
+    """Return the check that an error is at most 3 eps `times` the size, of A's type; an infinite size tells nothing."""
     from pdgemm.local.arrays.dtypes import eps
 
-    return Check(what, value / (scale or 1.0), EPS * eps(dtype))
+    return Check(what, value / (size or 1.0), EPS * eps(A.dtype) * times if size < inf else inf)
 
 
-def all_pass(say: Speaker, checks: Sequence[Check]) -> bool:
-    """Report checks up to the first one that does not pass, and return whether all checks pass."""
-    for each in checks:
+def none_is_wrong(say: Speaker, checks: Sequence[Check | Residual]) -> bool:
+    """Report checks up to the first one that is wrong, and return whether none is."""
+    done = [*takewhile(lambda x: not x.wrong, checks)]
+    done += checks[len(done) : len(done) + 1]
+    for each in done:
         say.report("verify", each)
-        if not each.passed:
-            return False
-    return True
+    if say.grid.rank == 0 and len(done) > 1:
+        facts = [{**asdict(x), "passed": x.passed, "wrong": x.wrong} for x in done]
+        least = min(facts, key=lambda x: (not x["wrong"], x["passed"]))
+        say.facts["verify"] = {**least, "checks": facts}
+    return not any(x.wrong for x in checks)
 
 
-def whole(A: DistMatrix, assume: str) -> DistMatrix:
-    """Return the matrix of which `solve` read a triangle: the triangle itself, or the Hermitian matrix.  Collective."""
+def whole(A: DistMatrix, lower: bool = True) -> DistMatrix:
+    """Return A or, if its file has the triangle alone that is read, the Hermitian matrix of it.  Collective."""
     from pdgemm.linalg.eigen.generalized import hermitian
     from pdgemm.linalg.functions.iterations import Work
     from pdgemm.matrix.array_functions import tril, triu
 
-    if assume in ("pos", "her"):
-        return hermitian(Work("verify"), A)
-    triangle: DistMatrix = (triu if assume == "upper triangular" else tril)(A)
-    return triangle
+    H: DistMatrix = A if lower else A.H
+    alone = triu(H, 1).norm("max") == 0 < tril(H, -1).norm("max")
+    return hermitian(Work("verify"), H) if alone else A
+
+
+def structure_checks(A: DistMatrix, assumed: str) -> list[Check]:
+    """Return the check that A is what it is assumed to be: nothing, Hermitian, or triangular; relative to |A|_F."""
+    from pdgemm.matrix.array_functions import tril, triu
+
+    if assumed == "gen":
+        return []
+    if assumed.endswith("triangular"):
+        outside = triu(A, 1) if assumed.startswith("lower") else tril(A, -1)
+        return [rounded(f"|A - its {assumed.split()[0]} triangle|", outside.norm(), A, A.norm())]
+    apart = A.H.redistribute(like=A) - A
+    return [rounded("|Ah - A|", apart.norm(), A, A.norm(), sum(A.shape))]
 
 
 def values_text(name: str, s: Any, facts: dict[str, Any] | None = None) -> list[str]:
@@ -211,7 +237,7 @@ def svd_checks(A: DistMatrix, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict
     from pdgemm.local.arrays.dtypes import eps
 
     first, rounding, V = float(s[0]) if len(s) and s[0] else 1.0, EPS * eps(A.dtype) * sum(A.shape), Vh.H
-    checks = _orthonormal(U, V)
+    checks = _disorder("s", s[::-1], 0) + _orthonormal(U, V)
     pairs = ("|A V - U s|", A, V, U, 0.0), ("|Ah U - V s|", A.H, U, V, facts.get("residual", 0.0))
     for what, M, X, Y, known in pairs:
         R = (M @ (X * (1 / first))).redistribute(like=Y) - Y * (s / first).astype(s.dtype)
@@ -249,13 +275,42 @@ def file_checks(A: Any, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, 
     G = DistMatrix.random((A.shape[1], few), grid=A.grid, seed=2**63, kind="normal", dtype=A.dtype)
     R, rest = remaining(A, V, U, G)
     L, rest = remaining(A.H, U, V, qr(rest)[0])
-    checks = _orthonormal(U, V)
+    checks = _disorder("s", s[::-1], 0) + _orthonormal(U, V)
     for what, X, known in (("|A V - U s|", R, 0.0), ("|Ah U - V s|", L, facts["residual"])):
         checks.append(Check(what, X.vector_norm(2, axis=0).max(initial=0), known + rounding))
     if len(s) < min(A.shape):
         over = max(0.0, float(svd(rest)[1][0]) - float(values[-1]))
         checks.append(Check("|A - U s Vh| beyond the last value", over, facts["bound"] + rounding))
     return checks
+
+
+def lstsq_checks(A: DistMatrix, X: DistMatrix, R: DistMatrix, rank: int) -> list[Check]:
+    """Return the checks that X is a solution for A + E, where |E| is small, and the one of least norm.
+
+    |(|x|^2 Ah A + |r|^2 I)^-1/2 Ah r|_2 is about the least |E|_F, relative to |A|_2, for each column x and its residual
+    r = b - A x (Walden, Karlson & Sun, Numer. Linear Algebra Appl. 2(3), 1995).  Of A, its `rank` largest singular
+    values and their vectors are taken; x has no part outside of these.
+    """
+    import numpy as np
+
+    from pdgemm import linalg
+
+    _, s, Vh = linalg.svd(A)
+    kept, Vh, first, most = s[:rank, None].astype(float), Vh[:rank], float(s.max(initial=0)) or 1.0, max(A.shape)
+    x, r = (np.asarray(M.vector_norm(2, axis=0), float) for M in (X, R))
+    sizes = np.hypot(kept * x, r)
+    gradient = (Vh @ ((A * (1 / first)).H @ R)) * (1 / np.where(sizes > 0, sizes, 1.0)).astype(s.dtype)
+    checks = [rounded("backward error", gradient.vector_norm(2, axis=0).max(initial=0), A, 1.0, most)]
+    if rank < A.shape[1]:
+        outside, clear = X - (Vh.H @ (Vh @ X)).redistribute(like=X), first / float(kept.min(initial=first))
+        checks.append(rounded("|X - V Vh X|", outside.norm(), A, X.norm(), most * clear))
+    return checks
+
+
+def _disorder(name: str, values: Any, least: float) -> list[Check]:
+    """Return a check that is wrong, if values do not ascend, or begin below `least`; else nothing."""
+    fall = max([*(values[:-1] - values[1:]), *(least - values[:1])], default=0.0)
+    return [] if fall <= 0 else [Check(f"{name} is out of order by", float(fall), 0.0)]
 
 
 def _orthonormal(U: DistMatrix, V: DistMatrix) -> list[Check]:
@@ -269,14 +324,15 @@ def _orthonormal(U: DistMatrix, V: DistMatrix) -> list[Check]:
 
 
 def eigh_checks(H: DistMatrix, w: Any, V: DistMatrix | None) -> list[Check]:
-    """Return the checks of eigenvalues and, unless V is None, of eigenvectors; errors are relative to |A|_F."""
+    """Return the checks of A, of eigenvalues and, unless V is None, of eigenvectors; errors are relative to |A|_F."""
     from pdgemm.local.arrays.dtypes import eps
     from pdgemm.matrix.distmatrix import DistMatrix
 
-    n, checks, size = len(H), list[Check](), H.norm() or 1.0
-    rounding, values = EPS * eps(H.dtype) * sum(H.shape), w.astype(float) / size
+    n, checks, size = len(H), structure_checks(H, "her") + _disorder("w", w, -inf), H.norm() or 1.0
+    rounding = EPS * eps(H.dtype) * sum(H.shape) if size < inf else inf
+    values = w.astype(float) / size
     if len(w) == n:  # |w - w'|_2 <= |E|_F for the eigenvalues w' of A + E (Hoffman & Wielandt 1953)
-        trace = abs(values.sum() - H.diagonal().real.sum(dtype=float) / size) / max(1, n) ** 0.5
+        trace = abs(values.sum() - H.diagonal().astype(complex).sum() / size) / max(1, n) ** 0.5
         squares = abs((values**2).sum() - (H.norm() / size) ** 2)
         checks += [
             Check("|sum of w - trace of A|", trace, rounding),

@@ -55,7 +55,7 @@ class Speaker(Observer):
             return
         plain = what.as_dict() if isinstance(what, Summary) else asdict(what)
         if key == "verify":
-            plain["passed"] = what.passed
+            plain |= {"passed": what.passed, "wrong": what.wrong}
         self.facts[key] = [*self.facts.get(key, []), plain] if several or key == "read" else plain
         self._said.append(str(what))
         if not self.as_json:

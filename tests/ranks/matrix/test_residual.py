@@ -55,6 +55,49 @@ def test_rounded_operands_and_results(comm: Any, compute: str | None, dtype: str
             verify(C, 2, A, B, -1, C0, compute_type="half")
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_zeros_and_one_missing_element_of_a_wide_product_are_seen(comm: Any, dtype: str) -> None:
+    """Errors of many elements do not add up: their signs are those of X."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, verify
+
+    with ProcessGrid(comm) as grid:
+        made: dict[str, Any] = {"grid": grid, "dtype": dtype, "kind": "normal"}
+        A, B = DistMatrix.random((8, 2000), seed=1, **made), DistMatrix.random((2000, 2000), seed=2, **made)
+        C = pdgemm(1, A, B)
+        assert verify(C, 1, A, B).passed
+        assert verify(DistMatrix.zeros(C.shape, grid=grid, dtype=dtype), 1, A, B).wrong
+        if dtype == "float32":
+            A, B = DistMatrix.random((4, 50), seed=1, **made), DistMatrix.random((50, 20000), seed=2, **made)
+            C = pdgemm(1, A, B)
+            if C.distribution.owner(0, 0) == grid.coords:
+                C.local[0, 0] += 4  # of 20,000 elements of about 7
+            assert verify(C, 1, A, B, vectors=20).wrong
+
+
+def test_what_cannot_be_told_has_not_passed(comm: Any) -> None:
+    """Where nothing is compared, where zeros would pass, and where the sizes of sums overflow."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, verify
+
+    with ProcessGrid(comm) as grid:
+        one, nan = (DistMatrix.from_global(np.full((6, 6), x), grid=grid) for x in (1.0, np.nan))
+        told = verify(nan, 1, one, nan)
+        assert not (told.passed or told.wrong) and (told.rows, told.not_finite) == (0, 6)
+        assert str(told).splitlines()[0].endswith("this check cannot tell")
+        zeros = DistMatrix.zeros((6, 6), grid=grid)
+        assert verify(zeros, 1, zeros, one).passed  # exactly
+        A = DistMatrix.random((6, 40), grid=grid, kind="normal", dtype="float32", seed=1)
+        B = DistMatrix.random((40, 6), grid=grid, kind="normal", dtype="float32", seed=2)
+        small = pdgemm(1, A, B) * 0
+        told = verify(small, 1e-3, A, B, 1, pdgemm(-1e-3, A, B), compute_type="bfloat16")  # right, of two large terms
+        assert not (told.passed or told.wrong) and "zeros in place of C have" in str(told)
+        signs = np.tile([1.0, -1.0], 2000)[None]  # |C X| is finite, and |C||X| is not
+        B = DistMatrix.from_global(signs * 2e305, grid=grid)
+        A = DistMatrix.from_global(np.ones((1, 1)), grid=grid)
+        for C in (B.copy(), B * 0.5):
+            told = verify(C, 1, A, B)
+            assert not (told.passed or told.wrong)
+
+
 def test_edges(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, verify
     from pdgemm.errors import LayoutError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from itertools import product as combined
 from pathlib import Path
 from typing import Any
 
@@ -182,15 +183,17 @@ def test_thousands_of_ranks() -> None:
 
 
 # ------------------------------------------------------------------ machines
-@pytest.mark.parametrize("length", [1, 2, 4, 8, 16])
-@pytest.mark.parametrize("stride", [1, 2, 4, 8])
-@pytest.mark.parametrize("per_node", [1, 2, 4, 8])
-def test_partners_on_other_nodes(per_node: int, stride: int, length: int) -> None:
-    nodes = [place * stride // per_node for place in range(length)]
-    away = sum(node != other for node in nodes for other in nodes)
-    expected = away / (length * (length - 1)) if length > 1 else 0.0
-    assert Machine(ranks_per_node=per_node).away(stride, length) == pytest.approx(expected)
-    assert Machine().away(stride, length) == 0
+@pytest.mark.parametrize("per_node", range(1, 10))
+def test_partners_on_other_nodes(per_node: int) -> None:
+    """Those of the worst line, from all lines: also where nodes end inside of a group of ranks."""
+    for stride, length, groups in combined(range(1, 7), (1, 2, 3, 4, 7, 8), range(1, 6)):
+        ranks, worst = stride * length * groups, 0.0
+        for first in (group * stride * length + place for group in range(groups) for place in range(stride)):
+            nodes = [rank // per_node for rank in range(first, first + stride * length, stride)]
+            away = sum(node != other for node in nodes for other in nodes)
+            worst = max(worst, away / max(1, length * (length - 1)))
+        assert Machine(ranks_per_node=per_node).away(stride, length, ranks) == pytest.approx(worst)
+        assert Machine().away(stride, length, ranks) == 0
 
 
 def test_a_machine_survives_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

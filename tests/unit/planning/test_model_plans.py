@@ -213,6 +213,36 @@ def test_where_words_travel() -> None:
     assert ModelPlan(GPT3, TrainingLayout(tp=16, pp=8), 64, A100).links["tensor"] == NETWORK
 
 
+def test_groups_that_end_on_two_nodes_travel() -> None:
+    """Words stay on a node where all lines of the mesh do: six ranks are fewer than eight, but 6 and 7 | 8 ... 11."""
+    axes = {
+        "tensor": "tp", "context": "cp", "gradients": "dp+cp", "experts": "ep", "homes": "dp+cp+tp", "pipeline": "pp"
+    }  # fmt: skip
+    sizes = ((24, 1, 1, 1, 6), (2, 2, 1, 3, 1), (4, 3, 2, 1, 2), (3, 1, 4, 2, 3), (8, 2, 2, 1, 4), (2, 3, 1, 1, 1))
+    for (dp, tp, pp, cp, ep), node in product(sizes, (2, 3, 4, 6, 8, 12)):
+        layout, machine = TrainingLayout(dp, tp, pp, cp, ep), replace(A100, ranks_per_node=node)
+        mesh = replace(layout.mesh, nodes=tuple(rank // node for rank in range(layout.ranks)))
+        times = ModelPlan(SMALL, layout, 24, machine).times
+        for kind, axis in axes.items():
+            assert (times.link(kind) == NETWORK) == mesh.crosses(axis), (kind, layout, node)
+
+
+def test_rings_and_exchanges_share_the_cards_of_a_node() -> None:
+    """The rings that enter a node, counted in the mesh; and in an exchange all that its ranks receive."""
+    for (dp, tp, ep), node in product(((24, 1, 6), (12, 2, 6), (24, 1, 3), (16, 1, 16), (9, 2, 3)), (4, 8)):
+        machine = replace(A100, ranks_per_node=node, inter=dict.fromkeys(KINDS, Link(1e-6, 1.0)))
+        layout = TrainingLayout(dp, tp, ep=ep)
+        times = ModelPlan(replace(SMALL, experts=ep, topk=1), layout, dp, machine).times
+        lines = [[rank // node for rank in line] for line in layout.mesh.lines("ep")]
+        away = max(sum(x != y for x in line for y in line) / ep / (ep - 1) for line in lines)
+        assert times.transfer("experts", 1) == pytest.approx(node * away), (layout, node)
+        # a line along cp lies where one of experts does, and its ranks are a ring
+        times = ModelPlan(SMALL, TrainingLayout(dp // ep, tp, cp=ep), dp, machine).times
+        entering = [y for line in lines for x, y in zip([line[-1], *line], line, strict=False) if x != y]
+        most = max(map(entering.count, entering))
+        assert most <= times.transfer("context", 1) <= (2 if dp > ep else 1) * most, (layout, node)
+
+
 def test_the_state_of_parts() -> None:
     """18 bytes of a parameter with 16 bits; what ZeRO divides; gradients of several microbatches are added whole."""
     words = GPT3.parameters

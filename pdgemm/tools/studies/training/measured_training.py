@@ -114,6 +114,7 @@ def _words(comm: MPI.Comm, report: StepReport) -> list[dict[str, Any]]:
     for kind in dict.fromkeys(kind for words in everywhere for kind in words):
         pairs = [words.get(kind, (0, 0)) for words in everywhere]
         counted, formula = max(pairs, key=lambda pair: pair[0])
+        formula = None if any(expected is None for _, expected in pairs) else formula
         if not any(number for pair in pairs for number in pair):
             continue
         result.append({

@@ -1,0 +1,253 @@
+"""Whatever says ok, broken once: it says WRONG, or that it cannot tell, and the exit code is that of docs/verify.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from flips import changed_after_the_product, larger
+
+pytestmark = pytest.mark.mpi
+Words = tuple[str, ...]
+IN_PARTS = "--checkpoint", "1h"
+
+
+@pytest.fixture
+def folder(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with matrices: Hermitian ones, some that are not, one of rank 4, and an ill-conditioned one."""
+    monkeypatch.chdir(shared_tmp_path)
+    rng = np.random.default_rng(5)
+    x, tall = rng.standard_normal((24, 24)), rng.standard_normal((40, 12))
+    q, v = np.linalg.qr(tall)[0], np.linalg.qr(rng.standard_normal((12, 12)))[0]
+    if comm.rank == 0:
+        with h5py.File("a.h5", "w") as file:
+            file["x"], file["her"], file["pos"] = x, x + x.T, x @ x.T + np.eye(24)
+            file["lopsided"] = file["pos"][()] + np.triu(x, 1)
+            file["skew"] = np.tril(x) - np.tril(x, -1).T  # |A|_F and the trace are those of the lower triangle
+            file["half"] = np.tril(file["pos"][()])
+            file["tall"], file["b"], file["ill"] = tall, rng.standard_normal((24, 3)), q * np.logspace(0, -8, 12) @ v
+            file["right"], file["few"] = rng.standard_normal((40, 3)), tall[:, :4] @ rng.standard_normal((4, 12))
+            file["nan"], file["huge"] = np.where(np.eye(24) == 1, np.nan, x), x * 1e307
+    comm.Barrier()
+    return shared_tmp_path
+
+
+def pdgemm(comm: Any, *words: str) -> tuple[int, str]:
+    """Run a command on all ranks of the test; return its exit code, and what rank 0 printed."""
+    from click.testing import CliRunner
+
+    from pdgemm.tools.cli.commands import cli
+
+    run = CliRunner().invoke(cli, [*words], standalone_mode=False)
+    assert run.exception is None, run.exception
+    code: int = run.return_value or 0
+    assert comm.allgather(code) == [code] * comm.size
+    return comm.bcast((code, run.output))
+
+
+def changed(at: int | None = None) -> Callable[[Any], Any]:
+    """Return a function that changes an element of a matrix or of values; of a tuple, of its member `at`."""
+
+    def change(out: Any) -> Any:
+        x = (out if at is None else out[at]).copy()
+        if isinstance(x, np.ndarray):
+            x[len(x) // 2] += 1e-3
+        else:
+            x[1:2, 0:1] = x[1:2, 0:1] + 1e-3
+        return x if at is None else (*out[:at], x, *out[at + 1 :])
+
+    return change
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Any], Any]) -> None:
+    """Let a function of linalg return a changed result, which keeps its report."""
+    from pdgemm import linalg
+
+    right = getattr(linalg, name)
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        out = right(*arguments, **options)
+        spoilt = change(out)
+        for x, y in zip(*((z if isinstance(z, tuple) else (z,)) for z in (out, spoilt)), strict=True):
+            if hasattr(x, "later_report"):
+                y.report = x.report
+        return spoilt
+
+    monkeypatch.setattr(linalg, name, wrong)
+
+
+def opposite(out: Any) -> Any:
+    """Change the signs of a singular value and of its vector: A V = U diag(s) still holds."""
+    U, s, Vh = out
+    signs = np.where(np.arange(len(s)) == 1, -1.0, 1.0)
+    return U * signs, s * signs, Vh
+
+
+def along(of: str, which: int) -> Callable[[Any], Any]:
+    """Add to X a singular vector of a matrix, which A maps to nearly or exactly nothing."""
+
+    def change(out: Any) -> Any:
+        from pdgemm import DistMatrix
+
+        with h5py.File("a.h5") as file:
+            v = np.linalg.svd(file[of][()])[2][which]
+        X, size = out[0], 0.1 * out[0].norm()
+        return (X + DistMatrix.from_function(lambda i, j: size * v[i] + 0 * j, X.shape, grid=X.grid), *out[1:])
+
+    return change
+
+
+WRONG: dict[str, tuple[Words, str, Callable[[Any], Any]]] = {
+    "gram: an element of G": (("gram", "a.h5:/tall"), "gram", changed()),
+    "solve: an element of X": (("solve", "a.h5:/x", "a.h5:/b"), "solve", changed()),
+    "eigh: an element of V": (("eigh", "a.h5:/her"), "eigh", changed(1)),
+    "eigh: a value": (("eigh", "a.h5:/her"), "eigh", changed(0)),
+    "eigh --values: a value": (("eigh", "a.h5:/her", "--values"), "eigvalsh", changed()),
+    "eigh --values: the order": (("eigh", "a.h5:/her", "--values"), "eigvalsh", lambda w: w[::-1].copy()),
+    "svd: an element of U": (("svd", "a.h5:/tall"), "svd", changed(0)),
+    "svd: a value": (("svd", "a.h5:/tall"), "svd", changed(1)),
+    "svd: an element of Vh": (("svd", "a.h5:/tall", "-k", "3"), "svd", changed(2)),
+    "svd: two signs": (("svd", "a.h5:/tall"), "svd", opposite),
+    "svd: the largest value is left out": (
+        ("svd", "a.h5:/tall", "-k", "3"), "svd", lambda out: (out[0][:, 1:], out[1][1:], out[2][1:]),
+    ),
+    "lstsq: an element of X": (("lstsq", "a.h5:/tall", "a.h5:/right"), "lstsq", changed(0)),
+    "lstsq: X along the least singular vector": (("lstsq", "a.h5:/ill", "a.h5:/right"), "lstsq", along("ill", -1)),
+    "lstsq: X is not of least norm": (("lstsq", "a.h5:/few", "a.h5:/right"), "lstsq", along("few", -1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_results_of_linear_algebra(comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    words, name, change = WRONG[case]
+    words = (*words, "--verify") if "--values" in words else (*words, "-o", "out.h5:/x", "--verify")
+    code, said = pdgemm(comm, *words)
+    assert code == 0 and ": ok" in said and "WRONG" not in said and "cannot tell" not in said, said
+    comm.Barrier()
+    (folder / "out.h5").unlink(missing_ok=True)
+    planted(monkeypatch, name, change)
+    code, said = pdgemm(comm, *words)
+    assert code == 1 and said.count("WRONG") == 1 and not (folder / "out.h5").exists(), said
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (("eigh", "a.h5:/lopsided", "-o", "out.h5:/x"), "|Ah - A|"),
+        (("eigh", "a.h5:/lopsided", "-o", "out.h5:/x", "--upper"), "|Ah - A|"),
+        (("eigh", "a.h5:/skew", "--values"), "|Ah - A|"),
+        (("solve", "a.h5:/lopsided", "a.h5:/b", "-o", "out.h5:/x", "--assume", "pos"), "|Ah - A|"),
+        (("solve", "a.h5:/skew", "a.h5:/b", "-o", "out.h5:/x", "--assume", "her"), "|Ah - A|"),
+        (("solve", "a.h5:/x", "a.h5:/b", "-o", "out.h5:/x", "--assume", "lower triangular"), "|A - its lower"),
+        (("solve", "a.h5:/half", "a.h5:/b", "-o", "out.h5:/x", "--assume", "upper triangular"), "|A - its upper"),
+    ],
+)  # fmt: skip
+def test_what_was_read_is_not_the_matrix_in_the_file(comm: Any, folder: Path, words: Words, wrong: str) -> None:
+    """With --verify it is wrong, and nothing is written; without, a warning says what is taken."""
+    code, said = pdgemm(comm, *words, "--verify")
+    assert code == 1 and f"{wrong} " in said and said.rstrip().endswith("WRONG"), said
+    assert not (folder / "out.h5").exists()
+    comm.Barrier()
+    code, said = pdgemm(comm, *words)
+    triangle = "upper" if "--upper" in words else "lower"
+    assert code == 0 and (f"is not Hermitian: its {triangle} triangle is taken" in said) == (words[0] == "eigh"), said
+
+
+def test_a_triangle_alone_stands_for_the_hermitian_matrix(comm: Any, folder: Path) -> None:
+    for words in (
+        ("eigh", "a.h5:/half", "-o", "out.h5:/w"),
+        ("solve", "a.h5:/half", "a.h5:/b", "-o", "out.h5:/x", "--assume", "pos"),
+        ("solve", "a.h5:/half", "a.h5:/b", "-o", "out.h5:/y", "--assume", "lower triangular"),
+    ):
+        code, said = pdgemm(comm, *words, "--verify")
+        assert code == 0 and "WRONG" not in said and "warning" not in said, said
+
+
+def finished_and_killed(comm: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    """Let a job replace C, and end before it removes its checkpoint."""
+    from click.testing import CliRunner
+
+    from pdgemm.errors import FileError
+    from pdgemm.io.streamed.unfinished import OutputPlace
+    from pdgemm.tools.cli.commands import cli
+
+    def killed(place: Any) -> None:
+        if place.checkpoint.exists():
+            raise OSError
+        remove(place)
+
+    remove = OutputPlace.remove
+    with monkeypatch.context() as patch:
+        patch.setattr(OutputPlace, "remove", killed)
+        run = CliRunner().invoke(cli, [*words, *IN_PARTS], standalone_mode=False)
+    assert isinstance(run.exception, FileError), run.output
+    comm.Barrier()
+
+
+def test_products(comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory and in parts, where an earlier job has finished, and where the file of C was damaged since."""
+    words = "multiply", "a.h5:/x", "a.h5:/pos", "-o", "c.h5:/c"
+    with monkeypatch.context() as patch:
+        changed_after_the_product(patch, larger)
+        code, said = pdgemm(comm, *words, "--verify")
+        assert code == 1 and "WRONG" in said and not (folder / "c.h5").exists(), said
+    comm.Barrier()
+    finished_and_killed(comm, monkeypatch, *words)
+    code, said = pdgemm(comm, *words, *IN_PARTS, "--verify")
+    assert code == 0 and "is complete: an earlier job has finished it" in said and ": ok" in said, said
+    finished_and_killed(comm, monkeypatch, *words)
+    check = "verify", "a.h5:/x", "a.h5:/pos", "c.h5:/c"
+    assert pdgemm(comm, *check)[0] == 0
+    comm.Barrier()
+    if comm.rank == 0:
+        with h5py.File("c.h5", "r+") as file:
+            file["c"][3, 4] += 1e-6
+    comm.Barrier()
+    for again in (check, (*words, *IN_PARTS, "--verify")):
+        code, said = pdgemm(comm, *again)
+        assert code == 1 and "WRONG" in said, said
+    added = *words[:-1], "c.h5:/sum", "--c", "c.h5:/sum", "--beta", "1"
+    assert pdgemm(comm, *words[:-1], "c.h5:/sum")[0] == 0
+    finished_and_killed(comm, monkeypatch, *added)
+    code, said = pdgemm(comm, *added, *IN_PARTS, "--verify")
+    assert code == 0 and "warning: C is not verified: it has replaced C on entry" in said and "ok" not in said, said
+
+
+def test_what_cannot_be_told(comm: Any, folder: Path) -> None:
+    """It is stored, with exit code 0, and no line says ok; `verify`, which stores nothing, has exit code 1."""
+    told = "this check cannot tell"
+    code, said = pdgemm(comm, "multiply", "a.h5:/x", "a.h5:/nan", "-o", "c.h5:/c", "--verify")
+    assert code == 0 and told in said and ": ok" not in said and (folder / "c.h5").exists(), said
+    code, said = pdgemm(comm, "verify", "a.h5:/x", "a.h5:/nan", "c.h5:/c")
+    assert code == 1 and told in said and ": ok" not in said, said
+    code, said = pdgemm(comm, "verify", "a.h5:/x", "a.h5:/nan", "c.h5:/c", "--json")
+    facts = json.loads(said)["verify"]
+    assert not facts["passed"] and not facts["wrong"]
+    code, said = pdgemm(comm, "solve", "a.h5:/huge", "a.h5:/b", "-o", "out.h5:/x", "--verify")  # |A|_1 overflows
+    assert code == 0 and told in said and ": ok" not in said, said
+
+
+def test_large_tolerances_and_sizes_that_overflow_say_nothing() -> None:
+    from pdgemm.tools.cli.linalg_job import TELLS, Check
+
+    for value, bound, passed, wrong in (
+        (0.0, 1e-14, True, False), (0.05, TELLS, True, False), (0.33, 0.59, False, False), (0.0, np.inf, False, False),
+        (0.6, 0.59, False, True), (np.nan, 1e-14, False, True), (np.nan, np.inf, False, False),
+    ):  # fmt: skip
+        check = Check("|A - U diag(s) Vh|_F", value, bound)
+        assert (check.passed, check.wrong) == (passed, wrong)
+        assert str(check).endswith(": ok" if passed else ": WRONG" if wrong else ": this check cannot tell")
+
+
+def test_json_has_all_checks_and_the_least_verdict(comm: Any, folder: Path) -> None:
+    code, said = pdgemm(comm, "eigh", "a.h5:/her", "-o", "out.h5:/x", "--verify", "--json")
+    facts = json.loads(said)["verify"]
+    assert code == 0 and facts["passed"] and len(facts["checks"]) == 5 and all(x["passed"] for x in facts["checks"])
+    code, said = pdgemm(comm, "eigh", "a.h5:/skew", "--values", "--verify", "--json")
+    facts = json.loads(said.splitlines()[-1])["verify"]  # the warning is on standard error
+    assert code == 1 and facts["wrong"] and facts["what"] == "|Ah - A|"
