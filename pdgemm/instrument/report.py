@@ -299,7 +299,7 @@ class Summary(InNotebook):
             for name, key, form in _ROWS
         ]
         hidden = "" if facts["overlap"] is None else f"; {facts['overlap']:.0%} of the transfers were hidden"
-        moved = f"; {', '.join(facts['redistributed'])} redistributed" if facts["redistributed"] else ""
+        moved = f"; {', '.join(dict.fromkeys(facts['redistributed']))} redistributed" if facts["redistributed"] else ""
         return (
             f"{facts['title']}\n{Table(('on a rank', 'least', 'mean', 'most'), rows, words=('on a rank',))}\n"
             f"{in_rate(1e9 * self.gflops)}; predicted {in_seconds(facts['predicted_seconds'])}{hidden}{moved}; "

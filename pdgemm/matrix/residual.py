@@ -54,7 +54,7 @@ class Residual:
             text += f"; zeros in place of C have {self.of_zeros:.1e}, too"
         if self.not_finite:
             rows = f"{self.not_finite} of {self.rows + self.not_finite} rows"
-            text += f"\nwarning: {rows} of C hold NaN or infinity, as the operands have it; they are not compared"
+            text += f"\nwarning: {rows} of C hold NaN or infinity, which come from A and B; they are not compared"
         if self.misplaced:
             text += f"\nrows of C that hold NaN or infinity unexpectedly, or lack it: {self.misplaced}"
         return text

@@ -65,10 +65,12 @@ def changed(at: int | None = None) -> Callable[[Any], Any]:
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Any], Any]) -> None:
-    """Let a function of linalg return a changed result, which keeps its report."""
+    """Let a function of linalg, or that of matrices in files, return a changed result, which keeps its report."""
     from pdgemm import linalg
+    from pdgemm.io.streamed import stored_svd
 
-    right = getattr(linalg, name)
+    module: Any = stored_svd if name == "stored_svd" else linalg
+    right = getattr(module, name)
 
     def wrong(*arguments: Any, **options: Any) -> Any:
         out = right(*arguments, **options)
@@ -78,7 +80,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Any], 
                 y.report = x.report
         return spoilt
 
-    monkeypatch.setattr(linalg, name, wrong)
+    monkeypatch.setattr(module, name, wrong)
 
 
 def opposite(out: Any) -> Any:
@@ -102,6 +104,7 @@ def along(of: str, which: int) -> Callable[[Any], Any]:
     return change
 
 
+IN_FILE = ("svd", "a.h5:/tall", "--memory", "4MiB", "-k")
 WRONG: dict[str, tuple[Words, str, Callable[[Any], Any]]] = {
     "gram: an element of G": (("gram", "a.h5:/tall"), "gram", changed()),
     "solve: an element of X": (("solve", "a.h5:/x", "a.h5:/b"), "solve", changed()),
@@ -115,6 +118,11 @@ WRONG: dict[str, tuple[Words, str, Callable[[Any], Any]]] = {
     "svd: two signs": (("svd", "a.h5:/tall"), "svd", opposite),
     "svd: the largest value is left out": (
         ("svd", "a.h5:/tall", "-k", "3"), "svd", lambda out: (out[0][:, 1:], out[1][1:], out[2][1:]),
+    ),
+    "svd --memory: an element of U": ((*IN_FILE, "3"), "stored_svd", changed(0)),
+    "svd --memory: a value": ((*IN_FILE, "3"), "stored_svd", changed(1)),
+    "svd --memory: the largest value is left out": (
+        (*IN_FILE, "3"), "stored_svd", lambda out: (out[0][:, 1:], out[1][1:], out[2][1:], None),
     ),
     "lstsq: an element of X": (("lstsq", "a.h5:/tall", "a.h5:/right"), "lstsq", changed(0)),
     "lstsq: X along the least singular vector": (("lstsq", "a.h5:/ill", "a.h5:/right"), "lstsq", along("ill", -1)),
