@@ -92,5 +92,6 @@ def total(
     if "what" not in changes and not isinstance(first, PanelReport):
         return first.changed(**values | changes)
     shared = {x.name: getattr(first, x.name) for x in fields(PanelReport) if hasattr(first, x.name)}
-    values |= {"algorithm": AnyName(" + ".join(dict.fromkeys(x.algorithm for x in algorithms))), "steps": tuple(reports)}
+    names = dict.fromkeys(x.algorithm for x in algorithms)
+    values |= {"algorithm": AnyName(" + ".join(names)), "steps": tuple(reports)}
     return PanelReport(**shared | values | changes).with_ranks(first._comm)
