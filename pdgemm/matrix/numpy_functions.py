@@ -245,8 +245,11 @@ def _product(A: Any, B: Any, out: NumPyFunctions | None, options: dict[str, Any]
     if arrays and np.ndim(arrays[0]) == 2:
         there = type(matrix).from_global(arrays[0], grid=matrix.grid, device=matrix.device)
         A, B = (A, there) if matrix is A else (there, B)
-    if all(isinstance(x, NumPyFunctions) for x in (A, B)) and (wide := np.result_type(A.dtype, B.dtype)).kind in "fc":
-        A, B = (x.astype(wide) if x.dtype.kind in "biu" and x.dtype != np.int8 else x for x in (A, B))
+    if all(isinstance(x, NumPyFunctions) for x in (A, B)):
+        kinds = A.dtype.kind + B.dtype.kind
+        if set(kinds) & set("biu") and set(kinds) & set("fc"):
+            wide = np.result_type(A.dtype, B.dtype)
+            A, B = (x.astype(wide) if x.dtype.kind in "biu" and x.dtype != np.int8 else x for x in (A, B))
     return pdgemm.matmul(A, B, out, **options)  # type: ignore[arg-type]
 
 

@@ -174,7 +174,7 @@ def test_tests_of_what_changed() -> None:
     assert {"tests/ranks/support/test_watchdog.py", house} <= concerned("pdgemm/support/watchdog.py")
     assert {"tests/ranks/algorithms/test_summa.py", house} <= concerned("pdgemm/algorithms/products/summa.py")
     assert {"tests/unit/test_distribution.py", house} <= concerned("grids/distribution.py")  # a link in the package
-    assert "tests/cli/test_cli.py" in concerned("pdgemm/tools/cli/plan_commands.py")  # imported by name
+    assert "tests/cli/test_cli.py" in concerned("pdgemm/tools/cli/report_commands.py")  # imported by name
     assert concerned("tests/ranks/matrix/test_views.py") == {"tests/ranks/matrix/test_views.py"}
     assert "tests/ranks/matrix/test_views.py" in concerned("tests/helpers/problems.py")
     assert concerned("docs/contributing-first.md") == {

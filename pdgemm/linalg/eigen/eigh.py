@@ -124,8 +124,7 @@ def eigh(
         arguments += ["eigh", A.distribution, A.dtype, None if B is None else B.distribution, type, bool(lower)]
         arguments += [bool(eigvals_only), subset, k, which, tolerance, steps and most, check_protection(protect, A)]
     work = Work("eigh", protect)
-    for name, X in [("A", A)] if B is None else [("A", A), ("B", B)]:
-        warn_unless_hermitian(work, name, X, lower)
+    warn_unless_hermitian(work, lower, A=A, B=B)
     H, pair = A if lower else A.H, None
     if B is not None:
         pair = Standard.of(work, H, B if lower else B.H, type)
@@ -152,9 +151,8 @@ def eigh(
         w = _values(work, T)
         return scaled_back(w[wanted(w)])
     else:
-        reduction = (TwoStages if len(A) >= (LARGE if subset.kind == "all" else LARGE_FOR_PART) else OneStage).of(
-            work, T
-        )
+        many = len(A) >= (LARGE if subset.kind == "all" else LARGE_FOR_PART)
+        reduction = (TwoStages if many else OneStage).of(work, T)
         w, V = tridiagonal_eigh(work, reduction.d, reduction.e, T, wanted)
         V, done, facts = reduction.apply(work, V), 0, {}
     if eigvals_only:

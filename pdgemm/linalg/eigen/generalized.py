@@ -72,18 +72,22 @@ def hermitian(work: Work, A: DistMatrix) -> DistMatrix:
     return work.add(lower_triangle(A), 1, tril(A, -1).H)
 
 
-def warn_unless_hermitian(work: Work, name: str, A: DistMatrix, lower: bool) -> None:
-    """Warn on all ranks where A is neither Hermitian, up to rounding, nor one triangle and zeros.  Collective."""
-    H = A if lower else A.H
-    if not 0 < A.grid.expected(triu(H, 1).norm("max"), 1.0) < np.inf:
-        return
-    apart = A.grid.expected(work.add(triu(H), -1, tril(H).H).norm("max"), 0.0)
-    if apart > 3 * len(A) * eps(A.dtype) * A.norm("max"):
-        warn_together(
-            A.grid.comm,
-            f"{name} ({shape_of(A)} on a {A.grid} grid) is not Hermitian: its {'lower' if lower else 'upper'} triangle "
-            f"is taken (largest difference {apart:.1e})",
-        )
+def warn_unless_hermitian(work: Work, lower: bool, **matrices: DistMatrix | None) -> None:
+    """Warn on all ranks of matrices that are neither Hermitian, up to rounding, nor triangles.  Collective."""
+    for name, A in matrices.items():
+        if A is None:
+            continue
+        H = A if lower else A.H
+        if not 0 < A.grid.expected(triu(H, 1).norm("max"), 1.0) < np.inf:
+            continue
+        apart = A.grid.expected(work.add(triu(H), -1, tril(H).H).norm("max"), 0.0)
+        if apart > 3 * len(A) * eps(A.dtype) * A.norm("max"):
+            triangle = "lower" if lower else "upper"
+            warn_together(
+                A.grid.comm,
+                f"{name} ({shape_of(A)} on a {A.grid} grid) is not Hermitian: its {triangle} triangle is taken "
+                f"(largest difference {apart:.1e})",
+            )
 
 
 def lower_triangle(A: DistMatrix) -> DistMatrix:

@@ -213,7 +213,7 @@ def values_text(name: str, s: Any, facts: dict[str, Any] | None = None) -> list[
     texts = [_known_digits(*x) for x in zip(s, bounds)]
     lines = [f"{name} = {', '.join(texts if len(s) <= _MOST else [*texts[: _MOST - 1], '...', texts[-1]])}"]
     if facts:
-        largest = _known_digits(s[0], bounds[0])
+        largest = _known_digits(s[0], bounds[0], 6)
         lines.append(f"each is within {facts['bound']:.1e} s_1 of its true value; s_1 = {largest}")
         rest, doubt = 1 - facts["share"], 2 * len(s) * facts["bound"]
         part = f"{facts['share']:.4%}" if rest > 1e-6 else f"all but {max(rest, doubt):.1e}"
@@ -221,13 +221,13 @@ def values_text(name: str, s: Any, facts: dict[str, Any] | None = None) -> list[
     return lines
 
 
-def _known_digits(value: float, bound: float) -> str:
-    """Return a number in at most 10 digits, the last of which may be wrong by one; '< x' where no digit is known."""
+def _known_digits(value: float, bound: float, most: int = 10) -> str:
+    """Return a number in at most `most` digits, the last of which may be wrong by one; '< x' where none is known."""
     from math import floor, log10
 
     if bound > 0 and value <= bound:
         return f"< {value + bound:.1e}"
-    digits = 10 if not bound else max(1, min(10, floor(log10(abs(value) / bound)) + 1))
+    digits = most if not bound else max(1, min(most, floor(log10(abs(value) / bound)) + 1))
     return f"{value:.{digits}g}"
 
 
@@ -274,7 +274,11 @@ def file_checks(A: Any, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, 
 
     G = DistMatrix.random((A.shape[1], few), grid=A.grid, seed=2**63, kind="normal", dtype=A.dtype)
     R, rest = remaining(A, V, U, G)
-    L, rest = remaining(A.H, U, V, qr(rest)[0])
+    Q = qr(rest)[0]
+    if A.source.op == "T" and A.dtype.kind == "c":  # the conjugate of A is no view: A^H U = conj(A^T conj(U))
+        L, rest = remaining(A.T, U.H.T, V.H.T, Q.H.T)
+    else:
+        L, rest = remaining(A.H, U, V, Q)
     checks = _disorder("s", s[::-1], 0) + _orthonormal(U, V)
     for what, X, known in (("|A V - U s|", R, 0.0), ("|Ah U - V s|", L, facts["residual"])):
         checks.append(Check(what, X.vector_norm(2, axis=0).max(initial=0), known + rounding))
