@@ -15,7 +15,6 @@ from pdgemm.linalg.functions.iterations import Work, check_operand, check_protec
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.singular.full_svd import all_triplets, completed
 from pdgemm.linalg.singular.golub_kahan import BLOCKS, LinearMap, Tempered, leading_space, missing
-from pdgemm.linalg.singular.norms import largest_singular_value
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_count, as_seed
@@ -219,24 +218,6 @@ def _all(work: Work, A: DistMatrix, full_matrices: bool) -> tuple[DistMatrix, np
     U = work.reported(U, 0)
     Vh.report = U.later_report
     return U, s, Vh
-
-
-def norm_of_rest(A: DistMatrix, U: DistMatrix, s: np.ndarray, Vh: DistMatrix) -> float:
-    """Return a lower bound of |A - U diag(s) Vh|_2 by Lanczos steps, without a random number of `svd`.  Collective.
-
-    If the norm is not larger than s_k, the singular values s are the largest ones of A.
-    """
-    near, far = near_one("A", A)
-    values = s.astype(float) * near * far
-
-    def apply(x: np.ndarray) -> np.ndarray:
-        return A.matvec(near * x) * far - U.matvec(values * Vh.matvec(x))
-
-    def adjoint(x: np.ndarray) -> np.ndarray:
-        x = x.conj()
-        return (A.T.matvec(near * x) * far - Vh.T.matvec(values * U.T.matvec(x))).conj()
-
-    return largest_singular_value(A, apply, adjoint, 1e-4) / near / far
 
 
 def is_small(A: DistMatrix, k: int, oversample: int) -> bool:

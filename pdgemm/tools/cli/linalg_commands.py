@@ -13,7 +13,6 @@ from pdgemm.tools.cli.linalg_job import (
     check,
     check_outputs,
     eigh_checks,
-    file_checks,
     lstsq_checks,
     none_is_wrong,
     on_all_ranks,
@@ -178,7 +177,7 @@ def svd(
     say.note("singular_values", values_text("s", s, facts), s.tolist())
     if how.verified:
         with say.progress("verify"):
-            checks = svd_checks(A, U, s, Vh, facts) if memory is None else file_checks(A, U, s, Vh, facts, memory)
+            checks = svd_checks(A, U, s, Vh, facts, memory)
         if not none_is_wrong(say, checks):
             return 1
     for name, result in (("Vh", Vh), ("s", s), ("U", U)):

@@ -231,28 +231,12 @@ def _known_digits(value: float, bound: float, most: int = 10) -> str:
     return f"{value:.{digits}g}"
 
 
-def svd_checks(A: DistMatrix, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, float]) -> list[Check]:
-    """Return the checks of singular triplets; errors are relative to the largest singular value."""
-    from pdgemm.linalg.singular.svd import norm_of_rest
-    from pdgemm.local.arrays.dtypes import eps
+def svd_checks(A: Any, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, Any], memory: int | None) -> list[Check]:
+    """Return the checks of singular triplets of a matrix, in memory or in a file, which is read twice.
 
-    first, rounding, V = float(s[0]) if len(s) and s[0] else 1.0, EPS * eps(A.dtype) * sum(A.shape), Vh.H
-    checks = _disorder("s", s[::-1], 0) + _orthonormal(U, V)
-    pairs = ("|A V - U s|", A, V, U, 0.0), ("|Ah U - V s|", A.H, U, V, facts.get("residual", 0.0))
-    for what, M, X, Y, known in pairs:
-        R = (M @ (X * (1 / first))).redistribute(like=Y) - Y * (s / first).astype(s.dtype)
-        checks.append(Check(what, R.vector_norm(2, axis=0).max(initial=0), known + rounding))
-    if len(s) < min(A.shape):
-        over = max(0.0, norm_of_rest(A, U, s, Vh) - float(s[-1])) / first
-        checks.append(Check("|A - U s Vh| beyond the last value", over, facts["bound"] + rounding))
-    return checks
-
-
-def file_checks(A: Any, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, Any], memory: int) -> list[Check]:
-    """Return the checks of `svd_checks` of a matrix in a file, which is read twice.
-
-    With Q, an orthonormal basis of (A - U diag(s) Vh) G for a few random columns G, |(A - U diag(s) Vh)^H Q|_2 is a
-    lower bound of the norm of the rest (Halko, Martinsson & Tropp, SIAM Review 53(2), 2011, section 4.5).
+    Errors are relative to the largest value.  With Q, an orthonormal basis of (A - U diag(s) Vh) G for a few random
+    columns G, |(A - U diag(s) Vh)^H Q|_2 is a lower bound of the norm of the rest (Halko, Martinsson & Tropp, SIAM
+    Review 53(2), 2011, section 4.5).
     """
     import numpy as np
 
@@ -263,26 +247,28 @@ def file_checks(A: Any, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, 
     from pdgemm.matrix.distmatrix import DistMatrix
 
     first, rounding, V = float(s[0]) if len(s) and s[0] else 1.0, EPS * eps(A.dtype) * sum(A.shape), Vh.H
-    values, few = (s / first).astype(s.dtype), min(_RANDOM, min(A.shape))
+    k, few = len(s), min(_RANDOM, *A.shape) if len(s) < min(A.shape) else 0
+    values, limit = (s / first).astype(s.dtype), None if memory is None else max(memory, 1 << 24)
 
     def remaining(M: Any, X: DistMatrix, Y: DistMatrix, more: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
         """Return M X / s_1 - Y diag(s) / s_1, and (M - Y diag(s) X^H) more / s_1, from one product with M."""
         columns: Any = np.hstack([X, more])
-        both = pdgemm(1 / first, M, columns, memory_limit=max(memory, 1 << 24))
-        rest = both[:, X.shape[1] :] - (Y @ ((X.H @ more) * values[:, None])).redistribute(like=both[:, X.shape[1] :])
-        return both[:, : X.shape[1]] - (Y * values).redistribute(like=both[:, : X.shape[1]]), rest
+        both = pdgemm(1, M, columns * (1 / first), memory_limit=limit)
+        image, rest = both[:, :k], both[:, k:]
+        known = Y @ ((X.H @ more) * values[:, None])
+        return image - (Y * values).redistribute(like=image), rest - known.redistribute(like=rest)
 
     G = DistMatrix.random((A.shape[1], few), grid=A.grid, seed=2**63, kind="normal", dtype=A.dtype)
     R, rest = remaining(A, V, U, G)
     Q = qr(rest)[0]
-    if A.source.op == "T" and A.dtype.kind == "c":  # the conjugate of A is no view: A^H U = conj(A^T conj(U))
+    if memory is not None and A.source.op == "T" and A.dtype.kind == "c":  # A^H U = conj(A^T conj(U)): A.H is no view
         L, rest = remaining(A.T, U.H.T, V.H.T, Q.H.T)
     else:
         L, rest = remaining(A.H, U, V, Q)
     checks = _disorder("s", s[::-1], 0) + _orthonormal(U, V)
-    for what, X, known in (("|A V - U s|", R, 0.0), ("|Ah U - V s|", L, facts["residual"])):
-        checks.append(Check(what, X.vector_norm(2, axis=0).max(initial=0), known + rounding))
-    if len(s) < min(A.shape):
+    for what, X, residual in (("|A V - U s|", R, 0.0), ("|Ah U - V s|", L, facts.get("residual", 0.0))):
+        checks.append(Check(what, X.vector_norm(2, axis=0).max(initial=0), residual + rounding))
+    if few:
         over = max(0.0, float(svd(rest)[1][0]) - float(values[-1]))
         checks.append(Check("|A - U s Vh| beyond the last value", over, facts["bound"] + rounding))
     return checks
