@@ -407,3 +407,28 @@ def test_a_file_that_changes_between_two_passes(comm: Any, grid: Any, shared_tmp
 
     with pytest.raises(FileError, match="a.h5:a was changed while it was read"):
         svd(hdf5.dataset(path, "a", grid), 2, progress=meddle)
+
+
+def test_components_of_digits_at_every_door(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+    """In memory, in HDF5 and .npy files: ten values and vectors, alike to 1e-10."""
+    from sklearn.datasets import load_digits
+
+    from pdgemm import DistMatrix
+    from pdgemm.io import hdf5, npy
+    from pdgemm.linalg import svd
+
+    X, k = load_digits().data, 10
+    centered = X - X.mean(axis=0)
+    _, s, Vh = np.linalg.svd(centered, full_matrices=False)
+    A = DistMatrix.from_global(X, grid=grid)
+    hdf5.save(shared_tmp_path / "digits.h5", "X", A)
+    npy.save(shared_tmp_path / "digits.npy", A)
+    doors = [
+        svd(A - A.mean(axis=0), k),
+        hdf5.dataset(shared_tmp_path / "digits.h5", "X", grid).centered_svd(k),
+        npy.dataset(shared_tmp_path / "digits.npy", grid).centered_svd(k),
+    ]
+    for U, values, right, *mean in doors:
+        assert np.allclose(values, s[:k], rtol=1e-10) and U.report.facts["bound"] < 1e-12
+        assert np.linalg.norm(right.allgather() @ Vh[:k].T @ Vh[:k] - right.allgather()) < 1e-10
+        assert not mean or np.allclose(mean[0].allgather(), X.mean(axis=0), atol=1e-12)
