@@ -224,7 +224,7 @@ def _apply(M: DistMatrix, X: np.ndarray, size: np.ndarray) -> Images:
             part = np.conj(part) if M.conjugated else part
             product[rows[slab]] = to_host(part @ here)
             part = np.abs(part)
-            bound[rows[slab]], most[rows[slab]] = to_host(part @ there), to_host(part.max(axis=1))
+            bound[rows[slab]], most[rows[slab]] = to_host(part @ there), to_host(np.max(part, axis=1))
     return added_images(M.grid.comm, product, bound, most)
 
 
