@@ -1,4 +1,4 @@
-"""What the suite catches: 421 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 449 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
