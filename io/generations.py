@@ -72,13 +72,17 @@ class Saved(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """One readable file of `save_all`.   process : the writer of the file, for messages.   names : of the matrices."""
+    """One readable file of `save_all`.   process : the writer of the file, for messages.   names : of the matrices.
+
+    others : the datasets that another program has added.
+    """
 
     path: Path
     token: Token
     process: str
     names: list[str]
     attrs: dict[str, Any]
+    others: list[str]
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,9 @@ def next_token(path: Path, overwrite: bool = False) -> Token:
     for file in (x for x in [path, *older(path)] if x.exists() and state(x) not in _rejected):
         try:
             there = inspect(file)
+            if file == path:
+                why = f"has datasets that pdgemm did not write, {', '.join(there.others)}"
+                check_replaced(path, not there.others, overwrite, why)
             break
         except DamagedError as error:
             if file == path and last is None and not _is_ours(path):
@@ -266,13 +273,15 @@ def inspect(path: Path) -> Generation:
 
 def _parsed(path: Path, file: h5py.File) -> Generation:
     """Return the contents of an open file.  For a damaged file, exceptions of any type may be raised."""
-    attrs, matrices = {name: read_attribute(file, name) for name in file.attrs}, list[Matrix]()
+    attrs, matrices, others = {name: read_attribute(file, name) for name in file.attrs}, list[Matrix](), list[str]()
 
     def visit(name: str, item: Any) -> None:
         if _CHECKSUM in item.attrs:
             # an HDF5 type may differ from the NumPy type, for example in the bias of the exponents
             kind = item.dtype.str if item.id.get_type() == h5py.h5t.py_create(item.dtype) else "another"
             matrices.append(Matrix(name, tuple(item.shape), kind, str(read_attribute(item, _CHECKSUM))))
+        elif isinstance(item, h5py.Dataset):
+            others.append(name)
 
     file.visititems(visit)
     mine = {name: value for name, value in attrs.items() if not name.startswith(_PREFIX)}
@@ -288,7 +297,7 @@ def _parsed(path: Path, file: h5py.File) -> Generation:
         raise DamagedError(f"{path} is damaged: its attributes, or its matrices, are not those that were saved")
     token = Token(str(attrs[_JOB]), int(attrs[_GENERATION]))
     plain = {name: _plain(value) for name, value in mine.items()}
-    return Generation(path, token, str(attrs.get(_NAME, "another process")), [x.name for x in matrices], plain)
+    return Generation(path, token, str(attrs.get(_NAME, "another process")), [x.name for x in matrices], plain, others)
 
 
 def check_held(partial: Path, token: Token, names: Iterable[str]) -> None:

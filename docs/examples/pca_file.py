@@ -35,9 +35,9 @@ def main(folder="."):
     A = npy.dataset(file, grid)
     variances, components, mean, report = pca(A, 16, 1e-3, MEMORY // grid.size)
     if grid.rank == 0:
-        size, share, passes = file.stat().st_size, report.facts["share"], report.plan["passes"]
+        size, share = file.stat().st_size, report.facts["share"]
         print(f"A: {A.shape[0]} x {A.shape[1]}, {size / 2**20:.0f} MiB in the file, {MEMORY >> 20} MiB of memory")
-        print(f"16 components explain {share:.2%} of the variance; {passes} passes over the file")
+        print(f"16 components explain {share:.2%} of the variance")
         draw(Path(folder) / "pca_file.png", variances, components, mean)
 
 

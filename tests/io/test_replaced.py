@@ -349,3 +349,25 @@ def test_the_last_rename_alone_is_dropped(
     assert hdf5.load_all(path, grid).attrs["step"] == 2
     save(4)
     assert by_rank_0(comm, steps) == [4, 2, 1]
+
+
+def test_what_another_program_adds_to_a_state_stays(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+    import h5py
+
+    from pdgemm import DistMatrix
+    from pdgemm.io import hdf5
+
+    path, A = shared_tmp_path / "state.h5", DistMatrix.eye(3, grid=grid)
+
+    def add() -> None:
+        with h5py.File(path, "a") as file:
+            file["mine/x"] = np.arange(3)
+
+    hdf5.save_all(path, {"w": A}, keep=1)
+    by_rank_0(comm, add)
+    with pytest.raises(
+        ArgumentError, match=r"has datasets that pdgemm did not write, mine/x: it is replaced only with"
+    ):
+        hdf5.save_all(path, {"w": A}, keep=1)
+    hdf5.save_all(path, {"w": A}, keep=1, overwrite=True)
+    hdf5.save_all(path, {"w": A}, keep=1)

@@ -80,7 +80,6 @@ def lstsq(
         driver = as_name(lapack_driver, "lapack_driver", get_args(LstsqDriver))
         arguments += ["lstsq", driver, f"rcond={rcond}", A.distribution, A.dtype, B.dtype]
         arguments.append(f"a vector, {described_elements(B)}" if vector else B.distribution)
-    near_one("A", A)  # raises where an element is NaN or infinite
     A, B = in_type(A, dtype), column(B, A, dtype).to_device(A.device) if vector else in_type(B, dtype)
     if driver == "gelsy":
         X, residuals, rank = complete_orthogonal(A, B, rcond)
@@ -92,7 +91,9 @@ def lstsq(
 def by_triangle(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix, np.ndarray, int, np.ndarray]:
     """Return X, the squared residuals, the rank and the singular values as `lstsq`, by A or A^H = Q R.  Collective."""
     (m, n), tall = A.shape, A.shape[0] >= A.shape[1]
-    steps, factors = Steps(), tall_qr(A if tall else A.H)
+    steps = Steps()
+    near_one("A", A)  # raises where an element is NaN or infinite
+    factors = tall_qr(A if tall else A.H)
     U, s, Vh, report = svd_on_all(factors)
     rank = rank_above(A, s, rcond * s.max(initial=0))
     left, right = (U, Vh) if tall else (Vh.conj().T, U.conj().T)  # singular vectors of R, or of R^H
@@ -116,6 +117,7 @@ def by_triangle(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix,
 def by_shared_vectors(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix, np.ndarray, int, np.ndarray]:
     """Return what `by_triangle` does, by A = U diag(s) V^H, of which each rank has its share.  Collective."""
     work, (m, n) = Work("lstsq"), A.shape
+    near_one("A", A)
     U, s, Vh = all_triplets(work, A)
     rank = rank_above(A, s, rcond * s.max(initial=0))
     C = work.product(1, U.H, B)
@@ -154,6 +156,7 @@ def complete_orthogonal(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[Dis
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.5.
     """
     (m, n), steps = A.shape, Steps(what=f"Least squares by a complete orthogonal decomposition ({shape_of(A)})")
+    near_one("A", A)
     F, tau, p = pivoted_factor("lstsq", A, steps)
     rank = _leading_order(F, len(tau), rcond)
     C = own_copy(B, A, False)

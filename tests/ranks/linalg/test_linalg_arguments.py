@@ -214,7 +214,7 @@ def test_operands_are_taken_as_by_the_product(comm: Any) -> None:
             assert found.dtype == right.dtype or found.dtype == np.float64
             assert np.allclose(found.allgather(), right)
         assert linalg.kron(integers, b).dtype == int and linalg.det(integers) == pytest.approx(np.linalg.det(whole))
-        with pytest.raises(DTypeError, match=r"A has dtype int64.* convert it, as by A.astype\(float\)"):
+        with pytest.raises(DTypeError, match=r"A has dtype int64.* convert it with A.astype\(float\)"):
             integers @ integers
         for bad in ([[1, 2], [3]], np.ones((4, 2, 2))):
             with pytest.raises((DTypeError, ValueError, LayoutError)):

@@ -158,7 +158,7 @@ def test_arguments(comm: Any) -> None:
 
     with ProcessGrid(comm) as grid:
         with pytest.raises(errors.DTypeError, match="float64"):
-            linalg.householder_qr(DistMatrix.zeros((4, 4), grid=grid, dtype=np.int64))
+            linalg.householder_qr(DistMatrix.zeros((4, 4), grid=grid, dtype=np.float16))
         with pytest.raises(errors.DTypeError, match="DistMatrix"):
             linalg.householder_qr(np.eye(3))  # type: ignore[arg-type]
         if comm.size > 1:

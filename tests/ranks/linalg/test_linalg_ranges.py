@@ -66,8 +66,12 @@ FUNCTIONS: dict[str, Function] = {
     "svd": Function(lambda la, p: [product(la.svd(p.T)), la.svd(p.T)[1], la.svdvals(p.T)], (0, 1, 1)),
     "svd of some": Function(lambda la, p: (la.svd(p.T, k=2)[1],), (1,)),
     "eigh": Function(lambda la, p: (la.eigh(p.S)[0],), (1,)),
-    "eigh of the largest": Function(lambda la, p: (la.eigh(p.A)[0], la.eigvalsh(p.A, lower=False)), (1, 1)),
-    "eigh of two": Function(lambda la, p: [la.eigh(x, p.S, subset_by_value=(0.5, 9))[0] for x in (p.A, p.S)], (0, 0)),
+    "eigh of the largest": Function(
+        lambda la, p: (la.eigh(np.tril(p.A))[0], la.eigvalsh(np.triu(p.A), lower=False)), (1, 1)
+    ),
+    "eigh of two": Function(
+        lambda la, p: [la.eigh(x, p.S, subset_by_value=(0.5, 9))[0] for x in (np.tril(p.A), p.S)], (0, 0)
+    ),
     "sqrtm": Function(lambda la, p: (la.sqrtm(p.A), la.sqrtm(p.S, assume_a="pos")), (0.5, 0.5)),
     "matrix_sign": Function(lambda la, p: (la.matrix_sign(p.A), la.matrix_sign(p.A, assume_a="her")), (0, 0)),
     "newton_schulz": Function(lambda la, p: (la.newton_schulz(p.A, epsilon=0.0),), (0,)),

@@ -107,7 +107,7 @@ def test_edges(comm: Any) -> None:
         assert verify(zeros[3, 4], 1, zeros[3, 0], zeros[0, 4]).passed
         assert verify(zeros[0, 4], 1, zeros[0, 3], zeros[3, 4]).passed
         assert not verify(zeros[3, 4] + 1e-30, 1, zeros[3, 0], zeros[0, 4]).passed
-        with pytest.raises(LayoutError, match=r"A is 3 x 4, B is 3 x 4, C is 3 x 4$"):
+        with pytest.raises(LayoutError, match=r"op\(A\) is 3 x 4, op\(B\) is 3 x 4, C is 3 x 4$"):
             verify(zeros[3, 4], 1, zeros[3, 4], zeros[3, 4])
         with pytest.raises(LayoutError, match="C0 is missing"):
             verify(zeros[3, 4], 1, zeros[3, 0], zeros[0, 4], beta=1)
