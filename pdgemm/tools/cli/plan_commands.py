@@ -265,10 +265,13 @@ def _collective(
     from pdgemm.support.text import counted, echo, in_words
 
     context = click.get_current_context()
-    rejected = [x for x in (*others, "whole", "picture") if context.get_parameter_source(x) is _FROM_COMMAND_LINE]
+    options = {x.name: x.opts[0] for x in context.command.params}
+    rejected = [
+        options[x] for x in (*others, "whole", "picture") if context.get_parameter_source(x) is _FROM_COMMAND_LINE
+    ]
     if operation is None or words is None or rejected:
         needed = "--collective OPERATION takes --words, and none of the options of a product"
-        raise ArgumentError(f"{needed}{', such as --' + rejected[0].replace('_', '-') if rejected else ''}")
+        raise ArgumentError(f"{needed}{f', such as {rejected[0]}' if rejected else ''}")
     machine = _machine(machine_file, ranks_per_node)
     costs = collective_costs(operation, parts_of(operation, words, ranks), element_type(dtype), ranks, machine)
     if as_json:
