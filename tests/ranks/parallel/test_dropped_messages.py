@@ -155,12 +155,26 @@ def test_a_mesh_is_freed_after_an_interrupt_of_all_ranks(comm: Any, where: str) 
 
     mesh = Mesh(comm.Dup(), dp=-1, tp=comm.size // 2)
     buckets = Buckets(mesh, {f"b{at}": np.ones(1 << 15) for at in range(4)}, stage=2, bucket_bytes=8)
+    mesh.sum(np.ones(1 << 16), axis="dp+tp")  # a shape that is new is agreed on first: see the next test
     step = mesh.raised_together() if where == "buckets of a step" else nullcontext()
     with pytest.raises(KeyboardInterrupt), step:
         interrupted_step(mesh, buckets, where)
     if where == "buckets of a step" or (where == "a sum" and comm.rank >= comm.size // 2):
         with pytest.raises(GridError, match="interrupted may be left: free the mesh"):
             mesh.sum(1.0, axis="dp+tp")
+    mesh.free()
+
+
+@pytest.mark.on_ranks(2, 4)
+def test_a_mesh_is_freed_while_others_agree_on_a_new_sum(comm: Any) -> None:
+    """All ranks raise the same error, those that free the mesh, too; then it can be used, and freed."""
+    from pdgemm.errors import ArgumentError
+    from pdgemm.parallel import Mesh
+
+    mesh = Mesh(comm.Dup(), dp=-1, tp=comm.size // 2)
+    with pytest.raises(ArgumentError, match="called with different arguments: .*: Mesh.sum, dp"):
+        mesh.free() if comm.rank < comm.size // 2 else mesh.sum(np.ones(1 << 16), axis="dp+tp")
+    assert mesh.sum(1.0, axis="dp+tp") == [comm.size]
     mesh.free()
 
 

@@ -62,9 +62,14 @@ def zeros(mesh: Any, **how: Any) -> Any:
 @pytest.mark.on_ranks(1, 2, 3, 4, 6)
 def test_any_mesh_writes_the_file_of_the_library_and_reads_it(comm: Any, shared_tmp_path: Path) -> None:
     """All stages, with and without master weights: the bytes of the file are the same; no elements are sent."""
+    from safetensors import safe_open
     from safetensors.numpy import save_file
 
     from pdgemm.parallel import Buckets, export_parameters, import_parameters
+
+    def metadata() -> Any:
+        with safe_open(ours, "numpy") as file:
+            return file.metadata()
 
     ours, theirs = shared_tmp_path / "ours.safetensors", shared_tmp_path / "theirs.safetensors"
     turn = 0
@@ -74,10 +79,12 @@ def test_any_mesh_writes_the_file_of_the_library_and_reads_it(comm: Any, shared_
             how |= {"same_bits": turn % 3 == 2 and comm.size & (comm.size - 1) == 0}
             turn += 1
             whole = values(dtype)
-            by_rank_0(comm, lambda whole=whole: save_file(whole, theirs, metadata={"format": "pt"}))
+            by_rank_0(comm, lambda whole=whole: save_file(whole, theirs, metadata={"written by": "pdgemm"}))
             buckets = Buckets(mesh, divided_model.parts(mesh), **how)
             mesh.traffic.clear()
-            size = export_parameters(ours, buckets)
+            export_parameters(ours, buckets)
+            assert by_rank_0(comm, metadata) == {"written by": "pdgemm", "format": "pt"}
+            size = export_parameters(ours, buckets, metadata={})  # the library writes several items in any order
             expected = by_rank_0(comm, theirs.read_bytes)
             assert by_rank_0(comm, ours.read_bytes) == expected and size == len(expected)
             empty = zeros(mesh, **how)
@@ -149,7 +156,7 @@ def test_types_of_files(comm: Any, shared_tmp_path: Path) -> None:
     """Master weights take what they hold to the bit; the rest is refused, or rounded where the caller says so."""
     from safetensors.numpy import save_file
 
-    from pdgemm.errors import FileError
+    from pdgemm.errors import ArgumentError, FileError
     from pdgemm.parallel import Buckets, Mesh, export_parameters, import_parameters
 
     path = shared_tmp_path / "x.safetensors"
@@ -170,7 +177,9 @@ def test_types_of_files(comm: Any, shared_tmp_path: Path) -> None:
             with buckets.forward():
                 assert np.array_equal(buckets.parameters["w"], there.astype(buckets.layout.dtype))
             if exact:
-                export_parameters(path, buckets, dtype=stored)
+                with pytest.raises(ArgumentError, match="was not written by pdgemm: it is replaced only with"):
+                    export_parameters(path, buckets, dtype=stored)
+                export_parameters(path, buckets, dtype=stored, overwrite=True)
                 assert by_rank_0(comm, path.read_bytes)[-there.nbytes :] == there.tobytes()
         by_rank_0(comm, lambda: save_file({"w": x.astype("complex64")}, path))
         with pytest.raises(FileError, match="w is 7 x 5 complex64 there, which is not read, and 7 x 5 float64 here"):
