@@ -212,7 +212,7 @@ def test_functions_without_a_report(comm: Any) -> None:
         assert not linalg.plan(np.sin, A).stages
         values = linalg.plan(linalg.svdvals, x)
         rank = linalg.plan(linalg.matrix_rank, x)  # which looks for the largest element, too
-        assert len(rank.stages) == len(values.stages) + 1 and rank.stages[-1] == values.stages[-1]
+        assert len(rank.stages) == len(values.stages) + (comm.size > 1) and rank.stages[-1] == values.stages[-1]
         assert values.stages[-1][1].algorithm == "svd"
         planned, y = linalg.plan(chebyshev, A, x), chebyshev(A, x)
         assert len(planned.stages) == 4 and planned.simulate().seconds > 0
