@@ -41,7 +41,7 @@ from pdgemm.support.memory_left import largest_so_far
 from pdgemm.support.text import in_bytes, in_seconds
 
 LIMIT = 1 << 28  # bytes per rank for panels, bases and buffers, where the caller sets no limit
-_ROUNDING = 8  # times eps |X|_F: errors of the values of triangles, and of X V
+_ROUNDING = 8  # times eps |X|_F: errors of the values of triangles of few rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +152,7 @@ def _fitting(
             search.k,
             search.width,
             triangles=way == "triangles",
+            wide=np.result_type(X.dtype, np.float64).itemsize,
             centered=centered and X.transposed == source.transposed,
         )
         for X, way in ((tall, "triangles"), (rows, "steps"))
@@ -195,7 +196,7 @@ class _StoredOperand:
         self.shape, self.dtype, self.device, self.A = source.shape, source.dtype, devices.HOST, self
         self.norm, self.passes, self.sure, self._read = 0.0, 0, plan.passes(1), 0
         self.range, self.notify = RangeOfPanels(source.dtype), GuardedCallback(None if base.draft else progress)
-        self.mean = self._zeros((1, self.shape[1]), (1, plan.across)) if plan.centered else None
+        self.mean = self.zeros((1, self.shape[1]), (1, plan.across)) if plan.centered else None
         if of_each_row:
             self.mean = self._like_rows(1)
 
@@ -219,7 +220,7 @@ class _StoredOperand:
         """Return X^H Y, whose rows lie as the columns of panels."""
         width = Y.shape[1]
         there, block = self._like_rows(width), (-(-width // self.plan.grid[0]), self.plan.across)
-        Z = self._zeros((width, self.shape[1]), block)
+        Z = self.zeros((width, self.shape[1]), block)
         work.copy(Y, there)
         for rows, X in self._in_range():
             work.product(1, there[rows].H, X, 1, Z)
@@ -229,13 +230,12 @@ class _StoredOperand:
         """Read X for the first time, and yield panels and their rows; measure the norm, the range and the mean.
 
         kept : what the caller computes of the panels, which is scaled as the panels are.
-        Where the mean of the rows is wanted, that of the first panel is subtracted here; at the end `mean` is that of
-        all rows, and `kept` has one matrix more, the difference.
+        Where the mean of the rows is wanted, that of the first panel is subtracted here, and the caller finds the
+        difference from that of all rows: see `add_to_mean`.
         Raises LinAlgError on all ranks where an element is NaN or infinite.
         """
-        product, (p, q), shift = self.work.product, self.shape, self.plan.centered
-        total = self._zeros((1, q), (1, self.plan.across)) if shift else None
-        scaled = [x for x in (*kept, self.mean, total) if x is not None]
+        product, q, shift = self.work.product, self.shape[1], self.plan.centered
+        scaled = [x for x in (*kept, self.mean) if x is not None]
         for rows, X in self._pass():
             norm, change = self.range.bring(X, scaled)
             if not np.isfinite(norm):
@@ -244,21 +244,21 @@ class _StoredOperand:
                     f"svd of {self._source.what}: {lines} {rows.start} to {rows.stop - 1} of the dataset have elements "
                     "that are NaN or infinite"
                 )
-            if total is not None and not rows.start:
-                product(1 / len(X), self._ones((1, len(X))), X, 0, self.mean)
-            elif total is None and self.mean is not None:
-                product(1 / q, X, self._ones((q, 1)), 0, self.mean[rows])
+            if shift and not rows.start:
+                product(1 / len(X), self.ones((1, len(X))), X, 0, self.mean)
+            elif self.mean is not None and not shift:
+                product(1 / q, X, self.ones((q, 1)), 0, self.mean[rows])
             self._subtract_mean(rows, X)
-            if total is not None:
-                product(1, self._ones((1, len(X))), X, 1, total)
             norm = norm if self.mean is None else X.norm()
             self.norm = hypot(float(times(np.float64(self.norm), -change)), norm)
             yield rows, X
-        if total is not None and self.mean is not None:
-            total *= 1 / p
-            self.work.add(self.mean, 1, total)
-            self.norm *= sqrt(max(0.0, 1 - p * (total.norm() / (self.norm or 1.0)) ** 2))
-            kept.append(total)
+
+    def add_to_mean(self, difference: DistMatrix) -> None:
+        """Add to the mean of the rows the mean that the rows of X - 1 mean still have, and correct the norm."""
+        assert self.mean is not None
+        self.work.add(self.mean, 1, difference.astype(self.dtype))
+        share = difference.norm() / (self.norm or 1.0)
+        self.norm *= sqrt(max(0.0, 1 - self.shape[0] * share**2))
 
     def bring_near_1(self) -> None:
         """Scale X so that squares of its norm are in range.   Local, but for the mean."""
@@ -294,19 +294,19 @@ class _StoredOperand:
 
     def _subtract_mean(self, rows: slice, X: DistMatrix) -> None:
         if self.mean is not None and self.plan.centered:
-            self.work.product(-1, self._ones((len(X), 1)), self.mean, 1, X)
+            self.work.product(-1, self.ones((len(X), 1)), self.mean, 1, X)
         elif self.mean is not None:
-            self.work.product(-1, self.mean[rows], self._ones((1, self.shape[1])), 1, X)
+            self.work.product(-1, self.mean[rows], self.ones((1, self.shape[1])), 1, X)
 
-    def _ones(self, shape: tuple[int, int]) -> DistMatrix:
+    def ones(self, shape: tuple[int, int]) -> DistMatrix:
         return DistMatrix.ones(shape, grid=self.panel_grid, dtype=self.dtype)
 
-    def _zeros(self, shape: tuple[int, int], block: tuple[int, int]) -> DistMatrix:
+    def zeros(self, shape: tuple[int, int], block: tuple[int, int]) -> DistMatrix:
         return DistMatrix.zeros(shape, grid=self.panel_grid, block=block, dtype=self.dtype)
 
     def _like_rows(self, columns: int) -> DistMatrix:
         """Return zeros (p, columns), whose rows lie where the rows of panels lie."""
-        return self._zeros((self.shape[0], columns), (self.plan.block, -(-columns // self.plan.grid[1])))
+        return self.zeros((self.shape[0], columns), (self.plan.block, -(-columns // self.plan.grid[1])))
 
 
 class _Adjoint(NamedTuple):
@@ -320,41 +320,54 @@ class _Adjoint(NamedTuple):
 
 
 def _by_steps(file: _StoredOperand, search: SvdSearch) -> Triplets:
-    """SvdSearch as in memory.  Collective."""
-    for _ in file.first_pass([]):
-        pass
+    """Return the triplets of X by the search of a matrix in memory.  Collective."""
+    total = file.zeros((1, file.shape[1]), (1, file.plan.across))
+    for _, X in file.first_pass([total]):
+        if file.plan.centered:
+            file.work.product(1, file.ones((1, len(X))), X, 1, total)
+    if file.plan.centered:
+        total *= 1 / file.shape[0]
+        file.add_to_mean(total)
     file.bring_near_1()
     return triplets_by_steps(file.work, file, search)
 
 
 def _by_triangles(file: _StoredOperand, search: SvdSearch) -> Triplets:
-    """Return the triplets of X, from those of its triangles and the second pass, which computes X V.  Collective."""
-    work = file.work
-    triplets = leading_triplets(work, _triangles(file), search)
-    U, s, Gh = svd_of_tall(file.times(work, triplets.V))
-    V = work.product(1, triplets.V, work.did(Gh).H)
-    rounding = _ROUNDING * dtypes.eps(file.dtype) * file.norm / (float(s[0]) or 1.0)
+    """Return the triplets of X, from those of its triangles and the second pass, which computes X V.  Collective.
+
+    The triangles are in double precision: in single precision sums of p addends lose digits that no bound would know.
+    """
+    work, eps, root = file.work, dtypes.eps(file.dtype), sqrt(file.shape[0])
+    S = _triangles(file)
+    triplets = leading_triplets(work, S, search)
+    U, _, Gh = svd_of_tall(file.times(work, triplets.V.astype(file.dtype)))
+    V = work.product(1, triplets.V.astype(file.dtype), work.did(Gh).H)
+    ratio = file.norm / (float(triplets.s[0]) or 1.0)
+    rounding = (_ROUNDING + root / 16) * dtypes.eps(S.dtype) * ratio + eps * (1 if file.mean is None else ratio)
     return triplets._replace(
-        U=U, s=s, V=V,
-        bounds=triplets.bounds + rounding, rounding=triplets.rounding + rounding, residual=triplets.residual + rounding,
+        U=U, s=triplets.s.astype(np.finfo(file.dtype).dtype), V=V,
+        bounds=triplets.bounds + rounding, rounding=triplets.rounding + rounding,
+        residual=triplets.residual + rounding + root / 4 * eps,
     )  # fmt: skip
 
 
 def _triangles(file: _StoredOperand) -> DistMatrix:
     """Read X once, and return a matrix with its singular values and right singular vectors.  Collective."""
     plan, comm, grid, q = file.plan, file.grid.comm, file.panel_grid, file.shape[1]
+    wide, used = np.result_type(file.dtype, np.float64), 0
     with together(comm):
-        rows = DistMatrix.zeros(
-            (plan.kept * grid.size, plan.columns), grid=grid, block=(plan.kept, plan.columns), dtype=file.dtype
-        )
-    used, kept = 0, [rows[:, :q]]
-    for _, X in file.first_pass(kept):
+        all_rows, block = (plan.kept * grid.size, plan.columns), (plan.kept, plan.columns)
+        rows = DistMatrix.zeros(all_rows, grid=grid, block=block, dtype=wide)
+    X, w = rows[:, :q], rows[:, q:]
+    for _, panel in file.first_pass([X]):
         with together(comm):
-            used = 0 if grid.draft else _with_rows(rows.local, used, X.local)
-    if len(kept) > 1:
-        file.work.product(-1, rows[:, q:], kept[1], 1, rows[:, :q])
+            used = 0 if grid.draft else _with_rows(rows.local, used, panel.local)
+    if plan.centered:
+        difference = file.work.product(1 / file.shape[0], w.H, X)
+        file.work.product(-1, w, difference, 1, X)
+        file.add_to_mean(difference)
     with together(comm):
-        S = DistMatrix.zeros((plan.stacked * grid.size, q), grid=grid, block=(plan.stacked, q), dtype=file.dtype)
+        S = DistMatrix.zeros((plan.stacked * grid.size, q), grid=grid, block=(plan.stacked, q), dtype=wide)
         if not grid.draft:
             used = used if used <= plan.stacked else _to_triangle(rows.local, used)
             S.local[:used] = rows.local[:used, :q]
@@ -371,7 +384,7 @@ def _with_rows(rows: np.ndarray, used: int, more: np.ndarray) -> int:
 
 
 def _to_triangle(rows: np.ndarray, used: int) -> int:
-    """Overwrite the rows in use with R of their QR factorisation, and return the number of its rows.  Local."""
+    """Overwrite the rows in use with R of their QR factorisation, and zeros; return the number of rows of R.  Local."""
     R = np.linalg.qr(rows[:used], mode="r")
-    rows[: len(R)] = R
+    rows[: len(R)], rows[len(R) : used] = R, 0
     return len(R)

@@ -18,7 +18,7 @@ from pdgemm.support.text import counted, in_bytes
 
 BLOCKS = 6  # times the columns of a block: fewer singular values than these take no steps (`is_small` of `svd`)
 LEAST = 2  # columns of a block more than k: the fewest
-_ROWS = 64  # rows of a panel on each rank; blocks become thinner before panels become lower
+_ROWS, _SIZE = 64, 1 << 14  # rows and bytes of a panel on a rank; blocks become thinner before panels become lower
 _PANELS = 4  # the fewest panels, so that most of the file is read while panels are multiplied
 _BUFFERED = 32  # rows and columns in the buffers of a product
 _RESERVE = 16  # one part in so many of the memory is left to the buffers of the products
@@ -33,6 +33,7 @@ class SvdPlan:
     width    : columns of the blocks of Golub-Kahan steps, k + oversample.   triangles : whether there are no steps, and
                the rows of each rank are reduced to a triangle of order q instead, where p >= q.
     centered : whether the mean of the rows is subtracted.   block : rows of a panel on each rank.
+    wide     : bytes of an element of a triangle, which is in double precision.
     """
 
     shape: tuple[int, int]
@@ -42,6 +43,7 @@ class SvdPlan:
     width: int
     triangles: bool
     centered: bool
+    wide: int = 8
     block: int = 1
 
     @property
@@ -98,11 +100,10 @@ class SvdPlan:
             small = 4 * self.stacked * q + 10 * q * q  # the copies of factorisations that have all singular values
             if q > BLOCKS * width:
                 small = 10 * width * (self.stacked + each) + 60 * width * width
-            words = self.kept * self.columns + max(2 * self.kept * self.columns, small) + 4 * k * (down + q)
-        else:
-            bases = 10 * width * (-(-p // (pr * pc)) + each) + 60 * width * width
-            words = bases + 2 * (down * -(-width // pc) + self.across * -(-width // pr))
-        return self.operand.held * words
+            words = self.kept * self.columns + max(2 * self.kept * self.columns, small)
+            return self.wide * words + self.operand.held * 4 * k * (down + q)
+        bases = 10 * width * (-(-p // (pr * pc)) + each) + 60 * width * width
+        return self.operand.held * (bases + 2 * (down * -(-width // pc) + self.across * -(-width // pr)))
 
     @property
     def most_bytes(self) -> int:
@@ -189,11 +190,12 @@ def _fitting(plan: SvdPlan, widths: list[int], memory: int) -> tuple[SvdPlan | N
             return replace(cut, width=width, block=blocks * rows)  # noqa: B023
 
         quarter = -(-whole // _PANELS)
-        for lowest, choice in ((min(quarter, max(1, _ROWS // rows)), widths), (1, widths[-1:])):
+        least = min(quarter, -(-_SIZE // (rows * cut.across * cut.operand.held)))  # each panel has an overhead
+        for lowest, choice in ((max(least, min(quarter, _ROWS // rows)), widths), (least, widths[-1:])):
             at = bisect_left(choice, True, key=lambda width: of(width, lowest).all_bytes <= memory)
             if at < len(choice):
                 blocks = range(lowest, max(lowest, quarter) + 1)
                 fits = bisect_left(blocks, True, key=lambda x: of(choice[at], x).all_bytes > memory)
                 return of(choice[at], lowest + fits - 1), 0
-        needed = of(widths[-1], 1).all_bytes
+        needed = of(widths[-1], least).all_bytes
     return None, needed

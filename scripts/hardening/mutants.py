@@ -1304,12 +1304,12 @@ MUTANTS = [
     ),
     Mutant(
         "stored: triangles keep the difference of the mean and that of the first panel", "io/streamed/stored_svd.py",
-        "        file.work.product(-1, rows[:, q:], kept[1], 1, rows[:, :q])\n", "        pass\n",
+        "        file.work.product(-1, w, difference, 1, X)\n", "",
         ("1 tests/io/test_stored_svd.py",),
     ),
     Mutant(
         "stored: rows that become a triangle are lost", "io/streamed/stored_svd.py",
-        "    rows[: len(R)] = R\n", "",
+        "rows[: len(R)], rows[len(R) : used] = R, 0", "rows[len(R) : used] = 0",
         ("1 tests/io/test_stored_svd.py",),
     ),
     Mutant(

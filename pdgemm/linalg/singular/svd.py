@@ -83,7 +83,8 @@ def svd(
     memory : bytes per rank for panels, bases, singular vectors and all buffers; by default 256 MiB.
     oversample : by default as many columns as the memory allows, at least 2.
     progress : called as progress(done, total) after each panel; total grows with each step.
-    U and Vh are on the grid of A, one block for each rank.  `U.report.facts` are as above, and `U.report.bytes_read` is
+    U and Vh are on the grid of A, one block for each rank.  `U.report.facts` are as above, "residual" with triangles
+    a bound, for A - 1 mu with mu as it is returned where a mean is subtracted; and `U.report.bytes_read` is
     the number of passes times the size of the dataset.
 
     Cost with triangles: 4 mn min(m, n) flops and 2 passes.  Memory of each rank: 3 triangles of twice their order, and
