@@ -289,7 +289,11 @@ def _exponents(comm: Any, operands: dict[str, Measured], measured: dict[str, Any
 
 
 def _equilibrated(x: DistMatrix, symmetric: bool) -> Scale:
-    """Return the exponents of rows and columns after which the largest elements of all are about 1.  Collective."""
+    """Return the exponents of rows and columns after which the largest elements of all are about 1.  Collective.
+
+    Nothing is scaled where an element would fall below the smallest normal number: it may be all that its row has
+    beside elements that cancel, as on the diagonal of a triangle.
+    """
     logs = np.log2(_size(x))
     if not logs.max() < np.inf:
         return Scale()  # an element is infinite or NaN
@@ -304,6 +308,8 @@ def _equilibrated(x: DistMatrix, symmetric: bool) -> Scale:
         powers = [e + more / 2 for e, more in zip(powers, left)]
         logs -= left[0][:, None] / 2
         logs -= left[1] / 2
+    if np.where(logs > -np.inf, logs, 0).min() < np.finfo(x.dtype).minexp + 2:
+        return Scale()
     return Scale(*map(_rounded, powers))
 
 

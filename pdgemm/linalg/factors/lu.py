@@ -281,7 +281,7 @@ def _determinant(A: DistMatrix) -> tuple[Any, int]:
     with together(communicator(A=A)) as arguments:
         check_square(A)
         arguments += ["a determinant", A.distribution, A.dtype]
-    mantissas, exponents = _eliminated(A, A)
+    mantissas, exponents = _eliminated(A)
     exponent = int(exponents.sum())
     with np.errstate(all="ignore"):
         while len(mantissas) > 1:  # in pairs, whose products can be neither too large nor too small
@@ -292,10 +292,10 @@ def _determinant(A: DistMatrix) -> tuple[Any, int]:
 
 
 @in_range(lambda split, a: (split[0], np.append(split[1], np.sum(a.rows) + np.sum(a.cols))), A=EQUILIBRATED)
-def _eliminated(A: DistMatrix, whole: DistMatrix) -> tuple[np.ndarray, np.ndarray]:
+def _eliminated(A: DistMatrix) -> tuple[np.ndarray, np.ndarray]:
     """Return mantissas and exponents of the sign of P, and of the diagonal of U, of P A = L U.  Collective.
 
-    whole : A before its rows and columns were scaled.   Warns on all ranks where no digit of the product may be right.
+    Warns on all ranks where no digit of the product may be right.
     """
     norm, factors = A.norm(1), lu_factor(A)
     sign = 1 - 2 * (np.count_nonzero(factors.pivots != np.arange(A.shape[0])) % 2)
@@ -303,7 +303,7 @@ def _eliminated(A: DistMatrix, whole: DistMatrix) -> tuple[np.ndarray, np.ndarra
     if factors.zero_pivot:
         least = min(_least(A), _least(triu(factors.LU)))
         multiplier = min(_least(tril(factors.LU, -1)), least / (A.norm("max") or 1))
-        if multiplier * least < np.finfo(A.dtype).smallest_normal or A.vector_norm(0) < whole.vector_norm(0):
+        if multiplier * least < np.finfo(A.dtype).smallest_normal:
             warn_together(
                 A.grid.comm,
                 f"pivot {factors.zero_pivot} of A ({shape_of(A)} on a {A.grid} grid) is zero, but elements of A are so "

@@ -242,14 +242,24 @@ def _bounded(
     """Return approximate triplets U, s, V with bounds of the errors of s, from residuals.  Collective.
 
     R : A V - U diag(s).   after : the next approximate values, and their residuals.
+    Products round as well: of sums of p addends the error is about sqrt(p) eps / 16, and 4 times as much in vectors.
     """
     U, s, V = triplets
     L = A.H.times(work, U, -1, V * s)
     right, left = (X.vector_norm(2, axis=0) for X in (L, R))
-    inside, *grams = (work.product(1, X.H, Y).allgather() for X, Y in ((U, R), (U, U), (V, V)))
+    inside, *grams = (_gram(work, X, Y) for X, Y in ((U, R), (U, U), (V, V)))
     apart, first = max(float(np.linalg.norm(gram - np.eye(len(s)), 2)) for gram in grams), float(s[0]) or 1.0
-    rounding = float(np.linalg.norm(inside, 2)) + (apart + 4 * eps_of(U)) * float(s[0])
+    eps, root = eps_of(U), float(np.sqrt(max(A.A.shape)))
+    rounding = float(np.linalg.norm(inside, 2)) + (apart + (4 + root / 16) * eps) * float(s[0])
     values, residuals = np.append(s, after[0].astype(s.dtype)), np.append(np.maximum(left, right), after[1])
     bounds = missing(len(s), values, residuals, A.norm) + rounding
     share = min(1.0, float((s.astype(float) ** 2).sum()) / A.norm**2) if A.norm else 1.0
-    return Triplets(U, s, V, share, bounds / first, rounding / first, float(right.max()) / first, steps)
+    residual = float(right.max()) / first + root / 4 * eps
+    return Triplets(U, s, V, share, bounds / first, rounding / first, residual, steps)
+
+
+def _gram(work: Work, X: DistMatrix, Y: DistMatrix) -> np.ndarray:
+    """Return X^H Y, of double precision: a sum of many squares in single precision would be its own error."""
+    wide = np.result_type(X.dtype, np.float64)
+    C = DistMatrix.empty((X.shape[1], Y.shape[1]), grid=X.grid.base, dtype=wide, device=X.device)
+    return work.product(1, X.H, Y, 0, C).allgather()

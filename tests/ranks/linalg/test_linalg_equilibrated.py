@@ -230,3 +230,20 @@ def test_condition_numbers(comm: Any, how: Any) -> None:
         exact = np.linalg.norm(times(M, rows, cols).astype(float), 2)
         exact *= np.linalg.norm(times(np.linalg.inv(M.astype(float)), -cols, -rows), 2)
         assert np.isclose(linalg.cond(A, assume_a=how), exact, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "most", "least"), [("d", 1e300, 1e-30), ("f", 1e30, 1e-10)])
+def test_no_element_is_lost_by_scaling(comm: Any, dtype: str, most: float, least: float) -> None:
+    """Of a triangle whose diagonal would underflow, and of a right side that is zero in single precision."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    with ProcessGrid(comm) as grid, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        A = DistMatrix.from_global(np.array([[1, most, least], [0, least, most], [0, 0, 1]], dtype), grid=grid)
+        first = np.array([1, 0, 0], dtype)
+        assert linalg.det(A) == pytest.approx(least, rel=1e-6)
+        for how in ({}, {"assume_a": "upper triangular"}):
+            assert np.array_equal(linalg.solve(A, first, **how), first)
+        if dtype == "d":
+            D = DistMatrix.from_global(np.diag([1e130, 1e-60]), grid=grid)
+            assert np.allclose(linalg.solve(D, np.array([1e-80, 1.0]), refine=True), [1e-210, 1e60], rtol=1e-14, atol=0)
