@@ -33,6 +33,7 @@ class LineChecks:
 
     A call has the number of its agreement, and the number of checks since the agreement before.  A rank that has come
     to the agreement by itself takes no notice, and one that waits in an earlier check joins when it comes to that one.
+    After an exception of all ranks of the mesh, calls from before it count no more, and checks are counted anew.
 
     comm     : that of the line, on which the ranks agree.
     messages : another communicator of the same ranks, on which calls and all other messages of steps travel: those that
@@ -49,7 +50,7 @@ class LineChecks:
     ) -> None:
         self.comm, self.messages, self._whole, self.sent = comm, messages, whole, list[MPI.Request]()
         self._transfers, self._lines = transfers, list[LineChecks]()
-        self._calls, self._since, self._passed = list[tuple[int, int]](), -1, 0
+        self._calls, self._since, self._passed = list[tuple[int, int, int]](), (-1, -1), 0
         self._meetings, self._agreeing = (0, 0), False  # how often ranks had failed, and the meetings since then
         self._left = list[tuple[int, int, int]]()  # the calls to the whole mesh's agreements for which ranks have left
         if whole:
@@ -69,13 +70,13 @@ class LineChecks:
     @contextmanager
     def raised_together(self) -> Iterator[None]:
         """Raise an exception of the block, which may communicate, on all ranks."""
-        begun, since = self.passed(1), self._agreements
+        begun, since = self.passed(1), self._so_far
         self.guarded += 1
         try:
             yield
         except Exception as error:
             if raised_on(error) != self.comm.size:
-                self.call(begun if since == self._agreements else 0)  # ranks behind join when they are in the block
+                self.call(begun if since == self._so_far else 0)  # ranks behind join when they are in the block
                 self.agree(error)
             raise
         finally:
@@ -86,7 +87,7 @@ class LineChecks:
 
         checks : how many the others must have come to before they join.
         """
-        self._send(_CALLS, self._agreements, checks, 0)
+        self._send(_CALLS, *self._so_far, checks)
 
     def agree(self, error: Exception | None = None, description: str = "") -> None:
         """Agree as `agreement.agree`."""
@@ -153,8 +154,9 @@ class LineChecks:
     def _look_on_line(self) -> None:
         self._receive()
         while self._calls:
-            self._calls = [x for x in self._calls if x[0] >= self._agreements]
-            if not any(checks <= self.passed() for _, checks in self._calls):
+            at = self._so_far
+            self._calls = [x for x in self._calls if x[0] >= at[0] and x[1] >= at[1]]
+            if not any(x[:2] == at and x[2] <= self.passed() for x in self._calls):
                 break
             self.agree(description=", ".join(map(str, self.last)))
 
@@ -162,14 +164,14 @@ class LineChecks:
         status = MPI.Status()
         while self.messages.Iprobe(MPI.ANY_SOURCE, CALL, status):
             self.messages.Recv(numbers := np.empty(4, int), status.source, CALL)
-            kind, agreement, number, other = map(int, numbers)
-            if kind == _LEAVES:
-                self._left.append((agreement, number, other))
-            else:
-                self._calls.append((agreement, number))
+            kind, first, second, third = map(int, numbers)
+            (self._left if kind == _LEAVES else self._calls).append((first, second, third))
 
     def _send(self, *numbers: int) -> None:
-        """Send all others of the line a kind, the agreement, and the checks, or the next meeting and agreement here."""
+        """Send all others of the line a call: `_CALLS` with agreements, failures and checks, or `_LEAVES`.
+
+        A rank that leaves sends the agreement of the whole mesh, and the next meeting and agreement of the line.
+        """
         message, others = np.array(numbers), (rank for rank in range(self.comm.size) if rank != self.comm.rank)
         self.sent = [x for x in self.sent if not x.Test()] + [self.messages.Isend(message, x, CALL) for x in others]
 
@@ -178,11 +180,16 @@ class LineChecks:
         return waits.agreements[self.comm.handle][0]
 
     def passed(self, more: int = 0) -> int:
-        """Return the number of checks since the last agreement, after adding to it."""
-        if self._since != self._agreements:
-            self._since, self._passed = self._agreements, 0
+        """Return the number of checks since the last agreement or failure, after adding to it."""
+        if self._since != self._so_far:
+            self._since, self._passed = self._so_far, 0
         self._passed += more
         return self._passed
+
+    @property
+    def _so_far(self) -> tuple[int, int]:
+        """The agreements of the line, and the failures of the line and of the mesh."""
+        return self._agreements, self.failures
 
     @property
     def failures(self) -> int:

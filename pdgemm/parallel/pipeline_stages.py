@@ -120,11 +120,7 @@ class _Run:
             for group in self.sent:
                 self._wait(group)
         except BaseException:
-            for _, group in self.arriving.values():  # must not be written into freed memory
-                for request in group:
-                    request.Cancel()  # type: ignore[attr-defined]
-                self.mesh.transfers.expect(group)
-            for group in self.sent:  # what nobody receives any more
+            for group in [*(group for _, group in self.arriving.values()), *self.sent]:  # what may never arrive
                 self.mesh.transfers.leave(group)
             raise
 
