@@ -38,7 +38,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.memory_left import largest_so_far
-from pdgemm.support.text import in_bytes, in_seconds
+from pdgemm.support.text import in_bytes, in_seconds, typed
 
 LIMIT = 1 << 28  # bytes per rank for panels, bases and buffers, where the caller sets no limit
 _ROUNDING = 8  # times eps |X|_F: errors of the values of triangles of few rows
@@ -101,8 +101,8 @@ def stored_svd(
         X, plan = _fitting(grid.size, source, search, bool(centered), oversample, memory)
         if most is not None and most < plan.passes(1):
             raise ArgumentError(
-                f"passes = {most} are too few for {source.what}: at least {plan.passes(1)} are needed with "
-                f"{in_bytes(memory)} per rank"
+                f"{typed('--passes', 'passes =')} {most} is too few for {source.what}: at least {plan.passes(1)} are "
+                f"needed with {in_bytes(memory)} per rank"
             )
         search = search._replace(width=plan.width)
         if most is not None and not plan.triangles:

@@ -89,7 +89,7 @@ def _look_for_more(value: Any, known: Any, place: str = "$") -> None:
     if isinstance(value, dict):
         for name, x in value.items():
             if name not in known:
-                raise ValueError(f"there is no {_short(name)!r} in it - at `{place}`")
+                raise ValueError(f"{_short(name)!r} is no field of it - at `{place}`")
             _look_for_more(x, known[name], f"{place}.{name}")
     elif isinstance(value, list):
         for number, (x, y) in enumerate(zip(value, known)):

@@ -1,4 +1,4 @@
-"""What the suite catches: 449 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 450 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
     python scripts/hardening/mutants.py --all            as scripts/test.sh --all
@@ -2141,8 +2141,13 @@ MUTANTS = [
     ),
     Mutant(
         "errors: a rank that waits joins no agreement to which it is called", "pdgemm/parallel/line_checks.py",
-        "if not any(checks <= self.passed() for _, checks in self._calls):", "if True:",
+        "if not any(x[:2] == at and x[2] <= self.passed() for x in self._calls):", "if True:",
         (f"4 {R}parallel/test_bad_input.py",),
+    ),
+    Mutant(
+        "errors: a call from before an exception of the whole mesh still counts", "pdgemm/parallel/line_checks.py",
+        "if x[0] >= at[0] and x[1] >= at[1]]", "if x[0] >= at[0]]",
+        (f"6 {R}parallel/test_bad_input.py",),
     ),
     Mutant(
         "errors: message tags after a failure are those before it", "pdgemm/parallel/line_checks.py",

@@ -265,6 +265,8 @@ def test_eigh(folder: Path, ranks: int, name: str, part: slice, options: list[st
     alone = pdgemm(ranks, "eigh", f"a.h5:/{name}", "--values", "-o", f"{output}:/only", *options, cwd=folder)
     with h5py.File(folder / output) as file:
         assert alone.returncode == 0 and list(file["only"]) == ["w"] and abs(file["only/w"] - w).max() <= bound
+    mixed = pdgemm(ranks, "eigh", f"a.h5:/{name}", "--values", "-o", f"{output}:/e", cwd=folder)
+    assert mixed.returncode == 2 and "V are vectors of other eigenvalues" in mixed.stderr
 
 
 def test_values_alone_are_checked_and_need_no_file(folder: Path) -> None:

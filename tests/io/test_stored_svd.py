@@ -158,9 +158,9 @@ def test_passes_until_the_tolerance_is_met(comm: Any, grid: Any, shared_tmp_path
         with pytest.warns(LinAlgWarning, match=r"a.h5:a, 150 x 60: the 4 largest singular values are known to"):
             U, s, _ = svd(X, K, memory=memory, **most)
         assert U.report.plan["passes"] == 7 and (abs(s - exact) <= U.report.facts["bounds"]).all()
-    with pytest.raises(ArgumentError, match=r"passes = 4 are too few for .*a.h5:a: at least 5 are needed with"):
+    with pytest.raises(ArgumentError, match=r"passes = 4 is too few for .*a.h5:a: at least 5 are needed with"):
         svd(X, K, memory=memory, passes=4)
-    with pytest.raises(ArgumentError, match=r"passes = 1 are too few for .*a.h5:a: at least 2 are needed with"):
+    with pytest.raises(ArgumentError, match=r"passes = 1 is too few for .*a.h5:a: at least 2 are needed with"):
         svd(X, K, passes=1)
 
 

@@ -97,7 +97,7 @@ def cho_solve(L: DistMatrix | tuple[DistMatrix, bool], B: Any, *, lower: bool = 
 
     L : DistMatrix (n, n), the factor that `cholesky` returns; with lower=False the factor U, where A = U^H U.  Or the
         pair of a factor and `lower` that `cho_factor` returns.
-    B : DistMatrix (n, m) of any layout, or a 1-D array, the same on every rank; then X is such an array, too.
+    B : DistMatrix (n, m) of any layout, or an array or list, the same on every rank; X of a vector is an array.
     overwrite_b : X may be stored in B.
 
     X has the layout of B.  Cost per rank on P ranks: 2 n^2 m/P flops, in two triangular solves.

@@ -133,7 +133,7 @@ def ldl(A: DistMatrix, *, lower: bool = True, hermitian: bool = True) -> LDL:
 def ldl_solve(factors: LDL, B: Any, *, trans: Transpose = "N", overwrite_b: bool = False) -> Any:
     """Return X, where op(A) X = B, given the factors of A that `ldl` returns.  Collective over the grid of the factors.
 
-    B     : DistMatrix (n, m) of any layout, or a 1-D array, the same on every rank; then X is such an array, too.
+    B     : DistMatrix (n, m) of any layout, or an array or list, the same on every rank; X of a vector is an array.
     trans : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H.
     overwrite_b : X may be stored in B.
 

@@ -141,7 +141,7 @@ def lu_solve(
     """Return X, where op(A) X = B, given the LU factors of A.  Collective over the grid of the factors.
 
     factors : the factors of a square A, as `lu_factor` returns them, or SciPy's pair of factors and pivots.
-    B     : DistMatrix (n, m) of any layout, or a 1-D array, the same on every rank; then X is such an array, too.
+    B     : DistMatrix (n, m) of any layout, or an array or list, the same on every rank; X of a vector is an array.
     trans : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H.
     overwrite_b : X may be stored in B.
 

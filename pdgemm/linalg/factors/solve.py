@@ -63,7 +63,7 @@ def solve(
     """Return X, where A X = B, as scipy.linalg.solve.  Collective over the grid of A.
 
     A : DistMatrix (n, n) of any layout; float32, float64, complex64 or complex128.
-    B : DistMatrix (n, m) of any layout, or a 1-D array, the same on every rank; then X is such an array, too.
+    B : DistMatrix (n, m) of any layout, or an array or list, the same on every rank; X of a vector is an array.
     assume_a : the structure of A: "gen" (or "general"): LU with partial pivoting; "pos" ("positive definite"):
         Cholesky; "sym" ("symmetric") and "her" ("hermitian"), not necessarily definite: `ldl`; "lower triangular",
         "upper triangular", "diagonal".

@@ -54,8 +54,8 @@ def solve_triangular(
     """Return X, where op(A) X = alpha B, or X op(A) = alpha B with side "R".  Collective over the grid of A.
 
     A     : DistMatrix (n, n), triangular, of any layout; the other triangle is not read, nor is a unit diagonal.
-    B     : DistMatrix (n, m), or (m, n) with side "R", of any layout, or a 1-D array, the same on every rank; then X is
-        such an array, too.  float32, float64, complex64, complex128; X has the common type of A and B.
+    B     : DistMatrix (n, m), or (m, n) with side "R", of any layout, or an array or list, the same on every rank; X of
+        a vector is an array.  float32, float64, complex64, complex128; X has the common type of A and B.
     lower : A is lower triangular, otherwise upper.
     trans : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H.
     unit_diagonal : the diagonal of A is taken to be 1.

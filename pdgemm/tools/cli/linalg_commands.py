@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -204,6 +205,7 @@ def eigh(
     """
     from pdgemm import linalg
     from pdgemm.errors import ArgumentError, LayoutError
+    from pdgemm.io.new_dataset import check_savable
 
     (x,) = sources(say, {"A": a}, how.dtype)
     n = x.shape[0]
@@ -219,6 +221,8 @@ def eigh(
     parts = {name: Dataset(output.path, f"{output.name}/{name}") for name in sizes} if output else {}
     outputs, words = [(parts[name], sizes[name]) for name in parts], (4 + 2 * how.verified) * n * n
     check(say, outputs, (x,), x.dtype, how, words if alone else words + 4 * n * k)
+    if output and alone and check_savable(Path(output.path), f"{output.name}/V", say.grid, 0) is not None:
+        raise ArgumentError(f"{output}/V are vectors of other eigenvalues: name another group, or leave out --values")
     A, V = say.read(x, how.block), None
     with say.progress("eigh"):
         if alone:
