@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
 # Runs the test suite, after setting up what it needs.
 #
-#   scripts/test.sh                                   the suite: an hour on 2 cores
-#   scripts/test.sh --all                             everything: all combinations of parameters, all examples, all tests
-#                                                     on all rank counts, longer attacks; several times as long
+#   scripts/test.sh                                   the suite, which runs on each change
+#   scripts/test.sh --also PART                       the suite and one part of the rest:
+#                                                     attacks   ranks and launchers are killed, files damaged, 2 minutes
+#                                                     clusters  several hosts, and a Slurm cluster, on this machine
+#                                                     debian    the distribution's MPI, parallel HDF5, ScaLAPACK
+#                                                     thorough  the tests that are marked so, on 1 and 4 ranks
+#   scripts/test.sh --all                             everything: the suite with all combinations of parameters, all
+#                                                     examples and more ranks, and all of the rest; several times as long
 #   scripts/test.sh --changed [BASE]                  ruff, mypy, the hooks, and the tests nearest to what changed since this
 #                                                     branch left BASE (main), on 1 and 4 ranks: scripts/hardening/concerned.py
 #   scripts/test.sh --ranks "1 4" [PYTEST ARGS...]    these rank counts, for all tests that are asked for; with
@@ -16,13 +21,18 @@ help_asked "$@"
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
 ranks='1 2 3 4 6'       # tests/helpers/tiers.py says which tests belong on which of them
-all=no chosen=no changed=no
+all=no chosen=no changed=no also=''
+rest='attacks clusters debian thorough'
 while :; do
     case ${1:-} in
         --all)
-            all=yes
+            all=yes also=$rest
             [ $chosen = yes ] || ranks='1 2 3 4 6 8 9'
             shift ;;
+        --also)
+            also=${2:-}
+            case " $rest " in *" $also "*) ;; *) echo "test.sh: --also is one of $rest, not '$also'" >&2; exit 2 ;; esac
+            shift 2 ;;
         --ranks)
             chosen=yes ranks=$2
             shift 2 ;;
@@ -88,6 +98,12 @@ print(s["passed"], max(s["failed"], int(sys.argv[2] != "0")), s["skipped"])' "$r
     mv "$results/summary" "$results/part ${#table[@]}" 2>/dev/null || true
 }
 
+# wanted PART: does this run include this part of the rest?
+wanted() {
+    [ $selected = no ] || return 1
+    case " $also " in *" $1 "*) ;; *) return 1 ;; esac
+}
+
 selected=no
 [ $# = 0 ] || selected=yes
 scripts/setup.sh dev demo
@@ -118,7 +134,7 @@ export OMP_NUM_THREADS=1    # processes share the cores, and threads of a BLAS t
 three=()    # the serial tests wait for jobs half of their time: three processes share their files
 [ $selected$changed = yesno ] || three=(-n 3 --dist loadfile)
 [ -z "$ranks" ] || tests 'serial' "${pytest[@]}" "${three[@]}" -m 'not mpi' "$@"
-if [ $selected = no ]; then
+if wanted attacks; then
     status=0
     reason=$(unshare -mpf --mount-proc true 2>&1) || reason=$(unshare -Urmpf --mount-proc true 2>&1) || status=$?
     if [ $status = 0 ]; then
@@ -141,6 +157,16 @@ if [ $selected = no ]; then
     case "$all $ranks " in yes*' 9 '*)     # a grid of 2 x 2 x 3
         tests '12 ranks' mpiexec -n 12 "${parallel[@]}" tests/ranks/algorithms/test_algorithms.py ;;
     esac
+fi
+if [ $all = no ] && wanted thorough; then       # with --all they are among the others
+    widest=("${pytest[@]}" --all --timeout 360)
+    tests 'thorough, serial' "${widest[@]}" -n 3 --dist loadfile -m 'thorough and not mpi'
+    for n in 1 4; do
+        tests "thorough, $n rank$([ "$n" = 1 ] || echo s)" mpiexec -n "$n" \
+            "${widest[@]}" -p no:cacheprovider --with-mpi -m 'thorough and mpi' --tiers
+    done
+fi
+if wanted clusters; then
     status=0
     reason=$(scripts/hosts.sh 1 true 2>&1) || status=$?
     case $(mpirun --version) in
@@ -174,7 +200,9 @@ if [ $selected = no ]; then
     esac
     [ $status != 0 ] || scripts/slurm_cluster.sh down "$cluster"
     cluster=''
-
+fi
+if wanted debian; then
+    exec 3>&1
     status=0
     reason=$(scripts/setup_parallel_hdf5.sh 2>&1 >&3) || status=$?
     if [ $status = 0 ]; then

@@ -4,9 +4,11 @@
               `thorough`; without it, parameters in pairs, and fewer examples, the same ones every time
     --tiers   on so many ranks, only the tests that belong there; without it, all that are asked for
 
-A parallel test runs on 1 and 4 ranks.  What depends on the shape of the process grid is marked `every_grid`, and a
-test that wants other numbers of ranks names them: `on_ranks(1, 2)`.  On 6 ranks, which share 2 cores, every second of
-the parameters of a test is left out that also runs on 4.
+A parallel test runs on 2 ranks, which two cores hold without taking turns.  What distributes panels over rows and
+columns is marked `square_grid`, for the smallest grid that has both; what depends on the shape of the process grid is
+marked `every_grid`; and a test that wants other numbers of ranks names them: `on_ranks(1, 3)`.  On 1 rank, where
+nothing is sent, tests/ranks/test_one_rank.py calls each public function.  On 6 ranks, which share 2 cores, every
+second of the parameters of a test is left out that also runs on 4.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-USUAL, GRIDS = (1, 4), (1, 2, 3, 4, 6)  # 8 and 9 ranks with --all
+USUAL, GRIDS = (2,), (1, 2, 3, 4, 6)  # 8 and 9 ranks with --all
 every_grid = pytest.mark.on_ranks(*GRIDS)
-few_grids = pytest.mark.on_ranks(1, 4)  # for what takes long and is built on what every grid has tested
+square_grid = pytest.mark.on_ranks(4)  # of 2 x 2 ranks
 thorough = pytest.mark.thorough
 
 _everything = False
@@ -110,7 +112,7 @@ def _every_second(items: Sequence[pytest.Item]) -> Iterable[pytest.Item]:
     for item in items:
         test = item.parent, getattr(item, "originalname", item.name)
         seen[test] += 1
-        if seen[test] % 2 == 0 and {*USUAL} <= {*ranks_of(item)}:
+        if seen[test] % 2 == 0 and 4 in ranks_of(item):
             yield item
 
 
@@ -122,7 +124,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from mpi4py import MPI
 
         left_out |= {item for item in items if MPI.COMM_WORLD.size not in ranks_of(item)}
-        if MPI.COMM_WORLD.size > max(USUAL) and not _everything:
+        if MPI.COMM_WORLD.size > 4 and not _everything:
             left_out |= {*_every_second([item for item in items if item not in left_out])}
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]

@@ -18,7 +18,7 @@ import pytest
 from flips import changed_after_the_product, larger
 from problems import DTYPES, gemm_error, grid_shapes, op
 from stored_files import STORAGE, by_rank_0, elements, read, write
-from tiers import everything, few_grids, in_turn
+from tiers import everything, in_turn, square_grid
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("small")]
 TOLERANCE = 3 * 8**0.5
@@ -84,7 +84,7 @@ def beside(comm: Any, path: Path) -> list[str]:
     return names
 
 
-@few_grids
+@square_grid
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", range(6))
 def test_on_every_grid(comm: Any, shared_tmp_path: Path, after: Any, dtype: str, case: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 from flips import changed_after_the_product, larger
 from problems import DTYPES, gemm_error, grid_shapes, op
 from stored_files import STORAGE, by_rank_0, elements, read, write
-from tiers import everything, few_grids, in_turn
+from tiers import everything, in_turn, square_grid
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("everyone")]
 
@@ -68,7 +68,7 @@ def test_a_file_that_changes_before_the_first_product(comm: Any, shared_tmp_path
     assert np.array_equal(read(comm, path, "c"), 2 * A)
 
 
-@few_grids
+@square_grid
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_on_every_grid(comm: Any, shared_tmp_path: Path, small: None, dtype: str, case: int) -> None:

@@ -13,7 +13,7 @@ from fake_device import SCHEDULES, fake_device
 from flips import changed_after_the_product, larger
 from problems import accepted, grid_shapes
 from scipy.special import erf
-from tiers import every_grid, everything, examples, few_grids
+from tiers import every_grid, everything, examples, square_grid
 
 pytestmark = [pytest.mark.mpi, every_grid]
 
@@ -209,7 +209,7 @@ def test_drawn_problems(comm: Any, here: list[Any]) -> None:
         case.check(C.report)
 
 
-@few_grids
+@square_grid
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_on_a_device(comm: Any, schedule: str) -> None:
     from pdgemm import pdgemm
@@ -225,7 +225,7 @@ def test_on_a_device(comm: Any, schedule: str) -> None:
                 grid.free()
 
 
-@few_grids
+@square_grid
 def test_a_network_of_two_layers(comm: Any, here: list[Any]) -> None:
     """Its gradients, by the epilogues of its products, are those of central differences."""
     from pdgemm import DistMatrix, pdgemm
@@ -251,7 +251,7 @@ def test_a_network_of_two_layers(comm: Any, here: list[Any]) -> None:
     assert np.allclose([(loss(w, b + h * e) - loss(w, b - h * e)) / (2 * h) for e in np.eye(7)], db, atol=1e-8)
 
 
-@few_grids
+@square_grid
 def test_a_prepared_product_reads_the_current_operands(comm: Any, here: list[Any]) -> None:
     from pdgemm import DistMatrix, plan
     from pdgemm.algorithms.epilogue import Epilogue
@@ -265,7 +265,7 @@ def test_a_prepared_product_reads_the_current_operands(comm: Any, here: list[Any
         assert (product().allgather() == 4 * (number + 2) + number).all()
 
 
-@few_grids
+@square_grid
 def test_a_flip_is_repaired_before_the_epilogue(comm: Any, here: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """And where C is narrower than its sums, in these."""
     from pdgemm import CorruptionError, DistMatrix, pdgemm
@@ -289,7 +289,7 @@ def test_a_flip_is_repaired_before_the_epilogue(comm: Any, here: list[Any], monk
         assert np.allclose(C.allgather(), np.maximum(sums, 0), rtol=1e-2 if dtype == "float16" else 1e-4, atol=1e-3)
 
 
-@few_grids
+@square_grid
 def test_bad_input_is_one_error_on_all_ranks(comm: Any, here: list[Any]) -> None:
     """Nothing is sent, and C is not written."""
     from pdgemm import DistMatrix, linalg, pdgemm, plan

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from factored import DEFINITE, EPS, norm, positive_definite, relative, rng_matrix, wide
 from problems import DTYPES, grid_shapes
-from tiers import few_grids, pairs, third
+from tiers import pairs, square_grid, third
 
 pytestmark = pytest.mark.mpi
 
@@ -20,7 +20,7 @@ def error(A: np.ndarray, L: np.ndarray) -> float:
     return relative(wide(A) - wide(L) @ wide(L).conj().T, norm(A), A.dtype, len(A))
 
 
-@few_grids
+@square_grid
 @pytest.mark.parametrize(
     ("layout", "dtype", "order", "lower", "way"), third(pairs(LAYOUTS, DTYPES, "CF", (True, False), ("read", "sent")))
 )
@@ -80,7 +80,7 @@ def test_views_and_overwriting(comm: Any) -> None:
         assert np.array_equal(found, large)  # nothing around it was written to
 
 
-@few_grids
+@square_grid
 @pytest.mark.parametrize("minor", [1, 8, 9, 33, 60])
 def test_not_positive_definite(comm: Any, minor: int) -> None:
     """All ranks raise the same error, with the index that LAPACK finds."""

@@ -9,7 +9,7 @@ import pytest
 import scipy.linalg
 from factored import EPS, graded, hilbert, kahan, nearly_singular, norm, relative, rng_matrix, wide
 from problems import DTYPES, grid_shapes
-from tiers import few_grids, pairs, third
+from tiers import pairs, square_grid, third
 
 pytestmark = pytest.mark.mpi
 
@@ -29,7 +29,7 @@ def small(A: np.ndarray, Q: np.ndarray, R: np.ndarray) -> bool:
     return max(errors(A, Q, R)) <= EPS * (1 if A.dtype.kind == "f" else np.sqrt(8))  # complex: Higham 2002, 3.6
 
 
-@few_grids
+@square_grid
 @pytest.mark.parametrize(("layout", "dtype", "order", "way"), third(pairs(LAYOUTS, DTYPES, "CF", ("read", "sent"))))
 def test_factors(comm: Any, layout: Any, dtype: str, order: Any, way: str, monkeypatch: Any) -> None:
     """R has the moduli of LAPACK's, and zeros; A is unchanged; words and messages are as predicted."""

@@ -12,7 +12,7 @@ import pytest
 import scipy.linalg
 from factored import EPS, hilbert, kahan, norm, relative, rng_matrix, wide
 from problems import DTYPES, grid_shapes
-from tiers import few_grids, pairs, third
+from tiers import pairs, square_grid, third
 
 pytestmark = pytest.mark.mpi
 
@@ -29,7 +29,7 @@ def error(A: np.ndarray, factors: np.ndarray, perm: np.ndarray) -> float:
     return relative(wide(A)[perm] - L @ U, norm(A), A.dtype, max(A.shape))
 
 
-@few_grids
+@square_grid
 @pytest.mark.parametrize(("layout", "dtype", "order", "way"), third(pairs(LAYOUTS, DTYPES, "CF", ("read", "sent"))))
 def test_factors(comm: Any, layout: Any, dtype: str, order: Any, way: str, monkeypatch: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg
@@ -91,7 +91,7 @@ def test_nasty_matrices(comm: Any, kind: str, dtype: str) -> None:
             assert factors[-1, -1] == 2.0**59
 
 
-@few_grids
+@square_grid
 @pytest.mark.parametrize("at", [1, 8, 9, 30])
 def test_singular(comm: Any, at: int) -> None:
     """A column of zeros: factors as LAPACK leaves them, determinants of 0, and one error on all ranks."""

@@ -11,7 +11,7 @@ import scipy.linalg
 from factored import conditioned, kahan, rng_matrix, wide
 from layouts import matrices_in_turn
 from problems import DTYPES, grid_shapes
-from tiers import every_grid, everything, few_grids, in_turn, pairs, third
+from tiers import every_grid, everything, in_turn, pairs, square_grid, third
 
 pytestmark = pytest.mark.mpi
 
@@ -99,7 +99,7 @@ QUALITY: list[Callable[[int, str], np.ndarray]] = [
 ]  # fmt: skip
 
 
-@few_grids
+@square_grid
 @pytest.mark.parametrize("rest", [0, 20], indirect=True)
 @pytest.mark.parametrize(("make", "dtype"), in_turn(QUALITY, DTYPES))
 def test_diagonal_is_about_as_large_as_singular_values(comm: Any, make: Any, dtype: str, rest: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from problems import DTYPES, TOLERANCE, accepted, gemm_error
-from tiers import few_grids, pairs
+from tiers import pairs, square_grid
 
 pytestmark = pytest.mark.mpi
 
@@ -81,7 +81,7 @@ def check(
     return report
 
 
-@few_grids
+@square_grid
 @pytest.mark.parametrize("algorithm", FORMS)
 def test_every_grid_and_shape(comm: Any, algorithm: str) -> None:
     from pdgemm import ProcessGrid

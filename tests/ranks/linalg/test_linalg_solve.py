@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from factored import EPS, hilbert, kahan, norm, positive_definite, relative, rng_matrix, wide
 from problems import DTYPES, grid_shapes
-from tiers import few_grids, pairs, third
+from tiers import pairs, square_grid, third
 
 pytestmark = pytest.mark.mpi
 
@@ -36,7 +36,7 @@ def backward(A: np.ndarray, x: np.ndarray, b: np.ndarray, dtype: str) -> float:
     return relative(wide(b) - wide(A) @ wide(x), norm(A) * norm(x), dtype, len(A))
 
 
-@few_grids
+@square_grid
 @pytest.mark.parametrize(
     ("layout", "kind", "dtype", "orders", "transposed"),
     third(pairs(LAYOUTS, KINDS, DTYPES, ("CC", "CF", "FF"), (0, 1))),
@@ -65,7 +65,7 @@ def test_solves_and_inverts(comm: Any, layout: Any, kind: str, dtype: str, order
             assert np.array_equal(A.allgather(), given) and np.array_equal(B.allgather(), b)
 
 
-@few_grids
+@square_grid
 @pytest.mark.parametrize(("trans", "dtype", "order"), third(pairs("NTC", DTYPES, "CF")))
 def test_factors_solve_again_and_again(comm: Any, trans: Any, dtype: str, order: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg

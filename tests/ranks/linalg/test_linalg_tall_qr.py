@@ -56,7 +56,7 @@ def check(A: Any, whole: np.ndarray, Q: Any, R: Any) -> None:
     assert Q.report.as_predicted, Q.report
 
 
-@tiers.few_grids
+@tiers.square_grid
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_grid_and_layout(comm: Any, shape: tuple[int, int]) -> None:
     from pdgemm.linalg import qr
