@@ -55,7 +55,7 @@ def tests(paths: set[str]) -> set[str]:
 
 def own_tests(module: str) -> set[str]:
     """The tests that import a module, bear its name, or catch bugs that are planted in it."""
-    caught = {word for x in MUTANTS if module_of(x.file) == module for line in x.tests for word in line.split()[1:]}
+    caught = {word for x in MUTANTS if x.module == module for line in x.tests for word in line.split()[1:]}
     known = {x for x in sources() if Path(x).name.startswith("test_")}
     imported = {x for x in known if f"pdgemm.{module}" in imports(x)}
     return imported | {x for x in known if x in caught or Path(x).stem == f"test_{module.rpartition('.')[2]}"}
