@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from problems import BLOCKS, DTYPES, grid_shapes, sources
 from stored_files import by_rank_0, dropped, only_file
+from tiers import square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 SHAPES = [(0, 0), (0, 5), (4, 0), (1, 1), (7, 5), (13, 8), (29, 61)]
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from problems import grid_shapes
 from stored_files import by_rank_0
-from tiers import pairs
+from tiers import pairs, square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 M, N = 43, 37
 PARTS: list[tuple[Any, Any]] = [

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from fake_device import fake_device
 from problems import accepted
+from tiers import square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 UNIT = {"float32": 0.0, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # of what operands are rounded to
 SINGLE = 2.0**-24

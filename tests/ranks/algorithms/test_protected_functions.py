@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from flips import changed_after_the_product, larger
+from tiers import square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 N = 36
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "svd": lambda la, A, **more: la.svd(A, 4, oversample=2, **more)[0],

@@ -12,7 +12,7 @@ import pytest
 from problems import DTYPES, NASTY, grid_shapes, nasty
 from tiers import everything, pairs, square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 ALGORITHMS = ("summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner", "row", "column")
 PLACES = ("sums", "panel of A", "panel of B", "reduction", "redistribution")
 N = 96
@@ -118,7 +118,6 @@ def bits(dtype: str) -> list[int]:
     return [0, mantissa // 2, mantissa - 8, mantissa - 3, mantissa - 1, mantissa, mantissa + 3, real - 2, real - 1]
 
 
-@square_grid
 @pytest.mark.parametrize(("algorithm", "place", "dtype"), pairs(ALGORITHMS, PLACES, DTYPES))
 def test_flips_above_the_threshold_are_found_and_repaired(
     comm: Any,
@@ -174,7 +173,6 @@ def test_flips_above_the_threshold_are_found_and_repaired(
     assert comm.rank or hits or not everywhere or algorithm == "inner", "nothing was planted"
 
 
-@square_grid
 @pytest.mark.parametrize("beta", [0, -0.5])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_fault_that_stays_raises_on_all_ranks(
@@ -213,7 +211,6 @@ def test_a_fault_that_stays_raises_on_all_ranks(
         assert comm.rank or np.array_equal(found, right)
 
 
-@square_grid
 @pytest.mark.parametrize("which", ["A", "B"])
 def test_an_operand_that_changes_in_memory_raises(comm: Any, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     """It cannot be repaired, and the rank is named."""
@@ -307,7 +304,6 @@ def test_what_it_takes_is_planned(comm: Any) -> None:
             pdgemm(1, A, B, protect="all")  # type: ignore[arg-type]
 
 
-@square_grid
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16", "int8"])
 def test_redistributed_matrices_have_their_bits(
     comm: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], dtype: str

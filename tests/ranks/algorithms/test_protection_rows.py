@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from flips import changed_after_the_product
 from problems import DTYPES
+from tiers import square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 M, N, K = 70, 60, 50
 MODES: tuple[Any, ...] = ("detect", "repair")
 # n for which +1 and -1, by the sign bit of the hash of the columns, add up to 0

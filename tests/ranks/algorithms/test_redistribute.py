@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiers import every_grid
+from tiers import every_grid, square_grid
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.index_map import IndexMap, index_maps, overlap_counts
 from pdgemm.grids.layout import Layout
 from pdgemm.schedules.exchanges.exchange import plan_exchange
 from pdgemm.transport.block_copy import copy_blocks
+
+pytestmark = square_grid
 
 SIZES = [(1, 1), (1, 1000), (1000, 1), (37, 61), (128, 96), (301, 200)]
 BLOCKS: list[Any] = [None, 1, (2, 3), (7, 5), 64, (1000, 1)]

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiers import square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 M, N = 23, 17
 ROWS = np.arange(M)

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiers import square_grid
 
-pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore::RuntimeWarning"), square_grid]
 
 AXES = (None, 0, 1)
 

@@ -11,7 +11,7 @@ from factored import EPS, positive_definite, relative, rng_matrix
 from problems import grid_shapes
 from tiers import every_grid, square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 TYPES = ("d", "F", "f", "D")
 
 
@@ -260,7 +260,6 @@ def test_two_matrices(comm: Any, kind: Any) -> None:
         assert u.shape == (n, 6)
 
 
-@square_grid
 def test_plans(comm: Any) -> None:
     """A program has the words, messages and flops of a run in which no value is deflated."""
     from pdgemm import DistMatrix, ProcessGrid, linalg

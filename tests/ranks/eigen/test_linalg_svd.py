@@ -10,8 +10,9 @@ import pytest
 import scipy.linalg
 from factored import rng_matrix
 from problems import grid_shapes
+from tiers import square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 TYPES = ("float32", "float64", "complex64", "complex128")
 SIZES = [(60, 50, 3), (45, 80, 2), (110, 100, 1), (14, 30, 4)]  # rows, columns, k; the last one has all values
 

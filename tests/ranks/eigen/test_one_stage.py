@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from factored import rng_matrix
 from problems import DTYPES, grid_shapes
-from tiers import every_grid, pairs, third
+from tiers import every_grid, pairs, square_grid, third
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 RATIO = 30  # LAPACK's tests of sytrd pass below 30, in units of n eps
 SIZES = [0, 1, 2, 3, 33, 63, 64, 65, 128, 150]

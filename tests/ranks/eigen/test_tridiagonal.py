@@ -10,9 +10,9 @@ import pytest
 from factored import EPS, relative
 from problems import grid_shapes
 from scipy.linalg import eigvalsh_tridiagonal
-from tiers import every_grid
+from tiers import every_grid, square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 Tridiagonal = tuple[np.ndarray, np.ndarray]
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from problems import op
 from scalapack_arrays import SIZES, STARTS, Global, changed, info, random
-from tiers import everything
+from tiers import everything, square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 WHOLE = [31, 32, 35]
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import scipy.linalg
 from scalapack_arrays import LETTERS, Global, changed, gathered, info, outside, placed, positive, random, triangle
+from tiers import square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 
 def named(letter: str, ending: str) -> Any:

@@ -10,8 +10,9 @@ import pytest
 import scipy.linalg
 from problems import op
 from scalapack_arrays import LETTERS, Global, changed, gathered, info, outside, placed, positive, random, room, triangle
+from tiers import square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 
 @pytest.mark.parametrize("letter", LETTERS)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from scalapack_arrays import LETTERS, SIZES, STARTS, Global, fortran, gridinfo, random, with_context
+from tiers import square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 WHOLE = range(31, 36)
 BLOCKS = range(1, 7)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from scalapack_arrays import LETTERS, Global, changed, fortran, gathered, random, with_context
+from tiers import square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 N = 22
 
 

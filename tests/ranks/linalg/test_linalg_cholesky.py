@@ -10,7 +10,7 @@ from factored import DEFINITE, EPS, norm, positive_definite, relative, rng_matri
 from problems import DTYPES, grid_shapes
 from tiers import pairs, square_grid, third
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 LAYOUTS = [(1, 1), (7, 2), (50, 7), (200, 64), (200, (48, 32)), (300, None), (257, (100, 30))]  # n and blocks
 
@@ -20,7 +20,6 @@ def error(A: np.ndarray, L: np.ndarray) -> float:
     return relative(wide(A) - wide(L) @ wide(L).conj().T, norm(A), A.dtype, len(A))
 
 
-@square_grid
 @pytest.mark.parametrize(
     ("layout", "dtype", "order", "lower", "way"), third(pairs(LAYOUTS, DTYPES, "CF", (True, False), ("read", "sent")))
 )
@@ -80,7 +79,6 @@ def test_views_and_overwriting(comm: Any) -> None:
         assert np.array_equal(found, large)  # nothing around it was written to
 
 
-@square_grid
 @pytest.mark.parametrize("minor", [1, 8, 9, 33, 60])
 def test_not_positive_definite(comm: Any, minor: int) -> None:
     """All ranks raise the same error, with the index that LAPACK finds."""

@@ -11,7 +11,7 @@ from factored import EPS, graded, hilbert, kahan, nearly_singular, norm, relativ
 from problems import DTYPES, grid_shapes
 from tiers import pairs, square_grid, third
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 LAYOUTS = [  # rows, columns and blocks
     (1, 1, 1), (9, 3, 2), (3, 9, 2), (50, 50, 7), (200, 70, 32), (70, 200, (32, 48)), (150, 150, (64, 50)),
@@ -29,7 +29,6 @@ def small(A: np.ndarray, Q: np.ndarray, R: np.ndarray) -> bool:
     return max(errors(A, Q, R)) <= EPS * (1 if A.dtype.kind == "f" else np.sqrt(8))  # complex: Higham 2002, 3.6
 
 
-@square_grid
 @pytest.mark.parametrize(("layout", "dtype", "order", "way"), third(pairs(LAYOUTS, DTYPES, "CF", ("read", "sent"))))
 def test_factors(comm: Any, layout: Any, dtype: str, order: Any, way: str, monkeypatch: Any) -> None:
     """R has the moduli of LAPACK's, and zeros; A is unchanged; words and messages are as predicted."""

@@ -14,7 +14,7 @@ from factored import EPS, hilbert, norm, relative, rng_matrix, wide
 from problems import DTYPES, grid_shapes
 from tiers import every_grid, pairs, square_grid, third
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 LAPACK = 30  # the bound of LAPACK's tests, for errors divided by n |A| eps
 LAYOUTS = [(0, 1), (1, 1), (2, 1), (7, 2), (50, (7, 9)), (90, (100, 30)), (150, (48, 32)), (130, None)]  # n and blocks
@@ -133,7 +133,6 @@ HARD: dict[str, Callable[[int], np.ndarray]] = {
 }  # fmt: skip
 
 
-@square_grid
 @pytest.mark.parametrize("kind", HARD)
 def test_hard_matrices(comm: Any, band: int, kind: str) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg
@@ -148,7 +147,6 @@ def test_hard_matrices(comm: Any, band: int, kind: str) -> None:
             assert backward(given, linalg.ldl_solve(factors, B).allgather(), b, "d") <= EPS
 
 
-@square_grid
 @pytest.mark.parametrize(
     ("n", "dtype", "kind", "lower", "transposed", "band"),
     third(pairs((1, 2, 40, 90), DTYPES, ("sym", "her"), (0, 1), (0, 1), BANDS)),
@@ -214,7 +212,6 @@ def test_views_and_idle_ranks(comm: Any, band: int) -> None:
             assert np.array_equal(A.allgather(), large)
 
 
-@square_grid
 @pytest.mark.parametrize("kind", ["sym", "her"])
 def test_singular(comm: Any, band: int, kind: str) -> None:
     """One error on all ranks where T has a zero pivot; a warning where A is singular but for rounding."""
@@ -240,7 +237,6 @@ def test_singular(comm: Any, band: int, kind: str) -> None:
         assert linalg.solve(A + DistMatrix.eye(40, grid=grid, block=8), b, assume_a=kind).shape == (40,)
 
 
-@square_grid
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_inertia(comm: Any, band: int, dtype: str) -> None:
     """Of matrices whose inertia is known, by Sylvester's law; the same on all ranks."""
@@ -298,7 +294,6 @@ def test_plans(comm: Any, band: int) -> None:
             assert linalg.plan("ldl", few).extra_bytes(comm.rank) > 0
 
 
-@square_grid
 def test_memory_that_the_first_rank_lacks(comm: Any, band: int, monkeypatch: Any) -> None:
     """All ranks raise in the end: until then the others wait for messages of the first."""
     from pdgemm import DistMatrix, ProcessGrid, linalg

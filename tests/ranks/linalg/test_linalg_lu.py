@@ -14,7 +14,7 @@ from factored import EPS, hilbert, kahan, norm, relative, rng_matrix, wide
 from problems import DTYPES, grid_shapes
 from tiers import pairs, square_grid, third
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 LAYOUTS = [  # m and n, blocks
     (1, 1, 1), (7, 7, 2), (50, 50, 7), (150, 150, 64), (150, 150, (48, 32)), (200, 200, None), (90, 90, (100, 30)),
@@ -29,7 +29,6 @@ def error(A: np.ndarray, factors: np.ndarray, perm: np.ndarray) -> float:
     return relative(wide(A)[perm] - L @ U, norm(A), A.dtype, max(A.shape))
 
 
-@square_grid
 @pytest.mark.parametrize(("layout", "dtype", "order", "way"), third(pairs(LAYOUTS, DTYPES, "CF", ("read", "sent"))))
 def test_factors(comm: Any, layout: Any, dtype: str, order: Any, way: str, monkeypatch: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg
@@ -91,7 +90,6 @@ def test_nasty_matrices(comm: Any, kind: str, dtype: str) -> None:
             assert factors[-1, -1] == 2.0**59
 
 
-@square_grid
 @pytest.mark.parametrize("at", [1, 8, 9, 30])
 def test_singular(comm: Any, at: int) -> None:
     """A column of zeros: factors as LAPACK leaves them, determinants of 0, and one error on all ranks."""

@@ -13,7 +13,7 @@ from layouts import matrices_in_turn
 from problems import DTYPES, grid_shapes
 from tiers import every_grid, everything, in_turn, pairs, square_grid, third
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 THRESHOLD = 30  # LAPACK's tests pass below it
 LAYOUTS = [  # rows, columns and blocks
@@ -99,7 +99,6 @@ QUALITY: list[Callable[[int, str], np.ndarray]] = [
 ]  # fmt: skip
 
 
-@square_grid
 @pytest.mark.parametrize("rest", [0, 20], indirect=True)
 @pytest.mark.parametrize(("make", "dtype"), in_turn(QUALITY, DTYPES))
 def test_diagonal_is_about_as_large_as_singular_values(comm: Any, make: Any, dtype: str, rest: int) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from factored import positive_definite, rng_matrix
 from problems import grid_shapes
-from tiers import every_grid, everything
+from tiers import every_grid, everything, square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 
 def same(plan: Any, report: Any, rank: int) -> None:

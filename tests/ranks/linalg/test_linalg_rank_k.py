@@ -9,7 +9,7 @@ import pytest
 from problems import DTYPES, TOLERANCE, accepted, gemm_error
 from tiers import pairs, square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 SIZES = [(0, 3), (1, 4), (5, 0), (13, 8), (37, 50), (150, 21)]
 FORMS = ("summa", "cannon", "2.5d", "inner", "row", "column")
@@ -81,7 +81,6 @@ def check(
     return report
 
 
-@square_grid
 @pytest.mark.parametrize("algorithm", FORMS)
 def test_every_grid_and_shape(comm: Any, algorithm: str) -> None:
     from pdgemm import ProcessGrid

@@ -13,7 +13,7 @@ from factored import conditioned, rng_matrix
 from layouts import matrices_in_turn
 from problems import DTYPES, grid_shapes
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, tiers.square_grid]
 
 SHAPES = [(61, 7), (7, 7), (5, 1), (9, 8), (40, 0), (0, 0)]
 

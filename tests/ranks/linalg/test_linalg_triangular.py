@@ -10,7 +10,7 @@ from factored import EPS, kahan, norm, relative, rng_matrix, wide
 from problems import DTYPES, grid_shapes
 from tiers import pairs, square_grid, third
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 LAYOUTS = [  # n and m, blocks of A, blocks of B
     (1, 1, 1, 1), (9, 3, 2, 2), (50, 20, 7, 5), (150, 70, 64, 64), (150, 1, (48, 32), None), (100, 60, None, None),
@@ -30,7 +30,6 @@ def triangle(n: int, dtype: str, lower: bool, unit: bool) -> tuple[np.ndarray, n
     return np.where(kept | np.eye(n, dtype=bool), T, 0).astype(dtype), given
 
 
-@square_grid
 @pytest.mark.parametrize(
     ("layout", "dtype", "orders", "lower", "trans", "unit", "side", "way"),
     third(pairs(LAYOUTS, DTYPES, ("CC", "CF", "FC", "FF"), (0, 1), "NTC", (0, 1), "LR", ("read", "sent"))),
@@ -67,7 +66,6 @@ def test_solves_and_products(
             assert relative(c - back, scale, dtype, n) <= EPS
 
 
-@square_grid
 @pytest.mark.parametrize(("dtype", "order", "lower", "unit"), pairs(DTYPES, "CF", (0, 1), (0, 1)))
 def test_inverses(comm: Any, dtype: str, order: Any, lower: bool, unit: bool) -> None:
     """|A X - I|_1 / (n |A|_1 |X|_1 u); the inverse lies as A does, and its other triangle is zero."""

@@ -11,11 +11,11 @@ from drawn_problems import draw_side
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from problems import grid_shapes
-from tiers import every_grid, examples, in_turn
+from tiers import every_grid, examples, in_turn, square_grid
 
 from pdgemm.support import launcher
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 RANKS = launcher.launched_size()
 TYPES = ["bool", "int8", "int64", "bfloat16", "float32", "float64", "complex128"]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from layouts import drawn, matrices
-from tiers import everything
+from tiers import everything, square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 SHAPES = [(1, 1), (1, 9), (7, 5), (13, 8), (5, 1), (29, 61)]
 EXACT = ("min", "max", "argmin", "argmax", "any", "all")

@@ -11,7 +11,7 @@ import pytest
 import tiers
 from problems import TOLERANCE, gemm_error, grid_shapes
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, tiers.square_grid]
 
 
 def numbers(shape: tuple[int, int], dtype: str = "complex128", seed: int = 0) -> np.ndarray:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from perceptron import SIZES, continued, initial, microbatch, own, samples, trained
-from tiers import every_grid, everything, thorough
+from tiers import every_grid, everything, square_grid, thorough
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 STEPS = 50 if everything() else 20
 DIGITS = 64, 128, 128, 10  # the layers of docs/examples/digits.py
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from tiers import every_grid
+from tiers import every_grid, square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 H, F = 6, 10
 DIVISOR, BALANCE = 50.0, 0.3
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from layers import close, mesh_of, numbers
-from tiers import every_grid
+from tiers import every_grid, square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 SIZES = [(33, 12, 20), (2, 7, 5), (8, 3, 2), (0, 4, 6), (130, 40, 17), (5, 1, 9)]  # tokens, inputs, outputs
 WAYS = [(split, sequence) for split in ("columns", "rows") for sequence in (True, False)]

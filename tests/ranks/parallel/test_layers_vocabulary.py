@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from layers import close, mesh_of, numbers
-from tiers import every_grid
+from tiers import every_grid, square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 SIZES = [(33, 1009, 12), (2, 3, 5), (0, 7, 4), (5, 1, 3), (40, 8, 1)]  # tokens, words of the vocabulary, hidden
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from layers import mesh_of, numbers
+from tiers import square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 NAMES = tuple(f"w{at}" for at in range(6))
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from divided_model import meshes, names_of, one_step, own_values, run, values, window
-from tiers import every_grid, everything
+from tiers import every_grid, everything, square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 STEPS, CLIP = 3, 3.0
 DTYPES = "float64", "float32", "float16"
 

@@ -10,7 +10,9 @@ from typing import Any, cast
 import jobs
 import numpy as np
 import pytest
-from tiers import every_grid, in_turn
+from tiers import every_grid, in_turn, square_grid
+
+pytestmark = square_grid
 
 LAYERS, WIDTH = 12, 5
 SCHEDULES = [("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 1), ("interleaved", 2), ("interleaved", 3)]

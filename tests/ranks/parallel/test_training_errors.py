@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from perceptron import BATCH, initial, microbatch, own, samples
+from tiers import square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 
 def stepped(optimizer: Any, rate: float = 0.01, clip: float | None = 1.0, x: Any = None) -> Any:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from perceptron import BATCH, continued, initial, microbatch, samples
-from tiers import every_grid
+from tiers import every_grid, square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 LAST = 12
 
 

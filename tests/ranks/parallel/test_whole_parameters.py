@@ -11,9 +11,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from stored_files import by_rank_0, only_file
+from tiers import square_grid
 
 safetensors = pytest.importorskip("safetensors", reason="safetensors is not installed")
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 MESHES = {
     1: [{}],

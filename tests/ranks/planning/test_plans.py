@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from allgather_3d import ENTRY
 from problems import TOLERANCE, accepted, gemm_error
-from tiers import everything
+from tiers import everything, square_grid
 from tree_mover import BY_MESSAGES
 
 from pdgemm.planning.algorithm_registry import families
 
-pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("allgather_3d")]
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("allgather_3d"), square_grid]
 
 
 def matrices(grid: Any, mnk: tuple[int, int, int], block: Any = 3, dtype: str = "float64") -> tuple[Any, Any, Any]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiers import square_grid
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(60), square_grid]
 EVERYWHERE = (slice(None), slice(None))
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from problems import grid_shapes
-from tiers import everything, in_turn
+from tiers import everything, in_turn, square_grid
 
 import pdgemm
 from pdgemm import DistMatrix, ProcessGrid
 from pdgemm.errors import ArgumentError, GridError
 from pdgemm.support import launcher
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 RANKS = launcher.launched_size()
 GRIDS = grid_shapes(RANKS)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from collectives import check_by_messages
-from tiers import every_grid
+from tiers import every_grid, square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 
 def same_everywhere(comm: Any, x: np.ndarray) -> None:

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from problems import TOLERANCE, gemm_error, grid_shapes
+from tiers import square_grid
+
+pytestmark = square_grid
 
 
 class Request:

@@ -21,9 +21,11 @@ import numpy as np
 import pytest
 from checked_product import check_summa
 from problems import BLOCKS, TOLERANCE, gemm_error, grid_shapes
-from tiers import every_grid, pairs, thorough
+from tiers import every_grid, pairs, square_grid, thorough
 
 from pdgemm.support.launcher import outside_job
+
+pytestmark = square_grid
 
 PAGE = mmap.PAGESIZE
 
