@@ -10,7 +10,7 @@ from tiers import thorough
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "hardening" / "hostile.py"
 COMMAND, CALL = "products.command:1", "products.calls:1:0"  # products that are not refused
-pytestmark = jobs.needs_mpiexec
+pytestmark = [jobs.needs_mpiexec, thorough]
 
 
 def hostile(tmp_path: Path, *options: str) -> jobs.Finished:
@@ -25,7 +25,7 @@ def hostile(tmp_path: Path, *options: str) -> jobs.Finished:
     [
         *[(kind, COMMAND) for kind in ("lost", "traceback", "litter")],
         *[(kind, CALL) for kind in ("hang", "wrong")],
-        *[pytest.param(kind, COMMAND, marks=thorough) for kind in ("hang", "signal", "code")],
+        *[(kind, COMMAND) for kind in ("hang", "signal", "code")],
     ],
 )
 def test_what_is_planted_is_found(tmp_path: Path, kind: str, trial: str) -> None:

@@ -19,6 +19,8 @@ from tiers import thorough
 
 from pdgemm.support.launcher import outside_job
 
+pytestmark = thorough
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "hosts.sh"
 
 
@@ -167,7 +169,6 @@ def benchmark(script: str, *options: str, folder: Path) -> Any:
     return json.loads(files[0].read_text()), files[1].read_text()
 
 
-@thorough
 def test_linear_algebra_over_its_limit(open_mpi: None, tmp_path: Path) -> None:
     """ScaLAPACK takes part where scripts/benchmarks/setup_peers.sh has compiled its driver."""
     measured, text = benchmark("bench_linalg.py", "--quick", "--functions", "lu", folder=tmp_path)
@@ -183,7 +184,6 @@ def test_linear_algebra_over_its_limit(open_mpi: None, tmp_path: Path) -> None:
         assert f" | {x['contender']} | " in text
 
 
-@thorough
 def test_products_over_their_limit(open_mpi: None, tmp_path: Path) -> None:
     options = ["--ratios", "1", "--shapes", "300", "--layouts", "own", "--algorithms", "both,auto", "--repeats", "1"]
     measured, text = benchmark("bench_hosts.py", *options, "--no-scalapack", folder=tmp_path)

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiers import everything
+from tiers import everything, thorough
+
+pytestmark = thorough
 
 ROOT = Path(__file__).parents[2]
 

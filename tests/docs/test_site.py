@@ -11,6 +11,9 @@ from urllib.parse import unquote, urldefrag, urlsplit
 import pytest
 from bs4 import BeautifulSoup
 from jobs import run
+from tiers import thorough
+
+pytestmark = thorough
 
 CHECKOUT = Path(__file__).parents[2]
 FIRST = "docs/index.html"

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 from jobs import needs_mpiexec, python, run
+from tiers import thorough
+
+pytestmark = thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples"

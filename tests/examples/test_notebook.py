@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 from jobs import needs_mpiexec
+from tiers import thorough
+
+pytestmark = thorough
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "examples" / "notebook.ipynb"
 nbformat: Any = pytest.importorskip("nbformat")

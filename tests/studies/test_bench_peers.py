@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import jobs
 import numpy as np
 import pytest
-from tiers import thorough
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 PLUG_IN = """
@@ -34,6 +33,8 @@ while input():
 """
 FAKE = """
 import os, sys
+
+pytestmark = thorough
 told, known = os.environ["OPENBLAS_CORETYPE"], {known!r}.split()
 kernel = told if told in known else "Prescott"
 print({said!r}.format(kernel=kernel), file={stream}, flush=True)
@@ -51,7 +52,6 @@ def bench(*options: str) -> jobs.Finished:
 
 
 @jobs.needs_mpiexec
-@thorough
 def test_all_kinds_of_contenders(tmp_path: Path) -> None:
     (tmp_path / "plug_in.py").write_text(PLUG_IN)
     (tmp_path / "other.py").write_text(OTHER)

@@ -9,6 +9,8 @@ import jobs
 import pytest
 from tiers import thorough
 
+pytestmark = thorough
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 SAID = {
     "bench_layouts.py 24 30x5x7 --repeats 2": ["24 x 24 x 24", "blocks of 64", "1D columns", "groups of"],
