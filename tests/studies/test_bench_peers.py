@@ -11,6 +11,9 @@ from types import SimpleNamespace
 import jobs
 import numpy as np
 import pytest
+from tiers import thorough
+
+pytestmark = thorough
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 PLUG_IN = """
@@ -33,8 +36,6 @@ while input():
 """
 FAKE = """
 import os, sys
-
-pytestmark = thorough
 told, known = os.environ["OPENBLAS_CORETYPE"], {known!r}.split()
 kernel = told if told in known else "Prescott"
 print({said!r}.format(kernel=kernel), file={stream}, flush=True)
