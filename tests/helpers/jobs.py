@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+import in_process
 import pytest
 
 from pdgemm.support.launcher import outside_job
@@ -38,8 +39,20 @@ def run(command: Sequence[Words], cwd: Path | None = None, timeout: float = 100,
     return done
 
 
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in outside_job().items() if name != "PYTEST_CURRENT_TEST"}
+
+
+_AT_START = _environment()
+
+
 def pdgemm(ranks: int, *words: str, cwd: Path | None = None, timeout: float = 100, **environment: str) -> Finished:
-    """`mpiexec -n RANKS pdgemm WORDS`, finished; on 0 ranks, `pdgemm WORDS` without a launcher."""
+    """`mpiexec -n RANKS pdgemm WORDS`, finished; on 0 ranks, `pdgemm WORDS` without a launcher.
+
+    On one rank it is a call in this process, unless the environment is another one.
+    """
+    if ranks <= 1 and not environment and _environment() == _AT_START and outside_job() == os.environ:
+        return in_process.run([*words], cwd)
     return run(python(ranks, "-m", "pdgemm", *words), cwd, timeout, **environment)
 
 
