@@ -58,7 +58,7 @@ BEGINNING = """\
 
 Each example is a short program to copy and change.  It runs on any number of ranks, with or without `mpirun`, and
 writes into the current folder, or where its arguments say.  Install what the examples need by
-`pip install '.[mpi,demo]'`.  The test suite runs all of them on 1 and 4 ranks, and compares their results with those
+`pip install '.[mpi,demo]'`.  The test suite runs all of them on 2 ranks, and compares their results with those
 of NumPy, SciPy and scikit-learn.
 """
 END = """\

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from fake_device import SCHEDULES, fake_device
 from problems import TOLERANCE, gemm_error
+from tiers import square_grid
 from timelines import GOOD, timeline
 
 from pdgemm.errors import ArgumentError, FileError
@@ -91,6 +92,7 @@ def spans(events: list[dict[str, Any]], rank: int, cat: str) -> list[dict[str, A
 
 
 @pytest.mark.mpi
+@square_grid
 @pytest.mark.parametrize(("algorithm", "mover"), WAYS)
 def test_sums_and_bytes_are_those_of_the_reports(
     comm: Any, shared_tmp_path: Path, algorithm: str, mover: str, tree_mover: None

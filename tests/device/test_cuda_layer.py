@@ -18,7 +18,7 @@ from cuda_layer import CudaLayer
 from factored import positive_definite
 from fake_cupy import CUBLASError, CUDADriverError, CUDARuntimeError, Gpu, Nccl, fake_cupy
 from fake_cusolver import CUSOLVERError
-from tiers import everything
+from tiers import everything, square_grid
 
 pytestmark = pytest.mark.mpi
 
@@ -395,6 +395,7 @@ def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: G
         assert len(gpu.mapped) == comm.size - 1
 
 
+@square_grid
 @pytest.mark.parametrize(
     "name", ["product", "plan", "prepared", "moved", "epilogue", "redistribute", "select", "grouped", "cholesky", "ipc"]
 )
