@@ -720,7 +720,11 @@ def _is_rank(pid: int, folder: Path) -> bool:
 def test_calibrate_writes_what_plans_and_products_read(folder: Path) -> None:
     from pdgemm.planning.machines.machine import load_machine
 
-    run = pdgemm(2, "calibrate", "-o", "machine.json", cwd=folder)
+    for _ in range(3):
+        run = pdgemm(2, "calibrate", "-o", "machine.json", cwd=folder)
+        if "measure again when the machine is idle" not in run.stderr:  # as where tests beside it take its cores
+            break
+        assert run.returncode == 1 and not (folder / "machine.json").exists()
     assert run.returncode == 0, run.stderr
     assert "GFLOP/s" in run.stdout and "overlap" in run.stdout
     assert "wrote machine.json; to use it: plan --machine machine.json; PDGEMM_MACHINE=machine.json" in run.stdout

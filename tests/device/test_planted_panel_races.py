@@ -14,11 +14,11 @@ from device_ways import WAYS_OF_PANELS
 from factored import norm, positive_definite, rng_matrix
 from fake_device import SCHEDULES, fake_device
 from removed_synchronisations import Site, without
-from tiers import everything
+from tiers import everything, square_grid
 
 import pdgemm
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 FILES = {x.name for x in Path(pdgemm.__file__).parent.glob("*/panels/*.py")}
 SHARED = {"gathered_panel.py"}  # by LU and reflections, each of which needs what is synchronised there

@@ -16,9 +16,9 @@ from device_ways import WAYS
 from fake_device import SCHEDULES, fake_device
 from problems import TOLERANCE, accepted, gemm_error
 from removed_synchronisations import REMOVED, Site, without
-from tiers import everything
+from tiers import everything, square_grid
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, square_grid]
 
 FOR_OTHERS = {  # before another rank reads this memory, or writes it: the clock decides whether that is too early
     ("synchronize_copies", "packed_exchange.py"),
