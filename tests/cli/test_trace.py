@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from fake_device import SCHEDULES, fake_device
 from problems import TOLERANCE, gemm_error
-from tiers import square_grid
 from timelines import GOOD, timeline
 
 from pdgemm.errors import ArgumentError, FileError
@@ -92,7 +91,6 @@ def spans(events: list[dict[str, Any]], rank: int, cat: str) -> list[dict[str, A
 
 
 @pytest.mark.mpi
-@square_grid
 @pytest.mark.parametrize(("algorithm", "mover"), WAYS)
 def test_sums_and_bytes_are_those_of_the_reports(
     comm: Any, shared_tmp_path: Path, algorithm: str, mover: str, tree_mover: None
@@ -397,6 +395,12 @@ def test_what_is_outside_of_products_is_told(comm: Any, shared_tmp_path: Path) -
     assert all(x.outside["moved"] > 0 and x.outside["batch"] > 0 for x in found.ranks)
     text = tables(found)
     assert "no product was traced" in text and re.search(r" moved +batch\n", text)
+
+
+def test_a_short_wait_after_a_redistribution_is_a_wait(tmp_path: Path) -> None:
+    path = timeline(tmp_path / "t.json", {"host": [("redistribute", 0.1), ("wait", 1e-5), ("product", 0.5)]})
+    (rank,) = profile.load_profile(path).ranks
+    assert rank.moving == pytest.approx(0.1) and rank.waiting == pytest.approx(1e-5)
 
 
 def test_a_sum_of_spans_that_is_not_the_reports_is_told(tmp_path: Path) -> None:

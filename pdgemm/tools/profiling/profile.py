@@ -324,7 +324,7 @@ def _take(rank: Rank, spans: list[_Span], what: str) -> None:
     host = [x for x in spans if x.cat == "host"]
     products = _within([x for x in host if x.name == "pdgemm"])
     moves = _within([x for x in host if x.name == "redistribute"])
-    waits = _within([x for x in host if x.name == "wait"])
+    waits = _within([x for x in host if x.name == "wait"], ROUNDING)
     passes = _within([x for x in host if x.name in PASSES])
     for x in spans:
         name, seconds = x.name, x.dur / 1e6
@@ -353,13 +353,16 @@ def _middle(span: _Span) -> float:
     return span.ts + span.dur / 2
 
 
-def _within(spans: list[_Span]) -> Callable[[float], bool]:
-    """Return a function that says whether a time is inside one of these spans, which do not overlap."""
+def _within(spans: list[_Span], later: float = 0.0) -> Callable[[float], bool]:
+    """Return a function that says whether a time is inside one of these spans, which do not overlap.
+
+    later : microseconds after the end of a span that still count as inside.
+    """
     starts = np.array([x.ts for x in spans])
     ends = np.array([x.ts + x.dur for x in spans])
 
     def inside(time: float) -> bool:
         at = int(np.searchsorted(starts, time, side="right")) - 1
-        return at >= 0 and bool(time <= ends[at] + ROUNDING)
+        return at >= 0 and bool(time <= ends[at] + later)
 
     return inside
