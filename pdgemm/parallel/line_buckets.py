@@ -42,6 +42,7 @@ class LineBuckets:
         self._begin_step()
         self._runs = dict[int, list[Arrival]]()  # by bucket, those of other uses behind: the reduction in progress
         self._gathers = dict[int, list[Arrival]]()  # by bucket: updated parameters that come in
+        self._gathered = [0] * len(layout.buckets)  # how often this rank has begun to gather each
         self._line_checks, checks = mesh.checks(line), mesh.checks(mesh.grid)
         self._checks = checks
         self._failures = checks.failures  # how often all ranks had raised an exception when they last agreed on passes
@@ -87,9 +88,13 @@ class LineBuckets:
         Where it has left them with different gradients ready, the step in progress is an error of `Buckets.finish`.
         """
         self._line_checks.meet()  # before a wait that looks for no calls
-        failures, own = self._checks.failures, (self.divided.begun, [*self._ready.values()])
-        begun, ready = zip(*self.line.comm.allgather(own))
+        failures, own = self._checks.failures, (self.divided.begun, self._gathered, [*self._ready.values()])
+        begun, gathered, ready = zip(*self.line.comm.allgather(own))
         self.divided.catch_up(max(begun))
+        for bucket in self.layout.buckets:
+            if self._gathered[bucket.number] < max(counts[bucket.number] for counts in gathered):
+                self.wait_for(bucket)
+                self.gather_updated(bucket)
         if any(counts != ready[0] for counts in ready):
             self.interrupt()
             self.force()
@@ -114,6 +119,7 @@ class LineBuckets:
         span, tag = slice(bucket.start, bucket.stop), self._tags[2 * bucket.number + 1]
         run = self.storage.start(self.layout.gathering(bucket), "parameters", span, "parameters", tag)
         self._gathers[bucket.number] = self._expected(run)
+        self._gathered[bucket.number] += 1
 
     def wait_for(self, bucket: Bucket) -> None:
         """Wait until the updated parameters of a bucket are whole, and other ranks have those of this rank.  Local."""
@@ -254,6 +260,8 @@ class LineBuckets:
 
     def clear(self) -> None:
         """Set gradients to zero for the next step, after waiting for reductions that have begun.  Collective."""
+        if self._failures != self._checks.failures:
+            self._catch_up()
         self.wait()
         for name in ("gradients", "slots") if any(x is not None for x in self._slots) else ("gradients",):
             self._arrays[name][...] = 0
