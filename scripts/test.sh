@@ -6,7 +6,7 @@
 #                                                     attacks   ranks and launchers are killed, files damaged, 2 minutes
 #                                                     clusters  several hosts, and a Slurm cluster, on this machine
 #                                                     debian    the distribution's MPI, parallel HDF5, ScaLAPACK
-#                                                     thorough  the tests that are marked so, on 1 and 4 ranks
+#                                                     thorough  the tests that are marked so, on 1, 2 and 4 ranks
 #   scripts/test.sh --all                             everything: the suite with all combinations of parameters, all
 #                                                     examples and more ranks, and all of the rest; several times as long
 #   scripts/test.sh --changed [BASE]                  ruff, mypy, the hooks, and the tests nearest to what changed since this
@@ -161,7 +161,7 @@ fi
 if [ $all = no ] && wanted thorough; then       # with --all they are among the others
     widest=("${pytest[@]}" --all --timeout 360)
     tests 'thorough, serial' "${widest[@]}" -n 3 --dist loadfile -m 'thorough and not mpi'
-    for n in 1 4; do
+    for n in 1 2 4; do
         tests "thorough, $n rank$([ "$n" = 1 ] || echo s)" mpiexec -n "$n" \
             "${widest[@]}" -p no:cacheprovider --with-mpi -m 'thorough and mpi' --tiers
     done
