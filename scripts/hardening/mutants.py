@@ -362,7 +362,7 @@ MUTANTS = [
            "if not any(x[:2] == at and x[2] <= self.passed() for x in self._calls):", "if True:",
            (f"4 {R}parallel/test_bad_input.py",)),
     Mutant("errors: a call from before an exception of the whole mesh still counts", "LineChecks._so_far",
-           "self._agreements, self.failures", "self._agreements, 0", (f"6 {R}parallel/test_bad_input.py",)),
+           "self._agreements, self.failures", "0, 0", (f"6 {R}parallel/test_bad_input.py",)),
     Mutant("errors: a product begins before all ranks of its line have come", "LineProducts.__call__",
            'self._checks.meet(self._mesh.traffic["decisions"])', "pass", (f"4 {R}parallel/test_bad_input.py",)),
     Mutant("errors: arrays of a wait that is interrupted are freed under MPI", "Transfers._poll_until",
