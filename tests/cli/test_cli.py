@@ -25,7 +25,11 @@ from study_records import strong, study
 from tiers import everything
 from timelines import GOOD, timeline
 
+from pdgemm.local.blas.processors import processor
+from pdgemm.planning.machines.machine import load_machine
 from pdgemm.support.launcher import outside_job
+from pdgemm.tools.cli.commands import COMMANDS, cli
+from pdgemm.tools.cli.param_types import BLOCK, BYTES, GRID, MNK, NUMBER, SHAPE
 
 pytestmark = jobs.needs_mpiexec
 
@@ -397,8 +401,6 @@ def test_info_tells_what_is_there(folder: Path) -> None:
 
 
 def test_info_warns_of_kernels_for_older_processors(folder: Path) -> None:
-    from pdgemm.local.blas.processors import processor
-
     old = {"OPENBLAS_CORETYPE": "Nehalem", "PDGEMM_BLAS": "scipy"}
     facts = json.loads(pdgemm(2, "info", "--json", cwd=folder, **old).stdout)
     if not facts["multiplies"].startswith("OpenBLAS") or processor() in ("", "SSE"):
@@ -429,8 +431,6 @@ def test_one_rank_of_mpirun_is_not_taken_for_several_of_slurm(folder: Path) -> N
 
 
 def test_each_command_has_a_help_text() -> None:
-    from pdgemm.tools.cli.commands import COMMANDS, cli
-
     for command in ([], *([name] for name in COMMANDS)):
         result = CliRunner().invoke(cli, [*command, "--help"])
         assert result.exit_code == 0
@@ -579,8 +579,6 @@ def test_commands_of_all_ranks_load_mpi(folder: Path) -> None:
 
 @pytest.mark.parametrize("separator", ["x", "X", ","])
 def test_shapes_are_written_in_one_way_everywhere(separator: str, tmp_path: Path) -> None:
-    from pdgemm.tools.cli.param_types import BLOCK, GRID, MNK, SHAPE
-
     two, three = separator.join(["300", "20"]), separator.join(["300", "20", "7"])
     assert [x.convert(two, None, None) for x in (SHAPE, GRID, BLOCK)] == [(300, 20)] * 3
     assert MNK.convert(three, None, None) == (300, 20, 7)
@@ -603,8 +601,6 @@ def test_shapes_are_written_in_one_way_everywhere(separator: str, tmp_path: Path
     ],
 )
 def test_sizes(text: str, expected: int) -> None:
-    from pdgemm.tools.cli.param_types import BYTES
-
     assert BYTES.convert(text, None, None) == expected
 
 
@@ -613,8 +609,6 @@ def test_sizes(text: str, expected: int) -> None:
     [("2", 2.0), ("1/4", 0.25), ("inf", float("inf")), ("2-1j", 2 - 1j), ("3i", 3j), ("-1e-3", -0.001)],
 )
 def test_numbers(text: str, expected: complex) -> None:
-    from pdgemm.tools.cli.param_types import NUMBER
-
     assert NUMBER.convert(text, None, None) == expected
     assert np.isnan(NUMBER.convert("nan", None, None))
     for wrong in ("1/0", "two", "1//2"):
@@ -718,8 +712,6 @@ def _is_rank(pid: int, folder: Path) -> bool:
 
 # ------------------------------------------------------------------ calibrate
 def test_calibrate_writes_what_plans_and_products_read(folder: Path) -> None:
-    from pdgemm.planning.machines.machine import load_machine
-
     for _ in range(3):
         run = pdgemm(2, "calibrate", "-o", "machine.json", cwd=folder)
         if "measure again when the machine is idle" not in run.stderr:  # as where tests beside it take its cores

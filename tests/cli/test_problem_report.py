@@ -10,6 +10,8 @@ from pathlib import Path
 import jobs
 import pytest
 
+from pdgemm.tools.profiling.problem_report import without_names
+
 
 @jobs.needs_mpiexec
 def test_the_block(tmp_path: Path) -> None:
@@ -62,8 +64,6 @@ def test_one_form(tmp_path: Path) -> None:
     ],
 )
 def test_names_are_left_out(text: str, private: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm.tools.profiling.problem_report import without_names
-
     monkeypatch.setenv("USER", "jane")
     monkeypatch.setenv("LOGNAME", "root")
     assert without_names(text, ["node7.site.edu"]) == private

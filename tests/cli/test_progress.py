@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pdgemm.tools.cli import session
+
 
 @pytest.mark.parametrize(
     ("what", "unit", "rates"),
@@ -18,8 +20,6 @@ import pytest
 def test_lines_tell_how_much_is_done(
     what: str, unit: str, rates: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from pdgemm.tools.cli import session
-
     clock = iter((0.0, 1.0, 6.0, 6.0, 7.0, 12.0, 12.0, 20.0))
     monkeypatch.setattr(session, "perf_counter", lambda: next(clock))
     told = session._Lines(what, session._Pace(2**29, unit))

@@ -10,10 +10,12 @@ from types import SimpleNamespace
 
 import jobs
 import pytest
+from click.testing import CliRunner
 from tiers import thorough
 
 from pdgemm.support.watchdog import CODE
 from pdgemm.tools.cli import script
+from pdgemm.tools.cli.commands import cli
 from pdgemm.tools.profiling.short_traceback import MOST, short, whole
 
 needs_mpiexec = [jobs.needs_mpiexec, pytest.mark.timeout(100)]
@@ -235,10 +237,6 @@ def test_alone(words: list[str], typed: str, code: int, out: str | None, err: st
 
 
 def test_the_command_says_how_to_run_a_script() -> None:
-    from click.testing import CliRunner
-
-    from pdgemm.tools.cli.commands import cli
-
     done = CliRunner().invoke(cli, ["x.py", "--debug"])
     assert done.exit_code == 2 and "x.py is not a command: python -m pdgemm x.py runs a script" in done.output
 
@@ -252,10 +250,6 @@ def test_the_command_says_how_to_run_a_script() -> None:
     ],
 )
 def test_the_command_knows_similar_names(word: str, advice: str) -> None:
-    from click.testing import CliRunner
-
-    from pdgemm.tools.cli.commands import cli
-
     done = CliRunner().invoke(cli, [word, "--shape", "3x3"])
     assert done.exit_code == 2 and f"No such command '{word}'. {advice}" in done.output
 

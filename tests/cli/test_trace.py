@@ -15,16 +15,21 @@ import jsonschema
 import numpy as np
 import pytest
 from fake_device import SCHEDULES, fake_device
+from mpi4py import MPI
 from problems import TOLERANCE, gemm_error
 from timelines import GOOD, timeline
 
+from pdgemm import Batch, DistMatrix, ProcessGrid, matmul_batched, pdgemm, redistribute, trace
+from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.instrument import spans as tracing
 from pdgemm.instrument.recorder import Recorder
+from pdgemm.io import hdf5
 from pdgemm.local.arrays.device import Reach
 from pdgemm.support.text import in_seconds
 from pdgemm.tools.profiling import profile
 from pdgemm.tools.profiling.profile_tables import MEANING, tables
+from pdgemm.tools.profiling.trace_file import clocks, laid_out, on_root_clock
 
 WAYS = [
     ("summa", "ring"),
@@ -95,8 +100,6 @@ def spans(events: list[dict[str, Any]], rank: int, cat: str) -> list[dict[str, A
 def test_sums_and_bytes_are_those_of_the_reports(
     comm: Any, shared_tmp_path: Path, algorithm: str, mover: str, tree_mover: None
 ) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, trace
-
     if algorithm == "2.5d" and comm.size == 1:
         pytest.skip("layers need 2 ranks")
     path = shared_tmp_path / "t.json"
@@ -138,8 +141,6 @@ def test_sums_and_bytes_are_those_of_the_reports(
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("way", ["staged", "ring"])
 def test_streams_of_a_device_have_rows(comm: Any, shared_tmp_path: Path, schedule: str, way: str) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, trace
-
     path = shared_tmp_path / "t.json"
     with fake_device(schedule, reach=Reach("", staged=way == "staged")) as device, ProcessGrid(comm) as grid:
         A, B = (DistMatrix.random((24, 24), grid=grid, block=3, seed=seed, device="fake") for seed in range(2))
@@ -167,9 +168,6 @@ def test_streams_of_a_device_have_rows(comm: Any, shared_tmp_path: Path, schedul
 
 @pytest.mark.mpi
 def test_files_and_redistributions_are_in_it(comm: Any, shared_tmp_path: Path) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, redistribute, trace
-    from pdgemm.io import hdf5
-
     folder = shared_tmp_path
     with ProcessGrid(comm) as grid:
         A = DistMatrix.random((40, 30), grid=grid, seed=0)
@@ -187,9 +185,6 @@ def test_files_and_redistributions_are_in_it(comm: Any, shared_tmp_path: Path) -
 
 @pytest.mark.mpi
 def test_without_a_trace_nothing_of_it_is_used(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.devices.streams import recorder_of
-
     def never(*args: Any) -> None:
         raise AssertionError("a span without a trace")
 
@@ -204,8 +199,6 @@ def test_without_a_trace_nothing_of_it_is_used(comm: Any, monkeypatch: pytest.Mo
 
 @pytest.mark.mpi
 def test_errors_are_those_of_all_ranks_and_leave_no_file(comm: Any, shared_tmp_path: Path) -> None:
-    from pdgemm import ProcessGrid, trace
-
     folder = shared_tmp_path
     with ProcessGrid(comm) as grid:
         with pytest.raises(FileError, match="folder"), trace(folder / "missing" / "t.json", grid):
@@ -226,10 +219,6 @@ def test_errors_are_those_of_all_ranks_and_leave_no_file(comm: Any, shared_tmp_p
 @pytest.mark.mpi
 def test_clocks_of_nodes_are_one(comm: Any) -> None:
     """As if every rank were a node, with a clock of its own that runs at its own rate."""
-    from mpi4py import MPI
-
-    from pdgemm.tools.profiling.trace_file import clocks, on_root_clock
-
     rate, ahead = 1 + 1e-3 * comm.rank, 50.0 * comm.rank
 
     def clock() -> float:
@@ -249,8 +238,6 @@ def test_clocks_of_nodes_are_one(comm: Any) -> None:
 
 @pytest.mark.mpi
 def test_ranges_of_nvtx_have_the_same_names(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, trace
-
     told: list[str] = []
     depth = [0]
 
@@ -384,8 +371,6 @@ def test_the_figures_are_those_of_the_longest_product(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_what_is_outside_of_products_is_told(comm: Any, shared_tmp_path: Path) -> None:
-    from pdgemm import Batch, DistMatrix, ProcessGrid, matmul_batched, redistribute, trace
-
     with ProcessGrid(comm) as grid:
         A, stack = DistMatrix.random((300, 300), grid=grid, seed=0), Batch.from_local(np.ones((3, 4, 4)), comm)
         with trace(shared_tmp_path / "t.json", grid):
@@ -433,8 +418,6 @@ def test_what_is_no_timeline_is_refused(tmp_path: Path) -> None:
 
 
 def test_rows_of_transfers_never_cross() -> None:
-    from pdgemm.tools.profiling.trace_file import laid_out
-
     rng = np.random.default_rng(0)
     starts = rng.uniform(0, 10, 200)
     made = [tracing.Span(tracing.MOVING, "ring", s, s + d) for s, d in zip(starts, rng.uniform(0, 2, 200))]

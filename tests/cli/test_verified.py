@@ -10,7 +10,15 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from flips import changed_after_the_product, larger
+
+from pdgemm import DistMatrix, linalg
+from pdgemm.errors import FileError
+from pdgemm.io.streamed import stored_svd
+from pdgemm.io.streamed.unfinished import OutputPlace
+from pdgemm.tools.cli.commands import cli
+from pdgemm.tools.cli.linalg_job import TELLS, Check
 
 pytestmark = pytest.mark.mpi
 Words = tuple[str, ...]
@@ -39,10 +47,6 @@ def folder(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def pdgemm(comm: Any, *words: str) -> tuple[int, str]:
     """Run a command on all ranks of the test; return its exit code, and what rank 0 printed."""
-    from click.testing import CliRunner
-
-    from pdgemm.tools.cli.commands import cli
-
     run = CliRunner().invoke(cli, [*words], standalone_mode=False)
     assert run.exception is None, run.exception
     code: int = run.return_value or 0
@@ -66,9 +70,6 @@ def changed(at: int | None = None) -> Callable[[Any], Any]:
 
 def planted(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Any], Any]) -> None:
     """Let a function of linalg, or that of matrices in files, return a changed result, which keeps its report."""
-    from pdgemm import linalg
-    from pdgemm.io.streamed import stored_svd
-
     module: Any = stored_svd if name == "stored_svd" else linalg
     right = getattr(module, name)
 
@@ -94,8 +95,6 @@ def along(of: str, which: int) -> Callable[[Any], Any]:
     """Add to X a singular vector of a matrix, which A maps to nearly or exactly nothing."""
 
     def change(out: Any) -> Any:
-        from pdgemm import DistMatrix
-
         with h5py.File("a.h5") as file:
             v = np.linalg.svd(file[of][()])[2][which]
         X, size = out[0], 0.1 * out[0].norm()
@@ -178,11 +177,6 @@ def test_a_triangle_alone_stands_for_the_hermitian_matrix(comm: Any, folder: Pat
 
 def finished_and_killed(comm: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     """Let a job replace C, and end before it removes its checkpoint."""
-    from click.testing import CliRunner
-
-    from pdgemm.errors import FileError
-    from pdgemm.io.streamed.unfinished import OutputPlace
-    from pdgemm.tools.cli.commands import cli
 
     def killed(place: Any) -> None:
         if place.checkpoint.exists():
@@ -241,8 +235,6 @@ def test_what_cannot_be_told(comm: Any, folder: Path) -> None:
 
 
 def test_large_tolerances_and_sizes_that_overflow_say_nothing() -> None:
-    from pdgemm.tools.cli.linalg_job import TELLS, Check
-
     for value, bound, passed, wrong in (
         (0.0, 1e-14, True, False), (0.05, TELLS, True, False), (0.33, 0.59, False, False), (0.0, np.inf, False, False),
         (0.6, 0.59, False, True), (np.nan, 1e-14, False, True), (np.nan, np.inf, False, False),

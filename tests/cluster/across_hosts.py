@@ -29,6 +29,9 @@ import numpy as np
 import pytest
 from problems import TOLERANCE, accepted, grid_shapes
 
+from pdgemm import DistMatrix, ProcessGrid, plan
+from pdgemm.planning.machines.machine import Link, Machine
+
 pytestmark = pytest.mark.mpi(min_size=2)
 HEADERS = 66
 SEGMENT = 1460
@@ -169,8 +172,6 @@ def expected(plan: Any, hosts: Hosts) -> Expected:
 
 # ------------------------------------------------------------------ the tests
 def test_hosts_are_nodes(hosts: Hosts) -> None:
-    from pdgemm import ProcessGrid
-
     with ProcessGrid(hosts.comm) as grid:
         firsts = [int(np.argmax(hosts.on == host)) for host in hosts.on]
         assert list(grid.nodes) == firsts
@@ -188,8 +189,6 @@ def test_ranks_of_a_host_do_not_use_the_network(hosts: Hosts) -> None:
 @pytest.fixture(scope="module")
 def matrices(hosts: Hosts) -> Iterator[Any]:
     """A and B, whole and distributed."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     m, n, k = SIZES
     with ProcessGrid(hosts.comm) as grid:
         A = DistMatrix.random((m, k), grid=grid, block=(50, 64), seed=1)
@@ -228,9 +227,6 @@ def products(size: int, algorithm: str) -> Iterator[tuple[tuple[int, int], int]]
 def test_products_send_from_host_to_host_what_they_count(
     hosts: Hosts, matrices: Any, algorithm: str, mover: str
 ) -> None:
-    from pdgemm import DistMatrix, plan
-    from pdgemm.planning.machines.machine import Link, Machine
-
     slow = Link(1.0, 1.0)
     no_shifts = Machine(intra={**Machine().intra, "shift": slow}, inter={**Machine().inter, "shift": slow})
     machine = Machine() if mover == "auto" else no_shifts  # in layers there is SUMMA then, not Cannon
@@ -257,8 +253,6 @@ def test_products_send_from_host_to_host_what_they_count(
 
 
 def test_redistribution_sends_from_host_to_host_what_it_counts(hosts: Hosts, matrices: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     comm, (X, _, x, _) = hosts.comm, matrices
     for shape in grid_shapes(comm.size):
         for block, transposed, dtype in ((None, False, "f8"), ((7, 30), False, "f4"), (64, True, "f8")):
@@ -278,8 +272,6 @@ def test_redistribution_sends_from_host_to_host_what_it_counts(hosts: Hosts, mat
 @pytest.mark.parametrize("times", [-1, 1])
 def test_a_message_more_or_less_would_be_seen(hosts: Hosts, matrices: Any, times: int) -> None:
     """Were the smallest message between hosts not sent, or sent twice, the comparison would fail."""
-    from pdgemm import DistMatrix, plan
-
     A, B, _, _ = matrices
     C = DistMatrix.zeros(SIZES[:2], grid=A.grid, block=(50, 70))
     p = plan(A, B, C, algorithm="summa", shape=A.grid.shape, mover="ring", panel_width=64)

@@ -14,6 +14,7 @@ import pytest
 from problems import TOLERANCE, gemm_error
 
 from pdgemm.support.launcher import outside_job
+from pdgemm.tools.cli.commands import cli
 
 yaml = pytest.importorskip("yaml")
 MANIFEST = Path(__file__).resolve().parents[2] / "slurm" / "mpijob.yaml"
@@ -87,8 +88,6 @@ def test_volumes_are_mounted_where_the_command_looks(job: dict[str, Any]) -> Non
 
 
 def test_its_command_line_is_one_of_pdgemm(job: dict[str, Any]) -> None:
-    from pdgemm.tools.cli.commands import cli
-
     name, *arguments = words_of(job)[1]
     command = cli.get_command(click.Context(cli), name)
     assert command is not None

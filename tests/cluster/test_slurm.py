@@ -29,6 +29,9 @@ import pytest
 from problems import TOLERANCE, gemm_error
 from tiers import thorough
 
+from pdgemm import load_machine
+from pdgemm.devices import gpu_binding
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "slurm"
 CLUSTER = ROOT / "scripts" / "slurm_cluster.sh"
@@ -302,8 +305,6 @@ def test_the_speeds_of_a_machine_are_measured_once(folder: Path, site: str) -> N
 
 
 def test_gpus(folder: Path, site: str) -> None:
-    from pdgemm.devices import gpu_binding
-
     if gpu_binding.visible():
         pytest.skip("this test is of a node without GPUs, and here are some")
     job = ended(submit("gpus.sbatch", "--gpus-per-node=2", cwd=folder, shape=(2, 1), **FILES, PDGEMM_SITE=site))
@@ -750,8 +751,6 @@ def test_weak_scaling_and_the_figures_of_both(folder: Path, site: str) -> None:
 
 def test_the_example_of_a_study(folder: Path, site: str) -> None:
     """docs/examples/scaling_study.sh: three jobs that wait for each other, and the report of what was measured."""
-    from pdgemm import load_machine
-
     script = ROOT / "docs" / "examples" / "scaling_study.sh"
     variables = {"ALLOCATION": "-N 1 --ntasks-per-node=2 --cpus-per-task=1", "RANKS": "1,2", "STRONG": "96,64,80"}
     variables |= {"WEAK": "48,40,32", "OPTIONS": "--repeats 2", "PDGEMM_SITE": site}

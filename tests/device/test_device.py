@@ -10,8 +10,16 @@ import pytest
 from checked_product import MIXED, check
 from device_ways import WAYS
 from fake_device import SCHEDULES, FakeDevice, fake_device
+from mpi4py import MPI
 from problems import DTYPES, NAMES, NARROW_ON_DEVICES, accepted
 from tiers import everything, in_turn, pairs
+
+from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm, plan
+from pdgemm.instrument.run_report import vectors_so_far
+from pdgemm.local.arrays import alignment
+from pdgemm.planning import planner
+from pdgemm.schedules.products import summa_product
+from pdgemm.transport.movers import reduce
 
 pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 2, 3, 4, 6)]  # a device does not change what a 3 x 3 grid does
 
@@ -27,9 +35,6 @@ def some_of(asked: list[Any], size: int) -> list[tuple[Any, tuple[str, str]]]:
 
 def on_device(comm: Any, run: tuple[str, str], *args: Any, **options: Any) -> Any:
     """`check` on a device; no race, and no work in other words than the device's."""
-    from pdgemm import ProcessGrid
-    from pdgemm.instrument.run_report import vectors_so_far
-
     (reach, mover), schedule = WAYS[run[0]], run[1]
     with fake_device(schedule, reach=reach) as device, ProcessGrid(comm) as grid:
         before = vectors_so_far()
@@ -93,7 +98,6 @@ def test_lookahead_and_width(comm: Any, algorithm: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_the_host_makes_few_calls_for_a_panel(comm: Any, way: str) -> None:
     """At most four launches or copies and two events for a panel of A or of B, its product included."""
-    from pdgemm import DistMatrix, ProcessGrid, plan
 
     def calls(width: int) -> np.ndarray:
         device.launches.clear()
@@ -116,9 +120,6 @@ def test_the_host_makes_few_calls_for_a_panel(comm: Any, way: str) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_after_an_exception_the_device_is_idle(comm: Any, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller overwrites, or frees, the operands next: of a product, a redistribution and a factorisation."""
-    from mpi4py import MPI
-
-    from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
 
     def failing(launch: Any) -> Any:
         def launched(*args: Any) -> None:
@@ -147,8 +148,6 @@ def test_after_an_exception_the_device_is_idle(comm: Any, schedule: str, monkeyp
 @pytest.mark.on_ranks(2, 4)
 def test_sums_that_arrive_do_not_wait_for_products(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that arrives by MPI is added to its panel while a later product is still in its stream."""
-    from pdgemm.transport.movers import reduce
-
     if comm.size == 1:
         pytest.skip("one rank receives nothing")
     held, add = list[bool](), reduce.Sum._add
@@ -170,11 +169,6 @@ def test_panels_begin_where_they_are_multiplied_fast(comm: Any, way: str, monkey
 
     Words and memory are as predicted.  Panels of small products are multiplied as they arrive.
     """
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.local.arrays import alignment
-    from pdgemm.planning import planner
-    from pdgemm.schedules.products import summa_product
-
     skewed, multiply, (reach, mover) = list[tuple[int, ...]](), FakeDevice.multiply, WAYS[way]
 
     def watched(self: Any, alpha: Any, *arrays: Any) -> Any:
@@ -210,8 +204,6 @@ def test_panels_begin_where_they_are_multiplied_fast(comm: Any, way: str, monkey
 
 
 def test_sixteen_bit_and_whole_numbers(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     rng = np.random.default_rng(3)
     a, b = rng.integers(-100, 100, (12, 40)), rng.integers(-100, 100, (40, 10))
     cases = list(zip(accepted(comm.size), itertools.cycle(RUNS)))

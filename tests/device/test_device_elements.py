@@ -19,13 +19,15 @@ from device_elements import (
 )
 from fake_device import SCHEDULES, fake_device
 
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.local.arrays import folds
+from pdgemm.local.arrays.evaluation import close
+
 pytestmark = pytest.mark.mpi
 
 
 @pytest.mark.on_ranks(1, 3, 4)
 def test_elements_of_matrices_on_a_device(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     x, row = np.random.default_rng(0).standard_normal((13, 8)), np.arange(8.0)
     with fake_device() as device, ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(x, grid=grid, block=(2, 3), device="fake")
@@ -58,8 +60,6 @@ def test_elements_of_matrices_on_a_device(comm: Any) -> None:
 @pytest.fixture(autouse=True)
 def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slabs of so few elements that the matrices of these tests have several."""
-    from pdgemm.local.arrays import folds
-
     monkeypatch.setattr(folds, "ON_DEVICE", 2000)
 
 
@@ -67,8 +67,6 @@ def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", KINDS)
 def test_every_reduction_and_what_leaves_the_device(comm: Any, dtype: str) -> None:
     """No copy to the host is larger than a row or a column of the local array."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(comm) as grid:
         for number, (shape, block) in layouts(dtype, comm.size):
             x, schedule = elements(shape, dtype), [*SCHEDULES][number % 3]
@@ -87,8 +85,6 @@ def test_every_reduction_and_what_leaves_the_device(comm: Any, dtype: str) -> No
 @pytest.mark.parametrize("dtype", ["bfloat16", "complex64"])
 def test_reductions_of_views(comm: Any, dtype: str) -> None:
     """Neither their rows nor their columns are contiguous, or they are conjugated."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     x = elements((37, 23), dtype)
     with ProcessGrid(comm) as grid, fake_device("late") as device:
         host, A = (DistMatrix.from_global(x, grid=grid, block=(4, 3), device=where) for where in ("host", "fake"))
@@ -102,8 +98,6 @@ def test_reductions_of_views(comm: Any, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_nan_infinities_and_large_numbers(comm: Any, dtype: str) -> None:
     """The first of several NaN is the least and the largest element; norms do not overflow."""
-    from pdgemm import ProcessGrid
-
     with ProcessGrid(comm) as grid, fake_device() as device:
         check_extremes(grid, dtype, "fake")
         assert not device.races
@@ -113,8 +107,6 @@ def test_nan_infinities_and_large_numbers(comm: Any, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", KINDS)
 def test_functions_of_elements(comm: Any, dtype: str) -> None:
     """Nothing is copied to the host but what is compared, and the numbers of a test of all elements."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(comm) as grid:
         for number, (shape, block) in layouts(dtype, comm.size):
             x, y = two_matrices(shape, dtype)
@@ -153,8 +145,6 @@ def test_the_simulated_array_refuses_what_cupy_refuses() -> None:
 
 @pytest.mark.parametrize("dtype", KINDS)
 def test_close_on_the_host_is_numpys(dtype: str) -> None:
-    from pdgemm.local.arrays.evaluation import close
-
     with np.errstate(all="ignore"):
         for other in KINDS:
             if {dtype, other} >= {"float16", "bfloat16"}:

@@ -10,7 +10,26 @@ import pytest
 from fake_device import FakeArray, WatchedComm, fake_device
 from problems import TOLERANCE, gemm_error
 
+from pdgemm import (
+    Batch,
+    DistMatrix,
+    Plan,
+    ProcessGrid,
+    matmul_batched,
+    matmul_grouped,
+    pdgemm,
+    plan,
+    plan_grouped,
+    redistribute,
+    verify,
+)
+from pdgemm.devices import gpu_aware_mpi
+from pdgemm.errors import ArgumentError, DeviceError
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.io import hdf5
 from pdgemm.local.arrays.device import Reach
+from pdgemm.schedules.collectives.collective import Collective, even_parts
+from pdgemm.transport.collectives import carry_out
 
 pytestmark = pytest.mark.mpi
 STAGED, AWARE, ALONE = Reach("shared", staged=True), Reach("shared", staged=False), Reach("", staged=True)
@@ -18,11 +37,6 @@ STAGED, AWARE, ALONE = Reach("shared", staged=True), Reach("shared", staged=Fals
 
 def test_collectives_of_arrays_on_a_device(comm: Any) -> None:
     """They travel through the host, and come back."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.instrument.recorder import Traffic
-    from pdgemm.schedules.collectives.collective import Collective, even_parts
-    from pdgemm.transport.collectives import carry_out
-
     with ProcessGrid(comm, (comm.size, 1)) as grid, fake_device("late", reach=STAGED):
         A = DistMatrix.random((comm.size, 11), grid=grid, seed=1, device="fake")
         x, counted = A.local.reshape(-1), Traffic()
@@ -34,8 +48,6 @@ def test_collectives_of_arrays_on_a_device(comm: Any) -> None:
 
 
 def test_rows_are_picked_set_and_sorted_there(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(comm) as grid:
         x = np.random.default_rng(0).standard_normal((13, 9))
         for reach in (STAGED, AWARE, ALONE):
@@ -60,8 +72,6 @@ def test_rows_are_picked_set_and_sorted_there(comm: Any) -> None:
 
 
 def test_there_and_back(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, verify
-
     with fake_device() as device, ProcessGrid(comm) as grid:
         made: dict[str, Any] = {"grid": grid, "block": 3}
         A = DistMatrix.random((13, 9), dtype="complex64", order="F", **made)
@@ -101,8 +111,6 @@ def test_there_and_back(comm: Any) -> None:
 
 
 def test_redistribution(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, redistribute
-
     for reach in (STAGED, AWARE, ALONE, Reach("", staged=False)):
         with fake_device("transfer first", reach=reach) as device, ProcessGrid(comm) as grid:
             X = DistMatrix.random((31, 23), grid=grid, block=(3, 4), dtype="complex64", device="fake")
@@ -123,8 +131,6 @@ def test_redistribution(comm: Any) -> None:
 
 
 def test_blocks_travel_through_the_host(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     with fake_device() as device, ProcessGrid(comm, (comm.size, 1)) as grid:
         x = np.random.default_rng(1).standard_normal((5 * comm.size, 7))
         rows = slice(5 * comm.rank, 5 * comm.rank + 5)
@@ -139,9 +145,6 @@ def test_blocks_travel_through_the_host(comm: Any) -> None:
 
 
 def test_a_product_again_and_again_leaves_nothing_behind(comm: Any) -> None:
-    from pdgemm import DistMatrix, Plan, ProcessGrid, plan
-    from pdgemm.errors import DeviceError
-
     with fake_device("compute first", reach=STAGED) as device, ProcessGrid(comm) as grid:
         A, B = (DistMatrix.random((12, 12), grid=grid, block=2, seed=s, device="fake") for s in (1, 2))
         C = DistMatrix.zeros((12, 12), grid=grid, block=5, device="fake")
@@ -161,9 +164,6 @@ def test_a_product_again_and_again_leaves_nothing_behind(comm: Any) -> None:
 
 def test_managed_memory_is_staged(comm: Any) -> None:
     """MPI is given the address of no matrix that lies where an address is not all there is to know, on any rank."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.errors import ArgumentError
-
     with fake_device(reach=AWARE) as device, ProcessGrid(comm) as grid:
         x = DistMatrix.random((12, 12), grid=grid, device="fake")
         alone = device.to_device(x.to_host().local)  # where no other rank reads: all that moves is sent
@@ -186,8 +186,6 @@ def test_managed_memory_is_staged(comm: Any) -> None:
 
 def test_elementwise_functions_and_relabelling(comm: Any) -> None:
     """What they make is described as it lies: it is multiplied by algorithms that send blocks as they are."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     with fake_device(reach=ALONE) as device, ProcessGrid(comm, (1, comm.size)) as grid:
         A, B = (DistMatrix.random((12, 12), grid=grid, seed=s, order="F", device="fake") for s in (1, 2))
         X = np.array(2.0) * A + B
@@ -204,9 +202,6 @@ def test_elementwise_functions_and_relabelling(comm: Any) -> None:
 
 
 def test_files(comm: Any, tmp_path: Path) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.io import hdf5
-
     path = Path(comm.bcast(str(tmp_path / "a.h5")))
     with fake_device(), ProcessGrid(comm) as grid:
         A = DistMatrix.random((11, 7), grid=grid, block=2, device="fake")
@@ -218,9 +213,6 @@ def test_files(comm: Any, tmp_path: Path) -> None:
 
 
 def test_bad_input_is_the_same_on_all_ranks(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.errors import ArgumentError, DeviceError
-
     with fake_device(reach=ALONE), ProcessGrid(comm) as grid:
         A = DistMatrix.random((6, 6), grid=grid)
         D = A.to_device("fake")
@@ -265,9 +257,6 @@ class Liar(WatchedComm):
 
 
 def test_the_probe_believes_what_it_sees(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm.devices import gpu_aware_mpi
-    from pdgemm.errors import ArgumentError
-
     monkeypatch.delenv("PDGEMM_GPU_AWARE", raising=False)
     monkeypatch.setattr(gpu_aware_mpi, "_SIDE", 16)
     with fake_device() as device:
@@ -295,9 +284,6 @@ def test_the_probe_believes_what_it_sees(comm: Any, monkeypatch: pytest.MonkeyPa
 
 def test_batches(comm: Any) -> None:
     """Stacks and lists of matrices on a device: types, operations, scalars, and what is refused."""
-    from pdgemm import Batch, matmul_batched
-    from pdgemm.errors import DeviceError
-
     rng = np.random.default_rng(comm.rank)
     with fake_device() as device:
 
@@ -336,9 +322,6 @@ def test_batches(comm: Any) -> None:
 
 def test_grouped_products(comm: Any) -> None:
     """Rows travel to the groups and back on devices, however messages travel; and what is refused."""
-    from pdgemm import Batch, DistMatrix, ProcessGrid, matmul_batched, matmul_grouped, plan_grouped
-    from pdgemm.errors import DeviceError
-
     rng = np.random.default_rng(0)
     x, w, y = (rng.integers(-9, 9, shape) * 1.0 for shape in ((23, 6), (5, 6, 4), (46, 4)))
     groups, owner = rng.integers(-1, 5, (23, 2)), rng.integers(0, comm.size, 5)
@@ -371,8 +354,6 @@ def test_grouped_products(comm: Any) -> None:
 
 
 def test_rows_of_copies_begin_where_those_of_matrices_do(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     with fake_device(), ProcessGrid(comm) as grid:
         A = DistMatrix.random((75 * comm.size, 67 * comm.size), grid=grid, dtype="float32", device="fake")
         for x in (A, A.copy(), A.T.copy(), A.astype("bfloat16"), abs(A.astype("bfloat16")), A.astype("complex64").imag,

@@ -14,7 +14,11 @@ from fake_device import SCHEDULES, fake_device
 from problems import DTYPES, grid_shapes
 from tiers import pairs, third
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import DeviceError, OutOfMemoryError
+from pdgemm.linalg.eigen import division
 from pdgemm.local.arrays.device import Reach
+from pdgemm.transport.panels import sent
 
 pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 4)]
 
@@ -23,8 +27,6 @@ RUNS = third(pairs(WAYS_OF_PANELS, SCHEDULES, DTYPES, "CF", (True, False)))
 
 @pytest.mark.parametrize(("way", "schedule", "dtype", "order", "lower"), RUNS)
 def test_cholesky_and_solve(comm: Any, way: str, schedule: str, dtype: str, order: Any, lower: bool) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     n, S, b = 60, positive_definite(60, dtype), rng_matrix(60, 9, dtype)
     for shape in grid_shapes(comm.size):
         with fake_device(schedule, reach=WAYS_OF_PANELS[way]) as device, ProcessGrid(comm, shape) as grid:
@@ -44,8 +46,6 @@ def test_cholesky_and_solve(comm: Any, way: str, schedule: str, dtype: str, orde
 
 @pytest.mark.parametrize(("way", "schedule", "dtype", "order", "lower"), RUNS)
 def test_products_with_a_triangle(comm: Any, way: str, schedule: str, dtype: str, order: Any, lower: bool) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     T = np.tril(rng_matrix(50, 50, dtype)) if lower else np.triu(rng_matrix(50, 50, dtype))
     b = rng_matrix(50, 13, dtype)
     for shape in grid_shapes(comm.size):
@@ -60,8 +60,6 @@ def test_products_with_a_triangle(comm: Any, way: str, schedule: str, dtype: str
 
 @pytest.mark.parametrize(("way", "schedule", "dtype", "order", "lower"), RUNS)
 def test_lu_and_reflections(comm: Any, way: str, schedule: str, dtype: str, order: Any, lower: bool) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     n, x, b = 44, rng_matrix(44, 44, dtype), rng_matrix(44, 9, dtype)
     tall = rng_matrix(44, 30, dtype)
     pivots = scipy.linalg.lu_factor(x)[1]
@@ -91,8 +89,6 @@ def test_lu_and_reflections(comm: Any, way: str, schedule: str, dtype: str, orde
 @pytest.mark.parametrize(("way", "schedule", "dtype", "order", "lower"), RUNS)
 def test_indefinite_matrices(comm: Any, way: str, schedule: str, dtype: str, order: Any, lower: bool) -> None:
     """They are factored on the host, and L and X return to the device."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     n, x, b = 70, rng_matrix(70, 70, dtype), rng_matrix(70, 9, dtype)
     S = x + x.conj().T
     for shape in grid_shapes(comm.size)[:1]:
@@ -108,8 +104,6 @@ def test_indefinite_matrices(comm: Any, way: str, schedule: str, dtype: str, ord
 
 @pytest.mark.parametrize(("way", "schedule", "dtype", "order", "row_grid"), RUNS)
 def test_qr_by_rows(comm: Any, way: str, schedule: str, dtype: str, order: Any, row_grid: bool) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     good, few, n = rng_matrix(70, 9, dtype), rng_matrix(20, 9, dtype), 9  # few: ranks with less than n rows, and none
     bad = np.repeat(good[:, :1], n, axis=1)  # of rank one, which CholeskyQR2 gives up
     for shape in [(comm.size, 1)] if row_grid else grid_shapes(comm.size):
@@ -137,9 +131,6 @@ def test_qr_by_rows(comm: Any, way: str, schedule: str, dtype: str, order: Any, 
 
 
 def test_functions_stay_on_the_device(comm: Any, monkeypatch: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.linalg.eigen import division
-
     monkeypatch.setattr(division, "SMALL", 8)  # so that the spectrum is divided
     x, s, b = rng_matrix(14, 14, "float64"), positive_definite(14, "float64"), rng_matrix(14, 3, "float64")
     with fake_device("late") as device, ProcessGrid(comm) as grid:
@@ -172,8 +163,6 @@ def test_functions_stay_on_the_device(comm: Any, monkeypatch: Any) -> None:
 
 def test_rows_and_columns_that_lie_far_apart(comm: Any) -> None:
     """Their powers of two are found, and applied, where the elements are."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     n, x, b = 20, rng_matrix(20, 20, "c8"), rng_matrix(20, 3, "c8")
     rows, cols = 2.0 ** np.linspace(-60, 60, n), 2.0 ** np.linspace(40, -40, n)
     rows, cols = (2.0 ** np.rint(np.log2(y)) for y in (rows, cols))
@@ -190,9 +179,6 @@ def test_rows_and_columns_that_lie_far_apart(comm: Any) -> None:
 
 
 def test_ranks_that_cannot_reach_each_other(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import DeviceError
-
     with fake_device("late", reach=Reach("", staged=True)), ProcessGrid(comm) as grid:
         A = DistMatrix.eye(20, grid=grid, block=4, device="fake")
         Q, _ = linalg.qr(A[:, :3])  # by messages through the host
@@ -206,9 +192,6 @@ def test_ranks_that_cannot_reach_each_other(comm: Any) -> None:
 
 def test_products_on_a_device_are_not_cut_for_messages(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where panels are sent, the host cuts products to look after messages; a device works by itself."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.transport.panels import sent
-
     S, launches = positive_definite(50, "float64"), []
     for flops in (sent.SLAB_FLOPS, 1.0):
         monkeypatch.setattr(sent, "SLAB_FLOPS", flops)
@@ -238,9 +221,6 @@ LACKING: dict[str, list[Callable[..., Any]]] = {  # by launch, functions in whic
 @pytest.mark.parametrize("launch", LACKING)
 def test_memory_that_one_rank_lacks(comm: Any, launch: str, monkeypatch: Any) -> None:
     """An error of all ranks, none of which waits for ever; the next call is as ever."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import OutOfMemoryError
-
     a, s = rng_matrix(12, 12, "float64"), positive_definite(12, "float64")
     with fake_device("late") as device, ProcessGrid(comm) as grid:
         A, S = (DistMatrix.from_global(x, grid=grid, block=3, device="fake") for x in (a, s))

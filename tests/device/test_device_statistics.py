@@ -9,6 +9,12 @@ import numpy as np
 import pytest
 from fake_device import SCHEDULES, fake_device
 
+from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm, verify
+from pdgemm.algorithms.protection import checksum
+from pdgemm.algorithms.statistics import columns, histograms
+from pdgemm.linalg.functions import kronecker
+from pdgemm.local.arrays import elementwise, folds
+
 pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 KINDS = ("float64", "float32", "float16", "bfloat16", "int8", "int32", "bool")
@@ -17,11 +23,6 @@ KINDS = ("float64", "float32", "float16", "bfloat16", "int8", "int32", "bool")
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slabs and pieces of so few elements that the matrices of these tests have several."""
-    from pdgemm.algorithms.protection import checksum
-    from pdgemm.algorithms.statistics import columns, histograms
-    from pdgemm.linalg.functions import kronecker
-    from pdgemm.local.arrays import elementwise, folds
-
     for module in (folds, columns, histograms, kronecker):
         monkeypatch.setattr(module, "ON_DEVICE", 40)
     monkeypatch.setattr(checksum, "_ON_DEVICE", 40)
@@ -42,8 +43,6 @@ def drawn(dtype: str, with_nan: bool = False) -> np.ndarray:
 
 def matrices(grid: Any, whole: np.ndarray) -> Iterator[tuple[Any, Any]]:
     """A matrix on the device and a simulation of each schedule, in both orders, and a view."""
-    from pdgemm import DistMatrix
-
     for number, schedule in enumerate(SCHEDULES):
         with fake_device(schedule) as device:
             if number == 2:
@@ -76,8 +75,6 @@ def float32(x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("dtype", KINDS)
 def test_statistics(comm: Any, dtype: str) -> None:
     """Sorts, sums, percentiles and histograms are those of the host."""
-    from pdgemm import ProcessGrid
-
     with ProcessGrid(comm) as grid:
         for with_nan in (False, True)[: 2 if dtype[:2] in ("fl", "bf") else 1]:
             whole = drawn(dtype, with_nan)
@@ -108,8 +105,6 @@ def test_statistics(comm: Any, dtype: str) -> None:
 @pytest.mark.on_ranks(1, 2, 4)
 @pytest.mark.parametrize("dtype", ["float32", "complex128", "complex64", "bfloat16", "int8"])
 def test_checksums_residuals_and_kronecker_products(comm: Any, dtype: str) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm, verify
-
     with ProcessGrid(comm) as grid:
         real = drawn("float32" if dtype != "int8" else "int8")
         whole = real.astype(dtype) * (1 + 2j if dtype[0] == "c" else 1)
@@ -132,8 +127,6 @@ def test_checksums_residuals_and_kronecker_products(comm: Any, dtype: str) -> No
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "int32", "complex64"])
 def test_elements_are_set_where_they_are(comm: Any, dtype: str) -> None:
     """By masks, lists, slices and arrays; nothing is copied to the host."""
-    from pdgemm import ProcessGrid
-
     whole = drawn("float64")[:, :6].astype(dtype) if dtype != "int32" else np.arange(78).reshape(13, 6).astype(dtype)
     whole[~np.isfinite(whole.astype(complex))] = 1
     with ProcessGrid(comm) as grid:
@@ -153,8 +146,6 @@ def test_elements_are_set_where_they_are(comm: Any, dtype: str) -> None:
 @pytest.mark.on_ranks(1, 2, 4)
 def test_blocks_of_a_matrix_on_a_device(comm: Any) -> None:
     """Blocks on the device stay there; of a matrix, what ranks ask for comes to the host, and not more."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     whole = drawn("float64")
     with ProcessGrid(comm) as grid:
         for A, device in matrices(grid, whole):
@@ -186,8 +177,6 @@ def on_some(device: Any, comm: Any) -> Any:
 @pytest.mark.parametrize("dtype", [*KINDS, "complex64"])
 def test_every_piece_between_host_and_device(comm: Any, dtype: str) -> None:
     """All of a matrix goes to the device and comes back, in any order of memory, in pieces of a few elements."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     for shape in ((13, 8), (1, 97), (97, 1), (0, 5), (3, 50)):
         whole = (np.arange(np.prod(shape)).reshape(shape) % 7).astype(dtype)
         with ProcessGrid(comm) as grid:

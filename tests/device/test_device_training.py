@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from fake_device import fake_device
 
+from pdgemm.errors import ArgumentError
+from pdgemm.local.arrays.device import empty
+from pdgemm.parallel import Buckets, Mesh
+from pdgemm.parallel.layers import Linear
+
 pytestmark = pytest.mark.mpi
 
 
 def test_parameters_on_a_device_are_refused(comm: Any) -> None:
-    from pdgemm.errors import ArgumentError
-    from pdgemm.local.arrays.device import empty
-    from pdgemm.parallel import Buckets, Mesh
-
     with fake_device() as device, Mesh(comm.Dup(), dp=-1) as mesh:
         w = empty((3, 2), np.dtype("f"), device=device)
         with pytest.raises(ArgumentError, match="parameter .w. is on a device, fake; training takes arrays of the"):
@@ -23,11 +24,6 @@ def test_parameters_on_a_device_are_refused(comm: Any) -> None:
 
 
 def test_activations_on_a_device_are_refused(comm: Any) -> None:
-    from pdgemm.errors import ArgumentError
-    from pdgemm.local.arrays.device import empty
-    from pdgemm.parallel import Mesh
-    from pdgemm.parallel.layers import Linear
-
     with fake_device() as device, Mesh(comm.Dup(), dp=-1) as mesh:
         layer, x = Linear(mesh, 3, 2), empty((4, 3), np.dtype("f"), device=device)
         with pytest.raises(ArgumentError, match="x is on a device, fake; training takes arrays of the host"):

@@ -10,7 +10,7 @@ import pytest
 from fake_cupy import Gpu
 
 from pdgemm.devices import gpu_aware_mpi, gpu_binding
-from pdgemm.devices.gpu_binding import nearest, share
+from pdgemm.devices.gpu_binding import nearest, share, visible
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4, 8])
@@ -109,8 +109,6 @@ def test_a_product_on_the_host_does_not_load_cupy() -> None:
 
 @pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
 def test_cupy_without_a_gpu_is_told_in_a_line() -> None:
-    from pdgemm.devices.gpu_binding import visible
-
     if visible():
         pytest.skip("there is a GPU")
     out = run(PRODUCT.format(first="import cupy")).split("\n")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_cupy import Gpu, fake_cupy
+
+from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm, statistics
 
 pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore")]
 
@@ -24,10 +27,6 @@ def gpu(comm: Any) -> Iterator[Gpu]:
 
 
 def operands(grid: Any) -> Any:
-    from types import SimpleNamespace
-
-    from pdgemm import DistMatrix, linalg
-
     how: Any = {"grid": grid, "device": "cuda", "block": 16}
     A, B, E = (DistMatrix.random((N, N), seed=s, **how) for s in (1, 2, 3))
     tall = DistMatrix.random((N, 8), seed=4, **how)
@@ -40,8 +39,6 @@ def operands(grid: Any) -> Any:
 
 
 def _multiplied(o: Any, epilogue: Any) -> Any:
-    from pdgemm import pdgemm
-
     return pdgemm(1, o.A, o.B, 0, o.E, epilogue=epilogue)
 
 
@@ -132,7 +129,6 @@ NOT_MEASURED = {
 def tables(o: Any) -> dict[str, tuple[Any, list[str], dict[str, Callable[..., Any]]]]:
     """Of each namespace: itself, its public functions, and their calls."""
     import pdgemm
-    from pdgemm import DistMatrix, linalg, statistics
 
     methods = [x for x in dir(DistMatrix) if x[0] != "_" and callable(getattr(DistMatrix, x))]
     exported = [x for x, value in vars(statistics).items() if x[0] != "_" and callable(value)]
@@ -152,8 +148,6 @@ def test_what_passes_through_the_host(comm: Any, gpu: Gpu, table: str) -> None:
 
     A rank has 64 rows of the matrix, or more.
     """
-    from pdgemm import ProcessGrid
-
     row = 8 * N
     with ProcessGrid(comm) as grid:
         o = operands(grid)

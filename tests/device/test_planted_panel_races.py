@@ -17,6 +17,8 @@ from removed_synchronisations import Site, without
 from tiers import everything, square_grid
 
 import pdgemm
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import LinAlgError
 
 pytestmark = [pytest.mark.mpi, square_grid]
 
@@ -64,9 +66,6 @@ ALL = [*FEW, *itertools.product(FUNCTIONS, ((1, 1), (1, 4), (2, 2), (4, 1)), WAY
 
 def outcome(comm: Any, problem: Problem, schedule: str) -> bool:
     """Was a race told, or the result wrong?"""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import LinAlgError
-
     function, shape, way, order = problem
     a, b = positive_definite(22, "complex64"), rng_matrix(22, 7, "complex64")
     a = a if function in DEFINITE else a[::-1].copy()

@@ -14,9 +14,16 @@ from typing import Any
 import pytest
 from device_ways import WAYS
 from fake_device import SCHEDULES, fake_device
+from mpi4py import MPI
 from problems import TOLERANCE, accepted, gemm_error
 from removed_synchronisations import REMOVED, Site, without
 from tiers import everything, square_grid
+
+from pdgemm import DistMatrix, ProcessGrid, pdgemm
+from pdgemm.local.arrays.elementwise import CONVERT
+from pdgemm.planning import planner, problem
+from pdgemm.schedules.exchanges import exchange
+from pdgemm.schedules.products import reduction
 
 pytestmark = [pytest.mark.mpi, square_grid]
 
@@ -35,9 +42,6 @@ def for_others(site: Site) -> bool:
 
 def outcome(comm: Any, way: str, schedule: str, case: Any, seed: str) -> tuple[bool, bool]:
     """Of a product of matrices that the device has only begun to fill: was a race told, was the result wrong?"""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.local.arrays.elementwise import CONVERT
-
     (reach, mover), (name, shape, layers) = WAYS[way], case
     with (
         fake_device(schedule, reach=reach) as device,
@@ -116,10 +120,6 @@ class Search:
 @contextmanager
 def several_messages() -> Iterator[None]:
     """Where large matrices are sent in several: those that are redistributed, and the windows of partial sums."""
-    from pdgemm.planning import planner, problem
-    from pdgemm.schedules.exchanges import exchange
-    from pdgemm.schedules.products import reduction
-
     plans = exchange.plan_exchange, planner.best_plan
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exchange, "DEVICE_BYTES", 64)
@@ -153,8 +153,6 @@ def store() -> None:
 
     PYTHONPATH=tests/helpers mpiexec -n 4 python -m mpi4py tests/device/test_planted_races.py
     """
-    from mpi4py import MPI
-
     comm, found = MPI.COMM_WORLD, dict[Site, list[Run]]()
     with several_messages():
         search = Search(comm, list(problems(comm.size)))

@@ -13,7 +13,14 @@ import pytest
 import tiers
 from checked_product import MIXED, check
 from fake_device import SCHEDULES, fake_device
+from mpi4py import MPI
 from problems import DTYPES, NARROW_ON_DEVICES, accepted
+
+from pdgemm import DistMatrix, ProcessGrid, pdgemm
+from pdgemm.local.arrays.device import Reach
+from pdgemm.planning import algorithm_registry as registry
+from pdgemm.planning import planner
+from pdgemm.transport.movers import pull
 
 pytestmark = [pytest.mark.mpi, tiers.every_grid]
 
@@ -30,9 +37,6 @@ def pulled(
     comm: Any, run: tuple[str, str], *args: Any, mover: str = "auto", staged: bool = True, **options: Any
 ) -> Any:
     """The report of a product without a race, where ranks can read each other's memory."""
-    from pdgemm import ProcessGrid
-    from pdgemm.local.arrays.device import Reach
-
     way, schedule = run
     with fake_device(schedule, reach=Reach(way, staged=staged)) as device, ProcessGrid(comm) as grid:
         report = check(grid, *args, device="fake", **options)
@@ -68,9 +72,6 @@ def test_operations_types_and_orders(comm: Any) -> None:
 @pytest.mark.on_ranks(2, 4, 6)
 @pytest.mark.parametrize("way", READERS)
 def test_sixteen_bit_and_whole_numbers(comm: Any, way: str) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.local.arrays.device import Reach
-
     rng = np.random.default_rng(3)
     a, b = rng.integers(-100, 100, (12, 40)), rng.integers(-100, 100, (40, 10))
     for (dtype, into), shape in zip(NARROW_ON_DEVICES, itertools.cycle(grids(comm.size))):
@@ -84,9 +85,6 @@ def test_sixteen_bit_and_whole_numbers(comm: Any, way: str) -> None:
 
 
 def test_messages_are_sent_where_they_are_asked_for(comm: Any) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.local.arrays.device import Reach
-
     for (asked, sent), shape in itertools.product(MESSAGES.items(), grids(comm.size)[:2]):
         with fake_device(reach=Reach("ipc", staged=False, nccl=True)) as device, ProcessGrid(comm) as grid:
             report = check(grid, (9, 14, 41), "cannon", shape, 1, device="fake", mover=asked)
@@ -97,9 +95,6 @@ def test_messages_are_sent_where_they_are_asked_for(comm: Any) -> None:
 @contextmanager
 def cannon_in_layers() -> Iterator[None]:
     """2.5D products whose layers multiply by Cannon's algorithm."""
-    from pdgemm.planning import algorithm_registry as registry
-    from pdgemm.planning import planner
-
     entry = registry.ALGORITHMS["2.5d"]
     assert entry.grids is not None
     of_all = entry.grids
@@ -134,8 +129,6 @@ def test_layers_copy_blocks_too(comm: Any) -> None:
 @pytest.mark.parametrize("lookahead", [0, 1, 3])
 def test_blocks_are_copied_beside_products(comm: Any, lookahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each copy after a signal is started, and waited for, while a product is still in its stream."""
-    from pdgemm.transport.movers import pull
-
     beside, wait = list[bool](), pull._Copied.Wait
 
     def watched(self: Any) -> None:
@@ -153,9 +146,6 @@ def test_blocks_are_copied_beside_products(comm: Any, lookahead: int, monkeypatc
 # ------------------------------------------------------------------ planted mistakes
 def outcome(comm: Any, shape: tuple[int, int], lookahead: int) -> list[str]:
     """The races of all ranks in two products."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.local.arrays.device import Reach
-
     with fake_device(reach=Reach("ipc")) as device, ProcessGrid(comm) as grid:
         A, B, C = (DistMatrix.random((36, 36), grid=grid, seed=s, device="fake") for s in range(3))
         for _ in range(2):
@@ -169,9 +159,6 @@ def test_both_signals_are_needed(comm: Any, lookahead: int, monkeypatch: pytest.
     """A rank that does not wait for one of them reads what is being written, or writes what is being read."""
     if comm.size < 6:
         pytest.skip("fewer blocks than buffers and two")
-    from mpi4py import MPI
-
-    from pdgemm.transport.movers import pull
 
     assert outcome(comm, (1, comm.size), lookahead) == []
     wait_for, kept = pull.signal_from, list[Any]()

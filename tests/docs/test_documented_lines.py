@@ -15,6 +15,8 @@ from jobs import needs_mpiexec, python, run
 from reader import CHECKOUT, Reader
 from tiers import thorough
 
+from pdgemm.tools.cli.commands import COMMANDS, cli
+
 PAGES = sorted(
     [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", CHECKOUT / "slurm/README.md", *CHECKOUT.glob("docs/**/*.md")]
 )
@@ -89,8 +91,6 @@ def scripts(block: Block) -> Iterator[str]:
 
 def check_command(words: list[str], whole: bool) -> None:
     """Scripts that are named exist, and `pdgemm` has the command and the options that are named."""
-    from pdgemm.tools.cli.commands import COMMANDS, cli
-
     for word in words:
         if word.startswith(("scripts/", "slurm/", "docs/", "tests/")) and not set("*{") & set(word):
             assert (CHECKOUT / word.partition("::")[0]).exists(), f"there is no {word}"

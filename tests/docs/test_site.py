@@ -8,10 +8,15 @@ import zlib
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
+import click
 import pytest
 from bs4 import BeautifulSoup
 from jobs import run
 from tiers import thorough
+
+import pdgemm
+from pdgemm import errors
+from pdgemm.tools.cli.commands import COMMANDS, cli
 
 pytestmark = thorough
 
@@ -79,9 +84,6 @@ def test_nothing_is_fetched(pages: dict[str, BeautifulSoup], site: Path) -> None
 
 @pytest.mark.timeout(400)
 def test_every_public_name_is_documented(site: Path) -> None:
-    import pdgemm
-    from pdgemm import errors
-
     *_, packed = (site / "objects.inv").read_bytes().split(b"\n", 4)  # after four lines of comments
     objects = {line.split()[0] for line in zlib.decompress(packed).decode().splitlines()}
     wanted = {f"pdgemm.{name}" for name in pdgemm.__all__} | {"pdgemm.io.hdf5.load", "pdgemm.io.hdf5.save"}
@@ -92,10 +94,6 @@ def test_every_public_name_is_documented(site: Path) -> None:
 
 @pytest.mark.timeout(400)
 def test_every_command_is_documented(pages: dict[str, BeautifulSoup]) -> None:
-    import click
-
-    from pdgemm.tools.cli.commands import COMMANDS, cli
-
     text = pages["docs/reference/command-line.html"].get_text()
     for name in COMMANDS:
         command = cli.get_command(click.Context(cli), name)

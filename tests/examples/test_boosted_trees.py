@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from example_programs import EXAMPLES, example
+from mpi4py import MPI
 from tiers import every_grid
+
+from pdgemm import PdgemmError
+from pdgemm.parallel import Mesh
 
 pytestmark = pytest.mark.mpi
 ROWS = 97
@@ -19,8 +23,6 @@ ROWS = 97
 
 @pytest.fixture
 def mesh(comm: Any) -> Iterator[Any]:
-    from pdgemm.parallel import Mesh
-
     with Mesh(comm.Dup(), dp=-1) as mesh:
         yield mesh
 
@@ -57,10 +59,6 @@ def fitted(mesh: Any, X: np.ndarray, y: np.ndarray, chosen: Any, seed: int = 0) 
 
 def alone(X: np.ndarray, y: np.ndarray, chosen: Any) -> Any:
     """Return the model of one process."""
-    from mpi4py import MPI
-
-    from pdgemm.parallel import Mesh
-
     with Mesh(MPI.COMM_SELF, dp=1) as mesh:
         return example("boosted_trees").fit(mesh, X, y, chosen)
 
@@ -210,8 +208,6 @@ def test_as_many_are_right_as_with_scikit_learn(comm: Any, mesh: Any, missing: f
 @every_grid
 def test_sums_that_int64_may_not_have_are_refused(comm: Any, mesh: Any) -> None:
     """By their bound, on all ranks; the largest number of bits is exact, where all rows are as large as one can be."""
-    from pdgemm import PdgemmError
-
     X, y = np.arange(7.0)[:, None], np.full(7, 1 - 2.0**-30)
     words = "--loss squared --trees 1 --child-weight 0"
     assert fitted(mesh, X, y, options(f"{words} --bits 60"))[0] == y[0]
@@ -242,8 +238,6 @@ def bad_input() -> dict[str, tuple[str, Any]]:
 @pytest.mark.on_ranks(1, 3)
 def test_bad_input(mesh: Any) -> None:
     """One exception on all ranks, where all or one alone pass what is wrong; and afterwards all goes on."""
-    from pdgemm import PdgemmError
-
     X, y = data()
     fit = example("boosted_trees").fit
     for message, (words, arrays) in bad_input().items():

@@ -15,8 +15,13 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import scipy.linalg
 from example_programs import EXAMPLES, example
 from problems import grid_shapes
+
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.io import hdf5, npy
+from pdgemm.linalg import lstsq
 
 pytestmark = pytest.mark.mpi
 
@@ -61,8 +66,6 @@ def roundings(text: str) -> list[float]:
 
 def matrices(comm: Any, whole: np.ndarray) -> Iterator[Any]:
     """Yield a matrix on every grid of these ranks, in blocks that do not divide it, or one block for each rank."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     for shape, block in zip(grid_shapes(comm.size), itertools.cycle([(3, 2), None, (2, 5)])):
         with ProcessGrid(comm, shape) as grid:
             yield DistMatrix.from_global(whole, grid=grid, block=block)
@@ -112,9 +115,6 @@ def test_pca_file(ran: Callable[[str], Path]) -> None:
 
 
 def test_pca_file_on_every_grid(comm: Any, shared_tmp_path: Path) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.io import npy
-
     x = drawn(203, 40) * 1.5 ** -np.arange(40) + 3  # variances that are well apart, and a mean
     _, s, Vt = np.linalg.svd(x - x.mean(axis=0), full_matrices=False)
     for shape in grid_shapes(comm.size):
@@ -131,9 +131,6 @@ def test_nearest_neighbours(comm: Any, shared_tmp_path: Path, capsys: pytest.Cap
     """The program runs on one rank, on files that a product on all of them wrote."""
     module = example("nearest_neighbours")
     from sklearn.datasets import load_digits
-
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.io import hdf5
 
     X = DistMatrix.from_global(load_digits().data, grid=ProcessGrid(comm))
     hdf5.save(shared_tmp_path / "digits.h5", "/X", X)
@@ -153,8 +150,6 @@ def test_newton_schulz(ran: Callable[[str], Path]) -> None:
 
 
 def test_inverse_and_polar_factor_on_every_grid(comm: Any) -> None:
-    import scipy.linalg
-
     module, x = example("newton_schulz"), drawn(17, 17) + 6 * np.eye(17)
     tall = drawn(23, 9)
     for A in matrices(comm, x):
@@ -212,8 +207,6 @@ def test_least_squares(ran: Callable[[str], Path]) -> None:
 
 def test_least_squares_on_every_grid(comm: Any) -> None:
     """Columns that are nearly the same: what the normal equations lose, a QR factorisation does not."""
-    from pdgemm.linalg import lstsq
-
     x, b = drawn(41, 5), drawn(41, 6)[:, 5]
     x[:, 1] = x[:, 0] + 1e-5 * x[:, 1]
     exact = np.linalg.lstsq(x, b)[0]
@@ -229,10 +222,6 @@ def test_vibrating_plate(ran: Callable[[str], Path]) -> None:
 
 def test_modes_of_a_plate_on_every_grid(comm: Any) -> None:
     """Against SciPy on the whole matrices: frequencies, and modes that are orthonormal in the norm of the masses."""
-    import scipy.linalg
-
-    from pdgemm import ProcessGrid
-
     module, side = example("vibrating_plate"), 6
     mass = module.masses(side, 4.0)
     for shape in grid_shapes(comm.size):

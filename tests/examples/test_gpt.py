@@ -17,7 +17,11 @@ import h5py
 import numpy as np
 import pytest
 from example_programs import example
+from mpi4py import MPI
 from tiers import every_grid, third, thorough
+
+from pdgemm import PdgemmError
+from pdgemm.parallel import Sampler
 
 pytestmark = [pytest.mark.mpi, every_grid]
 SIZES = "--vocabulary 1009 --hidden 48 --heads 4 --layers 5 --sequence 33 --batch 12 --dtype float64 --no-report"
@@ -52,8 +56,6 @@ def text() -> np.ndarray:
 
 @cache
 def one_process(words: str, steps: int = STEPS) -> np.ndarray:
-    from mpi4py import MPI
-
     return run_of(MPI.COMM_SELF, "--dp", "1", *words.split(), steps=steps)[1]
 
 
@@ -162,7 +164,6 @@ def first_gradients(comm: Any, *words: str) -> tuple[Any, Any, list[np.ndarray],
     for name, division in run.buckets.divisions.items():
         run.buckets.set_parameter(name, whole[name][division.window(run.mesh.shape, run.mesh.rank)])
     windows = np.lib.stride_tricks.sliding_window_view(text() % 101, options.sequence + 1)
-    from pdgemm.parallel import Sampler
 
     rows = Sampler(len(windows), options.batch, seed=options.seed).rows(0)
     cuts = [options.batch * at // options.microbatches for at in range(options.microbatches + 1)]
@@ -265,8 +266,6 @@ SAME = ["--same-bits", "--clip", "0.5", "--kv-heads", "2"]
 @pytest.mark.on_ranks(1, 2, 4)
 def test_the_same_bits(comm: Any, shared_tmp_path: Path) -> None:
     """With `same_bits` and clipping: any dp, pp, schedule, stage and recomputation leave the same parameters."""
-    from mpi4py import MPI
-
     paths, norms = [shared_tmp_path / f"{at}.h5" for at, _ in enumerate(LAYOUTS.get(comm.size, []))], []
     for path, words in zip(paths, LAYOUTS.get(comm.size, [])):
         norms.append(run_of(comm, *SAME, "--state", str(path), *words.split())[1][:, 1])
@@ -282,8 +281,6 @@ def test_the_same_bits(comm: Any, shared_tmp_path: Path) -> None:
 @pytest.mark.on_ranks(2, 4)
 def test_a_run_goes_on_with_the_same_bits(comm: Any, shared_tmp_path: Path) -> None:
     """Two steps in each of three layouts, and two in one process: the state of eight steps in one process."""
-    from mpi4py import MPI
-
     meshes = {2: [{"dp": 2}, {"pp": 2}, {"dp": 2}], 4: [{"dp": 2, "pp": 2}, {"dp": 4}, {"pp": 4}]}[comm.size]
     paths = [shared_tmp_path / f"{name}.h5" for name in ("parts", "one")]
     common = [[*SAME, "--every", "2", "--state", str(path)] for path in paths]
@@ -320,8 +317,6 @@ def arrays_of(path: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("words", ["", "--experts 4"])
 def test_a_run_goes_on_in_another_layout(comm: Any, shared_tmp_path: Path, words: str) -> None:
     """Four steps on one mesh, two more on another, and two in one process: the losses of one process."""
-    from mpi4py import MPI
-
     possible = [x for x in meshes(comm.size, 4 if words else 0) if x["dp"] <= 6]
     pairs = [*zip(possible, possible[::-1])]
     for number, (mesh, other) in enumerate(pairs[:: -(-len(pairs) // 2)]):
@@ -373,8 +368,6 @@ ERRORS = {
 @pytest.mark.parametrize("words", ERRORS)
 def test_errors(comm: Any, words: str) -> None:
     """Each is one exception of the package on all ranks."""
-    from pdgemm import PdgemmError
-
     if comm.size == 1 and ("--tp" in words or "ep {n}" in words or "interleaved" in words):
         pytest.skip("one rank can be divided")
     small = ["--hidden", "8", "--heads", "4", "--layers", "4", "--sequence", "16", "--batch", "8", "--steps", "1"]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from example_programs import example
+from mpi4py import MPI
 from tiers import every_grid
 
 from pdgemm.planning.machines.machine import Machine
@@ -60,8 +61,6 @@ def words_of(layout: TrainingLayout, tied: bool) -> list[str]:
 
 
 def test_bytes_and_words_of_a_run_are_those_of_its_plan(comm: Any) -> None:
-    from mpi4py import MPI
-
     train, accounting = example("gpt/train"), example("gpt/accounting")
     data = np.random.default_rng(0).integers(0, VOCABULARY, 700)
     for drawn, tied in layouts(comm.size):

@@ -12,6 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from example_programs import example
+from mpi4py import MPI
+
+from pdgemm.errors import ArgumentError
+from pdgemm.parallel import SGD, Buckets, Mesh, ShardedOptimizer
 
 pytestmark = pytest.mark.mpi
 SHAPES = {"w1": (5, 7), "b1": (7,), "w2": (7, 3)}
@@ -19,8 +23,6 @@ SHAPES = {"w1": (5, 7), "b1": (7,), "w2": (7, 3)}
 
 @pytest.fixture
 def mesh(comm: Any) -> Iterator[Any]:
-    from pdgemm.parallel import Mesh
-
     with Mesh(comm.Dup(), dp=-1) as mesh:
         yield mesh
 
@@ -72,8 +74,6 @@ def begun(mesh: Any) -> bool:
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_library_adds_to_the_gradients_of_buckets(mesh: Any, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps by a stand-in are those of NumPy's gradients; also where a gradient was set to None meanwhile."""
-    from pdgemm.parallel import SGD, Buckets, ShardedOptimizer
-
     module = example("torch_buckets")
     monkeypatch.setattr(module, "torch", SimpleNamespace(from_dlpack=Tensor))
     initial = {name: np.full(shape, 0.5) for name, shape in SHAPES.items()}
@@ -101,8 +101,6 @@ def test_a_library_adds_to_the_gradients_of_buckets(mesh: Any, stage: int, monke
 
 def test_without_torch_it_says_so(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one error of the package, and so with exit code 2; and which stages it takes."""
-    from pdgemm.errors import ArgumentError
-
     module = example("torch_buckets")
     with pytest.raises(ArgumentError, match="with stages 0 and 1, got stage 2"):
         module.shared_buckets(None, None, stage=2)
@@ -116,9 +114,6 @@ def test_steps_are_those_of_distributed_data_parallel(mesh: Any) -> None:
     """In float64, 8 steps on gloo: losses and parameters to rounding, and those of one process."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     import torch
-    from mpi4py import MPI
-
-    from pdgemm.parallel import Mesh
 
     module, rng = example("torch_buckets"), np.random.default_rng(3)
     x, labels = torch.from_numpy(rng.random((40, 1, 8, 8))), torch.from_numpy(rng.integers(0, 10, 40))

@@ -15,7 +15,11 @@ import h5py
 import numpy as np
 import pytest
 from example_programs import EXAMPLES, example
+from mpi4py import MPI
 from tiers import thorough
+
+from pdgemm import PdgemmError
+from pdgemm.parallel import Buckets, Mesh, Sampler
 
 pytestmark = pytest.mark.mpi
 COUNT = 20  # samples of a step, which ranks divide unevenly
@@ -23,8 +27,6 @@ COUNT = 20  # samples of a step, which ranks divide unevenly
 
 @pytest.fixture
 def mesh(comm: Any) -> Iterator[Any]:
-    from pdgemm.parallel import Mesh
-
     with Mesh(comm.Dup(), dp=-1) as mesh:
         yield mesh
 
@@ -93,8 +95,6 @@ def loss(xp: Any, model: Any, p: Any, x: np.ndarray, labels: np.ndarray) -> Any:
 
 def gradients(mesh: Any, model: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return the parameters of a model, and the gradients of the first step, to which each rank adds its part."""
-    from pdgemm.parallel import Buckets
-
     x, labels, own = samples(mesh)
     values = model.initial()
     rng = np.random.default_rng(6)
@@ -171,8 +171,6 @@ ERRORS = {
 @pytest.mark.parametrize("words", ERRORS)
 def test_errors_of_digits(comm: Any, shared_tmp_path: Path, words: str) -> None:
     """Each is one exception of the package on all ranks, by which the program leaves."""
-    from pdgemm import PdgemmError
-
     if words == "--state":
         if comm.rank == 0:
             with h5py.File(shared_tmp_path / "foreign.h5", "w") as file:
@@ -207,10 +205,6 @@ def trained(mesh: Any, steps: int, total: Callable[..., Any], zero: int = 0) -> 
 @pytest.mark.parametrize("zero", [0, 3])
 def test_steps_of_convolutions_are_those_of_one_process(comm: Any, mesh: Any, zero: int) -> None:
     """Five steps in float64: losses to 1e-11; averages and logits too, and the same to the bit on all ranks."""
-    from mpi4py import MPI
-
-    from pdgemm.parallel import Mesh
-
     here = trained(mesh, 5, mesh.sum, zero)
     with Mesh(MPI.COMM_SELF, dp=1) as alone:
         one = trained(alone, 5, alone.sum)
@@ -223,8 +217,6 @@ def test_steps_of_convolutions_are_those_of_one_process(comm: Any, mesh: Any, ze
 
 def test_statistics_are_those_of_all_ranks(mesh: Any) -> None:
     """Of the first layer, whose averages begin with the mean and the variance of the first batch of all ranks."""
-    from pdgemm.parallel import Sampler
-
     x = samples(mesh)[0]
     rows = Sampler(COUNT, COUNT - 1).rows(0)
     padded = np.pad(x[rows].reshape(-1, 8, 8), ((0, 0), (1, 1), (1, 1)))

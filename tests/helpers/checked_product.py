@@ -7,6 +7,10 @@ from typing import Any
 import numpy as np
 from problems import SHAPES, TOLERANCE, gemm_error
 
+from pdgemm import DistMatrix, pdgemm
+from pdgemm.local.arrays.device import to_host
+from pdgemm.matrix.local_arrays import new_array
+
 MIXED: list[tuple[int, int, int]] = [
     *SHAPES["empty"][1:4],
     *SHAPES["ragged"][:3],
@@ -33,9 +37,6 @@ def check(
     **options: Any,
 ) -> Any:
     """One product against NumPy, in the middle of larger matrices; its report."""
-    from pdgemm import DistMatrix, pdgemm
-    from pdgemm.local.arrays.device import to_host
-
     m, n, k = mnk
     made: dict[str, Any] = {"grid": grid, "dtype": dtype, "kind": "normal", "block": block, "device": device}
     sides = [(m, k) if ops[0] == "N" else (k, m), (k, n) if ops[1] == "N" else (n, k), (m, n)]
@@ -71,9 +72,6 @@ def check(
 
 def framed(matrix: Any) -> tuple[Any, np.ndarray]:
     """The matrix in the middle of larger arrays filled with GUARD; this rank's larger array."""
-    from pdgemm import DistMatrix
-    from pdgemm.matrix.local_arrays import new_array
-
     rows, cols = matrix.local.shape
     frame = new_array((rows + 2, cols + 3), matrix.dtype, matrix.order, matrix.grid)
     frame[...] = GUARD
@@ -96,8 +94,6 @@ def check_summa(
     **options: Any,
 ) -> Any:
     """One product against NumPy, with guard zones, untouched inputs, and exact counters; its report."""
-    from pdgemm import DistMatrix, pdgemm
-
     (m, n, k), (mb, nb, ka, kb) = mnk, blocks
     pair = lambda r, c: None if r is None else (r, c)  # noqa: E731
     made: dict[str, Any] = {"grid": grid, "source": source, "dtype": dtype, "kind": "normal"}

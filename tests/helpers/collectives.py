@@ -9,6 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.machines.simulator import simulate
+from pdgemm.transport.collectives import all_to_all, carry_out
+
 GUARD = 3  # elements around a vector that are neither read nor written
 
 
@@ -70,10 +75,6 @@ def check_parts(collective: Any) -> None:
 
 def check_counts(collective: Any) -> None:
     """Words, messages and buffers follow from the steps; nothing is less than the lower bounds."""
-    from pdgemm.instrument.recorder import Traffic
-    from pdgemm.planning.machines.machine import Machine
-    from pdgemm.planning.machines.simulator import simulate
-
     words, size = sum(int(collective.words_of(x).sum()) for x in collective.steps()), 1 + max(collective.ranks)
     assert collective.total_words == words == sum(collective.traffic(rank).words_received for rank in collective.ranks)
     run = simulate(collective, Machine(), size)
@@ -89,9 +90,6 @@ def check_counts(collective: Any) -> None:
 
 def check_by_messages(comm: Any, collective: Any) -> None:
     """Random numbers whose sums are exact, NaN in what is not to be read, and a guard zone around the vector."""
-    from pdgemm.instrument.recorder import Traffic
-    from pdgemm.transport.collectives import all_to_all, carry_out
-
     p, kind, offsets, counted = comm.size, collective.dtype, collective.offsets, Traffic()
     at, operation = collective.ranks.index(comm.rank), collective.operation
     whole = np.round(np.random.default_rng(7).standard_normal((p, int(offsets[-1]))) * 4).astype(kind)

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from tiers import everything
 
+from pdgemm import DistMatrix
+from pdgemm.local.arrays.dtypes import eps as known
+
 KINDS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int8", "int32", "bool")
 FLOATING = KINDS[:6]
 LAYOUTS = (((37, 23), (4, 3)), ((1500, 2), (7, 1)), ((2, 3), (1, 1)), ((1, 300), (1, 16)))  # ragged, long and empty
@@ -42,8 +45,6 @@ def wide(x: np.ndarray) -> np.ndarray:
 
 def eps(dtype: np.dtype, sums: bool = False) -> float:
     """Of the type; in which 16-bit numbers are added it is float32's."""
-    from pdgemm.local.arrays.dtypes import eps as known
-
     return 0.0 if dtype.kind in "iub" else known(np.float32 if sums and dtype.itemsize == 2 else dtype)
 
 
@@ -142,8 +143,6 @@ def check_functions(A: Any, B: Any, x: np.ndarray, y: np.ndarray) -> None:
 
 def check_extremes(grid: Any, dtype: str, device: str) -> None:
     """Reductions of NaN, infinities, and numbers whose squares overflow or underflow are the host's."""
-    from pdgemm import DistMatrix
-
     x, kind = elements((37, 23), dtype), np.dtype(dtype)
     x[3, :7], x[9, 4], x[30:, 5], x[:, 6] = np.inf, -np.inf, np.nan, np.nan
     most = {"float16": 6e4, "float64": 1e300, "complex128": 1e300}.get(dtype, 1e37)

@@ -9,6 +9,8 @@ from zlib import crc32
 
 import numpy as np
 
+from pdgemm.parallel import AdamW, Buckets, Part, ShardedOptimizer
+
 BLOCKS = 8  # of the model, of which a pipeline stage has neighbours
 SUM = "sum"
 
@@ -60,8 +62,6 @@ def values(name: str, *numbers: int) -> np.ndarray:
 
 
 def parts(mesh: Any) -> dict[str, Any]:
-    from pdgemm.parallel import Part
-
     return {x: Part(values(x), **divisions()[x][1]) for x in names_of(mesh.shape, mesh.rank)}
 
 
@@ -117,8 +117,6 @@ def run(
 
     state : called with the optimizer before the steps.   chunks : of parameters, with passes; some may be empty.
     """
-    from pdgemm.parallel import AdamW, Buckets, ShardedOptimizer
-
     own = parts(mesh)
     model = [{name: own[name] for name in some} for some in np.array_split([*own], chunks)] if chunks > 1 else own
     buckets = Buckets(mesh, model, microbatches=microbatches, **how)

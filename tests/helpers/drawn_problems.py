@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from pdgemm import DistMatrix
 from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.local.arrays.dtypes import kind_rank
 
 
 @st.composite
@@ -43,9 +45,6 @@ class Side:
 
 
 def draw_side(draw: Any, grids: list[Any], shape: tuple[int, int], dtypes: list[str], ops: str, seed: int) -> Side:
-    from pdgemm import DistMatrix
-    from pdgemm.local.arrays.dtypes import kind_rank
-
     op = draw(st.sampled_from(ops))
     stored = shape if op == "N" else shape[::-1]
     before, after = [(draw(st.integers(0, 4)), draw(st.integers(0, 4))) for _ in "ij"]

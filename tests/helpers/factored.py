@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from pdgemm.linalg.factors import tall_qr
+
 EPS = 3  # times the unit roundoff: the bound of SLATE's tests, for errors divided by n |A|
 
 
@@ -81,8 +83,6 @@ def relative(residual: np.ndarray, scale: float, dtype: Any, n: int) -> float:
 
 def forbid_replicated_triangles(monkeypatch: Any, most: int) -> None:
     """Let the QR factorisation whose R is on every rank fail for more than so many columns."""
-    from pdgemm.linalg.factors import tall_qr
-
     original = tall_qr.tall_qr
 
     def small(A: Any) -> Any:

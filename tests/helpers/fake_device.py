@@ -35,6 +35,7 @@ from pdgemm.local.arrays.device import Pinned, Reach
 from pdgemm.local.arrays.dtypes import arithmetic
 from pdgemm.local.arrays.element_functions import KnownFunction, fill
 from pdgemm.local.arrays.elementwise import Combine
+from pdgemm.local.blas.local_gemm import leading
 from pdgemm.transport.block_copy import copy_blocks
 
 SCHEDULES = {"late": (), "transfer first": ("transfer", "upload"), "compute first": ("compute",)}
@@ -437,7 +438,6 @@ class FakeDevice:
         tf32: bool,
     ) -> Callable[[Any], None]:
         assert A.shape[1] == B.shape[0] and C.shape == (A.shape[0], B.shape[1])
-        from pdgemm.local.blas.local_gemm import leading
 
         for x, conjugate in ((A, conjugate_a), (B, conjugate_b), (C, False)):
             leading(x.x, conjugate and False)
@@ -477,8 +477,6 @@ class FakeDevice:
         self._launch("unequal products", reads, [C for *_, C in products], lambda: _quietly(act))
 
     def solve_triangular(self, how: tuple[str, str, str, str], alpha: Any, A: FakeArray, X: FakeArray) -> None:
-        from pdgemm.local.blas.local_gemm import leading
-
         leading(A.x), leading(X.x)
         act = lambda: _quietly(solve_triangular, how, alpha, A.x, X.x)  # noqa: E731
         self._launch("triangle", (A, X), (X,), act)
@@ -850,8 +848,6 @@ def _bytes(x: FakeArray) -> Any:
 
 
 def _column_major(x: FakeArray) -> bool:
-    from pdgemm.local.blas.local_gemm import leading
-
     return leading(x.x)[0] == b"N"
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from pdgemm.algorithms import prepared
+
 
 def changed_after_the_product(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], object], times: int = 1, after: int = 0
 ) -> None:
     """Call change(C) after so many products, of those that follow on some that are right."""
-    from pdgemm.algorithms import prepared
-
     run, count = prepared.Prepared._run, [0]
 
     def damaged(self: Any, *arguments: Any) -> Any:

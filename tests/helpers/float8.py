@@ -9,13 +9,17 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import numpy as np
+from mpi4py import MPI
+from problems import NARROW, accepted
+
+import pdgemm.local.arrays
+
 ENTRY = 'ElementType("float8_e5m2fnuz", **_BOTH, sums="float32", wire="uint8", hdf5=False)'
 
 
 def plant() -> None:
     """Load the table with one entry more, before anything else of the package."""
-    import pdgemm.local.arrays
-
     path = Path(pdgemm.local.arrays.__file__).with_name("dtypes.py")
     source, before = path.read_text(), 'ElementType("float32"'
     assert source.count(before) == 1
@@ -29,9 +33,6 @@ def plant() -> None:
 
 def main() -> None:
     plant()
-    import numpy as np
-    from mpi4py import MPI
-    from problems import NARROW, accepted
 
     from pdgemm import Batch, DistMatrix, Plan, ProcessGrid, matmul_batched, pdgemm, plan, verify
 

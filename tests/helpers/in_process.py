@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from pdgemm.tools.cli.commands import run_command
+from pdgemm.tools.cli.job import UNEXPECTED, Job
+
 
 def run(words: list[str], cwd: Path | None) -> subprocess.CompletedProcess[str]:
     """`pdgemm WORDS`, finished, as its process would end: exit code, output and errors."""
-    from pdgemm.tools.cli.commands import run_command
-    from pdgemm.tools.cli.job import UNEXPECTED, Job
-
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with chdir(cwd or Path.cwd()), redirect_stdout(out), redirect_stderr(err), _as_a_process(words):
         try:

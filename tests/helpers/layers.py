@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from pdgemm.parallel import Mesh
+
 
 def mesh_of(comm: Any, **sizes: int) -> Any:
     """A mesh with all ranks along tp, or of these sizes."""
-    from pdgemm.parallel import Mesh
-
     return Mesh(comm.Dup(), **(sizes or {"tp": comm.size}))
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from problems import BLOCKS, grid_shapes, sources
 
+from pdgemm import DistMatrix, ProcessGrid
+
 
 def matrices(comm: Any, whole: np.ndarray, all_: bool = True) -> Iterator[Any]:
     """A matrix on every grid, in every layout, transposed, as a view, and on a grid that leaves ranks idle."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
             for mb, nb, *_ in BLOCKS if all_ else BLOCKS[2:3]:
@@ -37,8 +37,6 @@ def drawn(shape: tuple[int, int], dtype: str, seed: int = 0) -> np.ndarray:
 
 def matrices_in_turn(comm: Any, whole: np.ndarray) -> Iterator[Any]:
     """A matrix on every grid, in blocks of several sizes and both orders, transposed, as a view, with idle ranks."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     turns = itertools.cycle(itertools.product([(None, None), (3, 2), (100, 100), (1, 1)], "CF"))
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:

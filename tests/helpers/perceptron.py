@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from pdgemm.parallel import AdamW, Buckets, LossScale, Mesh, Prefetch, Sampler, ShardedOptimizer, TrainingState
+
 ROWS, BATCH = 101, 60  # samples, and those of a step of a run that is `continued`
 SIZES = (13, 17, 10, 9)  # 517 parameters, which no number of ranks from 2 to 9 divides
 
@@ -76,8 +78,6 @@ def trained(mesh: Any, steps: int, batch: int = 60, count: int = 240, microbatch
             rule: Any = None, clip: float | None = 1.0, scale: Any = None, sizes: tuple[int, ...] = SIZES,
             **how: Any) -> Any:  # fmt: skip
     """Return losses, norms, the parameters at the end, and the buckets and optimizer."""
-    from pdgemm.parallel import AdamW, Buckets, ShardedOptimizer
-
     buckets = Buckets(mesh, initial(sizes), microbatches=microbatches, dtype=dtype, **how)
     optimizer = ShardedOptimizer(buckets, rule or AdamW(), scale=scale)
     (x, labels), losses, norms = samples(count, sizes), [], []
@@ -110,8 +110,6 @@ def continued(
 
     done : is called after each step, before it may be saved.
     """
-    from pdgemm.parallel import AdamW, Buckets, LossScale, Prefetch, Sampler, ShardedOptimizer, TrainingState
-
     buckets = Buckets(mesh, initial(), dtype=dtype, **how)
     scale = LossScale(2.0**12, growth_every=4) if dtype == "float16" else None
     optimizer = ShardedOptimizer(buckets, rule or AdamW(), scale=scale)
@@ -141,8 +139,6 @@ def own(mesh: Any, rows: np.ndarray, microbatches: int) -> list[np.ndarray]:
 
 
 def main(steps: str, every: str, *files: str) -> None:
-    from pdgemm.parallel import Mesh
-
     mesh = Mesh(dp=-1)
     say = partial(print, flush=True) if mesh.rank == 0 else lambda *words: None
     say("ranks", *mesh.comm.allgather(os.getpid()))

@@ -6,11 +6,12 @@ import runpy
 import sys
 from pathlib import Path
 
+from fake_cupy import fake_cupy
+
 
 def main() -> None:
     here = Path(__file__).parent
     sys.path[:0] = [str(here), str(here.parent)]
-    from fake_cupy import fake_cupy
 
     module = sys.argv[1] == "-m"
     sys.argv[:] = sys.argv[2:] if module else sys.argv[1:]

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from pdgemm.devices.streams import DeviceRecorder
+from pdgemm.transport.panels.task import Task
+
 REMOVED: dict[str, Any] = {  # what a synchronisation returns that does nothing
     "synchronize_copies": lambda recorder: None,
     "record_copies": lambda recorder: (),
@@ -35,8 +38,6 @@ class _Done:
 @contextmanager
 def without(removed: Site | None, seen: set[Site]) -> Iterator[None]:
     """Synchronisations called from one place do nothing; those called are added to `seen`."""
-    from pdgemm.devices.streams import DeviceRecorder
-    from pdgemm.transport.panels.task import Task
 
     def planted(name: str, kept: Any, nothing: Any) -> Any:
         def method(recorder: Any, *args: Any) -> Any:

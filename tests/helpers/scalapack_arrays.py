@@ -6,6 +6,9 @@ import ctypes
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
+
+from pdgemm import scalapack
 
 GUARD = -77.5
 LETTERS = {"s": "f", "d": "d", "c": "F", "z": "D"}
@@ -30,8 +33,6 @@ class Global:
         first: tuple[int, int] | None = None,
     ) -> None:
         """first : the size of the first block, in a descriptor of type 2."""
-        from pdgemm import scalapack
-
         pr, pc, i, j = scalapack.blacs_gridinfo(ictxt)
         here = [
             [g for g in range(n) if (max(0, (g - start) // block + 1) + source) % parts == part]
@@ -63,10 +64,6 @@ def random(shape: tuple[int, int], dtype: str, seed: int) -> np.ndarray:
 
 def info(function: Any, *arguments: Any) -> int:
     """INFO of a call; 0 where nothing is wrong.  All processes have the same."""
-    from mpi4py import MPI
-
-    from pdgemm import scalapack
-
     said, found = "", 0
     try:
         function(*arguments)
@@ -86,8 +83,6 @@ def placed(
     values: np.ndarray, around: float, contexts: list[int], rng: np.random.Generator
 ) -> tuple[Global, Window, tuple[Any, ...]]:
     """A matrix with these values somewhere inside, on one of the contexts, in random blocks; and its arguments."""
-    from pdgemm import scalapack
-
     ictxt = int(rng.choice(contexts))
     pr, pc = scalapack.blacs_gridinfo(ictxt)[:2]
     i, j = rng.integers(0, 12, 2).tolist()

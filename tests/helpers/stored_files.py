@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 STORAGE: list[dict[str, Any]] = [{}, {"chunks": (16, 24)}, {"chunks": (31, 7), "compression": "gzip", "shuffle": True}]
@@ -43,7 +44,6 @@ def elements(shape: tuple[int, int], dtype: Any, seed: int) -> np.ndarray:
 
 def write(comm: Any, path: Path, **given: Any) -> None:
     """Write datasets: an array, or an array and how it is stored."""
-    import h5py
 
     def work() -> None:
         with h5py.File(path, "w") as file:
@@ -54,8 +54,6 @@ def write(comm: Any, path: Path, **given: Any) -> None:
 
 
 def read(comm: Any, path: Path, name: str) -> np.ndarray:
-    import h5py
-
     def work() -> Any:
         with h5py.File(path) as file:
             return file[name][()]

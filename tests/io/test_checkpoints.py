@@ -13,12 +13,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from flips import changed_after_the_product, larger
 from problems import DTYPES, gemm_error, grid_shapes, op
 from stored_files import STORAGE, by_rank_0, elements, read, write
 from tiers import everything, in_turn, square_grid
+
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.errors import ArgumentError, FileError, MemoryLimitError
+from pdgemm.io import generations, hdf5
+from pdgemm.io.source import source
+from pdgemm.io.streamed import checkpoints, files_product
+from pdgemm.io.streamed.checkpoints import Checkpoints, When
+from pdgemm.io.streamed.files_product import FilesProduct
+from pdgemm.io.streamed.unfinished import Complete, OutputPlace, place_of
+from pdgemm.support import files
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("small")]
 TOLERANCE = 3 * 8**0.5
@@ -32,8 +43,6 @@ class Ended(Exception):
 @pytest.fixture
 def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
     """Let jobs end after so many checkpoints."""
-    from pdgemm.io.streamed.checkpoints import Checkpoints
-
     save, saved = Checkpoints.save, itertools.count(1)
 
     def end(self: Any, *arguments: Any) -> None:
@@ -54,9 +63,6 @@ def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
 def product(
     grid: Any, path: Path, memory: int | None, alpha: Any = 1, beta: Any = 0, ops: str = "NN", **more: Any
 ) -> Any:
-    from pdgemm.io.source import source
-    from pdgemm.io.streamed.files_product import FilesProduct
-
     a, b = (source(grid, name.upper(), (str(path), name), None, letter) for name, letter in zip("ab", ops))
     entry = source(grid, "C on entry", (str(path), "c")) if beta else None
     return FilesProduct(grid, alpha, a, b, beta, entry, memory, most_flops=2e5, **more)
@@ -64,8 +70,6 @@ def product(
 
 def enough(grid: Any, path: Path, share: float = 0.3, **more: Any) -> int:
     """Memory for a share of A, B and C, beside what a product must have."""
-    from pdgemm.errors import MemoryLimitError
-
     with pytest.raises(MemoryLimitError) as raised:
         product(grid, path, 1, **more)
     least = int(str(raised.value).split("(")[-1].split()[0])
@@ -73,8 +77,6 @@ def enough(grid: Any, path: Path, share: float = 0.3, **more: Any) -> int:
 
 
 def when(every: float = 0, mtbf: float | None = None) -> Any:
-    from pdgemm.io.streamed.checkpoints import When
-
     return When(every, mtbf)
 
 
@@ -89,9 +91,6 @@ def beside(comm: Any, path: Path) -> list[str]:
 @pytest.mark.parametrize("case", range(6))
 def test_on_every_grid(comm: Any, shared_tmp_path: Path, after: Any, dtype: str, case: int) -> None:
     """Each job on another grid and with other memory, less too; the last reads and writes what is left."""
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import MemoryLimitError
-
     if not everything() and case % 4 != DTYPES.index(dtype):
         pytest.skip("with --all")
     path, shapes = shared_tmp_path / "x.h5", grid_shapes(comm.size)
@@ -129,8 +128,6 @@ def test_a_job_that_goes_on_repeats_products(
     comm: Any, shared_tmp_path: Path, after: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bit flips before and after the checkpoint from which it goes on; the result is that of an undisturbed job."""
-    from pdgemm import ProcessGrid
-
     path = shared_tmp_path / "x.h5"
     A, B = elements((M, K), "float64", 1), elements((K, N), "float64", 2)
     results = []
@@ -158,8 +155,6 @@ def test_the_result_is_that_of_an_undisturbed_job(
     comm: Any, shared_tmp_path: Path, after: Any, dtype: str, share: float | None
 ) -> None:
     """Bit for bit on the same grid, and no step is done twice."""
-    from pdgemm import ProcessGrid
-
     path, A, B = shared_tmp_path / "x.h5", elements((M, K), dtype, 1), elements((K, N), dtype, 2)
     C0 = elements((M, N), dtype, 3)
     with ProcessGrid(comm) as grid:
@@ -190,10 +185,6 @@ def test_the_result_is_that_of_an_undisturbed_job(
 
 def test_what_other_jobs_save_meanwhile_is_kept(comm: Any, shared_tmp_path: Path, after: Any) -> None:
     """To the file of C: finished tiles are moved to a copy of what it holds now."""
-    import h5py
-
-    from pdgemm import ProcessGrid
-
     path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
 
     def add(name: str) -> None:
@@ -217,10 +208,6 @@ def test_what_other_jobs_save_meanwhile_is_kept(comm: Any, shared_tmp_path: Path
 
 def test_another_problem_or_other_inputs_are_refused(comm: Any, shared_tmp_path: Path, after: Any) -> None:
     """In one line, and the checkpoint stays; a file that was only copied is the same."""
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import ArgumentError
-    from pdgemm.io import hdf5
-
     path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
     out = str(shared_tmp_path / "out.h5"), "c"
 
@@ -251,17 +238,11 @@ def test_another_problem_or_other_inputs_are_refused(comm: Any, shared_tmp_path:
 
 
 def test_inputs_with_checksums_may_be_copied_and_not_changed(comm: Any, shared_tmp_path: Path, after: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import ArgumentError
-    from pdgemm.io import hdf5
-
     path, A = shared_tmp_path / "x.h5", elements((M, M), "d", 1)
     out = str(shared_tmp_path / "out.h5"), "c"
 
     def change() -> None:
         """One element, and not the checksum that the dataset carries."""
-        import h5py
-
         with h5py.File(path, "r+") as file:
             file["a"][3, 4] += 1
 
@@ -299,8 +280,6 @@ def one_more(name: str, *place: int) -> Any:
     """Add 1 to an element, and leave the checksum that the dataset carries."""
 
     def change(file: Path) -> None:
-        import h5py
-
         with h5py.File(file, "r+") as opened:
             opened[name][place] += 1
 
@@ -312,10 +291,6 @@ def test_inputs_that_change_and_keep_their_times(
     comm: Any, shared_tmp_path: Path, after: Any, how: str, share: float | None
 ) -> None:
     """What was read of A, B or C on entry must be what it was; what was not read yet may be new, and is right."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import ArgumentError
-    from pdgemm.io import hdf5
-
     shapes = {"a": (M, K), "b": (K, N), "c": (M, N)}
     inputs = {name: elements(shape, "d", seed) for seed, (name, shape) in enumerate(shapes.items())}
     path = shared_tmp_path / "x.h5"
@@ -351,8 +326,6 @@ def test_inputs_that_change_and_keep_their_times(
 
 
 def write_element(file: Path, name: str, x: np.ndarray) -> None:
-    import h5py
-
     with h5py.File(file, "r+") as opened:
         opened[name][0, 0] = x[0, 0]
 
@@ -361,7 +334,6 @@ def test_what_only_touches_the_files_costs_no_progress(
     comm: Any, shared_tmp_path: Path, after: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """chmod, another hard link, a copy, a new name, a moved folder; and while the product runs."""
-    from pdgemm import ProcessGrid
 
     def moved_folder() -> None:
         (shared_tmp_path / "here").rename(shared_tmp_path / "there")
@@ -413,9 +385,6 @@ def test_an_input_that_is_rewritten_while_the_job_runs(
     comm: Any, shared_tmp_path: Path, after: Any, every: int | None, how: str
 ) -> None:
     """And gets its times back: an error, and nothing is written; or the right product, if none of it was read yet."""
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import FileError
-
     path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
     out = shared_tmp_path / "out.h5"
     with ProcessGrid(comm) as grid:
@@ -442,9 +411,6 @@ def test_an_input_that_is_rewritten_while_the_job_runs(
 
 def test_outputs_with_like_names_have_checkpoints_of_their_own(comm: Any, shared_tmp_path: Path, after: Any) -> None:
     """No job goes on with another's, or removes it."""
-    from pdgemm import ProcessGrid
-    from pdgemm.io.streamed.unfinished import place_of
-
     path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
     long = "n" * 240 + ".h5"
     outputs = [("c.h5", "/q/z"), ("c.h5", "q.z"), ("c.h5", "q%2Fz"), ("c.h5", "/x.z"), ("c.h5.x", "/z")]
@@ -490,9 +456,6 @@ def test_outputs_with_like_names_have_checkpoints_of_their_own(comm: Any, shared
 
 def test_a_missing_file_is_named(comm: Any, shared_tmp_path: Path, after: Any) -> None:
     """The tiles, the checkpoint or the folder that somebody has moved while the job runs, and not the output."""
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import FileError
-
     A, B = elements((M, K), "d", 1), elements((K, N), "d", 2)
     path, folder = shared_tmp_path / "x.h5", shared_tmp_path / "out"
     with ProcessGrid(comm) as grid:
@@ -521,15 +484,10 @@ def test_a_missing_file_is_named(comm: Any, shared_tmp_path: Path, after: Any) -
 def test_what_is_damaged_is_computed_again(
     comm: Any, shared_tmp_path: Path, after: Any, capfd: pytest.CaptureFixture[str], what: str
 ) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.io import generations
-
     path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
     out = str(shared_tmp_path / "out.h5"), "c"
 
     def damage() -> None:
-        import h5py
-
         first = shared_tmp_path / "out.h5.c.checkpoint"
         tiles = first.with_name(f"{first.name}-tiles")
         if what == "no tiles":
@@ -579,10 +537,6 @@ def test_a_product_is_not_applied_twice(
     comm: Any, shared_tmp_path: Path, after: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C := A B + 2 C in place, by a job that was killed when it had replaced C, and not yet removed its checkpoint."""
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import FileError
-    from pdgemm.io.streamed.unfinished import Complete, OutputPlace
-
     path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
     C0, remove = elements((M, N), "d", 3), OutputPlace.remove
 
@@ -608,10 +562,6 @@ def test_a_product_is_not_applied_twice(
 def test_a_full_disk_keeps_the_last_checkpoint_and_the_product(
     comm: Any, shared_tmp_path: Path, after: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.io import hdf5
-    from pdgemm.support import files
-
     path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
     saves, save, reserve = itertools.count(1), hdf5.save_all, files.reserve
 
@@ -642,9 +592,6 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_the_product(
 def test_a_wrong_result_is_not_gone_on_with(
     comm: Any, shared_tmp_path: Path, after: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.io.streamed import files_product
-
     path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
     multiply = files_product.pdgemm
 
@@ -664,10 +611,6 @@ def test_a_wrong_result_is_not_gone_on_with(
 
 def test_how_often_checkpoints_are_saved(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the interval; with --mtbf by Young's formula, as soon as a save was measured."""
-    from pdgemm import ProcessGrid
-    from pdgemm.io import hdf5
-    from pdgemm.io.streamed import checkpoints
-
     path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
     at = 0.0
 
@@ -698,11 +641,6 @@ def test_how_often_checkpoints_are_saved(comm: Any, shared_tmp_path: Path, monke
 
 def test_other_datasets_of_the_same_file_are_other_inputs(comm: Any, shared_tmp_path: Path, after: Any) -> None:
     """Whatever sizes and times their files have; A and B exchanged, too."""
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import ArgumentError
-    from pdgemm.io.source import source
-    from pdgemm.io.streamed.files_product import FilesProduct
-
     path, X = shared_tmp_path / "x.h5", [elements((M, M), "d", seed) for seed in range(3)]
     out = str(shared_tmp_path / "out.h5"), "c"
     with ProcessGrid(comm) as grid:
@@ -725,9 +663,6 @@ def test_other_datasets_of_the_same_file_are_other_inputs(comm: Any, shared_tmp_
 
 def test_an_obstacle_is_no_damage(comm: Any, shared_tmp_path: Path, after: Any) -> None:
     """A checkpoint that another program has locked for a while is not thrown away; nor are files of other names."""
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import FileError
-
     path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
     out, saved = (str(shared_tmp_path / "out.h5"), "c"), shared_tmp_path / "out.h5.c.checkpoint"
     mine, tiles = (saved.with_name(f"{saved.name}-{x}") for x in ("backup", "tiles"))

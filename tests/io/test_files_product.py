@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from flips import changed_after_the_product, larger
 from problems import DTYPES, gemm_error, grid_shapes, op
 from stored_files import STORAGE, by_rank_0, elements, read, write
 from tiers import everything, in_turn, square_grid
+
+from pdgemm import ProcessGrid
+from pdgemm.errors import ArgumentError, CorruptionError, FileError, LayoutError, MemoryLimitError
+from pdgemm.io.source import source
+from pdgemm.io.streamed import file_panels, files_product
+from pdgemm.io.streamed.files_product import FilesProduct
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("everyone")]
 
@@ -32,10 +40,6 @@ def multiplied(
 
     share : of A, B and C that fits the memory, beside what it must have; 0: not even that.
     """
-    from pdgemm.errors import MemoryLimitError
-    from pdgemm.io.source import source
-    from pdgemm.io.streamed.files_product import FilesProduct
-
     run = {key: more.pop(key) for key in ("seed", "progress") if key in more}
     dtype = more.pop("dtype", None)
     a, b = (source(grid, name.upper(), (str(path), name), dtype, letter) for name, letter in zip(names, ops))
@@ -52,11 +56,6 @@ def multiplied(
 
 def test_a_file_that_changes_before_the_first_product(comm: Any, shared_tmp_path: Path, small: None) -> None:
     """Another job has saved to it since its shape was looked at: nothing is computed, and its work is not lost."""
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import FileError
-    from pdgemm.io.source import source
-    from pdgemm.io.streamed.files_product import FilesProduct
-
     path, A = shared_tmp_path / "x.h5", elements((50, 50), "d", 1)
     with ProcessGrid(comm) as grid:
         write(comm, path, a=(A, {}), c=(A, {}))
@@ -73,8 +72,6 @@ def test_a_file_that_changes_before_the_first_product(comm: Any, shared_tmp_path
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_on_every_grid(comm: Any, shared_tmp_path: Path, small: None, dtype: str, case: int) -> None:
     """In tiles of every kind; what is read and written is counted, and is what was planned."""
-    from pdgemm import ProcessGrid
-
     if not everything() and case % 4 != DTYPES.index(dtype):
         pytest.skip("with --all")
     of_a, of_b, opa, opb, there = CASES[case]
@@ -104,9 +101,6 @@ def test_a_product_of_panels_is_repeated(
     comm: Any, shared_tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch, dtype: str, beta: int
 ) -> None:
     """Whichever of them goes wrong: the first, in slabs, one in the middle, which adds to the tile, or the last."""
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import CorruptionError
-
     path, (m, n, k) = shared_tmp_path / "x.h5", (83, 61, 397)
     A, B, C0 = elements((m, k), dtype, 1), elements((k, n), dtype, 2), elements((m, n), dtype, 3)
 
@@ -136,8 +130,6 @@ def test_a_product_of_panels_is_repeated(
 
 @pytest.mark.parametrize("mnk", [(0, 5, 3), (4, 5, 0), (0, 0, 0), (1, 1, 1), (1, 90, 70), (80, 1, 90), (2, 3, 300)])
 def test_thin_and_empty(comm: Any, shared_tmp_path: Path, small: None, mnk: tuple[int, int, int]) -> None:
-    from pdgemm import ProcessGrid
-
     (m, n, k), path = mnk, shared_tmp_path / "x.h5"
     A, B, C0 = elements((m, k), "d", 1), elements((k, n), "d", 2), elements((m, n), "d", 3)
     for shape, beta in itertools.product(grid_shapes(comm.size), (0, 2)):
@@ -150,8 +142,6 @@ def test_thin_and_empty(comm: Any, shared_tmp_path: Path, small: None, mnk: tupl
 
 def test_what_is_not_read_may_be_anything(comm: Any, shared_tmp_path: Path, small: None) -> None:
     """Where beta is 0, C; where alpha is 0, A and B."""
-    from pdgemm import ProcessGrid
-
     path, A, B = shared_tmp_path / "x.h5", elements((50, 40), "d", 1), elements((40, 30), "d", 2)
     nan = np.full((50, 30), np.nan)
     with ProcessGrid(comm) as grid:
@@ -167,8 +157,6 @@ def test_what_is_not_read_may_be_anything(comm: Any, shared_tmp_path: Path, smal
 @pytest.mark.parametrize("stored", ["float16", "int8", "float64"])
 def test_types_are_converted_on_the_way(comm: Any, shared_tmp_path: Path, small: None, stored: str) -> None:
     """Sums of 16-bit types are kept in single precision from panel to panel, and rounded once."""
-    from pdgemm import ProcessGrid
-
     path, sums = shared_tmp_path / "x.h5", "float32" if stored == "float64" else None
     A, B = elements((70, 150), stored, 1), elements((150, 50), stored, 2)
     with ProcessGrid(comm) as grid:
@@ -189,8 +177,6 @@ def test_types_are_converted_on_the_way(comm: Any, shared_tmp_path: Path, small:
 
 
 def test_one_dataset_is_both(comm: Any, shared_tmp_path: Path, small: None) -> None:
-    from pdgemm import ProcessGrid
-
     path, A = shared_tmp_path / "x.h5", elements((60, 60), "D", 1)
     with ProcessGrid(comm) as grid:
         write(comm, path, a=(A, {}))
@@ -201,9 +187,6 @@ def test_one_dataset_is_both(comm: Any, shared_tmp_path: Path, small: None) -> N
 def test_a_wrong_result_is_not_stored(
     comm: Any, shared_tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.io.streamed import files_product
-
     path, A, B = shared_tmp_path / "x.h5", elements((50, 40), "d", 1), elements((40, 30), "d", 2)
     once = files_product.pdgemm
 
@@ -223,9 +206,6 @@ def test_a_wrong_result_is_not_stored(
 
 def test_bad_input(comm: Any, shared_tmp_path: Path) -> None:
     """One exception on all ranks, and nothing is written."""
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import ArgumentError, LayoutError, MemoryLimitError
-
     path, A = shared_tmp_path / "x.h5", elements((50, 40), "d", 1)
     with ProcessGrid(comm) as grid:
         write(comm, path, a=(A, {}), b=(A, {}))
@@ -244,13 +224,6 @@ def test_files_that_fail_half_way(
     comm: Any, shared_tmp_path: Path, small: None, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind the back of all ranks, or in the thread of one: all raise, and the old C stays."""
-    import h5py
-
-    from pdgemm import ProcessGrid
-    from pdgemm.io.source import source
-    from pdgemm.io.streamed import file_panels
-    from pdgemm.io.streamed.files_product import FilesProduct
-
     path, inputs = shared_tmp_path / "c.h5", shared_tmp_path / "ab.h5"
     A, B = elements((90, 80), "d", 1), elements((80, 70), "d", 2)
     write(comm, inputs, a=(A, {}), b=(B, {}))
@@ -283,9 +256,6 @@ def test_files_that_fail_half_way(
 
 def test_slow_files(comm: Any, shared_tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No panel is used before it was read, none is overwritten while it is used, and no tile before it is written."""
-    from pdgemm import ProcessGrid
-    from pdgemm.io.streamed import file_panels
-
     moved = file_panels.transfer_part
 
     def slow(*given: Any) -> int:
@@ -309,11 +279,6 @@ def test_transfers_have_threads_where_mpi_allows_it(
     comm: Any, shared_tmp_path: Path, small: None, threads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else they happen at once; the result is the same, bit by bit."""
-    import threading
-
-    from pdgemm import ProcessGrid
-    from pdgemm.io.streamed import file_panels
-
     used: set[bool] = set()
     moved = file_panels.transfer_part
 

@@ -8,13 +8,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from problems import BLOCKS, DTYPES, grid_shapes, sources
 from stored_files import by_rank_0, dropped, only_file
 from tiers import square_grid
+
+from pdgemm import DistMatrix, ProcessGrid, pdgemm
+from pdgemm.algorithms.protection.checksum import bilinear, checksum, text
+from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError, PdgemmError
+from pdgemm.io import hdf5, hyperslabs, many_datasets, mpi_io, new_dataset, pieces
+from pdgemm.io.hyperslabs import parallel_h5py
+from pdgemm.support import files
 
 pytestmark = [pytest.mark.mpi, square_grid]
 
@@ -27,11 +36,6 @@ def test_what_is_saved_is_loaded_in_any_layout(
     comm: Any, shared_tmp_path: Path, parallel: bool, dtype: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By MPI-IO too where h5py is parallel: other MPI libraries have other faults."""
-    import h5py
-
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.io import hdf5, hyperslabs
-
     if way == "mpi-io":
         if not parallel:
             pytest.skip("without a parallel h5py it is the best way")
@@ -65,10 +69,6 @@ def test_what_is_saved_is_loaded_in_any_layout(
 
 def test_files_of_others(comm: Any, grid: Any, shared_tmp_path: Path, parallel: bool) -> None:
     """Chunked, compressed, big-endian, other integers, scattered: each rank reads its own blocks."""
-    import h5py
-
-    from pdgemm.io import hdf5
-
     path = shared_tmp_path / "theirs.h5"
     x = np.random.default_rng(3).standard_normal((43, 37)) * 100
 
@@ -100,9 +100,6 @@ def test_files_of_others(comm: Any, grid: Any, shared_tmp_path: Path, parallel: 
 def test_views_of_every_type_are_saved_as_matrices_of_their_own(
     comm: Any, grid: Any, shared_tmp_path: Path, dtype: str
 ) -> None:
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5
-
     x = (np.random.default_rng(5).standard_normal((40, 31)) * 40).astype(dtype)
     x = x * (1 + 2j) if dtype == "complex64" else x
     x = x.astype(dtype)
@@ -120,12 +117,6 @@ def test_views_of_every_type_are_saved_as_matrices_of_their_own(
 def test_compressed_chunks_are_written_by_all_ranks_or_by_one_for_all(
     comm: Any, grid: Any, shared_tmp_path: Path, parallel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import h5py
-
-    from pdgemm import DistMatrix
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5, pieces
-
     path = shared_tmp_path / "z.h5"
     monkeypatch.setattr(pieces, "ELEMENTS", 150)  # many transfers
     empty = DistMatrix.zeros((0, 4), grid=grid)
@@ -179,10 +170,6 @@ def test_one_writer_and_a_rank_without_memory(
     where: str,
 ) -> None:
     """Nobody waits for the elements of another rank, which raises."""
-    from types import SimpleNamespace
-
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5, hyperslabs
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         raise MemoryError("no memory left")
@@ -200,13 +187,6 @@ def test_one_writer_and_a_rank_without_memory(
 
 def test_a_dataset_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """Whatever the way that it is read; written as one again; and a grid of all ranks where none is given."""
-    import h5py
-
-    from pdgemm import DistMatrix, pdgemm
-    from pdgemm.errors import ArgumentError, FileError, LayoutError
-    from pdgemm.io import hdf5
-    from pdgemm.io.hyperslabs import parallel_h5py
-
     path, v = shared_tmp_path / "v.h5", np.arange(37.0)
     here = shared_tmp_path / ("ab.h5" if parallel_h5py() else "a:b.h5")  # ROMIO takes a: for a kind of file system
 
@@ -261,9 +241,6 @@ def test_a_dataset_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp
 
 
 def test_a_callback_that_raises_is_heard_when_all_is_done(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5
-
     def boom(done: int, total: int) -> None:
         raise KeyError("mine")
 
@@ -279,9 +256,6 @@ def test_a_callback_that_raises_is_heard_when_all_is_done(comm: Any, grid: Any, 
 def test_many_small_transfers_make_the_same_file(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5, pieces
-
     monkeypatch.setattr(pieces, "ELEMENTS", 40)
     path, seen = shared_tmp_path / "a.h5", []
     A = DistMatrix.random((57, 31), grid=grid, block=(5, 4))
@@ -291,11 +265,6 @@ def test_many_small_transfers_make_the_same_file(
 
 
 def test_everything_else_in_the_file_stays(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    import h5py
-
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5
-
     path = shared_tmp_path / "a.h5"
 
     def write() -> None:
@@ -339,9 +308,6 @@ def test_everything_else_in_the_file_stays(comm: Any, grid: Any, shared_tmp_path
 
 
 def test_the_space_of_a_replaced_dataset_is_used_again(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5
-
     path, sizes = shared_tmp_path / "a.h5", []
     hdf5.save(path, "other", DistMatrix.eye(7, grid=grid))
     for seed in range(4):
@@ -351,9 +317,6 @@ def test_the_space_of_a_replaced_dataset_is_used_again(comm: Any, grid: Any, sha
 
 
 def test_a_symbolic_link_keeps_pointing_to_the_file(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5
-
     link = shared_tmp_path / "link.h5"
     by_rank_0(comm, lambda: link.symlink_to(shared_tmp_path / "real.h5"))
     hdf5.save(link, "x", DistMatrix.eye(4, grid=grid))
@@ -363,9 +326,6 @@ def test_a_symbolic_link_keeps_pointing_to_the_file(comm: Any, grid: Any, shared
 
 # ------------------------------------------------------------------ the checksum
 def test_the_checksum_does_not_depend_on_the_layout_and_sees_any_change(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.algorithms.protection.checksum import bilinear, checksum, text
-
     for dtype in DTYPES:
         sums = set()
         for shape in grid_shapes(comm.size):
@@ -399,8 +359,6 @@ def test_the_checksum_is_that_of_files_written_before(grid: Any) -> None:
 
 def test_the_checksum_sees_bits_of_several_elements() -> None:
     """One bit of each of an even number of elements: high ones alone would cancel modulo 2^64."""
-    from pdgemm.algorithms.protection.checksum import bilinear
-
     x = np.random.default_rng(3).standard_normal((30, 20))
     rows, cols = np.arange(30), np.arange(20)
     right = int(bilinear(x, rows, cols)[0])
@@ -412,12 +370,6 @@ def test_the_checksum_sees_bits_of_several_elements() -> None:
 
 
 def test_damage_is_found_on_request(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    import h5py
-
-    from pdgemm import DistMatrix
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5
-
     path = shared_tmp_path / "a.h5"
     hdf5.save(path, "x", DistMatrix.random((20, 20), grid=grid))
 
@@ -445,11 +397,6 @@ def test_damage_is_found_on_request(comm: Any, grid: Any, shared_tmp_path: Path)
 
 # ------------------------------------------------------------------ bad input
 def test_unreadable_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    import h5py
-
-    from pdgemm.errors import DTypeError, FileError, LayoutError, PdgemmError
-    from pdgemm.io import hdf5
-
     path, text = shared_tmp_path / "a.h5", shared_tmp_path / "a.txt"
 
     def write() -> None:
@@ -490,11 +437,6 @@ def test_unreadable_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any, sh
 def test_unwritable_output_is_refused_and_nothing_is_lost(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pdgemm import DistMatrix
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5
-    from pdgemm.support import files
-
     A, old = DistMatrix.random((30, 30), grid=grid), shared_tmp_path / "old.h5"
     hdf5.save(old, "x", A)
     hdf5.save(old, "g/y", A)
@@ -518,11 +460,6 @@ def test_unwritable_output_is_refused_and_nothing_is_lost(
 def test_a_full_disk_is_seen_before_the_first_byte(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pdgemm import DistMatrix
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5
-    from pdgemm.support import files
-
     usage = files.shutil.disk_usage(shared_tmp_path)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(FileError, match="No space left on device: 7200 bytes are needed, 1000 are free"):
@@ -542,10 +479,6 @@ def small_files() -> Iterator[None]:
 def test_a_limit_of_the_system_is_met_before_the_first_byte(
     comm: Any, grid: Any, shared_tmp_path: Path, small_files: None
 ) -> None:
-    from pdgemm import DistMatrix
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5
-
     path, old = shared_tmp_path / "a.h5", DistMatrix.eye(5, grid=grid)
     hdf5.save(path, "x", old)
     with pytest.raises(FileError, match="a.h5: File too large: 320000 bytes are needed"):
@@ -558,11 +491,6 @@ def test_a_write_that_fails_half_way_leaves_what_was_there(
     comm: Any, grid: Any, shared_tmp_path: Path, small_files: None, monkeypatch: pytest.MonkeyPatch, parallel: bool
 ) -> None:
     """The same where the file system cannot tell beforehand: MPI-IO's own writes fail on some ranks."""
-    from pdgemm import DistMatrix
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5, new_dataset
-    from pdgemm.support import files
-
     if parallel:
         pytest.skip("HDF5 1.10 crashes when it cannot close a file that it failed to write")
     path, old = shared_tmp_path / "a.h5", DistMatrix.eye(5, grid=grid)
@@ -592,10 +520,6 @@ def test_a_write_that_is_lost_in_silence_is_found(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
 ) -> None:
     """An MPI library that keeps a failed write to itself: one rank's data never reach the file."""
-    from pdgemm import DistMatrix
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5, hyperslabs, mpi_io
-
     path, A = shared_tmp_path / "a.h5", DistMatrix.random((30, 30), grid=grid)
 
     def losing(transfer: Any, row: int, col: int, part: np.ndarray) -> None:
@@ -614,12 +538,6 @@ def test_a_storage_that_drops_what_describes_a_dataset(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The elements are there; superblock, headers, attributes or the end of the file are not: nothing is published."""
-    import h5py
-
-    from pdgemm import DistMatrix
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5, many_datasets, new_dataset
-
     path, A = shared_tmp_path / "a.h5", DistMatrix.random((30, 30), grid=grid)
 
     def without_checksum(partial: Path, _: Any, name: str = "x") -> None:
@@ -654,11 +572,6 @@ def test_a_storage_that_drops_what_describes_a_dataset(
 def test_a_rank_that_fails_to_write_is_heard_by_all(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
 ) -> None:
-    from pdgemm import DistMatrix
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5, hyperslabs, mpi_io
-    from pdgemm.support import files
-
     path = shared_tmp_path / "a.h5"
 
     def failing(transfer: Any, *share: Any) -> None:

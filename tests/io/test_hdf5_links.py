@@ -9,17 +9,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
+from mpi4py import MPI
 from stored_files import by_rank_0
+
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.algorithms.protection import checksum
+from pdgemm.errors import FileError
+from pdgemm.io import hdf5, hyperslabs, mpi_io, new_dataset, pieces, stored
 
 X = np.arange(35.0).reshape(7, 5)
 
 
 def refused(comm: Any, message: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
     """The same FileError in one line on all ranks."""
-    from pdgemm.errors import FileError
-
     with pytest.raises(FileError, match=message) as caught:
         call(*arguments, **options)
     assert len(set(comm.allgather(str(caught.value)))) == 1
@@ -28,8 +33,6 @@ def refused(comm: Any, message: str, call: Callable[..., Any], *arguments: Any, 
 
 def linked(folder: Path) -> None:
     """main.h5 with all kinds of links into sub/target.h5; where the target has X, main has 77."""
-    import h5py
-
     (folder / "sub").mkdir()
     with h5py.File(folder / "sub" / "target.h5", "w", userblock_size=1024) as file:
         file["g/x"] = X
@@ -55,8 +58,6 @@ THROUGH = ("x", "group/x", "/inner//group/./x", "chain/x", "soft", "inner/soft/x
 def test_a_dataset_is_read_in_the_file_that_a_link_leads_to(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pdgemm.io import hdf5, hyperslabs
-
     by_rank_0(comm, lambda: linked(shared_tmp_path))
     by_rank_0(comm, lambda: (shared_tmp_path / "alias.h5").symlink_to("main.h5"))
     monkeypatch.chdir(shared_tmp_path / "sub")
@@ -74,11 +75,6 @@ def test_a_dataset_is_read_in_the_file_that_a_link_leads_to(
 
 @pytest.mark.mpi
 def test_nothing_is_written_through_a_link_into_another_file(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    import h5py
-
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5, new_dataset
-
     by_rank_0(comm, lambda: linked(shared_tmp_path))
     path, A = shared_tmp_path / "main.h5", DistMatrix.zeros((7, 5), grid=grid)
 
@@ -103,11 +99,6 @@ def test_nothing_is_written_through_a_link_into_another_file(comm: Any, grid: An
 
 @pytest.mark.mpi
 def test_a_name_that_is_a_link_comes_to_stand_for_the_new_dataset(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    import h5py
-
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5
-
     path, only = shared_tmp_path / "a.h5", shared_tmp_path / "only.h5"
 
     def write() -> None:
@@ -141,10 +132,6 @@ def test_a_name_that_is_a_link_comes_to_stand_for_the_new_dataset(comm: Any, gri
 @pytest.mark.mpi
 def test_numbers_in_other_forms_than_numpy_has_are_converted(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """Contiguous, native byte order, and still not bytes to be copied."""
-    import h5py
-
-    from pdgemm.io import hdf5
-
     path = shared_tmp_path / "types.h5"
 
     def kinds() -> dict[str, Any]:
@@ -187,10 +174,6 @@ def test_a_dataset_made_of_others_is_read_where_all_of_it_is_there(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """HDF5 itself would make up the elements that are missing."""
-    import h5py
-
-    from pdgemm.io import hdf5
-
     path, raw = shared_tmp_path / "all.h5", shared_tmp_path / "raw.bin"
 
     def virtual(file: Any, name: str, source: Any) -> None:
@@ -240,9 +223,6 @@ def test_a_dataset_made_of_others_is_read_where_all_of_it_is_there(
 @pytest.mark.parametrize("name", ["a\ud800", "\udc80", "x\0y"])
 def test_what_cannot_be_a_name_is_refused(comm: Any, grid: Any, shared_tmp_path: Path, name: str) -> None:
     """HDF5 ends a name at a NUL: saving x\\0y would replace x."""
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5
-
     path, A = shared_tmp_path / "a.h5", DistMatrix.random((4, 6), grid=grid)
     hdf5.save(path, "x", A)
     bytes_too = name == "\udc80"  # which is how Python writes the byte 80: a file may be called that
@@ -261,11 +241,6 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """Of a file that has become shorter one rank alone gets less than it asked for."""
-    import h5py
-
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5
-
     path, inspect = shared_tmp_path / "a.h5", hdf5.stored_dataset
     hdf5.save(path, "x", DistMatrix.random((64, 5), grid=grid, seed=1))
     hdf5.save(shared_tmp_path / "b.h5", "x", DistMatrix.random((64, 5), grid=grid, seed=2))
@@ -299,10 +274,6 @@ def test_a_file_that_changes_while_it_is_inspected_is_refused(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """The other file has the dataset at another offset, where this one has other numbers."""
-    import h5py
-
-    from pdgemm.io import hdf5
-
     path, other, link = (shared_tmp_path / name for name in ("a.h5", "b.h5", "link.h5"))
     opened = h5py.Dataset.ndim
 
@@ -340,10 +311,6 @@ def test_all_files_that_a_dataset_needs_are_watched(
     changed: str,
 ) -> None:
     """A program writes to one of them in place, and its size stays."""
-    import h5py
-
-    from pdgemm.io import hdf5
-
     path, inspect = shared_tmp_path / "main.h5", hdf5.stored_dataset
 
     def write() -> None:
@@ -371,11 +338,6 @@ def test_no_link_and_no_source_leads_into_what_is_not_a_file(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the second step too, in all places where HDF5 looks; files that are not HDF5's are passed over."""
-    import h5py
-
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5
-
     monkeypatch.chdir(shared_tmp_path)
     path = shared_tmp_path / "main.h5"
 
@@ -418,11 +380,6 @@ def test_a_transfer_of_fewer_bytes_than_asked_for_is_an_error(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On one rank, and an MPI library that says so nowhere but in the status."""
-    from mpi4py import MPI
-
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5, hyperslabs, mpi_io
-
     monkeypatch.setattr(hyperslabs, "parallel_h5py", lambda: False)
     path, A = shared_tmp_path / "a.h5", DistMatrix.random((40, 3), grid=grid, block=1)
     hdf5.save(path, "x", A)
@@ -450,8 +407,6 @@ def test_a_transfer_of_fewer_bytes_than_asked_for_is_an_error(
 # ------------------------------------------------------------------ pieces
 @pytest.mark.parametrize("most", [1, 7, 64, 1000, 1 << 18])
 def test_pieces_cover_a_dataset_once_in_contiguous_shares(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm.io import pieces
-
     monkeypatch.setattr(pieces, "ELEMENTS", most)
     monkeypatch.setattr(pieces, "INDICES", 2 * most)
     for shape in [(0, 3), (3, 0), (1, 1), (1, 50), (50, 1), (13, 8), (4, 90), (90, 4), (31, 37)]:
@@ -481,8 +436,6 @@ def test_chunks_are_read_and_written_whole(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    from pdgemm.io import hdf5, pieces, stored
-
     cut, units = pieces.cut, list[tuple[int, int]]()
 
     def counted(shape: tuple[int, int], unit: tuple[int, int], *others: Any) -> Any:
@@ -504,10 +457,6 @@ def test_files_of_many_short_runs_take_memory_for_a_piece_of_them(
     comm: Any, grid: Any, shared_tmp_path: Path, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is taken beside the matrix is a few index arrays of a piece, whatever the matrix."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.algorithms.protection import checksum
-    from pdgemm.io import hdf5, pieces
-
     monkeypatch.setattr(pieces, "INDICES", 1 << 13)
     monkeypatch.setattr(checksum, "_MOST", 1 << 13)
     path = shared_tmp_path / "a.h5"

@@ -6,11 +6,16 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from problems import grid_shapes
 from stored_files import by_rank_0
 from tiers import pairs, square_grid
+
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.errors import ArgumentError, FileError
+from pdgemm.io import hdf5, hyperslabs, mpi_io, npy
 
 pytestmark = [pytest.mark.mpi, square_grid]
 
@@ -35,8 +40,6 @@ def as_slice(given: Any) -> slice:
 
 def write(path: Path, x: np.ndarray) -> None:
     """The same matrix in every storage: contiguous, in chunks, compressed, big-endian, in pieces of other datasets."""
-    import h5py
-
     with h5py.File(path, "w") as file:
         file["contiguous"] = x
         file.create_dataset("chunked", data=x, chunks=(7, 9))
@@ -52,8 +55,6 @@ def write(path: Path, x: np.ndarray) -> None:
 def test_parts_of_every_storage(
     comm: Any, shared_tmp_path: Path, parallel: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    from pdgemm import ProcessGrid
-    from pdgemm.io import hdf5, hyperslabs, mpi_io
 
     if way != "best":
         if not parallel:
@@ -83,14 +84,9 @@ def test_parts_of_every_storage(
 
 def test_only_the_part_is_read(comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a dataset of 8 GiB without any blocks on disk, as the system counts the bytes that each rank reads."""
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5, hyperslabs, npy
-
     h5, plain = shared_tmp_path / "large.h5", shared_tmp_path / "large.npy"
 
     def sparse() -> None:
-        import h5py
-
         with h5py.File(h5, "w") as file:
             plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -122,10 +118,6 @@ def test_only_the_part_is_read(comm: Any, grid: Any, shared_tmp_path: Path, monk
 
 
 def test_what_is_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    from pdgemm import DistMatrix
-    from pdgemm.errors import ArgumentError, FileError
-    from pdgemm.io import hdf5
-
     path = shared_tmp_path / "a.h5"
     x = np.arange(30.0).reshape(6, 5)
     hdf5.save(path, "x", DistMatrix.from_global(x, grid=grid))

@@ -8,10 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from problems import DTYPES, grid_shapes
 from stored_files import by_rank_0, elements, only_file
+
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.errors import FileError
+from pdgemm.io import hdf5, many_datasets, mpi_io, pieces
+from pdgemm.support import files, waits
+from pdgemm.support.files import file_error
 
 pytestmark = pytest.mark.mpi
 SHAPES = [(3, 5), (1, 1), (0, 4), (17, 1), (1, 9), (6, 7), (40, 30)]
@@ -19,8 +26,6 @@ SHAPES = [(3, 5), (1, 1), (0, 4), (17, 1), (1, 9), (6, 7), (40, 30)]
 
 def matrices(grid: Any, shapes: list[tuple[int, int]]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Arrays of all types by name, and the same distributed in blocks of different sizes."""
-    from pdgemm import DistMatrix
-
     given = {f"layer.{at}/{dtype}": elements(shape, dtype, at) for at, shape in enumerate(shapes) for dtype in DTYPES}
     of = [(1 + at % 4, 1 + at % 3) for at in range(len(given))]
     placed = zip(given.items(), of)
@@ -29,8 +34,6 @@ def matrices(grid: Any, shapes: list[tuple[int, int]]) -> tuple[dict[str, np.nda
 
 def held(path: Path) -> dict[str, np.ndarray]:
     """The datasets of a file, read without pdgemm."""
-    import h5py
-
     there = dict[str, np.ndarray]()
     with h5py.File(path) as file:
         file.visititems(lambda name, x: there.update({name: x[()]}) if isinstance(x, h5py.Dataset) else None)
@@ -51,9 +54,6 @@ def test_matrices_of_all_sizes_are_what_they_were(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """In one parcel, in several with large matrices between them, and each alone."""
-    from pdgemm import ProcessGrid
-    from pdgemm.io import hdf5, pieces
-
     monkeypatch.setattr(pieces, "ELEMENTS", size)
     monkeypatch.setattr(pieces, "INDICES", max(size, comm.size))
     path = shared_tmp_path / "state.h5"
@@ -84,9 +84,6 @@ def test_matrices_of_all_sizes_are_loaded(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """In parcels and alone, on other ranks, in other blocks, transposed and as another type, each with its report."""
-    from pdgemm import ProcessGrid
-    from pdgemm.io import hdf5, pieces
-
     path = shared_tmp_path / "state.h5"
     with ProcessGrid(comm) as grid:
         given, X = matrices(grid, SHAPES if size > 1 else SHAPES[:-1])
@@ -113,11 +110,6 @@ def test_matrices_of_all_sizes_are_loaded(
 
 def counting_openings_and_communications(patch: pytest.MonkeyPatch) -> Counter[str]:
     """Return a counter of the openings of files, of waits in communications, and of what is done to the disk."""
-    import h5py
-
-    from pdgemm.io import many_datasets, mpi_io
-    from pdgemm.support import files, waits
-
     counted = Counter[str]()
 
     def counting(name: str, original: Any) -> Any:
@@ -140,9 +132,6 @@ def test_openings_and_communications_do_not_grow_with_the_number_of_matrices(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a load are few: three openings of HDF5 by rank 0, one of MPI-IO, and one exchange of small matrices."""
-    from pdgemm import ProcessGrid
-    from pdgemm.io import hdf5
-
     with ProcessGrid(comm) as grid:
         saved, loaded = list[Counter[str]](), list[Counter[str]]()
         for number in (2, 9):
@@ -167,10 +156,6 @@ def test_openings_and_communications_do_not_grow_with_the_number_of_matrices(
 def test_a_small_matrix_that_one_rank_does_not_read_is_noticed_by_all(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5, mpi_io
-
     path, original = shared_tmp_path / "state.h5", mpi_io._transfer
 
     def faulty(*where: Any) -> Any:
@@ -196,12 +181,6 @@ def test_a_small_matrix_that_one_rank_does_not_read_is_noticed_by_all(
 
 def test_datasets_that_another_program_has_compressed_are_loaded(comm: Any, shared_tmp_path: Path) -> None:
     """Beside others, which are still as they were saved; they are compared with their checksums, too."""
-    import h5py
-
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5
-
     path = shared_tmp_path / "state.h5"
 
     def compress(added: float) -> None:
@@ -227,11 +206,6 @@ def test_datasets_that_another_program_has_compressed_are_loaded(comm: Any, shar
 def test_a_small_matrix_that_one_rank_does_not_write_is_noticed_by_all(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5, mpi_io
-    from pdgemm.support.files import file_error
-
     path, original = shared_tmp_path / "state.h5", mpi_io.all_by_mpi_io
 
     @contextmanager
@@ -267,12 +241,6 @@ def test_a_dataset_that_lies_elsewhere_on_the_disk_is_noticed(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its shape, type and checksum may be right: the elements that were compared are not those that it has now."""
-    import h5py
-
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5, many_datasets
-
     path = shared_tmp_path / "state.h5"
 
     def moved(partial: Path, _: Any) -> None:

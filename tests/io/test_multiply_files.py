@@ -10,7 +10,10 @@ import pytest
 from factored import rng_matrix
 from tiers import every_grid
 
+from pdgemm import DistMatrix, ProcessGrid, multiply_files
+from pdgemm.errors import ArgumentError, FileError, LayoutError, MemoryLimitError
 from pdgemm.instrument.observer import Observer
+from pdgemm.io import hdf5
 
 pytestmark = pytest.mark.mpi
 
@@ -18,9 +21,6 @@ pytestmark = pytest.mark.mpi
 @pytest.fixture
 def folder(comm: Any, tmp_path: Path) -> Path:
     """A folder of all ranks with A (90 x 40) and B (40 x 50) in one file."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.io import hdf5
-
     shared = Path(comm.bcast(str(tmp_path)))
     with ProcessGrid(comm) as grid:
         for name, x in (("x", rng_matrix(90, 40, "d")), ("y", rng_matrix(40, 50, "d"))):
@@ -46,9 +46,6 @@ class Heard(Observer):
 
 @every_grid
 def test_in_memory_and_in_parts(comm: Any, folder: Path) -> None:
-    from pdgemm import ProcessGrid, multiply_files
-    from pdgemm.io import hdf5
-
     x, y = rng_matrix(90, 40, "d"), rng_matrix(40, 50, "d")
     a, b, c = f"{folder}/in.h5:/x", (folder / "in.h5", "y"), f"{folder}/c.h5:/z"
     with ProcessGrid(comm) as grid:
@@ -71,9 +68,6 @@ def test_in_memory_and_in_parts(comm: Any, folder: Path) -> None:
 
 
 def test_bad_arguments_write_nothing(comm: Any, folder: Path) -> None:
-    from pdgemm import ProcessGrid, multiply_files
-    from pdgemm.errors import ArgumentError, FileError, LayoutError, MemoryLimitError
-
     a, b, c = f"{folder}/in.h5:/x", f"{folder}/in.h5:/y", f"{folder}/none.h5:/z"
     wrong: tuple[tuple[Any, dict[str, Any], type[Exception], str], ...] = (
         ((a, a, c), {}, LayoutError, "90 x 40"),

@@ -12,6 +12,10 @@ import pytest
 from problems import BLOCKS, grid_shapes, sources
 from stored_files import by_rank_0, dropped, only_file
 
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
+from pdgemm.io import npy, pieces
+
 pytestmark = pytest.mark.mpi
 
 SHAPES = [(0, 0), (0, 5), (4, 0), (1, 1), (7, 5), (13, 8), (29, 61)]
@@ -20,9 +24,6 @@ TYPES = ["bool", "int8", "int64", "uint16", "float16", "float32", "float64", ">f
 
 def test_both_ways_with_numpy(comm: Any, shared_tmp_path: Path) -> None:
     """All shapes, types, blocks, sources, orders in memory and in the file, parts, transposed or not."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.io import npy
-
     theirs, ours = shared_tmp_path / "theirs.npy", shared_tmp_path / "ours.npy"
     turn = itertools.cycle(itertools.product("CF", "FC", [False, True], [(None, None), ((1, 4), None), (None, (0, 3))]))
     types = itertools.cycle(TYPES)
@@ -56,9 +57,6 @@ def test_both_ways_with_numpy(comm: Any, shared_tmp_path: Path) -> None:
 
 
 def test_an_array_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    from pdgemm.errors import LayoutError
-    from pdgemm.io import npy
-
     path, again, v = shared_tmp_path / "v.npy", shared_tmp_path / "again.npy", np.arange(37, dtype=">f4")
     by_rank_0(comm, lambda: np.save(path, v))
     for options, expected in (({}, v[:, None]), ({"transpose": True}, v[None]), ({"rows": (3, 9)}, v[3:9, None])):
@@ -74,8 +72,6 @@ def test_an_array_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp_
 
 @pytest.mark.filterwarnings("ignore:Stored array in format")
 def test_every_version_of_the_format(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    from pdgemm.io import npy
-
     x = np.arange(35.0).reshape(7, 5)
     for version in ((1, 0), (2, 0), (3, 0)):
         path = shared_tmp_path / f"{version[0]}.npy"
@@ -90,10 +86,6 @@ def test_every_version_of_the_format(comm: Any, grid: Any, shared_tmp_path: Path
 
 @pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
 def test_what_is_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    from pdgemm import DistMatrix
-    from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
-    from pdgemm.io import npy
-
     A = DistMatrix.random((6, 5), grid=grid)
 
     def write() -> None:
@@ -151,10 +143,6 @@ def test_a_file_is_replaced_whole_or_not_at_all(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """A write that fails, and one that the MPI library loses without a word."""
-    from pdgemm import DistMatrix
-    from pdgemm.errors import FileError
-    from pdgemm.io import npy, pieces
-
     path = shared_tmp_path / "a.npy"
     A, B = (DistMatrix.random((40, 30), grid=grid, seed=seed) for seed in (1, 2))
     npy.save(path, A)
@@ -175,9 +163,6 @@ def test_a_file_is_replaced_whole_or_not_at_all(
 
 
 def test_a_file_that_changes_while_it_is_read(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    from pdgemm.errors import FileError
-    from pdgemm.io import npy
-
     path = shared_tmp_path / "a.npy"
     by_rank_0(comm, lambda: np.save(path, np.ones((20, 20))))
 
@@ -201,9 +186,6 @@ def test_a_file_that_changes_while_it_is_read(comm: Any, grid: Any, shared_tmp_p
 def test_a_storage_that_drops_the_header(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    from pdgemm import DistMatrix
-    from pdgemm.errors import FileError
-    from pdgemm.io import npy
 
     path = shared_tmp_path / "a.npy"
     npy.save(path, DistMatrix.eye(9, grid=grid))

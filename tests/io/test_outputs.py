@@ -17,13 +17,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
+from pdgemm import DistMatrix, ProcessGrid
 from pdgemm.errors import ArgumentError, FileError
+from pdgemm.io import hdf5
 from pdgemm.planning.machines.machine import Machine, load_machine
 from pdgemm.support import file_states, files
+from pdgemm.tools.cli.commands import cli
 from pdgemm.tools.profiling.profile import load_profile
+from pdgemm.tools.profiling.trace_file import trace
 from pdgemm.tools.studies import plot, records
 
 KINDS = ("folder", "character device", "block device", "FIFO", "socket")
@@ -110,11 +115,6 @@ except blas.ArgumentError as bad: print(bad)
 def test_commands_read_and_write_files_only(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.io import hdf5
-    from pdgemm.tools.cli.commands import cli
-    from pdgemm.tools.profiling.trace_file import trace
-
     monkeypatch.chdir(shared_tmp_path)
     path, said = shared_tmp_path / "strange", f"it is a {kind}, not a file"
     if comm.rank == 0:
@@ -211,9 +211,6 @@ def test_a_report_takes_the_place_of_no_study(tmp_path: Path) -> None:
 @pytest.mark.mpi
 def test_names_that_are_no_text(comm: Any, shared_tmp_path: Path) -> None:
     """To Linux a name is bytes; the file is read and written by MPI-IO as well."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.io import hdf5
-
     path = shared_tmp_path / os.fsdecode(b"\xff.h5")
     with ProcessGrid(comm) as grid:
         for name in "xy":
@@ -223,8 +220,6 @@ def test_names_that_are_no_text(comm: Any, shared_tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_links_in_a_circle_are_a_file_error(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm.tools.cli.commands import cli
-
     monkeypatch.chdir(shared_tmp_path)
     if comm.rank == 0:
         Path("loop").symlink_to("loop")
@@ -243,11 +238,6 @@ def test_two_jobs_save_to_one_file_at_once(
 
     Without locks the first finds the file changed.
     """
-    import h5py
-
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.io import hdf5
-
     path, second = shared_tmp_path / "a.h5", comm.size // 2
     mine = int(comm.rank >= second)
     copy, flock, told = shutil.copyfile, fcntl.flock, list[int]()
@@ -310,11 +300,6 @@ def test_two_jobs_save_to_one_file_at_once(
 @pytest.mark.mpi
 @pytest.mark.parametrize("foreign", [True, False])  # written by another program, which leaves no checksum
 def test_what_another_job_saved_since_it_was_read_is_not_lost(comm: Any, shared_tmp_path: Path, foreign: bool) -> None:
-    import h5py
-
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.io import hdf5
-
     path = shared_tmp_path / "a.h5"
     with ProcessGrid(comm) as grid:
         hdf5.save(path, "x", DistMatrix.eye(5, grid=grid))
@@ -339,9 +324,6 @@ def test_what_another_job_saved_since_it_was_read_is_not_lost(comm: Any, shared_
 @pytest.mark.mpi
 def test_a_sum_in_a_file_loses_nothing(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another job saves C of `multiply --beta 1` between our reading and our saving."""
-    from pdgemm.io import hdf5
-    from pdgemm.tools.cli.commands import cli
-
     path = f"{shared_tmp_path}/a.h5:/"
     save = hdf5.save
 
@@ -370,9 +352,6 @@ def test_a_sum_in_a_file_loses_nothing(comm: Any, shared_tmp_path: Path, monkeyp
 
 @pytest.mark.mpi
 def test_ranks_stop_waiting_together(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.io import hdf5
-
     path = shared_tmp_path / "a.h5"
     held = files.lock(shared_tmp_path / ".a.h5.pdgemm-lock") if comm.rank == 0 else None
     monkeypatch.setattr(files, "_TURN", 0.05)
@@ -407,8 +386,6 @@ with ProcessGrid() as grid:
 
 def test_the_lock_of_a_killed_job_goes_with_it(tmp_path: Path) -> None:
     """kill -9 between the copy and the rename, while another job waits for the file."""
-    import h5py
-
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         file["old"] = np.eye(2)
@@ -462,9 +439,6 @@ def test_two_descriptors_never_have_one_lock(tmp_path: Path, monkeypatch: pytest
 def test_faults_of_the_lock_file_are_told_of_it(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.io import hdf5
-
     path, beside = shared_tmp_path / "a.h5", shared_tmp_path / ".a.h5.pdgemm-lock"
     if fault == "mode":  # to root all files are readable
         monkeypatch.setattr(files, "ordinary", forbidding(files.ordinary, beside))

@@ -7,11 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from stored_files import by_rank_0, only_file, write
 
-from pdgemm.errors import ArgumentError, FileError, LayoutError
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
+from pdgemm.io import hdf5, npy, safetensors, scaled_files, source
+from pdgemm.parallel import Buckets, Initial, Mesh, export_parameters
+from pdgemm.tools import calibrate
+from pdgemm.tools.cli.commands import cli
+from pdgemm.tools.profiling.trace_file import trace
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("everyone")]
 REFUSED = r"exists, and .*: it is replaced only with overwrite=True"
@@ -19,15 +26,11 @@ REFUSED = r"exists, and .*: it is replaced only with overwrite=True"
 
 @pytest.fixture
 def grid(comm: Any) -> Any:
-    from pdgemm import ProcessGrid
-
     with ProcessGrid(comm) as grid:
         yield grid
 
 
 def hdf5_of_another(path: Path) -> None:
-    import h5py
-
     with h5py.File(path, "w") as file:
         file["x"] = np.arange(12).reshape(3, 4)
 
@@ -48,23 +51,17 @@ def text_of_another(path: Path) -> None:
 
 
 def traced(path: Path, grid: Any, **how: Any) -> None:
-    from pdgemm.tools.profiling.trace_file import trace
-
     with trace(path, grid, **how):
         pass
 
 
 def exported(path: Path, grid: Any, **how: Any) -> None:
-    from pdgemm.parallel import Buckets, Initial, Mesh, export_parameters
-
     mesh = Mesh(grid.comm, dp=grid.size)
     export_parameters(path, Buckets(mesh, {"w": Initial((3, 4))}), **how)
 
 
 def doors() -> dict[str, tuple[Callable[[Path], None], Callable[..., object]]]:
     """By name: how another program writes the file, and how the package does."""
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5, npy, safetensors, scaled_files
 
     def eye(grid: Any) -> Any:
         return DistMatrix.eye(4, grid=grid)
@@ -112,8 +109,6 @@ def test_the_data_of_others_is_replaced_only_when_told(comm: Any, grid: Any, sha
 
 def test_a_report_of_a_load_says_what_it_replaces(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """C on entry is replaced though another program wrote it, as by `multiply --beta`."""
-    from pdgemm.io import hdf5
-
     path = shared_tmp_path / "c.h5"
     by_rank_0(comm, lambda: hdf5_of_another(path))
     C = hdf5.load(path, "x", grid, dtype="float64")
@@ -126,11 +121,6 @@ def test_commands_replace_the_data_of_others_only_when_told(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each command, with each of its outputs; the message names its option, and nothing is read or measured before."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.io import hdf5, source
-    from pdgemm.tools import calibrate
-    from pdgemm.tools.cli.commands import cli
-
     monkeypatch.chdir(shared_tmp_path)
     with ProcessGrid(comm) as grid:
         hdf5.save("a.h5", "x", DistMatrix.eye(4, grid=grid))
@@ -182,11 +172,6 @@ def test_commands_replace_the_data_of_others_only_when_told(
 
 
 def test_messages_name_what_the_user_can_type(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    from pdgemm import DistMatrix
-    from pdgemm.errors import DTypeError
-    from pdgemm.io import hdf5
-    from pdgemm.tools.cli.commands import cli
-
     path = shared_tmp_path / "i.h5"
     write(comm, path, i=(np.ones((3, 3), "i8"), {}), text=(np.full((3, 3), b"abc"), {}), x=(np.eye(3), {}))
     for name, there, typed in (("i", r"convert with dtype=$", "convert with --dtype$"), ("text", "int32$", "int32$")):
@@ -203,11 +188,6 @@ def test_an_output_that_cannot_be_there_is_refused_before_anything_is_read(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Below what is no group, whatever it is, and over what is no dataset."""
-    import h5py
-
-    from pdgemm.io import source
-    from pdgemm.tools.cli.commands import cli
-
     monkeypatch.chdir(shared_tmp_path)
 
     def make() -> None:
@@ -248,11 +228,6 @@ def test_an_output_that_cannot_be_there_is_refused_before_anything_is_read(
 
 # ------------------------------------------------------------------ vectors
 def test_a_vector_of_all_ranks_is_saved_as_one(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    import h5py
-
-    from pdgemm import DistMatrix, linalg
-    from pdgemm.io import hdf5, npy
-
     h5, alone = shared_tmp_path / "s.h5", shared_tmp_path / "s.npy"
     s = linalg.svdvals(DistMatrix.random((9, 5), grid=grid))
     for vector in (s, s.astype("f4"), s[:0], s * 1j):
@@ -281,9 +256,6 @@ def test_a_name_that_a_storage_drops(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """One error on all ranks, with all generations where they were, and the next save succeeds."""
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5, npy, safetensors
-
     state = shared_tmp_path / "state.h5"
 
     def save(step: int) -> None:
@@ -321,11 +293,6 @@ def test_the_last_rename_alone_is_dropped(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the chain of older states has moved: no state is lost, and the chain does not move again."""
-    import h5py
-
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5
-
     path, replace = shared_tmp_path / "state.h5", os.replace
 
     def save(step: int) -> None:
@@ -352,11 +319,6 @@ def test_the_last_rename_alone_is_dropped(
 
 
 def test_what_another_program_adds_to_a_state_stays(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    import h5py
-
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5
-
     path, A = shared_tmp_path / "state.h5", DistMatrix.eye(3, grid=grid)
 
     def add() -> None:

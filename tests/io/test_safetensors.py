@@ -13,6 +13,13 @@ import pytest
 from problems import BLOCKS, grid_shapes, sources
 from stored_files import by_rank_0, only_file
 
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
+from pdgemm.io import safetensors
+from pdgemm.io.many_datasets import ManyDatasets
+from pdgemm.io.safetensors import header
+from pdgemm.io.safetensors.header import DTYPE
+
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 pytestmark = pytest.mark.mpi
 
@@ -26,8 +33,6 @@ TYPES = [
 def tensors_of(path: Path) -> dict[str, np.ndarray]:
     """What the library reads, in one process; of 8-bit floats, which it has not for NumPy, the bits."""
     from safetensors import deserialize
-
-    from pdgemm.io.safetensors.header import DTYPE
 
     return {
         name: np.frombuffer(bytes(x["data"]), DTYPE[x["dtype"]]).reshape(x["shape"])
@@ -44,9 +49,6 @@ def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 def test_both_ways_with_the_library(comm: Any, shared_tmp_path: Path) -> None:
     """All types and shapes in one file, blocks, sources, views and vectors; elements to the bit."""
-    from pdgemm import ProcessGrid
-    from pdgemm.io import safetensors
-
     theirs, ours = shared_tmp_path / "theirs.safetensors", shared_tmp_path / "ours.safetensors"
     rng = np.random.default_rng(1)
     x = {f"{n}/{dtype}": rng.integers(0, 2, SHAPES[n % len(SHAPES)]).astype(dtype) for n, dtype in enumerate(TYPES)}
@@ -80,9 +82,6 @@ def test_a_header_says_what_the_library_wants(comm: Any, grid: Any, shared_tmp_p
     """Metadata, names of any characters, elements that are aligned; a part of the tensors is read, in other types."""
     from safetensors import safe_open
 
-    from pdgemm import DistMatrix
-    from pdgemm.io import safetensors
-
     path, metadata = shared_tmp_path / "x.safetensors", {"made by": "üα", "step": "7"}
     names = ["é.weight", 'a"b\\c', "d/e", "f"]
     dtypes = ["int8", "float64", "float16", "float32"]
@@ -110,10 +109,6 @@ def test_a_header_says_what_the_library_wants(comm: Any, grid: Any, shared_tmp_p
 
 def test_what_cannot_be_saved_or_loaded(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """One error on all ranks, and the old file stays."""
-    from pdgemm import DistMatrix
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
-    from pdgemm.io import safetensors
-
     path, A = shared_tmp_path / "x.safetensors", DistMatrix.ones((3, 4), grid=grid)
     safetensors.save_all(path, {"a": A})
     old = by_rank_0(comm, path.read_bytes)
@@ -159,10 +154,6 @@ def described(*tensors: tuple[str, str, list[int], list[int]], data: int) -> byt
 
 def test_damaged_files_are_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """Truncated anywhere, or with a header that is none: one FileError on all ranks, and never a matrix."""
-    from pdgemm import DistMatrix
-    from pdgemm.errors import DTypeError, FileError
-    from pdgemm.io import safetensors
-
     path = shared_tmp_path / "x.safetensors"
     safetensors.save_all(path, {"a": DistMatrix.random((5, 3), grid=grid, seed=1)})
     whole = by_rank_0(comm, path.read_bytes)
@@ -192,10 +183,6 @@ def test_damaged_files_are_refused(comm: Any, grid: Any, shared_tmp_path: Path) 
 
 def test_without_the_library(comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks say what to install, before anything is written."""
-    from pdgemm import DistMatrix
-    from pdgemm.errors import ArgumentError
-    from pdgemm.io import safetensors
-
     path = shared_tmp_path / "x.safetensors"
     monkeypatch.setitem(sys.modules, "safetensors", None)
     for call in (
@@ -211,12 +198,6 @@ def test_what_storage_loses_is_not_published(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A byte that another one stands for, of the elements or the header: the old file stays, and nothing beside it."""
-    from pdgemm import DistMatrix
-    from pdgemm.errors import FileError
-    from pdgemm.io import safetensors
-    from pdgemm.io.many_datasets import ManyDatasets
-    from pdgemm.io.safetensors import header
-
     path, A = shared_tmp_path / "x.safetensors", DistMatrix.random((7, 5), grid=grid, seed=1)
     safetensors.save_all(path, {"a": A})
     old = by_rank_0(comm, path.read_bytes)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from problems import grid_shapes
 
+from pdgemm import DistMatrix, ProcessGrid, Scaled, quantize
+from pdgemm.io.scaled_files import load_scaled, save_scaled
+
 pytestmark = pytest.mark.mpi
 
 
 def test_scaled_matrices_are_saved_and_loaded(comm: Any, shared_tmp_path: Path) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, Scaled, quantize
-    from pdgemm.io.scaled_files import load_scaled, save_scaled
-
     path = shared_tmp_path / "weights.h5"
     shape = grid_shapes(comm.size)[-1]
     with ProcessGrid(comm) as grid, ProcessGrid(comm, shape) as other:

@@ -7,11 +7,17 @@ import os
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from problems import DTYPES, grid_shapes
 from stored_files import by_rank_0
 from tiers import everything
+
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.errors import ArgumentError, DTypeError, FileError, GridError, PdgemmError
+from pdgemm.io import attributes, generations, hdf5, many_datasets
+from pdgemm.support import files
 
 pytestmark = pytest.mark.mpi
 ATTRS = {"step": 7, "rate": 0.5, "name": "größe", "done": False, "seeds": np.arange(5), "shift": 1 - 2j}
@@ -23,8 +29,6 @@ def elements(dtype: str, seed: int, shape: tuple[int, int] = (37, 23)) -> np.nda
 
 
 def distributed(grid: Any, X: np.ndarray, block: Any = 4) -> Any:
-    from pdgemm import DistMatrix
-
     return DistMatrix.from_global(X, grid=grid, block=block)
 
 
@@ -34,9 +38,6 @@ def same(grid: Any, X: Any, Y: np.ndarray) -> bool:
 
 
 def test_any_layout_becomes_any_other(comm: Any, shared_tmp_path: Path) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.io import hdf5
-
     path = shared_tmp_path / "state.h5"
     X = {f"layer/{dtype}": elements(dtype, at) for at, dtype in enumerate(DTYPES)} | {"empty": np.zeros((0, 3))}
     shapes = grid_shapes(comm.size)
@@ -63,10 +64,6 @@ def test_any_layout_becomes_any_other(comm: Any, shared_tmp_path: Path) -> None:
 def test_so_many_generations_are_kept_and_a_damaged_one_is_not_loaded(
     comm: Any, shared_tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5
-
     path = shared_tmp_path / "[state].h5"  # glob's letters
 
     def damage(file: Path) -> None:
@@ -75,8 +72,6 @@ def test_so_many_generations_are_kept_and_a_damaged_one_is_not_loaded(
         file.write_bytes(data[:at] + b"\1" + data[at + 1 :])
 
     def file_step(file: Path) -> float:
-        import h5py
-
         with h5py.File(file) as opened:
             return float(opened.attrs["step"])
 
@@ -107,10 +102,6 @@ def test_so_many_generations_are_kept_and_a_damaged_one_is_not_loaded(
 def test_ranks_of_a_job_that_was_killed_cannot_replace_what_a_later_one_saved(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import FileError
-    from pdgemm.io import generations, hdf5
-
     path = shared_tmp_path / "state.h5"
     memories: dict[str, dict[str, Any]] = {x: {} for x in ("first", "second", "third")}
 
@@ -153,10 +144,6 @@ def test_what_another_job_saves_meanwhile_is_loaded_whole_or_not_at_all(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str, often: int
 ) -> None:
     """All that is loaded is of one generation, whenever the file is replaced."""
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import FileError
-    from pdgemm.io import generations, hdf5, many_datasets
-
     path, left = shared_tmp_path / "state.h5", [often]
 
     with ProcessGrid(comm) as grid:
@@ -200,11 +187,6 @@ def test_what_another_job_saves_meanwhile_is_loaded_whole_or_not_at_all(
 def test_a_full_disk_leaves_the_last_generation(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5, many_datasets
-    from pdgemm.support import files
-
     path = shared_tmp_path / "state.h5"
 
     def full(*_: Any) -> None:
@@ -223,10 +205,6 @@ def test_a_full_disk_leaves_the_last_generation(
 
 
 def test_bad_arguments_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import ArgumentError, DTypeError, FileError, GridError, PdgemmError
-    from pdgemm.io import hdf5
-
     path = shared_tmp_path / "state.h5"
     with ProcessGrid(comm) as grid:
         X = distributed(grid, np.ones((3, 3)))
@@ -289,9 +267,6 @@ def test_bad_arguments_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path
 
 def test_a_damaged_generation_stops_nobody(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job that fell back to an older one goes on, whoever wrote the damaged one, and that one is not kept."""
-    from pdgemm import ProcessGrid
-    from pdgemm.io import generations, hdf5
-
     path = shared_tmp_path / "state.h5"
 
     def damage(how: str) -> None:
@@ -319,10 +294,6 @@ def test_a_damaged_generation_stops_nobody(comm: Any, shared_tmp_path: Path, mon
 
 def test_files_of_other_people_are_left_alone(comm: Any, shared_tmp_path: Path) -> None:
     """Numbers that are no generations, and what is in the way of one."""
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5
-
     path = shared_tmp_path / "state.h5"
     with ProcessGrid(comm) as grid:
         X = {"w": distributed(grid, np.ones((5, 5)))}
@@ -343,10 +314,6 @@ def test_files_of_other_people_are_left_alone(comm: Any, shared_tmp_path: Path) 
 
 def test_damaged_bytes_are_said_in_a_line(comm: Any, shared_tmp_path: Path) -> None:
     """Whichever byte of the file it is: what is loaded is right, or the generation before, or refused."""
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5
-
     path = shared_tmp_path / "state.h5"
     with ProcessGrid(comm) as grid:
         for step in (1, 2):
@@ -369,9 +336,6 @@ def test_a_flipped_bit_of_metadata_never_loses_a_matrix(
     comm: Any, shared_tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that was saved is loaded, or the generation before it with a line; and the job saves again."""
-    from pdgemm import ProcessGrid
-    from pdgemm.io import generations, hdf5
-
     path = shared_tmp_path / "state.h5"
     X = [{"w": np.full((3, 2), 1.0 + step), "a/b": np.full((2, 2), step, "f4")} for step in range(2)]
     with ProcessGrid(comm) as grid:
@@ -404,8 +368,6 @@ def test_a_flipped_bit_of_metadata_never_loses_a_matrix(
 
 def fresh_token(monkeypatch: pytest.MonkeyPatch, path: Path) -> int:
     """The generation that a job saves which has not looked at the file before."""
-    from pdgemm.io import generations
-
     monkeypatch.setattr(generations, "_last", {})
     monkeypatch.setattr(generations, "_rejected", set())
     return generations.next_token(path).generation
@@ -423,12 +385,6 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 def test_what_is_damaged_is_replaced_and_what_is_not_ours_is_left(comm: Any, shared_tmp_path: Path) -> None:
     """A job whose file is damaged between two saves, generations that are, and names that mean one dataset."""
-    import h5py
-
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import ArgumentError
-    from pdgemm.io import attributes, generations, hdf5
-
     path = shared_tmp_path / "state.h5"
     with ProcessGrid(comm) as grid:
         X = {"w": distributed(grid, np.ones((5, 5))), "a//b": distributed(grid, np.zeros((1, 2)))}

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from flips import changed_after_the_product, larger
 from problems import DTYPES, gemm_error, grid_shapes
 from stored_files import STORAGE, elements, read, write
 from tiers import in_turn
+
+from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
+from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError, MemoryLimitError
+from pdgemm.io import hdf5
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("everyone")]
 
@@ -19,8 +25,6 @@ KINDS = ["both in files", "A in a file", "B in a file"]
 
 
 def opened(comm: Any, path: Path, grid: Any, **given: Any) -> list[Any]:
-    from pdgemm.io import hdf5
-
     write(comm, path, **given)
     return [hdf5.dataset(path, name, grid) for name in given]
 
@@ -28,8 +32,6 @@ def opened(comm: Any, path: Path, grid: Any, **given: Any) -> list[Any]:
 @pytest.mark.parametrize(("dtype", "kind"), in_turn(DTYPES, KINDS))
 def test_products_with_any_layouts(comm: Any, shared_tmp_path: Path, small: None, dtype: str, kind: str) -> None:
     """Panels are counted, inputs stay, and the elements around C, too."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
-
     m, n, k = 83, 61, 197
     A, B, C0 = elements((m, k), dtype, 1), elements((k, n), dtype, 2), elements((m + 3, n + 5), dtype, 3)
     alpha, beta = (1.5, -2.0) if np.dtype(dtype).kind == "f" else (1.5 - 1j, -2.0 + 0.5j)
@@ -68,9 +70,6 @@ def test_products_with_any_layouts(comm: Any, shared_tmp_path: Path, small: None
 
 
 def test_as_operators_and_views(comm: Any, shared_tmp_path: Path) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import LayoutError
-
     A, B = elements((30, 40), "D", 1), elements((40, 20), "D", 2)
     with ProcessGrid(comm) as grid:
         X, Y = opened(comm, shared_tmp_path / "x.h5", grid, a=(A, {}), b=(B, {}))
@@ -93,8 +92,6 @@ def test_as_operators_and_views(comm: Any, shared_tmp_path: Path) -> None:
 
 def test_sums_are_rounded_once(comm: Any, shared_tmp_path: Path, small: None) -> None:
     """Though there be many panels; whole numbers stay whole."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     with ProcessGrid(comm) as grid:
         A, B = elements((40, 300), "e", 1), elements((300, 30), "e", 2)
         X, Y = opened(comm, shared_tmp_path / "x.h5", grid, a=(A, {}), b=(B, {}))
@@ -120,9 +117,6 @@ def test_products_of_panels_are_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From a copy of C, which the memory limit has to hold."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.errors import MemoryLimitError
-
     with ProcessGrid(comm) as grid:
         A, B, C0 = elements((40, 300), "d", 1), elements((300, 30), "d", 2), elements((40, 30), "d", 3)
         X, Y = opened(comm, shared_tmp_path / "x.h5", grid, a=(A, {}), b=(B, {}))
@@ -141,8 +135,6 @@ def test_products_of_panels_are_repeated(
 
 
 def test_nothing_is_read_in_vain(comm: Any, shared_tmp_path: Path) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     with ProcessGrid(comm) as grid:
         X, Y = opened(comm, shared_tmp_path / "x.h5", grid, a=(np.full((9, 8), np.nan), {}), b=(np.ones((8, 7)), {}))
         C = DistMatrix.from_function(lambda i, j: i + j, (9, 7), grid=grid)
@@ -160,12 +152,6 @@ def test_nothing_is_read_in_vain(comm: Any, shared_tmp_path: Path) -> None:
 
 def test_bad_input(comm: Any, shared_tmp_path: Path) -> None:
     """The same exception on all ranks, and C is as it was."""
-    import os
-
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError, MemoryLimitError
-    from pdgemm.io import hdf5
-
     with ProcessGrid(comm) as grid:
         path = shared_tmp_path / "x.h5"
         X, Y = opened(comm, path, grid, a=(np.ones((9, 8)), {}), b=(np.ones((8, 7)), {}))
@@ -200,14 +186,6 @@ def test_bad_input(comm: Any, shared_tmp_path: Path) -> None:
 
 def test_a_file_that_changes_while_it_is_multiplied(comm: Any, shared_tmp_path: Path, small: None) -> None:
     """And gets its times back: an error; where only its mode changes, the product is right."""
-    import os
-
-    import h5py
-
-    from pdgemm import ProcessGrid, pdgemm
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5
-
     path, X = shared_tmp_path / "x.h5", np.random.default_rng(1).normal(size=(60, 400))
 
     def rewritten() -> None:

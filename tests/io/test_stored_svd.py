@@ -8,11 +8,18 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from problems import DTYPES, grid_shapes
+from scipy.linalg import LinAlgWarning
 from stored_files import STORAGE, by_rank_0, elements, write
 from tiers import every_grid, everything, pairs
+
+from pdgemm import DistMatrix, ProcessGrid, StoredMatrix
+from pdgemm.errors import ArgumentError, DTypeError, FileError, LinAlgError, MemoryLimitError
+from pdgemm.io import hdf5, npy
+from pdgemm.linalg import plan, svd
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("everyone", "small")]
 
@@ -49,8 +56,6 @@ def matrix(shape: tuple[int, int], dtype: str, spectrum: str, seed: int = 1) -> 
 
 def least_memory(call: Any) -> int:
     """The bytes that the message of a call with one byte asks for."""
-    from pdgemm.errors import MemoryLimitError
-
     with pytest.raises(MemoryLimitError, match=rf"k = {K}: .* bytes\) are needed") as caught:
         call(memory=1)
     return int(re.search(r"\((\d+) bytes\)", str(caught.value))[1])  # type: ignore[index]
@@ -87,10 +92,6 @@ def check(A: np.ndarray, triplets: Any, k: int, nbytes: int, warned: bool = Fals
 )
 def test_each_bound_holds(comm: Any, shared_tmp_path: Path, dtype: str, spectrum: str, way: str) -> None:
     """Tall, wide and square, of any layout in the file, in panels of a few rows; of several ranks half the shapes."""
-    from pdgemm import ProcessGrid
-    from pdgemm.io import hdf5
-    from pdgemm.linalg import svd
-
     turn, few = itertools.cycle(grid_shapes(comm.size)), comm.size > 1 and not everything()
     for number, shape in enumerate(SHAPES):
         if few and (number + len(way) + (np.dtype(dtype).kind == "c")) % 2:
@@ -118,10 +119,6 @@ def test_each_bound_holds(comm: Any, shared_tmp_path: Path, dtype: str, spectrum
 @every_grid
 def test_the_same_on_every_grid_and_in_all_panels(comm: Any, shared_tmp_path: Path) -> None:
     """In memory and in files, by triangles and by steps; random numbers depend on global indices alone."""
-    from pdgemm import ProcessGrid
-    from pdgemm.io import hdf5
-    from pdgemm.linalg import svd
-
     A = matrix((150, 60), "d", "1/sqrt(i)")
     write(comm, shared_tmp_path / "a.h5", a=(A, {}))
     values = [np.linalg.svd(A, compute_uv=False)[:K]]
@@ -139,12 +136,6 @@ def test_the_same_on_every_grid_and_in_all_panels(comm: Any, shared_tmp_path: Pa
 
 def test_passes_until_the_tolerance_is_met(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """Fewer passes for a wider tolerance; a warning where the passes or the steps do not suffice."""
-    from scipy.linalg import LinAlgWarning
-
-    from pdgemm.errors import ArgumentError
-    from pdgemm.io import hdf5
-    from pdgemm.linalg import svd
-
     A = matrix((150, 60), "d", "1/sqrt(i)")
     write(comm, shared_tmp_path / "a.h5", a=(A, {}))
     X, exact = hdf5.dataset(shared_tmp_path / "a.h5", "a", grid), np.linalg.svd(A, compute_uv=False)[:K]
@@ -170,10 +161,6 @@ def test_as_planned_before_the_file_is_read(
     comm: Any, shared_tmp_path: Path, dtype: str, way: str, centered: bool
 ) -> None:
     """Words, messages, flops and bytes of each rank are those that `linalg.plan` tells."""
-    from pdgemm import ProcessGrid, StoredMatrix
-    from pdgemm.io import hdf5
-    from pdgemm.linalg import plan, svd
-
     turn = itertools.cycle(grid_shapes(comm.size))
     shapes = SHAPES[:1] if centered and way == "triangles" else SHAPES[:2]  # of full rank without the mean, too
     for number, shape in enumerate(shapes):
@@ -206,10 +193,6 @@ EXPONENTS = {  # of 2: of all rows, or of the first, the second and the last thi
 @pytest.mark.parametrize(("dtype", "way", "centered"), pairs(DTYPES, ("triangles", "steps"), (False, True)))
 def test_any_magnitude(comm: Any, grid: Any, shared_tmp_path: Path, dtype: str, way: str, centered: bool) -> None:
     """Norms that overflow, numbers without all digits, and panels larger than all before: as of 2^-e A near 1."""
-    from pdgemm import StoredMatrix
-    from pdgemm.io import hdf5
-    from pdgemm.linalg import svd
-
     wide = np.result_type(dtype, np.float64)
     real, eps = np.dtype(np.dtype(dtype).char.lower()), np.finfo(dtype).eps
     for number, exponents in list(enumerate(EXPONENTS[real.itemsize]))[centered::2]:
@@ -245,9 +228,6 @@ def test_any_magnitude(comm: Any, grid: Any, shared_tmp_path: Path, dtype: str, 
 
 
 def test_all_singular_values_and_more_than_the_rank(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    from pdgemm.io import hdf5
-    from pdgemm.linalg import svd
-
     for spectrum, shape, k in (("fast", (50, 12), 12), ("rank 3", (12, 50), 12), ("rank 3", (60, 55), 20)):
         A = matrix(shape, "d", spectrum)
         write(comm, shared_tmp_path / "a.h5", a=(A, {}))
@@ -259,9 +239,6 @@ def test_all_singular_values_and_more_than_the_rank(comm: Any, grid: Any, shared
 @pytest.mark.parametrize(("dtype", "way"), [("d", "steps"), ("D", "steps"), ("F", "triangles")])
 def test_npy_files_and_transposes(comm: Any, grid: Any, shared_tmp_path: Path, dtype: str, way: str) -> None:
     """Rows or columns contiguous, in any byte order; the file is read as it lies."""
-    from pdgemm.io import npy
-    from pdgemm.linalg import svd
-
     A, path = matrix((90, 40), dtype, "fast"), shared_tmp_path / "a.npy"
     for stored in (A, np.asfortranarray(A), A.astype(A.dtype.newbyteorder(">"))):
         by_rank_0(comm, lambda: np.save(path, stored))  # noqa: B023
@@ -282,9 +259,6 @@ def test_npy_files_and_transposes(comm: Any, grid: Any, shared_tmp_path: Path, d
 @pytest.mark.parametrize(("dtype", "way"), pairs(DTYPES, ("triangles", "memory for triangles", "steps")))
 def test_centered(comm: Any, shared_tmp_path: Path, dtype: str, way: str) -> None:
     """The mean comes from the same passes, also where it is large, or rows are in order; of columns for a transpose."""
-    from pdgemm import ProcessGrid
-    from pdgemm.io import hdf5
-
     for grid_shape, shape in zip(grid_shapes(comm.size) * 2, ((120, 41), (43, 110))):
         A = matrix(shape, dtype, "fast")
         A = (A + 30 + np.linspace(0, 1, shape[0])[:, None] + np.linspace(-9, 9, shape[1])).astype(dtype)
@@ -316,10 +290,6 @@ def test_centered(comm: Any, shared_tmp_path: Path, dtype: str, way: str) -> Non
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_elements_that_are_no_numbers(comm: Any, grid: Any, shared_tmp_path: Path, value: float) -> None:
     """The same error on all ranks, whose last panel has the element; the ranks go on."""
-    from pdgemm.errors import LinAlgError
-    from pdgemm.io import hdf5
-    from pdgemm.linalg import svd
-
     A = matrix((300, 50), "d", "1/i")
     A[299, 7] = value
     write(comm, shared_tmp_path / "a.h5", a=(A, {}))
@@ -337,10 +307,6 @@ def test_elements_that_are_no_numbers(comm: Any, grid: Any, shared_tmp_path: Pat
 
 def test_plans_fit_the_memory(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """Less memory, thinner blocks; too little is an error that says how much is needed, and that is enough."""
-    from pdgemm.errors import MemoryLimitError
-    from pdgemm.io import hdf5
-    from pdgemm.linalg import svd
-
     A = matrix((150, 130), "d", "1/i")
     write(comm, shared_tmp_path / "a.h5", a=(A, {}), b=(A, {"chunks": (40, 25)}))
     for name in "ab":
@@ -360,11 +326,6 @@ def test_plans_fit_the_memory(comm: Any, grid: Any, shared_tmp_path: Path) -> No
 
 def test_bad_input(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """The same exception on all ranks, before the file is read."""
-    from pdgemm import DistMatrix
-    from pdgemm.errors import ArgumentError, DTypeError, FileError
-    from pdgemm.io import hdf5, npy
-    from pdgemm.linalg import svd
-
     path = shared_tmp_path / "a.h5"
     write(comm, path, a=(np.ones((9, 8)), {}), i=(np.ones((9, 8), "i4"), {}))
     X, A = hdf5.dataset(path, "a", grid), DistMatrix.ones((9, 8), grid=grid)
@@ -390,12 +351,6 @@ def test_bad_input(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
 
 
 def test_a_file_that_changes_between_two_passes(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    import h5py
-
-    from pdgemm.errors import FileError
-    from pdgemm.io import hdf5
-    from pdgemm.linalg import svd
-
     path = shared_tmp_path / "a.h5"
     write(comm, path, a=(np.ones((400, 30)), {}))
 
@@ -412,10 +367,6 @@ def test_a_file_that_changes_between_two_passes(comm: Any, grid: Any, shared_tmp
 def test_components_of_digits_at_every_door(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """In memory, in HDF5 and .npy files: ten values and vectors, alike to 1e-10."""
     from sklearn.datasets import load_digits
-
-    from pdgemm import DistMatrix
-    from pdgemm.io import hdf5, npy
-    from pdgemm.linalg import svd
 
     X, k = load_digits().data, 10
     centered = X - X.mean(axis=0)
@@ -436,10 +387,6 @@ def test_components_of_digits_at_every_door(comm: Any, grid: Any, shared_tmp_pat
 
 def test_bounds_hold_for_many_rows_in_single_precision(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """Sums of 200,000 addends lose digits that a bound of the triangles does not know."""
-    from pdgemm import DistMatrix
-    from pdgemm.io import npy
-    from pdgemm.linalg import svd
-
     A = 2.5 + np.random.default_rng(0).standard_normal((200_000, 10), "f4")
     A[:500] = -1000
     by_rank_0(comm, lambda: np.save(shared_tmp_path / "tall.npy", A))

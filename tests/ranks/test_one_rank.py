@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 import scipy.linalg
 
+import pdgemm
+from pdgemm import Batch, DistMatrix, ProcessGrid, linalg
+from pdgemm.io import hdf5, npy, safetensors
+
 pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1)]
 
 N, SEED = 12, 3
@@ -27,8 +31,6 @@ def whole(x: Any) -> Any:
 
 
 def test_linear_algebra(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     with ProcessGrid(comm) as grid:
         A, B, S, T, F = (DistMatrix.from_global(x, grid=grid, block=4) for x in (X, Y, H, L, TALL))
         lu, ldl, low = linalg.lu_factor(A), linalg.ldl(S), linalg.cholesky(S)
@@ -83,9 +85,6 @@ def test_linear_algebra(comm: Any) -> None:
 
 
 def test_products_and_moves(comm: Any) -> None:
-    import pdgemm
-    from pdgemm import Batch, DistMatrix, ProcessGrid
-
     with ProcessGrid(comm) as grid:
         A, B = (DistMatrix.from_global(x, grid=grid, block=5) for x in (X, Y))
         C = pdgemm.pdgemm(2, A, B)
@@ -116,10 +115,6 @@ def test_products_and_moves(comm: Any) -> None:
 
 
 def test_files(comm: Any, tmp_path: Path) -> None:
-    import pdgemm
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.io import hdf5, npy, safetensors
-
     with ProcessGrid(comm) as grid:
         A, B = (DistMatrix.from_global(x, grid=grid, block=5) for x in (X, Y))
         hdf5.save(tmp_path / "a.h5", "a", A)

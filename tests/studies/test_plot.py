@@ -9,25 +9,32 @@ import re
 import sys
 from collections.abc import Sequence
 from html.parser import HTMLParser
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import jobs
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from study_records import SIDE, TIMES, record, strong, study
 from tiers import everything
 
 from pdgemm.errors import ArgumentError, FileError, PdgemmError
 from pdgemm.planning.machines.machine import Machine, on_nodes
+from pdgemm.planning.machines.simulator import MOST_PAIRED, words_between
+from pdgemm.planning.question import Question
+from pdgemm.support.text import in_bytes, in_seconds
 from pdgemm.tools.cli import commands as cli
 from pdgemm.tools.cli.job import Job
-from pdgemm.tools.studies import plot, records
+from pdgemm.tools.profiling.profile import OUTSIDE, PHASES, TRAINING, About, Profile, Rank, Spent
+from pdgemm.tools.studies import pictures, plot, records
 from pdgemm.tools.studies.cases import cases, weak_shape
 from pdgemm.tools.studies.curves import Section, per_node, read_all
-from pdgemm.tools.studies.figures import drawing
+from pdgemm.tools.studies.figures import drawing, figure_of_panel
 from pdgemm.tools.studies.page import KEY, Drawn, command_of_record, page
 from pdgemm.tools.studies.panels import Forecast, panels
+from pdgemm.tools.studies.pictures import SPANS
 from pdgemm.tools.studies.predictions import predict
 
 pytest.importorskip("matplotlib")
@@ -317,11 +324,6 @@ def test_candidates_of_a_plan_with_their_time_and_memory(tmp_path: Path) -> None
     """Each candidate has a row with its name, and two bars with their numbers; those that do not fit are white."""
     from matplotlib.figure import Figure
 
-    from pdgemm.planning.machines.machine import Machine, on_nodes
-    from pdgemm.planning.question import Question
-    from pdgemm.support.text import in_bytes, in_seconds
-    from pdgemm.tools.studies import pictures
-
     question = Question(20_000, 20_000, 20_000, 64, memory=400 << 20, machine=on_nodes(Machine(), 16))
     candidates = question.candidates()
     axes = Figure().subplots()
@@ -353,10 +355,6 @@ def test_candidates_of_a_plan_with_their_time_and_memory(tmp_path: Path) -> None
 @pytest.mark.parametrize("algorithm", ["summa", "cannon", "2.5d", "inner", "stationary_a"])
 def test_words_from_rank_to_rank_are_those_that_are_counted(algorithm: str) -> None:
     """Of each rank, on one node and between nodes; the sums over the senders are what it receives."""
-    from pdgemm.planning.machines.machine import Machine, on_nodes
-    from pdgemm.planning.machines.simulator import MOST_PAIRED, words_between
-    from pdgemm.planning.question import Question
-
     for machine in (Machine(), on_nodes(Machine(), 4)):
         plan = Question(310, 170, 290, 16, algorithm=algorithm, machine=machine).plan()
         words = words_between(plan.product, 16)
@@ -369,9 +367,6 @@ def test_words_from_rank_to_rank_are_those_that_are_counted(algorithm: str) -> N
 def test_a_timeline_has_the_spans_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """And of too many the longest, which is said."""
     from matplotlib.figure import Figure
-
-    from pdgemm.tools.profiling.profile import Rank, Spent
-    from pdgemm.tools.studies import pictures
 
     spans = [Spent("pdgemm", 5.0, 9.0)] + [Spent(("product", "wait")[x % 2], 5.0 + x, 0.1 + x / 10) for x in range(8)]
     ranks = [Rank(0, "a", spans=spans), Rank(1, "a", spans=[*spans[:3], Spent("transfer", 6.0, 1.0)])]
@@ -396,12 +391,7 @@ def test_a_timeline_has_the_spans_of_all_ranks(monkeypatch: pytest.MonkeyPatch) 
 
 def test_all_spans_have_colours_that_differ() -> None:
     """Also the spans of training, of pipelines and of `--verify`; as they look on white."""
-    from itertools import combinations
-
     from matplotlib.colors import to_rgba
-
-    from pdgemm.tools.profiling.profile import OUTSIDE, PHASES, TRAINING
-    from pdgemm.tools.studies.pictures import SPANS
 
     named = {"redistribute" if name == "moved" else name for name in (*PHASES, *OUTSIDE, *TRAINING)}
     assert named | {"F", "B", "W", "transfer"} == SPANS.keys()
@@ -412,9 +402,6 @@ def test_all_spans_have_colours_that_differ() -> None:
 
 def test_a_map_of_words_has_a_bar_of_its_height_and_a_title_beside_nothing() -> None:
     from matplotlib.text import Text
-
-    from pdgemm.tools.studies import pictures
-    from pdgemm.tools.studies.figures import drawing, figure_of_panel
 
     with drawing():
         title = "Words from rank to rank without redistribution:\n2.5d (cannon) on 12 x 12 x 7"
@@ -434,10 +421,6 @@ def test_a_map_of_words_has_a_bar_of_its_height_and_a_title_beside_nothing() -> 
 
 def test_the_page_of_a_run(tmp_path: Path) -> None:
     """Tables, figures and the timeline of a traced run, without scripts, network and markup from outside."""
-    from pdgemm.planning.machines.machine import Machine
-    from pdgemm.tools.profiling.profile import OUTSIDE, About, Profile, Rank, Spent
-    from pdgemm.tools.studies import pictures
-
     ranks = [Rank(x, "<b>host", spans=[Spent("product", x, 1.0)], outside={"read": 0.5 + x}) for x in range(2)]
     for rank in ranks:
         rank.outside |= {name: 0.0 for name in OUTSIDE if name != "read"}
@@ -452,8 +435,6 @@ def test_the_page_of_a_run(tmp_path: Path) -> None:
 
 
 def test_commands_draw(tmp_path: Path) -> None:
-    from click.testing import CliRunner
-
     from pdgemm.tools.cli.commands import cli
 
     words = ["--shape", "300,200,100", "--ranks", "6", "--plot"]

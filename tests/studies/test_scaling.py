@@ -25,6 +25,7 @@ from pdgemm.tools.studies import energy, records
 from pdgemm.tools.studies.cases import FAMILIES, Case, cases
 from pdgemm.tools.studies.energy import Meter
 from pdgemm.tools.studies.jobs import Launcher, StudyJobs, threads_per_rank
+from pdgemm.tools.studies.measure import confidence
 
 ONE = Case("strong", 1, (64, 64, 64))
 SETTING = dict.fromkeys(records.SETTING, "here")
@@ -309,8 +310,6 @@ def test_energy_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_confidence_of_a_median() -> None:
     """Of ten numbers the second and the ninth: binomial, p = 1/2, as in Hoefler & Belli's table."""
-    from pdgemm.tools.studies.measure import confidence
-
     assert confidence([float(x) for x in range(10)]) == (1.0, 8.0)
     assert confidence([float(x) for x in range(6)]) == (0.0, 5.0)
     assert confidence([float(x) for x in range(5)]) is None

@@ -17,6 +17,8 @@ from pdgemm.errors import ArgumentError
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.models.model_plan import ModelPlan
 from pdgemm.planning.models.training_layout import TrainingLayout
+from pdgemm.tools.cli import commands as cli
+from pdgemm.tools.cli.job import Job
 from pdgemm.tools.studies import plot, records
 from pdgemm.tools.studies.cases import Case
 from pdgemm.tools.studies.curves import read_all
@@ -388,9 +390,6 @@ def test_a_loss_that_is_no_number_is_wrong(tmp_path: Path) -> None:
 def test_bad_input_is_one_line_before_anything_runs(
     words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from pdgemm.tools.cli import commands as cli
-    from pdgemm.tools.cli.job import Job
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["pdgemm", "scaling", *words.split()])
     with pytest.raises(SystemExit) as end:

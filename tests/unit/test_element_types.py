@@ -10,6 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
+from mpi4py import MPI
+
+from pdgemm import Batch, DistMatrix, ProcessGrid, matmul_batched, pdgemm, verify
+from pdgemm.errors import DTypeError
+from pdgemm.io import hdf5
+from pdgemm.local.arrays import dtypes
 
 REAL = ("float16", "bfloat16", "float32", "float64")
 WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -37,8 +43,6 @@ def table() -> dict[tuple[str, str], str]:
 
 
 def test_every_pair_of_operands_has_a_common_type() -> None:
-    from pdgemm.local.arrays import dtypes
-
     assert {a for a, _ in table()} | {*EIGHTHS} == {x.name for x in dtypes.OPERANDS}
     for (a, b), expected in table().items():
         given = np.dtype(a), np.dtype(b)
@@ -58,16 +62,12 @@ def test_every_pair_of_operands_has_a_common_type() -> None:
 
 
 def test_whole_numbers_are_numbers_modulo_a_power_of_two() -> None:
-    from pdgemm.local.arrays import dtypes
-
     for a, b in itertools.product(map(np.dtype, WHOLE), repeat=2):
         assert dtypes.arithmetic(a, b) == ("int64" if 8 in (a.itemsize, b.itemsize) else "int32")
 
 
 @pytest.mark.mpi
 def test_mixed_types_in_sums_and_products(comm: Any) -> None:
-    from pdgemm import Batch, DistMatrix, ProcessGrid, matmul_batched, verify
-
     with ProcessGrid(comm) as grid:
         i, j = np.indices((6, 6))
         made: dict[str, tuple[DistMatrix, Batch]] = {}
@@ -91,10 +91,6 @@ def test_mixed_types_in_sums_and_products(comm: Any) -> None:
 
 @pytest.mark.mpi
 def test_stored_types_go_through_every_door(comm: Any) -> None:
-    from mpi4py import MPI
-
-    from pdgemm import Batch, DistMatrix, ProcessGrid
-
     i, j = np.indices((7, 5))
     with ProcessGrid(comm) as grid, ProcessGrid(MPI.COMM_SELF) as alone:
         for dtype in STORED:
@@ -117,9 +113,6 @@ def test_stored_types_go_through_every_door(comm: Any) -> None:
 
 def doors(grid: Any, path: Path) -> list[Callable[[Any], Any]]:
     """All that take a type."""
-    from pdgemm import DistMatrix, pdgemm
-    from pdgemm.io import hdf5
-
     A = DistMatrix.random((4, 4), grid=grid)
     hdf5.save(path, "x", A)
     shape = (400, 400)  # large enough for memory that the ranks share
@@ -138,8 +131,6 @@ def doors(grid: Any, path: Path) -> list[Callable[[Any], Any]]:
 
 def takers(grid: Any) -> list[Callable[[np.ndarray], Any]]:
     """All that take an array of 4 x 4, the last two in any byte order."""
-    from pdgemm import Batch, DistMatrix
-
     i, j = DistMatrix.empty((4, 4), grid=grid).indices()
     return [
         lambda x: DistMatrix.from_local(x[np.ix_(i, j)], (4, 4), grid=grid),
@@ -151,8 +142,6 @@ def takers(grid: Any) -> list[Callable[[np.ndarray], Any]]:
 
 
 def refused(call: Callable[[Any], Any], given: Any, message: str) -> None:
-    from pdgemm.errors import DTypeError
-
     with pytest.raises(DTypeError, match=message) as caught:
         call(given)
     assert "\n" not in str(caught.value)
@@ -160,10 +149,6 @@ def refused(call: Callable[[Any], Any], given: Any, message: str) -> None:
 
 @pytest.mark.mpi
 def test_no_other_type_comes_in(comm: Any, tmp_path: Path) -> None:
-    from mpi4py import MPI
-
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(comm) as grid, ProcessGrid(MPI.COMM_SELF) as alone:
         for dtype in REFUSED:
             x = np.empty((4, 4), dtype)
@@ -184,10 +169,6 @@ def test_no_other_type_comes_in(comm: Any, tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_whole_numbers_are_scaled_without_rounding() -> None:
-    from mpi4py import MPI
-
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(MPI.COMM_SELF) as grid:  # the arithmetic is that of a rank
         i, j = np.indices((7, 5))
         for x_dtype, y_dtype in [*zip(WHOLE, WHOLE), ("uint64", "int64"), ("int64", "int32"), ("uint8", "uint64")]:
@@ -204,8 +185,6 @@ def test_whole_numbers_are_scaled_without_rounding() -> None:
 
 @pytest.mark.mpi
 def test_numbers_of_16_bits_are_scaled_in_single_precision(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(comm) as grid:
         for dtype in ("float16", "bfloat16"):
             X = DistMatrix.from_function(lambda i, j: 2.0**-14, (5, 5), grid=grid, block=2, dtype=dtype)

@@ -9,6 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from scipy.linalg import cython_blas
 
 from pdgemm.local.blas import processors as kernels
 
@@ -94,8 +95,6 @@ def test_another_blas_is_not_told_a_variable_of_openblas(monkeypatch: pytest.Mon
 
 
 def test_a_blas_is_known_by_what_it_is_linked_to() -> None:
-    from scipy.linalg import cython_blas
-
     found = kernels.behind(ctypes.CDLL(cython_blas.__file__), kernels.libraries())
     if found is None:
         pytest.skip("SciPy's BLAS is one that threadpoolctl does not know")

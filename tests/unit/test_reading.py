@@ -26,6 +26,7 @@ from pdgemm.support.json_input import Count, variable
 from pdgemm.support.launcher import LAUNCHERS, allocated_ranks, local_rank
 from pdgemm.tools.cli import commands as cli
 from pdgemm.tools.cli.param_types import NUMBER
+from pdgemm.tools.cli.session import check_launcher
 from pdgemm.tools.profiling import profile
 from pdgemm.tools.profiling.profile_tables import tables
 from pdgemm.tools.studies import plot, records
@@ -325,8 +326,6 @@ def test_what_launchers_say_is_taken_where_it_makes_sense(tmp_path: Path) -> Non
 
 @pytest.mark.mpi
 def test_a_launcher_that_says_nonsense(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm.tools.cli.session import check_launcher
-
     for said in (MANY, "many", ""):
         for names in LAUNCHERS.values():
             if names.size:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from pdgemm.tools.cli import session
+from pdgemm.tools.profiling import environment
+
 
 @pytest.mark.parametrize("err", [False, True])
 def test_a_closed_stream_does_not_close_the_other(monkeypatch: pytest.MonkeyPatch, err: bool) -> None:
-    from pdgemm.tools.cli import session
-
     def closed(*args: Any, **options: Any) -> None:
         raise BrokenPipeError
 
@@ -26,8 +27,6 @@ def test_a_closed_stream_does_not_close_the_other(monkeypatch: pytest.MonkeyPatc
 
 
 def test_only_settings_that_are_not_set_are_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm.tools.profiling import environment
-
     for name in [x for x in environment.os.environ if x.startswith("OMPI_MCA_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(environment.Path, "exists", lambda path: False)  # no InfiniBand

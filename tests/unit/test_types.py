@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from pdgemm import DistMatrix, redistribute
+
 RIGHT = """
 from typing import assert_type
 
@@ -139,8 +141,6 @@ def parameters(function: Any) -> dict[str, inspect.Parameter]:
 
 
 def test_arguments_have_names_of_their_own_and_the_same_defaults_everywhere() -> None:
-    from pdgemm import DistMatrix, redistribute
-
     layout = parameters(DistMatrix.empty)
     assert [*layout] == ["grid", "block", "dtype", "source", "order", "device"]
     for constructor in (DistMatrix.zeros, DistMatrix.eye, DistMatrix.random, DistMatrix.from_function):

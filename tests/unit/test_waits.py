@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mpi4py import MPI
 
 from pdgemm.support import waits
 from pdgemm.support.waits import Stillness, namespace, process
@@ -100,8 +101,6 @@ def test_the_outer_wait_counts_and_an_error_ends_it() -> None:
 
 
 def test_blocking_calls_are_waits() -> None:
-    from mpi4py import MPI
-
     seen = []
 
     class Comm(MPI.Intracomm):

@@ -14,6 +14,13 @@ from problems import DTYPES, NAMES, NARROW, TOLERANCE, accepted, gemm_error
 from tiers import every_grid, in_turn, pairs
 from tree_mover import ON_HOST
 
+from pdgemm import DistMatrix, ProcessGrid, pdgemm
+from pdgemm.planning import planner
+from pdgemm.schedules.products import cannon_product as cannon
+from pdgemm.schedules.products import summa_product as summa
+from pdgemm.transport.movers import shift
+from pdgemm.transport.store import store
+
 pytestmark = [pytest.mark.mpi, every_grid, pytest.mark.usefixtures("allgather_3d")]
 
 ALGORITHMS = [*NAMES, ENTRY.name]
@@ -21,8 +28,6 @@ ALGORITHMS = [*NAMES, ENTRY.name]
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_grid_and_shape(comm: Any, algorithm: str) -> None:
-    from pdgemm import ProcessGrid
-
     with ProcessGrid(comm) as grid:
         grids = [x for x in accepted(comm.size) if x[0] == algorithm]
         shapes = MIXED if comm.size < 6 else MIXED[2::2]
@@ -32,8 +37,6 @@ def test_every_grid_and_shape(comm: Any, algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_operations_types_and_orders(comm: Any, algorithm: str) -> None:
-    from pdgemm import ProcessGrid
-
     ops = [a + b for a in "NTC" for b in "NTC"]
     orders = ["".join(x) for x in itertools.product("CF", repeat=3)]
     scalars = [(1, 0), (2, 1), (-0.5, 3), (1, -1)]
@@ -53,8 +56,6 @@ def test_operations_types_and_orders(comm: Any, algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_lookahead_width_and_mover(comm: Any, algorithm: str, tree_mover: None) -> None:
-    from pdgemm import ProcessGrid
-
     cases = [x for x in accepted(comm.size) if x[0] == algorithm]
     options = pairs([0, 1, 3], [1, 5, None], ON_HOST)
     if not cases:
@@ -70,9 +71,6 @@ def test_lookahead_width_and_mover(comm: Any, algorithm: str, tree_mover: None) 
 
 def test_nothing_but_store_writes_to_a_result(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where products are not accumulated in C itself: without what it does, C stays as it is."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.transport.store import store
-
     calls: list[object] = []
     with ProcessGrid(comm) as grid:
         A, B, C = (DistMatrix.random((20, 20), grid=grid, block=3, seed=s, dtype="float32") for s in range(3))
@@ -98,10 +96,6 @@ def test_nothing_but_store_writes_to_a_result(comm: Any, monkeypatch: pytest.Mon
 def test_thin_panels_alone_and_in_bundles(
     comm: Any, bundle: int, cache: int, monkeypatch: pytest.MonkeyPatch, tree_mover: None
 ) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.planning import planner
-    from pdgemm.schedules.products import summa_product as summa
-
     planner.best_plan.cache_clear()
     monkeypatch.setattr(summa, "BUNDLE", bundle)
     monkeypatch.setattr(summa, "CACHE_BYTES", cache)
@@ -114,11 +108,6 @@ def test_thin_panels_alone_and_in_bundles(
 
 
 def test_a_large_block_is_shifted_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.planning import planner
-    from pdgemm.schedules.products import cannon_product as cannon
-    from pdgemm.transport.movers import shift
-
     planner.best_plan.cache_clear()
     for module in (shift, cannon):
         monkeypatch.setattr(module, "LARGEST_MESSAGE_BYTES", 80)
@@ -134,8 +123,6 @@ def test_a_large_block_is_shifted_in_pieces(comm: Any, monkeypatch: pytest.Monke
 
 def test_matrices_on_one_layer_of_the_ranks(comm: Any) -> None:
     """A, B and C on the first ranks only: 2.5D deals the inner indices out to the layers, and adds C up there."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     plane = max(1, comm.size // 2)
     shape = (1, plane)
     with ProcessGrid(comm, shape, ranks=range(plane)) as grid:
@@ -148,8 +135,6 @@ def test_matrices_on_one_layer_of_the_ranks(comm: Any) -> None:
 
 
 def test_narrow_and_whole_numbers(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     rng = np.random.default_rng(3)
     a, b = rng.integers(-100, 100, (12, 40)), rng.integers(-100, 100, (40, 10))
     with ProcessGrid(comm) as grid:

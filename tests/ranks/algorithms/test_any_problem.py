@@ -13,6 +13,10 @@ from problems import FLOATS, accepted
 from tiers import every_grid, examples
 from tree_mover import ON_HOST
 
+from pdgemm import pdgemm
+from pdgemm.errors import MemoryLimitError
+from pdgemm.local.arrays.dtypes import eps, kind_rank
+from pdgemm.local.arrays.emulation import EMULATIONS
 from pdgemm.support import launcher
 
 pytestmark = [pytest.mark.mpi, every_grid]
@@ -26,11 +30,6 @@ CASES = examples(150 if RANKS <= 4 else 34)
 def test_any_product(
     comm: Any, grids_on_nodes: list[Any], tree_mover: None, allgather_3d: None, data: st.DataObject
 ) -> None:
-    from pdgemm import pdgemm
-    from pdgemm.errors import MemoryLimitError
-    from pdgemm.local.arrays.dtypes import eps, kind_rank
-    from pdgemm.local.arrays.emulation import EMULATIONS
-
     draw = data.draw
     m, n, k = (draw(st.integers(0, 20)) for _ in "mnk")
     pool = draw(
@@ -107,8 +106,6 @@ def test_any_product(
 @settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_redistribution(comm: Any, grids_on_nodes: list[Any], data: st.DataObject) -> None:
-    from pdgemm.local.arrays.dtypes import eps, kind_rank
-
     draw = data.draw
     shape = draw(st.integers(0, 40)), draw(st.integers(0, 40))
     X = draw_side(draw, grids_on_nodes, shape, ["int8", *FLOATS], "NTC", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,8 +12,15 @@ import pytest
 from fake_device import fake_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mpi4py import MPI
 from problems import SHAPES, op
 from tiers import examples
+
+from pdgemm import Batch, Epilogue, balance, batched, matmul_batched
+from pdgemm.batched import CHUNK_BYTES
+from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, PdgemmError
+from pdgemm.local.arrays import dtypes
+from pdgemm.matrix import batch
 
 pytestmark = pytest.mark.mpi
 
@@ -46,8 +54,6 @@ def check_items(
 
     Higham 2002, 3.5 and 3.6: complex arithmetic times 2 sqrt 2; integers are exact modulo 2^32.
     """
-    from pdgemm.local.arrays import dtypes
-
     for a, b, c0, c in zip(A, B, C0, result, strict=True):
         assert c.dtype == dtype
         a, b = op(a, ops[0]), op(b, ops[1])
@@ -75,9 +81,6 @@ def check_batch(
     made: bool = False,
 ) -> Any:
     """One batched product of these (m, n, k), dealt out from whole arrays; the result."""
-    from pdgemm import Batch, balance, matmul_batched
-    from pdgemm.local.arrays import dtypes
-
     rng = np.random.default_rng(seed)
     a_type, b_type, c_type = map(np.dtype, types[:3])
     wide = dtypes.arithmetic(a_type, b_type, c_type) if types[3] is None else np.dtype(types[3])
@@ -162,8 +165,6 @@ def test_no_items_and_ranks_without_items(comm: Any) -> None:
 
 
 def test_stacks_of_several_chunks_and_items_larger_than_a_chunk(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import batched
-
     for chunk in (1, 2000, 5000):
         monkeypatch.setattr(batched, "CHUNK_BYTES", chunk)
         monkeypatch.setattr(batched, "LARGE_BYTES", chunk // 2)
@@ -172,8 +173,6 @@ def test_stacks_of_several_chunks_and_items_larger_than_a_chunk(comm: Any, monke
 
 
 def test_operands_are_not_read_where_alpha_is_zero(comm: Any) -> None:
-    from pdgemm import Batch, matmul_batched
-
     for dtype, beta in itertools.product(("f4", "f2", "D"), (0, 1, 2)):
         for shapes in ([(3, 3)] * 6, [(3, 3), (2, 2), (1, 1)]):
             A = Batch.from_local([np.full(shape, np.nan, dtype) for shape in shapes], comm)
@@ -185,11 +184,6 @@ def test_operands_are_not_read_where_alpha_is_zero(comm: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "int8", "complex64"])
 def test_stacks_are_converted_chunk_by_chunk(comm: Any, dtype: str) -> None:
-    import tracemalloc
-
-    from pdgemm import Batch, matmul_batched
-    from pdgemm.batched import CHUNK_BYTES
-
     A = Batch.from_local(np.ones((4000, 16, 16), dtype), comm)
     C = Batch.from_local(np.ones(A.items.shape, {"int8": "int32"}.get(dtype, dtype)), comm)
     tracemalloc.start()
@@ -202,8 +196,6 @@ def test_stacks_are_converted_chunk_by_chunk(comm: Any, dtype: str) -> None:
 
 def test_whole_numbers_are_exact_beyond_the_width_of_float32(comm: Any) -> None:
     """2^14 k is more than float32 counts to, from k = 1025 on."""
-    from pdgemm import Batch, matmul_batched
-
     for k in (1024, 1025, 2**17):  # 2^17 2^14 = 2^31 is -2^31 modulo 2^32
         A = Batch.from_global(np.full((2, 1, k), -128, np.int8), comm)
         B = Batch.from_global(np.full((2, k, 1), -128, np.int8), comm)
@@ -212,8 +204,6 @@ def test_whole_numbers_are_exact_beyond_the_width_of_float32(comm: Any) -> None:
 
 
 def test_local_matrices_are_adopted_in_either_order(comm: Any) -> None:
-    from pdgemm import Batch, matmul_batched
-
     rng = np.random.default_rng(comm.rank)
     count = 3 * (comm.rank % 2) + 1
     a, b = rng.standard_normal((count, 4, 3)), rng.standard_normal((count, 5, 4))
@@ -232,8 +222,6 @@ def test_local_matrices_are_adopted_in_either_order(comm: Any) -> None:
 
 
 def test_lists_become_stacks_where_all_shapes_are_equal(comm: Any) -> None:
-    from pdgemm import Batch
-
     x = np.arange(6, dtype="f4").reshape(2, 3)
     own = [x + rank for rank in range(comm.rank)]  # rank 0 has none, and no type
     batch = Batch.from_local(own, comm)
@@ -248,8 +236,6 @@ def test_lists_become_stacks_where_all_shapes_are_equal(comm: Any) -> None:
 
 
 def test_large_arrays_are_sent_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm.matrix import batch
-
     monkeypatch.setattr(batch, "PIECE_BYTES", 64)
     for types, sizes in itertools.product(TYPES, ([(5, 7, 3)] * 6, MNK[:9])):
         check_batch(comm, sizes, types, owner="balance")
@@ -280,8 +266,6 @@ def test_any_batch(comm: Any, data: st.DataObject) -> None:
 @settings(max_examples=examples(60))
 @given(sizes=st.lists(st.tuples(size, size, size), max_size=6), parts=st.integers(1, 4))
 def test_balance_keeps_grahams_bound(comm: Any, sizes: list[tuple[int, int, int]], parts: int) -> None:
-    from pdgemm import balance
-
     owner = balance(sizes, parts)
     assert np.array_equal(owner, balance(np.array(sizes).reshape(-1, 3), parts))  # type: ignore[arg-type]
     flops = np.array([2 * m * n * k for m, n, k in sizes], int)
@@ -293,9 +277,6 @@ def test_balance_keeps_grahams_bound(comm: Any, sizes: list[tuple[int, int, int]
 
 
 def test_balance_prefers_low_owners(comm: Any) -> None:
-    from pdgemm import balance
-    from pdgemm.errors import ArgumentError
-
     assert balance([(2, 2, 2)] * 5, 3).tolist() == [0, 1, 2, 0, 1]
     assert balance([(1, 1, 1), (1, 1, 4), (1, 3, 1), (2, 1, 1)], 2).tolist() == [0, 0, 1, 1]
     assert balance([], 2).tolist() == []
@@ -305,10 +286,6 @@ def test_balance_prefers_low_owners(comm: Any) -> None:
 
 # ------------------------------------------------------------------ communication
 def test_nothing_is_sent_but_the_check(comm: Any) -> None:
-    from mpi4py import MPI
-
-    from pdgemm import Batch, matmul_batched
-
     called: list[str] = []
 
     class Counting(MPI.Intracomm):
@@ -332,11 +309,6 @@ def test_nothing_is_sent_but_the_check(comm: Any) -> None:
 
 # ------------------------------------------------------------------ bad input
 def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
-    from mpi4py import MPI
-
-    from pdgemm import Batch, matmul_batched
-    from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, PdgemmError
-
     def batch(*shape: int, dtype: Any = float, owner: Any = None) -> Any:
         return Batch.from_global(np.zeros(shape, dtype), comm, owner)
 
@@ -390,9 +362,6 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
 
 
 def test_batches_that_cannot_be_made(comm: Any) -> None:
-    from pdgemm import Batch
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError, PdgemmError
-
     x = np.zeros((4, 3, 2))
     cases: list[tuple[type[PdgemmError], str, Any, tuple[Any, ...]]] = [
         (
@@ -436,9 +405,6 @@ def test_batches_that_cannot_be_made(comm: Any) -> None:
 
 
 def test_ranks_that_disagree_all_hear_of_it(comm: Any) -> None:
-    from pdgemm import Batch, matmul_batched
-    from pdgemm.errors import ArgumentError, DTypeError
-
     if comm.size == 1:
         return
     A = Batch.from_global(np.zeros((4, 3, 3)), comm)
@@ -453,9 +419,6 @@ def test_ranks_that_disagree_all_hear_of_it(comm: Any) -> None:
 @pytest.mark.parametrize("where", ["host", "fake"])
 def test_epilogues(comm: Any, where: str) -> None:
     """Stacks and lists, in place and where C is narrower than its sums, against NumPy in double precision."""
-    from pdgemm import Batch, Epilogue, matmul_batched
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
-
     rng = np.random.default_rng(comm.rank)
     with fake_device() if where == "fake" else nullcontext() as device:
 

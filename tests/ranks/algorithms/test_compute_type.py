@@ -13,6 +13,9 @@ from fake_device import fake_device
 from problems import accepted
 from tiers import square_grid
 
+from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
+from pdgemm.errors import ArgumentError, DTypeError
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 UNIT = {"float32": 0.0, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # of what operands are rounded to
@@ -23,8 +26,6 @@ SINGLE = 2.0**-24
 @pytest.mark.parametrize("compute", UNIT)
 def test_error_bound(comm: Any, compute: str, where: str) -> None:
     """Element by element: (2u + u^2 + (1 + u)^2 gamma_k) |A||B|, and a rounding to C's type."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     m, n, k = 19, 23, 70
     u, gamma = UNIT[compute], k * SINGLE / (1 - k * SINGLE)
     cases, types = accepted(comm.size), [("f4", "f4"), ("f8", "f4"), ("f4", "f8")]
@@ -52,9 +53,6 @@ def test_error_bound(comm: Any, compute: str, where: str) -> None:
 
 
 def test_bad_input_is_the_same_on_all_ranks(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
-    from pdgemm.errors import ArgumentError, DTypeError
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.zeros((6, 6), grid=grid)
         with pytest.raises(ArgumentError, match="compute_type 'float8' is not one of float32, tf32, float16, bfloat16"):

@@ -11,6 +11,10 @@ from fake_device import fake_device
 from problems import NASTY, accepted, grid_shapes, nasty
 from tiers import every_grid
 
+from pdgemm import DistMatrix, Plan, ProcessGrid, pdgemm, plan, verify
+from pdgemm.errors import ArgumentError, DeviceError, DTypeError
+from pdgemm.local.arrays.emulation import EMULATIONS
+
 pytestmark = pytest.mark.mpi
 
 NAMES = ("ozaki", "ozaki-4", "ozaki-11", "bf16x9")
@@ -40,8 +44,6 @@ def operands(kind: str, m: int, n: int, k: int, dtype: str) -> tuple[np.ndarray,
 
 def bound(compute: str, alpha: complex, a: np.ndarray, b: np.ndarray, panels: int) -> np.ndarray:
     """The bound of pdgemm/local/blas/slices.py, for each element."""
-    from pdgemm.local.arrays.emulation import EMULATIONS
-
     k, how = a.shape[1], EMULATIONS[compute]
     wide = 8**0.5 if a.dtype.kind == "c" else 1
     a, b = np.abs(a).astype(np.longdouble), np.abs(b).astype(np.longdouble)
@@ -66,8 +68,6 @@ def test_error_bound_of_other_slices(comm: Any, compute: str) -> None:
 
 def check_bound(comm: Any, compute: str) -> None:
     """On all data, by all algorithms in turn; counts and bytes are those of the plan."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     wide = "float32" if compute == "bf16x9" else "float64"
     sizes, forced = (
         itertools.cycle([(19, 23, 70), (7, 5, 3), (1, 9, 1), (33, 2, 40)]),
@@ -96,8 +96,6 @@ def check_bound(comm: Any, compute: str) -> None:
 @pytest.mark.parametrize("compute", NAMES)
 def test_all_bits_arrive(comm: Any, compute: str) -> None:
     """A I = A and I A = A bit by bit where elements of a row, or column, are of one size; integers are exact."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     dtype = "float32" if compute in ("bf16x9", "ozaki-4") else "float64"
     r = np.random.default_rng(5)
     a = (r.uniform(0.5, 1, (24, 24)) * r.choice([-1, 1], (24, 24))).astype(dtype)
@@ -117,8 +115,6 @@ def test_all_bits_arrive(comm: Any, compute: str) -> None:
 
 @pytest.mark.parametrize("compute", ["ozaki", "bf16x9"])
 def test_infinity_and_nan_are_those_of_the_plain_product(comm: Any, compute: str) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     m, n, k = 9, 8, 40
     dtype = "float32" if compute == "bf16x9" else "float64"
     for seed, shape in enumerate(grid_shapes(comm.size)):
@@ -140,8 +136,6 @@ def test_infinity_and_nan_are_those_of_the_plain_product(comm: Any, compute: str
 @pytest.mark.parametrize("compute", ["ozaki", "ozaki-4", "bf16x9"])
 def test_verify_and_protect(comm: Any, compute: str) -> None:
     """Correct products pass, also where rows lose the bits of small elements; wrong ones do not."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, verify
-
     dtype = "float32" if compute == "bf16x9" else "float64"
     with ProcessGrid(comm) as grid:
         for kind in ("normal", "graded", "huge and tiny", "cancelling", "rows", "hidden"):
@@ -161,8 +155,6 @@ def test_verify_and_protect(comm: Any, compute: str) -> None:
 
 def test_plans_and_types(comm: Any) -> None:
     """A plan is saved with its arithmetic; operands are of any type, and C of its own."""
-    from pdgemm import DistMatrix, Plan, ProcessGrid, pdgemm, plan
-
     with ProcessGrid(comm) as grid:
         A, B = (DistMatrix.random(x, grid=grid, seed=1, dtype="float32") for x in ((20, 30), (30, 25)))
         C = DistMatrix.zeros((20, 25), grid=grid)
@@ -186,9 +178,6 @@ def test_plans_and_types(comm: Any) -> None:
 
 
 def test_bad_input_is_the_same_on_all_ranks(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.errors import ArgumentError, DeviceError, DTypeError
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.zeros((6, 6), grid=grid)
         with pytest.raises(ArgumentError, match="compute_type 'ozaki-3' is not one of float32, .*ozaki-12"):

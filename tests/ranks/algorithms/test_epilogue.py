@@ -15,6 +15,10 @@ from problems import accepted, grid_shapes
 from scipy.special import erf
 from tiers import every_grid, everything, examples, square_grid
 
+from pdgemm import CorruptionError, DistMatrix, Plan, ProcessGrid, linalg, pdgemm, plan
+from pdgemm.algorithms.epilogue import Epilogue
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, PdgemmError
+
 pytestmark = [pytest.mark.mpi, every_grid]
 
 PHI = lambda z: (1 + erf(z / np.sqrt(2))) / 2  # noqa: E731  # the normal distribution
@@ -42,9 +46,6 @@ class Case:
     """A product with an epilogue, drawn at random, and its result in double precision with a bound of the error."""
 
     def __init__(self, comm: Any, grids: list[Any], seed: int, device: str = "host", dtype: str = "") -> None:
-        from pdgemm import DistMatrix
-        from pdgemm.algorithms.epilogue import Epilogue
-
         rng = self.rng = np.random.default_rng(seed)
         self.m, self.n, self.k = (int(x) for x in rng.integers(0, 30, 3))
         self.dtype = np.dtype(dtype or rng.choice(TYPES))
@@ -85,8 +86,6 @@ class Case:
 
     def matrix(self, shape: tuple[int, int], dtype: Any = None) -> tuple[Any, np.ndarray]:
         """A matrix in any layout, and its elements."""
-        from pdgemm import DistMatrix
-
         rng, dtype = self.rng, np.dtype(dtype or self.dtype)
         x = rng.normal(size=shape) + (1j * rng.normal(size=shape) if dtype.kind == "c" else 0)
         x, turned = np.asarray(x).astype(dtype), rng.random() < 0.3
@@ -153,8 +152,6 @@ class Case:
 
 
 def layouts(comm: Any) -> list[Any]:
-    from pdgemm import ProcessGrid
-
     shapes = grid_shapes(comm.size)
     return [
         ProcessGrid(comm, shape, ranks=np.arange(comm.size)[::-1] if at % 2 else None)
@@ -172,8 +169,6 @@ def here(comm: Any) -> Iterator[list[Any]]:
 
 def test_every_algorithm(comm: Any, here: list[Any]) -> None:
     """Any layouts, types, transposes, blocks and vectors; C holds NaN where it is not read, with a guard around it."""
-    from pdgemm import pdgemm
-
     kinds = itertools.cycle(TYPES)
     grids = accepted(comm.size)
     few = 1 if everything() or comm.size < 4 else 2 if comm.size == 4 else 5
@@ -186,8 +181,6 @@ def test_every_algorithm(comm: Any, here: list[Any]) -> None:
 
 def test_drawn_problems(comm: Any, here: list[Any]) -> None:
     """Also by prepared products, which are called again with other elements, and within a memory limit."""
-    from pdgemm import Plan, pdgemm, plan
-
     for seed in range(examples(60 if comm.size < 4 else 30)):
         case = Case(comm, here, 10**6 + seed)
         alpha, A, B, beta, C = case.arguments
@@ -212,8 +205,6 @@ def test_drawn_problems(comm: Any, here: list[Any]) -> None:
 @square_grid
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_on_a_device(comm: Any, schedule: str) -> None:
-    from pdgemm import pdgemm
-
     for seed in range(examples(30)):
         with fake_device(schedule) as device:
             grids = layouts(comm)
@@ -228,9 +219,6 @@ def test_on_a_device(comm: Any, schedule: str) -> None:
 @square_grid
 def test_a_network_of_two_layers(comm: Any, here: list[Any]) -> None:
     """Its gradients, by the epilogues of its products, are those of central differences."""
-    from pdgemm import DistMatrix, pdgemm
-    from pdgemm.algorithms.epilogue import Epilogue
-
     rng, grid = np.random.default_rng(5), here[0]
     x, w, b, v = (rng.normal(size=shape) for shape in ((9, 4), (4, 7), (7,), (7, 3)))
 
@@ -253,9 +241,6 @@ def test_a_network_of_two_layers(comm: Any, here: list[Any]) -> None:
 
 @square_grid
 def test_a_prepared_product_reads_the_current_operands(comm: Any, here: list[Any]) -> None:
-    from pdgemm import DistMatrix, plan
-    from pdgemm.algorithms.epilogue import Epilogue
-
     A, C, bias = DistMatrix.ones((4, 4), grid=here[0]), DistMatrix.empty((4, 4), grid=here[0]), np.zeros(4)
     row = DistMatrix.ones((1, 4), grid=here[-1])
     epilogue = Epilogue(bias=bias, scale=row)
@@ -268,9 +253,6 @@ def test_a_prepared_product_reads_the_current_operands(comm: Any, here: list[Any
 @square_grid
 def test_a_flip_is_repaired_before_the_epilogue(comm: Any, here: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """And where C is narrower than its sums, in these."""
-    from pdgemm import CorruptionError, DistMatrix, pdgemm
-    from pdgemm.algorithms.epilogue import Epilogue
-
     a = np.random.default_rng(0).normal(size=(24, 24)).astype(np.float32)
     for dtype, beta in itertools.product(("float32", "float16"), (0, 1)):
         A = DistMatrix.from_global(a, grid=here[0], block=4)
@@ -292,10 +274,6 @@ def test_a_flip_is_repaired_before_the_epilogue(comm: Any, here: list[Any], monk
 @square_grid
 def test_bad_input_is_one_error_on_all_ranks(comm: Any, here: list[Any]) -> None:
     """Nothing is sent, and C is not written."""
-    from pdgemm import DistMatrix, linalg, pdgemm, plan
-    from pdgemm.algorithms.epilogue import Epilogue
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError, PdgemmError
-
     grid = here[0]
     A, C = DistMatrix.random((6, 6), grid=grid), DistMatrix.ones((6, 6), grid=grid)
     Z, whole = A.astype("complex128"), DistMatrix.ones((6, 6), grid=grid, dtype="int8")

@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mpi4py import MPI
 from problems import grid_shapes, op
 from tiers import every_grid, examples, in_turn
+
+from pdgemm import Batch, DistMatrix, Epilogue, ProcessGrid, matmul_batched, matmul_grouped, plan_grouped
+from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, PdgemmError
+from pdgemm.local.arrays import dtypes
 
 pytestmark = pytest.mark.mpi
 
@@ -35,8 +40,6 @@ def drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.nd
 
 def matrices(comm: Any, whole: np.ndarray) -> Iterator[Any]:
     """The matrix on every grid, in blocks and in one block, transposed, a part of another, and on one rank alone."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     for number, shape in enumerate(grid_shapes(comm.size)):
         with ProcessGrid(comm, shape) as grid:
             yield DistMatrix.from_global(whole, grid=grid, block=(None, (3, 2))[number % 2])
@@ -50,8 +53,6 @@ def matrices(comm: Any, whole: np.ndarray) -> Iterator[Any]:
 
 def weights(comm: Any, rng: np.random.Generator, shapes: list[tuple[int, int]], dtype: Any) -> tuple[Any, Any]:
     """A matrix for each group, on a rank drawn at random, and all of them."""
-    from pdgemm import Batch
-
     whole = [drawn(rng, shape, dtype) for shape in shapes]
     owner = rng.integers(0, comm.size, len(shapes))
     return Batch.from_global(whole or np.zeros((0, 0, 0), dtype), comm, owner), whole
@@ -69,8 +70,6 @@ def check_rows(
 
     Higham 2002, 3.5; complex arithmetic times 2 sqrt 2; the product is rounded to the type of Y, and so is the sum.
     """
-    from pdgemm.local.arrays import dtypes
-
     flat, wide = groups.ravel(), "D" if y.dtype.kind == "c" else np.int64 if y.dtype.kind == "i" else "d"
     assert y.shape == (len(flat), y0.shape[1])
     source = x if len(x) == len(flat) else np.repeat(x, groups.size // max(1, len(groups)), axis=0)
@@ -101,8 +100,6 @@ def words_of(X: Any, rows: np.ndarray, groups: np.ndarray, owner: np.ndarray) ->
 # ------------------------------------------------------------------ products
 @every_grid
 def test_every_layout_type_and_number_of_choices(comm: Any) -> None:
-    from pdgemm import DistMatrix, matmul_grouped, plan_grouped
-
     rng = np.random.default_rng(0)
     m, d, n, number = 19, 6, 5, 5
     scalars = [(1, 0), (2, 3), (-1, 1), (0, 2), (1, 0)]
@@ -144,8 +141,6 @@ def test_every_layout_type_and_number_of_choices(comm: Any) -> None:
 
 @every_grid
 def test_forward_and_backward_of_a_layer_reuse_the_routing(comm: Any) -> None:
-    from pdgemm import DistMatrix, matmul_batched, matmul_grouped, plan_grouped
-
     rng = np.random.default_rng(1)
     m, d, n, number = 30, 7, 4, 2 * comm.size + 1
     x, g = rng.standard_normal((m, d)), rng.integers(-1, number, (m, 2))
@@ -179,8 +174,6 @@ def test_forward_and_backward_of_a_layer_reuse_the_routing(comm: Any) -> None:
 
 def test_groups_of_any_size(comm: Any) -> None:
     """None at all, none with rows, one giant group, more ranks than groups, and groups of one size; and empty sides."""
-    from pdgemm import DistMatrix, matmul_grouped, plan_grouped
-
     rng = np.random.default_rng(2)
     m = 4 * comm.size
     for number, g in {
@@ -207,8 +200,6 @@ def test_groups_of_any_size(comm: Any) -> None:
 
 
 def test_a_giant_group_is_shared_by_giving_it_several_items(comm: Any) -> None:
-    from pdgemm import Batch, DistMatrix, matmul_grouped
-
     rng = np.random.default_rng(3)
     m = 12 * comm.size
     x, w = rng.standard_normal((m, 5)), rng.standard_normal((5, 4))
@@ -220,8 +211,6 @@ def test_a_giant_group_is_shared_by_giving_it_several_items(comm: Any) -> None:
 
 def test_rows_in_the_order_of_their_groups_return_to_their_places(comm: Any) -> None:
     """The plans of both directions differ, although both leave all rows in their order."""
-    from pdgemm import DistMatrix, plan_grouped
-
     x = np.random.default_rng(5).standard_normal((6 * comm.size, 4))
     for groups in (np.zeros(len(x), int), np.arange(len(x)) // 6):
         for block in (None, 6):
@@ -232,8 +221,6 @@ def test_rows_in_the_order_of_their_groups_return_to_their_places(comm: Any) -> 
 
 
 def test_the_result_may_be_the_matrix_itself(comm: Any) -> None:
-    from pdgemm import DistMatrix, matmul_grouped
-
     rng = np.random.default_rng(4)
     for x, order in in_turn([rng.standard_normal((17, 6)), rng.standard_normal((40, 6))], ["C", "F"]):
         X = DistMatrix.from_global(x, block=2, order=order)  # type: ignore[arg-type]
@@ -249,8 +236,6 @@ size = st.integers(0, 12)
 @settings(max_examples=examples(40))
 @given(data=st.data())
 def test_any_grouped_product(comm: Any, data: st.DataObject) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, matmul_grouped
-
     draw = data.draw
     m, d, n, number, choices = draw(size), draw(size), draw(size), draw(size), draw(st.integers(1, 3))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
@@ -272,11 +257,6 @@ def test_any_grouped_product(comm: Any, data: st.DataObject) -> None:
 
 # ------------------------------------------------------------------ bad input
 def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
-    from mpi4py import MPI
-
-    from pdgemm import Batch, DistMatrix, ProcessGrid, matmul_batched, matmul_grouped, plan_grouped
-    from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, PdgemmError
-
     with ProcessGrid(comm, (1, comm.size)) as wide, ProcessGrid(comm, (comm.size, 1)) as grid:
         m, last = 4 * comm.size, comm.size - 1
         X, Y = (DistMatrix.from_global(np.ones((m, k)), grid=grid) for k in (3, 2))
@@ -351,9 +331,6 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
 
 def test_an_epilogue_with_a_bias_for_each_group(comm: Any) -> None:
     """Also where Y is narrower than its sums; rows in no group are 0, and what Y holds is not read."""
-    from pdgemm import Batch, DistMatrix, Epilogue, ProcessGrid, matmul_grouped
-    from pdgemm.errors import ArgumentError
-
     rng = np.random.default_rng(3)
     x, groups = drawn(rng, (29, 7), "float32"), rng.integers(-1, 4, 29)
     for shape in grid_shapes(comm.size):

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from tiers import thorough
+
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.io import hdf5
 
 pytestmark = [pytest.mark.mpi, pytest.mark.large, pytest.mark.on_ranks(1), thorough]
 
@@ -28,11 +32,6 @@ def marks(matrix: Any) -> dict[tuple[int, int], float]:
 @pytest.mark.timeout(300)
 def test_files_beyond_2_gib(comm: Any, shared_tmp_path: Path) -> None:
     """On one rank a whole local array is larger than 2 GiB, on two only the file is."""
-    import h5py
-
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.io import hdf5
-
     if comm.size > 2:
         pytest.skip("one and two ranks show all there is to see")
     path = shared_tmp_path / "large.h5"

@@ -10,6 +10,9 @@ import pytest
 from flips import changed_after_the_product, larger
 from tiers import square_grid
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import ArgumentError, CorruptionError
+
 pytestmark = [pytest.mark.mpi, square_grid]
 N = 36
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -28,9 +31,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_products_inside_are_compared_and_repeated(comm: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The result is that of an undisturbed run, bit for bit; "detect" raises; the report says what was compared."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import ArgumentError, CorruptionError
-
     x = np.random.default_rng(3).normal(size=(N, N))
     a = x @ x.T / N + np.eye(N)
     with ProcessGrid(comm) as grid:
@@ -60,9 +60,6 @@ def test_products_inside_are_compared_and_repeated(comm: Any, monkeypatch: pytes
 
 def test_what_is_no_whole_product_is_not_compared(comm: Any) -> None:
     """A triangle of a product, and a factorisation: refused on all ranks, and not taken for wrong."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import ArgumentError
-
     with ProcessGrid(comm) as grid:
         A: Any = DistMatrix.random((N, 8), grid=grid)
         more: Any = {"protect": "detect"}

@@ -12,6 +12,13 @@ import pytest
 from problems import DTYPES, NASTY, grid_shapes, nasty
 from tiers import everything, pairs, square_grid
 
+from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
+from pdgemm.algorithms import prepared, redistribution
+from pdgemm.algorithms.products.accumulator import Accumulator
+from pdgemm.algorithms.protection import repetition
+from pdgemm.algorithms.protection.row_checksums import weights
+from pdgemm.errors import ArgumentError, CorruptionError, MemoryLimitError
+
 pytestmark = [pytest.mark.mpi, square_grid]
 ALGORITHMS = ("summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner", "row", "column")
 PLACES = ("sums", "panel of A", "panel of B", "reduction", "redistribution")
@@ -33,9 +40,6 @@ def planted(
     monkeypatch: pytest.MonkeyPatch, place: str, bit: int, when: int, here: bool, often: int = 1
 ) -> Iterator[Any]:
     """Flip a bit on this rank the first time, or times, that something happens after `when` others."""
-    from pdgemm.algorithms import prepared
-    from pdgemm.algorithms.products.accumulator import Accumulator
-
     state = {"count": 0, "done": 0}
 
     def due(array: Any) -> bool:
@@ -128,9 +132,6 @@ def test_flips_above_the_threshold_are_found_and_repaired(
     dtype: str,
 ) -> None:
     """None is missed, the result is that of an undisturbed product bit for bit, and the message names a rank."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms.protection.row_checksums import weights
-
     a, b = operands(dtype)
     factors, error = weights(np.arange(N)), tau(a, b, dtype)
     shape = grid_shapes(comm.size)[len(grid_shapes(comm.size)) // 2]
@@ -179,9 +180,6 @@ def test_a_fault_that_stays_raises_on_all_ranks(
     comm: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, beta: float
 ) -> None:
     """After four runs; "detect" after the first.  A product in place is repeated from what C was."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.errors import CorruptionError
-
     a, b = operands(dtype)
     bit = np.finfo(dtype).nmant + 2
     with ProcessGrid(comm) as grid:
@@ -214,10 +212,6 @@ def test_a_fault_that_stays_raises_on_all_ranks(
 @pytest.mark.parametrize("which", ["A", "B"])
 def test_an_operand_that_changes_in_memory_raises(comm: Any, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     """It cannot be repaired, and the rank is named."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms import prepared
-    from pdgemm.errors import CorruptionError
-
     a, b = operands("float64")
     run = prepared.Prepared._run
     with ProcessGrid(comm) as grid:
@@ -239,8 +233,6 @@ def test_an_operand_that_changes_in_memory_raises(comm: Any, monkeypatch: pytest
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16", "int8"])
 def test_clean_products_pass(comm: Any, dtype: str) -> None:
     """Of all kinds, without a repeat."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     kinds = [x for x in NASTY if dtype not in ("float16", "int8") or x in ("normal", "integers", "sparse", "uniform")]
     with ProcessGrid(comm) as grid:
         for number in range(60 if everything() else 12):
@@ -259,8 +251,6 @@ def test_clean_products_pass(comm: Any, dtype: str) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_products_that_hold_nan_pass(comm: Any, value: float) -> None:
     """In A, in B, and in C on entry; overflow too."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     a, b = operands("float64")
     with ProcessGrid(comm) as grid:
         for which in range(4):
@@ -281,9 +271,6 @@ def test_products_that_hold_nan_pass(comm: Any, value: float) -> None:
 
 def test_what_it_takes_is_planned(comm: Any) -> None:
     """Words, allreduces and bytes, within the memory limit; nothing without it."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
-    from pdgemm.errors import ArgumentError, MemoryLimitError
-
     with ProcessGrid(comm) as grid:
         A, B, C = (DistMatrix.random(x, grid=grid, block=16) for x in ((70, 50), (50, 60), (70, 60)))
         bare = plan(A, B, C, beta=1)
@@ -309,10 +296,6 @@ def test_redistributed_matrices_have_their_bits(
     comm: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], dtype: str
 ) -> None:
     """Any bit that flips on the way is seen, and the exchange is repeated; one in X itself cannot be."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.algorithms import redistribution
-    from pdgemm.errors import ArgumentError, CorruptionError
-
     x = (10 * operands("complex128" if dtype[0] == "c" else "float64")[0]).astype(dtype)
     exchange, planned = redistribution.exchange, {"bit": -1, "times": 0, "of": 1}
 
@@ -369,9 +352,6 @@ def test_overflow_and_underflow_are_no_flips(
     comm: Any, capfd: pytest.CaptureFixture[str], case: int, constant: bool
 ) -> None:
     """Of the sums, of C's type, and of the type that operands are rounded to."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms.protection import repetition
-
     repetition._say_unknown.cache_clear()
     dtype, options, of_a, of_b, alpha, k = EXTREMES[case]
     r = np.random.default_rng(case)
@@ -392,9 +372,6 @@ def test_overflow_and_underflow_are_no_flips(
 
 def test_a_plan_for_beta_0_has_no_checksums_of_c(comm: Any) -> None:
     """It is refused on all ranks, those without rows of C, too."""
-    from pdgemm import DistMatrix, ProcessGrid, plan
-    from pdgemm.errors import ArgumentError
-
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         A, B, C = (DistMatrix.random((5, 5), grid=grid, block=8) for _ in "ABC")
         found = plan(A, B, C, protect="detect")

@@ -12,6 +12,12 @@ from flips import changed_after_the_product
 from problems import DTYPES
 from tiers import square_grid
 
+from pdgemm import DistMatrix, ProcessGrid, pdgemm
+from pdgemm.algorithms.products.accumulator import Accumulator
+from pdgemm.algorithms.protection import repetition, row_checksums
+from pdgemm.algorithms.protection.row_checksums import weights
+from pdgemm.errors import CorruptionError
+
 pytestmark = [pytest.mark.mpi, square_grid]
 M, N, K = 70, 60, 50
 MODES: tuple[Any, ...] = ("detect", "repair")
@@ -82,10 +88,6 @@ def test_large_changes_are_found_beside_rows_of_any_size(
     comm: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
 ) -> None:
     """An element that becomes 1000 times as large, in a row like the others and in row 3, which is not."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms.protection import repetition
-    from pdgemm.errors import CorruptionError
-
     with ProcessGrid(comm) as grid:
         for dtype in DTYPES[KINDS.index(kind) % 2 :: 2]:
             a, b, c = sizes(kind, dtype)
@@ -117,10 +119,6 @@ def test_large_changes_are_found_beside_rows_of_any_size(
 
 def test_panels_of_a_are_compared_where_rows_of_b_are_constant(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error of an element of A is the same in all columns of a rank, and their weights must not cancel."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms.products.accumulator import Accumulator
-    from pdgemm.errors import CorruptionError
-
     ready, left = Accumulator.prepared, [0]
 
     def prepared(self: Any, A: Any, B: Any, *_: Any) -> Any:
@@ -154,8 +152,6 @@ def test_panels_of_a_are_compared_where_rows_of_b_are_constant(comm: Any, monkey
 
 def test_weights_of_a_rank_never_cancel() -> None:
     """Those of its columns, for every n up to 4000 in blocks of 1 to 9 ranks: they are 0 for signs alone."""
-    from pdgemm.algorithms.protection.row_checksums import weights
-
     some = weights(np.arange(4000))
     assert ((np.abs(some) >= 1) & (np.abs(some) < 2) & (some.astype(np.float32) == some)).all()
     odd = weights(np.arange(4000), exact=True)
@@ -176,10 +172,6 @@ def test_larger_rounding_errors_accuse_nobody(
     comm: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A row that is above its threshold in two runs with the same bits; a flip is named after the second alone."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms.protection import row_checksums
-    from pdgemm.errors import CorruptionError
-
     monkeypatch.setattr(row_checksums, "SHARP", 8.0)  # of 0.2 tau, which these rows keep to
 
     def shifted(C: Any, by: float) -> None:

@@ -13,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import every_grid, square_grid
 
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, MemoryLimitError, PdgemmError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.index_map import IndexMap, index_maps, overlap_counts
 from pdgemm.grids.layout import Layout
-from pdgemm.schedules.exchanges.exchange import plan_exchange
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.schedules.exchanges.exchange import best_places, plan_exchange
 from pdgemm.transport.block_copy import copy_blocks
 
 pytestmark = square_grid
@@ -35,8 +38,6 @@ def values(rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_every_pair_of_layouts_exactly(comm: Any, grids: list[Any], size: tuple[int, int]) -> None:
     """All pairs of grids, six blocks against six, sources at both ends, both orders, transposed, shared or not."""
-    from pdgemm import DistMatrix
-
     orders = itertools.cycle(itertools.product("CF", "CF", [False, True], [False, True]))
     pairs = itertools.cycle(itertools.product(grids, repeat=2))
     for b, other_b in itertools.product(BLOCKS, repeat=2):
@@ -68,9 +69,6 @@ def test_every_pair_of_layouts_exactly(comm: Any, grids: list[Any], size: tuple[
 
 @pytest.mark.mpi
 def test_nothing_travels_within_one_layout(comm: Any, grids: list[Any]) -> None:
-    from pdgemm import DistMatrix
-    from pdgemm.instrument.recorder import Traffic
-
     for grid in grids:
         X = DistMatrix.random((50, 40), grid=grid, block=3)
         Y = X.redistribute(block=3, dtype="float32", alpha=2)
@@ -81,8 +79,6 @@ def test_nothing_travels_within_one_layout(comm: Any, grids: list[Any]) -> None:
 
 @pytest.mark.mpi
 def test_transposing_conjugating_scaling_adding_and_casting_as_one_exchange(comm: Any, grids: list[Any]) -> None:
-    from pdgemm import DistMatrix
-
     rng = np.random.default_rng(2)
     x = (rng.standard_normal((40, 30)) + 1j * rng.standard_normal((40, 30))).astype("complex64")
     y = rng.standard_normal((30, 40)) + 0j
@@ -98,8 +94,6 @@ def test_transposing_conjugating_scaling_adding_and_casting_as_one_exchange(comm
 
 @pytest.mark.mpi
 def test_relabelling_keeps_at_home_what_can_stay(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     backwards = list(range(comm.size))[::-1]
     with ProcessGrid(comm, (comm.size, 1), ranks=backwards) as one, ProcessGrid(comm, (comm.size, 1)) as two:
         X = DistMatrix.random((60, 8), grid=one)
@@ -117,9 +111,6 @@ def test_relabelling_keeps_at_home_what_can_stay(comm: Any) -> None:
 
 @pytest.mark.mpi
 def test_the_memory_limit_is_kept_down_to_one_element(comm: Any, grids: list[Any]) -> None:
-    from pdgemm import DistMatrix
-    from pdgemm.errors import MemoryLimitError
-
     X = DistMatrix.random((30, 20), grid=grids[0], block=4)
     assert not X.shared or X.redistribute(grid=grids[-1], block=3, memory_limit=0).report.extra_bytes == 0
     X = X.copy()  # that others cannot read
@@ -133,9 +124,6 @@ def test_the_memory_limit_is_kept_down_to_one_element(comm: Any, grids: list[Any
 
 @pytest.mark.mpi
 def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError, PdgemmError
-
     with ProcessGrid(comm) as grid:
         X, Y = DistMatrix.zeros((6, 4), grid=grid), DistMatrix.zeros((6, 4), grid=grid, dtype="complex64")
         frozen = X.copy()
@@ -178,8 +166,6 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
 @pytest.mark.mpi
 def test_overflow_is_infinity_and_harms_nobody(comm: Any, grids: list[Any]) -> None:
     """A warning that is an error, on one rank, in the middle of an exchange."""
-    from pdgemm import DistMatrix
-
     X = DistMatrix.from_function(lambda i, j: np.where((i == 0) & (j == 0), 1e6, 1.0), (20, 20), grid=grids[0])
     with warnings.catch_warnings(), np.errstate(all="raise"):
         warnings.simplefilter("error")
@@ -189,8 +175,6 @@ def test_overflow_is_infinity_and_harms_nobody(comm: Any, grids: list[Any]) -> N
 
 @pytest.mark.mpi
 def test_integers_are_numbers_modulo_two_to_the_32(comm: Any, grids: list[Any]) -> None:
-    from pdgemm import DistMatrix
-
     x = np.arange(400, dtype="int32").reshape(20, 20)
     X = DistMatrix.from_global(x, grid=grids[0], block=3)
     Y = X.redistribute(grid=grids[-1], alpha=3_000_000_000)
@@ -199,8 +183,6 @@ def test_integers_are_numbers_modulo_two_to_the_32(comm: Any, grids: list[Any]) 
 
 @pytest.mark.mpi
 def test_in_place_where_every_element_stays(comm: Any, grids: list[Any]) -> None:
-    from pdgemm import DistMatrix
-
     x = np.arange(400).reshape(20, 20) * (1 + 1j)
     for grid in grids:
         X = DistMatrix.from_global(x, grid=grid, block=3)
@@ -278,8 +260,6 @@ def test_blocks_are_copied_where_they_belong(
 
 
 def test_the_best_places_are_those_that_keep_most() -> None:
-    from pdgemm.schedules.exchanges.exchange import best_places
-
     source = Layout(Distribution.over((3, 1), (30, 4)), (2, 0, 1), np.dtype("d"))
     target = Layout(Distribution.over((3, 1), (30, 4)), (0, 1, 2), np.dtype("d"))
     assert best_places(source, target, 3) == (2, 0, 1)

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from tiers import square_grid
 
+from pdgemm import DistMatrix, ProcessGrid, assign, select
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 M, N = 23, 17
@@ -32,8 +35,6 @@ KEYS: list[Any] = [
 
 def layouts(comm: Any, whole: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
     """Matrices in shared memory and not, cyclic and even, transposed, conjugated, and on one rank alone."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(comm) as grid, ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as one:
         yield DistMatrix.from_global(whole, grid=grid, block=(3, 2)), whole
         yield DistMatrix.from_global(whole, grid=grid).copy(), whole
@@ -69,8 +70,6 @@ def moved(A: Any, found: Any, key: Any) -> int:
 
 
 def test_elements_are_set_to_numbers_arrays_and_matrices(comm: Any) -> None:
-    from pdgemm import DistMatrix
-
     drawn = np.random.default_rng(1)
     whole = drawn.standard_normal((M, N))
     for A, x in layouts(comm, whole):
@@ -110,9 +109,6 @@ def test_elements_are_set_to_numbers_arrays_and_matrices(comm: Any) -> None:
 
 
 def test_what_cannot_be_picked_or_set_raises_on_all_ranks_and_changes_nothing(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, assign, select
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
-
     with ProcessGrid(comm) as grid:
         whole = np.arange(30.0).reshape(6, 5)
         A = DistMatrix.from_global(whole, grid=grid, block=2)

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from tiers import square_grid
 
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.errors import ArgumentError, DTypeError
+
 pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore::RuntimeWarning"), square_grid]
 
 AXES = (None, 0, 1)
 
 
 def layouts(comm: Any, whole: np.ndarray) -> Iterator[Any]:
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(comm) as grid, ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as one:
         yield DistMatrix.from_global(whole, grid=grid, block=(3, 2))
         yield DistMatrix.from_global(np.pad(whole, 1).T, grid=grid, block=2)[1:-1, 1:-1].T
@@ -77,8 +78,6 @@ def test_percentiles(comm: Any, dtype: str) -> None:
 
 def test_each_place_is_exact(comm: Any) -> None:
     """Numbers that differ in the last bit, and the smallest ones."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     x = np.array([0.0, 5e-324, -5e-324, 1.0, np.nextafter(1, 2), np.nextafter(1, 0), -1e308, 1e308, -2.0, 2.0, 3.0])
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(x.reshape(11, 1), grid=grid, block=1)
@@ -113,9 +112,6 @@ def test_reductions_without_nan(comm: Any, dtype: str) -> None:
 
 
 def test_what_has_no_order_or_no_axis_is_refused_on_all_ranks(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import ArgumentError, DTypeError
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(drawn("complex64"), grid=grid)
         B = DistMatrix.from_global(drawn("float64"), grid=grid)

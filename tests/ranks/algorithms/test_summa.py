@@ -16,13 +16,15 @@ from problems import BLOCKS, DTYPES, SHAPES, TOLERANCE, gemm_error, grid_shapes
 from tiers import USUAL, every_grid, examples, pairs
 from tree_mover import BY_MESSAGES, ON_HOST, tree_registered
 
+from pdgemm import DistMatrix, ProcessGrid, matmul, pdgemm
+from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, MemoryLimitError, PdgemmError
+from pdgemm.instrument.recorder import Traffic
+
 pytestmark = [pytest.mark.mpi, every_grid]
 
 
 def every(comm: Any, *factors: Any) -> Iterator[Any]:
     """Each grid of these ranks with what else is varied."""
-    from pdgemm import ProcessGrid
-
     with ExitStack() as stack:
         grids = [stack.enter_context(ProcessGrid(comm, shape)) for shape in grid_shapes(comm.size)]
         yield from pairs(grids, *factors)
@@ -59,8 +61,6 @@ def test_memory_orders_lookahead_and_width(comm: Any, tree_mover: None) -> None:
 
 def test_a_rank_without_columns_knows_the_order_of_what_arrives(comm: Any) -> None:
     """k = 2 in Fortran order: on wide grids some ranks hold no column of A, whose order none can see."""
-    from pdgemm import ProcessGrid
-
     with ProcessGrid(comm, (1, comm.size)) as grid:
         for orders in ("FFC", "FCC", "CFF"):
             check_summa(grid, (6, 7, 2), (2, 2, 2, 2), (0, 0), "float64", orders=orders)
@@ -69,8 +69,6 @@ def test_a_rank_without_columns_knows_the_order_of_what_arrives(comm: Any) -> No
 @settings(max_examples=examples(40))
 @given(data=st.data())
 def test_any_problem(comm: Any, data: st.DataObject) -> None:
-    from pdgemm import ProcessGrid
-
     draw = data.draw
     shape = draw(st.sampled_from(grid_shapes(comm.size)))
     size, block = st.integers(0, 40), st.integers(1, 12)
@@ -92,8 +90,6 @@ def test_any_problem(comm: Any, data: st.DataObject) -> None:
 
 # ------------------------------------------------------------------ how users call it
 def test_operators_and_numpy_protocol(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, matmul
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.random((20, 30), grid=grid, block=4, seed=1)
         B = DistMatrix.random((30, 10), grid=grid, block=3, seed=2)
@@ -108,24 +104,18 @@ def test_operators_and_numpy_protocol(comm: Any) -> None:
 
 
 def test_equal_but_distinct_grids(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(comm) as one, ProcessGrid(comm) as two:
         A, B = DistMatrix.eye(12, grid=one, block=2), DistMatrix.random((12, 12), grid=two, block=5)
         assert (A @ B).allclose(DistMatrix.random((12, 12), grid=one, block=(2, 5)))
 
 
 def test_c_is_made_where_none_is_given_and_beta_is_then_ignored(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     with ProcessGrid(comm) as grid:
         ones = DistMatrix.from_function(lambda i, j: 1.0, (6, 6), grid=grid)
         assert pdgemm(0.5, ones, ones, 9.0).allclose(3)
 
 
 def test_nan_propagates_and_stays_in_its_rows(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(comm) as grid:
         a, b = np.ones((9, 7)), np.ones((7, 5))
         a[4, 2] = np.nan
@@ -136,9 +126,6 @@ def test_nan_propagates_and_stays_in_its_rows(comm: Any) -> None:
 
 
 def test_without_alpha_neither_a_nor_b_is_read_or_sent(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.instrument.recorder import Traffic
-
     with ProcessGrid(comm) as grid:
         nan = DistMatrix.from_function(lambda i, j: np.nan, (6, 6), grid=grid)
         C = pdgemm(0, nan, nan, 2.0, DistMatrix.from_function(lambda i, j: 1.5, (6, 6), grid=grid))
@@ -148,8 +135,6 @@ def test_without_alpha_neither_a_nor_b_is_read_or_sent(comm: Any) -> None:
 
 
 def test_progress_counts_the_panels(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     with ProcessGrid(comm) as grid:
         A, seen = DistMatrix.eye(40, grid=grid, block=3), []
         C = pdgemm(1, A, A, panel_width=4, progress=lambda done, total: seen.append((done, total)))
@@ -159,9 +144,6 @@ def test_progress_counts_the_panels(comm: Any) -> None:
 
 @pytest.mark.on_ranks(*USUAL)
 def test_the_memory_limit_is_kept_down_to_the_smallest(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.errors import MemoryLimitError
-
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
             A, B = (DistMatrix.random((60, 60), grid=grid, block=7, seed=s) for s in (1, 2))
@@ -184,8 +166,6 @@ def test_the_memory_limit_is_kept_down_to_the_smallest(comm: Any) -> None:
 
 def test_nothing_is_allocated_or_copied_that_need_not_be(comm: Any) -> None:
     """Where a matrix does not travel there is no buffer for it; on one rank there is none at all."""
-    from pdgemm import ProcessGrid
-
     with ProcessGrid(comm, (1, comm.size)) as grid:
         for k in (12, 2000):  # thin panels are multiplied at once, wide ones in turn
             report = check_summa(grid, (12, 12, k), BLOCKS[0], (0, 0), "float64")
@@ -197,9 +177,6 @@ def test_nothing_is_allocated_or_copied_that_need_not_be(comm: Any) -> None:
 
 # ------------------------------------------------------------------ bad input
 def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, PdgemmError
-
     with ProcessGrid(comm) as grid:
         A, B = DistMatrix.zeros((6, 4), grid=grid), DistMatrix.zeros((4, 5), grid=grid)
         C = DistMatrix.zeros((6, 5), grid=grid)
@@ -260,9 +237,6 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
 
 
 def test_ranks_that_disagree_all_hear_of_it(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.errors import ArgumentError, LayoutError
-
     if comm.size == 1:
         return
     with ProcessGrid(comm) as grid:
@@ -277,8 +251,6 @@ def test_ranks_that_disagree_all_hear_of_it(comm: Any) -> None:
 
 
 def test_a_callback_that_raises_harms_nobody(comm: Any, tree_mover: None) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     def boom(done: int, total: int) -> None:
         raise KeyError("mine")
 
@@ -302,7 +274,6 @@ def test_a_callback_that_raises_harms_nobody(comm: Any, tree_mover: None) -> Non
 
 def test_a_callback_that_is_interrupted_leaves_no_messages(comm: Any) -> None:
     """On all ranks, with panels in flight that some ranks have still to forward: they would be of the next product."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
 
     def interrupted(done: int, total: int) -> None:
         if done > 0.3 * total:
@@ -318,8 +289,6 @@ def test_a_callback_that_is_interrupted_leaves_no_messages(comm: Any) -> None:
 
 
 def test_disjoint_columns_of_one_array_may_be_a_and_c(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         rows = DistMatrix.empty((8, 4), grid=grid).local.shape[0]
         both = np.ones((rows, 8))

@@ -13,6 +13,12 @@ from fake_device import SCHEDULES, fake_device
 from problems import TOLERANCE, gemm_error
 from tiers import every_grid, in_turn, pairs
 
+from pdgemm import DistMatrix, ProcessGrid, pdgemm
+from pdgemm.errors import ArgumentError
+from pdgemm.instrument.run_report import vectors_so_far
+from pdgemm.planning import planner, problem
+from pdgemm.schedules.products import reduction
+
 pytestmark = [pytest.mark.mpi, every_grid]
 
 Matrices = dict[str, Any]
@@ -36,16 +42,12 @@ SIZES = [
 
 @pytest.fixture
 def lines(comm: Any) -> Iterator[tuple[Any, Any]]:
-    from pdgemm import ProcessGrid
-
     with ProcessGrid(comm, (comm.size, 1)) as by_rows, ProcessGrid(comm, (1, comm.size)) as by_columns:
         yield by_rows, by_columns
 
 
 def layers(lines: tuple[Any, Any], sizes: tuple[int, int, int], block: int | None = None, **options: Any) -> Matrices:
     """X, W1, Y, W2 and Z of two layers: X, W2 and Z by rows, W1 and Y by columns."""
-    from pdgemm import DistMatrix
-
     (by_rows, by_columns), (tokens, inputs, hidden) = lines, sizes
     shapes = {
         "X": (tokens, inputs, by_rows), "W1": (inputs, hidden, by_columns), "Y": (tokens, hidden, by_columns),
@@ -59,8 +61,6 @@ def layers(lines: tuple[Any, Any], sizes: tuple[int, int, int], block: int | Non
 
 def check(comm: Any, name: str, matrices: Matrices, beta: float, **options: Any) -> Any:
     """One product against NumPy, its collective and its words; its report."""
-    from pdgemm import pdgemm
-
     operands, collective, moved = PRODUCTS[name]
     A, B, C = operands(**matrices)
     a, b, c = A.allgather(), B.allgather(), C.allgather()
@@ -97,9 +97,6 @@ def test_auto_chooses_them(comm: Any, lines: Any, mover: str, sizes: tuple[int, 
 
 def test_sums_are_sent_owner_by_owner(comm: Any, lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In windows that take rows of every owner: a few each, and the last windows may have none of some."""
-    from pdgemm.planning import planner, problem
-    from pdgemm.schedules.products import reduction
-
     planner.best_plan.cache_clear()
     monkeypatch.setattr(reduction, "LEAST_ROWS", 2)
     monkeypatch.setattr(problem, "REDUCED_ROWS", 2)
@@ -124,8 +121,6 @@ def test_on_a_device(comm: Any, lines: Any) -> None:
 
 def test_a_product_and_an_all_reduce(comm: Any, lines: Any) -> None:
     """The reduce-scatter of the product, and an all-gather of its result: 2 (P - 1)/P words of Z for each rank."""
-    from pdgemm.instrument.run_report import vectors_so_far
-
     for sizes in SIZES:
         matrices = layers(lines, sizes)
         own, elements = matrices["Z"].local.size, matrices["Z"].size
@@ -142,9 +137,6 @@ def test_a_product_and_an_all_reduce(comm: Any, lines: Any) -> None:
 
 
 def test_what_no_layout_allows(comm: Any, lines: Any) -> None:
-    from pdgemm import pdgemm
-    from pdgemm.errors import ArgumentError
-
     matrices = layers(lines, SIZES[0])
     if comm.size == 1:
         return

@@ -11,6 +11,9 @@ from factored import EPS, positive_definite, relative, rng_matrix
 from problems import grid_shapes
 from tiers import every_grid, square_grid
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
+
 pytestmark = [pytest.mark.mpi, square_grid]
 TYPES = ("d", "F", "f", "D")
 
@@ -73,8 +76,6 @@ def check(a: np.ndarray, w: np.ndarray, V: Any, part: slice = slice(None)) -> No
 @pytest.mark.parametrize("dtype", TYPES)
 def test_all_pairs(comm: Any, dtype: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind of matrix, on one grid after the other, in any layout; counted words are those of the formulas."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     monkeypatch.setattr("pdgemm.linalg.eigen.eigh.LARGE", 36 if stages == 1 else 7)
     shapes = grid_shapes(comm.size)
     for shape in shapes:
@@ -96,8 +97,6 @@ def test_all_pairs(comm: Any, dtype: str, stages: int, monkeypatch: pytest.Monke
 @every_grid
 def test_orders(comm: Any) -> None:
     """From the largest matrix that LAPACK has on one rank, over those of one panel and one leaf, to several."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     for number, n in enumerate((0, 1, 6, 7, 8, 9, 13, 24, 25, 70)):
         shapes, dtype = grid_shapes(comm.size), TYPES[number % 4]
         a = rng_matrix(n, n, dtype)
@@ -115,8 +114,6 @@ def test_orders(comm: Any) -> None:
 @every_grid
 def test_subsets(comm: Any) -> None:
     """By index and by value, as SciPy has them: with vectors, values alone, none, and all."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     for number, shape in enumerate(grid_shapes(comm.size)):
         dtype, n = TYPES[number % 4], 45
         a = with_values(np.r_[np.linspace(-3, -1, 15), np.linspace(0.5, 4, 30)], dtype)
@@ -157,9 +154,6 @@ def test_values_equal_to_those_that_are_left_out(
 
     In one spectrum of order 120 it does not find one of them in 300 steps.
     """
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import LinAlgError
-
     spectra = beside_the_cut(n)
     if steps:
         monkeypatch.setattr("pdgemm.linalg.eigen.eigh.STEPS", steps)
@@ -185,8 +179,6 @@ def test_values_equal_to_those_that_are_left_out(
 @pytest.mark.on_ranks(4)
 def test_ranks_without_a_position(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """They have the eigenvalues, no elements, and no part in the work: by one stage, two stages, and values alone."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     a = rng_matrix(40, 40, "F")
     a = a + a.conj().T
     with ProcessGrid(comm, (1, 3), ranks=[3, 0, 2]) as grid:
@@ -202,8 +194,6 @@ def test_ranks_without_a_position(comm: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_diagonal_is_real(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Imaginary parts on the diagonal are not read, as LAPACK's ?heev does: by each way, of one matrix and of two."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     a, b = rng_matrix(40, 40, "D"), positive_definite(40, "complex128")
     a = a + a.conj().T
     a1, b1 = (x + np.diag(1j * np.arange(1.0, 41)) for x in (a, b))
@@ -220,8 +210,6 @@ def test_the_diagonal_is_real(comm: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_interval_is_open_below_and_closed_above(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(np.diag(np.arange(1.0, 21.0)), grid=grid, block=3)
         assert linalg.eigvalsh(A, subset_by_value=(3, 7)).tolist() == [4, 5, 6, 7]
@@ -232,8 +220,6 @@ def test_the_interval_is_open_below_and_closed_above(comm: Any) -> None:
 @pytest.mark.parametrize("kind", [1, 2, 3])
 def test_two_matrices(comm: Any, kind: Any) -> None:
     """A v = w B v, A B v = w v and B A v = w v, with vectors of length one in the norm of B, or of its inverse."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     for number, shape in enumerate(grid_shapes(comm.size)):
         dtype, n, lower = TYPES[(number + kind) % 4], 33, number % 2 == 0
         a, b = rng_matrix(n, n, dtype), positive_definite(n, dtype)
@@ -262,8 +248,6 @@ def test_two_matrices(comm: Any, kind: Any) -> None:
 
 def test_plans(comm: Any) -> None:
     """A program has the words, messages and flops of a run in which no value is deflated."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     n = 40
     a = with_values(np.linspace(-1, 2, n), "d")
     for shape in grid_shapes(comm.size):
@@ -285,9 +269,6 @@ def test_plans(comm: Any) -> None:
 
 
 def test_bad_arguments(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
-
     with ProcessGrid(comm) as grid:
         A, B = (DistMatrix.eye(20, grid=grid, block=3) for _ in range(2))
         single, small = DistMatrix.eye(20, grid=grid, dtype="f"), DistMatrix.eye(19, grid=grid)

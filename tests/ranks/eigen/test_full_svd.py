@@ -10,6 +10,10 @@ from factored import EPS, forbid_replicated_triangles, rng_matrix
 from problems import grid_shapes
 from tiers import every_grid, everything
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.linalg.functions.iterations import Work
+from pdgemm.linalg.singular.bidiagonal import through_band
+
 pytestmark = pytest.mark.mpi
 
 
@@ -25,8 +29,6 @@ def with_values(values: np.ndarray, dtype: str) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["float64", "complex64"])
 def test_all_triplets_by_products(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """|A - U S V^H|, |U^H U - I| and |V^H V - I| within c n eps; square, tall, wide, singular; full matrices, too."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     monkeypatch.setattr("pdgemm.linalg.singular.full_svd.ON_ONE_RANK", 6)
     cases = {
         "square": rng_matrix(21, 21, dtype), "tall": rng_matrix(40, 17, dtype), "oblong": rng_matrix(20, 15, dtype),
@@ -60,8 +62,6 @@ def test_all_triplets_by_products(comm: Any, dtype: str, monkeypatch: pytest.Mon
 @every_grid
 def test_no_rank_has_a_whole_triangle(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Above 512 values svd and pinv of tall and wide matrices take no QR whose R is on every rank."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     monkeypatch.setattr("pdgemm.linalg.singular.full_svd.ON_ONE_RANK", 6)
     forbid_replicated_triangles(monkeypatch, 6)
     if comm.size == 1:  # which has all words anyway
@@ -83,10 +83,6 @@ def test_no_rank_has_a_whole_triangle(comm: Any, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
 def test_values_through_a_band(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All singular values within n eps s_1 of LAPACK's; words and messages are those planned."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.linalg.functions.iterations import Work
-    from pdgemm.linalg.singular.bidiagonal import through_band
-
     monkeypatch.setattr("pdgemm.linalg.singular.bidiagonal.BAND", 5)
     for number, shape in enumerate(grid_shapes(comm.size)):
         for m, n in ((31, 31), (36, 30), (50, 14), (11, 10), (3, 3), (1, 1)):

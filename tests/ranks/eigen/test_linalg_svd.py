@@ -12,6 +12,8 @@ from factored import rng_matrix
 from problems import grid_shapes
 from tiers import square_grid
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+
 pytestmark = [pytest.mark.mpi, square_grid]
 TYPES = ("float32", "float64", "complex64", "complex128")
 SIZES = [(60, 50, 3), (45, 80, 2), (110, 100, 1), (14, 30, 4)]  # rows, columns, k; the last one has all values
@@ -52,8 +54,6 @@ def wide(x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("dtype", TYPES)
 def test_bounds_hold_and_are_near(comm: Any, dtype: str) -> None:
     """Against LAPACK in double precision, on twelve kinds of spectra and more; sizes and grids take turns."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     shapes = grid_shapes(comm.size)
     for turn in range(0 if comm.size == 1 else TYPES.index(dtype), 14, 1 if comm.size == 1 else 4):
         size = (turn + TYPES.index(dtype)) % len(SIZES)
@@ -84,8 +84,6 @@ def test_bounds_hold_and_are_near(comm: Any, dtype: str) -> None:
 
 def test_bases_that_nearly_fill_the_space(comm: Any) -> None:
     """Where a full basis leaves less room than a block needs, all values are computed."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     with ProcessGrid(comm) as grid:
         for n in (35, 36, 41, 42, 43):
             x = with_values(50, n, spectra(n, 2)["flat"], "float64")
@@ -97,8 +95,6 @@ def test_bases_that_nearly_fill_the_space(comm: Any) -> None:
 
 def test_any_seed(comm: Any) -> None:
     """The seeds at the ends of their range, from which three others are derived."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     x = rng_matrix(64, 40, "float64")
     with ProcessGrid(comm) as grid:
         A, exact = DistMatrix.from_global(x, grid=grid), np.linalg.svd(x, compute_uv=False)[:2]
@@ -108,8 +104,6 @@ def test_any_seed(comm: Any) -> None:
 
 def test_fewer_steps_have_larger_bounds_that_hold(comm: Any) -> None:
     """After any number of steps the bound holds, and all ranks are warned; a tolerance ends the steps earlier."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     with ProcessGrid(comm) as grid:
         for name in ("flat", "a cluster over k", "nearly flat")[: 3 if comm.size == 1 else 1]:
             x = with_values(70, 64, spectra(64, 2)[name], "float64")
@@ -129,8 +123,6 @@ def test_fewer_steps_have_larger_bounds_that_hold(comm: Any) -> None:
 
 
 def test_a_warning_that_is_an_error_is_one_on_all_ranks(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(with_values(70, 64, spectra(64, 2)["flat"], "float64"), grid=grid)
         with warnings.catch_warnings():
@@ -146,8 +138,6 @@ def test_a_warning_that_is_an_error_is_one_on_all_ranks(comm: Any) -> None:
 
 def test_plans_of_the_largest_values(comm: Any) -> None:
     """The number of steps is what the elements decide; words, messages and flops follow from it, restarts included."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     cases = [(70, 64, 2, False, 0), (60, 90, 1, True, 1), (20, 33, 3, False, 0)]
     for m, n, k, transposed, at in cases:
         with ProcessGrid(comm, (grid_shapes(comm.size) * 2)[at]) as grid, warnings.catch_warnings():

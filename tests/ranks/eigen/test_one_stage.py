@@ -10,6 +10,11 @@ from factored import rng_matrix
 from problems import DTYPES, grid_shapes
 from tiers import every_grid, pairs, square_grid, third
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.linalg.eigen.one_stage import OneStage
+from pdgemm.linalg.functions.iterations import Work
+from pdgemm.schedules.panels.tridiagonal_schedule import LastPartSchedule
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 RATIO = 30  # LAPACK's tests of sytrd pass below 30, in units of n eps
@@ -62,10 +67,6 @@ def graded(n: int, dtype: str) -> np.ndarray:
 
 def checked(given: np.ndarray, comm: Any, shape: tuple[int, int], block: Any, order: Any, mover: str = "") -> None:
     """|A - Q T Q^H| and |Q^H Q - I| in units of n eps, eigenvalues, and the words of the report."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.linalg.eigen.one_stage import OneStage
-    from pdgemm.linalg.functions.iterations import Work
-
     n, dtype = len(given), given.dtype
     lower = given.copy()
     lower[np.triu_indices(n, 1)] = np.nan  # only the lower triangle is read
@@ -99,8 +100,6 @@ def checked(given: np.ndarray, comm: Any, shape: tuple[int, int], block: Any, or
     ("n", "dtype", "block", "order", "way"), third(pairs(SIZES, DTYPES, LAYOUTS, "CF", ("read", "sent")))
 )
 def test_reduction(comm: Any, n: int, dtype: str, block: Any, order: str, way: str, monkeypatch: Any) -> None:
-    from pdgemm import ProcessGrid
-
     with ProcessGrid(comm) as grid:
         shares = grid.shares_memory
     monkeypatch.setattr(ProcessGrid, "shares_memory", shares and way == "read")
@@ -137,10 +136,6 @@ def test_any_elements(comm: Any, made: Any, dtype: str) -> None:
 @pytest.mark.on_ranks(4)
 def test_idle_ranks(comm: Any) -> None:
     """Ranks that hold no elements have the same numbers."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.linalg.eigen.one_stage import OneStage
-    from pdgemm.linalg.functions.iterations import Work
-
     given = hermitian(90, "float64")
     with ProcessGrid(comm, (1, 3), ranks=[3, 0, 2]) as grid:
         reduction = OneStage.of(Work("reduction"), DistMatrix.from_global(given, grid=grid, block=16))
@@ -152,10 +147,6 @@ def test_idle_ranks(comm: Any) -> None:
 
 
 def test_views(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.linalg.eigen.one_stage import OneStage
-    from pdgemm.linalg.functions.iterations import Work
-
     large = hermitian(200, "complex128")
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(large, grid=grid, block=64)
@@ -176,10 +167,6 @@ def test_views(comm: Any) -> None:
 def test_plan(comm: Any, rest: int, left: int, monkeypatch: Any) -> None:
     """A planned program has the words of the run, and its simulation the messages."""
     monkeypatch.setattr("pdgemm.linalg.eigen.one_stage.REST", rest)
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.linalg.eigen.one_stage import OneStage
-    from pdgemm.linalg.functions.iterations import Work
-    from pdgemm.schedules.panels.tridiagonal_schedule import LastPartSchedule
 
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:

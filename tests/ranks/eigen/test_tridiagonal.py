@@ -12,6 +12,12 @@ from problems import grid_shapes
 from scipy.linalg import eigvalsh_tridiagonal
 from tiers import every_grid, square_grid
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import LinAlgError
+from pdgemm.linalg.eigen.tridiagonal import tridiagonal_eigh
+from pdgemm.linalg.functions.iterations import Work
+from pdgemm.local.blas import secular
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 Tridiagonal = tuple[np.ndarray, np.ndarray]
@@ -103,10 +109,6 @@ def check(pair: Tridiagonal, w: np.ndarray, V: Any, part: slice = slice(None)) -
 
 def solve(pair: Tridiagonal, grid: Any, dtype: Any = "d", wanted: Any = None) -> tuple[np.ndarray, Any, Any]:
     """Eigenvalues, vectors, and the report of the work."""
-    from pdgemm import DistMatrix
-    from pdgemm.linalg.eigen.tridiagonal import tridiagonal_eigh
-    from pdgemm.linalg.functions.iterations import Work
-
     work, like = Work("tridiagonal"), DistMatrix.zeros((3, 5), grid=grid, dtype=dtype)
     before = [x.copy() for x in pair]
     w, V = tridiagonal_eigh(work, *pair, like, wanted)
@@ -125,8 +127,6 @@ def small_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
 @every_grid
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds_of_matrices(comm: Any, kind: Any) -> None:
-    from pdgemm import ProcessGrid
-
     shapes = grid_shapes(comm.size)
     with ProcessGrid(comm, shapes[KINDS.index(kind) % len(shapes)]) as grid:
         for n, dtype in ((50, "float64"), (33, "float32")):
@@ -137,8 +137,6 @@ def test_kinds_of_matrices(comm: Any, kind: Any) -> None:
 @every_grid
 def test_orders(comm: Any) -> None:
     """Orders about those of leaves, and those of which rank or leaf has nothing."""
-    from pdgemm import ProcessGrid
-
     orders, shapes = (0, 1, 2, 3, 7, 8, 9, 16, 17, 18, 25), grid_shapes(comm.size)
     for at, shape in enumerate(shapes):
         with ProcessGrid(comm, shape) as grid:
@@ -152,8 +150,6 @@ def test_orders(comm: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_secular_equations(dtype: str) -> None:
     """Eigenvectors of D + rho z z^T for gaps and z of all sizes, orthogonal to working precision."""
-    from pdgemm.local.blas import secular
-
     rng, tiny = np.random.default_rng(1), 1e-2 if dtype == "float32" else 1e-5
     for n, rho, gap, least in itertools.product((1, 2, 2, 3, 9), (2.0, 1e-2), (1.0, tiny), (1.0, tiny)):
         d = np.cumsum(rng.uniform(1, 2, n) * np.where(np.arange(n) % 2, gap, 1)).astype(dtype)
@@ -171,8 +167,6 @@ def test_secular_equations(dtype: str) -> None:
 @pytest.mark.parametrize("leaf", [1, 2, 3])
 def test_tiny_leaves(comm: Any, monkeypatch: pytest.MonkeyPatch, leaf: int) -> None:
     """Systems of one and of two eigenvalues, which LAPACK's laed4 treats otherwise."""
-    from pdgemm import ProcessGrid
-
     monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal.LEAF", leaf)
     with ProcessGrid(comm) as grid:
         for kind in (gaussian, wilkinson, graded):
@@ -180,8 +174,6 @@ def test_tiny_leaves(comm: Any, monkeypatch: pytest.MonkeyPatch, leaf: int) -> N
 
 
 def test_larger_orders(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import ProcessGrid
-
     monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal.LEAF", 256)
     with ProcessGrid(comm) as grid:
         for kind, n in ((gaussian, 1000), (glued, 525), (wilkinson, 513)):
@@ -190,8 +182,6 @@ def test_larger_orders(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @every_grid
 def test_parts_of_the_vectors(comm: Any) -> None:
-    from pdgemm import ProcessGrid
-
     with ProcessGrid(comm) as grid:
         for kind, n in ((gaussian, 50), (glued, 42), (normal, 5), (diagonal, 20)):
             pair, (_, _, whole) = kind(n), solve(kind(n), grid)
@@ -210,7 +200,6 @@ def test_parts_of_the_vectors(comm: Any) -> None:
 
 def test_deflated_columns_are_not_multiplied(comm: Any) -> None:
     """Nothing is multiplied where the halves are apart, and less where eigenvalues are close to each other."""
-    from pdgemm import ProcessGrid
 
     def products(kind: Any, n: int = 64) -> Any:
         return solve(kind(n), grid)[2]
@@ -227,10 +216,6 @@ def test_deflated_columns_are_not_multiplied(comm: Any) -> None:
 @every_grid
 def test_plans(comm: Any) -> None:
     """Words, messages and flops are as planned where no eigenvalue is deflated."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.linalg.eigen.tridiagonal import tridiagonal_eigh
-    from pdgemm.linalg.functions.iterations import Work
-
     pair = gaussian(50)
     for shape, wanted in ((grid_shapes(comm.size)[0], None), (grid_shapes(comm.size)[-1], lambda w: slice(0, 20))):
         with ProcessGrid(comm, shape) as grid:
@@ -242,17 +227,12 @@ def test_plans(comm: Any) -> None:
 
 
 def test_idle_ranks(comm: Any) -> None:
-    from pdgemm import ProcessGrid
-
     with ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as grid:
         for kind in (normal, wilkinson):
             check(kind(30), *solve(kind(30), grid)[:2])
 
 
 def test_what_is_not_finite(comm: Any) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import LinAlgError
-
     with ProcessGrid(comm) as grid:
         for bad, which in ((np.nan, 0), (np.inf, 1)):
             pair = normal(20)
@@ -263,10 +243,6 @@ def test_what_is_not_finite(comm: Any) -> None:
 
 @pytest.mark.parametrize("step", ["eigenpairs", "deflate", "secular_roots", "vector_lengths"])
 def test_an_error_of_one_rank_is_raised_on_all(comm: Any, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import LinAlgError
-    from pdgemm.local.blas import secular
-
     inner = getattr(secular, step)
 
     def fails(*arguments: Any) -> Any:

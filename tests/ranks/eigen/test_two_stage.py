@@ -10,6 +10,11 @@ from factored import EPS, relative, rng_matrix
 from problems import grid_shapes
 from tiers import every_grid
 
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.linalg.eigen.two_stage import Band, TwoStages
+from pdgemm.linalg.functions.iterations import Work
+from pdgemm.local.blas.band import eigenvalues_of_band
+
 pytestmark = pytest.mark.mpi
 TYPES = ("d", "F", "f", "D")
 ORDERS = (1, 2, 7, 8, 9, 17, 60, 83)
@@ -33,8 +38,6 @@ def lower_only(x: np.ndarray) -> np.ndarray:
 
 def applied(reduction: Any, work: Any, grid: Any, n: int, dtype: Any) -> np.ndarray:
     """Q, as the reduction applies it to an identity."""
-    from pdgemm import DistMatrix
-
     return reduction.apply(work, DistMatrix.eye(n, grid=grid, dtype=np.finfo(dtype).dtype)).allgather()
 
 
@@ -42,10 +45,6 @@ def applied(reduction: Any, work: Any, grid: Any, n: int, dtype: Any) -> np.ndar
 @pytest.mark.parametrize("n", ORDERS)
 def test_reductions_are_similarities(comm: Any, n: int) -> None:
     """|A - Q T Q^H| and |Q^H Q - I| within c n eps, T real and the same on every rank; words are those planned."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.linalg.eigen.two_stage import TwoStages
-    from pdgemm.linalg.functions.iterations import Work
-
     for turn, shape in enumerate(grid_shapes(comm.size)):
         dtype = TYPES[(turn + n) % 4]
         a, block = hermitian(n, dtype), [8, (5, 3), None][turn % 3]
@@ -69,11 +68,6 @@ def test_reductions_are_similarities(comm: Any, n: int) -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 def test_bands(comm: Any, dtype: str) -> None:
     """The band has the eigenvalues of A, its diagonal is real, and every rank has all of it."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.linalg.eigen.two_stage import Band
-    from pdgemm.linalg.functions.iterations import Work
-    from pdgemm.local.blas.band import eigenvalues_of_band
-
     for turn, shape in enumerate(grid_shapes(comm.size)):
         n = [45, 31, 64][turn % 3]
         a = hermitian(n, dtype)
@@ -92,10 +86,6 @@ def test_bands(comm: Any, dtype: str) -> None:
 @every_grid
 def test_narrow_matrices_of_vectors(comm: Any) -> None:
     """Q times fewer columns than ranks, none of them included, of any layout."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.linalg.eigen.two_stage import TwoStages
-    from pdgemm.linalg.functions.iterations import Work
-
     n, a = 40, hermitian(40, "D")
     with ProcessGrid(comm) as grid:
         reduction = TwoStages.of(Work("x"), DistMatrix.from_global(a, grid=grid, block=5))

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
+from problems import grid_shapes
 from tiers import USUAL, every_grid
 
+from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan, redistribute, verify
+from pdgemm.errors import ArgumentError, GridError, LayoutError, PdgemmError
+from pdgemm.local.blas.threads import core_share, decided_by, threads
+from pdgemm.support.agreement import agree, together
 from pdgemm.support.text import ranks_text
 
 pytestmark = [pytest.mark.mpi, every_grid]
 
 
 def test_default_grid_is_near_square(comm: Any) -> None:
-    from pdgemm import ProcessGrid
-
     expected = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 6: (2, 3), 8: (2, 4), 9: (3, 3), 12: (3, 4)}
     with ProcessGrid(comm) as grid:
         assert grid.shape == expected.get(comm.size, grid.shape)
@@ -25,10 +30,6 @@ def test_default_grid_is_near_square(comm: Any) -> None:
 
 
 def test_every_grid_has_its_rows_columns_and_layers(comm: Any) -> None:
-    from problems import grid_shapes
-
-    from pdgemm import ProcessGrid
-
     for layers in [c for c in range(1, comm.size + 1) if comm.size % c == 0]:
         for shape in grid_shapes(comm.size // layers):
             with ProcessGrid(comm, shape, layers) as grid:
@@ -48,20 +49,11 @@ def test_every_grid_has_its_rows_columns_and_layers(comm: Any) -> None:
 
 
 def test_messages_of_the_grid_do_not_meet_those_of_the_caller(comm: Any) -> None:
-    from mpi4py import MPI
-
-    from pdgemm import ProcessGrid
-
     with ProcessGrid(comm) as grid:
         assert MPI.Comm.Compare(grid.comm, comm) == MPI.CONGRUENT
 
 
 def test_grids_of_one_communicator_share_its_duplicate_until_the_last_is_freed(comm: Any) -> None:
-    from mpi4py import MPI
-
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.errors import ArgumentError
-
     part = comm.Dup()
     one, two = ProcessGrid(part), ProcessGrid(part, (part.size, 1))
     assert one.comm is two.comm
@@ -79,8 +71,6 @@ def test_grids_of_one_communicator_share_its_duplicate_until_the_last_is_freed(c
 
 
 def test_a_rank_that_left_a_grid_by_its_own_error_is_at_the_next_one(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     part = comm.Dup()
     with suppress(ZeroDivisionError), ProcessGrid(part) as left:
         1 // comm.rank
@@ -91,11 +81,6 @@ def test_a_rank_that_left_a_grid_by_its_own_error_is_at_the_next_one(comm: Any) 
 
 
 def test_listed_ranks_idle_ranks_and_transposed_grids(comm: Any) -> None:
-    from mpi4py import MPI
-
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import GridError
-
     backwards = list(range(comm.size))[::-1]
     with ProcessGrid(comm, (1, comm.size), ranks=backwards) as grid:
         assert [grid.rank_of(0, j) for j in range(comm.size)] == backwards
@@ -122,8 +107,6 @@ def test_listed_ranks_idle_ranks_and_transposed_grids(comm: Any) -> None:
 
 
 def test_equal_grids_are_recognised(comm: Any) -> None:
-    from pdgemm import ProcessGrid
-
     with ProcessGrid(comm) as one, ProcessGrid(comm) as two, ProcessGrid(comm, (comm.size, 1)) as column:
         assert one.same_as(two)
         assert one.same_as(column) == (one.shape == column.shape)
@@ -131,10 +114,6 @@ def test_equal_grids_are_recognised(comm: Any) -> None:
 
 @pytest.mark.on_ranks(*USUAL)
 def test_free_gives_the_communicators_back(comm: Any) -> None:
-    from mpi4py import MPI
-
-    from pdgemm import ProcessGrid
-
     own = comm.Dup()  # which no other grid shares
     for _ in range(300):  # more than an MPI library holds at once, if they leaked
         grid = ProcessGrid(own)
@@ -147,10 +126,6 @@ def test_free_gives_the_communicators_back(comm: Any) -> None:
 
 
 def test_grids_that_are_dropped_give_their_communicators_back_with_the_next_one(comm: Any) -> None:
-    import gc
-
-    from pdgemm import DistMatrix, ProcessGrid
-
     own = comm.Dup()
     kept = ProcessGrid(own)
     for number in range(60):
@@ -174,9 +149,6 @@ def test_grids_that_are_dropped_give_their_communicators_back_with_the_next_one(
 
 
 def test_matrices_of_a_freed_grid_are_refused_in_words(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan, redistribute, verify
-    from pdgemm.errors import GridError
-
     grid = ProcessGrid(comm)
     A, B, C = (DistMatrix.random((9, 9), grid=grid, seed=seed) for seed in (1, 2, 3))
     p = plan(A, B, C)
@@ -202,17 +174,11 @@ def test_matrices_of_a_freed_grid_are_refused_in_words(comm: Any) -> None:
     "options", [{"shape": (2, 100)}, {"shape": (0, 1)}, {"shape": (1,)}, {"layers": 0}, {"layers": 100}]
 )
 def test_a_grid_that_does_not_fit_is_refused_everywhere(comm: Any, options: dict[str, Any]) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import GridError
-
     with pytest.raises(GridError, match=r"\d"):
         ProcessGrid(comm, **options)
 
 
 def test_ranks_that_ask_for_different_grids_all_hear_of_it(comm: Any) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import ArgumentError
-
     if comm.size == 1:
         return
     shape = (1, comm.size) if comm.rank else (comm.size, 1)
@@ -222,9 +188,6 @@ def test_ranks_that_ask_for_different_grids_all_hear_of_it(comm: Any) -> None:
 
 # ------------------------------------------------------------------ raising together
 def test_an_error_on_one_rank_is_raised_on_all(comm: Any) -> None:
-    from pdgemm.errors import LayoutError
-    from pdgemm.support.agreement import agree, together
-
     for failing in range(comm.size):
         with pytest.raises(LayoutError) as caught:
             agree(comm, LayoutError("bad") if comm.rank == failing else None)
@@ -236,9 +199,6 @@ def test_an_error_on_one_rank_is_raised_on_all(comm: Any) -> None:
 
 
 def test_the_lowest_rank_is_heard_and_all_are_named(comm: Any) -> None:
-    from pdgemm.errors import PdgemmError
-    from pdgemm.support.agreement import agree
-
     with pytest.raises(PdgemmError) as caught:
         agree(comm, PdgemmError(f"from {comm.rank}") if comm.rank != 1 else None)
     assert str(caught.value).startswith("from 0")
@@ -247,9 +207,6 @@ def test_the_lowest_rank_is_heard_and_all_are_named(comm: Any) -> None:
 
 
 def test_an_exception_that_cannot_travel_still_arrives(comm: Any) -> None:
-    from pdgemm.errors import PdgemmError
-    from pdgemm.support.agreement import agree
-
     class LocalError(Exception):
         pass
 
@@ -264,8 +221,6 @@ def test_rank_lists_are_readable() -> None:
 
 # ------------------------------------------------------------------ threads
 def test_share_of_cores() -> None:
-    from pdgemm.local.blas.threads import core_share
-
     assert core_share([[0, 1, 2, 3]] * 2, 0) == 2  # unbound: they share all
     assert core_share([[0, 1], [2, 3]], 1) == 2  # bound apart: each has its own
     assert core_share([[0, 1, 2], [2, 3]], 0) == 2  # one core in common
@@ -274,9 +229,6 @@ def test_share_of_cores() -> None:
 
 
 def test_a_rank_uses_its_share_unless_told_otherwise(comm: Any) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.local.blas.threads import core_share, decided_by, threads
-
     before = threads()
     with ProcessGrid(comm) as grid:
         share = core_share(grid.node.allgather(sorted(os.sched_getaffinity(0))), grid.node.rank)
@@ -286,8 +238,6 @@ def test_a_rank_uses_its_share_unless_told_otherwise(comm: Any) -> None:
 @pytest.mark.mpi(min_size=2)
 def test_work_grids_outlive_the_grid_that_they_were_made_for(comm: Any) -> None:
     """They belong to the communicator, and matrices on them are compared with those of its other grids."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     first, second = ProcessGrid(comm), ProcessGrid(comm, (1, comm.size))
     place = tuple(range(comm.size))
     work = first.work_grid((comm.size, 1), 1, place)

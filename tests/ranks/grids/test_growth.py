@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 from tiers import everything, square_grid
 
+from pdgemm import DistMatrix, ProcessGrid, pdgemm
+from pdgemm.io import hdf5
+
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600), square_grid]
 
 MOST = 4 << 20  # bytes that a rank may have more, as allocators keep some; with --all a leak of 8 KiB each is more
@@ -29,9 +32,6 @@ def held() -> tuple[int, int, int]:
 @pytest.mark.parametrize("what", list(COUNTS))
 def test_nothing_grows(comm: Any, shared_tmp_path: Path, what: str) -> None:
     """With --all as often as COUNTS says, otherwise a fiftieth of that."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.io import hdf5
-
     grid = ProcessGrid(comm)
     A, B = (DistMatrix.random((60, 50), grid=grid, block=16, seed=seed) for seed in (1, 2))
     C = DistMatrix.zeros((60, 60), grid=grid)

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from documented import program
 
+from pdgemm.planning.algorithm_registry import ALGORITHMS
+from pdgemm.planning.planner import best_plan
+
 PAGE = Path(__file__).parents[3] / "docs/contributing-first.md"
 BUGS = {  # "Break it once"
     "what is sent is not counted": ("recorder.traffic.sent(int(words[rank]), line.size - 1)", "pass"),
@@ -28,9 +31,6 @@ pytestmark = pytest.mark.mpi
 @contextmanager
 def page(bug: tuple[str, str] = ("", "")) -> Iterator[ModuleType]:
     """The module that a reader makes of the page, with a bug; afterwards its algorithm is unknown."""
-    from pdgemm.planning.algorithm_registry import ALGORITHMS
-    from pdgemm.planning.planner import best_plan
-
     source, module = program(PAGE), ModuleType("gathered")
     assert source.count(bug[0]) == 1 or not bug[0]
     sys.modules["gathered"] = module

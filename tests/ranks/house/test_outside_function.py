@@ -14,13 +14,16 @@ from factored import positive_definite, rng_matrix
 from problems import grid_shapes
 from tiers import every_grid
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import LayoutError
+from pdgemm.linalg.functions.iterations import Work
+from pdgemm.planning.product_plan import ProductPlan
+
 pytestmark = pytest.mark.mpi
 
 
 def jacobi_cg(A: Any, B: Any, tolerance: float = 1e-10, most: int = 200) -> Any:
     """Return X with A X = B for a positive definite A.  `X.report` has all words, and the flops of its products."""
-    from pdgemm.linalg.functions.iterations import Work
-
     work, scale = Work("jacobi_cg"), 1 / A.diagonal()[:, None]
     X, R = B.copy() * 0, B.copy()
     Z = R * scale
@@ -41,9 +44,6 @@ def jacobi_cg(A: Any, B: Any, tolerance: float = 1e-10, most: int = 200) -> Any:
 @every_grid
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_right_and_as_planned_on_every_grid(comm: Any, dtype: str) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.planning.product_plan import ProductPlan
-
     n = 61
     a = positive_definite(n, dtype)
     a += np.diag(np.linspace(1, 50, n)) * np.abs(a).max()
@@ -72,9 +72,6 @@ def test_right_and_as_planned_on_every_grid(comm: Any, dtype: str) -> None:
 
 
 def test_it_stops_with_an_error_on_all_ranks(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import LayoutError
-
     with ProcessGrid(comm) as grid:
         A, B = DistMatrix.eye(6, grid=grid), DistMatrix.ones((7, 2), grid=grid)
         for call in (jacobi_cg, lambda A, B: linalg.plan(jacobi_cg, A, B)):

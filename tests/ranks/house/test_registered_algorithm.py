@@ -13,13 +13,13 @@ from fake_device import fake_device
 from problems import TOLERANCE, boxes, gemm_error
 from tiers import every_grid
 
+from pdgemm import DistMatrix, Plan, ProcessGrid, pdgemm, plan
+from pdgemm.errors import ArgumentError
+
 pytestmark = [pytest.mark.mpi, every_grid]
 
 
 def test_it_is_planned_explained_saved_and_carried_out(comm: Any) -> None:
-    from pdgemm import DistMatrix, Plan, ProcessGrid, pdgemm, plan
-    from pdgemm.errors import ArgumentError
-
     with ProcessGrid(comm) as grid:
         A, B, C = (DistMatrix.random((31, 31), grid=grid, block=4, seed=s) for s in (1, 2, 3))
         unknown = "algorithm 'allgather_3d' is not one of auto, summa"
@@ -48,8 +48,6 @@ def test_it_is_planned_explained_saved_and_carried_out(comm: Any) -> None:
 
 def test_what_is_sent_is_what_its_paper_says(comm: Any) -> None:
     """Words of all ranks and messages of each, counted where they are handed to MPI."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     with ProcessGrid(comm) as grid, allgather_3d_registered():
         for pr, pc, c in boxes(comm.size):
             ranks = pr * pc * c
@@ -66,9 +64,6 @@ def test_what_is_sent_is_what_its_paper_says(comm: Any) -> None:
 
 
 def test_it_is_not_taken_for_matrices_on_a_device(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
-    from pdgemm.errors import ArgumentError
-
     with allgather_3d_registered(), fake_device("late") as device, ProcessGrid(comm) as grid:
         A, B, C = (DistMatrix.random((31, 31), grid=grid, block=4, seed=s, device="fake") for s in (1, 2, 3))
         with pytest.raises(ArgumentError, match="algorithm 'allgather_3d' is for matrices on the host"):

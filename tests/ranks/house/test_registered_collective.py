@@ -14,6 +14,8 @@ import pytest
 from collectives import check_by_messages, check_counts, check_parts
 from tiers import every_grid
 
+from pdgemm.planning.collective_plan import collective_costs, costs_table
+from pdgemm.planning.machines.machine import Machine
 from pdgemm.schedules.collectives import collective as registry
 from pdgemm.schedules.collectives.collective import Collective, CollectiveAlgorithm, register_collective
 from pdgemm.schedules.collectives.collective_steps import (
@@ -65,9 +67,6 @@ def test_they_run_through_the_same_checks(comm: Any, operation: str, name: str) 
 
 
 def test_they_are_planned_beside_the_others(comm: Any) -> None:
-    from pdgemm.planning.collective_plan import collective_costs, costs_table
-    from pdgemm.planning.machines.machine import Machine
-
     collective_costs.cache_clear()
     costs = collective_costs("all_reduce", (5,) * comm.size, np.dtype("d"), comm.size, Machine())
     assert "chain" in [x.collective.algorithm for x in costs]

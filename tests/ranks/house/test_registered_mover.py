@@ -16,15 +16,21 @@ from fake_device import SCHEDULES, fake_device
 from problems import TOLERANCE, accepted, gemm_error
 from tree_mover import BY_MESSAGES, TREE, tree, tree_registered
 
+from pdgemm import DistMatrix, Machine, Plan, ProcessGrid, pdgemm, plan
+from pdgemm.errors import ArgumentError
+from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.local.arrays.device import Reach
+from pdgemm.planning.machines.machine import Link
+from pdgemm.schedules.mover_registry import MOVERS, mover_choices
+from pdgemm.tools.calibrate import calibrate
+from pdgemm.transport.movers import BROADCASTS, register_mover
+from pdgemm.transport.movers.arrivals import Transfers
+from pdgemm.transport.movers.pipeline import PanelRing
 
 pytestmark = pytest.mark.mpi
 
 
 def test_it_is_planned_saved_and_carried_out(comm: Any) -> None:
-    from pdgemm import DistMatrix, Plan, ProcessGrid, pdgemm, plan
-    from pdgemm.errors import ArgumentError
-
     with ProcessGrid(comm) as grid:
         A, B, C = (DistMatrix.random((31, 31), grid=grid, block=4, seed=s) for s in (1, 2, 3))
         asked: dict[str, Any] = {"algorithm": "summa", "shape": grid.shape, "panel_width": 5, "lookahead": 2}
@@ -44,9 +50,6 @@ def test_it_is_planned_saved_and_carried_out(comm: Any) -> None:
 
 
 def test_it_is_taken_where_the_machine_is_faster_with_it(comm: Any) -> None:
-    from pdgemm import DistMatrix, Machine, ProcessGrid, pdgemm
-    from pdgemm.planning.machines.machine import Link
-
     fast, slow = Link(1e-9, 1e-12), Link(1e-3, 1e-8)
     with ProcessGrid(comm) as grid, tree_registered():
         A = DistMatrix.random((64, 64), grid=grid, block=4, seed=1)
@@ -62,8 +65,6 @@ def test_it_is_taken_where_the_machine_is_faster_with_it(comm: Any) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_it_sends_what_a_device_has_packed(comm: Any, schedule: str) -> None:
     """On a device that works late, where MPI takes pointers to its memory."""
-    from pdgemm import ProcessGrid
-
     with (
         tree_registered(),
         fake_device(schedule, reach=Reach("", staged=False)) as device,
@@ -78,8 +79,6 @@ def test_it_sends_what_a_device_has_packed(comm: Any, schedule: str) -> None:
 
 
 def test_calibration_measures_it(comm: Any) -> None:
-    from pdgemm.tools.calibrate import calibrate
-
     if comm.size not in (2, 3):
         pytest.skip("it takes long where ranks share cores, and is the same")
     with tree_registered():
@@ -91,10 +90,6 @@ def test_calibration_measures_it(comm: Any) -> None:
 
 
 def test_panels_of_any_root_arrive(comm: Any) -> None:
-    from pdgemm.instrument.recorder import Recorder, Traffic
-    from pdgemm.transport.movers.arrivals import Transfers
-    from pdgemm.transport.movers.pipeline import PanelRing
-
     with PanelRing(2, np.empty(2 * 1000), np.empty(0), Transfers()).used(recorder := Recorder()) as ring:
 
         def post(root: int) -> Any:
@@ -113,10 +108,6 @@ def test_panels_of_any_root_arrive(comm: Any) -> None:
 
 
 def test_no_name_is_taken_twice(comm: Any) -> None:
-    from pdgemm.errors import ArgumentError
-    from pdgemm.schedules.mover_registry import MOVERS, mover_choices
-    from pdgemm.transport.movers import BROADCASTS, register_mover
-
     for name in mover_choices():
         with pytest.raises(ArgumentError, match=f"mover '{name}' exists already"):
             register_mover(replace(TREE, name=name), tree)

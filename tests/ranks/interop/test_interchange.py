@@ -11,8 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
+from mpi4py import MPI
 from problems import grid_shapes
 from tiers import every_grid
+
+from pdgemm import Batch, DistMatrix, ProcessGrid, plan
+from pdgemm.errors import ArgumentError
+from pdgemm.interchange import from_dask
 
 pytestmark = pytest.mark.mpi
 
@@ -56,8 +62,6 @@ def refused_alike(comm: Any, kind: type[Exception], message: str, call: Any) -> 
 
 @pytest.mark.parametrize("exported", EXPORTERS)
 def test_any_object_with_memory_of_the_host(comm: Any, grid: Any, exported: Any) -> None:
-    from pdgemm import DistMatrix
-
     x = np.random.default_rng(1).standard_normal((7, 5))
     A = DistMatrix.from_global(exported(x), grid=grid, block=2)
     assert np.array_equal(A.allgather(), x)
@@ -70,11 +74,6 @@ def test_any_object_with_memory_of_the_host(comm: Any, grid: Any, exported: Any)
 
 
 def test_what_is_no_array(comm: Any, grid: Any) -> None:
-    import scipy.sparse
-
-    from pdgemm import DistMatrix
-    from pdgemm.errors import ArgumentError
-
     class Late:
         """As an array that a library will not hand out: torch says so of those that require gradients."""
 
@@ -105,8 +104,6 @@ def test_what_is_no_array(comm: Any, grid: Any) -> None:
 
 
 def test_local_arrays_go_out_and_the_matrix_says_so(comm: Any, grid: Any) -> None:
-    from pdgemm import DistMatrix
-
     A = DistMatrix.random((8, 6), grid=grid, block=2)
     out = np.from_dlpack(A.local)
     assert out.size == 0 or np.shares_memory(out, A.local)
@@ -124,8 +121,6 @@ def test_local_arrays_go_out_and_the_matrix_says_so(comm: Any, grid: Any) -> Non
 @every_grid
 def test_dask_arrays(comm: Any) -> None:
     da = pytest.importorskip("dask.array")
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.interchange import from_dask
 
     x = np.random.default_rng(2).standard_normal((23, 17))
     computed: list[tuple[int, ...]] = []
@@ -181,7 +176,6 @@ def test_dask_arrays(comm: Any) -> None:
 
 def test_jax_arrays(comm: Any, grid: Any) -> None:
     jax = pytest.importorskip("jax", reason="JAX is not installed")
-    from pdgemm import DistMatrix
 
     for dtype in ("float32", "bfloat16", "complex64", "int32"):
         x = jax.numpy.arange(35).reshape(7, 5).astype(dtype)
@@ -199,7 +193,6 @@ def test_jax_arrays(comm: Any, grid: Any) -> None:
 
 def test_torch_tensors(comm: Any, grid: Any) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    from pdgemm import DistMatrix
 
     x = torch.arange(35.0).reshape(7, 5)
     A = DistMatrix.from_global(x, grid=grid, block=2)
@@ -216,8 +209,6 @@ def test_torch_tensors(comm: Any, grid: Any) -> None:
 
 # ------------------------------------------------------------------ what stays where it is
 def test_what_cannot_be_pickled_says_what_to_do(comm: Any, grid: Any) -> None:
-    from pdgemm import Batch, DistMatrix, plan
-
     A, B = (DistMatrix.random((6, 6), grid=grid, seed=seed) for seed in (1, 2))
     batch = Batch.from_local(np.ones((2, 3, 3)), comm)
     uneven = Batch.from_local([np.ones((2, 3)), np.ones((1, 1))], comm)
@@ -246,8 +237,6 @@ def test_what_cannot_be_pickled_says_what_to_do(comm: Any, grid: Any) -> None:
 
 def MPI_SELF(comm: Any) -> Any:
     """Of this rank alone: among many, the others would wait for what the root cannot send."""
-    from mpi4py import MPI
-
     return MPI.COMM_SELF
 
 
@@ -255,8 +244,6 @@ def MPI_SELF(comm: Any) -> Any:
 @every_grid
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_outer_matvec_vecmat(comm: Any, dtype: str) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     def drawn(*shape: int) -> np.ndarray:
         found = rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
         return (found if dtype == "complex128" else found.real).astype(dtype)

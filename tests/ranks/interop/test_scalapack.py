@@ -11,6 +11,8 @@ from problems import op
 from scalapack_arrays import SIZES, STARTS, Global, changed, info, random
 from tiers import everything, square_grid
 
+from pdgemm import ProcessGrid, scalapack
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 WHOLE = [31, 32, 35]
@@ -19,8 +21,6 @@ WHOLE = [31, 32, 35]
 @pytest.mark.parametrize("dtype", "sdcz")
 def test_the_standard_semantics(comm: Any, contexts: list[int], dtype: str) -> None:
     """error = max |C - Cref| / (eps (|alpha| |A| |B| + |beta| |C|)) <= 16, as in the PBLAS tests."""
-    from pdgemm import scalapack
-
     char = {"s": "f", "d": "d", "c": "F", "z": "D"}[dtype]
     routine = getattr(scalapack, f"p{dtype}gemm")
     alphas = [2, 3] + ([2 - 1j] if char in "FD" else [])
@@ -67,8 +67,6 @@ def test_the_standard_semantics(comm: Any, contexts: list[int], dtype: str) -> N
 
 
 def test_transposition_and_redistribution(comm: Any, contexts: list[int]) -> None:
-    from pdgemm import scalapack
-
     for number, (m, n, _) in enumerate(SIZES):
         ictxt, other = contexts[number % len(contexts)], contexts[-1 - number % len(contexts)]
         for name, char in (("pstran", "f"), ("pdtran", "d"), ("pctranu", "F"), ("pztranu", "D"), ("pztranc", "D")):
@@ -91,8 +89,6 @@ def test_transposition_and_redistribution(comm: Any, contexts: list[int]) -> Non
 
 def test_one_dimensional_local_arrays(comm: Any, contexts: list[int]) -> None:
     """As a Fortran or C program would hand them over."""
-    from pdgemm import scalapack
-
     A, B, C = (Global(random((12, 12), "d", s), contexts[0], (3, 2), (0, 0)) for s in (1, 2, 3))
     flat = [x.local.ravel(order="F") for x in (A, B, C)]
     a, b, c = ((y, 1, 1, x.desc) for x, y in zip((A, B, C), flat))
@@ -102,8 +98,6 @@ def test_one_dimensional_local_arrays(comm: Any, contexts: list[int]) -> None:
 
 
 def test_contexts_and_descriptors(comm: Any) -> None:
-    from pdgemm import ProcessGrid, scalapack
-
     row = scalapack.blacs_gridinit(comm, 1, comm.size)
     assert scalapack.blacs_gridinfo(row) == (1, comm.size, 0, comm.rank)
     assert scalapack.blacs_gridinfo(-1) == (-1, -1, -1, -1)
@@ -136,8 +130,6 @@ def test_contexts_and_descriptors(comm: Any) -> None:
 
 
 def test_every_argument_out_of_range_is_named_by_its_number(comm: Any, contexts: list[int]) -> None:
-    from pdgemm import scalapack
-
     A, B, C = (Global(random((12, 12), "d", s), contexts[0], (3, 2), (0, 0)) for s in (1, 2, 3))
     good: list[Any] = ["N", "N", 6, 5, 4, 1.0, A.local, 1, 1, A.desc, B.local, 2, 2, B.desc, 0.0, C.local, 3, 3, C.desc]
     frozen = C.local.copy(order="F")
@@ -201,8 +193,6 @@ def with_entries(desc: np.ndarray, **entries: int) -> np.ndarray:
 
 def test_an_empty_submatrix_may_begin_anywhere(comm: Any, contexts: list[int]) -> None:
     """Nor does its matrix need elements; but all else is as strict as ever."""
-    from pdgemm import scalapack
-
     good, (A, _, C) = good_arguments(contexts)
     empty = with_entries(A.desc, _3=0, _4=0, _9=1)
     for nothing in ({"_3": 0}, {"_4": 0}, {"_5": 0, "_15": 1.0}):
@@ -234,8 +224,6 @@ def test_an_empty_submatrix_may_begin_anywhere(comm: Any, contexts: list[int]) -
 
 def test_local_arrays_need_no_more_than_what_is_read(comm: Any, contexts: list[int]) -> None:
     """LLD_ = 1 where a process has no columns, and no columns behind those of the submatrix."""
-    from pdgemm import scalapack
-
     row = contexts[0]
     column_of = scalapack.blacs_gridinfo(row)[3]
     A, B = (Global(random((9, 3), "d", s), row, (2, 3)) for s in (1, 2))
@@ -258,8 +246,6 @@ def test_local_arrays_need_no_more_than_what_is_read(comm: Any, contexts: list[i
 
 def test_descriptors_of_type_2(comm: Any, contexts: list[int]) -> None:
     """Entries are counted where they are; a first block may be of any size."""
-    from pdgemm import scalapack
-
     good, (A, *_) = good_arguments(contexts, first=(5, 1))
     assert A.desc.tolist() == [2, contexts[0], 12, 12, 5, 1, 3, 2, 0, 0, A.local.shape[0]]
     assert info(scalapack.pdgemm, *good) == 0
@@ -291,8 +277,6 @@ def test_descriptors_of_type_2(comm: Any, contexts: list[int]) -> None:
 
 
 def test_the_first_wrong_argument_is_named(comm: Any, contexts: list[int]) -> None:
-    from pdgemm import scalapack
-
     good, (A, *_) = good_arguments(contexts)
     for more, found in (
         ({"_19": "", "_16": None, "_15": "", "_12": 0, "_10": "", "_9": 0, "_8": 0, "_6": "", "_4": -1, "_2": ""}, -2),
@@ -319,8 +303,6 @@ def test_the_first_wrong_argument_is_named(comm: Any, contexts: list[int]) -> No
 
 def test_scalars_by_reference(comm: Any, contexts: list[int]) -> None:
     """As a Fortran program hands them over."""
-    from pdgemm import scalapack
-
     good, (A, B, C) = good_arguments(contexts)
     expected = C.values.copy()
     expected[2:8, 2:7] = 2 * A.values[:6, :4] @ B.values[1:5, 1:6] + 3 * expected[2:8, 2:7]
@@ -336,8 +318,6 @@ def test_scalars_by_reference(comm: Any, contexts: list[int]) -> None:
 @pytest.mark.mpi(min_size=2)
 def test_processes_outside_of_a_context_are_told_by_the_others(comm: Any) -> None:
     """A lies on the first processes, B on the last ones; nobody else knows anything of it."""
-    from pdgemm import scalapack
-
     world = scalapack.blacs_gridinit(comm, comm.size, 1)
     half = (comm.size + 1) // 2  # with an odd number the one in the middle has both
     homes = []
@@ -387,8 +367,6 @@ def test_processes_outside_of_a_context_are_told_by_the_others(comm: Any) -> Non
 
 
 def test_integers_are_not_converted(comm: Any, contexts: list[int]) -> None:
-    from pdgemm import scalapack
-
     A = Global(np.arange(144).reshape(12, 12).astype("i4"), contexts[0], (3, 2))
     B = Global(np.zeros((12, 12), "i8"), contexts[-1], (5, 5))
     assert info(scalapack.pigemr2d, 5, 6, A.local, 1, 1, A.desc, B.local, 2, 2, B.desc, contexts[0]) == -7
@@ -399,8 +377,6 @@ def test_integers_are_not_converted(comm: Any, contexts: list[int]) -> None:
 @pytest.mark.mpi(min_size=2)
 def test_a_wrong_context_on_one_process_is_told_by_all(comm: Any) -> None:
     """Contexts of a communicator and of its duplicate: whatever the others use, all meet in one of them."""
-    from pdgemm import scalapack
-
     double = comm.Dup()
     made = [scalapack.blacs_gridinit(x, 1, comm.size) for x in (comm, double)]
     made.append(scalapack.blacs_gridinit(double, comm.size, 1))
@@ -439,8 +415,6 @@ def test_a_wrong_context_on_one_process_is_told_by_all(comm: Any) -> None:
 
 
 def test_contexts_that_are_none(comm: Any) -> None:
-    from pdgemm import ProcessGrid, scalapack
-
     grid = ProcessGrid(comm)
     ictxt = scalapack.context(grid)
     desc = scalapack.descinit(4, 4, 1, 1, 0, 0, ictxt, 4)

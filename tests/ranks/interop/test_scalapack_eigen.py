@@ -11,13 +11,14 @@ import scipy.linalg
 from scalapack_arrays import LETTERS, Global, changed, gathered, info, outside, placed, positive, random, triangle
 from tiers import square_grid
 
+from pdgemm import scalapack
+from pdgemm.errors import LinAlgError
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 
 def named(letter: str, ending: str) -> Any:
     """pdsyevd, pzheevd and so on."""
-    from pdgemm import scalapack
-
     return getattr(scalapack, f"p{letter}{'he' if letter in 'cz' else 'sy'}{ending}")
 
 
@@ -93,8 +94,6 @@ def test_part_of_the_spectrum(comm: Any, contexts: list[int], letter: str) -> No
 @pytest.mark.parametrize("letter", LETTERS)
 def test_two_matrices(comm: Any, contexts: list[int], letter: str) -> None:
     """Eigenvalues of LAPACK's xSYGVD; V in sub(A), and in sub(B) the factor that p?potrf stores, in one triangle."""
-    from pdgemm import scalapack
-
     char, rng = LETTERS[letter], np.random.default_rng(19)
     for kind, uplo, n in [*itertools.product((1, 2, 3), "LU", (19,)), (np.int32(1), "L", 1)]:
         H, P, inside = hermitian(n, char, n), positive(n, char, 2), triangle(n, uplo)
@@ -128,8 +127,6 @@ def test_two_matrices(comm: Any, contexts: list[int], letter: str) -> None:
 @pytest.mark.parametrize("letter", LETTERS)
 def test_singular_values(comm: Any, contexts: list[int], letter: str) -> None:
     """|A - U S V^H| <= 30 n eps |A|, U^H U = V^H V = I: LAPACK's tests of xGESVD; only what is wanted is written."""
-    from pdgemm import scalapack
-
     char, rng = LETTERS[letter], np.random.default_rng(22)
     function, eps = getattr(scalapack, f"p{letter}gesvd"), float(np.finfo(char).eps)
     shapes = (24, 24), (31, 7), (9, 40), (1, 1), (0, 4)
@@ -162,9 +159,6 @@ def test_singular_values(comm: Any, contexts: list[int], letter: str) -> None:
 
 def test_illegal_arguments_of_singular_values(comm: Any, contexts: list[int]) -> None:
     """Numbers are those of p?gesvd; arguments of vectors that are not wanted are ignored."""
-    from pdgemm import scalapack
-    from pdgemm.errors import LinAlgError
-
     A, U, V = (Global(random((12, 12), "d", s), contexts[0], (3, 2)) for s in (1, 2, 3))
     a, u, vt = (A.local, 1, 2, A.desc), (U.local, 2, 1, U.desc), (V.local, 2, 1, V.desc)
     s = values("d", 2)
@@ -208,9 +202,6 @@ def test_what_is_not_positive_definite(comm: Any, contexts: list[int]) -> None:
 
 def test_illegal_arguments(comm: Any, contexts: list[int]) -> None:
     """Numbers of arguments are ScaLAPACK's, and for p?sygvd those of its arguments in LAPACK's order."""
-    from pdgemm import scalapack
-    from pdgemm.errors import LinAlgError
-
     A, Z = (Global(hermitian(12, "d", s), contexts[0], (3, 2)) for s in (1, 2))
     a, z, w = (A.local, 1, 2, A.desc), (Z.local, 2, 1, Z.desc), values("d", 6)
     frozen, short, single = w.copy(), w[:5], w.astype("f")

@@ -12,14 +12,14 @@ from problems import op
 from scalapack_arrays import LETTERS, Global, changed, gathered, info, outside, placed, positive, random, room, triangle
 from tiers import square_grid
 
+from pdgemm import scalapack
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 
 @pytest.mark.parametrize("letter", LETTERS)
 def test_triangular_solves_and_products(comm: Any, contexts: list[int], letter: str) -> None:
     """|op(A) X - alpha B| <= 3 n eps |A| |X|, and |C - alpha op(A) B| likewise: Higham 2002, 8.5 and 3.5."""
-    from pdgemm import scalapack
-
     char, rng = LETTERS[letter], np.random.default_rng(5)
     cases = list(itertools.product("LR", "LU", "NTC", "NU"))
     for number, (side, uplo, trans, diag) in enumerate(cases if letter == "z" else cases[::5]):
@@ -51,8 +51,6 @@ def test_triangular_solves_and_products(comm: Any, contexts: list[int], letter: 
 @pytest.mark.parametrize("name", ["pssyrk", "pdsyrk", "pcsyrk", "pzsyrk", "pcherk", "pzherk"])
 def test_one_triangle_of_a_product(comm: Any, contexts: list[int], name: str) -> None:
     """error <= 16 eps (|alpha| |A| |A| + |beta| |C|), as for products; the other triangle stays as it is."""
-    from pdgemm import scalapack
-
     char, rng, other = LETTERS[name[1]], np.random.default_rng(4), "C" if name.endswith("herk") else "T"
     for uplo, trans, (n, k, beta) in itertools.product("LU", ("N", other), ((21, 13, 3), (5, 18, 0), (6, 0, 2))):
         values, alpha = random((n, k), char, n), 2 if other == "C" or char in "fd" else 2 - 1j
@@ -75,8 +73,6 @@ def test_one_triangle_of_a_product(comm: Any, contexts: list[int], name: str) ->
 @pytest.mark.parametrize("letter", LETTERS)
 def test_cholesky(comm: Any, contexts: list[int], letter: str) -> None:
     """|A - L L^H| <= 3 n eps |A|, |A X - B| <= 3 n eps |A| |X|: SLATE's.  Nothing else is touched, or even read."""
-    from pdgemm import scalapack
-
     char, rng = LETTERS[letter], np.random.default_rng(6)
     routine = {name: getattr(scalapack, f"p{letter}{name}") for name in ("potrf", "potrs", "posv")}
     for uplo, n, nrhs in [*itertools.product("LU", (1, 19, 40), (3,)), ("l", 40, 0)]:
@@ -105,8 +101,6 @@ def test_cholesky(comm: Any, contexts: list[int], letter: str) -> None:
 
 def test_what_is_not_positive_definite(comm: Any, contexts: list[int]) -> None:
     """INFO is the order of the minor; both matrices stay as they are."""
-    from pdgemm import scalapack
-
     rng = np.random.default_rng(8)
     for at, uplo in ((1, "L"), (14, "U"), (30, "L")):
         matrix = positive(30, "d", 1)
@@ -120,8 +114,6 @@ def test_what_is_not_positive_definite(comm: Any, contexts: list[int]) -> None:
 @pytest.mark.parametrize("letter", LETTERS)
 def test_lu(comm: Any, contexts: list[int], letter: str) -> None:
     """|P A - L U| <= 3 n eps |A|, and residuals of solves likewise: SLATE's; the pivots are LAPACK's."""
-    from pdgemm import scalapack
-
     char, rng = LETTERS[letter], np.random.default_rng(11)
     routine = {name: getattr(scalapack, f"p{letter}{name}") for name in ("getrf", "getrs", "gesv")}
     for (m, n), trans in itertools.product(((31, 31), (17, 24), (24, 9), (1, 1)), "NTC" if letter in "dz" else "N"):
@@ -156,8 +148,6 @@ def test_lu(comm: Any, contexts: list[int], letter: str) -> None:
 @pytest.mark.parametrize("letter", LETTERS)
 def test_inverses(comm: Any, contexts: list[int], letter: str) -> None:
     """|I - A X| <= 30 n eps |A| |X|: LAPACK's xGET03 and xPOT03.  Of a triangle, no more is read and written."""
-    from pdgemm import scalapack
-
     char, rng = LETTERS[letter], np.random.default_rng(21)
     routine = {name: getattr(scalapack, f"p{letter}{name}") for name in ("getrf", "getri", "potrf", "potri")}
     for n, uplo in itertools.product((1, 2, 31), "LU"):
@@ -182,8 +172,6 @@ def test_inverses(comm: Any, contexts: list[int], letter: str) -> None:
 
 def test_factors_that_have_no_inverse(comm: Any, contexts: list[int]) -> None:
     """INFO is the number of the zero on the diagonal, and the factors stay as they are; arguments as ScaLAPACK's."""
-    from pdgemm import scalapack
-
     factors = random((20, 20), "d", 1)
     factors[12, 12] = factors[15, 15] = 0
     A = Global(factors, contexts[0], (4, 3))
@@ -206,8 +194,6 @@ def test_factors_that_have_no_inverse(comm: Any, contexts: list[int]) -> None:
 
 
 def test_singular_matrices_and_pivots_that_are_none(comm: Any, contexts: list[int]) -> None:
-    from pdgemm import scalapack
-
     matrix = random((20, 20), "d", 1)
     matrix[:, 12] = 0
     A, B = (Global(x, contexts[0], (4, 3)) for x in (matrix, random((20, 2), "d", 2)))
@@ -233,8 +219,6 @@ def test_singular_matrices_and_pivots_that_are_none(comm: Any, contexts: list[in
 @pytest.mark.parametrize("letter", LETTERS)
 def test_qr(comm: Any, contexts: list[int], letter: str) -> None:
     """R, the reflectors and tau of LAPACK's geqrf; Q of its orgqr, from both sides: |Q R - A| <= 3 n eps |A|."""
-    from pdgemm import scalapack
-
     char, rng = LETTERS[letter], np.random.default_rng(12)
     form, apply = ("ungqr", "unmqr") if letter in "cz" else ("orgqr", "ormqr")
     routine = {x: getattr(scalapack, f"p{letter}{x}") for x in ("geqrf", form, apply)}
@@ -276,8 +260,6 @@ def test_qr(comm: Any, contexts: list[int], letter: str) -> None:
 @pytest.mark.parametrize("letter", LETTERS)
 def test_qr_with_column_pivoting(comm: Any, contexts: list[int], letter: str) -> None:
     """Pivots of LAPACK's geqp3 in up to 64 columns; |A P - Q R| <= 3 n eps |A|, with Q of p?ormqr; ipiv by columns."""
-    from pdgemm import scalapack
-
     char, rng = LETTERS[letter], np.random.default_rng(21)
     factor, apply = (getattr(scalapack, f"p{letter}{x}") for x in ("geqpf", "unmqr" if letter in "cz" else "ormqr"))
     shapes = (31, 31), (17, 24), (140, 9), (1, 1), (70, 150), (9, 0)
@@ -324,8 +306,6 @@ def test_qr_with_column_pivoting(comm: Any, contexts: list[int], letter: str) ->
 
 
 def test_where_alpha_is_0_nothing_is_read(comm: Any, contexts: list[int]) -> None:
-    from pdgemm import scalapack
-
     rng = np.random.default_rng(9)
     for name in ("pdtrsm", "pdtrmm"):
         a = placed(np.full((6, 6), np.nan), 7, contexts, rng)[2]
@@ -336,8 +316,6 @@ def test_where_alpha_is_0_nothing_is_read(comm: Any, contexts: list[int]) -> Non
 
 def test_illegal_arguments_of_solves(comm: Any, contexts: list[int]) -> None:
     """Numbers are those of ScaLAPACK; an empty system is solved by leaving all as it is."""
-    from pdgemm import scalapack
-
     A, B = (Global(random((12, 12), "d", s), contexts[0], (3, 2)) for s in (1, 2))
     a, b = (A.local, 1, 2, A.desc), (B.local, 2, 1, B.desc)
     for function, good, wrong in (

@@ -15,6 +15,9 @@ import pytest
 from scalapack_arrays import LETTERS, SIZES, STARTS, Global, fortran, gridinfo, random, with_context
 from tiers import square_grid
 
+from pdgemm import scalapack
+from pdgemm.interop.scalapack.arguments import Sub
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 WHOLE = range(31, 36)
@@ -34,8 +37,6 @@ class Both:
         whole: tuple[int, int] | None = None,
     ) -> None:
         """two : may the descriptor be of type 2?   whole : rows and columns of the matrix."""
-        from pdgemm import scalapack
-
         anywhere, blocks = (tuple(rng.choice(choices, 2).tolist()) for choices in (WHOLE, BLOCKS))
         whole = whole or anywhere
         sources = tuple(int(rng.integers(p)) for p in scalapack.blacs_gridinfo(grid[0])[:2])
@@ -71,8 +72,6 @@ class Both:
 @pytest.mark.parametrize("letter", LETTERS)
 def test_gemm(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -> None:
     """|C1 - C2| <= 16 eps (|alpha| |A| |B| + |beta| |C|), element by element."""
-    from pdgemm import scalapack
-
     char, rng = LETTERS[letter], np.random.default_rng(7)
     ours, theirs = getattr(scalapack, f"p{letter}gemm"), getattr(reference, f"p{letter}gemm_")
     alphas = [2, 3] + [2 - 1j] * (letter in "cz")
@@ -103,8 +102,6 @@ def triangular(X: Both, uplo: str) -> np.ndarray:
 @pytest.mark.parametrize("letter", LETTERS)
 def test_triangular_solves_and_products(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -> None:
     """|B1 - B2| <= 32 eps times the largest elements that meet; no more is written than by them."""
-    from pdgemm import scalapack
-
     char, rng = LETTERS[letter], np.random.default_rng(13)
     cases = list(itertools.product(grids, ("trsm", "trmm"), "LR", "LU", "NTC", "NU"))
     for grid, name, side, uplo, trans, diag in cases if letter == "z" else cases[::5]:
@@ -127,8 +124,6 @@ def test_triangular_solves_and_products(reference: ctypes.CDLL, grids: list[tupl
 @pytest.mark.parametrize("name", ["pssyrk", "pdsyrk", "pcsyrk", "pzsyrk", "pcherk", "pzherk"])
 def test_one_triangle_of_a_product(reference: ctypes.CDLL, grids: list[tuple[int, int]], name: str) -> None:
     """|C1 - C2| <= 16 eps (|alpha| |A| |A| + |beta| |C|), the other triangle included."""
-    from pdgemm import scalapack
-
     char, other, rng = LETTERS[name[1]], "C" if name.endswith("herk") else "T", np.random.default_rng(14)
     number = np.dtype(char).type if other == "T" else np.zeros(0, char).real.dtype.type
     for grid, uplo, trans in itertools.product(grids, "LU", ("N", other)):
@@ -148,8 +143,6 @@ def test_cholesky(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: 
 
     Blocks are square, and sub(A) begins at the edge of one: ScaLAPACK takes no others.
     """
-    from pdgemm import scalapack
-
     char, rng, n, nrhs = LETTERS[letter], np.random.default_rng(15), 22, 3
     x = random((n, n), char, 5)
     good = (x @ x.conj().T / n + 2 * np.eye(n)).astype(char)
@@ -186,8 +179,6 @@ def test_cholesky(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: 
 @pytest.mark.parametrize("letter", LETTERS)
 def test_lu(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -> None:
     """The same pivots in the same entries of ipiv; factors, and solutions with theirs, to 4096 eps."""
-    from pdgemm import scalapack
-
     char, rng, n, nrhs = LETTERS[letter], np.random.default_rng(16), 22, 3
     eps = 4096 * np.finfo(char).eps
     for (ours, theirs), block, singular in itertools.product(grids, (3, 5), (False, True)):
@@ -227,8 +218,6 @@ def test_lu(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -
 @pytest.mark.parametrize("letter", "dz")
 def test_qr(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -> None:
     """The same R, reflectors and tau; blocks are square, as ScaLAPACK wants them."""
-    from pdgemm import scalapack
-
     char, (m, n) = LETTERS[letter], (30, 22)
     for (ours, theirs), block in itertools.product(grids, (3, 8)):
         pr, pc = scalapack.blacs_gridinfo(ours)[:2]
@@ -248,8 +237,6 @@ def test_qr(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (2, 1)])
 def test_tran(reference: ctypes.CDLL, grids: list[tuple[int, int]], alpha: int, beta: int) -> None:
     """Exactly equal, since these factors leave one rounding at most."""
-    from pdgemm import scalapack
-
     rng = np.random.default_rng(8)
     for grid, (m, n, _) in itertools.product(grids, SIZES):
         A, C = Both(rng, "d", grid, (n, m)), Both(rng, "d", grid, (m, n))
@@ -262,8 +249,6 @@ def test_tran(reference: ctypes.CDLL, grids: list[tuple[int, int]], alpha: int, 
 
 def test_gemr2d(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
     """Exactly equal, between contexts of any two shapes."""
-    from pdgemm import scalapack
-
     rng = np.random.default_rng(9)
     for one, other, (m, n, _) in itertools.product(grids, grids, SIZES):
         A, B = (Both(rng, "d", grid, (m, n), two=False) for grid in (one, other))  # of type 1 alone
@@ -275,8 +260,6 @@ def test_gemr2d(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
 
 def test_gemr2d_among_processes_that_do_not_know_of_each_other(comm: Any, reference: ctypes.CDLL) -> None:
     """A on the first processes, B on the last ones: elsewhere CTXT_ is -1, and nothing else is read."""
-    from pdgemm import scalapack
-
     half = (comm.size + 1) // 2
     world = [scalapack.blacs_gridinit(comm, 1, comm.size), new_context(reference, range(comm.size))]
     homes = []
@@ -322,8 +305,6 @@ def new_context(reference: ctypes.CDLL, members: range) -> int:
 
 def test_empty_submatrices_and_processes_without_columns(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
     """Outside of the matrix, LLD_ = 1, k = 0: what the reference takes we take, and C is the same."""
-    from pdgemm import scalapack
-
     rng = np.random.default_rng(11)
     for grid, (m, n, k), empty in itertools.product(grids, [(0, 5, 3), (4, 0, 3), (4, 5, 0), (4, 5, 3)], (False, True)):
         A, C = Both(rng, "d", grid, (m, k), whole=(31, 3)), Both(rng, "d", grid, (m, n))  # A: few columns
@@ -350,9 +331,6 @@ def test_what_is_wrong_with_an_operand(reference: ctypes.CDLL, grids: list[tuple
 
     It checks descriptors of type 2, to which PDGEMM brings those of type 1.
     """
-    from pdgemm import scalapack
-    from pdgemm.interop.scalapack.arguments import Sub
-
     rng, local = np.random.default_rng(12), np.zeros(10_000)
     seen = set()
     for ours, theirs in grids:
@@ -397,8 +375,6 @@ def test_what_is_wrong_with_an_operand(reference: ctypes.CDLL, grids: list[tuple
 
 
 def test_grids_and_local_sizes(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
-    from pdgemm import scalapack
-
     for ours, theirs in grids:
         assert scalapack.blacs_gridinfo(ours) == gridinfo(reference, theirs)
     for n, nb, p in itertools.product((0, 1, 7, 31, 35), BLOCKS, (1, 2, 3, 4)):
@@ -411,8 +387,6 @@ def test_descriptors(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> No
 
     But for a context that is none: DESCINIT answers -6 (row irsrc is not within -1 rows), and we -8.
     """
-    from pdgemm import scalapack
-
     for ours, theirs in grids:
         pr, pc = gridinfo(reference, theirs)[:2]
         good = [31, 35, 2, 3, pr - 1, pc - 1, theirs, 31]

@@ -11,6 +11,8 @@ import pytest
 from scalapack_arrays import LETTERS, Global, changed, fortran, gathered, random, with_context
 from tiers import square_grid
 
+from pdgemm import scalapack
+
 pytestmark = [pytest.mark.mpi, square_grid]
 N = 22
 
@@ -49,8 +51,6 @@ def workspaces(letter: str) -> list[Any]:
 
 
 def both(reference: ctypes.CDLL, letter: str, ending: str) -> tuple[Any, Any]:
-    from pdgemm import scalapack
-
     name = f"p{letter}{'he' if letter in 'cz' else 'sy'}{ending}"
     return getattr(scalapack, name), getattr(reference, f"{name}_")
 
@@ -97,8 +97,6 @@ def test_part_of_the_spectrum(reference: ctypes.CDLL, grids: list[tuple[int, int
 @pytest.mark.parametrize("letter", LETTERS)
 def test_singular_values(comm: Any, reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -> None:
     """To 30 n eps |A|; the cosine of the angle of their vector and ours is 1, and U and V are turned alike."""
-    from pdgemm import scalapack
-
     char, real = LETTERS[letter], np.zeros(0, LETTERS[letter]).real.dtype
     ours, theirs = getattr(scalapack, f"p{letter}gesvd"), getattr(reference, f"p{letter}gesvd_")
     for grid, (m, n), block, jobs in itertools.product(grids, ((N, N), (N, 13), (13, N)), (3, 5), ("VV", "NN", "VN")):
@@ -126,8 +124,6 @@ def test_singular_values(comm: Any, reference: ctypes.CDLL, grids: list[tuple[in
 @pytest.mark.parametrize("letter", LETTERS)
 def test_qr_with_column_pivoting(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -> None:
     """The same ipiv, R, reflectors and tau, of submatrices, where there are no more columns than rows and than 64."""
-    from pdgemm import scalapack
-
     char = LETTERS[letter]
     ours, theirs = getattr(scalapack, f"p{letter}geqpf"), getattr(reference, f"p{letter}geqpf_")
     for grid, (m, n), block in itertools.product(grids, ((N, N), (N, 9)), (3, 5)):
@@ -148,8 +144,6 @@ def test_qr_with_column_pivoting(reference: ctypes.CDLL, grids: list[tuple[int, 
 @pytest.mark.parametrize("letter", LETTERS)
 def test_inverses(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -> None:
     """Elements to 30 n eps cond(A) |A^-1|, with the factors and pivots of theirs; INFO of singular factors."""
-    from pdgemm import scalapack
-
     char = LETTERS[letter]
     x = random((N, N), char, 5)
     definite = (x @ x.conj().T / N + 2 * np.eye(N)).astype(char)
@@ -180,8 +174,6 @@ def test_inverses(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: 
 
 def test_two_matrices(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
     """Eigenvalues of p?sygvx, and INFO as LAPACK has it where theirs says that B is not positive definite."""
-    from pdgemm import scalapack
-
     H, x = hermitian(N, "d"), random((N, N), "d", 5)
     P = x @ x.T / N + np.eye(N)
     eps = 30 * N * np.finfo(float).eps * np.linalg.norm(H, 2) * np.linalg.cond(P) * max(1, np.linalg.norm(P, 2))
@@ -205,8 +197,6 @@ def test_illegal_arguments(reference: ctypes.CDLL, grids: list[tuple[int, int]])
     rows and columns outside of A and Z: it names entry M_ or N_ of the descriptor, and we the first row or column; for
     IA = 0 in PDPOTRI, which blames JA, and MB_ = 0, by which it divides; and for N = -1 in PDGESVD, which blames JOBU.
     """
-    from pdgemm import scalapack
-
     seen = set()
     for grid in grids:
         A, Z, V = (Sides(x, grid, 4) for x in (hermitian(8, "d"), *np.zeros((2, 8, 8))))

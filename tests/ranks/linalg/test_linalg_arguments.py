@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
+
 pytestmark = pytest.mark.mpi
 
 
 def test_what_overlaps_or_differs_raises_on_all_ranks(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import ArgumentError, DTypeError
-
     grid, first = ProcessGrid(comm), comm.rank == 0
     a = np.random.default_rng(1).standard_normal((12, 12)) + 12 * np.eye(12)
     A = DistMatrix.from_global(a + 1j * a.T, grid=grid, block=2)
@@ -50,17 +50,12 @@ def test_what_overlaps_or_differs_raises_on_all_ranks(comm: Any) -> None:
 
 
 def test_the_power_0_of_nan_is_the_identity(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     A = DistMatrix.from_global(np.full((5, 5), np.nan), grid=ProcessGrid(comm), block=2)
     assert np.array_equal(linalg.matrix_power(A, 0).allgather(), np.eye(5))
 
 
 def test_nan_is_not_positive_definite(comm: Any) -> None:
     """NaN in the triangle that is read, on the diagonal or beside it."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import LinAlgError
-
     with ProcessGrid(comm) as grid:
         for at in ((4, 4), (9, 3)):
             S = 12 * np.eye(12)
@@ -70,9 +65,6 @@ def test_nan_is_not_positive_definite(comm: Any) -> None:
 
 
 def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
-
     grid = ProcessGrid(comm)
     S = DistMatrix.from_global(np.eye(6) + 0.1, grid=grid, block=2)
     T, W = S[:, :4], S.astype("float16")
@@ -150,8 +142,6 @@ def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
 @pytest.mark.parametrize(("dtype", "scales"), [("d", (1e-310, 1e-300, 1e300)), ("F", (1e-40, 1e-36, 1e36))])
 def test_nothing_overflows_between(comm: Any, dtype: str, scales: tuple[float, ...]) -> None:
     """Of matrices whose elements are near the ends of the range of their type."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     x, rng = np.random.default_rng(1).standard_normal((12, 8)), 1e-9 if dtype == "d" else 1e-3
     s = x.T @ x + np.eye(8)
     root = np.linalg.cholesky(s)
@@ -181,9 +171,6 @@ def test_nothing_overflows_between(comm: Any, dtype: str, scales: tuple[float, .
 
 def test_operands_are_taken_as_by_the_product(comm: Any) -> None:
     """Arrays and lists that are on every rank beside a matrix, and integers, of which NumPy makes float64."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
-
     with ProcessGrid(comm) as grid:
         whole = np.random.default_rng(5).integers(-9, 9, (4, 4)) + 30 * np.eye(4, dtype=int)
         spd, b = whole @ whole.T, np.arange(8).reshape(4, 2)

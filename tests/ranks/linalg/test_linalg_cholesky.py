@@ -10,6 +10,9 @@ from factored import DEFINITE, EPS, norm, positive_definite, relative, rng_matri
 from problems import DTYPES, grid_shapes
 from tiers import pairs, square_grid, third
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 LAYOUTS = [(1, 1), (7, 2), (50, 7), (200, 64), (200, (48, 32)), (300, None), (257, (100, 30))]  # n and blocks
@@ -25,8 +28,6 @@ def error(A: np.ndarray, L: np.ndarray) -> float:
 )
 def test_factors(comm: Any, layout: Any, dtype: str, order: Any, lower: bool, way: str, monkeypatch: Any) -> None:
     """The other triangle of A is NaN, and is not read; A is unchanged; words and messages are as predicted."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     (n, block), S = layout, positive_definite(layout[0], dtype)
     kept = np.tri(n, dtype=bool) if lower else np.tri(n, dtype=bool).T
     given = np.where(kept, S, np.nan).astype(dtype)
@@ -49,8 +50,6 @@ def test_factors(comm: Any, layout: Any, dtype: str, order: Any, lower: bool, wa
 @pytest.mark.parametrize("kind", DEFINITE)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bad_conditions(comm: Any, kind: str, dtype: str) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     S = DEFINITE[kind](150, dtype)
     with ProcessGrid(comm) as grid:
         L = linalg.cholesky(DistMatrix.from_global(S, grid=grid, block=16)).allgather()
@@ -60,8 +59,6 @@ def test_bad_conditions(comm: Any, kind: str, dtype: str) -> None:
 
 
 def test_views_and_overwriting(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     S = positive_definite(120, "complex128")
     large = rng_matrix(200, 220, "complex128")
     large[30:150, 50:170] = S
@@ -82,9 +79,6 @@ def test_views_and_overwriting(comm: Any) -> None:
 @pytest.mark.parametrize("minor", [1, 8, 9, 33, 60])
 def test_not_positive_definite(comm: Any, minor: int) -> None:
     """All ranks raise the same error, with the index that LAPACK finds."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import LinAlgError
-
     S = positive_definite(60, "float64")
     S[minor - 1, minor - 1] = -1
     for shape in grid_shapes(comm.size):
@@ -97,9 +91,6 @@ def test_not_positive_definite(comm: Any, minor: int) -> None:
 
 
 def test_bad_arguments(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
-
     with ProcessGrid(comm) as grid:
         with pytest.raises(LayoutError, match="A must be square, but it is 4 x 5 on a"):
             linalg.cholesky(DistMatrix.zeros((4, 5), grid=grid))
@@ -116,8 +107,6 @@ def test_bad_arguments(comm: Any) -> None:
 @pytest.mark.parametrize("lower", [True, False])
 def test_solving_with_the_factor(comm: Any, lower: bool) -> None:
     """Backward error: |B - A X|_1 / (n |A|_1 |X|_1 u)."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     S, b = hilbert_like(), rng_matrix(90, 7, "float64")
     with ProcessGrid(comm) as grid:
         L = linalg.cholesky(DistMatrix.from_global(S, grid=grid, block=16), lower=lower)

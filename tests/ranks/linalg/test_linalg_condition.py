@@ -12,6 +12,9 @@ import pytest
 import scipy.linalg
 from problems import grid_shapes
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.linalg.ranges import EQUILIBRATED
+
 pytestmark = pytest.mark.mpi
 
 
@@ -33,8 +36,6 @@ def read(x: np.ndarray, kind: str) -> np.ndarray:
 
 def scaled(x: np.ndarray, A: Any, kind: str = "gen") -> np.ndarray:
     """The matrix that `solve` factors: that of a general one, if its rows or columns lie far apart, is scaled."""
-    from pdgemm.linalg.ranges import EQUILIBRATED
-
     scale, _ = EQUILIBRATED.exponent(A.grid.comm, A, {"kind": kind, "lower": True}, {})
     assert kind == "gen" or not scale
     return x * 2.0 ** -np.add.outer(np.atleast_1d(scale.rows), np.atleast_1d(scale.cols))
@@ -46,8 +47,6 @@ KINDS = ("gen", "pos", "sym", "her", "upper triangular", "lower triangular", "di
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
 def test_estimates_are_near(comm: Any, dtype: str) -> None:
     """Never above the true value but for rounding, and within a factor of three of it; nobody is warned."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     rng = np.random.default_rng(1)
     with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
         for turn, n in enumerate((1, 2, 3, 9, 40)):
@@ -77,8 +76,6 @@ def test_estimates_are_near(comm: Any, dtype: str) -> None:
 
 def test_nearly_singular_matrices_are_warned_of(comm: Any) -> None:
     """The Hilbert matrix of order 12 and others, by every way to a solution, once on each rank."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     h, b = scipy.linalg.hilbert(12), np.ones(12)
     ones = np.eye(60) - np.triu(np.ones((60, 60)), 1)  # whose condition number is 2^60
     graded = np.diag(10.0 ** -np.arange(18))
@@ -117,8 +114,6 @@ def test_nearly_singular_matrices_are_warned_of(comm: Any) -> None:
 
 def linalg_rcond(X: Any, A: Any, B: Any, how: dict[str, Any]) -> float:
     """The estimate, which the report of a matrix has, and an array has not."""
-    from pdgemm import linalg
-
     assert isinstance(X, np.ndarray)
     with recorded():
         report: Any = linalg.solve(A, B, **how).report

@@ -14,6 +14,10 @@ from factored import positive_definite, rng_matrix
 from problems import DTYPES, grid_shapes
 from tiers import everything
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.linalg.factors.solve import STRUCTURES
+from pdgemm.linalg.ranges import EQUILIBRATED
+
 pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 2, 3, 4)]
 BOUND = 30  # in units of n eps cond, as in LAPACK's tests
 PARTS, DRAWN = range(50 if everything() else 1), 10  # of each type: so many times so many matrices, with --all 2,000
@@ -107,9 +111,6 @@ def size_of(x: Fraction) -> tuple[float, int]:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_determinants_of_drawn_matrices(comm: Any, dtype: Any, part: int) -> None:
     """Right to the condition of the scaled matrix, or all ranks warn: where M has digits to spare and zeros, once."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.linalg.ranges import EQUILIBRATED
-
     rng, kind = np.random.default_rng([comm.size, part]), np.finfo(dtype)
     eps, needless = float(kind.eps), 0
     with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
@@ -145,8 +146,6 @@ def test_determinants_of_drawn_matrices(comm: Any, dtype: Any, part: int) -> Non
 
 def test_a_zero_pivot_of_products_that_underflow(comm: Any) -> None:
     """The determinant is -t^2 y, but t y is 0 in float32; where nothing underflows, a zero is a zero."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     t = y = 1e-30
     x = np.array([[1, 1, 0, 0], [1, 1, t, 0], [0, t, 0, 1], [0, 0, 1, y]], "f4")
     with ProcessGrid(comm) as grid, warnings.catch_warnings():
@@ -171,9 +170,6 @@ def well(kind: str, n: int, dtype: Any) -> np.ndarray:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_solutions_and_inverses(comm: Any, dtype: Any) -> None:
     """Of 2^rows M 2^cols: as accurate as of M, without a warning; columns of right-hand sides lie far apart, too."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.linalg.factors.solve import STRUCTURES
-
     rng, n, kind = np.random.default_rng(5), 12, np.finfo(dtype)
     end, refinable = int(kind.maxexp) * 3 // 8 - 4, np.dtype(dtype).char in "dD"
     with ProcessGrid(comm, grid_shapes(comm.size)[0]) as grid, warnings.catch_warnings():
@@ -209,8 +205,6 @@ def test_solutions_and_inverses(comm: Any, dtype: Any) -> None:
 
 def test_rows_of_which_pivoting_is_misled(comm: Any) -> None:
     """One large element makes the first row the pivot row, whose other elements are then lost: as LAPACK's gesvx."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     x, b = np.array([[10, 1e20], [1, 1]]), np.array([1e20, 2])
     with ProcessGrid(comm) as grid:
         assert np.allclose(linalg.solve(DistMatrix.from_global(x, grid=grid, block=1), b), [1, 1], rtol=1e-15)
@@ -219,8 +213,6 @@ def test_rows_of_which_pivoting_is_misled(comm: Any) -> None:
 @pytest.mark.parametrize("how", ["gen", "pos"])
 def test_condition_numbers(comm: Any, how: Any) -> None:
     """Of rows, or of rows and columns, of which multipliers underflow in the type of the matrix."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     n = 6
     rows = np.where(np.arange(n) % 2, -90, 90) // (2 if how == "pos" else 1)
     cols = rows if how == "pos" else 0 * rows
@@ -235,8 +227,6 @@ def test_condition_numbers(comm: Any, how: Any) -> None:
 @pytest.mark.parametrize(("dtype", "most", "least"), [("d", 1e300, 1e-30), ("f", 1e30, 1e-10)])
 def test_no_element_is_lost_by_scaling(comm: Any, dtype: str, most: float, least: float) -> None:
     """Of a triangle whose diagonal would underflow, and of a right side that is zero in single precision."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     with ProcessGrid(comm) as grid, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         A = DistMatrix.from_global(np.array([[1, most, least], [0, least, most], [0, 0, 1]], dtype), grid=grid)

@@ -7,13 +7,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import factorial
+from sys import modules
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.linalg
+from fake_device import fake_device
 from problems import TOLERANCE, gemm_error, grid_shapes
 from tiers import in_turn
+
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, LinAlgError
+from pdgemm.linalg import (
+    cond,
+    eigh,
+    expm,
+    kron,
+    matrix_power,
+    matrix_sign,
+    matvec,
+    newton_schulz,
+    norm,
+    outer,
+    polar,
+    sqrtm,
+    svd,
+)
 
 pytestmark = pytest.mark.mpi
 TYPES = ("float32", "float64", "complex64", "complex128")
@@ -22,8 +42,6 @@ TYPES = ("float32", "float64", "complex64", "complex128")
 @contextmanager
 def laid_out(comm: Any, whole: np.ndarray, turn: int = 0) -> Iterator[Any]:
     """A matrix on one of the grids, in blocks, as a transposed view, as a window or in columns; or with idle ranks."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     shapes = [*grid_shapes(comm.size), (1, 1)]
     shape = shapes[turn % len(shapes)]
     ranks = [comm.size - 1] if turn % len(shapes) == len(shapes) - 1 else None
@@ -78,8 +96,6 @@ def muon(G: np.ndarray, steps: int, triples: Any) -> np.ndarray:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [(9, 23), (23, 9), (1, 5)])
 def test_newton_schulz(comm: Any, dtype: str, shape: tuple[int, int]) -> None:
-    from pdgemm.linalg import newton_schulz
-
     G = drawn(shape, dtype)
     with laid_out(comm, G, TYPES.index(dtype)) as A:
         X = newton_schulz(A)
@@ -90,9 +106,6 @@ def test_newton_schulz(comm: Any, dtype: str, shape: tuple[int, int]) -> None:
 
 
 def test_newton_schulz_takes_16_bits_zeros_and_other_coefficients(comm: Any) -> None:
-    from pdgemm.errors import ArgumentError, LinAlgError
-    from pdgemm.linalg import newton_schulz
-
     G = drawn((6, 8), "float32")
     triples = [(3.0, -3.2, 1.2), (1.875, -1.25, 0.375)]
     with laid_out(comm, G) as A:
@@ -108,8 +121,6 @@ def test_newton_schulz_takes_16_bits_zeros_and_other_coefficients(comm: Any) -> 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_matrix_power(comm: Any, dtype: str) -> None:
-    from pdgemm.linalg import matrix_power
-
     x = drawn((11, 11), dtype) / 3
     with laid_out(comm, x, TYPES.index(dtype)) as A:
         for n in (0, 1, 2, 3, 6, 13):
@@ -125,8 +136,6 @@ def test_matrix_power(comm: Any, dtype: str) -> None:
 @pytest.mark.parametrize("size", [0, 1e-3, 0.3, 3, 40])
 def test_expm(comm: Any, dtype: str, size: float) -> None:
     """Against SciPy in double precision; the condition number of e^A is at least |A|, and for normal A that."""
-    from pdgemm.linalg import expm
-
     x = drawn((13, 13), dtype)
     x = (x - x.conj().T if size > 3 else x) * np.asarray(size / np.linalg.norm(x, 1), x.real.dtype)
     exact = scipy.linalg.expm(wide(x))
@@ -139,8 +148,6 @@ def test_expm(comm: Any, dtype: str, size: float) -> None:
 
 def test_expm_of_matrices_far_from_normal(comm: Any) -> None:
     """Scaling follows |A^2|^(1/2), not |A|: the classic example of what too many squarings lose."""
-    from pdgemm.linalg import expm
-
     cases = [np.array([[1, 1e6], [0, -1]]), np.diag(np.full(5, 1e8), 1), np.triu(np.ones((7, 7))) * 3, np.zeros((0, 0))]
     for x in cases:
         exact = scipy.linalg.expm(x)
@@ -152,8 +159,6 @@ def test_expm_of_matrices_far_from_normal(comm: Any) -> None:
 
 def test_expm_where_one_more_squaring_begins(comm: Any) -> None:
     """|A| is just below 2^s theta, as all powers have their full norms; against e^A's series."""
-    from pdgemm.linalg import expm
-
     i = np.arange(9)
     for size in (1.09, 2.18, 4.36):
         series = np.array([sum(size ** (k + 9 * j) / factorial(k + 9 * j) for j in range(12)) for k in i])
@@ -165,8 +170,6 @@ def test_expm_where_one_more_squaring_begins(comm: Any) -> None:
 # ---------------------------------------------------------------- norms
 @pytest.mark.parametrize("dtype", TYPES)
 def test_norms(comm: Any, dtype: str) -> None:
-    from pdgemm.linalg import norm
-
     for shape in ((13, 8), (1, 9), (8, 29)):
         x = drawn(shape, dtype)
         with laid_out(comm, x, TYPES.index(dtype)) as A:
@@ -184,10 +187,6 @@ def test_norms(comm: Any, dtype: str) -> None:
 
 def test_norms_of_few_elements(comm: Any) -> None:
     """Of zeros, of NaN and infinity, and of no elements, of which there is no least sum, as in NumPy."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import ArgumentError
-    from pdgemm.linalg import norm
-
     kinds: tuple[Any, ...] = ("fro", "nuc", 1, -1, np.inf, -np.inf, 2, -2)
     with ProcessGrid(comm) as grid, warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -207,10 +206,6 @@ def test_norms_of_few_elements(comm: Any) -> None:
 
 
 def test_two_norms_that_are_hard(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import ArgumentError
-    from pdgemm.linalg import norm
-
     with ProcessGrid(comm) as grid:
         spectra: list[Any] = [[3, 3, 3 * (1 - 1e-9), *np.linspace(2.9, 0, 27)], [1] * 30, 2.0 ** -np.arange(30)]
         for values in spectra:
@@ -229,9 +224,6 @@ def test_two_norms_that_are_hard(comm: Any) -> None:
 
 
 def test_condition_numbers(comm: Any) -> None:
-    from pdgemm.errors import LayoutError
-    from pdgemm.linalg import cond
-
     for dtype in TYPES:
         x = drawn((15, 15), dtype) + 3 * np.eye(15, dtype=dtype)
         with laid_out(comm, x, TYPES.index(dtype)) as A:
@@ -270,8 +262,6 @@ def test_condition_numbers(comm: Any) -> None:
 # ---------------------------------------------------------------- two factors
 @pytest.mark.parametrize("dtype", TYPES)
 def test_kron(comm: Any, dtype: str) -> None:
-    from pdgemm.linalg import kron
-
     x, y = drawn((7, 5), dtype), drawn((3, 4), "float64", 1)
     with laid_out(comm, x, TYPES.index(dtype)) as A, laid_out(comm, y, 2) as B:
         for first, second, exact in (
@@ -289,10 +279,6 @@ def test_kron(comm: Any, dtype: str) -> None:
 
 
 def test_products_with_vectors(comm: Any) -> None:
-    from pdgemm import DistMatrix
-    from pdgemm.errors import GridError, LayoutError
-    from pdgemm.linalg import matvec, outer
-
     x, v, w = drawn((7, 5), "complex128"), drawn((5, 1), "complex128")[:, 0], drawn((7, 1), "float64")[:, 0]
     with laid_out(comm, x) as A:
         for trans, exact in (("N", x @ v), ("T", x.T @ w), ("C", x.conj().T @ w)):
@@ -318,8 +304,6 @@ def orthogonality(Q: np.ndarray) -> float:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [(30, 17), (17, 30)])
 def test_largest_singular_values(comm: Any, dtype: str, shape: tuple[int, int]) -> None:
-    from pdgemm.linalg import svd
-
     values = 2.0 ** -np.arange(17)
     x = with_values(*shape, values, dtype)
     with laid_out(comm, x, TYPES.index(dtype)) as A:
@@ -332,8 +316,6 @@ def test_largest_singular_values(comm: Any, dtype: str, shape: tuple[int, int]) 
 
 @pytest.mark.parametrize("shape", [(23, 6), (6, 23), (5, 5), (1, 1), (0, 4), (4, 0)])
 def test_all_singular_values(comm: Any, shape: tuple[int, int]) -> None:
-    from pdgemm.linalg import svd
-
     x = drawn(shape, "complex128")
     with laid_out(comm, x) as A:
         U, s, Vh = svd(A)
@@ -347,9 +329,6 @@ def test_all_singular_values(comm: Any, shape: tuple[int, int]) -> None:
 
 
 def test_svd_of_low_rank_and_its_errors(comm: Any) -> None:
-    from pdgemm.errors import ArgumentError, LinAlgError
-    from pdgemm.linalg import svd
-
     x = with_values(20, 15, [3, 2, 1, *[0] * 12])
     with laid_out(comm, x) as A:
         U, s, Vh = svd(A, 6)
@@ -377,8 +356,6 @@ SINGULAR_VALUES = [
 
 def check_polar(A: Any, x: np.ndarray) -> None:
     """|U^H U - I| <= 10 eps sqrt(n), |A - U H|_F <= 100 eps |A|_F: the weights of QDWH are at most 100."""
-    from pdgemm.linalg import polar
-
     U, H = polar(A)
     u, h = wide(U.allgather()), wide(H.allgather())
     assert orthogonality((u if x.shape[0] >= x.shape[1] else u.conj().T).astype(x.dtype)) <= 10
@@ -413,8 +390,6 @@ def test_polar_of_nasty_matrices(comm: Any) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_sign_and_square_root(comm: Any, dtype: str) -> None:
-    from pdgemm.linalg import matrix_sign, sqrtm
-
     x, n = drawn((14, 14), dtype), 14
     h = x + x.conj().T
     w, V = np.linalg.eigh(wide(h))
@@ -437,9 +412,6 @@ def test_sign_and_square_root(comm: Any, dtype: str) -> None:
 
 
 def test_no_sign_and_no_square_root(comm: Any) -> None:
-    from pdgemm.errors import LinAlgError
-    from pdgemm.linalg import matrix_sign, sqrtm
-
     turned = np.array([[0.0, 1], [-1, 0]])
     with laid_out(comm, turned) as A:
         with pytest.raises(LinAlgError):
@@ -453,8 +425,6 @@ def test_no_sign_and_no_square_root(comm: Any) -> None:
 # ---------------------------------------------------------------- eigenvalues
 def check_eigh(A: Any, x: np.ndarray, k: int | None = None, **options: Any) -> Any:
     """Residuals <= 10 n eps |A|_F for all and the tolerance for some; eigenvalues as LAPACK's to n eps |A|."""
-    from pdgemm.linalg import eigh
-
     w, V = eigh(A, k=k, **options)
     v, n, size = wide(V.allgather()), len(x), np.linalg.norm(x) or 1
     full = wide(x)
@@ -469,8 +439,6 @@ def check_eigh(A: Any, x: np.ndarray, k: int | None = None, **options: Any) -> A
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_eigh(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sys import modules
-
     x = drawn((26, 26), dtype)
     h = x + x.conj().T
     with laid_out(comm, h[:23, :23], TYPES.index(dtype)) as A:
@@ -484,8 +452,6 @@ def test_eigh(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.on_ranks(1, 4)
 def test_eigh_of_nasty_matrices(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sys import modules
-
     monkeypatch.setattr(modules["pdgemm.linalg.eigen.division"], "SMALL", 12)
     cases = [np.eye(20), np.diag(np.arange(16.0) % 3), np.zeros((13, 13)), scipy.linalg.hilbert(16)]
     cases += [np.diag(np.r_[np.ones(9), 1 + 1e-14 * np.arange(9)]), np.zeros((0, 0)), np.eye(1) * 3]
@@ -497,9 +463,6 @@ def test_eigh_of_nasty_matrices(comm: Any, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.on_ranks(1, 2)  # hundreds of thin products
 @pytest.mark.parametrize("which", ["largest", "smallest"])
 def test_some_eigenvalues(comm: Any, which: str) -> None:
-    from pdgemm.errors import ArgumentError, LinAlgError
-    from pdgemm.linalg import eigh
-
     for number, dtype in enumerate(TYPES[which == "smallest" :: 2]):
         x = drawn((45, 45), dtype)
         with laid_out(comm, h := x + x.conj().T, number) as A:
@@ -531,9 +494,6 @@ def test_numpy_functions(comm: Any) -> None:
 
 
 def test_arguments_are_refused_on_all_ranks(comm: Any) -> None:
-    from pdgemm import linalg
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
-
     with laid_out(comm, drawn((7, 5), "float64")) as A:
         one_norm = partial(linalg.cond, p=1)
         for function in (linalg.expm, linalg.sqrtm, linalg.matrix_sign, linalg.eigh, one_norm):
@@ -555,10 +515,6 @@ def test_arguments_are_refused_on_all_ranks(comm: Any) -> None:
 
 
 def test_functions_on_a_device(comm: Any) -> None:
-    from fake_device import fake_device
-
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     x = drawn((12, 12), "float64")
     with ProcessGrid(comm) as grid, fake_device("late") as device:
         A = DistMatrix.from_global(x, grid=grid, block=3, device="fake")

@@ -11,6 +11,10 @@ from factored import EPS, graded, hilbert, kahan, nearly_singular, norm, relativ
 from problems import DTYPES, grid_shapes
 from tiers import pairs, square_grid, third
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import NodeMemoryError
+from pdgemm.grids.node_memory import NodeMemory
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 LAYOUTS = [  # rows, columns and blocks
@@ -32,8 +36,6 @@ def small(A: np.ndarray, Q: np.ndarray, R: np.ndarray) -> bool:
 @pytest.mark.parametrize(("layout", "dtype", "order", "way"), third(pairs(LAYOUTS, DTYPES, "CF", ("read", "sent"))))
 def test_factors(comm: Any, layout: Any, dtype: str, order: Any, way: str, monkeypatch: Any) -> None:
     """R has the moduli of LAPACK's, and zeros; A is unchanged; words and messages are as predicted."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     m, n, block = layout
     given = rng_matrix(m, n, dtype)
     for shape in grid_shapes(comm.size):
@@ -81,8 +83,6 @@ BAD = [low_rank, some_zeros, tiny_and_huge, graded, hilbert, kahan, nearly_singu
 @pytest.mark.parametrize("made", BAD)
 def test_any_rank(comm: Any, made: Any, dtype: str) -> None:
     """Q is orthonormal for any matrix, and each column of Q R has an error of its own size (Higham 2002, 19.4)."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     given = made(130, dtype)
     for columns in (slice(None), slice(0, 40)):
         with ProcessGrid(comm) as grid:
@@ -96,8 +96,6 @@ def test_any_rank(comm: Any, made: Any, dtype: str) -> None:
 
 
 def test_views_and_overwriting(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     large = rng_matrix(200, 220, "complex128")
     given = large[30:150, 50:130]
     with ProcessGrid(comm) as grid:
@@ -115,10 +113,6 @@ def test_views_and_overwriting(comm: Any) -> None:
 
 def test_full_node_memory(comm: Any, monkeypatch: Any) -> None:
     """Where the buffers that others read do not fit in node-shared memory, all ranks send panels."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import NodeMemoryError
-    from pdgemm.grids.node_memory import NodeMemory
-
     given = rng_matrix(60, 50, "float64")
 
     def full(*_: Any) -> None:
@@ -138,8 +132,6 @@ def test_full_node_memory(comm: Any, monkeypatch: Any) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_method_of_qr(comm: Any, dtype: str) -> None:
     """`qr` has a diagonal that is not negative, as with its other methods."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     for m, n, block in ((60, 45, 8), (45, 60, None), (0, 3, 8), (140, 130, None)):
         given = rng_matrix(m, n, dtype)
         with ProcessGrid(comm) as grid:

@@ -13,15 +13,16 @@ from factored import EPS, norm, positive_definite, relative, rng_matrix
 from problems import grid_shapes
 from tiers import examples
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.transport.panels.in_place import InPlace
+from pdgemm.transport.panels.task import Task
+
 pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(3, 4)]
 
 
 @pytest.fixture
 def late(comm: Any, monkeypatch: Any) -> None:
     """Every third wait for a panel, or message that says that it can be read, is followed by a pause."""
-    from pdgemm.transport.panels.in_place import InPlace
-    from pdgemm.transport.panels.task import Task
-
     draw, wait, announce = random.Random(comm.rank), Task.wait, InPlace.announce
 
     def pause() -> None:
@@ -42,8 +43,6 @@ def late(comm: Any, monkeypatch: Any) -> None:
 
 @pytest.mark.parametrize("block", [(7, 5), (16, 9), 8])  # of which some make several panels of one owner
 def test_late_ranks(comm: Any, late: None, block: Any, monkeypatch: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     monkeypatch.setattr("pdgemm.linalg.factors.ldl.BAND", 8)
     n, S, x, b = 60, positive_definite(60, "float64"), rng_matrix(60, 60, "float64"), rng_matrix(60, 9, "float64")
     _, pivots = scipy.linalg.lu_factor(x)

@@ -14,6 +14,10 @@ from factored import EPS, hilbert, norm, relative, rng_matrix, wide
 from problems import DTYPES, grid_shapes
 from tiers import every_grid, pairs, square_grid, third
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
+from pdgemm.instrument.recorder import Traffic
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 LAPACK = 30  # the bound of LAPACK's tests, for errors divided by n |A| eps
@@ -72,8 +76,6 @@ def backward(A: np.ndarray, x: np.ndarray, b: np.ndarray, dtype: Any) -> float:
 )
 def test_factors(comm: Any, layout: Any, dtype: str, order: Any, lower: bool, hermitian: bool, band: int) -> None:
     """Of one triangle; unit triangles and bands, the same rows on every grid, and words as predicted."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     (n, block), orders = layout, set[tuple[int, ...]]()
     S = indefinite(n, dtype, hermitian)
     given = of_triangle(S, lower)
@@ -135,8 +137,6 @@ HARD: dict[str, Callable[[int], np.ndarray]] = {
 
 @pytest.mark.parametrize("kind", HARD)
 def test_hard_matrices(comm: Any, band: int, kind: str) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     given = HARD[kind](90)
     b = rng_matrix(90, 3)
     with ProcessGrid(comm) as grid:
@@ -154,8 +154,6 @@ def test_hard_matrices(comm: Any, band: int, kind: str) -> None:
 )
 def test_solves(comm: Any, n: int, dtype: str, kind: str, lower: int, transposed: int, band: int) -> None:
     """Of matrices, wide and narrow, and of vectors; B is unchanged, and may be overwritten; words as predicted."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     S = indefinite(n, dtype, kind == "her")
     op = S.T if transposed else S
     for shape in grid_shapes(comm.size)[:: -1 if lower else 2][:1]:
@@ -178,8 +176,6 @@ def test_solves(comm: Any, n: int, dtype: str, kind: str, lower: int, transposed
 
 @pytest.mark.parametrize("hermitian", [True, False])
 def test_factors_solve_again_and_again(comm: Any, band: int, hermitian: bool) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     S, b = indefinite(60, "complex128", hermitian), rng_matrix(60, 7, "complex128")
     ops: dict[Any, np.ndarray] = {"N": S, "T": S.T, "C": S.conj().T}
     with ProcessGrid(comm) as grid:
@@ -195,8 +191,6 @@ def test_factors_solve_again_and_again(comm: Any, band: int, hermitian: bool) ->
 
 def test_views_and_idle_ranks(comm: Any, band: int) -> None:
     """Windows and transposes of a matrix, which is unchanged; on a grid of one rank the others work, too."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     S, large = indefinite(70, "complex128"), rng_matrix(100, 120, "complex128")
     large[13:83, 30:100] = S
     for ranks in (None, [comm.size - 1]):
@@ -215,9 +209,6 @@ def test_views_and_idle_ranks(comm: Any, band: int) -> None:
 @pytest.mark.parametrize("kind", ["sym", "her"])
 def test_singular(comm: Any, band: int, kind: str) -> None:
     """One error on all ranks where T has a zero pivot; a warning where A is singular but for rounding."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import LinAlgError
-
     S, b = indefinite(40, "float64"), np.ones(40)
     S[:, 30] = S[30] = 0
     near = low_rank(40)
@@ -240,9 +231,6 @@ def test_singular(comm: Any, band: int, kind: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_inertia(comm: Any, band: int, dtype: str) -> None:
     """Of matrices whose inertia is known, by Sylvester's law; the same on all ranks."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import LinAlgError
-
     n, signs = 60, np.repeat([-1, 0, 1], [21, 7, 32])
     q = scipy.linalg.qr(rng_matrix(n, n, dtype).astype("c16" if np.dtype(dtype).kind == "c" else "f8"))[0]
     cases: list[tuple[np.ndarray, tuple[int, ...]]] = [
@@ -270,9 +258,6 @@ def test_inertia(comm: Any, band: int, dtype: str) -> None:
 @every_grid
 def test_plans(comm: Any, band: int) -> None:
     """A plan has the words that are counted, but for the rows that panels choose; with these rows, all of them."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.instrument.recorder import Traffic
-
     b, S = rng_matrix(90, 4), indefinite(90, "float64")
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
@@ -296,7 +281,6 @@ def test_plans(comm: Any, band: int) -> None:
 
 def test_memory_that_the_first_rank_lacks(comm: Any, band: int, monkeypatch: Any) -> None:
     """All ranks raise in the end: until then the others wait for messages of the first."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
 
     def lacks(*arguments: Any) -> int:
         raise MemoryError("no memory for a panel")
@@ -311,9 +295,6 @@ def test_memory_that_the_first_rank_lacks(comm: Any, band: int, monkeypatch: Any
 
 
 def test_bad_arguments(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.eye(6, grid=grid, block=2)
         factors, call = linalg.ldl(A), linalg.ldl_solve

@@ -14,6 +14,10 @@ from factored import conditioned, forbid_replicated_triangles, kahan, rng_matrix
 from layouts import matrices_in_turn
 from problems import DTYPES, grid_shapes
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
+from pdgemm.linalg import lstsq
+
 pytestmark = pytest.mark.mpi
 
 
@@ -30,9 +34,6 @@ CASES = [  # m, n, rank
 @pytest.mark.parametrize(("m", "n", "rank"), CASES)
 def test_against_numpy(comm: Any, m: int, n: int, rank: int, shared: bool, monkeypatch: Any) -> None:
     """shared : as above 512 singular values, where no rank has a whole triangle."""
-    from pdgemm import DistMatrix
-    from pdgemm.linalg import lstsq
-
     if shared:
         monkeypatch.setattr("pdgemm.linalg.singular.full_svd.ON_ONE_RANK", 2)
         if comm.size == 1 or min(m, n) <= 2:
@@ -67,9 +68,6 @@ def test_against_numpy(comm: Any, m: int, n: int, rank: int, shared: bool, monke
 @pytest.mark.parametrize(("m", "n", "rank"), [*CASES, (40, 30, 30), (40, 30, 17), (30, 40, 30), (30, 40, 12)])
 def test_complete_orthogonal_decomposition(comm: Any, m: int, n: int, rank: int, monkeypatch: Any) -> None:
     """The shortest X, and the rank, for matrices of any shape and rank."""
-    from pdgemm import DistMatrix
-    from pdgemm.linalg import lstsq
-
     monkeypatch.setattr("pdgemm.linalg.factors.pivoted_qr.BLOCK", 8)  # several panels
     dtype = DTYPES[(m + n + rank) % 4]
     a, b = deficient(m, n, rank, dtype), rng_matrix(m, 3, dtype, seed=3)
@@ -106,9 +104,6 @@ def spectra(k: int, eps: float) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_ranks_of_graded_matrices(comm: Any, dtype: str, monkeypatch: Any) -> None:
     """The rank that LAPACK's gelsy has from the same condition estimates, and gelsd's unless a value is at the cut."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.linalg import lstsq
-
     monkeypatch.setattr("pdgemm.linalg.singular.lstsq.BLOCK", 7)  # of the columns of R that one rank has at a time
     eps = float(np.finfo(dtype).eps)
     with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
@@ -131,8 +126,6 @@ def test_ranks_of_graded_matrices(comm: Any, dtype: str, monkeypatch: Any) -> No
 
 def test_a_cut_that_rounding_decides(comm: Any) -> None:
     """All ranks warn where values cannot be told from the tolerance; values of at most the tolerance are dropped."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     s = np.array([1, 1, 0.5, 0.5, 0.5, 0.1, 1e-3, 1e-3])
     with ProcessGrid(comm) as grid, warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -155,9 +148,6 @@ def test_a_cut_that_rounding_decides(comm: Any) -> None:
 
 def test_backward_error(comm: Any) -> None:
     """A^H r = 0 but for errors of A: |A^H r| <= c eps |A| |r| for any condition number (Higham 2002, 20.7)."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.linalg import lstsq
-
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         for kappa in (1e1, 1e6, 1e12):
             a, b = conditioned(200, 10, kappa, "float64"), rng_matrix(200, 1)[:, 0]
@@ -171,9 +161,6 @@ def test_backward_error(comm: Any) -> None:
 
 
 def test_other_types_and_large_numbers(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.linalg import lstsq
-
     a, b = rng_matrix(20, 4), rng_matrix(20, 2, "complex128", seed=4)
     expected = np.linalg.lstsq(a, b)[0]
     with ProcessGrid(comm) as grid:
@@ -187,10 +174,6 @@ def test_other_types_and_large_numbers(comm: Any) -> None:
 
 
 def test_arguments(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
-    from pdgemm.linalg import lstsq
-
     call: Any = lstsq
     with ProcessGrid(comm) as grid:
         A = DistMatrix.random((9, 4), grid=grid)

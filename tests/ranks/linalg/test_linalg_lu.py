@@ -14,6 +14,9 @@ from factored import EPS, hilbert, kahan, norm, relative, rng_matrix, wide
 from problems import DTYPES, grid_shapes
 from tiers import pairs, square_grid, third
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 LAYOUTS = [  # m and n, blocks
@@ -31,8 +34,6 @@ def error(A: np.ndarray, factors: np.ndarray, perm: np.ndarray) -> float:
 
 @pytest.mark.parametrize(("layout", "dtype", "order", "way"), third(pairs(LAYOUTS, DTYPES, "CF", ("read", "sent"))))
 def test_factors(comm: Any, layout: Any, dtype: str, order: Any, way: str, monkeypatch: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     m, n, block = layout
     given = rng_matrix(m, n, dtype)
     _, pivots = scipy.linalg.lu_factor(given)
@@ -77,8 +78,6 @@ NASTY: dict[str, Callable[[int, str], np.ndarray]] = {
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nasty_matrices(comm: Any, kind: str, dtype: str) -> None:
     """The residual is at most SLATE's, or where elements grow 3 u |L||U| (Higham 2002, 9.3)."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     given = NASTY[kind](60, dtype)
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(given, grid=grid, block=8)
@@ -93,9 +92,6 @@ def test_nasty_matrices(comm: Any, kind: str, dtype: str) -> None:
 @pytest.mark.parametrize("at", [1, 8, 9, 30])
 def test_singular(comm: Any, at: int) -> None:
     """A column of zeros: factors as LAPACK leaves them, determinants of 0, and one error on all ranks."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import LinAlgError
-
     given = rng_matrix(30, 30, "float64")
     given[:, at - 1] = 0
     for shape in grid_shapes(comm.size):
@@ -119,8 +115,6 @@ def test_singular(comm: Any, at: int) -> None:
 
 def test_ones_and_equal_rows(comm: Any) -> None:
     """Ties: any of the largest may be the pivot."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     given = np.where(rng_matrix(64, 64, "float64") > 0, 1.0, -1.0)
     with ProcessGrid(comm) as grid:
         found = linalg.lu_factor(DistMatrix.from_global(given, grid=grid, block=8))
@@ -131,8 +125,6 @@ def test_ones_and_equal_rows(comm: Any) -> None:
 @pytest.mark.parametrize("n", [0, 1, 5, 40])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_determinants_and_factors_apart(comm: Any, n: int, dtype: str) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     given = rng_matrix(n, n, dtype)
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(given, grid=grid, block=3)
@@ -152,8 +144,6 @@ def test_determinants_and_factors_apart(comm: Any, n: int, dtype: str) -> None:
 
 
 def test_slogdet_does_not_overflow(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     with ProcessGrid(comm) as grid:
         found = linalg.slogdet(DistMatrix.eye(300, grid=grid, block=16) * 1e200)
         assert found.sign == 1 and np.isclose(found.logabsdet, 300 * np.log(1e200))
@@ -161,8 +151,6 @@ def test_slogdet_does_not_overflow(comm: Any) -> None:
 
 @pytest.mark.parametrize(("shape", "p"), [((120, 40), 2), ((40, 120), 2), ((90, 90), 3)])
 def test_rectangles_apart(comm: Any, shape: tuple[int, int], p: int) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     given = rng_matrix(*shape, "float64")
     with ProcessGrid(comm) as grid:
         order, L, U = linalg.lu(DistMatrix.from_global(given, grid=grid, block=(9, 11)))
@@ -171,8 +159,6 @@ def test_rectangles_apart(comm: Any, shape: tuple[int, int], p: int) -> None:
 
 
 def test_views_and_overwriting(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     large = rng_matrix(200, 220, "complex128")
     inner = large[30:90, 50:110].copy()
     with ProcessGrid(comm) as grid:
@@ -191,8 +177,6 @@ def test_views_and_overwriting(comm: Any) -> None:
 
 @pytest.mark.on_ranks(3, 4)
 def test_idle_ranks(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     if comm.size == 1:
         pytest.skip("no rank is left over")
     given = rng_matrix(40, 40, "float64")
@@ -206,9 +190,6 @@ def test_idle_ranks(comm: Any) -> None:
 
 
 def test_bad_arguments(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
-
     with ProcessGrid(comm) as grid:
         square = linalg.lu_factor(DistMatrix.eye(5, grid=grid, block=2))
         with pytest.raises(LayoutError, match="factors.LU must be square, but it is 4 x 5 on a"):

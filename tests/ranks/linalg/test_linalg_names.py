@@ -12,13 +12,14 @@ import pytest
 import scipy.linalg
 from factored import rng_matrix
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import ArgumentError, LinAlgError
+from pdgemm.matrix import numpy_functions
+
 pytestmark = pytest.mark.mpi
 
 
 def test_names_of_scipy_and_numpy_do_what_theirs_do(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import ArgumentError, LinAlgError
-
     rng = np.random.default_rng(2)
     x, b = rng.standard_normal((9, 9)) + 1j * rng.standard_normal((9, 9)), np.arange(9) + 1j
     h, low = x @ x.conj().T + np.eye(9), x[:, :3] @ x[:3, :6]
@@ -63,8 +64,6 @@ def test_names_of_scipy_and_numpy_do_what_theirs_do(comm: Any) -> None:
 @pytest.mark.parametrize("dtype", ["f", "d", "F", "D"])
 def test_rank_and_pseudoinverse_of_any_shape(comm: Any, dtype: str) -> None:
     """Wide and tall matrices, of every rank, one row, one column, zeros: as NumPy and SciPy."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     with ProcessGrid(comm) as grid:
         for m, n, rank in ((12, 7, 7), (7, 12, 7), (7, 12, 3), (9, 9, 5), (1, 8, 1), (8, 1, 1), (1, 1, 1), (5, 6, 0)):
             whole = (rng_matrix(m, rank, dtype, 1) @ rng_matrix(rank, n, dtype, 2)).astype(dtype)
@@ -79,9 +78,6 @@ def test_rank_and_pseudoinverse_of_any_shape(comm: Any, dtype: str) -> None:
 
 
 def test_every_name_that_a_message_advises_can_be_called(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.matrix import numpy_functions
-
     advice = numpy_functions._INSTEAD.values()
     names = sorted({*re.findall(r"\b(?:pdgemm|numpy|hdf5)(?:\.\w+)+", " ".join(advice))})
     assert "pdgemm.linalg.solve" in names and "hdf5.save" in names

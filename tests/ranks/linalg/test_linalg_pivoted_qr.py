@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 import scipy.linalg
 from factored import conditioned, kahan, rng_matrix, wide
+from fake_device import fake_device
 from layouts import matrices_in_turn
 from problems import DTYPES, grid_shapes
 from tiers import every_grid, everything, in_turn, pairs, square_grid, third
+
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import ArgumentError, DTypeError
+from pdgemm.local.blas.local_lapack import reflect
+from pdgemm.names import AnyName
 
 pytestmark = [pytest.mark.mpi, square_grid]
 
@@ -45,8 +51,6 @@ def ratios(A: np.ndarray, Q: np.ndarray, R: np.ndarray, p: np.ndarray) -> tuple[
 )
 def test_factors(comm: Any, layout: Any, dtype: str, order: Any, rest: int) -> None:
     """A P = Q R on every grid; p is a permutation, the same on every rank; words are as predicted."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     m, n, block = layout
     whole, k = rng_matrix(m, n, dtype), min(m, n)
     for shape in grid_shapes(comm.size):
@@ -103,8 +107,6 @@ QUALITY: list[Callable[[int, str], np.ndarray]] = [
 @pytest.mark.parametrize(("make", "dtype"), in_turn(QUALITY, DTYPES))
 def test_diagonal_is_about_as_large_as_singular_values(comm: Any, make: Any, dtype: str, rest: int) -> None:
     """|r_jj| / s_j stays within the ratios of LAPACK's pivots, but for a factor of 4; so do the sizes of later rows."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     whole = make(96, dtype)
     s = np.linalg.svd(wide(whole), compute_uv=False)
     best = abs(scipy.linalg.qr(wide(whole), mode="r", pivoting=True)[0].diagonal()) / s
@@ -123,8 +125,6 @@ def test_diagonal_is_about_as_large_as_singular_values(comm: Any, make: Any, dty
 )
 def test_rank_is_revealed(comm: Any, sizes: tuple[int, int, int], dtype: str, rest: int) -> None:
     """As many diagonal elements as the rank are not rounding errors, also where the first columns are zero."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     m, n, rank = sizes
     whole = (rng_matrix(m, rank, dtype, 1) @ rng_matrix(rank, n, dtype, 2)).astype(dtype)
     whole[:, : n // 5] = 0
@@ -140,8 +140,6 @@ def test_rank_is_revealed(comm: Any, sizes: tuple[int, int, int], dtype: str, re
 @pytest.mark.parametrize("rest", [0], indirect=True)
 def test_sketches_are_drawn_again(comm: Any, rest: int) -> None:
     """Where the trailing matrix falls by more than a sketch has digits, the largest columns are chosen."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     whole, large = rng_matrix(40, 40) * np.repeat([1, 1e-12, 1e-30], [8, 8, 24])[:, None], np.arange(28, 36)
     whole[:16, large] *= 0.01  # not chosen for the first two panels
     whole[16:, large] *= 1e6
@@ -158,8 +156,6 @@ def test_sketches_are_drawn_again(comm: Any, rest: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_wide_matrices_of_one_panel(comm: Any, dtype: str, rest: int) -> None:
     """Pivots are chosen among all n <= BLOCK columns, also where there are fewer rows: the first columns are zero."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     whole = np.zeros((5, 8), dtype)
     whole[:, 5:] = rng_matrix(5, 3, dtype)
     for shape in grid_shapes(comm.size):
@@ -176,8 +172,6 @@ def test_wide_matrices_of_one_panel(comm: Any, dtype: str, rest: int) -> None:
 @every_grid
 def test_layouts_do_not_decide(comm: Any) -> None:
     """Pivots are the same in every layout, of views and of transposed matrices, and R is but for rounding."""
-    from pdgemm import linalg
-
     whole = rng_matrix(20, 29) * np.linspace(1, 3, 29)
     seen = list[tuple[np.ndarray, np.ndarray]]()
     for A in matrices_in_turn(comm, whole):
@@ -190,8 +184,6 @@ def test_layouts_do_not_decide(comm: Any) -> None:
 
 def test_scales_and_bad_numbers(comm: Any) -> None:
     """The largest numbers overflow in no sketch, columns fall by 1e300, and NaN ends in NaN, not in a hang."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     x = rng_matrix(40, 40)
     with ProcessGrid(comm) as grid:
         for whole in (x * 1e-290, x / abs(x).max() * 1e304, x * np.logspace(-290, 0, 40)):
@@ -209,8 +201,6 @@ def test_scales_and_bad_numbers(comm: Any) -> None:
 @pytest.mark.parametrize("rest", [0, 20], indirect=True)
 def test_plans(comm: Any, monkeypatch: pytest.MonkeyPatch, rest: int) -> None:
     """As much is counted as is planned, where the pivots are those that are planned: drawn ones; panels as they are."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.local.blas.local_lapack import reflect
 
     def planned(X: np.ndarray) -> np.ndarray:
         return np.random.default_rng(X.shape[1]).permutation(X.shape[1])
@@ -246,11 +236,6 @@ def test_plans(comm: Any, monkeypatch: pytest.MonkeyPatch, rest: int) -> None:
 @pytest.mark.parametrize("rest", [0], indirect=True)
 def test_on_a_device(comm: Any, rest: int) -> None:
     """Only the sketch, rows of R and small factors pass through the host, and no rank works alone."""
-    from fake_device import fake_device
-
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.names import AnyName
-
     whole, fake = rng_matrix(40, 30), AnyName("fake")
     with fake_device("late"), ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(whole, grid=grid, device=fake, block=8)
@@ -261,9 +246,6 @@ def test_on_a_device(comm: Any, rest: int) -> None:
 
 
 def test_arguments(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import ArgumentError, DTypeError
-
     call: Any = linalg.qr
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(rng_matrix(12, 5), grid=grid)

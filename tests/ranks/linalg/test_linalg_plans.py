@@ -13,6 +13,13 @@ from factored import positive_definite, rng_matrix
 from problems import grid_shapes
 from tiers import every_grid, everything, square_grid
 
+from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
+from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.instrument.run_report import vectors_so_far
+from pdgemm.planning.product_plan import ProductPlan
+from pdgemm.schedules.collectives.vectors import ToAllRanks
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 
@@ -32,8 +39,6 @@ def same(plan: Any, report: Any, rank: int) -> None:
 @every_grid
 @pytest.mark.parametrize(("at", "block", "dtype"), [(0, 16, "float64"), (1, None, "complex64"), (2, (24, 40), "d")])
 def test_plans_are_what_is_counted(comm: Any, at: int, block: Any, dtype: str) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     S, b, t = positive_definite(150, dtype), rng_matrix(150, 31, dtype), rng_matrix(160, 30, dtype)
     for shape in grid_shapes(comm.size)[at : at + 1]:
         with ProcessGrid(comm, shape) as grid:
@@ -80,8 +85,6 @@ def test_plans_are_what_is_counted(comm: Any, at: int, block: Any, dtype: str) -
 
 def test_what_the_elements_decide(comm: Any) -> None:
     """Steps of `polar`, corrections of `solve`, and the rows that LU exchanges, all else as planned."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     with ProcessGrid(comm) as grid:
         for m, n in ((90, 60), (40, 70)):
             U: Any = linalg.polar(DistMatrix.random((m, n), grid=grid, kind="normal", seed=1))[0].report
@@ -127,9 +130,6 @@ _FUNCTIONS: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
 @every_grid
 def test_functions_of_matrices(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many words, messages and flops are counted as planned with the number of steps that were done."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.planning.product_plan import ProductPlan
-
     monkeypatch.setattr("pdgemm.linalg.eigen.division.SMALL", SIZE // 2)
     q, noise = np.linalg.qr(rng_matrix(SIZE, SIZE, "d"))[0], np.linspace(2, 2.1, SIZE)
     halves = noise * np.where(np.arange(SIZE) < SIZE // 2, -1, 1)
@@ -166,11 +166,6 @@ def test_functions_of_matrices(comm: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_functions_without_a_report(comm: Any) -> None:
     """Norms, condition numbers and determinants are planned by the same code, and so is a function of the user's."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
-    from pdgemm.errors import ArgumentError, GridError
-    from pdgemm.instrument.recorder import Traffic
-    from pdgemm.instrument.run_report import vectors_so_far
-    from pdgemm.schedules.collectives.vectors import ToAllRanks
 
     def of_vectors(plan: Any) -> Any:
         """Return the traffic of this rank in the plan's reductions."""
@@ -234,8 +229,6 @@ def test_functions_without_a_report(comm: Any) -> None:
 
 
 def test_pivots_of_idle_ranks_are_counted(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     with ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as grid:
         found = linalg.lu_factor(DistMatrix.random((20, 20), grid=grid, seed=1))
         assert found.report.as_predicted
@@ -249,15 +242,11 @@ class Shifted:
         return self.of(A)
 
     def of(self, A: Any) -> Any:
-        from pdgemm import linalg
-
         return linalg.cholesky(A)
 
 
 def test_functions_with_addresses_and_arguments(comm: Any) -> None:
     """What ranks compare is the function and its arguments, not where a rank keeps them."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import ArgumentError
 
     def applied(function: Any, A: Any) -> Any:
         return function(A)
@@ -278,9 +267,6 @@ def test_functions_with_addresses_and_arguments(comm: Any) -> None:
 
 
 def test_bad_arguments(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
-
     with ProcessGrid(comm) as grid:
         A, call = DistMatrix.eye(4, grid=grid), linalg.plan
         for wrong, message in (

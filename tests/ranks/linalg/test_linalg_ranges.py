@@ -12,6 +12,9 @@ from factored import positive_definite, rng_matrix
 from problems import DTYPES, grid_shapes
 from tiers import everything
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import LinAlgError
+
 pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 2, 4)]
 N, M = 12, 30
 # even exponents of 2, so that Cholesky factors have exponents, too: from subnormal numbers, 1e-320, to 1e308
@@ -104,8 +107,6 @@ def problem(grid: Any, dtype: Any, left: int, right: int, near_one: bool = False
 
     near_one : all are multiplied by 2^-left and 2^-right after they were rounded.
     """
-    from pdgemm import DistMatrix
-
     general, definite = rng_matrix(N, N, dtype) + 4 * np.eye(N, dtype=dtype), positive_definite(N, dtype)
     lefts = general, definite, rng_matrix(M, N, dtype)
     rights = rng_matrix(N, 3, dtype, seed=1), rng_matrix(M, 3, dtype, seed=2)
@@ -142,8 +143,6 @@ def test_the_table(comm: Any, name: str) -> None:
 
     On several ranks a function is tested with one of the types, and with three of the scales.
     """
-    from pdgemm import ProcessGrid, linalg
-
     function, turn, all_of_it = FUNCTIONS[name], list(FUNCTIONS).index(name), comm.size == 1 or everything()
     with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid, warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -161,8 +160,6 @@ def test_the_table(comm: Any, name: str) -> None:
 @pytest.mark.parametrize("name", ["solve", "solve pos", "solve upper", "solve_triangular", "cho_solve", "lstsq"])
 def test_right_sides_alone(comm: Any, name: str) -> None:
     """Matrices near 1 with right-hand sides at the ends of the range."""
-    from pdgemm import ProcessGrid, linalg
-
     function, powers = FUNCTIONS[name], (1, 2, 0) if name == "lstsq" else (1, 1)
     with ProcessGrid(comm, grid_shapes(comm.size)[0]) as grid, warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -177,8 +174,6 @@ def test_right_sides_alone(comm: Any, name: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_factors_at_the_ends(comm: Any, dtype: Any) -> None:
     """`lu_solve` with factors below the smallest normal number, as they are stored, and as SciPy's pair."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
         for exponent in EXPONENTS[np.finfo(dtype).dtype.itemsize]:
             p, near_one = (problem(grid, dtype, exponent, exponent, one) for one in (False, True))
@@ -195,8 +190,6 @@ def test_factors_at_the_ends(comm: Any, dtype: Any) -> None:
 
 def test_what_is_not_read_and_plans(comm: Any) -> None:
     """NaN in the other triangle does not matter, nor zeros, NaN and infinity anywhere; words are as planned."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     low = -1040
     with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
         p, near_one = (problem(grid, "float64", low, low, one) for one in (False, True))
@@ -234,8 +227,6 @@ def test_what_is_not_read_and_plans(comm: Any) -> None:
 
 
 def test_what_overflows_is_infinite(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.eye(5, grid=grid) * 2.0**-1060
         assert np.array_equal(np.diag(linalg.inv(A).allgather()), np.full(5, np.inf))
@@ -248,8 +239,6 @@ def test_what_overflows_is_infinite(comm: Any) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_determinants(comm: Any, dtype: Any) -> None:
     """Determinants whose partial products overflow and underflow, and of singular matrices."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     large = 2.0 ** (600 if np.finfo(dtype).eps < 1e-10 else 80)
     phase = 1j if np.dtype(dtype).kind == "c" else 1
     with ProcessGrid(comm) as grid, warnings.catch_warnings():
@@ -296,8 +285,6 @@ def test_determinants(comm: Any, dtype: Any) -> None:
 
 def test_pseudoinverses(comm: Any) -> None:
     """Scaled as the matrix is, up to the ends of the range; elements that overflow are infinite, and none is NaN."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     x = rng_matrix(6, 4)
     with ProcessGrid(comm) as grid:
         for scale in (2.0**-1020, 2.0**-900, 2.0**1000):
@@ -311,9 +298,6 @@ def test_pseudoinverses(comm: Any) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_parts_of_the_largest_size(comm: Any, dtype: str) -> None:
     """Real and imaginary parts just below the largest number: norms overflow, and so do moduli."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import LinAlgError
-
     exponent = int(np.finfo(dtype).maxexp) - 2
     x = rng_matrix(N, N, dtype) + 4 * np.eye(N, dtype=dtype)
     largest = float(np.abs(x.view(x.real.dtype)).max())

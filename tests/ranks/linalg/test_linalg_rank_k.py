@@ -6,8 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_device import SCHEDULES, fake_device
 from problems import DTYPES, TOLERANCE, accepted, gemm_error
 from tiers import pairs, square_grid
+
+from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, PdgemmError
+from pdgemm.linalg import gram, her2k, herk, syrk
+from pdgemm.local.arrays.device import to_host
+from pdgemm.local.arrays.elementwise import set_elements
 
 pytestmark = [pytest.mark.mpi, square_grid]
 
@@ -36,10 +43,6 @@ def check(
     **options: Any,
 ) -> Any:
     """One call on windows of larger matrices; the other triangle of C is NaN, and so is C where beta is 0."""
-    from pdgemm import DistMatrix, linalg
-    from pdgemm.local.arrays.device import to_host
-    from pdgemm.local.arrays.elementwise import set_elements
-
     n, k = size
     two, hermitian = name.endswith("2k"), name.startswith("he")
     made: dict[str, Any] = {"grid": grid, "dtype": dtype, "kind": "normal", "block": block, "device": device}
@@ -83,8 +86,6 @@ def check(
 
 @pytest.mark.parametrize("algorithm", FORMS)
 def test_every_grid_and_shape(comm: Any, algorithm: str) -> None:
-    from pdgemm import ProcessGrid
-
     grids = [x for x in accepted(comm.size) if x[0] == algorithm]
     with ProcessGrid(comm) as grid:
         sizes = SIZES if comm.size < 9 else SIZES[3:]
@@ -99,8 +100,6 @@ def test_every_grid_and_shape(comm: Any, algorithm: str) -> None:
 
 @pytest.mark.parametrize("name", ["herk", "syrk", "her2k", "syr2k"])
 def test_forms_types_and_scalars(comm: Any, name: str) -> None:
-    from pdgemm import ProcessGrid
-
     other = "C" if name.startswith("he") else "T"
     with ProcessGrid(comm) as grid:
         for dtype, uplo, trans, beta, order, algorithm in pairs(
@@ -115,9 +114,6 @@ def test_forms_types_and_scalars(comm: Any, name: str) -> None:
 
 
 def test_new_matrices_are_zero_in_the_other_triangle_and_shared_evenly(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.linalg import herk
-
     for shape in [(comm.size, 1), (1, comm.size)]:
         with ProcessGrid(comm, shape=shape) as grid:
             A = DistMatrix.random((64 * comm.size + 5, 30), grid=grid, seed=1, dtype="complex128", kind="normal")
@@ -134,9 +130,6 @@ def test_new_matrices_are_zero_in_the_other_triangle_and_shared_evenly(comm: Any
 
 
 def test_gram(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.linalg import gram
-
     with ProcessGrid(comm) as grid:
         for dtype, (m, n), block in pairs(DTYPES, [(300, 17), (40, 45), (0, 3)], [None, 3]):
             A = DistMatrix.random((m, n), grid=grid, seed=1, dtype=dtype, kind="normal", block=block)
@@ -151,9 +144,6 @@ def test_gram(comm: Any) -> None:
 
 def test_half_of_the_words_and_flops(comm: Any) -> None:
     """Each window of rows has the columns up to its last row: 1/2 + 1/(2 windows), and the rows of a block."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.linalg import syrk
-
     with ProcessGrid(comm) as grid:
         n, k = 1600, 64
         A = DistMatrix.random((n, k), grid=grid, seed=1, dtype="float32")
@@ -168,10 +158,6 @@ def test_half_of_the_words_and_flops(comm: Any) -> None:
 
 
 def test_the_same_exception_on_all_ranks(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError, PdgemmError
-    from pdgemm.linalg import her2k, herk, syrk
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.random((6, 4), grid=grid, seed=1, dtype="complex64")
         B = DistMatrix.random((5, 4), grid=grid, seed=1, dtype="complex64")
@@ -195,10 +181,6 @@ def test_the_same_exception_on_all_ranks(comm: Any) -> None:
 
 
 def test_on_a_device(comm: Any) -> None:
-    from fake_device import SCHEDULES, fake_device
-
-    from pdgemm import ProcessGrid
-
     cases = pairs(SCHEDULES, ["auto", "summa", "inner"], ["herk", "syr2k"], "LU", [0, 2])
     for schedule, algorithm, name, uplo, beta in cases:
         with fake_device(schedule) as device, ProcessGrid(comm) as grid:

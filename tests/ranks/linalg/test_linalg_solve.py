@@ -10,6 +10,9 @@ from factored import EPS, hilbert, kahan, norm, positive_definite, relative, rng
 from problems import DTYPES, grid_shapes
 from tiers import pairs, square_grid, third
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
+
 pytestmark = pytest.mark.mpi
 
 LAYOUTS = [(0, 2, 3, 1), (1, 1, 1, 1), (50, 5, 7, (4, 2)), (90, 20, (64, 33), 16), (130, 1, None, None)]
@@ -42,8 +45,6 @@ def backward(A: np.ndarray, x: np.ndarray, b: np.ndarray, dtype: str) -> float:
     third(pairs(LAYOUTS, KINDS, DTYPES, ("CC", "CF", "FF"), (0, 1))),
 )
 def test_solves_and_inverts(comm: Any, layout: Any, kind: str, dtype: str, orders: Any, transposed: int) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     n, m, block_a, block_b = layout
     given, b = system(kind, n, dtype), rng_matrix(n, m, dtype, seed=1)
     op = given.T if transposed else given
@@ -68,8 +69,6 @@ def test_solves_and_inverts(comm: Any, layout: Any, kind: str, dtype: str, order
 @square_grid
 @pytest.mark.parametrize(("trans", "dtype", "order"), third(pairs("NTC", DTYPES, "CF")))
 def test_factors_solve_again_and_again(comm: Any, trans: Any, dtype: str, order: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     given, b = rng_matrix(70, 70, dtype), rng_matrix(70, 9, dtype, seed=1)
     op = {"N": given, "T": given.T, "C": given.conj().T}[trans]
     for shape in grid_shapes(comm.size):
@@ -87,8 +86,6 @@ def test_factors_solve_again_and_again(comm: Any, trans: Any, dtype: str, order:
 
 
 def test_types_that_differ(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     given, b = rng_matrix(40, 40, "float64"), rng_matrix(40, 3, "complex64")
     with ProcessGrid(comm) as grid:
         A, B = (DistMatrix.from_global(x, grid=grid, block=8) for x in (given, b))
@@ -103,9 +100,6 @@ def test_types_that_differ(comm: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_refinement(comm: Any, dtype: str) -> None:
     """In each column |b - A x| <= sqrt(n) eps |A||x| in infinity norms, as LAPACK's dsgesv wants it."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import DTypeError
-
     given, b = rng_matrix(100, 100, dtype), rng_matrix(100, 6, dtype, seed=1)
     single = {"float64": "float32", "complex128": "complex64"}[dtype]
     with ProcessGrid(comm) as grid:
@@ -128,8 +122,6 @@ def test_refinement(comm: Any, dtype: str) -> None:
 
 @pytest.mark.parametrize("kind", ["hilbert", "large", "singular in single"])
 def test_refinement_that_does_not_converge(comm: Any, kind: str) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     given = {"hilbert": hilbert(60, "float64"), "large": 1e60 * rng_matrix(60, 60, "float64")}.get(kind)
     if given is None:
         given = np.eye(60) + 0.0
@@ -145,8 +137,6 @@ def test_refinement_that_does_not_converge(comm: Any, kind: str) -> None:
 
 def test_hard_matrices(comm: Any) -> None:
     """Small backward errors whatever the condition."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     b = rng_matrix(60, 3, "float64")
     d = np.logspace(0, -12, 60)
     with ProcessGrid(comm) as grid:
@@ -156,9 +146,6 @@ def test_hard_matrices(comm: Any) -> None:
 
 
 def test_what_cannot_be_solved(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
-
     triangle = np.tri(9)
     triangle[4, 4] = 0
     with ProcessGrid(comm) as grid:

@@ -10,8 +10,14 @@ import pytest
 import scipy.linalg
 import tiers
 from factored import conditioned, rng_matrix
+from fake_device import fake_device
 from layouts import matrices_in_turn
 from problems import DTYPES, grid_shapes
+
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError, PdgemmError
+from pdgemm.linalg import qr
+from pdgemm.linalg.factors.tall_qr import svd_of_tall
 
 pytestmark = [pytest.mark.mpi, tiers.square_grid]
 
@@ -59,8 +65,6 @@ def check(A: Any, whole: np.ndarray, Q: Any, R: Any) -> None:
 @tiers.square_grid
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_grid_and_layout(comm: Any, shape: tuple[int, int]) -> None:
-    from pdgemm.linalg import qr
-
     for dtype, method in tiers.in_turn(DTYPES, ("auto", "tsqr")):
         if (comm.size not in (1, 4) or shape != SHAPES[0]) and dtype != DTYPES[sum(shape) % 4]:
             continue
@@ -77,9 +81,6 @@ def test_every_grid_and_layout(comm: Any, shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_measured_decides(comm: Any, dtype: str) -> None:
     """Condition numbers from 10 to 1e16: CholeskyQR2, with a shift, and TSQR, each of which is as accurate."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.linalg import qr
-
     single = np.finfo(dtype).eps > 1e-10
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         for kappa in (1e1, 1e4, 1e8, 1e12, 1e16):
@@ -102,10 +103,6 @@ def test_what_is_measured_decides(comm: Any, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", hard(30, 12))
 def test_hard_matrices(comm: Any, name: str) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import LinAlgError
-    from pdgemm.linalg import qr
-
     whole = hard(30, 12)[name]
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
@@ -122,9 +119,6 @@ def test_hard_matrices(comm: Any, name: str) -> None:
 
 def test_many_rows(comm: Any) -> None:
     """Several blocks of rows on each rank, of sizes that do not divide the rows."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.linalg import qr
-
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         for dtype, method in tiers.in_turn(("float64", "complex64"), ("auto", "tsqr")):
             whole = rng_matrix(12_345, 70, dtype)
@@ -133,8 +127,6 @@ def test_many_rows(comm: Any) -> None:
 
 
 def test_wide(comm: Any) -> None:
-    from pdgemm.linalg import qr
-
     for whole in (
         rng_matrix(7, 20, "complex64"),
         rng_matrix(5, 6),
@@ -147,10 +139,6 @@ def test_wide(comm: Any) -> None:
 
 
 def test_svd_of_tall(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import LinAlgError
-    from pdgemm.linalg.factors.tall_qr import svd_of_tall
-
     for whole in (
         conditioned(50, 9, 1e10, "complex128"),
         np.zeros((20, 3)),
@@ -175,11 +163,6 @@ def test_svd_of_tall(comm: Any) -> None:
 
 
 def test_arguments(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError, PdgemmError
-    from pdgemm.linalg import qr
-    from pdgemm.linalg.factors.tall_qr import svd_of_tall
-
     call: Any = qr
     with ProcessGrid(comm) as grid:
         A = DistMatrix.random((9, 4), grid=grid)
@@ -201,11 +184,6 @@ def test_arguments(comm: Any) -> None:
 @pytest.mark.parametrize("device", ["fake"])
 def test_on_a_device(comm: Any, device: str) -> None:
     """It is copied to the host for LAPACK, and back."""
-    from fake_device import fake_device
-
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.linalg import qr
-
     with fake_device("late"), ProcessGrid(comm) as grid:
         A = DistMatrix.random((40, 6), grid=grid, device=device)
         Q, R = qr(A)

@@ -10,6 +10,9 @@ from factored import EPS, kahan, norm, relative, rng_matrix, wide
 from problems import DTYPES, grid_shapes
 from tiers import pairs, square_grid, third
 
+from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 LAYOUTS = [  # n and m, blocks of A, blocks of B
@@ -38,7 +41,6 @@ def test_solves_and_products(
     comm: Any, layout: Any, dtype: str, orders: Any, lower: bool, trans: Any, unit: bool, side: str, way: str,
     monkeypatch: Any,
 ) -> None:  # fmt: skip
-    from pdgemm import DistMatrix, ProcessGrid, linalg
 
     n, m, block_a, block_b = layout
     T, given = triangle(n, dtype, bool(lower), bool(unit))
@@ -69,8 +71,6 @@ def test_solves_and_products(
 @pytest.mark.parametrize(("dtype", "order", "lower", "unit"), pairs(DTYPES, "CF", (0, 1), (0, 1)))
 def test_inverses(comm: Any, dtype: str, order: Any, lower: bool, unit: bool) -> None:
     """|A X - I|_1 / (n |A|_1 |X|_1 u); the inverse lies as A does, and its other triangle is zero."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     T, given = triangle(130, dtype, bool(lower), bool(unit))
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
@@ -84,8 +84,6 @@ def test_inverses(comm: Any, dtype: str, order: Any, lower: bool, unit: bool) ->
 
 def test_kahan(comm: Any) -> None:
     """The backward error does not depend on the condition, here 1e13; the columns of X are tested one by one."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     n = 90
     T, b = kahan(n, "float64"), rng_matrix(n, 3, "float64")
     with ProcessGrid(comm) as grid:
@@ -96,8 +94,6 @@ def test_kahan(comm: Any) -> None:
 
 
 def test_overwriting_and_vectors(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-
     T, given = triangle(60, "float32", True, False)
     b = rng_matrix(60, 8, "float32")
     with ProcessGrid(comm) as grid:
@@ -114,9 +110,6 @@ def test_overwriting_and_vectors(comm: Any) -> None:
 
 
 def test_bad_arguments(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
-
     with ProcessGrid(comm) as grid:
         A, B = DistMatrix.eye(4, grid=grid), DistMatrix.zeros((5, 2), grid=grid)
         with pytest.raises(LayoutError, match="A is 4 x 4, so B must have 4 rows, but it is 5 x 2"):

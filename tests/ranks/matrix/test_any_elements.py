@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiers import every_grid, examples
 
+from pdgemm.errors import ArgumentError
+from pdgemm.local.arrays.dtypes import eps
 from pdgemm.support import launcher
 
 pytestmark = [pytest.mark.mpi, every_grid]
@@ -25,9 +27,6 @@ EXACT = ["min", "max", "argmin", "argmax", "any", "all"]
 @settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_reduction(comm: Any, grids_on_nodes: list[Any], data: st.DataObject) -> None:
-    from pdgemm.errors import ArgumentError
-    from pdgemm.local.arrays.dtypes import eps
-
     draw = data.draw
     shape = draw(st.integers(0, 20)), draw(st.integers(0, 20))
     A = draw_side(draw, grids_on_nodes, shape, TYPES, "NTC", 1)

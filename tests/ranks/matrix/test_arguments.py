@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
+from pdgemm import Batch, DistMatrix, ProcessGrid, balance, linalg, matmul, pdgemm, plan, redistribute, verify
 from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, OutOfMemoryError, PdgemmError
 from pdgemm.grids.distribution import Distribution
+from pdgemm.io import hdf5
 from pdgemm.local.arrays.integers import as_count, shown
 from pdgemm.matrix.argument_checks import as_scalar
+from pdgemm.support.agreement import _disagreement
 
 LONG = 10**5000  # Python does not even write it
 NUMBERLESS: list[Any] = [True, 2.0, float("nan"), "2", b"2", 1j, [2], np.array([2, 2]), np.True_, object()]
@@ -108,8 +112,6 @@ def test_values_are_shown_in_one_short_line() -> None:
 
 @pytest.mark.mpi
 def test_counts_beyond_all_bounds(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, balance, pdgemm, verify
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.random((6, 6), grid=grid, block=2)
         doors: list[Callable[[Any], Any]] = [
@@ -149,9 +151,6 @@ def test_counts_beyond_all_bounds(comm: Any) -> None:
 
 @pytest.mark.mpi
 def test_nothing_is_done_with_matrices_of_a_freed_grid(comm: Any, tmp_path: Path) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan, redistribute, verify
-    from pdgemm.io import hdf5
-
     path = comm.bcast(tmp_path) / "x.h5"
     with ProcessGrid(comm) as other:  # of the same ranks, and still there
         grid = ProcessGrid(comm)
@@ -232,8 +231,6 @@ def test_nothing_is_done_with_matrices_of_a_freed_grid(comm: Any, tmp_path: Path
 @pytest.mark.mpi
 @pytest.mark.on_ranks(4)
 def test_first_mistakes_are_told_with_what_to_do(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, matmul, pdgemm, plan
-
     def imatmul(X: Any, Y: Any) -> None:
         X @= Y
 
@@ -270,17 +267,11 @@ def test_first_mistakes_are_told_with_what_to_do(comm: Any) -> None:
 
 
 def test_many_different_calls_are_not_all_told() -> None:
-    from pdgemm.support.agreement import _disagreement
-
     text = _disagreement([f"f, seed={rank}" for rank in range(1000)])
     assert text.endswith("; rank 3: f, seed=3; and 996 others") and len(text) < 200
 
 
 def test_the_signature_of_pdgemm_is_as_it_is_written() -> None:
-    from inspect import Parameter, signature
-
-    from pdgemm import pdgemm
-
     required = [name for name, x in signature(pdgemm).parameters.items() if x.default is Parameter.empty]
     assert required == ["alpha", "A", "B"]
 
@@ -289,9 +280,6 @@ def test_the_signature_of_pdgemm_is_as_it_is_written() -> None:
 @pytest.mark.on_ranks(4)
 def test_arrays_that_differ_among_the_ranks_are_no_matrix(comm: Any) -> None:
     """Random numbers of each rank's own, the commonest mistake; equal elements in any order of memory are the same."""
-    from pdgemm import Batch, DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import ArgumentError
-
     whole = np.arange(30.0).reshape(6, 5)
     with ProcessGrid(comm) as grid:
         there = np.asfortranarray(whole) if comm.rank % 2 else whole[:, :].astype(">f8")

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from layouts import drawn, matrices
 
+from pdgemm.errors import ArgumentError, LayoutError
+
 pytestmark = pytest.mark.mpi
 
 
@@ -109,8 +111,6 @@ def test_side_by_side(comm: Any) -> None:
 
 
 def test_elements_rows_and_columns(comm: Any) -> None:
-    from pdgemm.errors import ArgumentError
-
     x = drawn((13, 8), "float64")
     for A in matrices(comm, x, all_=False):
         assert same(A[3], x[3]) and same(A[-1, :], x[-1]) and same(A[:, 5], x[:, 5]) and same(A[2:7, -2], x[2:7, -2])
@@ -132,8 +132,6 @@ def test_elements_rows_and_columns(comm: Any) -> None:
 
 
 def test_what_is_not_there_says_what_to_do(comm: Any) -> None:
-    from pdgemm.errors import LayoutError
-
     for A in matrices(comm, drawn((6, 6), "float64"), all_=False):
         calls: list[tuple[Any, ...]] = [
             (np.einsum, "ij,jk,kl->il", A, A, A),

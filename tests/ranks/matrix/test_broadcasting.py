@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from layouts import drawn, matrices
 
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, PdgemmError
+
 pytestmark = pytest.mark.mpi
 
 OPERATIONS = (operator.add, operator.sub, operator.mul, operator.truediv, np.maximum, operator.lt)
@@ -41,8 +44,6 @@ def test_rows_columns_and_vectors(comm: Any) -> None:
 
 
 def test_operands_of_different_layouts(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     whole, other = drawn((13, 13), "float64"), drawn((13, 13), "complex64", 1)
     with ProcessGrid(comm) as grid, ProcessGrid(comm, (comm.size, 1)) as rows:
         A = DistMatrix.from_global(whole, grid=grid, block=(2, 3))
@@ -88,9 +89,6 @@ def test_products_with_vectors_and_thin_matrices(comm: Any, dtype: str) -> None:
 
 
 def test_what_does_not_fit_is_refused_on_all_ranks(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError, PdgemmError
-
     with ProcessGrid(comm) as grid:
         A, B = DistMatrix.zeros((6, 4), grid=grid), DistMatrix.zeros((4, 6), grid=grid)
         for wrong in (B, np.zeros(6), np.zeros((4, 1)), A[:3, :], np.zeros(0)):

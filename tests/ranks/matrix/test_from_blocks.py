@@ -13,6 +13,10 @@ from hypothesis import strategies as st
 from problems import grid_shapes
 from tiers import every_grid, examples, in_turn, square_grid
 
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.algorithms.blocks import reported_blocks
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, PdgemmError
+from pdgemm.schedules.exchanges import rectangle_exchange
 from pdgemm.support import launcher
 
 pytestmark = [pytest.mark.mpi, square_grid]
@@ -54,8 +58,6 @@ def in_memory(draw: Any, x: np.ndarray) -> np.ndarray:
 @settings(max_examples=examples(60 if RANKS <= 4 else 24), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_partition_into_rectangles(comm: Any, grids: list[Any], data: st.DataObject) -> None:
-    from pdgemm import DistMatrix
-
     draw = data.draw
     m, n = draw(st.integers(0, 40)), draw(st.integers(0, 40))
     dtype = np.dtype(draw(st.sampled_from(TYPES)))
@@ -98,8 +100,6 @@ def test_any_partition_into_rectangles(comm: Any, grids: list[Any], data: st.Dat
 @given(data=st.data())
 def test_each_rank_gets_what_it_asks_for(comm: Any, grids: list[Any], data: st.DataObject) -> None:
     """Of views too; parts that overlap, on one rank and among ranks; empty ones."""
-    from pdgemm.algorithms.blocks import reported_blocks
-
     draw = data.draw
     m, n = draw(st.integers(0, 20)), draw(st.integers(0, 20))
     A = draw_side(draw, grids, (m, n), TYPES[1:], "NTC", 1)
@@ -127,8 +127,6 @@ def test_each_rank_gets_what_it_asks_for(comm: Any, grids: list[Any], data: st.D
 
 def test_rows_of_the_ranks_one_after_the_other(comm: Any) -> None:
     """As programs with mpi4py have them: rank r has r + 3 rows of all columns, or none."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     for shape, none_on in in_turn(grid_shapes(comm.size), (comm.size, 0, comm.size - 1)):
         counts = [0 if rank == none_on else rank + 3 for rank in range(comm.size)]
         start, total = sum(counts[: comm.rank]), sum(counts)
@@ -160,10 +158,6 @@ def test_rows_of_the_ranks_one_after_the_other(comm: Any) -> None:
 
 def test_messages_of_many_tiles(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of blocks that are larger than a message may be: here one of 7 elements."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.algorithms.blocks import reported_blocks
-    from pdgemm.schedules.exchanges import rectangle_exchange
-
     monkeypatch.setattr(rectangle_exchange, "PACKED_BYTES", 56)
     whole = np.random.default_rng(3).standard_normal((31, 23))
     edges = np.linspace(0, 31, comm.size + 1).astype(int).tolist()
@@ -180,9 +174,6 @@ def test_messages_of_many_tiles(comm: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_wrong_is_raised_on_all_ranks(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError, PdgemmError
-
     last = comm.size - 1
     start, stop = 2 * comm.rank, 2 * comm.rank + 2
     m = 2 * comm.size

@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 from problems import BLOCKS, DTYPES, SHAPES, grid_shapes, sources
+
+from pdgemm import Batch, DistMatrix, ProcessGrid, matmul_batched, pdgemm
+from pdgemm.errors import ArgumentError, GridError, LayoutError, OutOfMemoryError
+from pdgemm.instrument.run_report import vectors_so_far
+from pdgemm.matrix import gather
 
 pytestmark = pytest.mark.mpi
 
@@ -16,8 +22,6 @@ MATRICES = sorted({(m, n) for group in SHAPES.values() for m, n, _ in group})
 
 def layouts(comm: Any) -> Iterator[dict[str, Any]]:
     """Every grid of these ranks with every block and source."""
-    from pdgemm import ProcessGrid
-
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
             for mb, nb, *_ in BLOCKS:
@@ -32,8 +36,6 @@ def whole(shape: tuple[int, int], dtype: str = "float64") -> np.ndarray:
 
 
 def test_dealing_and_gathering_are_inverse(comm: Any) -> None:
-    from pdgemm import DistMatrix
-
     for layout in layouts(comm):
         for shape in MATRICES:
             expected = whole(shape)
@@ -51,8 +53,6 @@ def test_dealing_and_gathering_are_inverse(comm: Any) -> None:
 
 
 def test_dealing_from_one_rank(comm: Any) -> None:
-    from pdgemm import DistMatrix
-
     for layout in layouts(comm):
         for shape in [(0, 3), (1, 1), (13, 8)]:
             for root in {0, comm.size - 1}:
@@ -64,10 +64,6 @@ def test_dealing_from_one_rank(comm: Any) -> None:
 
 
 def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.instrument.run_report import vectors_so_far
-    from pdgemm.matrix import gather
-
     monkeypatch.setattr(gather, "PIECE_BYTES", 100)
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(whole((50, 7)), grid=grid, block=3)
@@ -85,8 +81,6 @@ def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_constructors(comm: Any, dtype: str) -> None:
-    from pdgemm import DistMatrix
-
     f = lambda i, j: whole((13, 8), dtype)[i, j]  # noqa: E731
     for layout in layouts(comm):
         layout["dtype"] = dtype
@@ -101,11 +95,6 @@ def test_constructors(comm: Any, dtype: str) -> None:
 
 
 def test_random_is_the_same_on_every_grid(comm: Any) -> None:
-    from mpi4py import MPI
-
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import ArgumentError
-
     with ProcessGrid(MPI.COMM_SELF) as alone:
         expected = DistMatrix.random((29, 31), grid=alone, seed=7, kind="normal").local
     for layout in layouts(comm):
@@ -116,8 +105,6 @@ def test_random_is_the_same_on_every_grid(comm: Any) -> None:
 
 
 def test_local_arrays_are_adopted_not_copied(comm: Any) -> None:
-    from pdgemm import DistMatrix
-
     for layout in layouts(comm):
         like = DistMatrix.from_global(whole((13, 8)), **layout)
         for array in (like.local, np.asfortranarray(like.local)):
@@ -128,9 +115,6 @@ def test_local_arrays_are_adopted_not_copied(comm: Any) -> None:
 
 
 def test_local_arrays_of_the_wrong_shape_are_refused_everywhere(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import ArgumentError, LayoutError
-
     with ProcessGrid(comm) as grid:
         right = DistMatrix.zeros((12, 12), grid=grid).local
         wrong = np.zeros((1, 99)) if comm.rank == comm.size - 1 else right
@@ -155,17 +139,12 @@ def test_local_arrays_of_the_wrong_shape_are_refused_everywhere(comm: Any) -> No
 
 
 def test_ranks_that_ask_for_different_layouts_all_hear_of_it(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import ArgumentError
-
     if comm.size > 1:
         with ProcessGrid(comm) as grid, pytest.raises(ArgumentError, match="blocks of 2 x 2.*blocks of 3 x 3"):
             DistMatrix.zeros((12, 12), grid=grid, block=3 if comm.rank else 2)
 
 
 def test_an_element_function_that_fails_somewhere_fails_everywhere(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     def f(i: np.ndarray, j: np.ndarray) -> np.ndarray:
         if (i == 0).any() and (j == 0).any():
             raise KeyError("only the owner of (0, 0)")
@@ -176,18 +155,12 @@ def test_an_element_function_that_fails_somewhere_fails_everywhere(comm: Any) ->
 
 
 def test_a_matrix_too_large_for_a_rank_is_refused_everywhere(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import OutOfMemoryError
-
     with ProcessGrid(comm) as grid, pytest.raises(OutOfMemoryError, match="Unable to allocate"):
         DistMatrix.empty((10**8, 10**8), grid=grid)
 
 
 def test_rows_further_apart_than_blas_takes_are_refused_everywhere(comm: Any) -> None:
     """Of a narrow part of a matrix with long rows, on any one rank: BLAS would read the distance modulo 2^32."""
-    from pdgemm import Batch, DistMatrix, ProcessGrid, matmul_batched, pdgemm
-    from pdgemm.errors import LayoutError
-
     here = comm.rank == comm.size - 1
     memory = np.empty((2, (1 << 31) + 8 if here else 8), np.int8)[:, :8]  # of which no page is touched
     with ProcessGrid(comm, (comm.size, 1)) as grid:
@@ -202,9 +175,6 @@ def test_rows_further_apart_than_blas_takes_are_refused_everywhere(comm: Any) ->
 
 
 def test_matrices_lie_on_one_layer(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import GridError
-
     if comm.size > 1:
         with ProcessGrid(comm, layers=comm.size) as grid, pytest.raises(GridError, match="one layer"):
             DistMatrix.zeros((3, 3), grid=grid)
@@ -212,8 +182,6 @@ def test_matrices_lie_on_one_layer(comm: Any) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_operators_act_elementwise(comm: Any, dtype: str) -> None:
-    from pdgemm import DistMatrix
-
     x, y = whole((13, 8), dtype), whole((13, 8), dtype) ** 2 + 1
     for layout in layouts(comm):
         X, Y = DistMatrix.from_global(x, **layout), DistMatrix.from_global(y, **layout)
@@ -244,8 +212,6 @@ def test_operators_act_elementwise(comm: Any, dtype: str) -> None:
 
 
 def test_fortran_order_is_kept(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.random((20, 30), grid=grid, block=3, order="F")
         for B in (A.copy(), A.astype("f"), A * 2, A + A):
@@ -254,9 +220,6 @@ def test_fortran_order_is_kept(comm: Any) -> None:
 
 
 def test_what_an_array_can_do_but_a_distributed_matrix_cannot(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import LayoutError
-
     with ProcessGrid(comm) as grid:
         A, B = DistMatrix.zeros((6, 6), grid=grid, block=1), DistMatrix.zeros((6, 7), grid=grid, block=(2, 3))
         with pytest.raises(TypeError, match="to_global"):
@@ -274,9 +237,6 @@ def test_what_an_array_can_do_but_a_distributed_matrix_cannot(comm: Any) -> None
 
 
 def test_norms(comm: Any) -> None:
-    from pdgemm import DistMatrix
-    from pdgemm.errors import ArgumentError
-
     for layout in layouts(comm):
         for dtype in DTYPES:
             for shape in [(0, 4), (1, 1), (29, 31)]:
@@ -305,8 +265,6 @@ def test_norms(comm: Any) -> None:
 
 
 def test_comparison_within_a_tolerance(comm: Any) -> None:
-    from pdgemm import DistMatrix
-
     for layout in layouts(comm):
         A = DistMatrix.from_global(whole((13, 8)), **layout)
         B = A + 1e-9
@@ -319,8 +277,6 @@ def test_comparison_within_a_tolerance(comm: Any) -> None:
 
 
 def test_repr_helps(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(comm) as grid:
         text = repr(DistMatrix.zeros((20, 30), grid=grid, block=(4, 5)))
         for part in ("20 x 30", "4 x 5", "float64", str(grid), f"rank {comm.rank}"):

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pdgemm import DistMatrix, ProcessGrid
+
 pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 ROWS = np.arange(9)
@@ -123,8 +125,6 @@ REFUSED: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
 
 
 def test_each_expression_is_right_or_names_the_way(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     whole = np.random.default_rng(0).standard_normal((9, 5))
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(whole, grid=grid, block=2)

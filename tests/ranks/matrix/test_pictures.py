@@ -8,12 +8,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from pdgemm import DistMatrix, ProcessGrid, matmul, plan
+from pdgemm.errors import ArgumentError, LayoutError
+from pdgemm.grids.process_grid import default_grid
+
 pytestmark = pytest.mark.mpi
 
 
 def test_corners_are_as_numpy_prints_them(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(comm) as grid:
         for shape in ((5, 4), (40, 50), (2, 900), (900, 3), (7, 300)):
             whole = np.arange(shape[0] * shape[1], dtype=float).reshape(shape) - 3.5
@@ -29,8 +31,6 @@ def test_corners_are_as_numpy_prints_them(comm: Any) -> None:
 
 
 def test_who_owns_what(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, matmul, plan
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.zeros((6, 5), grid=grid, block=2)
         picture = A.draw()
@@ -54,10 +54,6 @@ def test_who_owns_what(comm: Any) -> None:
 
 
 def test_ones_full_diag_and_the_default_grid(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import ArgumentError, LayoutError
-    from pdgemm.grids.process_grid import default_grid
-
     v = np.array([1.5, -2, 3])
     with ProcessGrid(comm) as grid:
         for made, expected in (

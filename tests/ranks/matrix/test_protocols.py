@@ -9,7 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 from problems import grid_shapes
+from scipy.special import erf, sici, xlogy
+
+from pdgemm import Batch, DistMatrix, ProcessGrid
+from pdgemm.errors import ArgumentError, DTypeError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore")]
 
@@ -30,8 +35,6 @@ def functions() -> Iterator[Callable[..., Any]]:
 
 
 def ufuncs() -> list[np.ufunc]:
-    from scipy.special import erf, sici, xlogy
-
     found = dict.fromkeys(x for x in vars(np).values() if isinstance(x, np.ufunc))
     return [*found, erf, sici, xlogy, np.frompyfunc(lambda x: x, 1, 1)]
 
@@ -47,8 +50,6 @@ def tried(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 def dealt(x: np.ndarray, **layout: Any) -> Any:
     """As a matrix that remembers what it was."""
-    from pdgemm import DistMatrix
-
     made: Any = DistMatrix.from_global(x, **layout)
     made.whole = x
     return made
@@ -64,8 +65,6 @@ def gathered(x: Any) -> Any:
 
 def outcome(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
     """It fails, or gives what it gives for the gathered matrices; in words."""
-    from pdgemm import DistMatrix
-
     wholes = list(map(gathered, arguments))
     got = tried(call, *arguments, **options)
     if isinstance(got, Exception):
@@ -86,8 +85,6 @@ def outcome(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
 
 
 def middle_grid(comm: Any) -> Any:
-    from pdgemm import ProcessGrid
-
     shapes = grid_shapes(comm.size)
     return ProcessGrid(comm, shapes[len(shapes) // 2])
 
@@ -114,8 +111,6 @@ def test_a_function_of_numpy_is_right_or_refused(comm: Any) -> None:
 
 
 def test_what_is_refused_says_what_to_do_instead(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.random((6, 6), grid=grid, block=2)
         for call, instead in [
@@ -176,9 +171,6 @@ def test_methods_of_arrays_are_right_or_say_what_to_do_instead(comm: Any) -> Non
 
 
 def test_a_key_that_is_no_submatrix_says_what_to_do_instead(comm: Any) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import ArgumentError
-
     with ProcessGrid(comm) as grid:
         A = dealt(np.ones((6, 6)), grid=grid)
         for key, instead in (
@@ -207,8 +199,6 @@ def test_a_ufunc_is_right_or_refused(comm: Any) -> None:
 
 
 def test_what_is_more_than_elementwise_is_refused(comm: Any) -> None:
-    from pdgemm import ProcessGrid
-
     with ProcessGrid(comm) as grid:
         A, B, C = (dealt(np.random.default_rng(seed).random((6, 6)), grid=grid, block=2) for seed in range(3))
         mask = A > B
@@ -247,8 +237,6 @@ def test_what_is_more_than_elementwise_is_refused(comm: Any) -> None:
 
 
 def test_numbers_that_a_ufunc_refuses_on_one_rank_are_refused_on_all(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_function(lambda i, j: np.where(i + j == 0, -1, 2), (6, 6), grid=grid, block=1, dtype=int)
         empty = A[:1, :1]  # other ranks hold nothing of it
@@ -261,9 +249,6 @@ def test_numbers_that_a_ufunc_refuses_on_one_rank_are_refused_on_all(comm: Any) 
 
 
 def test_a_conjugated_view_is_not_written_to_by_a_ufunc(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import ArgumentError
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.random((6, 6), grid=grid, dtype="complex128")
         with pytest.raises(ArgumentError, match="conjugate of another matrix"):
@@ -271,8 +256,6 @@ def test_a_conjugated_view_is_not_written_to_by_a_ufunc(comm: Any) -> None:
 
 
 def test_copies_are_matrices_of_their_own(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.random((6, 6), grid=grid, block=2)
         for B in (copy.copy(A), copy.deepcopy(A), copy.deepcopy([A])[0]):
@@ -283,11 +266,6 @@ def test_copies_are_matrices_of_their_own(comm: Any) -> None:
 
 def test_arrays_that_are_more_or_less_than_numbers(comm: Any) -> None:
     """Subclasses that only add to an array are taken as arrays, and what would be lost is refused."""
-    import scipy.sparse
-
-    from pdgemm import Batch, DistMatrix, ProcessGrid
-    from pdgemm.errors import DTypeError
-
     x = np.arange(12.0).reshape(3, 4)
     with ProcessGrid(comm) as grid:
         for same in (np.asmatrix(x), x.view(np.recarray), x.tolist(), x.astype(">f8"), memoryview(x)):

@@ -10,6 +10,9 @@ import pytest
 from layouts import drawn, matrices
 from tiers import everything, square_grid
 
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.errors import ArgumentError, PdgemmError
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 SHAPES = [(1, 1), (1, 9), (7, 5), (13, 8), (5, 1), (29, 61)]
@@ -63,8 +66,6 @@ def test_columns_and_rows_that_are_kept_are_matrices_and_words_are_counted(comm:
 
 
 def test_numpys_functions(comm: Any) -> None:
-    from pdgemm.errors import ArgumentError
-
     whole = drawn((7, 5), "complex128")
     for A in matrices(comm, whole, all_=False):
         for axis in (None, 0, 1, -1, -2, (0, 1)):
@@ -123,8 +124,6 @@ def test_other_types(comm: Any, dtype: str) -> None:
 
 
 def test_no_elements(comm: Any) -> None:
-    from pdgemm.errors import ArgumentError
-
     for shape in ((0, 5), (5, 0), (0, 0)):
         whole = np.zeros(shape)
         for A in matrices(comm, whole, all_=False):
@@ -163,8 +162,6 @@ def test_infinities_nans_and_large_numbers(comm: Any) -> None:
 
 def test_sums_lose_few_digits(comm: Any) -> None:
     """A float32 sum of a million ones, in order, would end at 2^24 for more of them; here the error is of a few ulp."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         n = 300_000
         A = DistMatrix.from_function(lambda i, j: 0.1 + 0 * i + 0 * j, (n, 3), dtype="float32", grid=grid)
@@ -177,9 +174,6 @@ def test_sums_lose_few_digits(comm: Any) -> None:
 
 
 def test_all_ranks_raise_for_other_arguments(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import PdgemmError
-
     if comm.size == 1:
         pytest.skip("one rank agrees with itself")
     with ProcessGrid(comm) as grid:

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from problems import DTYPES, grid_shapes
 
+from pdgemm import DistMatrix, ProcessGrid, pdgemm, verify
+from pdgemm.errors import ArgumentError, LayoutError
+
 pytestmark = pytest.mark.mpi
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_right_results_pass_and_a_single_wrong_element_does_not(comm: Any, dtype: str) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, verify
-
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
             made: dict[str, Any] = {"grid": grid, "block": 5, "dtype": dtype, "kind": "normal"}
@@ -38,9 +39,6 @@ def test_right_results_pass_and_a_single_wrong_element_does_not(comm: Any, dtype
 @pytest.mark.parametrize("compute", [None, "float32", "tf32", "float16", "bfloat16"])
 def test_rounded_operands_and_results(comm: Any, compute: str | None, dtype: str) -> None:
     """They explain a part of |A||B| that does not grow with k: with k = 1500, too, a wrong factor is seen."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, verify
-    from pdgemm.errors import ArgumentError
-
     with ProcessGrid(comm) as grid:
         made: dict[str, Any] = {"grid": grid, "block": 50, "dtype": dtype}
         A, B = DistMatrix.random((20, 1500), seed=1, **made), DistMatrix.random((1500, 30), seed=2, **made)
@@ -58,8 +56,6 @@ def test_rounded_operands_and_results(comm: Any, compute: str | None, dtype: str
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_zeros_and_one_missing_element_of_a_wide_product_are_seen(comm: Any, dtype: str) -> None:
     """Errors of many elements do not add up: their signs are those of X."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, verify
-
     with ProcessGrid(comm) as grid:
         made: dict[str, Any] = {"grid": grid, "dtype": dtype, "kind": "normal"}
         A, B = DistMatrix.random((8, 2000), seed=1, **made), DistMatrix.random((2000, 2000), seed=2, **made)
@@ -76,8 +72,6 @@ def test_zeros_and_one_missing_element_of_a_wide_product_are_seen(comm: Any, dty
 
 def test_what_cannot_be_told_has_not_passed(comm: Any) -> None:
     """Where nothing is compared, where zeros would pass, and where the sizes of sums overflow."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, verify
-
     with ProcessGrid(comm) as grid:
         one, nan = (DistMatrix.from_global(np.full((6, 6), x), grid=grid) for x in (1.0, np.nan))
         told = verify(nan, 1, one, nan)
@@ -99,9 +93,6 @@ def test_what_cannot_be_told_has_not_passed(comm: Any) -> None:
 
 
 def test_edges(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, verify
-    from pdgemm.errors import LayoutError
-
     with ProcessGrid(comm) as grid:
         zeros = {shape: DistMatrix.zeros(shape, grid=grid) for shape in [(3, 0), (0, 4), (3, 4), (0, 3)]}
         assert verify(zeros[3, 4], 1, zeros[3, 0], zeros[0, 4]).passed
@@ -114,8 +105,6 @@ def test_edges(comm: Any) -> None:
 
 
 def test_nan_is_right_where_it_belongs_and_wrong_elsewhere(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, verify
-
     with ProcessGrid(comm) as grid:
         nan = DistMatrix.from_function(lambda i, j: np.nan, (6, 6), grid=grid)
         assert verify(DistMatrix.zeros((6, 6), grid=grid), 0, nan, nan).passed  # alpha 0: they are not read

@@ -11,6 +11,13 @@ import pytest
 import tiers
 from problems import TOLERANCE, gemm_error, grid_shapes
 
+from pdgemm import DistMatrix, ProcessGrid, pdgemm, verify
+from pdgemm.errors import ArgumentError
+from pdgemm.grids.node_memory import NodeMemory
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.planning import planner
+from pdgemm.schedules.products import product
+
 pytestmark = [pytest.mark.mpi, tiers.square_grid]
 
 
@@ -21,8 +28,6 @@ def numbers(shape: tuple[int, int], dtype: str = "complex128", seed: int = 0) ->
 
 
 def test_views_of_views_are_what_numpy_makes_of_them(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     x = numbers((23, 17))
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
@@ -55,9 +60,6 @@ def test_views_of_views_are_what_numpy_makes_of_them(comm: Any) -> None:
 
 
 def test_what_is_no_submatrix_is_refused(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.errors import ArgumentError
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.zeros((5, 5), grid=grid)
         for key in ((1, 2, 3), (slice(1), slice(1), slice(1)), None, "x", True):
@@ -68,8 +70,6 @@ def test_what_is_no_submatrix_is_refused(comm: Any) -> None:
 
 
 def test_submatrices_are_set_from_any_layout(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-
     x, y = numbers((20, 15), "float64", 1), numbers((12, 9), "float64", 2)
     with ProcessGrid(comm) as grid, ProcessGrid(comm, (comm.size, 1)) as other:
         A = DistMatrix.from_global(x, grid=grid, block=(3, 4))
@@ -90,8 +90,6 @@ def test_submatrices_are_set_from_any_layout(comm: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "complex64"])
 def test_all_pairs_of_ops_by_flag_and_by_view(comm: Any, dtype: str) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     op = {"N": lambda x: x, "T": lambda x: x.T, "C": lambda x: x.conj().T}
     view = {"N": lambda x: x, "T": lambda x: x.T, "C": lambda x: x.H}
     for shape in grid_shapes(comm.size):
@@ -111,8 +109,6 @@ def test_all_pairs_of_ops_by_flag_and_by_view(comm: Any, dtype: str) -> None:
 
 
 def test_a_product_of_transposes_into_a_transpose_moves_nothing(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     with ProcessGrid(comm) as grid:
         a, b = numbers((9, 14), "float64", 1), numbers((11, 9), "float64", 2)
         A, B = DistMatrix.from_global(a, grid=grid, block=2), DistMatrix.from_global(b, grid=grid, block=2)
@@ -126,8 +122,6 @@ def test_a_product_of_transposes_into_a_transpose_moves_nothing(comm: Any) -> No
 
 def test_a_product_is_stored_as_both_operands_are(comm: Any) -> None:
     """By columns where both are, seen from the grid that they were made on; else by rows."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(comm) as grid:
         for orders, expected in (("CC", "C"), ("CF", "C"), ("FC", "C"), ("FF", "F")):
             A, B = (DistMatrix.random((9, 9), grid=grid, order=order, seed=s) for s, order in enumerate(orders))
@@ -136,8 +130,6 @@ def test_a_product_is_stored_as_both_operands_are(comm: Any) -> None:
 
 def test_tall_and_skinny(comm: Any) -> None:
     """A^T A by local products and one reduction; row panels of a huge m without any; nothing is moved."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         a, b = numbers((4000, 7), "float64", 1), numbers((7, 5), "float64", 2)
         A, B = DistMatrix.from_global(a, grid=grid, block=(64, 7)), DistMatrix.from_global(b, grid=grid)
@@ -155,8 +147,6 @@ def test_tall_and_skinny(comm: Any) -> None:
 
 
 def test_idle_ranks_take_part_and_hold_nothing(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, verify
-
     if comm.size < 3:
         return
     with ProcessGrid(comm, (1, 2), ranks=[2, 0]) as few, ProcessGrid(comm) as all_ranks:
@@ -177,8 +167,6 @@ def test_idle_ranks_take_part_and_hold_nothing(comm: Any) -> None:
 
 # ------------------------------------------------------------------ what other systems got wrong
 def test_known_regressions(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     a = np.array([[5.0, -3, 2], [-3, 2, -1], [-3, 2, -2]])
     with ProcessGrid(comm, (comm.size, 1)) as rows, ProcessGrid(comm, (1, comm.size)) as cols:
         for one, two in itertools.product((rows, cols), repeat=2):
@@ -199,9 +187,6 @@ def test_known_regressions(comm: Any) -> None:
 
 
 def test_neither_a_nor_b_is_read_where_alpha_or_k_is_zero(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.instrument.recorder import Traffic
-
     with ProcessGrid(comm, (1, comm.size)) as grid, ProcessGrid(comm, (comm.size, 1)) as other:
         nan = DistMatrix.zeros((6, 6), grid=grid, block=1) + np.nan
         C = DistMatrix.zeros((6, 6), grid=other) + 1.5
@@ -215,8 +200,6 @@ def test_neither_a_nor_b_is_read_where_alpha_or_k_is_zero(comm: Any) -> None:
 
 
 def test_one_row_of_a_column_major_array_is_what_it_is(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     with ProcessGrid(comm, (1, comm.size)) as grid:
         x = numbers((5, 7))
         X = DistMatrix.from_global(x, grid=grid)
@@ -230,10 +213,6 @@ def test_one_row_of_a_column_major_array_is_what_it_is(comm: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "int8", "float64"])
 def test_sums_are_rounded_in_pieces_of_any_shape(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.planning import planner
-    from pdgemm.schedules.products import product
-
     planner.best_plan.cache_clear()
     monkeypatch.setattr(product, "SLAB", 8)
     with ProcessGrid(comm) as grid:
@@ -256,9 +235,6 @@ def test_nothing_is_allocated_that_the_plan_does_not_tell(
     comm: Any, dtype: str, order: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No hidden copy: what NumPy and the node's shared memory give is what the report says, but for short arrays."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.grids.node_memory import NodeMemory
-
     empty, shared = NodeMemory.empty, [0]
 
     def counted(*args: Any) -> np.ndarray:
@@ -305,8 +281,6 @@ def test_nothing_is_allocated_that_the_plan_does_not_tell(
 @pytest.mark.parametrize("algorithm", ["summa", "inner"])
 def test_sixteen_bit_products_are_added_up_in_32(comm: Any, algorithm: str) -> None:
     """1 + 2^-11 + 2^-11 + ...: in 16 bits nothing would be added at all."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     for dtype in ("float16", "bfloat16"):
         with ProcessGrid(comm) as grid:
             k = 2048
@@ -322,8 +296,6 @@ def test_sixteen_bit_products_are_added_up_in_32(comm: Any, algorithm: str) -> N
 
 
 def test_int8_is_exact_and_wraps(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     with ProcessGrid(comm) as grid:
         x = np.random.default_rng(1).integers(-128, 128, (37, 5000)).astype("i1")
         x[0], x[1] = -128, 127
@@ -338,8 +310,6 @@ def test_int8_is_exact_and_wraps(comm: Any) -> None:
 
 
 def test_accumulate_dtype(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, verify
-
     with ProcessGrid(comm) as grid:
         a = numbers((6, 3000), "float32", 1) + 100
         A = DistMatrix.from_global(a, grid=grid, block=(2, 100))
@@ -359,8 +329,6 @@ def test_accumulate_dtype(comm: Any) -> None:
 
 
 def test_verify_sees_wrong_elements_of_any_type(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, verify
-
     with ProcessGrid(comm) as grid:
         for dtype in ("float16", "bfloat16", "float32", "complex64", "int8"):
             a = np.round(numbers((12, 9), "complex64", 1) * 20)
@@ -373,8 +341,6 @@ def test_verify_sees_wrong_elements_of_any_type(comm: Any) -> None:
 
 
 def test_without_the_check_nothing_is_compared(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     with ProcessGrid(comm) as grid:
         A, C = DistMatrix.random((20, 20), grid=grid), DistMatrix.empty((20, 20), grid=grid)
         expected = pdgemm(1, A, A)
@@ -396,8 +362,6 @@ def test_without_the_check_nothing_is_compared(comm: Any, monkeypatch: pytest.Mo
 @tiers.every_grid
 def test_assignments_of_matrices_that_share_memory_are_those_of_numpy(comm: Any) -> None:
     """Windows, steps, lists and transposes of a matrix assigned to other parts of it, drawn."""
-    from pdgemm import DistMatrix, ProcessGrid
-
     rng = np.random.default_rng(3)
 
     def keys(n: int, count: int) -> Any:

@@ -12,6 +12,12 @@ from fake_device import FakeArray, fake_device
 from layers import mesh_of, numbers
 from tiers import every_grid
 
+from pdgemm.errors import ArgumentError, PdgemmError
+from pdgemm.local.arrays import device as devices
+from pdgemm.parallel import Buckets, Mesh
+from pdgemm.parallel.layers import ContextSplit, CrossEntropy, Dropout, Embedding, Linear, dropout
+from pdgemm.schedules.training.mesh_shape import block_of
+
 pytestmark = pytest.mark.mpi
 
 T, H, V = 7, 6, 10  # tokens, features, words: not divisible
@@ -19,8 +25,6 @@ Passes = dict[str, tuple[Callable[..., Any], list[Any]]]  # by name: a method, a
 
 
 def linear(mesh: Any, split: str, sequence: bool) -> Passes:
-    from pdgemm.parallel.layers import Linear
-
     layer = Linear(mesh, H, 9, split, sequence=sequence)
     shapes = layer.schedule(T, float).shapes(mesh.index("tp"))
     x, w, y = (numbers(shapes[name], 1) for name in "xwy")
@@ -34,9 +38,6 @@ def linear(mesh: Any, split: str, sequence: bool) -> Passes:
 
 
 def embedding(mesh: Any) -> Passes:
-    from pdgemm.parallel.layers import Embedding
-    from pdgemm.schedules.training.mesh_shape import block_of
-
     layer, own = Embedding(mesh, V, H), block_of(T, mesh.length("tp"), mesh.index("tp"))
     table, ids = numbers((layer.own.stop - layer.own.start, H), 1), np.arange(T) % V
     dy = numbers((T, H), 2)[own]
@@ -47,16 +48,12 @@ def embedding(mesh: Any) -> Passes:
 
 
 def cross_entropy(mesh: Any) -> Passes:
-    from pdgemm.parallel.layers import CrossEntropy
-
     layer = CrossEntropy(mesh, V)
     logits = numbers((T, V), 1)[:, layer.own]
     return {"forward": (lambda *a: layer.forward(*a)[0], [logits, np.arange(T), np.ones(T)])}
 
 
 def context(mesh: Any) -> Passes:
-    from pdgemm.parallel.layers import ContextSplit
-
     layer = ContextSplit(mesh, T)
     k, dk = numbers((2, 3, len(layer.positions), H), 1), numbers((2, 3, T, H), 2)
     return {"gather": (layer.gather, [k]), "reduce": (layer.reduce, [dk])}
@@ -103,8 +100,6 @@ def results(passes: Passes) -> list[np.ndarray]:
 @pytest.fixture
 def on_device(monkeypatch: pytest.MonkeyPatch) -> Any:
     """An array on a device, where communicators are as ever."""
-    from pdgemm.local.arrays import device as devices
-
     with fake_device() as device:
         x = devices.empty((2, 2), np.dtype("f"), device=device)
     monkeypatch.setitem(devices._devices, FakeArray, device)
@@ -116,8 +111,6 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_argument_of_a_layer(comm: Any, name: str, where: str, on_device: Any, monkeypatch: Any) -> None:
     """Wrong shapes, types, values and devices, on each rank alone and on all."""
-    from pdgemm.errors import PdgemmError
-
     if where == "nodes":
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "1")
     make, arguments, axis = LAYERS[name]
@@ -144,9 +137,6 @@ def test_every_argument_of_a_layer(comm: Any, name: str, where: str, on_device: 
 @pytest.mark.on_ranks(2, 4)
 def test_other_tokens_and_types_on_one_rank(comm: Any) -> None:
     """What is new on one rank alone, where the others go on with what all have agreed on."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel.layers import CrossEntropy, Embedding
-
     with mesh_of(comm) as mesh:
         embedding, head, first = Embedding(mesh, V, H), CrossEntropy(mesh, V), comm.rank == 0
         table, ids = np.ones((embedding.own.stop - embedding.own.start, H)), np.arange(T)
@@ -168,9 +158,6 @@ def test_other_tokens_and_types_on_one_rank(comm: Any) -> None:
 
 @every_grid
 def test_dropout_of_other_rates_and_seeds(comm: Any) -> None:
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel.layers import Dropout, dropout
-
     with mesh_of(comm) as mesh:
         for rate, seed, message in ((0.3, 1, "rate 0.2; rank.* rate 0.3"), (0.2, 2, "seed 1; rank.* seed 2")):
             if comm.size > 1:
@@ -187,9 +174,6 @@ def test_dropout_of_other_rates_and_seeds(comm: Any) -> None:
 @pytest.mark.parametrize("stage", [0, 3])
 def test_an_exception_in_a_step(comm: Any, stage: int) -> None:
     """Of one rank, in the middle of a pass: all ranks raise it where they wait, and layers go on."""
-    from pdgemm.parallel import Buckets, Mesh
-    from pdgemm.parallel.layers import Linear
-
     sizes = [{"dp": comm.size}, {"tp": comm.size}, *([{"dp": 2, "tp": 2}] if comm.size == 4 else [])]
     for size in sizes:
         with Mesh(comm.Dup(), **size) as mesh:
@@ -216,9 +200,6 @@ def test_an_exception_in_a_step(comm: Any, stage: int) -> None:
 @pytest.mark.parametrize("per_node", ["", "1", "2"])
 def test_an_exception_while_others_multiply(comm: Any, per_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a rank of this line or of another one, at any time, also where sizes are new to a layer; then it goes on."""
-    from pdgemm.parallel.layers import Linear
-    from pdgemm.schedules.training.mesh_shape import block_of
-
     if per_node:
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
     rng = np.random.default_rng(7)

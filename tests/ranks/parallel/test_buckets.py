@@ -10,8 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 from perceptron import SIZES, continued, initial, microbatch, own, samples, trained
 from tiers import every_grid, everything, square_grid, thorough
+
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.errors import ArgumentError, DTypeError, LinAlgError, MeshError, PdgemmError
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.local.blas import local_gemm
+from pdgemm.parallel import SGD, AdamW, Buckets, Initial, LossScale, Mesh, ShardedOptimizer
+from pdgemm.schedules.collectives.collective import sum_of_numbers
 
 pytestmark = [pytest.mark.mpi, square_grid]
 STEPS = 50 if everything() else 20
@@ -20,16 +28,10 @@ DIGITS = 64, 128, 128, 10  # the layers of docs/examples/digits.py
 
 @pytest.fixture(scope="module")
 def one_process() -> Any:
-    from mpi4py import MPI
-
-    from pdgemm.parallel import Mesh
-
     return {sizes: trained(Mesh(MPI.COMM_SELF), STEPS, sizes=sizes)[:3] for sizes in (SIZES, DIGITS)}
 
 
 def traffic(kinds: Any) -> Any:
-    from pdgemm.instrument.recorder import Traffic
-
     return sum(kinds, Traffic())
 
 
@@ -49,9 +51,6 @@ def test_every_stage_gives_the_numbers_of_one_process(
     comm: Any, one_process: Any, sizes: tuple[int, ...], bucket_bytes: int | None, number: int
 ) -> None:
     """Losses, norms and parameters to 1e-12; words, messages and bytes exactly as the layout says."""
-    from pdgemm.parallel import Mesh
-    from pdgemm.schedules.collectives.collective import sum_of_numbers
-
     losses, norms, end = one_process[sizes]
     mesh = Mesh(comm.Dup(), dp=-1)
     for stage, microbatches, each in ways():
@@ -78,8 +77,6 @@ def test_every_stage_gives_the_numbers_of_one_process(
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_parts_are_sent_between_nodes(comm: Any, one_process: Any, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank is a node: the algorithm is the fastest by the model, and words are counted as predicted."""
-    from pdgemm.parallel import Mesh
-
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "1")
     mesh = Mesh(comm.Dup(), dp=-1)
     got = trained(mesh, STEPS, stage=stage, microbatches=2, bucket_bytes=600)
@@ -94,8 +91,6 @@ def test_parts_are_sent_between_nodes(comm: Any, one_process: Any, stage: int, m
 @pytest.mark.parametrize("per_node", ["", "1"])
 def test_sums_while_gradients_are_reduced(comm: Any, per_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that waits for a sum, as that of batch statistics, lets the reductions go on for which others wait."""
-    from pdgemm.parallel import SGD, Buckets, Mesh, ShardedOptimizer
-
     if per_node:
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
     mesh, p = Mesh(comm.Dup(), dp=-1), comm.size
@@ -126,8 +121,6 @@ def test_sums_while_gradients_are_reduced(comm: Any, per_node: str, monkeypatch:
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_initial_values_by_formulas(comm: Any, dtype: str) -> None:
     """They are those of matrices and arrays on any number of ranks; with stage 3 a rank computes what it keeps."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.parallel import SGD, Buckets, Initial, Mesh, ShardedOptimizer
 
     def table(i: Any, j: Any) -> Any:
         assert np.max(i) < 11  # no rank computes rows that a parameter does not have
@@ -164,9 +157,6 @@ def test_initial_values_by_formulas(comm: Any, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_parameters_are_read_and_set_by_a_method(comm: Any, dtype: str) -> None:
     """What is written into the array of a pass would not reach master weights, nor parts that other ranks keep."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import SGD, Buckets, Mesh, ShardedOptimizer
-
     mesh = Mesh(comm.Dup(), dp=-1)
     for stage in range(4):
         buckets: Any = Buckets(mesh, {"v": np.zeros(5), "w": np.zeros((3, 2))}, stage=stage, dtype=dtype)
@@ -193,8 +183,6 @@ def test_parameters_are_read_and_set_by_a_method(comm: Any, dtype: str) -> None:
 
 def test_parameters_of_stage_3_are_valid_as_long_as_they_are_kept(comm: Any) -> None:
     """Taken before they are used, each from a bucket of its own, of which two are in memory at a time."""
-    from pdgemm.parallel import Buckets, Initial, Mesh
-
     mesh = Mesh(comm.Dup(), dp=-1)
     values = {f"w{k}": Initial((5, 7), "uniform", seed=k) for k in range(6)}
     buckets = Buckets(mesh, values, stage=3, bucket_bytes=4)
@@ -209,9 +197,6 @@ def test_parameters_of_stage_3_are_valid_as_long_as_they_are_kept(comm: Any) -> 
 
 def test_initial_values_take_the_memory_of_what_is_kept(comm: Any) -> None:
     """Also where the model is much larger; and bad formulas are errors of all ranks."""
-    from pdgemm.errors import ArgumentError, PdgemmError
-    from pdgemm.parallel import Buckets, Initial, Mesh
-
     mesh = Mesh(comm.Dup(), dp=-1)
     tracemalloc.start()
     buckets = Buckets(mesh, {f"w{k}": Initial((1000, 400), "uniform", seed=k) for k in range(20)}, stage=3)
@@ -239,7 +224,6 @@ def test_initial_values_take_the_memory_of_what_is_kept(comm: Any) -> None:
 @pytest.mark.parametrize("stage", [1, 2])
 def test_parameters_that_come_in_late(comm: Any, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between nodes a step ends before the updates of a slow rank have come in; who takes a parameter waits for it."""
-    from pdgemm.parallel import SGD, Buckets, Mesh, ShardedOptimizer
 
     class Slow(SGD):
         def update(self, *arguments: Any) -> None:
@@ -263,10 +247,6 @@ def test_parameters_that_come_in_late(comm: Any, stage: int, monkeypatch: pytest
 @pytest.mark.parametrize("per_node", ["", "1"])
 def test_products_let_messages_go_on(comm: Any, per_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every order and type, added or not, in one piece where parts are read in place, else with a poll for each."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.local.blas import local_gemm
-    from pdgemm.parallel import Buckets, Mesh
-
     if per_node:
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
     monkeypatch.setattr(local_gemm, "SLAB_ROWS", 2)
@@ -296,12 +276,8 @@ def test_products_let_messages_go_on(comm: Any, per_node: str, monkeypatch: pyte
 @pytest.mark.on_ranks(1, 2, 4)
 def test_trees_give_the_same_bits(comm: Any) -> None:
     """8 microbatches on 1, 2, 4 ranks, with every stage: parameters, losses and norms to the bit."""
-    from pdgemm.parallel import Mesh
-
     if 8 % comm.size:
         pytest.skip("8 microbatches on 1, 2, 4 or 8 ranks")
-
-    from mpi4py import MPI  # isort: skip
 
     wanted = trained(Mesh(MPI.COMM_SELF), 5, batch=64, microbatches=8, same_bits=True, bucket_bytes=600)
     plain = trained(Mesh(MPI.COMM_SELF), 5, batch=64)
@@ -324,10 +300,6 @@ def test_trees_give_the_same_bits(comm: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_parameters_of_few_bits(comm: Any, dtype: str) -> None:
     """Master weights are float32; all stages agree to the rounding of sums, and bytes are as the layout says."""
-    from pdgemm.parallel import LossScale, Mesh
-
-    from mpi4py import MPI  # isort: skip
-
     scale = LossScale(2.0**10) if dtype == "float16" else None
     wanted = trained(Mesh(MPI.COMM_SELF), STEPS, dtype=dtype, scale=scale)
     exact = trained(Mesh(MPI.COMM_SELF), STEPS)
@@ -345,8 +317,6 @@ def test_parameters_of_few_bits(comm: Any, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_master_weights_begin_with_the_values_of_the_user(comm: Any, dtype: str, shared_tmp_path: Path) -> None:
     """And not with these rounded to 16 bits; a run that is continued has them to the bit."""
-    from pdgemm.parallel import AdamW, Buckets, Mesh, ShardedOptimizer
-
     mesh = Mesh(comm.Dup(), dp=-1)
     for stage in range(4):
         optimizer = ShardedOptimizer(Buckets(mesh, initial(), dtype=dtype, stage=stage, bucket_bytes=600), AdamW())
@@ -366,8 +336,6 @@ def test_master_weights_begin_with_the_values_of_the_user(comm: Any, dtype: str,
 
 def test_an_overflow_skips_one_step_on_all_ranks(comm: Any) -> None:
     """A planted 1e6 on the last rank at step 7: parameters, moments and corrections are those of a run without it."""
-    from pdgemm.parallel import AdamW, Buckets, LossScale, Mesh, ShardedOptimizer
-
     mesh, (x, labels) = Mesh(comm.Dup(), dp=-1), samples(240)
 
     def run(planted: int | None, skipped: int | None, stage: int) -> Any:
@@ -398,9 +366,6 @@ def test_an_overflow_skips_one_step_on_all_ranks(comm: Any) -> None:
 
 def test_a_gradient_that_is_not_ready_is_named(comm: Any) -> None:
     """On one rank alone, or on all: the same error on all ranks, and no rank waits for another."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import Buckets, Mesh
-
     mesh = Mesh(comm.Dup(), dp=-1)
     for stage in range(4):
         for ranks in ({comm.size - 1}, {*range(comm.size)}):
@@ -423,9 +388,6 @@ def test_a_gradient_that_is_not_ready_is_named(comm: Any) -> None:
 
 def test_bad_arguments(comm: Any) -> None:
     """The same error on all ranks, before anything is allocated."""
-    from pdgemm.errors import ArgumentError, DTypeError, LinAlgError, MeshError, PdgemmError
-    from pdgemm.parallel import SGD, AdamW, Buckets, LossScale, Mesh, ShardedOptimizer
-
     for sizes, message in (
         ({"dp": comm.size + 1}, f"dp {comm.size + 1} = {comm.size + 1} on {comm.size} ranks"),
         ({"dp": -1, "tp": -1}, "one axis of a mesh may be -1, got dp and tp"),
@@ -481,8 +443,6 @@ def test_bad_arguments(comm: Any) -> None:
 
 def test_biases_are_not_decayed(comm: Any) -> None:
     """With gradients of 0: weights shrink by rate times decay, and what is not decayed stays, on every stage."""
-    from pdgemm.parallel import AdamW, Buckets, Mesh, ShardedOptimizer
-
     mesh = Mesh(comm.Dup(), dp=-1)
     for stage in range(4):
         for bucket_bytes in (600, None):
@@ -504,7 +464,6 @@ def test_biases_are_not_decayed(comm: Any) -> None:
 def test_lines_on_one_node_and_on_several(comm: Any, one_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks of one line read parts in place, those of the other send them: both train the same model."""
     from pdgemm.grids.process_grid import ProcessGrid
-    from pdgemm.parallel import Mesh
 
     monkeypatch.setattr(ProcessGrid, "shares_memory", property(lambda grid: comm.rank % 2 == 0))
     mesh = Mesh(comm.Dup(), dp=2, tp=2)
@@ -517,8 +476,6 @@ def test_lines_on_one_node_and_on_several(comm: Any, one_process: Any, monkeypat
 
 def test_lines_of_a_mesh(comm: Any, one_process: Any) -> None:
     """Sums along each axis are those of its line, and models on several lines are trained beside one another."""
-    from pdgemm.parallel import Mesh
-
     for tp in (x for x in range(1, comm.size + 1) if comm.size % x == 0):
         mesh = Mesh(comm.Dup(), dp=-1, tp=tp)
         for axis in ("dp", "tp", "pp"):
@@ -535,8 +492,6 @@ def test_lines_of_a_mesh(comm: Any, one_process: Any) -> None:
 @pytest.mark.parametrize("sizes", [{"dp": 6}, {"dp": 3, "cp": 2}], ids=str)
 def test_sums_of_two_levels(comm: Any, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """They are the fastest on three nodes of two ranks each, where nothing is divided; words are as predicted."""
-    from pdgemm.parallel import SGD, Buckets, Mesh, ShardedOptimizer
-
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "2")
     mesh, n = Mesh(comm.Dup(), **sizes), 10_000
     buckets = Buckets(mesh, {"w": np.zeros(n)})

@@ -7,10 +7,28 @@ from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from divided_model import divisions, meshes, one_step, own_values, parts, run, values, window
+from mpi4py import MPI
 from tiers import every_grid, everything
+
+from pdgemm.errors import ArgumentError, LinAlgError
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.parallel import (
+    SGD,
+    AdamW,
+    Buckets,
+    Initial,
+    LossScale,
+    Mesh,
+    Part,
+    ShardedOptimizer,
+    StepTimes,
+    TrainingState,
+)
+from pdgemm.schedules.collectives.collective import sum_of_numbers
 
 pytestmark = pytest.mark.mpi
 STEPS = 3
@@ -18,10 +36,6 @@ STEPS = 3
 
 @cache
 def one_process(microbatches: int) -> tuple[list[float], dict[str, np.ndarray]]:
-    from mpi4py import MPI
-
-    from pdgemm.parallel import Mesh
-
     norms, optimizer = run(Mesh(MPI.COMM_SELF), STEPS, microbatches=microbatches)
     for step, norm in enumerate(norms):
         sums = (sum(values(name, step, at) for at in range(microbatches)) for name in divisions())
@@ -30,16 +44,12 @@ def one_process(microbatches: int) -> tuple[list[float], dict[str, np.ndarray]]:
 
 
 def traffic(kinds: Any) -> Any:
-    from pdgemm.instrument.recorder import Traffic
-
     return sum(kinds, Traffic())
 
 
 @every_grid
 def test_every_mesh_gives_the_numbers_of_one_process(comm: Any) -> None:
     """Parameters and norms after 3 clipped steps to 1e-12; words, messages and bytes exactly as the layouts say."""
-    from pdgemm.parallel import Mesh
-
     for at, sizes in enumerate(meshes(comm.size)):
         mesh = Mesh(comm, **sizes)
         for stage in range(4) if everything() or comm.size <= 4 else (at % 2, 2 + at // 2 % 2):
@@ -64,10 +74,6 @@ def test_every_mesh_gives_the_numbers_of_one_process(comm: Any) -> None:
 @every_grid
 def test_a_state_goes_on_with_any_mesh(comm: Any, shared_tmp_path: Path) -> None:
     """From each mesh of these ranks to one of fewer: the same bits in the file and on each rank, and the same run."""
-    import h5py
-
-    from pdgemm.parallel import Mesh, TrainingState
-
     numbers = sorted({comm.size, max(1, comm.size - 1), -(-comm.size // 2), min(3, comm.size)})
     some = {n: comm.Split(int(comm.rank < n), comm.rank) for n in numbers}
     rng, (norms, end) = np.random.default_rng(comm.size), one_process(1)
@@ -118,8 +124,6 @@ def test_a_state_goes_on_with_any_mesh(comm: Any, shared_tmp_path: Path) -> None
 @pytest.mark.on_ranks(1, 2, 4)
 def test_trees_over_dp_and_stages_give_the_same_bits(comm: Any) -> None:
     """With other axes as they are, and as many microbatches of all ranks: parameters and norms to the bit."""
-    from pdgemm.parallel import Mesh
-
     for fixed in ({}, {"tp": 2}, {"cp": 2}, {"tp": 2, "cp": 2}):
         others, wanted = int(np.prod([*fixed.values()])), dict[Any, Any]()
         for dp, pp in product((1, 2, 4), repeat=2):
@@ -140,8 +144,6 @@ def test_trees_over_dp_and_stages_give_the_same_bits(comm: Any) -> None:
 
 def steps_of_microbatches(mesh: Any, model: Any, microbatches: int, stage: int) -> Any:
     """Take steps of which each microbatch of a rank, by its number in all, has a gradient of its own."""
-    from pdgemm.parallel import AdamW, Buckets, ShardedOptimizer
-
     how = {"stage": stage, "same_bits": True, "bucket_bytes": (80, 300)[stage % 2]}
     buckets = Buckets(mesh, model, microbatches=microbatches, **how)
     optimizer, norms, place = ShardedOptimizer(buckets, AdamW()), [], [mesh.index(axis) for axis in ("cp", "tp")]
@@ -171,9 +173,6 @@ def steps_of_microbatches(mesh: Any, model: Any, microbatches: int, stage: int) 
 @pytest.mark.on_ranks(1, 4)
 def test_both_ends_of_one_stage_become_ready(comm: Any) -> None:
     """With `same_bits` a tied parameter is ready twice in a microbatch; once, or three times, is an error."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import Buckets, Mesh, Part
-
     mesh = Mesh(comm, dp=-1)
     buckets = Buckets(mesh, {"table": Part(np.zeros(5), tied=True), "w": np.zeros(3)}, same_bits=True)
     for times, message in ((1, "did not become ready"), (3, "became ready more often")):
@@ -196,9 +195,6 @@ def test_a_tree_takes_microbatches_one_by_one(comm: Any) -> None:
 
     Chunks that are passed as such have buckets of their own.
     """
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import Buckets, Mesh
-
     mesh = Mesh(comm, dp=-1)
     one, two = {"a": np.zeros(3), "b": np.zeros(3)}, [{"a": np.zeros(3)}, {"b": np.zeros(3)}]
     for model, same_bits in ((one, False), (one, True), (two, True)):
@@ -217,9 +213,6 @@ def test_a_tree_takes_microbatches_one_by_one(comm: Any) -> None:
 @every_grid
 def test_decisions_are_those_of_all_stages(comm: Any) -> None:
     """An overflow, a gradient that is missing or NaN, on one rank of any stage: the same on all ranks of the mesh."""
-    from pdgemm.errors import ArgumentError, LinAlgError
-    from pdgemm.parallel import SGD, Buckets, LossScale, Mesh, ShardedOptimizer
-
     for sizes in [*meshes(comm.size)][:: 1 if everything() else 2]:
         mesh = Mesh(comm, **sizes)
         last = comm.rank == comm.size - 1
@@ -262,9 +255,6 @@ def copies(mesh: Any, buckets: Any, name: str) -> int:
 @pytest.mark.on_ranks(2, 4)
 def test_parts_that_do_not_fit(comm: Any) -> None:
     """The same error on all ranks of the mesh, also where the ranks of one stage alone have it."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import Buckets, Initial, Mesh, Part
-
     mesh, w = Mesh(comm, pp=comm.size), np.zeros((3, 2))
     last = comm.rank == comm.size - 1
     for wrong, message in (
@@ -301,8 +291,6 @@ def test_parts_that_do_not_fit(comm: Any) -> None:
 @pytest.mark.on_ranks(1, 4)
 def test_windows_of_initial_values(comm: Any) -> None:
     """They are those of the whole values, on any mesh and with any stage; a rank computes its own alone."""
-    from pdgemm.parallel import Buckets, Initial, Mesh, Part
-
     whole = {
         "n": (Initial((7, 3, 5), "normal", seed=5, dtype="d"), {"tp": 1}),
         "u": (Initial(41, "uniform", seed=6, dtype="d"), {"tp": 0}),
@@ -325,10 +313,6 @@ def test_windows_of_initial_values(comm: Any) -> None:
 @every_grid
 def test_reports_of_tokens_flops_and_other_traffic(comm: Any) -> None:
     """Words of each kind beside what was expected, in each step or in all, tokens a second, and shares of the peak."""
-    from pdgemm.instrument.recorder import Traffic
-    from pdgemm.parallel import Mesh, StepTimes
-    from pdgemm.schedules.collectives.collective import sum_of_numbers
-
     for sizes in [*meshes(comm.size)][::3]:
         mesh = Mesh(comm, **sizes)
         _, optimizer = run(mesh, 0, stage=2, bucket_bytes=300)

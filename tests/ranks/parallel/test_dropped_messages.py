@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from signal import ITIMER_REAL, SIGALRM, default_int_handler, setitimer, signal
+from time import sleep
 from typing import Any
 
 import numpy as np
 import pytest
 from layers import numbers
+from mpi4py import MPI
 from tiers import every_grid
+
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.errors import ArgumentError, GridError
+from pdgemm.instrument.recorder import Then, Traffic
+from pdgemm.parallel import SGD, Buckets, Mesh, Pipeline, PipelineSchedule, ShardedOptimizer
+from pdgemm.parallel import mesh as meshes
+from pdgemm.parallel.layers import Embedding
+from pdgemm.schedules.collectives.collective import Collective
+from pdgemm.transport.collectives import prepared_collective
+from pdgemm.transport.dropped_messages import drop_messages
 
 pytestmark = pytest.mark.mpi
 SIZES = (0, 3, 1 << 20)  # bytes; MPI libraries send large messages when they are received
@@ -16,13 +30,6 @@ SIZES = (0, 3, 1 << 20)  # bytes; MPI libraries send large messages when they ar
 @every_grid
 def test_messages_are_dropped_and_receives_cancelled(comm: Any) -> None:
     """Small and large ones, of all ranks, on two communicators; an array that a cancelled receive has is kept."""
-    from mpi4py import MPI
-
-    from pdgemm.errors import GridError
-    from pdgemm.instrument.recorder import Then, Traffic
-    from pdgemm.schedules.collectives.collective import Collective
-    from pdgemm.transport.collectives import prepared_collective
-    from pdgemm.transport.dropped_messages import drop_messages
 
     class Recording(MPI.Intracomm):
         def Irecv(self, *arguments: Any) -> Any:
@@ -61,10 +68,6 @@ def test_messages_are_dropped_and_receives_cancelled(comm: Any) -> None:
 @pytest.mark.parametrize("fails", [False, True])
 def test_products_on_the_communicator_of_a_mesh(comm: Any, fails: bool) -> None:
     """A call that is not yet received, and what a failed step has left, meet no product and no file."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.parallel import Buckets, Mesh
-    from pdgemm.parallel.layers import Embedding
-
     own, x = comm.Dup(), numbers((12, 11), 1)
 
     def step(mesh: Any, buckets: Any, failing: int) -> None:
@@ -92,11 +95,6 @@ def test_a_mesh_is_freed_while_parameters_are_on_their_way(
     comm: Any, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They come, and after a failed step waiting for them is an error; later communicators receive nothing."""
-    from mpi4py import MPI
-
-    from pdgemm.errors import GridError
-    from pdgemm.parallel import SGD, Buckets, Mesh, ShardedOptimizer
-
     for words, nodes in ((90, "1"), (3 << 15, "1"), (90, "")):
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", nodes)
         mesh = Mesh(comm.Dup(), dp=-1)
@@ -126,9 +124,6 @@ def test_a_mesh_is_freed_while_parameters_are_on_their_way(
 
 def interrupted_step(mesh: Any, buckets: Any, where: str) -> None:
     """A step in which the lower half of the ranks is interrupted first, and the others while they wait, or sleep."""
-    from signal import ITIMER_REAL, SIGALRM, default_int_handler, setitimer, signal
-    from time import sleep
-
     if mesh.rank < mesh.grid.size // 2:
         raise KeyboardInterrupt
     before = signal(SIGALRM, default_int_handler)
@@ -148,11 +143,6 @@ def interrupted_step(mesh: Any, buckets: Any, where: str) -> None:
 @pytest.mark.parametrize("where", ["a sum", "a bucket", "buckets of a step"])
 def test_a_mesh_is_freed_after_an_interrupt_of_all_ranks(comm: Any, where: str) -> None:
     """Some ranks have begun transfers that others have not: nothing hangs, or is read after it is freed."""
-    from contextlib import nullcontext
-
-    from pdgemm.errors import GridError
-    from pdgemm.parallel import Buckets, Mesh
-
     mesh = Mesh(comm.Dup(), dp=-1, tp=comm.size // 2)
     buckets = Buckets(mesh, {f"b{at}": np.ones(1 << 15) for at in range(4)}, stage=2, bucket_bytes=8)
     mesh.sum(np.ones(1 << 16), axis="dp+tp")  # a shape that is new is agreed on first: see the next test
@@ -168,9 +158,6 @@ def test_a_mesh_is_freed_after_an_interrupt_of_all_ranks(comm: Any, where: str) 
 @pytest.mark.on_ranks(2, 4)
 def test_a_mesh_is_freed_while_others_agree_on_a_new_sum(comm: Any) -> None:
     """All ranks raise the same error, those that free the mesh, too; then it can be used, and freed."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import Mesh
-
     mesh = Mesh(comm.Dup(), dp=-1, tp=comm.size // 2)
     with pytest.raises(ArgumentError, match="called with different arguments: .*: Mesh.sum, dp"):
         mesh.free() if comm.rank < comm.size // 2 else mesh.sum(np.ones(1 << 16), axis="dp+tp")
@@ -181,8 +168,6 @@ def test_a_mesh_is_freed_while_others_agree_on_a_new_sum(comm: Any) -> None:
 @pytest.mark.on_ranks(2, 4)
 def test_an_exception_of_another_rank_is_raised_while_a_mesh_is_freed(comm: Any) -> None:
     """The mesh is not freed then, and can be freed later; after that its methods raise GridError."""
-    from pdgemm.errors import GridError
-    from pdgemm.parallel import Mesh
 
     def end(mesh: Any) -> None:
         if comm.rank:
@@ -203,8 +188,6 @@ def test_an_exception_of_another_rank_is_raised_while_a_mesh_is_freed(comm: Any)
 @pytest.mark.on_ranks(2, 4)
 def test_a_request_is_dropped_once(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first stage fails, and the others wait for it: with a request twice, MPI frees its communicator too early."""
-    from pdgemm.parallel import Mesh, Pipeline, PipelineSchedule
-    from pdgemm.parallel import mesh as meshes
 
     class Fails:
         def shape(self, microbatch: int) -> tuple[tuple[int, ...], Any]:

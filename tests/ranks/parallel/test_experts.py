@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from mpi4py import MPI
+from scipy.special import erf
 from tiers import every_grid, square_grid
+
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, MeshError, PdgemmError
+from pdgemm.local.arrays.dtypes import element_type
+from pdgemm.parallel import SGD, AdamW, Buckets, Mesh, Part, ShardedOptimizer
+from pdgemm.parallel.layers import Experts
+from pdgemm.schedules.training.mesh_shape import block_of
+from pdgemm.schedules.training.token_exchange import expert_capacity
 
 pytestmark = [pytest.mark.mpi, square_grid]
 H, F = 6, 10
@@ -23,8 +32,6 @@ def meshes(size: int) -> list[dict[str, int]]:
 
 def numbers(mesh: Any, samples: int, positions: int) -> np.ndarray:
     """The global numbers of this rank's tokens: of its samples, its two chunks of positions, and of these some rows."""
-    from pdgemm.schedules.training.mesh_shape import block_of
-
     dp, cp, tp = (mesh.shape.length(axis) for axis in ("dp", "cp", "tp"))
     mine, at = np.arange(samples)[block_of(samples, dp, mesh.index("dp"))], mesh.index("cp")
     chunks = (at, 2 * cp - 1 - at) if cp > 1 else (0, 1)
@@ -57,8 +64,6 @@ def parameters(experts: int, seed: int = 0, dtype: Any = float) -> dict[str, np.
 
 def plain(x: np.ndarray, dy: np.ndarray, p: dict[str, np.ndarray], topk: int, capacity: int) -> Plain:
     """Token by token in the order of their numbers."""
-    from scipy.special import erf
-
     (n, _), experts = x.shape, p["router"].shape[1]
     scores = x @ p["router"]
     probabilities = np.exp(scores - scores.max(1, keepdims=True, initial=-np.inf))
@@ -104,8 +109,6 @@ def plain(x: np.ndarray, dy: np.ndarray, p: dict[str, np.ndarray], topk: int, ca
 
 def passed(mesh: Any, layer: Any, x: np.ndarray, dy: np.ndarray, p: dict[str, np.ndarray], order: np.ndarray) -> Any:
     """A forward and a backward pass with this rank's part of whole arrays; gradients are summed over the mesh."""
-    from pdgemm.schedules.training.mesh_shape import block_of
-
     own = block_of(layer.experts, mesh.shape.ep, mesh.index("ep"))
     mine = {name: value if name == "router" else value[own] for name, value in p.items()}
     y, kept = layer.forward(x[order], order, mine, DIVISOR)
@@ -127,11 +130,6 @@ def test_every_mesh_gives_the_numbers_of_one_process(
     comm: Any, samples: int, positions: int, experts: int, topk: int, factor: float
 ) -> None:
     """y, dx and all gradients to 1e-12; the same tokens are dropped; words and messages as planned."""
-    from pdgemm.errors import MeshError
-    from pdgemm.parallel import Mesh
-    from pdgemm.parallel.layers import Experts
-    from pdgemm.schedules.training.token_exchange import expert_capacity
-
     tokens, rng = samples * positions, np.random.default_rng(1)
     x, dy, p = rng.standard_normal((tokens, H)), rng.standard_normal((tokens, H)), parameters(experts)
     reference = plain(x, dy, p, topk, expert_capacity(factor, tokens, topk, experts))
@@ -161,9 +159,6 @@ def test_every_mesh_gives_the_numbers_of_one_process(
 @every_grid
 def test_all_tokens_choose_one_expert(comm: Any) -> None:
     """With capacity 1 an expert takes its mean share, of the first tokens, on any mesh; more of them drop no token."""
-    from pdgemm.parallel import Mesh
-    from pdgemm.parallel.layers import Experts
-
     samples, positions, experts = 3, 7, 4
     tokens, p = samples * positions, parameters(experts)
     x = np.abs(np.random.default_rng(2).standard_normal((tokens, H)))
@@ -193,9 +188,6 @@ def test_all_tokens_choose_one_expert(comm: Any) -> None:
 @every_grid
 def test_recomputed_passes_have_the_same_bits(comm: Any) -> None:
     """A second forward pass, and its words; a loss with a scale; gradients that are added to what is there."""
-    from pdgemm.parallel import Mesh
-    from pdgemm.parallel.layers import Experts
-
     mesh = Mesh(comm.Dup(), dp=-1, ep=2 if comm.size % 2 == 0 else 1)
     p, order, rng = parameters(4), numbers(mesh, 5, 3), np.random.default_rng(4)
     x, dy = rng.standard_normal((2, 15, H))
@@ -224,10 +216,6 @@ def test_recomputed_passes_have_the_same_bits(comm: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_parameters_of_fewer_bits(comm: Any, dtype: str) -> None:
     """They are converted to the type of the tokens, float32."""
-    from pdgemm.local.arrays.dtypes import element_type
-    from pdgemm.parallel import Mesh
-    from pdgemm.parallel.layers import Experts
-
     mesh, rng, experts = Mesh(comm.Dup(), dp=-1, ep=comm.size), np.random.default_rng(5), 2 * comm.size
     p, x = parameters(experts, dtype=element_type(dtype)), rng.standard_normal((20, H))
     order = np.array_split(np.arange(20), comm.size)[comm.rank]
@@ -256,9 +244,6 @@ def test_the_router_learns_from_its_gates(comm: Any, topk: int) -> None:
 
     With one expert a token the gate is its probability: Fedus, Zoph & Shazeer, Switch transformers, 2022, equation 2.
     """
-    from pdgemm.parallel import Mesh
-    from pdgemm.parallel.layers import Experts
-
     p, rng, step = parameters(4), np.random.default_rng(8), 1e-6
     x, dy, direction = *rng.standard_normal((2, 12, H)), rng.standard_normal((H, 4))
     for sizes in meshes(comm.size):
@@ -285,9 +270,6 @@ def test_gradients_are_those_of_autograd(comm: Any) -> None:
     autograd = pytest.importorskip("autograd")
     import autograd.numpy as xp
     from autograd.scipy.special import erf
-
-    from pdgemm.parallel import Mesh
-    from pdgemm.parallel.layers import Experts
 
     if comm.size > 1:
         pytest.skip("one process")
@@ -332,11 +314,6 @@ def passed_alone(layer: Any, values: dict[str, np.ndarray], dy: np.ndarray, orde
 
 def test_training_gives_the_numbers_of_one_process(comm: Any) -> None:
     """With its gradients added by buckets, and divided optimizers: steps of two microbatches on any mesh."""
-    from mpi4py import MPI
-
-    from pdgemm.parallel import AdamW, Buckets, Mesh, Part, ShardedOptimizer
-    from pdgemm.parallel.layers import Experts
-
     samples, positions, experts, microbatches = 3, 5, 4, 2
     tokens, rng = samples * positions, np.random.default_rng(7)
     x, target = rng.standard_normal((2, microbatches, tokens, H))
@@ -378,9 +355,6 @@ def test_training_gives_the_numbers_of_one_process(comm: Any) -> None:
 @pytest.mark.parametrize("per_node", ["", "1"])
 def test_tokens_travel_while_gradients_are_reduced(comm: Any, per_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that waits for tokens lets the reductions go on for which other ranks wait."""
-    from pdgemm.parallel import SGD, Buckets, Mesh, ShardedOptimizer
-    from pdgemm.parallel.layers import Experts
-
     if per_node:
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
     mesh, p = Mesh(comm.Dup(), dp=-1, ep=comm.size), parameters(2 * comm.size)
@@ -413,10 +387,6 @@ def test_tokens_travel_while_gradients_are_reduced(comm: Any, per_node: str, mon
 
 def test_what_is_refused(comm: Any) -> None:
     """The same error on all ranks, also where one rank alone has passed what is wrong."""
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError, MeshError, PdgemmError
-    from pdgemm.parallel import Mesh
-    from pdgemm.parallel.layers import Experts
-
     last, size = comm.rank == comm.size - 1, comm.size
     experts = 2 * size
     mesh = Mesh(comm.Dup(), dp=-1, ep=size)

@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from layers import close, mesh_of, numbers
+from mpi4py import MPI
 from tiers import every_grid
+
+from pdgemm.errors import ArgumentError, MeshError
+from pdgemm.parallel.layers.attention import attention, attention_backward
+from pdgemm.parallel.layers.context import ContextSplit
+from pdgemm.parallel.layers.heads import HeadSplit
+from pdgemm.schedules.training.mesh_shape import block_of
 
 pytestmark = pytest.mark.mpi
 
@@ -36,9 +43,6 @@ def of_one_process(q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray) 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (3, 1)])
 def test_positions_along_cp(comm: Any, sequence: int, heads: int, kv_heads: int) -> None:
     """Results and gradients of each rank's positions; words as the schedule says."""
-    from pdgemm.parallel.layers.attention import attention, attention_backward
-    from pdgemm.parallel.layers.context import ContextSplit
-
     b, d = 2, 6
     q, do = (numbers((b, heads, sequence, d), seed) for seed in (1, 2))
     k, v = (numbers((b, kv_heads, sequence, d), seed) for seed in (3, 4))
@@ -67,11 +71,6 @@ def test_positions_along_cp(comm: Any, sequence: int, heads: int, kv_heads: int)
 @pytest.mark.parametrize("dtype", [float, np.float32])
 def test_heads_along_tp(comm: Any, dtype: Any) -> None:
     """One product for queries, keys and values: its columns mean the same for any tp."""
-    from mpi4py import MPI
-
-    from pdgemm.parallel.layers.attention import attention, attention_backward
-    from pdgemm.parallel.layers.heads import HeadSplit
-
     with mesh_of(comm) as mesh, mesh_of(MPI.COMM_SELF) as alone:
         p, b, s, d = comm.size, 3, 7, 4
         for served in (1, 2):
@@ -107,9 +106,6 @@ def test_heads_along_tp(comm: Any, dtype: Any) -> None:
 
 @pytest.mark.on_ranks(1, 3, 4)
 def test_heads_that_tp_does_not_divide_are_refused(comm: Any) -> None:
-    from pdgemm.errors import ArgumentError, MeshError
-    from pdgemm.parallel.layers.heads import HeadSplit
-
     with mesh_of(comm) as mesh:
         with pytest.raises(ArgumentError, match="3 heads of keys and values do not divide 4"):
             HeadSplit(mesh, 4, 3, 8)
@@ -161,7 +157,6 @@ def test_a_layer_of_attention_on_tp_and_cp(comm: Any, sequence: bool) -> None:
 def one_layer(mesh: Any, x: Any, dz: Any, parameters: Any, sequence: bool) -> Any:
     """A rank's rows of the result and of the gradient by x, its parts of gradients, and its positions."""
     from pdgemm.parallel.layers import ContextSplit, HeadSplit, Linear, attention, attention_backward
-    from pdgemm.schedules.training.mesh_shape import block_of
 
     (w1, b1, w2, b2), (b, _, h), tp, index = parameters, x.shape, mesh.length("tp"), mesh.index("tp")
     split, heads = ContextSplit(mesh, x.shape[1]), HeadSplit(mesh, 12, 12, 2)

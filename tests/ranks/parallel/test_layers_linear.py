@@ -9,6 +9,13 @@ import pytest
 from layers import close, mesh_of, numbers
 from tiers import every_grid, square_grid
 
+from pdgemm.errors import ArgumentError, LayoutError, NodeMemoryError
+from pdgemm.grids.node_memory import NodeMemory
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.local.arrays.activations import ACTIVATIONS
+from pdgemm.parallel import SGD, Buckets, ShardedOptimizer
+from pdgemm.parallel.layers.linear import Linear
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 SIZES = [(33, 12, 20), (2, 7, 5), (8, 3, 2), (0, 4, 6), (130, 40, 17), (5, 1, 9)]  # tokens, inputs, outputs
@@ -19,8 +26,6 @@ class Whole:
     """A layer in one process, and a rank's parts of its arrays."""
 
     def __init__(self, mesh: Any, layer: Any, tokens: int, dtype: Any = float) -> None:
-        from pdgemm.local.arrays.activations import ACTIVATIONS
-
         m, n = layer.d_in, layer.d_out
         self.x, self.w, self.b = numbers((tokens, m), 1, dtype), numbers((m, n), 2, dtype), numbers((n,), 3, dtype)
         self.r, self.dy, self.z = numbers((tokens, n), 4), numbers((tokens, n), 5), numbers((tokens, m), 6)
@@ -45,9 +50,6 @@ class Whole:
 
 def check(mesh: Any, split: Any, sequence: bool, size: tuple[int, int, int], dtype: Any = float, **how: Any) -> None:
     """Forward with bias, activation and residual, and the whole backward pass, twice."""
-    from pdgemm.instrument.recorder import Traffic
-    from pdgemm.parallel.layers.linear import Linear
-
     tokens, m, n = size
     layer = Linear(mesh, m, n, split, sequence=sequence)
     whole, tolerance = Whole(mesh, layer, tokens, dtype), how.get("tolerance", 1e-13)
@@ -108,8 +110,6 @@ def test_rows_are_sent_where_shared_memory_lacks(
     comm: Any, split: str, sequence: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank has no room for its buffers: all ranks send rows from then on."""
-    from pdgemm.errors import NodeMemoryError
-    from pdgemm.grids.node_memory import NodeMemory
 
     def full(*arguments: Any) -> Any:
         raise NodeMemoryError("no room")
@@ -162,9 +162,6 @@ def test_each_line_along_tp_has_its_own_rows(comm: Any) -> None:
 @pytest.mark.parametrize("per_node", ["", "1"])
 def test_gradients_are_reduced_while_layers_multiply(comm: Any, per_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reductions of gradients along dp are in progress during products along tp; no rank waits for another for ever."""
-    from pdgemm.parallel import SGD, Buckets, ShardedOptimizer
-    from pdgemm.parallel.layers.linear import Linear
-
     if per_node:
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
     tp = 2 if comm.size % 2 == 0 else 1
@@ -185,9 +182,6 @@ def test_gradients_are_reduced_while_layers_multiply(comm: Any, per_node: str, m
 
 
 def test_bad_arguments_are_refused_on_all_ranks(comm: Any) -> None:
-    from pdgemm.errors import ArgumentError, LayoutError
-    from pdgemm.parallel.layers.linear import Linear
-
     with mesh_of(comm) as mesh:
         for bad, message in (((-1, 4, "columns"), "d_in"), ((4, 2.5, "rows"), "d_out"), ((4, 4, "diagonals"), "split")):
             with pytest.raises(ArgumentError, match=message):

@@ -9,6 +9,12 @@ import pytest
 from layers import close, mesh_of, numbers
 from tiers import every_grid, square_grid
 
+from pdgemm.errors import ArgumentError
+from pdgemm.parallel.layers.dropout import dropout
+from pdgemm.parallel.layers.linear import Linear
+from pdgemm.parallel.layers.normalization import layernorm, layernorm_backward
+from pdgemm.schedules.training.mesh_shape import block_of
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 
@@ -18,9 +24,6 @@ def test_layernorm(comm: Any, dtype: Any) -> None:
     """Each rank has some rows; gradients by gain and bias are parts of sums over the ranks."""
     import autograd.numpy as anp
     from autograd import make_vjp
-
-    from pdgemm.parallel.layers.normalization import layernorm, layernorm_backward
-    from pdgemm.schedules.training.mesh_shape import block_of
 
     def function(arrays: tuple[Any, ...]) -> Any:
         x, gain, bias = arrays
@@ -46,8 +49,6 @@ def test_layernorm(comm: Any, dtype: Any) -> None:
 
 
 def test_layernorm_is_in_float32_at_least(comm: Any) -> None:
-    from pdgemm.parallel.layers.normalization import layernorm, layernorm_backward
-
     x, gain = numbers((5, 64), 1, np.float32) + 1000, numbers((64,), 2, np.float16)
     y, kept = layernorm(x, gain, np.zeros(64, np.float16))
     assert y.dtype == np.float32 and all(v.dtype == np.float32 for v in layernorm_backward(y, kept, gain))
@@ -59,8 +60,6 @@ def test_layernorm_is_in_float32_at_least(comm: Any) -> None:
 @every_grid
 def test_dropout_is_the_same_on_any_mesh(comm: Any) -> None:
     """Each rank has some rows of some columns, in any order."""
-    from pdgemm.parallel.layers.dropout import dropout
-
     rows, columns, rate = 301, 40, 0.3
     x = numbers((rows, columns), 1, np.float32)
     whole = dropout(x, rate, 5, 17, np.arange(rows))
@@ -79,9 +78,6 @@ def test_dropout_is_the_same_on_any_mesh(comm: Any) -> None:
 
 
 def test_rates_and_places_of_dropout_are_checked(comm: Any) -> None:
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel.layers.dropout import dropout
-
     x = np.ones((3, 2))
     for rate in (1.0, -0.1, np.nan, "half"):
         with pytest.raises(ArgumentError, match="rate"):
@@ -96,10 +92,6 @@ def test_a_block_of_layers(comm: Any, sequence: bool) -> None:
     """Layer norm, two linear layers with gelu, a residual and dropout: gradients of one process, by autograd."""
     import autograd.numpy as anp
     from autograd import make_vjp
-
-    from pdgemm.parallel.layers.dropout import dropout
-    from pdgemm.parallel.layers.linear import Linear
-    from pdgemm.parallel.layers.normalization import layernorm, layernorm_backward
 
     tokens, h, hidden = 33, 8, 21
     x, dz = numbers((tokens, h), 1), numbers((tokens, h), 2)

@@ -9,6 +9,11 @@ import pytest
 from layers import close, mesh_of, numbers
 from tiers import every_grid, square_grid
 
+from pdgemm.errors import ArgumentError, LayoutError
+from pdgemm.parallel.layers.vocabulary import CrossEntropy, Embedding, table_rows
+from pdgemm.schedules.training.mesh_shape import block_of
+from pdgemm.schedules.training.vocabulary_schedule import VocabularySchedule
+
 pytestmark = [pytest.mark.mpi, square_grid]
 SIZES = [(33, 1009, 12), (2, 3, 5), (0, 7, 4), (5, 1, 3), (40, 8, 1)]  # tokens, words of the vocabulary, hidden
 
@@ -27,10 +32,6 @@ def losses(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarr
 @pytest.mark.parametrize("sequence", [True, False])
 @pytest.mark.parametrize("dtype", [float, np.float32])
 def test_embedding(comm: Any, sequence: bool, dtype: Any) -> None:
-    from pdgemm.parallel.layers.vocabulary import Embedding
-    from pdgemm.schedules.training.mesh_shape import block_of
-    from pdgemm.schedules.training.vocabulary_schedule import VocabularySchedule
-
     with mesh_of(comm) as mesh:
         tp, index = mesh.length("tp"), mesh.index("tp")
         for tokens, vocabulary, h in SIZES:
@@ -55,9 +56,6 @@ def test_embedding(comm: Any, sequence: bool, dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", [float, np.float32])
 def test_cross_entropy(comm: Any, dtype: Any) -> None:
     """Some tokens have no weight, and the largest logits lie on different ranks."""
-    from pdgemm.parallel.layers.vocabulary import CrossEntropy
-    from pdgemm.schedules.training.vocabulary_schedule import VocabularySchedule
-
     tolerance = 1e-13 if dtype is float else 1e-5
     with mesh_of(comm) as mesh:
         tp, index = mesh.length("tp"), mesh.index("tp")
@@ -83,9 +81,6 @@ def test_cross_entropy(comm: Any, dtype: Any) -> None:
 
 
 def test_what_is_no_word_is_refused_on_all_ranks(comm: Any) -> None:
-    from pdgemm.errors import ArgumentError, LayoutError
-    from pdgemm.parallel.layers.vocabulary import CrossEntropy, Embedding, table_rows
-
     with mesh_of(comm) as mesh:
         for make in (lambda: Embedding(mesh, 0, 4), lambda: CrossEntropy(mesh, 0)):
             with pytest.raises(ArgumentError, match="vocabulary"):
@@ -111,9 +106,6 @@ def test_what_is_no_word_is_refused_on_all_ranks(comm: Any) -> None:
 @pytest.mark.on_ranks(2, 3)
 def test_other_words_on_another_rank_of_the_line_are_an_error_of_all(comm: Any) -> None:
     """As where each rank reads a batch of its own: at the first call with so many tokens, and no message later."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel.layers.vocabulary import CrossEntropy, Embedding
-
     with mesh_of(comm) as mesh:
         embedding, head = Embedding(mesh, 10, 4), CrossEntropy(mesh, 10)
         own = head.own.stop - head.own.start

@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 from tiers import every_grid
 
+from pdgemm.errors import PdgemmError
+from pdgemm.parallel import Mesh
+from pdgemm.schedules.collectives.collective import sum_of_array
+
 pytestmark = pytest.mark.mpi
 
 
@@ -23,9 +27,6 @@ def addends(rank: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["int64", "uint64", "int8", "float64", "float32", "complex128"])
 def test_sums(comm: Any, dtype: str) -> None:
     """Along every axis, of any shape: integers modulo 2^bits; others the same on all ranks, to the last bits right."""
-    from pdgemm.parallel import Mesh
-    from pdgemm.schedules.collectives.collective import sum_of_array
-
     for tp in sorted({1, comm.size, 2 - comm.size % 2}):
         with Mesh(comm.Dup(), dp=-1, tp=tp) as mesh:
             for axis in ("dp", "tp"):
@@ -51,9 +52,6 @@ def test_sums(comm: Any, dtype: str) -> None:
 @pytest.mark.on_ranks(2, 3, 4)
 def test_other_arguments_on_one_rank(comm: Any) -> None:
     """Where all are new, and where the others pass what all have passed before; and then sums go on."""
-    from pdgemm.errors import PdgemmError
-    from pdgemm.parallel import Mesh
-
     x = np.arange(6)
     with Mesh(comm.Dup(), dp=-1) as mesh:
         for _ in range(2):

@@ -8,6 +8,12 @@ import numpy as np
 import pytest
 from tiers import every_grid
 
+from pdgemm.errors import GridError
+from pdgemm.parallel import Buckets, Mesh, Pipeline, PipelineSchedule, line_checks, pipeline_stages
+from pdgemm.parallel import mesh as of_mesh
+from pdgemm.parallel.line_checks import LineChecks
+from pdgemm.transport.collectives import byte_requests
+
 pytestmark = [pytest.mark.mpi, every_grid]
 LAST, LARGE = 32767, 5000  # what MPI promises (MPI 4.1, section 9.1.2); tags of a step
 
@@ -30,17 +36,12 @@ class Numbers:
 @pytest.fixture
 def mesh(comm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A mesh of pipeline stages, of an MPI that has no more tags than it must."""
-    from pdgemm.parallel import Mesh, line_checks
-    from pdgemm.parallel import mesh as of_mesh
-
     for module in (of_mesh, line_checks):
         monkeypatch.setattr(module, "last_tag", lambda: LAST)
     return Mesh(comm.Dup(), pp=-1)
 
 
 def pipeline(mesh: Any, microbatches: int) -> Any:
-    from pdgemm.parallel import Pipeline, PipelineSchedule
-
     return Pipeline(mesh, PipelineSchedule("1f1b", mesh.shape.pp, microbatches))
 
 
@@ -49,9 +50,6 @@ def test_tags_are_bounded(comm: Any, mesh: Any, monkeypatch: pytest.MonkeyPatch)
 
     A failure before a pipeline begins on one rank leaves messages of the others, and all ranks have the same tags then.
     """
-    from pdgemm.errors import GridError
-    from pdgemm.parallel import Buckets, pipeline_stages
-    from pdgemm.transport.collectives import byte_requests
 
     def recording(start: Any, data: Any, rank: int, tag: int) -> list[Any]:
         tags.append(tag)
@@ -97,9 +95,6 @@ def test_tags_are_bounded(comm: Any, mesh: Any, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_pipeline_of_too_many_microbatches(comm: Any, mesh: Any) -> None:
     """It is refused before anything is sent, and smaller ones are as they were; so are buckets beside it."""
-    from pdgemm.errors import GridError
-    from pdgemm.parallel import Buckets
-
     small, most = pipeline(mesh, 3), (LAST - 15000 - 6) // (2 * comm.size)
     pipeline(mesh, most)
     with pytest.raises(GridError, match=rf"{2 * comm.size * (most + 1)} for a step of a pipeline"):
@@ -112,8 +107,6 @@ def test_a_pipeline_of_too_many_microbatches(comm: Any, mesh: Any) -> None:
 
 def test_tags_of_sums_after_failures(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others after each failure, above those of pipelines, and below the last one, which `drop_messages` has alone."""
-    from pdgemm.parallel.line_checks import LineChecks
-
     checks, before = mesh.checks(mesh.grid), set[int]()
     for failures in (0, 1, 2, 2499, 2500):
         monkeypatch.setattr(LineChecks, "failures", property(lambda _, number=failures: number))

@@ -11,6 +11,10 @@ import pytest
 from layers import mesh_of, numbers
 from tiers import square_grid
 
+from pdgemm.errors import ArgumentError, FileError, LinAlgError, PdgemmError
+from pdgemm.parallel import SGD, AdamW, Buckets, LossScale, Muon, Part, Prefetch, ShardedOptimizer, TrainingState
+from pdgemm.parallel.layers import ContextSplit, CrossEntropy, Embedding, Experts, Linear
+
 pytestmark = [pytest.mark.mpi, square_grid]
 NAMES = tuple(f"w{at}" for at in range(6))
 
@@ -28,8 +32,6 @@ class Plain:
 
 
 def optimizer_of(mesh: Any, rule: Any = None, **how: Any) -> Any:
-    from pdgemm.parallel import SGD, Buckets, ShardedOptimizer
-
     return ShardedOptimizer(
         Buckets(mesh, {name: np.ones(50) for name in NAMES}, bucket_bytes=400, **how), rule or SGD()
     )
@@ -37,8 +39,6 @@ def optimizer_of(mesh: Any, rule: Any = None, **how: Any) -> Any:
 
 def refused(comm: Any, message: str, call: Callable[[], Any], kind: type[Exception] | None = None) -> None:
     """The call raises the same error of the package, or of another kind, on all ranks."""
-    from pdgemm.errors import PdgemmError
-
     with pytest.raises(kind or PdgemmError, match=message) as raised:
         call()
     assert len({*comm.allgather(str(raised.value))}) == 1
@@ -46,8 +46,6 @@ def refused(comm: Any, message: str, call: Callable[[], Any], kind: type[Excepti
 
 def test_what_is_no_update_rule(comm: Any) -> None:
     """A string, a class or None, on all ranks and on one, also as the other rule of Muon."""
-    from pdgemm.parallel import AdamW, Muon
-
     with mesh_of(comm, dp=comm.size) as mesh:
         last = comm.rank == comm.size - 1
         for bad in ("adamw", AdamW, 0.1, {"beta1": 0.9}):
@@ -60,9 +58,6 @@ def test_what_is_no_update_rule(comm: Any) -> None:
 @pytest.mark.on_ranks(1)
 def test_numbers_of_update_rules(comm: Any) -> None:
     """What is infinite, NaN, no number or out of range, also where it is 0 in 32 bits."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import SGD, AdamW, LossScale, Muon
-
     decays = {"weight_decay": (-0.1,)}
     for rule, fields in (
         (AdamW, {"beta1": (-0.1, 1.0), "beta2": (-0.1, 1.0), "eps": (0.0, -1e-8, 1e-50), **decays}),
@@ -79,8 +74,6 @@ def test_numbers_of_update_rules(comm: Any) -> None:
 @pytest.mark.on_ranks(2, 3)
 def test_rules_of_other_numbers(comm: Any) -> None:
     """Of the same class, which says nothing of itself, alone and within Muon; and other rates than those of others."""
-    from pdgemm.parallel import Muon
-
     last = comm.rank == comm.size - 1
     with mesh_of(comm, dp=comm.size) as mesh:
         for make in (Plain, lambda factor: Muon(others=Plain(factor))):
@@ -94,9 +87,6 @@ def test_rules_of_other_numbers(comm: Any) -> None:
 
 def test_arguments_of_a_state(comm: Any, shared_tmp_path: Path) -> None:
     """On one rank, before and after a file is there; the file of a rule that says nothing of itself is gone on with."""
-    from pdgemm.errors import FileError
-    from pdgemm.parallel import TrainingState
-
     last, path = comm.rank == comm.size - 1, shared_tmp_path / "run.h5"
     with mesh_of(comm, dp=comm.size) as mesh:
         optimizer = optimizer_of(mesh, Plain(1))
@@ -121,8 +111,6 @@ def test_arguments_of_a_state(comm: Any, shared_tmp_path: Path) -> None:
 
 def test_arguments_of_samples_and_passes(comm: Any) -> None:
     """Sources, shares, samples outside of their block, and a chunk that is not there, on one rank."""
-    from pdgemm.parallel import Prefetch
-
     last = comm.rank == comm.size - 1
     with mesh_of(comm, dp=comm.size) as mesh:
         x, shares = np.arange(5.0), [[np.arange(2)]]
@@ -197,9 +185,6 @@ def test_a_step_after_an_exception(comm: Any, stage: int, per_node: str, monkeyp
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_sum_along_tp_that_was_forgotten(comm: Any, stage: int) -> None:
     """Addends for a parameter that each rank along tp has: nothing is changed, and the error names it."""
-    from pdgemm.errors import LinAlgError
-    from pdgemm.parallel import SGD, Buckets, LossScale, Part, ShardedOptimizer
-
     with mesh_of(comm, tp=2, dp=comm.size // 2) as mesh:
         model = {
             "table": Part(np.ones((6, 4)), tp=0),
@@ -236,8 +221,6 @@ def test_a_sum_along_tp_that_was_forgotten(comm: Any, stage: int) -> None:
 @pytest.mark.parametrize("per_node", ["", "1"])
 def test_tokens_and_labels_that_are_known(comm: Any, per_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other numbers of tokens on one rank of a line, both known, and other labels and ids in a later call."""
-    from pdgemm.parallel.layers import ContextSplit, CrossEntropy, Embedding, Linear
-
     if per_node:
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
     last, h = comm.rank == comm.size - 1, 8
@@ -280,8 +263,6 @@ def test_tokens_and_labels_that_are_known(comm: Any, per_node: str, monkeypatch:
 @pytest.mark.on_ranks(2, 4)
 def test_numbers_of_a_sum(comm: Any) -> None:
     """What is no number, and other shapes, on one rank: an error of its line, where a part of a sum was returned."""
-    from pdgemm.parallel.layers import Experts
-
     last = comm.rank == comm.size - 1
     with mesh_of(comm, dp=comm.size) as mesh:
         for _ in range(2):

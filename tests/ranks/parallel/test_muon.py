@@ -9,10 +9,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from divided_model import meshes, names_of, one_step, own_values, run, values, window
+from mpi4py import MPI
 from tiers import every_grid, everything, square_grid
+
+from pdgemm.errors import ArgumentError, LinAlgError
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.local.blas.orthogonal_stacks import orthogonal_factors
+from pdgemm.parallel import AdamW, Buckets, LossScale, Mesh, Muon, Part, ShardedOptimizer, StepTimes, TrainingState
+from pdgemm.parallel.updates.homes import Homes
 
 pytestmark = [pytest.mark.mpi, square_grid]
 STEPS, CLIP = 3, 3.0
@@ -25,10 +33,6 @@ def is_matrix(name: str) -> bool:
 
 @cache
 def one_process(dtype: str, microbatches: int = 1, steps: int = STEPS) -> tuple[list[float], dict[str, np.ndarray]]:
-    from mpi4py import MPI
-
-    from pdgemm.parallel import Mesh, Muon
-
     norms, optimizer = run(Mesh(MPI.COMM_SELF), steps, microbatches=microbatches, rule=Muon(), dtype=dtype)
     return norms, own_values(optimizer.buckets)
 
@@ -45,9 +49,6 @@ def test_every_mesh_gives_the_bits_of_one_process(comm: Any) -> None:
     A matrix of N elements, of which its home updates H, and all ranks of the stage together T: its home receives N - H
     words, and others T - H.  T is N with stages 1 to 3, and with stage 0 as often N as ranks along dp and cp have it.
     """
-    from pdgemm.instrument.recorder import Traffic
-    from pdgemm.parallel import Mesh, Muon
-
     shapes = [*meshes(comm.size)]
     for at, sizes in enumerate(shapes if everything() or comm.size <= 4 else [x for x in shapes if x["ep"] == 1][1::2]):
         mesh = Mesh(comm, **sizes)
@@ -111,8 +112,6 @@ def reference(steps: int, rate: float) -> dict[str, np.ndarray]:
 
 @pytest.mark.on_ranks(1, 3)
 def test_steps_are_those_of_the_papers(comm: Any) -> None:
-    from pdgemm.parallel import Mesh, Muon
-
     wanted = reference(4, rate=0.01)
     for sizes in ({"dp": comm.size}, {"tp": comm.size}):
         with Mesh(comm.Dup(), **sizes) as mesh:
@@ -126,8 +125,6 @@ def test_steps_are_those_of_the_papers(comm: Any) -> None:
 @pytest.mark.parametrize("kind", ["f", "d"])
 def test_factors_have_the_same_bits_in_any_stack(kind: str) -> None:
     """At any alignment, with any number of other matrices; singular values come to near 1, and zeros stay."""
-    from pdgemm.local.blas.orthogonal_stacks import orthogonal_factors
-
     rng = np.random.default_rng(5)
     for m, n in ((1, 1), (1, 7), (3, 3), (5, 130), (17, 40), (33, 65), (64, 64), (127, 129)):
         stack = rng.standard_normal((4, m, n)).astype(kind)
@@ -150,10 +147,6 @@ def test_factors_have_the_same_bits_in_any_stack(kind: str) -> None:
 @every_grid
 def test_a_state_goes_on_with_any_mesh(comm: Any, shared_tmp_path: Path) -> None:
     """From each of these meshes to another one of fewer ranks, to the bits of one process."""
-    import h5py
-
-    from pdgemm.parallel import Mesh, Muon, TrainingState
-
     _, end = one_process("float32", steps=4)
     fewer = max(1, comm.size - 1)
     some = comm.Split(int(comm.rank < fewer), comm.rank)
@@ -181,8 +174,6 @@ def test_a_state_goes_on_with_any_mesh(comm: Any, shared_tmp_path: Path) -> None
 @every_grid
 def test_homes_share_the_work(comm: Any) -> None:
     """By n m^2, on the same ranks for all; matrices of which each of h ranks updates 1/h move 2 N (h-1)/h words."""
-    from pdgemm.parallel import Buckets, Mesh, Muon, ShardedOptimizer
-
     mesh, h = Mesh(comm.Dup(), dp=-1), comm.size
     shapes = 4 * [(8 * h, 24), (4, 8 * h), (8 * h, 8), (2 * h, 4)]
     for number in (1, len(shapes)):
@@ -205,8 +196,6 @@ def test_homes_share_the_work(comm: Any) -> None:
 @pytest.mark.on_ranks(1, 2)
 def test_an_update_allocates_what_is_counted(comm: Any) -> None:
     """Beside the buffers, which are the bytes of `HomeLoads`, an update of 8 MB of matrices takes less than 1 MB."""
-    from pdgemm.parallel import Buckets, Mesh, Muon, ShardedOptimizer
-
     mesh = Mesh(comm.Dup(), dp=-1)
     model = {f"w{at}": np.ones(shape, "f") for at, shape in enumerate([(400, 1600), (1500, 2, 200), (500, 1500)])}
     for stage in (0, 2):
@@ -224,9 +213,6 @@ def test_an_update_allocates_what_is_counted(comm: Any) -> None:
 
 def test_skipped_steps_move_nothing_and_zeros_change_nothing(comm: Any) -> None:
     """A gradient that overflows on one rank leaves all as it was; one that is 0 lets weights decay alone."""
-    from pdgemm.errors import LinAlgError
-    from pdgemm.parallel import Buckets, LossScale, Mesh, Muon, ShardedOptimizer, StepTimes
-
     mesh = Mesh(comm.Dup(), dp=-1)
     w = np.random.default_rng(2).standard_normal((5, 3)).astype("f")
     for stage, scale in product((0, 1, 3), (LossScale(), None)):
@@ -261,8 +247,6 @@ def test_skipped_steps_move_nothing_and_zeros_change_nothing(comm: Any) -> None:
 
 def test_further_dimensions_are_columns(comm: Any) -> None:
     """An array that the user names is the matrix of its rows, which tp may divide; others keep AdamW."""
-    from pdgemm.parallel import Buckets, Mesh, Muon, Part, ShardedOptimizer
-
     rng, mesh = np.random.default_rng(3), Mesh(comm.Dup(), tp=-1)
     w, g = rng.standard_normal((2, 4, 5, 3))
     ends = list[np.ndarray]()
@@ -281,9 +265,6 @@ def test_further_dimensions_are_columns(comm: Any) -> None:
 
 
 def test_what_cannot_work_is_refused_on_all_ranks(comm: Any) -> None:
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import AdamW, Buckets, Mesh, Muon, Part, ShardedOptimizer
-
     mesh, last = Mesh(comm.Dup(), dp=-1), comm.rank == comm.size - 1
     model = {"w": np.ones((3, 4)), "u": np.ones((3, 4)), "b": np.ones(4), "table": Part(np.ones((5, 2)), tied=True)}
     model["experts.b"] = Part(np.ones((5, 4)), ep=0)
@@ -332,10 +313,6 @@ def test_what_cannot_work_is_refused_on_all_ranks(comm: Any) -> None:
 @pytest.mark.on_ranks(2, 4)
 def test_trees_give_the_same_bits_for_any_gradients(comm: Any) -> None:
     """With `same_bits` also where sums are rounded: 1, 2 and 4 ranks along dp, with clipping."""
-    from mpi4py import MPI
-
-    from pdgemm.parallel import Buckets, Mesh, Muon, ShardedOptimizer
-
     rng = np.random.default_rng(8)
     model = {"w": rng.standard_normal((7, 5)), "b": rng.standard_normal(3), "u": rng.standard_normal((5, 11))}
     gradients = [{name: rng.standard_normal(x.shape) for name, x in model.items()} for _ in range(8)]
@@ -357,9 +334,6 @@ def test_trees_give_the_same_bits_for_any_gradients(comm: Any) -> None:
 
 def test_a_step_of_divided_work_is_refused_together(comm: Any) -> None:
     """Other rates on one rank are an error on all before the exchange, and the next step is taken."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import Mesh, Muon
-
     if comm.size == 1:
         return
     with Mesh(comm.Dup(), dp=-1) as mesh:
@@ -379,9 +353,6 @@ def test_a_home_without_memory_is_an_error_of_all_ranks(comm: Any, monkeypatch: 
 
     A rank may have all that it waits for, and gather the next parameters, before the exception reaches it.
     """
-    from pdgemm.parallel import Mesh, Muon
-    from pdgemm.parallel.updates.homes import Homes
-
     complete, update = list[bool](), Homes.update
 
     def fails(rule: Any, *arrays: np.ndarray) -> None:

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from tiers import square_grid
 
+from pdgemm.errors import ArgumentError
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.parallel import SGD, Buckets, Initial, Mesh, Part, ShardedOptimizer
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 
 def model() -> list[dict[str, Any]]:
     """Three chunks, of several parameters, of one, and of one without an element and one."""
-    from pdgemm.parallel import Initial
-
     sizes = [{"a": (7, 5), "b": 11, "c": (3, 3)}, {"d": (13, 2)}, {"e": (0, 4), "f": (6, 6)}]
     return [{name: Initial(x, "uniform", seed=ord(name), dtype="d") for name, x in some.items()} for some in sizes]
 
@@ -26,9 +28,6 @@ def test_a_pass_gathers_its_chunk_alone(
     comm: Any, per_node: str, bucket_bytes: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In any order of passes; words and messages are those of its buckets, and without a chunk those of all."""
-    from pdgemm.instrument.recorder import Traffic
-    from pdgemm.parallel import Buckets, Mesh
-
     if per_node:
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
     mesh, chunks = Mesh(comm.Dup(), dp=-1), model()
@@ -50,9 +49,6 @@ def test_a_pass_gathers_its_chunk_alone(
 
 def test_a_parameter_of_another_chunk(comm: Any) -> None:
     """On one rank alone: it is NaN, with a warning; all ranks raise at the end of the step, and the next is right."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import SGD, Buckets, Mesh, Part, ShardedOptimizer
-
     last = comm.rank == comm.size - 1
     mesh = Mesh(comm.Dup(), tp=-1)
     chunks = [{"a": Part(np.ones(6), tp="sum")}, {"b": Part(np.ones((3, 2 * comm.size)), tp=1)}]
@@ -82,9 +78,6 @@ def test_a_parameter_of_another_chunk(comm: Any) -> None:
 
 def test_chunks_that_are_none(comm: Any) -> None:
     """The same error on all ranks, of a pass before anything is gathered, of a model before anything is allocated."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import Buckets, Mesh
-
     mesh, w = Mesh(comm.Dup(), dp=-1), np.zeros(3)
     for stage in range(4):
         buckets = Buckets(mesh, [{"a": w}, {"b": np.ones(3)}], stage=stage)

@@ -12,6 +12,16 @@ import numpy as np
 import pytest
 from tiers import every_grid, in_turn, square_grid
 
+from pdgemm.errors import ArgumentError
+from pdgemm.instrument import spans
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.local.arrays.dtypes import element_type
+from pdgemm.parallel import SGD, Buckets, Mesh, Pipeline, PipelineSchedule, ShardedOptimizer, layers_of
+from pdgemm.schedules.collectives.collective import Collective
+from pdgemm.schedules.training.pipeline_orders import Action
+from pdgemm.schedules.training.pipeline_timeline import TimelineCell
+from pdgemm.transport.collectives import prepared_collective
+
 pytestmark = square_grid
 
 LAYERS, WIDTH = 12, 5
@@ -27,8 +37,6 @@ class Layers:
     """The layers x := tanh(x W) of a stage; the loss is half the sum of the squares of the last ones."""
 
     def __init__(self, schedule: Any, stage: int, dtype: Any = float, first: int = 0) -> None:
-        from pdgemm.parallel import layers_of
-
         self.schedule, self.dtype, self.first = schedule, np.dtype(dtype), first
         shape = LAYERS, schedule.stages, schedule.chunks, stage
         self.chunks = [layers_of(*shape, chunk) for chunk in range(schedule.chunks)]
@@ -88,8 +96,6 @@ class Layers:
 
 
 def in_one_process(microbatches: int, first: int = 0, weights: Any = None) -> Layers:
-    from pdgemm.parallel import PipelineSchedule
-
     layers = Layers(PipelineSchedule("gpipe", 1, microbatches), 0, first=first)
     layers.w = weights or layers.w
     for microbatch in range(microbatches):
@@ -103,8 +109,6 @@ def in_one_process(microbatches: int, first: int = 0, weights: Any = None) -> La
 @pytest.mark.parametrize(("name", "chunks"), SCHEDULES)
 def test_gradients_are_those_of_one_process(comm: Any, name: str, chunks: int) -> None:
     """1 to 8 microbatches of uneven sizes, one of them empty, twice with one pipeline; words and memory as planned."""
-    from pdgemm.parallel import Mesh, Pipeline, PipelineSchedule
-
     pp = comm.size
     if pp * chunks > LAYERS:
         pytest.skip(f"{LAYERS} layers")
@@ -136,9 +140,6 @@ def test_gradients_are_those_of_one_process(comm: Any, name: str, chunks: int) -
 @pytest.mark.parametrize(("which", "how"), in_turn(SCHEDULES, [*product(["float32", "bfloat16"], ["", "1"])]), ids=str)
 def test_pipelines_beside_one_another(comm: Any, which: Any, how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """On dp x pp ranks, on one node and on several, with few bits: each pipeline has its own samples."""
-    from pdgemm.local.arrays.dtypes import element_type
-    from pdgemm.parallel import Mesh, Pipeline, PipelineSchedule
-
     (name, chunks), (dtype, per_node) = which, how
     if per_node:
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
@@ -166,9 +167,6 @@ def test_training_in_pipelines(comm: Any, which: Any, how: Any, monkeypatch: pyt
     Words and messages are as planned, of parameters that a pass gathers with stage 3, and where each microbatch is
     reduced, too.
     """
-    from pdgemm.instrument.recorder import Traffic
-    from pdgemm.parallel import SGD, Buckets, Mesh, Pipeline, PipelineSchedule, ShardedOptimizer
-
     (name, chunks), (stage, each) = which, how
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "1")
     for pp in (x for x in range(1, comm.size + 1) if comm.size % x == 0 and x * chunks <= LAYERS):
@@ -216,10 +214,6 @@ class Silent:
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero_bubble", "interleaved"])
 def test_other_transfers_go_on_while_a_stage_waits(comm: Any, name: str) -> None:
     """A sum of several steps over stages of two pipelines, of which one waits in its pass and one for a gradient."""
-    from pdgemm.parallel import Mesh, Pipeline, PipelineSchedule
-    from pdgemm.schedules.collectives.collective import Collective
-    from pdgemm.transport.collectives import prepared_collective
-
     if comm.size != 4:
         pytest.skip("2 x 2 ranks")
     mesh = Mesh(comm.Dup(), dp=2, pp=2)
@@ -251,11 +245,6 @@ def test_other_transfers_go_on_while_a_stage_waits(comm: Any, name: str) -> None
 @pytest.mark.parametrize(("name", "chunks"), SCHEDULES)
 def test_a_traced_run_has_the_actions_of_the_walk(comm: Any, name: str, chunks: int) -> None:
     """A span for each action, in the order of the schedule, between what it needs and what needs it."""
-    from pdgemm.instrument import spans
-    from pdgemm.parallel import Mesh, Pipeline, PipelineSchedule
-    from pdgemm.schedules.training.pipeline_orders import Action
-    from pdgemm.schedules.training.pipeline_timeline import TimelineCell
-
     mesh = Mesh(comm.Dup(), pp=-1)
     schedule = PipelineSchedule(name, comm.size, 2 * comm.size, chunks)
     pipeline, trace = Pipeline(mesh, schedule), spans.Trace()
@@ -279,9 +268,6 @@ def test_a_traced_run_has_the_actions_of_the_walk(comm: Any, name: str, chunks: 
 @pytest.mark.mpi
 def test_bad_arguments(comm: Any) -> None:
     """The same error on all ranks where schedules do not fit the mesh, or differ, and of a bad result of one rank."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import Mesh, Pipeline, PipelineSchedule
-
     mesh = Mesh(comm.Dup(), pp=-1)
     with pytest.raises(ArgumentError, match=f"a schedule of {comm.size + 1} stages on a mesh with pp {comm.size}"):
         Pipeline(mesh, PipelineSchedule("1f1b", comm.size + 1, 2))
@@ -314,7 +300,6 @@ def test_bad_arguments(comm: Any) -> None:
 @pytest.mark.on_ranks(2, 4)
 def test_an_exception_of_a_stage_is_raised_on_all_ranks(comm: Any) -> None:
     """In any pass of any stage, also on a mesh where replicas wait elsewhere; the next run is right."""
-    from pdgemm.parallel import Mesh, Pipeline, PipelineSchedule
 
     class Fails(Silent):
         def backward(self, microbatch: int, chunk: int, dy: Any) -> Any:

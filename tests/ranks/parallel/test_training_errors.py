@@ -7,10 +7,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from perceptron import BATCH, initial, microbatch, own, samples
 from tiers import square_grid
+
+from pdgemm import DistMatrix
+from pdgemm.errors import ArgumentError, FileError, LinAlgError, PdgemmError
+from pdgemm.io import hdf5
+from pdgemm.parallel import SGD, AdamW, Buckets, LossScale, Mesh, Prefetch, Sampler, ShardedOptimizer, TrainingState
 
 pytestmark = [pytest.mark.mpi, square_grid]
 
@@ -34,9 +40,6 @@ def test_a_gradient_that_is_missing_in_one_microbatch(
     comm: Any, stage: int, per_node: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With `reduce_each`, on one rank, in any microbatch and bucket: an error of all ranks, and a right next step."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import SGD, Buckets, Mesh, ShardedOptimizer
-
     if per_node:
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
     mesh, names = Mesh(comm.Dup(), dp=-1), ["a", "b", "c"]
@@ -65,9 +68,6 @@ def test_a_gradient_that_is_missing_in_one_microbatch(
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_ranks_that_take_other_steps_are_named(comm: Any, stage: int) -> None:
     """Other rates, norms or steps on one rank: nothing is changed, and the next step is that of a run without it."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import AdamW, Buckets, Mesh, ShardedOptimizer
-
     mesh = Mesh(comm.Dup(), dp=-1)
     optimizer, clean = (
         ShardedOptimizer(Buckets(mesh, initial(), stage=stage, bucket_bytes=600), AdamW()) for _ in range(2)
@@ -93,9 +93,6 @@ def test_ranks_that_take_other_steps_are_named(comm: Any, stage: int) -> None:
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_gradients_that_are_no_numbers_are_named(comm: Any, stage: int) -> None:
     """NaN in the data of one rank: without a scale at once, with one after it has become the least; nothing changes."""
-    from pdgemm.errors import LinAlgError
-    from pdgemm.parallel import AdamW, Buckets, LossScale, Mesh, ShardedOptimizer
-
     mesh, (x, _) = Mesh(comm.Dup(), dp=-1), samples(60)
     for scale, skipped in ((None, 0), (LossScale(2.0, least=0.5), 2)):
         optimizer = ShardedOptimizer(Buckets(mesh, initial(), stage=stage, bucket_bytes=600), AdamW(), scale=scale)
@@ -122,9 +119,6 @@ def test_gradients_that_are_no_numbers_are_named(comm: Any, stage: int) -> None:
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_norm_that_overflows(comm: Any, stage: int) -> None:
     """Its squares on one rank, or their sum alone, overflow: an error, or a step that is skipped, on all ranks."""
-    from pdgemm.errors import LinAlgError
-    from pdgemm.parallel import AdamW, Buckets, LossScale, Mesh, ShardedOptimizer
-
     mesh, largest = Mesh(comm.Dup(), dp=-1), np.sqrt(np.finfo(float).max)
     trees = [False, True] if comm.size in (1, 2, 4) else [False]
     for scale, same_bits in product((None, LossScale(2.0)), trees):
@@ -148,8 +142,6 @@ def test_a_norm_that_overflows(comm: Any, stage: int) -> None:
 @pytest.mark.parametrize("per_node", ["", "1"])
 def test_warnings_that_are_errors(comm: Any, per_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of gradients, and parameters, that overflow in the part of one rank raise on no rank alone."""
-    from pdgemm.parallel import SGD, Buckets, LossScale, Mesh, ShardedOptimizer
-
     if per_node:
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
     mesh = Mesh(comm.Dup(), dp=-1)
@@ -168,9 +160,6 @@ def test_warnings_that_are_errors(comm: Any, per_node: str, monkeypatch: pytest.
 
 def test_parameters_of_stage_3_in_another_order(comm: Any) -> None:
     """On one rank alone: it warns, all ranks raise its error at the end of the step, and the next step is right."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import AdamW, Buckets, Mesh, ShardedOptimizer
-
     mesh = Mesh(comm.Dup(), dp=-1)
     optimizer, clean = (ShardedOptimizer(Buckets(mesh, initial(), stage=3, bucket_bytes=600), AdamW()) for _ in "ab")
     buckets = optimizer.buckets
@@ -195,9 +184,6 @@ def test_parameters_of_stage_3_in_another_order(comm: Any) -> None:
 @pytest.mark.parametrize("bucket_bytes", [8, 600, None])
 def test_gradients_that_were_kept(comm: Any, stage: int, bucket_bytes: int | None) -> None:
     """Where buckets use the memory of gradients in turn, arrays of an earlier step on one rank are an error on all."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import AdamW, Buckets, Mesh, ShardedOptimizer
-
     mesh, how = Mesh(comm.Dup(), dp=-1), dict[str, Any](stage=stage, bucket_bytes=bucket_bytes)
     buckets, kept = Buckets(mesh, initial(), **how), dict[str, np.ndarray]()
     optimizer = ShardedOptimizer(buckets, AdamW())
@@ -225,9 +211,6 @@ def test_gradients_that_were_kept(comm: Any, stage: int, bucket_bytes: int | Non
 
 def test_a_pass_that_fails_on_one_rank_is_ended_on_it(comm: Any) -> None:
     """The others have the parameters for which they wait; so a program may go on, as after an error on all ranks."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import AdamW, Buckets, Mesh, ShardedOptimizer
-
     mesh = Mesh(comm.Dup(), dp=-1)
     for stage in (1, 3):
         how: dict[str, Any] = {"stage": stage, "bucket_bytes": 600}
@@ -250,9 +233,6 @@ def test_a_pass_that_fails_on_one_rank_is_ended_on_it(comm: Any) -> None:
 
 def test_other_models_and_meshes_are_named(comm: Any) -> None:
     """On one rank: the error of all ranks says which ranks have what, before anything is allocated."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import SGD, AdamW, Buckets, LossScale, Mesh, ShardedOptimizer
-
     if comm.size == 1:
         pytest.skip("one rank has no other mesh than itself")
     last, mesh = comm.rank == comm.size - 1, Mesh(comm.Dup(), dp=-1)
@@ -278,9 +258,6 @@ def test_other_models_and_meshes_are_named(comm: Any) -> None:
 
 def test_samples_of_other_runs(comm: Any) -> None:
     """Other seeds, steps or microbatches on one rank; fewer samples than parts; steps without a sample."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import Mesh, Prefetch, Sampler
-
     mesh, x, last = Mesh(comm.Dup(), dp=-1), np.arange(50.0), comm.rank == comm.size - 1
     sampler = Sampler(50, 20, seed=3)
     if comm.size > 1:
@@ -319,13 +296,6 @@ def test_samples_of_other_runs(comm: Any) -> None:
 
 def test_files_that_are_no_states(comm: Any, shared_tmp_path: Path) -> None:
     """FileError on all ranks, in one line that says what is wrong; the file stays as it is."""
-    import h5py
-
-    from pdgemm import DistMatrix
-    from pdgemm.errors import ArgumentError, FileError, PdgemmError
-    from pdgemm.io import hdf5
-    from pdgemm.parallel import SGD, Buckets, LossScale, Mesh, ShardedOptimizer, TrainingState
-
     mesh = Mesh(comm.Dup(), dp=-1)
     good, path = shared_tmp_path / "good.h5", shared_tmp_path / "bad.h5"
     buckets = Buckets(mesh, {"w": np.ones((5, 3))}, dtype="float16", stage=1)

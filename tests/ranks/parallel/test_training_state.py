@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from time import sleep
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
+from mpi4py import MPI
 from perceptron import BATCH, continued, initial, microbatch, samples
 from tiers import every_grid, square_grid
+
+from pdgemm import trace
+from pdgemm.errors import ArgumentError, FileError, PdgemmError
+from pdgemm.io import mpi_io
+from pdgemm.parallel import (
+    SGD,
+    AdamW,
+    Buckets,
+    LossScale,
+    Mesh,
+    Prefetch,
+    Sampler,
+    ShardedOptimizer,
+    StepTimes,
+    TrainingState,
+)
+from pdgemm.parallel.step_report import PHASES
+from pdgemm.tools.profiling.profile import load_profile
+from pdgemm.tools.profiling.profile_tables import tables
 
 pytestmark = [pytest.mark.mpi, square_grid]
 LAST = 12
@@ -21,10 +44,6 @@ def shared_path(comm: Any, tmp_path: Path) -> Path:
 @every_grid
 def test_a_run_goes_on_with_other_ranks_and_stages(comm: Any, tmp_path: Path) -> None:
     """From one process to all, and from all ranks to some of them: losses to 1e-12."""
-    from pdgemm.parallel import Mesh
-
-    from mpi4py import MPI  # isort: skip
-
     path, alone = shared_path(comm, tmp_path), Mesh(MPI.COMM_SELF)
     losses, end, _ = continued(alone, Path(f"{tmp_path}/whole-{comm.rank}.h5"), LAST)
     mesh, some = Mesh(comm.Dup(), dp=-1), comm.Split(int(comm.rank < max(1, comm.size - 1)), comm.rank)
@@ -51,11 +70,6 @@ def test_a_state_has_names_and_whole_matrices(comm: Any, tmp_path: Path, monkeyp
 
     A run that goes on opens the file once for all matrices.
     """
-    import h5py
-
-    from pdgemm.io import mpi_io
-    from pdgemm.parallel import SGD, LossScale, Mesh
-
     openings, opened = list[Path](), mpi_io.open_on_all
 
     def counting(comm: Any, path: Path, *how: Any) -> Any:
@@ -89,9 +103,6 @@ def test_a_state_has_names_and_whole_matrices(comm: Any, tmp_path: Path, monkeyp
 
 def test_a_state_of_another_run_is_refused(comm: Any, tmp_path: Path) -> None:
     """One error on all ranks, which says what differs; the file is left as it is."""
-    from pdgemm.errors import FileError, PdgemmError
-    from pdgemm.parallel import SGD, AdamW, Buckets, Mesh, ShardedOptimizer, TrainingState
-
     mesh, path = Mesh(comm.Dup(), dp=-1), shared_path(comm, tmp_path)
     continued(mesh, path, 2, stage=1)
     other = Buckets(mesh, initial((13, 17, 9)), dtype="d")
@@ -117,9 +128,6 @@ def test_a_state_of_another_run_is_refused(comm: Any, tmp_path: Path) -> None:
 
 def test_names_that_no_state_can_have(comm: Any, tmp_path: Path) -> None:
     """They are refused before a step is taken, not when it is saved; names of groups and of other scripts are kept."""
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import SGD, Buckets, Mesh, ShardedOptimizer, TrainingState
-
     mesh, path = Mesh(comm.Dup(), dp=-1), shared_path(comm, tmp_path)
 
     def state(names: Any, **attrs: Any) -> Any:
@@ -142,13 +150,6 @@ def test_names_that_no_state_can_have(comm: Any, tmp_path: Path) -> None:
 
 def test_what_fails_in_a_thread_is_raised_on_all_ranks(comm: Any) -> None:
     """In the step that lacks the samples; those before it are complete, and threads end with the block."""
-    import threading
-
-    import h5py
-
-    from pdgemm.errors import ArgumentError
-    from pdgemm.parallel import Mesh, Prefetch, Sampler
-
     mesh, sampler = Mesh(comm.Dup(), dp=-1), Sampler(50, 20)
     x = np.arange(50.0)
 
@@ -191,11 +192,6 @@ def test_what_fails_in_a_thread_is_raised_on_all_ranks(comm: Any) -> None:
 
 def test_step_reports(comm: Any) -> None:
     """Phases add up to the time of the steps; words are as predicted; a rank that sleeps is named."""
-    from time import sleep
-
-    from pdgemm.parallel import AdamW, Buckets, Mesh, ShardedOptimizer, StepTimes
-    from pdgemm.parallel.step_report import PHASES
-
     mesh, (x, labels) = Mesh(comm.Dup(), dp=-1), samples(60)
     for stage in (0, 2, 3):
         buckets = Buckets(mesh, initial(), stage=stage, bucket_bytes=600)
@@ -221,8 +217,6 @@ def test_step_reports(comm: Any) -> None:
 
 def test_words_of_steps_that_are_skipped(comm: Any) -> None:
     """They are as predicted, also where a step overflows, and where the model is used between steps."""
-    from pdgemm.parallel import AdamW, Buckets, LossScale, Mesh, ShardedOptimizer, StepTimes
-
     mesh, (x, labels) = Mesh(comm.Dup(), dp=-1), samples(60)
     for stage in range(4):
         buckets = Buckets(mesh, initial(), stage=stage, bucket_bytes=600)
@@ -244,11 +238,6 @@ def test_words_of_steps_that_are_skipped(comm: Any) -> None:
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_profile_names_a_slow_rank(comm: Any, shared_tmp_path: Path, stage: int) -> None:
     """Rank 2 sleeps in its backward passes; where others wait for it, in their own passes too, they are not slow."""
-    from pdgemm import trace
-    from pdgemm.parallel import AdamW, Buckets, Mesh, ShardedOptimizer
-    from pdgemm.tools.profiling.profile import load_profile
-    from pdgemm.tools.profiling.profile_tables import tables
-
     mesh, path = Mesh(comm.Dup(), dp=-1), shared_tmp_path / "steps.json"
     for sleeps in (False, True):
         buckets = Buckets(mesh, initial(), stage=stage, bucket_bytes=600)
@@ -270,8 +259,6 @@ def test_a_profile_names_a_slow_rank(comm: Any, shared_tmp_path: Path, stage: in
 
 def slowly(buckets: Any, seconds: float) -> None:
     """Passes of a model without samples, of which the backward pass sleeps in its middle."""
-    from time import sleep
-
     names = [*initial()]
     with buckets.forward():
         for name in names:

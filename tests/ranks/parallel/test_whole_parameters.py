@@ -13,6 +13,11 @@ import pytest
 from stored_files import by_rank_0, only_file
 from tiers import square_grid
 
+from pdgemm.errors import ArgumentError, DTypeError, FileError
+from pdgemm.io.safetensors import windows
+from pdgemm.parallel import Buckets, Mesh, Part, block_of, export_parameters, import_parameters
+from pdgemm.parallel.states import whole_parameters
+
 safetensors = pytest.importorskip("safetensors", reason="safetensors is not installed")
 pytestmark = [pytest.mark.mpi, square_grid]
 
@@ -27,8 +32,6 @@ MESHES = {
 
 def meshes(comm: Any) -> Iterator[Any]:
     """Meshes of all these ranks, one after the other."""
-    from pdgemm.parallel import Mesh
-
     for sizes in MESHES[comm.size]:
         with Mesh(comm.Dup(), **sizes) as mesh:
             yield mesh
@@ -53,8 +56,6 @@ def same(buckets: Any, whole: dict[str, np.ndarray]) -> bool:
 
 def zeros(mesh: Any, **how: Any) -> Any:
     """The same model, of which all elements are 0."""
-    from pdgemm.parallel import Buckets, Part
-
     shapes = divided_model.divisions()
     names = divided_model.names_of(mesh.shape, mesh.rank)
     return Buckets(mesh, {x: Part(np.zeros(shapes[x][0]), **shapes[x][1]) for x in names}, **how)
@@ -65,8 +66,6 @@ def test_any_mesh_writes_the_file_of_the_library_and_reads_it(comm: Any, shared_
     """All stages, with and without master weights: the bytes of the file are the same; no elements are sent."""
     from safetensors import safe_open
     from safetensors.numpy import save_file
-
-    from pdgemm.parallel import Buckets, export_parameters, import_parameters
 
     def metadata() -> Any:
         with safe_open(ours, "numpy") as file:
@@ -100,8 +99,6 @@ def test_trained_on_2_x_2_and_imported_on_3(comm: Any, shared_tmp_path: Path) ->
     """After steps, from every stage to another one: what was updated, and its master weights, to the bit."""
     from safetensors.numpy import load_file
 
-    from pdgemm.parallel import Mesh, export_parameters, import_parameters
-
     some = comm.Split(int(comm.rank < 3), comm.rank)
     with Mesh(comm.Dup(), dp=2, tp=2) as mesh:
         for stage, dtype in ((0, "float16"), (1, "d"), (2, "f"), (3, "bfloat16")):
@@ -130,8 +127,6 @@ def test_names_and_transposed_matrices_of_other_programs(comm: Any, shared_tmp_p
     """A file as PyTorch's layers write it, divided by rows, by columns and by ZeRO, is read and written again."""
     from safetensors.numpy import load_file, save_file
 
-    from pdgemm.parallel import export_parameters, import_parameters
-
     theirs, ours = shared_tmp_path / "theirs.safetensors", shared_tmp_path / "ours.safetensors"
     whole = values("f")
     turned = [name for name, x in whole.items() if x.ndim == 2 and "positions" not in name]
@@ -156,9 +151,6 @@ def test_names_and_transposed_matrices_of_other_programs(comm: Any, shared_tmp_p
 def test_types_of_files(comm: Any, shared_tmp_path: Path) -> None:
     """Master weights take what they hold to the bit; the rest is refused, or rounded where the caller says so."""
     from safetensors.numpy import save_file
-
-    from pdgemm.errors import ArgumentError, FileError
-    from pdgemm.parallel import Buckets, Mesh, export_parameters, import_parameters
 
     path = shared_tmp_path / "x.safetensors"
     x = np.linspace(-3, 3, 35).reshape(7, 5)
@@ -190,9 +182,6 @@ def test_types_of_files(comm: Any, shared_tmp_path: Path) -> None:
 def test_a_foreign_file(comm: Any, shared_tmp_path: Path) -> None:
     """One error on all ranks, which lists names, shapes and types here and there; no parameter is changed."""
     from safetensors.numpy import save_file
-
-    from pdgemm.errors import ArgumentError, FileError
-    from pdgemm.parallel import Buckets, Mesh, Part, import_parameters
 
     path = shared_tmp_path / "x.safetensors"
     there = {
@@ -245,11 +234,6 @@ def test_a_foreign_file(comm: Any, shared_tmp_path: Path) -> None:
 
 def test_what_is_no_export(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One error on all ranks; the old file stays, and nothing lies beside it."""
-    from pdgemm.errors import ArgumentError, DTypeError, FileError
-    from pdgemm.io.safetensors import windows
-    from pdgemm.parallel import Buckets, Mesh, export_parameters, import_parameters
-    from pdgemm.parallel.states import whole_parameters
-
     path, last = shared_tmp_path / "x.safetensors", comm.size - 1
     with Mesh(comm.Dup(), dp=-1) as mesh:
         buckets = Buckets(mesh, {"w": np.arange(35.0).reshape(7, 5), "b": np.ones(5)}, stage=1)
@@ -293,9 +277,6 @@ def test_large_windows_go_in_blocks(comm: Any, shared_tmp_path: Path, monkeypatc
     """Of any size: those of parts of rows, of whole rows, and of both."""
     from safetensors.numpy import load_file
 
-    from pdgemm.io.safetensors import windows
-    from pdgemm.parallel import Buckets, Mesh, Part, export_parameters, import_parameters
-
     path, x = shared_tmp_path / "x.safetensors", np.arange(13.0 * 17).reshape(13, 17)
     for sizes, tp in (({"dp": comm.size}, None), ({"tp": comm.size}, 0), ({"tp": comm.size}, 1)):
         with Mesh(comm.Dup(), **sizes) as mesh:
@@ -313,8 +294,6 @@ def test_large_windows_go_in_blocks(comm: Any, shared_tmp_path: Path, monkeypatc
 def test_arrays_of_any_dimensions(comm: Any, shared_tmp_path: Path) -> None:
     """Divided along each dimension, a number, and nothing at all; on more ranks than there are parts."""
     from safetensors.numpy import load_file
-
-    from pdgemm.parallel import Buckets, Mesh, Part, export_parameters, import_parameters
 
     path = shared_tmp_path / "x.safetensors"
     shapes: dict[str, tuple[tuple[int, ...], int | None]] = {
@@ -343,7 +322,5 @@ def test_arrays_of_any_dimensions(comm: Any, shared_tmp_path: Path) -> None:
 
 def divided(mesh: Any, x: np.ndarray, tp: int | None) -> tuple[slice, ...]:
     """This rank's window of a matrix that is divided along tp."""
-    from pdgemm.parallel import block_of
-
     whole = [slice(0, n) for n in x.shape]
     return tuple(block_of(n.stop, mesh.length("tp"), mesh.index("tp")) if at == tp else n for at, n in enumerate(whole))

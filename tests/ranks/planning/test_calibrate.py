@@ -8,6 +8,14 @@ from typing import Any
 
 import pytest
 
+from pdgemm import Machine, ProcessGrid
+from pdgemm.errors import OutOfMemoryError
+from pdgemm.planning.machines.plausible import is_possible
+from pdgemm.tools.calibrate import calibrate
+from pdgemm.tools.calibrate.links import link
+from pdgemm.tools.calibrate.place import HOSTS, MeasuredPlace
+from pdgemm.tools.cli.commands import cli
+
 pytestmark = pytest.mark.mpi
 
 
@@ -15,9 +23,6 @@ pytestmark = pytest.mark.mpi
 @pytest.mark.parametrize("per_node", [1, 2, 100])
 def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.MonkeyPatch, per_node: int) -> None:
     """Also a last node with a rank of its own, which has nobody to measure a link with."""
-    from pdgemm import Machine
-    from pdgemm.tools.calibrate import calibrate
-
     if comm.size > 4:
         pytest.skip("it takes long where ranks share cores, and is the same")
 
@@ -43,9 +48,6 @@ def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.Mon
 
 def test_a_link_that_cannot_be_is_measured_again(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the large transfer takes longer than the small one, three times at most."""
-    from pdgemm.planning.machines.plausible import is_possible
-    from pdgemm.tools.calibrate.place import HOSTS, MeasuredPlace
-
     links, where = import_module("pdgemm.tools.calibrate.links"), MeasuredPlace(None, HOSTS, False, False)
     for seconds, times in (([(2e-3, 1e-3), (1e-4, 1e-2), (0, 0)], 2), ([(2e-3, 1e-3)] * 9, 3)):
         left = iter(seconds)
@@ -61,7 +63,6 @@ def test_impossible_figures_are_not_written(
     """Nor used in a study, which then predicts for an ordinary cluster."""
     from pdgemm.planning.machines.machine import Link, Machine
     from pdgemm.tools import calibrate
-    from pdgemm.tools.cli.commands import cli
 
     measured, calls = Machine(intra={**Machine().intra, "ring": Link(1e-3, 1e-13)}), []
     monkeypatch.setattr(calibrate, "calibrate", lambda *args, **how: calls.append(how) or measured)
@@ -79,8 +80,6 @@ def test_impossible_figures_are_not_written(
 
 @pytest.mark.on_ranks(2)
 def test_a_failing_callback_harms_nobody(comm: Any) -> None:
-    from pdgemm.tools.calibrate import calibrate
-
     if comm.size > 2:
         pytest.skip("it takes long where ranks share cores, and is the same")
 
@@ -100,9 +99,6 @@ def test_a_buffer_that_one_rank_has_no_room_for_is_an_error_of_all(
     comm: Any, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     """As on a GPU that is full: every other rank would wait for it."""
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import OutOfMemoryError
-
     modules = ("", ".links", ".place", ".functions", ".layers")
     calibrate, links, place, functions, layers = (import_module(f"pdgemm.tools.calibrate{x}") for x in modules)
     here = place.MeasuredPlace(None, place.HOSTS._replace(side=8, widths=(2, 4), words=64, beside=(8, 8)))
@@ -139,7 +135,5 @@ def test_a_buffer_that_one_rank_has_no_room_for_is_an_error_of_all(
 
 def test_a_link_is_a_line_through_a_small_and_a_large_transfer() -> None:
     """Seconds of a message, and of a byte of it."""
-    from pdgemm.tools.calibrate.links import link
-
     found = link([6e-6, 6e-6 + 3 * 1000 * 8 * 2e-10], words=3000, messages=3)
     assert (found.alpha, found.beta) == pytest.approx((2e-6, 2e-10))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import tracemalloc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +16,19 @@ from problems import TOLERANCE, accepted, gemm_error
 from tiers import everything, square_grid
 from tree_mover import BY_MESSAGES
 
+from pdgemm import DistMatrix, Plan, ProcessGrid, pdgemm, plan
+from pdgemm.algorithms import last_runs, prepared
+from pdgemm.algorithms.plan_workspace import Workspace
+from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, MemoryLimitError, PdgemmError
+from pdgemm.grids import process_grid
 from pdgemm.planning.algorithm_registry import families
+from pdgemm.planning.machines.machine import Machine, on_nodes
+from pdgemm.planning.question import Question
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("allgather_3d"), square_grid]
 
 
 def matrices(grid: Any, mnk: tuple[int, int, int], block: Any = 3, dtype: str = "float64") -> tuple[Any, Any, Any]:
-    from pdgemm import DistMatrix
-
     m, n, k = mnk
     made: dict[str, Any] = {"grid": grid, "block": block, "dtype": dtype}
     A = DistMatrix.random((m, k), seed=1, **made)
@@ -29,8 +36,6 @@ def matrices(grid: Any, mnk: tuple[int, int, int], block: Any = 3, dtype: str = 
 
 
 def test_a_plan_tells_what_the_run_then_does(comm: Any) -> None:
-    from pdgemm import ProcessGrid, plan
-
     with ProcessGrid(comm) as grid:
         A, B, C = matrices(grid, (40, 30, 50))
         a, b = A.allgather(), B.allgather()
@@ -59,9 +64,6 @@ def test_a_plan_tells_what_the_run_then_does(comm: Any) -> None:
 @pytest.mark.parametrize("algorithm", [*families(), ENTRY.name])
 def test_a_prepared_product_is_formed_again_and_again(comm: Any, algorithm: str, mover: str) -> None:
     """Of what the matrices then hold, also when other products have taken its grid away."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
-
     cases = [x for x in accepted(comm.size) if x[0] == algorithm]
     if not cases:
         pytest.skip("one rank has no layers")
@@ -100,8 +102,6 @@ def test_a_prepared_product_is_formed_again_and_again(comm: Any, algorithm: str,
 
 def test_a_prepared_product_allocates_nothing(comm: Any, tree_mover: None) -> None:
     """Views, buffers and calls of BLAS are those of the first time, for every mover."""
-    from pdgemm import DistMatrix, ProcessGrid, plan
-
     with ProcessGrid(comm) as grid:
         A, B, C = (DistMatrix.random((200, 200), grid=grid, block=8, seed=s) for s in (1, 2, 3))
         for mover in ("auto", *BY_MESSAGES):
@@ -116,9 +116,6 @@ def test_a_prepared_product_allocates_nothing(comm: Any, tree_mover: None) -> No
 
 
 def test_every_plan_survives_json(comm: Any) -> None:
-    from pdgemm import Plan, ProcessGrid, pdgemm, plan
-    from pdgemm.errors import ArgumentError
-
     with ProcessGrid(comm) as grid:
         operands = []
         for dtype in ("float64", "bfloat16", "complex64", "int8"):
@@ -154,8 +151,6 @@ def test_every_plan_survives_json(comm: Any) -> None:
 
 
 def test_explain_shows_the_choice_first_and_why_not_the_others(comm: Any) -> None:
-    from pdgemm import ProcessGrid, plan
-
     with ProcessGrid(comm) as grid:
         A, B, C = matrices(grid, (60, 60, 60), None)
         p = plan(A, B, C, memory_limit=16_000)
@@ -175,10 +170,6 @@ def test_explain_shows_the_choice_first_and_why_not_the_others(comm: Any) -> Non
 
 @pytest.mark.parametrize("mover", ["auto", "mpi", "ring"])
 def test_a_plan_by_extents_is_that_of_matrices_made_by_default(comm: Any, mover: str) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, plan
-    from pdgemm.planning.machines.machine import Machine, on_nodes
-    from pdgemm.planning.question import Question
-
     with ProcessGrid(comm) as grid:
         machine = on_nodes(Machine(), grid.ranks_per_node)
         for m, n, k in ((64, 64, 64), (2000, 30, 500), (7, 5, 9000), (300, 0, 4), (20, 30, 0)):
@@ -189,9 +180,6 @@ def test_a_plan_by_extents_is_that_of_matrices_made_by_default(comm: Any, mover:
 
 def test_repeated_products_set_up_nothing(comm: Any) -> None:
     """Grids that products need are made once; not more than WORK_GRIDS of them are kept."""
-    from pdgemm import ProcessGrid, pdgemm
-    from pdgemm.grids import process_grid
-
     with ProcessGrid(comm) as grid:
         A, B, C = matrices(grid, (24, 24, 24))
         kept = grid._shared.work_grids
@@ -206,9 +194,6 @@ def test_repeated_products_set_up_nothing(comm: Any) -> None:
 
 
 def test_a_plan_is_for_the_matrices_it_was_made_for(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, plan
-    from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError
-
     with ProcessGrid(comm) as grid:
         A, B, C = matrices(grid, (12, 12, 12))
         p = plan(A, B, C)
@@ -253,9 +238,6 @@ def test_a_plan_is_for_the_matrices_it_was_made_for(comm: Any) -> None:
     ],
 )
 def test_what_is_impossible_is_refused_on_all_ranks_alike(comm: Any, asked: dict[str, Any], message: str) -> None:
-    from pdgemm import ProcessGrid, pdgemm, plan
-    from pdgemm.errors import PdgemmError
-
     with ProcessGrid(comm) as grid:
         A, B, C = matrices(grid, (12, 12, 12))
         if "memory_limit" in asked and comm.size == 1:
@@ -270,7 +252,6 @@ def test_what_is_impossible_is_refused_on_all_ranks_alike(comm: Any, asked: dict
 
 def test_ranks_that_ask_for_different_plans_all_hear_of_it(comm: Any) -> None:
     from pdgemm import Machine, ProcessGrid, pdgemm, plan
-    from pdgemm.errors import ArgumentError
 
     if comm.size == 1:
         pytest.skip("one rank agrees with itself")
@@ -283,9 +264,6 @@ def test_ranks_that_ask_for_different_plans_all_hear_of_it(comm: Any) -> None:
 
 
 def test_the_limit_is_kept_at_every_size_down_to_the_smallest(comm: Any) -> None:
-    from pdgemm import ProcessGrid, pdgemm
-    from pdgemm.errors import MemoryLimitError
-
     with ProcessGrid(comm) as grid:
         A, B, C = matrices(grid, (37, 41, 53), 4)
         a, b = A.allgather(), B.allgather()
@@ -311,11 +289,6 @@ def test_the_limit_is_kept_at_every_size_down_to_the_smallest(comm: Any) -> None
 @pytest.mark.mpi
 def test_a_product_of_the_same_matrices_is_not_made_anew(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its views are kept by C while A and B live, and no longer; whatever changes, the result is right."""
-    import gc
-
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms import last_runs, prepared
-
     made: list[object] = []
     make = last_runs.executor_of
     for module in (last_runs, prepared):
@@ -363,13 +336,6 @@ def test_a_product_of_the_same_matrices_is_not_made_anew(comm: Any, monkeypatch:
 @pytest.mark.mpi
 def test_buffers_go_with_the_call(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them, at once, and not when a garbage collector finds them."""
-    import gc
-    import weakref
-
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms import prepared
-    from pdgemm.algorithms.plan_workspace import Workspace
-
     alive: list[Any] = []
     buffers = Workspace.__init__
 

@@ -11,16 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from pdgemm.support.text import in_rate
+from pdgemm import Batch, DistMatrix, ProcessGrid, linalg, matmul_batched, pdgemm, plan
+from pdgemm.errors import ArgumentError, GridError
+from pdgemm.instrument.report import Summary
+from pdgemm.io import hdf5
+from pdgemm.support.text import in_bytes, in_rate
 
 pytestmark = pytest.mark.mpi
 
 
 def test_report_reads_well(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     with ProcessGrid(comm) as grid:
         C = pdgemm(1, DistMatrix.eye(40, grid=grid), DistMatrix.eye(40, grid=grid), algorithm="summa", shape=grid.shape)
         assert C.report is not None
@@ -40,9 +43,6 @@ def test_report_reads_well(comm: Any) -> None:
 
 def test_titles_name_the_operands_as_they_enter_the_product(comm: Any, shared_tmp_path: Path) -> None:
     """A matrix whose transpose is multiplied has the shape of the transpose in the title, and so its name."""
-    from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
-    from pdgemm.io import hdf5
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.random((40, 30), grid=grid, seed=0)
         hdf5.save(shared_tmp_path / "a.h5", "x", A)
@@ -64,10 +64,6 @@ def test_titles_name_the_operands_as_they_enter_the_product(comm: Any, shared_tm
 
 
 def test_the_summary_is_of_all_ranks_and_the_same_on_all(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.errors import ArgumentError, GridError
-    from pdgemm.instrument.report import Summary
-
     own = comm.Dup()  # which no other grid holds open
     with ProcessGrid(own) as grid:
         A = DistMatrix.eye(40, grid=grid)
@@ -108,8 +104,6 @@ def test_the_summary_is_of_all_ranks_and_the_same_on_all(comm: Any, capsys: pyte
 
 
 def test_a_summary_explains_words_far_above_the_bound(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     with ProcessGrid(comm) as grid:
         X = DistMatrix.random((300, 8), grid=grid)
         Y = DistMatrix.random((64, 64), grid=grid)
@@ -146,10 +140,6 @@ def texts(records: list[logging.LogRecord], level: int) -> list[str]:
 
 
 def test_products_are_logged_once(comm: Any) -> None:
-    import numpy as np
-
-    from pdgemm import Batch, DistMatrix, ProcessGrid, matmul_batched, pdgemm, plan
-
     with ProcessGrid(comm) as grid:
         A, C = (DistMatrix.random((50, 50), grid=grid, block=7, seed=seed) for seed in range(2))
         p = plan(A, A, C)
@@ -172,9 +162,6 @@ def test_products_are_logged_once(comm: Any) -> None:
 
 
 def test_debug_says_how_panels_travel_why_and_what_is_allocated(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.support.text import in_bytes
-
     with ProcessGrid(comm) as grid, logged(logging.DEBUG) as records:
         A = DistMatrix.random((50, 50), grid=grid, block=7)
         C = pdgemm(1, A, A, algorithm="summa", mover="ring", shape=(comm.size, 1))

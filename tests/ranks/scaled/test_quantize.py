@@ -10,6 +10,9 @@ import pytest
 from problems import NASTY, nasty
 from tiers import in_turn
 
+from pdgemm import DistMatrix, ProcessGrid, quantize
+from pdgemm.errors import LayoutError
+
 pytestmark = pytest.mark.mpi
 LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
 # unit roundoff, and the least positive number (Micikevicius et al. 2022, table 1)
@@ -26,8 +29,6 @@ def largest_of_blocks(x: np.ndarray, mb: int, nb: int) -> np.ndarray:
 
 
 def test_each_element_is_within_the_bound(comm: Any, grid: Any) -> None:
-    from pdgemm import DistMatrix, quantize
-
     kinds = [(kind, dtype) for kind in NASTY for dtype in LARGEST]
     for number, ((kind, dtype), (scales, (mb, nb))) in enumerate(in_turn(kinds, SHARING)):
         x = nasty(kind, (33, 40), ("float32", "float64")[number % 2], number)
@@ -54,8 +55,6 @@ def test_each_element_is_within_the_bound(comm: Any, grid: Any) -> None:
 
 def test_too_large_elements_saturate_or_become_what_the_type_has(comm: Any, grid: Any) -> None:
     """Overflow: OCP 8-bit floating point 1.0 has a mode that saturates, and one that does not."""
-    from pdgemm import DistMatrix, quantize
-
     x = np.array([[1.0, -3, 1e9, -1e9, np.inf, -np.inf, np.nan, 0.5]], np.float32)
     A = DistMatrix.from_global(x, grid=grid)
     for dtype, top in LARGEST.items():
@@ -73,8 +72,6 @@ def test_too_large_elements_saturate_or_become_what_the_type_has(comm: Any, grid
 
 
 def test_ties_are_rounded_to_even(comm: Any, grid: Any) -> None:
-    from pdgemm import DistMatrix, quantize
-
     every = np.arange(256, dtype=np.uint8)
     for dtype, top in LARGEST.items():
         known = every.view(dtype).astype(np.float64)
@@ -88,9 +85,6 @@ def test_ties_are_rounded_to_even(comm: Any, grid: Any) -> None:
 
 
 def test_blocks_that_cross_ranks_are_refused(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, quantize
-    from pdgemm.errors import LayoutError
-
     with ProcessGrid(comm, (1, comm.size)) as grid:
         A = DistMatrix.random((8, 160), grid=grid, block=48, kind="normal")
         if comm.size > 1:

@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tiers
+from fake_device import fake_device
 from problems import accepted, op
 from tiers import in_turn
+
+from pdgemm import DistMatrix, ProcessGrid, Scaled, pdgemm, quantize
+from pdgemm.algorithms.epilogue import Epilogue
+from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, KeyIndexError, LayoutError
+from pdgemm.schedules.mover_registry import host_movers
 
 pytestmark = pytest.mark.mpi
 SHARED: list[tuple[str, str, dict[str, Any]]] = [
@@ -37,9 +43,6 @@ def bound(a: np.ndarray, b: np.ndarray, u: float = 2.0**-24) -> np.ndarray:
 
 
 def test_products_of_every_algorithm(comm: Any, grids: list[Any]) -> None:
-    from pdgemm import DistMatrix, pdgemm, quantize
-    from pdgemm.schedules.mover_registry import host_movers
-
     m, n, k = 37, 29, 83
     turns = in_turn(grids, SHARED)
     for number, (grid, (dtype, scales, options)) in enumerate(turns):
@@ -62,8 +65,6 @@ def test_products_of_every_algorithm(comm: Any, grids: list[Any]) -> None:
 @tiers.every_grid
 def test_one_operand_with_scales(comm: Any) -> None:
     """The other one is a DistMatrix of any type; C of any type and layout, op(A), op(B), alpha and beta."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, quantize
-
     m, n, k = 21, 18, 50
     cases = in_turn(["float32", "bfloat16", "float64", "complex64", "int8", "float8_e5m2"], SHARED)
     with ProcessGrid(comm) as grid:
@@ -91,8 +92,6 @@ def test_one_operand_with_scales(comm: Any) -> None:
 
 
 def test_views_and_other_layouts(comm: Any, grids: list[Any]) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, quantize
-
     for grid, (dtype, scales, options) in in_turn(grids if tiers.everything() else grids[1:], SHARED):
         A = DistMatrix.random((45, 70), grid=grid, block=16, seed=1, kind="normal")
         S = quantize(A, dtype, scales, **options)
@@ -123,8 +122,6 @@ def test_views_and_other_layouts(comm: Any, grids: list[Any]) -> None:
 
 
 def test_shapes_without_elements(comm: Any, grid: Any) -> None:
-    from pdgemm import DistMatrix, pdgemm, quantize
-
     shapes = [(0, 4, 5), (4, 0, 5), (4, 5, 0), (0, 0, 0), (1, 1, 1), (0, 0, 3)]
     for (m, n, k), (dtype, scales, options) in in_turn(shapes, SHARED):
         S, T = (quantize(DistMatrix.zeros(x, grid=grid, block=16), dtype, scales, **options) for x in ((m, k), (k, n)))
@@ -139,8 +136,6 @@ def test_shapes_without_elements(comm: Any, grid: Any) -> None:
 
 def test_narrow_panels_travel(comm: Any) -> None:
     """A panel has one byte for an element: the scales are the only words of other types."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, quantize
-
     with ProcessGrid(comm, (1, comm.size)) as grid:
         A = DistMatrix.random((64, 64), grid=grid, block=16, seed=1)
         S = quantize(A, "float8_e4m3fn", "block", **POWERS, block=(1, 16))
@@ -152,9 +147,6 @@ def test_narrow_panels_travel(comm: Any) -> None:
 
 
 def test_bad_scales_are_refused_on_all_ranks(comm: Any, grid: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, Scaled, pdgemm, quantize
-    from pdgemm.errors import ArgumentError, DTypeError, GridError, KeyIndexError, LayoutError
-
     A = DistMatrix.random((40, 64), grid=grid, block=32)
     V, ones = A.astype("float8_e5m2"), DistMatrix.from_global(np.ones((40, 2), "f4"), grid=grid)
     S = Scaled(V, ones, (1, 32))
@@ -201,11 +193,6 @@ def test_bad_scales_are_refused_on_all_ranks(comm: Any, grid: Any) -> None:
 
 
 def test_matrices_on_devices_are_refused(comm: Any) -> None:
-    from fake_device import fake_device
-
-    from pdgemm import DistMatrix, ProcessGrid, Scaled, quantize
-    from pdgemm.errors import DeviceError
-
     with fake_device("late"), ProcessGrid(comm) as grid:
         A = DistMatrix.random((8, 8), grid=grid, seed=1, dtype="float32").to_device("fake")
         S = quantize(A.to_host(), "int8")
@@ -220,9 +207,6 @@ def test_matrices_on_devices_are_refused(comm: Any) -> None:
 
 
 def test_an_epilogue_comes_after_the_scales(comm: Any, grid: Any) -> None:
-    from pdgemm import DistMatrix, pdgemm, quantize
-    from pdgemm.algorithms.epilogue import Epilogue
-
     A = DistMatrix.random((20, 48), grid=grid, block=16, seed=1, kind="normal")
     S = quantize(A, "float8_e4m3fn", "block", block=(4, 16))
     bias = np.linspace(-9, 9, 20)
@@ -233,9 +217,6 @@ def test_an_epilogue_comes_after_the_scales(comm: Any, grid: Any) -> None:
 
 
 def test_an_algorithm_that_does_not_decode_is_not_chosen(comm: Any, grid: Any, allgather_3d: None) -> None:
-    from pdgemm import DistMatrix, pdgemm, quantize
-    from pdgemm.errors import ArgumentError
-
     S = quantize(DistMatrix.random((9, 9), grid=grid), "int8")
     with pytest.raises(ArgumentError, match="does not multiply operands with scales"):
         pdgemm(1, S, S, algorithm="allgather_3d")

@@ -9,7 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 from tiers import square_grid
+
+import pdgemm
+from pdgemm.errors import DTypeError, GridError, PdgemmError
+from pdgemm.io import hdf5
+from pdgemm.support.agreement import _disagreement
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(60), square_grid]
 EVERYWHERE = (slice(None), slice(None))
@@ -191,11 +197,6 @@ CASES: dict[str, Case] = {
 @pytest.fixture(scope="module")
 def job() -> Any:
     """Matrices and functions that the cases use."""
-    from mpi4py import MPI
-
-    import pdgemm
-    from pdgemm.io import hdf5
-
     comm = MPI.COMM_WORLD
     with pdgemm.ProcessGrid(comm) as grid:
         x = SimpleNamespace(comm=comm, pdgemm=pdgemm, gemm=pdgemm.pdgemm, grid=grid, Matrix=pdgemm.DistMatrix)
@@ -215,9 +216,6 @@ def job() -> Any:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("first", [False, True])
 def test_all_raise_the_same(job: Any, shared_tmp_path: Path, case: str, first: bool) -> None:
-    from pdgemm.errors import PdgemmError
-    from pdgemm.io import hdf5
-
     usual, other, message = CASES[case]
     job.path = shared_tmp_path / "a.h5"
     hdf5.save(job.path, "x", job.A)
@@ -262,8 +260,6 @@ SAME: dict[str, tuple[Callable[[Any], object], Callable[[Any], object]]] = {
 
 @pytest.mark.parametrize("case", SAME)
 def test_what_is_equal_is_not_refused(job: Any, shared_tmp_path: Path, case: str) -> None:
-    from pdgemm.io import hdf5
-
     job.path = shared_tmp_path / "a.h5"
     hdf5.save(job.path, "x", job.A)
     one, other = SAME[case]
@@ -272,11 +268,6 @@ def test_what_is_equal_is_not_refused(job: Any, shared_tmp_path: Path, case: str
 
 
 def test_who_has_nobody_to_agree_with_is_refused_at_once(job: Any) -> None:
-    from mpi4py import MPI
-
-    from pdgemm.errors import DTypeError, GridError
-    from pdgemm.io import hdf5
-
     other = job.comm.Split(job.comm.rank % 2)
     between = other.Create_intercomm(0, job.comm, 1 - job.comm.rank % 2)
     with pytest.raises(GridError, match=r"got \(2, 2\); the shape of a grid is shape="):
@@ -300,8 +291,6 @@ def test_a_real_matrix_is_compared_with_any_number(job: Any) -> None:
 
 
 def test_one_who_deviates_is_told_apart() -> None:
-    from pdgemm.support.agreement import _disagreement
-
     assert _disagreement(["f, 1, 2, 3", "f, 1, 5, 3", "f, 1, 2, 3"]).endswith("ranks 0, 2: f, 2; rank 1: f, 5")
     assert _disagreement(["f, 1", "f, 1, more"]).endswith("rank 0: f; rank 1: f, more")
     assert _disagreement(["f, 1", "g, 1"]).endswith("rank 0: f; rank 1: g")

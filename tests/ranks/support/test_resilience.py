@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 from problems import grid_shapes
 from tiers import everything, in_turn, square_grid
 
 import pdgemm
 from pdgemm import DistMatrix, ProcessGrid
 from pdgemm.errors import ArgumentError, GridError
+from pdgemm.grids import node_memory
+from pdgemm.resilience import kept_state
 from pdgemm.support import launcher
 
 pytestmark = [pytest.mark.mpi, square_grid]
@@ -31,8 +34,6 @@ LAYOUTS: list[dict[str, Any]] = [  # of A; a state is made of it and of its view
 @contextmanager
 def without(comm: Any, gone: list[int], **grid: Any) -> Iterator[Any]:
     """A grid of the ranks that are left; None on the others, which wait."""
-    from mpi4py import MPI
-
     left = comm.Split(MPI.UNDEFINED if comm.rank in gone else 0, comm.rank)
     if left:
         with ProcessGrid(left, **grid) as made:
@@ -56,8 +57,6 @@ def state_of(grid: Any, layout: dict[str, Any], shape: tuple[int, int] = (23, 17
 def test_any_layout_is_inherited(
     comm: Any, monkeypatch: Any, shape: tuple[int, int], layout: dict[str, Any], nodes: str
 ) -> None:
-    from pdgemm.resilience import kept_state
-
     plans = []
 
     def planned(*arguments: Any) -> Any:
@@ -106,8 +105,6 @@ def test_any_layout_is_inherited(
 
 @pytest.mark.skipif(RANKS < 2, reason="one rank is left by none")
 def test_the_memory_of_ranks_that_are_gone_is_given_back(comm: Any) -> None:
-    from pdgemm.grids import node_memory
-
     base = comm.Dup()
     with ProcessGrid(base) as grid:
         if grid.memory.alone or not grid.memory.size:

@@ -10,6 +10,14 @@ import pytest
 from collectives import check_by_messages
 from tiers import every_grid, square_grid
 
+from pdgemm import ProcessGrid
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.local.arrays.dtypes import element_type
+from pdgemm.schedules.collectives.collective import OPERATIONS, Collective, algorithms
+from pdgemm.transport import collectives
+from pdgemm.transport.collectives import carry_out
+from pdgemm.transport.movers.node_arrays import NodeArrays
+
 pytestmark = [pytest.mark.mpi, square_grid]
 
 
@@ -20,9 +28,6 @@ def same_everywhere(comm: Any, x: np.ndarray) -> None:
 @every_grid
 @pytest.mark.parametrize("dtype", ["d", "F", "bfloat16"])
 def test_every_algorithm_against_numpy(comm: Any, dtype: str) -> None:
-    from pdgemm.local.arrays.dtypes import element_type
-    from pdgemm.schedules.collectives.collective import OPERATIONS, Collective, algorithms
-
     p, pairs = comm.size, tuple(at // 2 for at in range(comm.size))
     for operation in OPERATIONS:
         parts = range(p * p if operation == "all_to_all" else p)
@@ -43,13 +48,6 @@ def test_parts_that_are_read_in_place(comm: Any, dtype: str, monkeypatch: pytest
 
     Sums have the bits of a tree of the ranks.
     """
-    from pdgemm import ProcessGrid
-    from pdgemm.instrument.recorder import Traffic
-    from pdgemm.local.arrays.dtypes import element_type
-    from pdgemm.schedules.collectives.collective import Collective
-    from pdgemm.transport import collectives
-    from pdgemm.transport.movers.node_arrays import NodeArrays
-
     monkeypatch.setattr(collectives, "_AT_A_TIME", 3)
 
     grid, kind, p = ProcessGrid(comm, shape=(1, comm.size)), element_type(dtype), comm.size
@@ -90,10 +88,6 @@ def as_tree(addends: np.ndarray) -> np.ndarray:
 
 def test_order_of_sums_is_that_of_the_ranks(comm: Any) -> None:
     """Of addends whose sum depends on the order: the same bits as in the stated order, in every run."""
-    from pdgemm.instrument.recorder import Traffic
-    from pdgemm.schedules.collectives.collective import Collective
-    from pdgemm.transport.collectives import carry_out
-
     p, n = comm.size, 40
     addends = np.random.default_rng(1).standard_normal((p, n)) * 10.0 ** np.arange(-8, 8).repeat(3)[:n]
     tree = as_tree(addends)
@@ -124,9 +118,6 @@ def test_order_of_sums_is_that_of_the_ranks(comm: Any) -> None:
 
 def test_what_is_joined_is_not_always_a_sum(comm: Any) -> None:
     """Two arrays travel together, and of two ranks the earlier one is on the left."""
-    from pdgemm.instrument.recorder import Traffic
-    from pdgemm.schedules.collectives.collective import Collective, algorithms
-    from pdgemm.transport.collectives import carry_out
 
     def later(a: Any, b: Any) -> Any:
         assert (a[1] < b[1]).all()
@@ -143,10 +134,6 @@ def test_what_is_joined_is_not_always_a_sum(comm: Any) -> None:
 
 
 def test_ranks_that_do_not_take_part(comm: Any) -> None:
-    from pdgemm.instrument.recorder import Traffic
-    from pdgemm.schedules.collectives.collective import Collective
-    from pdgemm.transport.collectives import carry_out
-
     some, counted = tuple(range(0, comm.size, 2)), Traffic()
     x = np.full(5, float(comm.rank))
     gather = Collective("all_reduce", "ring", some, tuple([5] + [0] * (len(some) - 1)), x.dtype)
@@ -157,10 +144,6 @@ def test_ranks_that_do_not_take_part(comm: Any) -> None:
 
 
 def test_messages_of_several_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm.instrument.recorder import Traffic
-    from pdgemm.schedules.collectives.collective import Collective
-    from pdgemm.transport.collectives import carry_out
-
     for module in ("schedules.rounds", "schedules.collectives.collective", "transport.collectives"):
         monkeypatch.setattr(f"pdgemm.{module}.LARGEST_MESSAGE_BYTES", 64)
     x, counted = np.full(100, float(comm.rank)), Traffic()

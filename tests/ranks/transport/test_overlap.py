@@ -10,6 +10,19 @@ import pytest
 from problems import TOLERANCE, gemm_error, grid_shapes
 from tiers import square_grid
 
+from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
+from pdgemm.algorithms.products import layer_sums
+from pdgemm.algorithms.products.accumulator import Accumulator
+from pdgemm.instrument import recorder as timing
+from pdgemm.instrument.recorder import Recorder
+from pdgemm.local.blas import local_gemm as local
+from pdgemm.planning import planner, problem
+from pdgemm.schedules.mover_registry import MOVERS
+from pdgemm.schedules.products import reduction
+from pdgemm.transport.movers import BROADCASTS, arrivals
+from pdgemm.transport.movers.arrivals import Transfers
+from pdgemm.transport.movers.pipeline import PanelRing, RingShift, Slot
+
 pytestmark = square_grid
 
 
@@ -31,9 +44,6 @@ class Request:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    from pdgemm.instrument import recorder as timing
-    from pdgemm.transport.movers import arrivals
-
     now = [100.0]
     for module in (arrivals, timing):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])
@@ -41,9 +51,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_arrivals_are_seen_in_order_and_nothing_is_waited_for_twice(clock: list[float]) -> None:
-    from pdgemm.instrument.recorder import Recorder
-    from pdgemm.transport.movers.arrivals import Transfers
-
     transfers = Transfers(Recorder())
     first, second, third = Request(1), Request(0), Request(0)
     group, other = [first, second], [third]
@@ -60,9 +67,6 @@ def test_arrivals_are_seen_in_order_and_nothing_is_waited_for_twice(clock: list[
 
 
 def test_hidden_is_the_time_on_the_way_without_the_waits(clock: list[float]) -> None:
-    from pdgemm.instrument.recorder import Recorder
-    from pdgemm.transport.movers.arrivals import Transfers
-
     recorder = Recorder({"wait": 7.0})  # of before
     transfers = Transfers(recorder)
     a, b = [Request(9, seconds=3.0, clock=clock)], [Request(0)]
@@ -84,9 +88,6 @@ def test_hidden_is_the_time_on_the_way_without_the_waits(clock: list[float]) -> 
 
 def test_messages_that_leave_are_moved_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender that nothing comes to has to call MPI all the same."""
-    from pdgemm.instrument.recorder import Recorder
-    from pdgemm.transport.movers import arrivals
-
     calls = list[str]()
     self_ = type("Comm", (), {"Iprobe": lambda _: calls.append("Iprobe")})()
     monkeypatch.setattr(arrivals, "MPI", type("MPI", (), {"COMM_SELF": self_}))
@@ -116,10 +117,6 @@ def test_between_nodes_products_are_cut_for_messages_to_go_on(
     comm: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tree_mover: None
 ) -> None:
     """Each part of the product is formed once, and after each the transfers are looked after; on one node neither."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.local.blas import local_gemm as local
-    from pdgemm.transport.movers.arrivals import Transfers
-
     monkeypatch.setattr(local, "SLAB_ROWS", 2)
     work, poll, call = [0, 0, 0], Transfers.poll, local._Prepared.__call__
 
@@ -175,12 +172,6 @@ def test_between_nodes_products_are_cut_for_messages_to_go_on(
 @pytest.mark.parametrize("mover", ["ring", "tree"], indirect=True)
 def test_a_panel_is_forwarded_in_the_middle_of_a_product(comm: Any, mover: str) -> None:
     """Ranks 1, 2, ... hand it on when they look after their transfers, not when they need it."""
-    from pdgemm.instrument.recorder import Recorder
-    from pdgemm.schedules.mover_registry import MOVERS
-    from pdgemm.transport.movers import BROADCASTS
-    from pdgemm.transport.movers.arrivals import Transfers
-    from pdgemm.transport.movers.pipeline import Slot
-
     panel, last = np.full(50_000, float(comm.rank == 0)), comm.size - 1
     slot, recorder = Slot(0, panel, panel), Recorder()
     transfers = Transfers(recorder)
@@ -207,12 +198,6 @@ def test_partial_sums_are_sent_while_the_next_are_formed(
     comm: Any, algorithm: str, lookahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A product lies between the start and the end of each reduction but the last; without lookahead, of none."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms.products import layer_sums
-    from pdgemm.algorithms.products.accumulator import Accumulator
-    from pdgemm.planning import planner, problem
-    from pdgemm.schedules.products import reduction
-
     seen = list[str]()
 
     def noted(event: str, function: Any) -> Any:
@@ -254,10 +239,6 @@ def test_windows_of_partial_sums_take_rows_of_every_owner(
     comm: Any, algorithm: str, lookahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C lies in blocks of rows: each window is then a few rows of each block, and all ranks receive some of it."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
-    from pdgemm.planning import planner, problem
-    from pdgemm.schedules.products import reduction
-
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "1")
     monkeypatch.setattr(problem, "REDUCED_ROWS", 3)
     monkeypatch.setattr(reduction, "LEAST_ROWS", 1)
@@ -285,9 +266,6 @@ def test_windows_of_partial_sums_take_rows_of_every_owner(
 @pytest.mark.parametrize("seen", [(0, 1, 2), (2, 0, 1)], ids=str)
 def test_panels_of_a_block_are_sent_on_in_whatever_order_they_are_seen(comm: Any, seen: tuple[int, ...]) -> None:
     """Panels of one size that overtake each other keep their places; each leaves before the others have arrived."""
-    from pdgemm.instrument.recorder import Recorder
-    from pdgemm.transport.movers.arrivals import Transfers
-    from pdgemm.transport.movers.pipeline import RingShift
 
     def block(rank: int) -> list[np.ndarray]:
         return [np.full((50, 300), 10.0 * rank + number) for number in range(len(seen))]
@@ -310,10 +288,6 @@ def test_panels_of_a_block_are_sent_on_in_whatever_order_they_are_seen(comm: Any
 @pytest.mark.parametrize("lookahead", [0, 1, 4])
 def test_panels_of_this_rank_are_multiplied_while_others_arrive(lookahead: int) -> None:
     """With several in flight one of its own comes before each of the others; else the order stays."""
-    from pdgemm.instrument.recorder import Recorder
-    from pdgemm.transport.movers.arrivals import Transfers
-    from pdgemm.transport.movers.pipeline import PanelRing, Slot
-
     steps, own, in_flight, most = range(8), {2, 3, 6, 7}, set[int](), 0
     ring = PanelRing(lookahead + 1, np.empty(lookahead + 1), np.empty(lookahead + 1), Transfers())
 

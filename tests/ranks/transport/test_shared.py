@@ -20,10 +20,25 @@ import jobs
 import numpy as np
 import pytest
 from checked_product import check_summa
+from mpi4py import MPI
 from problems import BLOCKS, TOLERANCE, gemm_error, grid_shapes
 from tiers import every_grid, pairs, square_grid, thorough
 
+from pdgemm import DistMatrix, Plan, ProcessGrid, pdgemm, plan
+from pdgemm.algorithms.products import layer_sums as run
+from pdgemm.algorithms.products import summa
+from pdgemm.algorithms.products.accumulator import Accumulator
+from pdgemm.errors import ArgumentError, LayoutError, MemoryLimitError, NodeMemoryError
+from pdgemm.grids import mpi_variables, node_memory
+from pdgemm.grids import shared_heap as place
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.node_memory import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, _turn, flock
+from pdgemm.grids.shared_heap import Heap
+from pdgemm.planning import planner
+from pdgemm.schedules.products import reduction
 from pdgemm.support.launcher import outside_job
+from pdgemm.transport.movers import panel_views as where
+from pdgemm.transport.movers.node_arrays import NodeArrays
 
 pytestmark = square_grid
 
@@ -32,9 +47,6 @@ PAGE = mmap.PAGESIZE
 
 @pytest.mark.mpi(min_size=2)
 def test_a_neighbour_sees_the_array_itself(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.transport.movers.node_arrays import NodeArrays
-
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_function(lambda i, j: 100 * i + j, (23, 31), grid=grid, block=(3, 4), order="F")
         view = A[2:20, 5:30].T
@@ -59,9 +71,6 @@ def test_a_neighbour_sees_the_array_itself(comm: Any) -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_who_waits_long_for_ranks_without_a_core_sleeps(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.grids import node_memory
-
     naps: list[float] = []
     monkeypatch.setattr(node_memory, "sleep", lambda seconds: (naps.append(seconds), sleep(seconds)))
     with ProcessGrid(comm) as grid:
@@ -81,11 +90,6 @@ def test_who_waits_long_for_ranks_without_a_core_sleeps(comm: Any, monkeypatch: 
 @pytest.mark.mpi(min_size=2)
 def test_panels_are_multiplied_where_they_lie(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No copy, no buffer, no message: every panel that BLAS gets is a part of somebody's matrix."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms.products import summa
-    from pdgemm.algorithms.products.accumulator import Accumulator
-    from pdgemm.transport.movers import panel_views as where
-
     seen: list[tuple[np.ndarray, np.ndarray]] = []
     prepared = Accumulator.prepared
 
@@ -119,7 +123,6 @@ def test_panels_are_multiplied_where_they_lie(comm: Any, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("late", ["reader", "writer"])
 def test_nobody_reads_too_early_or_writes_too_soon(comm: Any, late: str) -> None:
     """A rank that comes late still writes before the others read; one that reads late has not been overtaken."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
 
     def dawdle(*_: int) -> None:
         if late == "reader" and comm.rank == comm.size - 1:
@@ -149,9 +152,6 @@ def test_without_room_matrices_are_private_and_products_send_messages(
     comm: Any, everywhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank without room is enough: all take the same way."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.errors import NodeMemoryError
-
     with ProcessGrid(comm) as grid:
         A, C = (DistMatrix.random((20, 20), grid=grid, block=3, seed=s) for s in (1, 3))
         a = A.allgather()
@@ -173,9 +173,6 @@ def test_without_room_matrices_are_private_and_products_send_messages(
 @pytest.mark.mpi(min_size=2)
 def test_one_rank_without_room_is_heard_by_all_even_unchecked(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller may vouch for arguments, but not for memory that others use, too."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
-    from pdgemm.errors import MemoryLimitError, NodeMemoryError
-
     with ProcessGrid(comm) as grid:
         A, B = (DistMatrix.random((40, 40), grid=grid, seed=s).copy() for s in (1, 2))
         C = DistMatrix.zeros((40, 40), grid=grid)
@@ -196,9 +193,6 @@ def test_one_rank_without_room_is_heard_by_all_even_unchecked(comm: Any, monkeyp
 
 @pytest.mark.mpi(min_size=3)
 def test_a_plan_is_not_carried_out_on_other_nodes(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import DistMatrix, Plan, ProcessGrid, plan
-    from pdgemm.errors import LayoutError
-
     def matrices(per_node: int) -> tuple[Any, ...]:
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", str(per_node))
         grid = ProcessGrid(comm.Dup())
@@ -216,10 +210,6 @@ def test_a_plan_is_not_carried_out_on_other_nodes(comm: Any, monkeypatch: pytest
 @pytest.mark.mpi(min_size=2)
 def test_threads_multiply_on_communicators_of_their_own(comm: Any) -> None:
     """Over the same ranks, in the same window, at the same time."""
-    from mpi4py import MPI
-
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         pytest.skip("this MPI was started for one thread at a time")
     grids = [ProcessGrid(comm.Dup()) for _ in range(2)]
@@ -247,8 +237,6 @@ def filled(heap: Any, nbytes: int, value: int) -> np.ndarray:
 
 def test_blocks_are_used_again_and_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any order of taking and giving back: no two blocks overlap, a view keeps its block, in the end all is free."""
-    from pdgemm.grids import shared_heap as place
-
     memory, rng = mmap.mmap(-1, 1 << 27), np.random.default_rng(0)
     heap = place.Heap(memory, lambda part: True)
     held: list[np.ndarray] = []
@@ -270,8 +258,6 @@ def test_blocks_are_used_again_and_go_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_is_not_kept_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     """And is taken again, no more than that, before it is handed out."""
-    from pdgemm.grids import shared_heap as place
-
     monkeypatch.setattr(place, "KEPT", 6 << 20)
     taken: list[int] = []
     heap = place.Heap(mmap.mmap(-1, 1 << 26), lambda part: not taken.append(len(part)))
@@ -294,8 +280,6 @@ def test_what_is_not_kept_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("failed", [False, KeyboardInterrupt()])
 def test_of_a_block_that_cannot_be_had_nothing_is_kept(failed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was taken of it is given back, and what was kept before is still known to be there."""
-    from pdgemm.grids import shared_heap as place
-
     monkeypatch.setattr(place, "PAGE", PAGE)
     file = os.memfd_create("memory")
     os.ftruncate(file, 16 * PAGE)
@@ -325,8 +309,6 @@ def pages(file: int) -> int:
 
 
 def test_a_forked_process_gives_nothing_back() -> None:
-    from pdgemm.grids.shared_heap import Heap
-
     heap = Heap(mmap.mmap(-1, 1 << 28), lambda part: True)
     block = filled(heap, 100 << 20, 7)
     child = os.fork()
@@ -340,9 +322,6 @@ def test_a_forked_process_gives_nothing_back() -> None:
 @pytest.mark.mpi
 def test_where_the_system_has_no_page_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the end of a file, as in a full /dev/shm, there are none, and whoever writes there dies of SIGBUS."""
-    from pdgemm.grids import node_memory
-    from pdgemm.grids import shared_heap as place
-
     for module in (place, node_memory):
         monkeypatch.setattr(module, "PAGE", PAGE)
     file = os.memfd_create("memory")
@@ -366,7 +345,6 @@ def test_where_the_system_has_no_page_it_says_so(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.mpi
 def test_some_memory_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where they take it meanwhile, and where nothing can be found out."""
-    from pdgemm.grids import node_memory
 
     def taken(*free: int) -> int:
         """How many of 3 pages are taken, where so many were free before each, and one is to be left."""
@@ -393,8 +371,6 @@ def test_some_memory_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.mpi(min_size=2)
 def test_no_job_takes_memory_while_another_makes_a_window(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """MPI would find less than it was told, and wait forever.  Who has to wait for too long leaves enough for it."""
-    from pdgemm.grids import node_memory
-
     make, held = node_memory._Window, []
     monkeypatch.setattr(node_memory, "_patience", {})
 
@@ -426,9 +402,6 @@ def test_who_makes_a_window_is_not_kept_waiting_by_those_who_come_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though there be always somebody who takes memory."""
-    from pdgemm.grids import node_memory
-    from pdgemm.grids.node_memory import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, _turn, flock
-
     door = tmp_path / "door"  # on each rank another
     door.touch()
     monkeypatch.setattr(node_memory, "WHERE", str(tmp_path))
@@ -462,9 +435,6 @@ def test_locks_that_others_keep_are_not_waited_for_again(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Anybody may lock what anybody may read.  Who only found the door shut has the lock that counts."""
-    from pdgemm.grids import node_memory
-    from pdgemm.grids.node_memory import LOCK_EX, LOCK_NB, LOCK_SH, _turn, flock
-
     now, free, needed = [0.0], [8], 3
 
     def nap(seconds: float) -> None:
@@ -510,9 +480,6 @@ def test_locks_that_others_keep_are_not_waited_for_again(
 @pytest.mark.mpi
 def test_a_forked_process_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it has the file open, as where another thread started a process meanwhile."""
-    from pdgemm.grids import node_memory
-    from pdgemm.grids.node_memory import LOCK_EX, LOCK_NB, _turn, flock
-
     (tmp_path / "door").touch()
     monkeypatch.setattr(node_memory, "ZERO", str(tmp_path / "door"))
     monkeypatch.setattr(node_memory, "WHERE", str(tmp_path))
@@ -615,8 +582,6 @@ def test_a_window_that_another_program_prevents_ends_the_job() -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_pretended_nodes_send_each_other_messages(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "2")
     own = comm.Dup()  # no grid of it has asked yet which ranks share a node
     with ProcessGrid(own) as grid:
@@ -639,9 +604,6 @@ def test_pretended_nodes_send_each_other_messages(comm: Any, monkeypatch: pytest
     ],
 )
 def test_wrong_words_about_nodes_are_refused(comm: Any, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import ProcessGrid
-    from pdgemm.errors import ArgumentError
-
     if comm.rank == comm.size - 1:
         monkeypatch.setenv(f"PDGEMM_{name}", text)
     with pytest.raises(ArgumentError, match=f"PDGEMM_{name} is a .*number"):
@@ -671,8 +633,6 @@ def test_the_user_may_limit_the_memory_of_the_node(limit: str, said: str) -> Non
 @pytest.mark.parametrize("per_node", [1, 2, 3, 4])
 def test_each_panel_crosses_to_each_node_once(comm: Any, per_node: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes by message is what no node could do without; the rest is read there."""
-    from pdgemm import ProcessGrid
-
     if per_node == 1 or per_node >= comm.size:
         pytest.skip("no ranks to share memory with, or all of them")
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", str(per_node))
@@ -699,8 +659,6 @@ def test_each_panel_crosses_to_each_node_once(comm: Any, per_node: int, monkeypa
 
 def size_of_c(grid: Any, mnk: tuple[int, int, int], blocks: tuple[Any, ...]) -> tuple[int, int]:
     """Rows and columns of C that this rank holds."""
-    from pdgemm.grids.distribution import Distribution
-
     block = None if blocks[0] is None else (blocks[0], blocks[1])
     return Distribution.over(grid.shape, mnk[:2], block).local_shape(grid.coords)
 
@@ -711,10 +669,6 @@ def size_of_c(grid: Any, mnk: tuple[int, int, int], blocks: tuple[Any, ...]) -> 
 @pytest.mark.parametrize("rows", [3, 40])
 def test_sums_are_read_where_they_lie(comm: Any, rows: int, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """By "inner" and "2.5d" with SUMMA inside, in one window of rows or several: no message, with idle ranks too."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.planning import planner
-    from pdgemm.schedules.products import reduction
-
     monkeypatch.setattr(reduction, "LARGEST_MESSAGE_BYTES", rows * 29 * 8)
     planner.best_plan.cache_clear()
     grids = [("inner", None, None)]
@@ -738,12 +692,6 @@ def test_sums_are_read_where_they_lie(comm: Any, rows: int, order: Any, monkeypa
 @pytest.mark.mpi(min_size=2)
 def test_sums_wait_for_late_ranks(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last rank adds up late, and the first multiplies late: nobody reads too early, nobody writes too early."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms.products import layer_sums as run
-    from pdgemm.algorithms.products.accumulator import Accumulator
-    from pdgemm.planning import planner
-    from pdgemm.schedules.products import reduction
-
     monkeypatch.setattr(reduction, "LARGEST_MESSAGE_BYTES", 4 * 20 * 8)  # windows of 4 rows
     planner.best_plan.cache_clear()
     copy, add = run.copy_blocks, Accumulator.add_wide
@@ -776,8 +724,6 @@ def test_sums_wait_for_late_ranks(comm: Any, monkeypatch: pytest.MonkeyPatch) ->
 @jobs.needs_mpiexec
 def test_the_window_is_made_without_a_word_from_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody has told Open MPI to leave UCX out; and the level of threads is what it was."""
-    from pdgemm.grids import mpi_variables
-
     program = """
 from mpi4py import MPI
 before = MPI.Query_thread()

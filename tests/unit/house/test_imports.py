@@ -12,6 +12,8 @@ from importlib.util import find_spec
 import pytest
 from house import MODULES, TREES, imported, inside
 
+import pdgemm
+
 FLOORS = [  # a folder, or a module beside them, imports what stands before it; the longest name that fits is a module's
     "errors", "names", "local.arrays", "local", "support", "grids", "instrument", "devices", "schedules",
     "schedules.exchanges", "schedules.products", "schedules.collectives", "schedules.panels", "schedules.pivoted",
@@ -95,8 +97,6 @@ for name in sys.argv[1:]:
 
 
 def test_public_names_and_their_docstrings() -> None:
-    import pdgemm
-
     for name in pdgemm.__all__:
         assert getattr(pdgemm, name).__doc__
     modules = {"interchange", "io", "linalg", "parallel", "scalapack", "statistics", "gpus"}

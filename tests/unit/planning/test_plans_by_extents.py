@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
 
+from pdgemm.algorithms.product_options import Operands, ProductOptions, problem_of
 from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
@@ -33,6 +34,7 @@ from pdgemm.planning.planner import (
     explain,
     plan_product,
 )
+from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.question import Question
 from pdgemm.planning.search.candidate_table import Candidate, candidates_table
 
@@ -72,8 +74,6 @@ def ranks_on_nodes(ranks: int, per_node: int | None) -> Any:
 
 def asked_by_pdgemm(question: Question) -> Any:
     """The Problem that `pdgemm(1, A, B, 0, C)` poses for matrices that lie by default."""
-    from pdgemm.algorithms.product_options import Operands, ProductOptions, problem_of
-
     grid = ranks_on_nodes(question.ranks, question.machine.ranks_per_node)
     m, n, k = question.mnk
     A, B, C = (Matrix(shape, question.dtype, grid) for shape in ((m, k), (k, n), (m, n)))
@@ -157,8 +157,6 @@ def test_on_ideal_layouts_nothing_is_moved_and_all_memory_counts(algorithm: str)
 
 
 def test_a_plan_on_ideal_layouts_is_not_carried_out() -> None:
-    from pdgemm.planning.product_plan import ProductPlan
-
     plan = Question(300, 200, 500, 6, layouts="ideal", algorithm="cannon").plan()
     with pytest.raises(ArgumentError, match="not a plan"):
         ProductPlan.from_json(plan.to_json())

@@ -9,6 +9,7 @@ import pytest
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
+from pdgemm.grids.rectangles import Rectangle
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.simulator import simulate, words_between
 from pdgemm.schedules.exchanges.exchange import Redistribution, plan_exchange
@@ -61,7 +62,6 @@ def test_out_of_inherited_arrays() -> None:
 def test_with_rectangles(inward: bool) -> None:
     cuts = ((0, 5), (5, 6), (6, 6), (6, 14), (14, 20), (20, 23))
     rectangles = tuple((((lo, hi), (0, 9)), ((lo, hi), (9, 17))) for lo, hi in cuts)
-    from pdgemm.grids.rectangles import Rectangle
 
     held = tuple(tuple(Rectangle(*x) for x in each) for each in rectangles)
     for number, grid in enumerate(GRIDS):
