@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ import click
 import pytest
 from documented import RUN, Block, blocks, commands, inline_code, same_output
 from jobs import needs_mpiexec, python, run
-from reader import CHECKOUT, Reader
+from reader import CHECKOUT, Jobs, Reader
 from tiers import thorough
 
 from pdgemm.tools.cli.commands import COMMANDS, cli
@@ -22,7 +23,6 @@ PAGES = sorted(
 )
 
 
-WRITTEN: dict[str, str] = {}  # the page that wrote a file or a folder of this name
 # tests/examples runs its programs on 4 ranks, too, and compares what they print; a rank loads scikit-learn for 2 s
 GALLERY = CHECKOUT / "docs/examples/README.md"
 STARTS = {"pdgemm", "python", "mpirun", "mpiexec", "srun", "nsys", "time", "scripts/hosts.sh"}  # of its commands
@@ -36,21 +36,33 @@ def of_pages(long: Sequence[Path] = ()) -> list[object]:
     ]
 
 
+@pytest.fixture(scope="session")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    started = Jobs(tmp_path_factory.mktemp("jobs"))
+    yield started
+    started.end()
+
+
 @needs_mpiexec
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", of_pages([GALLERY]))
-def test_page(page: Path, tmp_path: Path) -> None:
-    shown = [block for block in blocks(page) if block.language in RUN]
-    with Reader(tmp_path) as reader:
-        for block in shown:
-            if "not run" not in block.marks:
-                try:
-                    reader.type(block)
-                except AssertionError as error:
-                    raise AssertionError(f"{page.name}, line {block.line}: {error}") from None
-        for name in reader.written:  # so that pages can be typed one after another in one folder
-            first = WRITTEN.setdefault(name, page.name)
-            assert first == page.name, f"{page.name} and {first} both write {name}"
+def test_page(page: Path, jobs: Jobs, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    reader = Reader(tmp_path, jobs)
+    for block in blocks(page):
+        if block.language in RUN and "not run" not in block.marks:
+            try:
+                reader.type(block)
+            except AssertionError as error:
+                raise AssertionError(f"{page.name}, line {block.line}: {error}") from None
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the pages
+        shared = shared.parent
+    for name in reader.written:  # so that pages can be typed one after another in one folder
+        writers = shared / "written by pages" / name
+        writers.mkdir(parents=True, exist_ok=True)
+        (writers / page.name).touch()
+        names = [x.name for x in writers.iterdir()]
+        assert names == [page.name], f"{' and '.join(names)} all write {name}"
 
 
 @pytest.mark.parametrize("page", of_pages())
@@ -181,20 +193,18 @@ IndexError: list index out of range
 """
 
 
-def test_what_is_said_only_sometimes_does_not_count(tmp_path: Path) -> None:
+def test_what_is_said_only_sometimes_does_not_count(jobs: Jobs, tmp_path: Path) -> None:
     line = "multiply: 47% in 5.6 s, 92 GFLOP/s, 6.4 s left"
-    with Reader(tmp_path) as reader:
-        assert reader.shell(f"echo a; echo {line} >&2; echo '[warn] Epoll MOD(4) on fd 22' >&2; echo b") == (
-            0,
-            "a\nb\n",
-        )
-        assert reader.shell("echo 'warning: 47% in'") == (0, "warning: 47% in\n")
+    reader = Reader(tmp_path, jobs)
+    several = f"echo a; echo {line} >&2; echo '[warn] Epoll MOD(4) on fd 22' >&2; echo b"
+    assert reader.shell(several) == (0, "a\nb\n")
+    assert reader.shell("echo 'warning: 47% in'") == (0, "warning: 47% in\n")
 
 
-def type_all(page: Path, folder: Path) -> None:
-    with Reader(folder) as reader:
-        for block in blocks(page):
-            reader.type(block)
+def type_all(page: Path, jobs: Jobs) -> None:
+    reader = Reader(page.parent, jobs)
+    for block in blocks(page):
+        reader.type(block)
 
 
 @needs_mpiexec
@@ -215,15 +225,15 @@ def type_all(page: Path, folder: Path) -> None:
         (PYTHON, ("rank = MPI", "rank = MPI.no")),
     ],
 )
-def test_reader(page: str, change: tuple[str, str] | None, tmp_path: Path) -> None:
+def test_reader(page: str, change: tuple[str, str] | None, jobs: Jobs, tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     path.write_text(page.replace(*change) if change else page)
     if change is None:
-        type_all(path, tmp_path)
+        type_all(path, jobs)
     else:
         assert path.read_text() != page
         with pytest.raises(AssertionError):
-            type_all(path, tmp_path)
+            type_all(path, jobs)
 
 
 @pytest.mark.parametrize(

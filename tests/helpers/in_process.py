@@ -1,4 +1,4 @@
-"""Commands of pdgemm on one rank, in the process of the tests: to start Python and MPI takes a second each time."""
+"""Commands of pdgemm in a process that runs already: to start Python and MPI takes a second each time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,42 @@ from pdgemm.tools.cli.commands import run_command
 from pdgemm.tools.cli.job import UNEXPECTED, Job
 
 
-def run(words: list[str], cwd: Path | None) -> subprocess.CompletedProcess[str]:
-    """`pdgemm WORDS`, finished, as its process would end: exit code, output and errors."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-    with chdir(cwd or Path.cwd()), redirect_stdout(out), redirect_stderr(err), _as_a_process(words):
-        try:
-            code = run_command(Job(words), "--debug" in words)
-        except Exception:
-            traceback.print_exc()
-            code = UNEXPECTED
-    texts = (file.buffer.getvalue().decode() for file in (out, err))  # type: ignore[attr-defined]
-    return subprocess.CompletedProcess(words, code, *texts)
+def run(words: Sequence[str], cwd: Path | None) -> subprocess.CompletedProcess[str]:
+    """`pdgemm WORDS` on one rank, finished, as its process would end: exit code, output and errors."""
+    out, err = _file(), _file()
+    with chdir(cwd or Path.cwd()), redirect_stdout(out), redirect_stderr(err):
+        code = call(words)
+    return subprocess.CompletedProcess(words, code, _text(out), _text(err))
 
 
 @contextmanager
-def _as_a_process(words: list[str]) -> Iterator[None]:
+def one_output() -> Iterator[Callable[[], str]]:
+    """Standard output and standard error go to one text, which the function returns."""
+    both = _file()
+    with redirect_stdout(both), redirect_stderr(both):
+        yield lambda: _text(both)
+
+
+def call(words: Sequence[str]) -> int:
+    """`pdgemm WORDS` on all ranks of this job: its exit code."""
+    with _as_a_process(words):
+        try:
+            return run_command(Job(words), "--debug" in words)
+        except Exception:
+            traceback.print_exc()
+            return UNEXPECTED
+
+
+def _file() -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+
+
+def _text(file: io.TextIOWrapper) -> str:
+    return file.buffer.getvalue().decode()  # type: ignore[attr-defined, no-any-return]
+
+
+@contextmanager
+def _as_a_process(words: Sequence[str]) -> Iterator[None]:
     """Warnings go to standard error, each once; signals stay those of the tests."""
 
     def show(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:

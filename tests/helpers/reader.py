@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -10,14 +11,16 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
-from documented import Block, same_output
+from documented import Block, commands, same_output
 from jobs import python
+from tiers import everything
 
 from pdgemm.support.launcher import outside_job
 
 CHECKOUT = Path(__file__).parents[2]
+STARTS_JOBS = ("scaling", "calibrate")  # commands that start jobs, or measure as if they were alone
 LINKS = ("scripts", "slurm", "docs", "tests")
 SECONDS = 90.0  # of one block
 # what is said only where something takes long: progress, and the event library of Open MPI's launcher
@@ -25,15 +28,18 @@ SOMETIMES = re.compile(r"^(?:[\w ]+: \d+% in .* left|\[warn\] Epoll .*)\n", re.M
 
 
 class Reader:
-    """The shell and the Python jobs of one page."""
+    """The shell and the Python jobs of one page.
 
-    def __init__(self, folder: Path) -> None:
+    jobs : started by rank count as pages need them, and shared by the pages that are typed in turn.
+    """
+
+    def __init__(self, folder: Path, jobs: Jobs) -> None:
         self.folder, self.notes = folder / "page", folder / "notes"
         self.notes.mkdir(parents=True)
         self.folder.mkdir()
         for name in LINKS:
             (self.folder / name).symlink_to(CHECKOUT / name)
-        self._jobs: dict[int, PythonJob] = {}
+        self._jobs, self._exports = jobs, False
 
     @property
     def current(self) -> Path:
@@ -46,21 +52,12 @@ class Reader:
         """The names that the page has left in the folder in which it was begun."""
         return {path.name for path in self.folder.iterdir()} - {*LINKS}
 
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        for job in self._jobs.values():
-            job.end(kind is None)
-
     def type(self, block: Block) -> None:
         """Do what a block says, and compare what it prints with what the page shows."""
         if "file" in block.marks:
             (self.current / block.marks["file"]).write_text(block.text)
         elif block.language == "python":
-            if block.ranks not in self._jobs:
-                self._jobs[block.ranks] = PythonJob(block.ranks, self.current, self.notes / f"{block.ranks} ranks")
-            printed = self._jobs[block.ranks].run(block.text)
+            printed = self._on_ranks(block.ranks, block=block.text)
             if block.text.startswith(">>>"):
                 compare(block.text, printed[0])
             elif block.output is not None:
@@ -69,10 +66,19 @@ class Reader:
                 assert not "".join(printed[1:]), f"all ranks print what one should: {printed[-1]}"
         else:
             for command, shown in block.dialogue():
-                code, printed = self.shell(command)
-                assert code == block.exit_code, f"exit code {code} of: {command}\n{printed}"
+                words = _words_for_ranks(command)
+                if words and not block.exit_code and not self._exports and not everything():
+                    ranks, request = words
+                    printed_by_all = SOMETIMES.sub("", "".join(self._on_ranks(ranks, **request)))
+                else:
+                    self._exports |= "export" in command  # variables that ranks which run already do not have
+                    code, printed_by_all = self.shell(command)
+                    assert code == block.exit_code, f"exit code {code} of: {command}\n{printed_by_all}"
                 if shown is not None:
-                    compare(shown, printed)
+                    compare(shown, printed_by_all)
+
+    def _on_ranks(self, ranks: int, **request: Any) -> list[str]:
+        return self._jobs.of(ranks).run({"page": str(self.notes), "folder": str(self.current), **request})
 
     def shell(self, command: str) -> tuple[int, str]:
         """Run commands in the folder and the environment that those before left; 1 if any of them fails."""
@@ -104,17 +110,38 @@ class Reader:
             return code, SOMETIMES.sub("", printed.read())
 
 
-class PythonJob:
-    """A job whose ranks run the Python blocks of a page as they come."""
+class Jobs:
+    """Jobs whose ranks run what pages show as it comes; one for each number of ranks."""
 
-    def __init__(self, ranks: int, cwd: Path, notes: Path) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._jobs, self._started = folder, dict[int, PythonJob](), 0
+
+    def of(self, ranks: int) -> PythonJob:
+        if ranks in self._jobs and self._jobs[ranks].ended:
+            del self._jobs[ranks]
+        if ranks not in self._jobs:
+            self._started += 1
+            self._jobs[ranks] = PythonJob(ranks, self._folder / f"job {self._started}")
+        return self._jobs[ranks]
+
+    def end(self) -> None:
+        """End all jobs, which have to end well, or have failed before."""
+        for job in self._jobs.values():
+            if not job.ended:
+                job.end(True)
+
+
+class PythonJob:
+    """A job that runs `typed_ranks.py`."""
+
+    def __init__(self, ranks: int, notes: Path) -> None:
         self.ranks, self.notes, self.done = ranks, notes, 0
-        notes.mkdir()
+        notes.mkdir(parents=True)
         program = Path(__file__).with_name("typed_ranks.py")
         self._errors = (notes / "errors").open("w+")
         self._process = subprocess.Popen(
             python(ranks, "-m", "mpi4py", program, notes),
-            cwd=cwd,
+            cwd=notes,
             env=outside_job() | {"PYTHONPATH": ""},
             stdin=subprocess.DEVNULL,
             stdout=self._errors,
@@ -122,21 +149,25 @@ class PythonJob:
             start_new_session=True,
         )
 
-    def run(self, source: str) -> list[str]:
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def run(self, request: dict[str, Any]) -> list[str]:
         """Return what each rank prints."""
         number, self.done = self.done, self.done + 1
         unfinished = self.notes / "unfinished"
-        unfinished.write_text(source)
-        unfinished.rename(self.notes / f"{number}.py")
+        unfinished.write_text(json.dumps(request))
+        unfinished.rename(self.notes / f"{number}.json")
         answers = [self.notes / f"{number}.{rank}.out" for rank in range(self.ranks)]
         end = time.monotonic() + SECONDS
         while not all(answer.exists() for answer in answers):
             late = time.monotonic() > end
-            if late or self._process.poll() is not None:
+            if late or self.ended:
                 self.end(False)
                 self._errors.seek(0)
                 what = f"unfinished after {SECONDS:.0f} s" if late else "the job has ended"
-                raise AssertionError(f"{what}:\n{source}\n{self._errors.read()}")
+                raise AssertionError(f"{what}:\n{request}\n{self._errors.read()}")
             time.sleep(0.02)
         return [answer.read_text() for answer in answers]
 
@@ -149,6 +180,23 @@ class PythonJob:
         code = self._process.wait()
         self._errors.seek(0)
         assert code == 0 or not well, f"the job of the page ended with {code}:\n{self._errors.read()}"
+
+
+def _words_for_ranks(command: str) -> tuple[int, dict[str, list[str]]] | None:
+    """Return what ranks that run already can do: their number, and a command or a script; None if a shell has to."""
+    words = shlex.split(command, comments=True)
+    if [*commands(command)] != [words] or set("$*`~") & set(command):
+        return None
+    ranks = 1
+    if words[:2] == ["mpirun", "-n"]:
+        ranks, words = int(words[2]), words[3:]
+    if words[0] == "pdgemm" and words[1] not in STARTS_JOBS:
+        return ranks, {"command": words[1:]}
+    if words[:3] == ["python", "-m", "pdgemm"]:
+        return ranks, {"script": words[3:]}
+    if words[0] == "python" and ranks == 1:
+        return ranks, {"script": words[1:]}
+    return None
 
 
 def compare(shown: str, printed: str) -> None:

@@ -1,26 +1,38 @@
-"""Runs the Python blocks of a page on the ranks of one job: each as soon as its file N.py is there, until N.end is.
+"""Runs what pages show on the ranks of one job: each request as soon as its file N.json is there, until N.end is.
 
-mpiexec -n 4 python -m mpi4py typed_ranks.py FOLDER; what rank R prints in block N goes to the file N.R.out.
+mpiexec -n 4 python -m mpi4py typed_ranks.py FOLDER; what rank R prints in request N goes to the file N.R.out.  To start
+four ranks takes seconds, so that one job serves all pages.  A request has the names `page`, whose Python blocks share
+their variables, `folder`, and one of
+
+    block      the text of a Python block
+    command    the words behind `pdgemm`
+    script     the words behind `python -m pdgemm`
 """
 
 import doctest
+import io
+import json
+import os
 import sys
 import time
-from contextlib import redirect_stdout
-from io import StringIO
+from collections.abc import Sequence
+from contextlib import chdir, redirect_stdout
 from itertools import count
 from pathlib import Path
 from traceback import format_exception_only
 from typing import Any
+from unittest import mock
 
+import in_process
 from mpi4py import MPI
+from mpi4py.run import run_command_line
 
 
 def session(source: str, names: dict[str, Any]) -> str:
     """Run examples that begin with `>>>`, and return them as they look with what they print."""
     transcript = ""
     for example in doctest.DocTestParser().get_examples(source):
-        printed = StringIO()
+        printed = io.StringIO()
         try:
             with redirect_stdout(printed):
                 exec(compile(example.source, "<page>", "single"), names)
@@ -31,24 +43,46 @@ def session(source: str, names: dict[str, Any]) -> str:
     return transcript
 
 
-def script(source: str, path: Path, names: dict[str, Any]) -> str:
-    printed = StringIO()
+def block(source: str, names: dict[str, Any]) -> str:
+    """Run a block of a page, and return what it prints."""
+    if source.startswith(">>>"):
+        return session(source, names)
+    printed = io.StringIO()
     with redirect_stdout(printed):
-        exec(compile(source, path, "exec"), names)
+        exec(compile(source, "<page>", "exec"), names)
     return printed.getvalue()
 
 
+def typed(words: Sequence[str], script: bool) -> str:
+    """Run a command or a script, which has to end well, and return all that it prints."""
+    with in_process.one_output() as printed, mock.patch.dict(os.environ, {"COLUMNS": "160"}):
+        if script:
+            with mock.patch.object(sys, "argv", [*sys.argv]), mock.patch.object(sys, "path", [*sys.path]):
+                run_command_line([*words])
+        else:
+            code = in_process.call(words)
+            assert code == 0, f"exit code {code}: {printed()}"
+        return printed()
+
+
 def main(folder: Path) -> None:
-    rank = MPI.COMM_WORLD.rank
-    names: dict[str, Any] = {"__name__": "__main__"}
+    rank, page = MPI.COMM_WORLD.rank, ""
+    names = dict[str, Any]()
     for number in count():
-        block = folder / f"{number}.py"
-        while not block.exists():
+        file = folder / f"{number}.json"
+        while not file.exists():
             if (folder / f"{number}.end").exists():
                 return
             time.sleep(0.02)  # and not in MPI, where waiting takes the processor
-        source = block.read_text()
-        printed = session(source, names) if source.startswith(">>>") else script(source, block, names)
+        request = json.loads(file.read_text())
+        if page != request["page"]:
+            page, names = request["page"], {"__name__": "__main__"}
+        with chdir(request["folder"]):
+            if "block" in request:
+                printed = block(request["block"], names)
+            else:
+                script = "script" in request
+                printed = typed(request["script" if script else "command"], script)
         unfinished = folder / f"{number}.{rank}.new"
         unfinished.write_text(printed)
         unfinished.rename(folder / f"{number}.{rank}.out")
