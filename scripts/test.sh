@@ -132,7 +132,7 @@ if [ $selected$changed != yesno ]; then
 fi
 export OMP_NUM_THREADS=1    # processes share the cores, and threads of a BLAS that wait for a core take one from others
 three=()    # the serial tests wait for jobs half of their time: three processes share their files
-[ $selected$changed = yesno ] || three=(-n 3 --dist loadfile)
+[ $selected$changed = yesno ] || three=(-n 3 --dist worksteal)
 [ -z "$ranks" ] || tests 'serial' "${pytest[@]}" "${three[@]}" -m 'not mpi' "$@"
 if wanted attacks; then
     status=0
@@ -147,7 +147,7 @@ if wanted attacks; then
 fi
 for n in $ranks; do
     if [ "$n $selected" = '1 no' ]; then    # two processes, each of which is the only rank of its job
-        tests '1 rank' "${parallel[@]}" -n 2 --dist loadfile
+        tests '1 rank' "${parallel[@]}" -n 2 --dist worksteal
     else
         tests "$n rank$([ "$n" = 1 ] || echo s)" mpiexec -n "$n" "${parallel[@]}" "$@"
     fi
@@ -160,7 +160,7 @@ if [ $selected = no ]; then
 fi
 if [ $all = no ] && wanted thorough; then       # with --all they are among the others
     widest=("${pytest[@]}" --all --timeout 360)
-    tests 'thorough, serial' "${widest[@]}" -n 3 --dist loadfile -m 'thorough and not mpi'
+    tests 'thorough, serial' "${widest[@]}" -n 3 --dist worksteal -m 'thorough and not mpi'
     for n in 1 2 4; do
         tests "thorough, $n rank$([ "$n" = 1 ] || echo s)" mpiexec -n "$n" \
             "${widest[@]}" -p no:cacheprovider --with-mpi -m 'thorough and mpi' --tiers
