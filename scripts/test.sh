@@ -10,7 +10,7 @@
 #   scripts/test.sh --all                             everything: the suite with all combinations of parameters, all
 #                                                     examples and more ranks, and all of the rest; several times as long
 #   scripts/test.sh --changed [BASE]                  ruff, mypy, the hooks, and the tests nearest to what changed since this
-#                                                     branch left BASE (main), on 1, 2 and 4 ranks: scripts/hardening/concerned.py
+#                                                     branch left BASE (main), on 2 and 4 ranks: scripts/hardening/concerned.py
 #   scripts/test.sh --ranks "1 4" [PYTEST ARGS...]    these rank counts, for all tests that are asked for; with
 #                                                     arguments, only pytest, in .venv
 #
@@ -38,7 +38,7 @@ while :; do
             shift 2 ;;
         --changed)
             changed=yes base=main
-            [ $chosen = yes ] || ranks='1 2 4'
+            [ $chosen = yes ] || ranks='2 4'
             shift
             case ${1:-} in '' | -*) ;; *) base=$1 && shift ;; esac ;;
         *) break ;;

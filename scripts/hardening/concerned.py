@@ -3,10 +3,10 @@
     python scripts/hardening/concerned.py [BASE]     prints files of tests, one a line; what chose them, on stderr
 
 Changed is what differs from the commit where this branch left BASE (main), files that git does not know yet included.
-A module's tests are those that import it by its full name, bear its name, or catch the bugs that mutants.py
-plants in it; where there are none, those of the modules that import it, and so on upwards.  Of any other file, they are
-those that name it.  Most of the package uses most of what stands below it, so these are the nearest tests and not all
-that could fail.  Exit codes: 0, or 2 where BASE is no commit.
+Of a module, the tests are at most FEW of those that import it, or import what imports it: first those that import the
+module itself, and of these first those that use its names most.  Of any other file, they are those that name it.  Most
+of the package uses most of what stands below it, so these are the nearest tests and not all that could fail.
+Exit codes: 0, or 2 where BASE is no commit.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import sys
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "tests" / "helpers")]
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "tests" / "helpers")]
 
-from house import MODULES, inside  # noqa: E402
-from mutants import MUTANTS  # noqa: E402
+from house import MODULES, ROOT, TREES  # noqa: E402
 
 HOUSE = "tests/unit/house/test_imports.py"  # the floors, of any module
+DEFINITION = ast.FunctionDef | ast.ClassDef
+FEW = 10  # tests of one module, which take a minute or two on all numbers of ranks
 
 
 @cache
@@ -34,43 +34,95 @@ def sources() -> dict[str, str]:
 
 
 @cache
-def imports(path: str) -> frozenset[str]:
-    """All that a file of tests imports: modules, and names in them."""
-    found = set[str]()
+def helpers_of(path: str) -> frozenset[str]:
+    """The helpers that a file of tests imports."""
+    names = set[str]()
     for node in ast.walk(ast.parse(sources()[path])):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{x.name}" for x in node.names)}
+        if isinstance(node, ast.ImportFrom):
+            names.add(str(node.module))
         elif isinstance(node, ast.Import):
-            found |= {x.name for x in node.names}
-    return frozenset(found)
+            names |= {x.name for x in node.names}
+    return frozenset(x for name in names if (x := f"tests/helpers/{name}.py") in sources())
 
 
 def tests(paths: set[str]) -> set[str]:
     """Those of the files that are tests, and the tests that import the others, which are helpers."""
-    found = {x for x in paths if Path(x).name.startswith("test_")}
-    helpers = {Path(x).stem for x in paths - found if x.startswith("tests/helpers/")}
-    using = {x for x in sources() if imports(x) & helpers} - paths
-    return found | (tests(using) if using else set())
+    chosen = {x for x in paths if Path(x).name.startswith("test_")}
+    using = {x for x in sources() if helpers_of(x) & (paths - chosen)} - paths
+    return chosen | (tests(using) if using else set())
 
 
-def own_tests(module: str) -> set[str]:
-    """The tests that import a module, bear its name, or catch bugs that are planted in it."""
-    caught = {word for x in MUTANTS if x.module == module for line in x.tests for word in line.split()[1:]}
-    known = {x for x in sources() if Path(x).name.startswith("test_")}
-    imported = {x for x in known if f"pdgemm.{module}" in imports(x)}
-    return imported | {x for x in known if x in caught or Path(x).stem == f"test_{module.rpartition('.')[2]}"}
+@cache
+def exported(package: str) -> dict[str, str]:
+    """The modules from which a package takes the names that it exports, "" being pdgemm itself."""
+    tree = TREES[package] if package else ast.parse((ROOT / "pdgemm" / "__init__.py").read_text())
+    return {
+        alias.asname or alias.name: module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        for module in (f"{node.module}.{alias.name}".removeprefix("pdgemm."), str(node.module).removeprefix("pdgemm."))
+        if module in MODULES
+    }
+
+
+def _module(name: str) -> str:
+    """The module of the package that holds a dotted name; "" where it is none."""
+    name = name.removeprefix("pdgemm").removeprefix(".")
+    if name in MODULES:
+        return name
+    package, _, last = name.rpartition(".")
+    if package in MODULES and MODULES[package].name != "__init__.py":
+        return package
+    return exported(package).get(last, package) if package in MODULES or not package else ""
+
+
+def modules_imported(tree: ast.Module) -> frozenset[str]:
+    """The modules of the package that a file imports, by import statements, or by names in texts as commands are."""
+    names = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pdgemm":
+            names |= {_module(f"{node.module}.{x.name}") for x in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {_module(x.name) for x in node.names if x.name.split(".")[0] == "pdgemm"}
+        elif isinstance(node, ast.Constant) and str(node.value).startswith("pdgemm."):
+            names |= {str(node.value).removeprefix("pdgemm.").partition(":")[0]} & MODULES.keys()
+    return frozenset(names - {""})
+
+
+@cache
+def importers(module: str) -> frozenset[str]:
+    """The modules that import a module."""
+    return frozenset(x for x, others in _graph().items() if module in others and x != module)
+
+
+@cache
+def _graph() -> dict[str, frozenset[str]]:
+    return {x: modules_imported(tree) for x, tree in TREES.items()}
+
+
+@cache
+def modules_of(path: str) -> frozenset[str]:
+    """The modules of the package that a file of tests imports, itself or by its helpers."""
+    return frozenset[str]().union(*(modules_imported(ast.parse(sources()[x])) for x in {path, *helpers_of(path)}))
 
 
 def nearest(module: str) -> set[str]:
-    """The tests of a module; where it has none, those of the modules that import it."""
-    seen, level = set[str](), {module}
+    """The tests of a module, the nearest ones alone."""
+    reached, level = {module}, {module}
     while level:
-        if found := set[str]().union(*map(own_tests, level)):
-            return found
-        seen |= level
-        level = {x for x in MODULES if inside(x) & level} - seen
-    folders = module.split(".")  # of a command, say, which is loaded by its name
-    return {x for x in sources() for folder in folders if f"/{folder}/test_" in x}
+        level = set[str]().union(*map(importers, level)) - reached
+        reached |= level
+    names = {module.rpartition(".")[2], *(x.name for x in TREES[module].body if isinstance(x, DEFINITION))}
+    uses = {
+        test: sum(word in names for word in re.findall(r"\w+", sources()[test]))
+        for test in tests({*sources()})
+        if modules_of(test) & reached
+    }
+    order = sorted(
+        (test for test in uses if uses[test]), key=lambda test: (module not in modules_of(test), -uses[test])
+    )
+    return {*(order or sorted(uses))[:FEW]}
 
 
 @cache
