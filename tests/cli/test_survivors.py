@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,15 @@ def job(folder: Path, ranks: int, source: str, ft: bool = True, runner: bool = F
     return done
 
 
+def steps(victims: Sequence[tuple[int, str]] = (), **instead: str) -> str:
+    """The program, of which ranks die at moments; what is done before a step, or a line, may be another."""
+    source = PROGRAM
+    for place, text in instead.items():
+        assert LINES[place] in source
+        source = source.replace(LINES[place], text)
+    return source.format(victims=[*victims], mover="auto")
+
+
 def running(program: Path) -> list[str]:
     """The processes that run a program."""
     found = []
@@ -136,17 +146,15 @@ with fake_cupy(3, aware="yes"):
 
 
 MOMENTS: list[tuple[int, list[tuple[int, str]], str, dict[str, str], list[Any]]] = [
-    (4, [(2, "before 1")], "auto", {}, [((2,), 3, True, True)]),
-    (4, [(0, "after 2")], "ring", {}, [((0,), 3, True, True)]),
+    (3, [(0, "after 2")], "ring", {}, [((0,), 2, True, True)]),
     (3, [(1, "done 2")], "ibcast", {}, [((1,), 2, True, True)]),
     (3, [(2, "done 4")], "auto", {}, [((2,), 2, True, True)]),
     (2, [(0, "before 0")], "auto", {}, [((0,), 1, True, False)]),
     (3, [(1, "make 1")], "auto", {}, [((1,), 2, False, False)]),
     (5, [(1, "before 1"), (4, "before 1")], "auto", {}, [((1, 4), 3, True, True)]),
-    (6, [(1, "before 1"), (0, "after 3")], "auto", {}, [((1,), 5, True, True), ((0,), 4, True, True)]),
-    (4, [(3, "before 2")], "ring", {"PDGEMM_NODE_MEMORY": "0"}, [((3,), 3, False, False)]),
+    (4, [(1, "before 1"), (0, "after 3")], "auto", {}, [((1,), 3, True, True), ((0,), 2, True, True)]),
     (4, [(3, "before 2"), (0, "make 2")], "ring", {"PDGEMM_NODE_MEMORY": "0"}, [((3, 0), 2, False, False)]),
-    (5, [(4, "before 2")], "auto", {"PDGEMM_RANKS_PER_NODE": "2"}, [((4,), 4, False, False)]),  # alone on its node
+    (3, [(2, "before 2")], "auto", {"PDGEMM_RANKS_PER_NODE": "2"}, [((2,), 2, False, False)]),  # alone on its node
     (5, [(0, "before 2"), (3, "after 2")], "auto", {"PDGEMM_RANKS_PER_NODE": "2"}, [((0, 3), 3, True, True)]),
 ]
 
@@ -166,11 +174,11 @@ def test_the_others_go_on(
 
 
 def test_without_fault_tolerance_nothing_changes(tmp_path: Path) -> None:
-    done = job(tmp_path, 3, PROGRAM.format(victims=[], mover="auto"), ft=False)
+    done = job(tmp_path, 2, steps(), ft=False)
     assert done.returncode == 0, done.stderr
     assert "RIGHT []" in done.stdout
     assert done.stderr.count("warning: a rank that is killed takes this job along: the job was not started by") == 1
-    done = job(tmp_path, 3, PROGRAM.format(victims=[(1, "after 1")], mover="auto"), ft=False)
+    done = job(tmp_path, 2, steps([(1, "after 1")]), ft=False)
     assert done.returncode not in (0, ENDED)
     assert "signal 9" in done.stderr + done.stdout
 
@@ -179,95 +187,91 @@ def test_without_fault_tolerance_nothing_changes(tmp_path: Path) -> None:
     ("end", "code", "text"), [("", 0, "RIGHT"), ("sys.exit(me)", 3, ""), ("1 / 0", 1, "All 3 ranks")]
 )
 def test_a_script_that_pdgemm_runs(tmp_path: Path, end: str, code: int, text: str) -> None:
-    source = PROGRAM.format(victims=[(2, "before 1")], mover="auto") + end
-    done = job(tmp_path, 4, source, runner=True)
+    done = job(tmp_path, 4, steps([(2, "before 1")]) + end, runner=True)
     assert done.returncode == code, done.stderr
     assert text in done.stdout + done.stderr
 
 
 def test_outside_of_the_block_the_job_ends(tmp_path: Path) -> None:
-    done = job(tmp_path, 3, PROGRAM.format(victims=[(1, "later")], mover="auto"))
+    done = job(tmp_path, 3, steps([(1, "later")]))
     assert done.returncode == ENDED, done.stderr
     assert "ends, because another rank has failed\n" in done.stderr
-    source = PROGRAM.replace("with pdgemm.resilient(", 'dies("earlier")\nwith pdgemm.resilient(')
-    done = job(tmp_path, 3, source.format(victims=[(1, "earlier")], mover="auto"))
+    done = job(tmp_path, 3, steps([(1, "earlier")], block='dies("earlier")\nwith pdgemm.resilient('))
     assert done.returncode == ENDED, done.stderr
 
 
 # What `step` does on rank 1, and what all ranks raise.
+LINES = {
+    "step": '    dies(f"before {{k}}")\n',
+    "done": "    dies(f\"done {{state['k']}}\")\n",
+    "end": 'return state["k"] == 4',
+    "run": "    state = r.run(make, step, done)",
+    "block": "with pdgemm.resilient(",
+    "patience": "patience=20",
+}
+# What `step`, or `done`, does on rank 1, and what all ranks raise.
 ERRORS = [
-    ("raise ValueError('mine')", r"ValueError: mine"),
-    ("open('not there')", r"FileNotFoundError: \[Errno 2\] No such file or directory: 'not there'"),
-    ("multiply(1, state['A'], state['A'][:3])", r"LayoutError: inner dimensions do not agree"),
-    ("return {'x': 1}", r"ArgumentError: the ranks were called with different arguments: .*the state"),
+    ("step", "open('not there')", r"FileNotFoundError: \[Errno 2\] No such file or directory: 'not there'"),
+    ("step", "multiply(1, state['A'], state['A'][:3])", r"LayoutError: inner dimensions do not agree"),
+    ("step", "return {{'x': 1}}", r"ArgumentError: the ranks were called with different arguments: .*the state"),
+    ("done", "return True", r"ArgumentError: .*a state, the last: True"),
+    *((place, "sys.exit(5)", "PdgemmError: a rank was ended by SystemExit: 5") for place in ("step", "done")),
 ]
 
 
-@pytest.mark.parametrize(("what", "text"), ERRORS)
-def test_an_error_on_one_rank_is_raised_on_all(tmp_path: Path, what: str, text: str) -> None:
-    source = PROGRAM.replace(
-        '    dies(f"before {{k}}")\n', f"    if me == 1:\n        {what.replace('{', '{{').replace('}', '}}')}\n"
-    )
-    source = source.replace(
-        "    state = r.run(make, step, done)",
-        """    try:
+@pytest.mark.parametrize(("place", "what", "text"), ERRORS)
+def test_an_error_on_one_rank_is_raised_on_all(tmp_path: Path, place: str, what: str, text: str) -> None:
+    caught = """    try:
         state = r.run(make, step, done)
     except Exception as bad:
-        sys.exit(f"rank {{me}} {{type(bad).__name__}}: {{bad}}")""",
-    )
-    done = job(tmp_path, 3, source.format(victims=[], mover="auto"))
-    assert done.returncode == 1, done.stderr
-    for rank in range(3):
+        sys.exit(f"rank {{me}} {{type(bad).__name__}}: {{bad}}")"""
+    done = job(tmp_path, 3, steps(run=caught, **{place: f"    if me == 1:\n        {what}\n"}))
+    leaves = "exit" in what
+    assert done.returncode in ((1, 5) if leaves else (1,)), done.stderr
+    for rank in (0, 2) if leaves else range(3):
         assert re.search(rf"rank {rank} {text}", done.stderr), done.stderr
 
 
-@pytest.mark.parametrize("place", ['    dies(f"before {{k}}")\n', "    dies(f\"done {{state['k']}}\")\n"])
-def test_a_rank_that_leaves_the_program_ends_all(tmp_path: Path, place: str) -> None:
-    assert place in PROGRAM
-    done = job(tmp_path, 3, PROGRAM.replace(place, "    if me == 1: sys.exit(5)\n").format(victims=[], mover="auto"))
-    assert done.returncode in (1, 5), done.stderr
-    assert done.stderr.count("PdgemmError: a rank was ended by SystemExit: 5") == 2
-
-
 def test_values_that_a_step_changes_are_copied_for_it(tmp_path: Path) -> None:
-    source = PROGRAM.replace('    dies(f"before {{k}}")\n', '    state["v"] += 1\n    state["log"].append(k)\n')
-    source = source.replace('"k": 0}}', '"k": 0, "v": np.zeros(2), "log": []}}')
+    source = steps([(1, "after 1")], step='    state["v"] += 1\n    state["log"].append(k)\n')
+    source = source.replace('"k": 0}', '"k": 0, "v": np.zeros(2), "log": []}')
     source += '    assert state["v"].tolist() == [4, 4] and state["log"] == [0, 1, 2, 3]\n'
-    done = job(tmp_path, 3, source.format(victims=[(1, "after 1")], mover="auto"))
+    done = job(tmp_path, 3, source)
     assert done.returncode == 0, done.stderr
     assert "RIGHT [((1,), 2, True, True)]" in done.stdout
 
 
 def test_a_grid_of_before_a_failure_is_named_as_the_mistake(tmp_path: Path) -> None:
-    source = PROGRAM.replace("patience=20", "patience=20, grid=lambda comm: ProcessGrid()")
-    done = job(tmp_path, 3, source.format(victims=[(1, "before 1")], mover="auto"))
+    done = job(tmp_path, 3, steps([(1, "before 1")], patience="patience=20, grid=lambda comm: ProcessGrid()"))
     assert done.returncode == 1, done.stderr
     assert "Does it use MPI.COMM_WORLD, or a grid or a matrix of before a failure?" in done.stderr
 
 
 def test_blocks_one_after_the_other(tmp_path: Path) -> None:
-    source = (
-        PROGRAM.split('dies("later")')[0]
-        + """
-try:
-    pdgemm.resilient().__enter__()
-except pdgemm.PdgemmError as bad:
-    print("RAISED", bad)
-try:
-    r.run(make, step, done)
-except pdgemm.PdgemmError as bad:
-    print("RAISED", bad)
+    """And none in another one."""
+    again = """
+def raised(act):
+    try:
+        act()
+    except pdgemm.PdgemmError as bad:
+        print("RAISED", bad)
+
+raised(pdgemm.resilient().__enter__)
+raised(lambda: r.run(make, step, done))
 with pdgemm.resilient(r.comm) as again:
+    raised(pdgemm.resilient(r.comm).__enter__)
     state = again.run(make, step, done)
 print("AGAIN", [x.lost for x in again.recoveries], state["X"].norm() > 0)
 """
-    )
-    victims = [(1, "before 1"), (3, "make 2")]
-    done = job(tmp_path, 4, source.format(victims=victims, mover="auto"))
+    done = job(tmp_path, 4, steps([(1, "before 1"), (3, "make 2")]).split('dies("later")')[0] + again)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("RAISED ranks of this communicator have failed") == 3
-    assert done.stdout.count("RAISED r.run(...) is called in a block") == 3
-    assert done.stdout.count("AGAIN [(2,)] True") == 2  # as numbered in r.comm
+    for times, said in (
+        (3, "RAISED ranks of this communicator have failed"),
+        (3, "RAISED r.run(...) is called in a block"),
+        (3, "RAISED a block of pdgemm.resilient is in another one"),
+        (2, "AGAIN [(2,)] True"),  # as numbered in r.comm
+    ):
+        assert done.stdout.count(said) == times, (said, done.stdout)
 
 
 # Where rank 2 dies inside of the package, while the failure of rank 1 is recovered from.
@@ -277,9 +281,7 @@ PLACES = ["node_memory._Window.__init__", "kept_state.exchange", "kept_state.Kep
 @pytest.mark.parametrize("name", PLACES)
 def test_a_failure_in_a_recovery(tmp_path: Path, name: str) -> None:
     room, _, last = name.rpartition(".")
-    source = PROGRAM.replace(
-        "def make(grid)",
-        f"""
+    plant = f"""
 from pdgemm.grids import node_memory
 from pdgemm.resilience import kept_state, survivors
 inside, times = {name}, {2 if name == PLACES[0] else 1}
@@ -291,66 +293,32 @@ def dying(*args, **options):
     return inside(*args, **options)
 {room}.{last} = dying
 
-def make(grid)""",
-    )
-    done = job(tmp_path, 4, source.format(victims=[(1, "before 1")], mover="auto"))
+def make(grid)"""
+    done = job(tmp_path, 4, steps([(1, "before 1")]).replace("def make(grid)", plant))
     assert done.returncode == 0, done.stderr
     assert re.search(r"RIGHT .*, 2, True, True\)\]", done.stdout)
 
 
-def test_done_on_one_rank(tmp_path: Path) -> None:
-    source = PROGRAM.replace('return state["k"] == 4', "return me == 1")
-    done = job(tmp_path, 3, source.format(victims=[], mover="auto"))
-    assert done.returncode == 1, done.stderr
-    assert done.stderr.count("a state, the last: True") == 3
-
-
 def test_an_error_on_all_ranks_leaves_the_grid_as_it_is(tmp_path: Path) -> None:
-    source = PROGRAM.replace('    dies(f"before {{k}}")\n', "    multiply(1, state['A'], state['A'][:3])\n")
-    source = source.replace(
-        "    state = r.run(make, step, done)",
-        """    try:
+    again = """    try:
         r.run(make, step, done)
     except pdgemm.errors.LayoutError:
         print("AGAIN", r.grid.comm.allreduce(1), made)
-sys.exit()""",
-    )
-    done = job(tmp_path, 3, source.format(victims=[], mover="auto"))
+sys.exit()"""
+    done = job(tmp_path, 3, steps(step="    multiply(1, state['A'], state['A'][:3])\n", run=again))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("AGAIN 3 1") == 3
 
 
-def test_a_rank_that_hangs_ends(tmp_path: Path) -> None:
-    """Rank 2 does not come back from its step after rank 1 has failed: it ends, and the other goes on without it."""
-    source = PROGRAM.replace("patience=20", "patience=6").replace(
-        '    dies(f"before {{k}}")\n', '    dies(f"before {{k}}")\n    while me == 2 and k == 1: time.sleep(1)\n'
-    )
-    done = job(tmp_path, 3, source.format(victims=[(1, "before 1")], mover="auto"))
-    assert done.returncode == 0, done.stderr
-    assert "rank 2 ends, because another rank has failed, and has not recovered from it within 4 s" in done.stderr
-    assert sorted(re.findall(r"\((\(.*?\)), 1, True", done.stdout)) == ["(1, 2)"]
-    done = job(tmp_path, 3, source.replace("me == 2", "me == 0").format(victims=[(1, "before 1")], mover="auto"))
-    assert done.returncode == 0, done.stderr
-    assert sorted(re.findall(r"\((\(.*?\)), 1, True", done.stdout)) == ["(0, 1)"]
-    done = job(tmp_path, 3, source.replace("me == 2", "me != 1").format(victims=[(1, "before 1")], mover="auto"))
-    assert done.returncode == ENDED, done.stderr
-
-
-def test_a_block_in_a_block(tmp_path: Path) -> None:
-    done = job(
-        tmp_path,
-        2,
-        """
-import pdgemm
-with pdgemm.resilient() as r:
-    try:
-        with pdgemm.resilient(): pass
-    except pdgemm.PdgemmError as bad:
-        print("RAISED", bad)
-""",
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("RAISED a block of pdgemm.resilient is in another one") == 2
+@pytest.mark.parametrize(("hangs", "code", "rank", "seconds"), [("me == 2", 0, 2, 4), ("me != 1", ENDED, 0, 5)])
+def test_a_rank_that_hangs_ends(tmp_path: Path, hangs: str, code: int, rank: int, seconds: int) -> None:
+    """It does not come back from its step after rank 1 has failed: it ends, and the other goes on without it."""
+    hang = f"{LINES['step']}    while {hangs} and k == 1: time.sleep(1)\n"
+    done = job(tmp_path, 3, steps([(1, "before 1")], patience="patience=6", step=hang))
+    assert done.returncode == code, done.stderr
+    late = f"rank {rank} ends, because another rank has failed, and has not recovered from it within {seconds} s"
+    assert late in done.stderr
+    assert re.findall(r"\((\(.*?\)), 1, True", done.stdout) == ["(1, 2)"] * (code == 0)
 
 
 @pytest.mark.parametrize("in_nccl", [True, False])

@@ -1,0 +1,65 @@
+"""Many commands of pdgemm in one job, because to start ranks takes a second, and what is read of their results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import in_process
+import jobs
+import numpy as np
+
+JOB = """
+import contextlib, io, json, sys
+from mpi4py import MPI
+from pdgemm.tools.cli.commands import run_command
+from pdgemm.tools.cli.job import Job
+said_of_all, out = [], sys.stdout
+for words in json.loads(sys.argv[1]):
+    sys.argv, job = ["pdgemm", *words], Job(words)
+    with contextlib.redirect_stderr(io.StringIO()) as errors, contextlib.redirect_stdout(io.StringIO()) as printed:
+        code = run_command(job, debug=False)
+        job.leave(code)
+    said_of_all.append(MPI.COMM_WORLD.gather((code, errors.getvalue(), printed.getvalue())))
+if MPI.COMM_WORLD.rank == 0:
+    print(json.dumps(said_of_all), file=out)
+"""
+
+
+def pdgemm(ranks: int, *words: str, cwd: Path, timeout: float = 60, **environment: str) -> jobs.Finished:
+    """`mpiexec -n RANKS pdgemm WORDS`, finished; on one rank in this process, unless it names variables.
+
+    `jobs.pdgemm` starts a process also where only imports have set variables since, as that of threadpoolctl does.
+    """
+    if ranks <= 1 and not environment:
+        return in_process.run([*words], cwd)
+    return jobs.pdgemm(ranks, *words, cwd=cwd, timeout=timeout, **environment)
+
+
+def several(ranks: int, commands: list[list[str]], cwd: Path) -> list[jobs.Finished]:
+    """Commands in one job, finished: the exit code, which all ranks have, and the errors and output of all ranks."""
+    run = jobs.run(jobs.python(ranks, "-c", JOB, json.dumps(commands)), cwd=cwd, timeout=200)
+    assert run.returncode == 0, run.stderr
+    done = []
+    for words, said in zip(commands, json.loads(run.stdout.splitlines()[-1]), strict=True):
+        codes, errors, printed = zip(*said)
+        assert len({*codes}) == 1, (words, codes)
+        done.append(jobs.Finished(words, codes[0], "".join(printed), "".join(errors)))
+    return done
+
+
+def one_line(run: Any) -> str:
+    """The error line of a run that ended with exit code 2; it is there once, whatever the rank count."""
+    assert run.returncode == 2, run.stdout + run.stderr
+    lines: list[str] = [line for line in run.stderr.splitlines() if line.startswith("pdgemm: error: ")]
+    assert len(lines) == 1, run.stderr
+    assert "Traceback" not in run.stderr
+    return lines[0]
+
+
+def read(path: Path, name: str) -> np.ndarray:
+    """A dataset, by plain h5py."""
+    with h5py.File(path, "r") as file:
+        return np.array(file[name])
