@@ -15,8 +15,6 @@ from pdgemm.planning.machines.machine import Machine
 from pdgemm.schedules.collectives.collective import OPERATIONS, Collective, algorithms, even_parts
 from pdgemm.schedules.schedule import RankMap
 
-SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17]
-
 
 def every_collective(p: int) -> Iterator[Collective]:
     """All algorithms on p ranks, in any order of their numbers, with uneven parts, some of them empty."""
@@ -34,7 +32,7 @@ def every_collective(p: int) -> Iterator[Collective]:
                         yield Collective(operation, name, ranks, counts, np.dtype("d"), node, mover="shared")
 
 
-@pytest.mark.parametrize("p", SIZES)
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12])
 def test_every_algorithm(p: int) -> None:
     """Parts, sums, words and messages; a sum of numbers is the same to the bit on all ranks."""
     addends = np.random.default_rng(p).standard_normal((p, p)).tolist()
@@ -59,15 +57,10 @@ def test_even_algorithms_send_the_least() -> None:
         ("all_reduce", "ring", 2 * n * 15 / 16, 30),
         ("all_reduce", "halving", 2 * n * 15 / 16, 8),
         ("all_reduce", "doubling", n * 4, 4),
-        ("all_reduce", "tree", n * 4, 8),
         ("reduce_scatter", "ring", n * 15 / 16, 15),
         ("reduce_scatter", "halving", n * 15 / 16, 4),
-        ("reduce_scatter", "pairwise", n * 15 / 16, 15),
-        ("reduce_scatter", "nearest", n * 15 / 16, 4),
         ("all_reduce", "nearest", 2 * n * 15 / 16, 8),
         ("all_reduce", "pairwise", 2 * n * 15 / 16, 16),
-        ("all_gather", "pairwise", n * 15 / 16, 1),
-        ("all_gather", "ring", n * 15 / 16, 15),
         ("all_gather", "doubling", n * 15 / 16, 4),
         ("all_gather", "bruck", n * 15 / 16, 4),
         ("gather", "tree", n * 15 / 16, 4),

@@ -40,14 +40,11 @@ def summed(schedule: Redistribution, size: int = SIZE) -> None:
     )
 
 
-@pytest.mark.parametrize("limit", [None, 0, 300])
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("limit", "shared"), [(None, False), (None, True), (0, False), (300, True)])
 def test_between_layouts(limit: int | None, shared: bool) -> None:
     for number, (one, other) in enumerate(product(GRIDS, GRIDS)):
-        source, target = (
-            layout(one, 1 + number % 5, number),
-            layout(other, 1 + number % 3, number + 1, "CF"[number % 2]),
-        )
+        source = layout(one, 1 + number % 5, number)
+        target = layout(other, 1 + number % 3, number + 1, "CF"[number % 2])
         summed(plan_exchange(source, target, SIZE, memory_limit=limit, shared=shared))
 
 

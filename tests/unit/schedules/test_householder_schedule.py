@@ -22,7 +22,7 @@ def schedule(shape: tuple[int, int], grid: tuple[int, int], block: int, mover: s
 
 @pytest.mark.parametrize("mover", ["ring", "shared"])
 @pytest.mark.parametrize("grid", [(1, 1), (1, 3), (3, 1), (2, 3)])
-@pytest.mark.parametrize(("m", "n"), [(48, 48), (96, 24), (24, 96)])
+@pytest.mark.parametrize(("m", "n"), [(48, 24), (24, 48)])
 def test_words_by_formula(m: int, n: int, grid: tuple[int, int], mover: str) -> None:
     """Each rank of the grid column gets its rows of V, and T; each of the row, too; sums are sent and come back."""
     (pr, pc), w, k = grid, 4, min(m, n)
@@ -66,7 +66,7 @@ def test_buffers() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (5, 5), (60, 17), (200, 64)])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (60, 17), (200, 64)])
 def test_compact_form(m: int, n: int, dtype: str) -> None:
     A = np.asfortranarray(rng_matrix(m, n, dtype))
     A[:, n // 2] = 0

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
-from itertools import accumulate, pairwise, product
+from itertools import pairwise, product
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_bubbles_and_memory_are_those_of_the_papers() -> None:
     """As exact fractions, for up to 16 stages, 32 microbatches, 4 chunks, for fewer microbatches than stages, too."""
     for s in schedules(16, 32):
         p, m, v = s.stages, s.microbatches, s.chunks
-        if p * m > 150 and m % p and m % 8:
+        if p * m > 30 and ((m % p and m % 8) or (p * m > 200 and (p + m) % 5)):
             continue  # of the large ones some
         if s.name != "zero_bubble":
             assert s.bubble() == Fraction(p - 1, v * m), s
@@ -83,21 +83,11 @@ def test_every_action_is_done_once_after_what_it_needs() -> None:
             assert all(x.end <= y.start for x, y in pairwise(row))
 
 
-def test_activations_in_flight_are_those_of_the_walk() -> None:
-    """A stage has the activations of a microbatch from the start of F to the end of B, or of W."""
-    for s in schedules(6, 9, 3):
-        last = "W" if s.split else "B"
-        for stage, row in enumerate(s.walk().cells):
-            changes = [(kind == "F") - (kind == last) for (kind, _, _), _, _ in row]
-            live = [*accumulate(changes)]
-            assert live[-1] == 0 and s.in_flight(stage) == max(live)
-
-
 def test_no_stages_wait_for_one_another_for_ever() -> None:
     """With sends that block, and with buffers for any number of messages; then blocking costs time alone."""
-    for s in schedules(6, 12, 3):
+    for s in schedules(5, 10, 3):
         free = s.walk()
-        for buffering in (0, 1, 2, 5):
+        for buffering in (0, 1, 5):
             timeline = s.walk(buffering=buffering)
             assert timeline.seconds >= free.seconds
             assert [[x.action for x in row] for row in timeline.cells] == [
@@ -156,7 +146,7 @@ def test_messages_are_sent_once_and_received_once() -> None:
     assert large == Traffic(LARGEST_MESSAGE_BYTES // 4 + 1, LARGEST_MESSAGE_BYTES // 4 + 1, 2, 2)
 
 
-def test_a_stage_is_told_what_it_receives_in_order() -> None:
+def test_messages_are_in_the_order_of_the_schedule() -> None:
     """1f1b on the middle one of three stages."""
     moved = PipelineSchedule("1f1b", 3, 2).messages(1, [5, 7])
     assert [(x.kind, x.microbatch, x.source, x.target, words) for x, words in moved] == [
@@ -199,8 +189,8 @@ def test_pipelines_draw_themselves() -> None:
 
 def test_drawings_of_many_microbatches_are_readable() -> None:
     """No label is cut, in any width: where the stages need more columns, the middle is left out."""
-    for s, seconds, columns in product(schedules(8, 24, 3), (None, {"F": 0.7, "B": 1.1, "W": 0.9}), (90, 150)):
-        if s.microbatches not in (1, 10, 11, 16, 24) or s.stages % 4 > 1:
+    for s, seconds, columns in product(schedules(4, 24, 3), (None, {"F": 0.7, "B": 1.1, "W": 0.9}), (90, 150)):
+        if s.microbatches not in (1, 10, 24) or s.stages not in (1, 4):
             continue
         lines = s.walk(seconds).draw(columns).splitlines()
         assert max(map(len, lines[1:-2])) <= columns

@@ -60,14 +60,6 @@ def test_every_rank_has_one_place_in_a_mesh(sizes: tuple[int, int, int, int]) ->
         shape = MeshShape(dp, cp, tp, pp, ep)
         ranks = [shape.rank(dp=d, cp=c, tp=t, pp=p) for p, d, c, t in product(*map(range, (pp, dp, cp, tp)))]
         assert ranks == [*range(shape.size)]  # tp varies fastest, then cp, dp, pp
-        for axis in (*AXES, "ep", "edp"):
-            lines = [*shape.lines(axis)]
-            assert sorted(rank for line in lines for rank in line) == ranks
-            for line in lines:
-                assert [shape.index(axis, rank) for rank in line] == [*range(shape.length(axis))]
-                assert all(shape.line(axis, rank) == line for rank in line)
-                others = {axis, "dp"} if axis in ("ep", "edp") else {axis}
-                assert len({tuple(shape.index(x, rank) for x in AXES if x not in others) for rank in line}) == 1
         grid = shape.ranks  # the same mesh as a process grid of any number of axes
         for axis in ("pp", "edp", "ep", "cp", "tp"):
             neighbours = shape.line(axis, 0)
@@ -76,10 +68,11 @@ def test_every_rank_has_one_place_in_a_mesh(sizes: tuple[int, int, int, int]) ->
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (4, 2, 1, 3, 2), (2, 1, 3, 4, 1), (6, 1, 2, 2, 3)])
-def test_lines_along_joined_axes(sizes: tuple[int, ...]) -> None:
-    """Their ranks have the same indices along all other axes, and the last axis varies fastest."""
+def test_lines_along_axes(sizes: tuple[int, ...]) -> None:
+    """Their ranks have the same indices along all others, and of joined axes the last one varies fastest."""
     shape = MeshShape(*sizes)
-    for axis in ("dp+cp", "cp+dp", "dp+cp+tp", "edp+cp+tp", "ep+tp", "pp+tp", "ends", "ends+dp+cp", "ends+tp+dp"):
+    joined = ("dp+cp", "cp+dp", "dp+cp+tp", "edp+cp+tp", "ep+tp", "pp+tp", "ends", "ends+dp+cp", "ends+tp+dp")
+    for axis in (*AXES, "ep", "edp", *joined):
         lines = [*shape.lines(axis)]
         assert sorted(rank for line in lines for rank in line) == [*range(shape.size)]
         names = [x for name in axis.split("+") for x in (("edp", "ep") if name == "dp" else (name,))]
@@ -98,33 +91,25 @@ def test_lines_along_joined_axes(sizes: tuple[int, ...]) -> None:
     assert MeshShape(pp=3, dp=2).line("ends", 2) == (2,) and MeshShape(pp=3).line("ends", 2) == (0, 2)
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (4, 2, 1, 3, 2), (2, 1, 3, 4, 1), (6, 1, 2, 2, 3), (2, 2, 5, 1, 2)])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (4, 2, 1, 3, 2), (2, 2, 5, 1, 2)])
 def test_windows_of_a_division(sizes: tuple[int, ...]) -> None:
     """Those of the owners make up the whole once, and the ranks of a line have the same window."""
     shape = MeshShape(*sizes)
-    for how in (
-        {},
-        {"tp": 1},
-        {"tp": "sum"},
-        {"tp": 0, "tied": True},
-        {"ep": 0},
-        {"ep": 0, "tp": "sum"},
-        {"tied": True},
-    ):
-        for extent in ((7, 4), (2, 3), (1, 0)):
-            division = Division(extent, **how)  # type: ignore[arg-type]
-            stages = sorted({0, shape.pp - 1}) if division.tied else [shape.pp - 1]
-            counts, axis = np.zeros(extent, int), division.line(shape).axis
-            for rank, window in division.owners(shape, stages).items():
-                assert counts[window].size and window == division.window(shape, rank)
-                assert shape.index("pp", rank) == stages[0]
-                counts[window] += 1
-            assert (counts == 1).all()
-            windows = [division.window(shape, rank) for rank in range(shape.size)]
-            assert all(windows[rank] == windows[x] for rank in range(shape.size) for x in shape.line(axis, rank))
-            whole = tuple(slice(0, n) for n in extent)
-            if division.everywhere(shape, stages):
-                assert all(window == whole for window in windows) and len(stages) == shape.pp
+    hows = ({}, {"tp": 1}, {"tp": "sum"}, {"tp": 0, "tied": True}, {"ep": 0}, {"ep": 0, "tp": "sum"}, {"tied": True})
+    for how, extent in product(hows, ((7, 4), (2, 3), (1, 0))):
+        division = Division(extent, **how)  # type: ignore[arg-type]
+        stages = sorted({0, shape.pp - 1}) if division.tied else [shape.pp - 1]
+        counts, axis = np.zeros(extent, int), division.line(shape).axis
+        for rank, window in division.owners(shape, stages).items():
+            assert counts[window].size and window == division.window(shape, rank)
+            assert shape.index("pp", rank) == stages[0]
+            counts[window] += 1
+        assert (counts == 1).all()
+        windows = [division.window(shape, rank) for rank in range(shape.size)]
+        assert all(windows[rank] == windows[x] for rank in range(shape.size) for x in shape.line(axis, rank))
+        whole = tuple(slice(0, n) for n in extent)
+        if division.everywhere(shape, stages):
+            assert all(window == whole for window in windows) and len(stages) == shape.pp
     for how, line in (
         ({}, (["cp", "dp"], shape.tp)), ({"tp": 0}, (["cp", "dp"], 1)), ({"tp": "sum"}, (["tp", "cp", "dp"], 1)),
         ({"ep": 0}, (["tp", "cp", "edp" if shape.ep > 1 else "dp"], 1)),
@@ -150,11 +135,9 @@ def test_words_and_bytes_of_several_lines() -> None:
 
 def test_blocks_are_those_of_matrices() -> None:
     for n, parts in product((0, 1, 5, 12, 13), (1, 2, 3, 5, 14)):
-        blocks = [block_of(n, parts, index) for index in range(parts)]
-        assert [at for block in blocks for at in range(n)[block]] == [*range(n)]
-        assert all(0 <= x.stop - x.start <= -(-n // parts) for x in blocks)
         block = -(-n // parts)
-        assert all(range(n)[x] == range(n)[index * block :][:block] for index, x in enumerate(blocks))
+        for index in range(parts):
+            assert range(n)[block_of(n, parts, index)] == range(n)[index * block :][:block]
 
 
 def test_a_mesh_draws_itself() -> None:
@@ -178,10 +161,10 @@ def test_a_mesh_draws_itself() -> None:
         shape.rank(dp=2)
 
 
-@pytest.mark.parametrize("bucket_words", [1, 100, 200, 10**6])
+@pytest.mark.parametrize("bucket_words", [1, 200, 10**6])
 def test_flat_storage(bucket_words: int) -> None:
     """Every element lies in one bucket and belongs to one rank; for twice as many ranks the parts are halves."""
-    for d in (1, 2, 3, 4, 7, 8, 600):
+    for d in (1, 2, 3, 8, 600):
         layout = FlatLayout(PARAMETERS, np.dtype("f"), d, 1, bucket_words)
         assert [*layout.places] == [f"p{at}" for at in range(len(SHAPES))][::-1]
         assert [x.start for x in layout.buckets] == [0, *(x.stop for x in layout.buckets[:-1])]
@@ -219,10 +202,6 @@ def test_bytes_and_words_are_those_of_the_formulas() -> None:
         buffers = sizes.pop("buffers")
         assert sum(sizes.values()) == n * whole + n * divided // d
         assert buffers == 2 * n * (4 * (stage > 1) + 2 * (stage == 3))
-        step = [layout.step(index) for index in range(d)]
-        share = (d - 1) * n
-        assert sum(x["gradients"].words_received for x in step) == share * (2 if stage == 0 else 1)
-        assert sum(x["parameters"].words_received for x in step) == share * (0, 1, 1, 2)[stage]
     accumulated = FlatLayout(one, np.dtype("d"), 4, 3, microbatches=4)
     each = FlatLayout(one, np.dtype("d"), 4, 3, microbatches=4, reduce_each=True)
     assert accumulated.bytes(0, 2)["gradients"] == 8 * n and each.bytes(0, 2)["gradients"] == 2 * n
@@ -241,12 +220,12 @@ def test_bytes_and_words_are_those_of_the_formulas() -> None:
 def test_exact_sums_of_squares(dtype: str) -> None:
     """Those of fractions, of numbers of all magnitudes and of one, whole and in parts of any order."""
     rng, (least, most) = np.random.default_rng(3), (-149, 125) if dtype == "f" else (-1074, 477)
-    wide = np.ldexp(rng.standard_normal(20_000), rng.integers(least, most, 20_000)).astype(dtype)
-    alike = rng.uniform(0.95, 1, 1 << 14).astype(dtype)
-    for x in (wide, alike, alike[:8190] * 2.0**-70, wide[:1], np.zeros(9, dtype), np.zeros(0, dtype)):
+    wide = np.ldexp(rng.standard_normal(5_000), rng.integers(least, most, 5_000)).astype(dtype)
+    alike = rng.uniform(0.95, 1, 1 << 13).astype(dtype)
+    for x in (wide, alike, alike[:-2] * 2.0**-70, wide[:1], np.zeros(9, dtype), np.zeros(0, dtype)):
         exact = sum(map(Fraction, np.square(x, dtype="d").tolist()), Fraction(0))
         assert exact_squares(x) == exact * 2**1074
-        parts = np.split(rng.permutation(x), np.sort(rng.integers(0, 20_000, 6)))
+        parts = np.split(rng.permutation(x), np.sort(rng.integers(0, 5_000, 6)))
         assert as_float(sum(as_numbers(exact_squares(part)) for part in parts)) == float(exact)
     for bad in (np.nan, np.inf, *([2.0**480, -1e200] if dtype == "d" else [])):
         with np.errstate(over="ignore"):
@@ -256,7 +235,7 @@ def test_exact_sums_of_squares(dtype: str) -> None:
 
 
 def test_an_order_of_samples_is_a_permutation() -> None:
-    for n in [*range(1, 200), 997, 1000, (1 << 20) - 3, (1 << 20) + 7]:
+    for n in [*range(1, 70), 997, 1000, (1 << 18) - 3, (1 << 18) + 7]:
         order = shuffled(np.arange(n), n, seed=n % 5, epoch=n % 3)
         assert np.array_equal(np.bincount(order, minlength=n), np.ones(n))
     orders = {shuffled(np.arange(50), 50, seed, epoch).tobytes() for seed in range(5) for epoch in range(5)}
@@ -269,14 +248,14 @@ def test_any_ranks_take_the_samples_of_one() -> None:
     epochs = np.concatenate([sampler.rows(step) for step in range(101)])
     assert (np.bincount(epochs) == 60).all()  # each sample once an epoch, in another order each time
     assert len({epochs[at : at + 101].tobytes() for at in range(0, len(epochs), 101)}) == 60
-    for step, ranks, microbatches in product((0, 1, 17), range(1, 10), (1, 3, 4)):
+    for step, ranks, microbatches in product((0, 17), (1, 2, 7), (1, 4)):
         shares = [x for index in range(ranks) for x in sampler.share(step, index, ranks, microbatches)]
         assert np.array_equal(np.concatenate(shares), sampler.rows(step))
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    for step, microbatches in product((0, 17), (1, 3, 7)):
+    for step, microbatches in ((0, 1), (17, 3), (17, 7)):
         one = sampler.share(step, 0, 1, microbatches, order="microbatch")
         assert np.array_equal(np.concatenate(one), sampler.rows(step))
-        for ranks in range(1, 9):  # microbatch by microbatch the ranks together have what one has
+        for ranks in (1, 3, 8):  # microbatch by microbatch the ranks together have what one has
             shares = [sampler.share(step, index, ranks, microbatches, order="microbatch") for index in range(ranks)]
             for whole, parts in zip(one, zip(*shares)):
                 assert np.array_equal(np.concatenate(parts), whole) and max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -299,11 +278,9 @@ def test_loss_scales() -> None:
         assert scale.scale == expected
     assert LossScale(2.0**24, growth_every=1).after(False).scale == 2.0**24
     assert LossScale(2.0**-14).after(True).scale == 2.0**-14
-    for bad in (0.0, -1.0, np.inf, np.nan):
-        with pytest.raises(ArgumentError, match="scale must be a real number > 0"):
-            LossScale(bad)
-    for bad in (2.0**-15, 2.0**25):
-        with pytest.raises(ArgumentError, match="the scale of the loss is 6.10352e-05 to 1.67772e\\+07, got"):
+    positive, bounds = "scale must be a real number > 0", "the scale of the loss is 6.10352e-05 to 1.67772e\\+07, got"
+    for bad in (0.0, -1.0, np.inf, np.nan, 2.0**-15, 2.0**25):
+        with pytest.raises(ArgumentError, match=positive if bad * 0 != 0 or bad <= 0 else bounds):
             LossScale(bad)
 
 
@@ -319,7 +296,7 @@ def test_rates() -> None:
 @pytest.mark.parametrize("dtype", ["f", "d"])
 def test_rules_are_those_of_their_papers(dtype: str) -> None:
     """Against formulas as they are written, element by element; parts are updated as the whole is."""
-    rng, n = np.random.default_rng(0), 40_000
+    rng, n = np.random.default_rng(0), 5_000
     p, tolerance = rng.standard_normal(n).astype(dtype), 1e-12 if dtype == "d" else 2e-5
     for rule in (AdamW(0.8, 0.9, 1e-6, 0.1), SGD(), SGD(0.9, weight_decay=0.1), SGD(0.9, nesterov=True)):
         x, parts, q = p.copy(), p.copy(), p.astype(float)

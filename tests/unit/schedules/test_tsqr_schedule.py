@@ -22,34 +22,27 @@ from pdgemm.schedules.panels.tsqr_schedule import (
 )
 from pdgemm.schedules.schedule import Schedule
 
-SIZES, DTYPE = range(1, 18), np.dtype(np.float64)
+DTYPE = np.dtype(np.float64)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_edges(size: int) -> None:
-    tree = broadcast_tree(tuple(range(size)), 1, DTYPE)
-    edges = [(child, at) for at in range(size) for child in tree.children(at)]
-    assert sorted(child for child, _ in edges) == list(range(1, size))
-    assert all(tree.parent(child) == at for child, at in edges) and tree.parent(0) == -1
-    depth = [0] * size
-    for child in range(1, size):
-        depth[child] = depth[tree.parent(child)] + 1
-    assert max(depth) <= int(np.log2(size))
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("k", [1, 2, 5])
-def test_words_and_messages_are_those_of_the_edges(size: int, k: int) -> None:
-    source = np.random.default_rng(size * k)
+@pytest.mark.parametrize("size", range(1, 18))
+def test_words_and_messages_are_those_of_the_edges(size: int) -> None:
+    """Each rank but the first is the child of one, and few levels deep."""
+    source = np.random.default_rng(size)
     ranks = tuple(source.permutation(size + 2)[:size].tolist())
     rows = tuple(source.integers(0, 4, size).tolist())
-    for tree in (tsqr_tree(ranks, rows, k, DTYPE), gram_tree(ranks, rows, k, DTYPE), broadcast_tree(ranks, 3, DTYPE)):
+    trees = [kind(ranks, rows, k, DTYPE) for kind in (tsqr_tree, gram_tree) for k in (1, 2, 5)]
+    for tree in (*trees, broadcast_tree(ranks, 3, DTYPE)):
         edges = [(child, at) for at in range(size) for child in tree.children(at)]
-        counts = np.zeros((size + 2, 4), int)  # words sent and received, messages sent and received
-        for child, at in edges:
-            for words, source, target in ((tree.up[child], child, at), (tree.down[child], at, child)):
-                counts[ranks[source], ::2] += words, words > 0
+        assert sorted(child for child, _ in edges) == list(range(1, size))
+        assert all(tree.parent(child) == at for child, at in edges) and tree.parent(0) == -1
+        depth, counts = [0] * size, np.zeros((size + 2, 4), int)  # words sent and received, messages sent and received
+        for child, at in sorted(edges):
+            depth[child] = depth[at] + 1
+            for words, sender, target in ((tree.up[child], child, at), (tree.down[child], at, child)):
+                counts[ranks[sender], ::2] += words, words > 0
                 counts[ranks[target], 1::2] += words, words > 0
+        assert max(depth) <= int(np.log2(size))
         for rank in range(size + 2):
             assert [*vars(tree.traffic(rank)).values()] == [*counts[rank], 0]
         assert tree.total_words == sum(tree.up[1:]) + sum(tree.down[1:])
