@@ -47,12 +47,10 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ("n", "ranks", "memory", "machine"),
     [
         (10**5, 4, 1 << 20, Machine()),
-        (10**5, 4, 16 << 30, Machine()),
         (10**5, 64, 10 << 30, NODES),
         (10**9, 4, 10 << 30, Machine()),
         (10**9, 64, None, NODES),
         (10**9, 64, 1 << 57, NODES),
-        (10**12, 16, 1 << 30, Machine()),
         (10**5, 1024, 100 << 20, NODES),
     ],
 )
@@ -77,20 +75,14 @@ def test_no_plan_walks_through_its_panels(
 
 
 @settings(max_examples=examples(300), deadline=None)
-@given(inner_pairs(), widths)
-def test_panels_in_one_run_by_formula(pair: tuple[steps.BlockCyclic, steps.BlockCyclic], width: int) -> None:
-    panels = summa_steps(*pair, width)
-    assert in_one_run_each(*pair, width) == all(x.a.contiguous for x in panels)
-    assert in_one_run_each(*reversed(pair), width) == all(x.a.contiguous for x in summa_steps(*reversed(pair), width))
-
-
-@settings(max_examples=examples(300), deadline=None)
 @given(inner_pairs(), widths, st.lists(st.integers(0, 3), min_size=5, max_size=5), st.integers(1, 3))
 def test_relayed_panels_by_formula(
     pair: tuple[steps.BlockCyclic, steps.BlockCyclic], width: int, nodes: list[int], times: int
 ) -> None:
-    """Whatever is added up of panels by number is what is added up of them one by one."""
+    """Whatever is added up of panels by number is what is added up of them one by one; are all in one run?"""
     panels = summa_steps(*pair, width)
+    assert in_one_run_each(*pair, width) == all(x.a.contiguous for x in panels)
+    assert in_one_run_each(*reversed(pair), width) == all(x.a.contiguous for x in summa_steps(*reversed(pair), width))
     one_by_one = (
         Parts.of(([(x.col, x.a)], x.a) for x in panels),
         Parts.of(([(x.row, x.b)], x.b) for x in panels),
