@@ -12,10 +12,7 @@ from types import SimpleNamespace
 import jobs
 import pytest
 
-pytestmark = [
-    jobs.needs_mpiexec,
-    pytest.mark.timeout(60),
-]
+pytestmark = [jobs.needs_mpiexec, pytest.mark.timeout(60)]
 HEAD = """
 import pytest
 from mpi4py import MPI
@@ -43,8 +40,8 @@ def run(folder: Path, source: str, *options: str, launcher: str = "mpiexec -n 3"
     return SimpleNamespace(code=done.returncode, out=out, err=err, text=out + err, summary=summary)
 
 
-def mpi(folder: Path, source: str, *options: str) -> SimpleNamespace:
-    return run(folder, HEAD + textwrap.dedent(source), "--with-mpi", *options)
+def mpi(folder: Path, source: str, *options: str, launcher: str = "mpiexec -n 3") -> SimpleNamespace:
+    return run(folder, HEAD + textwrap.dedent(source), "--with-mpi", *options, launcher=launcher)
 
 
 def counts(summary: dict[str, float]) -> dict[str, float]:
@@ -154,44 +151,32 @@ def section(text: str, name: str) -> str:
     return "\n".join(lines[start:end])
 
 
-def test_failure_on_one_rank_is_shown_once(failures: SimpleNamespace) -> None:
+def test_a_failure_is_shown_once_as_the_lowest_failing_rank_saw_it(failures: SimpleNamespace) -> None:
     assert failures.code != 0
-    assert tracebacks(failures.text, "RuntimeError: boom one") == 1
-    one = section(failures.out, "test_one")
-    assert "failed on rank 1 of 3" in one
-    assert one.index("failed on") < one.index("boom one")
-    assert "the output of 1" in one
+    one, all_ranks = section(failures.out, "test_one"), section(failures.out, "test_all")
+    for text, error in ((one, "boom one"), (all_ranks, "boom all")):
+        assert tracebacks(failures.text, f"RuntimeError: {error}") == 1
+        assert text.index("failed on") < text.index(error)
+    assert "failed on rank 1 of 3" in one and "the output of 1" in one
     assert failures.text.count("the output of") == 2  # here, and in the source line
-
-
-def test_lowest_failing_rank_speaks(failures: SimpleNamespace) -> None:
     assert "failed on ranks 1, 2 of 3" in section(failures.out, "test_two")
-    assert "boom two 1" in failures.text
-    assert "boom two 2" not in failures.text
-
-
-def test_failure_on_all_ranks_is_shown_once(failures: SimpleNamespace) -> None:
-    assert "failed on all 3 ranks" in section(failures.out, "test_all")
-    assert tracebacks(failures.text, "RuntimeError: boom all") == 1
-
-
-def test_disagreement_is_a_failure(failures: SimpleNamespace) -> None:
-    skipped = section(failures.out, "test_mixed_skip")
-    assert "the outcome differs: passed on ranks 0, 2; skipped on rank 1 of 3" in skipped
-    assert "xfailed on rank 0; xpassed on ranks 1, 2 of 3" in section(failures.out, "test_mixed_xfail")
-
-
-def test_setup_and_teardown(failures: SimpleNamespace) -> None:
-    assert "failed on rank 2 of 3" in section(failures.out, "at setup of test_setup")
-    assert "a test without its fixture" not in failures.text
-    assert "failed on rank 2 of 3" in section(failures.out, "at teardown of test_teardown")
-
-
-def test_totals(failures: SimpleNamespace) -> None:
+    assert "boom two 1" in failures.text and "boom two 2" not in failures.text
+    assert "failed on all 3 ranks" in all_ranks
     assert counts(failures.summary) == {"passed": 2, "failed": 7, "skipped": 0}
     tail = failures.out.splitlines()
     assert "5 failed, 3 passed, 2 errors" in tail[-1]
     assert "FAILED test_it.py::test_one - RuntimeError: boom one" in tail
+
+
+def test_disagreement_setup_and_teardown_are_failures(failures: SimpleNamespace) -> None:
+    for name, said in (
+        ("test_mixed_skip", "the outcome differs: passed on ranks 0, 2; skipped on rank 1 of 3"),
+        ("test_mixed_xfail", "xfailed on rank 0; xpassed on ranks 1, 2 of 3"),
+        ("at setup of test_setup", "failed on rank 2 of 3"),
+        ("at teardown of test_teardown", "failed on rank 2 of 3"),
+    ):
+        assert said in section(failures.out, name)
+    assert "a test without its fixture" not in failures.text
 
 
 def test_hang_ends_with_stacks(tmp_path: Path) -> None:
@@ -206,12 +191,12 @@ def test_hang_ends_with_stacks(tmp_path: Path) -> None:
 
         def test_after():
             pass
-    """, "--timeout=4")  # fmt: skip
+    """, "--timeout=2")  # fmt: skip
     assert done.code != 0
     assert tracebacks(done.err, "RuntimeError: the culprit") == 1
     culprit, _, rest = done.err.partition("RuntimeError: the culprit")
     assert "[rank 1 of 3] test_it.py::test_hang (call): still waiting" in culprit
-    assert "[rank 0 of 3] timeout of 4 s in test_it.py::test_hang" in rest
+    assert "[rank 0 of 3] timeout of 2 s in test_it.py::test_hang" in rest
     assert "comm.Barrier()" in rest
     assert "an earlier failure" in section(done.out, "test_before")  # what was known is not lost
     assert "FAILED test_it.py::test_hang - timeout" in done.out
@@ -219,42 +204,22 @@ def test_hang_ends_with_stacks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("line", "said"),
     [
-        (
-            """
-            @pytest.mark.parametrize("n", [1, 2 + rank // 2])
-            def test_n(n):
-                pass
-            """,
-            "number 1 is test_it.py::test_n[2] on rank 0, test_it.py::test_n[3] on rank 2",
-        ),
-        (
-            """
-            if rank == 1:
-                raise ImportError("not on this rank")
-            def test_n():
-                pass
-            """,
-            "E   ImportError: not on this rank",
-        ),
+        ("pass", "number 1 is test_it.py::test_n[2] on rank 0, test_it.py::test_n[3] on rank 2"),
+        ("if rank == 1: raise ImportError('not on this rank')", "E   ImportError: not on this rank"),
     ],
     ids=["order", "import"],
 )
-def test_different_collections_end_the_job(tmp_path: Path, source: str, said: str) -> None:
-    done = mpi(tmp_path, source)
-    assert done.code != 0
-    assert done.err.count("the ranks collected different tests") == 1
-    assert done.err.count(said) == 1
-    assert done.summary is None
-
-
-def test_broken_conftest_ends_the_job(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text(HEAD + "if rank == 1:\n    raise ImportError('only here')\n")
-    done = mpi(tmp_path, "def test_n():\n    pass\n")
-    assert done.code != 0
-    assert tracebacks(done.text, "ImportError: only here") == 1
-    assert done.summary is None
+def test_different_collections_end_the_job(tmp_path: Path, line: str, said: str) -> None:
+    source = """
+        @pytest.mark.parametrize("n", [1, 2 + rank // 2])
+        def test_n(n):
+            pass
+    """
+    done = mpi(tmp_path, f"{line}\n{textwrap.dedent(source)}")
+    assert done.code != 0 and done.summary is None
+    assert done.err.count("the ranks collected different tests") == done.err.count(said) == 1
 
 
 def test_first_failure_and_interrupt_stop_all_ranks(tmp_path: Path) -> None:
@@ -270,13 +235,11 @@ def test_first_failure_and_interrupt_stop_all_ranks(tmp_path: Path) -> None:
             print("never", file=open("never", "w"))
     """
     done = mpi(tmp_path, source, "-x", "-k", "not interrupt")
-    assert done.code == 1
+    assert done.code == 1 and "stopping after 1 failures" in done.out
     assert counts(done.summary) == {"passed": 0, "failed": 1, "skipped": 0}
-    assert "stopping after 1 failures" in done.out
     done = mpi(tmp_path, source)
-    assert done.code == pytest.ExitCode.INTERRUPTED
+    assert done.code == pytest.ExitCode.INTERRUPTED and done.summary is None
     assert "KeyboardInterrupt: on rank 1" in done.out
-    assert done.summary is None
     assert not (tmp_path / "never").exists()
 
 
@@ -294,7 +257,7 @@ def test_hypothesis_keeps_step(tmp_path: Path) -> None:
             comm.Barrier()
             if rank == 1:
                 assert n < 500
-    """, "--timeout=10")  # fmt: skip
+    """, "--timeout=10", launcher="mpiexec -n 2")  # fmt: skip
     assert done.summary is not None, done.text
     assert counts(done.summary) == {"passed": 1, "failed": 1, "skipped": 0}, done.text
     assert "assert 500 < 500" in done.out
@@ -326,8 +289,8 @@ def test_a_test_runs_where_it_belongs(tmp_path: Path) -> None:
         def test_thorough():
             pass
     """
-    for options, left in ((["--tiers"], "gn"), (["--all"], "gneut")):
-        done = mpi(tmp_path, source, "-p", "tiers", *options)
+    for launcher, option, left in (("mpiexec -n 3", "--tiers", "gn"), ("", "--all", "gneut")):
+        done = mpi(tmp_path, source, "-p", "tiers", option, launcher=launcher)
         ran = [name.partition("::test_")[2][0] for name in done.summary["ran"]]
         assert (done.code, "".join(ran)) == (0, left), done.text
         assert f"{5 - len(left)} deselected" in done.out or len(left) == 5
@@ -335,11 +298,9 @@ def test_a_test_runs_where_it_belongs(tmp_path: Path) -> None:
 
 def test_serial_run_leaves_mpi_alone(tmp_path: Path) -> None:
     source = """
-        import sys
-
         def test_plain(shared_tmp_path):
-            assert shared_tmp_path.is_dir()
-            assert "mpi4py" not in sys.modules
+            import sys
+            assert shared_tmp_path.is_dir() and "mpi4py" not in sys.modules
     """
     done = run(tmp_path, source, launcher="")
     assert done.code == 0, done.text

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
+import runpy
 from pathlib import Path
-from typing import Any
 
-import jobs
 import pytest
 import tiers
 
@@ -25,11 +25,7 @@ def test_any_two_values_meet(sizes: tuple[int, ...], monkeypatch: pytest.MonkeyP
         assert {(row[one], row[two]) for row in rows} == {*itertools.product(sides[one], sides[two])}
     assert len(sides) == 2 or len(rows) < len(whole)
     monkeypatch.setattr(tiers, "_everything", True)
-    assert [*tiers.pairs(*sides)] == whole
-
-
-def test_no_values_make_no_rows() -> None:
-    assert [*tiers.pairs([1, 2], [], [3])] == []
+    assert [*tiers.pairs(*sides)] == whole and [*tiers.pairs([1, 2], [], [3])] == []
 
 
 def test_fewer_examples_are_drawn_unless_all_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,28 +34,24 @@ def test_fewer_examples_are_drawn_unless_all_are_asked_for(monkeypatch: pytest.M
         assert tuple(map(tiers.examples, (1, 100, 225))) == drawn
 
 
-NOWHERE = """
-import sys, pytest
-class Look:
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items):
-        from tiers import GRIDS, ranks_of
-        parallel = [(item, mark) for item in items if (mark := item.get_closest_marker("mpi"))]
-        least = {item.nodeid: mark.kwargs.get("min_size", 1) for item, mark in parallel}
-        ranks = {item.nodeid: {*ranks_of(item)} & {*GRIDS} for item, _ in parallel}
-        print("parallel tests:", len(parallel))
-        print("nowhere:", [name for name in least if max(ranks[name], default=0) < least[name]])
-        print("elsewhere:", [item.nodeid for item, _ in parallel if not {*ranks_of(item)} <= {*GRIDS}])
-sys.exit(pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *sys.argv[1:]], plugins=[Look()]))
-"""
-
-
 def test_each_parallel_test_belongs_on_some_number_of_ranks() -> None:
-    done = jobs.run(jobs.python(0, "-c", NOWHERE, ROOT / "tests"), cwd=ROOT, PDGEMM_TEST_SUMMARY="")
-    assert done.returncode == 0, done.stdout + done.stderr
-    found: Any = dict(re.findall(r"^(parallel tests|nowhere|elsewhere): (.*)$", done.stdout, re.MULTILINE))
-    assert int(found["parallel tests"]) > 300
-    assert (found["nowhere"], found["elsewhere"]) == ("[]", "[]")
+    """By the marks of functions and modules, as they are written."""
+    grids, least, number = ", ".join(map(str, tiers.GRIDS)), re.compile(r"mpi\(min_size=(\d+)\)"), 0
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        body = ast.parse(path.read_text()).body
+        module = " ".join(ast.unparse(x) for x in body if ast.unparse(x).startswith("pytestmark"))
+        for test in (x for x in body if isinstance(x, ast.FunctionDef) and x.name.startswith("test_")):
+            own = " ".join(map(ast.unparse, test.decorator_list))
+            marks = [x.replace("every_grid", f"on_ranks({grids})") for x in (own, module)]
+            marks = [x.replace("square_grid", "on_ranks(4)") for x in marks]
+            if not any("pytest.mark.mpi" in x for x in marks):
+                continue
+            number += 1
+            named = next((y for x in marks if (y := re.findall(r"on_ranks\(([\d, ]+)\)", x))), ["2"])
+            ranks = {int(rank) for text in named for rank in text.split(",")}
+            most = next((int(y[0]) for x in marks if (y := least.findall(x))), 1)
+            assert ranks <= {*tiers.GRIDS} and max(ranks) >= most, (path.name, test.name)
+    assert number > 300
 
 
 def test_the_suite_runs_on_the_ranks_of_the_tiers() -> None:
@@ -67,7 +59,10 @@ def test_the_suite_runs_on_the_ranks_of_the_tiers() -> None:
     assert f"ranks='{' '.join(map(str, tiers.GRIDS))}'" in text
 
 
-def test_planted_bugs_apply() -> None:
+def test_planted_bugs_apply(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Code that moves takes the bugs of scripts/hardening/mutants.py along."""
-    done = jobs.run(jobs.python(0, ROOT / "scripts" / "hardening" / "mutants.py", "--check"))
-    assert done.returncode == 0 and re.fullmatch(r"\d+ bugs apply\n", done.stdout), done.stdout
+    monkeypatch.setattr("sys.argv", ["mutants.py", "--check"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / "scripts" / "hardening" / "mutants.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert not end.value.code and re.fullmatch(r"\d+ bugs apply\n", said), said
