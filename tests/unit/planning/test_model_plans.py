@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from dataclasses import fields, replace
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from statistics import mean
-from time import process_time
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,10 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiers import examples
+from tiers import examples, third
 
 from pdgemm.errors import ArgumentError, MeshError
-from pdgemm.planning.machines.accelerators import Constants, accelerator
+from pdgemm.planning.machines.accelerators import accelerator
 from pdgemm.planning.machines.machine import HOST, KINDS, Link
 from pdgemm.planning.models import published_rows
 from pdgemm.planning.models.kept_arrays import activation_bytes
@@ -52,48 +51,29 @@ def output(*words: str, code: int = 0) -> str:
 
 
 # ------------------------------------------------------------------ published numbers
-@pytest.mark.parametrize(
-    ("sources", "number", "most", "usual"),
-    [
+def test_published_step_times() -> None:
+    for sources, number, most, usual in (
         ((published_rows.SC21, published_rows.KORTHIKANTI), 24, 0.12, 0.06),
         ((published_rows.MEGATRON_CORE,), 9, 0.15, 0.06),
         ((published_rows.MT_NLG,), 3, 0.17, 0.16),
-    ],
-)
-def test_published_step_times(sources: tuple[str, ...], number: int, most: float, usual: float) -> None:
-    rows = [abs(x.difference) for x in published_rows.step_times() if x.source.startswith(sources)]
-    assert len(rows) == number
-    assert max(rows) <= most and mean(rows) <= usual
+    ):
+        rows = [abs(x.difference) for x in published_rows.step_times() if x.source.startswith(sources)]
+        assert len(rows) == number
+        assert max(rows) <= most and mean(rows) <= usual
 
 
 def test_published_sizes() -> None:
     """Activations: 0.2 GiB and 0.3 points; state of ZeRO, and parameters, to their rounding; days of runs."""
-    kept = [*published_rows.kept_bytes()]
-    assert len(kept) == 24
+    kept, state, sizes, days = (
+        [*rows()] for rows in (
+            published_rows.kept_bytes, published_rows.zero_bytes, published_rows.parameters, published_rows.days
+        )
+    )  # fmt: skip
+    assert [*map(len, (kept, state, sizes, days))] == [24, 54, 10, 12]
     assert all(abs(x.predicted - x.published) <= {"GiB": 0.2, "%": 0.3}[x.what] for x in kept)
-    state = [*published_rows.zero_bytes()]
-    assert len(state) == 54
     assert all(abs(x.predicted - x.published) <= 5.1e-5 for x in state)
-    sizes = [*published_rows.parameters()]
-    assert len(sizes) == 10
     assert all(abs(x.predicted - x.published) <= 0.0501 for x in sizes)
-    runs = [*published_rows.days()]
-    assert len(runs) == 12 and all(abs(x.difference) <= 0.013 for x in runs)
-
-
-def test_no_row_has_constants_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine has five constants; a row is predicted from its sizes and its layout, on one of two machines."""
-    planned = list[ModelPlan]()
-
-    def seen(*arguments: Any) -> ModelPlan:
-        planned.append(plan := ModelPlan(*arguments))
-        return plan
-
-    monkeypatch.setattr(published_rows, "ModelPlan", seen)
-    assert len([*published_rows.step_times(), *published_rows.kept_bytes()]) == 24 + 3 + 9 + 24
-    assert len(Constants._fields) == 5
-    assert [x.name for x in fields(ModelPlan)] == ["shape", "layout", "batch", "machine"]
-    assert len(planned) > 60 and all(x.machine in (A100, H100) for x in planned)
+    assert all(abs(x.difference) <= 0.013 for x in days)
 
 
 def test_measured_functions_take_the_place_of_passes() -> None:
@@ -101,23 +81,17 @@ def test_measured_functions_take_the_place_of_passes() -> None:
     layout = TrainingLayout(tp=2, microbatch=3, fused=False, dtype="float32")
     alone = replace(A100, gamma={"float32": {1: 1e30}}, copy_bandwidth=1e30)
     rows, h = 3 * SMALL.sequence / 2, SMALL.hidden  # with `sequence`
-    for name, elements in {
-        "normalization": 2 * rows * h,
-        "activation": 2 * rows * SMALL.ffn / 2,
-        "softmax": 2 * rows * SMALL.heads / 2 * SMALL.sequence,
-    }.items():
-        for size, dtype in ((1, "float32"), (0.5, "bfloat16")):
-            seconds = StepSeconds(
-                ModelPlan(SMALL, replace(layout, dtype=dtype), 12, A100), replace(alone, functions={name: 1e-3})
-            )
-            both = sum(x[part] for x in (seconds.forward, seconds.backward) for part in ("elementwise", "softmax"))
-            assert both == pytest.approx(size * 1e-3 * elements), (name, dtype)
+    widths = {"normalization": h, "activation": SMALL.ffn / 2, "softmax": SMALL.heads / 2 * SMALL.sequence}
+    for (name, width), (size, dtype) in product(widths.items(), ((1, "float32"), (0.5, "bfloat16"))):
+        plan = ModelPlan(SMALL, replace(layout, dtype=dtype), 12, A100)
+        seconds = StepSeconds(plan, replace(alone, functions={name: 1e-3}))
+        both = sum(x[part] for x in (seconds.forward, seconds.backward) for part in ("elementwise", "softmax"))
+        assert both == pytest.approx(size * 1e-3 * 2 * rows * width), (name, dtype)
     for factor, dtype in ((1, "float32"), (2, "float64"), (1, "bfloat16")):  # whose state is float32
         how = replace(layout, dtype=dtype)
         plan = ModelPlan(SMALL, how, 12, replace(alone, functions={"update": 1e-3}))
-        assert StepSeconds(plan, plan.machine).of_step()["optimizer"] == pytest.approx(
-            factor * 1e-3 * sum(x.words for x in state_of_stage(SMALL, how, 0))
-        )
+        words = sum(x.words for x in state_of_stage(SMALL, how, 0))
+        assert StepSeconds(plan, plan.machine).of_step()["optimizer"] == pytest.approx(factor * 1e-3 * words)
 
 
 def test_muon_takes_the_time_of_the_fullest_home() -> None:
@@ -170,12 +144,10 @@ def test_the_flops_of_megatrons_formulas() -> None:
 
 
 # ------------------------------------------------------------------ schedules of a run
-@pytest.mark.parametrize(
-    ("name", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 1), ("interleaved", 2)]
-)
+@pytest.mark.parametrize(("name", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2)])
 def test_bubbles_and_what_is_kept_are_those_of_schedules(name: str, chunks: int) -> None:
-    for p, m in product((1, 2, 4), (4, 8)):
-        layout = TrainingLayout(pp=p, chunks=chunks if p > 1 else 1, schedule=name if p > 1 else "1f1b")
+    for p, m in ((2, 4), (4, 8)):
+        layout = TrainingLayout(pp=p, chunks=chunks, schedule=name)
         plan = ModelPlan(SMALL, layout, m, A100)
         schedule = PipelineSchedule(layout.schedule, p, m, layout.chunks)
         assert isinstance(plan.bubble, Fraction) and plan.bubble == schedule.bubble(), (p, m)
@@ -202,15 +174,14 @@ def test_words_are_those_of_layers(t: int, sequence: bool, recompute: Any) -> No
 
 def test_where_words_travel() -> None:
     """tp inside a node, stages between nodes; rings that leave a node share its cards."""
-    plan = ModelPlan(GPT3, TrainingLayout(dp=4, tp=4, pp=8), 64, A100)
+    plan, cards = ModelPlan(GPT3, TrainingLayout(dp=4, tp=4, pp=8), 64, A100), 8 * 0.9 * 25e9
     assert plan.links == {"tensor": NODE, "pipeline": NETWORK, "gradients": NETWORK}
-    cards = 8 * 0.9 * 25e9
-    assert plan.times.transfer("gradients", cards) == pytest.approx(4)  # four rings, one for each rank of a tp line
-    assert replace(plan, layout=TrainingLayout(dp=16, tp=1, pp=8)).times.transfer("gradients", cards) == pytest.approx(
-        1
-    )
+    other = replace(plan, layout=TrainingLayout(dp=16, tp=1, pp=8))
+    seconds = [x.times.transfer("gradients", cards) for x in (plan, other)]
+    assert seconds == pytest.approx([4, 1])  # four rings, one for each rank of a tp line
     assert plan.times.transfer("pipeline", cards) == pytest.approx(8)
-    assert ModelPlan(GPT3, TrainingLayout(tp=16, pp=8), 64, A100).links["tensor"] == NETWORK
+    plan = ModelPlan(GPT3, TrainingLayout(dp=1000, tp=10, pp=10), 10**6, H100)  # of a hundred thousand ranks
+    assert all(np.isfinite([*plan.seconds.values(), *plan.bytes.values(), *plan.words.values(), plan.mfu]))
 
 
 def test_groups_that_end_on_two_nodes_travel() -> None:
@@ -243,33 +214,21 @@ def test_rings_and_exchanges_share_the_cards_of_a_node() -> None:
         assert most <= times.transfer("context", 1) <= (2 if dp > ep else 1) * most, (layout, node)
 
 
-def test_the_state_of_parts() -> None:
-    """18 bytes of a parameter with 16 bits; what ZeRO divides; gradients of several microbatches are added whole."""
-    words = GPT3.parameters
-    for zero, batch, each, size in (
-        (0, 8, False, 18), (1, 8, False, 6 + 12 / 8), (2, 8, False, 2 + 16 / 8), (3, 8, False, 18 / 8),
-        (2, 16, False, 6 + 12 / 8), (2, 16, True, 2 + 16 / 8), (3, 16, False, 4 + 14 / 8), (3, 16, True, 18 / 8),
-    ):  # fmt: skip
-        plan = ModelPlan(GPT3, TrainingLayout(dp=8, zero=zero, reduce_each=each), batch, A100)
-        assert sum(plan.bytes[kind] for kind in ("parameters", "gradients", "optimizer")) == pytest.approx(size * words)
+def test_the_bytes_and_words_of_zero() -> None:
+    """18 bytes of a parameter with 16 bits, and what ZeRO divides; gradients of several microbatches are added whole.
 
-
-def test_the_words_of_gradients_and_parameters() -> None:
-    """Those of ZeRO's section 7: as many as an all-reduce, and half as many more where parameters are gathered."""
-    words = GPT3.parameters
-    for zero, each, gradients, parameters in (
-        (0, False, 2, 0), (1, False, 1, 1), (2, False, 1, 1), (3, False, 1, 2), (2, True, 2, 1), (3, True, 2, 4),
+    Words are those of ZeRO's section 7: as many as an all-reduce, and half as many more where parameters are gathered.
+    """
+    words, share = GPT3.parameters, 7 / 8 * GPT3.parameters
+    for zero, m, each, size, gradients, parameters in (
+        (0, 1, False, 18, 2, 0), (1, 1, False, 6 + 12 / 8, 1, 1), (2, 1, False, 2 + 16 / 8, 1, 1),
+        (3, 1, False, 18 / 8, 1, 2), (2, 2, False, 6 + 12 / 8, 1, 1), (2, 2, True, 2 + 16 / 8, 2, 1),
+        (3, 2, False, 4 + 14 / 8, 1, 4), (3, 2, True, 18 / 8, 2, 4),
     ):  # fmt: skip
-        m = 2 if each else 1
         plan = ModelPlan(GPT3, TrainingLayout(dp=8, zero=zero, reduce_each=each), 8 * m, A100)
+        assert sum(plan.bytes[kind] for kind in ("parameters", "gradients", "optimizer")) == pytest.approx(size * words)
         moved = [plan.words.get(kind, 0) for kind in ("gradients", "parameters")]
-        assert moved == pytest.approx([gradients * 7 / 8 * words, parameters * 7 / 8 * words]), zero
-
-
-def test_the_parameters_of_llama_3() -> None:
-    """To the last one: the numbers that its files have."""
-    published = {"llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496, "llama3-405b": 405_853_388_800}
-    assert {name: ModelShape(**PRESETS[name]).parameters for name in published} == published
+        assert moved == pytest.approx([gradients * share, parameters * share]), (zero, m, each)
 
 
 def test_the_nearest_miss_needs_the_least() -> None:
@@ -279,8 +238,10 @@ def test_the_nearest_miss_needs_the_least() -> None:
     assert choice.nearest.all_bytes == min(x.all_bytes for x in search.plans())
 
 
-def test_llama_3s_layouts_fit_80_gb() -> None:
-    """Those of its table 4: 8,192 and 16,384 GPUs, and 131,072 positions along cp."""
+def test_llama_3() -> None:
+    """Parameters as its files have them; layouts of its table 4 fit 80 GB: 16,384 GPUs, 131,072 positions along cp."""
+    published = {"llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496, "llama3-405b": 405_853_388_800}
+    assert {name: ModelShape(**PRESETS[name]).parameters for name in published} == published
     shape = ModelShape(**PRESETS["llama3-405b"])
     for dp, cp, batch in ((64, 1, 2048), (128, 1, 2048), (8, 16, 128)):
         layout = TrainingLayout(dp=dp, tp=8, pp=16, cp=cp, zero=2, reduce_each=True)
@@ -392,30 +353,24 @@ def test_products_of_layers_have_their_own_rates() -> None:
             assert panels.of_layer(kind, *mnk) == panels.multiply(kind, mnk, mnk)
         assert machine.of_layer(kind, 0, 64, 64) == 0
     free = replace(panels, copy_bandwidth=1e30)
+    machines = (free, replace(free, linear={64: 4e9}), replace(free, linear={64: 2e9}))
+    plain, one, half = (ModelPlan(SMALL, TrainingLayout(dtype="float32"), 8, x).seconds for x in machines)
     for part in ("products", "scores"):
-        one, half = (
-            ModelPlan(SMALL, TrainingLayout(dtype="float32"), 8, replace(free, linear={64: x})).seconds[part]
-            for x in (4e9, 2e9)
-        )
-        assert half == pytest.approx(2 * one) and one == pytest.approx(
-            ModelPlan(SMALL, TrainingLayout(dtype="float32"), 8, free).seconds[part]
-        )
+        assert [half[part], plain[part]] == pytest.approx([2 * one[part], one[part]])
 
 
 # ------------------------------------------------------------------ the best layouts
 def test_published_layouts_are_near_the_best() -> None:
     """SC 2021's ten are within 10% of the best of what ran there: no ZeRO, and at most as many blocks a stage."""
     early = published_rows._OF_2021
-    over = []
-    for row in published_rows._rows("megatron_sc21_table1"):
+    for row in third([*published_rows._rows("megatron_sc21_table1")]):
         shape, batch, chunks = published_rows._shape(row), int(row["batch_sequences"]), int(row["virtual_stages"])
         layout = published_rows._layout(row, chunks, microbatch=int(row["microbatch"]), **early)
         plan = ModelPlan(shape, layout, batch, A100)
         assert not plan.refused
         plans = LayoutSearch(shape, batch, layout.ranks, A100, ("full",), (0,), TrainingLayout(**early)).plans()
         best = min(x.step_seconds for x in plans if not x.refused and x.layout.chunks <= chunks)
-        over.append(plan.step_seconds / best)
-    assert max(over) <= 1.1
+        assert plan.step_seconds <= 1.1 * best, row
 
 
 def test_an_all_reduce_that_is_hidden_is_tried() -> None:
@@ -429,27 +384,10 @@ def test_an_all_reduce_that_is_hidden_is_tried() -> None:
 
 
 def test_tensor_parallelism_stays_on_a_node() -> None:
-    for machine, ranks in product((A100, H100), (64, 128, 512)):
+    for machine, ranks in ((A100, 512), (H100, 128)):
         best = LayoutSearch(GPT3, 1536, ranks, machine).best().best
         assert best and all(x.links.get("tensor", NODE) == NODE for x in best[:3]), (machine.name, ranks)
-
-
-def test_130_billion_parameters_on_128_gpus() -> None:
-    """More than half of the peak, and not so where all layers are computed again."""
-    shape = ModelShape(80, 11520, 96, 51200, 2048)
-    assert 125e9 < shape.parameters < 135e9
-    search = LayoutSearch(shape, 1536, 128, A100, fixed=TrainingLayout(fused=False, dropout=True))
-    assert search.best().best[0].mfu > 0.5
-    assert replace(search, recompute=("full",)).best().best[0].mfu < 0.5
-
-
-def test_a_search_takes_a_second() -> None:
-    """1,024 ranks and 96 layers: in plans, of which each takes some 100 us."""
-    search = LayoutSearch(GPT3, 1536, 1024, A100)
-    assert sum(1 for _ in search.plans()) <= 2500
-    start = process_time()
-    search.best()
-    assert process_time() - start < 10  # a second on an idle core
+    assert sum(1 for _ in LayoutSearch(GPT3, 1536, 1024, A100).plans()) <= 2500  # each takes some 100 us
 
 
 @settings(max_examples=examples(20), deadline=None)
@@ -468,30 +406,22 @@ def test_more_memory_is_never_worse(ranks: int, batch: int, memory: float, facto
         assert plan.all_bytes >= 16 * shape.layers * shape.layer.total / ranks
 
 
-def test_a_hundred_thousand_ranks() -> None:
-    plan = ModelPlan(GPT3, TrainingLayout(dp=1000, tp=10, pp=10), 10**6, H100)
-    assert all(np.isfinite([*plan.seconds.values(), *plan.bytes.values(), *plan.words.values(), plan.mfu]))
-
-
 # ------------------------------------------------------------------ the command
 def test_the_command() -> None:
     text = output(*QUESTION, "--tokens", "300e9", "--price", "2")
     for part in (r"layout", "MFU", "174,615,846,912 parameters", "GB of a rank:", "tensor", "days", "a million tokens"):
         assert part in text, text
     facts = json.loads(output(*QUESTION, "--json"))
-    assert len(facts["layouts"]) == 10
     seconds = [sum(x["seconds"].values()) for x in facts["layouts"]]
+    assert len(seconds) == 10
     assert seconds == sorted(seconds)
     one = json.loads(output(*QUESTION, "--json", "--layout", facts["layouts"][0]["layout"]))
     assert one["layouts"] == facts["layouts"][:1]
-    apart = [output(*QUESTION, "--layout", f"tp=8,pp=16{more}", *words) for more, words in (
-        ("", ["--no-fused"]), (",fused=no", []), ("", []))]  # fmt: skip
+    ways = (("", "--no-fused"), (",fused=no", ""), ("", ""))
+    apart = [output(*QUESTION, "--layout", f"tp=8,pp=16{more}", *words.split()) for more, words in ways]
     assert apart[0] == apart[1] != apart[2]
-    assert json.loads(output(*shlex.split("model --preset llama3-8b --sequence 4096 --batch 64 --ranks 8 --json")))[
-        "layouts"
-    ]
     muon = output(*QUESTION, "--layout", "tp=8,pp=16", "--optimizer", "muon")
-    assert "newton_schulz" in muon and "homes" in muon and "homes" not in output(*QUESTION, "--layout", "tp=8,pp=16")
+    assert "newton_schulz" in muon and "homes" in muon and "homes" not in apart[2]
     assert "at most" in output("model", "--check")
 
 
@@ -515,34 +445,26 @@ def test_the_command() -> None:
         ("--layout tp=64,pp=2", "tp 64 does not divide 96 heads"),
         ("--layout pp=128", "128 blocks of layers are more than 96 layers"),
         ("--batch 7 --ranks 11 --layers 1", "dp may be 1"),
+        ("model", "--layers, --hidden, --heads, --vocabulary, --sequence (or --preset, which has all sizes), --ranks"),
+        ("model --preset llama3-8b", "missing options: --ranks (or --layout)"),
+        ("model --layers 2 --heads 2 --ranks 3", "missing options: --hidden, --vocabulary, --sequence (or --preset"),
     ],
 )
 def test_bad_questions(words: str, message: str) -> None:
-    """One line with the possible values, and exit code 2."""
-    assert message in " ".join(output(*QUESTION, *words.split(), code=2).split())
+    """One line with the possible values or all that is missing, and exit code 2."""
+    asked = words.split() if words.startswith("model") else [*QUESTION, *words.split()]
+    assert message in " ".join(output(*asked, code=2).split())
 
 
-@pytest.mark.parametrize(
-    ("words", "missing"),
-    [
-        ("", "--layers, --hidden, --heads, --vocabulary, --sequence (or --preset, which has all sizes), --ranks (or"),
-        ("--preset llama3-8b", "missing options: --ranks (or --layout)"),
-        ("--layers 2 --heads 2 --ranks 3", "missing options: --hidden, --vocabulary, --sequence (or --preset"),
-    ],
-)
-def test_all_that_is_missing_is_named_at_once(words: str, missing: str) -> None:
-    assert missing in " ".join(output("model", *words.split(), code=2).split())
-
-
-@pytest.mark.parametrize(("ranks", "batch"), [(8, 128), (24, 120), (1000, 1000)])
-def test_a_step_has_a_million_tokens_unless_a_batch_is_named(ranks: int, batch: int) -> None:
+def test_a_step_has_a_million_tokens_unless_a_batch_is_named() -> None:
     """Of 8192 tokens a sample; each rank has as many samples, and one at least."""
-    facts = json.loads(output(*shlex.split(f"model --preset llama3-8b --ranks {ranks} --json")))
-    assert facts["batch"] == batch and facts["layouts"]
-    alone = json.loads(
-        output(*shlex.split(f"model --preset llama3-8b --layout dp={ranks},zero=3,recompute=full --json"))
-    )
-    assert alone["batch"] == batch
+    for words, batch in (
+        ("--ranks 8", 128),
+        ("--layout dp=24,zero=3,recompute=full", 120),
+        ("--layout dp=1000,zero=3,recompute=full", 1000),
+    ):
+        facts = json.loads(output(*shlex.split(f"model --preset llama3-8b {words} --json")))
+        assert facts["batch"] == batch and facts["layouts"]
 
 
 def test_what_does_not_fit_is_told_in_words() -> None:
