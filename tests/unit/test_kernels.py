@@ -22,10 +22,6 @@ def library(kernel: str | None, api: str = "openblas") -> SimpleNamespace:
     return SimpleNamespace(internal_api=api, architecture=kernel, version="0.3.21", filepath="/lib/libopenblas.so.0")
 
 
-def cpuinfo(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels.Path, "read_text", lambda self: f"processor\t: 0\nflags\t\t: {flags}\nbugs\t:\n")
-
-
 @pytest.mark.parametrize(
     ("kernel", "generation", "spellings"),
     [
@@ -45,21 +41,12 @@ def test_kernels_have_generations(kernel: str, generation: str, spellings: list[
     assert kernels.spellings(kernel) == spellings
 
 
-@pytest.mark.parametrize(
-    ("said", "generation"),
-    [
-        (
-            "Intel(R) Advanced Vector Extensions 512 (Intel(R) AVX-512) with INT8 enabled processors",
-            "AVX-512",
-        ),
-        ("Intel(R) Advanced Vector Extensions 2 (Intel(R) AVX2) enabled processors", "AVX2"),
-        ("Intel(R) Advanced Vector Extensions (Intel(R) AVX) enabled processors", "AVX"),
-        ("Intel(R) Streaming SIMD Extensions 4.2 (Intel(R) SSE4.2) enabled processors", "SSE"),
-        ("Intel(R) Architecture processors", ""),  # on AMD's
-    ],
-)
-def test_what_mkl_says(said: str, generation: str) -> None:
-    assert kernels.generation(kernels.of_mkl(said)) == generation
+def test_what_mkl_says() -> None:
+    sets = {" 512 (Intel(R) AVX-512) with INT8": "AVX-512", " 2 (Intel(R) AVX2)": "AVX2", " (Intel(R) AVX)": "AVX"}
+    said = {f"Intel(R) Advanced Vector Extensions{x} enabled processors": name for x, name in sets.items()}
+    said["Intel(R) Streaming SIMD Extensions 4.2 (Intel(R) SSE4.2) enabled processors"] = "SSE"
+    said["Intel(R) Architecture processors"] = ""  # on AMD's
+    assert {x: kernels.generation(kernels.of_mkl(x)) for x in said} == said
 
 
 @pytest.mark.parametrize(
@@ -79,19 +66,17 @@ def test_what_mkl_says(said: str, generation: str) -> None:
 def test_a_kernel_for_older_processors_is_told(
     kernel: str | None, flags: str, asked: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cpuinfo(flags, monkeypatch)
+    """Of another BLAS no variable of OpenBLAS."""
+    cpuinfo = f"processor\t: 0\nflags\t\t: {flags}\nbugs\t:\n"
+    monkeypatch.setattr(kernels.Path, "read_text", lambda self: cpuinfo)
     monkeypatch.setenv("OPENBLAS_CORETYPE", asked)
-    monkeypatch.setattr(kernels, "libraries", lambda: [library(kernel)])
-    found = kernels.warnings()
-    assert len(found) == bool(said)
-    assert all(said in text and f"/lib/libopenblas.so.0 uses kernels for {kernel} (" in text for text in found)
-
-
-def test_another_blas_is_not_told_a_variable_of_openblas(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpuinfo(AVX512, monkeypatch)
-    monkeypatch.setattr(kernels, "libraries", lambda: [library("haswell", "blis")])
-    [found] = kernels.warnings()
-    assert "OPENBLAS" not in found and found.endswith("use another BLAS (PDGEMM_BLAS)")
+    for api in ("openblas", "blis"):
+        monkeypatch.setattr(kernels, "libraries", lambda api=api: [library(kernel, api)])
+        told = kernels.warnings()
+        assert len(told) == bool(said)
+        remedy = said if api == "openblas" else "use another BLAS (PDGEMM_BLAS)"
+        assert all(remedy in x and f"/lib/libopenblas.so.0 uses kernels for {kernel} (" in x for x in told)
+        assert api == "openblas" or not any("OPENBLAS" in x for x in told)
 
 
 def test_a_blas_is_known_by_what_it_is_linked_to() -> None:

@@ -1,6 +1,11 @@
-"""What launchers say in the environment, and what child processes are told."""
+"""What launchers say in the environment, what child processes are told, streams, and settings that are proposed."""
 
 from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
 
 from pdgemm.support.launcher import (
     LAUNCHERS,
@@ -12,6 +17,8 @@ from pdgemm.support.launcher import (
     said_size,
     without_networks,
 )
+from pdgemm.tools.cli import session
+from pdgemm.tools.profiling import environment
 
 
 def test_each_launcher_tells_the_rank_and_their_number() -> None:
@@ -39,14 +46,13 @@ def test_each_launcher_tells_the_local_rank() -> None:
 
 def test_mpi_starts_without_networks_on_one_node() -> None:
     one, two = ({f"OMPI_COMM_WORLD_{x}": y for x, y in (("SIZE", "4"), ("LOCAL_SIZE", here))} for here in ("4", "2"))
-    for said, transports in (({}, "^ofi"), (one, "^ofi"), (two, None), ({"SLURM_STEP_NUM_TASKS": "4"}, None)):
-        environment = dict(said)
-        with without_networks(environment):
-            assert environment.get("OMPI_MCA_btl") == transports
-        assert environment == said  # of jobs that are started from here
     of_user = {"OMPI_MCA_btl": "self,tcp"}
-    with without_networks(of_user):
-        assert of_user == {"OMPI_MCA_btl": "self,tcp"}
+    alone = {"SLURM_STEP_NUM_TASKS": "4"}
+    for said, transports in (({}, "^ofi"), (one, "^ofi"), (two, None), (alone, None), (of_user, "self,tcp")):
+        variables = dict(said)
+        with without_networks(variables):
+            assert variables.get("OMPI_MCA_btl") == transports
+        assert variables == said  # of jobs that are started from here
 
 
 def test_a_job_of_its_own_keeps_the_allocation_and_what_users_say() -> None:
@@ -56,3 +62,32 @@ def test_a_job_of_its_own_keeps_the_allocation_and_what_users_say() -> None:
     said = dict.fromkeys((*of_ranks, *of_users, *of_batch), "1")
     assert {*outside_job(said)} == {*of_users, *of_batch}
     assert {*outside_allocation(said)} == {"PATH", "PDGEMM_MACHINE"}
+
+
+@pytest.mark.parametrize("err", [False, True])
+def test_a_closed_stream_does_not_close_the_other(monkeypatch: pytest.MonkeyPatch, err: bool) -> None:
+    def closed(*args: Any, **options: Any) -> None:
+        raise BrokenPipeError
+
+    before = sys.stdout, sys.stderr
+    for name, stream in zip(("stdout", "stderr"), before):
+        monkeypatch.setattr(sys, name, stream)  # and put back
+    monkeypatch.setattr(session, "echo", closed)
+    session.say_line("a line", err=err)
+    after = sys.stdout, sys.stderr
+    assert [x is y for x, y in zip(before, after)] == [err, not err]
+    after[err].close()
+
+
+def test_only_settings_that_are_not_set_are_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [x for x in environment.os.environ if x.startswith("OMPI_MCA_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(environment.Path, "exists", lambda path: False)  # no InfiniBand
+    (every,) = environment._tcp("Open MPI 5")
+    names = [x.partition("=")[0] for x in every.split(" export ")[1].split()]
+    monkeypatch.setenv(names[0], "mine")
+    (rest,) = environment._tcp("Open MPI 5")
+    assert names[0] not in rest and all(name in rest for name in names[1:])
+    for name in names:
+        monkeypatch.setenv(name, "mine")
+    assert environment._tcp("Open MPI 5") == []

@@ -13,6 +13,7 @@ import pytest
 from problems import DTYPES, TOLERANCE, gemm_error
 from scipy.special import ndtr, ndtri
 from scipy.stats import kstest
+from tiers import pairs
 
 from pdgemm.errors import ArgumentError, DTypeError
 from pdgemm.grids.index_map import IndexMap, packed
@@ -63,7 +64,6 @@ def guarded(rng: np.random.Generator, rows: int, cols: int, dtype: str, order: s
 
 
 SIZES = [(1, 1, 1), (1, 5, 3), (5, 1, 3), (4, 6, 1), (7, 8, 9), (33, 17, 40), (0, 3, 2), (3, 0, 2), (3, 2, 0)]
-ORDERS = list(itertools.product("CF", repeat=3))
 
 
 def factors(dtype: str) -> list[tuple[complex, complex]]:
@@ -72,84 +72,68 @@ def factors(dtype: str) -> list[tuple[complex, complex]]:
 
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("orders", ORDERS, ids="".join)
+@pytest.mark.parametrize("orders", itertools.product("CF", repeat=3), ids="".join)
 def test_gemm_in_any_order_inside_larger_arrays(dtype: str, orders: tuple[str, ...]) -> None:
+    """Conjugated, too, if they are complex and are read transposed."""
     rng = np.random.default_rng(1)
-    for m, n, k in SIZES:
-        for alpha, beta in factors(dtype):
-            (_, A), (_, B), (frame, C) = (
-                guarded(rng, *shape, dtype, order) for shape, order in zip([(m, k), (k, n), (m, n)], orders)
-            )
-            A0, B0, C0 = A.copy(), B.copy(), C.copy()
-            if beta == 0:
-                C[...] = np.nan
-            gemm_accumulate(alpha, A, B, beta, C)
-            assert gemm_error(C, alpha, A0, B0, beta, C0) <= TOLERANCE
-            assert np.array_equal(A, A0)
-            assert np.array_equal(B, B0)
-            C[...] = GUARD
-            assert (frame == GUARD).all()  # nothing was written outside C
-
-
-@pytest.mark.usefixtures("library")
-@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-@pytest.mark.parametrize("orders", ORDERS, ids="".join)
-def test_gemm_conjugates_what_it_reads_transposed(dtype: str, orders: tuple[str, ...]) -> None:
-    rng = np.random.default_rng(2)
-    a, b = (conjugates(order, orders[2]) for order in orders[:2])
-    for m, n, k in SIZES:
+    a, b = (dtype[0] == "c" and conjugates(order, orders[2]) for order in orders[:2])
+    for (m, n, k), (alpha, beta) in itertools.product(SIZES, factors(dtype)):
         (_, A), (_, B), (frame, C) = (
             guarded(rng, *shape, dtype, order) for shape, order in zip([(m, k), (k, n), (m, n)], orders)
         )
-        A0, B0, C0 = A.conj() if a else A.copy(), B.conj() if b else B.copy(), C.copy()
-        gemm_accumulate(2 - 1j, A, B, 1j, C, a, b)
-        assert gemm_error(C, 2 - 1j, A0, B0, 1j, C0) <= TOLERANCE
+        A0, B0, C0 = A.copy(), B.copy(), C.copy()
+        for how in {(False, False), (a, b)}:
+            C[...] = np.nan if beta == 0 else C0
+            gemm_accumulate(alpha, A, B, beta, C, *how)
+            left, right = (x.conj() if conjugate else x for x, conjugate in zip((A0, B0), how))
+            assert gemm_error(C, alpha, left, right, beta, C0) <= TOLERANCE
+        assert np.array_equal(A, A0) and np.array_equal(B, B0)
         C[...] = GUARD
-        assert (frame == GUARD).all()
-    x = np.ones((4, 5), dtype, order=orders[0])  # type: ignore[call-overload]
-    y, z = (np.ones(shape, dtype, order=orders[2]) for shape in ((5, 4), (4, 4)))  # type: ignore[call-overload]
-    if not a:
+        assert (frame == GUARD).all()  # nothing was written outside C
+    if dtype[0] == "c" and not a:
+        x, y = (np.ones((4, 4), dtype, order) for order in orders[::2])  # type: ignore[call-overload]
         with pytest.raises(ValueError, match="not contiguous"):
-            gemm_accumulate(1, x, y, 0, z, True)
+            gemm_accumulate(1, x, y, 0, y.copy("K"), True)
 
 
 @pytest.mark.usefixtures("library")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("orders", list(itertools.product("CF", repeat=2)), ids="".join)
-@pytest.mark.parametrize(("lower", "hermitian", "conjugate"), list(itertools.product([True, False], repeat=3)))
+@pytest.mark.parametrize(
+    ("dtype", "orders", "lower", "hermitian", "conjugate"),
+    pairs(DTYPES, [*itertools.product("CF", repeat=2)], *[[True, False]] * 3),
+)
 def test_one_triangle_of_a_square(
     dtype: str, orders: tuple[str, ...], lower: bool, hermitian: bool, conjugate: bool
 ) -> None:
     """op(A) op(A)^H or op(A) op(A)^T; the other triangle is not written, and C is not read where beta is 0."""
     rng = np.random.default_rng(3)
-    for n, k in [(1, 1), (1, 4), (5, 1), (7, 9), (40, 17), (0, 2), (3, 0)]:
-        for alpha, beta in factors(dtype):
-            (_, A), (frame, C) = (guarded(rng, *x, dtype, order) for x, order in zip([(n, k), (n, n)], orders))
-            if hermitian:
-                alpha, beta = alpha.real, beta.real
-                C[np.diag_indices(n)] = C.diagonal().real
-            if not forms_squares(A, C, hermitian, conjugate):
-                continue
-            left = A.conj() if conjugate else A.copy()
-            right, C0 = (left.conj() if hermitian else left).T, C.copy()
-            inside = np.tri(n, dtype=bool) if lower else np.tri(n, dtype=bool).T
-            C[...] = np.where(inside, np.nan if beta == 0 else C0, GUARD)
-            prepare_square(alpha, A, C, lower, hermitian, conjugate)(beta)
-            assert (C[~inside] == GUARD).all()
-            C[~inside] = (alpha * left @ right + beta * C0)[~inside]
-            assert gemm_error(C, alpha, left, right, beta, C0) <= TOLERANCE
-            C[...] = GUARD
-            assert (frame == GUARD).all()
+    for (n, k), (alpha, beta) in itertools.product(
+        [(1, 1), (1, 4), (5, 1), (7, 9), (40, 17), (0, 2), (3, 0)], factors(dtype)
+    ):
+        (_, A), (frame, C) = (guarded(rng, *x, dtype, order) for x, order in zip([(n, k), (n, n)], orders))
+        if hermitian:
+            alpha, beta = alpha.real, beta.real
+            C[np.diag_indices(n)] = C.diagonal().real
+        if not forms_squares(A, C, hermitian, conjugate):
+            continue
+        left = A.conj() if conjugate else A.copy()
+        right, C0 = (left.conj() if hermitian else left).T, C.copy()
+        inside = np.tri(n, dtype=bool) if lower else np.tri(n, dtype=bool).T
+        C[...] = np.where(inside, np.nan if beta == 0 else C0, GUARD)
+        prepare_square(alpha, A, C, lower, hermitian, conjugate)(beta)
+        assert (C[~inside] == GUARD).all()
+        C[~inside] = (alpha * left @ right + beta * C0)[~inside]
+        assert gemm_error(C, alpha, left, right, beta, C0) <= TOLERANCE
+        C[...] = GUARD
+        assert (frame == GUARD).all()
 
 
-@pytest.mark.parametrize("conjugate", [False, True])
-@pytest.mark.parametrize("orders", list(itertools.product("CF", repeat=2)), ids="".join)
-def test_squares_that_blas_can_form(orders: tuple[str, ...], conjugate: bool) -> None:
+def test_squares_that_blas_can_form() -> None:
     """A A^H of operands in the order of C; conj(A) A^T of operands in the other order; A A^T, and all real squares."""
-    A, C = (np.zeros((5, 5), complex, order=order) for order in orders)  # type: ignore[call-overload]
-    assert forms_squares(A, C, True, conjugate) == ((orders[0] == orders[1]) != conjugate)
-    assert forms_squares(A, C, False, conjugate) == (not conjugate)
-    assert forms_squares(A.real.copy("K"), C.real.copy("K"), True, conjugate)
+    for *orders, conjugate in itertools.product("CF", "CF", (False, True)):
+        A, C = (np.zeros((5, 5), complex, order=order) for order in orders)  # type: ignore[call-overload]
+        assert forms_squares(A, C, True, conjugate) == ((orders[0] == orders[1]) != conjugate)
+        assert forms_squares(A, C, False, conjugate) == (not conjugate)
+        assert forms_squares(A.real.copy("K"), C.real.copy("K"), True, conjugate)
 
 
 @pytest.mark.usefixtures("library")
@@ -216,6 +200,10 @@ def test_gemm_makes_no_temporaries() -> None:
 
 @pytest.mark.usefixtures("library")
 def test_gemm_refuses_what_blas_cannot_address() -> None:
+    """BLAS takes no leading dimension that is less than the height of a column: rows and columns that overlap."""
+    windows = np.lib.stride_tricks.sliding_window_view(np.arange(9.0), 4)
+    with pytest.raises(ValueError, match="neither rows nor columns"):
+        gemm_accumulate(1, windows, np.ones((4, 2)), 0, np.ones((6, 2)))
     x = np.ones((6, 6))
     for A, B, C in [
         (x[::2, ::2], x[:3, :3], np.empty((3, 3))),
@@ -248,50 +236,22 @@ def runs(*pairs: tuple[int, int]) -> IndexMap:
     return packed(starts, lengths)
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("travels", [True, False])
-@pytest.mark.parametrize(
-    "cut",
-    [
-        runs((2, 4)),
-        runs((0, 9)),
-        runs((0, 2), (5, 3)),
-        runs((0, 1), (2, 1), (4, 1), (8, 1)),
-        runs((0, 20), (30, 70)),
-    ],
-    ids=["one", "all", "two", "single", "long"],
-)
-def test_panels_hold_the_runs_they_name(order: str, travels: bool, cut: IndexMap) -> None:
-    local = np.arange(100 * 130.0).reshape(100, 130)
-    local = np.asfortranarray(local) if order == "F" else local
-    buffer = np.empty(100 * cut.size)
-    panel = column_panel(local, order, cut, buffer, travels)
-    assert np.array_equal(panel, local[:, cut.indices()[0]])
-    assert panel.flags.forc or not travels  # what travels is contiguous
-    if cut.contiguous and not travels:
-        assert np.shares_memory(panel, local)  # what stays is not copied
-
-
-def test_a_contiguous_run_travels_without_a_copy() -> None:
-    cols = np.ones((10, 6), order="F")
-    assert np.shares_memory(column_panel(cols, "F", runs((1, 4)), np.empty(0), True), cols)
-
-
-def test_room_is_laid_out_like_the_panel_that_will_arrive() -> None:
-    for order in "CF":
-        local = np.asarray(np.arange(20.0).reshape(4, 5), order=order)  # type: ignore[call-overload]
-        sent, arrived = np.empty(12), np.empty(12)
-        panel = column_panel(local, order, runs((0, 1), (2, 2)), sent, True)
-        room = column_buffer(4, order, 3, arrived)
-        arrived[:] = sent
-        assert np.array_equal(room, panel)
-
-
-def test_rows_and_columns_that_overlap_are_refused() -> None:
-    """BLAS takes no leading dimension that is less than the height of a column."""
-    windows = np.lib.stride_tricks.sliding_window_view(np.arange(9.0), 4)
-    with pytest.raises(ValueError, match="neither rows nor columns"):
-        gemm_accumulate(1, windows, np.ones((4, 2)), 0, np.ones((6, 2)))
+@pytest.mark.parametrize("order", "CF")
+def test_panels_hold_the_runs_they_name(order: str) -> None:
+    local = np.asarray(np.arange(100 * 130.0).reshape(100, 130), order=order)  # type: ignore[call-overload]
+    for pairs_ in ([(2, 4)], [(0, 9)], [(0, 2), (5, 3)], [(0, 1), (2, 1), (4, 1), (8, 1)], [(0, 20), (30, 70)]):
+        cut = runs(*pairs_)
+        for travels in (True, False):
+            panel = column_panel(local, order, cut, np.empty(100 * cut.size), travels)
+            assert np.array_equal(panel, local[:, cut.indices()[0]])
+            assert panel.flags.forc or not travels  # what travels is contiguous
+            if cut.contiguous and (order == "F" or not travels):
+                assert np.shares_memory(panel, local)  # what stays, and a contiguous run, is not copied
+    sent, arrived = np.empty(300), np.empty(300)
+    panel = column_panel(local, order, runs((0, 1), (2, 2)), sent, True)
+    buffer = column_buffer(100, order, 3, arrived)  # laid out like the panel that will arrive
+    arrived[:] = sent
+    assert np.array_equal(buffer, panel)
 
 
 # ------------------------------------------------------------------ element functions
@@ -313,12 +273,9 @@ def test_random_numbers_depend_on_the_place_alone(kind: str, dtype: str) -> None
 def test_random_numbers_of_other_seeds_and_streams_are_others() -> None:
     """Real and imaginary parts, uniform and normal: no two seeds share numbers, in whichever part."""
     streams = [element_functions.numbered(number) for number in range(8)]
-    rows = {
-        (seed, stream): element_functions.hashed(np.arange(4), np.arange(4), seed, stream).tobytes()
-        for seed in range(8)
-        for stream in streams
-    }
-    assert len({*rows.values()}) == len(rows) and min(streams) > 2**40
+    hashed, four = element_functions.hashed, np.arange(4)
+    rows = [hashed(four, four, seed, stream).tobytes() for seed in range(8) for stream in streams]
+    assert len({*rows}) == len(rows) and min(streams) > 2**40
     i, j = np.arange(9)[:, None], np.arange(9)[None, :]
     parts = [
         part.tobytes()
@@ -343,7 +300,7 @@ def test_no_seed_begins_at_the_fixed_point_of_the_hash() -> None:
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
 def test_first_numbers_of_many_seeds(kind: str) -> None:
     """None is 0, none repeats, and over the seeds each element has the distribution that a matrix has."""
-    i, j, seeds = np.arange(3)[:, None], np.arange(4)[None, :], range(4096)
+    i, j, seeds = np.arange(3)[:, None], np.arange(4)[None, :], range(1024)
     x = np.array([element_functions.element_function(kind, seed, np.dtype("D"))(i, j) for seed in seeds])
     parts = np.concatenate([x.real.ravel(), x.imag.ravel()])
     assert np.unique(parts).size == parts.size and (parts != 0).all()
@@ -352,40 +309,36 @@ def test_first_numbers_of_many_seeds(kind: str) -> None:
         assert np.count_nonzero(firsts) == len(seeds)
     places = (x if kind == "uniform" else ndtr(x.real) + 1j * ndtr(x.imag)).reshape(len(seeds), -1)
     for column in (*places.real.T, *places.imag.T):
-        often = np.bincount((column * 64).astype(int), minlength=64)
-        assert often.size == 64 and abs(often - 64).max() <= 5 * 8  # 64 of 4096 in each of 64 equal parts
-
-
-def test_random_bytes_do_not_begin_with_zero() -> None:
-    firsts = [element_functions.element_function("uniform", x, np.dtype("i1"))(*np.ogrid[:4, :4]) for x in range(256)]
-    often = np.bincount(np.array(firsts).ravel().view(np.uint8), minlength=256)
-    assert abs(often - 16).max() <= 5 * 4 and firsts[0][0, 0] != 0
+        often = np.bincount((column * 16).astype(int), minlength=16)
+        assert often.size == 16 and abs(often - 64).max() <= 5 * 8  # 64 of 1024 in each of 16 equal parts
 
 
 def test_random_bytes_are_all_bytes_alike() -> None:
-    """Integers of which products are exact, on the whole range of their type."""
-    i, j = np.arange(500)[:, None], np.arange(512)[None, :]
-    f = element_functions.element_function("uniform", 7, np.dtype("i1"))
-    made = f(i, j)
-    assert made.dtype == np.int8 and np.array_equal(f(i[3:9], j), made[3:9])
-    often = np.bincount(made.ravel().view(np.uint8), minlength=256)
-    assert abs(often / 1000 - 1).max() < 0.2
+    """Integers of which products are exact, on the whole range of their type; also the first ones of each seed."""
+    kind = np.dtype("i1")
+    f = element_functions.element_function("uniform", 7, kind)
+    whole = f(*np.ogrid[:500, :512])
+    assert whole.dtype == np.int8 and np.array_equal(f(*np.ogrid[3:9, :512]), whole[3:9])
+    firsts = np.array([element_functions.element_function("uniform", x, kind)(*np.ogrid[:4, :4]) for x in range(256)])
+    for numbers, each, most in ((whole, 1000, 200), (firsts, 16, 5 * 4)):
+        often = np.bincount(numbers.ravel().view(np.uint8), minlength=256)
+        assert abs(often - each).max() <= most
+    assert firsts[0, 0, 0] != 0
     with pytest.raises(DTypeError, match="normal random matrices can have the types"):
-        element_functions.element_function("normal", 7, np.dtype("i1"))
+        element_functions.element_function("normal", 7, kind)
 
 
 def test_random_numbers_have_the_moments_they_should() -> None:
     i, j = np.arange(1000)[:, None], np.arange(1000)[None, :]
     uniform = element_functions.element_function("uniform", 0, np.dtype("d"))(i, j)
     normal = element_functions.element_function("normal", 0, np.dtype("D"))(i, j)
+    assert (uniform >= 0).all() and (uniform < 1).all()
     for x, mean, variance in [(uniform, 0.5, 1 / 12), (normal.real, 0, 1), (normal.imag, 0, 1)]:
         assert abs(x.mean() - mean) < 5 * np.sqrt(variance / x.size)
         assert abs(x.var() / variance - 1) < 0.01
         rows, cols = x - x.mean(), np.roll(x - x.mean(), 1, axis=0)
         assert abs((rows * cols).mean()) < 5 * variance / np.sqrt(x.size)  # neighbours do not know each other
     assert abs((normal.real * normal.imag).mean()) < 5e-3
-    assert (uniform >= 0).all()
-    assert (uniform < 1).all()
 
 
 def test_kinds() -> None:

@@ -40,10 +40,6 @@ def build(kind: str, source: Path, out: Path) -> Path:
     return built
 
 
-def modules(folder: str) -> set[str]:
-    return {p.relative_to(ROOT / folder).as_posix() for p in (ROOT / folder).rglob("*.py")}
-
-
 @pytest.fixture(scope="module")
 def tmp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("packaging")
@@ -51,9 +47,9 @@ def tmp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def source(tmp: Path) -> Path:
-    """The tree without what earlier builds left in it."""
+    """The tree without what earlier builds left in it, and without tests."""
     copy = tmp / "source"
-    leave = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "__pycache__", "*.h5", "demo-data")
+    leave = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "__pycache__", "*.h5", "demo-data", "tests")
     shutil.copytree(ROOT, copy, symlinks=True, ignore=leave)
     return copy
 
@@ -64,15 +60,10 @@ def wheel(source: Path, tmp: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sdist(source: Path, tmp: Path) -> Path:
-    return build("sdist", source, tmp / "sdist")
-
-
-@pytest.fixture(scope="module")
 def installed(wheel: Path, tmp: Path) -> Path:
     """A folder with nothing but the installed wheel."""
     target = tmp / "installed"
-    pip = ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target"]
+    pip = ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--target"]
     python(*pip, target, wheel, cwd=tmp)
     return target
 
@@ -83,61 +74,47 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def test_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
-    names = set(contents(wheel))
-    own = {n for n in modules("pdgemm") if not n.startswith(("grids/", "io/"))}
-    expected = {f"pdgemm/{n}" for n in own}
-    expected |= {f"pdgemm/grids/{n}" for n in modules("grids")} | {f"pdgemm/io/{n}" for n in modules("io")}
-    assert {n for n in names if n.endswith(".py")} == expected
-    assert {"pdgemm/__init__.py", "pdgemm/grids/process_grid.py", "pdgemm/io/hdf5.py"} <= names
-    assert {
-        "pdgemm/py.typed",
-        "pdgemm/tools/studies/parts.html",
-        "pdgemm/tools/studies/report.html",
-        "pdgemm/tools/studies/run.html",
-        "pdgemm/tools/studies/report.mplstyle",
-        f"{DIST_INFO}/licenses/LICENSE",
-        f"{DIST_INFO}/entry_points.txt",
-    } <= names
-    assert {n.split("/")[0] for n in names} == {"pdgemm", DIST_INFO}
-
-
-def test_metadata(wheel: Path) -> None:
     files = contents(wheel)
+    own = {p.relative_to(ROOT).as_posix() for p in (ROOT / "pdgemm").rglob("*.py")}
+    own = {name for name in own if not name.startswith(("pdgemm/grids/", "pdgemm/io/"))}  # which are links
+    linked = {f"pdgemm/{p.relative_to(ROOT)}" for folder in ("grids", "io") for p in (ROOT / folder).rglob("*.py")}
+    assert {n for n in files if n.endswith(".py")} == own | linked
+    assert {"pdgemm/__init__.py", "pdgemm/grids/process_grid.py", "pdgemm/io/hdf5.py"} <= files.keys()
+    pages = {f"pdgemm/tools/studies/{x}" for x in ("parts.html", "report.html", "run.html", "report.mplstyle")}
+    assert {"pdgemm/py.typed", *pages, f"{DIST_INFO}/licenses/LICENSE"} <= files.keys()
+    assert {n.split("/")[0] for n in files} == {"pdgemm", DIST_INFO}
     metadata = files[f"{DIST_INFO}/METADATA"].decode()
-    assert "License-Expression: Apache-2.0" in metadata
-    assert f"Requires-Python: {PROJECT['requires-python']}" in metadata
-    for extra in PROJECT["optional-dependencies"]:
-        assert f"Provides-Extra: {extra}" in metadata
+    wanted = ["License-Expression: Apache-2.0", f"Requires-Python: {PROJECT['requires-python']}"]
+    wanted += [f"Provides-Extra: {extra}" for extra in PROJECT["optional-dependencies"]]
+    assert all(line in metadata.splitlines() for line in wanted)
     assert "pdgemm = pdgemm.tools.cli.commands:main" in files[f"{DIST_INFO}/entry_points.txt"].decode()
 
 
-def test_wheel_from_sdist_is_the_same(wheel: Path, sdist: Path, tmp: Path) -> None:
-    with tarfile.open(sdist) as tar:
+def test_wheel_from_sdist_is_the_same(wheel: Path, source: Path, tmp: Path) -> None:
+    with tarfile.open(build("sdist", source, tmp / "sdist")) as tar:
         safely: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # since Python 3.11.4
         tar.extractall(tmp / "unpacked", **safely)
-    (source,) = (tmp / "unpacked").iterdir()
-    again = contents(build("wheel", source, tmp / "wheel-from-sdist"))
-    record = f"{DIST_INFO}/RECORD"  # lists the others in an order of its own
-    first = contents(wheel)
+    (unpacked,) = (tmp / "unpacked").iterdir()
+    again, first = contents(build("wheel", unpacked, tmp / "wheel-from-sdist")), contents(wheel)
+    del again[f"{DIST_INFO}/RECORD"], first[f"{DIST_INFO}/RECORD"]  # which list the others in an order of their own
     assert again.keys() == first.keys()
-    assert [n for n in first if n != record and again[n] != first[n]] == []
+    assert [n for n in first if again[n] != first[n]] == []
 
 
-def test_installed_wheel_imports(installed: Path, tmp: Path) -> None:
-    code = "import io, pdgemm, pdgemm.grids, pdgemm.io.hdf5 as h; print(pdgemm.__file__, h.__file__, io.__file__)"
-    package, hdf5, stdlib_io = python("-c", code, cwd=tmp, path=installed).split()
-    assert Path(package) == installed / "pdgemm" / "__init__.py"
-    assert Path(hdf5) == installed / "pdgemm" / "io" / "hdf5.py"
-    assert installed not in Path(stdlib_io).parents
-    version = python("-c", "import pdgemm; print(pdgemm.__version__)", cwd=tmp, path=installed)
-    assert version.strip() == PROJECT["version"]
-
-
-def test_import_is_light(installed: Path, tmp: Path) -> None:
-    code = "import sys, pdgemm; print(*{m.split('.')[0] for m in sys.modules})"
-    loaded = set(python("-c", code, cwd=tmp, path=installed).split())
-    assert "pdgemm" in loaded
-    assert loaded & {"cupy", "h5py", "jinja2", "matplotlib", "mpi4py"} == set()
+def test_installed_wheel_imports_and_is_light(installed: Path, tmp: Path) -> None:
+    code = """
+import io, sys, pdgemm
+print(pdgemm.__version__, *{m.split('.')[0] for m in sys.modules})
+import pdgemm.grids, pdgemm.io.hdf5 as h
+print(pdgemm.__file__, h.__file__, io.__file__, sep="\\n")
+"""
+    said = python("-c", code, cwd=tmp, path=installed).splitlines()
+    version, *loaded = said[0].split()
+    assert version == PROJECT["version"] and "pdgemm" in loaded
+    assert {*loaded} & {"cupy", "h5py", "jinja2", "matplotlib", "mpi4py"} == set()
+    package, hdf5, stdlib_io = map(Path, said[1:])
+    assert (package, hdf5) == (installed / "pdgemm" / "__init__.py", installed / "pdgemm" / "io" / "hdf5.py")
+    assert installed not in stdlib_io.parents
 
 
 def test_links_in_the_checkout(source: Path) -> None:

@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import click
 import numpy as np
 import pytest
 from study_records import record
-from tiers import examples
+from tiers import examples, in_turn
 from timelines import GOOD, timeline
 
 from pdgemm.errors import ArgumentError, FileError, PdgemmError
@@ -196,7 +197,7 @@ def test_damage(kind: str, tmp_path: Path) -> None:
 def test_a_file_that_ends_early(kind: str, tmp_path: Path) -> None:
     texts, use = READERS[kind]
     path, whole = tmp_path / "x.json", next(texts(tmp_path)).rstrip()
-    for end in range(0, len(whole), 1 + len(whole) // 400):
+    for end in range(0, len(whole), 1 + len(whole) // examples(300)):
         path.write_text(whole[:end])
         if kind == "study":
             records.read_study(path)
@@ -211,7 +212,6 @@ def test_the_message_names_the_file_the_place_and_the_fault(tmp_path: Path, monk
     for given, said in (
         (f'{{"copy_bandwidth": {HUGE}}}', r"m\.json: Number out of range - at `\$\.copy_bandwidth`"),
         (f'{{"copy_bandwidth": {"9" * 5000}}}', r"m\.json: .*out of range"),
-        ('{"copy_bandwidth": 1e999}', r"m\.json: .*out of range"),
         ('{"copy_bandwidth": NaN}', r"m\.json: JSON is malformed"),
         ('{"intra": {"ring": {"alpha": 0, "beta": 1}}}', r">= 1e-30 - at `\$\.intra\[\.\.\.\]\.alpha`"),
         (
@@ -219,7 +219,6 @@ def test_the_message_names_the_file_the_place_and_the_fault(tmp_path: Path, monk
             r"gamma. is no field of it - at `\$\.intra\.ring`",
         ),
         ('{"gamma": {"float64": {"0": 1e9}}}', r"at `key` in `\$\.gamma"),
-        ('{"ranks_per_node": 1e400}', r"out of range"),
         ("[" * 100_000, "too deeply|Expected `object`"),
         ('{"name": "\udcff"}', r"m\.json: "),
         ("\ufeff{}", "malformed"),
@@ -265,6 +264,9 @@ def test_only_files_of_a_sensible_size_are_read(tmp_path: Path) -> None:
         ('"source": 0', '"source": 1', "."),
         ('"dtype": "float64"', '"dtype": "O"', "no type of elements"),
         ('"transposed": false', '"transposed": true', "."),
+        ('"algorithm": "Layered"', '"algorithm": "Cannon"', "'rank_map' is no field of it"),
+        ('"algorithm": "Layered"', '"algorithm": "Inner"', "missing required field"),
+        ('"algorithm": "Layered"', '"algorithm": "Product"', "Invalid value 'Product'"),
     ],
 )
 def test_a_plan_whose_parts_do_not_fit(old: str, new: str, said: str) -> None:
@@ -276,24 +278,11 @@ def test_a_plan_whose_parts_do_not_fit(old: str, new: str, said: str) -> None:
         Plan.from_json(re.sub(old, new, text))
 
 
-def test_a_plan_of_another_algorithm_is_refused() -> None:
-    (case,) = cases("strong", [(64, 64, 64)], [4], algorithms=["summa"])
-    text = question(case, Machine()).plan().to_json()
-    for other in ("Stationary", "Cannon", "Inner", "Layered", "Product"):
-        with pytest.raises(ArgumentError, match="not a plan"):
-            Plan.from_json(text.replace('"algorithm": "Summa"', f'"algorithm": "{other}"'))
-
-
-def test_a_record_may_name_a_file_that_is_no_text(tmp_path: Path) -> None:
+def test_a_file_may_have_a_name_that_is_no_text(run: Any) -> None:
     """As the command line gives names in other alphabets; the study can be gone on with."""
     (case,) = cases("strong", [(8, 8, 8)], [1])
-    records.append(
-        tmp_path / "s.jsonl", records.failed_record(case, "it is \udcff", ["pdgemm", "--out", "\udcff.jsonl"])
-    )
-    assert records.open_study(tmp_path / "s.jsonl").attempts == [case]
-
-
-def test_a_report_may_have_a_name_that_is_no_text(run: Any) -> None:
+    records.append(Path("s.jsonl"), records.failed_record(case, "it is \udcff", ["pdgemm", "--out", "\udcff.jsonl"]))
+    assert records.open_study(Path("s.jsonl")).attempts == [case]
     Path("\udcff.jsonl").write_text(next(studies()))
     assert run("plot", "\udcff.jsonl", "--out", "\udcff.html") == 0
     assert "&#56575;.jsonl" in Path("\udcff.html").read_text()
@@ -324,13 +313,11 @@ def test_what_launchers_say_is_taken_where_it_makes_sense(tmp_path: Path) -> Non
     assert allocated_ranks({"PBS_NODEFILE": str(tmp_path / "nodes")}) == 2
 
 
-@pytest.mark.mpi
-def test_a_launcher_that_says_nonsense(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for said in (MANY, "many", ""):
-        for names in LAUNCHERS.values():
-            if names.size:
-                monkeypatch.setenv(names.size, said)
-        check_launcher(1)
+def test_a_launcher_that_says_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
+    for said, names in product((MANY, "many", ""), LAUNCHERS.values()):
+        if names.size:
+            monkeypatch.setenv(names.size, said)
+            check_launcher(1)
 
 
 # ------------------------------------------------------------------ the command line
@@ -354,29 +341,18 @@ ASKED = ("--shape", "64,64,64", "--ranks", "4")
 STUDY = ("scaling", "strong", *ASKED, "--launch", "true {ranks}", "--out")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("plan", *ASKED, "--machine", "bad"),
-        ("simulate", *ASKED, "--machine", "bad"),
-        ("profile", "bad"),
-        ("profile", "good", "--machine", "bad"),
-        ("plot", "bad", "--out", "r.html"),
-        (*STUDY, "bad"),
-        (*STUDY, "new", "--machine", "bad"),
-    ],
-)
-@pytest.mark.parametrize(
-    "text",
-    [
-        f'{{"copy_bandwidth": {HUGE}}}',
-        "[" * 10_000,
-        '{"format": 1, "case": {}, "status": [1e999]}\n',
-        "\udcff",
-        "\0",
-        '{"format":\n',
-    ],
-)
+COMMANDS = [
+    *[("plan", *ASKED, "--machine", "bad"), ("simulate", *ASKED, "--machine", "bad"), ("profile", "bad")],
+    *[("profile", "good", "--machine", "bad"), ("plot", "bad", "--out", "r.html")],
+    *[(*STUDY, "bad"), (*STUDY, "new", "--machine", "bad")],
+]
+BAD = [
+    f'{{"copy_bandwidth": {HUGE}}}', "[" * 10_000, '{"format": 1, "case": {}, "status": [1e999]}\n', "\udcff", "\0",
+    '{"format":\n',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "text"), in_turn(COMMANDS, BAD))
 def test_a_bad_file_is_one_line_and_exit_code_2(run: Any, words: tuple[str, ...], text: str, capfd: Any) -> None:
     Path("bad").write_text(text, errors="surrogateescape")
     timeline(Path("good"), GOOD)
@@ -388,13 +364,10 @@ def test_a_bad_file_is_one_line_and_exit_code_2(run: Any, words: tuple[str, ...]
 @pytest.mark.parametrize(
     ("command", "option", "value"),
     [
-        ("plan", "--shape", f"{HUGE},2,3"), ("plan", "--shape", f"2x3x{MANY}"), ("plan", "--ranks", str(HUGE)),
-        ("plan", "--ranks-per-node", str(HUGE)), ("plan", "--layers", str(HUGE)), ("plan", "--memory", "1e308GB"),
-        ("plan", "--memory", str(HUGE)), ("plan", "--product-grid", f"{HUGE}x1"),
-        ("simulate", "--shape", f"1,2,{10**30}"),
+        ("plan", "--shape", f"{HUGE},2,3"), ("plan", "--shape", f"2x3x{MANY}"), ("plan", "--layers", str(HUGE)),
+        ("plan", "--memory", "1e308GB"), ("plan", "--memory", str(HUGE)), ("plan", "--product-grid", f"{HUGE}x1"),
         ("simulate", "--shape", f"{10**13},1,1"), ("plan", "--machine", "/dev/zero"),
-        ("scaling strong --out s", "--ranks", f"1,{HUGE}"), ("scaling weak --out s", "--shape", f"{HUGE},1,1"),
-        ("scaling weak --out s", "--shape", f"{2**61},1,1"), ("scaling strong --out s", "--repeats", str(HUGE)),
+        ("scaling strong --out s", "--ranks", f"1,{HUGE}"), ("scaling weak --out s", "--shape", f"{2**61},1,1"),
         ("scaling strong --out s", "--memory-limit", "1e300"), ("scaling shapes --out s", "--ranks", MANY),
     ],
 )  # fmt: skip

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+QUIET = "OMPI_MCA_orte_execute_quiet"  # Open MPI 4's mpirun then adds no lines to those of a command that fails
 SCRIPTS = sorted(
     x.relative_to(ROOT / "scripts").as_posix()
     for x in (ROOT / "scripts").rglob("*.sh")
@@ -65,3 +68,14 @@ def test_the_environment_of_another_checkout_is_not_cleared(checkout: Path, tmp_
     bad = run(checkout, "scripts/setup.sh", "dev")
     assert bad.returncode == 1 and f".venv is a link to {other}, which another checkout may use" in bad.stderr, bad
     assert [*other.iterdir()] == [other / "bin"]
+
+
+@pytest.mark.parametrize(("said", "quiet"), [({}, "1"), ({QUIET: "0"}, "0"), ({"SLURM_JOB_NUM_NODES": "2"}, "1")])
+def test_mpirun_adds_nothing_to_an_error(tmp_path: Path, said: dict[str, str], quiet: str) -> None:
+    """As scripts/env.sh sets it, unless it is set."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "activate").write_text("")
+    environment = {"PATH": os.environ["PATH"], "PDGEMM_VENV": str(tmp_path), **said}
+    script = f". {ROOT / 'scripts' / 'env.sh'}; {sys.executable} -c \"import os; print(os.environ['{QUIET}'])\""
+    done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.returncode) == (quiet, 0), done.stderr

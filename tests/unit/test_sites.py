@@ -8,8 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -32,11 +31,6 @@ BUNDLED = {  # what modules of EasyBuild bring that have other names
 }
 
 
-@contextmanager
-def default_args(**given: Any) -> Iterator[None]:
-    yield
-
-
 def spack_recipe(path: Path) -> SimpleNamespace:
     """The class of a recipe, and what it declares, by a stand-in for the few names of Spack that it uses."""
     said = SimpleNamespace(version=[], variant=[], depends_on={}, license=[])
@@ -45,13 +39,11 @@ def spack_recipe(path: Path) -> SimpleNamespace:
         "variant": lambda name, **more: said.variant.append(name),
         "license": said.license.append,
         "depends_on": lambda spec, **more: said.depends_on.update({spec: more}),
-        "default_args": default_args,
+        "default_args": lambda **given: nullcontext(),
         "which": None,
     }
-    modules = {x: ModuleType(x) for x in ("spack", "spack.package", "spack_repo", "spack_repo.builtin")}
-    modules |= {
-        x: ModuleType(x) for x in ("spack_repo.builtin.build_systems", "spack_repo.builtin.build_systems.python")
-    }
+    parts = ["spack", "spack.package", "spack_repo", "spack_repo.builtin", "spack_repo.builtin.build_systems"]
+    modules = {x: ModuleType(x) for x in (*parts, "spack_repo.builtin.build_systems.python")}
     vars(modules["spack.package"]).update(names)
     vars(modules["spack_repo.builtin.build_systems.python"])["PythonPackage"] = object
     with pytest.MonkeyPatch.context() as patched:

@@ -1,13 +1,18 @@
-"""Numbers as people read them."""
+"""Numbers and tables as people read them."""
+
+from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pdgemm.support import text as module
-from pdgemm.support.text import counted_short, echo, in_bytes, in_rate, in_seconds, in_words, printable
+from pdgemm.support.text import Table, counted_short, echo, in_bytes, in_rate, in_seconds, in_words, printable
+from pdgemm.tools.studies.curves import Results, Section
+from pdgemm.tools.studies.page import Drawn, page
 
 
 def test_a_terminal_shows_names_and_does_not_obey_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,6 +28,8 @@ def test_what_the_commands_print_is_printable() -> None:
     package = Path(module.__file__).parents[1]
     for path in {*package.rglob("*.py"), *(package / "io").rglob("*.py"), *(package / "grids").rglob("*.py")}:
         source = path.read_text()
+        if not any(name in source for name in ("click.echo(", "print(", "os.write(")):
+            continue
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("click.echo", "print", "os.write"):
                 of_user = path.name == "report.py"  # `Report.print()`, which the program of a user calls
@@ -31,77 +38,37 @@ def test_what_the_commands_print_is_printable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
+    ("text_of", "numbers", "texts"),
     [
-        (0, "0 s"),
-        (3e-10, "0.30 ns"),
-        (1.2e-5, "12 us"),
-        (9.96e-6, "10 us"),  # rounding does not add a digit
-        (3.4e-3, "3.4 ms"),
-        (0.99996, "1.0 s"),  # what is rounded up to the next unit is written in it
-        (1.2, "1.2 s"),
-        (-1.2, "-1.2 s"),
-        (84.4, "84 s"),
-        (119.4, "119 s"),
-        (1060, "18 min"),
-        (7200, "2.0 h"),
-        (5.5 * 3600, "5.5 h"),
-        (3 * 86400, "3.0 days"),
-        (4e9, "46296 days"),
-        (math.inf, "inf s"),
+        (in_seconds, (0, 3e-10, 1.2e-5, 3.4e-3, 1.2, -1.2, 84.4), "0 s, 0.30 ns, 12 us, 3.4 ms, 1.2 s, -1.2 s, 84 s"),
+        (in_seconds, (119.4, 1060, 7200, 3 * 86400, 4e9), "119 s, 18 min, 2.0 h, 3.0 days, 46296 days"),
+        (in_seconds, (9.96e-6, 0.99996), "10 us, 1.0 s"),  # rounding adds no digit, and goes on in the next unit
+        (in_words, (0, 0.6, 3072, 9999.4), "0 words, 1 word, 3072 words, 9999 words"),
+        (in_words, (9999.6, 999_960, 604e6, 3e21), "10.0 k words, 1.00 M words, 604 M words, 3000 E words"),
+        (in_rate, (0, 0.5, 950, 2_000), "0 FLOP/s, 0.50 FLOP/s, 950 FLOP/s, 2.0 kFLOP/s"),
+        (in_rate, (84e9, 999.96e9, 1.1e18), "84 GFLOP/s, 1.0 TFLOP/s, 1.1 EFLOP/s"),
+        (in_bytes, (0, 1023, 1536, 5 * 2**30, 2**50), "0 B, 1023 B, 1.5 KiB, 5.0 GiB, 1024.0 TiB"),
+        (lambda n: counted_short(n, "message"), (12_345_678, 1), "12.3 M messages, 1 message"),
     ],
 )
-def test_seconds(seconds, text):
-    assert in_seconds(seconds) == text
+def test_numbers(text_of: Callable[[float], str], numbers: tuple[float, ...], texts: str) -> None:
+    assert ", ".join(map(text_of, numbers)) == texts
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (0, "0 words"),
-        (1, "1 word"),
-        (0.6, "1 word"),
-        (3072, "3072 words"),
-        (9999.4, "9999 words"),
-        (9999.6, "10.0 k words"),
-        (57_472, "57.5 k words"),
-        (999_960, "1.00 M words"),
-        (604e6, "604 M words"),
-        (6.04e9, "6.04 G words"),
-        (3e21, "3000 E words"),
-    ],
-)
-def test_words(words, text):
-    assert in_words(words) == text
-
-
-def test_other_nouns():
-    assert counted_short(12_345_678, "message") == "12.3 M messages" and counted_short(1, "message") == "1 message"
-
-
-@pytest.mark.parametrize(
-    ("rate", "text"),
-    [
-        (0, "0 FLOP/s"),
-        (0.5, "0.50 FLOP/s"),
-        (950, "950 FLOP/s"),
-        (2_000, "2.0 kFLOP/s"),
-        (3.1e6, "3.1 MFLOP/s"),
-        (84e9, "84 GFLOP/s"),
-        (999.96e9, "1.0 TFLOP/s"),
-        (1.1e18, "1.1 EFLOP/s"),
-    ],
-)
-def test_rates(rate, text):
-    assert in_rate(rate) == text
-
-
-def test_what_is_no_number_is_shown_as_it_is():
+def test_what_is_no_number_is_shown_as_it_is() -> None:
     assert [f(math.nan) for f in (in_seconds, in_words, in_rate)] == ["nan s", "nan words", "nan FLOP/s"]
+    assert in_seconds(math.inf) == "inf s"
 
 
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 * 2**30, "5.0 GiB"), (2**50, "1024.0 TiB")]
-)
-def test_bytes(size, text):
-    assert in_bytes(size) == text
+def test_tables() -> None:
+    """Words stand left and figures right; neither the markup of rich nor emoji are read, and no line is cut."""
+    table = Table(("name", "seconds"), [("a", "1.5"), ("longer", "12.25")], words=("name",), title="times")
+    assert str(table).splitlines() == ["times", "name    seconds", "a           1.5", "longer    12.25"]
+    cell = f"[bold]1[/bold] :heart: {'x' * 500}"
+    assert str(Table(("", ""), [("key", cell)], words=("",))) == f"key  {cell}"
+
+
+def test_html_is_escaped() -> None:
+    pytest.importorskip("jinja2")
+    text = page(Results([Section("strong")], [("<b>", "a & b")]), [Drawn(Section("strong"), {}, [])], ["<i>"], ["<u>"])
+    assert "<li>&lt;b&gt;: a &amp; b</li>" in text and "<li>&lt;i&gt;</li>" in text and "<pre>&lt;u&gt;</pre>" in text

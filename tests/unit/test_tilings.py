@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiers import examples
+from tiers import examples, pairs
 
 from pdgemm.errors import MemoryLimitError
 from pdgemm.grids.distribution import BlockCyclic
@@ -19,41 +19,7 @@ from pdgemm.io.streamed.svd_plan import SvdPlan, fitting_plan
 from pdgemm.io.streamed.tiling import STAGED, Operand, TilePart, Tiling, waiting
 from pdgemm.io.streamed.tiling_choice import best_tiling, fitting
 
-MNK = [(0, 5, 3), (4, 5, 0), (1, 1, 1), (7, 11, 13), (40, 3, 200), (60, 70, 20)]
 A, B = Operand(8, 8), Operand(4, 8)
-
-
-@pytest.mark.parametrize("mnk", MNK)
-@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 3, 1), (3, 2, 4), (1, 5, 2), (4, 1, 3), (100, 100, 100)])
-def test_each_product_is_done_once(mnk: tuple[int, int, int], counts: tuple[int, int, int]) -> None:
-    m, n, k = mnk
-    ti, tj, tl = (min(x or 1, count) for x, count in zip(mnk, counts))
-    tiling = Tiling(mnk, (2, 1), A, B, 8, 8, 8, (ti, tj, tl))
-    done = np.zeros((m, n, k), int)
-    tiles: list[tuple[tuple[int, int], tuple[int, int]]] = []
-    there: list[object] = [None, None]  # the panels of A and B in memory
-    read, loads, number = 8 * m * n, [0, 0], 0
-    for step in tiling.steps():
-        number += 1
-        where = slice(*step.rows), slice(*step.cols), slice(*step.inner)
-        done[where] += 1
-        tile = step.rows, step.cols
-        if step.first:
-            assert tile not in tiles  # it is complete before another one begins
-            tiles.append(tile)
-        assert tile == tiles[-1]
-        for x, (wanted, operand) in enumerate((((step.rows, step.inner), A), ((step.inner, step.cols), B))):
-            assert step.reads[x] == (wanted != there[x] and k > 0)
-            there[x] = wanted
-            (r0, r1), (c0, c1) = wanted
-            read += step.reads[x] * operand.stored * (r1 - r0) * (c1 - c0)
-            loads[x] += step.reads[x]
-        assert all(y - x <= most for (x, y), most in zip((step.rows, step.cols, step.inner), tiling.largest))
-    assert tiling.numbers == tuple(map(len, tiling.cuts)) and tiling.count == number
-    assert (done == 1).all()
-    assert sum((r[1] - r[0]) * (c[1] - c[0]) for r, c in tiles) == m * n
-    assert (read, 8 * m * n) == (tiling.bytes_read, tiling.bytes_written)
-    assert tuple(loads) == tiling.loads
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -99,8 +65,8 @@ def test_the_order_reads_little_more_than_the_bound() -> None:
     assert thin.counts[2] == 1 and thin.loads[0] == thin.counts[0]
 
 
-@pytest.mark.parametrize("mnk", [(10**5,) * 3, (10**9,) * 3, (10**12,) * 3, (10**9, 7, 10**12)], ids=str)
-@pytest.mark.parametrize("memory", [1 << 20, 100 << 20, 10 << 30])
+@pytest.mark.parametrize("mnk", [(10**5,) * 3, (10**12,) * 3, (10**9, 7, 10**12)], ids=str)
+@pytest.mark.parametrize("memory", [1 << 20, 10 << 30])
 def test_few_tilings_are_looked_at(mnk: tuple[int, int, int], memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their number does not grow with the product: many thousands are looked at as one."""
     made, plain = [], Tiling.__init__
@@ -124,13 +90,13 @@ def test_few_tilings_are_looked_at(mnk: tuple[int, int, int], memory: int, monke
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 3)])
 def test_too_little_memory_says_how_much_is_needed(grid: tuple[int, int]) -> None:
-    mnk = 1000, 2000, 3000
+    asked = (1000, 2000, 3000), grid, Operand(8, 8), Operand(8, 8), 8, 8, 0
     with pytest.raises(MemoryLimitError, match=r"no tile fits 1\.0 MiB of memory per rank: .* are needed") as raised:
-        fitting(mnk, grid, Operand(8, 8), Operand(8, 8), 8, 8, 0, 1 << 20)
+        fitting(*asked, 1 << 20)
     needed = int(str(raised.value).split("(")[1].split()[0])
-    fitting(mnk, grid, Operand(8, 8), Operand(8, 8), 8, 8, 0, needed)
+    fitting(*asked, needed)
     with pytest.raises(MemoryLimitError):
-        fitting(mnk, grid, Operand(8, 8), Operand(8, 8), 8, 8, 0, needed - 100)
+        fitting(*asked, needed - 100)
 
 
 def test_chunks_that_do_not_fit_are_read_in_parts() -> None:
@@ -142,31 +108,44 @@ def test_chunks_that_do_not_fit_are_read_in_parts() -> None:
     assert all(first % 1000 == 0 for cuts in whole.cuts for first, _ in cuts)
 
 
-@pytest.mark.parametrize("mnk", [(7, 11, 13), (40, 3, 200), (60, 70, 20)])
-@pytest.mark.parametrize("counts", [(2, 3, 1), (3, 2, 4), (1, 1, 5), (4, 1, 3)])
-@pytest.mark.parametrize("factors", [(1, 1, 1), (2, 1, 1), (1, 3, 2), (2, 2, 3)])
-def test_each_product_is_done_once_by_several_jobs(
+@pytest.mark.parametrize(
+    ("mnk", "counts", "factors"),
+    [
+        *pairs([(7, 11, 13), (40, 3, 60)], [(2, 3, 1), (3, 2, 4), (1, 1, 5)], [(1, 1, 1), (2, 1, 1), (2, 2, 3)]),
+        *[(mnk, (1, 1, 1), (1, 1, 1)) for mnk in ((0, 5, 3), (4, 5, 0), (1, 1, 1))],
+        *[((7, 11, 13), (7, 11, 13), (1, 1, 1)), ((40, 3, 200), (1, 3, 2), (1, 1, 1))],
+    ],
+)
+def test_each_product_is_done_once_by_one_job_or_several(
     mnk: tuple[int, int, int], counts: tuple[int, int, int], factors: tuple[int, int, int]
 ) -> None:
     """Each ended after any step, and gone on with in smaller tiles; what they read is what they planned."""
     whole = Tiling(mnk, (2, 1), A, B, 4, 8, 2, counts)
-    for ends in product(range(1, whole.count, 2), (1, 3, 1000)):
+    for ends in [(), *product(range(1, min(30, whole.count), 2), (1, 3, 1000))]:
         done = np.zeros(mnk, int)
         tiling, before = whole, counts
         for end in (*ends, 1 << 30):
             finished, parts, read, written, number = {*tiling.finished}, list[TilePart](), 0, 0, 0
+            there, loads, complete = [((0, 0),) * 2] * 2, [0, 0], True  # the panels of A and B in memory
             for number, step in enumerate(tiling.steps(), 1):
                 where = slice(*step.rows), slice(*step.cols), slice(*step.inner)
                 (r0, r1), (c0, c1), (k0, k1) = step.rows, step.cols, step.inner
+                assert all(y - x <= most for (x, y), most in zip((step.rows, step.cols, step.inner), tiling.largest))
+                for x, panel in enumerate(((step.rows, step.inner), (step.inner, step.cols))):
+                    assert step.reads[x] == ((number == 1 or panel != there[x]) and mnk[2] > 0)
+                    there[x] = panel
+                    loads[x] += step.reads[x]
                 if step.part is not None:
                     assert step.first and step.part.holds(step.rows, step.cols)
                     assert (done[where[:2]].sum(axis=2) == step.part.done[1] - step.part.done[0]).all()
                 elif step.first:
                     assert not done[where[:2]].any()
+                assert step.first == complete  # a tile is complete before another one begins
+                complete = step.last
                 done[where] += 1
                 read += step.reads[0] * 8 * (r1 - r0) * (k1 - k0) + step.reads[1] * 4 * (k1 - k0) * (c1 - c0)
                 read += step.first * (4 if step.part else 2) * (r1 - r0) * (c1 - c0)
-                assert done[r0, c0].sum() == step.done[1] - step.done[0]
+                assert (done[where[:2]].sum(axis=2) == step.done[1] - step.done[0]).all()
                 if step.last:
                     assert (done[where[:2]] == 1).all() and step.done == (0, mnk[2])
                     finished.add(step.tile)
@@ -179,13 +158,14 @@ def test_each_product_is_done_once_by_several_jobs(
                 assert (done == 1).all()
                 assert (read, written) == (tiling.bytes_read, tiling.bytes_written)
                 assert tiling.count == number
+                assert ends or (tuple(loads) == tiling.loads and tiling.numbers == tuple(map(len, tiling.cuts)))
                 break
             before = tiling.counts
             smaller = tuple(x * y for x, y in zip(before, factors))
             tiling = replace(whole, counts=smaller).resumed(before, frozenset(finished), tuple(parts))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("shape", [(5000, 300), (300, 5000), (777, 790)])
+@pytest.mark.parametrize("shape", [(5000, 300), (300, 4000), (777, 790)])
 def test_plans_of_singular_values_read_each_row_once_and_fit(shape: tuple[int, int]) -> None:
     """Panels begin where the layout of the ranks repeats; for more memory wider blocks, at last triangles."""
     tall = max(shape), min(shape)
