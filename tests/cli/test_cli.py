@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,6 +21,7 @@ import pytest
 from click.testing import CliRunner
 from many_commands import one_line, pdgemm, read, several
 from problems import TOLERANCE, gemm_error
+from processes import TEXTS, running, started
 from study_records import strong, study
 from timelines import GOOD, timeline
 
@@ -543,40 +543,24 @@ def test_a_product_that_is_ended_harms_no_file(tmp_path: Path, number: int) -> N
     old = (tmp_path / "c.h5").read_bytes()
     # narrow panels make the product last: there is time to end it in its middle
     words = ["multiply", "a.h5:/x", "a.h5:/x", "-o", "c.h5:/x", "--panel-width", "1", "--algorithm", "summa", "--force"]
-    command = jobs.python(2, "-m", "pdgemm", *words)
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=outside_job(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as job:
-        try:
-            assert job.stdout is not None
-            assert job.stdout.readline().split()[0] == "read"  # now it multiplies
-            time.sleep(0.3)
-            ranks = ranks_in(tmp_path)
-            assert len(ranks) == 2 and job.poll() is None
-            start = time.monotonic()
-            os.kill(max(ranks) if number == signal.SIGKILL else job.pid, number)
-            _, errors = job.communicate(timeout=60)
-            assert time.monotonic() - start < 30
-        finally:
-            job.kill()
+    with started(tmp_path, jobs.python(2, "-m", "pdgemm", *words), **TEXTS) as job:
+        assert job.stdout.readline().split()[0] == "read"  # now it multiplies
+        time.sleep(0.3)
+        ranks = ranks_in(tmp_path)
+        assert len(ranks) == 2 and job.poll() is None
+        os.kill(max(ranks) if number == signal.SIGKILL else job.pid, number)
+        _, errors = job.communicate(timeout=30)
+        assert ranks_in(tmp_path) == []
     if number == signal.SIGUSR1:
         assert job.returncode == 128 + signal.SIGTERM and "ended by SIGUSR1 after" in errors
         assert "s, multiply: c.h5 was not written, its contents are unchanged" in errors
         assert sorted(x.name for x in tmp_path.iterdir()) == ["a.h5", "c.h5"]
     assert job.returncode != 0
     assert (tmp_path / "c.h5").read_bytes() == old
-    assert ranks_in(tmp_path) == []
 
 
 def ranks_in(folder: Path) -> list[int]:
-    """The ranks that work in a folder."""
-    ranks = []
-    for place in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            command = (place / "cmdline").read_bytes().split(b"\0")
-            if (place / "cwd").readlink() == folder and command[1:3] == [b"-m", b"pdgemm"]:
-                ranks.append(int(place.name))
-    return ranks
+    return running(lambda words, where: where == folder and words[1:3] == ["-m", "pdgemm"])
 
 
 # ------------------------------------------------------------------ calibrate
@@ -657,14 +641,11 @@ def test_a_job_that_is_asked_to_end_saves_and_the_same_command_goes_on(tmp_path:
         with h5py.File(tmp_path / name, "w") as file:
             file["x"] = np.random.default_rng(seed).standard_normal((1500, 1500))
     words = ["multiply", "a.h5:/x", "b.h5:/x", "-o", "c.h5:/group/c", "--checkpoint", "1h", "--memory", "6MB"]
-    job = subprocess.Popen(
-        jobs.python(2, "-m", "pdgemm", *words),
-        cwd=tmp_path, env=outside_job(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert job.stdout is not None and "tiles of C" in job.stdout.readline()
-    time.sleep(0.3)  # the first step has begun
-    job.send_signal(signal.SIGUSR1)  # the launcher hands it on
-    _, err = job.communicate(timeout=100)
+    with started(tmp_path, jobs.python(2, "-m", "pdgemm", *words), **TEXTS) as job:
+        assert "tiles of C" in job.stdout.readline()
+        time.sleep(0.3)  # the first step has begun
+        job.send_signal(signal.SIGUSR1)  # the launcher hands it on
+        _, err = job.communicate(timeout=100)
     assert job.returncode == 128 + signal.SIGTERM, err
     (line,) = (x for x in err.splitlines() if x.startswith("pdgemm: ended by SIGUSR1"))
     assert re.search(r"multiply: .*c\.h5 was not written, .*; the same command goes on from \d", line)

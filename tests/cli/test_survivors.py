@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jobs import MPIEXEC, Finished, needs_mpiexec, python, run
+from processes import running, until
 
 LAUNCHER = run([MPIEXEC, "--version"]).stdout if MPIEXEC else ""
 pytestmark = [
@@ -77,10 +76,7 @@ def job(folder: Path, ranks: int, source: str, ft: bool = True, runner: bool = F
     command = python(ranks, *["-m", "pdgemm"] * runner, program)
     command[1:1] = ["--with-ft", "ulfm"] * ft
     done = run(command, folder, 60, OMP_NUM_THREADS="1", **environment)
-    end = time.monotonic() + 10
-    while (left := running(program)) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert left == []
+    assert until(lambda: not running(lambda words, _: str(program) in words), 10)
     return done
 
 
@@ -91,16 +87,6 @@ def steps(victims: Sequence[tuple[int, str]] = (), **instead: str) -> str:
         assert LINES[place] in source
         source = source.replace(LINES[place], text)
     return source.format(victims=[*victims], mover="auto")
-
-
-def running(program: Path) -> list[str]:
-    """The processes that run a program."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if str(program).encode() in path.read_bytes().split(b"\0"):
-                found.append(path.parent.name)
-    return found
 
 
 # X := A X three times, on a simulated GPU for each rank.  Rank 1 is killed while the others wait for it

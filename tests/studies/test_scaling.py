@@ -8,9 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,11 +16,12 @@ from typing import Any
 import jobs
 import pytest
 from many_commands import pdgemm
+from processes import TEXTS, running, started, until
 from tiers import thorough
 
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.support.launcher import allocated_nodes, allocated_ranks, outside_job
+from pdgemm.support.launcher import allocated_nodes, allocated_ranks
 from pdgemm.tools.studies import energy, records
 from pdgemm.tools.studies.cases import FAMILIES, Case, cases
 from pdgemm.tools.studies.energy import Meter
@@ -316,22 +315,6 @@ def scaling(folder: Path, *arguments: str, ranks: int = 0, **environment: str) -
     return jobs.pdgemm(ranks, "scaling", *arguments, cwd=folder, timeout=110, **environment)
 
 
-@contextmanager
-def running(folder: Path, command: list[str], **files: Any) -> Iterator[subprocess.Popen[Any]]:
-    """A command that goes on; it is killed with its job, if there is one left."""
-    run = subprocess.Popen(
-        command, cwd=folder, env=outside_job() | {"OMP_NUM_THREADS": "1"}, start_new_session=True, **files
-    )
-    try:
-        yield run
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(run.pid, signal.SIGKILL)
-
-
-TEXTS: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-
-
 QUICK = ("--repeats", "6", "--no-calibrate")
 SMALL = ("strong", "--shape", "96,80,64", "--ranks", "1,2", "--out", "s.jsonl", *QUICK)
 
@@ -378,8 +361,7 @@ def test_a_study_is_gone_on_with(measured: Path, tmp_path: Path) -> None:
 @jobs.needs_mpiexec
 def test_a_study_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
     command = jobs.python(2, "-m", "pdgemm", "scaling", *SMALL)
-    with running(tmp_path, command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
-        assert run.stdout is not None
+    with started(tmp_path, command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
         run.stdout.close()
         run.wait(60)
     assert [x.ranks for x in records.open_study(tmp_path / "s.jsonl").attempts] == [1, 2]
@@ -465,28 +447,17 @@ def test_bad_input_of_a_study(tmp_path: Path, ranks: int) -> None:
     assert (tmp_path / "s.jsonl").read_bytes() == before
 
 
-def until(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 60
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()
-
-
 ENDLESS = ("--ranks", "2", "--shape", "512,512,512", "--repeats", "100000")
 
 
-def listening(folder: Path) -> list[str]:
+def listening(folder: Path) -> list[int]:
     """Ranks of a study in this folder that hear SIGUSR1."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (process / "cmdline").read_bytes().split(b"\0")
-            if (process / "cwd").readlink() == folder and b"--only" in words and words[0].endswith(b"python"):
-                caught = (process / "status").read_text().partition("SigCgt:")[2].split()[0]
-                found += [process.name] * (int(caught, 16) >> (signal.SIGUSR1 - 1) & 1)
-        except OSError:  # it has ended
-            continue
-    return found
+    heard = []
+    for pid in running(lambda words, where: where == folder and "--only" in words and words[0].endswith("python")):
+        with suppress(OSError):  # it has ended
+            caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
+            heard += [pid] * (int(caught, 16) >> (signal.SIGUSR1 - 1) & 1)
+    return heard
 
 
 @jobs.needs_mpiexec
@@ -497,7 +468,7 @@ def listening(folder: Path) -> list[str]:
 def test_a_study_that_is_ended_keeps_what_it_has(measured: Path, tmp_path: Path, number: int) -> None:
     """In the second case, which would take minutes; a number below 0: to its job, as a batch system may send it."""
     path = Path(shutil.copy(measured / "s.jsonl", tmp_path))
-    with running(tmp_path, jobs.python(0, "-m", "pdgemm", "scaling", *SMALL, *ENDLESS), **TEXTS) as run:
+    with started(tmp_path, jobs.python(0, "-m", "pdgemm", "scaling", *SMALL, *ENDLESS), **TEXTS) as run:
         assert until(lambda: len(listening(tmp_path)) == 2)
         if number > 0:
             run.send_signal(number)
@@ -515,10 +486,10 @@ def test_a_rank_that_crashes_takes_its_case_along_and_no_other(tmp_path: Path) -
     """mpiexec then ends the other ranks by SIGTERM, of which they speak: that is no end of the study."""
     words = ("scaling", "strong", "--out", "s.jsonl", "--no-calibrate", *ENDLESS, "--shape", "64,64,64")
     path = tmp_path / "s.jsonl"
-    with running(tmp_path, jobs.python(0, "-m", "pdgemm", *words), **TEXTS) as run:
+    with started(tmp_path, jobs.python(0, "-m", "pdgemm", *words), **TEXTS) as run:
         assert until(lambda: len(listening(tmp_path)) == 2)
         first = listening(tmp_path)
-        os.kill(int(first[1]), signal.SIGSEGV)
+        os.kill(first[1], signal.SIGSEGV)
         # the next case is that of another job
         assert until(lambda: path.exists() and len(records.read_study(path).attempts) == 1)
         assert until(lambda: len({*listening(tmp_path)} - {*first}) == 2)
@@ -573,8 +544,8 @@ with replacing(Path("c"), comm, 10) as partial:
 @jobs.needs_mpiexec
 @pytest.mark.parametrize(("ranks", "number"), [(0, signal.SIGTERM), (2, signal.SIGUSR1)])
 def test_a_rank_that_waits_inside_mpi_hears_of_the_end(tmp_path: Path, ranks: int, number: int) -> None:
-    with running(tmp_path, jobs.python(ranks, "-c", IN_MPI), **TEXTS) as run:
-        assert run.stdout is not None and run.stdout.readline() == "ready\n"
+    with started(tmp_path, jobs.python(ranks, "-c", IN_MPI), **TEXTS) as run:
+        assert run.stdout.readline() == "ready\n"
         assert {x.suffix for x in tmp_path.iterdir()} == {".partial", ".pdgemm-lock"}
         run.send_signal(number)
         _, errors = run.communicate(timeout=60)

@@ -1,0 +1,47 @@
+"""Commands that go on while a test looks at them, the processes of this machine, and conditions that are waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from pdgemm.support.launcher import outside_job
+
+TEXTS: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+
+
+@contextmanager
+def started(folder: Path, command: list[str], **files: Any) -> Iterator[Any]:
+    """A command that goes on; it is killed with its job, if there is one left."""
+    env = outside_job() | {"OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen(command, cwd=folder, env=env, start_new_session=True, **files)
+    try:
+        yield run
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+
+
+def running(wanted: Callable[[list[str], Path], bool]) -> list[int]:
+    """Processes of which something holds: of the words of their command, and of their folder."""
+    pids = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            words = (place / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if wanted(words, (place / "cwd").readlink()):
+                pids.append(int(place.name))
+    return pids
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> bool:
+    """Wait until a condition holds; does it, at the end?"""
+    end = monotonic() + seconds
+    while not (holds := condition()) and monotonic() < end:
+        sleep(0.02)
+    return bool(holds)
