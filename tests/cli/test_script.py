@@ -70,7 +70,7 @@ class TestOnRanks:
             A.norm()
             """
         done = run(3, tmp_path, source)
-        assert done.code not in (0, CODE) and "ABORT" in done.err.upper()
+        assert done.code not in (0, CODE)
         assert done.lines[0] == "Rank 1 of 3 raised KeyError: 'mine'"
         assert done.lines[1:3] == ['  File "program.py", line 11, in <module>', '    raise KeyError("mine")']
         assert done.lines[3].startswith("while handling pdgemm.errors.LayoutError: inner dimensions do not agree: op(")

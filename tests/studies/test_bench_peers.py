@@ -110,15 +110,6 @@ def test_bad_options() -> None:
         assert said in " ".join(done.stderr.replace("│", " ").split())
 
 
-def test_what_is_not_installed_is_named() -> None:
-    """In an environment without any of the peers."""
-    done = bench("--quick", "--contenders", "pylops*,heat", "--layout", "native")
-    if "not installed" not in done.stdout:
-        pytest.skip("they are installed")
-    assert "| heat | – | – | – | – |" in done.stdout
-    assert "- pylops-mpi:summa: not installed (scripts/benchmarks/setup_peers.sh)\n" in done.stdout
-
-
 @pytest.fixture
 def peers_job(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(SCRIPTS)
