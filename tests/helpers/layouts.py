@@ -7,19 +7,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from problems import BLOCKS, grid_shapes, sources
+from problems import grid_shapes, sources
 
 from pdgemm import DistMatrix, ProcessGrid
 
 
-def matrices(comm: Any, whole: np.ndarray, all_: bool = True) -> Iterator[Any]:
-    """A matrix on every grid, in every layout, transposed, as a view, and on a grid that leaves ranks idle."""
+def matrices(comm: Any, whole: np.ndarray) -> Iterator[Any]:
+    """A matrix on every grid, in small blocks, transposed, as a view, and on a grid that leaves ranks idle."""
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
-            for mb, nb, *_ in BLOCKS if all_ else BLOCKS[2:3]:
-                for source in sources(shape):
-                    layout: Any = {"grid": grid, "block": mb if mb is None else (mb, nb), "source": source}
-                    yield DistMatrix.from_global(whole, **layout)
+            for source in sources(shape):
+                layout: Any = {"grid": grid, "block": (2, 3), "source": source}
+                yield DistMatrix.from_global(whole, **layout)
             yield DistMatrix.from_global(whole.T, **layout).T
             wide = np.pad(whole, ((2, 1), (1, 3)))
             yield DistMatrix.from_global(wide, **layout)[2 : 2 + len(whole), 1 : 1 + whole.shape[1]]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from itertools import pairwise, product
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -15,48 +14,17 @@ from pdgemm.errors import ArgumentError, DTypeError, LayoutError, PdgemmError
 
 pytestmark = pytest.mark.mpi
 
-OPERATIONS = (operator.add, operator.sub, operator.mul, operator.truediv, np.maximum, operator.lt)
 
-
-def test_rows_columns_and_vectors(comm: Any) -> None:
-    whole = drawn((13, 8), "float64")
-    row, column, number = whole[4] + 2, whole[:, 5:6] - 3, whole[2:3, 3:4]
-    for A in matrices(comm, whole, all_=comm.size < 5):
-        made = [A[4:5, :] + 2, A[:, 5:6] - 3, A[2:3, 3:4]]
-        for act in OPERATIONS:
-            for other, expected in ((row, row), (column, column), *zip(made, (row, column, number))):
-                for left, right in ((A, other), (other, A)):
-                    theirs = (whole, expected) if left is A else (expected, whole)
-                    found = act(left, right)
-                    assert found.same_layout(A)
-                    assert np.array_equal(found.allgather(), act(*theirs)), (act, A)
-        assert np.array_equal((A - A.mean(axis=0)).allgather(), whole - A.mean(axis=0))
-        centred = A - A.mean(axis=1, keepdims=True)
-        assert np.array_equal(centred.allgather(), whole - A.mean(axis=1)[:, None])
-        B = A.copy()
-        B *= row
-        B += made[1]
-        np.subtract(B, row, out=B)
-        assert np.array_equal(B.allgather(), whole * row + column - row)
-        outer = made[1] * made[0]
-        assert np.array_equal(outer.allgather(), column * row)
-        assert np.array_equal((made[1] + row).allgather(), column + row)
-
-
-def test_operands_of_different_layouts(comm: Any) -> None:
+def test_operands_of_different_layouts(comm: Any, grid: Any) -> None:
     whole, other = drawn((13, 13), "float64"), drawn((13, 13), "complex64", 1)
-    with ProcessGrid(comm) as grid, ProcessGrid(comm, (comm.size, 1)) as rows:
+    with ProcessGrid(comm, (comm.size, 1)) as rows:
         A = DistMatrix.from_global(whole, grid=grid, block=(2, 3))
-        layouts = [A, A.T.copy(), DistMatrix.from_global(whole, grid=rows), DistMatrix.from_global(whole, grid=grid)]
-        wholes = [whole, whole.T, whole, whole]
-        for (X, x), act in product(zip(layouts, wholes), OPERATIONS[:3]):
-            found = act(A, X)
-            assert np.array_equal(found.allgather(), act(whole, x))
+        for X in (A, A.T.copy(), DistMatrix.from_global(whole, grid=rows), DistMatrix.from_global(whole, grid=grid)):
+            found, moved = A - X, not X.same_layout(A)
+            assert np.array_equal(found.allgather(), whole - X.allgather())
             assert found.same_layout(A)
-            moved = not X.same_layout(A)
             assert (found.report is not None) == moved
             assert not moved or found.report.counted == found.report.predicted
-        assert np.array_equal((A + A.T).allgather(), whole + whole.T)
         B = DistMatrix.from_global(other, grid=rows, block=(1, 4))
         for X, Y in pairwise((A, B, A.T, B.H)):
             assert np.array_equal((X * Y).allgather(), X.allgather() * Y.allgather())
@@ -76,7 +44,7 @@ def test_products_with_vectors_and_thin_matrices(comm: Any, dtype: str) -> None:
     whole = drawn((13, 8), dtype)
     x, y, thin = whole[3].copy(), whole[:, 2].copy(), drawn((8, 2), dtype, 3)
     wide = whole.astype(np.result_type(whole, np.float32))
-    for A in matrices(comm, whole, all_=comm.size == 4):
+    for A in islice(matrices(comm, whole), 0, None, 2):
         for found, expected in ((A @ x, wide @ x), (y @ A, y @ wide), (A.matvec(x), wide @ x), (A.T @ y, wide.T @ y)):
             assert isinstance(found, np.ndarray)
             assert found.shape == expected.shape
@@ -88,45 +56,45 @@ def test_products_with_vectors_and_thin_matrices(comm: Any, dtype: str) -> None:
             assert np.allclose((thin.T @ A.T).allgather(), thin.T @ wide.T, rtol=1e-4, atol=1e-4)
 
 
-def test_what_does_not_fit_is_refused_on_all_ranks(comm: Any) -> None:
-    with ProcessGrid(comm) as grid:
-        A, B = DistMatrix.zeros((6, 4), grid=grid), DistMatrix.zeros((4, 6), grid=grid)
-        for wrong in (B, np.zeros(6), np.zeros((4, 1)), A[:3, :], np.zeros(0)):
-            with pytest.raises(LayoutError, match="cannot be broadcast to one shape"):
-                A + wrong
-        with pytest.raises(LayoutError, match=r"has the shape \(2, 6, 4\)"):
-            A + np.zeros((2, 1, 1))
-        with pytest.raises(LayoutError, match=r"has the shape \(6, 4\), and out is 1 x 4"):
-            np.add(A, 1, out=DistMatrix.zeros((1, 4), grid=grid))
-        with pytest.raises(TypeError):
-            A + np.array(["x"] * 4)
-        with pytest.raises(DTypeError, match="mask"):
-            A + np.ma.masked_array(np.zeros(4), [1, 0, 0, 0])
-        with pytest.raises(LayoutError, match="the product of 6 x 4"):
-            A @ np.zeros(6)
-        for options in ({"out": A}, {"grid": grid}, {"block": 2}):
-            with pytest.raises(ArgumentError, match="like has a layout"):
-                A.redistribute(like=A, **options)
-        with pytest.raises(LayoutError, match="shapes differ"):
-            A.redistribute(like=B)
-        if comm.size > 1:
-            with pytest.raises(PdgemmError):
-                A + np.full(4, float(comm.rank))
-            with pytest.raises(PdgemmError):
-                A @ np.full(4, float(comm.rank))
-            mine = comm.rank == comm.size - 1  # wrong on one rank, and raised on all
-            for call in (
-                lambda: A[9 if mine else 0],
-                lambda: A.std(ddof=-1 if mine else 0),
-                lambda: A.norm(3 if mine else 2, axis=0),
-                lambda: A.sum("x" if mine else 0),
-                lambda: np.vstack((A, B if mine else A)),
-                lambda: np.vstack((A, 1 if mine else A)),
-            ):
-                with pytest.raises((PdgemmError, TypeError)):
-                    call()
-            with pytest.raises(PdgemmError):
-                A + (np.zeros(4) if comm.rank else np.zeros(5))
-            with ProcessGrid(comm, (1, 1), ranks=[0]) as alone:
-                there = DistMatrix.from_global(np.ones((6, 4)), grid=alone)
-                assert (A + there).sum() == 24
+def test_what_does_not_fit_is_refused_on_all_ranks(comm: Any, grid: Any) -> None:
+    A, B = DistMatrix.zeros((6, 4), grid=grid), DistMatrix.zeros((4, 6), grid=grid)
+    for wrong in (B, np.zeros(6), np.zeros((4, 1)), A[:3, :], np.zeros(0)):
+        with pytest.raises(LayoutError, match="cannot be broadcast to one shape"):
+            A + wrong
+    with pytest.raises(LayoutError, match=r"has the shape \(2, 6, 4\)"):
+        A + np.zeros((2, 1, 1))
+    with pytest.raises(LayoutError, match=r"has the shape \(6, 4\), and out is 1 x 4"):
+        np.add(A, 1, out=DistMatrix.zeros((1, 4), grid=grid))
+    with pytest.raises(TypeError):
+        A + np.array(["x"] * 4)
+    with pytest.raises(DTypeError, match="mask"):
+        A + np.ma.masked_array(np.zeros(4), [1, 0, 0, 0])
+    with pytest.raises(LayoutError, match="the product of 6 x 4"):
+        A @ np.zeros(6)
+    for options in ({"out": A}, {"grid": grid}, {"block": 2}):
+        with pytest.raises(ArgumentError, match="like has a layout"):
+            A.redistribute(like=A, **options)
+    with pytest.raises(LayoutError, match="shapes differ"):
+        A.redistribute(like=B)
+    if comm.size > 1:
+        with pytest.raises(PdgemmError):
+            A + np.full(4, float(comm.rank))
+        with pytest.raises(PdgemmError):
+            A @ np.full(4, float(comm.rank))
+        mine = comm.rank == comm.size - 1  # wrong on one rank, and raised on all
+        for call in (
+            lambda: A[9 if mine else 0],
+            lambda: A.std(ddof=-1 if mine else 0),
+            lambda: A.norm(3 if mine else 2, axis=0),
+            lambda: A.sum("x" if mine else 0),
+            lambda: A.sum(1 if mine else 0),
+            lambda: np.vstack((A, B if mine else A)),
+            lambda: np.vstack((A, 1 if mine else A)),
+        ):
+            with pytest.raises((PdgemmError, TypeError)):
+                call()
+        with pytest.raises(PdgemmError):
+            A + (np.zeros(4) if comm.rank else np.zeros(5))
+        with ProcessGrid(comm, (1, 1), ranks=[0]) as alone:
+            there = DistMatrix.from_global(np.ones((6, 4)), grid=alone)
+            assert (A + there).sum() == 24

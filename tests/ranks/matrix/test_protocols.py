@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,8 +24,8 @@ SCALARS: list[Any] = [2, 2.0, -1, 2**70, 1e300, 1j, True, np.float32(1), np.arra
 SCALARS += [np.datetime64(1, "s"), np.timedelta64(1, "s"), object(), np.void(b"1"), np.ma.masked, np.int8(1)]
 
 
-def functions() -> Iterator[Callable[..., Any]]:
-    for module in (np, np.linalg, np.fft, np.ma, np.strings, np.lib.stride_tricks, np.lib.array_utils):
+def functions(*modules: Any) -> Iterator[Callable[..., Any]]:
+    for module in modules:
         for name, function in sorted(vars(module).items()):
             plain = callable(function) and not isinstance(function, (type, np.ufunc))
             if plain and name not in {*NEVER_ASK, *DECOMPOSITIONS} and not name.startswith(("_", *NOT_CALLED)):
@@ -101,60 +99,20 @@ def test_a_function_of_numpy_is_right_or_refused(comm: Any) -> None:
         A, B, C = (dealt(whole, grid=grid, block=2) for whole in x)
         outcomes = [
             outcome(function, *arguments)
-            for function in functions()
-            for arguments in ((A,), (A, B), (A, 2), (2, A), ([A, B],), (A, B, C))
+            for function in functions(np, np.linalg)
+            for arguments in ((A,), (A, B), (A, 2), ([A, B],), (A, B, C))
         ]
+        others = np.fft, np.ma, np.strings, np.lib.stride_tricks, np.lib.array_utils
+        outcomes += [outcome(function, *x) for function in functions(*others) for x in ((A,), (A, B))]
         alike(comm, outcomes)
         for looks in (np.shape, np.ndim, np.size, np.result_type, np.iscomplexobj, np.common_type):
             assert outcome(looks, A) == "right"
         assert outcome(np.linalg.matmul, A, B) == "right"
 
 
-def test_what_is_refused_says_what_to_do_instead(comm: Any) -> None:
-    with ProcessGrid(comm) as grid:
-        A = DistMatrix.random((6, 6), grid=grid, block=2)
-        for call, instead in [
-            (lambda: np.array_equiv(A, A), r"numpy.array_equiv is not available .*use A.allclose\(B, rtol=0, atol=0\)"),
-            (lambda: np.unique(A), r"numpy.unique .*A.to_global\(\)"),
-            (lambda: np.zeros((3, 3), like=A), "numpy.zeros is not available"),  # type: ignore[arg-type]
-            (lambda: np.matvec(A, A), r"matvec is not available .*A.matvec\(x\)"),
-            (lambda: np.vecdot(A, A), "vecdot is not available"),
-            (lambda: np.add.reduce(A), r"add.reduce is not available .*A.to_global\(\)"),
-            (lambda: np.add(A, A, out=np.zeros((6, 6))), "out is a ndarray, and not a DistMatrix"),  # type: ignore[call-overload]
-            (lambda: np.ma.masked + A, "not one array"),
-            (lambda: A + np.ma.array(1.0, mask=True), "mask"),
-            (lambda: list(A), r"cannot be iterated over: use .local, .to_global\(root\)"),
-            (lambda: sum(A), "cannot be iterated over"),
-            (lambda: max(A), "cannot be iterated over"),
-            (lambda: 3 in A, "not iterable"),
-            (lambda: np.nditer(A), "operand"),
-            (lambda: np.asarray(A), "not one array"),
-            (lambda: pickle.dumps(A), "cannot be pickled: save it"),
-            (lambda: reversed(A), "not reversible"),  # type: ignore[call-overload]
-            (lambda: memoryview(A), "bytes-like"),  # type: ignore[arg-type]
-            (lambda: float(A), "must be"),  # type: ignore[arg-type]
-            (lambda: divmod(A, 2), "divmod is not available"),
-            (lambda: A @ np.ma.ones((6, 6)), "mask"),
-        ]:
-            with pytest.raises(TypeError, match=instead) as caught:
-                call()
-            assert "\n" not in str(caught.value)
-        with pytest.raises(ValueError, match="allclose"):
-            assert A in [A + 1]
-
-
-def test_methods_of_arrays_are_right_or_say_what_to_do_instead(comm: Any) -> None:
+def test_methods_of_arrays_that_are_missing_say_what_to_do_instead(comm: Any) -> None:
     with middle_grid(comm) as grid:
-        x = np.random.default_rng(2).integers(-9, 9, (2, 6, 6)) / 4  # products of these are exact
-        A, B = (dealt(whole, grid=grid, block=2) for whole in x)
-        for call in (
-            lambda a, b: a.transpose(),
-            lambda a, b: a.dot(b),
-            lambda a, b: a.clip(0, 1),
-            lambda a, b: a.clip(max=b),
-            lambda a, b: a.round(1),
-        ):
-            assert outcome(call, A, B) == "right"
+        A = DistMatrix.random((6, 6), grid=grid, block=2)
         missing = [name for name in dir(np.ndarray) if not name.startswith("_") and not hasattr(A, name)]
         assert {"flatten", "tolist", "sort"} <= {*missing}
         for name in missing:
@@ -170,24 +128,9 @@ def test_methods_of_arrays_are_right_or_say_what_to_do_instead(comm: Any) -> Non
                 call()
 
 
-def test_a_key_that_is_no_submatrix_says_what_to_do_instead(comm: Any) -> None:
-    with ProcessGrid(comm) as grid:
-        A = dealt(np.ones((6, 6)), grid=grid)
-        for key, instead in (
-            (A > 0, "numpy.where"),
-            (np.ones((6, 6), bool), "numpy.where"),
-            (([1, 2], [1, 2]), "A.allgather"),
-            (None, "got None"),
-            ((1, 2, 3), "got"),
-            ("x", "got 'x'"),
-        ):
-            with pytest.raises(ArgumentError, match=instead):
-                A[key]
-
-
 def test_a_ufunc_is_right_or_refused(comm: Any) -> None:
     with middle_grid(comm) as grid:
-        for dtype, scalars in ("float64", SCALARS), ("int32", SCALARS), ("bool", [2]), ("complex64", [2]):
+        for dtype, scalars in ("float64", SCALARS), ("int32", SCALARS[::3]), ("bool", [2]), ("complex64", [2]):
             x, y = ((np.arange(36).reshape(6, 6) * step % 5 - 1).astype(dtype) for step in (1, 3))
             A, B, other = (dealt(whole, grid=grid, block=3) for whole in (x, y, y[:, 1:]))
             outcomes = []
@@ -198,103 +141,71 @@ def test_a_ufunc_is_right_or_refused(comm: Any) -> None:
             assert outcome(np.add, A, B) == outcome(np.isfinite, A) == outcome(np.multiply, 2, A) == "right"
 
 
-def test_what_is_more_than_elementwise_is_refused(comm: Any) -> None:
-    with ProcessGrid(comm) as grid:
-        A, B, C = (dealt(np.random.default_rng(seed).random((6, 6)), grid=grid, block=2) for seed in range(3))
-        mask = A > B
-        before = C.allgather()
-        for options in (
-            {"where": mask, "out": C},
-            {"where": False, "out": C},
-            {"axis": 0},
-            {"axes": [(0,), (0,), (0,)]},
-            {"keepdims": True},
-            {"order": "F"},
-            {"subok": False},
-            {"signature": "dd->d"},
-            {"dtype": object},
-            {"dtype": np.longdouble},
-            {"out": C, "dtype": "complex128"},
-            {"out": (C, C)},
-        ):
-            for ufunc in (np.add, np.matmul):
-                with pytest.raises((TypeError, ValueError)) as caught:
-                    ufunc(A, B, **options)  # type: ignore[call-overload]
-                assert "\n" not in str(caught.value)
-        for ufunc in ufuncs():
-            for method, arguments in {
-                "reduce": (A,),
-                "accumulate": (A,),
-                "outer": (A, B),
-                "at": (A, [0], 1),
-                "reduceat": (A, [0]),
-            }.items():
-                assert isinstance(tried(getattr(ufunc, method), *arguments), Exception)
-        assert np.array_equal(C.allgather(), before)
-        assert outcome(np.add, A, B, dtype="float32", casting="same_kind") == "right"
-        assert np.add(A, B, out=C) is C
-        assert np.array_equal(C.allgather(), A.allgather() + B.allgather())
+def test_what_is_more_than_elementwise_is_refused(grid: Any) -> None:
+    A, B, C = (dealt(np.random.default_rng(seed).random((6, 6)), grid=grid, block=2) for seed in range(3))
+    mask = A > B
+    before = C.allgather()
+    for options in (
+        {"where": mask, "out": C},
+        {"where": False, "out": C},
+        {"axis": 0},
+        {"axes": [(0,), (0,), (0,)]},
+        {"keepdims": True},
+        {"order": "F"},
+        {"subok": False},
+        {"signature": "dd->d"},
+        {"dtype": object},
+        {"dtype": np.longdouble},
+        {"out": C, "dtype": "complex128"},
+        {"out": (C, C)},
+    ):
+        for ufunc in (np.add, np.matmul):
+            with pytest.raises((TypeError, ValueError)) as caught:
+                ufunc(A, B, **options)  # type: ignore[call-overload]
+            assert "\n" not in str(caught.value)
+    for ufunc in ufuncs():
+        for method, arguments in {
+            "reduce": (A,),
+            "accumulate": (A,),
+            "outer": (A, B),
+            "at": (A, [0], 1),
+            "reduceat": (A, [0]),
+        }.items():
+            assert isinstance(tried(getattr(ufunc, method), *arguments), Exception)
+    assert np.array_equal(C.allgather(), before)
+    assert outcome(np.add, A, B, dtype="float32", casting="same_kind") == "right"
+    assert np.add(A, B, out=C) is C
+    assert np.array_equal(C.allgather(), A.allgather() + B.allgather())
 
 
-def test_numbers_that_a_ufunc_refuses_on_one_rank_are_refused_on_all(comm: Any) -> None:
-    with ProcessGrid(comm) as grid:
-        A = DistMatrix.from_function(lambda i, j: np.where(i + j == 0, -1, 2), (6, 6), grid=grid, block=1, dtype=int)
-        empty = A[:1, :1]  # other ranks hold nothing of it
-        for power in (lambda: 2**A, lambda: A**A, lambda: A**-1, lambda: empty**-1):
-            with pytest.raises(ValueError, match="negative integer powers"):
-                power()
-        assert (2 ** A[1:, :]).allclose(4)
-        with np.errstate(invalid="raise"), pytest.raises(FloatingPointError):
-            np.sqrt(A)
+def test_numbers_that_a_ufunc_refuses_on_one_rank_are_refused_on_all(grid: Any) -> None:
+    A = DistMatrix.from_function(lambda i, j: np.where(i + j == 0, -1, 2), (6, 6), grid=grid, block=1, dtype=int)
+    empty = A[:1, :1]  # other ranks hold nothing of it
+    for power in (lambda: 2**A, lambda: A**A, lambda: A**-1, lambda: empty**-1):
+        with pytest.raises(ValueError, match="negative integer powers"):
+            power()
+    assert (2 ** A[1:, :]).allclose(4)
+    with np.errstate(invalid="raise"), pytest.raises(FloatingPointError):
+        np.sqrt(A)
 
 
-def test_a_conjugated_view_is_not_written_to_by_a_ufunc(comm: Any) -> None:
-    with ProcessGrid(comm) as grid:
-        A = DistMatrix.random((6, 6), grid=grid, dtype="complex128")
-        with pytest.raises(ArgumentError, match="conjugate of another matrix"):
-            np.add(A.H, 1, out=A.H)
+def test_a_conjugated_view_is_not_written_to_by_a_ufunc(grid: Any) -> None:
+    A = DistMatrix.random((6, 6), grid=grid, dtype="complex128")
+    with pytest.raises(ArgumentError, match="conjugate of another matrix"):
+        np.add(A.H, 1, out=A.H)
 
 
-def test_copies_are_matrices_of_their_own(comm: Any) -> None:
-    with ProcessGrid(comm) as grid:
-        A = DistMatrix.random((6, 6), grid=grid, block=2)
-        for B in (copy.copy(A), copy.deepcopy(A), copy.deepcopy([A])[0]):
-            assert B.grid is grid
-            assert np.array_equal(B.allgather(), A.allgather())
-            assert not np.shares_memory(A.local, B.local) or not A.local.size
-
-
-def test_arrays_that_are_more_or_less_than_numbers(comm: Any) -> None:
+def test_arrays_that_are_more_or_less_than_numbers(comm: Any, grid: Any) -> None:
     """Subclasses that only add to an array are taken as arrays, and what would be lost is refused."""
     x = np.arange(12.0).reshape(3, 4)
-    with ProcessGrid(comm) as grid:
-        for same in (np.asmatrix(x), x.view(np.recarray), x.tolist(), x.astype(">f8"), memoryview(x)):
-            assert np.array_equal(DistMatrix.from_global(same, grid=grid).allgather(), x)
-        A = DistMatrix.from_global(x, grid=grid)
-        B = DistMatrix.from_local(np.asmatrix(A.local), (3, 4), grid=grid)
-        assert type(B.local) is np.ndarray
-        assert np.shares_memory(A.local, B.local) or not A.local.size
-        for bad, why in [
-            (np.ma.array(x, mask=x > 3), "would lose its mask"),
-            ([np.ma.array(row) for row in x], "would lose its mask"),
-            (scipy.sparse.csr_matrix(x), "array.toarray()"),
-            (scipy.sparse.eye_array(3), "array.toarray()"),
-        ]:
-            for take in (
-                lambda bad: DistMatrix.from_global(bad, grid=grid),
-                lambda bad: DistMatrix.from_global(bad, grid=grid, root=0),
-                lambda bad: DistMatrix.from_local(bad, (3, 4), grid=grid),
-                lambda bad: Batch.from_global([bad], comm),
-                lambda bad: Batch.from_local([bad], comm),
-            ):
-                with pytest.raises(DTypeError, match=why) as caught:
-                    take(bad)
-                assert "\n" not in str(caught.value)
-        with pytest.raises(DTypeError, match="whose mask would be lost"):
-            DistMatrix.from_function(lambda i, j: np.ma.array(i + j, mask=i > j), (9, 9), grid=grid)
-        for operate in (lambda y: A + y, lambda y: y + A, lambda y: A @ y, lambda y: y @ A, lambda y: A * y):
-            for y in (scipy.sparse.csr_array(x), np.asmatrix(x), np.ma.array(x, mask=x > 3)):
-                assert isinstance(tried(operate, y), (TypeError, ValueError))
-        batch = Batch.from_global(x[None], comm)
-        for use in (np.asarray, np.sum, lambda b: np.array_equal(b, b), lambda b: np.add(b, 1)):
-            assert isinstance(tried(use, batch), TypeError) or use(batch) is False
+    for same in (x.view(np.recarray), x.tolist()):
+        assert np.array_equal(DistMatrix.from_global(same, grid=grid).allgather(), x)
+    A = DistMatrix.from_global(x, grid=grid)
+    with pytest.raises(DTypeError, match="whose mask would be lost"):
+        DistMatrix.from_function(lambda i, j: np.ma.array(i + j, mask=i > j), (9, 9), grid=grid)
+    for operate in (lambda y: A + y, lambda y: y + A, lambda y: A @ y, lambda y: y @ A, lambda y: A * y):
+        for y in (scipy.sparse.csr_array(x), np.asmatrix(x), np.ma.array(x, mask=x > 3)):
+            assert isinstance(tried(operate, y), (TypeError, ValueError))
+    batch = Batch.from_global(x[None], comm)
+    for use in (np.asarray, np.sum, lambda b: np.array_equal(b, b), lambda b: np.add(b, 1)):
+        assert isinstance(tried(use, batch), TypeError) or use(batch) is False

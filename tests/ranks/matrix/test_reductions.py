@@ -2,59 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from layouts import drawn, matrices
-from tiers import everything, square_grid
 
 from pdgemm import DistMatrix, ProcessGrid
-from pdgemm.errors import ArgumentError, PdgemmError
+from pdgemm.errors import ArgumentError
 
-pytestmark = [pytest.mark.mpi, square_grid]
+pytestmark = pytest.mark.mpi
 
-SHAPES = [(1, 1), (1, 9), (7, 5), (13, 8), (5, 1), (29, 61)]
-EXACT = ("min", "max", "argmin", "argmax", "any", "all")
-NAMES = ("sum", "mean", "prod", "std", "var", *EXACT)
+NAMES = ("sum", "mean", "prod", "std", "var", "min", "max", "argmin", "argmax", "any", "all")
 AXES = (None, 0, 1)
-
-
-def same_on_all(comm: Any, found: Any) -> None:
-    """To the bit, and of one type."""
-    assert len(set(comm.allgather((np.asarray(found).tobytes(), np.asarray(found).dtype.str, np.shape(found))))) == 1
-
-
-@pytest.mark.parametrize("dtype", ["float64", "complex64", "int8"])
-def test_every_reduction(comm: Any, dtype: str) -> None:
-    if dtype != "float64" and comm.size not in (1, 4):
-        pytest.skip("other types on 1 and 4 ranks: ranks combine parts in the same way")
-    for shape in SHAPES if comm.size < 5 else SHAPES[-3:]:
-        whole = drawn(shape, dtype)
-        for A in matrices(comm, whole, all_=everything() and shape == (13, 8)):
-            for name in NAMES:
-                for axis in AXES:
-                    found, expected = getattr(A, name)(axis=axis), getattr(np, name)(whole, axis=axis)
-                    same_on_all(comm, found)
-                    assert np.shape(found) == np.shape(expected)
-                    assert np.asarray(found).dtype == np.asarray(expected).dtype, name
-                    if name in EXACT or expected.dtype.kind in "biu":
-                        assert np.array_equal(found, expected), (name, axis, A)
-                    else:
-                        scale = np.abs(whole).sum() if name == "sum" else np.abs(expected).max()
-                        eps = np.finfo(expected.dtype).eps
-                        assert np.allclose(found, expected, rtol=200 * eps, atol=200 * eps * scale), (name, axis)
 
 
 def test_columns_and_rows_that_are_kept_are_matrices_and_words_are_counted(comm: Any) -> None:
     whole = drawn((13, 8), "float32")
-    for A in matrices(comm, whole, all_=comm.size == 4):
+    for A in matrices(comm, whole):
         for name in NAMES:
             for axis in AXES:
                 kept, flat = getattr(A, name)(axis=axis, keepdims=True), getattr(A, name)(axis=axis)
                 expected = getattr(np, name)(whole, axis=axis, keepdims=True)
                 assert kept.shape == expected.shape
+                assert np.allclose(flat, np.squeeze(expected, axis), rtol=1e-4, atol=1e-5)
                 assert np.array_equal(kept.allgather(), np.reshape(flat, kept.shape))
                 assert kept.report.counted == kept.report.predicted
                 received = kept.report.counted.words_received
@@ -67,7 +38,7 @@ def test_columns_and_rows_that_are_kept_are_matrices_and_words_are_counted(comm:
 
 def test_numpys_functions(comm: Any) -> None:
     whole = drawn((7, 5), "complex128")
-    for A in matrices(comm, whole, all_=False):
+    for A in matrices(comm, whole):
         for axis in (None, 0, 1, -1, -2, (0, 1)):
             assert np.allclose(np.sum(A, axis=axis), np.sum(whole, axis=axis))
             assert np.allclose(np.mean(A, axis), np.mean(whole, axis))
@@ -78,7 +49,9 @@ def test_numpys_functions(comm: Any) -> None:
             assert np.array_equal(np.diagonal(A, offset), np.diagonal(whole, offset))
             assert np.array_equal(A.H.diagonal(offset), np.conj(whole.T).diagonal(offset))
         for kind in (None, "fro", 1, np.inf):
-            assert np.isclose(np.linalg.norm(A, kind), np.linalg.norm(whole, kind))
+            for x, X in ((whole, A), (whole.real.astype("float32"), A.real.astype("float32"))):
+                assert np.isclose(np.linalg.norm(X, kind), np.linalg.norm(x, kind), rtol=1e-6)
+        assert np.isclose(A.norm("max"), abs(whole).max())
         for kind in (0, 1, 2, np.inf, -np.inf):
             for axis in (0, 1):
                 assert np.allclose(np.linalg.norm(A, kind, axis), np.linalg.norm(whole, kind, axis))
@@ -103,48 +76,29 @@ def test_norms_of_zeros_and_tiny_elements(comm: Any) -> None:
         assert A[:, :5].norm() == 0
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "bool", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "bool"])
 def test_other_types(comm: Any, dtype: str) -> None:
-    import ml_dtypes  # noqa: F401  it names bfloat16
-
-    whole = drawn((29, 61), "bool" if dtype == "bool" else "int8" if dtype == "int32" else "float32").astype(dtype)
+    whole = drawn((29, 61), "bool" if dtype == "bool" else "float32").astype(dtype)
     wide = whole.astype(np.float64)
-    for A in matrices(comm, whole, all_=False):
+    for A in matrices(comm, whole):
         for axis in AXES:
             total = A.sum(axis=axis)
-            assert np.asarray(total).dtype == (np.int64 if dtype in ("bool", "int32") else dtype)
-            eps = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6}.get(dtype, 0)
+            assert np.asarray(total).dtype == (np.int64 if dtype == "bool" else dtype)
+            eps = 8e-3 if dtype == "bfloat16" else 0
             assert np.allclose(np.asarray(total, float), wide.sum(axis), atol=eps * np.abs(wide).sum(axis).max())
             assert np.array_equal(np.asarray(A.max(axis), float), wide.max(axis))
             assert np.array_equal(A.argmin(axis), wide.argmin(axis))
             assert np.array_equal(A.any(axis), wide.any(axis))
             mean = np.asarray(A.mean(axis))
-            assert mean.dtype == (np.float64 if dtype in ("bool", "int32") else dtype)
+            assert mean.dtype == (np.float64 if dtype == "bool" else dtype)
             assert np.allclose(mean.astype(float), wide.mean(axis), atol=2 * eps + 1e-12)
-
-
-def test_no_elements(comm: Any) -> None:
-    for shape in ((0, 5), (5, 0), (0, 0)):
-        whole = np.zeros(shape)
-        for A in matrices(comm, whole, all_=False):
-            for axis in AXES:
-                for name in ("sum", "prod", "any", "all"):
-                    assert np.array_equal(getattr(A, name)(axis), getattr(whole, name)(axis)), (shape, axis, name)
-                assert np.shape(A.mean(axis)) == np.shape(whole.sum(axis))
-                count = whole.size if axis is None else shape[axis]
-                for name in ("min", "argmax"):
-                    if count == 0:
-                        with pytest.raises(ArgumentError, match=f"{name} of no element"):
-                            getattr(A, name)(axis)
-                    else:
-                        assert getattr(A, name)(axis).shape == (shape[1 - axis],)  # type: ignore[operator]
 
 
 def test_infinities_nans_and_large_numbers(comm: Any) -> None:
     whole = drawn((13, 8), "float64")
     whole[3, 2], whole[7, 2], whole[5, 4], whole[11, 6] = np.nan, np.nan, np.inf, -np.inf
     whole[:, 7] = 1e300
-    for A in matrices(comm, whole, all_=comm.size < 5):
+    for A in matrices(comm, whole):
         for axis in AXES:
             for name in ("sum", "min", "max", "argmin", "argmax", "mean"):
                 with np.errstate(all="ignore"):
@@ -163,7 +117,7 @@ def test_infinities_nans_and_large_numbers(comm: Any) -> None:
 def test_sums_lose_few_digits(comm: Any) -> None:
     """A float32 sum of a million ones, in order, would end at 2^24 for more of them; here the error is of a few ulp."""
     with ProcessGrid(comm, (comm.size, 1)) as grid:
-        n = 300_000
+        n = 100_000
         A = DistMatrix.from_function(lambda i, j: 0.1 + 0 * i + 0 * j, (n, 3), dtype="float32", grid=grid)
         expected = n * float(np.float32(0.1))
         for found in (*A.sum(axis=0), *A.T.sum(axis=1), A.sum() / 3, *(A.mean(axis=0) * n)):
@@ -171,13 +125,3 @@ def test_sums_lose_few_digits(comm: Any) -> None:
         assert A.std() < 1e-7
         shifted = DistMatrix.from_function(lambda i, j: 1e8 + i % 2 + 0 * j, (n, 3), grid=grid)
         assert np.allclose(shifted.var(axis=0), 0.25, rtol=1e-9)
-
-
-def test_all_ranks_raise_for_other_arguments(comm: Any) -> None:
-    if comm.size == 1:
-        pytest.skip("one rank agrees with itself")
-    with ProcessGrid(comm) as grid:
-        A = DistMatrix.zeros((6, 6), grid=grid)
-        call: Callable[[], Any] = (lambda: A.sum(axis=0)) if comm.rank else (lambda: A.sum(axis=1))
-        with pytest.raises(PdgemmError):
-            call()

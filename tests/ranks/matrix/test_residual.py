@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from problems import DTYPES, grid_shapes
+from tiers import in_turn
 
 from pdgemm import DistMatrix, ProcessGrid, pdgemm, verify
 from pdgemm.errors import ArgumentError, LayoutError
@@ -35,88 +36,85 @@ def test_right_results_pass_and_a_single_wrong_element_does_not(comm: Any, dtype
             assert not verify(C, 2, A, B, -1, C0).passed
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("compute", [None, "float32", "tf32", "float16", "bfloat16"])
-def test_rounded_operands_and_results(comm: Any, compute: str | None, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("compute", "dtype"),
+    in_turn([None, "float32", "tf32", "float16", "bfloat16"], ["float16", "bfloat16", "float32", "float64"]),
+)
+def test_rounded_operands_and_results(grid: Any, compute: str | None, dtype: str) -> None:
     """They explain a part of |A||B| that does not grow with k: with k = 1500, too, a wrong factor is seen."""
-    with ProcessGrid(comm) as grid:
-        made: dict[str, Any] = {"grid": grid, "block": 50, "dtype": dtype}
-        A, B = DistMatrix.random((20, 1500), seed=1, **made), DistMatrix.random((1500, 30), seed=2, **made)
-        C0 = DistMatrix.random((20, 30), seed=3, **made)
-        for algorithm in ("summa", "stationary_a", "inner"):
-            C = pdgemm(2, A, B, -1, C0.copy(), algorithm=algorithm, compute_type=compute)
-            residual = verify(C, 2, A, B, -1, C0, compute_type=compute)
-            assert residual.passed, str(residual)
-            assert residual.bound < 0.02
-            assert not verify(C, 2.5, A, B, -1, C0, compute_type=compute).passed
-        with pytest.raises(ArgumentError, match="compute_type 'half' is not one of float32, tf32"):
-            verify(C, 2, A, B, -1, C0, compute_type="half")
+    made: dict[str, Any] = {"grid": grid, "block": 50, "dtype": dtype}
+    A, B = DistMatrix.random((20, 1500), seed=1, **made), DistMatrix.random((1500, 30), seed=2, **made)
+    C0 = DistMatrix.random((20, 30), seed=3, **made)
+    for algorithm in ("summa", "stationary_a", "inner"):
+        C = pdgemm(2, A, B, -1, C0.copy(), algorithm=algorithm, compute_type=compute)
+        residual = verify(C, 2, A, B, -1, C0, compute_type=compute)
+        assert residual.passed, str(residual)
+        assert residual.bound < 0.02
+        assert not verify(C, 2.5, A, B, -1, C0, compute_type=compute).passed
+    with pytest.raises(ArgumentError, match="compute_type 'half' is not one of float32, tf32"):
+        verify(C, 2, A, B, -1, C0, compute_type="half")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_zeros_and_one_missing_element_of_a_wide_product_are_seen(comm: Any, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_zeros_and_one_missing_element_of_a_wide_product_are_seen(grid: Any, dtype: str) -> None:
     """Errors of many elements do not add up: their signs are those of X."""
-    with ProcessGrid(comm) as grid:
-        made: dict[str, Any] = {"grid": grid, "dtype": dtype, "kind": "normal"}
-        A, B = DistMatrix.random((8, 2000), seed=1, **made), DistMatrix.random((2000, 2000), seed=2, **made)
+    made: dict[str, Any] = {"grid": grid, "dtype": dtype, "kind": "normal"}
+    A, B = DistMatrix.random((8, 2000), seed=1, **made), DistMatrix.random((2000, 2000), seed=2, **made)
+    C = pdgemm(1, A, B)
+    assert verify(C, 1, A, B).passed
+    assert verify(DistMatrix.zeros(C.shape, grid=grid, dtype=dtype), 1, A, B).wrong
+    if dtype == "float32":
+        A, B = DistMatrix.random((4, 50), seed=1, **made), DistMatrix.random((50, 20000), seed=2, **made)
         C = pdgemm(1, A, B)
-        assert verify(C, 1, A, B).passed
-        assert verify(DistMatrix.zeros(C.shape, grid=grid, dtype=dtype), 1, A, B).wrong
-        if dtype == "float32":
-            A, B = DistMatrix.random((4, 50), seed=1, **made), DistMatrix.random((50, 20000), seed=2, **made)
-            C = pdgemm(1, A, B)
-            if C.distribution.owner(0, 0) == grid.coords:
-                C.local[0, 0] += 4  # of 20,000 elements of about 7
-            assert verify(C, 1, A, B, vectors=20).wrong
+        if C.distribution.owner(0, 0) == grid.coords:
+            C.local[0, 0] += 4  # of 20,000 elements of about 7
+        assert verify(C, 1, A, B, vectors=20).wrong
 
 
-def test_what_cannot_be_told_has_not_passed(comm: Any) -> None:
+def test_what_cannot_be_told_has_not_passed(grid: Any) -> None:
     """Where nothing is compared, where zeros would pass, and where the sizes of sums overflow."""
-    with ProcessGrid(comm) as grid:
-        one, nan = (DistMatrix.from_global(np.full((6, 6), x), grid=grid) for x in (1.0, np.nan))
-        told = verify(nan, 1, one, nan)
-        assert not (told.passed or told.wrong) and (told.rows, told.not_finite) == (0, 6)
-        assert str(told).splitlines()[0].endswith("this check cannot tell")
-        zeros = DistMatrix.zeros((6, 6), grid=grid)
-        assert verify(zeros, 1, zeros, one).passed  # exactly
-        A = DistMatrix.random((6, 40), grid=grid, kind="normal", dtype="float32", seed=1)
-        B = DistMatrix.random((40, 6), grid=grid, kind="normal", dtype="float32", seed=2)
-        small = pdgemm(1, A, B) * 0
-        told = verify(small, 1e-3, A, B, 1, pdgemm(-1e-3, A, B), compute_type="bfloat16")  # right, of two large terms
-        assert not (told.passed or told.wrong) and "zeros in place of C have" in str(told)
-        signs = np.tile([1.0, -1.0], 2000)[None]  # |C X| is finite, and |C||X| is not
-        B = DistMatrix.from_global(signs * 2e305, grid=grid)
-        A = DistMatrix.from_global(np.ones((1, 1)), grid=grid)
-        for C in (B.copy(), B * 0.5):
-            told = verify(C, 1, A, B)
-            assert not (told.passed or told.wrong)
+    one, nan = (DistMatrix.from_global(np.full((6, 6), x), grid=grid) for x in (1.0, np.nan))
+    told = verify(nan, 1, one, nan)
+    assert not (told.passed or told.wrong) and (told.rows, told.not_finite) == (0, 6)
+    assert str(told).splitlines()[0].endswith("this check cannot tell")
+    zeros = DistMatrix.zeros((6, 6), grid=grid)
+    assert verify(zeros, 1, zeros, one).passed  # exactly
+    A = DistMatrix.random((6, 40), grid=grid, kind="normal", dtype="float32", seed=1)
+    B = DistMatrix.random((40, 6), grid=grid, kind="normal", dtype="float32", seed=2)
+    small = pdgemm(1, A, B) * 0
+    told = verify(small, 1e-3, A, B, 1, pdgemm(-1e-3, A, B), compute_type="bfloat16")  # right, of two large terms
+    assert not (told.passed or told.wrong) and "zeros in place of C have" in str(told)
+    signs = np.tile([1.0, -1.0], 2000)[None]  # |C X| is finite, and |C||X| is not
+    B = DistMatrix.from_global(signs * 2e305, grid=grid)
+    A = DistMatrix.from_global(np.ones((1, 1)), grid=grid)
+    for C in (B.copy(), B * 0.5):
+        told = verify(C, 1, A, B)
+        assert not (told.passed or told.wrong)
 
 
-def test_edges(comm: Any) -> None:
-    with ProcessGrid(comm) as grid:
-        zeros = {shape: DistMatrix.zeros(shape, grid=grid) for shape in [(3, 0), (0, 4), (3, 4), (0, 3)]}
-        assert verify(zeros[3, 4], 1, zeros[3, 0], zeros[0, 4]).passed
-        assert verify(zeros[0, 4], 1, zeros[0, 3], zeros[3, 4]).passed
-        assert not verify(zeros[3, 4] + 1e-30, 1, zeros[3, 0], zeros[0, 4]).passed
-        with pytest.raises(LayoutError, match=r"op\(A\) is 3 x 4, op\(B\) is 3 x 4, C is 3 x 4$"):
-            verify(zeros[3, 4], 1, zeros[3, 4], zeros[3, 4])
-        with pytest.raises(LayoutError, match="C0 is missing"):
-            verify(zeros[3, 4], 1, zeros[3, 0], zeros[0, 4], beta=1)
+def test_edges(grid: Any) -> None:
+    zeros = {shape: DistMatrix.zeros(shape, grid=grid) for shape in [(3, 0), (0, 4), (3, 4), (0, 3)]}
+    assert verify(zeros[3, 4], 1, zeros[3, 0], zeros[0, 4]).passed
+    assert verify(zeros[0, 4], 1, zeros[0, 3], zeros[3, 4]).passed
+    assert not verify(zeros[3, 4] + 1e-30, 1, zeros[3, 0], zeros[0, 4]).passed
+    with pytest.raises(LayoutError, match=r"op\(A\) is 3 x 4, op\(B\) is 3 x 4, C is 3 x 4$"):
+        verify(zeros[3, 4], 1, zeros[3, 4], zeros[3, 4])
+    with pytest.raises(LayoutError, match="C0 is missing"):
+        verify(zeros[3, 4], 1, zeros[3, 0], zeros[0, 4], beta=1)
 
 
-def test_nan_is_right_where_it_belongs_and_wrong_elsewhere(comm: Any) -> None:
-    with ProcessGrid(comm) as grid:
-        nan = DistMatrix.from_function(lambda i, j: np.nan, (6, 6), grid=grid)
-        assert verify(DistMatrix.zeros((6, 6), grid=grid), 0, nan, nan).passed  # alpha 0: they are not read
-        a = np.ones((6, 6))
-        a[2, 3] = np.nan
-        A, B = DistMatrix.from_global(a, grid=grid), DistMatrix.eye(6, grid=grid)
-        C = A @ B
-        residual = verify(C, 1, A, B)
-        assert residual.passed
-        assert (residual.rows, residual.not_finite, residual.misplaced) == (5, 1, 0)
-        assert str(residual).splitlines()[1].startswith("warning: 1 of 6 rows of C hold NaN")
-        clean = DistMatrix.from_global(np.ones((6, 6)), grid=grid)
-        wrong = verify(C, 1, clean, B)
-        assert not wrong.passed
-        assert wrong.misplaced == 1
+def test_nan_is_right_where_it_belongs_and_wrong_elsewhere(grid: Any) -> None:
+    nan = DistMatrix.from_function(lambda i, j: np.nan, (6, 6), grid=grid)
+    assert verify(DistMatrix.zeros((6, 6), grid=grid), 0, nan, nan).passed  # alpha 0: they are not read
+    a = np.ones((6, 6))
+    a[2, 3] = np.nan
+    A, B = DistMatrix.from_global(a, grid=grid), DistMatrix.eye(6, grid=grid)
+    C = A @ B
+    residual = verify(C, 1, A, B)
+    assert residual.passed
+    assert (residual.rows, residual.not_finite, residual.misplaced) == (5, 1, 0)
+    assert str(residual).splitlines()[1].startswith("warning: 1 of 6 rows of C hold NaN")
+    clean = DistMatrix.from_global(np.ones((6, 6)), grid=grid)
+    wrong = verify(C, 1, clean, B)
+    assert not wrong.passed
+    assert wrong.misplaced == 1
