@@ -6,18 +6,19 @@ import ctypes
 from typing import Any
 
 import numpy as np
+import pytest
 from mpi4py import MPI
+from tiers import square_grid
 
 from pdgemm import scalapack
 
 GUARD = -77.5
 LETTERS = {"s": "f", "d": "d", "c": "F", "z": "D"}
+ON_RANKS = [*"scz", pytest.param("d", marks=square_grid)]  # one type on a grid of rows and columns
 Window = tuple[slice, slice]
 
 
 SIZES = [(22, 23, 24), (5, 14, 9), (11, 11, 11), (3, 3, 3)]
-
-
 STARTS = [1, 5, 7, 11, 12]
 
 
@@ -96,11 +97,24 @@ def placed(
     return X, window, (X.local, i + 1, j + 1, X.desc)
 
 
-def outside(X: Global, window: Window, inside: np.ndarray) -> np.ndarray:
-    """Which elements of the local array are not among those of the window that may change."""
+def assert_unchanged(X: Global, window: Window, inside: Any = True) -> None:
+    """Bit by bit, but for the elements of the window, or those of them that may change: gaps and guards too."""
     chosen = np.zeros(X.values.shape, bool)
     chosen[window] = inside
-    return ~X.dealt(chosen, np.zeros(X.local.shape, bool))
+    kept = ~X.dealt(chosen, np.zeros(X.local.shape, bool))
+    assert X.local[kept].tobytes() == X.before[kept].tobytes()
+
+
+def assert_refused(function: Any, good: list[Any], wrong: dict[int, Any], returned: int = 0) -> None:
+    """INFO is the number of each wrong argument, on one process alone, too.
+
+    returned : so many of ScaLAPACK's arguments from the 13th on are results of ours.
+    """
+    for number, value in wrong.items():
+        bad = changed(good, **{f"_{number - returned * (number > 12)}": value})
+        assert info(function, *bad) == -number, (function, number)
+        if MPI.COMM_WORLD.size > 1:
+            assert info(function, *(bad if MPI.COMM_WORLD.rank == 1 else good)) == -number, (function, number)
 
 
 def triangle(n: int, uplo: str) -> np.ndarray:
