@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from problems import TOLERANCE, gemm_error, grid_shapes
-from tiers import square_grid
+from tiers import in_turn, square_grid
 
 from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
 from pdgemm.algorithms.products import layer_sums
@@ -100,12 +100,8 @@ def test_messages_that_leave_are_moved_on_too(monkeypatch: pytest.MonkeyPatch) -
     "options",
     [
         {"algorithm": "summa", "mover": "shared"},
-        {"algorithm": "summa", "mover": "ibcast", "panel_width": 20},
         {"algorithm": "summa", "mover": "ring", "lookahead": 2, "panel_width": 20},
-        {"algorithm": "summa", "mover": "tree", "lookahead": 2, "panel_width": 20},
         {"algorithm": "stationary_a"},
-        {"algorithm": "stationary_a", "mover": "tree"},
-        {"algorithm": "cannon"},
         {"algorithm": "2.5d", "layers": 2},
         {"algorithm": "inner"},
         {"algorithm": "summa", "mover": "ibcast", "panel_width": 15, "dtype": "int8"},
@@ -114,7 +110,7 @@ def test_messages_that_leave_are_moved_on_too(monkeypatch: pytest.MonkeyPatch) -
     ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_between_nodes_products_are_cut_for_messages_to_go_on(
-    comm: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tree_mover: None
+    comm: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each part of the product is formed once, and after each the transfers are looked after; on one node neither."""
     monkeypatch.setattr(local, "SLAB_ROWS", 2)
@@ -140,7 +136,7 @@ def test_between_nodes_products_are_cut_for_messages_to_go_on(
     for per_node in (2 if options.get("mover") == "shared" else 1, comm.size):
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", str(per_node))
         own = comm.Dup()
-        for shape in [None] if options["algorithm"] in ("cannon", "2.5d", "inner") else grid_shapes(comm.size):
+        for shape in [None] if options["algorithm"] in ("cannon", "2.5d", "inner") else grid_shapes(comm.size)[1:2]:
             with ProcessGrid(own) as grid:
                 made: dict[str, Any] = {"grid": grid, "block": 8, "order": next(orders)}
                 A, B = (DistMatrix.random(x, seed=s, **made) * 9 for s, x in enumerate(((m, k), (k, n))))
@@ -244,9 +240,8 @@ def test_windows_of_partial_sums_take_rows_of_every_owner(
     monkeypatch.setattr(reduction, "LEAST_ROWS", 1)
     planner.best_plan.cache_clear()
     own = comm.Dup()
-    for shape, (m, n, k) in itertools.product(
-        grid_shapes(comm.size), [(61, 53, 90), (high := 32 * comm.size + 1, 18, 2 * comm.size), (40, 7, 0)]
-    ):
+    problems = (61, 53, 90), (high := 32 * comm.size + 1, 18, 2 * comm.size), (40, 7, 0)
+    for (m, n, k), shape in in_turn(problems, grid_shapes(comm.size)):
         with ProcessGrid(own, shape) as grid:
             A, B, C = (DistMatrix.random(x, grid=grid, seed=seed) for seed, x in enumerate(((m, k), (k, n), (m, n))))
             c = C.allgather()
