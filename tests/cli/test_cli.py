@@ -19,7 +19,8 @@ import jobs
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from many_commands import one_line, pdgemm, read, several
+from jobs import pdgemm
+from many_commands import one_line, read, several
 from problems import TOLERANCE, gemm_error
 from processes import TEXTS, running, started
 from study_records import strong, study

@@ -10,7 +10,8 @@ import h5py
 import jobs
 import numpy as np
 import pytest
-from many_commands import one_line, pdgemm, read, several
+from jobs import pdgemm
+from many_commands import one_line, read, several
 
 pytestmark = jobs.needs_mpiexec
 EPS = np.finfo(float).eps

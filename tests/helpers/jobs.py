@@ -39,8 +39,11 @@ def run(command: Sequence[Words], cwd: Path | None = None, timeout: float = 100,
     return done
 
 
+CHANGED_BY_LIBRARIES = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK"}  # pytest; threadpoolctl, as it is imported
+
+
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in outside_job().items() if name != "PYTEST_CURRENT_TEST"}
+    return {name: value for name, value in outside_job().items() if name not in CHANGED_BY_LIBRARIES}
 
 
 _AT_START = _environment()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import in_process
 import jobs
 import numpy as np
 
@@ -26,16 +25,6 @@ for words in json.loads(sys.argv[1]):
 if MPI.COMM_WORLD.rank == 0:
     print(json.dumps(said_of_all), file=out)
 """
-
-
-def pdgemm(ranks: int, *words: str, cwd: Path, timeout: float = 60, **environment: str) -> jobs.Finished:
-    """`mpiexec -n RANKS pdgemm WORDS`, finished; on one rank in this process, unless it names variables.
-
-    `jobs.pdgemm` starts a process also where only imports have set variables since, as that of threadpoolctl does.
-    """
-    if ranks <= 1 and not environment:
-        return in_process.run([*words], cwd)
-    return jobs.pdgemm(ranks, *words, cwd=cwd, timeout=timeout, **environment)
 
 
 def several(ranks: int, commands: list[list[str]], cwd: Path) -> list[jobs.Finished]:

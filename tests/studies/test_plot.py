@@ -15,7 +15,7 @@ import jobs
 import numpy as np
 import pytest
 from bs4 import BeautifulSoup
-from many_commands import pdgemm
+from jobs import pdgemm
 from study_records import SIDE, TIMES, record, strong, study
 
 from pdgemm.errors import ArgumentError, FileError, PdgemmError

@@ -15,7 +15,7 @@ from typing import Any
 
 import jobs
 import pytest
-from many_commands import pdgemm
+from jobs import pdgemm
 from processes import TEXTS, running, started, until
 from tiers import thorough
 

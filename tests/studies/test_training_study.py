@@ -10,7 +10,7 @@ from typing import Any
 import jobs
 import numpy as np
 import pytest
-from many_commands import pdgemm
+from jobs import pdgemm
 from study_records import record, study, trained
 from tiers import thorough
 
