@@ -1,9 +1,11 @@
 """Fixtures of tests of devices."""
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fake_cupy import fake_cupy
 
 
 @pytest.fixture(name="comm")
@@ -12,6 +14,22 @@ def own_comm(comm: Any) -> Iterator[Any]:
     own = comm.Dup()
     yield own
     own.Free()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`gpu` is one for all ranks; where ranks communicate also one for each, to whose memory MPI takes pointers."""
+    if "gpu" in metafunc.fixturenames:
+        both = {"comm", "movers"} & {*inspect.signature(metafunc.function).parameters}
+        metafunc.parametrize("gpu", ["one GPU", "a GPU each"] if both else ["one GPU"], indirect=True)
+
+
+@pytest.fixture
+def gpu(comm: Any, request: Any) -> Iterator[Any]:
+    if comm.size > 4:
+        pytest.skip("runs on up to 4 ranks: nothing in this layer depends on their number")
+    alone = request.param == "one GPU"
+    with fake_cupy(1 if alone else comm.size, aware="no" if alone else "yes") as made:
+        yield made
 
 
 @pytest.fixture

@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_arrays import FakeArray
 from fake_cupy import fake_cupy
-from fake_device import FakeArray, FakeDevice, FakeMemory, fake_device
+from fake_device import FakeDevice, fake_device
+from fake_memory import FakeMemory
 from mpi4py import MPI
+from tiers import everything
 
 from pdgemm import Machine, ProcessGrid, plan
 from pdgemm.local.arrays.device import Reach
@@ -99,7 +102,7 @@ WAYS = {
 
 
 @pytest.mark.on_ranks(1, 3)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS if everything() else ["nccl", "ipc"])
 def test_a_known_machine_is_found(comm: Any, known: Any, way: str) -> None:
     """Rates, bandwidths, links and overlap within 10%, with what packing and staging take beside the messages."""
     with fake_device(kind=KnownGpu, reach=WAYS[way]) as device:
@@ -153,8 +156,7 @@ def test_links_between_nodes_are_those_of_their_first_ranks(
 
 
 @pytest.mark.on_ranks(1, 2)
-@pytest.mark.parametrize("aware", ["no", "yes"])
-@pytest.mark.parametrize("nccl", ["no", "yes"])
+@pytest.mark.parametrize(("aware", "nccl"), [("no", "yes"), ("yes", "no")])
 def test_gpus_are_measured_through_cupy(
     comm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, aware: str, nccl: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from device_ways import WAYS
 from fake_device import SCHEDULES, FakeDevice, fake_device
 from mpi4py import MPI
 from problems import DTYPES, NAMES, NARROW_ON_DEVICES, accepted
-from tiers import everything, in_turn, pairs
+from tiers import every_grid, everything, in_turn, square_grid
 
 from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm, plan
 from pdgemm.instrument.run_report import vectors_so_far
@@ -21,16 +22,12 @@ from pdgemm.planning import planner
 from pdgemm.schedules.products import summa_product
 from pdgemm.transport.movers import reduce
 
-pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 2, 3, 4, 6)]  # a device does not change what a 3 x 3 grid does
+pytestmark = pytest.mark.mpi
 
 RUNS = list(itertools.product(WAYS, SCHEDULES))
-up_to_4 = pytest.mark.on_ranks(1, 2, 3, 4)  # for what does not depend on the shape of the grid
-
-
-def some_of(asked: list[Any], size: int) -> list[tuple[Any, tuple[str, str]]]:
-    """What is asked, in all runs; by default, and on many ranks, each in some, and all of them in turn."""
-    step = (1 if size < 3 else 5 if size < 5 else 13) if everything() else (4 if size < 3 else 13)
-    return [(x, run) for number, x in enumerate(asked) for run in RUNS[number % step :: step]]
+READ = ("shared", "ipc")
+SHAPES = [*MIXED, (13, 19, 22), (9, 14, 41)]
+SCALARS = [(1, 0), (2, 1), (-0.5, 3), (1, -1)]
 
 
 def on_device(comm: Any, run: tuple[str, str], *args: Any, **options: Any) -> Any:
@@ -46,62 +43,46 @@ def on_device(comm: Any, run: tuple[str, str], *args: Any, **options: Any) -> An
     return report
 
 
+@every_grid
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_every_grid_and_shape(comm: Any, algorithm: str) -> None:
-    runs = itertools.cycle(RUNS)
-    grids = [x for x in accepted(comm.size) if x[0] == algorithm]
-    few = comm.size > 4  # there are more grids then
-    times = range(2 if everything() and not few else 1)
-    for (name, shape, layers), mnk, block, _ in pairs(grids, MIXED[few :: 1 + 2 * few], [None, (2, 3)], times):
-        on_device(comm, next(runs), mnk, name, shape, layers, block=block)
-
-
-@up_to_4
-@pytest.mark.parametrize("algorithm", NAMES)
-def test_operations_types_and_orders(comm: Any, algorithm: str) -> None:
-    ops = [a + b for a in "NTC" for b in "NTC"]
-    orders = ["".join(x) for x in itertools.product("CF", repeat=3)]
-    scalars = [(1, 0), (2, 1), (-0.5, 3), (1, -1)]
+def test_every_way_of_moving(comm: Any, algorithm: str) -> None:
+    """In all schedules, on all grids in turn; shapes, operations, types, orders, widths and lookahead are drawn."""
     cases = [x for x in accepted(comm.size) if x[0] == algorithm]
     if not cases:
         pytest.skip("one rank has no layers")
-    for number, (op, run) in enumerate(some_of(ops, comm.size)):
+    draw = Random(f"{algorithm} {comm.size}").choice
+    runs = RUNS if everything() or comm.size % 3 else RUNS[::2]
+    for number, run in enumerate(runs * (12 if everything() else 1 + (algorithm == "cannon"))):
         name, shape, layers = cases[number % len(cases)]
-        alpha, beta = scalars[number % 4]
-        dtype = DTYPES[(number + number // 4) % 4]
+        mnk, dtype, (alpha, beta) = draw(SHAPES), draw(DTYPES), draw(SCALARS)
         if dtype.startswith("complex"):
             alpha, beta = alpha + 1j, beta * 1j
-        options: dict[str, Any] = {"block": (None, 4, (2, 3))[number % 3], "orders": orders[number % 8]}
-        options |= {"alpha": alpha, "beta": beta, "ops": op, "dtype": dtype}
-        on_device(comm, run, (13, 19, 22), name, shape, layers, **options)
+        options: dict[str, Any] = {"ops": draw("NTC") + draw("NTC"), "orders": "".join(draw("CF") for _ in "ABC")}
+        options |= {"block": draw([None, 3, 4, (2, 3)]), "panel_width": draw([None, 1, 5]), "dtype": dtype}
+        options |= {"alpha": alpha, "beta": beta, "lookahead": draw([0, 1, 2, 3])}
+        report = on_device(comm, run, mnk, name, shape, layers, **options)
+        if comm.size == 1 or not all(mnk):
+            continue
+        way, shifted = run[0], "cannon" in (report.algorithm, report.inside)
+        if shifted and way in READ:  # blocks are copied from the neighbours' memory
+            assert report.mover == way and report.counted.words_sent == 0
+            assert report.counted.words_read == report.counted.words_received
+            assert report.counted.messages_sent == 0 or max(shape) > 2  # initial blocks are read without signals
+        elif report.algorithm in ("summa", "cannon", "stationary_a", "stationary_b", "2.5d"):
+            assert report.mover == ({"ring": "shift", "ibcast": "shift"}.get(way, way) if shifted else way)
+        elif way == "nccl":
+            assert report.mover == "nccl"
 
 
-@up_to_4
-@pytest.mark.parametrize("algorithm", NAMES)
-def test_lookahead_and_width(comm: Any, algorithm: str) -> None:
-    cases = [x for x in accepted(comm.size) if x[0] == algorithm]
-    if not cases:
-        pytest.skip("one rank has no layers")
-    widths = list(itertools.product([0, 1, 3], [1, 5]))
-    for number, ((lookahead, width), run) in enumerate(some_of(widths, comm.size)):
-        name, shape, layers = cases[number % len(cases)]
-        asked: dict[str, Any] = {"lookahead": lookahead, "panel_width": width, "block": (None, 3)[number % 2]}
-        report = on_device(comm, run, (9, 14, 41), name, shape, layers, **asked)
-        if report.algorithm in ("summa", "stationary_a", "stationary_b", "2.5d"):
-            shifted = report.inside == "cannon" and run[0] in ("ring", "ibcast", "staged")
-            moved = {"shift", "staged"} if shifted else {run[0]}
-            assert comm.size == 1 or report.mover in moved
-        elif run[0] == "nccl":
-            assert comm.size == 1 or report.mover == "nccl"
-
-
+@square_grid
 @pytest.mark.parametrize("way", WAYS)
 def test_the_host_makes_few_calls_for_a_panel(comm: Any, way: str) -> None:
     """At most four launches or copies and two events for a panel of A or of B, its product included."""
 
     def calls(width: int) -> np.ndarray:
         device.launches.clear()
-        A, B, C = (DistMatrix.random((60, 60), grid=grid, seed=s, device="fake") for s in range(3))
+        sides = (12, 60), (60, 12), (12, 12)
+        A, B, C = (DistMatrix.random(x, grid=grid, seed=s, device="fake") for s, x in enumerate(sides))
         product = plan(A, B, C, algorithm="summa", mover=mover, panel_width=width).prepare(A, B, C)
         product()
         before = np.array([len(device.launches), device.events, 0])
@@ -145,7 +126,6 @@ def test_after_an_exception_the_device_is_idle(comm: Any, schedule: str, monkeyp
         assert np.array_equal(S.allgather(), np.ones((40, 40)))
 
 
-@pytest.mark.on_ranks(2, 4)
 def test_sums_that_arrive_do_not_wait_for_products(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that arrives by MPI is added to its panel while a later product is still in its stream."""
     if comm.size == 1:
@@ -162,7 +142,6 @@ def test_sums_that_arrive_do_not_wait_for_products(comm: Any, monkeypatch: pytes
     assert any(comm.allgather(any(held)))
 
 
-@up_to_4
 @pytest.mark.parametrize("way", WAYS)
 def test_panels_begin_where_they_are_multiplied_fast(comm: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of all operands and sums are multiples of 16 bytes apart, also of ragged panels that have travelled.
@@ -207,8 +186,7 @@ def test_sixteen_bit_and_whole_numbers(comm: Any) -> None:
     rng = np.random.default_rng(3)
     a, b = rng.integers(-100, 100, (12, 40)), rng.integers(-100, 100, (40, 10))
     cases = list(zip(accepted(comm.size), itertools.cycle(RUNS)))
-    each = in_turn(cases, NARROW_ON_DEVICES) if comm.size < 5 else zip(cases, itertools.cycle(NARROW_ON_DEVICES))
-    for ((name, shape, layers), (way, schedule)), (dtype, into) in each:
+    for ((name, shape, layers), (way, schedule)), (dtype, into) in in_turn(cases, NARROW_ON_DEVICES):
         reach, mover = WAYS[way]
         with fake_device(schedule, reach=reach) as device, ProcessGrid(comm) as grid:
             A, B = (DistMatrix.from_global(x.astype(dtype), grid=grid, block=3, device="fake") for x in (a, b))

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_elements import (
-    FLOATING,
     KINDS,
-    check_extremes,
     check_functions,
     check_products,
     check_reductions,
@@ -18,6 +16,7 @@ from device_elements import (
     two_matrices,
 )
 from fake_device import SCHEDULES, fake_device
+from problems import grid_shapes
 
 from pdgemm import DistMatrix, ProcessGrid
 from pdgemm.local.arrays import folds
@@ -26,21 +25,17 @@ from pdgemm.local.arrays.evaluation import close
 pytestmark = pytest.mark.mpi
 
 
-@pytest.mark.on_ranks(1, 3, 4)
 def test_elements_of_matrices_on_a_device(comm: Any) -> None:
     x, row = np.random.default_rng(0).standard_normal((13, 8)), np.arange(8.0)
     with fake_device() as device, ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(x, grid=grid, block=(2, 3), device="fake")
         square = DistMatrix.from_global(x[:8], grid=grid, device="fake")
         for axis in (None, 0, 1):
-            assert np.allclose(A.sum(axis), x.sum(axis)) and np.array_equal(A.argmax(axis), x.argmax(axis))
-            assert np.allclose(A.var(axis), x.var(axis))
             kept = A.max(axis, keepdims=True)
             assert kept.device == "fake" and np.array_equal(kept.allgather(), x.max(axis, keepdims=True))
         assert np.array_equal((A - row).allgather(), x - row)
         assert np.array_equal((A * A[2:3, :]).allgather(), x * x[2:3])
         assert np.array_equal((square + square.T).allgather(), x[:8] + x[:8].T)
-        assert np.allclose(A @ row, x @ row)
         assert np.allclose((A @ x.T[:, :2]).allgather(), x @ x.T[:, :2])
         assert np.array_equal(A[3], x[3]) and A[3, 2] == x[3, 2]
         x[4, 1], x[2, 5] = np.inf, np.nan  # not multiplied by 0
@@ -51,7 +46,6 @@ def test_elements_of_matrices_on_a_device(comm: Any) -> None:
         x = A.allgather()
         assert np.array_equal(np.vstack((A, A)).allgather(), np.vstack((x, x)))
         assert not np.ones_like(A).allgather().sum() - A.size
-        assert np.isclose(np.trace(A), np.trace(x)) and np.isclose(A.norm(), np.linalg.norm(x))
         with pytest.raises(TypeError, match=r"numpy.spacing is not available .* on a device .*A.to_host\(\)"):
             np.spacing(A)
     assert not device.races
@@ -63,66 +57,41 @@ def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folds, "ON_DEVICE", 2000)
 
 
-@pytest.mark.on_ranks(1, 2, 4)
 @pytest.mark.parametrize("dtype", KINDS)
 def test_every_reduction_and_what_leaves_the_device(comm: Any, dtype: str) -> None:
     """No copy to the host is larger than a row or a column of the local array."""
-    with ProcessGrid(comm) as grid:
-        for number, (shape, block) in layouts(dtype, comm.size):
-            x, schedule = elements(shape, dtype), [*SCHEDULES][number % 3]
-            order = "CF"[(number + KINDS.index(dtype)) % 2]
-            host = DistMatrix.from_global(x, grid=grid, block=block, order=order)
-            with fake_device(schedule) as device:
-                A = DistMatrix.from_global(x, grid=grid, block=block, order=order, device="fake")
-                device.copied.clear()
-                check_reductions(A, host, x)
-                check_products(A, x)
-                assert 0 < max(device.copied, default=1) <= 16 * max(A.local.shape)
-                assert not device.races
+    for number, (shape, block) in layouts(dtype, comm.size):
+        x, schedule = elements(shape, dtype), [*SCHEDULES][number % 3]
+        how: dict[str, Any] = {"block": block, "order": "CF"[(number + KINDS.index(dtype)) % 2]}
+        with fake_device(schedule) as device, ProcessGrid(comm, grid_shapes(comm.size)[-(number % 2)]) as grid:
+            host, A = (DistMatrix.from_global(x, grid=grid, device=where, **how) for where in ("host", "fake"))
+            device.copied.clear()
+            check_reductions(A, host, x)
+            check_products(A, x)
+            assert 0 < max(device.copied, default=1) <= 16 * max(A.local.shape)
+            if number == 0 and dtype in ("bfloat16", "complex64"):  # views, which are not contiguous, or conjugated
+                check_reductions(A[3:, 2:-1], host[3:, 2:-1], x[3:, 2:-1])
+                check_reductions(A.H, host.H, x.conj().T)
+                check_products(A.T[1:], x.T[1:])
+            assert not device.races
 
 
-@pytest.mark.on_ranks(1, 2, 4)
-@pytest.mark.parametrize("dtype", ["bfloat16", "complex64"])
-def test_reductions_of_views(comm: Any, dtype: str) -> None:
-    """Neither their rows nor their columns are contiguous, or they are conjugated."""
-    x = elements((37, 23), dtype)
-    with ProcessGrid(comm) as grid, fake_device("late") as device:
-        host, A = (DistMatrix.from_global(x, grid=grid, block=(4, 3), device=where) for where in ("host", "fake"))
-        check_reductions(A[3:, 2:-1], host[3:, 2:-1], x[3:, 2:-1])
-        check_reductions(A.H, host.H, x.conj().T)
-        check_products(A.T[1:], x.T[1:])
-        assert not device.races
-
-
-@pytest.mark.on_ranks(1, 2, 4)
-@pytest.mark.parametrize("dtype", FLOATING)
-def test_nan_infinities_and_large_numbers(comm: Any, dtype: str) -> None:
-    """The first of several NaN is the least and the largest element; norms do not overflow."""
-    with ProcessGrid(comm) as grid, fake_device() as device:
-        check_extremes(grid, dtype, "fake")
-        assert not device.races
-
-
-@pytest.mark.on_ranks(1, 2, 4)
 @pytest.mark.parametrize("dtype", KINDS)
 def test_functions_of_elements(comm: Any, dtype: str) -> None:
     """Nothing is copied to the host but what is compared, and the numbers of a test of all elements."""
-    with ProcessGrid(comm) as grid:
-        for number, (shape, block) in layouts(dtype, comm.size):
-            x, y = two_matrices(shape, dtype)
-            with fake_device([*SCHEDULES][number % 3]) as device:
-                A, B = (
-                    DistMatrix.from_global(v, grid=grid, block=b, order=order, device="fake")
-                    for v, b, order in ((x, block, "CF"[number % 2]), (y, 5, "C"))
-                )
-                check_functions(A, B, x, y)
-                C = DistMatrix.from_global(y, grid=grid, block=block, device="fake")
-                device.copied.clear()
-                A + C, A * A, A != C, np.where(A != C, A, C), np.isclose(A, C), np.nan_to_num(A)
-                assert not device.copied
-                A.allclose(C), np.allclose(A, C), np.array_equal(A, C)
-                assert max(device.copied, default=0) <= 16 * max(A.local.shape)
-                assert not device.races
+    for number, (shape, block) in layouts(dtype, comm.size):
+        x, y = two_matrices(shape, dtype)
+        with fake_device([*SCHEDULES][number % 3]) as device, ProcessGrid(comm) as grid:
+            made: dict[str, Any] = {"grid": grid, "device": "fake"}
+            A = DistMatrix.from_global(x, block=block, order="CF"[number % 2], **made)
+            B, C = (DistMatrix.from_global(y, block=b, **made) for b in (5, block))
+            check_functions(A, B, x, y)
+            device.copied.clear()
+            A + C, A * A, A != C, np.where(A != C, A, C), np.isclose(A, C), np.nan_to_num(A)
+            assert not device.copied
+            A.allclose(C), np.allclose(A, C), np.array_equal(A, C)
+            assert max(device.copied, default=0) <= 16 * max(A.local.shape)
+            assert not device.races
 
 
 def test_the_simulated_array_refuses_what_cupy_refuses() -> None:

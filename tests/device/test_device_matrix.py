@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_device import FakeArray, WatchedComm, fake_device
+from fake_arrays import FakeArray
+from fake_device import fake_device
+from fake_memory import WatchedComm
 from problems import TOLERANCE, gemm_error
 
 from pdgemm import (
@@ -26,8 +29,8 @@ from pdgemm import (
 from pdgemm.devices import gpu_aware_mpi
 from pdgemm.errors import ArgumentError, DeviceError
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.io import hdf5
 from pdgemm.local.arrays.device import Reach
+from pdgemm.parallel import Buckets, Mesh
 from pdgemm.schedules.collectives.collective import Collective, even_parts
 from pdgemm.transport.collectives import carry_out
 
@@ -47,7 +50,7 @@ def test_collectives_of_arrays_on_a_device(comm: Any) -> None:
         assert counted == ring.traffic(comm.rank)
 
 
-def test_rows_are_picked_set_and_sorted_there(comm: Any) -> None:
+def test_rows_are_picked_and_sorted_there(comm: Any) -> None:
     with ProcessGrid(comm) as grid:
         x = np.random.default_rng(0).standard_normal((13, 9))
         for reach in (STAGED, AWARE, ALONE):
@@ -58,15 +61,9 @@ def test_rows_are_picked_set_and_sorted_there(comm: Any) -> None:
                     assert made.device == "fake" and np.array_equal(made.allgather(), x[key])
                     assert made.report.counted == made.report.predicted
                 B, y = A.copy(), x.copy()
-                B[[4, 1]] = A[2:4]
-                B[1::3] = 7
-                B[:, 2] = np.arange(13.0)
-                B[B > 1] = 0
-                y[[4, 1]], y[1::3], y[:, 2] = x[2:4], 7, np.arange(13)
-                y[y > 1] = 0
+                B[[4, 1]], y[[4, 1]] = A[2:4], x[2:4]
                 assert np.array_equal(B.allgather(), y)
                 assert np.array_equal(np.sort(B, axis=0).allgather(), np.sort(y, axis=0))
-                assert np.median(B) == np.median(y) and np.histogram(B)[0].sum() == y.size
                 assert str(A.shape[0]) in str(A) and "<svg" in A._repr_html_()
                 assert device.races == []
 
@@ -130,20 +127,6 @@ def test_redistribution(comm: Any) -> None:
             assert not device.races
 
 
-def test_blocks_travel_through_the_host(comm: Any) -> None:
-    with fake_device() as device, ProcessGrid(comm, (comm.size, 1)) as grid:
-        x = np.random.default_rng(1).standard_normal((5 * comm.size, 7))
-        rows = slice(5 * comm.rank, 5 * comm.rank + 5)
-        A = DistMatrix.from_blocks(x[rows], grid=grid, axis=0, block=3, device="fake")
-        assert (A.device, A.report.counted) == ("fake", A.report.predicted)
-        assert np.array_equal(A.allgather(), x)
-        assert np.array_equal(A.H.to_blocks(cols=rows), x.T[:, rows])
-        assert np.array_equal(A.to_blocks(rows=rows), x[rows])
-        halves = DistMatrix.from_global(x, grid=grid, device="fake")  # one block of rows on each rank
-        assert np.array_equal(DistMatrix.from_blocks(halves.local, grid=grid, axis=0).allgather(), x)
-        assert not device.races
-
-
 def test_a_product_again_and_again_leaves_nothing_behind(comm: Any) -> None:
     with fake_device("compute first", reach=STAGED) as device, ProcessGrid(comm) as grid:
         A, B = (DistMatrix.random((12, 12), grid=grid, block=2, seed=s, device="fake") for s in (1, 2))
@@ -201,48 +184,41 @@ def test_elementwise_functions_and_relabelling(comm: Any) -> None:
         assert not device.races
 
 
-def test_files(comm: Any, tmp_path: Path) -> None:
-    path = Path(comm.bcast(str(tmp_path / "a.h5")))
-    with fake_device(), ProcessGrid(comm) as grid:
-        A = DistMatrix.random((11, 7), grid=grid, block=2, device="fake")
-        hdf5.save(path, "x", A)
-        B = hdf5.load(path, "x", grid, 3, device="fake", verify=True)
-        assert B.device == "fake"
-        assert B.report.action == "read"
-        assert np.array_equal(A.allgather(), B.allgather())
-
-
 def test_bad_input_is_the_same_on_all_ranks(comm: Any) -> None:
     with fake_device(reach=ALONE), ProcessGrid(comm) as grid:
         A = DistMatrix.random((6, 6), grid=grid)
-        D = A.to_device("fake")
-        with pytest.raises(DeviceError, match="A on host, B on fake: copy them with to_device"):
-            pdgemm(1, A, D)
-        with pytest.raises(DeviceError, match="A on fake, B on fake, C on host"):
-            pdgemm(1, D, D, 0, A)
-        with pytest.raises(DeviceError, match="X is on fake, out on host"):
-            D.redistribute(A)
-        with pytest.raises(DeviceError, match="device 'gpu' is not one of host, cuda"):
-            A.to_device("gpu")
+        D, first = A.to_device("fake"), "fake" if comm.rank else "host"
+        local = np.zeros(A.local.shape) if comm.rank else D.local
+        wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+            (DeviceError, "A on host, B on fake: copy them with to_device", lambda: pdgemm(1, A, D)),
+            (DeviceError, "A on fake, B on fake, C on host", lambda: pdgemm(1, D, D, 0, A)),
+            (DeviceError, "X is on fake, out on host", lambda: D.redistribute(A)),
+            (DeviceError, "device 'gpu' is not one of host, cuda", lambda: A.to_device("gpu")),
+        ]
         if comm.size > 1:
-            with pytest.raises(ArgumentError, match="mover 'staged' is for matrices on a device"):
-                pdgemm(1, A, A, mover="staged")
+            differ = "called with different arguments"
+            wrong += [
+                (ArgumentError, "mover 'staged' is for matrices on a device", lambda: pdgemm(1, A, A, mover="staged")),
+                (ArgumentError, "'ipc' requires ranks that share memory", lambda: pdgemm(1, D, D, mover="ipc")),
+                (ArgumentError, "mover 'nccl' requires", lambda: pdgemm(1, D, D, mover="nccl")),
+                (ArgumentError, differ, lambda: DistMatrix.empty((4, 4), grid=grid, device=first)),
+                (ArgumentError, differ, lambda: A.to_device(first)),
+                (ArgumentError, differ, lambda: DistMatrix.from_local(local, (6, 6), grid=grid)),
+            ]
             for mover in ("mpi", "ring", "ibcast"):
-                with pytest.raises(ArgumentError, match=f"mover '{mover}' passes pointers to device memory to MPI"):
-                    pdgemm(1, D, D, mover=mover)
-            with pytest.raises(ArgumentError, match="mover 'ipc' requires ranks that share memory"):
-                pdgemm(1, D, D, mover="ipc")
-            with pytest.raises(ArgumentError, match="mover 'nccl' requires"):
-                pdgemm(1, D, D, mover="nccl")
-            first = "fake" if comm.rank else "host"
-            with pytest.raises(ArgumentError, match="called with different arguments"):
-                DistMatrix.empty((4, 4), grid=grid, device=first)
-            with pytest.raises(ArgumentError, match="called with different arguments"):
-                A.to_device(first)
-            local = np.zeros(A.local.shape) if comm.rank else D.local
-            with pytest.raises(ArgumentError, match="called with different arguments"):
-                DistMatrix.from_local(local, (6, 6), grid=grid)
+                text = f"mover '{mover}' passes pointers to device memory to MPI"
+                wrong.append((ArgumentError, text, partial(pdgemm, 1, D, D, mover=mover)))
+        for kind, text, call in wrong:
+            with pytest.raises(kind, match=text):
+                call()
         assert gemm_error(pdgemm(1, D, D).allgather(), 1, D.allgather(), D.allgather()) <= TOLERANCE
+
+
+def test_training_takes_arrays_of_the_host(comm: Any) -> None:
+    with fake_device() as device, Mesh(comm.Dup(), dp=-1) as mesh:
+        w = device.empty((3, 2), np.dtype("f"))
+        with pytest.raises(ArgumentError, match="parameter .w. is on a device, fake; training takes arrays of the"):
+            Buckets(mesh, {"w": w})
 
 
 class Liar(WatchedComm):
@@ -292,12 +268,8 @@ def test_batches(comm: Any) -> None:
                 return Batch.from_local([device.to_device(x, "C") for x in arrays], comm)
             return Batch.from_local(device.to_device(arrays, "C"), comm)
 
-        for dtype, into in (
-            ("float64", "float64"),
-            ("complex64", "complex64"),
-            ("bfloat16", "float32"),
-            ("int8", "int32"),
-        ):
+        for dtype in ("float64", "complex64", "bfloat16", "int8"):
+            into = {"bfloat16": "float32", "int8": "int32"}.get(dtype, dtype)
             a, b, c = (rng.integers(-9, 9, (5, *shape)) for shape in ((4, 6), (6, 3), (4, 3)))
             a, b, c = a.astype(dtype), b.astype(dtype), c.astype(into)
             expected = [2 * (x.astype(into) @ y.astype(into)) - z for x, y, z in zip(a, b, c)]

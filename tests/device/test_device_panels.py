@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from device_ways import WAYS_OF_PANELS
 from factored import EPS, norm, positive_definite, relative, rng_matrix, wide
 from fake_device import SCHEDULES, fake_device
 from problems import DTYPES, grid_shapes
-from tiers import pairs, third
+from tiers import pairs, square_grid, third
 
 from pdgemm import DistMatrix, ProcessGrid, linalg
 from pdgemm.errors import DeviceError, OutOfMemoryError
@@ -20,114 +21,107 @@ from pdgemm.linalg.eigen import division
 from pdgemm.local.arrays.device import Reach
 from pdgemm.transport.panels import sent
 
-pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 4)]
+pytestmark = pytest.mark.mpi
 
-RUNS = third(pairs(WAYS_OF_PANELS, SCHEDULES, DTYPES, "CF", (True, False)))
-
-
-@pytest.mark.parametrize(("way", "schedule", "dtype", "order", "lower"), RUNS)
-def test_cholesky_and_solve(comm: Any, way: str, schedule: str, dtype: str, order: Any, lower: bool) -> None:
-    n, S, b = 60, positive_definite(60, dtype), rng_matrix(60, 9, dtype)
-    for shape in grid_shapes(comm.size):
-        with fake_device(schedule, reach=WAYS_OF_PANELS[way]) as device, ProcessGrid(comm, shape) as grid:
-            A = DistMatrix.from_global(S, grid=grid, block=(8, 12), order=order, device="fake")
-            B = DistMatrix.from_global(b, grid=grid, block=5, device="fake")
-            L = linalg.cholesky(A, lower=lower)
-            X = linalg.cho_solve(L, B, lower=lower)
-            report: Any = L.report
-            assert report.as_predicted and report.device == "fake"
-            assert any(comm.allgather("potrf" in device.launches))
-            assert comm.allgather(device.races) == [[]] * comm.size
-            factor, x = wide(L.allgather()), X.allgather()
-            factor = factor if lower else factor.conj().T
-            assert relative(wide(S) - factor @ factor.conj().T, norm(S), dtype, n) <= EPS
-            assert relative(wide(b) - wide(S) @ x, norm(S) * norm(x), dtype, n) <= EPS
+RUNS = [*enumerate(third(pairs(WAYS_OF_PANELS, SCHEDULES, DTYPES, "CF", (True, False))))]
 
 
-@pytest.mark.parametrize(("way", "schedule", "dtype", "order", "lower"), RUNS)
-def test_products_with_a_triangle(comm: Any, way: str, schedule: str, dtype: str, order: Any, lower: bool) -> None:
-    T = np.tril(rng_matrix(50, 50, dtype)) if lower else np.triu(rng_matrix(50, 50, dtype))
-    b = rng_matrix(50, 13, dtype)
-    for shape in grid_shapes(comm.size):
-        with fake_device(schedule, reach=WAYS_OF_PANELS[way]) as device, ProcessGrid(comm, shape) as grid:
-            A = DistMatrix.from_global(T, grid=grid, block=8, order=order, device="fake")
-            B = DistMatrix.from_global(b, grid=grid, block=8, device="fake")
-            C = linalg.trmm(A, B, lower=lower, trans="C", alpha=2)
-            assert comm.allgather(device.races) == [[]] * comm.size
-            assert C.device == "fake"
-            assert relative(C.allgather() - 2 * wide(T).conj().T @ b, 2 * norm(T.T) * norm(b), dtype, 50) <= EPS
+@pytest.fixture(params=RUNS, ids=lambda run: "-".join(map(str, run[1])))
+def run(comm: Any, request: Any) -> Iterator[Any]:
+    """A device and a grid, one of the grids in turn."""
+    number, (way, schedule, dtype, order, lower) = request.param
+    shapes = grid_shapes(comm.size)
+    shape = shapes[number % len(shapes)]
+    with fake_device(schedule, reach=WAYS_OF_PANELS[way]) as device, ProcessGrid(comm, shape) as grid:
+        yield SimpleNamespace(device=device, grid=grid, dtype=dtype, order=order, lower=lower)
 
 
-@pytest.mark.parametrize(("way", "schedule", "dtype", "order", "lower"), RUNS)
-def test_lu_and_reflections(comm: Any, way: str, schedule: str, dtype: str, order: Any, lower: bool) -> None:
-    n, x, b = 44, rng_matrix(44, 44, dtype), rng_matrix(44, 9, dtype)
-    tall = rng_matrix(44, 30, dtype)
-    pivots = scipy.linalg.lu_factor(x)[1]
-    for shape in grid_shapes(comm.size):
-        with fake_device(schedule, reach=WAYS_OF_PANELS[way]) as device, ProcessGrid(comm, shape) as grid:
-            A = DistMatrix.from_global(x, grid=grid, block=(8, 12), order=order, device="fake")
-            B = DistMatrix.from_global(b, grid=grid, block=5, device="fake")
-            factors = linalg.lu_factor(A)
-            X = linalg.lu_solve(factors, B)
-            assert np.array_equal(factors.pivots, pivots)
-            assert factors.report.as_predicted and factors.report.device == X.device == "fake"
-            T = DistMatrix.from_global(tall, grid=grid, block=(12, 8), order=order, device="fake")
-            T = T if lower else T.T  # a wide one
-            Q, R = linalg.qr(T, method="householder")
-            _, S = linalg.householder_qr(T, want_q=False)
-            report: Any = S.report
-            assert report.as_predicted and report.device == Q.device == R.device == "fake"
-            assert all(any(comm.allgather(name in device.launches)) for name in ("getrf", "geqrf"))
-            assert comm.allgather(device.races) == [[]] * comm.size
-            y, t, q, r = X.allgather(), T.allgather(), wide(Q.allgather()), wide(R.allgather())
-            assert relative(wide(b) - wide(x) @ y, norm(x) * norm(y), dtype, n) <= EPS
-            assert relative(wide(t) - q @ r, norm(t), dtype, n) <= EPS
-            assert relative(q.conj().T @ q - np.eye(q.shape[1]), 1, dtype, n) <= EPS
-            assert np.array_equal(A.allgather(), x) and np.array_equal(B.allgather(), b)
+def operands(run: Any, a: np.ndarray, b: np.ndarray) -> tuple[Any, Any]:
+    A = DistMatrix.from_global(a, grid=run.grid, block=(8, 12), order=run.order, device="fake")
+    return A, DistMatrix.from_global(b, grid=run.grid, block=5, device="fake")
 
 
-@pytest.mark.parametrize(("way", "schedule", "dtype", "order", "lower"), RUNS)
-def test_indefinite_matrices(comm: Any, way: str, schedule: str, dtype: str, order: Any, lower: bool) -> None:
+@square_grid
+def test_cholesky_and_solve(comm: Any, run: Any) -> None:
+    n, dtype, how = 60, run.dtype, {"lower": run.lower}
+    S, b = positive_definite(n, dtype), rng_matrix(n, 9, dtype)
+    A, B = operands(run, S, b)
+    L = linalg.cholesky(A, **how)
+    X, C = linalg.cho_solve(L, B, **how), linalg.trmm(L, B, trans="C", alpha=2, **how)
+    report: Any = L.report
+    assert report.as_predicted and report.device == X.device == C.device == "fake"
+    assert any(comm.allgather("potrf" in run.device.launches))
+    assert comm.allgather(run.device.races) == [[]] * comm.size
+    factor, x = wide(L.allgather()), X.allgather()
+    product, size = 2 * factor.conj().T @ b, 2 * norm(factor.conj().T) * norm(b)
+    assert relative(C.allgather() - product, size, dtype, n) <= EPS
+    factor = factor if run.lower else factor.conj().T
+    assert relative(wide(S) - factor @ factor.conj().T, norm(S), dtype, n) <= EPS
+    assert relative(wide(b) - wide(S) @ x, norm(S) * norm(x), dtype, n) <= EPS
+
+
+@square_grid
+def test_lu_and_reflections(comm: Any, run: Any) -> None:
+    n, dtype = 44, run.dtype
+    x, b, tall = (rng_matrix(n, columns, dtype) for columns in (44, 9, 30))
+    A, B = operands(run, x, b)
+    factors = linalg.lu_factor(A)
+    X = linalg.lu_solve(factors, B)
+    assert np.array_equal(factors.pivots, scipy.linalg.lu_factor(x)[1])
+    assert factors.report.as_predicted and factors.report.device == X.device == "fake"
+    T = DistMatrix.from_global(tall, grid=run.grid, block=(12, 8), order=run.order, device="fake")
+    T = T if run.lower else T.T  # a wide one
+    Q, R = linalg.qr(T, method="householder")
+    _, S = linalg.householder_qr(T, want_q=False)
+    report: Any = S.report
+    assert report.as_predicted and report.device == Q.device == R.device == "fake"
+    assert all(any(comm.allgather(name in run.device.launches)) for name in ("getrf", "geqrf"))
+    assert comm.allgather(run.device.races) == [[]] * comm.size
+    y, t, q, r = X.allgather(), T.allgather(), wide(Q.allgather()), wide(R.allgather())
+    assert relative(wide(b) - wide(x) @ y, norm(x) * norm(y), dtype, n) <= EPS
+    assert relative(wide(t) - q @ r, norm(t), dtype, n) <= EPS
+    assert relative(q.conj().T @ q - np.eye(q.shape[1]), 1, dtype, n) <= EPS
+    assert np.array_equal(A.allgather(), x) and np.array_equal(B.allgather(), b)
+
+
+def test_indefinite_matrices(comm: Any, run: Any) -> None:
     """They are factored on the host, and L and X return to the device."""
-    n, x, b = 70, rng_matrix(70, 70, dtype), rng_matrix(70, 9, dtype)
+    n, dtype = 70, run.dtype
+    x, b, how = rng_matrix(n, n, dtype), rng_matrix(n, 9, dtype), {"lower": run.lower}
     S = x + x.conj().T
-    for shape in grid_shapes(comm.size)[:1]:
-        with fake_device(schedule, reach=WAYS_OF_PANELS[way]) as device, ProcessGrid(comm, shape) as grid:
-            A = DistMatrix.from_global(S, grid=grid, block=(8, 12), order=order, device="fake")
-            B = DistMatrix.from_global(b, grid=grid, block=5, device="fake")
-            X, L = linalg.solve(A, B, assume_a="her", lower=lower), linalg.ldl(A, lower=lower).L
-            y = linalg.solve(A, b[:, 0], assume_a="her", lower=lower)
-            assert X.device == L.device == "fake" and comm.allgather(device.races) == [[]] * comm.size
-            assert relative(wide(b) - wide(S) @ X.allgather(), norm(S) * norm(X.allgather()), dtype, n) <= EPS
-            assert relative(wide(b[:, :1]) - wide(S) @ y[:, None], norm(S) * norm(y[:, None]), dtype, n) <= EPS
+    A, B = operands(run, S, b)
+    X, L = linalg.solve(A, B, assume_a="her", **how), linalg.ldl(A, **how).L
+    y = linalg.solve(A, b[:, 0], assume_a="her", **how)
+    assert X.device == L.device == "fake" and comm.allgather(run.device.races) == [[]] * comm.size
+    assert relative(wide(b) - wide(S) @ X.allgather(), norm(S) * norm(X.allgather()), dtype, n) <= EPS
+    assert relative(wide(b[:, :1]) - wide(S) @ y[:, None], norm(S) * norm(y[:, None]), dtype, n) <= EPS
 
 
-@pytest.mark.parametrize(("way", "schedule", "dtype", "order", "row_grid"), RUNS)
-def test_qr_by_rows(comm: Any, way: str, schedule: str, dtype: str, order: Any, row_grid: bool) -> None:
-    good, few, n = rng_matrix(70, 9, dtype), rng_matrix(20, 9, dtype), 9  # few: ranks with less than n rows, and none
+@square_grid
+def test_qr_by_rows(comm: Any, run: Any) -> None:
+    device, dtype, n = run.device, run.dtype, 9
+    good, few = rng_matrix(70, n, dtype), rng_matrix(20, n, dtype)  # few: ranks with less than n rows, and none
     bad = np.repeat(good[:, :1], n, axis=1)  # of rank one, which CholeskyQR2 gives up
-    for shape in [(comm.size, 1)] if row_grid else grid_shapes(comm.size):
-        for x, methods in ((good, ("cholesky", "tsqr")), (few, ("tsqr",)), (bad, ("auto",))):
-            with fake_device(schedule, reach=WAYS_OF_PANELS[way]) as device, ProcessGrid(comm, shape) as grid:
-                A = DistMatrix.from_global(x, grid=grid, block=(12, 4), order=order, device="fake")
-                for method in methods:
-                    device.launches.clear(), device.copied.clear()
-                    Q, R = linalg.qr(A, method=method)
-                    assert max(device.copied, default=0) <= n * n * x.itemsize
-                    assert method != "tsqr" or comm.allreduce("geqrf" in device.launches)
-                    report: Any = Q.report
-                    assert report.as_predicted and Q.device == R.device == "fake"
-                    assert report.method == ("tsqr" if method == "auto" else method)
-                    if method == "cholesky" and row_grid:
-                        assert {"product", "triangle"} <= {*device.launches}  # on the device
-                    assert comm.allgather(device.races) == [[]] * comm.size
-                    q, r = wide(Q.allgather()), wide(R.allgather())
-                    assert relative(wide(x) - q @ r, norm(x), dtype, n) <= EPS
-                    assert relative(q.conj().T @ q - np.eye(n), 1, dtype, n) <= EPS
-                    assert np.array_equal(A.allgather(), x)
-                U, s, Vh = linalg.svd(A)
-                assert comm.allgather(device.races) == [[]] * comm.size
-                assert relative(wide(x) - wide(U.allgather()) * s @ wide(Vh.allgather()), norm(x), dtype, 70) <= EPS
+    for x, methods in ((good, ("cholesky", "tsqr")), (few, ("tsqr",)), (bad, ("auto",))):
+        A = DistMatrix.from_global(x, grid=run.grid, block=(12, 4), order=run.order, device="fake")
+        for method in methods:
+            device.launches.clear(), device.copied.clear()
+            Q, R = linalg.qr(A, method=method)
+            assert max(device.copied, default=0) <= n * n * x.itemsize
+            assert method != "tsqr" or comm.allreduce("geqrf" in device.launches)
+            report: Any = Q.report
+            assert report.as_predicted and Q.device == R.device == "fake"
+            assert report.method == ("tsqr" if method == "auto" else method)
+            if method == "cholesky" and run.grid.shape[1] == 1:
+                assert {"product", "triangle"} <= {*device.launches}  # on the device
+            assert comm.allgather(device.races) == [[]] * comm.size
+            q, r = wide(Q.allgather()), wide(R.allgather())
+            assert relative(wide(x) - q @ r, norm(x), dtype, n) <= EPS
+            assert relative(q.conj().T @ q - np.eye(n), 1, dtype, n) <= EPS
+            assert np.array_equal(A.allgather(), x)
+        U, s, Vh = linalg.svd(A)
+        assert comm.allgather(device.races) == [[]] * comm.size
+        assert relative(wide(x) - wide(U.allgather()) * s @ wide(Vh.allgather()), norm(x), dtype, 70) <= EPS
 
 
 def test_functions_stay_on_the_device(comm: Any, monkeypatch: Any) -> None:
@@ -183,9 +177,7 @@ def test_ranks_that_cannot_reach_each_other(comm: Any) -> None:
         A = DistMatrix.eye(20, grid=grid, block=4, device="fake")
         Q, _ = linalg.qr(A[:, :3])  # by messages through the host
         assert Q.device == "fake" and np.array_equal(Q.allgather(), np.eye(20, 3))
-        if comm.size == 1:
-            assert np.array_equal(linalg.cholesky(A).allgather(), np.eye(20))
-        else:
+        if comm.size > 1:
             with pytest.raises(DeviceError, match=r"factor it on the host, A\.to_host\(\)"):
                 linalg.cholesky(A)
 
@@ -217,7 +209,6 @@ LACKING: dict[str, list[Callable[..., Any]]] = {  # by launch, functions in whic
 }
 
 
-@pytest.mark.on_ranks(1, 2, 4)
 @pytest.mark.parametrize("launch", LACKING)
 def test_memory_that_one_rank_lacks(comm: Any, launch: str, monkeypatch: Any) -> None:
     """An error of all ranks, none of which waits for ever; the next call is as ever."""

@@ -71,7 +71,6 @@ def float32(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32) if x.dtype.kind == "V" else x
 
 
-@pytest.mark.on_ranks(1, 2, 4)
 @pytest.mark.parametrize("dtype", KINDS)
 def test_statistics(comm: Any, dtype: str) -> None:
     """Sorts, sums, percentiles and histograms are those of the host."""
@@ -102,7 +101,6 @@ def test_statistics(comm: Any, dtype: str) -> None:
                         same(result, expected)
 
 
-@pytest.mark.on_ranks(1, 2, 4)
 @pytest.mark.parametrize("dtype", ["float32", "complex128", "complex64", "bfloat16", "int8"])
 def test_checksums_residuals_and_kronecker_products(comm: Any, dtype: str) -> None:
     with ProcessGrid(comm) as grid:
@@ -123,7 +121,6 @@ def test_checksums_residuals_and_kronecker_products(comm: Any, dtype: str) -> No
             same(K, np.kron(float32(whole), float32(small)).astype(whole.dtype))
 
 
-@pytest.mark.on_ranks(1, 2, 4)
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "int32", "complex64"])
 def test_elements_are_set_where_they_are(comm: Any, dtype: str) -> None:
     """By masks, lists, slices and arrays; nothing is copied to the host."""
@@ -143,7 +140,6 @@ def test_elements_are_set_where_they_are(comm: Any, dtype: str) -> None:
             same(A, x)
 
 
-@pytest.mark.on_ranks(1, 2, 4)
 def test_blocks_of_a_matrix_on_a_device(comm: Any) -> None:
     """Blocks on the device stay there; of a matrix, what ranks ask for comes to the host, and not more."""
     whole = drawn("float64")
@@ -157,23 +153,15 @@ def test_blocks_of_a_matrix_on_a_device(comm: Any) -> None:
             mine = device.to_device(np.full((comm.rank, 3), comm.rank, np.float32))
             B = DistMatrix.from_blocks(mine, grid=grid, axis=0, device="fake") if comm.size > 1 else A
             assert not device.copied
+            each = np.repeat(np.arange(comm.size, dtype=np.float32), np.arange(comm.size))
             if comm.size > 1:
-                same(
-                    B,
-                    np.repeat(np.arange(comm.size), np.arange(comm.size)).astype(np.float32)[:, None]
-                    * np.ones(3, "f4"),
-                )
-            C = DistMatrix.from_blocks(on_some(device, comm), grid=grid, axis=1, device="fake")
+                same(B, np.tile(each[:, None], 3))
+            block: Any = np.full((2, 1), float(comm.rank))  # on the device of some ranks only
+            block = device.to_device(block) if comm.rank % 2 else block
+            C = DistMatrix.from_blocks(block, grid=grid, axis=1, device="fake")
             same(C, np.tile(np.arange(comm.size), (2, 1)) * 1.0)
 
 
-def on_some(device: Any, comm: Any) -> Any:
-    """A block that is on the device of some ranks only."""
-    block = np.full((2, 1), float(comm.rank))
-    return device.to_device(block) if comm.rank % 2 else block
-
-
-@pytest.mark.on_ranks(1, 2, 4)
 @pytest.mark.parametrize("dtype", [*KINDS, "complex64"])
 def test_every_piece_between_host_and_device(comm: Any, dtype: str) -> None:
     """All of a matrix goes to the device and comes back, in any order of memory, in pieces of a few elements."""

@@ -86,21 +86,29 @@ def step(first: Any, tmp_path: Path, text: str, *more: str) -> Any:
     return first.Step("own", "a script", 2, (*more, str(script)))
 
 
+AS_TESTS = "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("text", "verdict", "why"),
+    ("text", "how", "verdict", "why"),
     [
-        (printed(True), "passed", ""),
-        (printed(False), "failed", "speed"),
-        ("print('all is well')", "failed", "it printed no findings"),
-        ("raise ValueError('no kernel')", "failed", "exit status 1: ValueError: no kernel"),
-        ("import os; os.kill(os.getpid(), 9)", "failed", "exit status"),
-        (f"import sys; {printed(True)}; sys.exit(3)", "failed", "exit status 3"),
+        (printed(True), (), "passed", ""),
+        (printed(False), (), "failed", "speed"),
+        ("print('all is well')", (), "failed", "it printed no findings"),
+        ("raise ValueError('no kernel')", (), "failed", "exit status 1: ValueError: no kernel"),
+        ("import os; os.kill(os.getpid(), 9)", (), "failed", "exit status"),
+        (f"import sys; {printed(True)}; sys.exit(3)", (), "failed", "exit status 3"),
+        ("def test(): pass", AS_TESTS, "passed", ""),
+        ("def test(): assert 1 == 2", AS_TESTS, "failed", "1 failed"),
+        ("import pytest\ndef test(): pytest.skip('there is no GPU')", AS_TESTS, "not run", "there is no GPU"),
+        ("import nothing_of_this_name", AS_TESTS, "failed", "nothing_of_this_name"),
     ],
 )
-def test_verdicts(tmp_path: Path, first: Any, text: str, verdict: str, why: str) -> None:
-    found = first.run(step(first, tmp_path, text), tmp_path, False, 60)
-    assert found["verdict"] == verdict
+def test_verdicts(tmp_path: Path, first: Any, text: str, how: tuple[str, ...], verdict: str, why: str) -> None:
+    """Of scripts, and of tests: those that are skipped have not passed."""
+    found = first.run(step(first, tmp_path, text, *how), tmp_path, False, 60)
+    assert found["verdict"] == verdict, found
     assert why in found["why"]
 
 
@@ -156,32 +164,9 @@ def test_packages_that_are_missing(first: Any) -> None:
     assert [*import_module("missing_packages").missing(requirements)] == ["numpy>=99", "no-such-thing"]
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("text", "verdict", "why"),
-    [
-        ("def test(): pass", "passed", ""),
-        ("def test(): assert 1 == 2", "failed", "1 failed"),
-        ("import pytest\ndef test(): pytest.skip('there is no GPU')", "not run", "there is no GPU"),
-        ("import nothing_of_this_name", "failed", "nothing_of_this_name"),
-    ],
-)
-def test_verdicts_of_tests(tmp_path: Path, first: Any, text: str, verdict: str, why: str) -> None:
-    """Tests that are skipped have not passed."""
-    own = step(first, tmp_path, text, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider")
-    found = first.run(own, tmp_path, False, 60)
-    assert found["verdict"] == verdict, found
-    assert why in found["why"]
-
-
-@pytest.mark.timeout(60)
-def test_a_step_needs_its_tool(tmp_path: Path, first: Any) -> None:
+def test_a_step_without_its_tool_and_an_empty_report(tmp_path: Path, first: Any) -> None:
     own = first.Step("own", "a tool", 1, ("x.py",), before=("no-such-tool",))
     assert first.run(own, tmp_path, False, 60)["why"] == "no-such-tool is not installed"
-
-
-@pytest.mark.timeout(60)
-def test_the_report_is_whole_at_any_time(tmp_path: Path, first: Any) -> None:
     first.report(tmp_path, [], False)
     assert (tmp_path / "report.md").read_text().startswith("# The first hour on a GPU")
-    assert sorted(x.name for x in tmp_path.iterdir()) == ["report.json", "report.md"]
+    assert {"report.json", "report.md"} <= {x.name for x in tmp_path.iterdir()}

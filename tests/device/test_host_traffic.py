@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from fake_cupy import Gpu, fake_cupy
 
-from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm, statistics
+import pdgemm
+from pdgemm import DistMatrix, linalg, statistics
 
 pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore")]
 
@@ -18,7 +19,7 @@ N = 256  # of the matrices, which are N x N, or N x 8
 
 
 @pytest.fixture(autouse=True)
-def gpu(comm: Any) -> Iterator[Gpu]:
+def gpus(comm: Any) -> Iterator[Gpu]:
     """A GPU for each rank, and MPI takes pointers: messages do not pass through the host."""
     if comm.size > 4:
         pytest.skip("runs on up to 4 ranks")
@@ -39,7 +40,7 @@ def operands(grid: Any) -> Any:
 
 
 def _multiplied(o: Any, epilogue: Any) -> Any:
-    return pdgemm(1, o.A, o.B, 0, o.E, epilogue=epilogue)
+    return pdgemm.pdgemm(1, o.A, o.B, 0, o.E, epilogue=epilogue)
 
 
 LINALG: dict[str, Callable[..., Any]] = {
@@ -126,39 +127,31 @@ NOT_MEASURED = {
 }  # fmt: skip
 
 
-def tables(o: Any) -> dict[str, tuple[Any, list[str], dict[str, Callable[..., Any]]]]:
+def tables(o: Any) -> list[tuple[Any, list[str], dict[str, Callable[..., Any]]]]:
     """Of each namespace: itself, its public functions, and their calls."""
-    import pdgemm
-
     methods = [x for x in dir(DistMatrix) if x[0] != "_" and callable(getattr(DistMatrix, x))]
     exported = [x for x, value in vars(statistics).items() if x[0] != "_" and callable(value)]
     functions = [x for x in linalg.__all__ if x not in ("LDL", "LU", "plan")]  # types, and what reads no element
-    return {
-        "linalg": (linalg, functions, LINALG),
-        "statistics": (statistics, exported, STATISTICS),
-        "methods": (o.A, methods, METHODS),
-        "others": (pdgemm, [*pdgemm.__all__, "operators"], OTHERS),
-    }
+    return [
+        (linalg, functions, LINALG),
+        (statistics, exported, STATISTICS),
+        (o.A, methods, METHODS),
+        (pdgemm, [*pdgemm.__all__, "operators"], OTHERS),
+    ]
 
 
-@pytest.mark.on_ranks(1, 2, 4)
-@pytest.mark.parametrize("table", ["linalg", "statistics", "methods", "others"])
-def test_what_passes_through_the_host(comm: Any, gpu: Gpu, table: str) -> None:
-    """At most 40 rows of the matrix each way, and 4 at once: panels stay on the device, and so does the matrix.
-
-    A rank has 64 rows of the matrix, or more.
-    """
-    row = 8 * N
-    with ProcessGrid(comm) as grid:
-        o = operands(grid)
-        space, names, calls = tables(o)[table]
+@pytest.mark.on_ranks(1, 2)
+def test_what_passes_through_the_host(grid: Any, gpus: Gpu) -> None:
+    """At most 40 rows of the matrix each way, and 4 at once: panels stay on the device, and so does the matrix."""
+    row, o = 8 * N, operands(grid)
+    for space, names, calls in tables(o):
         assert {*calls} <= {*names} <= {*calls, *NOT_MEASURED}
         more = {}
         for name, call in calls.items():
-            gpu.downloads.clear(), gpu.uploads.clear()
+            gpus.downloads.clear(), gpus.uploads.clear()
             call(getattr(space, name, None), o)
-            for way, passed in (("down", gpu.downloads), ("up", gpu.uploads)):
+            for way, passed in (("down", gpus.downloads), ("up", gpus.uploads)):
                 if sum(passed) > 40 * row or max(passed, default=0) > 4 * row:
                     more[name, way] = sum(passed) / row, max(passed) / row
         there = {name for name, _ in more}
-        assert there <= {*MORE} and (comm.size > 1 or there == {*calls} & {*MORE}), more
+        assert there <= {*MORE} and (grid.size > 1 or there == {*calls} & {*MORE}), more

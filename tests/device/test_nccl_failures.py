@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 from fake_cupy import Nccl, fake_cupy
 
+from pdgemm import DistMatrix, ProcessGrid, pdgemm
+from pdgemm.errors import DeviceError, OutOfMemoryError
+from pdgemm.transport.packed_exchange import kept_if_it_fails
+
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 WORDS = "NCCL_ERROR_REMOTE_ERROR: a remote process exited"
 
 
 @pytest.fixture(autouse=True)
-def gpu(comm: Any, monkeypatch: Any) -> Iterator[Any]:
+def gpus(comm: Any, monkeypatch: Any) -> Iterator[Any]:
     """A GPU each, whose memory no other rank reads."""
     if comm.size > 4:
         pytest.skip("nothing depends on the number of ranks")
@@ -35,12 +39,9 @@ WAITS: dict[str, Callable[[Any], object]] = {  # of the host, for what is behind
 
 
 @pytest.mark.parametrize("name", WAITS)
-@pytest.mark.on_ranks(2, 4)
 def test_each_wait_ends(comm: Any, cuda: Any, name: str) -> None:
     """With an error that NCCL reports on one rank, which all ranks raise."""
-    from pdgemm import DistMatrix, ProcessGrid
     from pdgemm.devices.streams import recorder_of
-    from pdgemm.errors import DeviceError
 
     if comm.size == 1:
         pytest.skip("one rank sends nothing")
@@ -66,9 +67,7 @@ def test_each_wait_ends(comm: Any, cuda: Any, name: str) -> None:
 @pytest.mark.parametrize("algorithm", ["summa", "cannon", "stationary_a", "2.5d"])
 def test_products(comm: Any, cuda: Any, monkeypatch: Any, algorithm: str) -> None:
     """Of which one rank fails: the others raise its error, multiply by another mover, and on a new grid by NCCL."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
     from pdgemm.devices import cuda_nccl
-    from pdgemm.errors import DeviceError, OutOfMemoryError
 
     if comm.size == 1 or (algorithm == "2.5d" and comm.size != 4):
         pytest.skip("one rank sends nothing, and two layers have four ranks")
@@ -101,9 +100,6 @@ def test_products(comm: Any, cuda: Any, monkeypatch: Any, algorithm: str) -> Non
 
 def test_a_grid_is_freed_after_any_exception(comm: Any, cuda: Any) -> None:
     """Of one rank beside operations of NCCL that wait for it."""
-    from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.transport.packed_exchange import kept_if_it_fails
-
     if comm.size == 1:
         pytest.skip("one rank sends nothing")
     with ProcessGrid(comm) as grid:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any
 
 import pytest
 from device_ways import WAYS
-from fake_device import SCHEDULES, fake_device
+from fake_device import fake_device
 from mpi4py import MPI
 from problems import TOLERANCE, accepted, gemm_error
-from removed_synchronisations import REMOVED, Site, without
+from removed_synchronisations import REMOVED, Search, Site
 from tiers import everything, square_grid
 
 from pdgemm import DistMatrix, ProcessGrid, pdgemm
@@ -32,12 +31,6 @@ FOR_OTHERS = {  # before another rank reads this memory, or writes it: the clock
     ("synchronize_copies", "prepared.py"),
     ("finish", "layer_sums.py"),
 }
-STORED = Path(__file__).with_name("races.json")  # by site, the runs that show that it is needed
-Run = tuple[str, str]  # problem and schedule
-
-
-def for_others(site: Site) -> bool:
-    return tuple(site.split()[:2]) in FOR_OTHERS
 
 
 def outcome(comm: Any, way: str, schedule: str, case: Any, seed: str) -> tuple[bool, bool]:
@@ -81,40 +74,21 @@ def problems(size: int) -> dict[str, tuple[Any, str]]:
     }
 
 
-class Search:
-    """The sites that some problems come by, and for each the runs that show that it is needed."""
+class OfProducts(Search):
+    """Problems are what can be forced on so many ranks, in each way of moving panels."""
 
-    def __init__(self, comm: Any, names: Sequence[str]) -> None:
-        self.comm, self.problems = comm, problems(comm.size)
-        self.needed_by: dict[Site, list[str]] = {}  # problems that come by each
-        for name in names:
-            seen = set[Site]()
-            with without(None, seen):
-                for schedule in SCHEDULES:
-                    assert self.outcome(name, schedule) == (False, False), f"{name}, {schedule}"
-            for site in sorted(set().union(*comm.allgather(seen))):
-                self.needed_by.setdefault(site, []).append(name)
+    stored = Path(__file__).with_name("races.json")
+
+    def __init__(self, comm: Any, every: bool) -> None:
+        self.problems = problems(comm.size)
+        super().__init__(comm, self.problems, every)
 
     def outcome(self, name: str, schedule: str) -> tuple[bool, bool]:
         case, way = self.problems[name]
         return outcome(self.comm, way, schedule, case, name)
 
-    def shown(self, site: Site, first: Iterable[Run]) -> list[Run]:
-        """Runs in which it is missed: a race is told, and a result is wrong.   first : runs to begin with."""
-        others = itertools.product(self.needed_by[site], SCHEDULES)
-        told = wrong = False
-        runs = list[Run]()
-        for name, schedule in dict.fromkeys([*first, *others]):
-            with without(site, set()):
-                race, error = self.outcome(name, schedule)
-            if (race and not told) or (error and not wrong):
-                runs.append((name, schedule))
-            told, wrong = told or race, wrong or error
-            if told and (wrong or for_others(site)):
-                break
-        assert told, f"{site} is not missed"
-        assert wrong or for_others(site), f"{site} changes no result"
-        return runs
+    def enough(self, site: Site, told: bool, wrong: bool) -> bool:
+        return told and (wrong or tuple(site.split()[:2]) in FOR_OTHERS)
 
 
 @contextmanager
@@ -138,31 +112,12 @@ def test_each_synchronisation_is_needed(comm: Any) -> None:
     """By default in the problems that showed it last; with --all, and for lines that are new, in all of them."""
     if comm.size > 4:
         pytest.skip("4 ranks need all of them")
-    shown = {site: [(name, how) for name, how in runs] for site, runs in json.loads(STORED.read_text()).items()}
-    known = problems(comm.size)
-    names = dict.fromkeys(name for runs in shown.values() for name, _ in runs if name in known)
     with several_messages():
-        search = Search(comm, list(known if everything() else names))
+        search = OfProducts(comm, everything())
         assert {site.split()[0] for site in search.needed_by} == set(REMOVED)
-        for site in sorted(search.needed_by):
-            search.shown(site, [run for run in shown.get(site, []) if run[0] in search.needed_by[site]])
+        search.check()
 
 
-def store() -> None:
-    """Search all problems, and store few that show all.
-
-    PYTHONPATH=tests/helpers mpiexec -n 4 python -m mpi4py tests/device/test_planted_races.py
-    """
-    comm, found = MPI.COMM_WORLD, dict[Site, list[Run]]()
+if __name__ == "__main__":  # PYTHONPATH=tests/helpers mpiexec -n 4 python -m mpi4py tests/device/test_planted_races.py
     with several_messages():
-        search = Search(comm, list(problems(comm.size)))
-        for site in sorted(search.needed_by, key=lambda site: len(search.needed_by[site])):
-            chosen = {run for runs in found.values() for run in runs if run[0] in search.needed_by[site]}
-            found[site] = search.shown(site, sorted(chosen))
-    if comm.rank == 0:
-        lines = (f"{json.dumps(site)}: {json.dumps(found[site])}" for site in sorted(found))
-        STORED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-
-
-if __name__ == "__main__":
-    store()
+        OfProducts(MPI.COMM_WORLD, every=True).store()

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from checked_product import check
+from cuda_lapack import CudaLapack
 from device_elements import (
     FLOATING,
     KINDS,
@@ -20,15 +21,25 @@ from device_elements import (
     layouts,
     two_matrices,
 )
-from factored import EPS, norm, positive_definite, relative, rng_matrix, wide
 from problems import DTYPES, accepted
 
+from pdgemm import Batch, DistMatrix, ProcessGrid, batched, checksum, linalg, matmul_batched, pdgemm, plan, verify
+from pdgemm.algorithms.protection import checksum as sums
+from pdgemm.errors import OutOfMemoryError
+from pdgemm.grids.index_map import IndexMap
+from pdgemm.io import hdf5, npy, pieces
+from pdgemm.local.arrays import folds
+from pdgemm.local.arrays.activations import ACTIVATIONS, Finish
+from pdgemm.local.arrays.dtypes import arithmetic, can_convert, eps
+from pdgemm.local.arrays.elementwise import Combine
+from pdgemm.matrix import distmatrix
 from pdgemm.planning.algorithm_registry import families
+from pdgemm.schedules.staircase import Staircase
 
 ALL = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int32")
 
 
-class CudaLayer:
+class CudaLayer(CudaLapack):
     """Kernels, cuBLAS, every mover, memory."""
 
     OPS: ClassVar = [a + b for a in "NTC" for b in "NTC"]
@@ -36,8 +47,6 @@ class CudaLayer:
     @pytest.mark.parametrize("source", ALL)
     def test_combine(self, cuda: Any, source: str) -> None:
         """Y := alpha op(X) + beta Y against NumPy, of strided views and of rows and columns without a pattern."""
-        from pdgemm.local.arrays.dtypes import can_convert
-
         for target in map(np.dtype, ALL):
             if can_convert(np.dtype(source), target):
                 combined(cuda, np.dtype(source), target)
@@ -45,8 +54,6 @@ class CudaLayer:
     @pytest.mark.parametrize("sums", ["float32", "float64", "complex64", "complex128"])
     def test_epilogues(self, cuda: Any, sums: str) -> None:
         """One launch does what the host does, of rows and of columns, in place and into narrower types."""
-        from pdgemm.local.arrays.activations import ACTIVATIONS, Finish
-
         rng, real = np.random.default_rng(0), np.dtype(sums).kind != "c"
         some = [None, 2.0, *(rng.normal(size=shape).astype("float32") for shape in ((1, 9), (7, 1)))]
         for number, f in enumerate(["", *(ACTIVATIONS if real else "")] * 4):
@@ -62,18 +69,14 @@ class CudaLayer:
             C = S if number % 4 == 1 else cuda.to_device(c, order)
             Finish(f, gradient, *operands)(c, s)
             Finish(f, gradient, *there)(C, S)
-            eps = (
-                4e-3 if target == "float16" else 3e-6 if np.dtype(sums).itemsize < 16 or target == "complex64" else 3e-7
-            )
-            assert np.allclose(cuda.to_host(C).astype(c.dtype), c, rtol=eps, atol=eps)
+            error = {"float16": 4e-3, "complex128": 3e-7}.get(target, 3e-6)
+            assert np.allclose(cuda.to_host(C).astype(c.dtype), c, rtol=error, atol=error)
             if operands[3] is not None:
                 assert np.allclose(cuda.to_host(there[3]), aux, rtol=3e-6, atol=3e-6)
 
     @pytest.mark.parametrize("dtype", ["float64", "complex64", "complex128"])
     def test_infinity_times_one(self, cuda: Any, dtype: str) -> None:
         """No factor 1 + 0i makes a NaN of an infinity, as on the host; nor is C read where beta is 0."""
-        from pdgemm.local.arrays.elementwise import Combine
-
         x, y = np.array([[np.inf, 1, -np.inf]], dtype), np.array([[1, np.inf, 2]], dtype)
         for alpha, beta, value in ((1, 1, [[np.inf, np.inf, -np.inf]]), (1, 0, x), (0, 1, y)):
             X, Y = cuda.to_device(x, "C"), cuda.to_device(y if beta else y * np.nan, "C")
@@ -81,118 +84,96 @@ class CudaLayer:
             assert np.array_equal(cuda.to_host(Y), np.array(value, dtype))
 
     @pytest.mark.parametrize("dtype", [*ALL, "int8", "bool"])
-    def test_elements_by_their_indices(self, comm: Any, cuda: Any, dtype: str) -> None:
+    def test_elements_by_their_indices(self, grid: Any, cuda: Any, dtype: str) -> None:
         """Random numbers, a diagonal and constants have the bits of the host, whoever computes them."""
-        from pdgemm import DistMatrix, ProcessGrid
-
         kinds = {"uniform": dtype not in ("int32", "bool"), "normal": dtype not in ("int32", "int8", "bool")}
-        with ProcessGrid(comm) as grid:
-            for order, shape in itertools.product("CF", [(41, 29), (0, 3), (1, 1)]):
-                how: Any = {"grid": grid, "block": (4, 3), "order": order, "dtype": dtype}
-                makers = [partial(DistMatrix.random, seed=-5, kind=kind) for kind, has in kinds.items() if has]
-                makers += [DistMatrix.eye, DistMatrix.ones, DistMatrix.zeros, partial(DistMatrix.full, fill_value=3)]
-                for make in makers:
-                    here, there = make(shape, **how), make(shape, **how, device="cuda")
-                    assert cuda.to_host(there.local).tobytes() == here.local.tobytes()
-                    assert there.order == order
+        for order, shape in itertools.product("CF", [(41, 29), (0, 3), (1, 1)]):
+            how: Any = {"grid": grid, "block": (4, 3), "order": order, "dtype": dtype}
+            makers = [partial(DistMatrix.random, seed=-5, kind=kind) for kind, has in kinds.items() if has]
+            makers += [DistMatrix.eye, DistMatrix.ones, DistMatrix.zeros, partial(DistMatrix.full, fill_value=3)]
+            for make in makers:
+                here, there = make(shape, **how), make(shape, **how, device="cuda")
+                assert cuda.to_host(there.local).tobytes() == here.local.tobytes()
+                assert there.order == order
 
     @pytest.mark.parametrize("algorithm", families())
-    def test_every_mover(self, comm: Any, movers: list[str], algorithm: str) -> None:
-        from pdgemm import ProcessGrid
-
+    def test_every_mover(self, grid: Any, movers: list[str], algorithm: str) -> None:
         orders = ["".join(x) for x in itertools.product("CF", repeat=3)]
-        cases = [x for x in accepted(comm.size) if x[0] == algorithm]
+        cases = [x for x in accepted(grid.size) if x[0] == algorithm]
         if not cases:
             pytest.skip("one rank has no layers")
-        with ProcessGrid(comm) as grid:
-            for number, (mover, op) in enumerate(itertools.product(movers, self.OPS)):
-                name, shape, layers = cases[number % len(cases)]
-                options: dict[str, Any] = {"block": (None, 4, (2, 3))[number % 3], "orders": orders[number % 8]}
-                options |= {"dtype": DTYPES[number % 4], "alpha": 2, "beta": number % 2, "device": "cuda"}
-                check(grid, (93, 119, 122), name, shape, layers, ops=op, mover=mover, **options)
+        for number, (mover, op) in enumerate(itertools.product(movers, self.OPS)):
+            name, shape, layers = cases[number % len(cases)]
+            options: dict[str, Any] = {"block": (None, 4, (2, 3))[number % 3], "orders": orders[number % 8]}
+            options |= {"dtype": DTYPES[number % 4], "alpha": 2, "beta": number % 2, "device": "cuda"}
+            check(grid, (93, 119, 122), name, shape, layers, ops=op, mover=mover, **options)
 
-    def test_sixteen_bits_and_whole_numbers(self, comm: Any, movers: list[str]) -> None:
-        from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
+    def test_sixteen_bits_and_whole_numbers(self, grid: Any, movers: list[str]) -> None:
         rng = np.random.default_rng(3)
         a, b = rng.integers(-100, 100, (120, 401)), rng.integers(-100, 100, (401, 90))
-        with ProcessGrid(comm) as grid:
-            for mover, (dtype, into) in itertools.product(
-                movers, [("int8", "int32"), ("float16", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")]
-            ):
-                A, B = (DistMatrix.from_global(x.astype(dtype), grid=grid, block=30, device="cuda") for x in (a, b))
-                C = DistMatrix.empty((120, 90), grid=grid, dtype=into, device="cuda")
-                pdgemm(1, A, B, 0, C, mover=mover)
-                error = np.abs(C.allgather().astype(float) - a @ b)
-                assert error.max() <= (0 if into != "bfloat16" else 2.0**-8 * np.abs(a @ b).max())
+        for mover, (dtype, into) in itertools.product(
+            movers, [("int8", "int32"), ("float16", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")]
+        ):
+            A, B = (DistMatrix.from_global(x.astype(dtype), grid=grid, block=30, device="cuda") for x in (a, b))
+            C = DistMatrix.empty((120, 90), grid=grid, dtype=into, device="cuda")
+            pdgemm(1, A, B, 0, C, mover=mover)
+            error = np.abs(C.allgather().astype(float) - a @ b)
+            assert error.max() <= (0 if into != "bfloat16" else 2.0**-8 * np.abs(a @ b).max())
 
     @pytest.mark.parametrize("algorithm", families())
-    def test_whole_numbers_are_those_of_the_host(self, comm: Any, movers: list[str], algorithm: str) -> None:
+    def test_whole_numbers_are_those_of_the_host(self, grid: Any, movers: list[str], algorithm: str) -> None:
         """Of any memory orders, of parts that begin anywhere, with alpha and beta, modulo 2^32."""
-        from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
-        cases = [x for x in accepted(comm.size) if x[0] == algorithm]
+        cases = [x for x in accepted(grid.size) if x[0] == algorithm]
         if not cases:
             pytest.skip("one rank has no layers")
         rng = np.random.default_rng(8)
         a, b, c = (rng.integers(-128, 128, shape) for shape in ((47, 134), (134, 38), (47, 38)))
         a[0], b[:, 0], c[0] = -128, -128, 2**31 - 2
-        with ProcessGrid(comm) as grid:
-            for number, (orders, mover) in enumerate(zip(itertools.product("CF", repeat=3), itertools.cycle(movers))):
-                name, shape, layers = cases[number % len(cases)]
-                block, width = ((None, None), (5, 30))[number % 2]
-                A, B, C = (
-                    DistMatrix.from_global(x.astype(dtype), grid=grid, order=order, block=block, device="cuda")
-                    for x, dtype, order in zip((a, b, c), ("int8", "int8", "int32"), orders)
-                )
-                alpha, beta, first = (1, 0, 0) if number == 0 else (3 - number, number % 3, number)
-                how: Any = {"algorithm": name, "shape": shape, "layers": layers, "mover": mover, "panel_width": width}
-                pdgemm(alpha, A[1:, first:], B[first:, :-1], beta, C[1:, :-1], **how)
-                exact = c.copy()
-                exact[1:, :-1] = alpha * a[1:, first:] @ b[first:, :-1] + beta * c[1:, :-1]
-                assert np.array_equal(C.allgather(), exact.astype("int32"))
+        for number, (orders, mover) in enumerate(zip(itertools.product("CF", repeat=3), itertools.cycle(movers))):
+            name, shape, layers = cases[number % len(cases)]
+            block, width = ((None, None), (5, 30))[number % 2]
+            A, B, C = (
+                DistMatrix.from_global(x.astype(dtype), grid=grid, order=order, block=block, device="cuda")
+                for x, dtype, order in zip((a, b, c), ("int8", "int8", "int32"), orders)
+            )
+            alpha, beta, first = (1, 0, 0) if number == 0 else (3 - number, number % 3, number)
+            how: Any = {"algorithm": name, "shape": shape, "layers": layers, "mover": mover, "panel_width": width}
+            pdgemm(alpha, A[1:, first:], B[first:, :-1], beta, C[1:, :-1], **how)
+            exact = c.copy()
+            exact[1:, :-1] = alpha * a[1:, first:] @ b[first:, :-1] + beta * c[1:, :-1]
+            assert np.array_equal(C.allgather(), exact.astype("int32"))
 
-    def test_sums_of_many_whole_numbers(self, comm: Any) -> None:
+    def test_sums_of_many_whole_numbers(self, grid: Any) -> None:
         """More products than 32 bits add up are split, also where wider panels are asked for; sums are modulo 2^32."""
-        from pdgemm import DistMatrix, ProcessGrid, pdgemm
-
         k = 2**17 + 300
-        with ProcessGrid(comm) as grid:
-            A = DistMatrix.full((2, k), -128, dtype="int8", grid=grid, device="cuda")
-            C = pdgemm(1, A, A.T, panel_width=k, algorithm="summa")
-            assert C.dtype == np.int32 and C.report.panels > 1
-            assert (C.allgather() == k * 2**14 - 2**32).all()
+        A = DistMatrix.full((2, k), -128, dtype="int8", grid=grid, device="cuda")
+        C = pdgemm(1, A, A.T, panel_width=k, algorithm="summa")
+        assert C.dtype == np.int32 and C.report.panels > 1
+        assert (C.allgather() == k * 2**14 - 2**32).all()
 
     def test_memory(self, comm: Any) -> None:
-        """Nothing is left allocated after 100 products, and none takes more than its plan says."""
+        """Nothing is left allocated after 20 products, and none takes more than its plan says."""
         import cupy
-
-        from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
 
         pool = cupy.get_default_memory_pool()
         with ProcessGrid(comm) as grid:
-            A, B, C = (DistMatrix.random((700, 700), grid=grid, block=64, seed=s, device="cuda") for s in range(3))
+            A, B, C = (DistMatrix.random((400, 400), grid=grid, block=64, seed=s, device="cuda") for s in range(3))
             pdgemm(1, A, B, 0, C)
             comm.Barrier()  # no other rank has them mapped
             pool.free_all_blocks()
             used, total = pool.used_bytes(), pool.total_bytes()
-            for _ in range(100):
+            for _ in range(20):
                 pdgemm(1, A, B, 0, C)
             assert pool.used_bytes() == used
             rounding = 512 * 16  # of the pool, for each buffer
             assert pool.total_bytes() - total <= plan(A, B, C).extra_bytes(comm.rank) + rounding
 
-    def test_too_much_is_asked_for(self, comm: Any) -> None:
-        from pdgemm import DistMatrix, ProcessGrid
-        from pdgemm.errors import OutOfMemoryError
-
-        with ProcessGrid(comm) as grid, pytest.raises(OutOfMemoryError, match="cannot allocate .* bytes on GPU"):
+    def test_too_much_is_asked_for(self, grid: Any) -> None:
+        with pytest.raises(OutOfMemoryError, match="cannot allocate .* bytes on GPU"):
             DistMatrix.empty((1 << 21, 1 << 21), grid=grid, device="cuda")
 
     def test_managed_memory_is_staged(self, comm: Any) -> None:
         import cupy
-
-        from pdgemm import DistMatrix, ProcessGrid, pdgemm
 
         with ProcessGrid(comm) as grid:
             shape = DistMatrix.zeros((50, 50), grid=grid).local.shape
@@ -207,8 +188,6 @@ class CudaLayer:
     @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
     def test_batches(self, comm: Any, cuda: Any, dtype: str) -> None:
         """Stacks are one call of cuBLAS, in either order and conjugated; other sequences a call for each."""
-        from pdgemm import Batch, matmul_batched
-
         rng = np.random.default_rng(comm.rank)
         a, b = (rng.integers(-9, 9, shape).astype(dtype) for shape in ((3, 20, 7), (3, 7, 12)))
         c = rng.integers(-9, 9, (3, 20, 12)).astype("float32" if dtype == "float16" else dtype)
@@ -224,7 +203,6 @@ class CudaLayer:
     @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "int8"])
     def test_batches_of_unequal_matrices(self, comm: Any, cuda: Any, dtype: str) -> None:
         """In either order, some of the same extents, some empty; also in chunks, and by one call for each."""
-        from pdgemm import Batch, batched, matmul_batched
         from pdgemm.devices import grouped_gemm
 
         rng = np.random.default_rng(comm.rank)
@@ -236,12 +214,8 @@ class CudaLayer:
         )
         if dtype == "complex64":
             a = [x * (1 + 2j) for x in a]
-        for alpha, beta, chunk, known in (
-            (2, -1, 1 << 28, True),
-            (1, 0, 1000, True),
-            (3, 1, 1 << 28, False),
-            (0, 2, 1, True),
-        ):
+        cases = (2, -1, 1 << 28, True), (1, 0, 1000, True), (3, 1, 1 << 28, False), (0, 2, 1, True)
+        for alpha, beta, chunk, known in cases:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(batched, "DEVICE_CHUNK_BYTES", chunk)
                 if not known:
@@ -258,8 +232,6 @@ class CudaLayer:
 
     def test_matrices(self, comm: Any, cuda: Any) -> None:
         """What is made on the device, brought there, moved to another layout and combined is what the host has."""
-        from pdgemm import DistMatrix, ProcessGrid, verify
-
         rng = np.random.default_rng(7)
         x, y = rng.standard_normal((2, 41, 29))
         with ProcessGrid(comm) as grid:
@@ -283,95 +255,76 @@ class CudaLayer:
             assert adopted.order == "F"
             assert np.array_equal(adopted.allgather(), x)
 
-    def test_long_rows_begin_where_a_gpu_loads_fast(self, comm: Any, cuda: Any) -> None:
+    def test_long_rows_begin_where_a_gpu_loads_fast(self, grid: Any, cuda: Any) -> None:
         """At multiples of 16 bytes, with unused memory behind them, which is neither read nor sent."""
-        from pdgemm import DistMatrix, ProcessGrid, checksum, linalg
+        for dtype, order in itertools.product(("bfloat16", "float64", "complex64"), "CF"):
+            how: Any = {"grid": grid, "dtype": dtype, "order": order}
+            A, H = (DistMatrix.random((387, 387), **how, device=device) for device in ("cuda", "host"))
+            long, item = A.local.shape["FC".index(order)], A.local.itemsize
+            unit = max(1, 16 // item)
+            assert max(A.local.strides) == (-(-long // unit) * unit * item if long >= 64 else long * item)
+            assert checksum(A) == checksum(H) and np.array_equal(A.allgather(), H.allgather())
+            assert np.array_equal(A.to_host().local, H.local)
+            moved = A.redistribute(block=50)
+            assert np.array_equal(moved.allgather(), H.allgather())
+            difference = (A @ A).to_host() - H @ H
+            assert float(abs(difference).max()) <= 387 * 2.0 ** (-7 if dtype == "bfloat16" else -20)
+        S = A + A.H + 800 * DistMatrix.eye(387, grid=grid, dtype="complex64", device="cuda")
+        L = linalg.cholesky(S)
+        assert float((L @ L.H - S).norm()) <= 387 * 2.0**-22 * float(S.norm())
 
-        with ProcessGrid(comm) as grid:
-            for dtype, order in itertools.product(("bfloat16", "float64", "complex64"), "CF"):
-                how: Any = {"grid": grid, "dtype": dtype, "order": order}
-                A, H = (DistMatrix.random((387, 387), **how, device=device) for device in ("cuda", "host"))
-                long, item = A.local.shape["FC".index(order)], A.local.itemsize
-                unit = max(1, 16 // item)
-                assert max(A.local.strides) == (-(-long // unit) * unit * item if long >= 64 else long * item)
-                assert checksum(A) == checksum(H) and np.array_equal(A.allgather(), H.allgather())
-                assert np.array_equal(A.to_host().local, H.local)
-                moved = A.redistribute(block=50)
-                assert np.array_equal(moved.allgather(), H.allgather())
-                difference = (A @ A).to_host() - H @ H
-                assert float(abs(difference).max()) <= 387 * 2.0 ** (-7 if dtype == "bfloat16" else -20)
-            S = A + A.H + 800 * DistMatrix.eye(387, grid=grid, dtype="complex64", device="cuda")
-            L = linalg.cholesky(S)
-            assert float((L @ L.H - S).norm()) <= 387 * 2.0**-22 * float(S.norm())
-
-    def test_files(self, comm: Any, cuda: Any, shared_tmp_path: Any, monkeypatch: Any) -> None:
+    def test_files(self, grid: Any, cuda: Any, shared_tmp_path: Any, monkeypatch: Any) -> None:
         """Matrices are saved from a device and loaded to one piece by piece: no more of them is ever on the host."""
-        from pdgemm import DistMatrix, ProcessGrid, checksum
-        from pdgemm.algorithms.protection import checksum as sums
-        from pdgemm.io import hdf5, npy, pieces
-        from pdgemm.matrix import distmatrix
-
         copied, set_elements = list[int](), distmatrix.set_elements
         monkeypatch.setattr(distmatrix, "set_elements", lambda y, x: copied.append(y.size) or set_elements(y, x))
         monkeypatch.setattr(pieces, "ELEMENTS", 64)
         monkeypatch.setattr(sums, "_ON_DEVICE", 64)
-        with ProcessGrid(comm) as grid:
-            for dtype, order in (("float32", "C"), ("complex128", "F")):
-                how: Any = {"grid": grid, "block": (4, 3), "device": "cuda"}
-                A = DistMatrix.random((41, 29), dtype=dtype, order=order, **how)
-                copied.clear()
-                hdf5.save(shared_tmp_path / "a.h5", "x", A)
-                npy.save(shared_tmp_path / "a.npy", A, order="F")
-                hdf5.save_all(shared_tmp_path / "state.h5", {"x": A})
-                loaded = [
-                    hdf5.load(shared_tmp_path / "a.h5", "x", verify=True, **how),
-                    hdf5.load(shared_tmp_path / "a.h5", "x", transpose=True, **how).T,
-                    npy.load(shared_tmp_path / "a.npy", **how),
-                    hdf5.load_all(shared_tmp_path / "state.h5", grid, {"x": {"device": "cuda"}}).matrices["x"],
-                ]
-                assert max(copied) <= 64 * comm.size
-                assert {x.device for x in loaded} == {"cuda"}
-                assert {checksum(x) for x in loaded} == {checksum(A), checksum(A.to_host())}
-            numbers = DistMatrix.random((9, 7), dtype="int8", grid=grid, device="cuda")
-            hdf5.save(shared_tmp_path / "i.h5", "x", numbers)
-            loaded = hdf5.load(shared_tmp_path / "i.h5", "x", grid=grid, dtype="float32", verify=True, device="cuda")
-            assert np.array_equal(loaded.allgather(), numbers.allgather())
+        for dtype, order in (("float32", "C"), ("complex128", "F")):
+            how: Any = {"grid": grid, "block": (4, 3), "device": "cuda"}
+            A = DistMatrix.random((41, 29), dtype=dtype, order=order, **how)
+            copied.clear()
+            hdf5.save(shared_tmp_path / "a.h5", "x", A)
+            npy.save(shared_tmp_path / "a.npy", A, order="F")
+            hdf5.save_all(shared_tmp_path / "state.h5", {"x": A})
+            loaded = [
+                hdf5.load(shared_tmp_path / "a.h5", "x", verify=True, **how),
+                hdf5.load(shared_tmp_path / "a.h5", "x", transpose=True, **how).T,
+                npy.load(shared_tmp_path / "a.npy", **how),
+                hdf5.load_all(shared_tmp_path / "state.h5", grid, {"x": {"device": "cuda"}}).matrices["x"],
+            ]
+            assert max(copied) <= 64 * grid.size
+            assert {x.device for x in loaded} == {"cuda"}
+            assert {checksum(x) for x in loaded} == {checksum(A), checksum(A.to_host())}
+        numbers = DistMatrix.random((9, 7), dtype="int8", grid=grid, device="cuda")
+        hdf5.save(shared_tmp_path / "i.h5", "x", numbers)
+        loaded = hdf5.load(shared_tmp_path / "i.h5", "x", grid=grid, dtype="float32", verify=True, device="cuda")
+        assert np.array_equal(loaded.allgather(), numbers.allgather())
 
     @pytest.mark.parametrize("dtype", KINDS)
-    def test_reductions(self, comm: Any, cuda: Any, dtype: str, monkeypatch: Any) -> None:
+    def test_reductions(self, grid: Any, cuda: Any, dtype: str, monkeypatch: Any) -> None:
         """Every reduction along each axis, of several slabs, against NumPy within the documented error."""
-        from pdgemm import DistMatrix, ProcessGrid
-        from pdgemm.local.arrays import folds
-
-        with ProcessGrid(comm) as grid:
-            for number, (shape, block) in layouts(dtype, comm.size):
-                monkeypatch.setattr(folds, "ON_DEVICE", 2000 if number % 2 else 1 << 24)
-                how: dict[str, Any] = {"grid": grid, "block": block, "order": "CF"[(number + KINDS.index(dtype)) % 2]}
-                x = elements(shape, dtype)
-                A = DistMatrix.from_global(x, device="cuda", **how)
-                check_reductions(A, DistMatrix.from_global(x, **how), x)
-                check_products(A, x)
+        for number, (shape, block) in layouts(dtype, grid.size):
+            monkeypatch.setattr(folds, "ON_DEVICE", 2000 if number % 2 else 1 << 24)
+            how: dict[str, Any] = {"grid": grid, "block": block, "order": "CF"[(number + KINDS.index(dtype)) % 2]}
+            x = elements(shape, dtype)
+            A = DistMatrix.from_global(x, device="cuda", **how)
+            check_reductions(A, DistMatrix.from_global(x, **how), x)
+            check_products(A, x)
 
     @pytest.mark.parametrize("dtype", FLOATING)
-    def test_reductions_of_extreme_elements(self, comm: Any, cuda: Any, dtype: str) -> None:
-        from pdgemm import ProcessGrid
-
-        with ProcessGrid(comm) as grid:
-            check_extremes(grid, dtype, "cuda")
+    def test_reductions_of_extreme_elements(self, grid: Any, cuda: Any, dtype: str) -> None:
+        check_extremes(grid, dtype, "cuda")
 
     @pytest.mark.parametrize("dtype", KINDS)
-    def test_functions_of_elements(self, comm: Any, cuda: Any, dtype: str) -> None:
+    def test_functions_of_elements(self, grid: Any, cuda: Any, dtype: str) -> None:
         """Comparisons, where, isclose, round and others, of matrices in the same and in different layouts."""
-        from pdgemm import DistMatrix, ProcessGrid
+        for number, (shape, block) in layouts(dtype, grid.size):
+            x, y = two_matrices(shape, dtype)
+            A = DistMatrix.from_global(x, grid=grid, block=block, order="CF"[number % 2], device="cuda")
+            B = DistMatrix.from_global(y, grid=grid, block=5, device="cuda")
+            check_functions(A, B, x, y)
 
-        with ProcessGrid(comm) as grid:
-            for number, (shape, block) in layouts(dtype, comm.size):
-                x, y = two_matrices(shape, dtype)
-                A = DistMatrix.from_global(x, grid=grid, block=block, order="CF"[number % 2], device="cuda")
-                B = DistMatrix.from_global(y, grid=grid, block=5, device="cuda")
-                check_functions(A, B, x, y)
-
-    def test_a_product_keeps_its_operands(self, comm: Any, cuda: Any) -> None:
+    def test_a_product_keeps_its_operands(self, cuda: Any) -> None:
         """A prepared call of cuBLAS has addresses, which keep nothing alive."""
         C = cuda.empty((64, 64), "float64")
         ones = np.ones((64, 64))
@@ -384,9 +337,6 @@ class CudaLayer:
 
     def test_triangles_are_combined_in_one_launch(self, cuda: Any) -> None:
         """Y := alpha X + beta Y in a staircase alone; an array that is multiplied by 0 is not read."""
-        from pdgemm.local.arrays.elementwise import Combine
-        from pdgemm.schedules.staircase import Staircase
-
         rng = np.random.default_rng(4)
         for order, flipped, (alpha, beta) in itertools.product("CF", (False, True), ((1, 0), (2, -1), (0, 3), (1, 1))):
             x, y = rng.integers(-9, 9, (2, 13, 17)).astype(float)
@@ -399,8 +349,6 @@ class CudaLayer:
 
     @pytest.mark.parametrize("dtype", ["float32", "complex128"])
     def test_products_with_a_triangle(self, comm: Any, dtype: str) -> None:
-        from pdgemm import DistMatrix, ProcessGrid, linalg
-
         rng = np.random.default_rng(5)
         a, c = rng.integers(-5, 5, (45, 23)).astype(dtype), rng.integers(-5, 5, (45, 45)).astype(dtype)
         if dtype == "complex128":
@@ -414,172 +362,15 @@ class CudaLayer:
                 kept = np.tri(45, dtype=bool) if uplo == "L" else np.tri(45, dtype=bool).T
                 assert np.array_equal(C.allgather(), np.where(kept, whole, c))
 
-    @pytest.mark.parametrize("dtype", DTYPES)
-    def test_factors_and_triangles(self, comm: Any, cuda: Any, dtype: str) -> None:
-        """cuBLAS solves with a triangle as BLAS does; a matrix is factored where ranks reach each other's memory."""
-        from pdgemm import DistMatrix, ProcessGrid, linalg
-        from pdgemm.local.blas.local_lapack import trsm
-
-        S, b = positive_definite(70, dtype), rng_matrix(70, 20, dtype)
-        for order, lower, trans, unit, side in itertools.product("CF", (True, False), "NTC", (False, True), "LR"):
-            how: Any = {"lower": lower, "trans": trans, "unit": unit, "side": side, "alpha": 2}
-            given, x = (
-                np.asarray(S[:20, :20], order=order),
-                np.array(b[:20] if side == "L" else b.T[:, :20], order=order),
-            )
-            on_device = cuda.to_device(x, order)
-            trsm(cuda.to_device(given, order), on_device, **how)
-            trsm(given, x, **how)
-            assert np.allclose(cuda.to_host(on_device), x, rtol=1e-3)
-        with ProcessGrid(comm) as grid:
-            A, B = (DistMatrix.from_global(x, grid=grid, block=8, device="cuda") for x in (S, b))
-            reach = cuda.reach(grid)
-            if comm.size > 1 and reach.staged and reach.reads != "shared":
-                pytest.skip("MPI takes no pointers, and ranks do not share a GPU")
-            X = linalg.cho_solve(linalg.cholesky(A), B).allgather()
-            assert relative(wide(b) - wide(S) @ X, norm(S) * norm(X), dtype, 70) <= EPS
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("order", "CF")
-    @pytest.mark.parametrize("lower", [True, False])
-    def test_lapack_cholesky(self, cuda: Any, dtype: str, order: Any, lower: bool) -> None:
-        """Of blocks inside larger arrays, of any number of rows; only the triangle of the factor is read."""
-        from pdgemm.local.blas.local_lapack import potrf
-
-        for n in (1, 5, 64, 130):
-            S = positive_definite(n, dtype)
-            X = cuda.to_device(whole := around(np.tril(S) if lower else np.triu(S), order, other=np.nan), order)
-            assert potrf(X[2:-1, 3:-4], lower) == 0
-            result = cuda.to_host(X)
-            factor = wide(result[2:-1, 3:-4])
-            assert not (np.triu(factor, 1) if lower else np.tril(factor, -1)).any()
-            product = factor @ factor.conj().T if lower else factor.conj().T @ factor
-            assert relative(product - wide(S), norm(S), dtype, n) <= EPS
-            assert unchanged_around(result, whole)
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("order", "CF")
-    def test_lapack_cholesky_of_others(self, cuda: Any, dtype: str, order: Any) -> None:
-        """A pivot that is negative, zero or no number has the number that LAPACK gives it, and at once the first."""
-        from pdgemm.local.blas.local_lapack import potrf
-
-        n = 70
-        for value, at in itertools.product((-1.0, 0.0, np.nan, np.inf), (0, 1, 40, n - 1)):
-            S = np.diag(np.arange(1, n + 1).astype(dtype))
-            S[at, at] = value
-            for lower in (True, False):
-                on_host = np.array(S, order=order)
-                expected = potrf(on_host, lower)
-                assert expected == at + 1
-                assert potrf(cuda.to_device(S, order), lower) == expected
-        S = positive_definite(n, dtype)
-        S[30, 9] = S[9, 30] = np.nan
-        assert potrf(cuda.to_device(S, order)) == potrf(np.array(S, order=order)) == 31
-        assert potrf(cuda.empty((0, 0), dtype, order)) == 0
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize(("m", "n"), [(1, 1), (40, 1), (64, 64), (200, 33), (20, 31)])
-    def test_lapack_lu(self, cuda: Any, dtype: str, m: int, n: int) -> None:
-        """Pivots are counted from 1, and with real numbers those of LAPACK."""
-        from pdgemm.local.blas.local_lapack import getrf
-
-        a, k = rng_matrix(m, n, dtype), min(m, n)
-        pivots, on_host = np.full((2, k), -1, np.intc)
-        X = cuda.to_device(whole := around(a, "F"), "F")
-        assert getrf(X[2:-1, 3:-4], pivots) == getrf(np.array(a, order="F"), on_host) == 0
-        result = cuda.to_host(X)
-        factors, permuted = wide(result[2:-1, 3:-4]), wide(a)
-        L, U = np.tril(factors, -1)[:, :k] + np.eye(m, k), np.triu(factors)[:k]
-        for row, other in enumerate(pivots - 1):
-            assert row <= other < m
-            permuted[[row, other]] = permuted[[other, row]]
-        assert relative(permuted - L @ U, norm(a), dtype, k) <= EPS
-        assert np.abs(L).max() <= 1.5  # cuBLAS compares complex numbers by |x| + |y|
-        assert np.array_equal(pivots, on_host) or a.dtype.kind == "c"
-        assert unchanged_around(result, whole)
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    def test_lapack_lu_of_others(self, cuda: Any, dtype: str) -> None:
-        """`info` is the first pivot that is zero; pivots of a panel with NaN are rows that there are."""
-        from pdgemm.local.blas.local_lapack import getrf
-
-        m, n = 50, 20
-        a, pivots = np.asfortranarray(rng_matrix(m, n, dtype)), np.zeros(n, np.intc)
-        for zero in (0, 7, n - 1):
-            x = np.eye(m, n, dtype=dtype, order="F")
-            x[zero:, zero:] = 0
-            assert getrf(cuda.to_device(x, "F"), pivots) == getrf(x, pivots.copy()) == zero + 1
-        a[11, 3] = np.nan
-        X = cuda.to_device(a, "F")
-        getrf(X, pivots)
-        assert (pivots > np.arange(n)).all() and (pivots <= m).all()
-        assert np.isnan(cuda.to_host(X)).any()
-        assert getrf(cuda.empty((0, 4), dtype, "F"), pivots[:0]) == 0
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize(("m", "n"), [(1, 1), (5, 5), (60, 17), (300, 64)])
-    def test_lapack_reflections(self, cuda: Any, dtype: str, m: int, n: int) -> None:
-        """R and T of a panel, and V in its place, where T lies below V; a column of zeros has no reflection."""
-        from pdgemm.local.blas.compact_qr import compact_qr
-
-        a = rng_matrix(m, n, dtype)
-        a[:, n // 2] = 0
-        below = np.full((n, n), np.nan, dtype)
-        X, R = cuda.to_device(np.asfortranarray(np.vstack([a, below])), "F"), cuda.empty((n, n), dtype, "F")
-        compact_qr(X[:m], R, X[m:])
-        V, T, r = (wide(cuda.to_host(x)) for x in (X[:m], X[m:], R))
-        assert (np.triu(V[:n]) == np.eye(n)).all()
-        assert (np.tril(r, -1) == 0).all() and (np.tril(T, -1) == 0).all() and (r.diagonal().imag == 0).all()
-        Q = np.eye(m) - V @ T @ V.conj().T
-        assert relative(Q.conj().T @ Q - np.eye(m), 1, dtype, m) <= EPS
-        assert relative(Q[:, :n] @ r - wide(a), norm(a), dtype, m) <= EPS
-        on_host = np.asfortranarray(a), *np.empty((2, n, n), dtype).transpose(0, 2, 1)
-        compact_qr(*on_host)
-        assert np.abs(np.abs(on_host[1]) - np.abs(r)).max() <= 100 * m * np.finfo(dtype).eps * norm(a)
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    def test_lapack_triangles(self, cuda: Any, dtype: str) -> None:
-        """The other triangle becomes zero, even where it is NaN, and the diagonal one where it is asked for."""
-        from pdgemm.local.blas.local_lapack import keep_triangle
-
-        for n, order, lower, unit in itertools.product((0, 1, 33), "CF", (True, False), (False, True)):
-            a = rng_matrix(n, n, dtype)
-            kept = np.tril(a) if lower else np.triu(a)
-            X = cuda.to_device(whole := around(kept, order, other=np.nan), order)
-            keep_triangle(X[2:-1, 3:-4], lower, unit)
-            if unit:
-                np.fill_diagonal(kept, 1)
-            result = cuda.to_host(X)
-            assert np.array_equal(result[2:-1, 3:-4], kept)
-            assert unchanged_around(result, whole)
-
-
-def around(a: np.ndarray, order: Any, other: float | None = None) -> np.ndarray:
-    """The block [2:-1, 3:-4] of a larger array is `a`, where its zeros are `other`; elements around it are 7."""
-    x = np.full((len(a) + 3, a.shape[1] + 7), 7, a.dtype, order)
-    x[2:-1, 3:-4] = a if other is None else np.where(a == 0, other, a)
-    return x
-
-
-def unchanged_around(x: np.ndarray, before: np.ndarray) -> bool:
-    """Only the block [2:-1, 3:-4] differs."""
-    x = x.copy()
-    x[2:-1, 3:-4] = before[2:-1, 3:-4]
-    return np.array_equal(x, before, equal_nan=True)
-
 
 def combined(cuda: Any, source: np.dtype, target: np.dtype) -> None:
-    from pdgemm.grids.index_map import IndexMap
-    from pdgemm.local.arrays.dtypes import arithmetic
-    from pdgemm.local.arrays.elementwise import Combine
-
     rng = np.random.default_rng(1)
     x, y = (10 * rng.standard_normal((23, 31)) for _ in range(2))
     x, y = x.astype(source), y.astype(target)
     if source.kind == "c":
         x.imag = rng.standard_normal(x.shape)
     wide = np.dtype(np.int64) if target.kind == "i" else arithmetic(source, target)
-    eps = 0.0 if target.kind == "i" else float(max(np.finfo(wide).eps, _eps(target)))
+    unit = 0.0 if target.kind == "i" else float(max(np.finfo(wide).eps, eps(target)))
     scattered = np.array([0, 1, 4, 5, 9, 11, 17, 20])
     runs = IndexMap(scattered, np.flip(22 - scattered), np.ones(len(scattered), int))
     for (alpha, beta), conjugated in itertools.product([(1, 0), (2, 3), (0, 2), (0, 0), (-1, 1)], [False, True]):
@@ -589,17 +380,11 @@ def combined(cuda: Any, source: np.dtype, target: np.dtype) -> None:
             X, Y = cuda.to_device(x, order), cuda.to_device(y, "C")
             cuda.combine(how, Y[2:, ::3], X[2:, ::3])
             found = cuda.to_host(Y)
-            assert np.abs(found[2:, ::3].astype(wide) - value[2:, ::3]).max() <= 4 * eps * 100
+            assert np.abs(found[2:, ::3].astype(wide) - value[2:, ::3]).max() <= 400 * unit
             assert np.array_equal(found[:2], y[:2])
             Y = cuda.to_device(y, "C")
             cuda.combine_blocks(how, Y, X, runs, runs)
             expected = y.astype(wide)
             at, to = np.ix_(runs.source, runs.source), np.ix_(runs.target, runs.target)
             expected[to] = alpha * (x.conj() if conjugated else x).astype(wide)[at] + beta * y.astype(wide)[to]
-            assert np.abs(cuda.to_host(Y).astype(wide) - expected).max() <= 4 * eps * 100
-
-
-def _eps(dtype: np.dtype) -> float:
-    from pdgemm.local.arrays.dtypes import eps
-
-    return eps(dtype)
+            assert np.abs(cuda.to_host(Y).astype(wide) - expected).max() <= 400 * unit

@@ -7,7 +7,7 @@ from math import ceil, log
 from typing import Any
 
 import numpy as np
-from tiers import everything
+from tiers import everything, in_turn
 
 from pdgemm import DistMatrix
 from pdgemm.local.arrays.dtypes import eps as known
@@ -149,7 +149,7 @@ def check_extremes(grid: Any, dtype: str, device: str) -> None:
     large, small = (
         (elements((37, 23), dtype).astype(complex).real * factor).astype(kind) for factor in (most / 2, 1 / most)
     )
-    for order, values in ((order, values) for order in "CF" for values in (x, x[:, :6], large, small)):
+    for values, order in in_turn((x, x[:, :6], large, small), "CF"):
         host = DistMatrix.from_global(values, grid=grid, block=(4, 3), order=order)
         A = DistMatrix.from_global(values, grid=grid, block=(4, 3), order=order, device=device)
         for axis in (None, 0, 1):

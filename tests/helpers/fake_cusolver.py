@@ -12,13 +12,43 @@ from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from fake_device import lapack_geqrf, lapack_getrf, lapack_potrf
+from scipy.linalg.blas import get_blas_funcs
+from scipy.linalg.lapack import get_lapack_funcs
 
 if TYPE_CHECKING:
     from fake_cupy import Simulated
 
 _INVALID = 3  # CUSOLVER_STATUS_INVALID_VALUE
 _INTS = np.dtype(np.int32)
+
+
+def solve_triangular(how: tuple[str, str, str, str], alpha: Any, A: np.ndarray, X: np.ndarray) -> None:
+    """X := alpha op(A)^-1 X, or X op(A)^-1, as BLAS's trsm."""
+    side, uplo, trans, diagonal = how
+    trsm, options = get_blas_funcs("trsm", dtype=X.dtype), {"side": side == "R", "lower": uplo == "L"}
+    if X.size:
+        X[...] = trsm(alpha, A, X, trans_a="NTC".index(trans), diag=diagonal == "U", **options)
+
+
+def lapack_potrf(A: np.ndarray, lower: bool) -> int:
+    """One triangle of A becomes its Cholesky factor, the other stays; return info."""
+    factor, info = get_lapack_funcs("potrf", dtype=A.dtype)(A, lower=lower, clean=False)
+    A[...] = factor
+    return int(info)
+
+
+def lapack_getrf(A: np.ndarray) -> tuple[int, np.ndarray]:
+    """A becomes L and U; return info, and the pivots, counted from 1."""
+    factors, pivots, info = get_lapack_funcs("getrf", dtype=A.dtype)(A)
+    A[...] = factors
+    return int(info), pivots + 1
+
+
+def lapack_geqrf(A: np.ndarray) -> np.ndarray:
+    """A becomes R and reflectors; return tau."""
+    A[...], tau, _, info = get_lapack_funcs("geqrf", dtype=A.dtype)(A)
+    assert info == 0
+    return tau
 
 
 class CUSOLVERError(RuntimeError):

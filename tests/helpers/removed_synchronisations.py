@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_device import SCHEDULES
 
 from pdgemm.devices.streams import DeviceRecorder
 from pdgemm.transport.panels.task import Task
@@ -25,6 +28,7 @@ REMOVED: dict[str, Any] = {  # what a synchronisation returns that does nothing
 }
 OF_PANELS: dict[str, Any] = {"copied": lambda task: None, "finish_products": lambda task: None}  # those of a `Task`
 Site = str  # which of them, in what file, in what function, on what line of that
+Run = tuple[str, str]  # problem and schedule
 
 
 class _Done:
@@ -54,3 +58,65 @@ def without(removed: Site | None, seen: set[Site]) -> Iterator[None]:
             for name, nothing in methods.items():
                 patch.setattr(of, name, planted(name, getattr(of, name), nothing))
         yield
+
+
+class Search:
+    """The sites that some problems come by, and for each the runs that show that it is needed.
+
+    By default of the problems that showed it last, which `stored` names by site; with `every` of all.
+    """
+
+    stored: Path
+
+    def __init__(self, comm: Any, names: Iterable[str], every: bool) -> None:
+        self.comm = comm
+        last = {} if every else json.loads(self.stored.read_text())
+        self.last = {site: [(name, schedule) for name, schedule in runs] for site, runs in last.items()}
+        runs = {run for runs in self.last.values() for run in runs}
+        self.needed_by: dict[Site, list[str]] = {}  # problems that come by each
+        for name in names:
+            seen, schedules = set[Site](), [x for x in SCHEDULES if every or (name, x) in runs]
+            with without(None, seen):
+                for schedule in schedules:
+                    assert self.outcome(name, schedule) == (False, False), f"{name}, {schedule}"
+            for site in sorted({self.place(x, name) for x in set().union(*comm.allgather(seen))} - {""}):
+                self.needed_by.setdefault(site, []).append(name)
+
+    def outcome(self, name: str, schedule: str) -> tuple[bool, bool]:
+        """Was a race told, was the result wrong?"""
+        raise NotImplementedError
+
+    def place(self, site: Site, name: str) -> str:
+        """Where a problem looks for this site, "" for nowhere."""
+        return site
+
+    def enough(self, site: Site, told: bool, wrong: bool) -> bool:
+        return told and wrong
+
+    def shown(self, site: Site, first: Iterable[Run]) -> list[Run]:
+        """Runs in which it is missed: a race is told, and a result is wrong.   first : runs to begin with."""
+        others = itertools.product(self.needed_by[site], SCHEDULES)
+        told = wrong = False
+        runs = list[Run]()
+        for name, schedule in dict.fromkeys([*(x for x in first if x[0] in self.needed_by[site]), *others]):
+            with without(site.split(" of ")[0], set()):
+                race, error = self.outcome(name, schedule)
+            if (race and not told) or (error and not wrong):
+                runs.append((name, schedule))
+            told, wrong = told or race, wrong or error
+            if self.enough(site, told, wrong):
+                return runs
+        raise AssertionError(f"{site} is not missed" if not told else f"{site} changes no result")
+
+    def check(self) -> None:
+        for site in sorted(self.needed_by):
+            self.shown(site, self.last.get(site, []))
+
+    def store(self) -> None:
+        """Few runs that show all, those of sites with few problems first."""
+        found: dict[Site, list[Run]] = {}
+        for site in sorted(self.needed_by, key=lambda site: len(self.needed_by[site])):
+            found[site] = self.shown(site, sorted({run for runs in found.values() for run in runs}))
+        if self.comm.rank == 0:
+            lines = (f"{json.dumps(site)}: {json.dumps(found[site])}" for site in sorted(found))
+            self.stored.write_text("{\n" + ",\n".join(lines) + "\n}\n")

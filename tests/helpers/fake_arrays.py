@@ -1,0 +1,202 @@
+"""Arrays of the simulated device, which the host cannot read; NumPy's functions of them are launched there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+HALF = np.dtype(ml_dtypes.bfloat16)  # in CuPy, some functions and casts take it, and others do not
+
+
+class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array of the device: cut, transposed and reshaped like NumPy's, but its elements are out of reach.
+
+    NumPy's functions of it are launches, as they are CuPy's, and only of what CuPy 14.2 has and what it takes: no array
+    of the host beside one of the device.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
+        """Elementwise, as CuPy does it: the result is in C order, whatever the operands are."""
+        if method != "__call__" or ufunc.signature is not None or ufunc.__name__ in _LACKING:
+            return NotImplemented
+        assert options.keys() <= {"dtype", "casting"}, f"CuPy's functions do not take {options}"
+        _check_mixture(inputs)
+        assert HALF not in [x.dtype for x in inputs if isinstance(x, FakeArray)], f"{ufunc.__name__} of bfloat16"
+        if ufunc.__name__.startswith("logical_") and any(np.iscomplexobj(_empty(x)) for x in inputs):
+            raise TypeError(f"cupy_{ufunc.__name__} has no loop for complex numbers")
+        return _evaluated(self.device, ufunc.__name__, partial(ufunc, **options), inputs, out[0] if out else None)
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+        """Functions of which `pdgemm` knows that CuPy has them, and what it makes of them."""
+        name = function.__name__
+        if name in ("ndim", "shape"):
+            return getattr(self, name)
+        assert name in _FUNCTIONS, f"is numpy.{name} one of CuPy's functions, and does it do the same?"
+        joined = isinstance(arguments[0], (list, tuple))
+        arrays = arguments[0] if joined else arguments[: _FUNCTIONS[name][1]]
+        others = arguments[1:] if joined else arguments[_FUNCTIONS[name][1] :]
+        _check_mixture((*arrays, *others, *options.values()))
+        halves = HALF in [x.dtype for x in arrays if isinstance(x, FakeArray)]
+        assert not halves or name in ("concatenate", "take", "expand_dims"), f"{name} of bfloat16"
+        if name == "expand_dims":
+            return self._like(function(self.x, *others, **options))
+        if name == "where":
+            assert isinstance(arrays[0], FakeArray), "cupy.where calls condition.astype"
+        if name == "argmax":
+            assert self.dtype == bool, "of several NaN CuPy's argmax finds any one"
+        act = lambda *parts: _FUNCTIONS[name][0](*((parts,) if joined else parts), *others, **options)  # noqa: E731
+        return _evaluated(self.device, name, act, arrays, None)
+
+    def astype(self, dtype: Any, order: str = "K", copy: bool = True) -> FakeArray:
+        """As CuPy's, which also converts complex numbers to real ones."""
+        dtype, (row_first, col_first) = np.dtype(dtype), (self.flags.c_contiguous, self.flags.f_contiguous)
+        if not copy and dtype == self.dtype and {"C": row_first, "F": col_first}.get(order, True):
+            return self
+        by_columns = order == "F" or (order == "K" and col_first and not row_first)
+        made = self.device.empty(self.shape, dtype, "F" if by_columns else "C")
+        act = lambda: quietly(np.copyto, made.x, self.x, "unsafe")  # noqa: E731
+        self.device._launch("astype", (self,), (made,), act)
+        return made
+
+    def __matmul__(self, other: Any) -> FakeArray:
+        _check_mixture((self, other))
+        assert HALF not in (self.dtype, other.dtype)
+        return _evaluated(self.device, "matmul", np.matmul, (self, other), None)
+
+    def __bool__(self) -> bool:
+        raise AssertionError("CuPy waits here: copy the number to the host where the host needs it")
+
+    real = property(lambda self: self if self.dtype.kind != "c" else self._like(self.x.real))
+
+    @property
+    def imag(self) -> FakeArray:
+        assert self.dtype.kind == "c"
+        return self._like(self.x.imag)
+
+    def __init__(self, x: np.ndarray, device: Any, managed: bool = False) -> None:
+        self.x, self.device, self.managed = x, device, managed
+
+    shape, strides, dtype, size, ndim, nbytes, itemsize, flags = (
+        property(attrgetter(f"x.{name}"))
+        for name in ("shape", "strides", "dtype", "size", "ndim", "nbytes", "itemsize", "flags")
+    )
+
+    def _like(self, x: np.ndarray) -> FakeArray:
+        assert x.base is not None or x is self.x or not x.size, "the device does not copy by itself"
+        made = object.__new__(type(self))
+        vars(made).update(vars(self), x=x)
+        return made
+
+    @property
+    def T(self) -> FakeArray:
+        return self._like(self.x.T)
+
+    def __getitem__(self, key: Any) -> FakeArray:
+        keys = key if isinstance(key, tuple) else (key,)
+        assert all(k in (..., None) or isinstance(k, (slice, int, np.integer)) for k in keys), "no indexing by arrays"
+        found = self.x[key]
+        assert isinstance(found, np.ndarray), "no reading of elements"
+        return self._like(found)
+
+    def __setitem__(self, key: Any, value: complex) -> None:
+        part = self[key]
+        self.device._launch("fill", (), (part,), lambda: part.x.fill(value))
+
+    def reshape(self, *shape: Any, order: Any = "C") -> FakeArray:
+        made = self.x.reshape(*shape, order=order)
+        assert np.shares_memory(made, self.x) or not made.size, "reshape would copy"
+        return self._like(made)
+
+    def ravel(self, order: Any = "C") -> FakeArray:
+        made = self.x.ravel(order)
+        assert np.shares_memory(made, self.x) or not made.size, "ravel would copy"
+        return self._like(made)
+
+    def swapaxes(self, *axes: int) -> FakeArray:
+        return self._like(self.x.swapaxes(*axes))
+
+    def sort(self) -> None:
+        assert self.ndim == 1 and self.flags.c_contiguous, "CuPy sorts contiguous arrays in place"
+        assert self.dtype != HALF, "sort of bfloat16"
+        self.device._launch("sort", (self,), (self,), lambda: self.x.sort())
+
+    def view(self, dtype: Any) -> FakeArray:
+        return self._like(self.x.view(dtype))
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __array__(self, *args: Any, **options: Any) -> np.ndarray:
+        raise TypeError("an array of the device is not converted to NumPy's without being asked")
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "strides": self.strides} | {
+            key: self.x.__array_interface__[key] for key in ("shape", "typestr", "data")
+        }
+
+    def get(self) -> np.ndarray:
+        return self.device.to_host(self)
+
+
+_LACKING = {"spacing", "isnat", "matvec", "vecmat", "vecdot"}  # ufuncs of NumPy's that CuPy 14.2 has not
+
+
+def _in_any_order(x: np.ndarray, axis: int | None = None, dtype: Any = None) -> np.ndarray:
+    """The sum from the last element to the first, one after the other: an order that NumPy would not choose."""
+    x = x if dtype is None else x.astype(dtype)
+    last_first = np.moveaxis(np.atleast_2d(x), -1 if x.ndim < 2 or axis is None else axis, 0)[::-1]
+    total = np.zeros(last_first.shape[1:], x.dtype)
+    for part in last_first:
+        total = total + part
+    return total.sum() if x.ndim < 2 or axis is None else total
+
+
+# by name: what it does, and how many of its arguments may be arrays of the device
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
+    "sum": (_in_any_order, 1),
+    "where": (np.where, 3),
+    "take": (np.take, 2),
+    **{name: (getattr(np, name), 1) for name in ("prod", "min", "max", "any", "all", "argmax", "concatenate")},
+    **{name: (getattr(np, name), 1) for name in ("full_like", "round", "nan_to_num", "expand_dims", "sort", "cumsum")},
+    "searchsorted": (np.searchsorted, 2),
+}
+
+
+def _check_mixture(operands: Sequence[Any]) -> None:
+    if any(isinstance(x, np.ndarray) for x in operands):
+        raise TypeError("CuPy's functions take its arrays and numbers, and no arrays of the host")
+
+
+def _empty(x: Any) -> Any:
+    """An array of zeros of the same shape and type, in place of one whose elements are not there yet."""
+    return np.broadcast_to(np.zeros((), x.dtype), x.shape) if isinstance(x, FakeArray) else x
+
+
+def _evaluated(device: Any, name: str, act: Callable[..., Any], inputs: Sequence[Any], out: Any) -> FakeArray:
+    """Launch a function of arrays of the device and numbers; its result depends in shape and type on theirs alone."""
+    with np.errstate(all="ignore"):
+        like = np.asarray(act(*map(_empty, inputs)))
+    made = device.empty(like.shape, like.dtype) if out is None else out
+    arrays = [x.x if isinstance(x, FakeArray) else x for x in inputs]
+    reads = [x for x in inputs if isinstance(x, FakeArray)]
+    device._launch(name, reads, (made,), lambda: quietly(lambda: np.copyto(made.x, act(*arrays))))
+    return made
+
+
+def quietly(act: Callable[..., object], *args: Any) -> None:
+    with np.errstate(all="ignore"):
+        act(*args)
+
+
+def spoilt(x: np.ndarray) -> np.ndarray:
+    """Memory that nobody has written to."""
+    x.ravel(order="K").view(np.uint8).fill(0xFF)
+    return x
