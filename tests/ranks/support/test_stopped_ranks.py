@@ -27,10 +27,11 @@ from mpi4py import MPI
 from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm, redistribute
 from pdgemm.io import hdf5
 from pdgemm.support import waits, watchdog
-watchdog.PATIENCE = 1.0
+watchdog.PATIENCE = 0.3
+watchdog._ANSWER_SECONDS = 1.0
 rank = MPI.COMM_WORLD.rank
-grid = ProcessGrid(MPI.COMM_WORLD, (2, 2))
-row = ProcessGrid(MPI.COMM_WORLD, (1, 4))
+grid = ProcessGrid(MPI.COMM_WORLD)
+row = ProcessGrid(MPI.COMM_WORLD, (1, grid.size))
 whole = np.random.default_rng(1).random((24, 24)) + 24 * np.eye(24)
 A = DistMatrix.from_global(whole, grid=grid, block=2)
 enter = waits.Wait.__enter__
@@ -56,23 +57,17 @@ def stops_at(number, seconds=None):
 """
 
 
-def command_of(folder: Path, source: str, patience: float = 1.0) -> list[str]:
-    head = HEAD.replace("PATIENCE = 1.0", f"PATIENCE = {patience}")
-    (folder / "program.py").write_text(head + textwrap.dedent(source))
-    return jobs.python(4, folder / "program.py")
+def command_of(folder: Path, source: str, ranks: int) -> list[str]:
+    (folder / "program.py").write_text(HEAD + textwrap.dedent(source))
+    return jobs.python(ranks, folder / "program.py")
 
 
 CASES = {  # each in the middle of its waits
     "shared": "pdgemm(1, A, A, algorithm='summa', mover='shared', check=False)",
-    "ring": "pdgemm(1, A, A, algorithm='summa', mover='ring', check=False)",
     "ibcast": "pdgemm(1, A, A, algorithm='summa', mover='ibcast', check=False)",
-    "cannon": "pdgemm(1, A, A, algorithm='cannon', mover='ring')",
-    "layers": "pdgemm(1, A, A, algorithm='2.5d')",
     "solve": "linalg.solve(A, A[:, 0:2])",
-    "qr": "linalg.qr(A)",
     "redistribute": "redistribute(A, grid=row, block=3)",
     "sum": "A.sum()",
-    "norm": "A.norm()",
     "allgather": "A.allgather()",
     "save": "hdf5.save('a.h5', 'x', A)",
     "load": "hdf5.load('a.h5', 'x', grid)",
@@ -98,7 +93,7 @@ def test_whatever_the_others_wait_in_and_the_result_is_right_when_it_goes_on(tmp
             right = all(map(np.array_equal, expected, numbers(second)))
             print(f"{{name}}: {{'right' if right else 'wrong'}}\\n", end="", flush=True)
     """
-    command = command_of(tmp_path, source, 0.3)
+    command = command_of(tmp_path, source, 4)
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     program = subprocess.Popen(command, env=outside_job(), cwd=tmp_path, **pipes)
     lines = list[str]()
@@ -120,7 +115,7 @@ def test_whatever_the_others_wait_in_and_the_result_is_right_when_it_goes_on(tmp
 def test_within_the_limit_it_may_go_on_and_after_it_the_job_is_ended(tmp_path: Path) -> None:
     """Where PDGEMM_WATCHDOG is set."""
     source = """
-        stops_at(3, seconds=0.5)
+        stops_at(3, seconds=0.4)
         C = pdgemm(1, A, A, mover="ring", algorithm="summa", check=False)
         if np.allclose(C.allgather(), whole @ whole):
             print("right\\n", end="", flush=True)
@@ -128,18 +123,13 @@ def test_within_the_limit_it_may_go_on_and_after_it_the_job_is_ended(tmp_path: P
         linalg.solve(A, A)
         print("solved")
     """
-    program = jobs.run(command_of(tmp_path, source), tmp_path, 200, PDGEMM_WATCHDOG="3")
+    program = jobs.run(command_of(tmp_path, source, 2), tmp_path, 200, PDGEMM_WATCHDOG="2")
     text = program.stdout + program.stderr
-    assert program.returncode in LAUNCHER and text.count("right\n") == 4 and "solved" not in text, text
-    lines = [line for line in text.splitlines() if line.startswith("pdgemm: rank")]  # on a busy machine, of two ranks
-    place = (
-        f"has waited 3 s in {tmp_path}/program.py:{line_of('linalg.solve(A, A)', source)} (solve): rank 1 is stopped"
-    )
+    assert program.returncode in LAUNCHER and text.count("right\n") == 2 and "solved" not in text, text
+    lines = [line for line in text.splitlines() if line.startswith("pdgemm: rank")]
+    solve = next(n for n, line in enumerate((HEAD + source).splitlines(), 1) if "linalg.solve(A, A)" in line)
+    place = f"has waited 2 s in {tmp_path}/program.py:{solve} (solve): rank 1 is stopped"
     assert lines and all(place in line and line.endswith("; the job is ended") for line in lines), text
-
-
-def line_of(text: str, source: str) -> int:
-    return next(n for n, line in enumerate((HEAD + source).splitlines(), 1) if text in line)
 
 
 PLANTED = """
@@ -149,15 +139,14 @@ def phase(self, name):
     return recorded(self, name)
 
 def computes():
-    end = time.monotonic() + 7
+    end = time.monotonic() + 3
     while time.monotonic() < end:
         pass
 
 def computes_alone():
-    end, n = time.monotonic() + 8, 10**6
-    while time.monotonic() < end:
-        sum(range(n))  # no other thread runs meanwhile
-        n *= 2
+    start = time.monotonic()
+    sum(range(10**6))
+    sum(range(int(4e6 / (time.monotonic() - start))))  # for 4 s, in which no other thread runs
 """
 
 
@@ -177,7 +166,7 @@ def test_a_rank_at_work_is_neither_reported_nor_is_the_job_ended(tmp_path: Path)
             if np.allclose(C.allgather(), whole @ whole):
                 print("right\\n", end="", flush=True)
     """
-    program = jobs.run(command_of(tmp_path, source), tmp_path, 200, PDGEMM_WATCHDOG="1")
+    program = jobs.run(command_of(tmp_path, source, 3), tmp_path, 200, PDGEMM_WATCHDOG="1")
     text = program.stdout + program.stderr
-    assert (program.returncode, text.count("right\n")) == (0, 8), text
+    assert (program.returncode, text.count("right\n")) == (0, 6), text
     assert "pdgemm: rank" not in text
