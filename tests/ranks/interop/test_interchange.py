@@ -14,7 +14,7 @@ import pytest
 import scipy.sparse
 from mpi4py import MPI
 from problems import grid_shapes
-from tiers import every_grid, in_turn
+from tiers import in_turn
 
 from pdgemm import Batch, DistMatrix, ProcessGrid, plan
 from pdgemm.errors import ArgumentError
@@ -122,7 +122,7 @@ def test_local_arrays_go_out_and_the_matrix_says_so(comm: Any, grid: Any) -> Non
 
 
 # ------------------------------------------------------------------ other libraries
-@every_grid
+@pytest.mark.on_ranks(1, 2, 4)
 def test_dask_arrays(comm: Any) -> None:
     da = pytest.importorskip("dask.array")
 
@@ -222,7 +222,7 @@ def test_what_cannot_be_pickled_says_what_to_do(comm: Any, grid: Any) -> None:
 
 
 # ------------------------------------------------------------------ vectors, by NumPy's names
-@every_grid
+@pytest.mark.on_ranks(1, 2, 4)
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_outer_matvec_vecmat(comm: Any, dtype: str) -> None:
     def drawn(*shape: int) -> np.ndarray:
