@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+import pytest
 
 STORAGE: list[dict[str, Any]] = [{}, {"chunks": (16, 24)}, {"chunks": (31, 7), "compression": "gzip", "shuffle": True}]
 
@@ -18,6 +21,29 @@ def only_file(folder: Path, comm: Any) -> list[str]:
     names = comm.bcast(sorted(os.listdir(folder)) if comm.rank == 0 else None)
     comm.Barrier()
     return list(names)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files of a folder and the folders in it."""
+    return {str(x.relative_to(folder)): x.read_bytes() for x in sorted(folder.rglob("*")) if x.is_file()}
+
+
+@contextmanager
+def unchanged(comm: Any, folder: Path) -> Iterator[None]:
+    """What is in a folder is there afterwards, too, and nothing else."""
+    before = by_rank_0(comm, lambda: contents(folder))
+    yield
+    assert by_rank_0(comm, lambda: contents(folder)) == before
+
+
+def refused(
+    comm: Any, error: type[Exception], message: str, call: Callable[..., Any], /, *arguments: Any, **options: Any
+) -> None:
+    """The same error, in one line, on all ranks."""
+    with pytest.raises(error, match=message) as caught:
+        call(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    assert len(set(comm.allgather(str(caught.value)))) == 1
 
 
 def by_rank_0(comm: Any, work: Any) -> Any:
@@ -32,6 +58,18 @@ def by_rank_0(comm: Any, work: Any) -> Any:
     result, error = comm.bcast((result, error))
     assert error is None, error
     return result
+
+
+@contextmanager
+def edited(comm: Any, path: Path | str, mode: str = "r+", **how: Any) -> Iterator[h5py.File]:
+    """An HDF5 file for plain h5py: what rank 0 does is on the disk, and the others do the same to a copy in memory."""
+    comm.Barrier()
+    copy: dict[str, Any] = {"driver": "core", "backing_store": False, "locking": False}
+    file = h5py.File(path, mode, **copy, **how) if comm.rank else None
+    comm.Barrier()
+    with file or h5py.File(path, mode, **how) as opened:
+        yield opened
+    comm.Barrier()
 
 
 def elements(shape: tuple[int, int], dtype: Any, seed: int) -> np.ndarray:

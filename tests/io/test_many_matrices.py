@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +10,17 @@ import h5py
 import numpy as np
 import pytest
 from problems import DTYPES, grid_shapes
-from stored_files import by_rank_0, elements, only_file
+from stored_files import by_rank_0, elements, only_file, refused, unchanged
 
-from pdgemm import DistMatrix, ProcessGrid
+from pdgemm import DistMatrix, ProcessGrid, Scaled, quantize
 from pdgemm.errors import FileError
 from pdgemm.io import hdf5, many_datasets, mpi_io, pieces
+from pdgemm.io.scaled_files import load_scaled, save_scaled
 from pdgemm.support import files, waits
 from pdgemm.support.files import file_error
 
 pytestmark = pytest.mark.mpi
+ATTRS = {"step": 7, "rate": 0.5, "name": "größe", "done": False, "seeds": np.arange(5), "shift": 1 - 2j}
 SHAPES = [(3, 5), (1, 1), (0, 4), (17, 1), (1, 9), (6, 7), (40, 30)]
 
 
@@ -32,20 +32,13 @@ def matrices(grid: Any, shapes: list[tuple[int, int]]) -> tuple[dict[str, np.nda
     return given, {name: DistMatrix.from_global(x, grid=grid, block=block) for (name, x), block in placed}
 
 
-def held(path: Path) -> dict[str, np.ndarray]:
-    """The datasets of a file, read without pdgemm."""
+def same(path: Path, given: dict[str, np.ndarray]) -> bool:
+    """Are these the datasets of a file, read without pdgemm?"""
     there = dict[str, np.ndarray]()
     with h5py.File(path) as file:
         file.visititems(lambda name, x: there.update({name: x[()]}) if isinstance(x, h5py.Dataset) else None)
-    return there
-
-
-def same(path: Path, given: dict[str, np.ndarray]) -> bool:
-    there = held(path)
-    return (
-        {*there} == {*given}
-        and all(x.dtype == given[name].dtype for name, x in there.items())
-        and all(np.array_equal(x, given[name]) for name, x in there.items())
+    return {*there} == {*given} and all(
+        x.dtype == given[name].dtype and np.array_equal(x, given[name]) for name, x in there.items()
     )
 
 
@@ -53,59 +46,51 @@ def same(path: Path, given: dict[str, np.ndarray]) -> bool:
 def test_matrices_of_all_sizes_are_what_they_were(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """In one parcel, in several with large matrices between them, and each alone."""
+    """In one parcel, in several with large matrices between them, and each alone; then in other layouts and types."""
     monkeypatch.setattr(pieces, "ELEMENTS", size)
     monkeypatch.setattr(pieces, "INDICES", max(size, comm.size))
     path = shared_tmp_path / "state.h5"
     turned, some = range(comm.size)[::-1], range(max(1, comm.size - 1))  # ranks in another order, and one that is idle
-    for shape, ranks in [*((shape, turned) for shape in grid_shapes(comm.size)), ((1, len(some)), some)]:
-        with ProcessGrid(comm, shape, ranks=ranks) as grid:
-            given, X = matrices(grid, SHAPES if size > 1 else SHAPES[:-1])
-            parcels = pieces.parcels([*X.values()], comm.size)
-            assert {45: len(parcels) > 1, 1 << 19: len(parcels) == 1}.get(size, True)
-            for parcel in parcels:
-                sizes = [[*given.values()][number].size for number in parcel.numbers]
-                assert parcel.ranks == sorted(parcel.ranks) and max(sizes) <= size
-                assert max(parcel.ranks) < comm.size and sum(sizes) <= max(comm.size * size, sizes[0])
+    for number, shape in enumerate(grid_shapes(comm.size), 1):
+        with ProcessGrid(comm, shape, ranks=turned) as one, ProcessGrid(comm, (1, len(some)), ranks=some) as other:
+            here, there = (one, other) if number % 2 else (other, one)
+            given, X = matrices(here, SHAPES if size > 1 else SHAPES[:-1])
+            check_parcels(pieces.parcels([*X.values()], comm.size), [x.size for x in given.values()], comm.size, size)
             calls = list[tuple[int, int]]()
-            hdf5.save_all(path, X, progress=lambda done, total, calls=calls: calls.append((done, total)))
+            report = hdf5.save_all(path, X, attrs=ATTRS, progress=lambda *x, calls=calls: calls.append(x))
             assert calls == [(at + 1, len(X)) for at in range(len(X))]
+            assert report.generation == 2 * number - 1 and report.bytes == sum(x.nbytes for x in given.values())
             assert same(path, given)
+            layouts: dict[str, dict[str, Any]] = {name: {"block": (1 + at % 3, 2)} for at, name in enumerate(given)}
+            for name in [*given][::2]:
+                layouts[name] |= {"transpose": True, "source": (0, 1 % there.shape[1])}
+            wider = [name for name, x in given.items() if x.dtype == "f"]
+            for name in wider:
+                layouts[name] |= {"dtype": "complex128"}
+            state = hdf5.load_all(path, there, layouts)
+            assert [*state.matrices] == sorted(given) and state.generation == report.generation
+            assert state.attrs.keys() == ATTRS.keys() and isinstance(state.attrs["step"], int)
+            assert all(np.array_equal(x, ATTRS[name]) for name, x in state.attrs.items())
+            for name, x in given.items():
+                Y, wanted = state.matrices[name], x.T if layouts[name].get("transpose") else x
+                assert Y.dtype == ("D" if name in wider else x.dtype) and Y.block == layouts[name]["block"]
+                assert np.array_equal(Y.allgather(), wanted), name
+                assert Y.report.name == name and (Y.report.shape, Y.report.bytes) == (x.shape, x.nbytes)
+                assert np.array_equal(X[name].allgather(), x)  # it is what it was
             comm.Barrier()
             views = {"T": X["layer.5/float64"].T, "H": X["layer.5/complex128"].H, "part": X["layer.5/float32"][1:5, 2:]}
             hdf5.save_all(path, views)
             whole = {"T": given["layer.5/float64"].T, "H": given["layer.5/complex128"].conj().T}
             assert same(path, whole | {"part": given["layer.5/float32"][1:5, 2:]})
-            comm.Barrier()
+    assert only_file(shared_tmp_path, comm) == ["state.h5"]
 
 
-@pytest.mark.parametrize("size", [1 << 19, 45, 1])
-def test_matrices_of_all_sizes_are_loaded(
-    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    """In parcels and alone, on other ranks, in other blocks, transposed and as another type, each with its report."""
-    path = shared_tmp_path / "state.h5"
-    with ProcessGrid(comm) as grid:
-        given, X = matrices(grid, SHAPES if size > 1 else SHAPES[:-1])
-        hdf5.save_all(path, X)
-    monkeypatch.setattr(pieces, "ELEMENTS", size)
-    monkeypatch.setattr(pieces, "INDICES", max(size, comm.size))
-    turned, some = range(comm.size)[::-1], range(max(1, comm.size - 1))
-    for shape, ranks in [(grid_shapes(comm.size)[-1], turned), ((1, len(some)), some)]:
-        with ProcessGrid(comm, shape, ranks=ranks) as grid:
-            layouts: dict[str, dict[str, Any]] = {name: {"block": (1 + at % 3, 2)} for at, name in enumerate(given)}
-            for name in [*given][::2]:
-                layouts[name] |= {"transpose": True, "source": (0, 1 % shape[1])}
-            wider = [name for name, x in given.items() if x.dtype == "f"]
-            for name in wider:
-                layouts[name] |= {"dtype": "complex128"}
-            loaded = hdf5.load_all(path, grid, layouts).matrices
-            assert [*loaded] == sorted(given)
-            for name, x in given.items():
-                X, wanted = loaded[name], x.T if layouts[name].get("transpose") else x
-                assert X.dtype == ("D" if name in wider else x.dtype) and X.block == layouts[name]["block"]
-                assert np.array_equal(X.allgather(), wanted), name
-                assert X.report.name == name and (X.report.shape, X.report.bytes) == (x.shape, x.nbytes)
+def check_parcels(parcels: Any, sizes: list[int], ranks: int, most: int) -> None:
+    assert {45: len(parcels) > 1, 1 << 19: len(parcels) == 1}.get(most, True)
+    for parcel in parcels:
+        within = [sizes[number] for number in parcel.numbers]
+        assert parcel.ranks == sorted(parcel.ranks) and max(within) <= most
+        assert max(parcel.ranks) < ranks and sum(within) <= max(ranks * most, within[0])
 
 
 def counting_openings_and_communications(patch: pytest.MonkeyPatch) -> Counter[str]:
@@ -129,57 +114,29 @@ def counting_openings_and_communications(patch: pytest.MonkeyPatch) -> Counter[s
 
 
 def test_openings_and_communications_do_not_grow_with_the_number_of_matrices(
-    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a load are few: three openings of HDF5 by rank 0, one of MPI-IO, and one exchange of small matrices."""
-    with ProcessGrid(comm) as grid:
-        saved, loaded = list[Counter[str]](), list[Counter[str]]()
-        for number in (2, 9):
-            _, X = matrices(grid, [(3, 5)] * number)
-            path = shared_tmp_path / f"{number}.h5"
-            hdf5.save_all(path, X)
-            with monkeypatch.context() as patch:
-                counted = counting_openings_and_communications(patch)
-                hdf5.save_all(path, X)
-                saved.append(Counter(counted))
-                counted.clear()
-                hdf5.load_all(path, grid, {name: {"block": 2, "transpose": True} for name in X})
-                loaded.append(counted)
-        assert saved[0] == saved[1] and saved[0]["MPI-IO"] == 2 and saved[0]["waits"] <= 50
-        waits = 30 if comm.size > 1 else 9
-        assert loaded[0] == loaded[1] == {"MPI-IO": 1, "waits": waits} | ({"HDF5": 3} if comm.rank == 0 else {})
-        if comm.rank == 0:
-            assert saved[0]["to disk"] == 1 and saved[0]["HDF5"] <= 6
-
-
-@pytest.mark.parametrize("fault", ["lost", "fails"])
-def test_a_small_matrix_that_one_rank_does_not_read_is_noticed_by_all(
-    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
-    path, original = shared_tmp_path / "state.h5", mpi_io._transfer
-
-    def faulty(*where: Any) -> Any:
-        transfer = original(*where)
-
-        def get(row: int, col: int, part: np.ndarray) -> None:
-            transfer(row, col, part)
-            if fault == "fails":
-                raise FileError(f"{path}: Input/output error")
-            part[-1, -1] = 0
-
-        return get if comm.rank == comm.size - 1 else transfer
-
-    with ProcessGrid(comm) as grid:
-        _, X = matrices(grid, [(3, 5)] * 4)
+    saved, loaded = list[Counter[str]](), list[Counter[str]]()
+    for number in (2, 9):
+        _, X = matrices(grid, [(3, 5)] * number)
+        path = shared_tmp_path / f"{number}.h5"
         hdf5.save_all(path, X)
         with monkeypatch.context() as patch:
-            patch.setattr(mpi_io, "_transfer", faulty)
-            with pytest.raises(FileError, match=r"state\.h5:.*(Input/output error|is damaged)"):
-                hdf5.load_all(path, grid)
-        assert {*hdf5.load_all(path, grid).matrices} == {*X}
+            counted = counting_openings_and_communications(patch)
+            hdf5.save_all(path, X)
+            saved.append(Counter(counted))
+            counted.clear()
+            hdf5.load_all(path, grid, {name: {"block": 2, "transpose": True} for name in X})
+            loaded.append(counted)
+    assert saved[0] == saved[1] and saved[0]["MPI-IO"] == 2 and saved[0]["waits"] <= 50
+    waits = 30 if comm.size > 1 else 9
+    assert loaded[0] == loaded[1] == {"MPI-IO": 1, "waits": waits} | ({"HDF5": 3} if comm.rank == 0 else {})
+    if comm.rank == 0:
+        assert saved[0]["to disk"] == 1 and saved[0]["HDF5"] <= 6
 
 
-def test_datasets_that_another_program_has_compressed_are_loaded(comm: Any, shared_tmp_path: Path) -> None:
+def test_datasets_that_another_program_has_compressed_are_loaded(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """Beside others, which are still as they were saved; they are compared with their checksums, too."""
     path = shared_tmp_path / "state.h5"
 
@@ -189,70 +146,65 @@ def test_datasets_that_another_program_has_compressed_are_loaded(comm: Any, shar
             del file["layer.1/float64"]
             file.create_dataset("layer.1/float64", data=x, chunks=(2, 2), compression="gzip").attrs.update(recorded)
 
-    with ProcessGrid(comm) as grid:
-        given, X = matrices(grid, [(3, 5), (4, 4), (0, 2)])
-        hdf5.save_all(path, X)
-        by_rank_0(comm, lambda: compress(0))
-        loaded = hdf5.load_all(path, grid).matrices
-        assert [*loaded] == sorted(given)
-        assert all(np.array_equal(x.allgather(), given[name]) for name, x in loaded.items())
-        assert {x.report.method for x in loaded.values()} == {"mpi-io", loaded["layer.1/float64"].report.method}
-        by_rank_0(comm, lambda: compress(1))
-        with pytest.raises(FileError, match=r"layer\.1/float64 is damaged"):
-            hdf5.load_all(path, grid)
+    given, X = matrices(grid, [(3, 5), (4, 4), (0, 2)])
+    hdf5.save_all(path, X)
+    by_rank_0(comm, lambda: compress(0))
+    loaded = hdf5.load_all(path, grid).matrices
+    assert [*loaded] == sorted(given)
+    assert all(np.array_equal(x.allgather(), given[name]) for name, x in loaded.items())
+    assert {x.report.method for x in loaded.values()} == {"mpi-io", loaded["layer.1/float64"].report.method}
+    by_rank_0(comm, lambda: compress(1))
+    refused(comm, FileError, r"layer\.1/float64 is damaged", hdf5.load_all, path, grid)
 
 
 @pytest.mark.parametrize("fault", ["lost", "fails"])
-def test_a_small_matrix_that_one_rank_does_not_write_is_noticed_by_all(
-    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+@pytest.mark.parametrize("write", [False, True])
+def test_a_small_matrix_that_one_rank_does_not_transfer_is_noticed_by_all(
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, write: bool
 ) -> None:
-    path, original = shared_tmp_path / "state.h5", mpi_io.all_by_mpi_io
+    path, original, (_, X) = shared_tmp_path / "state.h5", mpi_io._transfer, matrices(grid, [(3, 5)] * 4)
 
-    @contextmanager
-    def faulty(file: Path, comm: Any, write: bool = False) -> Iterator[Any]:
-        with original(file, comm, write) as transfer_of:
+    def faulty(*where: Any) -> Any:
+        transfer = original(*where)
 
-            def of(*where: Any) -> Any:
-                transfer = transfer_of(*where)
+        def wrong(row: int, col: int, part: np.ndarray) -> None:
+            transfer(row, col, 0 * part if write else part)
+            if fault == "fails":
+                raise file_error(path, OSError(5, "Input/output error"))
+            part[-1, -1] *= write
 
-                def put(row: int, col: int, part: np.ndarray) -> None:
-                    if fault == "fails":
-                        raise file_error(file, OSError(28, "No space left on device"))
-                    transfer(row, col, 0 * part)
+        return wrong if comm.rank == comm.size - 1 and where[2] == write else transfer
 
-                return put if write and comm.rank == comm.size - 1 else transfer
-
-            yield of
-
-    with ProcessGrid(comm) as grid:
-        given, X = matrices(grid, [(3, 5)] * 4)
-        hdf5.save_all(path, X)
-        monkeypatch.setattr(mpi_io, "all_by_mpi_io", faulty)
-        said = "No space left on device" if fault == "fails" else "what was written is not what the file holds"
-        with pytest.raises(FileError, match=rf"state\.h5.*{said}"):
-            hdf5.save_all(path, {name: 2 * x for name, x in X.items()})
-        assert only_file(shared_tmp_path, comm) == ["state.h5"]
-        assert same(path, given)
-        comm.Barrier()
+    hdf5.save_all(path, X)
+    said = r"Input/output error" if fault == "fails" else "is not what the file holds" if write else "is damaged"
+    with monkeypatch.context() as patch, unchanged(comm, shared_tmp_path):
+        patch.setattr(mpi_io, "_transfer", faulty)
+        if write:
+            refused(comm, FileError, rf"state\.h5.*{said}", hdf5.save_all, path, {name: 2 * x for name, x in X.items()})
+        else:
+            refused(comm, FileError, rf"state\.h5:.*{said}", hdf5.load_all, path, grid)
+    assert {*hdf5.load_all(path, grid).matrices} == {*X}
 
 
-@pytest.mark.on_ranks(1)
-def test_a_dataset_that_lies_elsewhere_on_the_disk_is_noticed(
-    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its shape, type and checksum may be right: the elements that were compared are not those that it has now."""
-    path = shared_tmp_path / "state.h5"
-
-    def moved(partial: Path, _: Any) -> None:
-        with h5py.File(partial, "r+") as file:
-            file.move("a", "b")
-            file["a"] = np.zeros((3, 5))
-            for name, value in file["b"].attrs.items():
-                file["a"].attrs[name] = value
-            del file["b"]
-
-    with ProcessGrid(comm) as grid:
-        monkeypatch.setattr(many_datasets, "to_disk", moved)
-        with pytest.raises(FileError, match=r"state\.h5: what was written is not what the file holds"):
-            hdf5.save_all(path, {"a": DistMatrix.random((3, 5), grid=grid)})
-    assert only_file(shared_tmp_path, comm) == []
+def test_scaled_matrices_are_saved_and_loaded(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "weights.h5"
+    shape = grid_shapes(comm.size)[-1]
+    with ProcessGrid(comm) as grid, ProcessGrid(comm, shape) as other:
+        A = DistMatrix.random((45, 37), grid=grid, block=(8, 4), kind="normal")
+        powers = quantize(A, "float8_e4m3fn", "block", block=(4, 4), scale_dtype="float8_e8m0fnu")
+        matrices = {
+            "layer/w": powers,
+            "turned": quantize(A, "float8_e5m2", "row").T,
+            "whole": quantize(A, "int8", "column"),
+            "plain": A,
+        }
+        save_scaled(path, matrices, attrs={"step": 3})
+        saved = load_scaled(path, other, {"layer/w/values": {"block": 5}})
+        assert saved.attrs == {"step": 3} and {*saved.matrices} == {*matrices}
+        for name, x in matrices.items():
+            y: Any = saved.matrices[name]
+            if isinstance(x, Scaled):
+                assert (y.dtype, y.scales.dtype, y.block) == (x.dtype, x.scales.dtype, x.block)
+                x, y = x.decode(), y.decode()
+            assert np.array_equal(x.allgather(), y.allgather())
+        assert saved.matrices["layer/w"].values.block == (5, 5)  # type: ignore[attr-defined]

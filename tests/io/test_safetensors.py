@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from problems import BLOCKS, grid_shapes, sources
-from stored_files import by_rank_0, only_file
+from stored_files import by_rank_0, only_file, refused, unchanged
 
 from pdgemm import DistMatrix, ProcessGrid
 from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
@@ -124,16 +124,11 @@ def test_what_cannot_be_saved_or_loaded(comm: Any, grid: Any, shared_tmp_path: P
         (ArgumentError, "matrices is empty", {}, {}),
         (DTypeError, "a must be a DistMatrix", {"b": A, "a": np.ones((2, 2))}, {}),
     ):
-        with pytest.raises(error, match=message):
-            safetensors.save_all(path, matrices, **options)
-    with pytest.raises(ArgumentError, match="has no c, b; it has a"):
-        safetensors.load_all(path, grid, {"b": {}}, names=["a", "c"])
-    with pytest.raises(ArgumentError, match="names are several, got 'a'"):
-        safetensors.load_all(path, grid, names="a")
-    with pytest.raises(ArgumentError, match="load has no rows"):
-        safetensors.load_all(path, grid, {"a": {"rows": 3}})
-    with pytest.raises(DTypeError, match="cannot become int32"):
-        safetensors.load_all(path, grid, {"a": {"dtype": "int32"}})
+        refused(comm, error, message, safetensors.save_all, path, matrices, **options)
+    refused(comm, ArgumentError, "has no c, b; it has a", safetensors.load_all, path, grid, {"b": {}}, names=["a", "c"])
+    refused(comm, ArgumentError, "names are several, got 'a'", safetensors.load_all, path, grid, names="a")
+    refused(comm, ArgumentError, "load has no rows", safetensors.load_all, path, grid, {"a": {"rows": 3}})
+    refused(comm, DTypeError, "cannot become int32", safetensors.load_all, path, grid, {"a": {"dtype": "int32"}})
     assert by_rank_0(comm, path.read_bytes) == old
     if comm.size > 1:
         with pytest.raises(ArgumentError, match="different arguments"):
@@ -174,8 +169,7 @@ def test_damaged_files_are_refused(comm: Any, grid: Any, shared_tmp_path: Path) 
         with pytest.raises(FileError, match=r"x\.safetensors is no safetensors file, or is damaged: "):
             safetensors.load_all(path, grid)
     by_rank_0(comm, lambda: path.write_bytes(described(("a", "F4", [2], [0, 1]), data=1)))
-    with pytest.raises(DTypeError, match="elements of F4 are not read; types are F64"):
-        safetensors.load_all(path, grid)
+    refused(comm, DTypeError, "elements of F4 are not read; types are F64", safetensors.load_all, path, grid)
     for other in (shared_tmp_path, shared_tmp_path / "none.safetensors"):
         with pytest.raises(FileError):
             safetensors.load_all(other, grid)
@@ -189,8 +183,7 @@ def test_without_the_library(comm: Any, grid: Any, shared_tmp_path: Path, monkey
         lambda: safetensors.save_all(path, {"a": DistMatrix.ones((3, 4), grid=grid)}),
         lambda: safetensors.load_all(path, grid),
     ):
-        with pytest.raises(ArgumentError, match=r"safetensors is not installed: pip install 'pdgemm\[safetensors\]'"):
-            call()
+        refused(comm, ArgumentError, r"safetensors is not installed: pip install 'pdgemm\[safetensors\]'", call)
     assert only_file(shared_tmp_path, comm) == []
 
 
@@ -200,9 +193,7 @@ def test_what_storage_loses_is_not_published(
     """A byte that another one stands for, of the elements or the header: the old file stays, and nothing beside it."""
     path, A = shared_tmp_path / "x.safetensors", DistMatrix.random((7, 5), grid=grid, seed=1)
     safetensors.save_all(path, {"a": A})
-    old = by_rank_0(comm, path.read_bytes)
-    write, to_disk = ManyDatasets.write, header.to_disk
-    for where, name, before, at in ((ManyDatasets, "write", write, -3), (header, "to_disk", to_disk, 10)):
+    for where, before, at in ((ManyDatasets, ManyDatasets.write, -3), (header, header.to_disk, 10)):
 
         def flipped(*arguments: Any, before: Any = before, at: int = at) -> None:
             before(*arguments)
@@ -212,9 +203,7 @@ def test_what_storage_loses_is_not_published(
                 data[at] ^= 1
                 partial.write_bytes(data)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(where, name, flipped)
-            with pytest.raises(FileError, match=r"x\.safetensors: what was written is not what the file holds"):
-                safetensors.save_all(path, {"a": A * 2})
-        assert by_rank_0(comm, path.read_bytes) == old
-    assert only_file(shared_tmp_path, comm) == ["x.safetensors"]
+        with monkeypatch.context() as patch, unchanged(comm, shared_tmp_path):
+            patch.setattr(where, before.__name__, flipped)
+            lost = r"x\.safetensors: what was written is not what the file holds"
+            refused(comm, FileError, lost, safetensors.save_all, path, {"a": A * 2})
