@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from functools import partial
 from threading import Event
+from time import sleep
 from typing import Any
 from unittest.mock import Mock
 
@@ -200,7 +201,7 @@ def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeyp
 
 
 @pytest.mark.parametrize("name", ["zeros", "pdgemm", "execute", "redistribute", "cholesky", "short"])
-def test_memory_that_others_have_mapped(comm: Any, gpu: Gpu, cuda: Any, name: str) -> None:
+def test_memory_that_others_have_mapped(comm: Any, gpu: Gpu, cuda: Any, name: str, monkeypatch: Any) -> None:
     """It is free when its owner has given it back, at the latest when a rank lacks memory, or memory is short."""
     from pdgemm.devices import cuda_ipc
 
@@ -232,6 +233,9 @@ def test_memory_that_others_have_mapped(comm: Any, gpu: Gpu, cuda: Any, name: st
         comm.Barrier()
         if comm.rank == 0:  # what each call allocates does not fit beside what lingers, or nine tenths are used
             gpu.total = gpu.used() + {"short": gpu.used() // 10, "execute": 2 << 20}.get(name, 1000)
+        else:
+            late, unmap = [0.05], gpu.ipcCloseMemHandle  # one that does not wait for the others lacks memory again
+            monkeypatch.setattr(gpu, "ipcCloseMemHandle", lambda ptr: (sleep(late.pop() if late else 0), unmap(ptr)))
         calls[name]()
         comm.Barrier()
         gpu.used()
