@@ -1,4 +1,4 @@
-"""The largest singular values: the bound of each result holds, and says no more than ten times the error, or warns."""
+"""Singular values and vectors: the bounds of the largest hold and are near, or all ranks warn; all of them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.linalg
-from factored import rng_matrix
-from problems import grid_shapes
-from tiers import square_grid
+from factored import EPS, rng_matrix, wide, with_singular_values
+from problems import DTYPES, grid_shapes
+from tiers import every_grid, everything
 
 from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm.linalg.functions.iterations import Work
+from pdgemm.linalg.singular.bidiagonal import through_band
 
-pytestmark = [pytest.mark.mpi, square_grid]
-TYPES = ("float32", "float64", "complex64", "complex128")
+pytestmark = pytest.mark.mpi
 SIZES = [(60, 50, 3), (45, 80, 2), (110, 100, 1), (14, 30, 4)]  # rows, columns, k; the last one has all values
 
 
@@ -40,26 +41,16 @@ def spectra(p: int, k: int) -> dict[str, np.ndarray]:
     }
 
 
-def with_values(m: int, n: int, values: np.ndarray, dtype: str) -> np.ndarray:
-    rng = np.random.default_rng(m + n)
-    draw = [rng.standard_normal((2, rows, len(values))) for rows in (m, n)]
-    U, V = (np.linalg.qr(x[0] + (1j * x[1] if dtype.startswith("c") else 0))[0] for x in draw)
-    return ((U * values) @ V.conj().T).astype(dtype)
-
-
-def wide(x: np.ndarray) -> np.ndarray:
-    return x.astype(np.result_type(x.dtype, np.float64))
-
-
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.on_ranks(1)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_bounds_hold_and_are_near(comm: Any, dtype: str) -> None:
     """Against LAPACK in double precision, on twelve kinds of spectra and more; sizes and grids take turns."""
     shapes = grid_shapes(comm.size)
-    for turn in range(0 if comm.size == 1 else TYPES.index(dtype), 14, 1 if comm.size == 1 else 4):
-        size = (turn + TYPES.index(dtype)) % len(SIZES)
+    for turn in range(0 if everything() else DTYPES.index(dtype) % 2, 14, 1 if everything() else 2):
+        size = (turn + DTYPES.index(dtype)) % len(SIZES)
         m, n, k = SIZES[size]
         name, values = list(spectra(min(m, n), k).items())[turn]
-        x = with_values(m, n, values, dtype)
+        x = with_singular_values(m, n, values, dtype)
         exact = scipy.linalg.svd(wide(x), compute_uv=False)
         with ProcessGrid(comm, shapes[size % len(shapes)]) as grid, warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
@@ -82,36 +73,17 @@ def test_bounds_hold_and_are_near(comm: Any, dtype: str) -> None:
         assert U.report.counted == U.report.predicted and (U.report.steps > 0) == (6 * (k + 5) < min(m, n))
 
 
-def test_bases_that_nearly_fill_the_space(comm: Any) -> None:
-    """Where a full basis leaves less room than a block needs, all values are computed."""
-    with ProcessGrid(comm) as grid:
-        for n in (35, 36, 41, 42, 43):
-            x = with_values(50, n, spectra(n, 2)["flat"], "float64")
-            U, s, _ = linalg.svd(DistMatrix.from_global(x, grid=grid), 2, oversample=5)
-            facts: Any = U.report.facts
-            assert np.abs(s - np.linalg.svd(x)[1][:2]).max() <= facts["bound"] <= 1e-13
-            assert (U.report.steps > 0) == (n > 42)
-
-
-def test_any_seed(comm: Any) -> None:
-    """The seeds at the ends of their range, from which three others are derived."""
-    x = rng_matrix(64, 40, "float64")
-    with ProcessGrid(comm) as grid:
-        A, exact = DistMatrix.from_global(x, grid=grid), np.linalg.svd(x, compute_uv=False)[:2]
-        for seed in (-(2**63), -1, 2**63 - 1, 2**64 - 1):
-            assert np.allclose(linalg.svd(A, 2, oversample=2, seed=seed, tolerance=1e-6)[1], exact, rtol=1e-6)
-
-
 def test_fewer_steps_have_larger_bounds_that_hold(comm: Any) -> None:
     """After any number of steps the bound holds, and all ranks are warned; a tolerance ends the steps earlier."""
     with ProcessGrid(comm) as grid:
-        for name in ("flat", "a cluster over k", "nearly flat")[: 3 if comm.size == 1 else 1]:
-            x = with_values(70, 64, spectra(64, 2)[name], "float64")
+        for name in ("flat", "a cluster over k", "nearly flat")[: 3 if everything() else 1]:
+            x = with_singular_values(70, 64, spectra(64, 2)[name], "float64")
             A, exact = DistMatrix.from_global(x, grid=grid, block=9), np.linalg.svd(x, compute_uv=False)[:2]
-            for steps in (1, 2, 3, 5)[:: 1 if comm.size == 1 else 3]:
+            ends = (1, -(2**63)), (2, -1), (3, 2**63 - 1), (5, 2**64 - 1)  # of the range of seeds
+            for steps, seed in ends[:: 1 if everything() else 3]:
                 with warnings.catch_warnings(record=True) as warned:
                     warnings.simplefilter("always")
-                    U, s, _ = linalg.svd(A, 2, oversample=4, steps=steps)
+                    U, s, _ = linalg.svd(A, 2, oversample=4, steps=steps, seed=seed)
                 facts: Any = U.report.facts
                 assert np.abs(s - exact).max() / exact[0] <= facts["bound"] and U.report.steps == steps
                 assert [f"after {steps} step" in str(x.message) for x in warned] == [True] * (facts["bound"] > 1e-13)
@@ -124,7 +96,7 @@ def test_fewer_steps_have_larger_bounds_that_hold(comm: Any) -> None:
 
 def test_a_warning_that_is_an_error_is_one_on_all_ranks(comm: Any) -> None:
     with ProcessGrid(comm) as grid:
-        A = DistMatrix.from_global(with_values(70, 64, spectra(64, 2)["flat"], "float64"), grid=grid)
+        A = DistMatrix.from_global(with_singular_values(70, 64, spectra(64, 2)["flat"], "float64"), grid=grid)
         with warnings.catch_warnings():
             warnings.simplefilter("error" if comm.rank == comm.size - 1 else "ignore")  # of one rank alone
             with pytest.raises(scipy.linalg.LinAlgWarning, match="svd of 70 x 64"):
@@ -142,7 +114,7 @@ def test_plans_of_the_largest_values(comm: Any) -> None:
     for m, n, k, transposed, at in cases:
         with ProcessGrid(comm, (grid_shapes(comm.size) * 2)[at]) as grid, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            x = with_values(m, n, spectra(min(m, n), k)["flat"], "float64")
+            x = with_singular_values(m, n, spectra(min(m, n), k)["flat"], "float64")
             A = DistMatrix.from_global(x.T if transposed else x, grid=grid, block=8)
             A = A.T if transposed else A
             report: Any = linalg.svd(A, k, oversample=4, steps=6)[0].report
@@ -150,3 +122,71 @@ def test_plans_of_the_largest_values(comm: Any) -> None:
             plan = linalg.plan(linalg.svd, A, k=k, oversample=4, iterations=report.steps or 1)
             assert report.counted == report.predicted == plan.traffic(comm.rank), str(report)
             assert plan.flops == report.flops
+
+
+def with_values(values: np.ndarray, dtype: str) -> np.ndarray:
+    """A square matrix with these singular values, up to rounding, and random vectors."""
+    n = len(values)
+    return with_singular_values(n, n, values, dtype) @ np.linalg.qr(rng_matrix(n, n, dtype))[0]
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param("float64", marks=pytest.mark.on_ranks(1, 2)),
+        pytest.param("complex64", marks=pytest.mark.on_ranks(1, 2, 4)),
+    ],
+)
+def test_all_triplets_by_products(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """|A - U S V^H|, |U^H U - I| and |V^H V - I| within c n eps; square, tall, wide, singular; full matrices, too.
+
+    On several ranks each type has a quarter of the matrices.
+    """
+    monkeypatch.setattr("pdgemm.linalg.singular.full_svd.ON_ONE_RANK", 6)
+    cases = {
+        "square": rng_matrix(21, 21, dtype), "tall": rng_matrix(40, 17, dtype), "oblong": rng_matrix(20, 15, dtype),
+        "wide": rng_matrix(14, 25, dtype), "rank 4": rng_matrix(22, 4, dtype) @ rng_matrix(4, 18, dtype),
+        "zero": np.zeros((9, 9), dtype), "small": rng_matrix(12, 5, dtype),
+        "ill": with_values(np.logspace(0, -15, 24), dtype), "graded": np.diag(np.logspace(0, -30, 16)).astype(dtype),
+        "one large": with_values(np.r_[1.0, np.full(19, 1e-3)], dtype), "unitary": with_values(np.ones(20), dtype),
+        "huge": rng_matrix(16, 16, dtype) * np.sqrt(np.finfo(dtype).max), "tiny": rng_matrix(16, 16, dtype) * 1e-30,
+    }  # fmt: skip
+    few = slice("df".index(np.finfo(dtype).dtype.char), None, 1 if comm.size == 1 or everything() else 4)
+    for number, (name, a) in [*enumerate(cases.items())][few]:
+        (m, n), shapes = a.shape, grid_shapes(comm.size)
+        with ProcessGrid(comm, shapes[number % len(shapes)]) as grid:
+            A = DistMatrix.from_global(a, grid=grid, block=[(4, 3), None, 5][number % 3])
+            # the factors of a square matrix have one shape: one or the other, in turn
+            for full in (False, True) if m != n or everything() else (number % 2 == 0,):
+                U, s, Vh = linalg.svd(A, full_matrices=full)
+                report: Any = U.report
+                assert report.counted == report.predicted, name
+                u, vh, k = U.allgather().astype("D"), Vh.allgather().astype("D"), min(m, n)
+                assert (u.shape, vh.shape) == (((m, m), (n, n)) if full else ((m, k), (k, n)))
+                bound = EPS * max(m, n) * np.finfo(dtype).eps
+                size = np.linalg.norm(a, 2)
+                assert np.linalg.norm((u[:, :k] * s) @ vh[:k] - a, 2) <= 2 * bound * size, name
+                for x in (u.conj().T @ u, vh @ vh.conj().T):
+                    assert np.linalg.norm(x - np.eye(len(x)), 2) <= bound, name
+                exact = np.linalg.svd(a.astype("D"), compute_uv=False)
+                assert np.abs(s - exact).max() <= bound * size and (np.diff(s) <= 0).all() and (s >= 0).all(), name
+                assert len(set(comm.allgather(s.tobytes()))) == 1 and s.dtype == np.finfo(dtype).dtype
+
+
+@every_grid
+def test_values_through_a_band(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All singular values within n eps s_1 of LAPACK's; words and messages are those planned."""
+    monkeypatch.setattr("pdgemm.linalg.singular.bidiagonal.BAND", 5)
+    shapes = grid_shapes(comm.size)
+    for number, (m, n) in enumerate(((31, 31), (36, 30), (50, 14), (11, 10), (3, 3), (1, 1))):
+        dtype = DTYPES[(number + comm.size) % 4]
+        a = rng_matrix(m, n, dtype)
+        with ProcessGrid(comm, shapes[number % len(shapes)]) as grid:
+            A = DistMatrix.from_global(a, grid=grid, block=[4, None, 5][number % 3], order="CF"[number % 2])
+            work = Work("values")
+            s = through_band(work, A)
+            report: Any = work.reported(A.copy(), 0).report
+            assert report.counted == report.predicted and np.array_equal(A.allgather(), a)
+        exact = np.linalg.svd(a.astype("D"), compute_uv=False)
+        assert np.abs(s - exact).max() <= EPS * n * np.finfo(dtype).eps * exact[0], (m, n)
+        assert len(set(comm.allgather(s.tobytes()))) == 1 and s.dtype == np.finfo(dtype).dtype

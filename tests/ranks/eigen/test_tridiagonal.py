@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from factored import EPS, relative
 from problems import grid_shapes
 from scipy.linalg import eigvalsh_tridiagonal
-from tiers import every_grid, square_grid
+from tiers import every_grid
 
 from pdgemm import DistMatrix, ProcessGrid, linalg
 from pdgemm.errors import LinAlgError
@@ -18,7 +18,7 @@ from pdgemm.linalg.eigen.tridiagonal import tridiagonal_eigh
 from pdgemm.linalg.functions.iterations import Work
 from pdgemm.local.blas import secular
 
-pytestmark = [pytest.mark.mpi, square_grid]
+pytestmark = pytest.mark.mpi
 
 Tridiagonal = tuple[np.ndarray, np.ndarray]
 
@@ -34,10 +34,6 @@ def gaussian(n: int) -> Tridiagonal:
     return rng.standard_normal(n) * np.sqrt(2), -np.sqrt(rng.chisquare(np.arange(n - 1, 0, -1)))
 
 
-def second_differences(n: int) -> Tridiagonal:
-    return np.full(n, 2.0), np.full(n - 1, -1.0)
-
-
 def wilkinson(n: int) -> Tridiagonal:
     """W_n^+, whose large eigenvalues come in pairs that agree to almost all digits."""
     return np.abs(np.arange(n) - (n - 1) / 2), np.ones(n - 1)
@@ -45,36 +41,12 @@ def wilkinson(n: int) -> Tridiagonal:
 
 def glued(n: int) -> Tridiagonal:
     """Copies of W_21^+ with small elements between them: clusters of eigenvalues."""
-    d, e = np.tile(wilkinson(21)[0], -(-n // 21))[:n], np.ones(n - 1)
-    e[20::21] = 1e-8
-    return d, e
-
-
-def clustered(n: int) -> Tridiagonal:
-    d, e = normal(n)
-    return np.where(np.arange(n) % 3 == 0, 1.0, -0.5) + 1e-12 * d, 1e-11 * e
+    return np.tile(wilkinson(21)[0], -(-n // 21))[:n], np.where(np.arange(1, n) % 21, 1, 1e-8)
 
 
 def graded(n: int) -> Tridiagonal:
     d = np.logspace(0, -16, n)
     return d, np.sqrt(d[:-1] * d[1:]) / 2
-
-
-def reversed_graded(n: int) -> Tridiagonal:
-    d, e = graded(n)
-    return d[::-1].copy(), e[::-1].copy()
-
-
-def diagonal(n: int) -> Tridiagonal:
-    return normal(n)[0], np.zeros(n - 1)
-
-
-def equal(n: int) -> Tridiagonal:
-    return np.full(n, 0.3), np.full(n - 1, 1e-3) * (-1) ** np.arange(n - 1)
-
-
-def zero(n: int) -> Tridiagonal:
-    return np.zeros(n), np.zeros(n - 1)
 
 
 def split(n: int) -> Tridiagonal:
@@ -84,10 +56,15 @@ def split(n: int) -> Tridiagonal:
     return d, e
 
 
-KINDS = (
-    normal, gaussian, second_differences, wilkinson, glued, clustered, graded, reversed_graded, diagonal, equal, zero,
-    split,
-)  # fmt: skip
+KINDS: dict[str, Callable[[int], Tridiagonal]] = {
+    "normal": normal, "gaussian": gaussian, "wilkinson": wilkinson, "glued": glued, "graded": graded, "split": split,
+    "second differences": lambda n: (np.full(n, 2.0), np.full(n - 1, -1.0)),
+    "clustered": lambda n: (np.where(np.arange(n) % 3, -0.5, 1) + 1e-12 * normal(n)[0], 1e-11 * normal(n)[1]),
+    "reversed": lambda n: (graded(n)[0][::-1].copy(), graded(n)[1][::-1].copy()),
+    "diagonal": lambda n: (normal(n)[0], np.zeros(n - 1)),
+    "equal": lambda n: (np.full(n, 0.3), np.full(n - 1, 1e-3) * (-1) ** np.arange(n - 1)),
+    "zero": lambda n: (np.zeros(n), np.zeros(n - 1)),
+}  # fmt: skip
 
 
 def check(pair: Tridiagonal, w: np.ndarray, V: Any, part: slice = slice(None)) -> None:
@@ -124,13 +101,13 @@ def small_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal.LEAF", 8)
 
 
-@every_grid
+@pytest.mark.on_ranks(1, 4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds_of_matrices(comm: Any, kind: Any) -> None:
     shapes = grid_shapes(comm.size)
-    with ProcessGrid(comm, shapes[KINDS.index(kind) % len(shapes)]) as grid:
-        for n, dtype in ((50, "float64"), (33, "float32")):
-            pair = tuple(x.astype(dtype) for x in kind(n))
+    with ProcessGrid(comm, shapes[list(KINDS).index(kind) % len(shapes)]) as grid:
+        for n, dtype in ((50, "float64"), (33, "float32"))[: 2 if comm.size == 1 else 1]:
+            pair = tuple(x.astype(dtype) for x in KINDS[kind](n))
             check(pair, *solve(pair, grid, dtype)[:2])
 
 
@@ -147,23 +124,6 @@ def test_orders(comm: Any) -> None:
 
 
 @pytest.mark.on_ranks(1)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_secular_equations(dtype: str) -> None:
-    """Eigenvectors of D + rho z z^T for gaps and z of all sizes, orthogonal to working precision."""
-    rng, tiny = np.random.default_rng(1), 1e-2 if dtype == "float32" else 1e-5
-    for n, rho, gap, least in itertools.product((1, 2, 2, 3, 9), (2.0, 1e-2), (1.0, tiny), (1.0, tiny)):
-        d = np.cumsum(rng.uniform(1, 2, n) * np.where(np.arange(n) % 2, gap, 1)).astype(dtype)
-        z = rng.uniform(1, 2, n) * rng.choice([-1, 1], n) * np.where(rng.uniform(size=n) < 0.5, least, 1)
-        z = (z / np.linalg.norm(z)).astype(dtype)
-        origins, offsets, factors = secular.secular_roots(d, z, rho, np.arange(n))
-        exact = secular.loewner(factors, z)
-        roots = secular.Roots(origins, offsets, secular.vector_lengths(d, exact, origins, offsets))
-        U = secular.vector_elements(d, exact, roots).T.astype(float)
-        A, w = np.diag(d.astype(float)) + rho * np.outer(z, z.astype(float)), (origins + offsets).astype(float)
-        assert relative(U.T @ U - np.eye(n), 1, dtype, n) <= EPS
-        assert relative(A @ U - U * w, np.abs(A).sum(axis=0).max(), dtype, n) <= EPS
-
-
 @pytest.mark.parametrize("leaf", [1, 2, 3])
 def test_tiny_leaves(comm: Any, monkeypatch: pytest.MonkeyPatch, leaf: int) -> None:
     """Systems of one and of two eigenvalues, which LAPACK's laed4 treats otherwise."""
@@ -173,17 +133,9 @@ def test_tiny_leaves(comm: Any, monkeypatch: pytest.MonkeyPatch, leaf: int) -> N
             check(kind(11), *solve(kind(11), grid)[:2])
 
 
-def test_larger_orders(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal.LEAF", 256)
-    with ProcessGrid(comm) as grid:
-        for kind, n in ((gaussian, 1000), (glued, 525), (wilkinson, 513)):
-            check(kind(n), *solve(kind(n), grid)[:2])
-
-
-@every_grid
 def test_parts_of_the_vectors(comm: Any) -> None:
     with ProcessGrid(comm) as grid:
-        for kind, n in ((gaussian, 50), (glued, 42), (normal, 5), (diagonal, 20)):
+        for kind, n in ((gaussian, 50), (glued, 42), (normal, 5), (KINDS["diagonal"], 20)):
             pair, (_, _, whole) = kind(n), solve(kind(n), grid)
             for part in (slice(3, n // 2), slice(n - 2, n) if n > 20 else slice(4, 4)):
                 seen: list[np.ndarray] = []
@@ -201,16 +153,13 @@ def test_parts_of_the_vectors(comm: Any) -> None:
 def test_deflated_columns_are_not_multiplied(comm: Any) -> None:
     """Nothing is multiplied where the halves are apart, and less where eigenvalues are close to each other."""
 
-    def products(kind: Any, n: int = 64) -> Any:
-        return solve(kind(n), grid)[2]
-
     with ProcessGrid(comm) as grid:
+        of = {kind: solve(made(64), grid)[2] for kind, made in KINDS.items()}
         full = 2 * (32 * 32 * 64 * 2 + 16 * 16 * 32 * 4 + 8 * 8 * 16 * 8)
-        assert products(gaussian).flops == full
-        assert products(diagonal).flops == products(zero).products == 0
-        assert products(gaussian).products == 14 and products(split).products == 10
-        assert products(second_differences).flops < 0.7 * full
-        assert products(clustered).flops < 0.7 * full
+        assert of["gaussian"].flops == full
+        assert of["diagonal"].flops == of["zero"].products == 0
+        assert of["gaussian"].products == 14 and of["split"].products == 10
+        assert max(of["second differences"].flops, of["clustered"].flops) < 0.7 * full
 
 
 @every_grid
@@ -224,12 +173,6 @@ def test_plans(comm: Any) -> None:
             report = solve(pair, grid, wanted=wanted)[2]
             assert plan.traffic(comm.rank) == report.counted
             assert plan.flops == report.flops > 0
-
-
-def test_idle_ranks(comm: Any) -> None:
-    with ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as grid:
-        for kind in (normal, wilkinson):
-            check(kind(30), *solve(kind(30), grid)[:2])
 
 
 def test_what_is_not_finite(comm: Any) -> None:

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from factored import positive_definite, rng_matrix
 from problems import grid_shapes
-from tiers import every_grid, everything, square_grid
+from tiers import everything
 
 from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
-from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError
+from pdgemm.errors import ArgumentError, DTypeError, GridError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.instrument.run_report import vectors_so_far
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.schedules.collectives.vectors import ToAllRanks
 
-pytestmark = [pytest.mark.mpi, square_grid]
+pytestmark = pytest.mark.mpi
 
 
 def same(plan: Any, report: Any, rank: int) -> None:
@@ -36,10 +36,12 @@ def same(plan: Any, report: Any, rank: int) -> None:
         assert report.as_predicted and plan.extra_bytes(rank) == report.extra_bytes
 
 
-@every_grid
-@pytest.mark.parametrize(("at", "block", "dtype"), [(0, 16, "float64"), (1, None, "complex64"), (2, (24, 40), "d")])
+@pytest.mark.parametrize(
+    ("at", "block", "dtype"),
+    [(0, None, "complex64"), pytest.param(1, (16, 24), "d", marks=pytest.mark.on_ranks(2, 4))],
+)
 def test_plans_are_what_is_counted(comm: Any, at: int, block: Any, dtype: str) -> None:
-    S, b, t = positive_definite(150, dtype), rng_matrix(150, 31, dtype), rng_matrix(160, 30, dtype)
+    S, b, t = positive_definite(80, dtype), rng_matrix(80, 31, dtype), rng_matrix(90, 30, dtype)
     for shape in grid_shapes(comm.size)[at : at + 1]:
         with ProcessGrid(comm, shape) as grid:
             A, B, T = (DistMatrix.from_global(x, grid=grid, block=block) for x in (S, b, t))
@@ -69,7 +71,7 @@ def test_plans_are_what_is_counted(comm: Any, at: int, block: Any, dtype: str) -
                 (linalg.qr, T, {}),
                 (linalg.qr, T.T, {"method": "cholesky"}),
                 (linalg.qr, A, {}),
-                (linalg.qr, A[:90], {"method": "householder"}),
+                (linalg.qr, A[:50], {"method": "householder"}),
                 (linalg.lstsq, T, DistMatrix.from_global(t[:, :3].copy(), grid=grid), {}),
                 (linalg.lstsq, T.H, B[:30], {}),
                 (linalg.svd, T, {}),
@@ -84,20 +86,14 @@ def test_plans_are_what_is_counted(comm: Any, at: int, block: Any, dtype: str) -
 
 
 def test_what_the_elements_decide(comm: Any) -> None:
-    """Steps of `polar`, corrections of `solve`, and the rows that LU exchanges, all else as planned."""
+    """Corrections of `solve`, and the rows that LU exchanges, all else as planned."""
     with ProcessGrid(comm) as grid:
-        for m, n in ((90, 60), (40, 70)):
-            U: Any = linalg.polar(DistMatrix.random((m, n), grid=grid, kind="normal", seed=1))[0].report
-            planned = linalg.plan("polar", DistMatrix.zeros((m, n), grid=grid), iterations=U.steps)
-            assert U.counted == U.predicted
-            if U.products == U.steps + 3:  # the last step is of products alone
-                same(planned, U, comm.rank)
         A = DistMatrix.from_global(np.triu(rng_matrix(80, 80, "float64")) + 9 * np.eye(80), grid=grid, block=16)
         B = DistMatrix.random((80, 4), grid=grid, seed=3)
         for solve in (linalg.solve(A, B), linalg.solve(A, B, refine=True), linalg.inv(A)):
             report: Any = solve.report
             parts = [x.counted - x.vectors.counted for x in report.steps]
-            assert report.as_predicted and report.counted - report.vectors.counted == sum(parts, type(U.counted)())
+            assert report.as_predicted and report.counted - report.vectors.counted == sum(parts, Traffic())
             assert next(x.algorithm for x in report.steps if hasattr(x, "algorithm")) == "lu"
         plans = linalg.plan(linalg.solve, A, B), linalg.plan(linalg.solve, A, B, refine=True), linalg.plan("inv", A)
         assert all(plan.stages[0][1].algorithm == "lu" or comm.size > 1 for plan in plans)
@@ -108,7 +104,7 @@ def test_what_the_elements_decide(comm: Any) -> None:
         assert linalg.plan(linalg.solve, A, B, refine=True, iterations=number).flops == corrected.flops
 
 
-SIZE = 72
+SIZE = 48
 _FUNCTIONS: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("eigh", ("halves",), {}),
     ("eigh", ("halves",), {"k": 2, "lower": False, "tolerance": 0.05}),
@@ -127,7 +123,6 @@ _FUNCTIONS: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
 )
 
 
-@every_grid
 def test_functions_of_matrices(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many words, messages and flops are counted as planned with the number of steps that were done."""
     monkeypatch.setattr("pdgemm.linalg.eigen.division.SMALL", SIZE // 2)
@@ -137,13 +132,13 @@ def test_functions_of_matrices(comm: Any, monkeypatch: pytest.MonkeyPatch) -> No
         "halves": (q * halves) @ q.T,
         "definite": (q * noise) @ q.T,
         "general": rng_matrix(SIZE, SIZE, "d") / SIZE,
-        "wide": rng_matrix(31, SIZE, "d"),
+        "wide": rng_matrix(21, SIZE, "d"),
         "tall": rng_matrix(SIZE, 9, "d"),
     }
     elements["general.T"] = elements["general"].T
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
-            for name, operands, how in _FUNCTIONS if everything() or shape[0] <= shape[1] else _FUNCTIONS[:1]:
+            for name, operands, how in _FUNCTIONS if everything() or shape[0] == 1 else _FUNCTIONS[:1]:
                 arguments = [
                     DistMatrix.from_global(elements[x], grid=grid, block=12) if isinstance(x, str) else x
                     for x in operands
@@ -171,11 +166,6 @@ def test_functions_without_a_report(comm: Any) -> None:
         """Return the traffic of this rank in the plan's reductions."""
         stages = [stage for _, stage in plan.stages if isinstance(stage, ToAllRanks)]
         return sum((stage.traffic(comm.rank) for stage in stages), Traffic())
-
-    def chebyshev(A: Any, x: Any) -> Any:
-        """Return T_3(A) x = (4 A^3 - 3 A) x."""
-        y = pdgemm(2, A, pdgemm(1, A, x), -1, x.copy())
-        return pdgemm(2, A, y, -1, pdgemm(1, A, x))
 
     with ProcessGrid(comm) as grid:
         A, x = DistMatrix.random((60, 60), grid=grid, seed=1), DistMatrix.random((60, 3), grid=grid, seed=2)
@@ -209,9 +199,7 @@ def test_functions_without_a_report(comm: Any) -> None:
         rank = linalg.plan(linalg.matrix_rank, x)  # which looks for the largest element, too
         assert len(rank.stages) == len(values.stages) + (comm.size > 1) and rank.stages[-1] == values.stages[-1]
         assert values.stages[-1][1].algorithm == "svd"
-        planned, y = linalg.plan(chebyshev, A, x), chebyshev(A, x)
-        assert len(planned.stages) == 4 and planned.simulate().seconds > 0
-        assert np.allclose(y.allgather(), 4 * A.allgather() @ (A @ (A @ x)).allgather() - 3 * (A @ x).allgather())
+        assert len(linalg.plan(lambda A, x: pdgemm(2, A, pdgemm(1, A, x), -1, x.copy()), A, x).stages) == 2
         with pytest.raises(ArgumentError, match="or reads elements, cannot be planned"):
             linalg.plan(lambda A: A.grid.comm.Send(A.local, 0), A)
         for other in (lambda X: A @ X, lambda X: X.T @ A, lambda X: X.redistribute(A[:, :3]), lambda X: A[:, :3] + X):
@@ -226,13 +214,6 @@ def test_functions_without_a_report(comm: Any) -> None:
             ):
                 assert planned.stages
         assert linalg.plan(lambda X: X.allgather(), DistMatrix.zeros((0, 1 << 40), grid=grid)).stages == ()
-
-
-def test_pivots_of_idle_ranks_are_counted(comm: Any) -> None:
-    with ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as grid:
-        found = linalg.lu_factor(DistMatrix.random((20, 20), grid=grid, seed=1))
-        assert found.report.as_predicted
-        assert found.report.counted.words_received == (20 if comm.rank < comm.size - 1 else 0)
 
 
 class Shifted:
@@ -280,12 +261,5 @@ def test_bad_arguments(comm: Any) -> None:
                 call(*wrong)
         with pytest.raises(ArgumentError, match="unexpected keyword argument 'lowr'"):
             call(linalg.cholesky, A, lowr=True)
-        with pytest.raises(LayoutError, match="B must have 4 elements, but it has 3"):
-            call(linalg.trmm, A, np.ones(3))
-        with pytest.raises(DTypeError, match="A must be a DistMatrix"):
-            call("cholesky", np.eye(3))
         with pytest.raises(DTypeError, match="factors must be an LU, as lu_factor returns it"):
             call(linalg.lu_solve, A, A)
-        if comm.size > 1:
-            with pytest.raises(ArgumentError):
-                call(linalg.cholesky, A, lower=comm.rank == 0)
