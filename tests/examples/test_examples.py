@@ -141,12 +141,12 @@ def test_nearest_neighbours(comm: Any, shared_tmp_path: Path, capsys: pytest.Cap
         assert (shared_tmp_path / "nearest_neighbours.png").stat().st_size > 0
 
 
-def test_randomized_svd(ran: Callable[[str], Path]) -> None:
-    ran("randomized_svd")
-
-
-def test_newton_schulz(ran: Callable[[str], Path]) -> None:
-    ran("newton_schulz")
+@pytest.mark.parametrize(
+    "name",
+    ["randomized_svd", "newton_schulz", "pagerank", "gaussian_process", "least_squares", "vibrating_plate"],
+)
+def test_programs(ran: Callable[[str], Path], name: str) -> None:
+    ran(name)
 
 
 def test_inverse_and_polar_factor_on_every_grid(comm: Any) -> None:
@@ -158,10 +158,6 @@ def test_inverse_and_polar_factor_on_every_grid(comm: Any) -> None:
     for A in matrices(comm, tall):
         U, norms = module.polar(A)
         assert np.allclose(U.allgather(), scipy.linalg.polar(tall)[0]) and norms[-1] <= 1e-12 < norms[-2]
-
-
-def test_pagerank(ran: Callable[[str], Path]) -> None:
-    ran("pagerank")
 
 
 def test_links_of_modules() -> None:
@@ -183,10 +179,6 @@ def test_pagerank_on_every_grid(comm: Any) -> None:
         assert np.allclose(r, expected / expected.sum()) and same_on_all(comm, r)
 
 
-def test_gaussian_process(ran: Callable[[str], Path]) -> None:
-    ran("gaussian_process")
-
-
 def test_gaussian_process_on_every_grid(comm: Any) -> None:
     module, x, new, y = example("gaussian_process"), drawn(31, 4), drawn(31, 4)[:13] + 0.3, drawn(31, 1)[:, 0]
     from sklearn.gaussian_process import GaussianProcessRegressor
@@ -201,10 +193,6 @@ def test_gaussian_process_on_every_grid(comm: Any) -> None:
         assert np.allclose(mean, expected) and np.allclose(variance, deviation**2 + 0.5)
 
 
-def test_least_squares(ran: Callable[[str], Path]) -> None:
-    ran("least_squares")
-
-
 def test_least_squares_on_every_grid(comm: Any) -> None:
     """Columns that are nearly the same: what the normal equations lose, a QR factorisation does not."""
     x, b = drawn(41, 5), drawn(41, 6)[:, 5]
@@ -214,10 +202,6 @@ def test_least_squares_on_every_grid(comm: Any) -> None:
         normal, x = example("least_squares").normal_equations(A, b), lstsq(A, b)[0]
         errors = [np.linalg.norm(y - exact) / np.linalg.norm(exact) for y in (normal, x)]
         assert errors[1] < 1e-9 < 1e-8 < errors[0] and same_on_all(comm, x)
-
-
-def test_vibrating_plate(ran: Callable[[str], Path]) -> None:
-    ran("vibrating_plate")
 
 
 def test_modes_of_a_plate_on_every_grid(comm: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from example_programs import example
 from mpi4py import MPI
-from tiers import every_grid
+from tiers import examples
 
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.models.kept_arrays import activation_bytes
@@ -18,9 +18,9 @@ from pdgemm.planning.models.model_plan import ModelPlan
 from pdgemm.planning.models.model_shape import ModelShape
 from pdgemm.planning.models.training_layout import TrainingLayout
 
-pytestmark = [pytest.mark.mpi, every_grid]
-LAYERS, HIDDEN, HEADS, VOCABULARY, SEQUENCE, BATCH = 6, 144, 12, 144, 36, 12  # which all meshes divide
-STEPS, DRAWN = 2, 8
+pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(2, 4)]
+LAYERS, HIDDEN, HEADS, VOCABULARY, SEQUENCE, BATCH = 6, 48, 12, 48, 12, 12  # which all meshes divide
+STEPS, DRAWN = 1, examples(12)
 
 
 def layouts(ranks: int) -> list[tuple[TrainingLayout, bool]]:

@@ -81,7 +81,6 @@ def trained(mesh: Any, steps: int, batch: int = 60, count: int = 240, microbatch
     buckets = Buckets(mesh, initial(sizes), microbatches=microbatches, dtype=dtype, **how)
     optimizer = ShardedOptimizer(buckets, rule or AdamW(), scale=scale)
     (x, labels), losses, norms = samples(count, sizes), [], []
-    parts = mesh.shape.dp * microbatches
     for step in range(steps):
         rows = (np.arange(batch) + step * batch) % count
         (divisor,), loss = mesh.sum(sum(map(len, own(mesh, rows, microbatches)))), 0.0
@@ -91,7 +90,6 @@ def trained(mesh: Any, steps: int, batch: int = 60, count: int = 240, microbatch
         losses.append(mesh.sum(loss)[0] / divisor)
     with buckets.forward():
         end = {name: buckets.parameters[name].astype(float) for name in buckets.parameters}
-    assert parts
     return losses, norms, end, buckets, optimizer
 
 

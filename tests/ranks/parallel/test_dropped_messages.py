@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from layers import numbers
 from mpi4py import MPI
-from tiers import every_grid
 
 from pdgemm import DistMatrix, ProcessGrid
 from pdgemm.errors import ArgumentError, GridError
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.mpi
 SIZES = (0, 3, 1 << 20)  # bytes; MPI libraries send large messages when they are received
 
 
-@every_grid
+@pytest.mark.on_ranks(2, 3)
 def test_messages_are_dropped_and_receives_cancelled(comm: Any) -> None:
     """Small and large ones, of all ranks, on two communicators; an array that a cancelled receive has is kept."""
 
@@ -64,7 +63,7 @@ def test_messages_are_dropped_and_receives_cancelled(comm: Any) -> None:
         z.Free()
 
 
-@every_grid
+@pytest.mark.on_ranks(2, 3)
 @pytest.mark.parametrize("fails", [False, True])
 def test_products_on_the_communicator_of_a_mesh(comm: Any, fails: bool) -> None:
     """A call that is not yet received, and what a failed step has left, meet no product and no file."""
@@ -89,7 +88,6 @@ def test_products_on_the_communicator_of_a_mesh(comm: Any, fails: bool) -> None:
     own.Free()
 
 
-@pytest.mark.on_ranks(1, 2, 4)
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_mesh_is_freed_while_parameters_are_on_their_way(
     comm: Any, fails: bool, monkeypatch: pytest.MonkeyPatch
@@ -128,7 +126,7 @@ def interrupted_step(mesh: Any, buckets: Any, where: str) -> None:
         raise KeyboardInterrupt
     before = signal(SIGALRM, default_int_handler)
     try:
-        setitimer(ITIMER_REAL, 1.0)
+        setitimer(ITIMER_REAL, 0.3)
         if where == "a sum":
             mesh.sum(np.ones(1 << 16), axis="dp+tp")
         for name in [*buckets.parameters][::-1][: 1 if where == "a bucket" else None]:  # a second one waits for it
@@ -139,7 +137,6 @@ def interrupted_step(mesh: Any, buckets: Any, where: str) -> None:
         signal(SIGALRM, before)
 
 
-@pytest.mark.on_ranks(2, 4)
 @pytest.mark.parametrize("where", ["a sum", "a bucket", "buckets of a step"])
 def test_a_mesh_is_freed_after_an_interrupt_of_all_ranks(comm: Any, where: str) -> None:
     """Some ranks have begun transfers that others have not: nothing hangs, or is read after it is freed."""
@@ -155,7 +152,6 @@ def test_a_mesh_is_freed_after_an_interrupt_of_all_ranks(comm: Any, where: str) 
     mesh.free()
 
 
-@pytest.mark.on_ranks(2, 4)
 def test_a_mesh_is_freed_while_others_agree_on_a_new_sum(comm: Any) -> None:
     """All ranks raise the same error, those that free the mesh, too; then it can be used, and freed."""
     mesh = Mesh(comm.Dup(), dp=-1, tp=comm.size // 2)
@@ -165,7 +161,6 @@ def test_a_mesh_is_freed_while_others_agree_on_a_new_sum(comm: Any) -> None:
     mesh.free()
 
 
-@pytest.mark.on_ranks(2, 4)
 def test_an_exception_of_another_rank_is_raised_while_a_mesh_is_freed(comm: Any) -> None:
     """The mesh is not freed then, and can be freed later; after that its methods raise GridError."""
 
@@ -185,7 +180,6 @@ def test_an_exception_of_another_rank_is_raised_while_a_mesh_is_freed(comm: Any)
         mesh.sum(1.0)
 
 
-@pytest.mark.on_ranks(2, 4)
 def test_a_request_is_dropped_once(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first stage fails, and the others wait for it: with a request twice, MPI frees its communicator too early."""
 

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from layers import close, mesh_of, numbers
 from mpi4py import MPI
-from tiers import every_grid
 
 from pdgemm.errors import ArgumentError, MeshError
 from pdgemm.parallel.layers.attention import attention, attention_backward
 from pdgemm.parallel.layers.context import ContextSplit
 from pdgemm.parallel.layers.heads import HeadSplit
-from pdgemm.schedules.training.mesh_shape import block_of
 
 pytestmark = pytest.mark.mpi
 
@@ -38,9 +36,8 @@ def of_one_process(q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray) 
     return [result, *backward(do)]
 
 
-@every_grid
-@pytest.mark.parametrize("sequence", [33, 5, 2, 1])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (3, 1)])
+@pytest.mark.on_ranks(2, 3)
+@pytest.mark.parametrize(("sequence", "heads", "kv_heads"), [(33, 4, 2), (5, 3, 1), (2, 4, 4), (1, 4, 2)])
 def test_positions_along_cp(comm: Any, sequence: int, heads: int, kv_heads: int) -> None:
     """Results and gradients of each rank's positions; words as the schedule says."""
     b, d = 2, 6
@@ -67,7 +64,6 @@ def test_positions_along_cp(comm: Any, sequence: int, heads: int, kv_heads: int)
         np.testing.assert_array_equal(again, out)
 
 
-@every_grid
 @pytest.mark.parametrize("dtype", [float, np.float32])
 def test_heads_along_tp(comm: Any, dtype: Any) -> None:
     """One product for queries, keys and values: its columns mean the same for any tp."""
@@ -104,79 +100,12 @@ def test_heads_along_tp(comm: Any, dtype: Any) -> None:
             )
 
 
-@pytest.mark.on_ranks(1, 3, 4)
+@pytest.mark.on_ranks(3)
 def test_heads_that_tp_does_not_divide_are_refused(comm: Any) -> None:
     with mesh_of(comm) as mesh:
         with pytest.raises(ArgumentError, match="3 heads of keys and values do not divide 4"):
             HeadSplit(mesh, 4, 3, 8)
         with pytest.raises(ArgumentError, match="kv_heads"):
             HeadSplit(mesh, 4, 0, 8)
-        if comm.size > 2:
-            with pytest.raises(MeshError, match=f"8 heads with 2 .* tp {comm.size} .* may be 1, 2"):
-                HeadSplit(mesh, 8, 2, 8)
-
-
-@every_grid
-@pytest.mark.parametrize("sequence", [True, False])
-def test_a_layer_of_attention_on_tp_and_cp(comm: Any, sequence: bool) -> None:
-    """Projections, heads and positions together, on each mesh: gradients of one process, by autograd."""
-    import autograd.numpy as anp
-    from autograd import make_vjp
-
-    b, s, h, heads, d = 2, 33, 5, 12, 2
-    x, dz = numbers((b, s, h), 1), numbers((b, s, h), 2)
-    w1, b1, w2, b2 = (numbers(n, 3 + at) for at, n in enumerate([(h, 36 * d), (36 * d,), (heads * d, h), (h,)]))
-    later = np.triu(np.ones((s, s), bool), 1)
-
-    def function(arrays: tuple[Any, ...]) -> Any:
-        x, w1, b1, w2, b2 = arrays
-        q, k, v = (anp.reshape(anp.dot(x, w1) + b1, (b, s, heads, 3, d))[:, :, :, at] for at in range(3))
-        scores = anp.where(later, -1e30, anp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(d))
-        weights = anp.exp(scores - anp.max(scores, axis=-1, keepdims=True))
-        out = anp.einsum("bhqk,bkhd->bqhd", weights / anp.sum(weights, axis=-1, keepdims=True), v)
-        return x + anp.dot(anp.reshape(out, (b, s, heads * d)), w2) + b2
-
-    backward, wanted = make_vjp(function)((x, w1, b1, w2, b2))
-    wanted_dx, *gradients = backward(dz)
-    for tp in (t for t in (1, 2, 3, 4, 6) if comm.size % t == 0):
-        with mesh_of(comm, tp=tp, cp=-1) as mesh:
-            z, dx, gradients_here, positions = one_layer(mesh, x, dz, (w1, b1, w2, b2), sequence)
-            index, of_samples = mesh.index("tp"), [y[:, positions].reshape(-1, h) for y in (wanted, wanted_dx)]
-            rows = slice(None)
-            if sequence:
-                each = -(-len(of_samples[0]) // tp)
-                rows = slice(index * each, (index + 1) * each)
-            close(z, of_samples[0][rows])
-            close(dx, of_samples[1][rows])
-            columns, inputs = (slice(index * n // tp, (index + 1) * n // tp) for n in (36 * d, heads * d))
-            mine = gradients[0][:, columns], gradients[1][columns], gradients[2][inputs], gradients[3]
-            for part, gradient in zip(gradients_here, mine):
-                close(mesh.line("cp").comm.allreduce(part), gradient)
-
-
-def one_layer(mesh: Any, x: Any, dz: Any, parameters: Any, sequence: bool) -> Any:
-    """A rank's rows of the result and of the gradient by x, its parts of gradients, and its positions."""
-    from pdgemm.parallel.layers import ContextSplit, HeadSplit, Linear, attention, attention_backward
-
-    (w1, b1, w2, b2), (b, _, h), tp, index = parameters, x.shape, mesh.length("tp"), mesh.index("tp")
-    split, heads = ContextSplit(mesh, x.shape[1]), HeadSplit(mesh, 12, 12, 2)
-    tokens = b * len(split.positions)
-    rows = block_of(tokens, tp, index) if sequence else slice(0, tokens)
-    x, dz = (y[:, split.positions].reshape(tokens, h)[rows] for y in (x, dz))
-    columns, inputs = block_of(heads.columns, tp, index), block_of(24, tp, index)
-    project = Linear(mesh, h, heads.columns, "columns", sequence=sequence)
-    join = Linear(mesh, 24, h, "rows", sequence=sequence)
-    w1, b1, w2 = w1[:, columns], b1[columns], w2[inputs]
-    projected, _ = project.forward(x, w1, b1, tokens=tokens)
-    q, k, v = heads.split(projected, b)
-    out, kept = attention(q, split.gather(k), split.gather(v), split.positions, split.all_positions)
-    joined = heads.rows(out)
-    z, _ = join.forward(joined, w2, b2, residual=x)
-    dw1, db1, dw2, db2 = (np.zeros_like(w) for w in (w1, b1, w2, b2))
-    drows, later = join.input_gradient(dz, w2)
-    join.weight_gradient(later, joined, dw2, db2)
-    dq, dk, dv = attention_backward(heads.by_head(drows, b), kept)
-    dprojected = heads.joined(dq, split.reduce(dk), split.reduce(dv))
-    dx, later = project.input_gradient(dprojected, w1)
-    project.weight_gradient(later, x, dw1, db1)
-    return z, dx + dz, (dw1, db1, dw2, db2), split.positions
+        with pytest.raises(MeshError, match=f"8 heads with 2 .* tp {comm.size} .* may be 1, 2"):
+            HeadSplit(mesh, 8, 2, 8)

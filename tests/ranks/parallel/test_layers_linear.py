@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from layers import close, mesh_of, numbers
-from tiers import every_grid, square_grid
+from tiers import square_grid
 
 from pdgemm.errors import ArgumentError, LayoutError, NodeMemoryError
 from pdgemm.grids.node_memory import NodeMemory
@@ -16,7 +17,7 @@ from pdgemm.local.arrays.activations import ACTIVATIONS
 from pdgemm.parallel import SGD, Buckets, ShardedOptimizer
 from pdgemm.parallel.layers.linear import Linear
 
-pytestmark = [pytest.mark.mpi, square_grid]
+pytestmark = pytest.mark.mpi
 
 SIZES = [(33, 12, 20), (2, 7, 5), (8, 3, 2), (0, 4, 6), (130, 40, 17), (5, 1, 9)]  # tokens, inputs, outputs
 WAYS = [(split, sequence) for split in ("columns", "rows") for sequence in (True, False)]
@@ -87,24 +88,25 @@ def check(mesh: Any, split: Any, sequence: bool, size: tuple[int, int, int], dty
     assert mesh.length("tp") > 1 or mesh.traffic["tensor"] == Traffic()
 
 
-@every_grid
+@pytest.mark.on_ranks(2, 3)
 @pytest.mark.parametrize(("split", "sequence"), WAYS)
-@pytest.mark.parametrize("where", ["a node", "nodes", "nodes of 2", "no shared memory"])
+@pytest.mark.parametrize("variable", ["", "RANKS_PER_NODE=1", "RANKS_PER_NODE=2", "NODE_MEMORY=0"])
 def test_numbers_of_one_process_and_planned_words(
-    comm: Any, split: str, sequence: bool, where: str, monkeypatch: pytest.MonkeyPatch
+    comm: Any, split: str, sequence: bool, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that are read in place, or sent; the sizes alternate, so that plans and buffers are used again."""
-    variables = {"nodes": ("RANKS_PER_NODE", "1"), "nodes of 2": ("RANKS_PER_NODE", "2")}
-    variables["no shared memory"] = "NODE_MEMORY", "0"
-    if where in variables:
-        name, value = variables[where]
-        monkeypatch.setenv(f"PDGEMM_{name}", value)
+    """Rows that are read in place, or sent; the sizes alternate, so that plans and buffers are used again.
+
+    Parameters of 16 bits are multiplied in float32: what rounding they have, they have as numbers of one process.
+    """
+    if variable:
+        monkeypatch.setenv(*f"PDGEMM_{variable}".split("="))
     with mesh_of(comm) as mesh:
         for size in [*SIZES, *SIZES[:2]]:
             check(mesh, split, sequence, size)
+        for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
+            check(mesh, split, sequence, SIZES[0], dtype, tolerance=1e-5)
 
 
-@pytest.mark.on_ranks(2, 4)
 @pytest.mark.parametrize(("split", "sequence"), WAYS)
 def test_rows_are_sent_where_shared_memory_lacks(
     comm: Any, split: str, sequence: bool, monkeypatch: pytest.MonkeyPatch
@@ -121,23 +123,7 @@ def test_rows_are_sent_where_shared_memory_lacks(
         assert mesh.traffic["tensor"].words_read == 0
 
 
-@pytest.mark.parametrize(("split", "sequence"), WAYS)
-@pytest.mark.parametrize("per_node", ["", "1"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), ("float16", 1e-5), ("bfloat16", 1e-5)])
-def test_types(
-    comm: Any, split: str, sequence: bool, per_node: str, dtype: Any, tolerance: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Parameters of 16 bits are multiplied in float32: what rounding they have, they have as numbers of one process."""
-    import ml_dtypes
-
-    if per_node:
-        monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
-    dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
-    with mesh_of(comm) as mesh:
-        check(mesh, split, sequence, (33, 12, 20), dtype, tolerance=tolerance)
-
-
-@every_grid
+@pytest.mark.on_ranks(2, 3)
 @pytest.mark.parametrize("per_node", ["", "1"])
 def test_tied_weights_are_a_view(comm: Any, per_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """W = E^T of an embedding E that is divided by rows, and its gradient; a part of one column is in any order."""
@@ -148,7 +134,7 @@ def test_tied_weights_are_a_view(comm: Any, per_node: str, monkeypatch: pytest.M
             check(mesh, "columns", True, (9, 6, n), transposed=True)
 
 
-@pytest.mark.on_ranks(4)
+@square_grid
 def test_each_line_along_tp_has_its_own_rows(comm: Any) -> None:
     """Lines with different numbers of tokens at a time; other axes do not matter."""
     for sizes in ({"dp": 2, "tp": 2}, {"pp": 2, "tp": 2}, {"cp": 2, "tp": 2}, {"dp": 4}):
@@ -158,19 +144,18 @@ def test_each_line_along_tp_has_its_own_rows(comm: Any) -> None:
                 check(mesh, split, sequence, (9 + 4 * other, 6, 10))
 
 
-@every_grid
+@square_grid
 @pytest.mark.parametrize("per_node", ["", "1"])
 def test_gradients_are_reduced_while_layers_multiply(comm: Any, per_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reductions of gradients along dp are in progress during products along tp; no rank waits for another for ever."""
     if per_node:
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
-    tp = 2 if comm.size % 2 == 0 else 1
-    with mesh_of(comm, tp=tp, dp=-1) as mesh:
+    with mesh_of(comm, tp=2, dp=-1) as mesh:
         layer = Linear(mesh, 16, 16, "columns")
         own = layer.schedule(24, float).shapes(mesh.index("tp"))
         buckets = Buckets(mesh, {f"w{k}": np.ones(own["w"]) for k in range(6)}, bucket_bytes=600, stage=2)
         optimizer = ShardedOptimizer(buckets, SGD())
-        for _ in range(3):
+        for _ in range(2):
             with buckets.backward():
                 for k in reversed(range(6)):
                     name = f"w{k}"
@@ -197,13 +182,10 @@ def test_bad_arguments_are_refused_on_all_ranks(comm: Any) -> None:
             layer.forward(x, w, np.ones(3 if last else 4), tokens=8)
         with pytest.raises(ArgumentError, match="activation"):
             layer.forward(x, w, activation="sigmoid", tokens=8)  # type: ignore[arg-type]
-        if comm.size > 1:
-            with pytest.raises(ArgumentError, match="tokens"):
-                layer.forward(x, w)
-            with pytest.raises(ArgumentError, match="different arguments: .* Linear, 7; .* Linear, 8"):
-                layer.forward(
-                    x if last else np.ones(layer.schedule(7, float).shapes(comm.rank)["x"]), w, tokens=7 + last
-                )
+        with pytest.raises(ArgumentError, match="tokens"):
+            layer.forward(x, w)
+        with pytest.raises(ArgumentError, match="different arguments: .* Linear, 7; .* Linear, 8"):
+            layer.forward(x if last else np.ones(layer.schedule(7, float).shapes(comm.rank)["x"]), w, tokens=7 + last)
         layer.forward(x, w, tokens=8)
         np.testing.assert_array_equal(layer.forward(x, w)[0], layer.forward(x, w, tokens=8)[0])  # T of the call before
         with pytest.raises(ArgumentError, match="aux"):

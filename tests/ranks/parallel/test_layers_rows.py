@@ -6,19 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layers import close, mesh_of, numbers
-from tiers import every_grid, square_grid
+from layers import close, numbers
 
 from pdgemm.errors import ArgumentError
 from pdgemm.parallel.layers.dropout import dropout
-from pdgemm.parallel.layers.linear import Linear
 from pdgemm.parallel.layers.normalization import layernorm, layernorm_backward
 from pdgemm.schedules.training.mesh_shape import block_of
 
-pytestmark = [pytest.mark.mpi, square_grid]
+pytestmark = pytest.mark.mpi
 
 
-@every_grid
 @pytest.mark.parametrize("dtype", [float, np.float32])
 def test_layernorm(comm: Any, dtype: Any) -> None:
     """Each rank has some rows; gradients by gain and bias are parts of sums over the ranks."""
@@ -57,7 +54,6 @@ def test_layernorm_is_in_float32_at_least(comm: Any) -> None:
     close(y, wanted, 1e-4)
 
 
-@every_grid
 def test_dropout_is_the_same_on_any_mesh(comm: Any) -> None:
     """Each rank has some rows of some columns, in any order."""
     rows, columns, rate = 301, 40, 0.3
@@ -84,58 +80,3 @@ def test_rates_and_places_of_dropout_are_checked(comm: Any) -> None:
             dropout(x, rate, 1, 1, np.arange(3))  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="2 rows and 2 columns of an array"):
         dropout(x, 0.5, 1, 1, np.arange(2))
-
-
-@every_grid
-@pytest.mark.parametrize("sequence", [True, False])
-def test_a_block_of_layers(comm: Any, sequence: bool) -> None:
-    """Layer norm, two linear layers with gelu, a residual and dropout: gradients of one process, by autograd."""
-    import autograd.numpy as anp
-    from autograd import make_vjp
-
-    tokens, h, hidden = 33, 8, 21
-    x, dz = numbers((tokens, h), 1), numbers((tokens, h), 2)
-    values = {"gain": (h,), "bias": (h,), "w1": (h, hidden), "b1": (hidden,), "w2": (hidden, h), "b2": (h,)}
-    p = {name: numbers(shape, 3 + at) for at, (name, shape) in enumerate(values.items())}
-    mask = dropout(np.ones((tokens, h)), 0.25, 1, 2, np.arange(tokens))
-
-    def function(arrays: tuple[Any, ...]) -> Any:
-        x, gain, bias, w1, b1, w2, b2 = arrays
-        centred = x - anp.mean(x, axis=1, keepdims=True)
-        rows = centred / anp.sqrt(anp.mean(centred**2, axis=1, keepdims=True) + 1e-5) * gain + bias
-        y = anp.dot(rows, w1) + b1
-        y = y * (1 + anp.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3))) / 2
-        return x + mask * (anp.dot(y, w2) + b2)
-
-    backward, wanted = make_vjp(function)((x, *p.values()))
-    wanted_dx, *gradients = backward(dz)
-    with mesh_of(comm) as mesh:
-        up = Linear(mesh, h, hidden, "columns", sequence=sequence)
-        down = Linear(mesh, hidden, h, "rows", sequence=sequence)
-        s, index = up.schedule(tokens, float), mesh.index("tp")
-        rows, block = s.block(tokens, index) if sequence else slice(0, tokens), s.block(hidden, index)
-        w1, b1, w2, numbers_of_rows = p["w1"][:, block], p["b1"][block], p["w2"][block], np.arange(tokens)[rows]
-        normal, kept = layernorm(x[rows], p["gain"], p["bias"])
-        y, aux = up.forward(normal, w1, b1, "gelu_tanh", tokens=tokens)
-        z, _ = down.forward(y, w2, p["b2"])
-        z = x[rows] + dropout(z, 0.25, 1, 2, numbers_of_rows)
-        close(z, wanted[rows])
-        dw1, db1, dw2, db2 = (np.zeros_like(v) for v in (w1, b1, w2, p["b2"]))
-        dy, later = down.input_gradient(dropout(dz[rows], 0.25, 1, 2, numbers_of_rows), w2, "gelu_tanh", aux)
-        down.weight_gradient(later, y, dw2, db2)
-        dnormal, later = up.input_gradient(dy, w1)
-        up.weight_gradient(later, normal, dw1, db1)
-        dx, dgain, dbias = layernorm_backward(dnormal, kept, p["gain"])
-        if sequence:
-            dgain, dbias = comm.allreduce(dgain), comm.allreduce(dbias)
-        close(dx + dz[rows], wanted_dx[rows])
-        mine = [
-            gradients[0],
-            gradients[1],
-            gradients[2][:, block],
-            gradients[3][block],
-            gradients[4][block],
-            gradients[5],
-        ]
-        for result, gradient in zip((dgain, dbias, dw1, db1, dw2, db2), mine):
-            close(result, gradient)

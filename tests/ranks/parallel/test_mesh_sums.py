@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiers import every_grid
 
 from pdgemm.errors import PdgemmError
 from pdgemm.parallel import Mesh
@@ -23,15 +22,17 @@ def addends(rank: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return np.asarray(rng.standard_normal(shape) + rng.standard_normal(shape) * 1e9).astype(dtype)
 
 
-@every_grid
-@pytest.mark.parametrize("dtype", ["int64", "uint64", "int8", "float64", "float32", "complex128"])
+@pytest.mark.on_ranks(3, 4)
+@pytest.mark.parametrize("dtype", ["int64", "int8", "float32", "complex128"])
 def test_sums(comm: Any, dtype: str) -> None:
     """Along every axis, of any shape: integers modulo 2^bits; others the same on all ranks, to the last bits right."""
-    for tp in sorted({1, comm.size, 2 - comm.size % 2}):
+    for tp in (1, 3) if comm.size == 3 else (2,):
         with Mesh(comm.Dup(), dp=-1, tp=tp) as mesh:
             for axis in ("dp", "tp"):
                 line = mesh.shape.line(axis, comm.rank)
-                for shape in ((), (0, 3), (1,), (7, 2, 5), (64,)):
+                assert mesh.sum(comm.rank, 1, axis=axis) == [sum(line), len(line)]
+                assert mesh.line(axis).rank == mesh.index(axis) == line.index(comm.rank)
+                for shape in ((), (0, 3), (7, 2, 5)):
                     x = addends(comm.rank, shape, dtype)
                     mine, kind = x.copy(order="F"), f"{axis} of {shape}"
                     total, before = mesh.all_reduce(mine, axis=axis, kind=kind), x.copy()
@@ -49,7 +50,7 @@ def test_sums(comm: Any, dtype: str) -> None:
                     assert moved.words_received == (d - 2) * own + n
 
 
-@pytest.mark.on_ranks(2, 3, 4)
+@pytest.mark.on_ranks(2, 3)
 def test_other_arguments_on_one_rank(comm: Any) -> None:
     """Where all are new, and where the others pass what all have passed before; and then sums go on."""
     x = np.arange(6)

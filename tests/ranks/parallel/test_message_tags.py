@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiers import every_grid
 
 from pdgemm.errors import GridError
 from pdgemm.parallel import Buckets, Mesh, Pipeline, PipelineSchedule, line_checks, pipeline_stages
@@ -14,7 +13,7 @@ from pdgemm.parallel import mesh as of_mesh
 from pdgemm.parallel.line_checks import LineChecks
 from pdgemm.transport.collectives import byte_requests
 
-pytestmark = [pytest.mark.mpi, every_grid]
+pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(2, 3)]
 LAST, LARGE = 32767, 5000  # what MPI promises (MPI 4.1, section 9.1.2); tags of a step
 
 

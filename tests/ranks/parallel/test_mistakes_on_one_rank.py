@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from layers import mesh_of, numbers
-from tiers import square_grid
+from tiers import in_turn, square_grid
 
 from pdgemm.errors import ArgumentError, FileError, LinAlgError, PdgemmError
 from pdgemm.parallel import SGD, AdamW, Buckets, LossScale, Muon, Part, Prefetch, ShardedOptimizer, TrainingState
 from pdgemm.parallel.layers import ContextSplit, CrossEntropy, Embedding, Experts, Linear
 
-pytestmark = [pytest.mark.mpi, square_grid]
+pytestmark = pytest.mark.mpi
 NAMES = tuple(f"w{at}" for at in range(6))
 
 
@@ -71,7 +71,6 @@ def test_numbers_of_update_rules(comm: Any) -> None:
                     rule(**{name: bad})
 
 
-@pytest.mark.on_ranks(2, 3)
 def test_rules_of_other_numbers(comm: Any) -> None:
     """Of the same class, which says nothing of itself, alone and within Muon; and other rates than those of others."""
     last = comm.rank == comm.size - 1
@@ -103,8 +102,7 @@ def test_arguments_of_a_state(comm: Any, shared_tmp_path: Path) -> None:
                 refused(comm, message, lambda given=arguments: TrainingState(optimizer=optimizer, **given), kind)
             state = TrainingState(path, optimizer)
             refused(comm, "last", lambda state=state: next(state.steps(-1 if last else 3)))
-            if comm.size > 1:
-                refused(comm, "steps, .*2; rank.* 3", lambda state=state: next(state.steps(3 if last else 2)))
+            refused(comm, "steps, .*2; rank.* 3", lambda state=state: next(state.steps(3 if last else 2)))
             state.save()
         refused(comm, "rule is Plain", lambda: TrainingState(path, optimizer_of(mesh, Plain(2))), FileError)
 
@@ -150,9 +148,8 @@ def stepped(optimizer: Any, block: Any, failing: str = "", forward: Any = None) 
     return norm
 
 
-@pytest.mark.on_ranks(2, 3, 4)
-@pytest.mark.parametrize("per_node", ["", "1"])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.on_ranks(2, 3)
+@pytest.mark.parametrize(("stage", "per_node"), in_turn(range(4), ["", "1"]))
 def test_a_step_after_an_exception(comm: Any, stage: int, per_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one rank in any place, which all ranks have caught: it is right after `clear`, and else after one error."""
     if per_node:
@@ -181,8 +178,8 @@ def test_a_step_after_an_exception(comm: Any, stage: int, per_node: str, monkeyp
                 assert step() == right and step() == right
 
 
-@pytest.mark.on_ranks(2, 4)
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@square_grid
+@pytest.mark.parametrize("stage", [0, 3])
 def test_a_sum_along_tp_that_was_forgotten(comm: Any, stage: int) -> None:
     """Addends for a parameter that each rank along tp has: nothing is changed, and the error names it."""
     with mesh_of(comm, tp=2, dp=comm.size // 2) as mesh:
@@ -217,7 +214,6 @@ def test_a_sum_along_tp_that_was_forgotten(comm: Any, stage: int) -> None:
             assert (buckets.parameters["gain"] == 1 - 0.5 * mesh.shape.dp).all()
 
 
-@pytest.mark.on_ranks(2, 4)
 @pytest.mark.parametrize("per_node", ["", "1"])
 def test_tokens_and_labels_that_are_known(comm: Any, per_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other numbers of tokens on one rank of a line, both known, and other labels and ids in a later call."""
@@ -260,7 +256,6 @@ def test_tokens_and_labels_that_are_known(comm: Any, per_node: str, monkeypatch:
                     np.testing.assert_array_equal(call(n), good[n])
 
 
-@pytest.mark.on_ranks(2, 4)
 def test_numbers_of_a_sum(comm: Any) -> None:
     """What is no number, and other shapes, on one rank: an error of its line, where a part of a sum was returned."""
     last = comm.rank == comm.size - 1

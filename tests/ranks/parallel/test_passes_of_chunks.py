@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiers import square_grid
+from tiers import in_turn
 
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.parallel import SGD, Buckets, Initial, Mesh, Part, ShardedOptimizer
 
-pytestmark = [pytest.mark.mpi, square_grid]
+pytestmark = pytest.mark.mpi
 
 
 def model() -> list[dict[str, Any]]:
@@ -22,10 +22,9 @@ def model() -> list[dict[str, Any]]:
     return [{name: Initial(x, "uniform", seed=ord(name), dtype="d") for name, x in some.items()} for some in sizes]
 
 
-@pytest.mark.parametrize("per_node", ["", "1"])
-@pytest.mark.parametrize("bucket_bytes", [None, 8, 150])
+@pytest.mark.parametrize(("bucket_bytes", "per_node"), in_turn([8, 150, None], ["", "1"]))
 def test_a_pass_gathers_its_chunk_alone(
-    comm: Any, per_node: str, bucket_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+    comm: Any, bucket_bytes: int | None, per_node: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In any order of passes; words and messages are those of its buckets, and without a chunk those of all."""
     if per_node:
@@ -96,10 +95,9 @@ def test_chunks_that_are_none(comm: Any) -> None:
     for chunks, message in wrong:
         with pytest.raises(ArgumentError, match=message):
             Buckets(mesh, chunks)
-    if comm.size > 1:
-        cuts = [one, {"c": np.ones(2)}], [{"a": w}, {"b": np.ones(3), "c": np.ones(2)}]
-        several: tuple[Any, str]
-        for several, message in (((one, two), "1 chunk.*2 chunks"), (cuts, "chunk=0.*chunk=1")):
-            with pytest.raises(ArgumentError, match=f"different arguments: .*{message}"):
-                Buckets(mesh, several[comm.rank == comm.size - 1], stage=3)
+    cuts = [one, {"c": np.ones(2)}], [{"a": w}, {"b": np.ones(3), "c": np.ones(2)}]
+    several: tuple[Any, str]
+    for several, message in (((one, two), "1 chunk.*2 chunks"), (cuts, "chunk=0.*chunk=1")):
+        with pytest.raises(ArgumentError, match=f"different arguments: .*{message}"):
+            Buckets(mesh, several[comm.rank == comm.size - 1], stage=3)
     mesh.free()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from itertools import product
 from time import sleep
 from typing import Any, cast
 
-import jobs
 import numpy as np
 import pytest
-from tiers import every_grid, in_turn, square_grid
+from tiers import in_turn, square_grid
 
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument import spans
@@ -22,8 +20,7 @@ from pdgemm.schedules.training.pipeline_orders import Action
 from pdgemm.schedules.training.pipeline_timeline import TimelineCell
 from pdgemm.transport.collectives import prepared_collective
 
-pytestmark = square_grid
-
+pytestmark = pytest.mark.mpi
 LAYERS, WIDTH = 12, 5
 SCHEDULES = [("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 1), ("interleaved", 2), ("interleaved", 3)]
 ROWS = (3, 1, 4, 0, 2, 5, 1, 3)  # of each microbatch
@@ -104,60 +101,42 @@ def in_one_process(microbatches: int, first: int = 0, weights: Any = None) -> La
     return layers
 
 
-@pytest.mark.mpi
-@every_grid
-@pytest.mark.parametrize(("name", "chunks"), SCHEDULES)
-def test_gradients_are_those_of_one_process(comm: Any, name: str, chunks: int) -> None:
-    """1 to 8 microbatches of uneven sizes, one of them empty, twice with one pipeline; words and memory as planned."""
-    pp = comm.size
-    if pp * chunks > LAYERS:
-        pytest.skip(f"{LAYERS} layers")
-    mesh = Mesh(comm.Dup(), pp=pp)
-    for m in range(1, 9):
-        if name == "interleaved" and m % pp:
-            continue
+@pytest.mark.on_ranks(2, 3, 4)
+@pytest.mark.parametrize(
+    ("which", "how"), in_turn(SCHEDULES, [(float, ""), ("bfloat16", "1"), ("float32", ""), (float, "1")]), ids=str
+)
+def test_gradients_are_those_of_one_process(comm: Any, which: Any, how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Microbatches of uneven sizes, one of them empty, twice with one pipeline; words and memory as planned.
+
+    On one node and on several, in float64 and with few bits.
+    """
+    ((name, chunks), (kind, per_node)), pp = (which, how), comm.size
+    if per_node:
+        monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
+    dtype, mesh = np.dtype(float) if kind is float else element_type(kind), Mesh(comm.Dup(), pp=pp)
+    close = {float: 1e-13, "float32": 1e-5, "bfloat16": 0.1}[kind]
+    for m in (pp, 2 * pp) if name == "interleaved" else (1, 3, 8):
         schedule, wanted = PipelineSchedule(name, pp, m, chunks), in_one_process(m)
         pipeline = Pipeline(mesh, schedule)
         for _ in range(2):
-            before = mesh.traffic["pipeline"] + type(mesh.traffic["pipeline"])()
-            stage = Layers(schedule, pipeline.stage)
+            before = mesh.traffic["pipeline"] + Traffic()
+            stage = Layers(schedule, pipeline.stage, dtype)
             pipeline.run(stage)
             assert stage.calls == [tuple(action) for action in schedule.order(pipeline.stage)]
             for layer, gradient in stage.gradients.items():
-                np.testing.assert_allclose(gradient, wanted.gradients[layer], rtol=1e-13, atol=1e-15)
-            assert abs(comm.allreduce(stage.loss) - wanted.loss) <= 1e-13 * wanted.loss
+                most = max(1, np.abs(wanted.gradients[layer]).max())
+                np.testing.assert_allclose(gradient, wanted.gradients[layer], rtol=0, atol=close * most)
+            assert abs(comm.allreduce(stage.loss) - wanted.loss) <= close * wanted.loss
             assert pipeline.peak == schedule.in_flight(pipeline.stage)
             moved = mesh.traffic["pipeline"] - before
             words = [x * WIDTH for x in ROWS[:m]]
-            assert moved == schedule.traffic(pipeline.stage, words, 8)
-            hops = 2 * (pp * chunks - 1) if pp > 1 else 0
+            assert moved == schedule.traffic(pipeline.stage, words, dtype.itemsize)
+            hops = 2 * (pp * chunks - 1)
             assert comm.allreduce(moved.words_received) == comm.allreduce(moved.words_sent) == hops * sum(words)
     mesh.free()
 
 
-@pytest.mark.mpi
-@every_grid
-@pytest.mark.parametrize(("which", "how"), in_turn(SCHEDULES, [*product(["float32", "bfloat16"], ["", "1"])]), ids=str)
-def test_pipelines_beside_one_another(comm: Any, which: Any, how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On dp x pp ranks, on one node and on several, with few bits: each pipeline has its own samples."""
-    (name, chunks), (dtype, per_node) = which, how
-    if per_node:
-        monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", per_node)
-    for pp in (x for x in range(1, comm.size + 1) if comm.size % x == 0 and x * chunks <= LAYERS):
-        mesh = Mesh(comm.Dup(), dp=-1, pp=pp)
-        schedule = PipelineSchedule(name, pp, 2 * pp, chunks)
-        pipeline, first = Pipeline(mesh, schedule), 3 * mesh.index("dp")
-        stage = Layers(schedule, mesh.index("pp"), element_type(dtype), first)
-        pipeline.run(stage)
-        wanted = in_one_process(2 * pp, first=first)
-        for layer, gradient in stage.gradients.items():
-            error = np.abs(gradient - wanted.gradients[layer]).max()
-            assert error <= (1e-6 if dtype == "float32" else 0.1) * max(1, np.abs(wanted.gradients[layer]).max())
-        mesh.free()
-
-
-@pytest.mark.mpi
-@every_grid
+@square_grid
 @pytest.mark.parametrize(
     ("which", "how"), in_turn(SCHEDULES, [(2, 0), (0, 0), (3, 0), (1, 0), (3, 1), (2, 1)]), ids=str
 )
@@ -169,29 +148,27 @@ def test_training_in_pipelines(comm: Any, which: Any, how: Any, monkeypatch: pyt
     """
     (name, chunks), (stage, each) = which, how
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "1")
-    for pp in (x for x in range(1, comm.size + 1) if comm.size % x == 0 and x * chunks <= LAYERS):
-        mesh = Mesh(comm.Dup(), dp=-1, pp=pp)
-        m, dp = 2 * pp, mesh.shape.dp
-        schedule = PipelineSchedule(name, pp, m, chunks)
-        layers = Layers(schedule, mesh.index("pp"), first=m * mesh.index("dp"))
-        model = [{str(layer): start(layer) for layer in own} for own in layers.chunks]
-        options: dict[str, Any] = {"reduce_each": bool(each), "bucket_bytes": 600}
-        layers.buckets = buckets = Buckets(mesh, model, stage=stage, microbatches=m, **options)
-        optimizer, pipeline = ShardedOptimizer(buckets, SGD(momentum=0.5)), Pipeline(mesh, schedule)
-        weights, moments = {layer: start(layer) for layer in range(LAYERS)}, dict[int, Any]()
-        for _ in range(3):
-            pipeline.run(layers)
-            optimizer.step(0.01)
-            one = in_one_process(m * dp, weights=weights)
-            for layer, gradient in one.gradients.items():
-                moments[layer] = 0.5 * moments.get(layer, 0) + gradient
-                weights[layer] -= 0.01 * moments[layer]
-        for kind, planned in buckets.layouts.step().items():
-            assert kind == "decisions" or mesh.traffic[kind] == sum([planned] * 3, Traffic()), kind
-        with buckets.forward():
-            for layer in layers.w:
-                np.testing.assert_allclose(buckets.parameters[str(layer)], weights[layer], rtol=0, atol=1e-13)
-        mesh.free()
+    mesh, m = Mesh(comm.Dup(), dp=-1, pp=2), 4
+    schedule = PipelineSchedule(name, 2, m, chunks)
+    layers = Layers(schedule, mesh.index("pp"), first=m * mesh.index("dp"))
+    model = [{str(layer): start(layer) for layer in own} for own in layers.chunks]
+    options: dict[str, Any] = {"reduce_each": bool(each), "bucket_bytes": 600}
+    layers.buckets = buckets = Buckets(mesh, model, stage=stage, microbatches=m, **options)
+    optimizer, pipeline = ShardedOptimizer(buckets, SGD(momentum=0.5)), Pipeline(mesh, schedule)
+    weights, moments = {layer: start(layer) for layer in range(LAYERS)}, dict[int, Any]()
+    for _ in range(2):
+        pipeline.run(layers)
+        optimizer.step(0.01)
+        one = in_one_process(m * mesh.shape.dp, weights=weights)
+        for layer, gradient in one.gradients.items():
+            moments[layer] = 0.5 * moments.get(layer, 0) + gradient
+            weights[layer] -= 0.01 * moments[layer]
+    for kind, planned in buckets.layouts.step().items():
+        assert kind == "decisions" or mesh.traffic[kind] == planned + planned, kind
+    with buckets.forward():
+        for layer in layers.w:
+            np.testing.assert_allclose(buckets.parameters[str(layer)], weights[layer], rtol=0, atol=1e-13)
+    mesh.free()
 
 
 class Silent:
@@ -209,13 +186,10 @@ class Silent:
     def weights(self, microbatch: int, chunk: int) -> None: ...
 
 
-@pytest.mark.mpi
-@pytest.mark.on_ranks(4)
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero_bubble", "interleaved"])
+@square_grid
+@pytest.mark.parametrize("name", ["1f1b", "interleaved"])
 def test_other_transfers_go_on_while_a_stage_waits(comm: Any, name: str) -> None:
     """A sum of several steps over stages of two pipelines, of which one waits in its pass and one for a gradient."""
-    if comm.size != 4:
-        pytest.skip("2 x 2 ranks")
     mesh = Mesh(comm.Dup(), dp=2, pp=2)
     ring, x = Collective("all_reduce", "ring", (0, 1), (3, 4), np.dtype(float)), np.ones(7)
     begin = prepared_collective(ring, mesh.line("dp").comm, x, mesh.tags(1)[0])
@@ -240,9 +214,7 @@ def test_other_transfers_go_on_while_a_stage_waits(comm: Any, name: str) -> None
     mesh.free()
 
 
-@pytest.mark.mpi
-@every_grid
-@pytest.mark.parametrize(("name", "chunks"), SCHEDULES)
+@pytest.mark.parametrize(("name", "chunks"), [("zero_bubble", 1), ("interleaved", 2)])
 def test_a_traced_run_has_the_actions_of_the_walk(comm: Any, name: str, chunks: int) -> None:
     """A span for each action, in the order of the schedule, between what it needs and what needs it."""
     mesh = Mesh(comm.Dup(), pp=-1)
@@ -265,15 +237,13 @@ def test_a_traced_run_has_the_actions_of_the_walk(comm: Any, name: str, chunks: 
     mesh.free()
 
 
-@pytest.mark.mpi
 def test_bad_arguments(comm: Any) -> None:
     """The same error on all ranks where schedules do not fit the mesh, or differ, and of a bad result of one rank."""
     mesh = Mesh(comm.Dup(), pp=-1)
     with pytest.raises(ArgumentError, match=f"a schedule of {comm.size + 1} stages on a mesh with pp {comm.size}"):
         Pipeline(mesh, PipelineSchedule("1f1b", comm.size + 1, 2))
-    if comm.size > 1:
-        with pytest.raises(ArgumentError, match="different arguments"):
-            Pipeline(mesh, PipelineSchedule("1f1b", comm.size, 2 + comm.rank % 2))
+    with pytest.raises(ArgumentError, match="different arguments"):
+        Pipeline(mesh, PipelineSchedule("1f1b", comm.size, 2 + comm.rank % 2))
     mesh.free()
 
     class Wrong(Silent):
@@ -296,8 +266,7 @@ def test_bad_arguments(comm: Any) -> None:
     mesh.free()
 
 
-@pytest.mark.mpi
-@pytest.mark.on_ranks(2, 4)
+@square_grid
 def test_an_exception_of_a_stage_is_raised_on_all_ranks(comm: Any) -> None:
     """In any pass of any stage, also on a mesh where replicas wait elsewhere; the next run is right."""
 
@@ -320,31 +289,3 @@ def test_an_exception_of_a_stage_is_raised_on_all_ranks(comm: Any) -> None:
                 step(Fails() if comm.rank == failing else Silent())
             assert step(Silent()) == comm.size
         mesh.free()
-
-
-FAILS = """
-import numpy as np
-from pdgemm.parallel import Mesh, Pipeline, PipelineSchedule
-
-class Stage:
-    def shape(self, microbatch):
-        return (4,), float
-    def forward(self, microbatch, chunk, x):
-        if mesh.index("pp") == 1 and microbatch == 2:
-            raise ValueError("the layers of this stage fail")
-        return np.zeros(4)
-    def backward(self, microbatch, chunk, dy):
-        return np.zeros(4)
-
-mesh = Mesh(pp=-1)
-Pipeline(mesh, PipelineSchedule("1f1b", mesh.shape.pp, 6)).run(Stage())
-"""
-
-
-@jobs.needs_mpiexec
-def test_a_stage_that_fails_ends_the_job(tmp_path: Any) -> None:
-    """All ranks raise its exception, which is printed once; no other stage waits for it."""
-    (program := tmp_path / "program.py").write_text(FAILS)
-    done = jobs.pdgemm(3, str(program), timeout=60)
-    assert done.returncode == 1 and "the layers of this stage fail" in done.stderr
-    assert "All 3 ranks raised ValueError: the layers of this stage fail" in done.stderr

@@ -11,14 +11,14 @@ import h5py
 import numpy as np
 import pytest
 from perceptron import BATCH, initial, microbatch, own, samples
-from tiers import square_grid
+from tiers import in_turn
 
 from pdgemm import DistMatrix
 from pdgemm.errors import ArgumentError, FileError, LinAlgError, PdgemmError
 from pdgemm.io import hdf5
 from pdgemm.parallel import SGD, AdamW, Buckets, LossScale, Mesh, Prefetch, Sampler, ShardedOptimizer, TrainingState
 
-pytestmark = [pytest.mark.mpi, square_grid]
+pytestmark = pytest.mark.mpi
 
 
 def stepped(optimizer: Any, rate: float = 0.01, clip: float | None = 1.0, x: Any = None) -> Any:
@@ -34,8 +34,7 @@ def parameters(buckets: Any) -> dict[str, np.ndarray]:
         return {name: buckets.parameters[name].copy() for name in buckets.parameters}
 
 
-@pytest.mark.parametrize("per_node", ["", "1"])
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize(("stage", "per_node"), [(2, "1"), (3, ""), (3, "1")])
 def test_a_gradient_that_is_missing_in_one_microbatch(
     comm: Any, stage: int, per_node: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,8 +77,6 @@ def test_ranks_that_take_other_steps_are_named(comm: Any, stage: int) -> None:
         (0.01, None, 0, "clip 1.0.* clip None"),
         (0.01, 1.0, 3, "step 1; .* step 4"),
     ):
-        if comm.size == 1:
-            break
         optimizer.updates = step if last else 0
         with pytest.raises(ArgumentError, match=f"different arguments: ranks? 0.*: ShardedOptimizer.step, .*{message}"):
             stepped(optimizer, rate if last else 0.01, clip if last else 1.0)
@@ -106,13 +103,6 @@ def test_gradients_that_are_no_numbers_are_named(comm: Any, stage: int) -> None:
             stepped(optimizer, x=bad)
         assert all(np.array_equal(value, initial()[name]) for name, value in parameters(optimizer.buckets).items())
         assert not optimizer.states[0].any()
-    gradient = optimizer.buckets.gradients
-    for name in reversed([*initial()]):
-        if name == "w1" and comm.rank == comm.size - 1:
-            gradient["w1"][0, 0] = np.inf
-        optimizer.buckets.ready(name)
-    with pytest.raises(LinAlgError, match="the gradient of 'w1' is NaN or infinite in step 1"):
-        optimizer.step(0.1)
     mesh.free()
 
 
@@ -148,12 +138,12 @@ def test_warnings_that_are_errors(comm: Any, per_node: str, monkeypatch: pytest.
     for stage in range(4):
         buckets = Buckets(mesh, {"w": np.full(60, 6e4, "f")}, stage=stage, dtype="float16")
         optimizer = ShardedOptimizer(buckets, SGD(), scale=LossScale(1.0))
-        for value, skipped in ((3e38, comm.size > 1), (-1e5 / comm.size, False)):
+        for value, skipped in ((3e38, True), (-1e5 / comm.size, False)):
             buckets.gradients["w"][59] += value
             buckets.ready("w")
             assert optimizer.step(1.0, clip=1e6).skipped == skipped
         values = parameters(buckets)["w"]
-        assert np.isinf(values[59]) or comm.size == 1
+        assert np.isinf(values[59])
         assert (values[:59] == np.float16(6e4)).all()
     mesh.free()
 
@@ -180,8 +170,7 @@ def test_parameters_of_stage_3_in_another_order(comm: Any) -> None:
     mesh.free()
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("bucket_bytes", [8, 600, None])
+@pytest.mark.parametrize(("stage", "bucket_bytes"), in_turn((2, 3, 0, 2, 1, 3), (8, 600, None)))
 def test_gradients_that_were_kept(comm: Any, stage: int, bucket_bytes: int | None) -> None:
     """Where buckets use the memory of gradients in turn, arrays of an earlier step on one rank are an error on all."""
     mesh, how = Mesh(comm.Dup(), dp=-1), dict[str, Any](stage=stage, bucket_bytes=bucket_bytes)
@@ -233,16 +222,13 @@ def test_a_pass_that_fails_on_one_rank_is_ended_on_it(comm: Any) -> None:
 
 def test_other_models_and_meshes_are_named(comm: Any) -> None:
     """On one rank: the error of all ranks says which ranks have what, before anything is allocated."""
-    if comm.size == 1:
-        pytest.skip("one rank has no other mesh than itself")
     last, mesh = comm.rank == comm.size - 1, Mesh(comm.Dup(), dp=-1)
-    others = "ranks 0" if comm.size > 2 else "rank 0"
-    with pytest.raises(ArgumentError, match=f"different arguments: {others}.*: Mesh, dp .*; rank .*: Mesh, tp"):
+    with pytest.raises(ArgumentError, match="different arguments: ranks? 0.*: Mesh, dp .*; rank .*: Mesh, tp"):
         Mesh(comm, dp=1 if last else -1, tp=-1 if last else 1)
     shapes = {"w": np.zeros((3, 2 + last)), "b": np.zeros(2)}
     names = {"w": np.zeros((3, 2)), "c" if last else "b": np.zeros(2)}
     for model, message in ((shapes, r"shape=\(3, 2\).*shape=\(3, 3\)"), (names, "name='b'.*name='c'")):
-        with pytest.raises(ArgumentError, match=f"different arguments: {others}.*: Buckets, .*{message}"):
+        with pytest.raises(ArgumentError, match=f"different arguments: ranks? 0.*: Buckets, .*{message}"):
             Buckets(mesh, model)
     model = {"w": np.zeros((3, 2)), "b": np.zeros(2)}
     for rule, scale, decays, message in (
@@ -251,7 +237,7 @@ def test_other_models_and_meshes_are_named(comm: Any) -> None:
         (AdamW(), None, lambda name: name == "w", "True.*False"),
     ):
         mine = (rule, scale, decays) if last else (AdamW(), None, None)
-        with pytest.raises(ArgumentError, match=f"different arguments: {others}.*: ShardedOptimizer, .*{message}"):
+        with pytest.raises(ArgumentError, match=f"different arguments: ranks? 0.*: ShardedOptimizer, .*{message}"):
             ShardedOptimizer(Buckets(mesh, model), mine[0], scale=mine[1], decays=mine[2])
     mesh.free()
 
@@ -260,21 +246,20 @@ def test_samples_of_other_runs(comm: Any) -> None:
     """Other seeds, steps or microbatches on one rank; fewer samples than parts; steps without a sample."""
     mesh, x, last = Mesh(comm.Dup(), dp=-1), np.arange(50.0), comm.rank == comm.size - 1
     sampler = Sampler(50, 20, seed=3)
-    if comm.size > 1:
-        for other, steps, number, message in (
-            (Sampler(50, 20, seed=4), range(9), 1, "seed=3.*seed=4"),
-            (sampler, range(1, 9), 1, r"range\(0, 9\).*range\(1, 9\)"),
-            (sampler, range(9), 2, "1; rank .*2"),
-        ):
-            mine = (other, steps, number) if last else (sampler, range(9), 1)
-            with pytest.raises(ArgumentError, match=f"different arguments: ranks? 0.*: Sampler.shares, .*{message}"):
-                mine[0].shares(mesh, *mine[1:])
-        shares = [*sampler.shares(mesh, range(2))]
-        with Prefetch(mesh, (x,), shares[:1] if last else shares) as batches:
-            following = iter(batches)
-            assert next(following).divisor == 20
-            with pytest.raises(ArgumentError, match="different arguments: .*Prefetch, no more steps"):
-                next(following)
+    for other, steps, number, message in (
+        (Sampler(50, 20, seed=4), range(9), 1, "seed=3.*seed=4"),
+        (sampler, range(1, 9), 1, r"range\(0, 9\).*range\(1, 9\)"),
+        (sampler, range(9), 2, "1; rank .*2"),
+    ):
+        mine = (other, steps, number) if last else (sampler, range(9), 1)
+        with pytest.raises(ArgumentError, match=f"different arguments: ranks? 0.*: Sampler.shares, .*{message}"):
+            mine[0].shares(mesh, *mine[1:])
+    shares = [*sampler.shares(mesh, range(2))]
+    with Prefetch(mesh, (x,), shares[:1] if last else shares) as batches:
+        following = iter(batches)
+        assert next(following).divisor == 20
+        with pytest.raises(ArgumentError, match="different arguments: .*Prefetch, no more steps"):
+            next(following)
     one = Sampler(50, comm.size)
     with pytest.raises(
         ArgumentError, match=f"a batch of {comm.size} samples has no part for each of {comm.size} ranks"
@@ -348,17 +333,12 @@ def test_files_that_are_no_states(comm: Any, shared_tmp_path: Path) -> None:
         path = shared_tmp_path / f"without-{name}.h5"
         hdf5.save_all(path, whole.matrices, attrs={x: y for x, y in whole.attrs.items() if x != name})
         refused(f"is no state of a training run: {name} is not there")
-    if comm.size > 1:
-        both, names = Mesh(comm.Dup(), pp=comm.size), f"'w0', and pipeline stages 0 and {comm.size - 1} have other ones"
+    names = f"'w0', and pipeline stages 0 and {comm.size - 1} have other ones"
+    with Mesh(comm.Dup(), pp=comm.size) as both:
+        model = initial() if both.rank in (0, comm.size - 1) else {f"x{both.rank}": np.ones(2)}
+        ends = ShardedOptimizer(Buckets(both, model), SGD())
         with pytest.raises(ArgumentError, match=names):
-            TrainingState(
-                path,
-                ShardedOptimizer(
-                    Buckets(both, initial() if both.rank in (0, comm.size - 1) else {f"x{both.rank}": np.ones(2)}),
-                    SGD(),
-                ),
-            )
-        both.free()
+            TrainingState(path, ends)
     assert good.read_bytes() == data
     with pytest.raises(FileError):
         TrainingState(shared_tmp_path, optimizer)

@@ -10,12 +10,10 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from mpi4py import MPI
 from perceptron import BATCH, continued, initial, microbatch, samples
-from tiers import every_grid, square_grid
 
 from pdgemm import trace
-from pdgemm.errors import ArgumentError, FileError, PdgemmError
+from pdgemm.errors import ArgumentError, FileError
 from pdgemm.io import mpi_io
 from pdgemm.parallel import (
     SGD,
@@ -33,36 +31,11 @@ from pdgemm.parallel.step_report import PHASES
 from pdgemm.tools.profiling.profile import load_profile
 from pdgemm.tools.profiling.profile_tables import tables
 
-pytestmark = [pytest.mark.mpi, square_grid]
-LAST = 12
+pytestmark = pytest.mark.mpi
 
 
 def shared_path(comm: Any, tmp_path: Path) -> Path:
     return Path(comm.bcast(str(tmp_path))) / "run.h5"
-
-
-@every_grid
-def test_a_run_goes_on_with_other_ranks_and_stages(comm: Any, tmp_path: Path) -> None:
-    """From one process to all, and from all ranks to some of them: losses to 1e-12."""
-    path, alone = shared_path(comm, tmp_path), Mesh(MPI.COMM_SELF)
-    losses, end, _ = continued(alone, Path(f"{tmp_path}/whole-{comm.rank}.h5"), LAST)
-    mesh, some = Mesh(comm.Dup(), dp=-1), comm.Split(int(comm.rank < max(1, comm.size - 1)), comm.rank)
-    for first, then in ((0, 3), (3, 1), (2, 0), (1, 2)):
-        if comm.rank == 0:
-            path.unlink(missing_ok=True)
-        comm.Barrier()
-        before, _, _ = continued(mesh, path, 5, stage=first, bucket_bytes=600, microbatches=2)
-        after = []
-        if comm.rank < max(1, comm.size - 1):
-            fewer = Mesh(some, dp=-1)
-            after, parameters, optimizer = continued(fewer, path, LAST, stage=then, bucket_bytes=2000)
-            assert optimizer.updates == LAST
-            for name, value in end.items():
-                np.testing.assert_allclose(parameters[name], value, rtol=1e-11, atol=1e-12)
-            fewer.free()
-        comm.Barrier()
-        np.testing.assert_allclose(before + after if after else before, losses[: 5 + len(after)], rtol=1e-12)
-    mesh.free()
 
 
 def test_a_state_has_names_and_whole_matrices(comm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,14 +88,6 @@ def test_a_state_of_another_run_is_refused(comm: Any, tmp_path: Path) -> None:
     ):
         with pytest.raises(FileError, match=message):
             TrainingState(path, ShardedOptimizer(buckets, rule), attrs=attrs)
-    comm.Barrier()
-    if comm.rank == 0:
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 0xFF
-        path.write_bytes(bytes(data[: len(data) - 100]))
-    comm.Barrier()
-    with pytest.raises(PdgemmError):
-        TrainingState(path, ShardedOptimizer(Buckets(mesh, initial()), AdamW()), attrs={"batch": BATCH})
     mesh.free()
 
 
@@ -190,52 +155,39 @@ def test_what_fails_in_a_thread_is_raised_on_all_ranks(comm: Any) -> None:
     mesh.free()
 
 
-def test_step_reports(comm: Any) -> None:
-    """Phases add up to the time of the steps; words are as predicted; a rank that sleeps is named."""
-    mesh, (x, labels) = Mesh(comm.Dup(), dp=-1), samples(60)
-    for stage in (0, 2, 3):
-        buckets = Buckets(mesh, initial(), stage=stage, bucket_bytes=600)
-        optimizer = ShardedOptimizer(buckets, AdamW())
-        times = StepTimes(optimizer)
-        for _ in range(2):
-            with times.step(60):
-                if comm.rank == comm.size - 1:
-                    with buckets.timed("forward"):
-                        sleep(0.4)
-                microbatch(buckets, x, labels, 60)
-                optimizer.step(0.01)
-        report = times.report()
-        assert report.steps == 2 and report.samples == 120 and report.as_predicted
-        assert report.phases.shape == (comm.size, len(PHASES)) and (report.phases >= 0).all()
-        assert report.slow_rank == (comm.size - 1 if comm.size > 1 else None)
-        assert report.p99 >= report.p50 >= 0.4 and report.seconds >= 0.8
-        text = str(report)
-        assert "2 steps in" in text and "words received a step by rank 0, as predicted" in text
-        assert comm.size == 1 or f"rank {comm.size - 1} is slow" in text
-    mesh.free()
-
-
-def test_words_of_steps_that_are_skipped(comm: Any) -> None:
-    """They are as predicted, also where a step overflows, and where the model is used between steps."""
-    mesh, (x, labels) = Mesh(comm.Dup(), dp=-1), samples(60)
-    for stage in range(4):
-        buckets = Buckets(mesh, initial(), stage=stage, bucket_bytes=600)
-        optimizer = ShardedOptimizer(buckets, AdamW(), scale=LossScale(4.0))
-        times = StepTimes(optimizer)
-        for planted in (0, np.inf, 0):
-            with buckets.forward():
-                assert buckets.parameters["w0"].size
-            with times.step(60):
-                microbatch(buckets, x, labels, 60, optimizer.scale.scale, planted)
-                assert optimizer.step(0.01).skipped == (planted > 0)
-        report = times.report()
-        assert report.as_predicted and report.counted["decisions"] == report.predicted["decisions"]
-        assert "predicted " not in str(report).replace("as predicted", "")
-    mesh.free()
-
-
-@pytest.mark.on_ranks(1, 4)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_step_reports(comm: Any, stage: int) -> None:
+    """Phases add up to the time of the steps; a rank that sleeps is named.
+
+    Words are as predicted, also where a step overflows, and where the model is used between steps.
+    """
+    mesh, (x, labels) = Mesh(comm.Dup(), dp=-1), samples(60)
+    buckets = Buckets(mesh, initial(), stage=stage, bucket_bytes=600)
+    optimizer = ShardedOptimizer(buckets, AdamW(), scale=LossScale(4.0))
+    times = StepTimes(optimizer)
+    for planted in (0, np.inf, 0):
+        with buckets.forward():
+            assert buckets.parameters["w0"].size
+        with times.step(60):
+            if comm.rank == comm.size - 1:
+                with buckets.timed("forward"):
+                    sleep(0.1)
+            microbatch(buckets, x, labels, 60, optimizer.scale.scale, planted)
+            assert optimizer.step(0.01).skipped == (planted > 0)
+    report = times.report()
+    assert report.steps == 3 and report.samples == 180 and report.as_predicted
+    assert report.counted["decisions"] == report.predicted["decisions"]
+    assert report.phases.shape == (comm.size, len(PHASES)) and (report.phases >= 0).all()
+    assert report.slow_rank == comm.size - 1
+    assert report.p99 >= report.p50 >= 0.1 and report.seconds >= 0.3
+    text = str(report)
+    assert "3 steps in" in text and "words received a step by rank 0, as predicted" in text
+    assert f"rank {comm.size - 1} is slow" in text and "predicted " not in text.replace("as predicted", "")
+    mesh.free()
+
+
+@pytest.mark.on_ranks(3)
+@pytest.mark.parametrize("stage", [0, 3])
 def test_a_profile_names_a_slow_rank(comm: Any, shared_tmp_path: Path, stage: int) -> None:
     """Rank 2 sleeps in its backward passes; where others wait for it, in their own passes too, they are not slow."""
     mesh, path = Mesh(comm.Dup(), dp=-1), shared_tmp_path / "steps.json"
@@ -244,15 +196,15 @@ def test_a_profile_names_a_slow_rank(comm: Any, shared_tmp_path: Path, stage: in
         optimizer = ShardedOptimizer(buckets, AdamW())
         with trace(path, mesh.grid):
             for _ in range(2):
-                slowly(buckets, 0.4 if sleeps and comm.rank == 2 else 0.0)
+                slowly(buckets, 0.3 if sleeps and comm.rank == 2 else 0.0)
                 optimizer.step(0.01)
         profile = load_profile(path)
         assert all(set(x.training) >= {"forward", "backward", "reduce", "optimizer"} for x in profile.ranks)
         assert all(0 <= x.busy < 60 for x in profile.ranks)
-        if sleeps and comm.size != 2:
+        if sleeps:
             text = " ".join(tables(profile).split())
-            assert profile.slow == profile.as_dict()["slow_rank"] == (2 if comm.size > 2 else None)
-            assert ("rank 2 is slow: it is busy for" in text) == (comm.size > 2)
+            assert profile.slow == profile.as_dict()["slow_rank"] == 2
+            assert "rank 2 is slow: it is busy for" in text
             assert "of each rank in steps of training; waits are part of the passes rank forward backward" in text
     mesh.free()
 

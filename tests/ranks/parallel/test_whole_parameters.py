@@ -15,18 +15,15 @@ from tiers import square_grid
 
 from pdgemm.errors import ArgumentError, DTypeError, FileError
 from pdgemm.io.safetensors import windows
-from pdgemm.parallel import Buckets, Mesh, Part, block_of, export_parameters, import_parameters
+from pdgemm.parallel import Buckets, Mesh, Part, export_parameters, import_parameters
 from pdgemm.parallel.states import whole_parameters
 
 safetensors = pytest.importorskip("safetensors", reason="safetensors is not installed")
-pytestmark = [pytest.mark.mpi, square_grid]
+pytestmark = pytest.mark.mpi
 
 MESHES = {
-    1: [{}],
-    2: [{"dp": 2}, {"tp": 2}, {"pp": 2}],
-    3: [{"dp": 3}, {"tp": 3}, {"pp": 3}, {"cp": 3}],
-    4: [{"dp": 2, "tp": 2}, {"tp": 2, "pp": 2}, {"dp": 4, "ep": 4}, {"dp": 2, "pp": 2, "ep": 2}, {"tp": 4}],
-    6: [{"tp": 3, "pp": 2}, {"dp": 6, "ep": 3}, {"dp": 2, "tp": 3, "ep": 2}, {"cp": 3, "pp": 2}],
+    2: [{"dp": 2}, {"tp": 2}, {"pp": 2}, {"cp": 2}],
+    4: [{"dp": 2, "tp": 2}, {"tp": 2, "pp": 2}, {"dp": 4, "ep": 4}, {"dp": 2, "pp": 2, "ep": 2}],
 }
 
 
@@ -61,7 +58,7 @@ def zeros(mesh: Any, **how: Any) -> Any:
     return Buckets(mesh, {x: Part(np.zeros(shapes[x][0]), **shapes[x][1]) for x in names}, **how)
 
 
-@pytest.mark.on_ranks(1, 2, 3, 4, 6)
+@square_grid
 def test_any_mesh_writes_the_file_of_the_library_and_reads_it(comm: Any, shared_tmp_path: Path) -> None:
     """All stages, with and without master weights: the bytes of the file are the same; no elements are sent."""
     from safetensors import safe_open
@@ -72,12 +69,14 @@ def test_any_mesh_writes_the_file_of_the_library_and_reads_it(comm: Any, shared_
             return file.metadata()
 
     ours, theirs = shared_tmp_path / "ours.safetensors", shared_tmp_path / "theirs.safetensors"
-    turn = 0
-    for mesh in meshes(comm):
+    for turn, mesh in enumerate(meshes(comm)):
         for dtype in (np.dtype("d"), np.dtype(ml_dtypes.bfloat16)):
-            how: Any = {"stage": turn % 4, "dtype": dtype, "bucket_bytes": (200, 3000)[turn % 2]}
-            how |= {"same_bits": turn % 3 == 2 and comm.size & (comm.size - 1) == 0}
-            turn += 1
+            how: Any = {
+                "stage": (turn + dtype.itemsize // 8) % 4,
+                "dtype": dtype,
+                "bucket_bytes": (200, 3000)[turn % 2],
+            }
+            how |= {"same_bits": turn % 3 == 2}
             whole = values(dtype)
             by_rank_0(comm, lambda whole=whole: save_file(whole, theirs, metadata={"written by": "pdgemm"}))
             buckets = Buckets(mesh, divided_model.parts(mesh), **how)
@@ -94,14 +93,14 @@ def test_any_mesh_writes_the_file_of_the_library_and_reads_it(comm: Any, shared_
     assert only_file(shared_tmp_path, comm) == ["ours.safetensors", "theirs.safetensors"]
 
 
-@pytest.mark.on_ranks(4)
+@square_grid
 def test_trained_on_2_x_2_and_imported_on_3(comm: Any, shared_tmp_path: Path) -> None:
     """After steps, from every stage to another one: what was updated, and its master weights, to the bit."""
     from safetensors.numpy import load_file
 
     some = comm.Split(int(comm.rank < 3), comm.rank)
     with Mesh(comm.Dup(), dp=2, tp=2) as mesh:
-        for stage, dtype in ((0, "float16"), (1, "d"), (2, "f"), (3, "bfloat16")):
+        for stage, dtype in ((0, "float16"), (1, "d"), (3, "bfloat16")):
             _, optimizer = divided_model.run(mesh, 2, stage=stage, dtype=dtype)
             plain, wide = shared_tmp_path / f"{stage}.safetensors", shared_tmp_path / f"{stage}-wide.safetensors"
             export_parameters(plain, optimizer.buckets)
@@ -122,7 +121,7 @@ def test_trained_on_2_x_2_and_imported_on_3(comm: Any, shared_tmp_path: Path) ->
             comm.Barrier()
 
 
-@pytest.mark.on_ranks(1, 3, 4)
+@pytest.mark.on_ranks(2)
 def test_names_and_transposed_matrices_of_other_programs(comm: Any, shared_tmp_path: Path) -> None:
     """A file as PyTorch's layers write it, divided by rows, by columns and by ZeRO, is read and written again."""
     from safetensors.numpy import load_file, save_file
@@ -249,12 +248,11 @@ def test_what_is_no_export(comm: Any, shared_tmp_path: Path, monkeypatch: pytest
         ):
             with pytest.raises(error, match=message):
                 export_parameters(path, buckets, **arguments)  # type: ignore[arg-type]
-        if last:
-            for call in (export_parameters, import_parameters):
-                with pytest.raises(ArgumentError, match="different arguments"):
-                    call(path, buckets, names={"w": f"w{comm.rank == last}"})
-                with pytest.raises(ArgumentError, match="different arguments"):
-                    call(path, buckets, transposed=["w"] * (comm.rank == last))
+        for call in (export_parameters, import_parameters):
+            with pytest.raises(ArgumentError, match="different arguments"):
+                call(path, buckets, names={"w": f"w{comm.rank == last}"})
+            with pytest.raises(ArgumentError, match="different arguments"):
+                call(path, buckets, transposed=["w"] * (comm.rank == last))
 
         def fails(*arguments: Any) -> None:
             windows.write_range(*arguments)
@@ -273,54 +271,32 @@ def test_what_is_no_export(comm: Any, shared_tmp_path: Path, monkeypatch: pytest
     assert only_file(shared_tmp_path, comm) == ["x.safetensors"]
 
 
-def test_large_windows_go_in_blocks(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of any size: those of parts of rows, of whole rows, and of both."""
-    from safetensors.numpy import load_file
-
-    path, x = shared_tmp_path / "x.safetensors", np.arange(13.0 * 17).reshape(13, 17)
-    for sizes, tp in (({"dp": comm.size}, None), ({"tp": comm.size}, 0), ({"tp": comm.size}, 1)):
-        with Mesh(comm.Dup(), **sizes) as mesh:
-            buckets, other = (Buckets(mesh, {"w": Part(factor * x, tp=tp)}, stage=3) for factor in (1, 0))
-            for elements, transposed in ((1, []), (5, ["w"]), (40, [])):
-                monkeypatch.setattr(windows, "ELEMENTS", elements)
-                export_parameters(path, buckets, transposed=transposed)
-                saved = by_rank_0(comm, lambda: load_file(path)["w"])
-                assert np.array_equal(saved.T if transposed else saved, x)
-                other.set_parameter("w", 0 * x[divided(mesh, x, tp)])
-                import_parameters(path, other, transposed=transposed)
-                assert np.array_equal(other.storage.arrays["parameters"], buckets.storage.arrays["parameters"])
-
-
-def test_arrays_of_any_dimensions(comm: Any, shared_tmp_path: Path) -> None:
-    """Divided along each dimension, a number, and nothing at all; on more ranks than there are parts."""
+def test_arrays_of_any_dimensions(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divided along each dimension, a number, and nothing at all; large windows go in blocks, of any size."""
     from safetensors.numpy import load_file
 
     path = shared_tmp_path / "x.safetensors"
     shapes: dict[str, tuple[tuple[int, ...], int | None]] = {
         f"{len(shape)}-{tp}": (shape, tp)
-        for shape in ((3,), (3, 5), (2, 3, 4), (2, 3, 2, 5))
+        for shape in ((3,), (5, 7), (2, 3, 4), (2, 3, 2, 5))
         for tp in (None, *range(len(shape)))
     }
     shapes |= {"number": ((), None), "empty": ((0, 4), 0), "none": ((3, 0), None)}
     whole = {x: np.random.default_rng(n).random(shape) for n, (x, (shape, _)) in enumerate(shapes.items())}
+    turned = [name for name, x in whole.items() if x.shape == (5, 7)]
     with Mesh(comm.Dup(), tp=comm.size) as mesh:
-        for stage in (0, 3):
+        for stage, elements, transposed in ((0, 1, []), (3, 5, turned), (3, 4, []), (3, windows.ELEMENTS, [])):
+            monkeypatch.setattr(windows, "ELEMENTS", elements)
             buckets, other = (
                 Buckets(mesh, {x: Part(factor * whole[x], tp=tp) for x, (_, tp) in shapes.items()}, stage=stage)
                 for factor in (1, 0)
             )
-            export_parameters(path, buckets)
+            export_parameters(path, buckets, transposed=transposed)
             saved = by_rank_0(comm, lambda: load_file(path))
-            assert {name: (x.shape, x.tobytes()) for name, x in saved.items()} == {
-                name: (x.shape, x.tobytes()) for name, x in whole.items()
-            }
-            import_parameters(path, other)
+            assert saved.keys() == whole.keys()
+            for name, x in whole.items():
+                assert np.array_equal(saved[name].T if name in transposed else saved[name], x), name
+            import_parameters(path, other, transposed=transposed)
             with buckets.forward(), other.forward():
                 for name in whole:
                     assert buckets.parameters[name].tobytes() == other.parameters[name].tobytes(), name
-
-
-def divided(mesh: Any, x: np.ndarray, tp: int | None) -> tuple[slice, ...]:
-    """This rank's window of a matrix that is divided along tp."""
-    whole = [slice(0, n) for n in x.shape]
-    return tuple(block_of(n.stop, mesh.length("tp"), mesh.index("tp")) if at == tp else n for at, n in enumerate(whole))
