@@ -1,15 +1,17 @@
-"""Products by slices, compute_type ozaki and bf16x9: their bounds on nasty data, infinity and NaN, any algorithm."""
+"""compute_type: products by slices (ozaki, bf16x9) on nasty data, infinity and NaN; operands that are rounded."""
 
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from fake_device import fake_device
 from problems import NASTY, accepted, grid_shapes, nasty
-from tiers import every_grid
+from tiers import in_turn, third
 
 from pdgemm import DistMatrix, Plan, ProcessGrid, pdgemm, plan, verify
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError
@@ -55,62 +57,50 @@ def bound(compute: str, alpha: complex, a: np.ndarray, b: np.ndarray, panels: in
     return wide * abs(alpha) * (k * (how.error + gamma) * largest + panels * 2.0**-1074)
 
 
-@every_grid
-@pytest.mark.parametrize("compute", ["ozaki", "bf16x9"])
-def test_error_bound(comm: Any, compute: str) -> None:
-    check_bound(comm, compute)
-
-
-@pytest.mark.parametrize("compute", ["ozaki-4", "ozaki-11"])
-def test_error_bound_of_other_slices(comm: Any, compute: str) -> None:
-    check_bound(comm, compute)
-
-
-def check_bound(comm: Any, compute: str) -> None:
+@pytest.mark.parametrize("compute", NAMES)
+def test_error_bound(comm: Any, grid: Any, compute: str) -> None:
     """On all data, by all algorithms in turn; counts and bytes are those of the plan."""
     wide = "float32" if compute == "bf16x9" else "float64"
     sizes, forced = (
         itertools.cycle([(19, 23, 70), (7, 5, 3), (1, 9, 1), (33, 2, 40)]),
         itertools.cycle(accepted(comm.size)),
     )
-    with ProcessGrid(comm) as grid:
-        for kind, (algorithm, shape, layers), (m, n, k) in zip(DATA, forced, sizes):
-            complex_ = len(kind) % 3 == 0
-            dtype = {"float32": "complex64", "float64": "complex128"}[wide] if complex_ else wide
-            a, b = (x.astype(dtype) for x in operands(kind, m, n, k, dtype))
-            alpha: Any = 1 - 2j if complex_ else -1.5
-            A, B = (DistMatrix.from_global(x, grid=grid, block=4) for x in (a, b.conj().T))
-            C = DistMatrix.from_function(lambda i, j: np.nan, (m, n), grid=grid, dtype=dtype)
-            how: Any = {"algorithm": algorithm, "shape": shape, "layers": layers, "panel_width": 17, "transb": "C"}
-            report = pdgemm(alpha, A, B, 0, C, compute_type=compute, **how).report
-            assert report.counted == report.predicted
-            assert report.extra_bytes == report.predicted_extra_bytes
-            exact = np.clongdouble if complex_ else np.longdouble
-            c, expected = C.allgather(), exact(alpha) * (a.astype(exact) @ b.astype(exact))
-            panels = k // 17 + 3 * comm.size + 1
-            rounding = np.abs(expected) * (2.0**-22 if compute == "bf16x9" else 0)
-            assert (np.abs(c - expected) <= bound(compute, alpha, a, b, panels) + rounding).all(), (kind, algorithm)
-            assert np.array_equal(A.allgather(), a)
+    for kind, (algorithm, shape, layers), (m, n, k) in zip(DATA, forced, sizes):
+        complex_ = len(kind) % 3 == 0
+        dtype = {"float32": "complex64", "float64": "complex128"}[wide] if complex_ else wide
+        a, b = (x.astype(dtype) for x in operands(kind, m, n, k, dtype))
+        alpha: Any = 1 - 2j if complex_ else -1.5
+        A, B = (DistMatrix.from_global(x, grid=grid, block=4) for x in (a, b.conj().T))
+        C = DistMatrix.from_function(lambda i, j: np.nan, (m, n), grid=grid, dtype=dtype)
+        how: Any = {"algorithm": algorithm, "shape": shape, "layers": layers, "panel_width": 17, "transb": "C"}
+        report = pdgemm(alpha, A, B, 0, C, compute_type=compute, **how).report
+        assert report.counted == report.predicted
+        assert report.extra_bytes == report.predicted_extra_bytes
+        exact = np.clongdouble if complex_ else np.longdouble
+        c, expected = C.allgather(), exact(alpha) * (a.astype(exact) @ b.astype(exact))
+        panels = k // 17 + 3 * comm.size + 1
+        rounding = np.abs(expected) * (2.0**-22 if compute == "bf16x9" else 0)
+        assert (np.abs(c - expected) <= bound(compute, alpha, a, b, panels) + rounding).all(), (kind, algorithm)
+        assert np.array_equal(A.allgather(), a)
 
 
 @pytest.mark.parametrize("compute", NAMES)
-def test_all_bits_arrive(comm: Any, compute: str) -> None:
+def test_all_bits_arrive(comm: Any, grid: Any, compute: str) -> None:
     """A I = A and I A = A bit by bit where elements of a row, or column, are of one size; integers are exact."""
     dtype = "float32" if compute in ("bf16x9", "ozaki-4") else "float64"
     r = np.random.default_rng(5)
     a = (r.uniform(0.5, 1, (24, 24)) * r.choice([-1, 1], (24, 24))).astype(dtype)
-    with ProcessGrid(comm) as grid:
-        A, one = DistMatrix.from_global(a, grid=grid, block=5), DistMatrix.eye(24, grid=grid, dtype=dtype, block=5)
-        for x, y in ((A, one), (one, A)):
-            assert np.array_equal(pdgemm(1, x, y, compute_type=compute).allgather(), a)
-        whole = r.integers(-60, 61, (9, 3000)).astype(dtype)  # float32 adds up 4096 products exactly
-        W = DistMatrix.from_global(whole, grid=grid)
-        product = pdgemm(1, W, W, transb="T", compute_type=compute, panel_width=10**6)
-        assert np.array_equal(product.allgather(), whole.astype(float) @ whole.T)
-        high = sum((63 - 2 * r.integers(0, 2, (3, 5000))) * 2.0 ** (-6 - 7 * at) for at in range(7))  # odd slices
-        H = DistMatrix.from_global(high, grid=grid)
-        product = pdgemm(1, H, H, transb="T", compute_type="ozaki", panel_width=10**6)
-        assert np.abs(product.allgather() - high.astype(np.longdouble) @ high.T).max() < 5000 * 2.0**-50
+    A, one = DistMatrix.from_global(a, grid=grid, block=5), DistMatrix.eye(24, grid=grid, dtype=dtype, block=5)
+    for x, y in ((A, one), (one, A)):
+        assert np.array_equal(pdgemm(1, x, y, compute_type=compute).allgather(), a)
+    whole = r.integers(-60, 61, (9, 3000)).astype(dtype)  # float32 adds up 4096 products exactly
+    W = DistMatrix.from_global(whole, grid=grid)
+    product = pdgemm(1, W, W, transb="T", compute_type=compute, panel_width=10**6)
+    assert np.array_equal(product.allgather(), whole.astype(float) @ whole.T)
+    high = sum((63 - 2 * r.integers(0, 2, (3, 5000))) * 2.0 ** (-6 - 7 * at) for at in range(7))  # odd slices
+    H = DistMatrix.from_global(high, grid=grid)
+    product = pdgemm(1, H, H, transb="T", compute_type="ozaki", panel_width=10**6)
+    assert np.abs(product.allgather() - high.astype(np.longdouble) @ high.T).max() < 5000 * 2.0**-50
 
 
 @pytest.mark.parametrize("compute", ["ozaki", "bf16x9"])
@@ -134,47 +124,43 @@ def test_infinity_and_nan_are_those_of_the_plain_product(comm: Any, compute: str
 
 
 @pytest.mark.parametrize("compute", ["ozaki", "ozaki-4", "bf16x9"])
-def test_verify_and_protect(comm: Any, compute: str) -> None:
+def test_verify_and_protect(comm: Any, grid: Any, compute: str) -> None:
     """Correct products pass, also where rows lose the bits of small elements; wrong ones do not."""
     dtype = "float32" if compute == "bf16x9" else "float64"
-    with ProcessGrid(comm) as grid:
-        for kind in ("normal", "graded", "huge and tiny", "cancelling", "rows", "hidden"):
-            a, b = operands(kind, 80, 70, 90, dtype)
-            A, B = (DistMatrix.from_global(x.astype(dtype), grid=grid, block=8) for x in (a, b))
-            C = pdgemm(2, A, B, compute_type=compute, protect="detect", panel_width=24)
-            assert C.report.counted == C.report.predicted
-            residual = verify(C, 2, A, B, compute_type=compute)
-            lost = (kind, compute) == ("hidden", "ozaki-4")  # by right C has no correct digit, which verify cannot tell
-            assert residual.passed != lost and not residual.wrong, kind
-            assert lost or not verify(C, 2.1, A, B, compute_type=compute).passed, kind
-            if kind == "normal":
-                if C.distribution.owner(39, 29) == grid.coords:
-                    C.local[-1, -1] += 0.1
-                assert not verify(C, 2, A, B, compute_type=compute).passed
+    for kind in ("normal", "graded", "huge and tiny", "cancelling", "rows", "hidden"):
+        a, b = operands(kind, 80, 70, 90, dtype)
+        A, B = (DistMatrix.from_global(x.astype(dtype), grid=grid, block=8) for x in (a, b))
+        C = pdgemm(2, A, B, compute_type=compute, protect="detect", panel_width=24)
+        assert C.report.counted == C.report.predicted
+        residual = verify(C, 2, A, B, compute_type=compute)
+        lost = (kind, compute) == ("hidden", "ozaki-4")  # by right C has no correct digit, which verify cannot tell
+        assert residual.passed != lost and not residual.wrong, kind
+        assert lost or not verify(C, 2.1, A, B, compute_type=compute).passed, kind
+        if kind == "normal":
+            if C.distribution.owner(39, 29) == grid.coords:
+                C.local[-1, -1] += 0.1
+            assert not verify(C, 2, A, B, compute_type=compute).passed
 
 
-def test_plans_and_types(comm: Any) -> None:
+def test_plans_and_types(comm: Any, grid: Any) -> None:
     """A plan is saved with its arithmetic; operands are of any type, and C of its own."""
-    with ProcessGrid(comm) as grid:
-        A, B = (DistMatrix.random(x, grid=grid, seed=1, dtype="float32") for x in ((20, 30), (30, 25)))
-        C = DistMatrix.zeros((20, 25), grid=grid)
-        exact = A.allgather().astype(float) @ B.allgather().astype(float)
-        planned = plan(A, B, C, compute_type="ozaki-6")
-        assert Plan.from_json(planned.to_json()) == planned
-        assert planned.execute(A, B, C).report.compute == "ozaki-6"
-        assert np.abs(C.allgather() - exact).max() < 1e-10
-        single = pdgemm(
-            1, A.astype("float16"), B, compute_type="ozaki", C=DistMatrix.zeros(C.shape, grid=grid, dtype="f4")
-        )
-        assert single.dtype == np.float32
-        assert "float64 of ozaki" in str(single.report.summary())
-        assert np.abs(single.allgather() - exact).max() < 0.1
-        empty = pdgemm(1, A[:, :0], B[:0], compute_type="bf16x9")
-        assert not empty.allgather().any()
-        product = planned.prepare(A, B, C, alpha=2)
-        product()
-        product(beta=1)
-        assert np.abs(C.allgather() - 4 * exact).max() < 1e-10
+    A, B = (DistMatrix.random(x, grid=grid, seed=1, dtype="float32") for x in ((20, 30), (30, 25)))
+    C = DistMatrix.zeros((20, 25), grid=grid)
+    exact = A.allgather().astype(float) @ B.allgather().astype(float)
+    planned = plan(A, B, C, compute_type="ozaki-6")
+    assert Plan.from_json(planned.to_json()) == planned
+    assert planned.execute(A, B, C).report.compute == "ozaki-6"
+    assert np.abs(C.allgather() - exact).max() < 1e-10
+    single = pdgemm(1, A.astype("float16"), B, compute_type="ozaki", C=DistMatrix.zeros(C.shape, grid=grid, dtype="f4"))
+    assert single.dtype == np.float32
+    assert "float64 of ozaki" in str(single.report.summary())
+    assert np.abs(single.allgather() - exact).max() < 0.1
+    empty = pdgemm(1, A[:, :0], B[:0], compute_type="bf16x9")
+    assert not empty.allgather().any()
+    product = planned.prepare(A, B, C, alpha=2)
+    product()
+    product(beta=1)
+    assert np.abs(C.allgather() - 4 * exact).max() < 1e-10
 
 
 def test_bad_input_is_the_same_on_all_ranks(comm: Any) -> None:
@@ -194,3 +180,53 @@ def test_bad_input_is_the_same_on_all_ranks(comm: Any) -> None:
         for compute in ("ozaki", "bf16x9"):
             with pytest.raises(DeviceError, match=f"'{compute}' is for matrices on the host, these are on fake"):
                 pdgemm(1, A, A, compute_type=compute)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------ operands that are rounded
+UNIT = {"float32": 0.0, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # of what operands are rounded to
+SINGLE = 2.0**-24
+
+
+@pytest.mark.parametrize("where", ["host", "fake"])
+@pytest.mark.parametrize("compute", UNIT)
+def test_rounded_operands_keep_their_bound(comm: Any, compute: str, where: str) -> None:
+    """Element by element: (2u + u^2 + (1 + u)^2 gamma_k) |A||B|, and a rounding to C's type."""
+    m, n, k = 19, 23, 70
+    u, gamma = UNIT[compute], k * SINGLE / (1 - k * SINGLE)
+    types = [("f4", "f4"), ("f8", "f4"), ("f4", "f8")]
+    for (name, shape, layers), dtypes in in_turn(third(accepted(comm.size)[len(compute) % 3 :]), types):
+        with fake_device() if where == "fake" else nullcontext(), ProcessGrid(comm) as grid:
+            made: dict[str, Any] = {"grid": grid, "block": 4, "device": where, "kind": "normal"}
+            A, B = (DistMatrix.random(x, seed=s, dtype=dtypes[0], **made) for s, x in enumerate(((m, k), (k, n))))
+            C = DistMatrix.empty((m, n), grid=grid, dtype=dtypes[1], device=where)
+            options: dict[str, Any] = {"algorithm": name, "shape": shape, "layers": layers, "compute_type": compute}
+            pdgemm(1, A, B, 0, C, panel_width=9, **options)
+            a, b, c = (x.allgather().astype(float) for x in (A, B, C))
+            assert C.report.counted == C.report.predicted
+            assert C.report.extra_bytes == C.report.predicted_extra_bytes
+        size = np.abs(a) @ np.abs(b)
+        error = np.abs(c - a @ b)
+        # operands in double precision are rounded to single precision anyway
+        low = max(u, SINGLE)
+        assert (error <= (2 * low + low**2 + (1 + low) ** 2 * gamma + SINGLE) * size).all()
+        if compute in ("float16", "bfloat16"):
+            rounded = (x.astype(compute).astype(float) for x in (a, b))
+            assert (np.abs(c - next(rounded) @ next(rounded)) <= (gamma + SINGLE) * 2 * size).all()
+            assert error.max() > 0.01 * u  # it was rounded
+    assert UNIT["bfloat16"] == float(ml_dtypes.finfo("bfloat16").eps) / 2
+
+
+def test_bad_types_of_rounded_operands(comm: Any, grid: Any) -> None:
+    A = DistMatrix.zeros((6, 6), grid=grid)
+    with pytest.raises(ArgumentError, match="compute_type 'float8' is not one of float32, tf32, float16, bfloat16"):
+        pdgemm(1, A, A, compute_type="float8")
+    with pytest.raises(DTypeError, match="sums are float32, not float64"):
+        pdgemm(1, A, A, compute_type="tf32", accumulate_dtype="float64")
+    Z = A.astype("complex64")
+    with pytest.raises(DTypeError, match="'bfloat16' is not for products of type complex64"):
+        pdgemm(1, Z, Z, compute_type="bfloat16")
+    whole = A.astype("int8")
+    with pytest.raises(DTypeError, match="not for products of type int32"):
+        plan(whole, whole, compute_type="tf32")
+    assert pdgemm(1, Z, Z, compute_type="tf32").report.compute == "tf32"
+    assert "float32 of bfloat16" in str(pdgemm(1, A, A, compute_type="bfloat16").report.summary())

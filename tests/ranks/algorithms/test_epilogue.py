@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import ml_dtypes
@@ -13,13 +13,13 @@ from fake_device import SCHEDULES, fake_device
 from flips import changed_after_the_product, larger
 from problems import accepted, grid_shapes
 from scipy.special import erf
-from tiers import every_grid, everything, examples, square_grid
+from tiers import every_grid, examples
 
 from pdgemm import CorruptionError, DistMatrix, Plan, ProcessGrid, linalg, pdgemm, plan
 from pdgemm.algorithms.epilogue import Epilogue
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError, PdgemmError
 
-pytestmark = [pytest.mark.mpi, every_grid]
+pytestmark = pytest.mark.mpi
 
 PHI = lambda z: (1 + erf(z / np.sqrt(2))) / 2  # noqa: E731  # the normal distribution
 TANH = lambda z: np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))  # noqa: E731
@@ -151,98 +151,47 @@ class Case:
         assert report.epilogue == self.epilogue.text and report.epilogue in str(report.summary())
 
 
-def layouts(comm: Any) -> list[Any]:
-    shapes = grid_shapes(comm.size)
-    return [
-        ProcessGrid(comm, shape, ranks=np.arange(comm.size)[::-1] if at % 2 else None)
-        for at, shape in enumerate(shapes)
-    ]
+@every_grid
+def test_drawn_problems(comm: Any, grids: list[Any]) -> None:
+    """By all algorithms in turn, of any layouts, types and vectors; C holds NaN where it is not read, with a guard.
 
-
-@pytest.fixture
-def here(comm: Any) -> Iterator[list[Any]]:
-    grids = layouts(comm)
-    yield grids
-    for grid in grids:
-        grid.free()
-
-
-def test_every_algorithm(comm: Any, here: list[Any]) -> None:
-    """Any layouts, types, transposes, blocks and vectors; C holds NaN where it is not read, with a guard around it."""
-    kinds = itertools.cycle(TYPES)
-    grids = accepted(comm.size)
-    few = 1 if everything() or comm.size < 4 else 2 if comm.size == 4 else 5
-    for seed, (name, shape, layers) in enumerate(grids[comm.size % few :: few] * (1 + everything())):
-        case = Case(comm, here, seed, dtype=next(kinds))
-        mover = str(case.rng.choice(["auto", "ring", "ibcast"]))
-        pdgemm(*case.arguments, algorithm=name, shape=shape, layers=layers, mover=mover, epilogue=case.epilogue)
-        case.check(case.C.report)
-
-
-def test_drawn_problems(comm: Any, here: list[Any]) -> None:
-    """Also by prepared products, which are called again with other elements, and within a memory limit."""
-    for seed in range(examples(60 if comm.size < 4 else 30)):
-        case = Case(comm, here, 10**6 + seed)
+    Also by plans that are saved, by prepared products, and within the least memory.
+    """
+    forced, number = [("auto", None, None), *accepted(comm.size)], examples({4: 45, 6: 24}.get(comm.size, 60))
+    for seed in range(number):
+        case = Case(comm, grids, 10**6 + seed, dtype=TYPES[seed % len(TYPES)])
         alpha, A, B, beta, C = case.arguments
+        asked: Any = dict(zip(("algorithm", "shape", "layers"), forced[seed * len(forced) // number]))
+        asked |= {"mover": str(case.rng.choice(["auto", "ring", "ibcast"])), "epilogue": case.epilogue}
+        planned = plan(A, B, C, alpha=alpha, beta=beta, **asked)
         if seed % 3 == 0:
-            planned = plan(A, B, C, alpha=alpha, beta=beta, epilogue=case.epilogue)
             assert Plan.from_json(planned.to_json()) == planned
             planned.execute(A, B, C, alpha=alpha, beta=beta, epilogue=case.epilogue)
         elif seed % 3 == 1:
-            product = plan(A, B, C, beta=beta, epilogue=case.epilogue).prepare(
-                A, B, C, alpha=alpha, epilogue=case.epilogue
-            )
-            product(beta)
-            if not beta:
+            product = planned.prepare(A, B, C, alpha=alpha, epilogue=case.epilogue)
+            for _ in range(1 if beta else 2):
                 product(beta)
         else:
-            least = plan(*case.arguments[1:3], C, alpha=alpha, beta=beta, epilogue=case.epilogue).extra_bytes(None)
-            pdgemm(*case.arguments, memory_limit=least, epilogue=case.epilogue)
+            least = planned.extra_bytes(None)
+            pdgemm(*case.arguments, memory_limit=least, **asked)
             assert C.report.extra_bytes <= least
         case.check(C.report)
 
 
-@square_grid
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_on_a_device(comm: Any, schedule: str) -> None:
-    for seed in range(examples(30)):
-        with fake_device(schedule) as device:
-            grids = layouts(comm)
+    for seed in range(examples(15)):
+        with fake_device(schedule) as device, ExitStack() as stack:
+            grids = [stack.enter_context(ProcessGrid(comm, shape)) for shape in grid_shapes(comm.size)]
             case = Case(comm, grids, 2 * 10**6 + seed, device="fake")
             pdgemm(*case.arguments, epilogue=case.epilogue)
             case.check(case.C.report)
             assert comm.allgather(device.races) == [[]] * comm.size
-            for grid in grids:
-                grid.free()
 
 
-@square_grid
-def test_a_network_of_two_layers(comm: Any, here: list[Any]) -> None:
-    """Its gradients, by the epilogues of its products, are those of central differences."""
-    rng, grid = np.random.default_rng(5), here[0]
-    x, w, b, v = (rng.normal(size=shape) for shape in ((9, 4), (4, 7), (7,), (7, 3)))
-
-    def loss(w: np.ndarray, b: np.ndarray) -> float:
-        return float((VALUES["gelu"](x @ w + b) @ v).sum())
-
-    X, W, V = (DistMatrix.from_global(y, grid=grid, block=2) for y in (x, w, v))
-    Z = DistMatrix.empty((9, 7), grid=grid, block=2)
-    hidden = Epilogue(bias=b, activation="gelu", aux=Z)
-    Y = pdgemm(1, X, W, 0, DistMatrix.empty((9, 7), grid=grid, block=2), epilogue=hidden)
-    assert np.allclose((Y @ V).allgather().sum(), loss(w, b), rtol=1e-12)
-    dZ = pdgemm(1, DistMatrix.ones((9, 3), grid=grid), V, 0, Z.copy(), transb="T", epilogue=hidden.backward())
-    dw, db, h = (X.T @ dZ).allgather(), dZ.sum(axis=0), 1e-5
-    for at in np.ndindex(w.shape):
-        step = np.zeros_like(w)
-        step[at] = h
-        assert abs((loss(w + step, b) - loss(w - step, b)) / (2 * h) - dw[at]) < 1e-8
-    assert np.allclose([(loss(w, b + h * e) - loss(w, b - h * e)) / (2 * h) for e in np.eye(7)], db, atol=1e-8)
-
-
-@square_grid
-def test_a_prepared_product_reads_the_current_operands(comm: Any, here: list[Any]) -> None:
-    A, C, bias = DistMatrix.ones((4, 4), grid=here[0]), DistMatrix.empty((4, 4), grid=here[0]), np.zeros(4)
-    row = DistMatrix.ones((1, 4), grid=here[-1])
+def test_a_prepared_product_reads_the_current_operands(comm: Any, grids: list[Any]) -> None:
+    A, C, bias = DistMatrix.ones((4, 4), grid=grids[0]), DistMatrix.empty((4, 4), grid=grids[0]), np.zeros(4)
+    row = DistMatrix.ones((1, 4), grid=grids[-1])
     epilogue = Epilogue(bias=bias, scale=row)
     product = plan(A, A, C, epilogue=epilogue).prepare(A, A, C, epilogue=epilogue)
     for number in range(3):
@@ -250,13 +199,12 @@ def test_a_prepared_product_reads_the_current_operands(comm: Any, here: list[Any
         assert (product().allgather() == 4 * (number + 2) + number).all()
 
 
-@square_grid
-def test_a_flip_is_repaired_before_the_epilogue(comm: Any, here: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flip_is_repaired_before_the_epilogue(comm: Any, grids: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """And where C is narrower than its sums, in these."""
     a = np.random.default_rng(0).normal(size=(24, 24)).astype(np.float32)
     for dtype, beta in itertools.product(("float32", "float16"), (0, 1)):
-        A = DistMatrix.from_global(a, grid=here[0], block=4)
-        C = DistMatrix.from_global((a if beta else a * np.nan).astype(dtype), grid=here[0], block=4)
+        A = DistMatrix.from_global(a, grid=grids[0], block=4)
+        C = DistMatrix.from_global((a if beta else a * np.nan).astype(dtype), grid=grids[0], block=4)
         c, epilogue = C.allgather(), Epilogue(activation="relu", bias=a[0])
         for protect in ("detect", "repair"):
             with monkeypatch.context() as patch:
@@ -271,10 +219,9 @@ def test_a_flip_is_repaired_before_the_epilogue(comm: Any, here: list[Any], monk
         assert np.allclose(C.allgather(), np.maximum(sums, 0), rtol=1e-2 if dtype == "float16" else 1e-4, atol=1e-3)
 
 
-@square_grid
-def test_bad_input_is_one_error_on_all_ranks(comm: Any, here: list[Any]) -> None:
+def test_bad_input_is_one_error_on_all_ranks(comm: Any, grids: list[Any]) -> None:
     """Nothing is sent, and C is not written."""
-    grid = here[0]
+    grid = grids[0]
     A, C = DistMatrix.random((6, 6), grid=grid), DistMatrix.ones((6, 6), grid=grid)
     Z, whole = A.astype("complex128"), DistMatrix.ones((6, 6), grid=grid, dtype="int8")
     other = DistMatrix.ones((6, 6), grid=grid, block=1)

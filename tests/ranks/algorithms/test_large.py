@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiers import thorough
 
-from pdgemm import DistMatrix, ProcessGrid
+from pdgemm import DistMatrix
 from pdgemm.io import hdf5
 
 pytestmark = [pytest.mark.mpi, pytest.mark.large, pytest.mark.on_ranks(1), thorough]
@@ -30,24 +30,23 @@ def marks(matrix: Any) -> dict[tuple[int, int], float]:
 
 
 @pytest.mark.timeout(300)
-def test_files_beyond_2_gib(comm: Any, shared_tmp_path: Path) -> None:
+def test_files_beyond_2_gib(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """On one rank a whole local array is larger than 2 GiB, on two only the file is."""
     if comm.size > 2:
         pytest.skip("one and two ranks show all there is to see")
     path = shared_tmp_path / "large.h5"
-    with ProcessGrid(comm) as grid:
-        A = DistMatrix.zeros((N, N), grid=grid, block=(1000, 700), dtype=np.float32)
-        for number, (i, j) in enumerate(MARKED, 1):
-            if A.distribution.owner(i, j) == grid.coords:
-                A.local[A.distribution.rows.to_local(i), A.distribution.cols.to_local(j)] = number
-        report = hdf5.save(path, "x", A)
-        assert report.bytes > 1 << 31
-        del A
-        if comm.rank == 0:
-            with h5py.File(path) as file:
-                assert [file["x"][i, j] for i, j in MARKED] == [1, 2, 3, 4, 5]
-                assert not file["x"][N - 1, : N - 1].any()
-        B = hdf5.load(path, "x", grid, verify=True)
-        found = {place: value for part in comm.allgather(marks(B)) for place, value in part.items()}
-        assert found == dict(zip(MARKED, [1, 2, 3, 4, 5]))
-        assert comm.allreduce(int(np.count_nonzero(B.local))) == len(MARKED)
+    A = DistMatrix.zeros((N, N), grid=grid, block=(1000, 700), dtype=np.float32)
+    for number, (i, j) in enumerate(MARKED, 1):
+        if A.distribution.owner(i, j) == grid.coords:
+            A.local[A.distribution.rows.to_local(i), A.distribution.cols.to_local(j)] = number
+    report = hdf5.save(path, "x", A)
+    assert report.bytes > 1 << 31
+    del A
+    if comm.rank == 0:
+        with h5py.File(path) as file:
+            assert [file["x"][i, j] for i, j in MARKED] == [1, 2, 3, 4, 5]
+            assert not file["x"][N - 1, : N - 1].any()
+    B = hdf5.load(path, "x", grid, verify=True)
+    found = {place: value for part in comm.allgather(marks(B)) for place, value in part.items()}
+    assert found == dict(zip(MARKED, [1, 2, 3, 4, 5]))
+    assert comm.allreduce(int(np.count_nonzero(B.local))) == len(MARKED)

@@ -1,24 +1,24 @@
-"""Flipped bits are found whatever the sizes of the rows beside them, and nobody is accused before it is shown."""
+"""Flipped bits are found whatever the sizes of the rows beside them, and in functions; nobody is accused too early."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from flips import changed_after_the_product
+from flips import changed_after_the_product, larger
 from problems import DTYPES
-from tiers import square_grid
 
-from pdgemm import DistMatrix, ProcessGrid, pdgemm
+from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
 from pdgemm.algorithms.products.accumulator import Accumulator
 from pdgemm.algorithms.protection import repetition, row_checksums
 from pdgemm.algorithms.protection.row_checksums import weights
-from pdgemm.errors import CorruptionError
+from pdgemm.errors import ArgumentError, CorruptionError
 
-pytestmark = [pytest.mark.mpi, square_grid]
+pytestmark = pytest.mark.mpi
 M, N, K = 70, 60, 50
 MODES: tuple[Any, ...] = ("detect", "repair")
 # n for which +1 and -1, by the sign bit of the hash of the columns, add up to 0
@@ -85,36 +85,35 @@ KINDS = (
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_large_changes_are_found_beside_rows_of_any_size(
-    comm: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
+    comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
 ) -> None:
     """An element that becomes 1000 times as large, in a row like the others and in row 3, which is not."""
-    with ProcessGrid(comm) as grid:
-        for dtype in DTYPES[KINDS.index(kind) % 2 :: 2]:
-            a, b, c = sizes(kind, dtype)
-            A, B = (DistMatrix.from_global(x, grid=grid, block=16) for x in (a, b))
-            C0 = None if c is None else DistMatrix.from_global(c, grid=grid, block=16)
+    for dtype in DTYPES[KINDS.index(kind) % 2 :: 2]:
+        a, b, c = sizes(kind, dtype)
+        A, B = (DistMatrix.from_global(x, grid=grid, block=16) for x in (a, b))
+        C0 = None if c is None else DistMatrix.from_global(c, grid=grid, block=16)
 
-            def run(protect: Any, A: Any = A, B: Any = B, C0: Any = C0) -> Any:
-                return pdgemm(1, A, B, int(C0 is not None), None if C0 is None else C0.copy(), protect=protect)
+        def run(protect: Any, A: Any = A, B: Any = B, C0: Any = C0) -> Any:
+            return pdgemm(1, A, B, int(C0 is not None), None if C0 is None else C0.copy(), protect=protect)
 
-            repetition._say_unknown.cache_clear()
-            right = run("repair")
-            checks, unknown = right.report.checks, int(kind == "a row of A is NaN")
-            said = capfd.readouterr().err
-            assert checks.repeats == 0 and checks.unknown == unknown and checks.counted == checks.predicted
-            assert comm.rank or ("1 of 70 rows of C could not be compared" in said) == bool(unknown)
-            elements = right.allgather()
-            for row, protect in product((3, 5), MODES):
-                where = row, int(np.argmax(np.abs(elements[row])))
-                with monkeypatch.context() as patch:
-                    changed_after_the_product(patch, lambda C, at=where: times_1000(C, *at), 1)
-                    if protect == "detect":
-                        with pytest.raises(CorruptionError, match=f"1 of 70 rows of C differ .* row {row} first"):
-                            run(protect)
-                        continue
-                    made = run(protect)
-                assert made.report.checks.repeats == 1, (dtype, where)
-                assert np.array_equal(made.allgather(), elements, equal_nan=True)
+        repetition._say_unknown.cache_clear()
+        right = run("repair")
+        checks, unknown = right.report.checks, int(kind == "a row of A is NaN")
+        said = capfd.readouterr().err
+        assert checks.repeats == 0 and checks.unknown == unknown and checks.counted == checks.predicted
+        assert comm.rank or ("1 of 70 rows of C could not be compared" in said) == bool(unknown)
+        elements = right.allgather()
+        for row, protect in product((3, 5), MODES):
+            where = row, int(np.argmax(np.abs(elements[row])))
+            with monkeypatch.context() as patch:
+                changed_after_the_product(patch, lambda C, at=where: times_1000(C, *at), 1)
+                if protect == "detect":
+                    with pytest.raises(CorruptionError, match=f"1 of 70 rows of C differ .* row {row} first"):
+                        run(protect)
+                    continue
+                made = run(protect)
+            assert made.report.checks.repeats == 1, (dtype, where)
+            assert np.array_equal(made.allgather(), elements, equal_nan=True)
 
 
 def test_panels_of_a_are_compared_where_rows_of_b_are_constant(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +168,7 @@ def test_weights_of_a_rank_never_cancel() -> None:
 
 
 def test_larger_rounding_errors_accuse_nobody(
-    comm: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A row that is above its threshold in two runs with the same bits; a flip is named after the second alone."""
     monkeypatch.setattr(row_checksums, "SHARP", 8.0)  # of 0.2 tau, which these rows keep to
@@ -178,29 +177,80 @@ def test_larger_rounding_errors_accuse_nobody(
         rows, cols = C.indices()
         C.local[np.ix_(rows == 5, cols == 7)] += C.dtype.type(by)
 
-    with ProcessGrid(comm) as grid:
-        A, B = (DistMatrix.from_global(normal(x, "float64", 1), grid=grid) for x in ((2 * M, K), (K, N)))
-        right = pdgemm(1, A, B).allgather()
-        tau = 2.0**-53 * (7 / 3 * (N + K)) ** 0.5 * float(abs(A.allgather()[5]) @ np.linalg.norm(B.allgather(), axis=1))
-        tau /= abs(float(row_checksums.weights(np.arange(N))[7]))
-        for times, by in ((9, 4 * tau), (1, 4 * tau), (9, 1e3 * tau)):
-            with monkeypatch.context() as patch:
-                changed_after_the_product(patch, lambda C, by=by: shifted(C, by), times)
-                if by > 100 * tau:
-                    with pytest.raises(CorruptionError) as raised:
-                        pdgemm(1, A, B, protect="repair")
-                    assert re.search(r"twice in the same way.*probably on rank \d", str(raised.value))
-                    assert "flipped" not in str(raised.value)
-                else:
-                    C = pdgemm(1, A, B, protect="repair")
-                    assert C.report.checks.repeats == 1
-                    assert (C.allgather() == right).all() == (times == 1)
-            first, *more = capfd.readouterr().err.splitlines() or [""]
-            if comm.rank == 0:
-                expected = (
-                    "pdgemm: 1 of 140 rows of C differ from what was expected, row 5 first; the product is repeated"
-                )
-                assert first == expected
-                flipped = re.search(r"other bits: one has flipped on rank \d+ on \S+; C is", "".join(more))
-                assert bool(flipped) == (times == 1) and ("rank" in "".join(more)) == (times == 1)
-                assert ("the same bits: none has flipped" in "".join(more)) == (times == 9 and by < 100 * tau)
+    A, B = (DistMatrix.from_global(normal(x, "float64", 1), grid=grid) for x in ((2 * M, K), (K, N)))
+    right = pdgemm(1, A, B).allgather()
+    tau = 2.0**-53 * (7 / 3 * (N + K)) ** 0.5 * float(abs(A.allgather()[5]) @ np.linalg.norm(B.allgather(), axis=1))
+    tau /= abs(float(row_checksums.weights(np.arange(N))[7]))
+    for times, by in ((9, 4 * tau), (1, 4 * tau), (9, 1e3 * tau)):
+        with monkeypatch.context() as patch:
+            changed_after_the_product(patch, lambda C, by=by: shifted(C, by), times)
+            if by > 100 * tau:
+                with pytest.raises(CorruptionError) as raised:
+                    pdgemm(1, A, B, protect="repair")
+                assert re.search(r"twice in the same way.*probably on rank \d", str(raised.value))
+                assert "flipped" not in str(raised.value)
+            else:
+                C = pdgemm(1, A, B, protect="repair")
+                assert C.report.checks.repeats == 1
+                assert (C.allgather() == right).all() == (times == 1)
+        first, *more = capfd.readouterr().err.splitlines() or [""]
+        if comm.rank == 0:
+            expected = "pdgemm: 1 of 140 rows of C differ from what was expected, row 5 first; the product is repeated"
+            assert first == expected
+            flipped = re.search(r"other bits: one has flipped on rank \d+ on \S+; C is", "".join(more))
+            assert bool(flipped) == (times == 1) and ("rank" in "".join(more)) == (times == 1)
+            assert ("the same bits: none has flipped" in "".join(more)) == (times == 9 and by < 100 * tau)
+
+
+# ------------------------------------------------------------------ functions of matrices
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "svd": lambda la, A, **more: la.svd(A, 4, oversample=2, **more)[0],
+    "eigh": lambda la, A, **more: la.eigh(A, k=2, tolerance=1e-9, **more)[1],
+    "polar": lambda la, A, **more: la.polar(A, **more)[0],
+    "matrix_sign": lambda la, A, **more: la.matrix_sign(A, **more),
+    "sqrtm": lambda la, A, **more: la.sqrtm(A, **more),
+    "sqrtm pos": lambda la, A, **more: la.sqrtm(A, assume_a="pos", **more),
+    "expm": lambda la, A, **more: la.expm(A, **more),
+    "matrix_power": lambda la, A, **more: la.matrix_power(A, 7, **more),
+    "newton_schulz": lambda la, A, **more: la.newton_schulz(A, **more),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_products_inside_are_compared_and_repeated(
+    comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The result is that of an undisturbed run, bit for bit; "detect" raises; the report says what was compared."""
+    x = np.random.default_rng(3).normal(size=(36, 36))
+    a = x @ x.T / 36 + np.eye(36)
+    A, function = DistMatrix.from_global(a, grid=grid), FUNCTIONS[name]
+
+    def run(protect: Any) -> tuple[np.ndarray, Any]:
+        result = function(linalg, A, protect=protect)
+        return result.allgather(), result.report
+
+    right, report = run(None)
+    assert report.checks is None and "compared" not in str(report)
+    found, report = run("repair")
+    checks = report.checks
+    assert np.array_equal(found, right) and checks.counted == checks.predicted and not checks.repeats
+    assert checks.counted.allreduces >= 5 * report.products
+    assert "factorisations, solves and redistributions were not compared" in str(report)
+    with monkeypatch.context() as patch:
+        changed_after_the_product(patch, larger, after=1)
+        found, report = run("repair")
+        assert np.array_equal(found, right) and report.checks.repeats == 1
+        changed_after_the_product(patch, larger, after=1)
+        with pytest.raises(CorruptionError, match="rows of C differ"):
+            run("detect")
+    with pytest.raises(ArgumentError, match="protect 'all' is not one of"):
+        run("all")
+
+
+def test_what_is_no_whole_product_is_not_compared(comm: Any, grid: Any) -> None:
+    """A triangle of a product, and a factorisation: refused on all ranks, and not taken for wrong."""
+    A: Any = DistMatrix.random((18, 8), grid=grid)
+    more: Any = {"protect": "detect"}
+    for call in (lambda: linalg.herk(1, A, **more), lambda: linalg.gram(A, **more), lambda: linalg.svd(A, **more)):
+        with pytest.raises(ArgumentError, match="protect"):
+            call()

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiers import square_grid
 
 from pdgemm import DistMatrix, ProcessGrid, assign, select
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 
-pytestmark = [pytest.mark.mpi, square_grid]
+pytestmark = pytest.mark.mpi
 
 M, N = 23, 17
 ROWS = np.arange(M)
@@ -108,64 +107,63 @@ def test_elements_are_set_to_numbers_arrays_and_matrices(comm: Any) -> None:
         assert np.array_equal(B.allgather(), y)
 
 
-def test_what_cannot_be_picked_or_set_raises_on_all_ranks_and_changes_nothing(comm: Any) -> None:
-    with ProcessGrid(comm) as grid:
-        whole = np.arange(30.0).reshape(6, 5)
-        A = DistMatrix.from_global(whole, grid=grid, block=2)
-        outside = "out of range"
-        for key, message in (
-            ((6, 0), outside),
-            ((0, -6), outside),
-            ([0, 6], outside),
-            ((slice(2), [-6]), outside),
-            (np.ones(5, bool), "a mask of 5 rows for a matrix of 6"),
-            (A > 3, "numpy.where"),
-            (whole > 3, "numpy.where"),
-            (([0, 1], [0, 1]), "numpy.ix_"),
-            ([0.5], "whole numbers"),
-            ([[0, 1]], "one dimension"),
-            (None, "got None"),
-            (True, "got True"),
-            (1.5, "got 1.5"),
-            ((1, 2, 3), "two dimensions"),
-            ((..., 1, ...), "two dimensions"),
-            ("x", "got 'x'"),
+def test_what_cannot_be_picked_or_set_raises_on_all_ranks_and_changes_nothing(comm: Any, grid: Any) -> None:
+    whole = np.arange(30.0).reshape(6, 5)
+    A = DistMatrix.from_global(whole, grid=grid, block=2)
+    outside = "out of range"
+    for key, message in (
+        ((6, 0), outside),
+        ((0, -6), outside),
+        ([0, 6], outside),
+        ((slice(2), [-6]), outside),
+        (np.ones(5, bool), "a mask of 5 rows for a matrix of 6"),
+        (A > 3, "numpy.where"),
+        (whole > 3, "numpy.where"),
+        (([0, 1], [0, 1]), "numpy.ix_"),
+        ([0.5], "whole numbers"),
+        ([[0, 1]], "one dimension"),
+        (None, "got None"),
+        (True, "got True"),
+        (1.5, "got 1.5"),
+        ((1, 2, 3), "two dimensions"),
+        ((..., 1, ...), "two dimensions"),
+        ("x", "got 'x'"),
+    ):
+        with pytest.raises(IndexError, match=message):
+            A[key]
+        with pytest.raises(ArgumentError, match=message):
+            A[key]
+    for key, value, error, message in (
+        (slice(2), np.ones((3, 5)), LayoutError, r"\(3, 5\) cannot be broadcast to 2 x 5"),
+        ([0, 2], A, LayoutError, "cannot be broadcast to 2 x 5"),
+        (1, np.ones(4), LayoutError, "cannot be broadcast to 1 x 5"),
+        (1, np.ones(5) * 1j, DTypeError, "cannot become float64"),
+        (1, A[:1].astype("D"), DTypeError, "cannot become float64"),
+        ([1], A[:1].astype("D"), DTypeError, "cannot become float64"),
+        (1, ["x"] * 5, TypeError, "elements are numbers"),
+        (A > 3, np.ones(5), ArgumentError, r"numpy.where\(mask, B, A\)"),
+        (A, 1, LayoutError, "truth values"),
+        ((slice(2), 9), 0, IndexError, outside),
+    ):
+        with pytest.raises(error, match=message):
+            A[key] = value
+    for call in (lambda: select(A, [9]), lambda: assign(A, [9], A), lambda: assign(A, [0], A)):
+        with pytest.raises((IndexError, LayoutError)):
+            call()
+    if comm.size > 1:  # what is not the same on all ranks
+        last = comm.rank == comm.size - 1
+        for differs in (
+            lambda: A[[0, 1 + last]],
+            lambda: A.__setitem__(1, np.full(5, float(last))),
+            lambda: A.__setitem__([1 + last], 1),
+            lambda: A.__setitem__(A > 3, 1.0 + last),
+            lambda: A.__setitem__(whole > 3 + last, 1.0),
+            lambda: A + np.full((6, 5), float(last)),
+            lambda: A.allclose(np.full((6, 5), float(last))),
         ):
-            with pytest.raises(IndexError, match=message):
-                A[key]
-            with pytest.raises(ArgumentError, match=message):
-                A[key]
-        for key, value, error, message in (
-            (slice(2), np.ones((3, 5)), LayoutError, r"\(3, 5\) cannot be broadcast to 2 x 5"),
-            ([0, 2], A, LayoutError, "cannot be broadcast to 2 x 5"),
-            (1, np.ones(4), LayoutError, "cannot be broadcast to 1 x 5"),
-            (1, np.ones(5) * 1j, DTypeError, "cannot become float64"),
-            (1, A[:1].astype("D"), DTypeError, "cannot become float64"),
-            ([1], A[:1].astype("D"), DTypeError, "cannot become float64"),
-            (1, ["x"] * 5, TypeError, "elements are numbers"),
-            (A > 3, np.ones(5), ArgumentError, r"numpy.where\(mask, B, A\)"),
-            (A, 1, LayoutError, "truth values"),
-            ((slice(2), 9), 0, IndexError, outside),
-        ):
-            with pytest.raises(error, match=message):
-                A[key] = value
-        for call in (lambda: select(A, [9]), lambda: assign(A, [9], A), lambda: assign(A, [0], A)):
-            with pytest.raises((IndexError, LayoutError)):
-                call()
-        if comm.size > 1:  # what is not the same on all ranks
-            last = comm.rank == comm.size - 1
-            for differs in (
-                lambda: A[[0, 1 + last]],
-                lambda: A.__setitem__(1, np.full(5, float(last))),
-                lambda: A.__setitem__([1 + last], 1),
-                lambda: A.__setitem__(A > 3, 1.0 + last),
-                lambda: A.__setitem__(whole > 3 + last, 1.0),
-                lambda: A + np.full((6, 5), float(last)),
-                lambda: A.allclose(np.full((6, 5), float(last))),
-            ):
-                with pytest.raises(ArgumentError, match="different arguments"):
-                    differs()
-        assert np.array_equal(A.allgather(), whole)
+            with pytest.raises(ArgumentError, match="different arguments"):
+                differs()
+    assert np.array_equal(A.allgather(), whole)
 
 
 def test_arrays_that_are_on_every_rank_are_operands(comm: Any) -> None:

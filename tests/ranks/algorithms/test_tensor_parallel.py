@@ -14,12 +14,8 @@ from problems import TOLERANCE, gemm_error
 from tiers import every_grid, in_turn, pairs
 
 from pdgemm import DistMatrix, ProcessGrid, pdgemm
-from pdgemm.errors import ArgumentError
-from pdgemm.instrument.run_report import vectors_so_far
-from pdgemm.planning import planner, problem
-from pdgemm.schedules.products import reduction
 
-pytestmark = [pytest.mark.mpi, every_grid]
+pytestmark = pytest.mark.mpi
 
 Matrices = dict[str, Any]
 # the operands A, B and C of each product of two layers and of their gradients, its collective, and what this moves
@@ -77,6 +73,7 @@ def check(comm: Any, name: str, matrices: Matrices, beta: float, **options: Any)
     return report
 
 
+@every_grid
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_each_product_by_name(comm: Any, lines: Any, name: str) -> None:
     ways = pairs(("auto", "ring", "ibcast"), ("float64", "float32"), (0, 0.5), "CF", (None, 2), (1, 3))
@@ -86,6 +83,7 @@ def test_each_product_by_name(comm: Any, lines: Any, name: str) -> None:
         check(comm, name, matrices, beta, panel_width=(None, 2)[lookahead > 1], **options)
 
 
+@pytest.mark.on_ranks(2, 4)
 @pytest.mark.parametrize(("mover", "sizes"), [("auto", (508, 126, 515)), ("ring", (250, 130, 511))])
 def test_auto_chooses_them(comm: Any, lines: Any, mover: str, sizes: tuple[int, int, int]) -> None:
     matrices = layers(lines, sizes, dtype="float32")
@@ -95,21 +93,6 @@ def test_auto_chooses_them(comm: Any, lines: Any, mover: str, sizes: tuple[int, 
         assert f"({report.collective}) on a" in str(report) or comm.size == 1 or comm.rank
 
 
-def test_sums_are_sent_owner_by_owner(comm: Any, lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In windows that take rows of every owner: a few each, and the last windows may have none of some."""
-    planner.best_plan.cache_clear()
-    monkeypatch.setattr(reduction, "LEAST_ROWS", 2)
-    monkeypatch.setattr(problem, "REDUCED_ROWS", 2)
-    for sizes, lookahead, order in (((61, 7, 10), 1, "C"), ((50, 3, 2), 0, "F"), ((40, 5, 12), 4, "C")):
-        for beta in (0, 2):
-            matrices = layers(lines, sizes, order=order)
-            report = check(
-                comm, "Z = Y W2", matrices, beta, algorithm="inner", mover="ring", lookahead=lookahead, panel_width=3
-            )
-            assert report.panels > 1
-    planner.best_plan.cache_clear()
-
-
 def test_on_a_device(comm: Any, lines: Any) -> None:
     ways, schedules = itertools.cycle(WAYS.values()), itertools.cycle(SCHEDULES)
     for number, (name, (reach, mover), schedule) in enumerate(zip(PRODUCTS, ways, schedules)):
@@ -117,31 +100,3 @@ def test_on_a_device(comm: Any, lines: Any) -> None:
             matrices = layers(lines, SIZES[number % 3], device="fake", dtype=("float64", "float32")[number % 2])
             check(comm, name, matrices, number % 2, mover=mover, algorithm=PRODUCTS[name][1])
             assert comm.allgather(device.races) == [[]] * comm.size
-
-
-def test_a_product_and_an_all_reduce(comm: Any, lines: Any) -> None:
-    """The reduce-scatter of the product, and an all-gather of its result: 2 (P - 1)/P words of Z for each rank."""
-    for sizes in SIZES:
-        matrices = layers(lines, sizes)
-        own, elements = matrices["Z"].local.size, matrices["Z"].size
-        y, w = matrices["Y"].allgather(), matrices["W2"].allgather()
-        report = check(comm, "Z = Y W2", matrices, 0, algorithm="reduce_scatter")
-        before = vectors_so_far()
-        z = matrices["Z"].allgather()
-        gathered = vectors_so_far() - before
-        assert gemm_error(z, 1, y, w) <= TOLERANCE
-        assert gathered.counted == gathered.predicted
-        words = report.counted.words_received + gathered.counted.words_received
-        assert words == (comm.size - 1) * own + elements - own
-        assert comm.allreduce(words) == 2 * (comm.size - 1) * elements
-
-
-def test_what_no_layout_allows(comm: Any, lines: Any) -> None:
-    matrices = layers(lines, SIZES[0])
-    if comm.size == 1:
-        return
-    for algorithm, options in (("allgather", {"layers": 2}), ("reduce_scatter", {"shape": (1, comm.size + 1)})):
-        with pytest.raises(ArgumentError, match=f"{algorithm} .*is impossible on {comm.size} ranks: its grid is"):
-            pdgemm(1, matrices["X"], matrices["W1"], 0, matrices["Y"], algorithm=algorithm, **options)
-    with pytest.raises(ArgumentError, match="is impossible"):
-        pdgemm(1, matrices["X"], matrices["W1"], 0, matrices["Y"], algorithm="allgather", shape=(2, comm.size))

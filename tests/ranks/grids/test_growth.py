@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiers import everything, square_grid
+from tiers import everything
 
 from pdgemm import DistMatrix, ProcessGrid, pdgemm
 from pdgemm.io import hdf5
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600), square_grid]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]
 
 MOST = 4 << 20  # bytes that a rank may have more, as allocators keep some; with --all a leak of 8 KiB each is more
 COUNTS = {"products": 2000, "grids": 500, "dropped grids": 500, "saves and loads": 500}

@@ -9,7 +9,6 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from checked_product import check
 from fake_device import SCHEDULES, fake_device
@@ -18,35 +17,30 @@ from tree_mover import BY_MESSAGES, TREE, tree, tree_registered
 
 from pdgemm import DistMatrix, Machine, Plan, ProcessGrid, pdgemm, plan
 from pdgemm.errors import ArgumentError
-from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.local.arrays.device import Reach
 from pdgemm.planning.machines.machine import Link
 from pdgemm.schedules.mover_registry import MOVERS, mover_choices
-from pdgemm.tools.calibrate import calibrate
 from pdgemm.transport.movers import BROADCASTS, register_mover
-from pdgemm.transport.movers.arrivals import Transfers
-from pdgemm.transport.movers.pipeline import PanelRing
 
 pytestmark = pytest.mark.mpi
 
 
-def test_it_is_planned_saved_and_carried_out(comm: Any) -> None:
-    with ProcessGrid(comm) as grid:
-        A, B, C = (DistMatrix.random((31, 31), grid=grid, block=4, seed=s) for s in (1, 2, 3))
-        asked: dict[str, Any] = {"algorithm": "summa", "shape": grid.shape, "panel_width": 5, "lookahead": 2}
-        with tree_registered():
-            p = plan(A, B, C, mover="tree", **asked)
-            assert p.product.mover == "tree"
-            again = Plan.from_json(p.to_json())
-            assert again == p
-            again.execute(A, B, C)
-            assert gemm_error(C.allgather(), 1, A.allgather(), B.allgather()) <= TOLERANCE
-            assert C.report.mover == "tree" and "mover tree" in str(C.report.summary())
-            assert C.report.counted == p.traffic(comm.rank)
-        with pytest.raises(ArgumentError, match="mover 'tree' is not one of auto, mpi, shared, ibcast, ring, staged"):
-            pdgemm(1, A, B, mover="tree", **asked)
-        with pytest.raises(ArgumentError, match="panels do not travel by 'tree'"):
-            Plan.from_json(p.to_json())
+def test_it_is_planned_saved_and_carried_out(comm: Any, grid: Any) -> None:
+    A, B, C = (DistMatrix.random((31, 31), grid=grid, block=4, seed=s) for s in (1, 2, 3))
+    asked: dict[str, Any] = {"algorithm": "summa", "shape": grid.shape, "panel_width": 5, "lookahead": 2}
+    with tree_registered():
+        p = plan(A, B, C, mover="tree", **asked)
+        assert p.product.mover == "tree"
+        again = Plan.from_json(p.to_json())
+        assert again == p
+        again.execute(A, B, C)
+        assert gemm_error(C.allgather(), 1, A.allgather(), B.allgather()) <= TOLERANCE
+        assert C.report.mover == "tree" and "mover tree" in str(C.report.summary())
+        assert C.report.counted == p.traffic(comm.rank)
+    with pytest.raises(ArgumentError, match="mover 'tree' is not one of auto, mpi, shared, ibcast, ring, staged"):
+        pdgemm(1, A, B, mover="tree", **asked)
+    with pytest.raises(ArgumentError, match="panels do not travel by 'tree'"):
+        Plan.from_json(p.to_json())
 
 
 def test_it_is_taken_where_the_machine_is_faster_with_it(comm: Any) -> None:
@@ -76,35 +70,6 @@ def test_it_sends_what_a_device_has_packed(comm: Any, schedule: str) -> None:
                 report = check(grid, (9, 14, 41), name, shape, layers, block=3, **asked)
                 assert report.mover in ("tree", "shift") or comm.size == 1
         assert comm.allgather(device.races) == [[]] * comm.size
-
-
-def test_calibration_measures_it(comm: Any) -> None:
-    if comm.size not in (2, 3):
-        pytest.skip("it takes long where ranks share cores, and is the same")
-    with tree_registered():
-        machine = calibrate(comm)
-        assert {*BY_MESSAGES} <= {*machine.intra}
-        assert machine.links("tree")[0] is machine.intra["tree"]
-        assert machine.links("tree")[1] is machine.inter["ring"]  # which was not measured
-        assert "tree" in str(machine)
-
-
-def test_panels_of_any_root_arrive(comm: Any) -> None:
-    with PanelRing(2, np.empty(2 * 1000), np.empty(0), Transfers()).used(recorder := Recorder()) as ring:
-
-        def post(root: int) -> Any:
-            slot = ring.take()
-            slot.buffer_a[:] = root if root == comm.rank else np.nan
-            tree(comm, slot.buffer_a, root, slot, recorder)
-            return slot
-
-        if comm.size > 1:
-            for root, slot in ring.prefetch(range(comm.size), post, 1):
-                assert (slot.buffer_a == root).all()
-    counts = [(me - root) % comm.size for root in range(comm.size) for me in [comm.rank]]
-    children = TREE.senders(comm.size).tolist()
-    sent = sum(children.count(distance) for distance in counts) * (comm.size > 1)
-    assert recorder.traffic == Traffic(1000 * sent, 1000 * (comm.size - 1), sent, comm.size - 1)
 
 
 def test_no_name_is_taken_twice(comm: Any) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import third
+from tree_mover import BY_MESSAGES
 
 from pdgemm import Machine, ProcessGrid
 from pdgemm.errors import OutOfMemoryError
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.mpi
 
 
 @pytest.mark.on_ranks(3)
-@pytest.mark.parametrize("per_node", [1, 2, 100])
+@pytest.mark.parametrize("per_node", third([2, 1, 100]))
 def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.MonkeyPatch, per_node: int) -> None:
     """Also a last node with a rank of its own, which has nobody to measure a link with."""
     if comm.size > 4:
@@ -79,7 +81,8 @@ def test_impossible_figures_are_not_written(
 
 
 @pytest.mark.on_ranks(2)
-def test_a_failing_callback_harms_nobody(comm: Any) -> None:
+def test_a_failing_callback_harms_nobody(comm: Any, tree_mover: None) -> None:
+    """The other ranks have measured all, a mover from outside of the package, too."""
     if comm.size > 2:
         pytest.skip("it takes long where ranks share cores, and is the same")
 
@@ -90,7 +93,11 @@ def test_a_failing_callback_harms_nobody(comm: Any) -> None:
         with pytest.raises(RuntimeError, match="told"):
             calibrate(comm, fails)
     else:
-        assert "rank" in calibrate(comm).name
+        machine = calibrate(comm)
+        assert "rank" in machine.name and {*BY_MESSAGES} <= {*machine.intra} and "tree" in str(machine)
+        assert machine.ranks_per_node is None and machine.intra["shift"] != Machine().intra["shift"]
+        assert machine.links("tree")[0] is machine.intra["tree"]
+        assert machine.links("tree")[1] is machine.inter["ring"]  # which was not measured
 
 
 @pytest.mark.on_ranks(2)
