@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
-from problems import NARROW, accepted
 
 import pdgemm.local.arrays
 
@@ -33,6 +32,7 @@ def plant() -> None:
 
 def main() -> None:
     plant()
+    from problems import NARROW, accepted  # which read the table
 
     from pdgemm import Batch, DistMatrix, Plan, ProcessGrid, matmul_batched, pdgemm, plan, verify
 

@@ -20,23 +20,23 @@ def _address(x: np.ndarray) -> int:
 
 
 def test_memory_is_handed_out_again() -> None:
-    room = BufferCache()
-    first = room.empty((LEAST,), np.uint8)
+    cache = BufferCache()
+    for nbytes in (0, 8, LEAST - 8):  # small arrays are left to malloc
+        array = cache.empty((nbytes // 8,), np.float64)
+        del array
+        assert cache.kept == 0
+    first = cache.empty((LEAST,), np.uint8)
     there = _address(first)
     del first
-    assert room.kept == LEAST
-    again = room.empty((256, LEAST // 2048), np.float64, "F")
-    assert (_address(again), again.flags.f_contiguous, room.kept) == (there, True, 0)
-
-
-def test_views_hold_their_memory() -> None:
-    room = BufferCache()
-    view = room.empty((2, LEAST), np.uint8).reshape(-1)[1:].view()
-    assert room.kept == 0
-    other = room.empty((2, LEAST), np.uint8)
-    assert not np.shares_memory(view, other)
+    assert cache.kept == LEAST
+    again = cache.empty((256, LEAST // 2048), np.float64, "F")
+    assert (_address(again), again.flags.f_contiguous, cache.kept) == (there, True, 0)
+    view = again.reshape(-1, order="F")[1:].view()
+    del again
+    other = cache.empty((LEAST,), np.uint8)
+    assert cache.kept == 0 and not np.shares_memory(view, other)  # views hold their memory
     del view
-    assert room.kept == 2 * LEAST
+    assert cache.kept == LEAST
 
 
 def test_no_more_than_twice_what_is_asked_for() -> None:
@@ -60,14 +60,6 @@ def test_the_oldest_is_freed_first() -> None:
     huge = room.empty((6 * LEAST,), np.uint8)
     del huge
     assert room.kept == 0  # what is larger than all that may be kept pushes out the rest, and is not kept
-
-
-@pytest.mark.parametrize("nbytes", [0, 8, LEAST - 8])
-def test_small_arrays_are_left_to_malloc(nbytes: int) -> None:
-    room = BufferCache()
-    array = room.empty((nbytes // 8,), np.float64)
-    del array
-    assert room.kept == 0
 
 
 def test_finalizers_that_run_while_memory_is_looked_for() -> None:
@@ -101,10 +93,10 @@ def test_what_is_kept_is_given_up_where_memory_is_short(monkeypatch: pytest.Monk
     assert room.kept == 3 * LEAST
 
 
-@pytest.mark.parametrize("algorithm", ["summa", "cannon", "stationary_a"])
+@pytest.mark.parametrize("algorithm", ["summa", "cannon"])
 def test_a_second_product_allocates_no_workspace(algorithm: str) -> None:
     """On a single rank only a sum in a wider type, and panels of another type, need workspace."""
-    n = 1024
+    n = 512
     with ProcessGrid(MPI.COMM_SELF) as grid:
         A, B = (DistMatrix.random((n, n), grid=grid, dtype=np.float32, seed=seed) for seed in (0, 1))
         C = DistMatrix.zeros((n, n), grid=grid, dtype=np.float32)
@@ -115,4 +107,4 @@ def test_a_second_product_allocates_no_workspace(algorithm: str) -> None:
         pdgemm(1.0, A, B, 0.0, C, **used)
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert most < 1 << 20
+    assert most < 1 << 19
