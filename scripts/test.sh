@@ -7,6 +7,7 @@
 #                                                     clusters  several hosts, and a Slurm cluster, on this machine
 #                                                     debian    the distribution's MPI, parallel HDF5, ScaLAPACK
 #                                                     thorough  the tests that are marked so, on 1, 2 and 4 ranks
+#                                                     or a number, which chooses one of them in turn
 #   scripts/test.sh --all                             everything: the suite with all combinations of parameters, all
 #                                                     examples and more ranks, and all of the rest; several times as long
 #   scripts/test.sh --changed [BASE]                  ruff, mypy, the hooks, and the tests nearest to what changed since this
@@ -23,6 +24,17 @@ cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 ranks='1 2 3 4 6'       # tests/helpers/tiers.py says which tests belong on which of them
 all=no chosen=no changed=no also=''
 rest='attacks clusters debian thorough'
+
+# chosen_part WORD: a part of the rest, or the one whose turn it is by a number.
+chosen_part() {
+    local parts=($rest)
+    case " $rest " in *" $1 "*) echo "$1" && return ;; esac
+    [[ $1 =~ ^[0-9]+$ ]] || { echo "test.sh: --also is one of $rest, or a number, not '$1'" >&2; return 1; }
+    echo "besides the suite: ${parts[$1 % 4]}; by the next numbers: ${parts[($1 + 1) % 4]}, ${parts[($1 + 2) % 4]}," \
+        "${parts[($1 + 3) % 4]}" >&2
+    echo "${parts[$1 % 4]}"
+}
+
 while :; do
     case ${1:-} in
         --all)
@@ -30,8 +42,7 @@ while :; do
             [ $chosen = yes ] || ranks='1 2 3 4 6 8 9'
             shift ;;
         --also)
-            also=${2:-}
-            case " $rest " in *" $also "*) ;; *) echo "test.sh: --also is one of $rest, not '$also'" >&2; exit 2 ;; esac
+            also=$(chosen_part "${2:-}") || exit 2
             shift 2 ;;
         --ranks)
             chosen=yes ranks=$2
@@ -116,14 +127,14 @@ if [ $changed = yes ]; then
 fi
 unset PYTHONDONTWRITEBYTECODE       # a thousand processes would compile the package anew
 pytest=(python -m pytest -q)
-minutes=0.5 several_hosts='2 2' debian='1 4'
+minutes=0.5 several_hosts='2 2' debian='2 4'
 if [ $all = yes ]; then
     pytest+=(--all --timeout 360)       # more ranks than cores take turns
     minutes=2 several_hosts='2 1,2 2,3 2' debian='1 2 4'
 fi
 everywhere=("${pytest[@]}" -p no:cacheprovider --with-mpi -m mpi)
 parallel=("${everywhere[@]}")
-[ "$all$chosen" != nono ] || parallel+=(--tiers)
+[ $chosen = yes ] || parallel+=(--tiers)
 
 if [ $selected$changed != yesno ]; then
     check 'ruff' ruff check .
@@ -155,7 +166,7 @@ done
 
 if [ $selected = no ]; then
     case "$all $ranks " in yes*' 9 '*)     # a grid of 2 x 2 x 3
-        tests '12 ranks' mpiexec -n 12 "${parallel[@]}" tests/ranks/algorithms/test_algorithms.py ;;
+        tests '12 ranks' mpiexec -n 12 "${everywhere[@]}" tests/ranks/algorithms/test_algorithms.py ;;
     esac
 fi
 if [ $all = no ] && wanted thorough; then       # with --all they are among the others
@@ -213,7 +224,7 @@ if wanted debian; then
         for n in $debian; do
             case " $ranks " in *" $n "*) ;; *) continue ;; esac
             tests "Debian MPI, $n rank$([ "$n" = 1 ] || echo s)" \
-                mpiexec -n "$n" "${everywhere[@]}" tests/io/test_hdf5*.py tests/ranks/interop/test_scalapack*.py
+                mpiexec -n "$n" "${parallel[@]}" tests/io/test_hdf5*.py tests/ranks/interop/test_scalapack*.py
         done
     elif [ $status = 3 ]; then
         record 'Debian MPI' 0 0 0 0 "not run, because ${reason##*sh: }"

@@ -23,7 +23,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-USUAL, GRIDS = (2,), (1, 2, 3, 4, 6)  # 8 and 9 ranks with --all
+USUAL, GRIDS = (2,), (1, 2, 3, 4, 6)
+WIDER = {USUAL: (2, 4), GRIDS: (*GRIDS, 8, 9)}  # with --all
 every_grid = pytest.mark.on_ranks(*GRIDS)
 square_grid = pytest.mark.on_ranks(4)  # of 2 x 2 ranks
 thorough = pytest.mark.thorough
@@ -98,7 +99,8 @@ def _covering(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 def ranks_of(item: pytest.Item) -> tuple[int, ...]:
     """The numbers of ranks on which `scripts/test.sh` runs a parallel test."""
     mark = item.get_closest_marker("on_ranks")
-    return tuple(mark.args) if mark else USUAL
+    numbers = tuple(mark.args) if mark else USUAL
+    return WIDER.get(numbers, numbers) if _everything else numbers
 
 
 def third(rows: Sequence[Any]) -> Sequence[Any]:
@@ -123,7 +125,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--tiers"):
         from mpi4py import MPI
 
-        left_out |= {item for item in items if MPI.COMM_WORLD.size not in ranks_of(item)}
+        parallel = [item for item in items if item.get_closest_marker("mpi")]
+        left_out |= {item for item in parallel if MPI.COMM_WORLD.size not in ranks_of(item)}
         if MPI.COMM_WORLD.size > 4 and not _everything:
             left_out |= {*_every_second([item for item in items if item not in left_out])}
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
