@@ -105,6 +105,13 @@ def test_overflow_is_infinity_and_harms_nobody(comm: Any, grids: list[Any]) -> N
 
 
 @pytest.mark.mpi
+def test_integers_are_numbers_modulo_two_to_the_32(comm: Any, grids: list[Any]) -> None:
+    x = np.arange(400, dtype="int32").reshape(20, 20)
+    Y = DistMatrix.from_global(x, grid=grids[0], block=3).redistribute(grid=grids[-1], alpha=3_000_000_000)
+    assert np.array_equal(Y.allgather(), (x.astype(np.int64) * 3_000_000_000).astype(np.int32))
+
+
+@pytest.mark.mpi
 @square_grid
 def test_in_place_where_every_element_stays(comm: Any, grids: list[Any]) -> None:
     x = np.arange(400).reshape(20, 20) * (1 + 1j)
