@@ -157,7 +157,7 @@ def relayed(breadth: int, parts: Parts, line: NodeLine, me: int) -> Traffic:
     takes = receiver & ~here
     sends = mine | (takes & (nodes[line.ends[parts.owner]] != nodes[me]))
     put_together = parts.first.astype(bool) & ~(parts.alone.astype(bool) & here)
-    signals = int((parts.count * np.where(receiver, len(near) - 1, min(1, len(near) - 1)))[put_together].sum())
+    signals = int((parts.count * np.where(receiver, len(near) - 1, 1))[put_together].sum())
     return Traffic(
         words_sent=int(words[sends].sum()),
         words_received=int(words[~mine].sum()),

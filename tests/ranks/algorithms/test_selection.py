@@ -19,6 +19,7 @@ KEYS: list[Any] = [
     slice(None, None, 2),
     slice(None, None, -1),
     [5, 0, 5, -1, 3],
+    (slice(None), [0, 2, 1, 3]),  # the first and the last are as far apart as if all followed each other
     ROWS % 3 == 0,
     ROWS < 0,
     range(0, M, 4),

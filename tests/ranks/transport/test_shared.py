@@ -22,7 +22,7 @@ import pytest
 from checked_product import check_summa
 from mpi4py import MPI
 from problems import BLOCKS, TOLERANCE, gemm_error, grid_shapes
-from tiers import every_grid, in_turn, square_grid, thorough
+from tiers import every_grid, in_turn, pairs, square_grid, thorough
 
 from pdgemm import DistMatrix, Plan, ProcessGrid, pdgemm, plan
 from pdgemm.algorithms.products import layer_sums as run
@@ -608,8 +608,9 @@ def test_each_panel_crosses_to_each_node_once(comm: Any, per_node: int, monkeypa
         assert grids[0].nodes == tuple(rank - rank % per_node for rank in range(comm.size))
         assert grids[0].node.size == min(per_node, comm.size - grids[0].nodes[comm.rank])
         assert grids[0].ranks_per_node == per_node
-        for number, (grid, blocks) in enumerate(in_turn(grids * (2 if comm.size < 6 else 1), BLOCKS)):
-            orders, mnk = ("CCC", "FFF", "CFC")[number % 3], ((13, 8, 40), (29, 61, 300))[number % 2]
+        varied = pairs(grids, BLOCKS, [(13, 8, 40), (29, 61, 300)])
+        for number, (grid, blocks, mnk) in enumerate(varied[:: 1 if comm.size < 6 else 3]):
+            orders = ("CCC", "FFF", "CFC")[number % 3]
             report = check_summa(grid, mnk, blocks, (0, 0), "float64", mover="shared", orders=orders)
             assert report.mover == "shared"
             crossing = own.allreduce(report.counted.words_received - report.counted.words_read)
