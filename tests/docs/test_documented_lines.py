@@ -193,6 +193,17 @@ IndexError: list index out of range
 """
 
 
+COMMANDS_ON_RANKS = """
+```console
+$ mpirun -n 2 pdgemm plan --shape 8,8,8 --ranks 4 --layouts ideal --algorithm cannon
+C (8 x 8) := A (8 x 8) B on 4 ranks by cannon...
+...
+$ python -c 'print(1 + 1)'
+2
+```
+"""
+
+
 def test_what_is_said_only_sometimes_does_not_count(jobs: Jobs, tmp_path: Path) -> None:
     line = "multiply: 47% in 5.6 s, 92 GFLOP/s, 6.4 s left"
     reader = Reader(tmp_path, jobs)
@@ -223,6 +234,10 @@ def type_all(page: Path, jobs: Jobs) -> None:
         (PYTHON, ("IndexError", "KeyError")),
         (PYTHON, ("```output\n0 2\n1 2\n```", "")),
         (PYTHON, ("rank = MPI", "rank = MPI.no")),
+        (COMMANDS_ON_RANKS, None),
+        (COMMANDS_ON_RANKS, ("C (8 x 8)", "C (9 x 8)")),
+        (COMMANDS_ON_RANKS, ("--algorithm cannon", "--algorithm none")),
+        (COMMANDS_ON_RANKS, ("1 + 1", "1 + 2")),
     ],
 )
 def test_reader(page: str, change: tuple[str, str] | None, jobs: Jobs, tmp_path: Path) -> None:
