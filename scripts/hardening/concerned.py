@@ -3,9 +3,10 @@
     python scripts/hardening/concerned.py [BASE]     prints files of tests, one a line; what chose them, on stderr
 
 Changed is what differs from the commit where this branch left BASE (main), files that git does not know yet included.
-Of a module, the tests are at most FEW of those that import it, or import what imports it: first those that import the
-module itself, and of these first those that use its names most.  Of any other file, they are those that name it.  Most
-of the package uses most of what stands below it, so these are the nearest tests and not all that could fail.
+Of a module, the tests are those that import it, or import what imports it, and use its names: at most FEW, first those
+that import the module itself, and of these first those that use its names most.  Where fewer than ON_RANKS of them run
+on ranks, the tests on ranks that use the names of its importers most stand for these.  Of any other file, the tests are
+those that name it.  Most of the package uses most of what stands below it, so these are not all that could fail.
 Exit codes: 0, or 2 where BASE is no commit.
 """
 
@@ -15,6 +16,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from house import MODULES, ROOT, TREES  # noqa: E402
 
 HOUSE = "tests/unit/house/test_imports.py"  # the floors, of any module
 DEFINITION = ast.FunctionDef | ast.ClassDef
-FEW = 10  # tests of one module, which take a minute or two on all numbers of ranks
+FEW, ON_RANKS = 10, 4  # a minute or two
 
 
 @cache
@@ -107,22 +109,32 @@ def modules_of(path: str) -> frozenset[str]:
     return frozenset[str]().union(*(modules_imported(ast.parse(sources()[x])) for x in {path, *helpers_of(path)}))
 
 
+@cache
+def names_of(module: str) -> frozenset[str]:
+    """What a module is called by, and the functions and classes that it defines."""
+    return frozenset({module.rpartition(".")[2], *(x.name for x in TREES[module].body if isinstance(x, DEFINITION))})
+
+
+@cache
+def words(path: str) -> Counter[str]:
+    """How often each word stands in a file of tests."""
+    return Counter(re.findall(r"\w+", sources()[path]))
+
+
 def nearest(module: str) -> set[str]:
     """The tests of a module, the nearest ones alone."""
-    reached, level = {module}, {module}
-    while level:
-        level = set[str]().union(*map(importers, level)) - reached
-        reached |= level
-    names = {module.rpartition(".")[2], *(x.name for x in TREES[module].body if isinstance(x, DEFINITION))}
+    levels = [{module}]  # the module, what imports it, what imports these, ...
+    while level := set[str]().union(*map(importers, levels[-1])) - set[str]().union(*levels):
+        levels.append(level)
+    names = [frozenset[str]().union(*map(names_of, x)) for x in levels]
     uses = {
-        test: sum(word in names for word in re.findall(r"\w+", sources()[test]))
-        for test in tests({*sources()})
-        if modules_of(test) & reached
+        test: [sum(words(test)[x] for x in level) for level in names]
+        for test in sorted(tests({*sources()}))
+        if not modules_of(test).isdisjoint(set[str]().union(*levels))
     }
-    order = sorted(
-        (test for test in uses if uses[test]), key=lambda test: (module not in modules_of(test), -uses[test])
-    )
-    return {*(order or sorted(uses))[:FEW]}
+    order = sorted(uses, key=lambda x: (uses[x][0] > 0, module in modules_of(x), uses[x]), reverse=True)
+    using = [x for x in order if uses[x][0]]
+    return {*using[:FEW], *[x for x in order if "mark.mpi" in sources()[x]][:ON_RANKS]}
 
 
 @cache
