@@ -67,6 +67,10 @@ DEFINITE: dict[str, Callable[[int, str], np.ndarray]] = {
 }
 
 
+def eps_of(A: np.ndarray) -> float:
+    return float(np.finfo(A.dtype).eps)
+
+
 def norm(A: np.ndarray) -> float:
     return float(np.linalg.norm(A, 1)) if A.size else 0.0
 

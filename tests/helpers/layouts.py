@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
-from problems import grid_shapes, sources
+from problems import DTYPES, grid_shapes, sources
 
 from pdgemm import DistMatrix, ProcessGrid
 
@@ -34,7 +35,7 @@ def drawn(shape: tuple[int, int], dtype: str, seed: int = 0) -> np.ndarray:
     return x.astype(dtype)
 
 
-def matrices_in_turn(comm: Any, whole: np.ndarray) -> Iterator[Any]:
+def matrices_in_turn(comm: Any, whole: np.ndarray) -> Generator[Any, None, None]:
     """A matrix on every grid, in blocks of several sizes and both orders, transposed, as a view, with idle ranks."""
     turns = itertools.cycle(itertools.product([(None, None), (3, 2), (100, 100), (1, 1)], "CF"))
     for shape in grid_shapes(comm.size):
@@ -47,3 +48,13 @@ def matrices_in_turn(comm: Any, whole: np.ndarray) -> Iterator[Any]:
             yield DistMatrix.from_global(wide, **layout)[2 : 2 + len(whole), 1 : 1 + whole.shape[1]]
     with ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as grid:
         yield DistMatrix.from_global(whole, grid=grid)
+
+
+@contextmanager
+def laid_out(comm: Any, whole: np.ndarray, turn: int | None = None) -> Iterator[Any]:
+    """A matrix in one of the layouts, in turn, or by its type."""
+    turn = DTYPES.index(str(whole.dtype)) if turn is None else turn
+    with closing(matrices_in_turn(comm, whole)) as layouts:
+        A = next(itertools.islice(layouts, 3 * turn % (5 if comm.size == 1 else 13), None))
+        yield A
+        assert np.array_equal(A.allgather(), whole, equal_nan=True)  # no function changes its argument

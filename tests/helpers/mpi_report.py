@@ -16,7 +16,6 @@ import array
 import atexit
 import faulthandler
 import functools
-import json
 import os
 import shutil
 import sys
@@ -31,6 +30,9 @@ from typing import Any
 
 import pytest
 from _pytest._code.code import TerminalRepr  # the type that reports accept as a failure's text
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.errors import HypothesisException
+from run_summary import Summary
 
 CODES = ("passed", "skipped", "xfailed", "xpassed", "failed")
 PASSED, SKIPPED, XFAILED, XPASSED, FAILED = range(5)
@@ -85,43 +87,6 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Iterator[Path]:
         session.fixture_comm.Barrier()
     if first:
         shutil.rmtree(path, ignore_errors=True)
-
-
-class Summary:
-    """Writes {"passed", "failed", "skipped", "seconds", "ran", "left_out"}; no file: the run came to no result.
-
-    ran, left_out : names of the tests that passed or failed, and of those that were skipped.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.start = path, time.monotonic()
-        self.worst: dict[str, int] = {}
-        path.unlink(missing_ok=True)  # an older run's success must not stand for this one
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        if report.when == "call" or not report.passed:
-            badness = ("passed", "skipped", "failed").index(report.outcome)
-            self.worst[report.nodeid] = max(badness, self.worst.get(report.nodeid, 0))
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if not report.passed:  # a module skipped as a whole, or broken
-            self.pytest_runtest_logreport(report)
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # last of all: others may still change the exit status
-    def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[None]:
-        yield
-        if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            self.write(at_least_failed=int(session.exitstatus))
-
-    def write(self, at_least_failed: int) -> None:
-        passed, skipped, failed = (list(self.worst.values()).count(k) for k in range(3))
-        told = {"passed": passed, "failed": max(failed, at_least_failed), "skipped": skipped}
-        told |= {"seconds": round(time.monotonic() - self.start, 2)}
-        told |= {
-            "ran": [x for x, k in self.worst.items() if k != 1],
-            "left_out": [x for x, k in self.worst.items() if k == 1],
-        }
-        self.path.write_text(json.dumps(told))
 
 
 class RankRepr(TerminalRepr):
@@ -258,7 +223,6 @@ class Session:
 
     def in_step(self, test: Callable[..., None]) -> Callable[..., None]:
         """A hypothesis test whose examples fail on all ranks or on none: so they also shrink together."""
-        from hypothesis.errors import HypothesisException
 
         @functools.wraps(test)
         def example(*args: Any, **kwargs: Any) -> None:
@@ -380,11 +344,8 @@ class Session:
             summary.write(at_least_failed=1)
         if reporter := get("terminalreporter"):
             reporter.ensure_newline()
-            reporter.summary_errors()
-            reporter.summary_failures()
-            reporter.short_test_summary()
-            reporter.summary_stats()
-            reporter.flush()
+            for part in ("summary_errors", "summary_failures", "short_test_summary", "summary_stats", "flush"):
+                getattr(reporter, part)()
 
     def abort(self, text: str) -> None:
         """Called by all ranks: rank 0 says why and ends the job."""
@@ -402,18 +363,7 @@ class Session:
 
 def use_same_examples() -> None:
     """Let hypothesis draw the same examples on every rank, whatever the clock or an earlier run says."""
-    try:
-        from hypothesis import HealthCheck, Phase, settings
-    except ImportError:
-        return
-    settings.register_profile(
-        "mpi",
-        derandomize=True,
-        deadline=None,
-        database=None,
-        print_blob=False,
-        # Off: what depends on the clock, and what follows the lines that this rank happens to run.
-        suppress_health_check=[HealthCheck.too_slow],
-        phases=[phase for phase in Phase if phase is not Phase.explain],
-    )
+    # off: what depends on the clock, and what follows the lines that this rank happens to run
+    off: Any = {"suppress_health_check": [HealthCheck.too_slow], "phases": [x for x in Phase if x is not Phase.explain]}
+    settings.register_profile("mpi", derandomize=True, deadline=None, database=None, print_blob=False, **off)
     settings.load_profile("mpi")

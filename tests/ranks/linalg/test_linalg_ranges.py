@@ -1,29 +1,26 @@
-"""Matrices at the ends of the range of numbers against the same problem near 1, and those scaled over all of it."""
+"""Matrices at the ends of the range of numbers against the same problem near 1; determinants out of the range."""
 
 from __future__ import annotations
 
-import itertools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import scipy.linalg
 from factored import positive_definite, rng_matrix
+from powers_of_two import UNITS, times
 from problems import DTYPES, grid_shapes
 from tiers import everything
 
 from pdgemm import DistMatrix, ProcessGrid, linalg
 from pdgemm.errors import LinAlgError
-from pdgemm.linalg.factors.solve import STRUCTURES
-from pdgemm.linalg.ranges import EQUILIBRATED
 
-pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 2)]
+pytestmark = [
+    pytest.mark.mpi, pytest.mark.on_ranks(1, 2), pytest.mark.filterwarnings("error", "ignore::ResourceWarning"),
+]  # fmt: skip
 N, M = 12, 30
 # even exponents of 2, so that Cholesky factors have exponents, too: from subnormal numbers, 1e-320, to 1e308
 EXPONENTS = {8: (-1064, -1040, -1022, -600, 600, 1000, 1020), 4: (-140, -130, -124, -60, 60, 110, 124)}
-BOUND = 30  # in units of n eps, or n eps cond, as in LAPACK's tests
 
 
 class Problem(NamedTuple):
@@ -96,17 +93,6 @@ def product(factors: Any) -> np.ndarray:
     return whole
 
 
-def times(x: Any, rows: Any, cols: Any = 0) -> Any:
-    """2^(rows_i + cols_j) x_ij, rounded once."""
-    x = np.asarray(x)
-    powers = np.add.outer(rows, np.atleast_1d(cols)) if x.ndim == 2 else rows
-    if x.dtype.kind != "c":
-        return np.ldexp(x, powers).astype(x.dtype)
-    result = np.empty_like(x)
-    result.real, result.imag = np.ldexp(x.real, powers), np.ldexp(x.imag, powers)
-    return result
-
-
 def problem(grid: Any, dtype: Any, left: int, right: int, near_one: bool = False) -> Problem:
     """Matrices of about 2^left, and right-hand sides of about 2^right, in numbers of the type.
 
@@ -117,17 +103,21 @@ def problem(grid: Any, dtype: Any, left: int, right: int, near_one: bool = False
     rights = rng_matrix(N, 3, dtype, seed=1), rng_matrix(M, 3, dtype, seed=2)
     arrays = [(x, left) for x in lefts] + [(x, right) for x in rights]
     rounded = [times(times(x, e), -e if near_one else 0) for x, e in arrays]
-    matrices = [DistMatrix.from_global(x, grid=grid, block=4) for x in rounded]
-    A, S, T, B, C = matrices
+    A, S, T, B, C = (DistMatrix.from_global(x, grid=grid, block=4) for x in rounded)
     return Problem(A, S, T, B, C, np.ascontiguousarray(rounded[3][:, 0]))
 
 
-def results(linalg: Any, function: Function, p: Problem) -> list[np.ndarray]:
+def exponents_of(dtype: Any, every: int) -> Sequence[int]:
+    """With --all those of the type; without it, every second or sixth of them."""
+    return EXPONENTS[np.finfo(dtype).dtype.itemsize][:: 1 if everything() else every]
+
+
+def results(function: Function, p: Problem) -> list[np.ndarray]:
     return [x.allgather() if hasattr(x, "allgather") else np.asarray(x) for x in function.call(linalg, p)]
 
 
 def check(got: Any, near_one: Any, exponent: int, dtype: Any) -> None:
-    """`got` is 2^exponent `near_one` up to BOUND n eps and to n distances of subnormal numbers; infinite if that is.
+    """`got` is 2^exponent `near_one` up to UNITS n eps and to n distances of subnormal numbers; infinite if that is.
 
     dtype : of the matrices; norms have more digits.
     """
@@ -139,7 +129,7 @@ def check(got: Any, near_one: Any, exponent: int, dtype: Any) -> None:
     assert not np.isfinite(np.asarray(got)[~finite]).any()
     x, y = (times(np.where(finite, z, 0), -4) for z in (got, expected))  # of which no |z| overflows
     error, size = np.abs(times(x - y, -exponent)).max(), float(np.abs(times(near_one, -4)).max())
-    assert error <= N * (BOUND * float(kind.eps) * size + spacing), (error, size, exponent)
+    assert error <= N * (UNITS * float(kind.eps) * size + spacing), (error, size, exponent)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -149,14 +139,12 @@ def test_the_table(comm: Any, name: str) -> None:
     On several ranks a function is tested with one of the types, and with two of the scales.
     """
     function, turn, all_of_it = FUNCTIONS[name], list(FUNCTIONS).index(name), comm.size == 1 or everything()
-    with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid, warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
         for dtype in DTYPES if all_of_it else DTYPES[turn % 4 :][:1]:
-            exponents = EXPONENTS[np.finfo(dtype).dtype.itemsize]
-            for exponent in exponents if everything() else exponents[:: 2 if all_of_it else 6]:
+            for exponent in exponents_of(dtype, 2 if all_of_it else 6):
                 at_the_end, near_one = (problem(grid, dtype, exponent, exponent, one) for one in (False, True))
                 before = at_the_end.T.allgather()
-                got, expected = (results(linalg, function, p) for p in (at_the_end, near_one))
+                got, expected = (results(function, p) for p in (at_the_end, near_one))
                 for x, y, power in zip(got, expected, function.powers, strict=True):
                     check(x, y, int(power * exponent), dtype)
                 assert np.array_equal(at_the_end.T.allgather(), before)
@@ -166,13 +154,10 @@ def test_the_table(comm: Any, name: str) -> None:
 def test_right_sides_alone(comm: Any, name: str) -> None:
     """Matrices near 1 with right-hand sides at the ends of the range."""
     function, powers = FUNCTIONS[name], (1, 2, 0) if name == "lstsq" else (1, 1)
-    with ProcessGrid(comm, grid_shapes(comm.size)[0]) as grid, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for exponent in EXPONENTS[8] if everything() else EXPONENTS[8][::6]:
-            got, expected = (
-                results(linalg, function, problem(grid, "float64", 0, exponent, one)) for one in (False, True)
-            )
-            for x, y, power in zip(got, expected, powers):
+    with ProcessGrid(comm, grid_shapes(comm.size)[0]) as grid:
+        for exponent in exponents_of("float64", 6):
+            problems = (problem(grid, "float64", 0, exponent, near_one) for near_one in (False, True))
+            for x, y, power in zip(*(results(function, p) for p in problems), powers):
                 check(x, y, power * exponent, "float64")
 
 
@@ -180,8 +165,7 @@ def test_right_sides_alone(comm: Any, name: str) -> None:
 def test_factors_at_the_ends(comm: Any, dtype: Any) -> None:
     """`lu_solve` with factors below the smallest normal number, as they are stored, and as SciPy's pair."""
     with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
-        exponents = EXPONENTS[np.finfo(dtype).dtype.itemsize]
-        for exponent in exponents if everything() else exponents[::6]:
+        for exponent in exponents_of(dtype, 6):
             p, near_one = (problem(grid, dtype, exponent, exponent, one) for one in (False, True))
             factors = linalg.lu_factor(p.A)
             whole = factors.LU.allgather()
@@ -197,13 +181,11 @@ def test_plans_and_what_is_not_finite(comm: Any) -> None:
     """Words are as planned at the ends of the range, too; zeros, NaN and infinity stay what they are."""
     with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
         p = problem(grid, "float64", -1040, -1040)
-        for function, *arguments in (
-            (linalg.cholesky, p.S),
-            (linalg.solve_triangular, p.S, p.B),
-            (linalg.householder_qr, p.T),
-            (linalg.solve, p.S, p.B, "pos"),
-        ):
-            how: dict[str, Any] = {"assume_a": arguments.pop()} if isinstance(arguments[-1], str) else {}
+        cases: Any = (
+            (linalg.cholesky, (p.S,), {}), (linalg.solve_triangular, (p.S, p.B), {}),
+            (linalg.householder_qr, (p.T,), {}), (linalg.solve, (p.S, p.B), {"assume_a": "pos"}),
+        )  # fmt: skip
+        for function, arguments, how in cases:
             made: Any = function(*arguments, **how)
             report: Any = (made if isinstance(made, DistMatrix) else made[0]).report
             assert report.counted == report.predicted
@@ -234,8 +216,7 @@ def test_determinants(comm: Any, dtype: Any) -> None:
     """Determinants whose partial products overflow and underflow, and of singular matrices."""
     large = 2.0 ** (600 if np.finfo(dtype).eps < 1e-10 else 80)
     phase = 1j if np.dtype(dtype).kind == "c" else 1
-    with ProcessGrid(comm) as grid, warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with ProcessGrid(comm) as grid:
 
         def both(*diagonal: Any) -> Any:
             A = DistMatrix.from_global(np.diag(np.array(diagonal, dtype)), grid=grid, block=2)
@@ -262,7 +243,7 @@ def test_determinants(comm: Any, dtype: Any) -> None:
         x = rng_matrix(40, 40, dtype)
         A, eps = DistMatrix.from_global(x, grid=grid, block=8), float(np.finfo(dtype).eps)
         wide = x.astype(np.result_type(dtype, float))
-        assert abs(linalg.det(A) - np.linalg.det(wide)) <= BOUND * 40 * eps * abs(np.linalg.det(wide))
+        assert abs(linalg.det(A) - np.linalg.det(wide)) <= UNITS * 40 * eps * abs(np.linalg.det(wide))
         sign, logarithm = linalg.slogdet(A * np.asarray(large, np.finfo(dtype).dtype))
         expected = np.linalg.slogdet(wide)
         assert abs(sign - expected.sign) <= 100 * 40 * eps
@@ -276,13 +257,12 @@ def test_parts_of_the_largest_size(comm: Any, dtype: str) -> None:
     x = rng_matrix(N, N, dtype) + 4 * np.eye(N, dtype=dtype)
     largest = float(np.abs(x.view(x.real.dtype)).max())
     x = (x / x.real.dtype.type(largest) * x.real.dtype.type(3.99)).astype(dtype)
-    with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid, warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
         A, near_one = (DistMatrix.from_global(times(x, e), grid=grid, block=4) for e in (exponent, 0))
         assert np.isfinite(A.allgather()).all()
         for name in ("eigh of the largest", "matrix_sign", "newton_schulz", "polar", "svd", "pinv", "ranks"):
             function = FUNCTIONS[name]
-            got, expected = (results(linalg, function, Problem(y, y, y, y, y, np.ones(0))) for y in (A, near_one))
+            got, expected = (results(function, Problem(y, y, y, y, y, np.ones(0))) for y in (A, near_one))
             for one, other, power in zip(got, expected, function.powers, strict=True):
                 check(one, other, int(power * exponent), dtype)
         check(linalg.sqrtm(A).allgather(), linalg.sqrtm(near_one).allgather(), exponent // 2, dtype)
@@ -294,189 +274,3 @@ def test_parts_of_the_largest_size(comm: Any, dtype: str) -> None:
                        linalg.svdvals, linalg.pinv, linalg.matrix_rank, linalg.expm):  # fmt: skip
             with pytest.raises(LinAlgError, match=r"\(12 x 12 on a . x . grid\) contains NaN or infinity"):
                 refuse(A)
-
-
-PARTS, DRAWN = range(50 if everything() else 1), 8  # of each type: so many times so many matrices, with --all 2,000
-
-
-class Scaled(NamedTuple):
-    """A = 2^rows M 2^cols, exactly."""
-
-    A: np.ndarray
-    M: np.ndarray
-    rows: np.ndarray
-    cols: np.ndarray
-
-
-def powers_of(rng: np.random.Generator, n: int, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Powers of rows and columns for which elements near 1 stay in range, and reach to near both ends."""
-    kind = np.finfo(dtype)
-    low, high = int(kind.minexp) + int(kind.nmant), int(kind.maxexp) - 8
-    share = rng.choice([0.0, 0.5, 1.0])  # of the range, for rows; columns have the other part
-    rows = rng.integers(low, high, n, endpoint=True) if rng.random() < 0.5 else rng.choice([low, high], n)
-    cols = rng.integers(low, high, n, endpoint=True) if rng.random() < 0.5 else rng.choice([low, high], n)
-    return np.trunc(share * rows).astype(int), np.trunc((1 - share) * cols).astype(int)
-
-
-def drawn(rng: np.random.Generator, dtype: Any) -> Scaled:
-    n = int(rng.integers(1, 9))
-    M = rng_matrix(n, n, dtype, seed=int(rng.integers(1 << 30)))
-    shape = rng.choice(["dense", "integers", "sparse", "band", "triangle", "near singular", "singular"])
-    if shape == "integers":
-        M = np.rint(2 * M).astype(dtype)
-    elif shape == "sparse":
-        M = M * (rng.random((n, n)) < 0.5)
-    elif shape == "band":
-        M = np.triu(np.tril(M, 1), -1)
-    elif shape == "triangle":
-        M = np.tril(M)[rng.permutation(n)][:, rng.permutation(n)]
-    elif shape == "near singular":
-        M[:, -1] = M[:, 0] + (M[:, -1] * 16 * np.finfo(dtype).eps).astype(dtype) if n > 1 else M[:, 0]
-    elif shape == "singular":
-        M[:, -1] = M[:, 0] if n > 1 else 0
-    rows, cols = powers_of(rng, n, dtype)
-    return Scaled(times(M, rows, cols), M, rows, cols)
-
-
-def accurate_determinant(M: np.ndarray) -> np.clongdouble:
-    """By elimination, in numbers of 64 bits, whose range is far larger."""
-    x, result = M.astype(np.clongdouble), np.clongdouble(1)
-    for k in range(len(x)):
-        at = k + int(np.argmax(np.abs(x[k:, k])))
-        if x[at, k] == 0:
-            return np.clongdouble(0)
-        x[[k, at]] = x[[at, k]]
-        result *= x[k, k] * (1 if at == k else -1)
-        x[k + 1 :, k:] -= np.outer(x[k + 1 :, k] / x[k, k], x[k, k:])
-    return result
-
-
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_determinants_of_drawn_matrices(comm: Any, dtype: Any, part: int) -> None:
-    """Right to the condition of the scaled matrix, or all ranks warn: where M has digits to spare and zeros, once."""
-    rng, kind = np.random.default_rng([comm.size, part]), np.finfo(dtype)
-    eps, needless = float(kind.eps), 0
-    with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
-        for number in range(DRAWN):
-            x = drawn(rng, dtype)
-            n, A = len(x.A), DistMatrix.from_global(x.A, grid=grid, block=3)
-            with warnings.catch_warnings(record=True) as warned:
-                warnings.simplefilter("always")
-                sign, logarithm = linalg.slogdet(A)
-                det = linalg.det(A) if number % 4 == 0 else None
-            assert len({*comm.allgather((str(sign), str(logarithm), len(warned)))}) == 1
-            assert np.array_equal(A.allgather(), x.A)
-            if warned:
-                needless += bool(np.linalg.cond(x.M.astype("D")) * eps < 0.01)
-                assert not needless or not x.M.all(), (number, x)
-                continue
-            scale, _ = EQUILIBRATED.exponent(comm, A, {}, {})
-            kappa = float(np.linalg.cond(times(x.M, x.rows - scale.rows, x.cols - scale.cols).astype("D")))
-            exact = accurate_determinant(x.M)
-            if exact == 0:
-                assert ((sign, logarithm) == (0, -np.inf) and not det) or kappa * eps > 0.01, (number, x)
-                continue
-            shift = int((x.rows + x.cols).sum())
-            ratio = complex(sign) * np.exp(float(logarithm) - shift * np.log(2)) / complex(exact)
-            limit = BOUND * n * eps * kappa
-            assert abs(ratio - 1) <= limit + 4 * eps * abs(float(logarithm)), (number, x, ratio, kappa)
-            if det is not None and kind.minexp < shift + np.log2(np.abs(exact)) < kind.maxexp - 2:
-                near = times(np.array([det]), np.array([-(shift // 2)])), np.array([shift // 2 - shift])
-                assert abs(complex(times(*near)[0]) / complex(exact) - 1) <= limit, (number, x, det, kappa)
-    assert needless <= 1
-
-
-def test_a_zero_pivot_of_products_that_underflow(comm: Any) -> None:
-    """The determinant is -t^2 y, but t y is 0 in float32; where nothing underflows, a zero is a zero."""
-    t = y = 1e-30
-    x = np.array([[1, 1, 0, 0], [1, 1, t, 0], [0, t, 0, 1], [0, 0, 1, y]], "f4")
-    with ProcessGrid(comm) as grid, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(scipy.linalg.LinAlgWarning, match="may not be 0"):
-            linalg.slogdet(DistMatrix.from_global(x, grid=grid, block=2))
-        for singular in (np.ones((4, 4), "f4"), np.diag(np.array([1e-30, 0], "f4"))):
-            assert linalg.slogdet(DistMatrix.from_global(singular, grid=grid, block=2)) == (0, -np.inf)
-
-
-def well(kind: str, n: int, dtype: Any) -> np.ndarray:
-    """A well-conditioned matrix of a structure."""
-    general, definite = rng_matrix(n, n, dtype, seed=1), positive_definite(n, dtype)
-    matrices: dict[str, np.ndarray] = {
-        "gen": general, "sym": general + general.T, "her": general + general.conj().T, "pos": definite,
-        "lower triangular": np.tril(definite), "upper triangular": np.triu(definite),
-        "diagonal": np.diag(definite.diagonal()),
-    }  # fmt: skip
-    return matrices[kind]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_solutions_and_inverses(comm: Any, dtype: Any) -> None:
-    """Of 2^rows M 2^cols: as accurate as of M, without a warning; columns of right-hand sides lie far apart, too."""
-    rng, n, kind = np.random.default_rng(5), 12, np.finfo(dtype)
-    end, refinable = int(kind.maxexp) * 3 // 8 - 4, np.dtype(dtype).char in "dD"
-    with ProcessGrid(comm, grid_shapes(comm.size)[0]) as grid, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for how, transposed, refine in itertools.product(STRUCTURES, (False, True), (False, True)[: 1 + refinable]):
-            if refine and how != "gen":
-                continue
-            warnings.simplefilter(
-                "ignore" if how == "diagonal" else "error"
-            )  # whose condition is that of A, as SciPy's
-            M = well(how, n, dtype)
-            rows, cols, right = (rng.integers(-end, end, k) for k in (n, n, 3))
-            cols = cols if how == "gen" or "triangular" in how else rows
-            A = DistMatrix.from_global(times(M, rows, cols), grid=grid, block=3)
-            wide, kappa = M.astype("D"), float(np.linalg.cond(M.astype("D")))
-            b = rng_matrix(n, 3, dtype, seed=2)
-            exact = np.linalg.solve(wide.T if transposed else wide, b.astype("D"))
-            first, last = (cols, rows) if transposed else (rows, cols)
-            B = times(b, first, right)
-            told: Any = {"assume_a": how, "lower": True, "transposed": transposed, "refine": refine}
-            X = linalg.solve(A, DistMatrix.from_global(B, grid=grid, block=2), **told)
-            report: Any = X.report
-            assert report.counted == report.predicted and (how == "diagonal" or report.rcond > 0.1 / (n * kappa))
-            limit = BOUND * n * float(kind.eps) * kappa
-            error = np.abs(times(X.allgather(), last, -right) - exact).max(axis=0)
-            assert (error <= limit * np.abs(exact).max(axis=0)).all(), (how, told, error)
-            x = linalg.solve(A, np.ascontiguousarray(B[:, 0]), **told)
-            assert np.abs(times(x, last - right[0]) - exact[:, 0]).max() <= limit * np.abs(exact[:, 0]).max()
-            inverse = times(linalg.inv(A, assume_a=how, lower=True).allgather(), cols, rows)
-            assert np.abs(inverse - np.linalg.inv(wide)).max() <= limit * np.abs(np.linalg.inv(wide)).max(), how
-            assert np.array_equal(A.allgather(), times(M, rows, cols))
-
-
-def test_rows_of_which_pivoting_is_misled(comm: Any) -> None:
-    """One large element makes the first row the pivot row, whose other elements are then lost: as LAPACK's gesvx."""
-    x, b = np.array([[10, 1e20], [1, 1]]), np.array([1e20, 2])
-    with ProcessGrid(comm) as grid:
-        assert np.allclose(linalg.solve(DistMatrix.from_global(x, grid=grid, block=1), b), [1, 1], rtol=1e-15)
-
-
-@pytest.mark.parametrize("how", ["gen", "pos"])
-def test_condition_numbers(comm: Any, how: Any) -> None:
-    """Of rows, or of rows and columns, of which multipliers underflow in the type of the matrix."""
-    n = 6
-    rows = np.where(np.arange(n) % 2, -90, 90) // (2 if how == "pos" else 1)
-    cols = rows if how == "pos" else 0 * rows
-    M = well(how, n, "float32")
-    with ProcessGrid(comm) as grid:
-        A = DistMatrix.from_global(times(M, rows, cols), grid=grid, block=2)
-        exact = np.linalg.norm(times(M, rows, cols).astype(float), 2)
-        exact *= np.linalg.norm(times(np.linalg.inv(M.astype(float)), -cols, -rows), 2)
-        assert np.isclose(linalg.cond(A, assume_a=how), exact, rtol=1e-4)
-
-
-@pytest.mark.parametrize(("dtype", "most", "least"), [("d", 1e300, 1e-30), ("f", 1e30, 1e-10)])
-def test_no_element_is_lost_by_scaling(comm: Any, dtype: str, most: float, least: float) -> None:
-    """Of a triangle whose diagonal would underflow, and of a right side that is zero in single precision."""
-    with ProcessGrid(comm) as grid, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        A = DistMatrix.from_global(np.array([[1, most, least], [0, least, most], [0, 0, 1]], dtype), grid=grid)
-        first = np.array([1, 0, 0], dtype)
-        assert linalg.det(A) == pytest.approx(least, rel=1e-6)
-        for how in ({}, {"assume_a": "upper triangular"}):
-            assert np.array_equal(linalg.solve(A, first, **how), first)
-        if dtype == "d":
-            D = DistMatrix.from_global(np.diag([1e130, 1e-60]), grid=grid)
-            assert np.allclose(linalg.solve(D, np.array([1e-80, 1.0]), refine=True), [1e-210, 1e60], rtol=1e-14, atol=0)
