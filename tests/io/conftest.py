@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,3 +32,11 @@ def everyone(comm: Any) -> Iterator[None]:
     """No rank begins with a folder that another one still reads."""
     yield
     comm.Barrier()
+
+
+@pytest.fixture
+def problem(grid: Any, shared_tmp_path: Path) -> Any:
+    """A file of matrices, and products of them that save checkpoints."""
+    from checkpointed import Problem
+
+    return Problem(grid, shared_tmp_path)

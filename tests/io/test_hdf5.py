@@ -1,30 +1,25 @@
-"""Matrices in files: every way in and out, for every layout; and what may go wrong."""
+"""Matrices in files: every way in and out, for every layout, whole or in part; and their checksums."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 from problems import BLOCKS, DTYPES, grid_shapes, sources
-from stored_files import by_rank_0, dropped, edited, elements, only_file, read, refused, unchanged
+from stored_files import by_rank_0, edited, elements, only_file, read, refused, unchanged
 from tiers import everything, pairs
 
 from pdgemm import DistMatrix, ProcessGrid, pdgemm
 from pdgemm.algorithms.protection.checksum import bilinear, checksum, text
-from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError, PdgemmError
-from pdgemm.io import hdf5, hyperslabs, many_datasets, mpi_io, new_dataset, npy, pieces
+from pdgemm.errors import ArgumentError, FileError, LayoutError
+from pdgemm.io import hdf5, hyperslabs, mpi_io, npy, pieces
 from pdgemm.io.hyperslabs import parallel_h5py
-from pdgemm.support import files
 
 pytestmark = pytest.mark.mpi
 
@@ -32,16 +27,22 @@ SHAPES = [(0, 0), (0, 5), (4, 0), (1, 1), (7, 5), (13, 8), (29, 61)]
 TYPES = (*DTYPES, "float16", "int8", "int32")
 
 
+@pytest.fixture(params=["best", "without a parallel h5py"])
+def collective(request: pytest.FixtureRequest, parallel: bool, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Does HDF5 move the elements?  Where it can, MPI-IO is tried, too: other MPI libraries have other faults."""
+    if request.param == "best":
+        return parallel
+    if not parallel:
+        pytest.skip("without a parallel h5py it is the best way")
+    monkeypatch.setattr(hyperslabs, "parallel_h5py", lambda: False)
+    return False
+
+
 @pytest.mark.on_ranks(2, 4)
-@pytest.mark.parametrize("way", ["best", "mpi-io"])
 def test_what_is_saved_is_loaded_in_any_layout(
-    comm: Any, shared_tmp_path: Path, parallel: bool, way: str, monkeypatch: pytest.MonkeyPatch
+    comm: Any, shared_tmp_path: Path, collective: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By MPI-IO too where h5py is parallel: other MPI libraries have other faults; in one transfer, and in many."""
-    if way == "mpi-io":
-        if not parallel:
-            pytest.skip("without a parallel h5py it is the best way")
-        monkeypatch.setattr(hyperslabs, "parallel_h5py", lambda: False)
+    """In one transfer, and in many."""
     path, turn = shared_tmp_path / "a.h5", itertools.count()
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as one, ProcessGrid(comm, shape[::-1]) as other:
@@ -57,7 +58,7 @@ def test_what_is_saved_is_loaded_in_any_layout(
                     views = (A, x), (A.T, x.T), (A[m // 3 :, : n - n // 4].H, part.conj().T)
                     view, whole = views[number % 3]
                     report = hdf5.save(path, "group/x", view, progress=lambda *x: seen.append(x))  # noqa: B023
-                    assert report.method == ("mpio" if parallel and way == "best" else "mpi-io")
+                    assert report.method == ("mpio" if collective else "mpi-io")
                     assert seen == [(x, len(seen)) for x in range(1, len(seen) + 1)]
                     assert len(seen) > 1 or number % 4 != 1 or whole.size <= 40 * comm.size
                     assert np.array_equal(read(comm, path, "group/x"), whole)
@@ -79,19 +80,16 @@ def test_compressed_chunks_are_written_by_all_ranks_or_by_one_for_all(
         ("f2", {"chunks": True}),
     ):
         A = DistMatrix.random((50, 40), grid=grid, block=(7, 6), dtype=dtype)
+        whole = A.allgather()
         report = hdf5.save(path, "g/x", A, **options)  # type: ignore[arg-type]
         assert report.method == ("mpio" if parallel else "one writer")
         hdf5.save(path, "empty", empty, **options)  # type: ignore[arg-type]
-
-        def look() -> Any:
-            with h5py.File(path, "r") as file:
-                return file["g/x"].chunks, file["g/x"].compression, np.array(file["g/x"]), file["empty"].shape
-
-        chunks, compression, values, shape = by_rank_0(comm, look)
-        assert compression == options.get("compression") and shape == (0, 4)
-        assert chunks == (8, 9) if dtype == "f8" else chunks
-        assert np.array_equal(values, A.allgather())
-        assert np.array_equal(hdf5.load(path, "g/x", grid, 3, verify=True).allgather(), values)
+        with edited(comm, path, "r") as file:
+            x = file["g/x"]
+            assert x.compression == options.get("compression") and file["empty"].shape == (0, 4)
+            assert x.chunks == (8, 9) if dtype == "f8" else x.chunks
+            assert np.array_equal(x, whole)
+        assert np.array_equal(hdf5.load(path, "g/x", grid, 3, verify=True).allgather(), whole)
     v = DistMatrix.random((50, 1), grid=grid)
     hdf5.save(path, "v", v, chunks=(20, 1), compression="gzip", ndim=1)
     assert np.array_equal(hdf5.load(path, "v", grid, verify=True).allgather(), v.allgather())
@@ -108,31 +106,10 @@ def test_compressed_chunks_are_written_by_all_ranks_or_by_one_for_all(
             refused(comm, FileError, "No space left on device", hdf5.save, path, "g/x", A, compression="gzip")
 
 
-@pytest.mark.parametrize("where", ["ascontiguousarray", "empty"])
-def test_one_writer_and_a_rank_without_memory(
-    comm: Any, grid: Any, parallel: bool, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    """Nobody waits for the elements of another rank, which raises."""
-
-    def failing(*args: Any, **kwargs: Any) -> Any:
-        raise MemoryError("no memory left")
-
-    if parallel:
-        pytest.skip("every rank writes")
-    names = {x: getattr(np, x) for x in ("ascontiguousarray", "empty", "uint8", "ndarray")}
-    if comm.rank == comm.size - 1:
-        monkeypatch.setattr(hyperslabs, "np", SimpleNamespace(**{**names, where: failing}))
-    A = DistMatrix.random((50, 40), grid=grid, block=(7, 6))
-    with pytest.raises(MemoryError):
-        hdf5.save(shared_tmp_path / "z.h5", "x", A, compression="gzip")
-    assert by_rank_0(comm, lambda: list(shared_tmp_path.iterdir())) == []
-
-
 def test_a_dataset_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """Whatever the way that it is read; written as one again; and a grid of all ranks where none is given."""
     path, v = shared_tmp_path / "v.h5", np.arange(37.0)
     here = shared_tmp_path / ("ab.h5" if parallel_h5py() else "a:b.h5")  # ROMIO takes a: for a kind of file system
-
     for each in (path, here):
         with edited(comm, each, "w") as file:
             file["plain"], file["big"], file["g/i"], file["none"] = v, v.astype(">f8"), v.astype("i4"), v[:0]
@@ -150,31 +127,24 @@ def test_a_dataset_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp
         assert np.array_equal(part.allgather()[:, 0], v[5:20]), name
         report = hdf5.save(path, "again", A, ndim=1)
         assert report.shape == (37,) and "again (37 float64, " in str(report)
-        assert np.array_equal(by_rank_0(comm, lambda: h5py.File(path)["again"][()]), v)
+        assert np.array_equal(read(comm, path, "again"), v)
         assert hdf5.load(path, "again", grid, verify=True).allclose(A.redistribute(grid=grid))
     assert hdf5.load(path, "none", grid).shape == (0, 1)
     B = DistMatrix.random((6, 37), grid=grid)
     C = pdgemm(1, B, hdf5.dataset(path, "zipped", grid))
     assert np.allclose(C.allgather()[:, 0], B.allgather() @ v)
-    for load in (
-        lambda: hdf5.load(path, "plain"),
-        lambda: hdf5.load(f"{path}:/plain"),
-        lambda: hdf5.load(f"{here}:plain"),
-    ):
-        A = load()
+    for where in ((path, "plain"), (f"{path}:/plain",), (f"{here}:plain",)):
+        A = hdf5.load(*where)
         assert A.grid.size == comm.size and np.array_equal(A.allgather()[:, 0], v)
-    assert load().grid is A.grid
+    assert hdf5.load(*where).grid is A.grid
     assert hdf5.dataset(f"{path}:/plain").shape == (37, 1)
-    wrong: list[tuple[type[Exception], str, Any]] = [
-        (LayoutError, r"\(37, 1\) is not saved with ndim=3", lambda: hdf5.save(path, "x", A, ndim=3)),
-        (LayoutError, r"\(6, 37\) is not saved with ndim=1", lambda: hdf5.save(path, "x", B, ndim=1)),
-        (ArgumentError, "the name of the dataset, and the grid", lambda: hdf5.load(path)),
-        (ArgumentError, "the name of the dataset, and the grid", lambda: hdf5.load(f"{path}:/plain", grid)),
-        (FileError, r"v.h5:many is a group; it has (/many/inner/\d+ .*){10}, \.\.\.$", lambda: hdf5.load(path, "many")),
-        (FileError, "v.h5 has no dataset x; it has .*, ...$", lambda: hdf5.load(path, "x")),
-    ]
-    for kind, message, use in wrong:
-        refused(comm, kind, message, use)
+    refused(comm, LayoutError, r"\(37, 1\) is not saved with ndim=3", hdf5.save, path, "x", A, ndim=3)
+    refused(comm, LayoutError, r"\(6, 37\) is not saved with ndim=1", hdf5.save, path, "x", B, ndim=1)
+    for unnamed in ((path,), (f"{path}:/plain", grid)):
+        refused(comm, ArgumentError, "the name of the dataset, and the grid", hdf5.load, *unnamed)
+    group = r"v.h5:many is a group; it has (/many/inner/\d+ .*){10}, \.\.\.$"
+    refused(comm, FileError, group, hdf5.load, path, "many")
+    refused(comm, FileError, "v.h5 has no dataset x; it has .*, ...$", hdf5.load, path, "x")
 
 
 def test_a_callback_that_raises_is_heard_when_all_is_done(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
@@ -192,20 +162,12 @@ def test_a_callback_that_raises_is_heard_when_all_is_done(comm: Any, grid: Any, 
 
 def test_everything_else_in_the_file_stays(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     path, A = shared_tmp_path / "a.h5", DistMatrix.random((9, 9), grid=grid)
+    whole = A.allgather()
 
     def add_header() -> None:
         with path.open("rb+") as file:
             file.write(b"a header of 512 bytes")
         path.chmod(0o640)
-
-    def look() -> Any:
-        assert path.read_bytes().startswith(b"a header of 512 bytes")
-        with h5py.File(path, "r") as file:
-            assert (file.attrs["title"], file["g"].attrs["unit"], file["top"].asstr()[()]) == ("mine", "m", "text")
-            assert isinstance(file.get("soft", getlink=True), h5py.SoftLink) and file["hard"] == file["g/other"]
-            assert file[file["reference"][0]][:].tolist() == [0, 1, 2, 3, 4]
-            found = [np.array(file[name]) for name in ("g/x", "y", "g/z")]
-            return found, dict(file["y"].attrs), path.stat().st_mode & 0o777
 
     with edited(comm, path, "w", userblock_size=512) as file:
         file.attrs["title"], file["top"] = "mine", "text"
@@ -216,10 +178,14 @@ def test_everything_else_in_the_file_stays(comm: Any, grid: Any, shared_tmp_path
     by_rank_0(comm, add_header)
     for name in ("/g/x", "y", "soft/z"):
         hdf5.save(path, name, A, overwrite=True)
-    found, attributes, mode = by_rank_0(comm, look)
-    assert all(np.array_equal(x, A.allgather()) for x in found) and mode == 0o640
-    assert attributes["pdgemm_dtype"] == b"float64"
-    assert json.loads(attributes["pdgemm_layout"])["grid"] == list(grid.shape)
+    assert path.read_bytes().startswith(b"a header of 512 bytes") and path.stat().st_mode & 0o777 == 0o640
+    with edited(comm, path, "r") as file:
+        assert (file.attrs["title"], file["g"].attrs["unit"], file["top"].asstr()[()]) == ("mine", "m", "text")
+        assert isinstance(file.get("soft", getlink=True), h5py.SoftLink) and file["hard"] == file["g/other"]
+        assert file[file["reference"][0]][:].tolist() == [0, 1, 2, 3, 4]
+        assert all(np.array_equal(file[name], whole) for name in ("g/x", "y", "g/z"))
+        assert file["y"].attrs["pdgemm_dtype"] == b"float64"
+        assert json.loads(file["y"].attrs["pdgemm_layout"])["grid"] == list(grid.shape)
     assert only_file(shared_tmp_path, comm) == ["a.h5"]
 
 
@@ -273,193 +239,6 @@ def test_the_checksum_sees_bits_of_several_elements() -> None:
             assert int(bilinear(changed, rows, cols)[0]) != right, (bit, number)
 
 
-# ------------------------------------------------------------------ bad input
-def test_unreadable_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    path, text = shared_tmp_path / "a.h5", shared_tmp_path / "a.txt"
-
-    by_rank_0(comm, lambda: text.write_text("not HDF5\n" * 100))
-    with edited(comm, path, "w") as file:
-        file["x"], file["number"], file["cube"] = np.eye(3), 3.0, np.zeros((2, 2, 2))
-        file["integers"], file["complex"] = np.zeros((2, 2), "i8"), np.zeros((2, 2), "c16")
-        file["strings"], file["group/inner"] = np.array([[b"a"]]), np.eye(2)
-    for name in ("damaged", "old"):
-        hdf5.save(path, name, DistMatrix.random((6, 5), grid=grid))
-    with edited(comm, path) as file:
-        file["damaged"][3, 4] += 1e-12
-        file["old"].attrs["pdgemm_checksum"] = "bilinear64:0123456789abcdef"
-    cases: list[tuple[Path, str, dict[str, Any], type[PdgemmError], str]] = [
-        (path, "y", {}, FileError, r"has no dataset y; it has .*/x \(3 x 3 float64\)"),
-        (path, "group", {}, FileError, r"a.h5:group is a group; it has /group/inner \(2 x 2 float64\)$"),
-        (shared_tmp_path / "none.h5", "x", {}, FileError, "no such file"),
-        (text, "x", {}, FileError, "a.txt is not an HDF5 file"),
-        (shared_tmp_path, "x", {}, FileError, "."),
-        (path, "number", {}, LayoutError, r"neither a matrix nor a vector: its shape is \(\)"),
-        (path, "cube", {}, LayoutError, r"neither a matrix nor a vector: its shape is \(2, 2, 2\)"),
-        (path, "integers", {}, DTypeError, "int64; a matrix can be of float16, float32.*convert with dtype="),
-        (path, "strings", {"dtype": "float64"}, DTypeError, "cannot become float64"),
-        (path, "complex", {"dtype": "float64"}, DTypeError, "complex128, which cannot become float64"),
-        (path, "x", {"dtype": "int16"}, DTypeError, "dtype=int16"),
-        (path, "x", {"dtype": "int8"}, DTypeError, "float64, which cannot become int8"),
-        (path, "integers", {"dtype": "int8"}, DTypeError, "int64, which cannot become int8"),
-        (path, "x", {"block": 0}, LayoutError, "block size must be >= 1, got 0"),
-        (path, "x", {"source": (99, 0)}, LayoutError, "source 99"),
-        (path, "x", {"verify": True}, FileError, "no checksum"),
-        (path, "damaged", {"verify": True}, FileError, "damaged"),
-        (path, "old", {"verify": True}, FileError, "a checksum of another version of pdgemm: load it without verify"),
-        (path, "old", {"rows": slice(0, 6, 2)}, ArgumentError, r"rows are taken in steps of 1, got slice\(0, 6, 2\)"),
-        (path, "old", {"cols": slice(None, None, -1)}, ArgumentError, "cols are taken in steps of 1"),
-        (path, "old", {"cols": range(0, 5, 3)}, ArgumentError, "cols are taken in steps of 1"),
-        (path, "old", {"rows": 3}, ArgumentError, r"rows are a pair \(start, stop\), a slice or a range, got 3"),
-        (path, "old", {"rows": (2, 7)}, ArgumentError, "rows 2:7 are not within 0:6"),
-        (path, "old", {"rows": (3, 2)}, ArgumentError, "the stop of rows must be >= 3, got 2"),
-        (path, "old", {"rows": slice("a", None)}, ArgumentError, "rows are .* of whole numbers"),
-        (path, "old", {"rows": (0, 3), "verify": True}, ArgumentError, "the whole dataset, and not a part of it"),
-    ]
-    if comm.size > 1:
-        cases.append((path, "old", {"rows": (comm.rank, 6)}, ArgumentError, "different arguments"))
-    for file, name, options, kind, message in cases:
-        refused(comm, kind, message, hdf5.load, file, name, grid, **options)
-    for name in ("damaged", "old"):
-        assert hdf5.load(path, name, grid).shape == (6, 5)
-    hdf5.save(path, "whole", DistMatrix.random((6, 5), grid=grid))
-    assert hdf5.load(path, "whole", grid, rows=(0, 6), verify=True).shape == (6, 5)  # which is all
-    A = hdf5.load(path, "whole", grid, rows=(1, 3), cols=slice(2))
-    assert str(A.report).startswith(f"read {path}:whole (rows 1:3, columns 0:2 of 6 x 5 float64, 32 B) by mpi")
-    assert hdf5.save(path, "whole", A, replaces=A.report).shape == (2, 2)  # nobody has saved meanwhile
-    refused(comm, FileError, "was replaced after it was read", hdf5.save, path, "whole", A, replaces=A.report)
-
-
-def test_unwritable_output_is_refused_and_nothing_is_lost(
-    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    A, old = DistMatrix.random((30, 30), grid=grid), shared_tmp_path / "old.h5"
-    hdf5.save(old, "x", A)
-    hdf5.save(old, "g/y", A)
-    for path, name, message in [
-        (shared_tmp_path / "none" / "a.h5", "x", "does not exist"),
-        (shared_tmp_path, "x", "is a folder"),
-        (old, "x/y", "old.h5: "),  # a dataset stands where a group is needed
-        (old, "g", "old.h5: g exists already"),  # and the reverse
-        (old, "/", "'/' is not the name of a dataset"),
-        (Path("/proc/a.h5"), "x", "proc"),
-    ]:
-        refused(comm, FileError, message, hdf5.save, path, name, A)
-    refused(comm, DTypeError, "bfloat16 cannot be saved", hdf5.save, old, "b", A.astype("bfloat16"))
-    monkeypatch.setattr(files.os, "access", lambda path, mode: False)
-    refused(comm, FileError, "no permission", hdf5.save, old, "x", A)
-    assert only_file(shared_tmp_path, comm) == ["old.h5"]
-    assert np.array_equal(hdf5.load(old, "x", grid, verify=True).local, A.local)
-
-
-@contextmanager
-def small_files() -> Iterator[None]:
-    """The operating system lets no file of this process grow beyond 150 kB."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_file_that_has_no_room(
-    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
-) -> None:
-    """A full disk and a limit are met before the first byte; else a write fails half-way, and what was there stays."""
-    path, old = shared_tmp_path / "a.h5", DistMatrix.eye(5, grid=grid)
-    hdf5.save(path, "x", old)
-    usage = files.shutil.disk_usage(shared_tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(files.shutil, "disk_usage", lambda path: usage._replace(free=1000))
-        with pytest.raises(FileError, match="No space left on device: 7200 bytes are needed, 1000 are free"):
-            hdf5.save(shared_tmp_path / "b.h5", "x", DistMatrix.zeros((30, 30), grid=grid))
-    with small_files():
-        with pytest.raises(FileError, match="a.h5: File too large: 320000 bytes are needed"):
-            hdf5.save(path, "x", DistMatrix.random((200, 200), grid=grid))
-        if not parallel:  # HDF5 1.10 crashes when it cannot close a file that it failed to write
-            for module in (files, new_dataset):  # where the file system cannot tell, MPI-IO's writes fail on some ranks
-                monkeypatch.setattr(module, "reserve", lambda file, size: None)
-            with pytest.raises(FileError, match="a.h5"):
-                hdf5.save(path, "x", DistMatrix.random((200, 200), grid=grid, block=(200, 20)))
-    assert only_file(shared_tmp_path, comm) == ["a.h5"]
-    assert np.array_equal(hdf5.load(path, "x", grid, verify=True).local, old.local)
-
-
-def test_a_storage_that_drops_what_describes_a_dataset(
-    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The elements are there; superblock, headers, attributes or the end of the file are not: nothing is published."""
-    path, A = shared_tmp_path / "a.h5", DistMatrix.random((30, 30), grid=grid)
-
-    def without_checksum(partial: Path, _: Any, name: str = "x") -> None:
-        with h5py.File(partial, "r+") as file:
-            del file[name].attrs["pdgemm_checksum"]
-
-    def another(partial: Path, _: Any, name: str = "x") -> None:
-        with h5py.File(partial, "r+") as file:
-            del file[name]
-            file[name] = np.zeros((30, 29))
-
-    def without_others(partial: Path, _: Any) -> None:
-        with h5py.File(partial, "r+") as file:
-            del file["kept"]
-
-    def elsewhere(
-        partial: Path, _: Any
-    ) -> None:  # shape, type and checksum are right, and other elements were compared
-        with h5py.File(partial, "r+") as file:
-            file.move("a", "c")
-            file["a"] = np.zeros((30, 30))
-            file["a"].attrs.update(file["c"].attrs)
-            del file["c"]
-
-    hdf5.save(path, "kept", A)
-    hdf5.save(path, "x", A)
-    lost = "h5: what was written is not what the file holds"
-    with unchanged(comm, shared_tmp_path):
-        for fault in (*dropped, without_checksum, another, without_others):
-            monkeypatch.setattr(new_dataset, "to_disk", fault)
-            for check in (True, False):
-                refused(comm, FileError, rf"a\.{lost}", hdf5.save, path, "x", A, check=check)
-        for fault in (
-            *dropped,
-            partial(without_checksum, name="a"),
-            partial(another, name="a"),
-            elsewhere,
-        ):  # of one of two
-            monkeypatch.setattr(many_datasets, "to_disk", fault)
-            state = shared_tmp_path / "state.h5"
-            refused(comm, FileError, rf"state\.{lost}", hdf5.save_all, state, {"a": A, "b": A})
-
-
-@pytest.mark.parametrize("fault", ["lost", "fails"])
-def test_a_write_of_one_rank_that_is_lost_or_fails(
-    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool, fault: str
-) -> None:
-    """An MPI library that keeps a failed write to itself; and an error that all ranks have to hear of."""
-    path, A = shared_tmp_path / "a.h5", DistMatrix.random((30, 30), grid=grid)
-    module, name = (hyperslabs, "opened_by_hdf5") if parallel else (mpi_io, "opened_by_mpi_io")
-    original = getattr(module, name)
-
-    @contextmanager
-    def opened(*arguments: Any, write: bool = False) -> Iterator[Any]:
-        with original(*arguments, write=write) as transfer:
-
-            def faulty(row: int, col: int, part: np.ndarray) -> None:
-                here = comm.rank == comm.size // 2
-                transfer(row, col, part * (fault == "fails" or not here))  # nobody is left alone in it
-                if here and fault == "fails":
-                    raise files.file_error(path, OSError(28, "No space left on device"))
-
-            yield faulty if write else transfer
-
-    monkeypatch.setattr(module, name, opened)
-    said = "what was written is not what the file holds" if fault == "lost" else "No space left on device"
-    refused(comm, FileError, f"a.h5: {said}", hdf5.save, path, "x", A)
-    assert only_file(shared_tmp_path, comm) == []
-    if fault == "lost":
-        hdf5.save(path, "x", A, check=False)  # the check was what found it
-        refused(comm, FileError, "damaged", hdf5.load, path, "x", grid, verify=True)
-
-
 # ------------------------------------------------------------------ parts of datasets
 M, N = 43, 37
 PARTS: list[tuple[Any, Any]] = [
@@ -496,21 +275,16 @@ def write_in_every_storage(path: Path, x: np.ndarray) -> None:
 
 
 @pytest.mark.on_ranks(2, 4)
-@pytest.mark.parametrize("way", ["best", "without a parallel h5py"])
 def test_parts_of_every_storage(
-    comm: Any, shared_tmp_path: Path, parallel: bool, way: str, monkeypatch: pytest.MonkeyPatch
+    comm: Any, shared_tmp_path: Path, collective: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if way != "best":
-        if not parallel:
-            pytest.skip("without a parallel h5py it is the best way")
-        monkeypatch.setattr(hyperslabs, "parallel_h5py", lambda: False)
     path = shared_tmp_path / "parts.h5"
     x = np.random.default_rng(3).standard_normal((M, N)) * 100
     by_rank_0(comm, lambda: write_in_every_storage(path, x))
     types = {"integers": "i2", "half": "f2", "single": "f4"}
     names = ["contiguous", "chunked", "growing", "gzip", "big_endian", *types, "virtual"]
     in_place = dict.fromkeys(("contiguous", "half", "single"), "mpi-io")
-    expected = in_place if way != "best" or not parallel else dict.fromkeys(names[:-1], "mpio")
+    expected = dict.fromkeys(names[:-1], "mpio") if collective else in_place
     turn = itertools.cycle(itertools.product([False, True], [None, (3, 2)], [1 << 12, 0]))
     grids = [ProcessGrid(comm, shape) for shape in grid_shapes(comm.size)]
     for made, name, (rows, cols) in pairs(grids, names, PARTS):
@@ -521,8 +295,7 @@ def test_parts_of_every_storage(
         part = x[as_slice(rows), as_slice(cols)].astype(types.get(name, "f8"))
         assert np.array_equal(A.allgather(), (part.T if transpose else part).astype(dtype)), (name, rows, cols)
         assert A.report.method == expected.get(name, "independent")
-        assert A.report.bytes == part.nbytes
-        assert A.report.shape == (M, N)
+        assert (A.report.bytes, A.report.shape) == (part.nbytes, (M, N))
         assert (A.report.part is None) == (part.shape == x.shape)
     for made in grids:
         made.free()
@@ -545,10 +318,7 @@ def test_only_the_part_is_read(comm: Any, grid: Any, shared_tmp_path: Path, monk
         return int(dict(line.split(": ") for line in lines)["rchar"])
 
     by_rank_0(comm, sparse)
-    loads: list[Any] = [
-        lambda **part: hdf5.load(h5, "x", grid, **part),
-        lambda **part: npy.load(plain, grid, **part),
-    ]
+    loads: list[Any] = [partial(hdf5.load, h5, "x", grid), partial(npy.load, plain, grid)]
     for load, parallel in itertools.product(loads, dict.fromkeys((hyperslabs.parallel_h5py(), False))):
         monkeypatch.setattr(hyperslabs, "parallel_h5py", lambda parallel=parallel: parallel)
         for part in ({"rows": (1000, 1100), "cols": (5, 15)}, {"rows": slice(32760, None), "cols": (32000, 32700)}):
@@ -556,7 +326,6 @@ def test_only_the_part_is_read(comm: Any, grid: Any, shared_tmp_path: Path, monk
             before = counted()
             A = load(**part)
             read = comm.allreduce(counted() - before)
-            assert isinstance(A, DistMatrix)
             # a collective read takes what lies between the rows, too, as far as its buffers go
             between = 0 if A.report.method != "mpio" else A.shape[0] * (1 << 15) * A.dtype.itemsize
             assert read < A.nbytes + between + comm.size * 300_000

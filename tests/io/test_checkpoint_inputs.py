@@ -1,0 +1,160 @@
+"""What a job goes on with: the same product, and inputs that are what they were, whatever times their files have."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+from checkpointed import EACH_STEP, K, M, Problem, ended_after
+from stored_files import by_rank_0, elements, read, refused, write
+
+from pdgemm import DistMatrix
+from pdgemm.errors import ArgumentError, FileError
+from pdgemm.io import hdf5
+
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("small")]
+
+
+def replaced(file: Path, how: str, change: Callable[[Path], object] = lambda file: None) -> None:
+    """Change a file, or a copy that takes its place, and put its times back, as cp -p, tar and rsync -t do."""
+    before = file.stat()
+    there = file if how == "in place" else file.with_name("copy.h5")
+    if there != file:
+        shutil.copy2(file, there)
+    change(there)
+    os.utime(there, ns=(before.st_atime_ns, before.st_mtime_ns))
+    there.replace(file)
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def element(name: str, place: tuple[int, int], value: float | None = None) -> Callable[[Path], None]:
+    """Add 1 to an element, or set it, and leave the checksum that the dataset carries."""
+
+    def change(file: Path) -> None:
+        with h5py.File(file, "r+") as opened:
+            opened[name][place] = opened[name][place] + 1 if value is None else value
+
+    return change
+
+
+def test_another_problem_or_other_inputs_are_refused(comm: Any, problem: Problem) -> None:
+    """In one line, and the checkpoint stays; whatever sizes and times files have, and A and B exchanged, too."""
+
+    def refuses(said: str, **more: Any) -> None:
+        refused(comm, ArgumentError, rf"{said}.*finish that one, or delete", problem.run, **more)
+        assert any(x.endswith(".checkpoint") for x in problem.files())
+
+    with ended_after(3):
+        problem.run()
+    refuses("whose alpha is 1.0 and not 2.0", alpha=2)
+    refuses("whose sums is float64 and not float32", accumulate_dtype="float32")
+    problem.B += 1
+    problem.write()
+    refuses(r"x\.h5:b is not what it was when .*out\.h5\.c\.checkpoint was saved")
+    assert not problem.out.exists()
+
+    problem.A, problem.B, other = (elements((M, M), "d", seed) for seed in range(3))
+    write(comm, problem.path, a=(problem.A, {}), b=(problem.B, {}), other=(other, {}))
+    problem.out = problem.out.with_name("others.h5")
+    with ended_after(2):
+        problem.run()
+    for names in (("other", "b"), ("a", "other"), ("b", "a")):
+        refuses("is not what it was", names=names)
+    problem.run()
+    assert problem.is_right()
+
+
+@pytest.mark.parametrize(("little", "how"), [(False, "another inode"), (True, "in place")])
+def test_inputs_that_change_and_keep_their_times(
+    comm: Any, grid: Any, problem: Problem, how: str, little: bool
+) -> None:
+    """What was read of A, B or C on entry must be what it was; what was not read yet may be new, and is right."""
+    path = problem.out = problem.path
+    inputs = {"a": problem.A, "b": problem.B, "c": problem.C}
+    for name, x in inputs.items():
+        for other, y in inputs.items():
+            hdf5.save(path, other, DistMatrix.from_global(y, grid=grid), overwrite=True)
+        with ended_after(2):
+            problem.run(little, beta=2)
+        by_rank_0(comm, partial(replaced, path, how, element(name, (0, 0))))
+        with pytest.raises(ArgumentError, match=rf"x\.h5:{name} is not what it was when .*checkpoint was saved"):
+            problem.run(little, beta=2)
+        by_rank_0(comm, partial(replaced, path, how, element(name, (0, 0), x[0, 0])))
+        with ended_after(1):  # it is again what it was
+            problem.run(little, beta=2)
+        problem.forget()
+    with ended_after(1):  # the last panel of A was not read yet: the product is that of the new one
+        problem.run(little, beta=2)
+    by_rank_0(comm, partial(replaced, path, how, element("a", (M - 1, K - 1))))
+    problem.run(little, beta=2)
+    problem.A[M - 1, K - 1] += 1
+    assert problem.begun[0].share > 0 and problem.is_right(2) and problem.files() == ["x.h5"]
+
+
+def test_what_only_touches_the_files_costs_no_progress(
+    comm: Any, grid: Any, shared_tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """chmod, another hard link, a copy, a new name, a moved folder; and while the product runs."""
+    here, there = shared_tmp_path / "here", shared_tmp_path / "there"
+    by_rank_0(comm, here.mkdir)
+    problem = Problem(grid, here)
+
+    def moved_folder() -> None:
+        here.rename(there)
+        (there / "x.h5").chmod(0o640)
+
+    touches: dict[str, Any] = {
+        "nothing": lambda: None,
+        "mode": lambda: problem.path.chmod(0o600),
+        "link": lambda: os.link(problem.path, shared_tmp_path / "second.h5"),
+        "copy": lambda: replaced(problem.path, "another inode"),
+        "folder": moved_folder,
+    }
+    with ended_after(1):
+        problem.run(little=True)
+    for number, (what, touch) in enumerate(touches.items(), 1):
+        by_rank_0(comm, touch)
+        if what == "folder":
+            problem.path, problem.out = there / "x.h5", there / "out.h5"
+        capfd.readouterr()
+        with ended_after(1):
+            problem.run(little=True)
+        said = capfd.readouterr().err
+        assert problem.begun[0].saved.token.generation == number
+        assert comm.rank or said.count("is read again and compared") == (0 if what == "nothing" else 2), what
+
+    def meddle(done: int, total: int) -> None:
+        if comm.rank == 0 and done == 1:
+            problem.path.chmod(0o644)
+
+    problem.run(little=True, progress=meddle)
+    assert problem.is_right()
+
+
+@pytest.mark.parametrize(("when", "how"), [(EACH_STEP, "in place"), (None, "in place"), (EACH_STEP, "another inode")])
+def test_an_input_that_is_rewritten_while_the_job_runs(comm: Any, problem: Problem, when: Any, how: str) -> None:
+    """And gets its times back: an error, and nothing is written; or the right product, if none of it was read yet."""
+    for place, little in (((0, 0), False), ((0, 0), True), ((M - 1, K - 1), False), ((M - 1, K - 1), True)):
+        problem.write()
+
+        def meddle(done: int, total: int, place: Any = place) -> None:
+            if comm.rank == 0 and done == 1:
+                replaced(problem.path, how, element("a", place))
+            comm.Barrier()
+
+        try:
+            problem.run(little, progress=meddle, when=when)
+        except FileError as error:
+            assert "was changed while it was read" in str(error) and not by_rank_0(comm, problem.out.exists)
+        else:
+            assert how == "in place" and place != (0, 0)
+            problem.A = read(comm, problem.path, "a")
+            assert problem.is_right()
+            by_rank_0(comm, problem.out.unlink)
+        problem.forget()
