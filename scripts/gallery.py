@@ -69,7 +69,7 @@ job scripts in `slurm/`, of which each waits for the one before it: growing numb
 then matrices that grow with them, and then `pdgemm plot` draws what was measured beside what was predicted.  First
 set in a [site file](../../slurm/README.md) how ranks start on your cluster.
 
-<!-- not run: it needs Slurm; tests/cluster/test_slurm.py submits it -->
+<!-- not run: it needs Slurm; tests/cluster/test_slurm_studies.py submits it -->
 ```console
 $ ALLOCATION='-N 4 --ntasks-per-node=8' RANKS=1,2,4,8,16,32 docs/examples/scaling_study.sh study
 ```

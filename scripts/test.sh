@@ -205,7 +205,7 @@ if wanted clusters; then
     cluster=$results/cluster
     reason=$(scripts/slurm_cluster.sh up "$cluster" 2>&1 >&3) || status=$?
     case $status in
-        0) SLURM_CONF=$cluster/slurm.conf tests 'slurm' "${pytest[@]}" -n 2 --dist load tests/cluster/test_slurm.py ;;
+        0) SLURM_CONF=$cluster/slurm.conf tests 'slurm' "${pytest[@]}" -n 2 --dist load tests/cluster/test_slurm_*.py ;;
         3) record 'slurm' 0 0 0 0 "not run, because ${reason##*sh: }" ;;
         *) printf '%s\n' "$reason" >&2 && record 'slurm' 0 1 0 0 'its cluster does not start' ;;
     esac

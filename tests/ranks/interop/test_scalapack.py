@@ -8,62 +8,39 @@ from typing import Any
 import numpy as np
 import pytest
 from problems import op
-from scalapack_arrays import LETTERS, SIZES, STARTS, Global, assert_unchanged, changed, info, random
+from scalapack_arrays import LETTERS, SIZES, Global, assert_unchanged, changed, gathered, info, placed, random
 from tiers import everything, square_grid
 
 from pdgemm import ProcessGrid, scalapack
 
 pytestmark = pytest.mark.mpi
 
-WHOLE = [31, 32, 35]
-
 
 @square_grid
 @pytest.mark.parametrize("dtype", LETTERS)
 def test_the_standard_semantics(comm: Any, contexts: list[int], dtype: str) -> None:
     """error = max |C - Cref| / (eps (|alpha| |A| |B| + |beta| |C|)) <= 16, as in the PBLAS tests."""
-    char = LETTERS[dtype]
-    routine = getattr(scalapack, f"p{dtype}gemm")
+    char, rng = LETTERS[dtype], np.random.default_rng(7)
     alphas = [2, 3] + [2 - 1j] * (char in "FD")
-    rng = np.random.default_rng(7)
-    sizes = SIZES if dtype == "d" else SIZES[:1]
-    cases = list(itertools.product(contexts, sizes, "NTC", "NTC"))
+    cases = list(itertools.product(contexts, SIZES if dtype == "d" else SIZES[:1], "NTC", "NTC"))
     step = 1 if comm.size <= 2 else 2 if everything() else 20  # prime to the nine pairs: each in some context
-    for ictxt, (m, n, k), ta, tb in cases[::step]:
+    for number, (ictxt, (m, n, k), ta, tb) in enumerate(cases[::step]):
         alpha, beta = (rng.choice(choices).item() for choices in (alphas, [0, 1, 3]))
-        matrices, windows = [], []
-        for extents in [(m, k) if ta == "N" else (k, m), (k, n) if tb == "N" else (n, k), (m, n)]:
-            whole = int(rng.choice(WHOLE))
-            home = ictxt if len(matrices) == 2 or rng.random() < 0.5 else int(rng.choice(contexts))
-            pr, pc = scalapack.blacs_gridinfo(home)[:2]
-            values = random((whole, whole), char, whole + len(matrices))
-            blocks = tuple(rng.integers(1, 7, 2).tolist())
-            first = None if rng.random() < 0.5 else tuple(rng.integers(1, 15, 2).tolist())
-            matrices.append(Global(values, home, blocks, (whole % pr, (whole + 1) % pc), first))
-            starts = [min(start, whole - extent + 1) for start, extent in zip(rng.choice(STARTS, 2).tolist(), extents)]
-            windows.append(tuple(slice(at - 1, at - 1 + extent) for at, extent in zip(starts, extents)))
-        A, B, C = matrices
-        descs = [x.desc.copy() for x in matrices]
-        inside = np.zeros(C.values.shape, bool)
-        inside[windows[2]] = True
-        if beta == 0:
-            C.local[...] = C.dealt(np.where(inside, np.nan, C.values), C.before)
-        a, b, c = ((x.local, *(s.start + 1 for s in window), x.desc) for x, window in zip(matrices, windows))
-        routine(ta, tb, m, n, k, alpha, *a, *b, beta, *c)
+        shapes = (m, k) if ta == "N" else (k, m), (k, n) if tb == "N" else (n, k), (m, n)
+        values = [random(shape, char, 3 * number + at) for at, shape in enumerate(shapes)]
+        homes = [*contexts, *[ictxt] * len(contexts)]  # A and B are often in the context of C
+        (A, _, a), (B, _, b) = (placed(x, 7, homes, rng) for x in values[:2])
+        C, there, c = placed(values[2] if beta else np.full_like(values[2], np.nan), 7, [ictxt], rng)
+        descs = [X.desc.copy() for X in (A, B, C)]
+        getattr(scalapack, f"p{dtype}gemm")(ta, tb, m, n, k, alpha, *a, *b, beta, *c)
 
-        wide = np.result_type(char, np.float64)
-        sub_a, sub_b, sub_c = (x.values[window].astype(wide) for x, window in zip(matrices, windows))
-        sub_a, sub_b = op(sub_a, ta), op(sub_b, tb)
-        reference, scale = C.values.astype(wide), np.zeros(C.values.shape)
-        reference[windows[2]] = alpha * (sub_a @ sub_b) + beta * sub_c
-        scale[windows[2]] = abs(alpha) * (abs(sub_a) @ abs(sub_b)) + abs(beta) * abs(sub_c)
-        error = np.abs(C.local - C.dealt(reference.astype(char), C.before))
-        assert (error <= 16 * np.finfo(char).eps * C.dealt(scale, np.zeros(C.local.shape))).all()
-        assert_unchanged(C, windows[2])
-        for x, desc in zip(matrices, descs):
-            assert np.array_equal(x.desc, desc)
-        for x in (A, B):
-            assert np.array_equal(x.local, x.before)
+        x, y, z = (value.astype("D") for value in values)
+        x, y, z = op(x, ta), op(y, tb), beta * z
+        scale = abs(alpha) * (abs(x) @ abs(y)) + abs(z)
+        assert (abs(gathered(comm, C, there) - alpha * (x @ y) - z) <= 16 * np.finfo(char).eps * scale).all()
+        assert_unchanged(C, there)
+        assert all(np.array_equal(X.desc, desc) for X, desc in zip((A, B, C), descs))
+        assert np.array_equal(A.local, A.before) and np.array_equal(B.local, B.before)
 
 
 @square_grid
@@ -86,16 +63,6 @@ def test_transposition_and_redistribution(comm: Any, contexts: list[int]) -> Non
             expected = B.values.copy()
             expected[11 : 11 + m, 4 : 4 + n] = A.values[:m, 10 : 10 + n]
             assert np.array_equal(B.local, B.dealt(expected, B.before))
-
-
-def test_one_dimensional_local_arrays(comm: Any, contexts: list[int]) -> None:
-    """As a Fortran or C program would hand them over."""
-    A, B, C = (Global(random((12, 12), "d", s), contexts[0], (3, 2), (0, 0)) for s in (1, 2, 3))
-    flat = [x.local.ravel(order="F") for x in (A, B, C)]
-    a, b, c = ((y, 1, 1, x.desc) for x, y in zip((A, B, C), flat))
-    scalapack.pdgemm("N", "N", 12, 12, 12, 1.0, *a, *b, 0.0, *c)
-    found = flat[2].reshape(C.local.shape, order="F")
-    assert np.allclose(found, C.dealt(A.values @ B.values, C.before))
 
 
 @square_grid
@@ -122,10 +89,11 @@ def test_contexts_and_descriptors(comm: Any, grid: Any) -> None:
     desc = scalapack.descinit(7, 5, 2, 3, 0, 0, row, 9)
     assert desc.tolist() == [1, row, 7, 5, 2, 3, 0, 0, 9]
     good: list[Any] = [7, 5, 2, 3, 0, 0, row, 9]
-    for at, bad in [(0, -1), (1, -2), (2, 0), (3, 0), (4, 1), (5, comm.size), (6, 10**6), (7, 1)]:
-        arguments = [*good[:at], bad, *good[at + 1 :]]
+    wrong = [(good, *x) for x in enumerate([-1, -2, 0, 0, 1, comm.size, 10**6, 1])]
+    wrong += [([8] * 8, *x) for x in enumerate([2.5, "7", None, 10**30, -(10**30)])]  # among others that are wrong
+    for arguments, at, bad in wrong:
         with pytest.raises(scalapack.IllegalArgument, match="DESCINIT") as caught:
-            scalapack.descinit(*arguments)
+            scalapack.descinit(*changed(arguments, **{f"_{at + 1}": bad}))
         assert caught.value.info == -(at + 2)
     scalapack.blacs_gridexit(row)
 
@@ -162,14 +130,17 @@ def test_every_argument_out_of_range_is_named_by_its_number(comm: Any, contexts:
             scalapack.pdgemm("N", "N", 6, 5, 4, float(comm.rank), *good[6:])
         with pytest.raises(ValueError, match="different arguments"):
             scalapack.pdgemm("N", "N", 6, 5, 3 + (comm.rank == 0), *good[5:])
+    I, J = (Global(C.values.astype(x), contexts[0], (3, 2)) for x in ("i4", "i8"))  # integers are not converted
     for name, arguments, code in (
+        ("pigemr2d", [5, 6, I.local, 1, 1, I.desc, J.local, 2, 2, J.desc, contexts[0]], -7),
+        ("pigemr2d", [5, 6, I.local, 1, 1, I.desc, C.local, 2, 2, C.desc, contexts[0]], -7),
         ("pdtran", [-1, 2, 1.0, A.local, 1, 1, A.desc, 0.0, C.local, 1, 1, C.desc], -1),
         ("pdtran", [2, 2, 1.0, A.local, 12, 1, A.desc, 0.0, C.local, 1, 1, C.desc], -5),
         ("pdgemr2d", [2, 2, A.local, 1, 12, A.desc, C.local, 1, 1, C.desc, contexts[0]], -5),
         ("pdgemr2d", [2, 2, A.local, 1, 1, A.desc, C.local, 1, 1, C.desc, 10**6], -11),
     ):
         assert info(getattr(scalapack, name), *arguments) == code
-    assert np.array_equal(C.local, C.before)
+    assert np.array_equal(C.local, C.before) and np.array_equal(J.local, J.before)
 
 
 def good_arguments(contexts: list[int], first: tuple[int, int] | None = None) -> tuple[list[Any], list[Global]]:
@@ -190,9 +161,10 @@ def test_an_empty_submatrix_may_begin_anywhere(comm: Any, contexts: list[int]) -
     """Nor does its matrix need elements; but all else is as strict as ever."""
     good, (A, _, C) = good_arguments(contexts)
     empty = with_entries(A.desc, _3=0, _4=0, _9=1)
+    nothing: dict[str, Any]
     for nothing in ({"_3": 0}, {"_4": 0}, {"_5": 0, "_15": 1.0}):
-        outside = {"_8": 99, "_9": 99} if "_4" not in nothing else {"_12": 99, "_13": 99}
-        hollow = {"_10": empty} if "_4" not in nothing else {"_14": empty}
+        i, j, desc = ("_8", "_9", "_10") if "_4" not in nothing else ("_12", "_13", "_14")
+        outside, hollow = {i: 99, j: 99}, {desc: empty}
         result = {"_17": 99, "_18": 13, "_19": empty} if "_5" not in nothing else {}
         for more in (outside, hollow, outside | hollow, result):
             assert info(scalapack.pdgemm, *changed(good, **nothing, **more)) == 0, (nothing, more)
@@ -201,11 +173,12 @@ def test_an_empty_submatrix_may_begin_anywhere(comm: Any, contexts: list[int]) -
     expected = C.values.copy()
     expected[2:8, 2:7] *= 3
     assert np.array_equal(C.local, C.dealt(expected, C.before))
-    for more, found in (
+    wrong: dict[str, Any]
+    for wrong, found in (
         ({"_8": 0}, -8), ({"_9": -1}, -9), ({"_12": 10}, -12), ({"_10": with_entries(A.desc, _5=0)}, -1005),
         ({"_10": with_entries(A.desc, _9=0)}, -1009), ({"_10": with_entries(A.desc, _4=-1)}, -1004), ({"_7": None}, -7),
     ):  # fmt: skip
-        assert info(scalapack.pdgemm, *changed(good, _3=0, **more)) == found, more
+        assert info(scalapack.pdgemm, *changed(good, _3=0, **wrong)) == found, wrong
     assert info(scalapack.pdgemm, *changed(good, _10=empty)) == -1003  # sub(A) is not empty: M_ comes first
     for m, n in ((0, 3), (3, 0)):
         assert info(scalapack.pdtran, m, n, 1.0, A.local, 99, 1, A.desc, 2.0, C.local, 1, 99, C.desc) == 0
@@ -271,22 +244,21 @@ def test_the_first_wrong_argument_is_named(comm: Any, contexts: list[int]) -> No
         if comm.size > 1:  # on one process only
             here = changed(good, **more) if comm.rank == comm.size - 1 else good
             assert info(scalapack.pdgemm, *here) == found, more
-    for at, bad in enumerate([2.5, "7", None, 10**30, -(10**30)]):
-        with pytest.raises(scalapack.IllegalArgument) as caught:
-            scalapack.descinit(*[8] * at, bad, *[8] * (7 - at))
-        assert caught.value.info == -(at + 2)
 
 
-def test_scalars_by_reference(comm: Any, contexts: list[int]) -> None:
-    """As a Fortran program hands them over."""
+def test_arguments_as_a_fortran_program_hands_them_over(comm: Any, contexts: list[int]) -> None:
+    """Scalars by reference, and local arrays of one dimension."""
     good, (A, B, C) = good_arguments(contexts)
     expected = C.values.copy()
     expected[2:8, 2:7] = 2 * A.values[:6, :4] @ B.values[1:5, 1:6] + 3 * expected[2:8, 2:7]
-    for alpha, beta in ((np.array(2.0), np.array([3])), (np.array([[2]]), np.array(3.0, "f"))):
-        C.local[...] = C.before
-        extents = [np.array(x) for x in good[2:5]]
-        scalapack.pdgemm("n", "n", *extents, alpha, *good[6:14], beta, *good[15:])
-        assert np.allclose(C.local, C.dealt(expected, C.before))
+    flat = [X.local.flatten(order="F") for X in (A, B, C)]
+    extents = [np.array(x) for x in good[2:5]]
+    for alpha, beta, (a, b, c) in (
+        (np.array(2.0), np.array([3]), (A.local, B.local, C.local)),
+        (np.array([[2]]), np.array(3.0, "f"), flat),
+    ):
+        scalapack.pdgemm("n", "n", *extents, alpha, a, *good[7:10], b, *good[11:14], beta, c, *good[16:])
+        assert np.allclose(c.reshape(C.local.shape, order="F"), C.dealt(expected, C.before))
     for bad in (np.array([2.0, 2.0]), np.array([]), np.array(1j), np.array("2"), np.array(None)):
         assert info(scalapack.pdgemm, *changed(good, _15=bad)) == -15
 
@@ -338,17 +310,8 @@ def test_processes_outside_of_a_context_are_told_by_the_others(comm: Any) -> Non
         with pytest.raises(scalapack.IllegalArgument, match="lacks processes") as caught:
             scalapack.pdgemr2d(6, 9, *sub(0, world, 1, 1)[:4], *sub(1, homes[0], 1, 1)[:4], homes[0])
         assert caught.value.info == -11
-    for ictxt in (world, mixed, *homes):
-        if ictxt != -1:
-            scalapack.blacs_gridexit(ictxt)
-
-
-def test_integers_are_not_converted(comm: Any, contexts: list[int]) -> None:
-    A = Global(np.arange(144).reshape(12, 12).astype("i4"), contexts[0], (3, 2))
-    B = Global(np.zeros((12, 12), "i8"), contexts[-1], (5, 5))
-    assert info(scalapack.pigemr2d, 5, 6, A.local, 1, 1, A.desc, B.local, 2, 2, B.desc, contexts[0]) == -7
-    assert info(scalapack.pigemr2d, 5, 6, A.local, 1, 1, A.desc, B.local * 1.0, 2, 2, B.desc, contexts[0]) == -7
-    assert np.array_equal(B.local, B.before)
+    for ictxt in {world, mixed, *homes} - {-1}:
+        scalapack.blacs_gridexit(ictxt)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -383,9 +346,8 @@ def test_a_wrong_context_on_one_process_is_told_by_all(comm: Any) -> None:
             ):
                 said = set(comm.allgather(ends(function, *arguments)))
                 assert len(said) == 1
-                assert (
-                    said != {""} or bad != -7 or (at == 1 and function is not scalapack.pdgemm)
-                )  # B is none of theirs
+                has_it = at != 1 or function is scalapack.pdgemm  # B is none of the others'
+                assert said != {""} or bad != -7 or not has_it
     for ictxt in made[::-1]:
         scalapack.blacs_gridexit(ictxt)
         assert scalapack.blacs_gridinfo(ictxt) == (-1, -1, -1, -1)

@@ -1,0 +1,158 @@
+"""Blocks of the memory that ranks share: they do not overlap, have all their pages, and give them back."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tiers import square_grid
+
+from pdgemm.grids import node_memory, shared_heap
+from pdgemm.grids.shared_heap import Heap
+
+pytestmark = square_grid
+
+PAGE = mmap.PAGESIZE
+
+
+def filled(heap: Any, nbytes: int, value: int) -> np.ndarray:
+    block: np.ndarray = heap.block(nbytes)
+    block[:] = value
+    return block
+
+
+def test_blocks_are_used_again_and_go_back() -> None:
+    """Any order of taking and giving back: no two blocks overlap, a view keeps its block, in the end all is free."""
+    heap, rng = Heap(mmap.mmap(-1, 1 << 27), lambda part: True), np.random.default_rng(0)
+    held: list[np.ndarray] = []
+    for turn in range(600):
+        if held and rng.random() < 0.5:
+            held.pop(rng.integers(len(held)))
+        else:
+            size = int(rng.choice([1, 4096, 100_000, 5 << 20]))
+            held.append(filled(heap, size, turn % 256)[size // 2 :])  # only a view is kept
+        if turn % 100 == 0:
+            assert all((x == x[0]).all() for x in held)
+    ends = sorted((x.ctypes.data, x.ctypes.data + x.size) for x in held)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
+    assert heap.block(1 << 27) is None
+    held.clear()
+    assert heap.used == 0 and len(heap._gaps) == 1
+    assert sum(end - start for start, end in heap._warm) <= shared_heap.KEPT
+
+
+def test_what_is_not_kept_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is taken again, no more than that, before it is handed out."""
+    monkeypatch.setattr(shared_heap, "KEPT", 6 << 20)
+    taken: list[int] = []
+    heap = Heap(mmap.mmap(-1, 1 << 26), lambda part: not taken.append(len(part)))  # type: ignore[func-returns-value]
+    blocks = [filled(heap, 4 << 20, 7) for _ in "abc"]
+    starts = [block.ctypes.data for block in blocks]
+    assert taken == [4 << 20] * 3
+    while blocks:
+        del blocks[0]
+    taken.clear()
+    again = [heap.block(size) for size in (4 << 20, 4 << 20, 6 << 20)]
+    assert [x.ctypes.data for x in again if x is not None] == starts
+    assert taken == [4 << 20, 4 << 20, 2 << 20]  # of the third block the first 4 MiB were kept
+    assert [x.any() for x in again if x is not None] == [False, False, True]  # the others were the system's in between
+
+
+@pytest.fixture
+def file(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A file in memory, of which blocks are aligned to small pages."""
+    for module in (shared_heap, node_memory):
+        monkeypatch.setattr(module, "PAGE", PAGE)
+    file = os.memfd_create("memory")
+    yield file
+    os.close(file)
+
+
+def pages(file: int) -> int:
+    """How many a file takes."""
+    return os.fstat(file).st_blocks * 512 // PAGE
+
+
+@pytest.mark.parametrize("failed", [False, KeyboardInterrupt()])
+def test_of_a_block_that_cannot_be_had_nothing_is_kept(failed: Any, file: int) -> None:
+    """What was taken of it is given back, and what was kept before is still known to be there."""
+    os.ftruncate(file, 16 * PAGE)
+    answers = iter([True, True, True, failed, True])
+
+    def take(part: memoryview) -> bool:
+        part[:] = bytes([7]) * len(part)
+        answer = next(answers)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    heap = Heap(mmap.mmap(file, 16 * PAGE), take)
+    held = [heap.block(2 * PAGE) for _ in "abc"]
+    del held[2], held[0]  # the next block begins where the third was, and goes beyond
+    with pytest.raises(KeyboardInterrupt) if failed else nullcontext():
+        assert heap.block(5 * PAGE) is None
+    assert pages(file) == 6 and heap.used == 2 * PAGE and len(heap._gaps) == 2
+    held.append(heap.block(5 * PAGE))
+    assert held[1] is not None and pages(file) == 9
+
+
+def test_a_forked_process_gives_nothing_back() -> None:
+    heap = Heap(mmap.mmap(-1, 1 << 28), lambda part: True)
+    block = filled(heap, 100 << 20, 7)
+    child = os.fork()
+    if child == 0:
+        del block
+        os._exit(heap.block(1) is not None)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (block == 7).all()
+
+
+@pytest.mark.mpi
+def test_where_the_system_has_no_page_it_says_so(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the end of a file, as in a full /dev/shm, there are none, and whoever writes there dies of SIGBUS."""
+    os.ftruncate(file, 8 * PAGE)
+    memory = mmap.mmap(file, 8 * PAGE)
+    os.ftruncate(file, 4 * PAGE)
+    heap = Heap(memory, partial(node_memory._take, spare=0))
+    first = filled(heap, PAGE, 7)
+    assert pages(file) == 1
+    assert heap.block(5 * PAGE) is None  # 3 of its pages are there
+    assert pages(file) == 1 and heap.used == PAGE and len(heap._gaps) == 1
+    second = filled(heap, 3 * PAGE, 8)
+    assert pages(file) == 4 and (first == 7).all()
+    assert heap.block(1) is None
+    del second
+    monkeypatch.setattr(os, "open", None)  # what is kept is not asked for again
+    assert heap.block(3 * PAGE) is not None
+
+
+@pytest.mark.mpi
+def test_some_memory_is_left_to_others(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they take it meanwhile, and where nothing can be found out."""
+
+    def taken(*free: int) -> int:
+        """How many of 3 pages are taken, where so many were free before each, and one is to be left."""
+        left = iter(free)
+        for length in (0, 3 * PAGE):  # which empties it
+            os.ftruncate(file, length)
+        monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=next(left), f_frsize=PAGE))
+        done = node_memory._take(memoryview(mmap.mmap(file, 3 * PAGE)), PAGE)
+        assert done == (pages(file) == 3)
+        return pages(file)
+
+    assert taken(4, 3, 2) == 3
+    assert taken(3) == 0
+    assert taken(9, 9, 1) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)  # as where it may only be read
+        assert taken(9) == 0
+    monkeypatch.setattr(node_memory, "WHERE", "/dev/null/shm")
+    assert taken(9) == 0
