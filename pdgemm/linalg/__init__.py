@@ -15,14 +15,11 @@ from pdgemm.algorithms.planned_program import matrices_in, program_of
 from pdgemm.errors import ArgumentError
 from pdgemm.linalg.eigen.eigh import eigh as eigh
 from pdgemm.linalg.eigen.eigh import eigvalsh as eigvalsh
+from pdgemm.linalg.eigen.eigh import inertia as inertia
 from pdgemm.linalg.factors.cholesky import cho_factor as cho_factor
 from pdgemm.linalg.factors.cholesky import cho_solve as cho_solve
 from pdgemm.linalg.factors.cholesky import cholesky as cholesky
 from pdgemm.linalg.factors.householder import householder_qr as householder_qr
-from pdgemm.linalg.factors.ldl import LDL as LDL
-from pdgemm.linalg.factors.ldl import inertia as inertia
-from pdgemm.linalg.factors.ldl import ldl as ldl
-from pdgemm.linalg.factors.ldl import ldl_solve as ldl_solve
 from pdgemm.linalg.factors.lu import LU as LU
 from pdgemm.linalg.factors.lu import det as det
 from pdgemm.linalg.factors.lu import lu as lu
@@ -65,7 +62,6 @@ from pdgemm.planning.program import Program
 from pdgemm.support.agreement import described_elements, together
 
 __all__ = [
-    "LDL",
     "LU",
     "cho_factor",
     "cho_solve",
@@ -83,8 +79,6 @@ __all__ = [
     "inv",
     "inv_triangular",
     "kron",
-    "ldl",
-    "ldl_solve",
     "lstsq",
     "lu",
     "lu_factor",
@@ -110,7 +104,7 @@ __all__ = [
     "syrk",
     "trmm",
 ]
-globals().update({name: takes_arrays(globals()[name]) for name in __all__ if name not in ("LDL", "LU", "plan")})
+globals().update({name: takes_arrays(globals()[name]) for name in __all__ if name not in ("LU", "plan")})
 
 
 def plan(

@@ -101,8 +101,8 @@ class Measured:
 class Equilibrated(Measured):
     """A square matrix whose rows and columns are scaled where they lie far apart; its exponent is a Scale.
 
-    The arguments `kind` and `lower` of the function say which elements it reads, as for `solve`.  Rows and columns of a
-    symmetric or Hermitian matrix have the same powers; those of a definite one are read from its diagonal.
+    The argument `kind` of the function says which elements it reads, as for `solve`.  Rows and columns of a definite
+    matrix have the same powers, which are read from its diagonal.
 
     Far apart are largest elements of rows, or of columns, of a ratio below 1/10, as in LAPACK's gesvx, where the scale
     decides which elements of a general matrix are pivots; and below eps with other kinds, of which nothing is right to
@@ -114,22 +114,21 @@ class Equilibrated(Measured):
 
     def exponent(self, comm: Any, x: Any, values: dict[str, Any], known: dict[str, Any]) -> tuple[Any, bool]:
         kind, (low, high) = values.get("kind", "gen"), self.limits(np.finfo(x.dtype), values)
-        by_diagonal, symmetric = kind in ("pos", "diagonal"), kind in ("sym", "her")
+        by_diagonal = kind in ("pos", "diagonal")
         with np.errstate(all="ignore"):
             if by_diagonal:
                 sizes = [_size(x.diagonal())]
             else:
                 if kind != "gen":
-                    x = tril(x) if kind == "lower triangular" or (symmetric and values["lower"]) else triu(x)
+                    x = tril(x) if kind == "lower triangular" else triu(x)
                 sizes = [x.vector_norm(np.inf, axis=axis) for axis in (1, 0)]
-                sizes = [np.maximum(*sizes)] if symmetric else sizes
             ratio = _UNEVEN if kind == "gen" else 2.0 ** -(high // 2) if kind == "diagonal" else dtypes.eps(x.dtype)
             if not any(_lie_far_apart(y[y > 0], ratio, low, high) for y in sizes):
                 return Scale(), False
             if by_diagonal:
                 powers = _rounded(np.log2(sizes[0]) / 2)
                 return Scale(powers, powers), True
-            return _equilibrated(x, symmetric), True
+            return _equilibrated(x), True
 
 
 class RightSide(Measured):
@@ -288,7 +287,7 @@ def _exponents(comm: Any, operands: dict[str, Measured], measured: dict[str, Any
     return exponents if outside else {}
 
 
-def _equilibrated(x: DistMatrix, symmetric: bool) -> Scale:
+def _equilibrated(x: DistMatrix) -> Scale:
     """Return the exponents of rows and columns after which the largest elements of all are about 1.  Collective.
 
     Nothing is scaled where an element would fall below the smallest normal number: it may be all that its row has
@@ -297,12 +296,11 @@ def _equilibrated(x: DistMatrix, symmetric: bool) -> Scale:
     logs = np.log2(_size(x))
     if not logs.max() < np.inf:
         return Scale()  # an element is infinite or NaN
-    powers = _nearest(logs, symmetric)
+    powers = _nearest(logs)
     logs -= powers[0][:, None]
     logs -= powers[1]
     for _ in range(_PASSES):
         left = [np.where(e == -np.inf, 0, e) for e in (logs.max(axis=1), logs.max(axis=0))]  # a row may be zero
-        left = [np.maximum(*left)] * 2 if symmetric else left
         if max(np.abs(e).max() for e in left) <= 1 / 2:
             break
         powers = [e + more / 2 for e, more in zip(powers, left)]
@@ -313,7 +311,7 @@ def _equilibrated(x: DistMatrix, symmetric: bool) -> Scale:
     return Scale(*map(_rounded, powers))
 
 
-def _nearest(logs: DistMatrix, symmetric: bool) -> list[np.ndarray]:
+def _nearest(logs: DistMatrix) -> list[np.ndarray]:
     """Return the vectors r and c for which r_i + c_j is nearest, in least squares, to the finite elements.  Collective.
 
     So a matrix of few elements is scaled as it was before its rows and columns were.  By conjugate gradients:
@@ -323,8 +321,7 @@ def _nearest(logs: DistMatrix, symmetric: bool) -> list[np.ndarray]:
     pattern = np.where(finite, *np.array([1, 0], logs.dtype))
 
     def both(rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-        parts = [rows + cols] * 2 if symmetric else [rows, cols]
-        return np.concatenate(parts).astype(float)
+        return np.concatenate([rows, cols]).astype(float)
 
     known = np.where(finite, logs, 0)
     residual, degrees = (both(y.sum(axis=1), y.sum(axis=0)) for y in (known, pattern))

@@ -85,14 +85,14 @@ def test_lu_and_reflections(comm: Any, run: Any) -> None:
 
 
 def test_indefinite_matrices(comm: Any, run: Any) -> None:
-    """They are factored on the host, and L and X return to the device."""
+    """One triangle of them is read on the device."""
     n, dtype = 70, run.dtype
     x, b, how = rng_matrix(n, n, dtype), rng_matrix(n, 9, dtype), {"lower": run.lower}
     S = x + x.conj().T
     A, B = operands(run, S, b)
-    X, L = linalg.solve(A, B, assume_a="her", **how), linalg.ldl(A, **how).L
+    X = linalg.solve(A, B, assume_a="her", **how)
     y = linalg.solve(A, b[:, 0], assume_a="her", **how)
-    assert X.device == L.device == "fake" and comm.allgather(run.device.races) == [[]] * comm.size
+    assert X.device == "fake" and comm.allgather(run.device.races) == [[]] * comm.size
     assert relative(wide(b) - wide(S) @ X.allgather(), norm(S) * norm(X.allgather()), dtype, n) <= EPS
     assert relative(wide(b[:, :1]) - wide(S) @ y[:, None], norm(S) * norm(y[:, None]), dtype, n) <= EPS
 

@@ -33,10 +33,7 @@ def operands(grid: Any) -> Any:
     tall = DistMatrix.random((N, 8), seed=4, **how)
     C, S = A + N / 4 * DistMatrix.eye(N, **how), A + A.T + 2 * N * DistMatrix.eye(N, **how)
     factors, L, x = linalg.lu_factor(C), linalg.cholesky(S), np.ones(N)
-    indefinite = linalg.ldl(S)
-    return SimpleNamespace(
-        indefinite=indefinite, how=how, AB=A @ B, A=A, B=B, E=E, C=C, S=S, tall=tall, L=L, factors=factors, x=x
-    )
+    return SimpleNamespace(how=how, AB=A @ B, A=A, B=B, E=E, C=C, S=S, tall=tall, L=L, factors=factors, x=x)
 
 
 def _multiplied(o: Any, epilogue: Any) -> Any:
@@ -51,7 +48,6 @@ LINALG: dict[str, Callable[..., Any]] = {
     "herk": lambda f, o: f(1, o.A), "householder_qr": lambda f, o: f(o.A), "inv": lambda f, o: f(o.C),
     "inertia": lambda f, o: f(o.S), "inv_triangular": lambda f, o: f(o.L),
     "kron": lambda f, o: f(o.A, o.tall[:4, :4]), "lstsq": lambda f, o: f(o.tall, o.B),
-    "ldl": lambda f, o: f(o.S), "ldl_solve": lambda f, o: f(o.indefinite, o.B),
     "lu": lambda f, o: f(o.C), "lu_factor": lambda f, o: f(o.C), "lu_solve": lambda f, o: f(o.factors, o.B),
     "matrix_power": lambda f, o: f(o.C, 3),
     "matrix_rank": lambda f, o: f(o.C), "matrix_sign": lambda f, o: f(o.S),
@@ -102,9 +98,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
 MORE = {  # passes through the host, by the reason
     "eigh": "LAPACK of one rank solves what remains of a spectrum, of which this matrix is all",
     "eigvalsh": "as eigh",
-    "inertia": "as ldl",
-    "ldl": "Aasen's method runs on the host",
-    "ldl_solve": "LAPACK of one rank solves with the band",
+    "inertia": "as eigh",
     "matrix_rank": "LAPACK of one rank has the singular values of R, n x n",
     "pinv": "as matrix_rank, and U and V^H, n x n",
     "svd": "as pinv",
@@ -131,7 +125,7 @@ def tables(o: Any) -> list[tuple[Any, list[str], dict[str, Callable[..., Any]]]]
     """Of each namespace: itself, its public functions, and their calls."""
     methods = [x for x in dir(DistMatrix) if x[0] != "_" and callable(getattr(DistMatrix, x))]
     exported = [x for x, value in vars(statistics).items() if x[0] != "_" and callable(value)]
-    functions = [x for x in linalg.__all__ if x not in ("LDL", "LU", "plan")]  # types, and what reads no element
+    functions = [x for x in linalg.__all__ if x not in ("LU", "plan")]  # types, and what reads no element
     return [
         (linalg, functions, LINALG),
         (statistics, exported, STATISTICS),

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
 from pdgemm.linalg.eigen.division import divided
-from pdgemm.linalg.eigen.generalized import Standard, hermitian, lower_triangle, warn_unless_hermitian
+from pdgemm.linalg.eigen.generalized import Standard, lower_triangle, warn_unless_hermitian
 from pdgemm.linalg.eigen.lanczos import lanczos
 from pdgemm.linalg.eigen.one_stage import OneStage
 from pdgemm.linalg.eigen.tridiagonal import tridiagonal_eigh
 from pdgemm.linalg.eigen.two_stage import Band, TwoStages
+from pdgemm.linalg.factors.rank_k import both_triangles
 from pdgemm.linalg.functions.iterations import (
     Work,
     check_operand,
@@ -178,6 +179,25 @@ def eigvalsh(
     return eigh(A, B, lower=lower, eigvals_only=True, type=type, **options)
 
 
+class Inertia(NamedTuple):
+    """The numbers of negative, zero and positive eigenvalues of a Hermitian matrix."""
+
+    negative: int
+    zero: int
+    positive: int
+
+
+def inertia(A: DistMatrix, *, lower: bool = True) -> Inertia:
+    """Return the numbers of negative, zero and positive eigenvalues of a Hermitian A.  Collective over the grid of A.
+
+    A, lower : as for `eigvalsh`, whose cost and errors it has.  An eigenvalue is zero up to n eps |A|_2.
+    """
+    w = eigvalsh(A, lower=lower)
+    least = len(A) * np.finfo(w.dtype).eps * np.abs(w).max(initial=0)
+    signs = np.where(np.abs(w) <= least, 0, np.sign(w))
+    return Inertia(*(int((signs == sign).sum()) for sign in (-1, 0, 1)))
+
+
 def _as_columns_of(work: Work, A: DistMatrix, V: DistMatrix) -> DistMatrix:
     """Return V in the layout of columns of A.  Collective."""
     result = empty_like(A, distribution=A[:, : V.shape[1]].distribution)
@@ -197,7 +217,7 @@ def _by_division(
     work: Work, T: DistMatrix, wanted: Callable[[np.ndarray], slice]
 ) -> tuple[np.ndarray, DistMatrix, int, dict[str, float]]:
     """Return wanted eigenvalues and vectors by division of the spectrum, or by LAPACK on one rank.  Collective."""
-    H = hermitian(work, T)
+    H = work.did(both_triangles(T, "L"))
     scale = H.norm() or 1.0
     w, V, done = divided(work, H, scale)
     w = np.maximum.accumulate(w)  # rounding errors may change the order of values on two sides of a division
@@ -212,7 +232,7 @@ def _by_lanczos(
     work: Work, T: DistMatrix, k: Any, which: str, tolerance: float, steps: int, may_fail: bool
 ) -> tuple[np.ndarray, DistMatrix, int, dict[str, float]] | None:
     """Return k eigenvalues and vectors by block Lanczos; None if it may fail, and does.  Collective."""
-    H = hermitian(work, T)
+    H = work.did(both_triangles(T, "L"))
     scale, sign = H.norm() or 1.0, 1 if which == "largest" else -1
     try:
         w, V, done = lanczos(work, H, k, sign, scale, tolerance, steps)

@@ -9,9 +9,9 @@ import numpy as np
 
 from pdgemm.errors import LinAlgError
 from pdgemm.linalg.factors.cholesky import cholesky_factor
+from pdgemm.linalg.factors.rank_k import both_triangles, make_diagonal_real
 from pdgemm.linalg.factors.triangular import solve_triangular, trmm
 from pdgemm.linalg.functions.iterations import Work
-from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.dtypes import eps
 from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.array_functions import tril, triu
@@ -53,7 +53,7 @@ class Standard:
     @classmethod
     def of_factor(cls, work: Work, A: DistMatrix, L: DistMatrix, kind: Literal[1, 2, 3]) -> Standard:
         """Return the standard problem of A, whose lower triangle is read, and B = L L^H.  Collective."""
-        H = hermitian(work, A)
+        H = work.did(both_triangles(A, "L"))
         first, second = ("N", "C") if kind == 1 else ("C", "N")
         apply = solve_triangular if kind == 1 else trmm
         half = work.did(apply(L, H, lower=True, trans=first))  # type: ignore[arg-type]
@@ -65,11 +65,6 @@ class Standard:
         if self.kind == 3:
             return self.work.did(trmm(self.L, Y, lower=True))
         return self.work.did(solve_triangular(self.L, Y, lower=True, trans="C"))
-
-
-def hermitian(work: Work, A: DistMatrix) -> DistMatrix:
-    """Return the Hermitian matrix whose lower triangle is that of A.  Collective."""
-    return work.add(lower_triangle(A), 1, tril(A, -1).H)
 
 
 def warn_unless_hermitian(work: Work, lower: bool, **matrices: DistMatrix | None) -> None:
@@ -93,11 +88,5 @@ def warn_unless_hermitian(work: Work, lower: bool, **matrices: DistMatrix | None
 def lower_triangle(A: DistMatrix) -> DistMatrix:
     """Return a copy of A with zeros above the diagonal, which is real, as LAPACK reads it.  Collective."""
     T: DistMatrix = tril(A)
-    if T.dtype.kind == "c" and T.device == devices.HOST:
-        rows, cols = T.indices()
-        _, i, j = np.intersect1d(rows, cols, assume_unique=True, return_indices=True)
-        T.stored[i, j] = T.stored[i, j].real
-    elif T.dtype.kind == "c":
-        one = DistMatrix.eye(T.shape, grid=T.grid, block=T.block, dtype=T.dtype, device=T.device)
-        T -= one * (1j * T.diagonal().imag)
+    make_diagonal_real(T)
     return T

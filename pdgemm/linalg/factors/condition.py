@@ -104,9 +104,9 @@ def one_norm(A: DistMatrix, kind: str, lower: bool) -> float:
     """Return |A|_1 of the matrix that `solve` reads: all of A, a triangle, or the Hermitian matrix of one.  Collective.
 
     kind  : a name of `pdgemm.linalg.factors.solve.structure`.
-    lower : with "pos", "sym" and "her", the lower triangle is read.
+    lower : with "pos", the lower triangle is read.
     """
-    if kind in ("pos", "sym", "her"):
+    if kind == "pos":
         T = tril(A) if lower else triu(A)
         columns, rows = (T.vector_norm(1, axis=axis) for axis in (0, 1))
         return float((columns + rows - np.abs(A.diagonal())).max(initial=0))

@@ -190,10 +190,13 @@ def gram(A: DistMatrix, *, uplo: Literal["full", "L", "U"] = "full", **options: 
 def both_triangles(A: DistMatrix, triangle: TriangleName, hermitian: bool = True) -> DistMatrix:
     """Return the Hermitian, or else the symmetric, matrix of a triangle of A, in the layout of A.  Collective.
 
-    The other triangle of A moves, too, but does not enter the result; `report` is that of the redistribution.
+    The other triangle of A moves, too, but does not enter the result, and neither do imaginary parts of the diagonal of
+    a Hermitian matrix; `report` is that of the redistribution.
     """
     full = redistribute(A.H if hermitian else A.T, like=A)
     store(full.stored, A.stored, CONVERT, within=_within(triangle, A))
+    if hermitian:
+        make_diagonal_real(full)
     return full
 
 
@@ -221,7 +224,7 @@ def _rank_k(
     of_a_triangle = replace(known, protect=None, triangle=uplo)  # type: ignore[arg-type]  # `operands` checks it
     result = carried_out(form, alpha, A, B, beta, C, of_a_triangle, progress, check)
     if hermitian:
-        _make_diagonal_real(result)
+        make_diagonal_real(result)
     return result
 
 
@@ -291,7 +294,7 @@ def _within(triangle: TriangleName, C: DistMatrix) -> Staircase:
     return Staircase.of(triangle, *C.indices())
 
 
-def _make_diagonal_real(C: DistMatrix) -> None:
+def make_diagonal_real(C: DistMatrix) -> None:
     """Set the imaginary parts of the diagonal elements to zero.  Local."""
     if C.dtype.kind != "c":
         return

@@ -13,7 +13,6 @@ from pdgemm.gemm import pdgemm
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.cholesky import cho_solve, cholesky
 from pdgemm.linalg.factors.condition import one_norm, reciprocal, reciprocal_condition, regular
-from pdgemm.linalg.factors.ldl import check_band, ldl, ldl_solve
 from pdgemm.linalg.factors.lu import LU, check_regular, lu_factor, lu_solve, own_copy, permuted, rcond_by_lu
 from pdgemm.linalg.factors.operands import (
     check_right_side,
@@ -24,6 +23,7 @@ from pdgemm.linalg.factors.operands import (
     operand_description,
     solution,
 )
+from pdgemm.linalg.factors.rank_k import both_triangles
 from pdgemm.linalg.factors.triangular import inv_triangular, solve_triangular
 from pdgemm.linalg.ranges import EQUILIBRATED, RightSide, Scale, in_range, times
 from pdgemm.local.arrays import dtypes
@@ -44,7 +44,7 @@ STRUCTURES = {
     "upper triangular": "upper triangular",
     "diagonal": "diagonal",
 }
-GENERAL = ("gen", "sym", "her")  # structures of matrices that LU factors, too: to invert them, and to refine
+SYMMETRIC = ("sym", "her")  # of which one triangle is read, and LU factors the whole
 LOWER = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.complex128): np.dtype(np.complex64)}
 STEPS = 30  # the most steps of refinement, as in LAPACK's dsgesv
 
@@ -65,34 +65,33 @@ def solve(
     A : DistMatrix (n, n) of any layout; float32, float64, complex64 or complex128.
     B : DistMatrix (n, m) of any layout, or an array or list, the same on every rank; X of a vector is an array.
     assume_a : the structure of A: "gen" (or "general"): LU with partial pivoting; "pos" ("positive definite"):
-        Cholesky; "sym" ("symmetric") and "her" ("hermitian"), not necessarily definite: `ldl`; "lower triangular",
-        "upper triangular", "diagonal".
+        Cholesky; "sym" ("symmetric") and "her" ("hermitian"), not necessarily definite: LU of the whole matrix, which
+        one triangle gives; "lower triangular", "upper triangular", "diagonal".
     lower    : with "pos", "sym" and "her", the lower triangle of A is read, otherwise the upper.
     transposed : solve A^T X = B.
     overwrite_a, overwrite_b : factors may be stored in A, and X in B.
     refine   : factor A, float64 or complex128, in single precision, and refine X in double precision until in each
         column |b - A x| <= sqrt(n) eps |A| |x|, in infinity norms, with eps = 2^-52.  If 30 steps do not reach this
         bound, if a step does not halve the residual, or if A is singular in single precision up to rounding, A is
-        factored in double precision.  `X.report` says which factors and how many steps gave X.  "sym" and "her" are
-        then solved as "gen", by LU, and both triangles are read.
+        factored in double precision.  `X.report` says which factors and how many steps gave X.
 
     X has the layout of B; `X.report` is the sum of the reports of the factorisation and the solves.
-    Cost per rank on P ranks: 2n^3/(3P) flops, with "pos", "sym" and "her" half as many, and 2 n^2 m/P; with refine
-    these flops are in single precision, and each step has 4 n^2 m/P flops.
+    Cost per rank on P ranks: 2n^3/(3P) flops, with "pos" half as many, and 2 n^2 m/P; with refine these flops are
+    in single precision, and each step has 4 n^2 m/P flops.  "sym" and "her" move n^2/P words to the other triangle.
     Rows and columns that lie far apart are scaled by powers of two before A is factored: those of a general matrix
     where ratios of their largest elements are below 1/10, as by LAPACK's gesvx, and others where such a ratio is below
     eps.  So no row is lost because its multipliers underflow.  A and B are not changed, and each column of B has a
     power of its own.
     `X.report.rcond` is an estimate of 1 / (|A|_1 |A^-1|_1), for the scaled A, by three solves with 4 columns, 24 n^2/P
     flops: see `inverse_norm` in `pdgemm.linalg.factors.condition`.  All ranks warn with scipy.linalg.LinAlgWarning if
-    rcond is less than eps.  `lu_factor` and `lu_solve`, `cholesky` and `cho_solve`, or `ldl` and `ldl_solve`, solve
-    without this estimate, and without scaled rows and columns.
+    rcond is less than eps.  `lu_factor` and `lu_solve`, or `cholesky` and `cho_solve`, solve without this
+    estimate, and without scaled rows and columns.
     Raises LinAlgError on all ranks where A is singular, or with "pos" not positive definite; LayoutError, DTypeError,
     DeviceError, ArgumentError or GridError.
     Error: (A + E) x = b with |E| <= gamma_3n |L||U|, for each column and the scaled A (Higham, Accuracy and Stability
-    of Numerical Algorithms, 2002, 9.4); with "pos" |R^H||R| takes the place of |L||U| (10.4), and with "sym" and "her"
-    the bound is that of `ldl_solve`.  Refinement is that of LAPACK's dsgesv: Langou et al., Exploiting the performance
-    of 32 bit floating point arithmetic in obtaining 64 bit accuracy, SC 2006.
+    of Numerical Algorithms, 2002, 9.4); with "pos" |R^H||R| takes the place of |L||U| (10.4).  Refinement is that of
+    LAPACK's dsgesv: Langou et al., Exploiting the performance of 32 bit floating point arithmetic in obtaining 64 bit
+    accuracy, SC 2006.
     """
     with together(communicator(A=A, B=B)) as arguments:
         check_square(A)
@@ -102,13 +101,15 @@ def solve(
             if wanted and isinstance(x, DistMatrix):
                 other = {"A": A} if name == "B" else {"B": B} if isinstance(B, DistMatrix) else {}
                 check_result(name, x, other)
-        if refine and (kind not in GENERAL or common_dtype(A, B) not in LOWER or A.dtype not in LOWER):
+        if refine and (kind not in ("gen", *SYMMETRIC) or common_dtype(A, B) not in LOWER or A.dtype not in LOWER):
             raise DTypeError(
                 f"refine=True is for general matrices of float64 or complex128, A is {A.dtype}, assumed {kind!r}"
             )
         how = bool(lower), bool(transposed), bool(refine), bool(overwrite_a), bool(overwrite_b)
         arguments += ["solve", kind, how, *operand_description(A, B)]
     steps, dtype = Steps(what=solution(A, B)), common_dtype(A, B)
+    if kind in SYMMETRIC:
+        A, kind, overwrite_a = _whole(steps, A, kind, lower), "gen", True
     B = in_type(B, dtype) if isinstance(B, DistMatrix) else B.astype(dtype)
     if refine:
         return _refined(steps, A, B, bool(transposed), overwrite_a, overwrite_b)
@@ -136,14 +137,6 @@ def _solved(
         factors = _factored(steps, A, overwrite_a)
         rcond = rcond_by_lu(steps, factors, norm)
         X = lu_solve(factors, B, trans=trans, overwrite_b=overwrite_b)
-    elif kind in ("sym", "her"):
-        banded = ldl(A, lower=lower, hermitian=kind == "her")
-        steps.did(banded.L)
-        with together(A.grid.comm):
-            check_band(banded)
-        of_inverse: Any = partial(ldl_solve, banded, overwrite_b=True)
-        rcond = reciprocal_condition(steps, banded.L, norm, lambda X, op: of_inverse(X, trans=op))
-        X = ldl_solve(banded, B, trans=trans, overwrite_b=overwrite_b)
     else:
         diagonal = _regular_diagonal(A)
         if kind == "diagonal":
@@ -160,7 +153,7 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
     """Return A^-1 in the layout of A, as scipy.linalg.inv.  Collective over the grid of A.
 
     A : DistMatrix (n, n) of any layout; float32, float64, complex64 or complex128.
-    assume_a, lower, overwrite_a : as for `solve`; "sym" and "her" are inverted as "gen", and both triangles are read.
+    assume_a, lower, overwrite_a : as for `solve`.
 
     Cost per rank on P ranks: 2n^3/P flops, with "pos" 5n^3/(3P).
     Rows and columns that lie far apart are scaled, as in `solve`.
@@ -178,7 +171,9 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
             check_result("A", A, {})
         arguments += ["inv", kind, bool(lower), bool(overwrite_a), A.distribution, A.dtype]
     steps = Steps(what=f"Inverse of {shape_of(A)}")
-    return _inverse(steps, A, "gen" if kind in GENERAL else kind, bool(lower), overwrite_a)
+    if kind in SYMMETRIC:
+        A, kind, overwrite_a = _whole(steps, A, kind, lower), "gen", True
+    return _inverse(steps, A, kind, bool(lower), overwrite_a)
 
 
 @in_range(lambda X, a: times(X, -a.T), A=EQUILIBRATED)
@@ -214,6 +209,11 @@ def structure(assume_a: str) -> str:
     short = {long: short for short, long in STRUCTURES.items()}
     assume_a = as_name(assume_a, "assume_a", dict.fromkeys((*STRUCTURES, *short)))
     return short.get(assume_a, assume_a)
+
+
+def _whole(steps: Steps, A: DistMatrix, kind: str, lower: bool) -> DistMatrix:
+    """Return the symmetric or Hermitian matrix of a triangle of A.  Collective."""
+    return steps.did(both_triangles(A, "L" if lower else "U", kind == "her"))
 
 
 def _factored(steps: Steps, A: DistMatrix, overwrite_a: bool) -> LU:

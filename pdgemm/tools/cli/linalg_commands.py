@@ -56,7 +56,7 @@ def solve(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, assum
     if x.shape[0] != y.shape[0]:
         raise LayoutError(f"A has {counted(x.shape[0], 'row')}, but B has {y.shape[0]}")
     (n, m), wide = y.shape, max(x.dtype, y.dtype)
-    squares = {"gen": 2, "her": 4}.get(assume, 1)  # matrices n x n: A, its factors, and what `ldl` keeps beside them
+    squares = {"gen": 2, "her": 3}.get(assume, 1)  # matrices n x n: A, its factors, and messages of a triangle
     size = squares * n * n + 3 * n * m
     check(say, [(output, n * m)], (x, y), wide, how, (2 + 2 * how.verified) * size)
     A, B = (say.read(each, how.block) for each in (x, y))

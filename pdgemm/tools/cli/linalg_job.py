@@ -182,13 +182,12 @@ def none_is_wrong(say: Speaker, checks: Sequence[Check | Residual]) -> bool:
 
 def whole(A: DistMatrix, lower: bool = True) -> DistMatrix:
     """Return A or, if its file has the triangle alone that is read, the Hermitian matrix of it.  Collective."""
-    from pdgemm.linalg.eigen.generalized import hermitian
-    from pdgemm.linalg.functions.iterations import Work
+    from pdgemm.linalg.factors.rank_k import both_triangles
     from pdgemm.matrix.array_functions import tril, triu
 
     H: DistMatrix = A if lower else A.H
     alone = triu(H, 1).norm("max") == 0 < tril(H, -1).norm("max")
-    return hermitian(Work("verify"), H) if alone else A
+    return both_triangles(H, "L") if alone else A
 
 
 def structure_checks(A: DistMatrix, assumed: str) -> list[Check]:

@@ -49,13 +49,10 @@ def test_what_overlaps_or_differs_raises_on_all_ranks(comm: Any) -> None:
         lambda: linalg.solve_triangular(A.H if first else A.T, b),
         lambda: linalg.cholesky(A.H.T if first else A),
         lambda: linalg.lu_factor(A.H.T if first else A),
-        lambda: linalg.ldl(A.H.T if first else A),
         lambda: linalg.solve(S, b, assume_a="sym" if first else "her"),
         lambda: linalg.cholesky(S, lower=first),
         lambda: linalg.lu_factor(S, overwrite_a=first),
         lambda: linalg.householder_qr(S, want_q=first),
-        lambda: linalg.ldl(S, lower=first),
-        lambda: linalg.ldl(S, hermitian=first),
         lambda: linalg.qr(S, method="tsqr" if first else "auto"),
         lambda: linalg.qr(S, pivoting=first),
         lambda: linalg.lstsq(S, b + first),
@@ -77,7 +74,7 @@ def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
     factors: Any = None if absent else linalg.LU(S, np.arange(6), 0)
     some: Any = np.array(["gen", "N"])
     array: Any = np.eye(3)
-    lu, ldl = linalg.lu_factor(S), linalg.ldl(S)
+    lu = linalg.lu_factor(S)
     real, whole = "must be a real number", "is a whole number"
     calls: list[tuple[type[Exception], str, Any]] = [
         *((ArgumentError, real, lambda x=x: linalg.norm(S, 2, tolerance=x)) for x in ("a", np.nan, -1, True, 10**400)),
@@ -115,7 +112,7 @@ def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
             lambda: linalg.solve_triangular(somewhere, S), lambda: linalg.plan("cholesky", array),
         )),
         *((DTypeError, "A must be a DistMatrix", lambda f=f: f(array)) for f in (
-            linalg.polar, linalg.svd, linalg.cholesky, linalg.householder_qr, linalg.ldl, linalg.inertia, linalg.qr,
+            linalg.polar, linalg.svd, linalg.cholesky, linalg.householder_qr, linalg.inertia, linalg.qr,
         )),
         (LayoutError, "one column of that length", lambda: linalg.matvec(S, S)),
         (LayoutError, "array of shape", lambda: linalg.matvec(S, np.ones(5))),
@@ -128,29 +125,26 @@ def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
         *((LayoutError, "must be square", lambda f=f: f(T, S)) for f in (linalg.solve_triangular, linalg.trmm)),
         (DTypeError, "^L must be a DistMatrix", lambda: linalg.cho_solve((3, True), S)),  # type: ignore[arg-type]
         (DTypeError, "factors must be an LU", lambda: linalg.lu_solve(factors, S)),
-        (DTypeError, "factors must be an LDL, as ldl returns it, got LU", lambda: linalg.ldl_solve(lu, S)),
         *((LayoutError, "A must be square, but it is 6 x 4", lambda f=f: f(T)) for f in (
-            linalg.expm, linalg.sqrtm, linalg.det, linalg.cholesky, linalg.eigh, linalg.inv, linalg.ldl, linalg.inertia,
+            linalg.expm, linalg.sqrtm, linalg.det, linalg.cholesky, linalg.eigh, linalg.inv, linalg.inertia,
             linalg.matrix_sign, lambda x: linalg.cond(x, 1), lambda x: linalg.matrix_power(x, 2),
         )),
         (LayoutError, "factors.LU must be square", lambda: linalg.lu_solve(linalg.lu_factor(T), S)),
         *((DTypeError, "float16", lambda f=f: f(W)) for f in (
-            linalg.cholesky, linalg.lu_factor, linalg.qr, linalg.expm, linalg.polar, linalg.svd, linalg.ldl,
+            linalg.cholesky, linalg.lu_factor, linalg.qr, linalg.expm, linalg.polar, linalg.svd,
             linalg.inertia, linalg.householder_qr, lambda x: linalg.herk(1, x), lambda x: linalg.lstsq(x, S),
             lambda x: linalg.qr(x, pivoting=True),
         )),
         *((LayoutError, "A is 6 x 6, so B must have 6", lambda f=f, b=b: f(b)) for b in (T.H, np.ones(3)) for f in (
             lambda b: linalg.solve(S, b), lambda b: linalg.solve_triangular(S, b), lambda b: linalg.lstsq(S, b),
-            lambda b: linalg.ldl_solve(ldl, b), lambda b: linalg.plan(linalg.trmm, S, b),
+            lambda b: linalg.lu_solve(lu, b), lambda b: linalg.plan(linalg.trmm, S, b),
         )),
         *((DTypeError, "B must be a DistMatrix, or an array", lambda f=f: f(S, "text")) for f in (
             linalg.solve, linalg.lstsq, linalg.solve_triangular,
         )),
-        *((ArgumentError, 'trans is "N", "T" or "C"', call) for call in (
-            lambda: linalg.ldl_solve(ldl, S, trans="X"), lambda: linalg.lu_solve(lu, S, trans="X"),  # type: ignore[arg-type]
-        )),
+        (ArgumentError, 'trans is "N", "T" or "C"', lambda: linalg.lu_solve(lu, S, trans="X")),  # type: ignore[arg-type]
         *((ArgumentError, "shares memory", call) for call in (
-            lambda: linalg.solve(S, S, overwrite_b=True), lambda: linalg.ldl_solve(ldl, ldl.L, overwrite_b=True),
+            lambda: linalg.solve(S, S, overwrite_b=True), lambda: linalg.lu_solve(lu, lu.LU, overwrite_b=True),
         )),
         *((ArgumentError, "is pivoted|are pivoted", lambda m=m: linalg.qr(S, pivoting=True, method=m)) for m in (
             "tsqr", "cholesky",
@@ -192,7 +186,6 @@ def test_operands_are_taken_as_by_the_product(comm: Any) -> None:
             (linalg.solve(whole, DistMatrix.from_global(b, grid=grid)), expected),
             (linalg.solve(integers, B=b.tolist()), expected),
             (linalg.cho_solve(linalg.cholesky(S), b), np.linalg.solve(spd, b)),
-            (linalg.ldl_solve(linalg.ldl(S), b), np.linalg.solve(spd, b)),
             (linalg.solve_triangular(M, b, lower=True), np.linalg.solve(lower, b)),
             (linalg.trmm(M, b, lower=True), lower @ b),
             (linalg.eigh(S, np.eye(4))[1], linalg.eigh(S)[1].allgather()),

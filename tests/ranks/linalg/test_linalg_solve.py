@@ -50,10 +50,9 @@ def backward(A: np.ndarray, x: np.ndarray, b: np.ndarray, dtype: str) -> float:
     third(pairs(LAYOUTS, KINDS, DTYPES, ("CC", "CF", "FF"), (False, True), (False, True))),
 )
 def test_solves_and_inverts(
-    comm: Any, layout: Any, kind: str, dtype: str, orders: Any, transposed: bool, lower: bool, monkeypatch: Any
+    comm: Any, layout: Any, kind: str, dtype: str, orders: Any, transposed: bool, lower: bool
 ) -> None:
     """B is unchanged, and may be overwritten; of symmetric matrices one triangle is read; words are as predicted."""
-    monkeypatch.setattr("pdgemm.linalg.factors.ldl.BAND", 16)  # several panels
     (n, m, block_a, block_b), how = layout, {"assume_a": kind, "lower": lower}
     whole, b = system(kind, n, dtype), rng_matrix(n, m, dtype, seed=1)
     op, half, given = whole.T if transposed else whole, np.tri(n, dtype=bool), whole
@@ -69,8 +68,7 @@ def test_solves_and_inverts(
             assert X.report.counted == X.report.predicted and 0 < X.report.rcond <= 1.001, str(X.report)
             assert backward(op, X.allgather(), b, dtype) <= EPS
             assert backward(op, solve(b[:, 0]), b[:, 0], dtype) <= EPS
-            both = DistMatrix.from_global(whole, grid=grid, block=block_a, order=orders[0])
-            inverse = linalg.inv(both if kind in ("sym", "her") else A, **how)  # which reads both triangles of these
+            inverse = linalg.inv(A, **how)
             assert inverse.same_layout(A)
             right = wide(whole) @ wide(inverse.allgather()) - np.eye(n)
             assert relative(right, norm(whole) * norm(inverse.allgather()), dtype, n) <= EPS
@@ -80,8 +78,6 @@ def test_solves_and_inverts(
 
 FACTORS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "gen": (linalg.lu_factor, linalg.lu_solve, {}),
-    "her": (linalg.ldl, linalg.ldl_solve, {}),
-    "sym": (partial(linalg.ldl, hermitian=False), linalg.ldl_solve, {}),
     "pos": (linalg.cholesky, linalg.cho_solve, {"lower": True}),
     "pos, upper": (partial(linalg.cholesky, lower=False), linalg.cho_solve, {"lower": False}),
 }
@@ -166,15 +162,16 @@ def read(x: np.ndarray, kind: str) -> np.ndarray:
     """The matrix of which `solve` reads a part."""
     parts: dict[str, Any] = {
         "upper triangular": np.triu, "lower triangular": np.tril, "diagonal": lambda y: np.diag(np.diag(y)),
-        "sym": lambda y: np.tril(y) + np.tril(y, -1).T,
+        "sym": lambda y: np.tril(y) + np.tril(y, -1).T, "her": lambda y: np.tril(y) + np.tril(y, -1).conj().T,
     }  # fmt: skip
     return parts.get(kind, lambda y: y)(x)
 
 
-def scaled(x: np.ndarray, A: Any, kind: str = "gen") -> np.ndarray:
+def scaled(x: np.ndarray, grid: Any, kind: str = "gen") -> np.ndarray:
     """The matrix that `solve` factors: that of a general one, if its rows or columns lie far apart, is scaled."""
-    scale, _ = EQUILIBRATED.exponent(A.grid.comm, A, {"kind": kind, "lower": True}, {})
-    assert kind == "gen" or not scale
+    A, by_lu = DistMatrix.from_global(x, grid=grid), kind in ("gen", "sym", "her")
+    scale, _ = EQUILIBRATED.exponent(grid.comm, A, {"kind": "gen" if by_lu else kind}, {})
+    assert by_lu or not scale
     return x * 2.0 ** -np.add.outer(np.atleast_1d(scale.rows), np.atleast_1d(scale.cols))
 
 
@@ -193,15 +190,15 @@ def test_estimates_are_near(comm: Any, dtype: str) -> None:
                 with recorded() as warned:
                     X = linalg.solve(A, B, **how)
                 report: Any = X.report
-                exact = 1 / np.linalg.cond(scaled(read(A.allgather().astype("c16"), kind), A, kind), 1)
+                exact = 1 / np.linalg.cond(scaled(read(A.allgather(), kind), grid, kind).astype("c16"), 1)
                 assert 0.999 * exact <= report.rcond <= 3 * exact and not warned, (kind, n)
                 assert len({*comm.allgather(report.rcond)}) == 1
                 plan = linalg.plan(linalg.solve, A, B, **how)
                 assert report.counted == report.predicted and plan.flops == report.flops
-                assert kind == "gen" or plan.traffic(comm.rank) == report.counted
+                assert kind in ("gen", "sym", "her") or plan.traffic(comm.rank) == report.counted
             A = DistMatrix.from_global(x, grid=grid, block=4)
             inverse: Any = linalg.inv(A).report
-            assert np.isclose(inverse.rcond, 1 / np.linalg.cond(scaled(x.astype("c16"), A), 1), rtol=1e-3)
+            assert np.isclose(inverse.rcond, 1 / np.linalg.cond(scaled(x, grid).astype("c16"), 1), rtol=1e-3)
         empty = DistMatrix.zeros((0, 0), grid=grid)
         with recorded() as warned:
             assert linalg.solve(empty, empty).report.rcond == linalg.inv(empty).report.rcond == 1 and not warned
