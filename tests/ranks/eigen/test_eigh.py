@@ -288,3 +288,20 @@ def test_bad_arguments(comm: Any) -> None:
                 linalg.eigh(A, **options)
         with pytest.raises(Exception, match="B"):
             linalg.eigh(A, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_inertia(comm: Any, dtype: str) -> None:
+    """The signs are known by Sylvester's law, and the same on all ranks; zero is what rounding leaves of it."""
+    n, signs = 40, np.repeat([-1, 0, 1], [14, 5, 21])
+    known = with_values(signs * np.linspace(1, 2, n), dtype)
+    cases = [(known, (14, 5, 21)), (-np.eye(n), (n, 0, 0)), (np.zeros((5, 5)), (0, 5, 0)), (np.eye(0), (0, 0, 0))]
+    with ProcessGrid(comm) as grid:
+        for given, expected in cases:
+            for lower in (True, False):
+                x = (np.tril if lower else np.triu)(given).astype(dtype)
+                counts = linalg.inertia(DistMatrix.from_global(x, grid=grid, block=(7, 4)), lower=lower)
+                assert counts == expected and {*comm.allgather(counts)} == {expected}
+        assert counts.negative == counts.zero == counts.positive == 0
+        with pytest.raises(LinAlgError, match="NaN or infinity"):
+            linalg.inertia(DistMatrix.from_global(known * np.nan, grid=grid))
