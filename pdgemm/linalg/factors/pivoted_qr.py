@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pdgemm.algorithms.panels.panel_run import can_read, device_of, run_panels, working_copy
-from pdgemm.algorithms.pivoted.pivoted_panels import ChosenColumns, PivotedHouseholder
+from pdgemm.algorithms.panels.pivoted_panels import ChosenColumns, PivotedHouseholder
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.householder import BLOCK, apply_reflectors
@@ -23,7 +23,7 @@ from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.array_functions import triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.gather import to_all_ranks
-from pdgemm.schedules.pivoted.pivoted_schedule import PivotedSchedule
+from pdgemm.schedules.panels.pivoted_schedule import PivotedSchedule
 from pdgemm.support.agreement import together
 
 MORE = 10  # rows of a sketch beyond the columns that it chooses: Halko, Martinsson & Tropp, SIAM Review 53(2), 2011

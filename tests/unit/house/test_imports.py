@@ -16,9 +16,9 @@ import pdgemm
 
 FLOORS = [  # a folder, or a module beside them, imports what stands before it; the longest name that fits is a module's
     "errors", "names", "local.arrays", "local", "support", "grids", "instrument", "devices", "schedules",
-    "schedules.exchanges", "schedules.products", "schedules.collectives", "schedules.panels", "schedules.pivoted",
+    "schedules.exchanges", "schedules.products", "schedules.collectives", "schedules.panels",
     "schedules.training", "planning", "transport", "transport.panels", "matrix", "algorithms.protection",
-    "algorithms", "algorithms.indexing", "algorithms.statistics", "algorithms.panels", "algorithms.pivoted", "gemm",
+    "algorithms", "algorithms.indexing", "algorithms.statistics", "algorithms.panels", "gemm",
     "batched", "grouped", "scaled", "linalg.ranges", "linalg.factors", "linalg.functions", "linalg.eigen",
     "linalg.singular", "linalg", "interop", "interchange", "scalapack", "statistics", "resilience", "io", "io.streamed",
     "parallel",

@@ -20,8 +20,8 @@ from pdgemm.local.blas.local_lapack import trsm
 from pdgemm.local.blas.pivots import pivots_of
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.panels.panel_schedule import Panel
+from pdgemm.schedules.panels.pivoted_schedule import INDEX, PivotedSchedule, beginning_with
 from pdgemm.schedules.panels.row_moves import RowMoves
-from pdgemm.schedules.pivoted.pivoted_schedule import INDEX, PivotedSchedule, beginning_with
 from pdgemm.transport.collectives import carry_out
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.panels.row_exchange import exchange_rows

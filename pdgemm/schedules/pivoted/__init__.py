@@ -1,1 +1,0 @@
-"""Schedules of factorisations whose pivots decide what a panel is: a plan has random pivots, a run those of the run."""
