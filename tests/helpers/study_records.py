@@ -53,7 +53,7 @@ def record(case: Case, seconds: float, **changes: Any) -> dict[str, Any]:
             "predicted_seconds": seconds, "lower_bound_words": words / 1.25,
             "per_rank": {**spread, "words_received": {"min": 0, "mean": 1, "max": words}},
         },
-        "cost": {"core_hours": seconds * ranks / 3600, "gpu_hours": 0.0, "joules": None, "energy": "absent: no RAPL"},
+        "cost": {"core_hours": seconds * ranks / 3600, "gpu_hours": 0.0},
         "setting": setting,
         "command": ["pdgemm", "scaling", "strong", "--ranks", "1,2"],
         "environment": {"OMP_NUM_THREADS": "1"},

@@ -1,4 +1,4 @@
-"""Parts of scaling studies, each by itself: cases, the file of measurements, jobs that fail, and energy.  No MPI."""
+"""Parts of scaling studies, each by itself: cases, the file of measurements, and jobs that fail.  No MPI."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,9 +13,8 @@ from study_records import record
 
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.support.launcher import allocated_nodes, allocated_ranks
-from pdgemm.tools.studies import energy, records
+from pdgemm.tools.studies import records
 from pdgemm.tools.studies.cases import FAMILIES, Case, cases
-from pdgemm.tools.studies.energy import Meter
 from pdgemm.tools.studies.jobs import Launcher, StudyJobs, threads_per_rank
 from pdgemm.tools.studies.measure import confidence
 
@@ -219,60 +217,6 @@ def test_a_job_that_fails_takes_nothing_along(
     assert len(told) == statuses.count("failed")
     for x in (x for x in study.measured.values() if x["status"] == "failed"):
         assert said in x["error"] and said in told[0]
-
-
-# ------------------------------------------------------------------ energy
-def zone(folder: Path, name: str, called: str, joules: float, wraps: float = 1000.0) -> Path:
-    (made := folder / name).mkdir(parents=True)
-    (made / "name").write_text(f"{called}\n")
-    for file, value in (("energy_uj", joules), ("max_energy_range_uj", wraps)):
-        (made / file).write_text(f"{value * 1e6:.0f}\n")
-    return made / "energy_uj"
-
-
-def test_energy_of_packages_and_memory(tmp_path: Path) -> None:
-    first = zone(tmp_path, "intel-rapl:0", "package-0", 10)
-    second = zone(tmp_path, "intel-rapl:1", "package-1", 990)
-    memory = zone(tmp_path, "intel-rapl:0:1", "dram", 5)
-    zone(tmp_path, "intel-rapl:0:0", "core", 7)  # part of its package
-    zone(tmp_path, "intel-rapl:2", "psys", 9)  # which holds the packages
-    meter = Meter(False, tmp_path)
-    assert meter.absent == "" and meter.names == ["RAPL package-0", "RAPL dram", "RAPL package-1"]
-    for counter, joules in ((first, 12.5), (second, 4), (memory, 5.25)):  # the second began again at 1000
-        counter.write_text(f"{joules * 1e6:.0f}\n")
-    assert meter.joules() == pytest.approx(2.5 + 14 + 0.25)
-
-
-def test_energy_that_is_not_counted_is_absent(tmp_path: Path) -> None:
-    assert Meter(False, tmp_path).absent == "no RAPL counters"
-    zone(tmp_path, "intel-rapl:0", "package-0", 10).write_text("nonsense")
-    meter = Meter(False, tmp_path)
-    assert "cannot be read" in meter.absent and meter.joules() == 0 and meter.names == []
-
-
-def test_energy_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    zone(tmp_path, "intel-rapl:0", "package-0", 10)
-    used = [1000, 2000]
-    nvml: Any = ModuleType("pynvml")
-    nvml.NVMLError, nvml.nvmlInit, nvml.nvmlDeviceGetCount = OSError, lambda: None, lambda: 2
-    nvml.nvmlDeviceGetHandleByIndex = lambda number: number
-    nvml.nvmlDeviceGetTotalEnergyConsumption = used.__getitem__
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(energy, "find_spec", lambda name: nvml)
-    meter = Meter(True, tmp_path)
-    used[:] = 3000, 2500
-    assert meter.joules() == pytest.approx(2.5)
-    assert meter.names == ["RAPL package-0", "GPU 0", "GPU 1"]
-
-    def lost(handle: int) -> float:
-        raise OSError("no such counter")
-
-    nvml.nvmlDeviceGetTotalEnergyConsumption = lost
-    meter = Meter(True, tmp_path)
-    assert meter.absent == "NVML cannot be read (no such counter)"
-    assert meter.names == ["RAPL package-0"]  # what is counted is told
-    monkeypatch.setattr(energy, "find_spec", lambda name: None)
-    assert Meter(True, tmp_path).absent.startswith("no NVML")
 
 
 def test_confidence_of_a_median() -> None:

@@ -32,7 +32,6 @@ from pdgemm.planning.machines.machine import Machine
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.tools.profiling.environment import VARIABLES, describe
 from pdgemm.tools.studies.cases import Case
-from pdgemm.tools.studies.energy import Meter
 from pdgemm.tools.studies.jobs import COMMAND
 from pdgemm.tools.studies.records import Record
 
@@ -66,7 +65,6 @@ def measure(
     for _ in range(warmup - 1):
         form(C)
     before = _peak(grid, case)
-    meter = Meter(case.device == "cuda") if grid.node.rank == 0 else None
     seconds, reports = list[float](), list[Report]()
     for done in range(repeats):
         comm.Barrier()
@@ -75,7 +73,6 @@ def measure(
         seconds.append(comm.allreduce(perf_counter() - start, MPI.MAX))
         reports.append(C.report)
         notify(done + 1)
-    energy = energy_of(comm, meter, repeats)
     after = _peak(grid, case)
     residual = verify(C, 1, A, B)
     ordered = sorted(seconds)
@@ -97,7 +94,7 @@ def measure(
         "residual": residual.value if isfinite(residual.value) else None,
         "residual_bound": residual.bound,
         "product": Summary(all_reports).as_dict(),
-        "cost": {"core_hours": median * threads / 3600, "gpu_hours": median * gpus / 3600, **energy},
+        "cost": {"core_hours": median * threads / 3600, "gpu_hours": median * gpus / 3600},
         **around,
     }
 
@@ -149,18 +146,6 @@ def confidence(ordered: list[float]) -> tuple[float, float] | None:
     outcome: Any = quantile_test(ordered, p=0.5)
     low, high = map(float, outcome.confidence_interval(CONFIDENCE))
     return (low, high) if np.isfinite([low, high]).all() else None
-
-
-def energy_of(comm: MPI.Comm, meter: Meter | None, repeats: int) -> dict[str, Any]:
-    """Return the energy of one product, or one step, on all nodes, or the reason why it is unknown."""
-    readings = comm.gather(meter and (meter.joules(), meter.absent, meter.names)) or []
-    nodes = [x for x in readings if x]
-    absent = "; ".join(sorted({absent for _, absent, _ in nodes if absent}))
-    names = sorted({name for _, _, names in nodes for name in names})
-    if not all(names for _, _, names in nodes) or not nodes:
-        return {"joules": None, "energy": f"absent: {absent}"}
-    counters = ", ".join(names) + (f"; absent: {absent}" if absent else "")
-    return {"joules": sum(joules for joules, _, _ in nodes) / repeats, "energy": counters}
 
 
 def circumstances(grid: ProcessGrid) -> dict[str, Any]:

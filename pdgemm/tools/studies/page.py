@@ -37,7 +37,6 @@ COLUMNS: dict[str, Callable[[Curve, Point, float | None], str]] = {
     "residual": lambda curve, x, _: f"{x.residual:.2g}",
     "core-hours": lambda curve, x, _: f"{x.cost.core_hours:.3g}",
     "GPU-hours": lambda curve, x, _: f"{x.cost.gpu_hours:.3g}",
-    "energy [J]": lambda curve, x, _: str(x.cost.energy) if x.cost.joules is None else f"{x.cost.joules:.4g}",
 }
 KEY = (
     "curve", "ranks", "m x n x k", "algorithm", "grid", "time", "GFLOP/s", "% of peak", "efficiency [%]",

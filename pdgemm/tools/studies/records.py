@@ -203,8 +203,6 @@ class Cost(Struct):
 
     core_hours: Figure
     gpu_hours: Figure
-    joules: Figure | None = None
-    energy: str | None = None
 
 
 class Setting(Struct):

@@ -31,7 +31,7 @@ PURE_MODULES = [
     *(f"tools.profiling.{x}" for x in ("profile", "profile_tables", "short_traceback")),
     *(f"tools.cli.{x}" for x in ("commands", "job", "options", "param_types", "plan_commands", "product_commands",
                                  "model_commands", "report_commands", "scaling", "script")),
-    *(f"tools.studies.{x}" for x in ("cases", "curves", "energy", "figures", "jobs", "page", "panels", "pictures",
+    *(f"tools.studies.{x}" for x in ("cases", "curves", "figures", "jobs", "page", "panels", "pictures",
                                      "plot", "predictions", "records")),
     *(f"tools.studies.training.training_{x}" for x in ("cases", "curves", "panels", "tables")),
 ]  # fmt: skip

@@ -20,8 +20,7 @@ from pdgemm.parallel.step_report import LARGE, PHASES, StepReport, StepTimes
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.models.model_plan import ModelPlan
 from pdgemm.support.agreement import together
-from pdgemm.tools.studies.energy import Meter
-from pdgemm.tools.studies.measure import circumstances, confidence, energy_of
+from pdgemm.tools.studies.measure import circumstances, confidence
 from pdgemm.tools.studies.records import Record
 from pdgemm.tools.studies.training.training_cases import TrainingCase
 
@@ -39,7 +38,6 @@ def measure_training(
     with together(comm) as arguments:
         program, plan = _loaded(case.path), case.plan(machine or Machine())
         arguments += ["a case of training", case.words(plan.layout)]
-    meter = None
     losses, times = list[float](), None
     for times, loss in program.training(case.words(plan.layout), comm):
         losses.append(float(loss))
@@ -47,7 +45,6 @@ def measure_training(
             break
         if len(losses) == case.warmup:
             times.restart()
-            meter = Meter(False) if grid.node.rank == 0 else None
         notify(max(0, len(losses) - case.warmup))
     with together(comm) as arguments:
         if not isinstance(times, StepTimes) or len(losses) != case.warmup + case.steps:
@@ -56,7 +53,7 @@ def measure_training(
                 f"got {len(losses)} of {type(times).__name__}"
             )
         arguments += ["steps of training", len(losses)]
-    energy, report = energy_of(comm, meter, case.steps), times.report()
+    report = times.report()
     words, around = _words(comm, report), circumstances(grid)
     if comm.rank:
         return None
@@ -75,7 +72,7 @@ def measure_training(
             "losses": [loss if isfinite(loss) else None for loss in losses],
             **({} if machine is None else _shares(case, plan, machine, median)),
         },
-        "cost": {"core_hours": median * threads / 3600, "gpu_hours": 0.0, **energy},
+        "cost": {"core_hours": median * threads / 3600, "gpu_hours": 0.0},
         **around,
     }
 

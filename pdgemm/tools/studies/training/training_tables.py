@@ -32,7 +32,6 @@ COLUMNS_OF_TRAINING: dict[str, Callable[[TrainingSection, TrainingPoint], str]] 
     "words by formulas": lambda section, x: x.words_verdict,
     "last loss": lambda section, x: f"{x.training.losses[-1]:.6f}",
     "core-hours": lambda section, x: f"{x.cost.core_hours:.3g}",
-    "energy [J]": lambda section, x: "-" if x.cost.joules is None else f"{x.cost.joules:.4g}",
 }
 KEYS_OF_TRAINING = (
     "ranks", "layout", "samples", "a step", "tokens/s", "efficiency [%]", "planned", "plan's error [%]", "MFU [%]",
@@ -56,8 +55,6 @@ class DrawnTraining(DrawnSection):
     @property
     def measurements(self) -> Table:
         left_out = {"ranks", "layout", "a step", "planned", "words by formulas"}
-        if all(x.cost.joules is None for x in self.section.points):
-            left_out.add("energy [J]")
         return self._table([x for x in COLUMNS_OF_TRAINING if x not in left_out], self.section.points)
 
     @property
