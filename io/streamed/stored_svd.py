@@ -28,9 +28,9 @@ from pdgemm.io.streamed.file_panels import Panels, loaded_steps, worker
 from pdgemm.io.streamed.files_product import operand_of
 from pdgemm.io.streamed.svd_plan import SvdPlan, fitting_plan
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
-from pdgemm.linalg.functions.iterations import FunctionReport, Work
 from pdgemm.linalg.ranges import RangeOfPanels, times
 from pdgemm.linalg.singular.svd import SvdSearch, Triplets, checked_search, leading_triplets, triplets_by_steps
+from pdgemm.linalg.work import FunctionReport, Work
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.argument_checks import as_optional

@@ -11,7 +11,8 @@ import numpy as np
 
 from pdgemm.errors import LinAlgError
 from pdgemm.linalg.factors.qr import factored
-from pdgemm.linalg.functions.iterations import (
+from pdgemm.linalg.functions.polar import unitary_factor
+from pdgemm.linalg.work import (
     Work,
     add_to_diagonal,
     distributed,
@@ -20,7 +21,6 @@ from pdgemm.linalg.functions.iterations import (
     on_one_rank,
     random,
 )
-from pdgemm.linalg.functions.polar import unitary_factor
 from pdgemm.matrix.distmatrix import DistMatrix
 
 SMALL = 512  # largest order for which LAPACK on one rank is faster than a division of the spectrum

@@ -16,7 +16,7 @@ from pdgemm.linalg.eigen.one_stage import OneStage
 from pdgemm.linalg.eigen.tridiagonal import tridiagonal_eigh
 from pdgemm.linalg.eigen.two_stage import Band, TwoStages
 from pdgemm.linalg.factors.rank_k import both_triangles
-from pdgemm.linalg.functions.iterations import (
+from pdgemm.linalg.work import (
     Work,
     check_operand,
     check_protection,

@@ -11,7 +11,7 @@ from pdgemm.errors import LinAlgError
 from pdgemm.linalg.factors.cholesky import cholesky_factor
 from pdgemm.linalg.factors.rank_k import both_triangles, make_diagonal_real
 from pdgemm.linalg.factors.triangular import solve_triangular, trmm
-from pdgemm.linalg.functions.iterations import Work
+from pdgemm.linalg.work import Work
 from pdgemm.local.arrays.dtypes import eps
 from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.array_functions import tril, triu

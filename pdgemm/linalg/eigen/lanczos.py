@@ -11,7 +11,7 @@ import numpy as np
 
 from pdgemm.errors import LinAlgError
 from pdgemm.linalg.factors.qr import qr
-from pdgemm.linalg.functions.iterations import (
+from pdgemm.linalg.work import (
     Work,
     distributed,
     empty_like,

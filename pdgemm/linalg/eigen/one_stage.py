@@ -13,7 +13,7 @@ from pdgemm.algorithms.panels.panel_run import can_read, run_panels, working_cop
 from pdgemm.algorithms.panels.tridiagonal_panels import Tridiagonal
 from pdgemm.linalg.factors.householder import reflect_columns
 from pdgemm.linalg.factors.operands import in_whole_columns
-from pdgemm.linalg.functions.iterations import Work
+from pdgemm.linalg.work import Work
 from pdgemm.local.blas.local_lapack import reduce_to_tridiagonal
 from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.distmatrix import DistMatrix

@@ -10,7 +10,8 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.linalg.factors.cholesky import cholesky
-from pdgemm.linalg.functions.iterations import (
+from pdgemm.linalg.functions.polar import inverse, polar
+from pdgemm.linalg.work import (
     Work,
     add_to_diagonal,
     check_operand,
@@ -19,7 +20,6 @@ from pdgemm.linalg.functions.iterations import (
     eps_of,
     near_one,
 )
-from pdgemm.linalg.functions.polar import inverse, polar
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_count, as_name, as_whole
 from pdgemm.local.blas.orthogonal_stacks import MUON, STEPS, coefficients_of_steps

@@ -12,7 +12,8 @@ from pdgemm.linalg.factors.cholesky import cho_solve, cholesky
 from pdgemm.linalg.factors.operands import is_reachable
 from pdgemm.linalg.factors.solve import inv
 from pdgemm.linalg.factors.triangular import solve_triangular
-from pdgemm.linalg.functions.iterations import (
+from pdgemm.linalg.ranges import ELEMENTS, in_range, times
+from pdgemm.linalg.work import (
     Work,
     add_to_diagonal,
     check_operand,
@@ -22,7 +23,6 @@ from pdgemm.linalg.functions.iterations import (
     near_one,
     random,
 )
-from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix

@@ -11,8 +11,8 @@ from pdgemm.algorithms.panels.bidiagonal_panels import BidiagonalBand
 from pdgemm.algorithms.panels.panel_run import run_panels, working_copy
 from pdgemm.linalg.factors.householder import householder_qr
 from pdgemm.linalg.factors.tall_qr import svd_on_all, tall_qr
-from pdgemm.linalg.functions.iterations import Work, near_one, on_one_rank
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
+from pdgemm.linalg.work import Work, near_one, on_one_rank
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.blas.band import singular_values_of_band
 from pdgemm.matrix.argument_checks import shape_of

@@ -9,7 +9,7 @@ import numpy as np
 
 from pdgemm.linalg.factors.qr import factored, qr
 from pdgemm.linalg.factors.tall_qr import rows_only
-from pdgemm.linalg.functions.iterations import (
+from pdgemm.linalg.work import (
     Work,
     distributed,
     empty_like,

@@ -14,10 +14,10 @@ from pdgemm.linalg.factors.operands import check_right_side, column, common_dtyp
 from pdgemm.linalg.factors.pivoted_qr import pivoted_factor
 from pdgemm.linalg.factors.tall_qr import svd_on_all, tall_qr
 from pdgemm.linalg.factors.triangular import solve_triangular
-from pdgemm.linalg.functions.iterations import Work, near_one, on_one_rank
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.singular.full_svd import all_triplets, are_shared
 from pdgemm.linalg.singular.singular_values import rank_above
+from pdgemm.linalg.work import Work, near_one, on_one_rank
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_name
 from pdgemm.local.blas.pivots import LeadingTriangle

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from pdgemm.errors import ArgumentError
-from pdgemm.linalg.functions.iterations import Work, check_operand, near_one
 from pdgemm.linalg.singular.bidiagonal import singular_values
 from pdgemm.linalg.singular.svd import svd
+from pdgemm.linalg.work import Work, check_operand, near_one
 from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.argument_checks import as_real, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix

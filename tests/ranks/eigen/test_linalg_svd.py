@@ -13,8 +13,8 @@ from problems import DTYPES, grid_shapes
 from tiers import every_grid, everything
 
 from pdgemm import DistMatrix, ProcessGrid, linalg
-from pdgemm.linalg.functions.iterations import Work
 from pdgemm.linalg.singular.bidiagonal import through_band
+from pdgemm.linalg.work import Work
 
 pytestmark = pytest.mark.mpi
 SIZES = [(60, 50, 3), (45, 80, 2), (110, 100, 1), (14, 30, 4)]  # rows, columns, k; the last one has all values

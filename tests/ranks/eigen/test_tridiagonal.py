@@ -15,7 +15,7 @@ from tiers import every_grid
 from pdgemm import DistMatrix, ProcessGrid, linalg
 from pdgemm.errors import LinAlgError
 from pdgemm.linalg.eigen.tridiagonal import tridiagonal_eigh
-from pdgemm.linalg.functions.iterations import Work
+from pdgemm.linalg.work import Work
 from pdgemm.local.blas import secular
 
 pytestmark = pytest.mark.mpi

@@ -13,7 +13,7 @@ from tiers import every_grid, in_turn, pairs, third
 from pdgemm import DistMatrix, ProcessGrid, linalg
 from pdgemm.linalg.eigen.one_stage import OneStage
 from pdgemm.linalg.eigen.two_stage import TwoStages
-from pdgemm.linalg.functions.iterations import Work
+from pdgemm.linalg.work import Work
 from pdgemm.schedules.panels.tridiagonal_schedule import LastPartSchedule
 
 pytestmark = pytest.mark.mpi

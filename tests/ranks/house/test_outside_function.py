@@ -16,7 +16,7 @@ from tiers import in_turn
 
 from pdgemm import DistMatrix, ProcessGrid, linalg
 from pdgemm.errors import LayoutError
-from pdgemm.linalg.functions.iterations import Work
+from pdgemm.linalg.work import Work
 from pdgemm.planning.product_plan import ProductPlan
 
 pytestmark = pytest.mark.mpi

@@ -19,7 +19,7 @@ FLOORS = [  # a folder, or a module beside them, imports what stands before it; 
     "schedules.exchanges", "schedules.products", "schedules.collectives", "schedules.panels",
     "schedules.training", "planning", "transport", "transport.panels", "matrix", "algorithms.protection",
     "algorithms", "algorithms.indexing", "algorithms.statistics", "algorithms.panels", "gemm",
-    "batched", "grouped", "scaled", "linalg.ranges", "linalg.factors", "linalg.functions", "linalg.eigen",
+    "batched", "grouped", "scaled", "linalg.ranges", "linalg.factors", "linalg.work", "linalg.functions", "linalg.eigen",
     "linalg.singular", "linalg", "interop", "interchange", "scalapack", "statistics", "resilience", "io", "io.streamed",
     "parallel",
     "tools.calibrate", "tools.profiling", "tools.studies", "tools", "__main__",
