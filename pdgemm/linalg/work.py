@@ -16,15 +16,14 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.check_report import CheckReport, all_checks
 from pdgemm.instrument.run_report import WorkReport
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.linalg.factors.operands import empty_like as empty_like
 from pdgemm.linalg.factors.operands import to_one
 from pdgemm.linalg.factors.qr import factored
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.dtypes import eps
 from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.reductions import on_diagonal
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together
 from pdgemm.support.text import counted as so_many
@@ -144,9 +143,7 @@ def add_matrices(Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1
 def add_to_diagonal(A: DistMatrix, value: complex) -> DistMatrix:
     """Compute A := A + value I in place, and return A.  Collective on a device, else local."""
     if A.device == devices.HOST:
-        rows, cols = A.indices()
-        _, i, j = np.intersect1d(rows, cols, assume_unique=True, return_indices=True)
-        A.stored[i, j] += A.dtype.type(value)
+        A.stored[on_diagonal(A)] += A.dtype.type(value)
         return A
     return add_matrices(A, value, DistMatrix.eye(A.shape, grid=A.grid, block=A.block, dtype=A.dtype, device=A.device))
 
@@ -209,8 +206,3 @@ def orthonormal_basis(
         work.did(Q)
         triangles.append(T)
     return Q, triangles[0]
-
-
-def eps_of(A: DistMatrix) -> float:
-    """Return eps of the type of A."""
-    return eps(A.dtype)

@@ -389,12 +389,18 @@ def _axis(axis: Any) -> int | None:
     return numbers[0]
 
 
-def own_diagonal(A: MatrixBase, offset: int) -> np.ndarray:
-    """Return this rank's elements of a diagonal, on the host."""
-    (rows, cols), device = A.indices(), devices.of(A.stored)
+def on_diagonal(A: MatrixBase, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return the local rows and columns of this rank's elements of a diagonal."""
+    rows, cols = A.indices()
     j = cols.searchsorted(rows + offset)  # both ascend
     i = np.flatnonzero((j < len(cols)) & (np.append(cols, 0)[j] == rows + offset))
+    return i, j[i]
+
+
+def own_diagonal(A: MatrixBase, offset: int) -> np.ndarray:
+    """Return this rank's elements of a diagonal, on the host."""
+    (i, j), device = on_diagonal(A, offset), devices.of(A.stored)
     if device is None or not len(i):
-        return A.local[i, j[i]] if device is None else np.empty(0, A.dtype)
-    elements = device.to_host(device.pick(A.stored, i, j[i]))
+        return A.local[i, j] if device is None else np.empty(0, A.dtype)
+    elements = device.to_host(device.pick(A.stored, i, j))
     return elements.conj() if A.conjugated else elements

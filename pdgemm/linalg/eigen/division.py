@@ -10,17 +10,11 @@ from math import sqrt
 import numpy as np
 
 from pdgemm.errors import LinAlgError
+from pdgemm.linalg.factors.operands import empty_like
 from pdgemm.linalg.factors.qr import factored
 from pdgemm.linalg.functions.polar import unitary_factor
-from pdgemm.linalg.work import (
-    Work,
-    add_to_diagonal,
-    distributed,
-    empty_like,
-    eps_of,
-    on_one_rank,
-    random,
-)
+from pdgemm.linalg.work import Work, add_to_diagonal, distributed, on_one_rank, random
+from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.distmatrix import DistMatrix
 
 SMALL = 512  # largest order for which LAPACK on one rank is faster than a division of the spectrum
@@ -34,7 +28,7 @@ def divided(work: Work, H: DistMatrix, scale: float) -> tuple[np.ndarray, DistMa
         return w, V, 0
     mean, real = float(H.trace().real) / n, np.finfo(H.dtype).dtype
     spread = add_to_diagonal(H.copy(), -mean).norm()
-    if spread <= 10 * sqrt(n) * eps_of(H) * scale:  # all eigenvalues are the same up to rounding
+    if spread <= 10 * sqrt(n) * dtypes.eps(H.dtype) * scale:  # all eigenvalues are the same up to rounding
         return np.full(n, mean, real), DistMatrix.eye(n, grid=H.grid, dtype=H.dtype, device=H.device), 0
     above, below = _bases(work, H, mean, spread)
     halves = [work.product(1, Q.H, work.product(1, H, Q)) for Q in (below, above)]

@@ -15,17 +15,11 @@ from pdgemm.linalg.eigen.lanczos import lanczos
 from pdgemm.linalg.eigen.one_stage import OneStage
 from pdgemm.linalg.eigen.tridiagonal import tridiagonal_eigh
 from pdgemm.linalg.eigen.two_stage import Band, TwoStages
+from pdgemm.linalg.factors.operands import empty_like
 from pdgemm.linalg.factors.rank_k import both_triangles
-from pdgemm.linalg.work import (
-    Work,
-    check_operand,
-    check_protection,
-    empty_like,
-    eps_of,
-    near_one,
-    on_one_rank,
-)
+from pdgemm.linalg.work import Work, check_operand, check_protection, near_one, on_one_rank
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_count, as_name, as_pair, as_whole, shown
 from pdgemm.local.blas.band import eigenvalues_of_band, eigenvalues_of_tridiagonal
 from pdgemm.matrix.argument_checks import as_real, check_devices, communicator, shape_of
@@ -223,7 +217,7 @@ def _by_division(
     w = np.maximum.accumulate(w)  # rounding errors may change the order of values on two sides of a division
     part = wanted(w)
     residual = _residual(work, H, w[part], V[:, part]) / scale
-    if residual > 10 * len(H) * eps_of(H):
+    if residual > 10 * len(H) * dtypes.eps(H.dtype):
         raise LinAlgError(f"the division of the spectrum of {H.distribution} lost digits: residual {residual:.1e}")
     return w[part], V[:, part], done, {"residual": residual}
 

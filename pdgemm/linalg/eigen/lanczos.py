@@ -10,16 +10,10 @@ from math import sqrt
 import numpy as np
 
 from pdgemm.errors import LinAlgError
+from pdgemm.linalg.factors.operands import empty_like
 from pdgemm.linalg.factors.qr import qr
-from pdgemm.linalg.work import (
-    Work,
-    distributed,
-    empty_like,
-    eps_of,
-    on_one_rank,
-    orthonormal_basis,
-    random,
-)
+from pdgemm.linalg.work import Work, distributed, on_one_rank, orthonormal_basis, random
+from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.distmatrix import DistMatrix
 
 
@@ -58,7 +52,7 @@ def lanczos(
             work.copy(X, V[:, :used])
             work.copy(AX, W[:, :used])
         R = R[:, R.shape[1] - width :]  # plus noise, which leads out of the basis if a residual is a rounding error
-        new, _ = orthonormal_basis(work, R, V[:, :used], 10 * eps_of(H) * scale / sqrt(n), noise)
+        new, _ = orthonormal_basis(work, R, V[:, :used], 10 * dtypes.eps(H.dtype) * scale / sqrt(n), noise)
     raise LinAlgError(
         f"{k} eigenvalues of {H.distribution} were not found in {steps} steps: residuals up to "
         f"{residuals[-k:].max() / scale:.1e} of the norm, wanted {tolerance:.1e}; raise steps= or tolerance="

@@ -9,8 +9,9 @@ import numpy as np
 
 from pdgemm.errors import LinAlgError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.linalg.factors.operands import empty_like
 from pdgemm.linalg.factors.tall_qr import rows_only
-from pdgemm.linalg.work import Work, empty_like, on_one_rank
+from pdgemm.linalg.work import Work, on_one_rank
 from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.local.blas import secular
 from pdgemm.local.blas.secular import Roots, Secular

@@ -33,6 +33,7 @@ from pdgemm.matrix.argument_checks import (
 )
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import new_array
+from pdgemm.matrix.reductions import on_diagonal
 from pdgemm.names import AlgorithmName, MoverName
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.product_layouts import triangle_block
@@ -298,7 +299,7 @@ def make_diagonal_real(C: DistMatrix) -> None:
     """Set the imaginary parts of the diagonal elements to zero.  Local."""
     if C.dtype.kind != "c":
         return
-    _, rows, cols = np.intersect1d(*C.indices(), assume_unique=True, return_indices=True)
+    rows, cols = on_diagonal(C)
     if devices.of(C.stored) is None:
         C.stored[rows, cols] = C.stored[rows, cols].real
         return

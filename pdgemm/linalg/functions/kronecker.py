@@ -13,7 +13,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.run_report import MoveReport
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.linalg.work import empty_like
+from pdgemm.linalg.factors.operands import empty_like
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array, beside, to_host
 from pdgemm.local.arrays.dtypes import common, element_type

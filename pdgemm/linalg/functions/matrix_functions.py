@@ -10,16 +10,9 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.linalg.factors.cholesky import cholesky
+from pdgemm.linalg.factors.operands import empty_like
 from pdgemm.linalg.functions.polar import inverse, polar
-from pdgemm.linalg.work import (
-    Work,
-    add_to_diagonal,
-    check_operand,
-    check_protection,
-    empty_like,
-    eps_of,
-    near_one,
-)
+from pdgemm.linalg.work import Work, add_to_diagonal, check_operand, check_protection, near_one
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_count, as_name, as_whole
 from pdgemm.local.blas.orthogonal_stacks import MUON, STEPS, coefficients_of_steps
@@ -187,7 +180,7 @@ def _taylor_18(work: Work, A: DistMatrix, size: float, largest: float, most: int
     power = np.ones(A.shape[0])
     for _ in range(19):
         power = modulus.T.matvec(power)
-    grown = log2(power.max() / frexp(size)[0] / factorial(19) / eps_of(A)) if power.max() else -inf
+    grown = log2(power.max() / frexp(size)[0] / factorial(19) / dtypes.eps(A.dtype)) if power.max() else -inf
     s += max(0, ceil(grown / 18 + exponent - s)) if isfinite(grown) else 0
     s = A.grid.expected(s, A.grid.iterations(60, 0))
     powers, scale = (X, X2, X3, X6), 2.0 ** (exponent - s)
@@ -245,7 +238,7 @@ def _denman_beavers(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
     """Return sqrt(A) and the number of steps, by Denman and Beavers' product form (Higham 2008, 6.3).  Collective."""
     X, M, spare, change = A.copy(), A.copy(), empty_like(A), inf
     for step in range(60):
-        if change <= sqrt(len(A)) * eps_of(A) or 0 in A.shape:
+        if change <= sqrt(len(A)) * dtypes.eps(A.dtype) or 0 in A.shape:
             return X, step
         N = work.did(inverse(M))
         square = sqrt(N.norm() / M.norm()) if change > 0.1 else 1.0  # mu^2 M and its inverse have the same norm
@@ -255,7 +248,7 @@ def _denman_beavers(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
         add_to_diagonal(work.add(M, 0.25 / square, N, square / 4), 0.5)  # M := (2 I + mu^2 M + (mu^2 M)^-1) / 4
         last, change = change, add_to_diagonal(work.add(N, 1, M, 0), -1).norm()
         change = A.grid.expected(change, 0.0 if step + 1 >= A.grid.iterations(60, 8) else last / 4)
-        if change >= last / 2 and change < eps_of(A) ** 0.5:  # only rounding errors are left
+        if change >= last / 2 and change < dtypes.eps(A.dtype) ** 0.5:  # only rounding errors are left
             return X, step + 1
     raise LinAlgError(
         f"the square root of {A.distribution} did not converge: of a real matrix with negative eigenvalues none is real"

@@ -9,20 +9,12 @@ import numpy as np
 
 from pdgemm.errors import LinAlgError
 from pdgemm.linalg.factors.cholesky import cho_solve, cholesky
-from pdgemm.linalg.factors.operands import is_reachable
+from pdgemm.linalg.factors.operands import empty_like, is_reachable
 from pdgemm.linalg.factors.solve import inv
 from pdgemm.linalg.factors.triangular import solve_triangular
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
-from pdgemm.linalg.work import (
-    Work,
-    add_to_diagonal,
-    check_operand,
-    check_protection,
-    empty_like,
-    eps_of,
-    near_one,
-    random,
-)
+from pdgemm.linalg.work import Work, add_to_diagonal, check_operand, check_protection, near_one, random
+from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -77,7 +69,7 @@ def unitary_factor(work: Work, A: DistMatrix) -> tuple[DistMatrix, int, float]:
     work.add(X, near, A, beta=0)
     X *= far
     X *= 1 / (min(X.norm(), sqrt(X.norm(1)) * sqrt(X.norm(np.inf))) or 1)
-    n, eps = A.shape[1], eps_of(A)
+    n, eps = A.shape[1], dtypes.eps(A.dtype)
     E: Any = add_to_diagonal(work.product(1, X.H, X), -1)
     least = _least_singular_value(work, E, eps)
     if least == 0:  # X is singular up to rounding: add a random matrix with a norm of about eps
@@ -172,7 +164,7 @@ def _newton(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
     if 0 in A.shape:
         return empty_like(A), 0
     near, far = near_one("A", A)
-    X, change, eps = A * near * far, np.inf, eps_of(A)
+    X, change, eps = A * near * far, np.inf, dtypes.eps(A.dtype)
     for step in range(_MOST):
         if change <= sqrt(eps):  # half of the digits are correct: a last step, of products alone, doubles their number
             E = add_to_diagonal(work.product(1, X, X), -1)

@@ -13,9 +13,10 @@ import numpy as np
 
 from pdgemm.linalg.eigen.eigh import eigh
 from pdgemm.linalg.factors.householder import apply_reflectors, householder_factor, householder_qr
+from pdgemm.linalg.factors.operands import empty_like
 from pdgemm.linalg.factors.rank_k import herk
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
-from pdgemm.linalg.work import Work, empty_like, near_one
+from pdgemm.linalg.work import Work, near_one
 from pdgemm.local.arrays import device as devices
 from pdgemm.matrix.distmatrix import DistMatrix
 

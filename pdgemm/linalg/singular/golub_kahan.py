@@ -7,17 +7,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from pdgemm.linalg.factors.operands import empty_like
 from pdgemm.linalg.factors.qr import factored, qr
 from pdgemm.linalg.factors.tall_qr import rows_only
-from pdgemm.linalg.work import (
-    Work,
-    distributed,
-    empty_like,
-    eps_of,
-    on_one_rank,
-    orthonormal_basis,
-    random,
-)
+from pdgemm.linalg.work import Work, distributed, on_one_rank, orthonormal_basis, random
+from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.distmatrix import DistMatrix
 
 BLOCKS = 5  # blocks of vectors in each basis
@@ -105,7 +99,7 @@ def leading_space(
         block = slice(used, used + width)
         work.copy(new, V[:, block])
         A.times(work, new, C=W)
-        level = max(level, W.norm() * eps_of(W) / sqrt(width)) or eps_of(W)
+        level = max(level, W.norm() * dtypes.eps(W.dtype) / sqrt(width)) or dtypes.eps(W.dtype)
         # noise of the size of rounding errors leads out of the basis if the block does not
         Q, _ = orthonormal_basis(work, W, U, level / sqrt(m), left)
         work.copy(Q, U[:, block])

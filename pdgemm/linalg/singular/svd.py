@@ -14,7 +14,7 @@ from pdgemm.linalg.factors.tall_qr import svd_of_tall
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.singular.full_svd import all_triplets, completed
 from pdgemm.linalg.singular.golub_kahan import BLOCKS, LinearMap, Tempered, leading_space, missing
-from pdgemm.linalg.work import Work, check_operand, check_protection, eps_of, near_one
+from pdgemm.linalg.work import Work, check_operand, check_protection, near_one
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_count, as_seed
@@ -249,7 +249,7 @@ def _bounded(
     right, left = (X.vector_norm(2, axis=0) for X in (L, R))
     inside, *grams = (_gram(work, X, Y) for X, Y in ((U, R), (U, U), (V, V)))
     apart, first = max(float(np.linalg.norm(gram - np.eye(len(s)), 2)) for gram in grams), float(s[0]) or 1.0
-    eps, root = eps_of(U), float(np.sqrt(max(A.A.shape)))
+    eps, root = dtypes.eps(U.dtype), float(np.sqrt(max(A.A.shape)))
     rounding = float(np.linalg.norm(inside, 2)) + (apart + (4 + root / 16) * eps) * float(s[0])
     values, residuals = np.append(s, after[0].astype(s.dtype)), np.append(np.maximum(left, right), after[1])
     bounds = missing(len(s), values, residuals, A.norm) + rounding

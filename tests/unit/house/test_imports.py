@@ -19,9 +19,9 @@ FLOORS = [  # a folder, or a module beside them, imports what stands before it; 
     "schedules.exchanges", "schedules.products", "schedules.collectives", "schedules.panels",
     "schedules.training", "planning", "transport", "transport.panels", "matrix", "algorithms.protection",
     "algorithms", "algorithms.indexing", "algorithms.statistics", "algorithms.panels", "gemm",
-    "batched", "grouped", "scaled", "linalg.ranges", "linalg.factors", "linalg.work", "linalg.functions", "linalg.eigen",
-    "linalg.singular", "linalg", "interop", "interchange", "scalapack", "statistics", "resilience", "io", "io.streamed",
-    "parallel",
+    "batched", "grouped", "scaled", "linalg.ranges", "linalg.factors", "linalg.work", "linalg.functions",
+    "linalg.eigen", "linalg.singular", "linalg", "interop", "interchange", "scalapack", "statistics", "resilience",
+    "io", "io.streamed", "parallel",
     "tools.calibrate", "tools.profiling", "tools.studies", "tools", "__main__",
 ]  # fmt: skip
 PURE = ["errors", "names", "local", "support", "instrument", "schedules", "planning"]  # no MPI, HDF5 or CuPy
