@@ -23,7 +23,7 @@ from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.reductions import on_diagonal
+from pdgemm.matrix.matrix_base import on_diagonal
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together
 from pdgemm.support.text import counted as so_many

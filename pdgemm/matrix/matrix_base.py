@@ -236,3 +236,11 @@ class MatrixBase:
 
     def _view(self, stored: Array, grid: ProcessGrid, distribution: Distribution, order: Order) -> Self:
         return type(self)(stored, grid, distribution, order, self.conjugated, self.shared, self.mpi_addressable)
+
+
+def on_diagonal(A: MatrixBase, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return the local rows and columns of this rank's elements of a diagonal."""
+    rows, cols = A.indices()
+    j = cols.searchsorted(rows + offset)  # both ascend
+    i = np.flatnonzero((j < len(cols)) & (np.append(cols, 0)[j] == rows + offset))
+    return i, j[i]

@@ -45,7 +45,7 @@ from pdgemm.local.arrays.folds import (
 )
 from pdgemm.local.arrays.integers import as_count, shown
 from pdgemm.matrix.gather import planned
-from pdgemm.matrix.matrix_base import MatrixBase
+from pdgemm.matrix.matrix_base import MatrixBase, on_diagonal
 from pdgemm.schedules.collectives.vectors import ToAllRanks, diagonal_gather, reduction_stages
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.transport.collectives import carry_out
@@ -387,14 +387,6 @@ def _axis(axis: Any) -> int | None:
     if len(numbers) != 1 or isinstance(axis, tuple):
         raise ArgumentError(f"axis is None, 0 or 1, got {shown(axis)}")
     return numbers[0]
-
-
-def on_diagonal(A: MatrixBase, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return the local rows and columns of this rank's elements of a diagonal."""
-    rows, cols = A.indices()
-    j = cols.searchsorted(rows + offset)  # both ascend
-    i = np.flatnonzero((j < len(cols)) & (np.append(cols, 0)[j] == rows + offset))
-    return i, j[i]
 
 
 def own_diagonal(A: MatrixBase, offset: int) -> np.ndarray:

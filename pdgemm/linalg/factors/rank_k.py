@@ -33,7 +33,7 @@ from pdgemm.matrix.argument_checks import (
 )
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import new_array
-from pdgemm.matrix.reductions import on_diagonal
+from pdgemm.matrix.matrix_base import on_diagonal
 from pdgemm.names import AlgorithmName, MoverName
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.product_layouts import triangle_block
