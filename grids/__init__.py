@@ -3,6 +3,6 @@
 `distribution` computes owners and local indices, and `index_map` maps local indices between layouts, slices included;
 `layout` describes a matrix without its elements; `rectangles` checks that blocks partition a matrix.  `process_grid`
 builds the Cartesian (torus) communicators, and `line_communicators` frees those of grid rows, grid columns and depths.
-`node_memory` and `shared_heap` allocate memory that the ranks of a node share; `mpi_variables` sets variables of Open
-MPI; `planned_grid` is a grid whose matrices have no elements.  Imports `support`, `local` and `errors`.
+`node_memory` and `shared_heap` allocate memory that the ranks of a node share; `planned_grid` is a grid whose matrices
+have no elements.  Imports `support`, `local` and `errors`.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -15,7 +16,6 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.errors import NodeMemoryError
-from pdgemm.grids.mpi_variables import ucx_says_nothing
 from pdgemm.grids.shared_heap import PAGE, Heap, give_back
 from pdgemm.support import failures
 from pdgemm.support.files import say
@@ -30,6 +30,7 @@ _MAKING = 10.0  # the same for the creation of a window, which happens once
 _LULL = 60.0  # seconds without waiting after which _TURN seconds are allowed again
 _PATIENCE = 1e-3  # seconds of waiting without sleep; a rank that waits longer leaves its core to other ranks
 _NAP = 2e-4  # seconds
+_LEVELS = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)  # 0 to 3 in Open MPI
 
 
 class NodeMemory:
@@ -143,7 +144,7 @@ class _Window:
         ordered = failures.tracked(MPI.Intracomm(node.Split(0, key=MPI.COMM_WORLD.rank)))
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
         try:
-            with ucx_says_nothing(), Wait(ordered):
+            with silent_ucx(), Wait(ordered):
                 self._window = MPI.Win.Allocate_shared(size, 1, info, ordered)
         except MPI.Exception as bad:  # perhaps on this rank only: the others would wait for this rank for ever
             if failures.guarded() and failures.is_of_failure(bad):
@@ -279,3 +280,49 @@ def _tell_of_lock() -> None:
             f"warning: other processes keep {WHERE} locked (flock; see lslocks): this job goes on without waiting for "
             "them, with less shared memory"
         )
+
+
+@contextmanager
+def silent_ucx() -> Iterator[None]:
+    """Run the block with the messages of UCX switched off.  Local.
+
+    Where UCX finds no usable network, as in containers and on most personal computers, the Open MPI of PyPI prints an
+    error on each rank that creates a window, even a window of shared memory, for which UCX is not used.  Where the user
+    has set how much UCX prints, the user's setting stays.
+    """
+    name = b"opal_common_ucx_verbose"
+    before = None if f"OMPI_MCA_{name.decode()}" in os.environ else _exchange_variable(name, -1)
+    try:
+        yield
+    finally:
+        if before is not None:
+            _exchange_variable(name, before)
+
+
+def _exchange_variable(name: bytes, value: int) -> int | None:
+    """Set a control variable of one integer, and return its old value; None where the variable cannot be set.
+
+    By MPI's tools interface (MPI_T), which mpi4py does not offer.
+    """
+    if MPI.get_vendor()[0] != "Open MPI":
+        return None
+    try:
+        library = ctypes.CDLL(MPI.__file__)
+        level = _LEVELS.index(MPI.Query_thread())  # Open MPI would take a lower level for all of MPI
+        if library.MPI_T_init_thread(level, ctypes.byref(ctypes.c_int())):
+            return None
+    except (OSError, AttributeError):
+        return None
+    at, count, handle = ctypes.c_int(-1), ctypes.c_int(0), ctypes.c_void_p()
+    old, new = ctypes.c_int(0), ctypes.c_int(value)
+    done = (
+        not library.MPI_T_cvar_get_index(name, ctypes.byref(at))
+        and not library.MPI_T_cvar_handle_alloc(at, None, ctypes.byref(handle), ctypes.byref(count))
+        and count.value == 1
+        and not library.MPI_T_cvar_read(handle, ctypes.byref(old))
+        and not library.MPI_T_cvar_write(handle, ctypes.byref(new))
+    )
+    if handle:
+        library.MPI_T_cvar_handle_free(ctypes.byref(handle))
+    library.MPI_T_finalize()
+    return old.value if done else None

@@ -69,6 +69,7 @@ class MatrixBase:
         self.shared = shared
         self.mpi_addressable = mpi_addressable  # whether MPI accepts addresses of the local arrays, on all ranks
         self._report: Any = None
+        self.last_run: Any = None  # of a small product: its executor, for the next product of the same matrices
         self._layout: tuple[Any, Layout] | None = None
 
     # ------------------------------------------------------------------ elements

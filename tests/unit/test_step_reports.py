@@ -12,11 +12,11 @@ import pytest
 
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.panel_report import PanelReport
-from pdgemm.instrument.qr_report import QRReport
 from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.instrument.report import AlgorithmReport, Report
 from pdgemm.instrument.run_report import MoveReport, RunReport, WorkReport
 from pdgemm.instrument.step_reports import Steps
+from pdgemm.linalg.factors.tall_qr import QRReport
 
 AnyReport = TypeVar("AnyReport", bound=RunReport)
 OF_ALGORITHMS = {

@@ -17,7 +17,7 @@ from tiers import square_grid, thorough
 
 from pdgemm import DistMatrix, ProcessGrid, pdgemm
 from pdgemm.errors import ArgumentError
-from pdgemm.grids import mpi_variables, node_memory
+from pdgemm.grids import node_memory
 from pdgemm.grids.node_memory import _turn
 
 pytestmark = square_grid
@@ -280,6 +280,6 @@ print(before == MPI.Query_thread(), grid.memory.size > 0)
     done = jobs.run(jobs.python(2, "-c", program), timeout=60)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["True"] * 4, "")
     monkeypatch.setenv("OMPI_MCA_opal_common_ucx_verbose", "3")  # who asks for UCX's words gets them
-    monkeypatch.setattr(mpi_variables, "_exchange", None)
-    with mpi_variables.ucx_says_nothing():
+    monkeypatch.setattr(node_memory, "_exchange_variable", None)
+    with node_memory.silent_ucx():
         pass

@@ -17,7 +17,7 @@ from tiers import everything, in_turn, square_grid
 from tree_mover import BY_MESSAGES
 
 from pdgemm import DistMatrix, Plan, ProcessGrid, pdgemm, plan
-from pdgemm.algorithms import last_runs, prepared
+from pdgemm.algorithms import prepared
 from pdgemm.algorithms.plan_workspace import Workspace
 from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, MemoryLimitError, PdgemmError
 from pdgemm.grids import process_grid
@@ -255,9 +255,8 @@ def test_the_limit_is_kept_at_every_size_down_to_the_smallest(comm: Any, grid: A
 def test_a_product_of_the_same_matrices_is_not_made_anew(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its views are kept by C while A and B live, and no longer; whatever changes, the result is right."""
     made: list[object] = []
-    make = last_runs.executor_of
-    for module in (last_runs, prepared):
-        monkeypatch.setattr(module, "executor_of", lambda call: made.append(call.alpha) or make(call))
+    make = prepared.executor_of
+    monkeypatch.setattr(prepared, "executor_of", lambda call: made.append(call.alpha) or make(call))
 
     def random(seed: int) -> DistMatrix:
         return DistMatrix.random((300, 300), grid=grid, seed=seed)
@@ -288,7 +287,7 @@ def test_a_product_of_the_same_matrices_is_not_made_anew(comm: Any, monkeypatch:
         gc.disable()
         try:
             del A
-            assert id(C) not in last_runs._last_runs
+            assert C.last_run is None
             others = [random(seed) for seed in range(5, 9)]  # where A was
         finally:
             gc.enable()
