@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,21 +29,18 @@ class ReadSums:
     """Checksums of the regions of op(X) that a job has read, taken when they were read, in the order of the file.
 
     dtype : type of the elements in memory.
-    known : says whether earlier jobs have read a region.   total : their sum on rank 0, and 0 on other ranks.
 
-    The attribute `total` is the sum of this rank, with that of earlier jobs.  When all of X was read, the `total` of
-    all ranks add up to `protection.checksum`.
+    The attribute `total` is the sum of this rank.  When all of X was read, the `total` of all ranks add up to
+    `protection.checksum`.
     """
 
-    def __init__(
-        self, what: str, dtype: np.dtype, known: Callable[[Region], bool] = lambda region: False, total: int = 0
-    ) -> None:
-        self.dtype, self.total = dtype, np.array([total], np.uint64)
-        self._what, self._known, self._sums = what, known, dict[Region, int]()
+    def __init__(self, what: str, dtype: np.dtype) -> None:
+        self.dtype, self.total = dtype, checksum.zero()
+        self._what, self._sums = what, dict[Region, int]()
 
     def add(self, region: Region, read: np.ndarray) -> None:
         """Add the sum `read` of a region.  Local; raises FileError if the region was read before with another sum."""
-        if region not in self._sums and not self._known(region):
+        if region not in self._sums:
             self.total += read
         if self._sums.setdefault(region, now := int(read[0])) != now:
             raise FileError(f"{self._what} {CHANGED}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from math import sqrt
@@ -19,24 +18,18 @@ from pdgemm.grids.distribution import Distribution
 from pdgemm.io import hdf5
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.new_dataset import NewDataset, attributes
-from pdgemm.io.streamed.earlier_ranks import after_earlier_ranks
-from pdgemm.io.streamed.tiling import TileStep, waiting
+from pdgemm.io.source import source
+from pdgemm.io.streamed.file_panels import transfer_part
 from pdgemm.io.streamed.unfinished import (
-    RUN,
     SUMS,
-    Complete,
     Left,
     OutputPlace,
     SavedProduct,
-    as_attrs,
-    dataset_identity,
-    is_whole,
+    after_earlier_ranks,
+    attributes_of,
+    description_of,
     look_for_unfinished,
-    move_finished_tiles,
-    output_state,
     place_of,
-    product_identity,
-    run_of,
 )
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support import files, signals
@@ -77,10 +70,10 @@ class Checkpoints:
         when: When,
         left: Left | None,
         dataset: NewDataset,
-        state: dict[str, Any],
+        description: dict[str, Any],
     ) -> None:
-        self._comm, self._tiling, self._place, self._when = product.grid.comm, product.tiling, place, when
-        self._finished, self._state, self._last = {*product.tiling.finished}, state, perf_counter()
+        self._grid, self._comm, self._tiling, self._place = product.grid, product.grid.comm, product.tiling, place
+        self._when, self._description, self._last = when, description, perf_counter()
         self.dataset, self.left, self.saves, self.seconds = dataset, left, 0, 0.0
         self.total = left.total if left is not None and self._comm.rank == 0 else 0
         self._share = left.share if left is not None else 0.0
@@ -92,13 +85,17 @@ class Checkpoints:
         kept = f"; the same command goes on from {self._share:.1%}" if self._share else ""
         return f"{self._place.output} was not written, its contents are unchanged{kept}"
 
-    def due(self, step: TileStep, last: bool) -> bool:
+    def load_sums(self, tile: DistMatrix) -> int:
+        """Load the sums that an earlier job has left of its last tile; return the bytes that this rank has read."""
+        sums = source(self._grid, SUMS, (str(self._place.checkpoint), SUMS))
+        with sums.opened_alone(self._grid) as get, together(self._comm):
+            return transfer_part(get, tile, (0, 0), tile.dtype.itemsize)
+
+    def due(self, last: bool) -> bool:
         """Return whether to save a checkpoint after a step.
 
         last : the step is the last of the product; save, because the later check of C may be interrupted.
         """
-        if step.last:
-            self._finished.add(step.tile)
         late = self._comm.rank == 0 and perf_counter() - self._last >= self._interval
         reasons = np.array([late, signals.signal_received()], np.int64)
         self._comm.Allreduce(MPI.IN_PLACE, reasons, MPI.MAX)
@@ -111,48 +108,30 @@ class Checkpoints:
             return self._when.every
         return sqrt(2 * self._when.mtbf * self.seconds / self.saves)
 
-    def save(self, step: TileStep, tile: DistMatrix, total: np.ndarray, read: list[np.ndarray]) -> None:
-        """Save the state of the product after a step, and end the job if a signal was received.
+    def save(self, done: int, sums: DistMatrix, written: np.ndarray) -> None:
+        """Save the state of the product, and end the job if a signal was received.
 
-        tile : the sums of the tile of this step.   total : the checksum of this rank's writes in this job, as a sum.
-        read : for each input the sum of the elements that were read, in earlier jobs too.
+        done : the number of steps, of earlier jobs too.   sums : of the unfinished tile, if there is one; else empty.
+        written : the checksum of this rank's writes in this job, as a sum.
         """
         start, comm, tiles = perf_counter(), self._comm, self._place.tiles
-        with together(comm), files.naming(self._place.output), open(tiles, "rb") as written:
-            os.fsync(written.fileno())
-        totals = np.concatenate([total, *read])
-        comm.Allreduce(MPI.IN_PLACE, totals, MPI.SUM)
-        whole, *of_inputs = totals.tolist()
-        whole = (whole + comm.bcast(self.total)) % 2**64
-        now, sums = (None, tile[:0, :0]) if step.last else ((step.rows, step.cols, step.done), tile)
-        share, parts = self._done(step), waiting(self._tiling, self._finished | {step.tile})
-        inputs = {
-            what: {**known, "read": f"{x:x}"} for (what, known), x in zip(self._state["inputs"].items(), of_inputs)
-        }
-        state = self._state | {"total": f"{whole:x}", "tile": now, "share": share, "parts": parts, "inputs": inputs}
-        attrs = as_attrs(state, frozenset(self._finished), self._tiling)
+        with together(comm), files.naming(self._place.output), open(tiles, "rb") as file:
+            os.fsync(file.fileno())
+        total = (comm.allreduce(int(written[0])) + comm.bcast(self.total)) % 2**64
+        attrs = attributes_of(self._description, self._tiling, done, total)
         try:
             hdf5.save_all(self._place.checkpoint, {SUMS: sums}, attrs=attrs)
         except PdgemmError as error:  # a full disk: the last checkpoint still exists, and C may be finished
             if comm.rank == 0:
                 files.say(f"no checkpoint was saved, and the product goes on: {error}")
         else:
-            self.saves, self._share = self.saves + 1, share
+            self.saves, self._share = self.saves + 1, done / self._tiling.steps_of_all
             files.UNFINISHED.discard(tiles)
         self.seconds += comm.allreduce(perf_counter() - start, MPI.MAX)
         self._last = perf_counter()
         signals.doing("multiply", self.lost)
         if self._ending:
             signals.leave(self._ending)
-
-    def _done(self, step: TileStep) -> float:
-        """Return the share of the product that is done."""
-        (m, n, k), (rows, cols, _) = self._tiling.mnk, self._tiling.cuts
-        area = 1.0 * sum((rows[i][1] - rows[i][0]) * (cols[j][1] - cols[j][0]) for i, j in self._finished)
-        if not step.last:
-            size = (step.rows[1] - step.rows[0]) * (step.cols[1] - step.cols[0])
-            area += size * (step.done[1] - step.done[0]) / max(1, k)
-        return area / max(1, m * n)
 
 
 @contextmanager
@@ -162,51 +141,33 @@ def checkpoints(
     """Go on with the product of an earlier job, or begin a product; the block computes and completes C.
 
     Collective; the block raises on all ranks or on none.  If it raises, the last checkpoint stays, unless C is wrong.
-    Raises Complete if an earlier job has finished the product, and the errors of `look_for_unfinished`.
+    Raises the errors of `look_for_unfinished`.
     """
     grid, comm, dtype, path = product.grid, product.grid.comm, product.stored, Path(output[0])
     place = on_root(comm, path, lambda: place_of(*output))
     there = on_root(comm, path, place.tiles.exists)
     size = 0 if there else layout.shape[0] * layout.shape[1] * dtype.itemsize
-    with replacing(path, comm, size, kept=place.tiles), after_earlier_ranks(comm, path, place.lock):
+
+    def end() -> None:
+        place.checkpoint.unlink(missing_ok=True)
+
+    with replacing(path, comm, size, kept=place.tiles, last=end), after_earlier_ranks(comm, path, place.lock):
         try:
-            left = look_for_unfinished(place, product)
-            if left is not None and not is_whole(grid, place, left, product.as_before(left), dtype):
-                if comm.rank == 0:
-                    files.say(f"{place.checkpoint} is damaged, or its tiles are: the product begins again")
-                left = None
-            run = comm.bcast(uuid.uuid4().hex) if left is None else left.run
-            now = on_root(comm, path, lambda: output_state(place))
-            of = attributes(grid, layout, dtype, None) | {RUN: run}
-
-            def dataset(file: Path) -> NewDataset:
-                return NewDataset(file, path, output[1], grid, layout.shape, dtype, None, product.ndim)
-
+            description = on_root(comm, path, lambda: description_of(place, product))
+            left = look_for_unfinished(place, product, description)
+            tiles = NewDataset(place.tiles, path, output[1], grid, layout.shape, dtype, None, product.ndim)
             if left is None:
                 on_root(comm, path, place.remove)
                 on_root(comm, path, lambda: files.UNFINISHED.add(place.tiles))
-                tiles = dataset(place.tiles)
                 tiles.copy_others()
-                tiles.create(of, {})
+                tiles.create(attributes(grid, layout, dtype, None), {})
             else:
-                if left.output != now:  # another program has changed the output meanwhile
-                    copy = dataset(place.new)
-                    on_root(comm, path, lambda: place.new.unlink(missing_ok=True))
-                    copy.copy_others()
-                    copy.create(of, {})
-                    move_finished_tiles(grid, place, left, product.as_before(left), copy, dtype)
-                tiles = dataset(place.tiles)
                 tiles.reopen()
-                product.go_on(left)
-            inputs = {x.what: dataset_identity(x) for x in product.inputs}
-            state = {"run": run, "problem": product_identity(place, product), "inputs": inputs, "output": now}
-            yield Checkpoints(product, place, when, left, tiles, state)
+            yield Checkpoints(product, place, when, left, tiles, description)
         except BaseException as error:
-            if comm.rank == 0 and (isinstance(error, WrongResult | Complete) or not place.checkpoint.exists()):
+            if comm.rank == 0 and (isinstance(error, WrongResult) or not place.checkpoint.exists()):
                 with suppress(OSError):
                     place.remove()
                     place.lock.unlink(missing_ok=True)
             raise
         on_root(comm, path, lambda: place.lock.unlink(missing_ok=True))
-    # no other job begins a product here as long as the checkpoint of this run exists
-    on_root(comm, path, lambda: place.remove() if run_of(place) == run else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -23,20 +23,20 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.check_report import CheckReport, all_checks
 from pdgemm.instrument.report import IOReport
 from pdgemm.instrument.stream_report import StreamReport
+from pdgemm.io import pieces
 from pdgemm.io.new_dataset import NewDataset, new_dataset
 from pdgemm.io.pieces import Progress, Transfer
 from pdgemm.io.source import ReadSums, Source, ndim_of_product, source
 from pdgemm.io.streamed.checkpoints import PATIENCE, Checkpoints, When, WrongResult, checkpoints
-from pdgemm.io.streamed.file_panels import Panels, TileWriter, loaded_steps, read_and_sum, transfer_part, worker
-from pdgemm.io.streamed.files_residual import applied
+from pdgemm.io.streamed.file_panels import Panels, TileWriter, loaded_steps, read_and_sum, worker
 from pdgemm.io.streamed.tiling import Operand, TileStep, Tiling
-from pdgemm.io.streamed.tiling_choice import fitting, most_memory
-from pdgemm.io.streamed.unfinished import SUMS, Left
+from pdgemm.io.streamed.tiling_choice import fits_in, fitting, most_memory
+from pdgemm.io.streamed.unfinished import Left
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_seed
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.residual import Residual, random_vectors
+from pdgemm.matrix.residual import Images, Residual, added_images, random_vectors
 from pdgemm.matrix.residual import residual as residual_of
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.support import signals
@@ -118,7 +118,7 @@ class FilesProduct:
         begun    : called before the first step, with the state that an earlier job has left, or None.
 
         Returns the reports of the product, the comparison and the output, the last one None where C is wrong.  Raises
-        FileError and the errors of `pdgemm` on all ranks; Complete, if an earlier job has finished the product.
+        FileError and the errors of `pdgemm` on all ranks.
         """
         start, tiling = perf_counter(), self.tiling
         with together(self.grid.comm) as description:
@@ -167,41 +167,24 @@ class FilesProduct:
         return {**scalars, **ops, "sums": f"{self.held}", "compute_type": f"{self._options.compute_type}"}
 
     @property
-    def held_types(self) -> list[np.dtype]:
+    def _held_types(self) -> list[np.dtype]:
         """The types that the elements of the inputs have in memory."""
         return [self.a.dtype, self.b.dtype, self.held][: len(self.inputs)]
 
-    def _read_sums(self, left: Left | None) -> list[ReadSums]:
-        """Return the ReadSums of the inputs, which begin with the sums of the regions that earlier jobs have read."""
-        of = [(x.place, dtype) for x, dtype in zip(self.inputs, self.held_types)]
-        if left is None:
-            return [ReadSums(*x) for x in of]
-        totals = left.read if self.grid.rank == 0 else [0] * len(of)
-        return [ReadSums(*x, left.has_read(number), total) for number, (x, total) in enumerate(zip(of, totals))]
-
-    def _opened(self, file: str) -> AbstractContextManager[Transfer]:
-        """Open the sums of a part.  The file is a hard link to a checkpoint; the next checkpoint changes its state."""
-        x = source(self.grid, SUMS, (file, SUMS))
-        total = checksum.as_total(x.stored.checksum or "") if self.grid.rank == 0 else 0
-        return x.opened_alone(self.grid, ReadSums(file, x.dtype, total=total))
-
-    def as_before(self, left: Left, memory: int | None = 1 << 62) -> Tiling:
-        """Return the tiling of the earlier job, on the grid of this job, in smaller tiles if the memory demands it."""
+    def go_on(self, left: Left) -> bool:
+        """Leave out the steps of an earlier job, and take its tiles if they fit the memory; return whether they do."""
         a, b = (operand_of(x)._replace(unit=unit) for x, unit in zip((self.a, self.b), left.units))
-        return self._fitting(a, b, memory, base=left.counts)
+        tiling = replace(self.tiling, a=a, b=b, counts=left.counts, done=left.done)
+        if there := fits_in(tiling, self._memory):
+            self.tiling = tiling
+        return there
 
-    def go_on(self, left: Left) -> None:
-        """Leave out the tiles and parts that an earlier job has done.  Raises MemoryLimitError on all ranks."""
-        with together(self.grid.comm):
-            now = self.as_before(left, self._memory)
-            self.tiling = now.resumed(left.counts, left.finished, left.parts)
-
-    def _fitting(self, a: Operand, b: Operand, memory: int | None, most_flops: float = inf, **base: Any) -> Tiling:
+    def _fitting(self, a: Operand, b: Operand, memory: int | None, most_flops: float) -> Tiling:
         """Return the tiling of least cost that fits the memory."""
         mnk = *self.shape, self.a.shape[1] if self.alpha else 0  # where alpha is 0, A and B are not read
         entry = 0 if self.entry is None else self.entry.stored.dtype.itemsize
         of_c = self.held.itemsize, self.stored.itemsize, entry
-        return fitting(mnk, self.grid.shape, a, b, *of_c, memory, most_flops, protect=self._protect, **base)
+        return fitting(mnk, self.grid.shape, a, b, *of_c, memory, most_flops, protect=self._protect)
 
     @property
     def memory(self) -> int:
@@ -231,27 +214,30 @@ class FilesProduct:
         left, limit = self.memory - tiling.most_bytes, self._options.memory_limit
         options = replace(self._options, memory_limit=left if limit is None else min(left, limit)).arguments
         with ExitStack() as stack:
-            read = self._read_sums(None if kept is None else kept.left)
+            read = [ReadSums(x.place, dtype) for x, dtype in zip(self.inputs, self._held_types)]
             opened = [stack.enter_context(x.opened_alone(grid, y)) for x, y in zip(self.inputs, read)]
             entry = None if self.entry is None else (opened[2], read[2])
-            sums = {x.file: stack.enter_context(self._opened(x.file)) for x in tiling.parts}
             stack.enter_context(signals.patience(0 if kept is None else PATIENCE))
             write = stack.enter_context(dataset.opened_alone(write=True))
             reader, writer = (stack.enter_context(worker()) for _ in range(2))
             a = Panels(self.a, opened[0], grid, (rows, inner), (mb, a_inner), tiling.loads[0], reader, read[0])
             b = Panels(self.b, opened[1], grid, (inner, cols), (b_inner, nb), tiling.loads[1], reader, read[1])
             tile = DistMatrix.empty((rows, cols), grid=grid, block=(mb, nb), dtype=self.held)
-            adds = tiling.counts[2] > 1 or entry is not None or bool(tiling.parts)
+            adds = tiling.counts[2] > 1 or entry is not None
             plan(a.panel(rows, inner), b.panel(inner, cols), tile, beta=int(adds), **options)  # raises its errors here
             out, checks = TileWriter(write, self.stored, writer), list[CheckReport]()
+            if kept is not None and (current := tiling.current) is not None:
+                (r0, r1), (c0, c1) = current.rows, current.cols
+                out.entry_bytes += kept.load_sums(tile[: r1 - r0, : c1 - c0])
             for number, step in enumerate(loaded_steps(comm, tiling.steps(), a, b), 1):
-                checks += self._multiplied(step, a, b, tile, (entry, sums), out, options)
+                checks += self._multiplied(step, a, b, tile, entry, out, options)
                 notify(number, tiling.count)
-                if kept is not None and kept.due(step, number == tiling.count):
+                if kept is not None and kept.due(number == tiling.count):
                     with together(comm):
                         out.end_all()
                     (r0, r1), (c0, c1) = step.rows, step.cols
-                    kept.save(step, tile[: r1 - r0, : c1 - c0], out.total, [x.total for x in read])
+                    sums_of_tile = tile[:0, :0] if step.last else tile[: r1 - r0, : c1 - c0]
+                    kept.save(tiling.done + number, sums_of_tile, out.total)
             with together(comm):
                 out.end_all()
         agree(comm, notify.error)
@@ -266,7 +252,7 @@ class FilesProduct:
         a: Panels,
         b: Panels,
         tile: DistMatrix,
-        of_c: tuple[tuple[Transfer, ReadSums] | None, dict[str, Transfer]],
+        entry: tuple[Transfer, ReadSums] | None,
         out: TileWriter,
         options: dict[str, Any],
     ) -> list[CheckReport]:
@@ -274,24 +260,17 @@ class FilesProduct:
 
         Returns the reports of the checks by `protect` in the products.
 
-        of_c : the transfer of C on entry with its ReadSums, and the transfers of the sums of parts, by file.
+        entry : the transfer of C on entry, and its ReadSums.
         """
         (r0, r1), (c0, c1), (k0, k1) = step.rows, step.cols, step.inner
         A, B, C = a.panel(r1 - r0, k1 - k0), b.panel(k1 - k0, c1 - c0), tile[: r1 - r0, : c1 - c0]
-        height, (entry, sums), part = tile.block[0] * self.grid.shape[0], of_c, step.part
+        height = tile.block[0] * self.grid.shape[0]
         slabs = [slice(first, min(r1 - r0, first + height)) for first in range(0, max(1, r1 - r0), height)]
-        if part is not None:
-            with together(self.grid.comm):
-                for slab, rows in enumerate(slabs):
-                    out.end(slab)  # wait for the write of the previous tile
-                    start = r0 + rows.start - part.rows[0], c0 - part.cols[0]
-                    out.entry_bytes += transfer_part(sums[part.file], C[rows, :], start, self.held.itemsize)
-        fresh = step.first and part is None
-        if not (fresh or step.last):
+        if not (step.first or step.last):
             return checks_of(pdgemm(self.alpha, A, B, 1, C, **options), self._protect)
         checks = list[CheckReport]()
         for slab, rows in enumerate(slabs):
-            if fresh:
+            if step.first:
                 with together(self.grid.comm):
                     out.end(slab)
                     if entry is not None and self.entry is not None:
@@ -299,7 +278,7 @@ class FilesProduct:
                         nbytes, total = read_and_sum(get, C[rows, :], start, self.entry.stored.dtype.itemsize)
                         out.entry_bytes += nbytes
                         read.add(((start[0], r0 + rows.stop), (c0, c1)), total)
-            result = pdgemm(self.alpha, A[rows, :], B, self.beta if fresh else 1, C[rows, :], **options)
+            result = pdgemm(self.alpha, A[rows, :], B, self.beta if step.first else 1, C[rows, :], **options)
             checks += checks_of(result, self._protect)
             if step.last:
                 out.begin(slab, C[rows, :], (r0 + rows.start, c0))
@@ -341,3 +320,27 @@ def operand_of(x: Source) -> Operand:
     unit = x.unit if chunked else (1, 1)
     chunk = unit[0] * unit[1] * x.stored.dtype.itemsize if chunked else 0
     return Operand(x.stored.dtype.itemsize, x.dtype.itemsize, unit, x.transposed, chunk)
+
+
+def applied(grid: ProcessGrid, source: Source, X: np.ndarray, size: np.ndarray) -> Images:
+    """Return op(M) X, |op(M)| size and the largest elements of rows of op(M), as `residual` applies a matrix.
+
+    Whole on every rank, in double precision.  Collective over the grid.
+    """
+    comm, wide = grid.comm, np.result_type(source.dtype, X.dtype, np.float64)
+    product = np.zeros((source.shape[0], X.shape[1]), wide)
+    bound, most = np.zeros(product.shape), np.zeros(len(product))
+    with source.opened_alone(grid) as transfer:
+        for piece in pieces.cut(source.stored.shape, source.stored.unit, comm.size):
+            row, col, (rows, cols) = piece.share(comm.rank)
+            with together(comm):
+                part = np.empty((rows, cols), source.dtype)
+                transfer(row, col, part)
+                part = part.astype(wide, copy=False)
+                left, right = slice(row, row + rows), slice(col, col + cols)
+                if source.transposed:
+                    part, left, right = (part.conj() if source.op == "C" else part).T, right, left
+                product[left] += part @ X[right]
+                bound[left] += np.abs(part) @ size[right]
+                np.maximum(most[left], np.abs(part).max(axis=1, initial=0), out=most[left])
+    return added_images(comm, product, bound, most)

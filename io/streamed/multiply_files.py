@@ -19,7 +19,7 @@ from pdgemm.io.stored import file_and_name
 from pdgemm.io.streamed.before_reading import check_memory, check_operands_in_files, check_result_file, operands
 from pdgemm.io.streamed.checkpoints import MOST_FLOPS, When
 from pdgemm.io.streamed.files_product import FilesProduct
-from pdgemm.io.streamed.unfinished import Complete, Left
+from pdgemm.io.streamed.unfinished import Left
 from pdgemm.local.arrays.dtypes import element_type, product
 from pdgemm.local.arrays.integers import as_count
 from pdgemm.matrix.argument_checks import op_letter
@@ -40,14 +40,11 @@ class FilesResult(NamedTuple):
 
     product  : the report of the product.   verified : the comparison with random vectors.
     wrote    : the report of writing C; None if the comparison shows that C is wrong, and C was not stored.
-    complete : an earlier job had finished the product, and nothing was computed; False where the comparison, which is
-        done all the same, shows that its C is wrong.
     """
 
     product: Any = None
     verified: Residual | None = None
     wrote: IOReport | None = None
-    complete: bool = False
 
 
 def multiply_files(
@@ -207,7 +204,7 @@ class _Work(NamedTuple):
             "a tile of C and panels of A and B",
             f", or less {typed('--memory', 'memory=')}",
         )
-        in_place = self.check_output()
+        self.check_output()
 
         def begun(left: Left | None) -> None:
             if left is not None:
@@ -215,26 +212,8 @@ class _Work(NamedTuple):
             self.say.note("plan", [files.explain()], files.plan)
 
         with self.say.progress("multiply", self.flops) as progress:
-            try:
-                done = files.run(self.output, seed=self.seed, progress=progress, when=when, begun=begun)
-            except Complete:
-                there = f"{':'.join(self.output)} is complete: an earlier job has finished it"
-                self.say.note("complete", [there], True)
-                return self.finished_before(files, in_place)
+            done = files.run(self.output, seed=self.seed, progress=progress, when=when, begun=begun)
         for name, each in zip(("product", "verify", "wrote"), done):
             if each is not None:
                 self.say.report(name, each)
         return FilesResult(*done)
-
-    def finished_before(self, files: FilesProduct, in_place: bool) -> FilesResult:
-        """Compare the result of an earlier job, which may not have compared it, and whose file may be damaged since."""
-        if self.seed is None:
-            return FilesResult(complete=True)
-        if in_place:
-            replaced = "warning: C is not verified: it has replaced C on entry, from which it was computed"
-            self.say.note("verify", [replaced], None)
-            return FilesResult(complete=True)
-        with self.say.progress("verify"):
-            residual = files.residual(source(self.grid, "C", self.output), self.seed)
-        self.say.report("verify", residual)
-        return FilesResult(verified=residual, complete=not residual.wrong)

@@ -66,7 +66,7 @@ class SvdPlan:
         p, q = self.shape
         for number in range(self.panels):
             rows = number * self.rows, min(p, (number + 1) * self.rows)
-            yield TileStep((number, 0), rows, (0, 0), (0, q), (True, False), True, True, None, (0, q))
+            yield TileStep(rows, (0, 0), (0, q), (True, False), True, True)
 
     def passes(self, steps: int) -> int:
         """The passes over the file with so many Golub-Kahan steps."""

@@ -9,17 +9,15 @@ The order of the steps is serpentine: the tiles of one row from left to right, t
 within one tile the inner indices ascend, within the next tile they descend.  So a panel that the next step needs again
 is still in memory.  If one panel has the whole inner dimension, the panel of A stays for a whole row of tiles.
 
-Tiles and parts that an earlier job has done are left out of the order.  A job that goes on with less memory cuts the
-earlier tiles and panels into smaller ones, so that the ends of the earlier tiles and panels stay ends.
+Steps that an earlier job has done are left out of the order.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import islice, pairwise
 from math import prod, sqrt
 from typing import Any, NamedTuple
 
@@ -56,42 +54,20 @@ class Operand(NamedTuple):
     chunk: int = 0
 
 
-class TilePart(NamedTuple):
-    """A part of C whose sums cover only a range of the inner indices.
-
-    done : this range, which contains the first or the last index.   file : the file with the sums of this part alone.
-    """
-
-    rows: Range
-    cols: Range
-    done: Range
-    file: str
-
-    def holds(self, rows: Range, cols: Range) -> bool:
-        """Return whether the part contains this tile."""
-        return all(x[0] <= y[0] and y[1] <= x[1] for x, y in ((self.rows, rows), (self.cols, cols)))
-
-
 @dataclass(frozen=True)
 class TileStep:
     """One product C[rows, cols] += A[rows, inner] B[inner, cols].
 
-    tile   : the row and the column of the tile among the tiles.
     reads  : for A and for B, whether the step reads a panel; if not, the panel of the last step is still in memory.
-    first, last : whether the step is the first, or the last, of its tile in this job.
-    part   : in the first step of a tile, the part that has earlier sums of the tile; None: there are none.
-    done   : the inner indices of the tile that are done after this step.
+    first, last : whether the step is the first, or the last, of its tile.
     """
 
-    tile: tuple[int, int]
     rows: Range
     cols: Range
     inner: Range
     reads: tuple[bool, bool]
     first: bool
     last: bool
-    part: TilePart | None
-    done: Range
 
 
 @dataclass(frozen=True)
@@ -102,7 +78,7 @@ class Tiling:
              they are arrays; bytes and costs are then arrays, too, with one element for each tiling.
     held   : bytes of an element of the tile in memory.   stored : of C in its file.   entry : of C on entry.
     These are 0 where C is not in a file, and so are the bytes of an operand that is not in a file.
-    finished : tiles that an earlier job has finished.   parts : parts of C with sums of an earlier job.
+    done   : the number of steps that an earlier job has done.
     protect : how products are compared with checksums ("detect", "repair", or "").
     """
 
@@ -114,8 +90,7 @@ class Tiling:
     stored: int
     entry: int
     counts: tuple[int, int, int]
-    finished: frozenset[tuple[int, int]] = frozenset()
-    parts: tuple[TilePart, ...] = ()
+    done: int = 0
     protect: str = ""
 
     # ------------------------------------------------------------------ pieces
@@ -154,50 +129,48 @@ class Tiling:
             min(parts, max(1, -(-n // unit))) for n, parts, unit in zip(self.mnk, self.counts, self._units)
         )
 
-    @cached_property
-    def count(self) -> int:
-        """The number of steps."""
-        return sum(1 for _ in self.steps()) if self._resumed else prod(self.numbers)
+    @property
+    def steps_of_all(self) -> int:
+        """The number of steps of the whole product."""
+        return prod(self.numbers)
 
     @property
-    def _resumed(self) -> bool:
-        return bool(self.finished or self.parts)
+    def count(self) -> int:
+        """The number of steps that are left."""
+        return self.steps_of_all - self.done
+
+    @property
+    def finished(self) -> list[tuple[Range, Range]]:
+        """The rows and columns of the tiles that an earlier job has finished."""
+        rows, cols, inner = self.cuts
+        return [(rows[i], cols[j]) for i, j in islice(self._serpentine(), self.done // len(inner))]
+
+    @property
+    def current(self) -> TileStep | None:
+        """The next step if its tile has sums of an earlier job, else None."""
+        step = next(self.steps(), None)
+        return None if step is None or step.first else step
+
+    def _serpentine(self) -> Iterator[tuple[int, int]]:
+        """Yield the rows and columns of the tiles, among the tiles, in the order of the steps."""
+        rows, cols, _ = self.numbers
+        for i in range(rows):
+            for j in range(cols) if i % 2 == 0 else reversed(range(cols)):
+                yield i, j
 
     def steps(self) -> Iterator[TileStep]:
-        """Yield the steps in their order."""
-        rows, cols, inner = self.cuts
+        """Yield the steps that are left, in their order."""
+        (rows, cols, inner), parts = self.cuts, self.numbers[2]
         before: tuple[tuple[int, int], tuple[int, int]] | None = None
-        number = 0
-        for i in range(len(rows)):
-            for j in range(len(cols)) if i % 2 == 0 else reversed(range(len(cols))):
-                down, number = number % 2 == 0, number + 1
-                if (i, j) in self.finished:
-                    continue
-                part = next((x for x in self.parts if x.holds(rows[i], cols[j])), None)
-                order = list(range(len(inner)))
-                if part is not None:  # go on in the same direction
-                    down = part.done[0] == 0
-                    order = [l for l in order if not part.done[0] <= inner[l][0] < part.done[1]]
-                for l in order if down else reversed(order):
-                    now = (i, l), (l, j)
-                    reads = (True, True) if before is None else (now[0] != before[0], now[1] != before[1])
-                    if not inner[l][1] - inner[l][0]:  # nothing is multiplied
-                        reads = False, False
-                    first, last = (order[0], order[-1]) if down else (order[-1], order[0])
-                    sums, done = part if l == first else None, (0, inner[l][1]) if down else (inner[l][0], self.mnk[2])
-                    yield TileStep((i, j), rows[i], cols[j], inner[l], reads, l == first, l == last, sums, done)
-                    before = now
-
-    def resumed(
-        self, counts: tuple[int, int, int], finished: frozenset[tuple[int, int]], parts: tuple[TilePart, ...]
-    ) -> Tiling:
-        """Return the tiling of what remains after an earlier job, whose tiles and panels had these counts."""
-        old = replace(self, counts=counts).cuts
-        rows, cols = ([bisect_right([x for x, _ in old[d]], first) - 1 for first, _ in self.cuts[d]] for d in (0, 1))
-        there = product(range(len(rows)), range(len(cols)))
-        return replace(
-            self, finished=frozenset((i, j) for i, j in there if (rows[i], cols[j]) in finished), parts=parts
-        )
+        for number, (i, j) in enumerate(self._serpentine()):
+            for at in range(max(0, self.done - number * parts), parts):
+                l = at if number % 2 == 0 else parts - 1 - at
+                now = (i, l), (l, j)
+                reads = (True, True) if before is None else (now[0] != before[0], now[1] != before[1])
+                if not inner[l][1] - inner[l][0]:  # nothing is multiplied
+                    reads = False, False
+                yield TileStep(rows[i], cols[j], inner[l], reads, at == 0, at == parts - 1)
+                before = now
 
     # ------------------------------------------------------------------ costs
     @property
@@ -214,8 +187,10 @@ class Tiling:
 
         Not read again: the last panel of A for the next tile in the row, and the last panel of B for the next row.
         """
-        if self._resumed:
-            return sum(self._read(step) for step in self.steps())
+        if self.done:
+            sums = self.current
+            of_sums = 0 if sums is None else self.held * (sums.rows[1] - sums.rows[0]) * (sums.cols[1] - sums.cols[0])
+            return of_sums + sum(self._read(step) for step in self.steps())
         (m, n, k), (ti, tj, _) = self.mnk, self.numbers
         _, cols, inner = (_ends(*x) for x in zip(self.mnk, self.counts, self._units))
         last = inner[-1], inner[0]  # width of the last panel of an even, and of an odd tile, in the order of the steps
@@ -228,16 +203,14 @@ class Tiling:
         """Return the bytes that a step reads."""
         rows, cols, inner = (end - first for first, end in (step.rows, step.cols, step.inner))
         a, b = step.reads
-        of_c = (self.held if step.part else self.entry) if step.first else 0
+        of_c = self.entry if step.first else 0
         return a * self.a.stored * rows * inner + b * self.b.stored * inner * cols + of_c * rows * cols
 
     @property
     def bytes_written(self) -> int:
-        area = self.mnk[0] * self.mnk[1]
-        if self.finished:
-            rows, cols, _ = ([end - first for first, end in cuts] for cuts in self.cuts)
-            area -= sum(rows[i] * cols[j] for i, j in self.finished)
-        return self.stored * area
+        finished = self.finished if self.done else []
+        area = sum((r1 - r0) * (c1 - c0) for (r0, r1), (c0, c1) in finished)
+        return self.stored * (self.mnk[0] * self.mnk[1] - area)
 
     @property
     def most_bytes(self) -> int:
@@ -332,13 +305,6 @@ class Tiling:
         once = self.a.stored * m * k + self.b.stored * k * n
         often = 2 * m * n * k / sqrt(words) * min(self.a.stored, self.b.stored) if min(self.mnk) ** 2 >= words else 0
         return max(once, often) + m * n * (self.stored + self.entry)
-
-
-def waiting(tiling: Tiling, begun: set[tuple[int, int]]) -> list[TilePart]:
-    """Return the parts that contain tiles that are not in `begun`."""
-    rows, cols, _ = tiling.cuts
-    tiles = [(i, j) for i, j in product(range(len(rows)), range(len(cols))) if (i, j) not in begun]
-    return [x for x in tiling.parts if any(x.holds(rows[i], cols[j]) for i, j in tiles)]
 
 
 def _cut(n: int, parts: int, unit: int) -> list[Range]:

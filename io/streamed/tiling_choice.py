@@ -24,7 +24,6 @@ def fitting(
     entry: int,
     memory: int | None,
     most_flops: float = inf,
-    base: tuple[int, int, int] = (1, 1, 1),
     protect: str = "",
 ) -> Tiling:
     """Return `best_tiling`; raise MemoryLimitError, which says how many bytes are needed, where nothing fits.
@@ -33,7 +32,7 @@ def fitting(
     """
     if memory is None:
         memory = most_memory(Tiling(mnk, grid, a, b, held, stored, entry, (1, 1, 1), protect=protect).all_bytes)
-    outcome = best_tiling(mnk, grid, a, b, held, stored, entry, memory, most_flops, base, protect)
+    outcome = best_tiling(mnk, grid, a, b, held, stored, entry, memory, most_flops, protect)
     if isinstance(outcome, Tiling):
         return outcome
     raise MemoryLimitError(
@@ -51,28 +50,22 @@ def best_tiling(
     entry: int,
     memory: int,
     most_flops: float = inf,
-    base: tuple[int, int, int] = (1, 1, 1),
     protect: str = "",
 ) -> Tiling | int:
     """Return the tiling of the least cost that takes at most `memory` bytes per rank, products' buffers included.
 
     most_flops : limit of the operations of a rank in a step, unless panels would become thin.
-    base   : the counts of an earlier job, which are kept if they fit the memory, and else multiplied.
 
     Where no tiling fits, returns the number of bytes per rank that are needed.
     """
-    limit, needed, fresh = memory - memory // _RESERVE, inf, base == (1, 1, 1)
-    for units in (True, False)[: 1 + fresh]:  # cut chunks, which are read as a whole for each part, only if necessary
+    (m, n, k), limit, needed = mnk, memory - memory // _RESERVE, inf
+    for units in (True, False):  # cut chunks, which are read as a whole for each part, only if necessary
         if not units:
             a, b = a._replace(unit=(1, 1)), b._replace(unit=(1, 1))
-        m, n, k = (-(-x // parts) for x, parts in zip(mnk, base))
 
-        def tiling_of(ti: Any, tj: Any, tl: Any) -> Tiling:
-            counts = base[0] * ti, base[1] * tj, base[2] * tl
+        def tiling_of(*counts: Any) -> Tiling:
             return Tiling(mnk, grid, a, b, held, stored, entry, counts, protect=protect)  # noqa: B023
 
-        if not fresh and tiling_of(1, 1, 1).all_bytes <= limit:
-            return tiling_of(1, 1, 1)
         tl, ti = (x.ravel().astype(float) for x in np.meshgrid(counts(k), counts(m), indexing="ij"))
         low, high = np.zeros_like(ti), np.full_like(ti, max(1, n) - 1)
         least: Any = tiling_of(ti, high + 1, tl).all_bytes
@@ -87,6 +80,11 @@ def best_tiling(
             best = np.lexsort((those.cost, np.maximum(most_flops, those.flops)))[0]
             return tiling_of(int(ti[best]), int(low[best]) + 1, int(tl[best]))
     return most_memory(int(needed))
+
+
+def fits_in(tiling: Tiling, memory: int | None) -> bool:
+    """Return whether a tiling takes at most `memory` bytes per rank; None: as many as it takes."""
+    return memory is None or tiling.all_bytes <= memory - memory // _RESERVE
 
 
 def most_memory(nbytes: int) -> int:

@@ -1,29 +1,37 @@
 """An unfinished product: its tiles and sums stay in files beside the output, and a later job computes the rest.
 
 The output c.h5:/z has two files beside it: `c.h5.z.checkpoint-tiles`, which becomes c.h5 when C is complete, and
-`c.h5.z.checkpoint`, which lists the finished tiles and holds the sums of the current tile.  A job that goes on with
-smaller tiles keeps these sums, as `c.h5.z.checkpoint-sums3`, until all tiles that need the sums are finished.  In the
-name of a dataset `/`, `.` and `%` become `%2F`, `%2E` and `%25`, so that no two outputs share files; the end of a name
-that is too long becomes a hash.
+`c.h5.z.checkpoint`, which has the number of steps that are done and the sums of the current tile.  In the name of a
+dataset `/`, `.` and `%` become `%2F`, `%2E` and `%25`, so that no two outputs share files; the end of a name that is
+too long becomes a hash.
 
-A job may trust the files of a killed job for these reasons.  The checkpoint is replaced as a whole, and names only
-tiles that are on the disk.  Tiles and sums are compared with their checksums before a job goes on with them.  No rank
-of the killed job still writes to the files, because each rank holds a lock, for which the next job waits.  An input is
-the same if the state of its file is the same, with the system's own time of change, or if the elements that were read
-are the same again: the checkpoint has their sum, taken when they were read.  (A checksum attribute of the dataset may
-be older than its elements.)  The output carries the name of the run: if a job was killed when only the removal of these
-files was left, the next job does not compute the output again, from itself.
+    checkpoint  tiles    the product                               the next job
+    missing     missing  is not begun, or is complete              begins
+    missing     there    was ended before its first checkpoint,    removes the tiles, and begins
+                         or between the two steps of its end
+    there       missing  has lost its tiles                        begins again
+    there       there    is done in part                           goes on, or refuses, or begins again
+
+The next job refuses another product, and inputs that have changed.  It begins again where the tiles do not fit its
+memory, or where the output has changed, whose other datasets are in the file of the tiles.  At its end a job removes
+the checkpoint, and then gives the tiles the name of the output: after a job that was killed in between the next one
+begins again, with the old C, and no product is applied twice to C on entry.
+
+A job may trust the files of a killed job for these reasons.  The checkpoint is replaced as a whole, and counts only
+steps whose tiles are on the disk.  Tiles and sums are compared with their checksums before a job goes on with them.
+No rank of the killed job still writes to the files, because each rank holds a lock, for which the next job waits.  An
+input is the same if the state of its file is the same, with the system's own time of change.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from itertools import product as product_of
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -35,17 +43,13 @@ from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io import generations
 from pdgemm.io.atomic import on_root
-from pdgemm.io.new_dataset import NewDataset
-from pdgemm.io.pieces import Transfer
-from pdgemm.io.source import Region, Source, source
-from pdgemm.io.stored import attribute
-from pdgemm.io.streamed.tiling import STAGED, Range, TilePart, Tiling
+from pdgemm.io.source import Source, source
+from pdgemm.io.streamed.tiling import STAGED, Tiling
 from pdgemm.support import files
 from pdgemm.support.agreement import together
 from pdgemm.support.file_states import State, ordinary, settled
 from pdgemm.support.text import short_name
 
-RUN = "pdgemm_run"  # attribute of the output: the run of a product that wrote the output
 SUMS = "sums"  # the dataset in a checkpoint
 _ENDINGS = 64  # bytes of a name for the endings of the files beside the output, and of temporary files
 
@@ -58,17 +62,11 @@ class OutputPlace(NamedTuple):
     checkpoint: Path
     tiles: Path
     lock: Path
-    new: Path  # the tiles, while they are copied to a new file
-
-    def sums(self, generation: int) -> Path:
-        """Return the file that keeps the sums of a checkpoint."""
-        return self.checkpoint.with_name(f"{self.checkpoint.name}-sums{generation}")
 
     def remove(self) -> None:
         """Remove the files of an earlier job, the checkpoint last; on rank 0."""
-        name = re.escape(self.checkpoint.name)
-        of_mpi = files.OF_MPI
-        ours = re.compile(rf"{name}-(tiles|new|sums\d+){of_mpi}|\.{name}\.[0-9a-f]+\.partial{of_mpi}")
+        name, of_mpi = re.escape(self.checkpoint.name), files.OF_MPI
+        ours = re.compile(rf"{name}-tiles{of_mpi}|\.{name}\.[0-9a-f]+\.partial{of_mpi}")
         leftovers = [x for x in self.checkpoint.parent.iterdir() if ours.fullmatch(x.name)]
         for path in (*leftovers, self.checkpoint):
             path.unlink(missing_ok=True)
@@ -81,27 +79,12 @@ def place_of(path: str, name: str) -> OutputPlace:
     escaped = re.sub(r"[%/.\0-\x1f\x7f]", lambda x: f"%{ord(x[0]):02X}", _path(name))
     most = os.pathconf(output.parent, "PC_NAME_MAX") - _ENDINGS
     first = output.with_name(f"{short_name(f'{output.name}.{escaped}', most)}.checkpoint")
-    return OutputPlace(output, name, first, *(first.with_name(f"{first.name}-{x}") for x in ("tiles", "lock", "new")))
+    return OutputPlace(output, name, first, *(first.with_name(f"{first.name}-{x}") for x in ("tiles", "lock")))
 
 
 def _path(name: str) -> str:
     """Return the name of a dataset as HDF5 reads it, without empty parts and dots."""
     return "/".join(x for x in name.split("/") if x not in ("", "."))
-
-
-def product_identity(place: OutputPlace, product: SavedProduct) -> dict[str, str]:
-    """Return the properties that identify a product, without the folder, whose name may differ in the next job."""
-    return product.problem | {"output": f"{place.output.name}:/{_path(place.name)}"}
-
-
-def output_state(place: OutputPlace) -> list[int] | None:
-    """Return the state of the output's file; None if the file does not exist."""
-    return _on_any_device(settled(place.output))
-
-
-def _on_any_device(state: State | None) -> list[int] | None:
-    """Return a state without the device number, which may change when a file system is mounted again."""
-    return None if state is None else [state.inode, state.size, state.modified, state.changed]
 
 
 class SavedProduct(Protocol):
@@ -117,43 +100,22 @@ class SavedProduct(Protocol):
     def problem(self) -> dict[str, str]: ...
     @property
     def inputs(self) -> list[Source]: ...
-    @property
-    def held_types(self) -> list[np.dtype]: ...
-    def as_before(self, left: Left) -> Tiling: ...
-    def go_on(self, left: Left) -> None: ...
+    def go_on(self, left: Left) -> bool: ...
 
 
 class Left(NamedTuple):
     """The state of an unfinished product that an earlier job has left.
 
-    run      : the name of the run.   share : the share of the product that is done.
-    counts, units : counts of the earlier tiling, and units of A and B in it.   finished, parts : as in a Tiling.
-    total    : the checksum of the finished tiles, as a sum.   read : for each input, the sum of the elements read.
-    read_regions : the regions of op(A), op(B) and C on entry that were read.
-    output   : the state of the output's file when its other contents were copied to the file of the tiles.
+    share  : the share of the product that is done.   done : the number of its steps.
+    counts, units : of the earlier tiling, and of A and B in it.   total : the checksum of the finished tiles, as a sum.
     """
 
     saved: generations.Generation
-    run: str
     share: float
+    done: int
     counts: tuple[int, int, int]
     units: tuple[tuple[int, int], tuple[int, int]]
-    finished: frozenset[tuple[int, int]]
-    parts: tuple[TilePart, ...]
     total: int
-    read: tuple[int, ...]
-    read_regions: tuple[frozenset[Region], ...]
-    output: list[int] | None
-
-    def has_read(self, number: int) -> Callable[[Region], bool]:
-        """Return the function that says whether a region was read.  Its tiling has all ends of the earlier tiling."""
-
-        def known(region: Region) -> bool:
-            return any(
-                all(x[0] <= y[0] and y[1] <= x[1] for x, y in zip(other, region)) for other in self.read_regions[number]
-            )
-
-        return known
 
     def __str__(self) -> str:
         file = self.saved.path
@@ -161,168 +123,105 @@ class Left(NamedTuple):
         return f"goes on from {file}: {self.share:.1%} is done, saved at {when} by {self.saved.process}"
 
 
-class Complete(Exception):
-    """An earlier job has finished this product, and the output has the result."""
+def description_of(place: OutputPlace, product: SavedProduct) -> dict[str, Any]:
+    """Return what a later job compares with: the product without its folder, and the states of its files.  Local."""
+    problem = product.problem | {"output": f"{place.output.name}:/{_path(place.name)}"}
+    inputs = {x.what: _identity(x) for x in product.inputs}
+    return {"problem": problem, "inputs": inputs, "output": _on_any_device(settled(place.output))}
 
 
-def as_attrs(state: dict[str, Any], finished: frozenset[tuple[int, int]], tiling: Tiling) -> dict[str, Any]:
-    """Return the attributes of a checkpoint."""
-    bits = np.zeros([len(x) for x in tiling.cuts[:2]], bool)
-    for tile in finished:
-        bits[tile] = True
-    of = {"counts": tiling.counts, "units": (tiling.a.unit, tiling.b.unit)}
-    return {"product": json.dumps(state | of), "finished": np.packbits(bits), "tiles": bits.shape}
+def _identity(x: Source) -> list[Any]:
+    """Return the name of a dataset in its file, and the states of its files."""
+    return [_path(x.dataset[1]), sorted(_on_any_device(state) or [] for _, state in x.stored.states)]
 
 
-def look_for_unfinished(place: OutputPlace, product: SavedProduct) -> Left | None:
-    """Return the state that an earlier job has left of this product; None if there is none.  Collective.
+def _on_any_device(state: State | None) -> list[int] | None:
+    """Return a state without the device number, which may change when a file system is mounted again."""
+    return None if state is None else [state.inode, state.size, state.modified, state.changed]
 
-    Raises Complete; ArgumentError if the checkpoint is of another product, or if inputs have changed.
+
+def attributes_of(description: dict[str, Any], tiling: Tiling, done: int, total: int) -> dict[str, Any]:
+    """Return the attributes of a checkpoint after so many steps.   total : the checksum of the finished tiles."""
+    tiles = {"counts": tiling.counts, "units": (tiling.a.unit, tiling.b.unit), "done": done, "total": f"{total:x}"}
+    return {"product": json.dumps(description | tiles | {"share": done / tiling.steps_of_all})}
+
+
+def look_for_unfinished(place: OutputPlace, product: SavedProduct, now: dict[str, Any]) -> Left | None:
+    """Go on with what an earlier job has left of this product, and return it; None: the product begins.  Collective.
+
+    now : the description of the product.
+    Raises ArgumentError if the checkpoint is of another product, or if inputs have changed.
     """
-    grid, path = product.grid, place.checkpoint
-    comm = grid.comm
-    left, state, run = on_root(comm, path, lambda: _saved(place))
-    if left is None:
-        return None
-    complete = run == left.run  # the run of the checkpoint wrote the output
-    for what, here in product_identity(place, product).items():
-        if (there := state["problem"].get(what)) != here:
-            if complete:  # another product may begin
-                return None
-            raise ArgumentError(
-                f"{path} is of another product, whose {what} is {there} and not {here}: {_advice(place)}"
-            )
-    left = _with_regions(place, product, left, state)
-    for number, x in enumerate(product.inputs):
-        in_place = os.path.realpath(x.dataset[0]) == str(place.output)
-        if complete and in_place and x.what == "C on entry":  # C has replaced this dataset
-            continue
-        if not _is_same(product, number, left, state["inputs"].get(x.what), path):
-            if complete:
-                return None
-            raise ArgumentError(f"{x.place} is not what it was when {path} was saved: {_advice(place)}")
-    if complete:
-        raise Complete
-    if state["tile"] is not None:
-        sums = Path(left.parts[0].file)
-        on_root(comm, path, lambda: None if sums.exists() else generations.linked(path, sums))
-    return left
+    grid, path, advice = product.grid, place.checkpoint, f"finish that one, or delete {place.checkpoint}*"
+    left, before, why = on_root(grid.comm, path, lambda: _saved(path))
+    fresh = product.tiling
+    if left is not None:
+        for what, here in now["problem"].items():
+            if (there := before["problem"].get(what)) != here:
+                raise ArgumentError(f"{path} is of another product, whose {what} is {there} and not {here}: {advice}")
+        for x in product.inputs:
+            if before["inputs"].get(x.what) != now["inputs"][x.what]:
+                raise ArgumentError(f"{x.place} is not what it was when {path} was saved: {advice}")
+        if before["output"] != now["output"]:
+            why = f"{place.output} has changed since {path} was saved"
+        elif not product.go_on(left):
+            why = f"the tiles of {path} do not fit the memory"
+        elif not is_whole(grid, place, left, product.tiling, product.stored):
+            why = f"{path} is damaged, or its tiles are"
+    if not why:
+        return left
+    product.tiling = fresh
+    if grid.comm.rank == 0:
+        files.say(f"{why}: the product begins again")
+    return None
 
 
-def _with_regions(place: OutputPlace, product: SavedProduct, left: Left, state: dict[str, Any]) -> Left:
-    """Return `left` with the current tile as a part, and with the sums and the regions that were read of each input."""
-    parts = left.parts
-    if state["tile"] is not None:
-        rows, cols, done = state["tile"]
-        parts = (_part(rows, cols, done, str(place.sums(left.saved.token.generation))), *parts)
-    read = tuple(int(state["inputs"].get(x.what, {"read": "0"})["read"], 16) for x in product.inputs)
-    rows, cols, _ = product.as_before(left).cuts
-    regions = [(rows[i], cols[j], (0, product.tiling.mnk[2])) for i, j in left.finished]
-    regions += [(x.rows, x.cols, x.done) for x in parts]
-    of_a, of_b, of_c = ({(x[p], x[q]) for x in regions} for p, q in ((0, 2), (2, 1), (0, 1)))
-    return left._replace(parts=parts, read=read, read_regions=tuple(map(frozenset, (of_a, of_b, of_c))))
+def _saved(path: Path) -> tuple[Left | None, dict[str, Any], str]:
+    """Return the contents of the checkpoint, and "", or why there is none although there is a file.
 
-
-def _saved(place: OutputPlace) -> tuple[Left | None, dict[str, Any], str | None]:
-    """Return the contents of the checkpoint, its state, and the run that wrote the output.
-
-    Without a checkpoint, or if it is damaged: (None, {}, None).  Raises FileError if the checkpoint cannot be read now,
-    or is another file.
+    Raises FileError if the checkpoint cannot be read now, or is another file.
     """
-    path = place.checkpoint
     if not path.exists():
-        return None, {}, None
+        return None, {}, ""
     try:
-        left, state = _parsed(generations.inspect(path))
+        return *_parsed(generations.inspect(path)), ""
     except generations.DamagedError as error:
-        files.say(f"{error}: the product begins again")
-        return None, {}, None
-    return left, state, attribute(place.output, place.name, RUN)
+        return None, {}, str(error)
 
 
 def _parsed(saved: generations.Generation) -> tuple[Left, dict[str, Any]]:
-    """Return the contents of a checkpoint, without the current tile, and its state.  Raises DamagedError."""
+    """Return the contents of a checkpoint.  Raises DamagedError."""
     try:
         state = json.loads(saved.attrs["product"])
-        if not isinstance(state["problem"], dict):
+        if not (isinstance(state["problem"], dict) and isinstance(state["inputs"], dict)):
             raise ValueError("the product is not described")
-        for x in state["inputs"].values():
-            int(x["read"], 16)
-        if state["tile"] is not None:
-            rows, cols, done = state["tile"]
-            _part(rows, cols, done, "")
-        shape = [int(x) for x in saved.attrs["tiles"]]
-        bits = np.unpackbits(saved.attrs["finished"], count=int(np.prod(shape))).reshape(shape)
-        finished = frozenset((int(i), int(j)) for i, j in np.argwhere(bits))
-        (m, n, k), (a, b) = state["counts"], state["units"]
+        (m, n, k), (a, b), _ = state["counts"], state["units"], state["output"]
         tiling = (int(m), int(n), int(k)), ((int(a[0]), int(a[1])), (int(b[0]), int(b[1])))
-        parts, total = tuple(_part(*x) for x in state["parts"]), int(state["total"], 16)
-        left = Left(saved, state["run"], state["share"], *tiling, finished, parts, total, (), (), state["output"])
-        return left, state
+        return Left(saved, float(state["share"]), int(state["done"]), *tiling, int(state["total"], 16)), state
     except Exception as bad:  # another version or program may have written anything
         what = f"{type(bad).__name__}: {' '.join(str(bad).split())}"
         raise generations.DamagedError(f"{saved.path} is not a checkpoint of this version ({what})") from None
 
 
-def run_of(place: OutputPlace) -> str | None:
-    """Return the run of the checkpoint; None if the checkpoint is missing or damaged."""
-    if not place.checkpoint.exists():
-        return None
-    with suppress(generations.DamagedError):
-        return _parsed(generations.inspect(place.checkpoint))[0].run
-    return None
-
-
-def _advice(place: OutputPlace) -> str:
-    return f"finish that one, or delete {place.checkpoint}*"
-
-
-def _part(rows: list[int], cols: list[int], done: list[int], file: str) -> TilePart:
-    return TilePart((rows[0], rows[1]), (cols[0], cols[1]), (done[0], done[1]), file)
-
-
-def dataset_identity(x: Source) -> dict[str, Any]:
-    """Return the identity of a dataset, without reading it: its name in its file, and the states of its files."""
-    states = {tuple(_on_any_device(state) or ()) for _, state in x.stored.states}
-    return {"name": _path(x.dataset[1]), "files": sorted(map(list, states))}
-
-
-def _is_same(product: SavedProduct, number: int, left: Left, known: dict[str, Any] | None, path: Path) -> bool:
-    """Return whether a dataset still has the elements that an earlier job has read of it.  Collective."""
-    x, comm = product.inputs[number], product.grid.comm
-    if known is None:
-        return False
-    if dataset_identity(x).items() <= known.items():
-        return True
-    if comm.rank == 0:
-        files.say(
-            f"{x.place} is another file than when {path} was saved, or was moved or changed: what the job "
-            "before has read of it is read again and compared"
-        )
-    cuts, total, held = product.as_before(left).cuts, checksum.zero(), product.held_types[number]
-    down, across = ((0, 2), (2, 1), (0, 1))[number]
-    regions = filter(left.has_read(number), product_of(cuts[down], cuts[across]))
-    in_file = [(cols, rows) if x.transposed else (rows, cols) for rows, cols in regions]
-    with x.opened_alone(product.grid) as get, together(comm):
-        for rows, cols, elements in _shares(in_file, product.grid, held, get):
-            total += checksum.bilinear(elements, np.arange(*rows), np.arange(*cols))
-    return checksum.text(comm, total) == checksum.as_text(left.read[number])
-
-
-# ------------------------------------------------------------------ tiles of an earlier job
+# ------------------------------------------------------------------ tiles and ranks of an earlier job
 def is_whole(grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, dtype: np.dtype) -> bool:
     """Return whether the finished tiles and the sums are unchanged.  Collective.   tiling : of the earlier job.
 
     Raises FileError if a file cannot be read now, because such a fault may be temporary.
     """
-    comm, wanted = grid.comm, [(place.tiles, place.name, tiling.mnk[:2], dtype)]
-    for part in left.parts:
-        shape = part.rows[1] - part.rows[0], part.cols[1] - part.cols[0]
-        wanted.append((Path(part.file), SUMS, shape, None))  # type: ignore[arg-type]
+    comm, step = grid.comm, tiling.current
+    wanted = [(place.tiles, place.name, tiling.mnk[:2], dtype)]
+    if step is not None:
+        sums = step.rows[1] - step.rows[0], step.cols[1] - step.cols[0]
+        wanted.append((place.checkpoint, SUMS, sums, None))  # type: ignore[arg-type]
     if not on_root(comm, place.tiles, lambda: all(generations.has(*x) for x in wanted)):
         return False
     try:
-        return _is_same_as_saved(grid, place, left, tiling, dtype)
+        if step is not None:
+            x = source(grid, SUMS, (str(place.checkpoint), SUMS))
+            if x.checksum(grid) != x.stored.checksum:
+                return False
+        return _sum_of_tiles(grid, place, tiling, dtype) == checksum.as_text(left.total)
     except (FileError, LayoutError, DTypeError):  # raised on all ranks
         with together(comm):
             for path, *_ in wanted:
@@ -340,46 +239,47 @@ def _check_readable(comm: MPI.Intracomm, path: Path) -> None:
             pass
 
 
-def _is_same_as_saved(grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, dtype: np.dtype) -> bool:
-    """Return whether the finished tiles and the sums have their recorded checksums."""
+def _sum_of_tiles(grid: ProcessGrid, place: OutputPlace, tiling: Tiling, dtype: np.dtype) -> str:
+    """Return the checksum of the finished tiles in their file; each rank reads its share of rows, some at a time."""
     comm, total = grid.comm, checksum.zero()
-    for part in left.parts:
-        x = source(grid, SUMS, (part.file, SUMS))
-        if x.checksum(grid) != x.stored.checksum:
-            return False
     with source(grid, "C", (str(place.tiles), place.name)).opened_alone(grid) as get, together(comm):
-        for rows, cols, elements in _finished(tiling, left, grid, dtype, get):
-            total += checksum.bilinear(elements, np.arange(*rows), np.arange(*cols))
-    return checksum.text(comm, total) == checksum.as_text(left.total)
+        for (r0, r1), (c0, c1) in tiling.finished:
+            first, end = (r0 + (r1 - r0) * x // grid.size for x in (grid.rank, grid.rank + 1))
+            lines = max(1, STAGED // max(1, (c1 - c0) * dtype.itemsize))
+            for row in range(first, end, lines):
+                elements = np.empty((min(end, row + lines) - row, c1 - c0), dtype)
+                get(row, c0, elements)
+                total += checksum.bilinear(elements, np.arange(row, row + len(elements)), np.arange(c0, c1))
+    return checksum.text(comm, total)
 
 
-def move_finished_tiles(
-    grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, new: NewDataset, dtype: np.dtype
-) -> None:
-    """Copy finished tiles to a file with new other contents, and rename it to the file of the tiles.  Collective."""
-    tiles, comm = source(grid, "C", (str(place.tiles), place.name)), grid.comm
-    with tiles.opened_alone(grid) as get, new.opened_alone(write=True) as put, together(comm):
-        for rows, cols, elements in _finished(tiling, left, grid, dtype, get):
-            put(rows[0], cols[0], elements)
-    on_root(comm, place.new, lambda: files.rename(place.new, place.tiles))
+@contextmanager
+def after_earlier_ranks(comm: MPI.Intracomm, path: Path, lock: Path) -> Iterator[None]:
+    """Wait until no rank of an earlier job runs, which may have been killed just now; hold a lock, for which later jobs
+    wait.  Collective.
+    """
+    end, waited = time.monotonic() + files.file_patience(), False
+    while not on_root(comm, path, lambda: _is_free(lock)):
+        late = on_root(comm, path, lambda: time.monotonic() > end)
+        if late:
+            raise FileError(f"{path}: ranks of an earlier job still write to it; end them, or set {files.WAIT}")
+        if comm.rank == 0 and not waited:
+            files.say(f"{path}: waiting for ranks of an earlier job, which still run")
+        waited = True
+    with together(comm), files.naming(lock):  # a rank that cannot open the lock file does not raise alone
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CREAT)
+    try:
+        with suppress(OSError):  # the file system has no locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
 
 
-def _finished(
-    tiling: Tiling, left: Left, grid: ProcessGrid, dtype: np.dtype, get: Transfer
-) -> Iterator[tuple[Range, Range, np.ndarray]]:
-    """Yield the rows, columns and elements of this rank's share of finished tiles, some rows at a time."""
-    rows, cols, _ = tiling.cuts
-    return _shares([(rows[i], cols[j]) for i, j in sorted(left.finished)], grid, dtype, get)
-
-
-def _shares(
-    regions: Iterable[Region], grid: ProcessGrid, dtype: np.dtype, get: Transfer
-) -> Iterator[tuple[Range, Range, np.ndarray]]:
-    """Yield the rows, columns and elements of this rank's share of regions of a dataset, some rows at a time."""
-    for (r0, r1), (c0, c1) in regions:
-        first, end = (r0 + (r1 - r0) * x // grid.size for x in (grid.rank, grid.rank + 1))
-        lines = max(1, STAGED // max(1, (c1 - c0) * dtype.itemsize))
-        for row in range(first, end, lines):
-            elements = np.empty((min(end, row + lines) - row, c1 - c0), dtype)
-            get(row, c0, elements)
-            yield (row, row + len(elements)), (c0, c1), elements
+def _is_free(lock: Path) -> bool:
+    held = files.lock(lock)
+    if held is None:
+        time.sleep(0.2)
+        return False
+    os.close(held)
+    return True

@@ -16,7 +16,7 @@ from tiers import examples, pairs
 from pdgemm.errors import MemoryLimitError
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.io.streamed.svd_plan import SvdPlan, fitting_plan
-from pdgemm.io.streamed.tiling import STAGED, Operand, TilePart, Tiling, waiting
+from pdgemm.io.streamed.tiling import STAGED, Operand, Tiling
 from pdgemm.io.streamed.tiling_choice import best_tiling, fitting
 
 A, B = Operand(8, 8), Operand(4, 8)
@@ -109,60 +109,49 @@ def test_chunks_that_do_not_fit_are_read_in_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mnk", "counts", "factors"),
+    ("mnk", "counts"),
     [
-        *pairs([(7, 11, 13), (40, 3, 60)], [(2, 3, 1), (3, 2, 4), (1, 1, 5)], [(1, 1, 1), (2, 1, 1), (2, 2, 3)]),
-        *[(mnk, (1, 1, 1), (1, 1, 1)) for mnk in ((0, 5, 3), (4, 5, 0), (1, 1, 1))],
-        *[((7, 11, 13), (7, 11, 13), (1, 1, 1)), ((40, 3, 200), (1, 3, 2), (1, 1, 1))],
+        *pairs([(7, 11, 13), (40, 3, 60)], [(2, 3, 1), (3, 2, 4), (1, 1, 5)]),
+        *[(mnk, (1, 1, 1)) for mnk in ((0, 5, 3), (4, 5, 0), (1, 1, 1))],
+        *[((7, 11, 13), (7, 11, 13)), ((40, 3, 200), (1, 3, 2))],
     ],
 )
-def test_each_product_is_done_once_by_one_job_or_several(
-    mnk: tuple[int, int, int], counts: tuple[int, int, int], factors: tuple[int, int, int]
-) -> None:
-    """Each ended after any step, and gone on with in smaller tiles; what they read is what they planned."""
+def test_each_product_is_done_once_by_one_job_or_two(mnk: tuple[int, int, int], counts: tuple[int, int, int]) -> None:
+    """The first ended after any step; the second reads and writes what it planned, and has the sums of one tile."""
     whole = Tiling(mnk, (2, 1), A, B, 4, 8, 2, counts)
-    for ends in [(), *product(range(1, min(30, whole.count), 2), (1, 3, 1000))]:
-        done = np.zeros(mnk, int)
-        tiling, before = whole, counts
-        for end in (*ends, 1 << 30):
-            finished, parts, read, written, number = {*tiling.finished}, list[TilePart](), 0, 0, 0
-            there, loads, complete = [((0, 0),) * 2] * 2, [0, 0], True  # the panels of A and B in memory
-            for number, step in enumerate(tiling.steps(), 1):
-                where = slice(*step.rows), slice(*step.cols), slice(*step.inner)
-                (r0, r1), (c0, c1), (k0, k1) = step.rows, step.cols, step.inner
-                assert all(y - x <= most for (x, y), most in zip((step.rows, step.cols, step.inner), tiling.largest))
-                for x, panel in enumerate(((step.rows, step.inner), (step.inner, step.cols))):
-                    assert step.reads[x] == ((number == 1 or panel != there[x]) and mnk[2] > 0)
-                    there[x] = panel
-                    loads[x] += step.reads[x]
-                if step.part is not None:
-                    assert step.first and step.part.holds(step.rows, step.cols)
-                    assert (done[where[:2]].sum(axis=2) == step.part.done[1] - step.part.done[0]).all()
-                elif step.first:
-                    assert not done[where[:2]].any()
-                assert step.first == complete  # a tile is complete before another one begins
-                complete = step.last
-                done[where] += 1
-                read += step.reads[0] * 8 * (r1 - r0) * (k1 - k0) + step.reads[1] * 4 * (k1 - k0) * (c1 - c0)
-                read += step.first * (4 if step.part else 2) * (r1 - r0) * (c1 - c0)
-                assert (done[where[:2]].sum(axis=2) == step.done[1] - step.done[0]).all()
-                if step.last:
-                    assert (done[where[:2]] == 1).all() and step.done == (0, mnk[2])
-                    finished.add(step.tile)
-                    written += 8 * (r1 - r0) * (c1 - c0)
-                if number == end:
-                    now = [] if step.last else [TilePart(step.rows, step.cols, step.done, "")]
-                    parts = now + waiting(tiling, finished | {step.tile})
-                    break
-            else:
-                assert (done == 1).all()
-                assert (read, written) == (tiling.bytes_read, tiling.bytes_written)
-                assert tiling.count == number
-                assert ends or (tuple(loads) == tiling.loads and tiling.numbers == tuple(map(len, tiling.cuts)))
-                break
-            before = tiling.counts
-            smaller = tuple(x * y for x, y in zip(before, factors))
-            tiling = replace(whole, counts=smaller).resumed(before, frozenset(finished), tuple(parts))  # type: ignore[arg-type]
+    steps = list(whole.steps())
+    assert whole.steps_of_all == whole.count == len(steps) and whole.numbers == tuple(map(len, whole.cuts))
+    assert [sum(step.reads[x] for step in steps) for x in range(2)] == [*whole.loads]
+    for end in range(min(30, len(steps)) + 1):
+        rest = replace(whole, done=end)
+        done, read, written = np.zeros(mnk, int), 0, 0
+        there: list[Any] = [None, None]  # the panels of A and B in memory
+        for step in steps[:end]:
+            done[slice(*step.rows), slice(*step.cols), slice(*step.inner)] += 1
+        for rows, cols in rest.finished:
+            assert (done[slice(*rows), slice(*cols)] == 1).all()
+        assert sum((r1 - r0) * (c1 - c0) for (r0, r1), (c0, c1) in rest.finished) * 8 == (
+            whole.bytes_written - rest.bytes_written
+        )
+        current, complete = rest.current, end == 0 or steps[end - 1].last
+        assert (current is None) == complete
+        if current is not None:
+            read += 4 * (current.rows[1] - current.rows[0]) * (current.cols[1] - current.cols[0])
+        assert [x.inner for x in rest.steps()] == [x.inner for x in steps[end:]] and rest.count == len(steps) - end
+        for step in rest.steps():
+            where = slice(*step.rows), slice(*step.cols), slice(*step.inner)
+            (r0, r1), (c0, c1), (k0, k1) = step.rows, step.cols, step.inner
+            assert all(y - x <= most for (x, y), most in zip((step.rows, step.cols, step.inner), rest.largest))
+            for x, panel in enumerate(((step.rows, step.inner), (step.inner, step.cols))):
+                assert step.reads[x] == (panel != there[x] and mnk[2] > 0)
+                there[x] = panel
+            assert step.first == complete == (not done[where[:2]].any() and complete)  # one tile after the other
+            complete = step.last
+            done[where] += 1
+            read += step.reads[0] * 8 * (r1 - r0) * (k1 - k0) + step.reads[1] * 4 * (k1 - k0) * (c1 - c0)
+            read += step.first * 2 * (r1 - r0) * (c1 - c0)
+            written += step.last * 8 * (r1 - r0) * (c1 - c0)
+        assert (done == 1).all() and (read, written) == (rest.bytes_read, rest.bytes_written)
 
 
 @pytest.mark.parametrize("shape", [(5000, 300), (300, 4000), (777, 790)])
