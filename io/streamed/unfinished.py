@@ -125,14 +125,10 @@ class Left(NamedTuple):
 
 def description_of(place: OutputPlace, product: SavedProduct) -> dict[str, Any]:
     """Return what a later job compares with: the product without its folder, and the states of its files.  Local."""
-    problem = product.problem | {"output": f"{place.output.name}:/{_path(place.name)}"}
-    inputs = {x.what: _identity(x) for x in product.inputs}
+    datasets = {x.what: x.dataset for x in product.inputs} | {"output": (str(place.output), place.name)}
+    problem = product.problem | {what: f"{Path(file).name}:/{_path(name)}" for what, (file, name) in datasets.items()}
+    inputs = {x.what: sorted(_on_any_device(state) or [] for _, state in x.stored.states) for x in product.inputs}
     return {"problem": problem, "inputs": inputs, "output": _on_any_device(settled(place.output))}
-
-
-def _identity(x: Source) -> list[Any]:
-    """Return the name of a dataset in its file, and the states of its files."""
-    return [_path(x.dataset[1]), sorted(_on_any_device(state) or [] for _, state in x.stored.states)]
 
 
 def _on_any_device(state: State | None) -> list[int] | None:
@@ -161,7 +157,7 @@ def look_for_unfinished(place: OutputPlace, product: SavedProduct, now: dict[str
                 raise ArgumentError(f"{path} is of another product, whose {what} is {there} and not {here}: {advice}")
         for x in product.inputs:
             if before["inputs"].get(x.what) != now["inputs"][x.what]:
-                raise ArgumentError(f"{x.place} is not what it was when {path} was saved: {advice}")
+                raise ArgumentError(f"the file of {x.place} has changed since {path} was saved: {advice}")
         if before["output"] != now["output"]:
             why = f"{place.output} has changed since {path} was saved"
         elif not product.go_on(left):

@@ -7,6 +7,7 @@ import fcntl
 import itertools
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,18 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from checkpointed import EACH_STEP, NEVER, Problem, bytes_needed, ended_after, ending_after
+from checkpointed import EACH_STEP, NEVER, Problem, ended_after, ending_after
 from flips import changed_after_the_product, larger
 from problems import DTYPES, grid_shapes, op
 from stored_files import STORAGE, by_rank_0, read, refused, write
 from tiers import everything, in_turn, square_grid
 
 from pdgemm import ProcessGrid
-from pdgemm.errors import FileError, MemoryLimitError
+from pdgemm.errors import FileError
 from pdgemm.io import generations, hdf5
 from pdgemm.io.streamed import checkpoints
 from pdgemm.io.streamed.checkpoints import When
-from pdgemm.io.streamed.unfinished import Complete, OutputPlace, place_of
+from pdgemm.io.streamed.unfinished import place_of
 from pdgemm.support import files
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("small")]
@@ -34,7 +35,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("small")]
 @square_grid
 @pytest.mark.parametrize(("case", "dtype"), in_turn(range(6) if everything() else (0, 1, 2, 3), DTYPES))
 def test_on_every_grid(comm: Any, grid: Any, shared_tmp_path: Path, dtype: str, case: int) -> None:
-    """Each job on another grid and with other memory, less too; the last reads and writes what is left."""
+    """Each job on another grid, on which the tiles of the first fit; the last reads and writes what is left."""
     problem, shapes = Problem(grid, shared_tmp_path, dtype), grid_shapes(comm.size)
     path = problem.out = problem.path
     opa, opb, of_a = "NTC"[case % 3], "NTN"[case // 2], STORAGE[case % 3]
@@ -45,13 +46,11 @@ def test_on_every_grid(comm: Any, grid: Any, shared_tmp_path: Path, dtype: str, 
         write(comm, path, a=(op(problem.A, opa), of_a), b=(op(problem.B, opb), {}), c=(problem.C, {}))
         for number, count in enumerate((*counts, None)):
             with ProcessGrid(comm, shapes[(at + number) % len(shapes)]) as problem.grid, ending_after(count):
-                share = (0.0, 0.4, 0.3, 0.2)[(case + at + number) % 4]
-                memory, when = problem.enough(share, **more) if share else None, EACH_STEP if count else NEVER
-                try:
-                    report, residual, wrote = problem.run(when=when, memory=memory, seed=1, **more)
-                except MemoryLimitError as small:  # the job before read whole chunks
-                    report, residual, wrote = problem.run(when=when, memory=bytes_needed(small), seed=1, **more)
+                share, when = (0.0, 0.4, 0.3, 0.2)[(case + at) % 4], EACH_STEP if count else NEVER
+                memory = problem.enough(share, **more) * (2 if number else 1) if share else None
+                report, residual, wrote = problem.run(when=when, memory=memory, seed=1, **more)
                 break
+            assert (problem.begun[0] is None) == (number == 0)
             assert np.array_equal(read(comm, path, "c"), problem.C)
             assert "x.h5.c.checkpoint" in problem.files()
         assert residual.passed and wrote.checksum
@@ -98,8 +97,8 @@ def test_the_result_is_that_of_an_undisturbed_job(
         assert np.array_equal(read(comm, path, "c"), undisturbed), count
 
 
-def test_what_other_jobs_save_meanwhile_is_kept(comm: Any, problem: Problem) -> None:
-    """To the file of C: finished tiles are moved to a copy of what it holds now."""
+def test_what_other_jobs_save_meanwhile_is_kept(comm: Any, problem: Problem, capfd: pytest.CaptureFixture[str]) -> None:
+    """To the file of C, whose other datasets the file of the tiles has: the product begins again with what it holds."""
 
     def add(name: str) -> None:
         with h5py.File(problem.out, "a") as file:
@@ -107,9 +106,13 @@ def test_what_other_jobs_save_meanwhile_is_kept(comm: Any, problem: Problem) -> 
 
     for count, name in ((2, "one"), (2, "two"), (None, "three")):
         by_rank_0(comm, lambda name=name: add(name))
+        capfd.readouterr()
         with ended_after(count):
             problem.run(little=True)
-        assert (problem.files() == ["out.h5", "x.h5"]) == (count is None)
+        said = capfd.readouterr().err
+        assert problem.begun == [None] and (problem.files() == ["out.h5", "x.h5"]) == (count is None)
+        again = "out.h5 has changed since .*checkpoint was saved: the product begins again"
+        assert comm.rank or bool(re.search(again, said)) == (name != "one")
     assert problem.is_right()
     for name in ("one", "two", "three"):
         assert read(comm, problem.out, name)[8] == 8
@@ -133,7 +136,7 @@ def test_outputs_with_like_names_have_checkpoints_of_their_own(
         words = [f"{shared_tmp_path / file}|{name}" for file, name in outputs[:-1]]
         said = subprocess.run(["bash", "-ec", function, "-", *words], capture_output=True, text=True, check=True)
         assert said.stdout.splitlines() == [str(x.checkpoint) for x in places[:-1]]
-    outputs = outputs[:3]
+    outputs = [outputs[0], outputs[1], outputs[5]]
     for count, (file, name) in itertools.product((2, 1, None), outputs):
         problem.out, problem.name = shared_tmp_path / file, name
         with ended_after(count):
@@ -173,7 +176,7 @@ def damaged(what: str, first: Path, tiles: Path) -> None:
     elif what == "keys":  # of another version
         attrs = generations.inspect(first).attrs
         left = json.loads(attrs["product"])
-        del left["parts"]
+        del left["counts"]
         generations.create(first, generations.Token("job", 3), attrs | {"product": json.dumps(left)}, [])
     elif what in ("job", "no UTF-8", "bias"):
         file, text, bit = {
@@ -208,23 +211,34 @@ def test_what_is_damaged_is_computed_again(
     assert problem.is_right() and problem.files() == ["out.h5", "x.h5"]
 
 
-def test_a_product_is_not_applied_twice(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C := A B + 2 C in place, by a job that was killed when it had replaced C, and not yet removed its checkpoint."""
-    problem.out, remove = problem.path, OutputPlace.remove
+def test_tiles_that_do_not_fit_the_memory_are_computed_again(
+    comm: Any, problem: Problem, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with ended_after(1):
+        problem.run(memory=problem.enough(0.9))
+    capfd.readouterr()
+    problem.run(little=True)
+    again = "the tiles of .*checkpoint do not fit the memory: the product begins again"
+    assert problem.begun == [None] and (comm.rank or re.search(again, capfd.readouterr().err))
+    assert problem.is_right() and problem.files() == ["out.h5", "x.h5"]
 
-    def killed(place: OutputPlace) -> None:
-        if place.checkpoint.exists():
-            raise OSError
-        remove(place)
+
+def test_a_product_is_not_applied_twice(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C := A B + 2 C in place, by a job that was killed when it had removed its checkpoint, and not yet replaced C."""
+    problem.out, replace = problem.path, files.rename
+
+    def killed(old: Path, new: Path) -> None:
+        if new == problem.path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(old, new)
 
     with monkeypatch.context() as patch:
-        patch.setattr(OutputPlace, "remove", killed)
+        patch.setattr(files, "rename", killed)
         with pytest.raises(FileError):
             problem.run(beta=2)
-    assert problem.is_right(2) and "x.h5.c.checkpoint" in problem.files()
-    with pytest.raises(Complete):
-        problem.run(beta=2)
-    assert problem.is_right(2) and problem.files() == ["x.h5"]
+    assert problem.files() == ["x.h5", "x.h5.c.checkpoint-tiles"]
+    problem.run(beta=2)
+    assert problem.begun == [None] and problem.is_right(2) and problem.files() == ["x.h5"]
 
 
 def test_a_full_disk_keeps_the_last_checkpoint_and_the_product(
