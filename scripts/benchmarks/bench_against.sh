@@ -2,6 +2,9 @@
 # Runs the benchmarks of this tree and of another commit in turns, on 1 and 2 ranks: how has speed changed?
 #
 #   scripts/benchmarks/bench_against.sh COMMIT [TURNS]     3 turns, about 10 minutes; both run in this tree's .venv
+#
+# The benchmarks are those of this tree; they import names of the package that its documentation has, so that they also
+# measure commits whose modules have other names.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 help_asked "$@"
@@ -16,15 +19,12 @@ git worktree add --quiet --detach "$other" "$commit"
 for turn in $(seq "${2:-3}"); do
     for tree in "$other" "$PWD"; do
         printf '\n== turn %s, %s\n' "$turn" "$([ "$tree" = "$PWD" ] && echo 'this tree' || echo "$commit")"
-        (
-            cd "$tree"
-            scripts=scripts/benchmarks; [ -d $scripts ] || scripts=scripts  # where it was before
-            export PYTHONPATH=$tree
-            python "$scripts"/bench_gemm.py 512 2048 --repeats 5
-            mpiexec -n 2 python "$scripts"/bench_layouts.py 1024 --repeats 5
-            mpiexec -n 2 python "$scripts"/bench_redistribute.py --size 2048 --repeats 5
-            mpiexec -n 1 python "$scripts"/bench_overhead.py --repeats 5
-            mpiexec -n 2 python "$scripts"/bench_overhead.py --repeats 5
-        )
+        export PYTHONPATH=$tree
+        mpiexec -n 1 python scripts/benchmarks/bench_products.py product --shapes 512,2048 --repeats 5
+        mpiexec -n 2 python scripts/benchmarks/bench_products.py product --shapes 512,2048 --repeats 5
+        mpiexec -n 2 python scripts/benchmarks/bench_products.py layouts --shapes 1024 --repeats 5
+        mpiexec -n 2 python scripts/benchmarks/bench_matrices.py redistribute --size 2048 --repeats 5
+        mpiexec -n 1 python scripts/benchmarks/bench_products.py overhead --repeats 5
+        mpiexec -n 2 python scripts/benchmarks/bench_products.py overhead --repeats 5
     done
 done

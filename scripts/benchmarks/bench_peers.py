@@ -2,7 +2,7 @@
 """The same product by pdgemm, by its peers and by NumPy, taken in turns.
 
     PDGEMM_VENV=.venv-peers; . scripts/env.sh
-    python scripts/benchmarks/bench_peers.py --json peers.json --markdown peers.md
+    python scripts/benchmarks/bench_peers.py --json peers.json
 
 setup_peers.sh installs what is compared.  Each contender is a job of its own that sleeps while others multiply;
 NumPy's product with all cores is measured right before and right after each, and the ratio is the mean of these two
@@ -12,24 +12,22 @@ OPENBLAS_CORETYPE tells each to use NumPy's kernel, but not all can.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import date
 from fnmatch import fnmatchcase
-from pathlib import Path
+from importlib.util import find_spec
+from typing import Any
 
 import click
-from peers.contenders import Contender, contenders
 from peers.job import Job, blas_of_numpy
-from peers.tables import machine, markdown
-from peers.turns import MNK, Result, measure
+from peers.places import ABSENT, Contender, Place
+from peers.results import MNK, NumPyProduct, Result, measure, options, report
 from threadpoolctl import threadpool_limits
 
+from pdgemm.local.blas import library as blas
 from pdgemm.local.blas import processors as kernels
-from pdgemm.support.files import write_file
 
 SHAPES: dict[str, MNK] = {
     "512": (512, 512, 512),
@@ -44,25 +42,26 @@ FIELDS = ("m", "n", "k", "ranks", "dtype", "layout", "repeats")  # of commands
 LAYOUTS = ("native", "columns")
 DEFAULT = "1024,2048,4096,tall,large-k,flat"
 QUICK: dict[str, MNK] = {"64": (64, 64, 64), "tall": (500, 8, 8), "large-k": (8, 8, 500)}
+PYTHON = {  # the module in which each is looked for, and its variants
+    "pdgemm": ("pdgemm", ("", "summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner", "mkl")),
+    "pylops-mpi": ("pylops_mpi", ("block", "summa")),
+    "heat": ("heat", ("",)),
+    "dask": ("dask", ("",)),
+}
+SCALAPACK = {"": "scalapack_gemm", "256": "scalapack_gemm_256", "mkl": "scalapack_gemm_mkl"}
 
 
 @click.command(context_settings={"max_content_width": 110})
 @click.option("--shapes", default=DEFAULT, show_default=True, help=f"Of {', '.join(SHAPES)}, or N, or MxNxK.")
 @click.option("--layout", type=click.Choice([*LAYOUTS, "both"]), default="both", show_default=True)
-@click.option(
-    "--contenders", "patterns", default="*", show_default=True, help='Names or patterns: "pdgemm,scalapack*".'
-)
+@click.option("--contenders", "patterns", default="*", show_default=True, help='Such as "pdgemm,scalapack*".')
 @click.option("--external", multiple=True, help='"NAME=COMMAND", see above; repeatable.')
 @click.option("--ranks", default=2, show_default=True)
 @click.option("--threads", type=int, help="NumPy's; by default all cores.")
-@click.option("--repeats", default=7, show_default=True)
 @click.option("--dtype", type=click.Choice(["float64", "float32"]), default="float64", show_default=True)
 @click.option("--order", type=click.Choice("CF"), default="C", show_default=True, help="Of pdgemm's local arrays.")
-@click.option("--block", type=int, help="Block size of pdgemm's native layout; by default one block per rank.")
-@click.option("--quick", is_flag=True, help="Small shapes, twice each: does it work?")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False))
-@click.option("--markdown", "markdown_file", type=click.Path(dir_okay=False))
-@click.option("--worker", hidden=True)
+@click.option("--block", default=0, help="Block size of pdgemm's native layout; by default one block per rank.")
+@options
 def main(
     shapes: str,
     layout: str,
@@ -70,14 +69,12 @@ def main(
     external: tuple[str, ...],
     ranks: int,
     threads: int | None,
-    repeats: int,
     dtype: str,
     order: str,
-    block: int | None,
+    block: int,
+    repeats: int,
     quick: bool,
     json_file: str | None,
-    markdown_file: str | None,
-    worker: str | None,
 ) -> None:
     """Compare pdgemm with its peers and with NumPy: C = A B, all in turns.
 
@@ -101,81 +98,80 @@ def main(
     a layout and to check the result.  A command that names {m}, {n} or {k} is started anew for each shape, and gets
     {repeats} lines.  Between its products it has to sleep.
     """
-    if worker:
-        from mpi4py import MPI
-        from peers.worker import serve
-
-        module, _, variant = worker.partition(":")
-        module = "with_" + module.partition("-")[0]
-        return serve(MPI.COMM_WORLD, module, variant=variant, layout=layout, dtype=dtype, order=order, block=block)
-
-    sizes = QUICK if quick else chosen(shapes)
-    repeats = min(repeats, 2) if quick else repeats
+    sizes, repeats = (QUICK, min(repeats, 2)) if quick else (chosen(shapes), repeats)
     threads = threads or len(os.sched_getaffinity(0))
     numpy = blas_of_numpy()
-    kernel = kernels.kernel(numpy)
     with threadpool_limits(threads, user_api="blas"):
         if numpy and numpy.num_threads != threads:
             raise click.BadParameter(f"NumPy's BLAS takes {numpy.num_threads}, not {threads}", param_hint="--threads")
-    known = contenders(ranks, dtype, f"--order {order}" + (f" --block {block}" if block else ""))
-    taking = named(known, patterns) + [plugged_in(given) for given in external]
-    about = machine() | {
-        "date": f"{date.today()}",
-        "ranks": ranks,
-        "threads": threads,
-        "dtype": dtype,
-        "repeats": repeats,
-        "command": sys.argv[1:],
-        "contenders": {x.name: x.command for x in taking},
-    }
-    results: list[Result] = []
-    for lie in LAYOUTS if layout == "both" else [layout]:
-        values = {"layout": lie, "ranks": ranks, "dtype": dtype, "repeats": repeats + 1}
-        with ExitStack() as stack, threadpool_limits(threads, user_api="blas"):
-            jobs = {x.name: stack.enter_context(Job(x.command, kernel, **values)) for x in taking if not x.missing}
-            for shape, mnk in sizes.items():
-                here = [Result(lie, shape, mnk, "numpy", kernel=kernel)]
-                here += [Result(lie, shape, mnk, x.name, trouble=x.missing) for x in taking]
-                measure(jobs, here, dtype, repeats)
-                results += here
-                click.echo("\n".join([f"{lie}, {shape}", *(f"  {x.summary}" for x in here)]), err=True)
-                if json_file:  # after each shape: what was measured is not lost
-                    plain = about | {"results": [x.plain() for x in results]}
-                    write_file(Path(json_file), json.dumps(plain, indent=1) + "\n")
-                if markdown_file:
-                    write_file(Path(markdown_file), markdown(about, results))
-    if not markdown_file:
-        click.echo(markdown(about, results), nl=False)
+    place = Place(ranks)
+    taking = named(contenders(place, dtype, order, block), patterns) + [plugged_in(given) for given in external]
+    values = {"ranks": ranks, "dtype": dtype, "repeats": repeats + 1}
+
+    def cases() -> Iterator[list[Result]]:
+        kernel = kernels.kernel(numpy)
+        for name in LAYOUTS if layout == "both" else [layout]:
+            with ExitStack() as stack, threadpool_limits(threads, user_api="blas"):
+                here: dict[str, Any] = values | {"layout": name}
+                jobs = {x.name: stack.enter_context(Job(x.command, kernel, **here)) for x in taking if not x.missing}
+                for shape, mnk in sizes.items():
+                    results = [Result(name, shape, mnk, "numpy", kernel=kernel)]
+                    results += [Result(name, shape, mnk, x.name, trouble=x.missing) for x in taking]
+                    measure(jobs, results, repeats, NumPyProduct(mnk, dtype))
+                    yield results
+
+    compares = f"Time of NumPy's product with {threads} threads over that of the contender:"
+    about = values | {"repeats": repeats, "threads": threads, "contenders": {x.name: x.command for x in taking}}
+    report(cases(), f"C = A B in {dtype} on {place.name}", compares, about, json_file)
+
+
+def contenders(place: Place, dtype: str, order: str, block: int) -> list[Contender]:
+    """Return all that can be compared, with those that are missing."""
+    known = []
+    for name, (module, variants) in PYTHON.items():
+        for variant in variants:
+            missing = "" if find_spec(module) and (variant != "mkl" or blas.mkl()) else ABSENT
+            where, how = (Place(1), str(place.ranks)) if name == "dask" else (place, variant)
+            command = where.python(f"with_{name.partition('-')[0]}", how, "{layout}", dtype, order, block)
+            library = f"env PDGEMM_BLAS={'mkl' if variant == 'mkl' else 'scipy'} " if name == "pdgemm" else ""
+            known.append(Contender(title(name, variant), library + command, missing))
+    drivers = [place.driver(title("scalapack", x), driver, f"{dtype} {{layout}}") for x, driver in SCALAPACK.items()]
+    return known + drivers
+
+
+def title(name: str, variant: str) -> str:
+    return f"{name}:{variant}" if variant else name
 
 
 def chosen(names: str) -> dict[str, MNK]:
-    """Of a list of names, of sizes of squares, and of MxNxK."""
-    found: dict[str, MNK] = {}
+    """Return the shapes of a list of names, of orders of squares, and of MxNxK.  Raises BadParameter."""
+    shapes: dict[str, MNK] = {}
     for name in names.split(","):
         sides = name.split("x")
         if name in SHAPES:
-            found[name] = SHAPES[name]
+            shapes[name] = SHAPES[name]
         elif all(side.isdigit() and int(side) for side in sides) and len(sides) in (1, 3):
             m, n, k = (int(side) for side in (sides * 3)[:3])
-            found[name] = (m, n, k)
+            shapes[name] = (m, n, k)
         else:
             raise click.BadParameter(f"{name!r} is none of {', '.join(SHAPES)}, N, MxNxK", param_hint="--shapes")
-    return found
+    return shapes
 
 
 def named(known: list[Contender], patterns: str) -> list[Contender]:
-    """Those whose names match; NumPy always takes part."""
-    found: dict[str, Contender] = {}
+    """Return those whose names match; NumPy always takes part.  Raises BadParameter."""
+    chosen: dict[str, Contender] = {}
     for pattern in patterns.split(","):
         matching = [x for x in known if fnmatchcase(x.name, pattern)]
         if not matching and pattern not in ("", "numpy"):
             names = ", ".join(x.name for x in known)
             raise click.BadParameter(f"{pattern!r} is none of numpy, {names}", param_hint="--contenders")
-        found |= {x.name: x for x in matching}
-    return list(found.values())
+        chosen |= {x.name: x for x in matching}
+    return list(chosen.values())
 
 
 def plugged_in(given: str) -> Contender:
+    """Return the contender of NAME=COMMAND.  Raises BadParameter."""
     name, _, command = given.partition("=")
     try:
         words = shlex.split(command.format(**dict.fromkeys(FIELDS, 1)))

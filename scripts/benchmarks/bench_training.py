@@ -1,54 +1,38 @@
 #!/usr/bin/env python3
 """Training: collectives beside MPI's own, steps beside what processors and cables allow, many tensors beside one.
 
+\b
     mpiexec -n 2 python scripts/benchmarks/bench_training.py collectives
     mpiexec -n 2 python scripts/benchmarks/bench_training.py tensors
-    python scripts/benchmarks/bench_training.py threads
-    python scripts/benchmarks/bench_training.py threads --axis tp --width 512 --samples 2048
-    scripts/hosts.sh 2 mpirun -n 2 --map-by ppr:1:node python scripts/benchmarks/bench_training.py collectives
+    mpiexec -n 4 python scripts/benchmarks/bench_training.py pipelines
+    python scripts/benchmarks/bench_training.py gpt-products
     scripts/hosts.sh 2 mpirun -n 2 --map-by ppr:1:node python scripts/benchmarks/bench_training.py step
-    scripts/hosts.sh 2 mpirun -n 2 --map-by ppr:1:node python scripts/benchmarks/bench_training.py layers
 
-All contenders of a line take turns in one job, or in two jobs of which one sleeps.  Times are medians of the slowest
-rank.  Of collectives, "limit" is an exchange by plain messages of as many bytes as the bound says, in both directions
-at once.
+"limit" is an exchange by plain messages of as many bytes as the bound of the collectives says, in both directions at
+once.  Steps on threads, and of whole models in several layouts, are in bench_jobs.py.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
-from statistics import median
-from time import perf_counter, sleep
+from pathlib import Path
+from time import sleep
 from typing import Any
 
-import click
 import numpy as np
+from runner import Case, Work, integers, main
 
-MIB = 1 << 20
-Work = Callable[[], object]
-
-
-def in_turns(comm: Any, contenders: dict[str, Work], repeats: int) -> dict[str, float]:
-    """Return the median seconds of the slowest rank of each contender; one turn of each comes before."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(repeats + 1):
-        for name, run in contenders.items():
-            comm.Barrier()
-            start = perf_counter()
-            run()
-            slowest = max(comm.allgather(perf_counter() - start))
-            if turn:
-                seconds[name].append(slowest)
-    return {name: median(some) for name, some in seconds.items()}
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "gpt"
+COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather")
 
 
-@click.group()
-def main() -> None:
-    """Measure `pdgemm.parallel`."""
+def mesh_of(**axes: Any) -> Any:
+    from pdgemm.parallel import Mesh
+
+    return Mesh(**axes)
 
 
 def exchange(comm: Any, words: int) -> Work:
@@ -57,22 +41,16 @@ def exchange(comm: Any, words: int) -> Work:
     return lambda: comm.Sendrecv(there, (comm.rank + 1) % comm.size, 0, back, (comm.rank - 1) % comm.size, 0)
 
 
-@main.command()
-@click.option("--sizes", default="4096,1e6,4e6,16e6,64e6", show_default=True, help="Bytes of the vector, in float32.")
-@click.option("--repeats", default=11, show_default=True)
-def collectives(sizes: str, repeats: int) -> None:
-    """All-reduce, reduce-scatter and all-gather of one bucket, as training starts them, and MPI's own."""
-    from pdgemm.parallel import Mesh
-
-    mesh = Mesh(dp=-1)
-    for size in sizes.split(","):
-        for operation in ("all-reduce", "reduce-scatter", "all-gather"):
-            line_of_collective(mesh, operation, int(float(size)) // 4, repeats)
+def collectives(comm: Any, sizes: str = "4096,1e6,4e6,16e6,64e6") -> Iterator[Case]:
+    """All-reduce, reduce-scatter and all-gather of one bucket of so many bytes, as training starts them, and MPI's."""
+    mesh = mesh_of(dp=-1)
+    for size in integers(sizes):
+        for operation in COLLECTIVES:
+            yield collective(mesh, operation, size // 4)
     mesh.free()
 
 
-def line_of_collective(mesh: Any, operation: str, words: int, repeats: int) -> None:
-    """Measure and print one collective."""
+def collective(mesh: Any, operation: str, words: int) -> Case:
     from mpi4py import MPI
 
     from pdgemm.parallel import Buckets
@@ -98,21 +76,12 @@ def line_of_collective(mesh: Any, operation: str, words: int, repeats: int) -> N
         if operation != "reduce-scatter":
             comm.Allgatherv(part, [x, counts])
 
-    contenders: dict[str, Work] = {"pdgemm": ours, "MPI of parts": of_parts}
-    contenders["limit"] = exchange(comm, (2 if stage == 0 else 1) * words * (d - 1) // d)
+    works: dict[str, Work] = {"pdgemm": ours, "MPI of parts": of_parts}
+    works["limit"] = exchange(comm, (2 if stage == 0 else 1) * words * (d - 1) // d)
     if operation == "all-reduce":
-        contenders["Allreduce"] = lambda: comm.Allreduce(MPI.IN_PLACE, x)
-    seconds = in_turns(comm, contenders, repeats if words < 1 << 23 else max(3, repeats // 2))
-    best = min(s for name, s in seconds.items() if name not in ("pdgemm", "limit"))
-    if comm.rank == 0:
-        parts = ", ".join(f"{name} {1e3 * s:.3f} ms" for name, s in seconds.items())
-        way = layout.reduction(bucket) if reduces else layout.gathering(bucket)
-        print(
-            f"{operation:14} {4 * words / MIB:9.3f} MiB on {d}: {parts}; of limit "
-            f"{seconds['pdgemm'] / seconds['limit']:.2f}, of MPI's {seconds['pdgemm'] / best:.2f} "
-            f"({way.algorithm}, {way.mover})",
-            flush=True,
-        )
+        works["Allreduce"] = lambda: comm.Allreduce(MPI.IN_PLACE, x)
+    way = layout.reduction(bucket) if reduces else layout.gathering(bucket)
+    return Case(f"{operation} of {4 * words} bytes by {way.algorithm}, {way.mover}", works)
 
 
 class Perceptron:
@@ -178,24 +147,16 @@ class Block:
         self.norm_backward(drows, kept, self.ones)
 
 
-@main.command()
-@click.option("--layers", default=4, show_default=True)
-@click.option("--width", default=1024, show_default=True)
-@click.option("--samples", default="512,1024", show_default=True, help="Of each rank.")
-@click.option("--repeats", default=7, show_default=True)
-def step(layers: int, width: int, samples: str, repeats: int) -> None:
-    """A step of a perceptron, that of each rank alone, its reduction alone, and the share of it that is hidden."""
-    from pdgemm.parallel import Mesh
-
-    mesh = Mesh(dp=-1)
-    for number in samples.split(","):
+def step(comm: Any, layers: int = 4, width: int = 1024, samples: str = "512,1024") -> Iterator[Case]:
+    """A step of a perceptron, that of each rank alone, and its collectives; samples are those of each rank."""
+    mesh = mesh_of(dp=-1)
+    for number in integers(samples):
         for stage in (0, 2):
-            line_of_step(mesh, (layers, width, int(number)), stage, repeats)
+            yield step_of_perceptron(mesh, (layers, width, number), stage)
     mesh.free()
 
 
-def line_of_step(mesh: Any, sizes: tuple[int, int, int], stage: int, repeats: int) -> None:
-    """Measure and print the step of a model."""
+def step_of_perceptron(mesh: Any, sizes: tuple[int, int, int], stage: int) -> Case:
     from mpi4py import MPI
 
     from pdgemm.parallel import Mesh
@@ -214,78 +175,60 @@ def line_of_step(mesh: Any, sizes: tuple[int, int, int], stage: int, repeats: in
             line.wait_for(bucket)
         buckets.clear()
 
-    contenders: dict[str, Work] = {"step": model.step, "alone": alone.step, "collectives": reduction}
-    contenders["limit"] = exchange(mesh.comm, 2 * buckets.layout.words * (d - 1) // d)
-    seconds = in_turns(mesh.comm, contenders, repeats)
-    bound = max(seconds["alone"], seconds["limit"])
-    hidden = (seconds["alone"] + seconds["collectives"] - seconds["step"]) / seconds["collectives"]
-    if mesh.rank == 0:
-        parts = ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in seconds.items())
-        print(
-            f"{sizes[0]} x {sizes[1]}, {sizes[2]} samples, stage {stage}, {len(buckets.layout.buckets)} buckets: "
-            f"{parts}; step over max(alone, limit) {seconds['step'] / bound:.2f}; {hidden:.0%} of collectives hidden",
-            flush=True,
-        )
+    def facts(seconds: dict[str, float]) -> list[str]:
+        bound = max(seconds["alone"], seconds["limit"])
+        hidden = (seconds["alone"] + seconds["collectives"] - seconds["step"]) / seconds["collectives"]
+        return [f"step over max(alone, limit): {seconds['step'] / bound:.2f}; {hidden:.0%} of collectives hidden"]
+
+    works: dict[str, Work] = {"step": model.step, "alone": alone.step, "collectives": reduction}
+    works["limit"] = exchange(mesh.comm, 2 * buckets.layout.words * (d - 1) // d)
+    name = f"{sizes[0]} x {sizes[1]}, {sizes[2]} samples, stage {stage}, {len(buckets.layout.buckets)} buckets"
+    return Case(name, works, facts=facts)
 
 
-@main.command()
-@click.option("--width", default=512, show_default=True)
-@click.option("--samples", default=2048, show_default=True)
-@click.option("--repeats", default=7, show_default=True)
-def layers(width: int, samples: int, repeats: int) -> None:
+def layers(comm: Any, width: int = 512, samples: int = 2048) -> Iterator[Case]:
     """The products of a block along tp, the same products without messages, and the messages without products."""
     from mpi4py import MPI
 
     from pdgemm.parallel import Mesh
     from pdgemm.parallel.layers import Linear
 
-    mesh, n = Mesh(tp=-1), 4 * width
+    mesh, n = mesh_of(tp=-1), 4 * width
     block, t = Block(mesh, width, samples), mesh.comm.size
-    up, down, some = block.up, block.down, n // t
-    y, z, whole = (np.ones(x, "f") for x in ((samples, some), block.x.shape, (samples, width)))
-    later, alone = {layer: layer.input_gradient(x, w, tokens=samples)[1] for layer, x, w in (
-        (up, y, block.w1), (down, z, block.w2))}, Mesh(MPI.COMM_SELF)  # fmt: skip
-    here = Linear(alone, width, some)
-    contenders: dict[str, Work] = {
-        "all-gather and X W": lambda: up.forward(block.x, block.w1, tokens=samples),
-        "dY W^T and reduce-scatter": lambda: up.input_gradient(y, block.w1),
-        "all-gather and X^T dY": lambda: up.weight_gradient(later[up], block.x, block.dw1),
-        "Y W and reduce-scatter": lambda: down.forward(y, block.w2, tokens=samples),
-        "all-gather and dZ W^T": lambda: down.input_gradient(z, block.w2, tokens=samples),
+    up, down = block.up, block.down
+    y, z, whole = (np.ones(x, "f") for x in ((samples, n // t), block.x.shape, (samples, width)))
+    later = up.input_gradient(y, block.w1, tokens=samples)[1]
+    here = Linear(Mesh(MPI.COMM_SELF), width, n // t)
+
+    def facts(seconds: dict[str, float]) -> list[str]:
+        longer = max(seconds["product"], seconds["limit"])
+        return [f"{name}: {taken / longer:.2f} of max(product, limit)" for name, taken in [*seconds.items()][2:]]
+
+    yield Case(f"{samples} x {width} x {n} on {t}", {
         "product": lambda: here.forward(whole, block.w1),
         "limit": exchange(mesh.comm, samples * width * (t - 1) // t),
-    }
-    seconds = in_turns(mesh.comm, contenders, repeats)
-    product, limit = seconds.pop("product"), seconds.pop("limit")
-    if mesh.rank == 0:
-        print(f"{samples} x {width} x {n} on {t}: product {1e3 * product:.1f} ms, messages {1e3 * limit:.1f} ms")
-        for name, s in seconds.items():
-            print(f"{name:26} {1e3 * s:8.1f} ms, {s / max(product, limit):.2f} of the longer one", flush=True)
+        "all-gather and X W": lambda: up.forward(block.x, block.w1, tokens=samples),
+        "dY W^T and reduce-scatter": lambda: up.input_gradient(y, block.w1),
+        "all-gather and X^T dY": lambda: up.weight_gradient(later, block.x, block.dw1),
+        "Y W and reduce-scatter": lambda: down.forward(y, block.w2, tokens=samples),
+        "all-gather and dZ W^T": lambda: down.input_gradient(z, block.w2, tokens=samples),
+    }, facts=facts)  # fmt: skip
     mesh.free()
 
 
-@main.command()
-@click.option("--number", default=300, show_default=True)
-@click.option("--words", default=64, show_default=True)
-@click.option("--repeats", default=51, show_default=True)
-def tensors(number: int, words: int, repeats: int) -> None:
+def tensors(comm: Any, number: int = 300, words: int = 64) -> Iterator[Case]:
     """A step of many small parameters, one that is as large as all, and the additions of the many without buckets."""
-    from pdgemm.parallel import Mesh
+    mesh = mesh_of(dp=-1)
 
-    mesh = Mesh(dp=-1)
+    def facts(seconds: dict[str, float]) -> list[str]:
+        many, one = (seconds[name] - seconds[f"additions of {name}"] for name in ("many", "one"))
+        return [f"many over one without the additions: {many / one:.2f}"]
+
     for stage in range(4):
-        many, plain_many = step_of_tensors(mesh, stage, number, words)
         one, plain_one = step_of_tensors(mesh, stage, 1, words * number)
-        contenders = {"many": many, "one": one, "plain many": plain_many, "plain one": plain_one}
-        seconds = in_turns(mesh.comm, contenders, repeats)
-        of_many, of_one = (seconds[name] - seconds[f"plain {name}"] for name in ("many", "one"))
-        if mesh.rank == 0:
-            print(
-                f"stage {stage}: {number} x {words} words {1e3 * seconds['many']:.3f} ms, one of {words * number} "
-                f"words {1e3 * seconds['one']:.3f} ms, ratio {seconds['many'] / seconds['one']:.2f}; without the "
-                f"additions, which take {1e3 * seconds['plain many']:.3f} ms, {of_many / of_one:.2f}",
-                flush=True,
-            )
+        many, plain_many = step_of_tensors(mesh, stage, number, words)
+        works = {"one": one, "many": many, "additions of one": plain_one, "additions of many": plain_many}
+        yield Case(f"stage {stage}, {number} x {words} words", works, facts=facts)
     mesh.free()
 
 
@@ -311,79 +254,118 @@ def step_of_tensors(mesh: Any, stage: int, number: int, words: int) -> tuple[Wor
     return step, plain
 
 
-@main.command()
-@click.option("--layers", default=4, show_default=True)
-@click.option("--width", default=1024, show_default=True)
-@click.option("--samples", default=1024, show_default=True, help="Of all ranks together.")
-@click.option("--axis", type=click.Choice(["dp", "tp"]), default="dp", help="tp: of a block, whose layers are divided.")
-@click.option("--repeats", default=9, show_default=True)
-@click.option("--worker", is_flag=True, hidden=True)
-def threads(layers: int, width: int, samples: int, axis: str, repeats: int, worker: bool) -> None:
-    """A step on two ranks with one thread each, and on one process with two threads."""
-    if worker:
-        from pdgemm.parallel import Mesh
+class Sleeping:
+    """A stage that sleeps, and sends arrays of so many float32 words.
 
-        sizes: Any = {axis: -1}
-        mesh = Mesh(**sizes)
-        perceptron = axis == "dp" and Perceptron(mesh, layers, width, samples // mesh.comm.size)
-        model: Any = perceptron or Block(mesh, width, samples)
-        return serve(model.step, mesh.comm)
-    program = [sys.executable, sys.argv[0], "threads", "--worker"]
-    program += [f"--layers={layers}", f"--width={width}", f"--samples={samples}", f"--axis={axis}"]
-    jobs = {"two ranks": job_of(program, 2, 1), "two threads": job_of(program, 1, 2)}
-    ranks, one = jobs_in_turns(jobs, repeats).values()
-    print(f"two ranks {1e3 * ranks:.1f} ms, two threads {1e3 * one:.1f} ms, ratio {ranks / one:.2f}")
-
-
-def serve(step: Work, comm: Any = None) -> None:
-    """Take two steps whenever the job's input says so, and print the seconds of the second; the job sleeps meanwhile.
-
-    The first brings back to memory and caches what the system and other jobs have driven out.
+    seconds : of each kind of action.
     """
-    step()
-    while True:
-        word = sys.stdin.readline() if comm is None or comm.rank == 0 else ""
-        if comm is not None:
-            request = comm.Ibarrier()  # ranks that wait leave the processors to the other jobs
-            while not request.Test():
-                sleep(1e-3)
-            word = comm.bcast(word)
-        if word != "step\n":
-            return
-        step()
-        if comm is not None:
-            comm.Barrier()
-        start = perf_counter()
-        step()
-        if comm is not None:
-            comm.Barrier()
-        if comm is None or comm.rank == 0:
-            print(perf_counter() - start, flush=True)
+
+    def __init__(self, seconds: dict[str, float], words: int) -> None:
+        self.seconds, self.y = seconds, np.zeros(words, "f")
+
+    def shape(self, microbatch: int) -> tuple[tuple[int, ...], Any]:
+        return self.y.shape, self.y.dtype
+
+    def forward(self, microbatch: int, chunk: int, x: Any) -> Any:
+        sleep(self.seconds["F"])
+        return self.y
+
+    def backward(self, microbatch: int, chunk: int, dy: Any) -> Any:
+        sleep(self.seconds["B"])
+        return self.y
+
+    def weights(self, microbatch: int, chunk: int) -> None:
+        sleep(self.seconds["W"])
 
 
-def job_of(program: list[str], ranks: int, threads: int) -> subprocess.Popen[str]:
-    """Start a job that serves steps."""
-    number, pinned = str(threads), [] if ranks > 1 else ["--bind-to", "none"]
-    environment = os.environ | {"OMP_NUM_THREADS": number, "OPENBLAS_NUM_THREADS": number}
-    command = ["mpiexec", "-n", str(ranks), *pinned, *program]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+def pipelines(
+    comm: Any, microbatches: int = 8, chunks: int = 2, forward: float = 0.02, words: int = 1000, draw: bool = False
+) -> Iterator[Case]:
+    """Pipelines of stages that sleep, by each schedule: the bubble of a run beside that of the walk.
+
+    A forward pass takes `forward` seconds and a backward pass twice as long, half of it for the gradients of weights; a
+    chunk takes its share.  The processors are idle meanwhile, so that there may be more stages than cores.  The bubble
+    is the time in which the stages wait over the time in which they work, in the step of median length.
+    """
+    from pdgemm.parallel import PipelineSchedule
+
+    mesh = mesh_of(pp=-1)
+    for name in ("gpipe", "1f1b", "interleaved", "zero_bubble"):
+        schedule = PipelineSchedule(name, mesh.shape.pp, microbatches, chunks if name == "interleaved" else 1)
+        length = forward / schedule.chunks
+        seconds = {"F": length, "B": length * (1 if schedule.split else 2), "W": length}
+        walk, runs = schedule.walk(seconds), list[Any]()
+
+        def facts(_: Any, walk: Any = walk, runs: list[Any] = runs) -> Iterator[str]:
+            run = sorted(runs[1:], key=lambda run: run.seconds)[len(runs[1:]) // 2]
+            yield f"bubble {float(run.bubble):.2%} measured, {float(walk.bubble):.2%} of the walk"
+            yield f"{1e3 * run.seconds:.1f} ms measured, {1e3 * walk.seconds:.1f} ms of the walk"
+            yield from str(run).splitlines() if draw else ()
+
+        yield Case(name, {name: pipeline_run(mesh, schedule, Sleeping(seconds, words), runs)}, facts=facts)
+    mesh.free()
 
 
-def jobs_in_turns(jobs: dict[str, subprocess.Popen[str]], repeats: int) -> dict[str, float]:
-    """Return the median seconds of a step of each job, which take turns, and end the jobs."""
-    seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    for turn in range(repeats + 1):
-        for name, job in jobs.items():
-            assert job.stdin and job.stdout
-            job.stdin.write("step\n")
-            job.stdin.flush()
-            time = float(job.stdout.readline())
-            if turn:
-                seconds[name].append(time)
-    for job in jobs.values():
-        job.communicate("end\n")  # not every mpiexec says that its input has ended
-    return {name: median(some) for name, some in seconds.items()}
+def pipeline_run(mesh: Any, schedule: Any, stage: Sleeping, runs: list[Any]) -> Work:
+    """Return a function that runs a pipeline, and adds the timeline of the run."""
+    from pdgemm.instrument import spans
+    from pdgemm.parallel import Pipeline
+    from pdgemm.schedules.training.pipeline_orders import Action
+    from pdgemm.schedules.training.pipeline_timeline import TimelineCell
+
+    pipeline = Pipeline(mesh, schedule)
+
+    def run() -> None:
+        with spans.taking(trace := spans.Trace()):
+            pipeline.run(stage)
+        own = [(x.facts(), x.start, x.end) for x in trace.spans if x.name in stage.seconds and x.facts]
+        every = mesh.comm.allgather(own)  # on one node all ranks have one clock
+        begun = min(start for row in every for _, start, _ in row)
+        cells = [[TimelineCell(Action(**a), start - begun, end - begun) for a, start, end in row] for row in every]
+        runs.append(schedule.timeline(cells))
+
+    return run
+
+
+def gpt_step(words: list[str]) -> tuple[Callable[[], object], Any]:
+    """Return a step of docs/examples/gpt, and its communicator."""
+    sys.path.insert(0, str(EXAMPLE))
+    import train  # type: ignore[import-not-found]
+
+    run = train.Run(train.parsed([*words, "--steps", "100000"]))
+    steps = run.steps(train.text())
+    return partial(next, steps), run.mesh.comm
+
+
+def gpt_products(
+    comm: Any, layers: int = 4, hidden: int = 512, heads: int = 8, sequence: int = 256, batch: int = 8
+) -> Iterator[Case]:
+    """A step of the transformer of docs/examples/gpt on one process, and the matrix products of its size alone."""
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "sequence": sequence, "batch": batch}
+    step, _ = gpt_step([f"--{name}={size}" for name, size in sizes.items()])
+    h, s, d, tokens, cores = hidden, sequence, hidden // heads, batch * sequence, batch * heads
+    linear = [(tokens, h, 3 * h), (tokens, h, h), (tokens, h, 4 * h), (tokens, 4 * h, h)]
+    shapes = [*[(1, *shape) for shape in linear], (cores, s, d, s), (cores, s, s, d)] * layers + [(1, tokens, h, 256)]
+    distinct = {x: [np.ones((x[0], *y), "f") for y in ((x[1], x[3]), (x[3], x[2]), (x[1], x[2]))] for x in {*shapes}}
+    arrays = [distinct[shape] for shape in shapes]
+
+    def alone() -> None:
+        for x, w, y in arrays:
+            np.matmul(x, w, out=y)
+            np.matmul(y, w.swapaxes(1, 2), out=x)
+            np.matmul(x.swapaxes(1, 2), y, out=w)
+            x[:], w[:] = 1, 1
+
+    def filled() -> None:
+        for x, w, _ in arrays:
+            x[:], w[:] = 1, 1
+
+    def facts(seconds: dict[str, float]) -> list[str]:
+        taken, flops = seconds["products"] - seconds["fills"], 6 * sum(b * m * n * k for b, m, n, k in shapes)
+        return [f"products alone at {flops / taken / 1e9:.0f} GFLOP/s: {taken / seconds['step']:.0%} of the step"]
+
+    yield Case("transformer", {"step": step, "products": alone, "fills": filled}, facts=facts)
 
 
 if __name__ == "__main__":
-    main()
+    main(collectives, step, layers, tensors, pipelines, gpt_products)

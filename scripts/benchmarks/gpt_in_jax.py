@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The transformer of docs/examples/gpt in JAX, whose steps `bench_gpt.py layouts --jax` times; needs jax alone."""
+"""The transformer of docs/examples/gpt in JAX, whose steps `bench_jobs.py gpt --jax` times; needs jax alone."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def main() -> None:
     tokens = np.random.default_rng(0).integers(0, 256, (sizes.batch, sizes.sequence + 1))
     state, value = step(state, tokens, 1e-3, sizes)
     for word in sys.stdin:
-        if word != "step\n":
+        if not word.strip():
             break
         for _ in range(2):  # as the other jobs: the second one counts
             start = perf_counter()

@@ -1,4 +1,4 @@
-"""The other benchmarks, small: they run, and report each of the things that they compare."""
+"""Benchmarks of pdgemm alone and of its linear algebra, small: they run, and report all that they compare."""
 
 from __future__ import annotations
 
@@ -13,20 +13,30 @@ pytestmark = thorough
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 SAID = {
-    "bench_layouts.py 24 30x5x7 --repeats 2": ["24 x 24 x 24", "blocks of 64", "1D columns", "groups of"],
-    "bench_overhead.py --repeats 1": [
-        "a plan of new extents",
-        "pdgemm(1, A, B, 0, C)",
-        "shared",
-        "ring",
-        "a persistent request",
+    "bench_products.py product --shapes 48 --repeats 1": ["48 x 48 x 48 float64", "BLAS", "pdgemm"],
+    "bench_products.py layouts --shapes 24,30x5x7 --repeats 2": [
+        "30 x 5 x 7",
+        "blocks of 64",
+        "1D columns",
+        "groups of",
     ],
-    "bench_overlap.py -n 64 --panel-width 16 --repeats 1": ["ibcast lookahead 0", "ring   lookahead 2"],
-    "bench_emulated.py --sizes 48 --names ozaki-4,bf16x9 --repeats 1": ["ozaki-4", "bf16x9", "|A||B|"],
-    "bench_qr.py 300x8": ["300x8 auto", "300x8 tsqr", "300x8 scipy", "300x8 numpy"],
-    "bench_tracing.py --sizes 48 --width 8 --repeats 2 --nvtx": ["summa, ring", "stationary_a, ring", "ns with one"],
-    "bench_states.py --cases 5x3,1x40 --repeats 1": ["save 5 of 3 x 3", "load 1 of 40 x 40", "alone", "times as fast"],
-    "bench_redistribute.py --size 64 --repeats 1": ["columns to rows", "blocks of 64 to 96"],
+    "bench_products.py overhead --repeats 1": ["pdgemm(1, A, B, 0, C)", "shared", "ring", "a persistent request"],
+    "bench_products.py overlap --size 64 --panel-width 16 --repeats 1": ["ibcast lookahead 0", "ring lookahead 2"],
+    "bench_products.py emulated --sizes 48 --names ozaki-4,bf16x9 --repeats 1": ["ozaki-4", "bf16x9", "|A||B|"],
+    "bench_products.py epilogue --sizes 24 --repeats 1": ["gelu_tanh, 24 x 24 float32", "passes", "of NumPy's time"],
+    "bench_products.py protect --sizes 24 --repeats 1": ["24 x 24 float32", "protected", "checksums on rank 0"],
+    "bench_products.py clean --count 4": ["4 products of", "0 taken for wrong", "tau"],
+    "bench_products.py tracing --sizes 48 --width 8 --repeats 2 --nvtx": ["summa, ring", "spans on rank", "with one"],
+    "bench_matrices.py elements --sizes 8 --repeats 1": ["var, axis 0", "A - A.mean(0)", "NumPy"],
+    "bench_matrices.py redistribute --size 64 --repeats 1": ["columns to rows", "blocks of 64 to 96"],
+    "bench_matrices.py qr --shapes 300x8 --repeats 1": ["300x8", "auto", "tsqr", "scipy", "numpy", "GFLOP/s"],
+    "bench_matrices.py states --cases 5x3,1x40 --repeats 1": ["save 5 of 3 x 3", "load 1 of 40 x 40", "alone"],
+    "bench_planning.py steps --repeats 1": ["a plan of new extents", "the first plan of a script"],
+    "bench_training.py collectives --sizes 4096 --repeats 1": ["reduce-scatter of 4096 bytes", "MPI of parts", "limit"],
+    "bench_training.py step --width 16 --samples 8 --repeats 1": ["stage 2", "of collectives hidden"],
+    "bench_training.py layers --width 16 --samples 32 --repeats 1": ["all-gather and X W", "of max(product, limit)"],
+    "bench_training.py tensors --number 3 --repeats 1": ["stage 3", "many over one without the additions"],
+    "bench_training.py pipelines --forward 0.001 --repeats 1": ["zero_bubble", "of the walk"],
 }
 
 
@@ -42,18 +52,17 @@ def test_it_reports_all_that_it_compares(options: str) -> None:
 @jobs.needs_mpiexec
 def test_linear_algebra_beside_lapack(tmp_path: Path) -> None:
     """ScaLAPACK takes part where scripts/benchmarks/setup_peers.sh has compiled its driver."""
-    files = tmp_path / "linalg.json", tmp_path / "linalg.md"
-    options = ["--quick", "--functions", "cholesky,trmm", "--json", files[0], "--markdown", files[1]]
+    options = ["--quick", "--functions", "cholesky,trmm", "--json", tmp_path / "linalg.json"]
     done = jobs.run(jobs.python(0, SCRIPTS / "bench_linalg.py", *options))
     assert done.returncode == 0, done.stderr
-    found, text = json.loads(files[0].read_text())["results"], files[1].read_text()
-    assert [(x["function"], x["contender"]) for x in found] == [
+    found = json.loads((tmp_path / "linalg.json").read_text())["results"]
+    assert [(x["layout"].split(":")[0], x["contender"]) for x in found] == [
         (function, name) for function in ("cholesky", "trmm") for name in ("product", "pdgemm", "scalapack", "scipy")
     ]
     for x in found:
-        assert x["gigaflops"] or (x["contender"] == "scalapack" and x["trouble"].startswith("not installed")), x
-        assert len(x["product_seconds"]) == len(x["rate_over_product"]) or x["unlike"], x
-        assert f" | {x['contender']} | " in text
+        assert x["seconds"] or (x["contender"] == "scalapack" and x["trouble"].startswith("not installed")), x
+        assert len(x["yardstick"]) == len(x["ratio"]) or x["unlike"], x
+        assert f"\n  {x['contender']} " in done.stdout
     done = jobs.run(jobs.python(0, SCRIPTS / "bench_linalg.py", "--functions", "sort"))
     assert done.returncode == 2 and "is none of" in done.stderr
 
@@ -62,15 +71,23 @@ def test_linear_algebra_beside_lapack(tmp_path: Path) -> None:
 def test_jobs_beside_numpy(tmp_path: Path) -> None:
     words = ["--sizes", "40", "--repeats", "1", "--different", "--sync", "--folder", tmp_path, "--json", tmp_path / "j"]
     words += ["--with", "--memory 3MiB --checkpoint 0s"]
-    done = jobs.run(jobs.python(0, SCRIPTS / "bench_job.py", *words))
+    done = jobs.run(jobs.python(0, SCRIPTS / "bench_jobs.py", "files", *words))
     assert done.returncode == 0, done.stderr
-    parts = "pdgemm --memory 3MiB --checkpoint 0s"
-    assert [line.split(" | ")[:2] for line in done.stdout.splitlines()[2:]] == [
-        ["| 40", name + more] for more in ("", " / numpy") for name in ("numpy", "pdgemm", parts)[bool(more) :]
-    ]
-    for x in json.loads((tmp_path / "j").read_text()):
-        assert sum(x[y] for y in ("start", "read", "product", "write", "save")) == pytest.approx(x["all"])
-        assert x["start"] > 0 and (x["save"] > 0) == (x["who"] == parts)
+    names = ["numpy", "pdgemm", "pdgemm --memory 3MiB --checkpoint 0s"]
+    seconds = {x["contender"]: x["seconds_median"] for x in json.loads((tmp_path / "j").read_text())["results"]}
+    assert [*seconds] == names
+    for name in names:
+        (line,) = (x for x in done.stdout.splitlines() if x.startswith(f"    {name}: "))
+        parts = {x.split()[0]: float(x.split()[1]) for x in line.rpartition(": ")[2].split(", ")}
+        assert [*parts] == ["start", "read", "product", "write", "save"] and parts["start"] > 0
+        assert sum(parts.values()) == pytest.approx(seconds[name], abs=0.03)  # each of them is rounded
+
+
+@jobs.needs_mpiexec
+def test_steps_of_jobs() -> None:
+    words = ["threads", "--width", "16", "--samples", "8", "--repeats", "1"]
+    done = jobs.run(jobs.python(0, SCRIPTS / "bench_jobs.py", *words))
+    assert done.returncode == 0 and "two ranks" in done.stdout and "two threads" in done.stdout, done.stderr
 
 
 @jobs.needs_mpiexec

@@ -1,1 +1,1 @@
-"""What bench_peers.py compares: jobs that multiply when told to, and the libraries that they multiply with."""
+"""What bench_peers.py, bench_linalg.py and bench_hosts.py compare: jobs that work when told to, and their results."""

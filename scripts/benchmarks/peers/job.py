@@ -1,4 +1,4 @@
-"""A contender as a process of its own, which sleeps while others multiply."""
+"""A contender as a process of its own, which sleeps while others work."""
 
 from __future__ import annotations
 
@@ -61,13 +61,17 @@ class Job:
         self.end()
 
     def multiply(self, m: int, n: int, k: int) -> tuple[float, str]:
-        """Seconds and note of one product.  Raises Unable."""
-        seconds, note = self.ask(m, n, k)
+        """Return the seconds and the note of one product.  Raises Unable."""
+        return self.ask(f"{m} {n} {k}", m=m, n=n, k=k)
+
+    def ask(self, line: str, **extents: int) -> tuple[float, str]:
+        """Return the seconds and the note with which the job answers a line.  Raises Unable."""
+        answer = self._answer(line, **extents)
         while self.unlike and self.kernel and self.coretypes[1:]:
             del self.coretypes[0]
             self.end()
-            seconds, note = self.ask(m, n, k)
-        return seconds, note
+            answer = self._answer(line, **extents)
+        return answer
 
     @property
     def kernel(self) -> str:
@@ -87,28 +91,28 @@ class Job:
         ours, numpys = generation(self.kernel) or "not known", generation(self.wanted) or "not known"
         return "" if self.kernel and ours == numpys else f"{ours}, NumPy {numpys}"
 
-    def ask(self, m: int, n: int, k: int) -> tuple[float, str]:
-        command = self.command.format(m=m, n=n, k=k, **self.values)
+    def _answer(self, line: str, **extents: int) -> tuple[float, str]:
+        command = self.command.format(**extents, **self.values)
         if self.process is None or self.running != command:
             self.start(command)
         assert self.process is not None and self.process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended: what it said last tells why
-            self.process.stdin.write(f"{m} {n} {k}\n")
+            self.process.stdin.write(f"{line}\n")
             self.process.stdin.flush()
         while True:
             try:
-                line = self.lines.get(timeout=LIMIT)
+                said = self.lines.get(timeout=LIMIT)
             except queue.Empty:
                 self.end(stuck=True)
                 raise Unable(f"no answer within {LIMIT:.0f} s") from None
-            if not line:
+            if not said:
                 raise Unable(self.fault())
-            word, _, note = line.strip().partition(" ")
+            word, _, note = said.strip().partition(" ")
             if word == "-":
                 raise Unable(note)
             if word == "kernel":
                 self.said = of_mkl(note) if note.startswith("Intel") else note
-            if found := MKL.match(line):
+            if found := MKL.match(said):
                 self.said = of_mkl(found[1])
             try:
                 return float(word), note

@@ -15,23 +15,19 @@ from mpi4py import MPI
 from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
 from pdgemm.errors import ArgumentError, GridError
 from pdgemm.grids.layout import Layout
-from pdgemm.local.blas import processors
 from pdgemm.local.blas.local_gemm import gemm_accumulate
-from pdgemm.local.blas.threads import blas_of_products
 from pdgemm.names import AnyName
 from pdgemm.planning.algorithm_registry import ALGORITHMS
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.simulator import simulate
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.search.candidates import Arrangement
-from peers.cables import BOTH, LIMITS, TENSOR_PARALLEL, bytes_into_a_host
-from peers.worker import Block, Maker, Setting, Way, boxes, randomize
+from peers.places import BOTH, LIMITS, TENSOR_PARALLEL, bytes_into_a_host
+from peers.with_pdgemm import block
+from peers.with_pdgemm import kernel as kernel
+from peers.worker import Maker, Setting, Way, boxes, product, randomize
 
 PIECES = 16  # of a product
-
-
-def kernel() -> str:
-    return processors.kernel(blas_of_products())
 
 
 def makers(setting: Setting) -> Iterator[Maker]:
@@ -76,7 +72,7 @@ def limit(setting: Setting) -> Way:
         MPI.Request.Waitall(requests)
 
     note = "" if setting.variant == "product" else f"{words * here * 8 / 1e6:.3f} MB, plain messages"
-    return Way(note, run, None)
+    return Way(note, run)
 
 
 def multiplied(setting: Setting) -> Way:
@@ -98,9 +94,9 @@ def multiplied(setting: Setting) -> Way:
     for seed, x in enumerate((A, B), 1):
         randomize(block(x), seed)
     p = plan(A, B, C, algorithm=algorithm)
-    note = f"{into_a_host(p, setting.comm) / 1e6:.3f} MB, {p.seconds:.6f} s, {p}"
+    note = f"{into_a_host(p, setting.comm) / 1e6:.3f} MB, predicted {p.seconds:.4f} s, {p}"
     run = partial(pdgemm, 1.0, A, B, 0.0, C, algorithm=algorithm)
-    return Way(note, run, lambda: (block(A), block(B), block(C)))
+    return product(setting, note, run, lambda: (block(A), block(B), block(C)))
 
 
 def own(setting: Setting, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> tuple[Layout, Layout, Layout]:
@@ -130,7 +126,3 @@ def into_a_host(p: ProductPlan, comm: MPI.Intracomm) -> float:
             away = sum(prod(x.shape) for x in move.receives(rank) if x.peer // here != rank // here)
             entering[rank // here] += away * move.wire.itemsize
     return float(entering.max())
-
-
-def block(x: DistMatrix) -> Block:
-    return Block(*x.indices(), x.local)

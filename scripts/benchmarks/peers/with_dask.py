@@ -9,7 +9,7 @@ import dask
 import dask.array as da
 import numpy as np
 
-from peers.worker import Block, Maker, Setting, Way, boxes, filled
+from peers.worker import Block, Maker, Setting, Way, boxes, filled, product
 
 
 def makers(setting: Setting) -> Iterator[Maker]:
@@ -33,7 +33,8 @@ def make(setting: Setting, threads: int, cuts: tuple[int, ...]) -> Way:
         c = a.rechunk((mb, kb)) @ b.rechunk((kb, nb))
         result[:] = [(c.rechunk((m, -(-n // threads))) if columns else c).persist()]
 
-    return Way(
+    return product(
+        setting,
         f"chunks {mb} x {kb} and {kb} x {nb}, {threads} threads",
         run,
         lambda: (A, B, Block(range(m), range(n), result[0].compute())),

@@ -9,7 +9,7 @@ from functools import partial
 from importlib.util import find_spec
 from unittest.mock import MagicMock
 
-from peers.worker import Block, Maker, Setting, Way, filled, nothing
+from peers.worker import Block, Maker, Setting, Way, filled, nothing, product
 
 if find_spec("torchvision") is None:  # Heat loads it for its data sets, and builds without CUDA are not on PyPI
     sys.modules |= dict.fromkeys(("torchvision", "torchvision.datasets", "torchvision.transforms"), MagicMock())
@@ -44,7 +44,8 @@ def make(setting: Setting, splits: tuple[int, ...]) -> Way:
         C = heat.matmul(split(A, splits[0]), split(B, splits[1]))
         result[:] = [split(C, 1) if columns else C]
 
-    return Way(
+    return product(
+        setting,
         f"{'multiplied' if columns else 'A and B'} with split = {splits[0]}, {splits[1]}",
         run,
         lambda: (block(A), block(B), block(result[0])),

@@ -14,7 +14,7 @@ from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.names import AlgorithmName, AnyName
 from pdgemm.planning.algorithm_registry import families
 from pdgemm.planning.search.candidates import Arrangement as Laid
-from peers.worker import Block, Maker, Setting, Way, boxes, randomize
+from peers.worker import Block, Maker, Setting, Way, boxes, product, randomize
 
 Layouts = tuple[Layout, ...]
 
@@ -25,7 +25,7 @@ def kernel() -> str:
 
 def makers(setting: Setting) -> Iterator[Maker]:
     grids: dict[object, ProcessGrid] = {}
-    algorithm = AnyName("auto" if setting.variant in ("", "mkl") else setting.variant)
+    algorithm = AnyName("auto" if setting.variant in ("-", "mkl") else setting.variant)
     shapes = [(1, setting.comm.size)] if setting.layout == "columns" else boxes(setting.comm.size)
     given = [on_grid(setting, grids, shape) for shape in shapes]
     plan(*map(partial(empty, setting, grids), given[0]), algorithm=algorithm)  # impossible: says why
@@ -77,7 +77,8 @@ def make(setting: Setting, grids: dict[object, ProcessGrid], layouts: Layouts, a
     note = f"{p.algorithm} on {pr} x {pc}" + (f" x {layers}" if layers > 1 else "") + f", {multiplier()}"
     if setting.layout == "native" and any(x.grid.shape != (pr, pc) for x in (A, B, C)):
         note += f", A on {lie[0]}, B on {lie[1]}, C on {lie[2]}"
-    return Way(
+    return product(
+        setting,
         note,
         lambda: pdgemm(1.0, A, B, 0.0, C, algorithm=algorithm),
         lambda: (block(A), block(B), block(C)),

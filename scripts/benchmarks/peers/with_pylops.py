@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from peers.worker import Block, Maker, Setting, Way, filled, nothing, part
+from peers.worker import Block, Maker, Setting, Way, filled, nothing, part, product
 
 
 def makers(setting: Setting) -> Iterator[Maker]:
@@ -25,7 +25,7 @@ def make(setting: Setting, side: int) -> Way:
     summa = setting.variant == "summa"
     A = filled((m, k), part(m, side, i if summa else j), part(k, side, j) if summa else whole, 1, setting.dtype)
     B = filled((k, n), part(k, side, i) if summa else whole, part(n, side, j if summa else i), 2, setting.dtype)
-    product = MPIMatrixMult(A.values, n, kind=setting.variant, base_comm=comm, dtype=setting.dtype)
+    multiplication = MPIMatrixMult(A.values, n, kind=setting.variant, base_comm=comm, dtype=setting.dtype)
     sizes = comm.allgather(B.values.size)
     x = DistributedArray(
         global_shape=sum(sizes), local_shapes=sizes, partition=Partition.SCATTER, dtype=setting.dtype, base_comm=comm
@@ -34,7 +34,7 @@ def make(setting: Setting, side: int) -> Way:
     result: list[DistributedArray] = []
 
     def run() -> None:
-        result[:] = [product @ x]
+        result[:] = [multiplication @ x]
 
     def blocks() -> tuple[Block, Block, Block]:
         rows = A.rows if summa else range(m)
@@ -43,4 +43,4 @@ def make(setting: Setting, side: int) -> Way:
             return A, B, C
         return A if i == 0 else nothing(), B if j == 0 else nothing(), C if j == 0 else nothing()
 
-    return Way(f"grid {side} x {side}", run, blocks)
+    return product(setting, f"grid {side} x {side}", run, blocks)

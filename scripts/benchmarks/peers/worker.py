@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from math import inf
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from bench_gemm import order_of_rank_0
 
 from pdgemm.local.arrays.element_functions import element_function, fill
 from pdgemm.local.blas import processors
@@ -33,7 +33,10 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """layout: "native", as the contender likes it best; "columns", one block of columns of A, B and C per rank."""
+    """variant : an algorithm or a function.   layout : one of those that the module of the contender knows.
+
+    "native" is the layout that a package likes best, and "columns" has one block of columns of A, B and C per rank.
+    """
 
     comm: MPI.Intracomm
     mnk: tuple[int, int, int]
@@ -45,14 +48,17 @@ class Setting:
 
 
 class Way(NamedTuple):
-    """A layout, filled and ready.
+    """A layout, ready to be used.
 
-    blocks: this rank's A, B and C after a run, no element of which is in two blocks; None: there is nothing to check.
+    error : returns the relative error of the last run, which is to be at most `tolerance`; None: nothing is checked.
+    fill : is called before each run, without being timed.
     """
 
     note: str
     run: Callable[[], object]
-    blocks: Callable[[], tuple[Block, Block, Block]] | None
+    error: Callable[[], float] | None = None
+    tolerance: float = 0.0
+    fill: Callable[[], object] = lambda: None
 
 
 Maker = Callable[[], Way]
@@ -92,8 +98,16 @@ def boxes(count: int, sides: int = 2) -> list[tuple[int, ...]]:
     return [(side, *rest) for side in first for rest in boxes(count // side, sides - 1)]
 
 
+def product(
+    setting: Setting, note: str, run: Callable[[], object], blocks: Callable[[], tuple[Block, Block, Block]]
+) -> Way:
+    """Return a way to multiply.  `blocks` returns this rank's A, B and C, no element of which is in two blocks."""
+    tolerance = 8 * setting.mnk[2] ** 0.5 * float(np.finfo(setting.dtype).eps)
+    return Way(note, run, lambda: error(setting.comm, setting.mnk, blocks()), tolerance)
+
+
 def error(comm: MPI.Intracomm, mnk: tuple[int, int, int], blocks: tuple[Block, Block, Block]) -> float:
-    """|C x - A (B x)| / |A (B x)| for a random x."""
+    """Return |C x - A (B x)| / |A (B x)| for a random x."""
 
     def times(block: Block, x: np.ndarray, rows: int) -> np.ndarray:
         y = np.zeros(rows)
@@ -107,8 +121,21 @@ def error(comm: MPI.Intracomm, mnk: tuple[int, int, int], blocks: tuple[Block, B
     return float(np.linalg.norm(times(C, x, m) - expected) / np.linalg.norm(expected))
 
 
+def next_line(comm: MPI.Comm) -> str:
+    """Return the next line of rank 0's input on all ranks, which sleep until it comes, to leave others the cores."""
+    if comm.rank == 0:
+        line = sys.stdin.readline().strip()
+        for rank in range(1, comm.size):
+            comm.send(line, dest=rank)
+        return line
+    while not comm.iprobe(source=0):
+        sleep(NAP)
+    return comm.recv(source=0)
+
+
 def timed(comm: MPI.Intracomm, way: Way) -> float:
-    """Seconds until the last rank is done, on all ranks."""
+    """Return the seconds until the last rank has finished, on all ranks."""
+    way.fill()
     comm.Barrier()
     start = perf_counter()
     way.run()
@@ -117,7 +144,7 @@ def timed(comm: MPI.Intracomm, way: Way) -> float:
 
 
 def fastest(comm: MPI.Intracomm, makers: Iterator[Maker]) -> Way:
-    """The best of two runs counts, the first of which also warms up."""
+    """Return the way whose better one of two runs is the shortest; the first run also warms up."""
     best, least, trouble = None, inf, ""
     for make in makers:
         try:
@@ -135,8 +162,18 @@ def fastest(comm: MPI.Intracomm, makers: Iterator[Maker]) -> Way:
     return best
 
 
+def checked(comm: MPI.Intracomm, way: Way) -> Way:
+    """Return a way whose result is right.  Raises ArithmeticError on all ranks."""
+    if way.error is not None:
+        timed(comm, way)
+        wrong = way.error()
+        if not wrong <= way.tolerance:
+            raise ArithmeticError(f"wrong: relative error {wrong:.1e}")
+    return way
+
+
 def serve(comm: MPI.Intracomm, module: str, **setting: Any) -> None:
-    """For every "m n k" that rank 0 reads, one product; rank 0 answers its seconds, or "-" and why not."""
+    """For each line "m n k" that rank 0 reads, run once; rank 0 prints the seconds, or "-" and the reason."""
     peer = import_module(f"peers.{module}")
     makers: Callable[[Setting], Iterator[Maker]] = peer.makers
     if comm.rank == 0:
@@ -144,20 +181,14 @@ def serve(comm: MPI.Intracomm, module: str, **setting: Any) -> None:
         if kernel is not None:  # else its BLAS has said it
             print("kernel", kernel, flush=True)
     now, way, trouble = "", None, ""
-    while line := order_of_rank_0(comm, NAP):
+    while line := next_line(comm):
         if line != now:
             now, way, trouble = line, None, ""  # the old matrices go before the new ones come
             m, n, k = map(int, line.split())
             try:
-                way = fastest(comm, makers(Setting(comm, (m, n, k), **setting)))
-                wrong = error(comm, (m, n, k), way.blocks()) if way.blocks else 0
-                if not wrong <= 8 * k**0.5 * np.finfo(setting["dtype"]).eps:
-                    trouble = f"wrong: relative error {wrong:.1e}"
+                way = checked(comm, fastest(comm, makers(Setting(comm, (m, n, k), **setting))))
             except Exception as failed:
                 trouble = str(failed)
-        if way and not trouble:
-            answer = f"{timed(comm, way):.9f} {way.note}"
-        else:
-            answer = f"- {trouble}"
+        answer = f"{timed(comm, way):.9f} {way.note}" if way else f"- {trouble}"
         if comm.rank == 0:
             print(" ".join(answer.split()), flush=True)

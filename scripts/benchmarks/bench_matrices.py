@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""Work on matrices other than products: elements, layouts, tall QR factorisations, and files of many matrices.
+
+\b
+    . scripts/env.sh; export OMP_NUM_THREADS=1
+    mpiexec -n 2 python scripts/benchmarks/bench_matrices.py elements
+    mpiexec -n 2 python scripts/benchmarks/bench_matrices.py redistribute --size 4096
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import methodcaller
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from runner import Case, Work, asleep, main, said
+
+from pdgemm import DistMatrix, ProcessGrid
+
+MOVES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "columns to rows": ({"shape": "row"}, {"shape": "column"}),
+    "rows to blocks of 64": ({"shape": "column"}, {"shape": "square", "block": 64}),
+    "blocks of 64 to rows": ({"shape": "square", "block": 64}, {"shape": "column"}),
+    "blocks of 64 to 96": ({"shape": "square", "block": 64}, {"shape": "square", "block": 96}),
+    "blocks of 4 to rows": ({"shape": "square", "block": 4}, {"shape": "column"}),
+    "transpose, blocks of 64": ({"shape": "square", "block": 64}, {"shape": "square", "block": 64}),
+    "row- to column-major": ({"shape": "column"}, {"shape": "column", "order": "F"}),
+}
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    **{
+        f"{name}, axis {axis}": methodcaller(name, axis=axis)
+        for name in ("sum", "max", "argmax", "var")
+        for axis in (None, 0, 1)
+    },
+    "A + A": lambda A: A + A,
+    "sqrt(A)": np.sqrt,
+    "A *= 1.5": lambda A: A.__imul__(1.5),
+    "A - A.mean(0)": lambda A: A - A.mean(0),
+}
+
+
+def elements(comm: Any, sizes: str = "4000,8") -> Iterator[Case]:
+    """Reductions and elementwise operations, beside NumPy's on the local array."""
+    for n in map(int, sizes.split(",")):
+        with ProcessGrid(comm, (comm.size, 1)) as grid:
+            A = DistMatrix.random((n * comm.size, n), seed=1, grid=grid)
+            for name, operation in OPERATIONS.items():
+                works = {"pdgemm": partial(operation, A), "NumPy": partial(operation, A.local)}
+                yield Case(f"{n} x {n} on each rank, {name}", works)
+
+
+def redistribute(comm: Any, size: int = 4096, dtype: Any = "float64") -> Iterator[Case]:
+    """Redistributions among some layouts, beside copies of the local arrays in memory."""
+    sides = {"row": (1, comm.size), "column": (comm.size, 1), "square": None}
+    grids = {name: ProcessGrid(comm, shape) for name, shape in sides.items()}
+    for name, (one, two) in MOVES.items():
+        start, end = ({"grid": grids[x["shape"]], "dtype": dtype, **x} for x in (one, two))
+        del start["shape"], end["shape"]
+        X, Y = DistMatrix.random((size, size), **start), DistMatrix.empty((size, size), **end)
+        source = X.T if name.startswith("transpose") else X
+        works: dict[str, Work] = {
+            "redistribute": partial(source.redistribute, Y),
+            "copy": partial(np.copyto, X.local.copy(), X.local),
+        }
+        source.redistribute(Y)
+        words = comm.allreduce(Y.report.counted.words_received)
+        yield Case(name, works, facts=said(f"{words / size**2:.0%} of the elements travel"))
+
+
+def qr(comm: Any, shapes: str = "100000x64,20000x512") -> Iterator[Case]:
+    """QR of tall matrices by each method, beside SciPy and NumPy on rank 0, with as many threads as there are ranks.
+
+    Leave OMP_NUM_THREADS unset.
+    """
+    import scipy.linalg
+    from threadpoolctl import threadpool_limits
+
+    from pdgemm import linalg
+
+    def alone(call: Callable[[], object]) -> None:
+        if comm.rank == 0:
+            with threadpool_limits(comm.size):
+                call()
+        asleep(comm)
+
+    for shape in shapes.split(","):
+        m, n = map(int, shape.split("x"))
+        A = DistMatrix.random((m, n), grid=ProcessGrid(comm, (comm.size, 1)), kind="normal", seed=1)
+        a: Any = A.to_global()
+        by_columns = None if a is None else np.asfortranarray(a)
+        householder = partial(scipy.linalg.qr, by_columns, mode="economic", check_finite=False)
+        works: dict[str, Work] = {
+            "scipy": partial(alone, householder),
+            "numpy": partial(alone, partial(np.linalg.qr, a)),
+            "auto": partial(linalg.qr, A),
+            "tsqr": partial(linalg.qr, A, method="tsqr"),
+        }
+        flops = 4 * m * n * n - 4 * n**3 / 3
+        yield Case(f"{shape}, rates for the operations of Householder's method", works, facts=partial(rates, flops))
+
+
+def rates(flops: float, seconds: dict[str, float]) -> list[str]:
+    return [f"{name}: {flops / taken / 1e9:.1f} GFLOP/s" for name, taken in seconds.items()]
+
+
+def states(comm: Any, cases: str = "100x32,4x1448", folder: str = "") -> Iterator[Case]:
+    """`save_all` and `load_all` of many square matrices (NUMBERxORDER), beside one matrix after the other.
+
+    Those of more than 724 rows have more than 2^19 elements, and are written by all ranks.
+    """
+    from pdgemm.io import hdf5
+
+    with tempfile.TemporaryDirectory(dir=folder or None) as own, ProcessGrid(comm) as grid:
+        place = Path(comm.bcast(own))
+        for number, order in (map(int, case.split("x")) for case in cases.split(",")):
+            matrices = {f"x{at}": DistMatrix.random((order, order), grid=grid, seed=at) for at in range(number)}
+            path = place / f"{number}x{order}.h5"
+
+            def save_each(matrices: Any = matrices) -> None:
+                for name, x in matrices.items():
+                    hdf5.save(place / f"{name}.h5", "x", x)
+
+            def load_each(names: Any = (*matrices,), path: Path = path) -> None:
+                for name in names:
+                    hdf5.load(path, name, grid, verify=True)
+
+            title = f"{number} of {order} x {order}"
+            yield Case(f"save {title}", {"all at once": partial(hdf5.save_all, path, matrices), "alone": save_each})
+            yield Case(f"load {title}", {"all at once": partial(hdf5.load_all, path, grid), "alone": load_each})
+        comm.Barrier()  # until no rank has a file open in the folder
+
+
+if __name__ == "__main__":
+    main(elements, redistribute, qr, states)

@@ -1,0 +1,13 @@
+#!/usr/bin/env python3
+"""A job of a contender that is written in Python: contender.py MODULE VARIANT LAYOUT DTYPE ORDER BLOCK.
+
+MODULE is one of `peers`.  BLOCK is 0 for one block per rank.  The job answers lines as peers/job.py describes.
+"""
+
+import sys
+
+from mpi4py import MPI
+from peers.worker import serve
+
+module, variant, layout, dtype, order, block = sys.argv[1:]
+serve(MPI.COMM_WORLD, module, variant=variant, layout=layout, dtype=dtype, order=order, block=int(block) or None)
