@@ -9,7 +9,7 @@
     python scripts/hardening/hostile.py --trial damage.json:1234:5        # one trial again, or one case of it
     python scripts/hardening/hostile.py --list
 
-The attacks are in the folder attacks, one entry each.  A trial is known by the name of its attack and a seed, which are
+The attacks are listed in attacks/table.py.  A trial is known by the name of its attack and a seed, which are
 printed.  Each has a folder, a /dev/shm and processes of its own, in namespaces of this command (unshare), which
 takes them along when it ends, by kill -9, too.  The folders of trials that found something are kept, and named.
 
@@ -29,17 +29,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
-from attacks.trial import ATTACKS, KINDS, Finding, Told, Trial, end_all  # noqa: E402
+from attacks.table import ATTACKS, TEXTS  # noqa: E402
+from attacks.trial import KINDS, Finding, Told, Trial, end_all  # noqa: E402
 
-MODULES = (
-    "kills", "stopped", "restart", "survivors", "damage", "arguments", "memory", "files", "products", "flips",
-)  # fmt: skip
 INSIDE = "_PDGEMM_HOSTILE"  # in the environment: the namespaces are there
 OUTCOMES = ("right", "refused", "ended")
 
@@ -70,7 +67,7 @@ def main() -> int:
     sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     asked = arguments()
     if asked.list:
-        print("\n".join(f"{name:18} {' '.join((x.__doc__ or '').split())}" for name, x in ATTACKS.items()))
+        print("\n".join(f"{name:18} {' '.join(TEXTS[name].split())}" for name in ATTACKS))
         return 0
     if INSIDE not in os.environ:
         return enter()
@@ -86,8 +83,6 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    for name in MODULES:
-        import_module(f"attacks.{name}")
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6)
@@ -99,7 +94,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="the attacks")
     asked = parser.parse_args()
     wanted = tuple(filter(None, (asked.trial or asked.only).split(":")[0].split(",")))
-    asked.one = re.fullmatch(r"([a-z.0-9]+):(\d+)(?::(\d+))?", asked.trial) if asked.trial else None
+    asked.one = re.fullmatch(r"([a-z_.0-9]+):(\d+)(?::(\d+))?", asked.trial) if asked.trial else None
     if asked.trial and not (asked.one and asked.one[1] in ATTACKS):
         parser.error(f"--trial {asked.trial} is not of the form ATTACK:SEED or ATTACK:SEED:CASE; --list names attacks")
     asked.attacks = [name for name in ATTACKS if not wanted or name.startswith(wanted)]

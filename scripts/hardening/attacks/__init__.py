@@ -1,1 +1,1 @@
-"""The attacks of scripts/hardening/hostile.py: each module adds some to `trial.ATTACKS`."""
+"""The attacks of scripts/hardening/hostile.py, which are listed in `table`."""

@@ -9,19 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from attacks.trial import Finding, Trial, attack
+from attacks.trial import Finding
 
 ORDERS = (2, 3, 4, 6, 8, 13, 24, 40, 70)
 CONSTANT = "constant rows"
 SIZES = ("normal", CONSTANT, "a tiny row", "all tiny", "a subnormal row", "a tiny column", "a huge row", "all sizes")
 PLACES = ("panel of A", "panel of B", "C")
 LARGE = 0.1  # of sum_k |a_ik| |b_k| + |c0_i|: an error in row i that must be found
-
-
-@attack("products.flips")
-def flips(trial: Trial) -> None:
-    """Products with `protect=`, undisturbed and with a flipped bit, many in one job."""
-    trial.cases("flip", 60)
 
 
 def matrix(values: np.random.Generator, kind: str, shape: tuple[int, int], dtype: str) -> np.ndarray:

@@ -26,8 +26,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(ROOT / "tests" / "
 
 from problems import DTYPES, TOLERANCE, accepted, gemm_error, grid_shapes  # noqa: E402
 
+from attacks.damage import JUNK, damaged_json  # noqa: E402
 from attacks.flips import case  # noqa: E402
-from attacks.trial import JUNK, Finding, damaged_json  # noqa: E402
+from attacks.trial import Finding  # noqa: E402
 from pdgemm import Batch, DistMatrix, Plan, ProcessGrid, errors, matmul_batched, pdgemm, plan, redistribute, verify  # noqa: E402
 from pdgemm import scalapack as sl  # noqa: E402
 from pdgemm.errors import MemoryLimitError, PdgemmError  # noqa: E402

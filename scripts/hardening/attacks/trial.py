@@ -6,10 +6,7 @@ to the trial, /dev/shm is the trial's, and all of that goes when the trial is ov
 
 from __future__ import annotations
 
-import faulthandler
-import json
 import os
-import pickle
 import random
 import re
 import shlex
@@ -18,19 +15,17 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import h5py
 import numpy as np
+from problems import TOLERANCE, gemm_error
 
-T = TypeVar("T")
 KINDS = ("hang", "wrong", "lost", "signal", "traceback", "code", "litter")
 WATCHDOG = 8  # seconds after which the library ends a job of which a rank does not join
 TOLD = "; the job is ended"  # what it says then
@@ -40,17 +35,6 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 
 Attack = Callable[["Trial"], None]
-ATTACKS: dict[str, Attack] = {}  # by names such as "kills.command"
-
-
-def attack(name: str) -> Callable[[Attack], Attack]:
-    """Enter a function in the campaign."""
-
-    def enter(function: Attack) -> Attack:
-        ATTACKS[name] = function
-        return function
-
-    return enter
 
 
 class Finding(Exception):
@@ -103,8 +87,28 @@ class Job:
             time.sleep(0.02)
         return self.said(self.process.returncode)
 
+    def until(self, condition: Callable[[], object], seconds: float = 60) -> None:
+        """Wait until a condition holds or the job has ended, but not longer than some seconds."""
+        end = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < end and not condition():
+            time.sleep(0.002)
+
+    def kill(self, whom: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to the launcher, to one rank, to some ranks or to all processes."""
+        there, rng = ranks(), self.trial.rng
+        victims = {
+            "launcher": [self.process.pid],
+            "rank": rng.sample(there, min(1, len(there))),
+            "ranks": rng.sample(there, rng.randint(0, len(there))),
+            "all": [self.process.pid, *there],
+        }[whom]
+        self.trial.commands.append(f"# kill -{number.name} {whom}")
+        for pid in victims or [self.process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     def stop(self) -> None:
-        """End it; its ranks say where they are."""
+        """End the job; its ranks say where they are."""
         for pid in ranks():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGABRT)
@@ -197,60 +201,11 @@ class Trial:
     def pdgemm(self, ranks: int, *arguments: str, **environment: str) -> Run:
         return self.start(ranks, *arguments, **environment).finish()
 
-    def forked(self, work: Callable[[], object], command: str, bound: float | None = None) -> Run:
-        """A function in a fork of this process, which has its modules: for many small cases without MPI."""
-        self.commands.append(command)
-        job = self.folder / f"{len(self.commands)}.out", self.folder / f"{len(self.commands)}.err"
-        sys.stdout.flush()
-        pid = os.fork()
-        if pid == 0:
-            code = 70
-            try:
-                for descriptor, path in enumerate(job, 1):
-                    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
-                os.chdir(self.work)
-                faulthandler.enable()
-                code = int(work() or 0)  # type: ignore[call-overload]
-            except SystemExit as done:
-                code = done.code if isinstance(done.code, int) else 1
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        bound = bound or self.bound
-        end = time.monotonic() + bound
-        while (gone := os.waitpid(pid, os.WNOHANG))[0] == 0:
-            if time.monotonic() > end:
-                os.kill(pid, signal.SIGABRT)
-                os.waitpid(pid, 0)
-                raise Finding("hang", f"no end within {bound:.0f} s: {command}; {stacks(job[1].read_text())}")
-            time.sleep(0.002)
-        out, err = (x.read_text(errors="replace") for x in job)
-        return Run(command, os.waitstatus_to_exitcode(gone[1]), out, err)
-
-    def alone(self, *arguments: str) -> Run:
-        """`pdgemm ARGUMENTS` for the commands that need no MPI."""
-        from pdgemm.tools.cli.commands import main
-
-        def command() -> None:
-            sys.argv = ["pdgemm", *arguments]
-            main()
-
-        return self.forked(command, shlex.join(["pdgemm", *arguments]))
-
-    def guarded(self, work: Callable[[], T]) -> T | None:
-        """What a function returns in a fork; None where it raises, dies or takes too long, as of damaged files."""
-        path = self.folder / "guarded"
-        path.unlink(missing_ok=True)
-        with suppress(Finding):
-            self.forked(lambda: path.write_bytes(pickle.dumps(work())) and 0, "a library's own reading", 5)
-        self.commands.pop()
-        with suppress(FileNotFoundError, EOFError):
-            made: T = pickle.loads(path.read_bytes())
-            return made
-        return None
+    def program(self, ranks: int, name: str, *arguments: str, launcher: Sequence[str] = (), **environment: str) -> Job:
+        """A function of attacks/programs.py on so many ranks; not waited for."""
+        aborts = ["-m", "mpi4py"] if name == "stepping" else []  # where a rank fails; others see to this themselves
+        words = ["mpiexec", *launcher, "-n", str(ranks), sys.executable, *aborts, str(HERE / "programs.py")]
+        return Job(self, [*words, name, *arguments], environment)
 
     def cases(self, family: str, count: int, seconds: float = 8) -> None:
         """Many cases in one job of attacks/ranks.py, which goes on in another job after one that ended it."""
@@ -310,6 +265,25 @@ class Trial:
         except (OSError, KeyError) as bad:
             raise Finding("lost", f"{where} cannot be read: {bad}") from bad
 
+    def operands(self, m: int, n: int, k: int, dtype: str = "float64") -> tuple[np.ndarray, np.ndarray]:
+        """Return A and B, which are in a.h5:/x and b.h5:/x."""
+        a, b = self.matrix((m, k), dtype), self.matrix((k, n), dtype)
+        self.store("a.h5:/x", a)
+        self.store("b.h5:/x", b)
+        return a, b
+
+    def unchanged(self, where: str, was: np.ndarray) -> None:
+        """A dataset holds what it held."""
+        if not np.array_equal(self.read(where), was):
+            raise Finding("lost", f"{where} is not what it was")
+
+    def is_product(self, where: str, alpha: float, a: Any, b: Any, beta: float = 0, c: Any = None) -> np.ndarray:
+        """Return what a dataset holds, which is alpha A B + beta C."""
+        found = self.read(where)
+        if not gemm_error(found, alpha, a, b, beta, c) <= TOLERANCE:
+            raise Finding("wrong", f"{where} is not the product")
+        return found
+
 
 class Told(Exception):
     """The library's watchdog ended the job, and said so."""
@@ -349,30 +323,29 @@ def stacks(errors: str) -> str:
     return "; ".join(f"{n} in {where}" for where, n in found.items())
 
 
+def processes() -> list[tuple[int, bytes, bytes]]:
+    """Processes beside this one, by their numbers, with their command lines and environments."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (path / "cmdline").read_bytes()
+            if path.name != str(os.getpid()) and words.split(b"\0")[0]:
+                found.append((int(path.name), words, b"\0" + (path / "environ").read_bytes()))
+    return sorted(found)
+
+
 def others() -> list[str]:
     """Processes beside this one; zombies are taken away."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words = (path / "cmdline").read_bytes().split(b"\0")
-            if path.name != str(os.getpid()) and words[0]:
-                found.append(f"{path.name} {b' '.join(words)[:90].decode(errors='replace')}")
-    return found
+    return [f"{pid} {words.replace(bytes(1), b' ')[:90].decode(errors='replace')}" for pid, words, _ in processes()]
 
 
 def ranks() -> list[int]:
     """The ranks of all jobs here."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if b"python" in (path / "cmdline").read_bytes() and re.search(
-                rb"\0(OMPI_COMM_WORLD_RANK|PMI_RANK)=", b"\0" + (path / "environ").read_bytes()
-            ):
-                found.append(int(path.name))
-    return sorted(found)
+    rank = re.compile(rb"\0(OMPI_COMM_WORLD_RANK|PMI_RANK)=")
+    return [pid for pid, words, environment in processes() if b"python" in words and rank.search(environment)]
 
 
 def end_all() -> None:
@@ -384,57 +357,3 @@ def end_all() -> None:
     end = time.monotonic() + 10
     while others() and time.monotonic() < end:
         time.sleep(0.02)
-
-
-def damaged(rng: random.Random, data: bytes) -> bytes:
-    """Bytes flipped, overwritten, zeroed, swapped, cut off or added."""
-    made = bytearray(data)
-    for _ in range(rng.choice((1, 1, 2, 5, 20))):
-        if not made:
-            break
-        at, length = rng.randrange(len(made)), min(rng.choice((1, 1, 2, 4, 8, 64, 512)), len(made))
-        kind = rng.choice(("flip", "flip", "random", "zero", "ones", "swap", "cut", "add"))
-        if kind == "flip":
-            made[at] ^= 1 << rng.randrange(8)
-        elif kind in ("random", "zero", "ones"):
-            fill = {"random": rng.randbytes(length), "zero": bytes(length), "ones": b"\xff" * length}[kind]
-            made[at : at + length] = fill[: len(made) - at]
-        elif kind == "swap":
-            to = rng.randrange(len(made))
-            made[at : at + length], made[to : to + length] = made[to : to + length], made[at : at + length]
-        elif kind == "cut" and rng.random() < 0.3:
-            del made[at:]
-        elif kind == "add":
-            made[at:at] = rng.randbytes(length)
-    return bytes(made)
-
-
-JUNK: tuple[Any, ...] = (None, True, -1, 0, 1, 3, 2**31, 2**63, 2**70, 10**400, 1.5, -0.0, 1e308, np.nan, np.inf)
-JUNK += ("", "x", "1", "\ud800", "a" * 5000, (), [], {}, [1, 2, 3], (1, 2), {"a": []})
-
-
-def damaged_json(rng: random.Random, text: str) -> bytes:
-    """A value replaced, taken out or repeated somewhere in a JSON document; or its bytes damaged."""
-    if rng.random() < 0.3:
-        return damaged(rng, text.encode())
-    document = json.loads(text)
-    for _ in range(rng.choice((1, 1, 3))):
-        node: Any = document
-        while True:
-            if not isinstance(node, dict | list) or not node:
-                break
-            key: Any = rng.choice(sorted(node)) if isinstance(node, dict) else rng.randrange(len(node))
-            if isinstance(node[key], dict | list) and node[key] and rng.random() < 0.85:
-                node = node[key]
-                continue
-            kind = rng.random()
-            if kind < 0.15:
-                del node[key]
-            elif kind < 0.25 and isinstance(node, list):
-                node += [node[key]] * rng.choice((1, 1000))
-            elif kind < 0.35 and isinstance(node[key], int | float):
-                node[key] = node[key] * rng.choice((-1, 10**9, 10**300, 0))
-            else:
-                node[key] = deepcopy(rng.choice(JUNK))
-            break
-    return json.dumps(document).encode()
