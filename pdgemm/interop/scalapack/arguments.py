@@ -116,7 +116,8 @@ class Sub:
             raise illegal(routine, number + 3, DTYPE_ + 1, text)
         wrong = desc.wrong(least=0 if empty else 1, lld="any" if empty else "held")
         if wrong is not None:
-            raise illegal(routine, number + 3, wrong.entry, f"{wrong.name} of desc{name} {wrong.rule}")
+            entry, at, rule = wrong
+            raise illegal(routine, number + 3, at, f"{entry} of desc{name} {rule}")
         try:
             self.matrix  # noqa: B018
         except ValueError as bad:

@@ -23,11 +23,7 @@ __all__ = [
     "numroc",
 ]  # fmt: skip
 DTYPE_, CTXT_, M_, N_, MB_, NB_, RSRC_, CSRC_, LLD_ = range(9)  # positions in type 1
-BLOCK_CYCLIC_2D, BLOCK_CYCLIC_2D_INB = 1, 2
-_ENTRIES = {
-    BLOCK_CYCLIC_2D: ["DTYPE_", "CTXT_", "M_", "N_", "MB_", "NB_", "RSRC_", "CSRC_", "LLD_"],
-    BLOCK_CYCLIC_2D_INB: ["DTYPE_", "CTXT_", "M_", "N_", "IMB_", "INB_", "MB_", "NB_", "RSRC_", "CSRC_", "LLD_"],
-}
+BLOCK_CYCLIC_2D, BLOCK_CYCLIC_2D_INB = 1, 2  # the types
 
 
 class IllegalArgument(ArgumentError):
@@ -55,14 +51,6 @@ def whole_number(value: object) -> int | None:
         return None
 
 
-class IllegalEntry(NamedTuple):
-    """The first illegal entry of a descriptor."""
-
-    name: str
-    entry: int  # from 1
-    rule: str
-
-
 class Descriptor(NamedTuple):
     """The entries of a descriptor of either type; for type 1, IMB_ = MB_ and INB_ = NB_."""
 
@@ -81,7 +69,7 @@ class Descriptor(NamedTuple):
     @classmethod
     def of(cls, entries: list[int]) -> Descriptor | None:
         """Return the descriptor; None if its type is unknown or entries are missing.  Surplus entries are ignored."""
-        names = _ENTRIES.get(entries[0], []) if entries else []
+        names = _ENTRIES.get(entries[0], ()) if entries else ()
         if not names or len(entries) < len(names):
             return None
         named = dict(zip(names, entries))
@@ -98,8 +86,8 @@ class Descriptor(NamedTuple):
             _dimension(self.N_, self.INB_, self.NB_, pc, self.CSRC_),
         )
 
-    def wrong(self, least: int, lld: Literal["any", "held", "rows"]) -> IllegalEntry | None:
-        """Return the first illegal entry, or None.
+    def wrong(self, least: int, lld: Literal["any", "held", "rows"]) -> tuple[str, int, str] | None:
+        """Return the first illegal entry: its name, its number from 1, and its rule; or None.
 
         least : the minimum of M_ and N_.
         lld   : LLD_ is at least 1; it is also at least the number of local rows for "rows", and for "held" on processes
@@ -107,29 +95,31 @@ class Descriptor(NamedTuple):
         """
         grid = grid_of_context(self.CTXT_)
         pr, pc = (1, 1) if grid is None else grid.shape
-        for name, fine, rule in (
+        for name, legal, rule in (
             ("CTXT_", grid is not None, "is not a context"),
-            ("M_", least <= self.M_, f"must be >= {least}"),
-            ("N_", least <= self.N_, f"must be >= {least}"),
-            ("IMB_", self.IMB_ >= 1, "must be >= 1"),
-            ("INB_", self.INB_ >= 1, "must be >= 1"),
-            ("MB_", self.MB_ >= 1, "must be >= 1"),
-            ("NB_", self.NB_ >= 1, "must be >= 1"),
+            *((x, getattr(self, x) >= least, f"must be >= {least}") for x in ("M_", "N_")),
+            *((x, getattr(self, x) >= 1, "must be >= 1") for x in ("IMB_", "INB_", "MB_", "NB_")),
             ("RSRC_", 0 <= self.RSRC_ < pr, f"must be a row of the {pr} x {pc} grid"),
             ("CSRC_", 0 <= self.CSRC_ < pc, f"must be a column of the {pr} x {pc} grid"),
         ):
-            if not fine:
+            if not legal:
                 return self._wrong(name, rule)
         assert grid is not None
         rows, cols = self.layout.local_shape(grid.coords)
         needed = max(1, rows) if lld == "rows" or (lld == "held" and cols) else 1
         return None if needed <= self.LLD_ else self._wrong("LLD_", f"must be at least {needed}, the local rows")
 
-    def _wrong(self, name: str, rule: str) -> IllegalEntry:
+    def _wrong(self, name: str, rule: str) -> tuple[str, int, str]:
         names = _ENTRIES[self.DTYPE_]
         if name not in names:  # type 1 has MB_ and NB_ for IMB_ and INB_
             name = name[1:]
-        return IllegalEntry(name, names.index(name) + 1, f"is {getattr(self, name)}, {rule}")
+        return name, names.index(name) + 1, f"is {getattr(self, name)}, {rule}"
+
+
+_ENTRIES = {
+    BLOCK_CYCLIC_2D: tuple(x for x in Descriptor._fields if x not in ("IMB_", "INB_")),
+    BLOCK_CYCLIC_2D_INB: Descriptor._fields,
+}
 
 
 def _dimension(n: int, first: int, block: int, parts: int, source: int) -> BlockCyclic:
@@ -149,8 +139,7 @@ def descinit(m: int, n: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: in
     lld : leading dimension of the local array, >= max(1, numroc(m, mb, myrow, irsrc, nprow)).
     Raises IllegalArgument with the argument numbers of DESCINIT: m is number 2, lld number 9.
     """
-    entries = {"M_": m, "N_": n, "MB_": mb, "NB_": nb, "RSRC_": irsrc, "CSRC_": icsrc, "CTXT_": ictxt, "LLD_": lld}
-    return _descriptor("DESCINIT", BLOCK_CYCLIC_2D, entries)
+    return _descriptor("DESCINIT", BLOCK_CYCLIC_2D, m, n, mb, nb, irsrc, icsrc, ictxt, lld)
 
 
 def descinit2(
@@ -161,15 +150,12 @@ def descinit2(
     lld : leading dimension of the local array, at least 1, and at least the local rows where there are local columns.
     Raises IllegalArgument with the argument numbers of PB_DESCINIT2: m is number 2, lld number 11.
     """
-    entries = {
-        "M_": m, "N_": n, "IMB_": imb, "INB_": inb, "MB_": mb, "NB_": nb, "RSRC_": irsrc, "CSRC_": icsrc,
-        "CTXT_": ictxt, "LLD_": lld,
-    }  # fmt: skip
-    return _descriptor("PB_DESCINIT2", BLOCK_CYCLIC_2D_INB, entries)
+    return _descriptor("PB_DESCINIT2", BLOCK_CYCLIC_2D_INB, m, n, imb, inb, mb, nb, irsrc, icsrc, ictxt, lld)
 
 
-def _descriptor(routine: str, dtype: int, entries: dict[str, int]) -> np.ndarray:
-    """Return a checked descriptor.   entries : the entries in the order of the arguments, from argument number 2."""
+def _descriptor(routine: str, dtype: int, *values: int) -> np.ndarray:
+    """Return a checked descriptor.   values : the arguments from number 2 on, in which CTXT_ is last but one."""
+    entries = dict(zip((*_ENTRIES[dtype][2:-1], "CTXT_", "LLD_"), values))
     numbers = dict(zip(entries, range(2, 12)))
     for name, value in entries.items():
         if (number := whole_number(value)) is None or not -(2**63) <= number < 2**63:
@@ -179,5 +165,6 @@ def _descriptor(routine: str, dtype: int, entries: dict[str, int]) -> np.ndarray
     assert descriptor is not None
     wrong = descriptor.wrong(0, "rows" if dtype == BLOCK_CYCLIC_2D else "held")
     if wrong is not None:
-        raise illegal(routine, numbers[wrong.name], 0, f"{wrong.name} {wrong.rule}")
+        name, _, rule = wrong
+        raise illegal(routine, numbers[name], 0, f"{name} {rule}")
     return np.array(desc, np.int64)
