@@ -19,12 +19,42 @@ Blackford et al., ScaLAPACK Users' Guide, 1997, ch. 4; Choi et al., A proposal f
 Algebra Subprograms, LAPACK Working Note 100, 1995.
 """
 
-from pdgemm.interop.scalapack import blacs, descriptors, eigen, lapack, orthogonal, pblas
+from functools import partial
+
+from pdgemm.interop.scalapack import blacs, copies, descriptors, eigen, lapack, orthogonal, pblas
+from pdgemm.interop.scalapack.argument_lists import check_call, family
 from pdgemm.interop.scalapack.blacs import *  # noqa: F403
 from pdgemm.interop.scalapack.descriptors import *  # noqa: F403
-from pdgemm.interop.scalapack.eigen import *  # noqa: F403
-from pdgemm.interop.scalapack.lapack import *  # noqa: F403
-from pdgemm.interop.scalapack.orthogonal import *  # noqa: F403
-from pdgemm.interop.scalapack.pblas import *  # noqa: F403
 
-__all__ = [*blacs.__all__, *descriptors.__all__, *eigen.__all__, *lapack.__all__, *orthogonal.__all__, *pblas.__all__]
+_check = partial(check_call, compared=False)  # products and transposes compare their arguments
+psgemm, pdgemm, pcgemm, pzgemm = family("p?gemm", "s d c z", pblas.p_gemm, _check)
+pssyrk, pdsyrk, pcsyrk, pzsyrk = family("p?syrk", "s d c z", pblas.p_syrk)
+pcherk, pzherk = family("p?herk", "c z", pblas.p_herk)
+pstrmm, pdtrmm, pctrmm, pztrmm = family("p?trmm", "s d c z", pblas.p_triangular)
+pstrsm, pdtrsm, pctrsm, pztrsm = family("p?trsm", "s d c z", pblas.p_triangular)
+pstran, pdtran = family("p?tran", "s d", pblas.p_tran, _check)
+pctranu, pztranu = family("p?tranu", "c z", pblas.p_tran, _check)
+pctranc, pztranc = family("p?tranc", "c z", pblas.p_tran, _check)
+pigemr2d, psgemr2d, pdgemr2d, pcgemr2d, pzgemr2d = family("p?gemr2d", "i s d c z", copies.p_gemr2d, copies.check_copy)
+
+pspotrf, pdpotrf, pcpotrf, pzpotrf = family("p?potrf", "s d c z", lapack.p_potrf)
+pspotrs, pdpotrs, pcpotrs, pzpotrs = family("p?potrs", "s d c z", lapack.p_potrs)
+pspotri, pdpotri, pcpotri, pzpotri = family("p?potri", "s d c z", lapack.p_potri)
+psposv, pdposv, pcposv, pzposv = family("p?posv", "s d c z", lapack.p_posv)
+psgetrf, pdgetrf, pcgetrf, pzgetrf = family("p?getrf", "s d c z", lapack.p_getrf)
+psgetrs, pdgetrs, pcgetrs, pzgetrs = family("p?getrs", "s d c z", lapack.p_getrs)
+psgetri, pdgetri, pcgetri, pzgetri = family("p?getri", "s d c z", lapack.p_getri)
+psgesv, pdgesv, pcgesv, pzgesv = family("p?gesv", "s d c z", lapack.p_gesv)
+
+psgeqrf, pdgeqrf, pcgeqrf, pzgeqrf = family("p?geqrf", "s d c z", orthogonal.p_geqrf)
+psgeqpf, pdgeqpf, pcgeqpf, pzgeqpf = family("p?geqpf", "s d c z", orthogonal.p_geqpf)
+psorgqr, pdorgqr, pcungqr, pzungqr = family("p?gqr", "sor dor cun zun", orthogonal.p_ungqr)
+psormqr, pdormqr, pcunmqr, pzunmqr = family("p?mqr", "sor dor cun zun", orthogonal.p_unmqr)
+
+pssyevd, pdsyevd, pcheevd, pzheevd = family("p?evd", "ssy dsy che zhe", eigen.p_evd)
+pssyevr, pdsyevr, pcheevr, pzheevr = family("p?evr", "ssy dsy che zhe", eigen.p_evr)
+pssygvd, pdsygvd, pchegvd, pzhegvd = family("p?gvd", "ssy dsy che zhe", eigen.p_gvd)
+psgesvd, pdgesvd, pcgesvd, pzgesvd = family("p?gesvd", "s d c z", eigen.p_gesvd)
+
+_routines = [name for name, x in vars().items() if getattr(x, "__module__", "") == __name__]
+__all__ = [*blacs.__all__, *descriptors.__all__, *_routines]

@@ -239,7 +239,7 @@ MUTANTS = [
            "comm.Exscan(equal, earlier)", "earlier[:] = 0", (f"2 {R}algorithms/test_statistics.py",)),
     Mutant("calibrate: functions of layers first allocate in their turns", "function_seconds",
            "for work in works.values():", "for work in []:", (f"2 {R}planning/test_calibrate.py",)),
-    Mutant("scalapack: the conjugate transpose is the transpose", "_tran",
+    Mutant("scalapack: the conjugate transpose is the transpose", "p_tran",
            'redistribute(A.H if routine.endswith("C") else A.T, C,', "redistribute(A.T, C,",
            (f"4 {R}interop/test_scalapack.py",)),
     Mutant("profiling: clocks run at one rate", "on_root_clock",

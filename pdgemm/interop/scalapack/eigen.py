@@ -3,93 +3,57 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import Annotated, Any, Literal
 
 from pdgemm.algorithms.redistribution import redistribute
-from pdgemm.interop.scalapack.arguments import (
-    Argument,
-    Desc,
-    Dtypes,
-    Scalar,
-    Sub,
-    at_least_0,
-    check_letter,
-    checked,
-    letter,
-    of_type,
-)
-from pdgemm.interop.scalapack.descriptors import illegal, whole_number
+from pdgemm.interop.scalapack.argument_lists import Extent, Kind, Letter, RoutineCall, Scalar, Submatrix, Uplo
 from pdgemm.interop.scalapack.lapack import store_cholesky
-from pdgemm.interop.scalapack.tied_vectors import SingularValues, Values
+from pdgemm.interop.scalapack.tied_vectors import Vector, VectorArgument
 from pdgemm.linalg.eigen.eigh import eigh
 from pdgemm.linalg.eigen.generalized import Standard
+from pdgemm.linalg.work import Work
 from pdgemm.linalg.singular.singular_values import svdvals
 from pdgemm.linalg.singular.svd import svd
-from pdgemm.linalg.work import Work
-
-__all__ = [
-    "pcgesvd", "pcheevd", "pcheevr", "pchegvd", "pdgesvd", "pdsyevd", "pdsyevr", "pdsygvd", "psgesvd", "pssyevd",
-    "pssyevr", "pssygvd", "pzgesvd", "pzheevd", "pzheevr", "pzhegvd",
-]  # fmt: skip
+from pdgemm.matrix.distmatrix import DistMatrix
 
 
-@dataclass(eq=False)
-class Wanted:
-    """The arguments range, vl, vu, il and iu, of which the last four are numbers 9 to 12: the wanted eigenvalues.
+class ProblemType(Kind):
+    """The argument ibtype, 1, 2 or 3."""
 
-    kind : "A" all eigenvalues; "V" those in the interval (vl, vu]; "I" numbers il to iu, from 1, in ascending order.
-    n    : the order of sub(A).
+    def check(self, call: RoutineCall, name: str) -> int:
+        return call.within(name, 1, 3)
+
+
+class Bounds(Kind):
+    """The arguments vl, vu, il and iu of p?syevr, and the numbers of its results m and nz, which follow.
+
+    The function gets (vl, vu) if the letter `range` is "V", (il, iu) if it is "I", and otherwise ().
     """
 
-    kind: str
-    vl: Any
-    vu: Any
-    il: Any
-    iu: Any
-    n: int
+    def fortran(self, name: str) -> dict[str, Any]:
+        return {"vl": float, "vu": float, "il": int, "iu": int, "m": None, "nz": None}
 
-    def check(self, routine: str, dtypes: Dtypes) -> None:
-        """Raise IllegalArgument for an argument that `kind` makes use of."""
-        if self.kind == "V":
-            ends = Scalar(9, self.vl, real=True), Scalar(10, self.vu, real=True)
-            for end in ends:
-                end.check(routine, dtypes)
-            self.vl, self.vu = (end.value for end in ends)
-            if self.n and not self.vl < self.vu:
-                raise illegal(routine, 10, 0, f"vu is {self.vu}, must be > vl, which is {self.vl}")
-        elif self.kind == "I":
-            self.il = _within(routine, 11, "il", self.il, 1, max(1, self.n))
-            self.iu = _within(routine, 12, "iu", self.iu, min(self.il, self.n), self.n)
-
-    def __str__(self) -> str:
-        """Return the arguments that processes compare."""
-        ends = {"V": f" ({self.vl}, {self.vu}]", "I": f" {self.il} to {self.iu}"}
-        return f"{self.kind}{ends.get(self.kind, '')}"
-
-    @property
-    def subset(self) -> dict[str, Any]:
-        """The arguments of `eigh`."""
-        if self.kind == "V":
-            return {"subset_by_value": (self.vl, self.vu)}
-        return {"subset_by_index": (self.il - 1, self.iu - 1)} if self.kind == "I" else {}
+    def check(self, call: RoutineCall, name: str) -> tuple[Any, ...]:
+        n = call.values["n"]
+        if call.values["range"] == "V":
+            vl, vu = (Scalar(real=True).check(call, x) for x in ("vl", "vu"))
+            if n and not vl < vu:
+                raise call.illegal("vu", f"vu is {vu}, must be > vl, which is {vl}")
+            return vl, vu
+        if call.values["range"] == "I":
+            il = call.within("il", 1, max(1, n))
+            return il, call.within("iu", min(il, n), n)
+        return ()
 
 
-def _within(routine: str, number: int, name: str, value: Any, least: int, most: int) -> int:
-    """Return an integer argument.  Raises IllegalArgument where it is not within its bounds."""
-    whole = whole_number(value)
-    if whole is None or not least <= whole <= most:
-        raise illegal(routine, number, 0, f"{name} must be an integer within {least} to {most}, got {value!r}")
-    return whole
+Job = Annotated[str, Letter("NV")]
+Square = Annotated[DistMatrix, Submatrix("n", "n")]
+UpdatedSquare = Annotated[DistMatrix, Submatrix("n", "n", updated=True)]
+Vectors = Annotated[DistMatrix | None, Submatrix("n", "n", wanted="jobz", updated=True)]
+Values = Annotated[VectorArgument, Vector("A", "real", length="n", updated=True)]
 
 
-def _evd(
-    routine: str, dtypes: Dtypes, jobz: str, uplo: str, n: int, a: np.ndarray, ia: int, ja: int, desca: Desc,
-    w: np.ndarray, z: np.ndarray, iz: int, jz: int, descz: Desc,
-) -> int:  # fmt: skip
+def p_evd(jobz: Job, uplo: Uplo, n: Extent, A: Square, w: Values, Z: Vectors) -> int:
     """Compute the eigenvalues and eigenvectors of a Hermitian sub(A), and return INFO, 0.  Collective over the context.
 
     jobz : "V" eigenvalues and eigenvectors; "N" eigenvalues alone, and z, iz, jz and descz are ignored.
@@ -101,21 +65,13 @@ def _evd(
     Raises IllegalArgument on every process, before any message is sent; its `info` is ScaLAPACK's INFO.  Raises
     LinAlgError on every process where elements are NaN or infinite.
     """
-
-    def check() -> None:
-        check_letter(routine, 1, "jobz", jobz, "NV")
-        check_letter(routine, 2, "uplo", uplo, "UL")
-        at_least_0(routine, n=(3, n))
-
-    sub_a, sub_z = Sub("a", 4, a, ia, ja, desca, n, n), Sub("z", 9, z, iz, jz, descz, n, n)
-    values = Values(8, w, sub_a, written=True)
-    _compute(routine, dtypes, check, letter(jobz) == "V", uplo, sub_a, Wanted("A", 0, 0, 0, 0, n), values, sub_z)
+    _eigenpairs(uplo, A, w, Z)
     return 0
 
 
-def _evr(
-    routine: str, dtypes: Dtypes, jobz: str, range: str, uplo: str, n: int, a: np.ndarray, ia: int, ja: int,
-    desca: Desc, vl: float, vu: float, il: int, iu: int, w: np.ndarray, z: np.ndarray, iz: int, jz: int, descz: Desc,
+def p_evr(
+    jobz: Job, range: Annotated[str, Letter("AVI")], uplo: Uplo, n: Extent, A: Square,
+    bounds: Annotated[tuple[Any, ...], Bounds()], w: Values, Z: Vectors,
 ) -> tuple[int, int, int]:  # fmt: skip
     """Compute some eigenvalues and eigenvectors of a Hermitian sub(A), and return INFO, M and NZ.  Collective.
 
@@ -128,37 +84,22 @@ def _evr(
     Arguments and numbers of arguments are those of ScaLAPACK, in which M and NZ are numbers 13 and 14.
     Other arguments, cost and errors are those of p?syevd.
     """
-
-    def check() -> None:
-        check_letter(routine, 1, "jobz", jobz, "NV")
-        check_letter(routine, 2, "range", range, "AVI")
-        check_letter(routine, 3, "uplo", uplo, "UL")
-        at_least_0(routine, n=(4, n))
-
-    sub_a, sub_z = Sub("a", 5, a, ia, ja, desca, n, n), Sub("z", 16, z, iz, jz, descz, n, n)
-    wanted, values, vectors = Wanted(letter(range), vl, vu, il, iu, n), Values(15, w, sub_a, written=True), letter(jobz)
-    m = _compute(routine, dtypes, check, vectors == "V", uplo, sub_a, wanted, values, sub_z)
-    return 0, m, m if vectors == "V" else 0
+    indices = {"subset_by_index": tuple(x - 1 for x in bounds)} if range == "I" else {}
+    m = _eigenpairs(uplo, A, w, Z, **({"subset_by_value": bounds} if range == "V" else indices))
+    return 0, m, 0 if Z is None else m
 
 
-def _compute(
-    routine: str, dtypes: Dtypes, check: Callable[[], None], vectors: bool, uplo: str,
-    sub_a: Sub, wanted: Wanted, values: Values, sub_z: Sub,
-) -> int:  # fmt: skip
-    """Check the arguments; store eigenvalues in w, and vectors in sub(Z) if wanted; return the number of values."""
-    arguments: list[Argument] = [sub_a, wanted, values, *([sub_z] if vectors else [])]
-    same = f", {vectors}, {letter(uplo)}, n={sub_a.rows}, {wanted}"
-    (A, *Z), _ = checked(routine, dtypes, check, arguments, updated=int(vectors), same=same)
-    if not sub_a.rows:
+def _eigenpairs(uplo: str, A: DistMatrix, w: VectorArgument, Z: DistMatrix | None, **subset: Any) -> int:
+    """Store eigenvalues in w, and eigenvectors in Z unless it is None; return the number of eigenvalues."""
+    if not A.shape[0]:
         return 0
-    lower = letter(uplo) == "L"
-    if not vectors:
-        w = _of_triangle(A, lower=lower, eigvals_only=True, **wanted.subset)
+    if Z is None:
+        values = _of_triangle(A, lower=uplo == "L", eigvals_only=True, **subset)
     else:
-        w, V = _of_triangle(A, lower=lower, **wanted.subset)
-        redistribute(V, Z[0][:, : len(w)])
-    values.put(w)
-    return len(w)
+        values, vectors = _of_triangle(A, lower=uplo == "L", **subset)
+        redistribute(vectors, Z[:, : len(values)])
+    w.put(values)
+    return len(values)
 
 
 def _of_triangle(A: Any, **how: Any) -> Any:
@@ -168,9 +109,9 @@ def _of_triangle(A: Any, **how: Any) -> Any:
         return eigh(A, **how)
 
 
-def _gvd(
-    routine: str, dtypes: Dtypes, ibtype: int, jobz: str, uplo: str, n: int, a: np.ndarray, ia: int, ja: int,
-    desca: Desc, b: np.ndarray, ib: int, jb: int, descb: Desc, w: np.ndarray,
+def p_gvd(
+    routine: str, ibtype: Annotated[Literal[1, 2, 3], ProblemType()], jobz: Job, uplo: Uplo, n: Extent,
+    A: UpdatedSquare, B: UpdatedSquare, w: Values,
 ) -> int:  # fmt: skip
     """Compute the eigenvalues and eigenvectors of sub(A) v = w sub(B) v, and return INFO.  Collective.
 
@@ -185,36 +126,26 @@ def _gvd(
     ScaLAPACK has p?sygvx; name and arguments of this routine are those of LAPACK, with ScaLAPACK's matrices.
     Other arguments and errors are those of p?syevd; the cost is that of `pdgemm.linalg.eigh` with B.
     """
-
-    def check() -> None:
-        _within(routine, 1, "ibtype", ibtype, 1, 3)
-        check_letter(routine, 2, "jobz", jobz, "NV")
-        check_letter(routine, 3, "uplo", uplo, "UL")
-        at_least_0(routine, n=(4, n))
-
-    sub_a, sub_b = Sub("a", 5, a, ia, ja, desca, n, n), Sub("b", 9, b, ib, jb, descb, n, n)
-    values = Values(13, w, sub_a, written=True)
-    same = f", {ibtype}, {letter(jobz)}, {letter(uplo)}, n={n}"
-    (A, B), _ = checked(routine, dtypes, check, [sub_a, sub_b, values], updated=2, same=same)
     if not n:
         return 0
-    lower, kind = letter(uplo) == "L", whole_number(ibtype)
-    L, minor = store_cholesky(B, lower)
+    L, minor = store_cholesky(B, uplo == "L")
     if minor:
         return n + minor
-    pair = Standard.of_factor(Work(routine), A if lower else A.H, L if lower else L.H, kind)  # type: ignore[arg-type]
-    if letter(jobz) == "N":
-        values.put(_of_triangle(pair.C, eigvals_only=True))
-        return 0
-    eigenvalues, Y = _of_triangle(pair.C)
-    redistribute(pair.vectors(Y), A)
-    values.put(eigenvalues)
+    pair = Standard.of_factor(Work(routine), *((A, L) if uplo == "L" else (A.H, L.H)), ibtype)
+    if jobz == "N":
+        values = _of_triangle(pair.C, eigvals_only=True)
+    else:
+        values, Y = _of_triangle(pair.C)
+        redistribute(pair.vectors(Y), A)
+    w.put(values)
     return 0
 
 
-def _gesvd(
-    routine: str, dtypes: Dtypes, jobu: str, jobvt: str, m: int, n: int, a: np.ndarray, ia: int, ja: int, desca: Desc,
-    s: np.ndarray, u: np.ndarray, iu: int, ju: int, descu: Desc, vt: np.ndarray, ivt: int, jvt: int, descvt: Desc,
+def p_gesvd(
+    jobu: Job, jobvt: Job, m: Extent, n: Extent, A: Annotated[DistMatrix, Submatrix("m", "n")],
+    s: Annotated[VectorArgument, Vector("A", "real", updated=True)],
+    U: Annotated[DistMatrix | None, Submatrix("m", "min(m, n)", wanted="jobu", updated=True)],
+    Vt: Annotated[DistMatrix | None, Submatrix("min(m, n)", "n", wanted="jobvt", updated=True)],
 ) -> int:  # fmt: skip
     """Compute the singular values of sub(A) = U diag(s) V^H, and vectors, and return INFO, 0.  Collective.
 
@@ -226,33 +157,12 @@ def _gesvd(
     Other arguments and errors are those of p?syevd.  Cost, algorithm and error are those of `pdgemm.linalg.svd`, or of
     `svdvals` for two letters "N"; one "N" saves nothing.
     """
-
-    def check() -> None:
-        check_letter(routine, 1, "jobu", jobu, "NV")
-        check_letter(routine, 2, "jobvt", jobvt, "NV")
-        at_least_0(routine, m=(3, m), n=(4, n))
-
-    k = min((x for x in map(whole_number, (m, n)) if x is not None), default=0)  # of arguments that `check` passes
-    sub_a = Sub("a", 5, a, ia, ja, desca, m, n)
-    sub_u, sub_vt = Sub("u", 10, u, iu, ju, descu, m, k), Sub("vt", 14, vt, ivt, jvt, descvt, k, n)
-    wanted = [x for x, job in ((sub_u, jobu), (sub_vt, jobvt)) if letter(job) == "V"]
-    values = SingularValues(9, s, sub_a, written=True)
-    same = f", {letter(jobu)}, {letter(jobvt)}, m={m}, n={n}"
-    checked(routine, dtypes, check, [sub_a, values, *wanted], updated=len(wanted), same=same)
-    if not k:
-        return 0
-    if not wanted:
-        values.put(svdvals(sub_a.matrix))
-        return 0
-    U, all_s, Vh = svd(sub_a.matrix)
-    for sub, vectors in ((sub_u, U), (sub_vt, Vh)):
-        if sub in wanted:
-            redistribute(vectors, sub.matrix)
-    values.put(all_s)
+    if m and n and U is None and Vt is None:
+        s.put(svdvals(A))
+    elif m and n:
+        left, values, right = svd(A)
+        for X, vectors in ((U, left), (Vt, right)):
+            if X is not None:
+                redistribute(vectors, X)
+        s.put(values)
     return 0
-
-
-psgesvd, pdgesvd, pcgesvd, pzgesvd = (of_type(f"p{x}gesvd", _gesvd) for x in "sdcz")
-pssyevd, pdsyevd, pcheevd, pzheevd = (of_type(f"p{x}evd", _evd) for x in ("ssy", "dsy", "che", "zhe"))
-pssyevr, pdsyevr, pcheevr, pzheevr = (of_type(f"p{x}evr", _evr) for x in ("ssy", "dsy", "che", "zhe"))
-pssygvd, pdsygvd, pchegvd, pzhegvd = (of_type(f"p{x}gvd", _gvd) for x in ("ssy", "dsy", "che", "zhe"))

@@ -16,7 +16,7 @@ from scalapack_arrays import LETTERS, SIZES, STARTS, Global, changed, fortran, g
 from tiers import everything, square_grid
 
 from pdgemm import scalapack
-from pdgemm.interop.scalapack.arguments import Sub
+from pdgemm.interop.scalapack.submatrices import SubmatrixArguments
 
 pytestmark = [pytest.mark.mpi, square_grid]
 
@@ -143,7 +143,7 @@ def test_what_is_wrong_with_an_operand(reference: ctypes.CDLL, grids: list[tuple
                 ctypes.byref(info),
             )  # fmt: skip
             desc[1] = ours if desc[1] == theirs else -1
-            sub, found = Sub("a", 7, local, ia, ja, desc, m, k), 0
+            sub, found = SubmatrixArguments("a", 7, local, ia, ja, desc, m, k), 0
             try:
                 sub.check("PDGEMM", (local.dtype,))
             except scalapack.IllegalArgument as error:
