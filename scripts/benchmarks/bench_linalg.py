@@ -51,9 +51,7 @@ FUNCTIONS = {  # flops over n^3, as LAPACK counts them
     "svd": (28 / 3, "A = U S V^T, n x n"),
     "svdvals": (8 / 3, "S alone"),
     "qr-pivoted": (4 / 3, "R and P of A P = Q R"),
-    "ldl": (1 / 3, "A = L D L^T, symmetric, with pivots"),
 }
-LACKS = {("scalapack", "ldl"): "it has no factorisation of a symmetric matrix that is not definite"}
 
 
 class Product:
@@ -143,7 +141,7 @@ def case(
     share, over = flops / PRODUCT, place.hosts > 0
     results = [Result(f"{function}: {explained}", str(n), mnk, "limit" if over else "product", over=over)]
     for x in taking:
-        trouble = x.missing or LACKS.get((x.name, function), "")
+        trouble = x.missing
         results.append(Result(results[0].layout, str(n), mnk, x.name, scale=share, over=over, trouble=trouble))
     with ExitStack() as stack:
 

@@ -11,9 +11,9 @@ from pdgemm.interop.scalapack.lapack import store_cholesky
 from pdgemm.interop.scalapack.tied_vectors import Vector, VectorArgument
 from pdgemm.linalg.eigen.eigh import eigh
 from pdgemm.linalg.eigen.generalized import Standard
-from pdgemm.linalg.work import Work
 from pdgemm.linalg.singular.singular_values import svdvals
 from pdgemm.linalg.singular.svd import svd
+from pdgemm.linalg.work import Work
 from pdgemm.matrix.distmatrix import DistMatrix
 
 

@@ -163,14 +163,6 @@ def trace_and_norm(X: Any) -> np.ndarray:
     return np.array([trace, square**0.5])
 
 
-def solved(factors: Any, b: np.ndarray) -> np.ndarray:
-    """Return the solution by factors of a symmetric matrix: an LDL, or a list of those of LAPACK's sytrf."""
-    if isinstance(factors, list):
-        sytrs: Any = get_lapack_funcs("sytrs", arrays=factors[:1])
-        return np.asarray(sytrs(*factors, b, lower=1)[0])
-    return np.asarray(linalg.ldl_solve(factors, b))
-
-
 # ------------------------------------------------------------------ the functions
 def lapack(name: str, A: np.ndarray) -> Any:
     return get_lapack_funcs(name, arrays=(A,))
@@ -203,10 +195,6 @@ def qr_of_lapack(want_q: bool, A: np.ndarray, B: np.ndarray) -> tuple[Any, Any]:
     factors, tau, _, _ = lapack("geqrf", A)(A, lwork=width, overwrite_a=1)
     R = np.triu(factors) if want_q else factors
     return lapack("orgqr", A)(factors, tau, lwork=width, overwrite_a=1)[0] if want_q else None, R
-
-
-def ldl_of_lapack(A: np.ndarray, B: np.ndarray) -> list[Any]:
-    return [*lapack("sytrf", A)(A, lower=1, lwork=64 * len(A), overwrite_a=1)[:2]]
 
 
 def eigenvalues(A: np.ndarray, **how: Any) -> Any:
@@ -328,12 +316,5 @@ FUNCTIONS = {
         lambda A, B: scipy.linalg.qr(A, mode="r", pivoting=True, check_finite=False, overwrite_a=True),
         lambda r, x: upper_twice(r[0], x),
         lambda A, B, x, y, r: (y, times(A, times(A, x[np.argsort(r[1])]), "all", True)[r[1]]),
-    ),
-    "ldl": Function(
-        "ldl",
-        lambda A, B: linalg.ldl(A),
-        ldl_of_lapack,
-        lambda r, x: [r[0].copy(), r[1]] if isinstance(r, list) else r,  # A, in which it is, is filled anew
-        lambda A, B, x, y, r: (symmetric(A, solved(y, symmetric(A, x))), symmetric(A, x)),
     ),
 }
