@@ -176,7 +176,7 @@ class Trial:
             self.found("litter", f"processes are left: {left}")
         end_all()
         # of Open MPI's own segments a kill leaves some, by their names
-        if segments := [x.name for x in SHARED.iterdir() if not x.name.startswith(("sm_", "vader_"))]:  # of MPI
+        if segments := [x.name for x in SHARED.iterdir() if not x.name.startswith(("sm_segment", "vader_segment"))]:
             self.found("litter", f"/dev/shm holds {segments}")
         while self.mounts:
             subprocess.run(["umount", "-l", str(self.mounts.pop())], check=True)
