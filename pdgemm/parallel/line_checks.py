@@ -177,7 +177,7 @@ class LineChecks:
 
     @property
     def _agreements(self) -> int:
-        return waits.agreements[self.comm.handle][0]
+        return waits.counters[self.comm.handle].agreed
 
     def passed(self, more: int = 0) -> int:
         """Return the number of checks since the last agreement or failure, after adding to it."""
@@ -194,7 +194,7 @@ class LineChecks:
     @property
     def failures(self) -> int:
         """How often all ranks of the line, or of the mesh, have raised an exception together."""
-        return waits.agreements[self.comm.handle][1] + (self._whole.failures if self._whole else 0)
+        return waits.counters[self.comm.handle].raised + (self._whole.failures if self._whole else 0)
 
     def tag(self, tag: int) -> int:
         """Return a message tag, from 0 to CALL, which is another one after each failure, when messages may be left."""

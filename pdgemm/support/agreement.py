@@ -124,7 +124,7 @@ def raised_on(error: BaseException) -> int:
 def _of_all(comm: MPI.Comm, error: BaseException) -> BaseException:
     """Mark an exception that all ranks of a communicator raise, and return the exception."""
     setattr(error, _MARK, comm.size)
-    waits.agreements[comm.handle][1] += 1
+    waits.counters[comm.handle].raised += 1
     return error
 
 

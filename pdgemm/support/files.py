@@ -370,3 +370,9 @@ def say(text: str) -> None:
     with suppress(OSError, ValueError):
         line = " ".join(["pdgemm:", *printable(text).split()])
         print(f"{line}\n", end="", file=sys.stderr, flush=True)  # in one piece: launchers mix the output of ranks
+
+
+def write_line(text: str) -> None:
+    """Write a line to the standard error of the process, from any thread and without a buffer, unless it is closed."""
+    with suppress(OSError, ValueError):
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{printable(text)}\n".encode(errors="replace"))

@@ -14,15 +14,13 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
 from time import perf_counter, sleep
 from typing import NoReturn
 
-from pdgemm.support.files import UNFINISHED
-from pdgemm.support.text import printable
+from pdgemm.support.files import UNFINISHED, write_line
 
 CODE = 128 + signal.SIGTERM
 CODES = {signal.SIGTERM: CODE, signal.SIGUSR1: CODE, signal.SIGINT: 128 + signal.SIGINT}
@@ -87,6 +85,5 @@ def _wait(hears: int, rank: int, start: float) -> None:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
         what, lost = _state
-        text = f"{WORDS}{signal.Signals(number).name} after {perf_counter() - start:.1f} s, {what}: {lost}\n"
-        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, printable(text).encode(errors="replace"))
+        write_line(f"{WORDS}{signal.Signals(number).name} after {perf_counter() - start:.1f} s, {what}: {lost}")
     os._exit(CODES[signal.Signals(number)])

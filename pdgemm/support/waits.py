@@ -36,19 +36,21 @@ _BLOCKING = (
 
 
 class CheckCounter:
-    """A counter of the checks of a communicator (`agreement.together`, `agree`) that this rank has reached.
+    """The checks of a communicator (`agreement.together`, `agree`) that this rank has reached.
 
-    comm      : a duplicate for the questions of the watchdog, which do not count as waits.
+    questions : a duplicate for the questions of the watchdog, which are no waits; None: the ranks cannot be asked.
     processes : for each rank, the namespace and the number of its process; the namespace is "" where it is unknown.
     """
 
-    __slots__ = ("comm", "last_question", "processes", "reached", "unchecked")
+    __slots__ = ("agreed", "left", "processes", "questioned", "questions", "raised", "reached", "skipped")
 
-    def __init__(self, comm: MPI.Intracomm, processes: list[tuple[str, int]]) -> None:
-        self.comm, self.processes = comm, processes
-        self.last_question = -inf  # time.monotonic() when a lower rank last asked about the check reached last
-        self.reached = 0
-        self.unchecked = 0  # number of the last check that this rank skipped, with check=False
+    def __init__(self) -> None:
+        self.questions: MPI.Intracomm | None = None
+        self.processes = list[tuple[str, int]]()
+        self.reached = self.agreed = self.raised = 0  # checks; those that were agreements; those that raised
+        self.skipped = 0  # the number of the last check that this rank skipped, with check=False
+        self.questioned = -inf  # time.monotonic() when a lower rank last asked about the check reached last
+        self.left = set[int]()  # ranks that have told this rank that they leave the program
 
 
 class Wait:
@@ -76,9 +78,11 @@ class Wait:
 
     @property
     def counter(self) -> CheckCounter | None:
-        """The counter of a communicator that has all ranks for which this rank may wait; None where there is none."""
-        counter = counters.get(self.comm.handle) if self.comm is not None else None
-        return counter if counter or self.check else last
+        """The counter of all ranks for which this rank may wait; None where they cannot be asked."""
+        counter = None if self.comm is None else counters.get(self.comm.handle)
+        if not self.check and (counter is None or counter.questions is None):
+            counter = last
+        return counter if counter and counter.questions else None
 
 
 def poll_until(done: Callable[[], object], meanwhile: Callable[[], object] | None = None) -> None:
@@ -91,32 +95,20 @@ def poll_until(done: Callable[[], object], meanwhile: Callable[[], object] | Non
             sleep(_NAP)
 
 
-# `watchdog` adds and removes counters, by the handles of their communicators, and reads the other two variables
-counters: dict[int, CheckCounter] = {}
-current: Wait | None = None
+counters: defaultdict[int, CheckCounter] = defaultdict(CheckCounter)  # by the handles of communicators
 last: CheckCounter | None = None  # the counter of the last check
-# by the handle of a communicator: how often its ranks have agreed (`agreement.agree`), and how often they then raised
-agreements: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
+current: Wait | None = None
 
 
 def count_check(comm: MPI.Comm, check: bool) -> None:
     """Count a check that this rank has reached, or skips."""
     global last
-    last = counters.get(comm.handle)
-    agreements[comm.handle][0] += check
-    if last:
-        last.reached += 1
-        if not check:
-            last.unchecked = last.reached
-
-
-def forget_counter(comm: MPI.Comm) -> CheckCounter | None:
-    """Remove the counter of a communicator, and return it."""
-    global last
-    counter = counters.pop(comm.handle, None)
-    if counter is last:
-        last = None
-    return counter
+    last = counters[comm.handle]
+    last.reached += 1
+    if check:
+        last.agreed += 1
+    else:
+        last.skipped = last.reached
 
 
 def watched_calls(comm: AnyComm) -> AnyComm:
@@ -127,19 +119,16 @@ def watched_calls(comm: AnyComm) -> AnyComm:
 
 @cache
 def _watched(kind: type) -> Any:
-    calls = {name: _waiting(getattr(kind, name)) for name in _BLOCKING if hasattr(kind, name)}
+    def waiting(call: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call)
+        def waits(self: MPI.Comm, *args: Any, **kwargs: Any) -> Any:
+            with Wait(self):
+                return call(self, *args, **kwargs)
+
+        return waits
+
+    calls = {name: waiting(getattr(kind, name)) for name in _BLOCKING if hasattr(kind, name)}
     return type(kind.__name__, (kind,), {**calls, _MARK: True, "__doc__": kind.__doc__})
-
-
-def _waiting(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that runs `call` inside a `Wait`."""
-
-    @wraps(call)
-    def waits(self: MPI.Comm, *args: Any, **kwargs: Any) -> Any:
-        with Wait(self):
-            return call(self, *args, **kwargs)
-
-    return waits
 
 
 _MARK = "_pdgemm_waits"
