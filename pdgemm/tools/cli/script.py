@@ -20,6 +20,7 @@ from threading import Thread
 from time import sleep
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+import mpi4py
 from mpi4py.run import run_command_line
 
 from pdgemm.errors import PdgemmError
@@ -90,47 +91,49 @@ def _run(words: Sequence[str], debug: bool) -> End:
         if isinstance(code, PdgemmError):  # sys.exit(error): it ends as it does in a command
             return End(code_of(code), "failed:", line_of(code), raised_on(code))
         return End(1, "left:", str(code))
-    except KeyboardInterrupt as error:
-        return End(128 + signal.SIGINT, "raised", (whole if debug else short)(error))
     except BaseException as error:
-        return End(1, "raised", (whole if debug else short)(error), raised_on(error))
+        code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        return End(code, "raised", (whole if debug else short)(error), raised_on(error))
     return End()
 
 
 def _leave(end: End) -> int:
     """Meet the other ranks, and return the exit code.  Collective over the job, unless a rank fails alone."""
-    mpi: Any = sys.modules.get("mpi4py.MPI")
-    started = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
-    size = mpi.COMM_WORLD.size if started else launcher.launched_size()
-    if started and launcher.survives_ranks():
+    mpi = _running_mpi()
+    rank = mpi.COMM_WORLD.rank if mpi else launcher.launched_rank()
+    size = mpi.COMM_WORLD.size if mpi else launcher.launched_size()
+    if mpi and launcher.survives_ranks():
         size -= len(failures.failed_ranks(mpi.COMM_WORLD))
-    rank = mpi.COMM_WORLD.rank if started else launcher.launched_rank()
-    if size == 1 or not (started or end.code):
+    if size == 1 or not (mpi or end.code):
         _say(end, "")
         return end.code
     met: MPI.Intracomm | None = None
     if not end.code:
         watchdog.farewell()  # so that ranks that wait for this rank learn of its end
         met = _meeting()
-    elif mpi is None or (started and mpi.Query_thread() >= mpi.THREAD_SERIALIZED):
-        if mpi is None:  # a launcher may end the job where another rank has left without MPI
-            signal.signal(signal.SIGTERM, lambda *_: _alone(end, rank, size))
-        met = _meeting_within(STARTING if mpi is None else TOGETHER if end.raised_on == size else ALONE)
+    elif "mpi4py.MPI" not in sys.modules:
+        # a launcher may end the job where another rank has left without MPI
+        signal.signal(signal.SIGTERM, lambda *_: _alone(end, rank, size))
+        met = _meeting_within(STARTING)
+    elif mpi and mpi.Query_thread() >= mpi.THREAD_SERIALIZED:
+        met = _meeting_within(TOGETHER if end.raised_on == size else ALONE)
     if met is not None:
-        code = _together(met, end)
-        if mpi is None:
-            sys.modules["mpi4py.MPI"].Finalize()
-        return code
+        return _together(met, end)
     # where several ranks fail, they print at different times: the first one ends the job before the next one prints
     sleep(log2(1 + rank))
     _alone(end, rank, size)
 
 
+def _running_mpi() -> Any:
+    """Return the module MPI, or None where the script has not initialised MPI, or has finalised it."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    return mpi if mpi and mpi.Is_initialized() and not mpi.Is_finalized() else None
+
+
 def _alone(end: End, rank: int, size: int) -> NoReturn:
     """Print the exception of this rank, and end the job."""
     _say(end if end.text else end._replace(verb="left with", text=f"exit code {end.code}"), f"Rank {rank} of {size}")
-    mpi: Any = sys.modules.get("mpi4py.MPI")
-    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+    if _running_mpi():
         _print("The other ranks went on and would wait for it: the job is ended.")
         watchdog.end_job(end.code)
     os._exit(end.code)  # a thread may be inside MPI_Init
@@ -147,34 +150,26 @@ def _meeting() -> MPI.Intracomm:
 
 
 def _meeting_within(seconds: float) -> MPI.Intracomm | None:
-    """Return the communicator of `_meeting`, or None where a rank does not come in time or MPI cannot be used."""
-    meetings = list[Any]()
-    thread = Thread(target=lambda: meetings.append(_meeting_or_none()), daemon=True)
+    """Return the communicator of `_meeting`, or None where a rank does not come in time or MPI cannot be used.
+
+    Initialises MPI where the script has not.  mpi4py would hold Python's global lock meanwhile: forever, where another
+    rank never initialises MPI.
+    """
+    meetings = list["MPI.Intracomm"]()
+
+    def meet() -> None:
+        with suppress(Exception):  # no MPI library, or one that a failure has damaged
+            mpi4py.rc(initialize=False, finalize=True)
+            from mpi4py import MPI
+
+            if not MPI.Is_initialized():
+                ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+            meetings.append(_meeting())
+
+    thread = Thread(target=meet, daemon=True)
     thread.start()
     thread.join(seconds)
     return meetings[0] if meetings else None
-
-
-def _meeting_or_none() -> MPI.Intracomm | None:
-    try:
-        _initialize()
-        return _meeting()
-    except Exception:  # no MPI library, or one that a failure has damaged: this rank prints its exception alone
-        return None
-
-
-def _initialize() -> None:
-    """Initialise MPI where the script has not.
-
-    mpi4py would hold Python's global lock meanwhile: forever, where another rank never initialises MPI.
-    """
-    import mpi4py
-
-    mpi4py.rc.initialize = False
-    from mpi4py import MPI
-
-    if not MPI.Is_initialized():
-        ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
 
 
 def _together(comm: MPI.Intracomm, end: End) -> int:
