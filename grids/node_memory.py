@@ -147,7 +147,7 @@ class _Window:
             with silent_ucx(), Wait(ordered):
                 self._window = MPI.Win.Allocate_shared(size, 1, info, ordered)
         except MPI.Exception as bad:  # perhaps on this rank only: the others would wait for this rank for ever
-            if failures.guarded() and failures.is_of_failure(bad):
+            if failures.detector.guards() and failures.is_of_failure(bad):
                 raise
             say(
                 f"error: MPI made no window of {size * node.size} bytes in {WHERE} ({bad}): perhaps another program "

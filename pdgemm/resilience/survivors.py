@@ -88,13 +88,13 @@ class resilient:
         self._in_vain = 0  # number of consecutive recoveries until now in which no rank had failed
 
     def __enter__(self) -> Self:
-        nested = failures.guarded()
+        nested = failures.detector.guards()
         if not self.why_not and failures.failed_ranks(self.comm):  # all surviving ranks know
             raise GridError(
                 "ranks of this communicator have failed; r.comm of the block before has those that are left"
             )
         if not (self.why_not or nested):
-            failures.guard(self.comm, 0)
+            failures.detector.guard(self.comm, 0)
         try:
             with together(self.comm) as arguments:
                 if not (isinstance(self._patience, (int, float)) and self._patience > 0):
@@ -104,22 +104,22 @@ class resilient:
                 arguments += ["resilient", f"patience={self._patience}", self.why_not]
             self.comm = self.comm.Dup()
         except MPI.Exception as bad:
-            failures.end_with_others(bad)
+            failures.detector.end_with_others(bad)
             raise
         except PdgemmError:
             if not nested:
-                failures.stop_looking()
+                failures.detector.stop()
             raise
         self._first, self._inside = self.comm.Get_group(), True
         if not self.why_not:
-            failures.guard(self.comm, self._patience)
+            failures.detector.guard(self.comm, self._patience)
         elif not self.comm.rank:
             say(f"warning: a rank that is killed takes this job along: {self.why_not}")
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._inside = False
-        failures.end_with_others(error)
+        failures.detector.end_with_others(error)
 
     @cached_property
     def grid(self) -> ProcessGrid:
@@ -182,7 +182,7 @@ class resilient:
             if raised_on(bad) == self.comm.size:
                 bits |= _ALIKE
             else:
-                failures.revoke()
+                failures.detector.revoke()
         agreed = self._agree(bits)
         if state is not None and agreed & _DONE and not agreed & (_LAST | _NOT_LAST):
             agree(self.comm, None, f"a state, the last: {state.last}")
@@ -192,7 +192,7 @@ class resilient:
 
     def _agree(self, bits: int) -> int:
         """Return the bits that all ranks have set, or 0 where a rank has failed.  Collective; the same on all ranks."""
-        with failures.agreeing(), Wait():
+        with failures.detector.agreeing(), Wait():
             while True:
                 try:
                     return int(self.comm.Agree(bits))
@@ -241,11 +241,11 @@ class resilient:
 
         Raises on all ranks, where no rank has failed, the exception that ended the last step.
         """
-        with failures.agreeing(), Wait():
+        with failures.detector.agreeing(), Wait():
             shrunk = self.comm.Shrink()
         before, self.comm = self.comm.Get_group(), MPI.Intracomm(shrunk)
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
-        failures.guard(self.comm, self._patience)
+        failures.detector.guard(self.comm, self._patience)
         if "grid" in self.__dict__:
             watchdog.unregister(self.__dict__.pop("grid").comm)
         gone = MPI.Group.Difference(before, self.comm.Get_group())

@@ -5,16 +5,14 @@ that wait for it: a rank that waits for a rank that has gone to recover waits fo
 for failures and, after a failure, revokes all communicators of the package on this rank.  After that each operation on
 these communicators, also an operation in progress, raises MPI.Exception: no loop has to look for failures.
 
-Before the first call of `guard`, no failure is detected and no communicator is revoked.
+Before `detector.guard` is called for the first time, no failure is detected and no communicator is revoked.
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,9 +20,10 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, TypeVar
 
 from pdgemm.errors import PdgemmError
+from pdgemm.support.files import write_line
 from pdgemm.support.launcher import survives_ranks
 from pdgemm.support.waits import watched_calls
-from pdgemm.support.watchdog import CODE
+from pdgemm.support.watchdog import CODE, before_finalize
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -36,14 +35,6 @@ _CLASSES = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
 # Shares of the patience after which a rank ends that has not joined the recovery.  The second share is for the first
 # surviving rank: where all ranks hang, this rank is the last one, and ends with the exit code.
 _SHARES = (2 / 3, 5 / 6)
-
-_using = threading.Lock()  # held while communicators are revoked, so that none is freed meanwhile
-_known = list["MPI.Comm"]()  # communicators to revoke; the first one has all ranks
-_patience = [60.0]
-_seen: list[float] = []  # the time at which this rank detected a failure from which it has not recovered
-_agreeing: list[bool] = []
-_process: list[int] = []
-_thread: list[threading.Thread] = []
 
 
 def why_not() -> str:
@@ -60,96 +51,17 @@ def why_not() -> str:
     return ""
 
 
-def guard(comm: MPI.Intracomm, patience: float) -> None:
-    """Guard `comm` and all communicators that are created from now on; forget earlier communicators.  Local.
-
-    patience : seconds from the detection of a failure until this rank ends, with exit code 3, unless this function is
-        called again.  A rank that is not `agreeing` hangs, or computes for long: it is killed after two thirds of this
-        time, so that the others can continue without it.  0: ranks end at once, and nothing is revoked.
-    """
-    from mpi4py import MPI
-
-    with _using:
-        _known[:], _patience[:], _seen[:] = [comm], [patience], []
-    if not _thread:
-        _process.append(os.getpid())
-        _thread.append(threading.Thread(target=_watch, daemon=True, name="pdgemm failures"))
-        _thread[0].start()
-        atexit.register(_rest)
-        # for a program that calls MPI_Finalize itself: MPI_Finalize first deletes the attributes of MPI.COMM_SELF
-        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: _rest()), True)
-
-
-def guarded() -> bool:
-    """Return whether this rank continues when another rank fails."""
-    return bool(_known) and _patience[0] > 0
-
-
-@contextmanager
-def agreeing() -> Iterator[None]:
-    """Run a block in which this rank waits to agree with other ranks: others may hang, but not this rank.  Local."""
-    _agreeing.append(True)
-    try:
-        yield
-    finally:
-        _agreeing.clear()
-
-
-def stop_looking() -> None:
-    """Stop the detection of failures.  Local."""
-    with _using:
-        _known.clear()
-        _seen.clear()
-
-
-def end_with_others(error: BaseException | None = None) -> None:
-    """Let this rank end when another rank fails, and end it at once if a rank has failed already.  Local.
-
-    error : an exception that may come from a failure that the thread has not detected yet.
-    """
-    with _using:
-        _patience[:] = [0.0]
-        if is_of_failure(error):
-            _notice()
-    if _seen:
-        sleep(50 * _LOOK)  # until the thread ends the process
-
-
-def _rest() -> None:
-    """Look for failures for the last time, because MPI_Finalize begins; do nothing in a forked process."""
-    if os.getpid() != _process[0]:
-        return
-    with _using:
-        _look()
-        _known.clear()
-    _finalize_without_fence()
-
-
 def tracked(comm: AnyComm) -> AnyComm:
     """Return a new communicator such that its blocking calls are waits, and it is revoked after a failure.  Local."""
     comm = watched_calls(comm)
-    with _using:
-        if _known and comm:
-            _known.append(comm)
-            if _seen:
-                _revoke(comm)
+    detector.add(comm)
     return comm
 
 
 def free_communicator(comm: MPI.Comm) -> None:
     """Free a communicator.  Collective over it."""
-    with _using:
-        _known[:] = [x for x in _known if x is not comm]
+    detector.remove(comm)
     comm.Free()
-
-
-def revoke() -> None:
-    """Revoke the known communicators: operations in progress and later operations on them raise an exception.
-
-    The other ranks revoke their known communicators when they detect the revocation.
-    """
-    with _using:
-        _notice()
 
 
 def failed_ranks(comm: MPI.Comm) -> list[int]:
@@ -172,45 +84,126 @@ def is_of_failure(error: BaseException | None) -> bool:
     return False
 
 
-def _watch() -> None:
-    while True:
-        sleep(_LOOK if guarded() else 10 * _LOOK)
-        with _using:
-            _look()
+class FailureDetector:
+    """The thread that looks for failed ranks, and the communicators that it then revokes."""
 
+    def __init__(self) -> None:
+        self._using = threading.Lock()  # held while communicators are revoked, so that none is freed meanwhile
+        self._comms = list["MPI.Comm"]()  # communicators to revoke; the first one has all ranks
+        self._patience = 60.0
+        self._detected: float | None = None  # the time of a failure from which this rank has not recovered
+        self._agreeing = False
+        self._thread: threading.Thread | None = None
 
-def _look() -> None:
-    """Detect failed ranks, and end this rank where it has not recovered from a failure in time."""
-    from mpi4py import MPI
+    def guard(self, comm: MPI.Intracomm, patience: float) -> None:
+        """Guard `comm` and all communicators that are created from now on; forget earlier communicators.  Local.
 
-    if not _known:
-        return
-    comm, gone = _known[0], list[int]()
-    with suppress(MPI.Exception):
-        MPI.COMM_SELF.Iprobe()  # MPI detects failures while it is called
-        gone = failed_ranks(comm)
-        if gone or comm.Is_revoked():
-            _notice()
-    if not _seen:
-        return
-    first = comm.rank == min({*range(comm.size)} - {*gone})
-    limit = _patience[0] * (1 if _agreeing else _SHARES[first])
-    if monotonic() - _seen[0] < limit:
-        return
-    late = f", and has not recovered from it within {limit:g} s" if limit else ""
-    text = f"pdgemm: rank {MPI.COMM_WORLD.rank} ends, because another rank has failed{late}\n"
-    with suppress(OSError, ValueError):  # the launcher may have ended
-        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
-    if limit and not _agreeing and len(gone) < comm.size - 1:  # the others may continue without this rank
-        os.kill(os.getpid(), signal.SIGKILL)
-    os._exit(CODE)
+        patience : seconds from the detection of a failure until this rank ends, with exit code 3, unless this function
+            is called again.  A rank that is not `agreeing` hangs, or computes for long: it is killed after two thirds
+            of this time, so that the others can continue without it.  0: ranks end at once, and nothing is revoked.
+        """
+        with self._using:
+            self._comms, self._patience, self._detected = [comm], patience, None
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, daemon=True, name="pdgemm failures")
+            self._thread.start()
+            before_finalize(self._rest)
 
+    def guards(self) -> bool:
+        """Return whether this rank continues when another rank fails."""
+        return bool(self._comms) and self._patience > 0
 
-def _notice() -> None:
-    if _known and not _seen:
-        _seen.append(monotonic())
-        for comm in _known if _patience[0] else ():
-            _revoke(comm)
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """Run a block in which this rank waits to agree with others: they may hang, but not this rank.  Local."""
+        self._agreeing = True
+        try:
+            yield
+        finally:
+            self._agreeing = False
+
+    def stop(self) -> None:
+        """Stop the detection of failures.  Local."""
+        with self._using:
+            self._comms, self._detected = [], None
+
+    def end_with_others(self, error: BaseException | None = None) -> None:
+        """Let this rank end when another rank fails, and end it at once if a rank has failed already.  Local.
+
+        error : an exception that may come from a failure that the thread has not detected yet.
+        """
+        with self._using:
+            self._patience = 0.0
+            if is_of_failure(error):
+                self._notice()
+        if self._detected is not None:
+            sleep(50 * _LOOK)  # until the thread ends the process
+
+    def add(self, comm: MPI.Comm) -> None:
+        """Revoke a new communicator after a failure, too.  Local."""
+        with self._using:
+            if self._comms and comm:
+                self._comms.append(comm)
+                if self._detected is not None:
+                    _revoke(comm)
+
+    def remove(self, comm: MPI.Comm) -> None:
+        """Forget a communicator that is about to be freed.  Local."""
+        with self._using:
+            self._comms = [x for x in self._comms if x is not comm]
+
+    def revoke(self) -> None:
+        """Revoke all communicators: operations in progress and later operations on them raise an exception.
+
+        The other ranks revoke their communicators when they detect the revocation.
+        """
+        with self._using:
+            self._notice()
+
+    def _rest(self) -> None:
+        """Look for failures for the last time, because MPI_Finalize begins; do nothing in a forked process."""
+        if self._thread is None or not self._thread.is_alive():
+            return
+        with self._using:
+            self._look()
+            self._comms = []
+        _finalize_without_fence()
+
+    def _watch(self) -> None:
+        while True:
+            sleep(_LOOK if self.guards() else 10 * _LOOK)
+            with self._using:
+                self._look()
+
+    def _look(self) -> None:
+        """Detect failed ranks, and end this rank where it has not recovered from a failure in time."""
+        from mpi4py import MPI
+
+        if not self._comms:
+            return
+        comm, gone = self._comms[0], list[int]()
+        with suppress(MPI.Exception):
+            MPI.COMM_SELF.Iprobe()  # MPI detects failures while it is called
+            gone = failed_ranks(comm)
+            if gone or comm.Is_revoked():
+                self._notice()
+        if self._detected is None:
+            return
+        first = comm.rank == min({*range(comm.size)} - {*gone})
+        limit = self._patience * (1 if self._agreeing else _SHARES[first])
+        if monotonic() - self._detected < limit:
+            return
+        late = f", and has not recovered from it within {limit:g} s" if limit else ""
+        write_line(f"pdgemm: rank {MPI.COMM_WORLD.rank} ends, because another rank has failed{late}")
+        if limit and not self._agreeing and len(gone) < comm.size - 1:  # the others may continue without this rank
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(CODE)
+
+    def _notice(self) -> None:
+        if self._comms and self._detected is None:
+            self._detected = monotonic()
+            for comm in self._comms if self._patience else ():
+                _revoke(comm)
 
 
 def _revoke(comm: MPI.Comm) -> None:
@@ -233,3 +226,6 @@ def _finalize_without_fence() -> None:
 
     with suppress(OSError, ValueError):
         ctypes.c_bool.in_dll(ctypes.CDLL(MPI.__file__), "ompi_async_mpi_finalize").value = True
+
+
+detector = FailureDetector()  # of this process; its thread starts when `guard` is called
