@@ -25,12 +25,12 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
 from traceback import walk_stack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pdgemm.errors import ArgumentError, GridError
 from pdgemm.support import waits
@@ -246,17 +246,11 @@ class Watchdog:
 
     def _states(self, counter: CheckCounter, comm: MPI.Comm) -> dict[int, _State]:
         """Ask the other ranks; return this rank's state and those of the ranks that answer in time, in their order."""
-        from mpi4py import MPI
-
-        number, status = counter.reached, MPI.Status()
-        states = {comm.rank: self._state(counter)}
+        number, states = counter.reached, {comm.rank: self._state(counter)}
         self._requests += [comm.isend(number, rank, _QUESTION) for rank in range(comm.size) if rank != comm.rank]
         for _ in range(round(_ANSWER_SECONDS / _POLL)):  # turns, no clock: this process may be stopped meanwhile
             self._answer()
-            while comm.Iprobe(tag=_ANSWER, status=status):
-                asked_at, state = comm.recv(source=status.source, tag=_ANSWER)
-                if asked_at == number:
-                    states[status.source] = state
+            states.update((rank, state) for rank, (check, state) in _received(comm, _ANSWER) if check == number)
             if len(states) == comm.size:
                 break
             sleep(_POLL)
@@ -266,19 +260,14 @@ class Watchdog:
         """Receive the goodbyes of ranks that leave, and answer the questions of ranks that ask where this rank is."""
         from mpi4py import MPI
 
-        status = MPI.Status()
         for counter in [*waits.counters.values()]:
             with suppress(MPI.Exception):  # a rank failed, and the communicator cannot be used any more: see `failures`
-                if not (comm := counter.questions):
-                    continue
-                while comm.Iprobe(tag=_GOODBYE, status=status):
-                    comm.recv(source=status.source, tag=_GOODBYE)
-                    counter.left.add(status.source)
-                while comm.Iprobe(tag=_QUESTION, status=status):
-                    number = comm.recv(source=status.source, tag=_QUESTION)
-                    if number == counter.reached and status.source < comm.rank:
-                        counter.questioned = monotonic()
-                    self._requests.append(comm.isend((number, self._state(counter)), status.source, _ANSWER))
+                if comm := counter.questions:
+                    counter.left.update(rank for rank, _ in _received(comm, _GOODBYE))
+                    for rank, number in _received(comm, _QUESTION):
+                        if number == counter.reached and rank < comm.rank:
+                            counter.questioned = monotonic()
+                        self._requests.append(comm.isend((number, self._state(counter)), rank, _ANSWER))
         with suppress(MPI.Exception):  # of a message to a rank that failed; it is complete then
             self._requests = [x for x in self._requests if not x.Test()]
 
@@ -297,6 +286,15 @@ class Watchdog:
         )
         left = frozenset(counter.left)
         return _State(counter.reached, counter.skipped, still if inside else -1.0, place, stuck, left)
+
+
+def _received(comm: MPI.Comm, tag: int) -> Iterator[tuple[int, Any]]:
+    """Yield the messages that have come, each with its source."""
+    from mpi4py import MPI
+
+    status = MPI.Status()
+    while comm.Iprobe(tag=tag, status=status):
+        yield status.source, comm.recv(source=status.source, tag=tag)
 
 
 def _place() -> tuple[str, bool]:
