@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, wraps
 from math import inf
 from pathlib import Path
@@ -36,16 +37,16 @@ _BLOCKING = (
 
 
 class CheckCounter:
-    """The checks of a communicator (`agreement.together`, `agree`) that this rank has reached.
+    """The checks of a communicator (`agreement.together`, `agree`) that this rank has reached, and news of other ranks.
 
-    questions : a duplicate for the questions of the watchdog, which are no waits; None: the ranks cannot be asked.
+    question_comm : a duplicate for questions of the watchdog, which are no waits; None: the ranks cannot be asked.
     processes : for each rank, the namespace and the number of its process; the namespace is "" where it is unknown.
     """
 
-    __slots__ = ("agreed", "left", "processes", "questioned", "questions", "raised", "reached", "skipped")
+    __slots__ = ("agreed", "left", "processes", "question_comm", "questioned", "raised", "reached", "skipped")
 
     def __init__(self) -> None:
-        self.questions: MPI.Intracomm | None = None
+        self.question_comm: MPI.Intracomm | None = None
         self.processes = list[tuple[str, int]]()
         self.reached = self.agreed = self.raised = 0  # checks; those that were agreements; those that raised
         self.skipped = 0  # the number of the last check that this rank skipped, with check=False
@@ -80,9 +81,9 @@ class Wait:
     def counter(self) -> CheckCounter | None:
         """The counter of all ranks for which this rank may wait; None where they cannot be asked."""
         counter = None if self.comm is None else counters.get(self.comm.handle)
-        if not self.check and (counter is None or counter.questions is None):
+        if not self.check and (counter is None or counter.question_comm is None):
             counter = last
-        return counter if counter and counter.questions else None
+        return counter if counter and counter.question_comm else None
 
 
 def poll_until(done: Callable[[], object], meanwhile: Callable[[], object] | None = None) -> None:
@@ -146,13 +147,11 @@ class Stillness:
 
         most : the largest number of seconds that are counted for the time since the last look.
         """
-        now, used, blocks, wait = monotonic(), process_time(), _blocks(), current
+        now, used, wait = monotonic(), process_time(), current
+        blocks = self._blocks if wait and wait.check else _blocks()
         step = min(now - self._at, most)
-        moved = wait is not self.wait
-        if wait is None or not wait.check:
-            moved = moved or blocks != self._blocks
-        if wait is None:
-            moved = moved or used - self._used > _WORK * step
+        works = wait is None and used - self._used > _WORK * step
+        moved = works or wait is not self.wait or blocks != self._blocks
         self.seconds = 0.0 if moved else self.seconds + step
         self._at, self._used, self._blocks, self.wait = now, used, blocks, wait
 
@@ -165,10 +164,9 @@ def _blocks() -> int:
 
 def namespace() -> str:
     """Return a text that is equal for two processes that see each other's numbers; "" where it is unknown."""
-    try:
+    with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
+    return ""
 
 
 def process(where: str, number: int) -> tuple[str, int]:
@@ -176,10 +174,8 @@ def process(where: str, number: int) -> tuple[str, int]:
 
     where : the namespace of the process.
     """
-    try:
+    with suppress(OSError, ValueError, IndexError):
         if where and where == namespace():
             fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
             return fields[0], int(fields[11]) + int(fields[12])
-    except (OSError, ValueError, IndexError):
-        pass
     return "", 0

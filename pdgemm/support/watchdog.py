@@ -100,15 +100,15 @@ def answer_questions(comm: MPI.Intracomm) -> None:
         answers = _watchdog is not None and MPI.Query_thread() == MPI.THREAD_MULTIPLE
         answering, *processes = zip(*comm.allgather((answers, namespace(), os.getpid())))
         if all(answering):
-            counter.processes, counter.questions = [*zip(*processes)], MPI.Intracomm(comm.Dup())
+            counter.processes, counter.question_comm = [*zip(*processes)], MPI.Intracomm(comm.Dup())
 
 
 def unregister(comm: MPI.Intracomm) -> MPI.Intracomm | None:
     """Ask no more ranks of `comm`, which is about to be freed; return the duplicate for the caller to free, too."""
     with _using_mpi:
         counter = waits.counters.pop(comm.handle, CheckCounter())
-        questions, counter.questions = counter.questions, None
-        return questions
+        duplicate, counter.question_comm = counter.question_comm, None
+        return duplicate
 
 
 def farewell() -> None:
@@ -159,10 +159,9 @@ class Watchdog:
             return
         with _using_mpi:
             self._stopped = True
-        for counter in waits.counters.values():
+        for comm in filter(None, (x.question_comm for x in waits.counters.values())):
             with suppress(MPI.Exception):  # the next rank has failed
-                if comm := counter.questions:
-                    self._requests.append(comm.isend(None, (comm.rank + 1) % comm.size, _GOODBYE))
+                self._requests.append(comm.isend(None, (comm.rank + 1) % comm.size, _GOODBYE))
 
     def _watch(self) -> None:
         """Answer the other ranks, and report when this rank has waited for long; after that half as often each time."""
@@ -182,7 +181,7 @@ class Watchdog:
                     due = self._patience
                 if wait and still > due and (wait.check or _place()[1]):
                     with suppress(MPI.Exception):  # a rank failed meanwhile: see `failures`
-                        comm = wait.counter.questions if wait.counter else wait.comm
+                        comm = wait.counter.question_comm if wait.counter else wait.comm
                         if comm and still > due + _STAGGER * comm.rank:
                             due = 2 * due if self._report(wait, comm) else still + self._patience / 2
 
@@ -262,7 +261,7 @@ class Watchdog:
 
         for counter in [*waits.counters.values()]:
             with suppress(MPI.Exception):  # a rank failed, and the communicator cannot be used any more: see `failures`
-                if comm := counter.questions:
+                if comm := counter.question_comm:
                     counter.left.update(rank for rank, _ in _received(comm, _GOODBYE))
                     for rank, number in _received(comm, _QUESTION):
                         if number == counter.reached and rank < comm.rank:
