@@ -181,16 +181,17 @@ class Watchdog:
                     due = self._patience
                 if wait and still > due and (wait.check or _place()[1]):
                     with suppress(MPI.Exception):  # a rank failed meanwhile: see `failures`
-                        comm = wait.counter.question_comm if wait.counter else wait.comm
+                        counter = wait.counter
+                        comm = counter.question_comm if counter else wait.comm
                         if comm and still > due + _STAGGER * comm.rank:
-                            due = 2 * due if self._report(wait, comm) else still + self._patience / 2
+                            due = 2 * due if self._report(wait, counter, comm) else still + self._patience / 2
 
-    def _report(self, wait: Wait, comm: MPI.Comm) -> bool:
+    def _report(self, wait: Wait, counter: CheckCounter | None, comm: MPI.Comm) -> bool:
         """Print which ranks are missing, and end the job if it must end.  Returns False while a rank is at work.
 
         A rank that a lower rank has asked does neither.
         """
-        counter, still = wait.counter, self._stillness.seconds
+        still = self._stillness.seconds
         if counter is not None:
             if monotonic() - counter.questioned < self._patience:
                 return True
