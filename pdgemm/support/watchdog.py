@@ -193,7 +193,7 @@ class Watchdog:
         """
         still = self._stillness.seconds
         if counter is not None:
-            if monotonic() - counter.questioned < self._patience:
+            if monotonic() - counter.questioned < self._patience + _ANSWER_SECONDS:  # a lower rank may still ask
                 return True
             text, never = self._missing_ranks(counter, comm, wait.check)
         elif wait.check and (comm.rank < 2 or (self._bounded and still > 2 * self._patience)):
