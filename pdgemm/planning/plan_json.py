@@ -72,7 +72,7 @@ def _fault(product: Product, moves: Moves, problem: Problem) -> str:
             return "the shapes of A, B and C do not make a product"
     if product.triangle and (problem.mnk[0] != problem.mnk[1] or not algorithm_of(product).triangles):
         return "its C has no triangle that is formed"
-    if any(move.size != size or move.words < 1 for _, move in moves) or not product.lies(size):
+    if any(move.size != size or move.words < 1 for _, move in moves) or not product.fits(size):
         return "its layouts are not those of its algorithm"
     if any(len(nodes) not in (0, size) for nodes in (problem.nodes, product.nodes)):
         return "not every rank has a node"

@@ -78,7 +78,7 @@ class AllGather3D(Product):
         (pr, pc), where = self.grid.shape, self.rank_map.index(rank)
         return where // (pr * pc), where // pc % pr, where % pc
 
-    def lies(self, size: int) -> bool:
+    def fits(self, size: int) -> bool:
         a, b, c = (x.distribution for x in (self.A, self.B, self.C))
         (pr, pc), layers = self.grid.shape, self.layers
         if layers < 1 or not on_ranks(self.rank_map, (pr, pc, layers), size) or not alike(b.cols, c.cols):

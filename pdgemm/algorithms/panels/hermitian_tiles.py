@@ -34,7 +34,7 @@ class HermitianTiles:
     """
 
     def __init__(self, plan: TridiagonalSchedule, A: np.ndarray, coords: tuple[int, int], buffer: np.ndarray) -> None:
-        self._plan, self._A, self._coords, self._buffer = plan, A, coords, buffer
+        self._plan, self._A, self._buffer = plan, A, buffer
         self._rows, self._cols = (plan.local_classes(at, parts) for at, parts in zip(coords, plan.grid.shape))
         self._reorder(False)
 

@@ -130,10 +130,5 @@ def is_comparable(recorded: str) -> bool:
     return recorded.startswith(f"{_KIND}:")
 
 
-def as_total(text: str) -> int:
-    """Return the sum from a text that `as_text` has written."""
-    return int(text.rpartition(":")[2], 16)
-
-
 def _weights(indices: np.ndarray, stream: int) -> np.ndarray:
     return hashed(indices, np.zeros(1, np.int64), 0, stream) | np.uint64(1)

@@ -10,7 +10,6 @@ import numpy as np
 
 from pdgemm.grids.layout import Layout
 from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, carried, diagonal_panels
-from pdgemm.schedules.products.product import alike
 from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, products
 from pdgemm.schedules.schedule import Buffers
 
@@ -42,10 +41,6 @@ class TriangularSchedule(PanelSchedule):
     def flops(self) -> int:
         n, m = self.n, self.B.distribution.cols.n
         return (4 if self.A.dtype.kind == "c" else 1) * (n**3 // 3 if self.inverse else n * n * m)
-
-    def lies(self) -> bool:
-        """Does B lie on A's grid, with rows distributed as A's?"""
-        return self.A.grid == self.B.grid and alike(self.A.distribution.rows, self.B.distribution.rows)
 
     @cached_property
     def steps(self) -> tuple[Panel, ...]:

@@ -38,7 +38,7 @@ class Cannon(Product):
     def collective(self) -> Collective:
         return "allgather" if 1 in self.C.distribution.grid_shape else ""
 
-    def lies(self, size: int) -> bool:
+    def fits(self, size: int) -> bool:
         a, b, c = (x.distribution for x in (self.A, self.B, self.C))
         pr, pc = c.grid_shape
         inner_fits = alike(a.cols, b.rows) if pr == pc else a.cols.block == b.rows.block and not pc % pr

@@ -42,7 +42,7 @@ class Inner(Product):
     algorithm = "inner"
     on_grid = False
 
-    def lies(self, size: int) -> bool:
+    def fits(self, size: int) -> bool:
         a, b = self.A.distribution, self.B.distribution
         inner_fits = alike(a.cols, b.rows) and a.rows.parts == b.cols.parts == 1
         return inner_fits and self.A.rank_map == self.B.rank_map and self.size == size
@@ -183,7 +183,7 @@ class Layered(Product):
     rows: int
     algorithm = "2.5d"
 
-    def lies(self, size: int) -> bool:
+    def fits(self, size: int) -> bool:
         """Are there ranks for all layers, and does each element of C lie on a rank that has a partial sum of it?"""
         C, a, b, c = self.C, *(x.distribution for x in (self.A, self.B, self.C))
         pr, pc, layers = a.rows.parts, b.cols.parts, self.layers
@@ -193,7 +193,7 @@ class Layered(Product):
         depth = [{*self.rank_map[at :: pr * pc]} for at in range(pr * pc)]
         rows, cols = np.argwhere(overlap_counts(a.rows, c.rows)), np.argwhere(overlap_counts(b.cols, c.cols))
         held = all(C.rank(to_i, to_j) in depth[i * pc + j] for i, to_i in rows.tolist() for j, to_j in cols.tolist())
-        return held and all(layer.lies(size) for layer in self.each_layer)
+        return held and all(layer.fits(size) for layer in self.each_layer)
 
     @property
     def turns(self) -> int:

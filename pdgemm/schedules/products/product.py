@@ -247,7 +247,7 @@ class Product(Schedule):
         rows, cols = self.C.local_shape(rank)
         return 0 if self.sums_in_c else rows * cols * self.accumulate.itemsize
 
-    def lies(self, size: int) -> bool:
+    def fits(self, size: int) -> bool:
         """Do the layouts fit the algorithm on `size` ranks?"""
         raise NotImplementedError
 

@@ -28,7 +28,7 @@ class Stationary(Product):
 
     algorithm = "stationary_a"
 
-    def lies(self, size: int) -> bool:
+    def fits(self, size: int) -> bool:
         a, b, c = (x.distribution for x in (self.A, self.B, self.C))
         alike_on = self.A.grid == self.C.grid and self.B.grid == self.A.T.grid
         return alike(a.rows, c.rows) and alike(a.cols, b.rows) and alike_on

@@ -65,7 +65,7 @@ class Summa(Product):
     def exposed_buffers(self) -> tuple[str, ...]:
         return ("panels of A", "panels of B") if self.nodes else ()
 
-    def lies(self, size: int) -> bool:
+    def fits(self, size: int) -> bool:
         a, b, c = (x.distribution for x in (self.A, self.B, self.C))
         return alike(a.rows, c.rows) and alike(b.cols, c.cols) and self.A.grid == self.B.grid == self.C.grid
 
