@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, get_args
+from collections.abc import Callable
+from inspect import Parameter, signature
+from typing import Any, Self, TypedDict, TypeVar, Unpack, get_args
 
 import numpy as np
 
@@ -33,22 +35,51 @@ from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.names import DeviceName, DType, RandomKind
 from pdgemm.support.agreement import described_elements, together
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class LayoutOptions(TypedDict, total=False):
+    """The layout of a new matrix, as `DistMatrix.empty` explains it."""
+
+    grid: ProcessGrid | None
+    block: Block | None
+    dtype: DType | None
+    source: tuple[int, int]
+    order: Order
+    device: DeviceName
+
+
+LAYOUT: LayoutOptions = {
+    "grid": None, "block": None, "dtype": np.float64, "source": (0, 0), "order": "C", "device": devices.HOST,
+}  # fmt: skip
+
+
+def _shown(**defaults: Any) -> Callable[[F], F]:
+    """Show the names, types and default values of LayoutOptions in the signature of a constructor."""
+    types = {name: x.__forward_arg__ for name, x in LayoutOptions.__annotations__.items()}
+    of_all = {**LAYOUT, **defaults}.items()
+    shown = [Parameter(name, Parameter.KEYWORD_ONLY, default=x, annotation=types[name]) for name, x in of_all]
+
+    def decorated(constructor: F) -> F:
+        changed: Any = constructor
+        *others, _ = signature(constructor).parameters.values()
+        changed.__signature__ = signature(constructor).replace(parameters=[*others, *shown])
+        return constructor
+
+    return decorated
+
+
+def _grid_of(layout: LayoutOptions) -> ProcessGrid:
+    grid = layout.get("grid")
+    return default_grid() if grid is None else grid
+
 
 class Constructors(MatrixBase):
     """The class methods of DistMatrix that make a matrix."""
 
     @classmethod
-    def empty(
-        cls,
-        shape: tuple[int, int],
-        *,
-        grid: ProcessGrid | None = None,
-        block: Block | None = None,
-        dtype: DType = np.float64,
-        source: tuple[int, int] = (0, 0),
-        order: Order = "C",
-        device: DeviceName = devices.HOST,
-    ) -> Self:
+    @_shown()
+    def empty(cls, shape: tuple[int, int], **layout: Unpack[LayoutOptions]) -> Self:
         """Make a matrix whose elements are not initialised.  Collective over the grid.
 
         grid   : by default a grid of all ranks, `pdgemm.grids.process_grid.default_grid()`.
@@ -60,22 +91,16 @@ class Constructors(MatrixBase):
         device : "host" or "cuda": the local arrays are NumPy's, or CuPy's on the GPU of each rank.
         Raises LayoutError, ArgumentError, DTypeError, DeviceError or MemoryError, on every rank.
         """
-        return cls._allocated("empty", shape, grid, block, dtype, source, order, device)
+        return cls._allocated("empty", shape, **layout)
 
     @classmethod
-    def _allocated(
-        cls,
-        name: str,
-        shape: tuple[int, int],
-        grid: ProcessGrid | None,
-        block: Block | None,
-        dtype: DType,
-        source: tuple[int, int],
-        order: Order,
-        device: DeviceName,
-    ) -> Self:
+    def _allocated(cls, name: str, shape: tuple[int, int], **layout: Unpack[LayoutOptions]) -> Self:
         """Return a matrix as `empty` does; an error about different arguments of ranks names the constructor `name`."""
-        grid = default_grid() if grid is None else grid
+        if unknown := layout.keys() - LAYOUT.keys():
+            raise TypeError(f"DistMatrix.{name}() got an unexpected keyword argument {min(unknown)!r}")
+        options: Any = {**LAYOUT, **layout}
+        _, block, dtype, source, order, device = options.values()
+        grid = _grid_of(layout)
         where = device_on(grid, device)
 
         def allocate() -> tuple[Array, Distribution]:
@@ -88,102 +113,53 @@ class Constructors(MatrixBase):
         return cls(local, grid, distribution, order, shared=all_shared(local, grid))
 
     @classmethod
-    def zeros(
-        cls,
-        shape: tuple[int, int],
-        *,
-        grid: ProcessGrid | None = None,
-        block: Block | None = None,
-        dtype: DType = np.float64,
-        source: tuple[int, int] = (0, 0),
-        order: Order = "C",
-        device: DeviceName = devices.HOST,
-    ) -> Self:
+    @_shown()
+    def zeros(cls, shape: tuple[int, int], **layout: Unpack[LayoutOptions]) -> Self:
         """Make a matrix of zeros.  Collective over the grid; arguments as for `empty`."""
-        matrix = cls._allocated("zeros", shape, grid, block, dtype, source, order, device)
+        matrix = cls._allocated("zeros", shape, **layout)
         return matrix._filled("zeros", element_function("zeros", 0, np.dtype("d")))
 
     @classmethod
-    def eye(
-        cls,
-        n: int | tuple[int, int],
-        *,
-        grid: ProcessGrid | None = None,
-        block: Block | None = None,
-        dtype: DType = np.float64,
-        source: tuple[int, int] = (0, 0),
-        order: Order = "C",
-        device: DeviceName = devices.HOST,
-    ) -> Self:
+    @_shown()
+    def eye(cls, n: int | tuple[int, int], **layout: Unpack[LayoutOptions]) -> Self:
         """Make a matrix with 1 on the main diagonal and 0 elsewhere, n x n or of a given shape.  Collective."""
         shape = n if isinstance(n, tuple) else (n, n)
-        matrix = cls._allocated("eye", shape, grid, block, dtype, source, order, device)
+        matrix = cls._allocated("eye", shape, **layout)
         return matrix._filled("eye", element_function("eye", 0, np.dtype("d")))
 
     @classmethod
-    def ones(
-        cls,
-        shape: tuple[int, int],
-        *,
-        grid: ProcessGrid | None = None,
-        block: Block | None = None,
-        dtype: DType = np.float64,
-        source: tuple[int, int] = (0, 0),
-        order: Order = "C",
-        device: DeviceName = devices.HOST,
-    ) -> Self:
+    @_shown()
+    def ones(cls, shape: tuple[int, int], **layout: Unpack[LayoutOptions]) -> Self:
         """Make a matrix of ones.  Collective over the grid; arguments as for `empty`."""
-        layout: Any = {"grid": grid, "block": block, "source": source, "order": order, "device": device}
-        return cls.full(shape, 1, dtype=dtype, **layout)
+        options: LayoutOptions = {"dtype": LAYOUT["dtype"], **layout}
+        return cls.full(shape, 1, **options)
 
     @classmethod
-    def full(
-        cls,
-        shape: tuple[int, int],
-        fill_value: complex,
-        *,
-        grid: ProcessGrid | None = None,
-        block: Block | None = None,
-        dtype: DType | None = None,
-        source: tuple[int, int] = (0, 0),
-        order: Order = "C",
-        device: DeviceName = devices.HOST,
-    ) -> Self:
+    @_shown(dtype=None)
+    def full(cls, shape: tuple[int, int], fill_value: complex, **layout: Unpack[LayoutOptions]) -> Self:
         """Make a matrix of one number.  Collective over the grid; arguments as for `empty`.
 
         dtype : by default NumPy's type of the number.
         """
-        grid = default_grid() if grid is None else grid
+        grid, dtype = _grid_of(layout), layout.get("dtype")
         with together(communicator_of(grid)) as arguments:
             if np.ndim(fill_value) != 0:
                 raise ArgumentError(f"a matrix is filled with one number, got an array of {np.shape(fill_value)}")
             number = np.zeros(1, element_type(np.asarray(fill_value).dtype if dtype is None else dtype))
             number[:] = fill_value
             arguments += ["DistMatrix.full", number[0]]
-        layout: Any = {"grid": grid, "block": block, "source": source, "order": order, "device": device}
-        return cls.empty(shape, dtype=number.dtype, **layout)._filled(
-            "full", KnownFunction("constant", value=number[0])
-        )
+        options: LayoutOptions = {**layout, "grid": grid, "dtype": number.dtype}
+        return cls.empty(shape, **options)._filled("full", KnownFunction("constant", value=number[0]))
 
     @classmethod
-    def diag(
-        cls,
-        v: Any,
-        k: int = 0,
-        *,
-        grid: ProcessGrid | None = None,
-        block: Block | None = None,
-        dtype: DType | None = None,
-        source: tuple[int, int] = (0, 0),
-        order: Order = "C",
-        device: DeviceName = devices.HOST,
-    ) -> Self:
+    @_shown(dtype=None)
+    def diag(cls, v: Any, k: int = 0, **layout: Unpack[LayoutOptions]) -> Self:
         """Make the matrix with a vector on its k-th diagonal and 0 elsewhere: A[i, i + k] = v.  Collective.
 
         v : array-like of one dimension, the same on every rank; the matrix has len(v) + |k| rows and columns.
         dtype : by default that of v.  Other arguments as for `empty`.
         """
-        grid = default_grid() if grid is None else grid
+        grid, dtype = _grid_of(layout), layout.get("dtype")
         with together(communicator_of(grid)) as arguments:
             vector, k = to_host(devices.adopted(v)), as_whole(k, "k")
             if vector.ndim != 1:
@@ -198,54 +174,40 @@ class Constructors(MatrixBase):
             elements[on] = vector[np.broadcast_to(np.minimum(i, j), on.shape)[on]]
             return elements
 
-        layout: Any = {"grid": grid, "block": block, "source": source, "order": order, "device": device}
-        return cls.empty((n, n), dtype=wanted, **layout)._filled("diag", element)
+        options: LayoutOptions = {**layout, "grid": grid, "dtype": wanted}
+        return cls.empty((n, n), **options)._filled("diag", element)
 
     @classmethod
+    @_shown()
     def random(
         cls,
         shape: tuple[int, int],
         *,
-        grid: ProcessGrid | None = None,
         seed: int = 0,
         kind: RandomKind = "uniform",
-        block: Block | None = None,
-        dtype: DType = np.float64,
-        source: tuple[int, int] = (0, 0),
-        order: Order = "C",
-        device: DeviceName = devices.HOST,
+        **layout: Unpack[LayoutOptions],
     ) -> Self:
         """Make a matrix of random numbers, which depend on the seed but not on grid and layout.  Collective.
 
         kind : "uniform" on [0, 1), for int8 on -128 to 127, or "normal" with mean 0 and variance 1; other arguments as
                for `empty`.
         """
-        grid = default_grid() if grid is None else grid
+        grid, dtype = _grid_of(layout), layout.get("dtype", LAYOUT["dtype"])
         with together(communicator_of(grid)) as arguments:
             f = element_function(as_name(kind, "kind", get_args(RandomKind)), seed, element_type(dtype))
             arguments += ["DistMatrix.random", f"seed={seed}", kind]
-        matrix = cls._allocated("random", shape, grid, block, dtype, source, order, device)
+        matrix = cls._allocated("random", shape, **layout)
         return matrix._filled("random", f)
 
     @classmethod
-    def from_function(
-        cls,
-        f: ElementFunction,
-        shape: tuple[int, int],
-        *,
-        grid: ProcessGrid | None = None,
-        block: Block | None = None,
-        dtype: DType = np.float64,
-        source: tuple[int, int] = (0, 0),
-        order: Order = "C",
-        device: DeviceName = devices.HOST,
-    ) -> Self:
+    @_shown()
+    def from_function(cls, f: ElementFunction, shape: tuple[int, int], **layout: Unpack[LayoutOptions]) -> Self:
         """Make the matrix A[i, j] = f(i, j).  Collective over the grid; no element is sent; arguments as for `empty`.
 
         f : called with integer arrays of NumPy, i of shape (r, 1) and j of shape (1, c), on the host whatever the
             device is; returns a value that broadcasts to (r, c).  An exception in f on any rank is raised on all ranks.
         """
-        matrix = cls._allocated("from_function", shape, grid, block, dtype, source, order, device)
+        matrix = cls._allocated("from_function", shape, **layout)
         return matrix._filled("from_function", f)
 
     def _filled(self, name: str, f: ElementFunction) -> Self:
