@@ -68,13 +68,13 @@ def test_page(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout.startswith("r.html: 10 measurements, 1 failed or wrong\n"), done.stderr
     shown = Page(tmp_path / "r.html")
     for (ranks, seconds), efficiency in zip(TIMES.items(), (100, 91, 80, 50)):
-        (row,) = (row for row in shown.rows if len(row) == 18 and row[5] == f"{seconds:.4g}")
+        (row,) = (row for row in shown.rows if len(row) == 17 and row[5] == f"{seconds:.4g}")
         assert row[0] == "auto" and row[2] == "1024 x 1024 x 1024" and row[1] == f"{ranks}{'*' * (ranks == 8)}"
         assert row[6] == f"{0.9 * seconds:.4g} to {1.2 * seconds:.4g}" and row[9] == str(efficiency)
-        assert row[15] == "3e-16" and row[17] == "absent: no RAPL"
+        assert row[15] == "3e-16"
     assert sum("predicted [s]" in row for row in shown.rows) == 3  # a table for each kind
     assert [row[1] for row in shown.rows if len(row) == len(KEY) and row[5] == "2.0 s"] == ["8*"]
-    assert sum(len(row) == 18 for row in shown.rows) == 3 + 4 + 2 + 4
+    assert sum(len(row) == 17 for row in shown.rows) == 3 + 4 + 2 + 4
     for said in ("Strong scaling", "Weak scaling", "Shapes", "host<1>", "a measured one", "alert(1)</script> & more"):
         assert said in shown.text
     assert "OMP_NUM_THREADS=1 pdgemm scaling strong --ranks 1,2\n" in shown.text

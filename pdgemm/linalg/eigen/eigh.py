@@ -17,6 +17,7 @@ from pdgemm.linalg.eigen.tridiagonal import tridiagonal_eigh
 from pdgemm.linalg.eigen.two_stage import Band, TwoStages
 from pdgemm.linalg.factors.operands import empty_like
 from pdgemm.linalg.factors.rank_k import both_triangles
+from pdgemm.linalg.ranges import ELEMENTS, in_range
 from pdgemm.linalg.work import Work, check_operand, check_protection, near_one, on_one_rank
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
@@ -181,6 +182,7 @@ class Inertia(NamedTuple):
     positive: int
 
 
+@in_range(lambda counts, a: counts, A=ELEMENTS)
 def inertia(A: DistMatrix, *, lower: bool = True) -> Inertia:
     """Return the numbers of negative, zero and positive eigenvalues of a Hermitian A.  Collective over the grid of A.
 

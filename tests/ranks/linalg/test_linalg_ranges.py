@@ -80,7 +80,7 @@ FUNCTIONS: dict[str, Function] = {
     "matrix_sign": Function(lambda la, p: (la.matrix_sign(p.A), la.matrix_sign(p.A, assume_a="her")), (0, 0)),
     "newton_schulz": Function(lambda la, p: (la.newton_schulz(p.A, epsilon=0.0),), (0,)),
     "pinv": Function(lambda la, p: (la.pinv(p.A), la.pinv(p.T)), (-1, -1)),
-    "ranks": Function(lambda la, p: (float(la.matrix_rank(p.A)), np.array(la.inertia(p.A), float)), (0, 0)),
+    "ranks": Function(lambda la, p: (float(la.matrix_rank(p.A)), np.array(la.inertia(np.tril(p.A)), float)), (0, 0)),
     "norm": Function(lambda la, p: [la.norm(p.A, kind) for kind in (2, 1, np.inf, "fro")], (1, 1, 1, 1)),
     "cond": Function(lambda la, p: [*(la.cond(p.A, x) for x in (2, 1)), la.cond(p.S, assume_a="pos")], (0, 0, 0)),
 }  # fmt: skip
