@@ -18,7 +18,7 @@ from pdgemm.grids.layout import Order
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.elementwise import CONVERT, scale
+from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, scale
 from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import (
     as_scalar,
@@ -195,7 +195,7 @@ def both_triangles(A: DistMatrix, triangle: TriangleName, hermitian: bool = True
     a Hermitian matrix; `report` is that of the redistribution.
     """
     full = redistribute(A.H if hermitian else A.T, like=A)
-    store(full.stored, A.stored, CONVERT, within=_within(triangle, A))
+    store(full.stored, A.stored, CONVERT if A.conjugated == full.conjugated else CONJUGATE, within=_within(triangle, A))
     if hermitian:
         make_diagonal_real(full)
     return full

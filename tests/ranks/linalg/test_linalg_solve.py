@@ -76,6 +76,25 @@ def test_solves_and_inverts(
             assert np.array_equal(solve(B, overwrite_b=True).allgather(), X.allgather())
 
 
+@square_grid
+@pytest.mark.parametrize("kind", ["sym", "her", "pos"])
+def test_triangles_of_views(comm: Any, kind: str) -> None:
+    """Of windows, transposes and conjugates, and of one on a grid of one rank; the matrix is unchanged."""
+    given, large = system(kind, 30, "complex128"), rng_matrix(50, 60, "complex128")
+    large[7:37, 20:50], b = given, rng_matrix(30, 2, "complex128", seed=1)
+    for ranks in (None, [comm.size - 1]):
+        with ProcessGrid(comm, (1, 1) if ranks else None, ranks=ranks) as grid:
+            A, B = (DistMatrix.from_global(x, grid=grid, block=(8, 12)) for x in (large, b))
+            window = A[7:37, 20:50]
+            for view, whole in ((window, given), (window.T, given.T), (window.H, given.conj().T)):
+                for lower in (True, False):
+                    X = linalg.solve(view, B, assume_a=kind, lower=lower)
+                    assert backward(whole, X.allgather(), b, "complex128") <= EPS, (lower, whole is given)
+                    inverse = linalg.inv(view, assume_a=kind, lower=lower).allgather()
+                    assert relative(whole @ inverse - np.eye(30), norm(whole) * norm(inverse), "D", 30) <= EPS
+            assert np.array_equal(A.allgather(), large)
+
+
 FACTORS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "gen": (linalg.lu_factor, linalg.lu_solve, {}),
     "pos": (linalg.cholesky, linalg.cho_solve, {"lower": True}),

@@ -228,6 +228,7 @@ def test_partial_sums_are_sent_while_the_next_are_formed(
     own.Free()
 
 
+@pytest.mark.on_ranks(2, 3, 4)
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("algorithm", ["inner", "2.5d"])
