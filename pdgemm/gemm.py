@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from numbers import Number
 from time import perf_counter
 from typing import Any
@@ -12,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from pdgemm.algorithms.epilogue import Epilogue, ending_of
-from pdgemm.algorithms.plan_workspace import Workspace, unchecked
-from pdgemm.algorithms.prepared import Prepared, beta_of, sent_instead
+from pdgemm.algorithms.plan_workspace import Workspace
+from pdgemm.algorithms.prepared import Prepared, beta_of
 from pdgemm.algorithms.product_options import (
     FullProduct,
     Multiplicand,
@@ -23,7 +22,7 @@ from pdgemm.algorithms.product_options import (
     problem_of,
 )
 from pdgemm.algorithms.transport_choice import mover_and_access, nodes, outside_node_memory
-from pdgemm.errors import ArgumentError, DeviceError, GridError, LayoutError, MemoryLimitError, NodeMemoryError
+from pdgemm.errors import ArgumentError, DeviceError, GridError, LayoutError, MemoryLimitError
 from pdgemm.local.arrays import device as devices
 from pdgemm.matrix.argument_checks import (
     as_scalar,
@@ -35,14 +34,13 @@ from pdgemm.matrix.argument_checks import (
     last_may_be_missing,
 )
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, allocated
+from pdgemm.matrix.local_arrays import all_shared, shared_or_sent
 from pdgemm.names import AlgorithmName, ComputeType, DType, MoverName, Protection, Transpose
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.planner import considered, explain, fits_in_memory, plan_product
 from pdgemm.planning.product_plan import ProductPlan, with_moves
 from pdgemm.planning.search.candidate_table import Candidate
-from pdgemm.planning.search.candidates import Arrangement
-from pdgemm.schedules.mover_registry import reads
+from pdgemm.schedules.mover_registry import AUTO, NCCL
 from pdgemm.support.agreement import together
 
 
@@ -164,8 +162,8 @@ def carried_out(
     """Compute C := alpha op(A) op(B) + beta C, or only `options.triangle` of C.  Collective over the ranks of A."""
     start, comm = perf_counter(), communicator(A=A, B=B, C=C)
 
-    def set_up(shared: bool) -> tuple[Operands, ProductPlan, tuple[Any, Any], Workspace | None, bool]:
-        """Return operands, plan, scalars, buffers, and whether some rank passed `progress`.  Collective."""
+    def set_up(shared: bool) -> tuple[Operands, Any, Prepared | ProductPlan, bool]:
+        """Return operands, beta, the product (on a grid of planned programs its plan), and `progress` of any rank."""
         agreement = together(comm, check)
         with agreement as description:
             agreement.flag = progress is not None
@@ -175,29 +173,19 @@ def carried_out(
             description += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", *["C=None"] * operands.new_result]
             description += [options.epilogue.described()] if options.epilogue else []
             description.append(plan.description)
-            workspace = Workspace(plan, operands.A, operands.B) if check and not operands.A.grid.draft else None
-        if not operands.A.grid.draft:
-            workspace = workspace or unchecked(plan, operands.A, operands.B)
-        return operands, plan, scalars, workspace, check and bool(agreement.flag)
+            agreement.check |= plan.needs_node_memory  # which may be exhausted on some ranks
+            workspace = None if operands.A.grid.draft else Workspace(plan, operands.A, operands.B)
+        product = Prepared(plan, scalars[0], operands, workspace, options.epilogue) if workspace else plan
+        return operands, scalars[1], product, check and bool(agreement.flag)
 
-    for shared in (True, False):  # a second attempt, without node-shared memory, where this is exhausted
-        try:
-            operands, plan, scalars, workspace, notifies = allocated(comm, partial(set_up, shared))
-            break
-        except NodeMemoryError:
-            if not shared or reads(options.mover):
-                raise
-    if workspace is None:
-        operands.A.grid.draft.add("C", plan)
-        result = operands.C
+    operands, beta, product, notifies = shared_or_sent(comm, set_up, required=options.mover != AUTO)
+    if isinstance(product, ProductPlan):
+        operands.A.grid.draft.add("C", product)
     else:
-        product = Prepared(
-            plan, scalars[0], *operands[:3], workspace, operands.mirrored, options.epilogue, *operands[5:]
-        )
-        result = product.run(scalars[1], start, progress, notifies)
+        product.run(beta, start, progress, notifies)
     if operands.new_result:
-        result.shared = all_shared(result.stored, result.grid)
-    return result
+        operands.C.shared = all_shared(operands.C.stored, operands.C.grid)
+    return operands.C
 
 
 def _planned(
@@ -218,13 +206,6 @@ class Plan(ProductPlan):
     A plan can be printed and compared, states its cost (`explain()`, `seconds`, `traffic(rank)`, `extra_bytes(rank)`),
     is saved by `to_json` and loaded by `from_json`, and is executed any number of times by `execute` or `prepare`.
     """
-
-    @classmethod
-    def of(cls, plan: ProductPlan) -> Plan:
-        """Return the same plan as a `Plan`, with all its cached results."""
-        instance = cls.__new__(cls)
-        object.__setattr__(instance, "__dict__", plan.__dict__)
-        return instance
 
     def candidates(self) -> list[Candidate]:
         """Return all candidates, best first: this plan, and the others with the reason why they were not chosen."""
@@ -248,17 +229,17 @@ class Plan(ProductPlan):
         """Compute C := alpha A B + beta C as planned.  Collective; nothing is planned again.  alpha 0: C := beta C.
 
         A, B, C, epilogue : of the planned layouts (op(A) and op(B), such as A.T).
+        Where node-shared memory is exhausted or GPU memory cannot be mapped, the best plan by messages is executed
+        instead, unless the caller of `plan` requested a mover: then NodeMemoryError or DeviceError is raised.
         Raises LayoutError on all ranks where the layouts of the matrices or the nodes of the ranks differ from the
-        plan's.  Raises MemoryLimitError or NodeMemoryError where copies in node-shared memory exceed the memory limit
-        or cannot be allocated: plan again, or with another mover.
+        plan's, and MemoryLimitError where copies in node-shared memory exceed the memory limit.
         """
         start = perf_counter()
         matrices = isinstance(A, DistMatrix) and isinstance(C, DistMatrix) and isinstance(alpha, Number)
         if matrices and (A.shape[1] == 0 or (np.ndim(alpha) == 0 and alpha == 0)):  # nothing to multiply
             protect: Any = self.problem.protect or None
             return pdgemm(alpha, A, B, beta, C, protect=protect, epilogue=epilogue, check=check)
-        allocate = partial(_prepared, "execute", self, A, B, C, alpha, beta, epilogue, check)
-        product, beta = allocated(communicator(A=A, B=B, C=C), allocate)
+        product, beta = self._set_up("execute", A, B, C, alpha, beta, epilogue, check)
         return product.run(beta, start)
 
     def prepare(
@@ -281,8 +262,76 @@ class Plan(ProductPlan):
         The result keeps the plan's buffers, A, B and C; `execute` allocates buffers in each call.  `prepare` creates
         communicators, on GPUs also those of NCCL, and compiles common kernels.  Raises the errors of `execute`.
         """
-        allocate = partial(_prepared, "prepare", self, A, B, C, alpha, 0, epilogue, check)
-        return allocated(communicator(A=A, B=B, C=C), allocate)[0].set_up()
+        return self._set_up("prepare", A, B, C, alpha, 0, epilogue, check)[0].warm_up()
+
+    def _set_up(
+        self,
+        caller: str,
+        A: DistMatrix,
+        B: DistMatrix,
+        C: DistMatrix,
+        alpha: Any,
+        beta: Any,
+        epilogue: Epilogue | None,
+        check: bool,
+    ) -> tuple[Prepared, Any]:
+        """Return the prepared product, and beta as a number of C's kind.  Collective over the grid."""
+        comm = communicator(A=A, B=B, C=C)
+
+        def set_up(shared: bool) -> tuple[Prepared, Any]:
+            agreement = together(comm, check)
+            with agreement as description:
+                check_matrices(A=A, B=B, C=C)
+                scalars = as_scalar(alpha, C.dtype, "alpha"), beta_of(beta, C, self)
+                plan = self._for(A, B, C, epilogue, shared)
+                description += [f"{caller}, alpha={scalars[0]}", f"beta={scalars[1]}", plan.description]
+                description += [epilogue.described()] if epilogue else []
+                agreement.check |= plan.needs_node_memory
+                workspace = Workspace(plan, A, B)
+            return Prepared(plan, scalars[0], Operands(A, B, C, False), workspace, epilogue), scalars[1]
+
+        return shared_or_sent(comm, set_up, required=self.problem.mover != AUTO or not self.problem.shared)
+
+    def _for(self, A: DistMatrix, B: DistMatrix, C: DistMatrix, epilogue: Epilogue | None, shared: bool) -> ProductPlan:
+        """Return the plan of this product for these matrices, which must have the planned layouts.  Local.
+
+        It differs from this plan where the matrices are not in the node-shared memory in which they were planned.
+        """
+        plan: ProductPlan = self
+        check_product(A, B, C)
+        check_devices(A, B, C)
+        problem, meant = self.problem, self.problem.device or devices.HOST
+        if meant != A.device:
+            raise DeviceError(f"the plan was made for matrices on {meant}, these are on {A.device}")
+        if problem.size != A.grid.size:
+            raise GridError(f"the plan was made for {problem.size} ranks, but these are {A.grid.size}")
+        ending = ending_of(epilogue, {"A": A, "B": B, "C": C}, problem.accumulate)
+        if ending != problem.ending:
+            raise ArgumentError(f"epilogue: {ending}; the plan was made for: {problem.ending}")
+        for name, x, planned in zip("ABC", (A, B, C), problem.layouts):
+            layout = x.layout_in(A.grid)
+            if ending and name == "C":  # the plan has the layout of the sums
+                layout = replace(layout, dtype=planned.dtype)
+            if layout != planned and (name == "C" or A.shape[1]):
+                raise LayoutError(f"{name} is {layout}, but the plan was made for {planned}{layout.unlike(planned)}")
+        if not problem.shared:
+            return plan
+        mover, reach = mover_and_access(AUTO, shared, A, B, C)
+        if problem.mover == AUTO and (not shared or devices.shared_memory(devices.of(A.stored), A.grid).failed):
+            staged = reach.staged and mover != NCCL.name
+            sent = replace(problem, mover=mover, staged=staged, shared=False, outside_node_memory=(), nodes=())
+            return plan_product(sent)
+        if not reach.reads or nodes(A.grid) != problem.nodes:
+            raise LayoutError("the plan was made for ranks on other nodes, or that share memory by other means")
+        outside = outside_node_memory(A, B)
+        if A.shape[1] and outside != problem.outside_node_memory:
+            plan = with_moves(self.arrangement, replace(problem, outside_node_memory=outside))
+            if not fits_in_memory(plan, problem.memory_limit):
+                raise MemoryLimitError(
+                    f"memory limit {problem.memory_limit} bytes per rank is too small for matrices that the ranks of a "
+                    f"node do not share: {plan.extra_bytes(None)} bytes are needed"
+                )
+        return plan
 
 
 def plan(
@@ -327,61 +376,7 @@ def plan(
         operands = FullProduct(transa, transb).operands(alpha, A, B, beta, C)
         planned, _ = _planned(operands, alpha, beta, options, shared=True)
         description += ["plan", planned.description]
-    return Plan.of(planned)
-
-
-def _prepared(
-    caller: str,
-    plan: ProductPlan,
-    A: DistMatrix,
-    B: DistMatrix,
-    C: DistMatrix,
-    alpha: Any,
-    beta: Any,
-    epilogue: Epilogue | None,
-    check: bool,
-) -> tuple[Prepared, Any]:
-    """Return the prepared product, and beta as a number of C's kind; matrices must have the planned layouts."""
-    with together(communicator(A=A, B=B, C=C), check) as description:
-        check_matrices(A=A, B=B, C=C)
-        alpha, beta = as_scalar(alpha, C.dtype, "alpha"), beta_of(beta, C, plan)
-        check_product(A, B, C)
-        check_devices(A, B, C)
-        meant = plan.problem.device or devices.HOST
-        if meant != A.device:
-            raise DeviceError(f"the plan was made for matrices on {meant}, these are on {A.device}")
-        if plan.problem.size != A.grid.size:
-            raise GridError(f"the plan was made for {plan.problem.size} ranks, but these are {A.grid.size}")
-        ending = ending_of(epilogue, {"A": A, "B": B, "C": C}, plan.problem.accumulate)
-        if ending != plan.problem.ending:
-            raise ArgumentError(f"epilogue: {ending}; the plan was made for: {plan.problem.ending}")
-        for name, x, planned in zip("ABC", (A, B, C), plan.problem.layouts):
-            layout = x.layout_in(A.grid)
-            if ending and name == "C":  # the plan has the layout of the sums
-                layout = replace(layout, dtype=planned.dtype)
-            if layout != planned and (name == "C" or A.shape[1]):
-                raise LayoutError(f"{name} is {layout}, but the plan was made for {planned}{layout.unlike(planned)}")
-        if devices.shared_memory(devices.of(A.stored), A.grid).failed:
-            plan = sent_instead(plan, A, B, C)
-        shares = mover_and_access("auto", True, A, B, C)[1].reads != ""
-        if plan.problem.shared and (nodes(A.grid), shares) != (plan.problem.nodes, True):
-            raise LayoutError("the plan was made for ranks on other nodes, or that share memory by other means")
-        if plan.problem.shared and A.shape[1] and outside_node_memory(A, B) != plan.problem.outside_node_memory:
-            plan = with_moves(
-                Arrangement(plan.product, plan.transposed),
-                replace(plan.problem, outside_node_memory=outside_node_memory(A, B)),
-            )
-            limit = plan.problem.memory_limit
-            if not fits_in_memory(plan, limit):
-                raise MemoryLimitError(
-                    f"memory limit {limit} bytes per rank is too small for matrices that the ranks of a node do not "
-                    f"share: {plan.extra_bytes(None)} bytes are needed"
-                )
-        description += [f"{caller}, alpha={alpha}", f"beta={beta}", plan.description]
-        description += [epilogue.described()] if epilogue else []
-        workspace = Workspace(plan, A, B) if check else None
-    workspace = workspace or unchecked(plan, A, B)
-    return Prepared(plan, alpha, A, B, C, workspace, epilogue=epilogue), beta
+    return Plan(planned.product, planned.transposed, planned.moves, planned.problem)
 
 
 def matmul(A: DistMatrix, B: DistMatrix, out: DistMatrix | None = None) -> DistMatrix:

@@ -196,7 +196,6 @@ class EpilogueRun:
 
     def __init__(self, epilogue: Epilogue, plan: ProductPlan, C: DistMatrix, workspace: Workspace) -> None:
         self._epilogue, self._C, self._workspace = epilogue, C, workspace
-        self.beta: Any = None  # with which the run in progress, or the last one, began
         buffer = workspace.sums
         self.sums = C if buffer is None else type(C)(buffer, C.grid, C.distribution, C.order)
         assert plan.problem.ending is not None
@@ -221,7 +220,6 @@ class EpilogueRun:
 
     def begin(self, beta: Any) -> None:
         """Set the sums to C where they are not C and are read, and repeat the vectors that this rank sends."""
-        self.beta = beta
         if self.sums is not self._C and beta != 0:
             CONVERT(self.sums.stored, self._C.stored)
         for name, copies in self._workspace.repeated.items():
@@ -230,9 +228,9 @@ class EpilogueRun:
             for at in range(copies.shape[0]) if copies.size else ():
                 CONVERT(copies[at : at + 1], row)
 
-    def end(self) -> DistMatrix:
-        """Assign C, after the last sum, and add the seconds to its report."""
-        C, report, start = self._C, self.sums._report, perf_counter()
+    def end(self, report: Callable[[], Any]) -> Callable[[], Any]:
+        """Assign C, after the last sum, and return the report of the product with the seconds of its epilogue added."""
+        C, start = self._C, perf_counter()
         epilogue, operands = (
             self._epilogue,
             {name: self._operand(name) for name in ("scale", "bias", "residual", "aux")},
@@ -242,16 +240,10 @@ class EpilogueRun:
             if device := devices.of(C.stored):
                 device.current_stream().synchronize()
         seconds = perf_counter() - start
-        C.report = _later(report, seconds)
-        return C
 
+        def extended() -> Any:
+            product = report()
+            computing = product.compute_seconds + seconds
+            return product.changed(seconds=product.seconds + seconds, compute_seconds=computing)
 
-def _later(report: Callable[[], Any], seconds: float) -> Callable[[], Any]:
-    """Return the report of a product with the seconds of its epilogue."""
-
-    def changed() -> Any:
-        product = report()
-        computing = product.compute_seconds + seconds
-        return product.changed(seconds=product.seconds + seconds, compute_seconds=computing)
-
-    return changed
+        return extended

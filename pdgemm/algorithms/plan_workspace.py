@@ -9,7 +9,6 @@ from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.planning.product_plan import ProductPlan
-from pdgemm.support.agreement import together
 from pdgemm.transport.movers.panel_views import held_panel
 from pdgemm.transport.packed_exchange import ExchangeBuffers
 
@@ -27,8 +26,9 @@ class Workspace:
             memory = (shared if exposed else own).empty((plan.held_words(layout, rank),), layout.dtype)
             return held_panel(rows, layout.order, cols, memory)
 
+        in_node_memory = plan.product.exposed_buffers
         self.product: dict[str, Any] = {
-            name: (shared if name in plan.product.exposed_buffers else own).empty((words,), dtype)
+            name: (shared if name in in_node_memory else own).empty((words,), dtype)
             for name, (words, dtype) in plan.buffers(rank).items()
         }
         if device:
@@ -42,12 +42,9 @@ class Workspace:
         self.sums = like(plan.sums, exposed=False) if plan.sums else None
         self.repeated = {name: own.empty(x.local_shape(rank), x.dtype) for name, x in plan.repeated.items()}
         self.staged = {name: like(layout, exposed=True) for name, layout in plan.staged.items()}
-        checks = plan.check_buffers(rank).items() if plan.problem.protect else ()
+        checks = plan.protection.buffers(rank).items() if plan.protection else ()
         self.checks = {name: own.empty((words,), dtype) for name, (words, dtype) in checks}
-
-    @property
-    def _kinds(self) -> dict[str, dict[str, Any]]:
-        return {
+        kinds: dict[str, dict[str, Any]] = {
             "": self.product,
             "messages of ": self.messages,
             "copy of ": self.copies,
@@ -56,15 +53,8 @@ class Workspace:
             "repeated ": self.repeated,
             "sums of C": {} if self.sums is None else {"": self.sums},
         }
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The bytes of each buffer, by its kind and name."""
-        return {f"{kind}{name}": _nbytes(x) for kind, buffers in self._kinds.items() for name, x in buffers.items()}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(self.sizes.values())
+        self.sizes = {f"{kind}{name}": _nbytes(x) for kind, buffers in kinds.items() for name, x in buffers.items()}
+        self.nbytes = sum(self.sizes.values())
 
 
 def _nbytes(x: Any) -> int:
@@ -72,9 +62,3 @@ def _nbytes(x: Any) -> int:
     if len(getattr(x, "shape", ())) == 2:
         return max(n * stride for n, stride in zip(x.shape, x.strides)) if x.size else 0
     return int(x.nbytes)
-
-
-def unchecked(plan: ProductPlan, A: DistMatrix, B: DistMatrix) -> Workspace:
-    """Return the buffers of a call with check=False; all ranks raise if node-shared memory is not available."""
-    with together(A.grid.comm, plan.needs_node_memory):
-        return Workspace(plan, A, B)

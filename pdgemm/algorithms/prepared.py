@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy as np
 
 from pdgemm.algorithms.epilogue import Epilogue, EpilogueRun
 from pdgemm.algorithms.plan_workspace import Workspace
-from pdgemm.algorithms.product_options import OperandScales
-from pdgemm.algorithms.product_report import report_of
+from pdgemm.algorithms.product_options import Operands
 from pdgemm.algorithms.products.accumulator import Accumulator
 from pdgemm.algorithms.products.executor import Call, Executor, executor_of
 from pdgemm.algorithms.products.strips import strips_of
 from pdgemm.algorithms.protection.repetition import protected
 from pdgemm.algorithms.protection.row_checksums import RowChecksums
 from pdgemm.algorithms.redistribution import move_report
-from pdgemm.algorithms.transport_choice import mover_and_access
 from pdgemm.devices.streams import recorder_of
-from pdgemm.errors import ArgumentError, MappingError
+from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.log import INFO, LOG, log_plan
-from pdgemm.instrument.recorder import Traffic
+from pdgemm.instrument.recorder import Recorder, Traffic
+from pdgemm.instrument.report import Report
 from pdgemm.instrument.run_report import MoveReport
 from pdgemm.instrument.spans import HOST
 from pdgemm.local.arrays import device as devices
@@ -36,9 +34,10 @@ from pdgemm.local.arrays.device import Array, Device
 from pdgemm.local.arrays.elementwise import CONVERT, Combine
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.planning.planner import explain, plan_product
+from pdgemm.names import AnyName
+from pdgemm.planning.planner import explain
 from pdgemm.planning.product_plan import ProductPlan
-from pdgemm.schedules.mover_registry import AUTO, MOVERS, NCCL
+from pdgemm.schedules.mover_registry import MOVERS
 from pdgemm.schedules.products import Product
 from pdgemm.schedules.products.scales import strip_name
 from pdgemm.schedules.staircase import Staircase
@@ -47,7 +46,6 @@ from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.packed_exchange import exchange, kept_if_it_fails
 
-T = TypeVar("T")
 SMALL = 1 << 14  # bytes of buffers that an executor may keep until C is formed again
 FEW = 64  # panels that such an executor may keep, with a kilobyte of views each
 
@@ -63,43 +61,35 @@ class Prepared:
         self,
         plan: ProductPlan,
         alpha: Any,
-        A: DistMatrix,
-        B: DistMatrix,
-        C: DistMatrix,
+        operands: Operands,
         workspace: Workspace,
-        mirrored: bool = False,
         epilogue: Epilogue | None = None,
-        scales: tuple[OperandScales | None, OperandScales | None] = (None, None),
-        names: tuple[str, str] = ("A", "B"),
     ) -> None:
-        self._scales = {strip_name(name): x.matrix.stored for name, x in zip("AB", scales) if x}
-        self._alpha, self._matrices, self._mirrored = alpha, (A, B, C), mirrored  # B is A^H or A^T
-        self._names = names
-        self._result, self._epilogue, self.traffic = C, epilogue, Traffic()
-        self._use(plan, workspace)
+        """Take a plan and its buffers, and set up views, communicators and executor.  Collective over the grid.
 
-    def _use(self, plan: ProductPlan, workspace: Workspace) -> None:
-        """Take a plan and its buffers."""
-        self.plan, self._workspace, self._bytes = plan, workspace, workspace.nbytes
+        Raises MappingError on all ranks where a rank cannot map the GPU memory of another rank.
+        """
+        A, B, C, *_ = operands
+        self.plan, self._alpha, self._operands, self._workspace = plan, alpha, operands, workspace
+        self._bytes, self._epilogue, self.traffic = workspace.nbytes, epilogue, Traffic()
+        self._end = EpilogueRun(epilogue, plan, C, workspace) if epilogue else None
+        self._matrices = A, B, self._end.sums if self._end else C
         self._moves = dict(plan.moves)
-        self._end = EpilogueRun(self._epilogue, plan, self._result, workspace) if self._epilogue else None
-        if self._end:
-            self._matrices = *self._matrices[:2], self._end.sums
-        self._grid: ProcessGrid | None = None  # the grid, peers, call and executor are set by `set_up` or the first run
+        self._grid: ProcessGrid | None = None
         self._peers: NodeArrays | None = None
         self._call: Call[Product]
         self._multiply: Executor
         if LOG.isEnabledFor(INFO):
             mover = plan.product.transport
             how = f"{mover}, {MOVERS[mover].summary}" if mover in MOVERS else mover
-            log_plan(self._matrices[0].grid.comm.rank, plan, how, partial(explain, plan), workspace.sizes)
+            log_plan(A.grid.comm.rank, plan, how, partial(explain, plan), workspace.sizes)
+        if device := devices.of(C.stored):
+            device.current_stream().synchronize()  # which may still write to A and B
+        self._connect()
+        self._synchronized = True  # no rank writes to A or B between here and a run, unless it is called later
 
-    def set_up(self) -> Prepared:
-        """Do the one-time work of the first run in advance, and return this object.  Collective over the grid.
-
-        This creates communicators, also those of NCCL, maps memory of other GPUs, and compiles common kernels.
-        """
-        self._repeated_if_unmapped(self._meet)
+    def warm_up(self) -> Prepared:
+        """Create the communicators of NCCL, compile common kernels, and return this object.  Collective."""
         call, comm, device = self._call, self._matrices[0].grid.comm, devices.of(self._call.C)
         if device is None:
             return self
@@ -122,11 +112,11 @@ class Prepared:
         beta  : 0, or any number if the plan was made for a nonzero beta.
         check : False skips the allreduce that makes all ranks raise the same exception.
         """
-        start = perf_counter()
+        start, self._synchronized = perf_counter(), False
         with together(self._matrices[0].grid.comm, check) as description:
             for matrix in self._matrices:
                 check_not_freed(matrix.grid.comm)
-            beta = beta_of(beta, self._result, self.plan)
+            beta = beta_of(beta, self._operands.C, self.plan)
             description += [f"a prepared product, beta={beta}", self.plan.description]
             description += [self._epilogue.described()] if self._epilogue else []
         return self.run(beta, start)
@@ -144,63 +134,45 @@ class Prepared:
         progress: Callable[[int, int], object] | None = None,
         agreed: bool = False,
     ) -> DistMatrix:
-        """Compute C, its epilogue included, and set its report.  Arguments: `_run`."""
-        if self._end is None:
-            return self._multiplied(beta, start, progress, agreed)
-        self._end.begin(beta)
-        self._multiplied(beta, start, progress, agreed)
-        return self._end.end()
-
-    def _multiplied(
-        self, beta: Any, start: float, progress: Callable[[int, int], object] | None, agreed: bool
-    ) -> DistMatrix:
-        """Compute the sums, and compare them with their checksums if the plan protects them.  Arguments: `_run`."""
-        problem, C, comm = self.plan.problem, self._matrices[2], self._matrices[0].grid.comm
-        if not problem.protect:
-            return self._repeated_if_unmapped(partial(self._run, beta, start, progress, agreed))
-        buffers = self._workspace.checks
-        checks = RowChecksums(self._alpha, self._matrices, beta, buffers, problem.accumulate, problem.compute)
-        entry = buffers["C on entry"].reshape(C.stored.shape, order=C.order) if "C on entry" in buffers else None
-        run, planned = partial(self._run, beta, start, progress, agreed), self.plan.checks(comm.rank)
-        outcome, report = protected(run, C, checks, problem.protect == "repair", planned, entry), C._report
-        C.report = lambda: report().changed(checks=outcome)
-        return C
-
-    def _repeated_if_unmapped(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`, by another plan where ranks cannot map each other's memory.  Collective."""
-        try:
-            return work()
-        except MappingError:  # nothing has been written to C yet
-            A, B, C = self._matrices
-            plan = sent_instead(self.plan, A, B, C)
-            if plan is self.plan:
-                raise
-        with together(A.grid.comm) as description:
-            description.append(plan.description)
-            workspace = Workspace(plan, A, B)
-        begun = self._end and self._end.beta
-        self._use(plan, workspace)
-        if self._end and begun is not None:
-            self._end.begin(begun)
-        return work()
-
-    def _run(
-        self,
-        beta: Any,
-        start: float,
-        progress: Callable[[int, int], object] | None = None,
-        agreed: bool = False,
-    ) -> DistMatrix:
-        """Redistribute A and B where necessary, multiply, redistribute C back, and set its report.
+        """Compute C, its epilogue included, and set its report.
 
         start    : the time at which the call began.
         agreed   : all ranks know that some rank passed `progress`; an exception of `progress` is raised on all ranks.
         """
+        notify, comm, C = GuardedCallback(progress), self._matrices[0].grid.comm, self._operands.C
+        if self._end:
+            self._end.begin(beta)
+        multiply = self._protected if self.plan.protection else self._run
+        report = multiply(beta, start, notify)
+        C.report = report = self._end.end(report) if self._end else report
+        if LOG.isEnabledFor(INFO) and not comm.rank:
+            LOG.info("%s", report())
+        if agreed:
+            agree(comm, notify.error)
+        elif notify.error is not None:
+            raise notify.error
+        return C
+
+    def _protected(self, beta: Any, start: float, notify: GuardedCallback) -> Callable[[], Report]:
+        """Multiply, and compare the sums with their checksums.  Collective; arguments and result: `_run`."""
+        problem, protection, (A, _, C) = self.plan.problem, self.plan.protection, self._matrices
+        assert protection
+        checks = RowChecksums(
+            self._alpha, self._matrices, beta, self._workspace.checks, problem.accumulate, problem.compute
+        )
+        reports, planned = list[Callable[[], Report]](), protection.cost(A.grid.comm.rank)
+        outcome = protected(
+            lambda: reports.append(self._run(beta, start, notify)), C, checks, problem.protect == "repair", planned
+        )
+        return lambda: reports[-1]().changed(checks=outcome)
+
+    def _run(self, beta: Any, start: float, notify: GuardedCallback) -> Callable[[], Report]:
+        """Redistribute A and B where necessary, multiply, redistribute C back, and return a function for the report."""
         (A, B, C), workspace, plan, moves = self._matrices, self._workspace, self.plan, self._moves
         comm, reports, trace = A.grid.comm, list[Callable[[], MoveReport]](), spans.active()
         if trace:
             trace.add((HOST, "plan", start, perf_counter()))
-        recorder, notify = recorder_of(C.stored), GuardedCallback(progress)
+        recorder = recorder_of(C.stored)
         recorder.hold(self._bytes)
 
         def move(name: str, x: Array, beta: Any, y: Array, within: Staircase | None = None) -> None:
@@ -213,16 +185,19 @@ class Prepared:
             reports.append(partial(move_report, name, moves[name], A.grid, own, taken.seconds))
 
         with np.errstate(all="ignore"), kept_if_it_fails(workspace, A.stored, B.stored, C.stored):
-            sources = {"A": A.stored, "B": B.stored, **self._scales, **(self._end.sources if self._end else {})}
-            for name, x in sources.items():
-                if name in workspace.copies:
-                    move(name, x, 0, workspace.copies[name])
-                elif name in workspace.staged:
-                    with recorder.phase("pack"):
-                        CONVERT(workspace.staged[name], x)
-                    recorder.synchronize_copies()
-            with recorder.phase("sync"):
-                self._meet()
+            if workspace.copies or workspace.staged:
+                for name, x in self._sources().items():
+                    if name in workspace.copies:
+                        move(name, x, 0, workspace.copies[name])
+                    elif name in workspace.staged:
+                        with recorder.phase("pack"):
+                            CONVERT(workspace.staged[name], x)
+                        recorder.synchronize_copies()
+                self._synchronized = False
+            if not self._synchronized:
+                with recorder.phase("sync"):
+                    self._connect()
+            self._synchronized = False
             self._multiply(0 if "C" in moves else beta, recorder, notify)
             recorder.finish()
             if self._peers:
@@ -234,19 +209,20 @@ class Prepared:
         sharing = device.reach(A.grid).sharing if device else 1
         self.traffic = recorder.traffic
         end = perf_counter()
-        report = partial(report_of, plan, A.grid, C.grid.coords, recorder, end - start, reports, sharing, self._names)
-        C.report = report
-        if LOG.isEnabledFor(INFO) and not comm.rank:
-            LOG.info("%s", report())
+        report = partial(
+            _report, plan, A.grid, C.grid.coords, recorder, end - start, reports, sharing, self._operands.names
+        )  # which keeps neither matrices nor buffers
         if trace:
             trace.add((HOST, "pdgemm", start, end, 0, lambda: report().as_dict()))
-        if agreed:
-            agree(comm, notify.error)
-        elif notify.error is not None:
-            raise notify.error
-        return C
+        return report
 
-    def _meet(self) -> None:
+    def _sources(self) -> dict[str, Array]:
+        """Return the arrays that are redistributed before the product, by name, as this rank stores them."""
+        A, B, _ = self._matrices
+        scales = {strip_name(name): x.matrix.stored for name, x in zip("AB", self._operands.scales) if x}
+        return {"A": A.stored, "B": B.stored, **scales, **(self._end.sources if self._end else {})}
+
+    def _connect(self) -> None:
         """Wait until A and B may be read in place on all ranks of the node; set up the executor if its grid is new."""
         (A, B, C), workspace, product = self._matrices, self._workspace, self.plan.product
         grid = _grid(product, A.grid, B.grid, C.grid)
@@ -258,16 +234,15 @@ class Prepared:
         a, b, c = (arrays[name] for name in "ABC")
         if self.plan.transposed:
             a, b, c = b.T, a.T, c.T
-        self._grid, self._peers = grid, None
+        self._grid, self._peers, mirrored = grid, None, self._operands.mirrored
         if product.shared:
             operands = {"A": (a, product.A), "B": (b, product.B)}
             exposed: dict[str, tuple[Array, Layout | None]] = {name: operands[name] for name in product.exposed}
             exposed |= {name: (workspace.product[name], None) for name in product.exposed_buffers}
             self._peers = NodeArrays(A.grid, **exposed)
         transfers = Transfers(between_nodes=grid.ranks_per_node is not None)
-        buffers, mirrored = workspace.product, self._mirrored
         call = self._call = Call(
-            self._alpha, a, b, c, product, grid, buffers, self._peers, transfers, mirrored=mirrored,
+            self._alpha, a, b, c, product, grid, workspace.product, self._peers, transfers, mirrored=mirrored,
             scales=strips_of(self.plan, A.grid.comm.rank, workspace.copies),
         )  # fmt: skip
         in_place = (product.in_place or A.grid.size == 1) and not (
@@ -279,6 +254,51 @@ class Prepared:
             self._multiply = _same_again(key, call, A, B, C)
         else:
             self._multiply = executor_of(call)
+
+
+def _report(
+    plan: ProductPlan,
+    grid: ProcessGrid,
+    coords: tuple[int, int],
+    recorder: Recorder,
+    seconds: float,
+    moves: list[Callable[[], MoveReport]],
+    sharing: int,
+    names: tuple[str, str],
+) -> Report:
+    """Return the report of a run.   moves : functions that return the reports of the redistributions.
+
+    coords : of this rank in the grid of C.   names : of op(A) and op(B).
+    """
+    product, ending = plan.product, plan.problem.ending
+    result = ending.dtype if ending else plan.problem.C.dtype
+    return Report.of_run(
+        recorder,
+        [plan],
+        grid,
+        seconds,
+        algorithm=AnyName(plan.algorithm),
+        inside=plan.inside,
+        collective=plan.collective,
+        mover=product.transport,
+        device=product.device,
+        ranks_per_device=sharing,
+        compute=product.compute,
+        grid=plan.shape[:2],
+        layers=plan.shape[2],
+        mnk=plan.mnk,
+        operands=names,
+        dtype=str(product.accumulate),
+        epilogue=ending.text if ending else "",
+        result_dtype="" if result == product.accumulate else str(result),
+        panels=product.panels,
+        panel_width=product.widest,
+        lookahead=product.lookahead,
+        coords=coords,
+        predicted_seconds=plan.seconds,
+        lower_bound_words=plan.lower_bound_words,
+        moves=tuple(move() for move in moves),
+    )
 
 
 class _LastRun(NamedTuple):
@@ -309,17 +329,6 @@ def _same_again(key: tuple[Any, ...], call: Call[Product], A: DistMatrix, B: Dis
 def _same_place(x: Array, y: Array) -> bool:
     """Do two arrays of the same shape have the same address and the same strides?"""
     return x is y or (devices.address(x), x.strides) == (devices.address(y), y.strides)
-
-
-def sent_instead(plan: ProductPlan, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> ProductPlan:
-    """Return the best plan for ranks that send what they would have read; the same plan if its mover was requested."""
-    problem = plan.problem
-    if not problem.shared or problem.mover != AUTO:
-        return plan
-    mover, reach = mover_and_access(AUTO, False, A, B, C)
-    staged = reach.staged and mover != NCCL.name
-    sent = replace(problem, mover=mover, staged=staged, shared=False, outside_node_memory=(), nodes=())
-    return plan_product(sent)
 
 
 def _first_calls(call: Call[Product], device: Device) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.errors import GridError, LayoutError, NodeMemoryError, OutOfMemoryError
+from pdgemm.errors import GridError, LayoutError, MappingError, NodeMemoryError, OutOfMemoryError
 from pdgemm.grids.distribution import Block, Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
@@ -51,6 +52,20 @@ def allocated(comm: MPI.Comm, allocate: Callable[[], T]) -> T:
     devices.release_memory()
     comm.Barrier()  # until all ranks have unmapped it
     return allocate()
+
+
+def shared_or_sent(comm: MPI.Comm, set_up: Callable[[bool], T], required: bool = False) -> T:
+    """Return `allocated` set_up(True), where ranks read each other's memory; set_up(False) where they cannot.
+
+    Node-shared memory may be exhausted, and memory of another GPU may not be mapped; either is raised on all ranks.
+    required : raise instead, because the caller requested a mover.   Collective over comm.
+    """
+    try:
+        return allocated(comm, partial(set_up, True))
+    except (NodeMemoryError, MappingError):
+        if required:
+            raise
+    return allocated(comm, partial(set_up, False))
 
 
 def new_local(

@@ -244,12 +244,12 @@ def _beside(plan: ProductPlan, other: ProductPlan) -> str:
 def explain(plan: ProductPlan, whole: bool = False, more: str = "explain(all=True)") -> str:
     """Return the plan, a table of the candidates, and the rule of the choice, in lines of at most 80 characters."""
     lines = [wrapped(str(plan)), candidates_explained(considered(plan), whole, more)]
-    if plan.problem.protect:
-        checks = plan.checks(0)
+    if plan.protection:
+        checks, share = plan.protection.cost(0), plan.protection.seconds / max(plan.seconds, 1e-9)
         lines.append(
             wrapped(
                 f"checksums: {in_words(checks.words)} in {checks.allreduces} allreduces, {in_bytes(checks.bytes)}, and "
-                f"A, B and C are read once more: about {plan.check_share:.1%} of the time"
+                f"A, B and C are read once more: about {share:.1%} of the time"
             )
         )
     return "\n".join(lines)

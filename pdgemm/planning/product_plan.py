@@ -11,9 +11,9 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
-from pdgemm.instrument.check_report import Checks
 from pdgemm.instrument.ownership import Ownership, as_html
 from pdgemm.instrument.recorder import Traffic
+from pdgemm.planning.checksum_plan import ChecksumPlan
 from pdgemm.planning.machines.timing import exchange_seconds, product_seconds
 from pdgemm.planning.plan_json import pack, unpack
 from pdgemm.planning.problem import Problem
@@ -106,7 +106,7 @@ class ProductPlan:
         If the layouts are ideal, the bytes of A, B and C are included.
         """
         own = sum(layout.local_bytes(rank) for layout in self.arrangement.layouts) if self.problem.ideal else 0
-        checks = self._check_bytes(rank) if self.problem.protect else 0
+        checks = self.protection.cost(rank).bytes if self.protection else 0
         return self.product.extra_bytes(rank) + self._copied_bytes(rank) + own + checks + self._ending_bytes(rank)
 
     def _copied_bytes(self, rank: int | None) -> int:
@@ -136,44 +136,11 @@ class ProductPlan:
         sums = self.held_words(self.sums, rank) * self.sums.dtype.itemsize if self.sums else 0
         return sums + sum(x.local_bytes(rank) for x in self.repeated.values())
 
-    # ------------------------------------------------------------------ checksums
-    def check_buffers(self, rank: int | None) -> Buffers:
-        """Return the checksum vectors of a rank, and the copy of C from which a product is repeated.
-
-        For rank None, return the largest sizes of any rank.
-        """
-        problem, (m, _, k) = self.problem, self.problem.mnk
-        dtype = np.dtype(np.int64) if problem.accumulate.kind in "iu" else problem.accumulate
-        (rows, cols), entry = problem.C.local_shape(rank), not problem.beta_is_zero
-        own = sum(x.local_shape(rank)[0] for x in (problem.B, problem.A)) + entry * rows
-        norms, sizes = self._check_sizes
-        workspace = {"B x": (k, dtype), "own": (own, dtype), "C x": (m, dtype)}
-        workspace |= {"norms": (norms, np.dtype(np.float64)), "sizes": (sizes, np.dtype(np.float64))}
-        if entry and problem.protect == "repair":
-            workspace["C on entry"] = rows * cols, problem.C.dtype
-        return workspace
-
-    def checks(self, rank: int) -> Checks:
-        """Return the cost of the checksums of one run: all-reduces of B x, norms, sizes, C x, and of the verdict."""
-        m, _, k = self.problem.mnk
-        some = k, *self._check_sizes  # words of vectors that are not all-reduced if they are empty
-        return Checks(sum(some) + m + 2, 2 + sum(x > 0 for x in some), self._check_bytes(rank))
-
-    @property
-    def _check_sizes(self) -> tuple[int, int]:
-        """The numbers of norms (rows of B, and of C on entry) and of sizes (rows of A); 0 for integers: no rounding."""
-        problem, (m, _, k) = self.problem, self.problem.mnk
-        rounded = problem.accumulate.kind not in "iu"
-        return rounded * (k + (not problem.beta_is_zero) * m), rounded * (k > 0) * m
-
-    def _check_bytes(self, rank: int | None) -> int:
-        return sum(n * dtype.itemsize for n, dtype in self.check_buffers(rank).values())
-
-    @property
-    def check_share(self) -> float:
-        """The ratio of the predicted time of the checksums, which read A, B and C once, to that of the plan."""
-        read = sum(x.local_bytes(None) for x in self.problem.layouts)
-        return read / self.problem.machine.copy_bandwidth / max(self.seconds, 1e-9)
+    # ------------------------------------------------------------------ memory
+    @cached_property
+    def protection(self) -> ChecksumPlan | None:
+        """The checksums by which the product is protected; None: it is not."""
+        return ChecksumPlan(self.problem) if self.problem.protect else None
 
     @cached_property
     def needs_node_memory(self) -> bool:

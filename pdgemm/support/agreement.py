@@ -43,21 +43,21 @@ class together:
     ArgumentError, which shows ranks and their arguments.  Collective over `comm`; one allreduce of 4 words.
 
     check : False where the caller guarantees equal arguments without errors: nothing is compared, and an exception is
-            raised on this rank alone.
+            raised on this rank alone.  It may be set to True in the block, on all ranks.
     flag  : True, or a number: after the block it is the largest of all ranks, so that True of one rank is True of all.
     """
 
-    __slots__ = ("_arguments", "_check", "_comm", "flag")
+    __slots__ = ("_arguments", "_comm", "check", "flag")
 
     def __init__(self, comm: MPI.Comm, check: bool = True) -> None:
-        self._comm, self._check, self._arguments, self.flag = comm, check, list[object](), int(False)
+        self._comm, self.check, self._arguments, self.flag = comm, check, list[object](), int(False)
 
     def __enter__(self) -> list[object]:
         check_not_freed(self._comm)
         return self._arguments
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not self._check:
+        if not self.check:
             waits.count_check(self._comm, check=False)
         elif error is None or isinstance(error, Exception):
             description = ""

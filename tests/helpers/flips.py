@@ -17,11 +17,11 @@ def changed_after_the_product(
     run, count = prepared.Prepared._run, [0]
 
     def damaged(self: Any, *arguments: Any) -> Any:
-        made = run(self, *arguments)
+        report = run(self, *arguments)
         count[0] += 1
         if after < count[0] <= after + times:
             change(self._matrices[2])
-        return made
+        return report
 
     monkeypatch.setattr(prepared.Prepared, "_run", damaged)
 

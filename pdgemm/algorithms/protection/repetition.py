@@ -11,8 +11,6 @@ from functools import lru_cache
 from platform import node
 from time import perf_counter
 
-import numpy as np
-
 from pdgemm.algorithms.protection.checksum import REPEATS, local_sum
 from pdgemm.algorithms.protection.row_checksums import RowChecksums, ranks_and_nodes
 from pdgemm.errors import CorruptionError
@@ -22,21 +20,16 @@ from pdgemm.support.files import say
 
 
 def protected(
-    run: Callable[[], object],
-    C: DistMatrix,
-    checks: RowChecksums,
-    repair: bool,
-    planned: Checks,
-    entry: np.ndarray | None,
+    run: Callable[[], object], C: DistMatrix, checks: RowChecksums, repair: bool, planned: Checks
 ) -> CheckReport:
     """Run a product, and compare C with its checksums; repeat the product if C is wrong.  Collective.
 
-    repair : False: a wrong C raises at once.   entry : the buffer for a copy of C on entry; None: no copy is kept.
+    repair : False: a wrong C raises at once.
 
     Raises CorruptionError on all ranks.
     """
-    start, comm, bits = perf_counter(), C.grid.comm, 0
-    if repair and entry is not None:
+    start, comm, bits, entry = perf_counter(), C.grid.comm, 0, checks.entry
+    if entry is not None:
         entry[...] = C.stored
     checks.begin()
     seconds = perf_counter() - start

@@ -112,8 +112,8 @@ _HYPOT = MPI.Op.Create(_joined, commute=True)  # joins the 2-norms of the parts 
 class RowChecksums:
     """The checksums of one product.  Collective over the grid: `begin`, `end`, `where` and `changed`.
 
-    vectors : the vectors of the plan ("B x", "own", "C x", "norms", "sizes").   compute : the type that operands are
-    rounded to.
+    buffers : of the plan (`ChecksumPlan.buffers`).   compute : the type that operands are rounded to.
+    entry : the buffer for a copy of C on entry; None: no copy is kept.
     unknown : number of rows of C that could not be compared, because the size of their rounding errors is not known.
     """
 
@@ -122,13 +122,15 @@ class RowChecksums:
         alpha: Any,
         matrices: tuple[DistMatrix, DistMatrix, DistMatrix],
         beta: Any,
-        vectors: dict[str, np.ndarray],
+        buffers: dict[str, np.ndarray],
         accumulate: np.dtype,
         compute: str,
     ) -> None:
         self._alpha, self._beta, (self._A, self._B, self._C) = alpha, beta, matrices
-        self._comm, self._vectors, self._exact = matrices[0].grid.comm, vectors, accumulate.kind in "iu"
-        self._dtype, self._inner = vectors["C x"].dtype, vectors["B x"].size
+        self._comm, self._vectors, self._exact = matrices[0].grid.comm, buffers, accumulate.kind in "iu"
+        entry, C = buffers.get("C on entry"), self._C
+        self.entry = None if entry is None else entry.reshape(C.stored.shape, order=C.order)
+        self._dtype, self._inner = buffers["C x"].dtype, buffers["B x"].size
         self._reads = alpha != 0 and self._inner > 0
         self.words = self.allreduces = self.unknown = 0
         self._own: list[np.ndarray] = []

@@ -9,6 +9,7 @@ import numpy as np
 
 from pdgemm.algorithms.plan_workspace import Workspace
 from pdgemm.algorithms.prepared import Prepared
+from pdgemm.algorithms.product_options import Operands
 from pdgemm.errors import NodeMemoryError
 from pdgemm.gemm import Plan, plan
 from pdgemm.grids.distribution import BlockCyclic, Distribution
@@ -68,7 +69,7 @@ class LineProducts:
             planned, workspace = self._plans[key] = self._planned(algorithm, beta, *matrices)
             if len(self._plans) > _KEPT:
                 self._plans.pop(next(iter(self._plans)))
-        product = Prepared(planned, 1, *matrices, workspace)
+        product = Prepared(planned, 1, Operands(*matrices, False), workspace)
         product.run(beta, perf_counter(), progress=lambda done, panels: let_move(self._mesh))
         self._mesh.traffic[self._kind] += product.traffic
 

@@ -217,7 +217,8 @@ def test_what_it_takes_is_planned(comm: Any, grid: Any) -> None:
     for protect, copy in (("detect", 0), ("repair", C.local.nbytes)):
         found = plan(A, B, C, beta=1, protect=protect, algorithm="summa")
         assert "\nchecksums: 312 words in 5 allreduces, " in found.explain()
-        checks = found.checks(comm.rank)
+        assert found.protection
+        checks = found.protection.cost(comm.rank)
         assert (checks.words, checks.allreduces) == (50 + 120 + 70 + 70 + 2, 5)
         rows = sum(x.local.shape[0] for x in (A, B, C))
         assert checks.bytes == 8 * (50 + rows + 70 + 120 + 70) + copy

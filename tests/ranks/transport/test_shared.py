@@ -145,8 +145,14 @@ def test_without_room_matrices_are_private_and_products_send_messages(
         pdgemm(1, A, B, 0, C, check=check, **how)
         assert C.report.mover == "ibcast"
         assert gemm_error(C.allgather(), 1, A.allgather(), B.allgather()) <= TOLERANCE
+        for carry_out in (lambda: p.execute(A, B, C, check=check), p.prepare(A, B, C, check=check)):
+            C.local[...] = np.nan
+            carry_out()
+            assert C.report.mover == "ibcast"
+            assert gemm_error(C.allgather(), 1, A.allgather(), B.allgather()) <= TOLERANCE
         before = C.local.copy()
-        for carry_out in (p.execute, p.prepare):
+        shared = plan(A, B, C, mover="shared", **how)
+        for carry_out in (shared.execute, shared.prepare):
             with pytest.raises(NodeMemoryError):
                 carry_out(A, B, C, check=check)
         with pytest.raises(NodeMemoryError, match="no room for .* that the ranks of the node share"):
