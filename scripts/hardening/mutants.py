@@ -318,7 +318,7 @@ MUTANTS = [
            "sums = added + sums[len(added) * 2 :]", "sums = [added[0], *sums[2:]]",
            (f"4 {R}transport/test_collectives.py",)),
     Mutant("programs: a product is not planned", "carried_out",
-           'operands.A.grid.draft.add("C", plan)', "pass", (f"2 {R}linalg/test_linalg_plans.py",)),
+           'operands.A.grid.draft.add("C", product)', "pass", (f"2 {R}linalg/test_linalg_plans.py",)),
     Mutant("programs: redistributions of sums are not reported", "Work.add",
            "return Y if Y.later_report is before else self.did(Y)", "return Y", (f"2 {R}linalg/test_linalg_plans.py",)),
     Mutant("programs: ranks compare addresses", "agree",
