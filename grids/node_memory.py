@@ -5,10 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Container, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
-from functools import cache, partial
-from math import inf, prod
+from contextlib import contextmanager, suppress
+from functools import partial
+from math import prod
 from time import perf_counter, sleep
 from typing import Any
 
@@ -23,11 +22,8 @@ from pdgemm.support.waits import Wait
 from pdgemm.support.watchdog import CODE, end_job
 
 WHERE = "/dev/shm"  # file system of Linux for memory that processes share
-ZERO = "/dev/zero"  # source of the zeros that fill memory; its lock is taken before the lock of WHERE
+ZERO = "/dev/zero"  # source of the zeros that fill memory
 _LEAST = 1 << 22  # bytes per rank: of the smallest window, and left free for MPI, whose own windows also grow
-_TURN = 1.0  # seconds of waiting for locks of other jobs, in total, before this job continues without a lock
-_MAKING = 10.0  # the same for the creation of a window, which happens once
-_LULL = 60.0  # seconds without waiting after which _TURN seconds are allowed again
 _PATIENCE = 1e-3  # seconds of waiting without sleep; a rank that waits longer leaves its core to other ranks
 _NAP = 2e-4  # seconds
 _LEVELS = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)  # 0 to 3 in Open MPI
@@ -172,16 +168,14 @@ def _window(node: MPI.Intracomm, limit: float) -> _Window | None:
     if MPI.UNDEFINED in key:  # ranks of another MPI.COMM_WORLD
         return None
     if key not in _windows:
-        node.Barrier()  # the rank that has the lock must not wait, in the allreduce, for a rank that waits for the lock
         # half of the free bytes that no window is promised yet, because other jobs need memory, too; but at least 1/32
         # of the free bytes.  MPI libraries have been seen to hang where a window does not fit
-        with _turn(LOCK_EX, _LEAST * node.size) if node.rank == 0 else nullcontext(inf) as free:
-            share, promised = free / node.size, sum(window.size for window in _windows.values())
-            most = min(max((share - promised) / 2, share / 32), limit / node.size)
-            size = int(node.allreduce(most, MPI.MIN)) // PAGE * PAGE
-            if size < _LEAST:
-                return None
-            _windows[key] = _Window(node, size)
+        share, promised = _free_bytes() / node.size, sum(window.size for window in _windows.values())
+        most = min(max((share - promised) / 2, share / 32), limit / node.size)
+        size = int(node.allreduce(most, MPI.MIN)) // PAGE * PAGE
+        if size < _LEAST:
+            return None
+        _windows[key] = _Window(node, size)
     return _windows[key]
 
 
@@ -206,80 +200,21 @@ def _take(part: memoryview, spare: int) -> bool:
     try:
         with open(ZERO, "rb", buffering=0) as zeros:
             while part:
-                needed = len(part) + spare
-                with _turn(LOCK_SH, needed) as free:  # checked for each piece, because other jobs take memory, too
-                    if free < needed:
-                        return False
-                    part = part[zeros.readinto(part[:PAGE]) :]
+                if _free_bytes() < len(part) + spare:  # for each piece, because other jobs take memory, too
+                    return False
+                part = part[zeros.readinto(part[:PAGE]) :]
     except OSError:
         return False
     return True
 
 
-@contextmanager
-def _turn(lock: int, needed: int = 0) -> Iterator[int]:
-    """Lock WHERE and yield its free bytes: with LOCK_SH to fill pages, with LOCK_EX to create a window.
-
-    A warning is printed once if WHERE cannot be locked and, for that reason, fewer than `needed` bytes are yielded.
-
-    The locks are advisory, and any program may hold them for ever, so no result depends on the locks.  Without the lock
-    of ZERO another job may come first.  A process that cannot lock WHERE creates no window, but may fill pages: without
-    a free page the kernel reports an error (`_take`), and a window that is created at the same time gets half of the
-    free bytes, at most half of WHERE.  So half of WHERE is left, and an eighth for what MPI libraries need beyond it.
-    """
-    with ExitStack() as stack:
-        free = 0
-        with suppress(OSError):
-            zero, where = (_opened(path, stack) for path in (ZERO, WHERE))
-            _lock(zero, ZERO, lock)
-            locked = _lock(where, WHERE, lock)
-            if lock == LOCK_SH:  # a job that creates a window keeps this lock, so that no other begins to fill
-                flock(zero, LOCK_UN)
-            if (locked or lock == LOCK_SH) and os.access(WHERE, os.W_OK):  # else MPI libraries put windows elsewhere
-                there = os.fstatvfs(where)
-                free = (there.f_bavail - (0 if locked else there.f_blocks * 5 // 8)) * there.f_frsize
-            if not locked and free < needed:
-                _tell_of_lock()
-        yield free
-
-
-def _opened(path: str, until: ExitStack) -> int:
-    """Open a file; closing the stack `until` unlocks and closes the file."""
-    file = os.open(path, os.O_RDONLY)
-    until.callback(os.close, file)
-    until.callback(flock, file, LOCK_UN)  # a process that another thread forked meanwhile has the file open, too
-    return file
-
-
-_patience: dict[tuple[str, int], tuple[float, float]] = {}  # seconds of waiting left, and time of the last wait
-
-
-def _lock(file: int, path: str, lock: int) -> bool:
-    """Lock a file and return True; False where this process has waited for such locks for too long in total."""
-    start = now = perf_counter()
-    left, last = _patience.get((path, lock), (_MAKING if (path, lock) == (WHERE, LOCK_EX) else _TURN, now))
-    if now - last > _LULL:
-        left = _TURN
-    while True:
-        try:
-            flock(file, lock | LOCK_NB)
-            return True
-        except BlockingIOError:
-            if now - start >= left:
-                return False
-            sleep(_NAP)
-            now = perf_counter()
-            _patience[path, lock] = left - (now - start), now
-
-
-@cache
-def _tell_of_lock() -> None:
-    """Print a warning once, on the first rank of each window; where there is no window, on every rank that calls."""
-    if not _windows or MPI.COMM_WORLD.rank in {ranks[0] for ranks in _windows}:
-        say(
-            f"warning: other processes keep {WHERE} locked (flock; see lslocks): this job goes on without waiting for "
-            "them, with less shared memory"
-        )
+def _free_bytes() -> int:
+    """Return the free bytes of WHERE; 0 where this process may not write to it: MPI libraries put windows elsewhere."""
+    with suppress(OSError):
+        if os.access(WHERE, os.W_OK):
+            there = os.statvfs(WHERE)
+            return there.f_bavail * there.f_frsize
+    return 0
 
 
 @contextmanager

@@ -130,7 +130,7 @@ def test_where_the_system_has_no_page_it_says_so(file: int, monkeypatch: pytest.
     assert pages(file) == 4 and (first == 7).all()
     assert heap.block(1) is None
     del second
-    monkeypatch.setattr(os, "open", None)  # what is kept is not asked for again
+    monkeypatch.setattr(os, "statvfs", None)  # what is kept is not asked for again
     assert heap.block(3 * PAGE) is not None
 
 
@@ -143,7 +143,7 @@ def test_some_memory_is_left_to_others(file: int, monkeypatch: pytest.MonkeyPatc
         left = iter(free)
         for length in (0, 3 * PAGE):  # which empties it
             os.ftruncate(file, length)
-        monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=next(left), f_frsize=PAGE))
+        monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=next(left), f_frsize=PAGE))
         done = node_memory._take(memoryview(mmap.mmap(file, 3 * PAGE)), PAGE)
         assert done == (pages(file) == 3)
         return pages(file)
