@@ -19,8 +19,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import bench_gpu
 import click
+import gpu_products
 import numpy as np
 
 from pdgemm.devices import gpu_binding
@@ -42,7 +42,7 @@ def environment(grid: Any, small: bool) -> Iterator[Finding]:
     from pdgemm import DistMatrix
 
     DistMatrix.zeros((8, 8), grid=grid, device="cuda")
-    for name, value in bench_gpu.hardware(grid, "cuda").items():
+    for name, value in gpu_products.hardware(grid, "cuda").items():
         yield Finding(name, "", str(value))
     import cupy
 
@@ -270,8 +270,8 @@ def edges(grid: Any, small: bool) -> Iterator[Finding]:
 
 def correct(grid: Any, small: bool) -> Iterator[Finding]:
     """Every type, algorithm and mover, with ragged blocks, by the residual check; words as predicted."""
-    for mover in bench_gpu.usable(grid, "cuda"):
-        found = [*bench_gpu.correct(grid, "cuda", mover)]
+    for mover in gpu_products.usable(grid, "cuda"):
+        found = [*gpu_products.correct(grid, "cuda", mover)]
         for key in ("right", "as_predicted"):
             bad = [f"{x['algorithm']} {x['dtype']}" for x in found if not x[key]]
             told = f"{len(found) - len(bad)} of {len(found)}" + f"; not {', '.join(bad)}" * bool(bad)
@@ -281,11 +281,11 @@ def correct(grid: Any, small: bool) -> Iterator[Finding]:
 def ratio(grid: Any, small: bool) -> Iterator[Finding]:
     """The speed of products beside one rank's alone, and beside shares without pdgemm, in turns, on random numbers."""
     sizes = [48, 64] if small else [4096, 8192, 16384] if grid.size == 1 else [16384]
-    types = bench_gpu.FAST if grid.size == 1 else ("float64", "float32", "bfloat16")
-    movers = [x for x in bench_gpu.usable(grid, "cuda") if x in ("auto", "shared", "ipc", "nccl", "staged")]
+    types = gpu_products.FAST if grid.size == 1 else ("float64", "float32", "bfloat16")
+    movers = [x for x in gpu_products.usable(grid, "cuda") if x in ("auto", "shared", "ipc", "nccl", "staged")]
     for n in sizes:
         for what in types:
-            for x in bench_gpu.products(grid, "cuda", movers, n, what, 6):
+            for x in gpu_products.products(grid, "cuda", movers, n, what, 6):
                 goal = GOALS.get((grid.size, what)) if n == sizes[-1] and x["mover"] in ("auto", "shared") else None
                 told = f"{x['ratio']:.3f} of {x['alone']}, {x['of_shares']:.3f} of {grid.size} products without pdgemm"
                 told += f" at a time, {x['tflops']:.1f} TFLOP/s, products {x['compute_share']:.2f}"
@@ -305,12 +305,14 @@ def algorithms(grid: Any, small: bool) -> Iterator[Finding]:
         "cannon": {"shape": (2, 2) if grid.size == 4 else (1, grid.size)},
         "2.5d": {"shape": (1, 1), "layers": grid.size},
     }
-    movers = [x for x in bench_gpu.usable(grid, "cuda") if x in ("auto", "shared", "ipc", "ring", "ibcast", "staged")]
+    movers = [
+        x for x in gpu_products.usable(grid, "cuda") if x in ("auto", "shared", "ipc", "ring", "ibcast", "staged")
+    ]
     for dtype in ("float64", "bfloat16"):
         for (algorithm, options), mover in product(ways.items(), movers):
             name, n = f"{algorithm}, {dtype}, {mover}", 64 if small else 8192
             try:
-                for x in bench_gpu.products(grid, "cuda", [mover], n, dtype, 3, algorithm=algorithm, **options):
+                for x in gpu_products.products(grid, "cuda", [mover], n, dtype, 3, algorithm=algorithm, **options):
                     told = f"{x['ratio']:.3f} of {x['alone']}, {x['tflops']:.1f} TFLOP/s"
                     yield Finding(name, "words as predicted", told, x["as_predicted"])
             except (ArgumentError, DeviceError) as error:  # of the plan, on all ranks
@@ -320,10 +322,10 @@ def algorithms(grid: Any, small: bool) -> Iterator[Finding]:
 def transfers(grid: Any, small: bool) -> Iterator[Finding]:
     """Seconds that a panel of 32 MiB takes from each rank to all, by mover."""
     if small:
-        bench_gpu.PANEL_BYTES = 1 << 14
-    for mover in bench_gpu.usable(grid, "cuda"):
+        gpu_products.PANEL_BYTES = 1 << 14
+    for mover in gpu_products.usable(grid, "cuda"):
         if mover not in ("auto", "shared", "mpi"):
-            x = bench_gpu.transfers(grid, "cuda", mover, 5 if small else 100)
+            x = gpu_products.transfers(grid, "cuda", mover, 5 if small else 100)
             told = f"p50 {1e3 * x['p50']:.3f} ms, p99 {1e3 * x['p99']:.3f} ms, {x['gb_per_s']:.1f} GB/s"
             yield Finding(f"{mover}, {x['bytes'] / 1e6:.0f} MB", "", told)
 
@@ -363,7 +365,7 @@ def many(grid: Any, small: bool) -> Iterator[Finding]:
         for name, call in (("prepared", product), ("not prepared", lambda A=A, B=B, C=C: pdgemm(1, A, B, 0, C))):
             call(), grid.comm.Barrier()
             used, (free, _) = pool.used_bytes(), cupy.cuda.runtime.memGetInfo()
-            times = [bench_gpu.timed(grid.comm, call) for _ in range(calls)]
+            times = [gpu_products.timed(grid.comm, call) for _ in range(calls)]
             grid.comm.Barrier()
             left, gone = pool.used_bytes() - used, free - cupy.cuda.runtime.memGetInfo()[0]
             told = f"{1e6 * median(times):.0f} us a call, {left} bytes left in the pool, {gone} on the GPU"
@@ -388,7 +390,7 @@ def traced(grid: Any, small: bool) -> Iterator[Finding]:
     n, path = 64 if small else 8192, Path(f"trace-{grid.size}.json")
     A, B = (DistMatrix.random((n, n), seed=s, grid=grid, device="cuda") for s in (1, 2))
     pdgemm(1, A, B)
-    for mover in bench_gpu.usable(grid, "cuda"):
+    for mover in gpu_products.usable(grid, "cuda"):
         with trace(path.with_stem(f"{path.stem}-{mover}"), grid):
             C = pdgemm(1, A, B, mover=mover)
         overlap = C.report.overlap

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -49,27 +48,25 @@ def test_the_trailing_matrix_is_updated_in_few_launches(grid: Any, gpu: Gpu) -> 
 
 
 @pytest.mark.on_ranks(1, 2)
-def test_benchmark(comm: Any, gpu: Gpu, capsys: Any, monkeypatch: Any) -> None:
-    """scripts/gpu/bench_gpu.py as its ranks run it: all movers that there are, and every figure is there."""
+def test_benchmark(comm: Any, gpu: Gpu, monkeypatch: Any) -> None:
+    """scripts/gpu/gpu_products.py on all movers that there are: every figure is there."""
     if comm.size > 2:
         pytest.skip("runs on one rank and on two")
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts" / "gpu"))
-    bench: Any = import_module("bench_gpu")
+    bench: Any = import_module("gpu_products")
     monkeypatch.setattr(bench, "PANEL_BYTES", 1 << 16)
-    monkeypatch.setattr(bench, "MANY", 100)
     monkeypatch.setattr(bench, "DTYPES", ("int8", "bfloat16", "complex64"))
-    bench.worker([40], 1, 3, "cuda")
-    if comm.rank:
-        return
-    found = json.loads(capsys.readouterr().out)
-    assert all(x["right"] and x["as_predicted"] for x in found["correct"])
-    if comm.size > 1:
-        more = [] if gpu.count == 1 else ["mpi", "ring", "ibcast", "nccl"]
-        assert {x["mover"] for x in found["products"]} == {"shared", "ipc", "staged", *more}
-    assert found["hardware"]["gpu"] == "simulated"
-    assert found["memory"]["left_bytes"] == 0
-    bench.show([found])
-    assert "simulated" in capsys.readouterr().out
+    with ProcessGrid(comm) as grid:
+        movers = [*bench.usable(grid, "cuda")]
+        assert all(x["right"] and x["as_predicted"] for mover in movers for x in bench.correct(grid, "cuda", mover))
+        times = [x for what in bench.FAST for x in bench.products(grid, "cuda", movers, 40, what, 1)]
+        assert all(x["ratio"] > 0 for x in times)
+        for mover in {*movers} - {"shared", "mpi"}:
+            assert bench.transfers(grid, "cuda", mover, 3)["p50"] > 0
+        if comm.size > 1:
+            more = [] if gpu.count == 1 else ["mpi", "ring", "ibcast", "nccl"]
+            assert {x["mover"] for x in times} == {"shared", "ipc", "staged", *more}
+        assert bench.hardware(grid, "cuda")["gpu"] == "simulated"
 
 
 def test_no_gpu(grid: Any, gpu: Gpu) -> None:

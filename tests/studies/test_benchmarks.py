@@ -88,23 +88,3 @@ def test_steps_of_jobs() -> None:
     words = ["threads", "--width", "16", "--samples", "8", "--repeats", "1"]
     done = jobs.run(jobs.python(0, SCRIPTS / "bench_jobs.py", *words))
     assert done.returncode == 0 and "two ranks" in done.stdout and "two threads" in done.stdout, done.stderr
-
-
-@jobs.needs_mpiexec
-@thorough  # its ranks are run by test_cuda_layer.py
-def test_what_runs_on_gpus_runs_on_the_host(tmp_path: Path) -> None:
-    options = ["--device", "host", "--sizes", "40", "--ranks", "1,2", "--repeats", "1", "--transfers", "2"]
-    done = jobs.run(jobs.python(0, SCRIPTS.parent / "gpu" / "bench_gpu.py", *options, "--out", tmp_path / "found.json"))
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert [run["ranks"] for run in found["runs"]] == [1, 2]
-    for run in found["runs"]:
-        assert all(x["right"] and x["as_predicted"] for x in run["correct"])
-        assert all(x["ratio"] > 0 for x in run["products"])
-    assert {x["moved_by"] for x in found["runs"][1]["correct"]} == {
-        "shared",
-        "ring",
-        "ibcast",
-        "shift",
-        "reduce_scatter",
-    }

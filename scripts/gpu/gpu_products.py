@@ -1,70 +1,30 @@
-#!/usr/bin/env python3
-"""Products on GPUs: are they right, how near are they to cuBLAS, how long do transfers take?
+"""Products on GPUs for `gpu_measures.py`: are they right, how near are they to cuBLAS, how long do transfers take?
 
-    python scripts/gpu/bench_gpu.py --out benchmarks/NAME.json      # on a machine with a GPU, without mpiexec
-
-For 1, 2 and 4 ranks it starts itself under mpiexec.  Each product takes turns with one of the same size by one rank
-alone, whose others wait, and the ratio of each pair is what counts: time(alone) / time(pdgemm).  The one is the fastest
-of the call that pdgemm makes, cupy.matmul and torch.mm.  --device host runs all of it with NumPy.
+Each product takes turns with one of the same size by one rank alone, whose others wait, and the ratio of each pair is
+what counts: time(alone) / time(pdgemm).  The one is the fastest of the call that pdgemm makes, cupy.matmul and torch.mm.
 """
 
 from __future__ import annotations
 
-import json
 import platform
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
 from importlib import import_module
-from importlib.util import find_spec
 from math import inf
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-import click
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from pdgemm.devices import gpu_binding
 from pdgemm.local.arrays import dtypes
 from pdgemm.names import AnyName, ComputeType, DeviceName, MoverName
 from pdgemm.schedules.mover_registry import AUTO, mover_choices
-from pdgemm.support.files import write_file
 
 MOVERS = tuple(x for x in mover_choices() if x != AUTO)
 DTYPES = tuple(str(x) for x in dtypes.OPERANDS if dtypes.TYPE[x].c_name)
 FAST = ("float64", "float32", "tf32", "bfloat16", "float16")  # that are timed
 PANEL_BYTES = 1 << 25
-MANY = 2000  # n of the products whose memory is looked at
-
-
-def worker(sizes: list[int], repeats: int, transfer_repeats: int, device: DeviceName) -> None:
-    """On each rank; rank 0 prints one line of JSON."""
-    if device == "cuda":
-        gpu_binding.choose()
-    from mpi4py import MPI
-
-    from pdgemm import ProcessGrid
-
-    with ProcessGrid(MPI.COMM_WORLD) as grid:
-        movers = list(usable(grid, device))
-        found = {
-            "ranks": grid.size,
-            "hardware": hardware(grid, device),
-            "correct": [x for mover in movers for x in correct(grid, device, mover)],
-            "products": [x for n in sizes for what in FAST for x in products(grid, device, movers, n, what, repeats)],
-            "transfers": [
-                transfers(grid, device, mover, transfer_repeats) for mover in movers if mover not in ("shared", "mpi")
-            ],
-            "memory": memory(grid, device),
-        }
-        if grid.comm.rank == 0:
-            print(json.dumps(found))
 
 
 def usable(grid: Any, device: DeviceName) -> Iterator[MoverName]:
@@ -311,93 +271,3 @@ def transfers(grid: Any, device: str, mover: str, repeats: int) -> dict[str, Any
     words = C.report.counted.words_received
     p50, p99 = seconds[repeats // 2], seconds[repeats * 99 // 100]
     return {"mover": mover, "bytes": 8 * words, "p50": p50, "p99": p99, "gb_per_s": 8 * words / p50 / 1e9}
-
-
-def memory(grid: Any, device: str) -> dict[str, Any]:
-    """What 100 products leave allocated on the device, and whether one takes more than its plan says."""
-    from pdgemm import DistMatrix, pdgemm, plan
-
-    if device != "cuda":
-        return {}
-    import cupy
-
-    pool, made = cupy.get_default_memory_pool(), {"grid": grid, "device": device, "block": 100}
-    A, B, C = (DistMatrix.random((MANY, MANY), seed=s, **made) for s in range(3))
-    pdgemm(1, A, B, 0, C)
-    grid.comm.Barrier()  # no other rank has them mapped
-    pool.free_all_blocks()
-    before, planned = pool.used_bytes(), plan(A, B, C).extra_bytes(grid.comm.rank)
-    start = pool.total_bytes()
-    for _ in range(100):
-        pdgemm(1, A, B, 0, C)
-    took, left = pool.total_bytes() - start, pool.used_bytes() - before
-    return {"left_bytes": int(left), "most_bytes": int(took), "planned_bytes": int(planned)}
-
-
-@click.command()
-@click.option("--sizes", default="4096,16384", show_default=True, help="n of the products that are timed.")
-@click.option("--ranks", default="1,2,4", show_default=True)
-@click.option("--repeats", default=7, show_default=True)
-@click.option("--transfers", "transfer_repeats", default=100, show_default=True)
-@click.option("--device", type=click.Choice(("cuda", "host")), default="cuda", show_default=True)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="JSON with all figures.")
-@click.option("--worker", "is_worker", is_flag=True, hidden=True)
-def main(
-    sizes: str, ranks: str, repeats: int, transfer_repeats: int, device: DeviceName, out: Path | None, is_worker: bool
-) -> None:
-    """Correctness, TFLOP/s beside cuBLAS, transfer times and memory, for each number of ranks."""
-    numbers = [int(x) for x in sizes.split(",")]
-    if is_worker:
-        worker(numbers, repeats, transfer_repeats, device)
-        return
-    if device == "cuda" and not (find_spec("cupy") and gpu_binding.visible()):
-        raise click.ClickException("no GPU, or no CuPy: `pdgemm info` tells; --device host runs all of it with NumPy")
-    found = []
-    for size in ranks.split(","):
-        again = [sys.executable, __file__, "--worker", "--sizes", sizes, "--device", device]
-        again += ["--repeats", str(repeats), "--transfers", str(transfer_repeats)]
-        done = subprocess.run(["mpiexec", "-n", size, *again], stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            raise click.ClickException(f"the run on {size} ranks failed")
-        found.append(json.loads(done.stdout.strip().split("\n")[-1]))
-    show(found)
-    if out:
-        facts = {
-            "date": f"{datetime.now():%Y-%m-%d}",
-            "command": " ".join(["python", "scripts/gpu/bench_gpu.py", *sys.argv[1:]]),
-        }
-        out.parent.mkdir(exist_ok=True)
-        write_file(out, json.dumps(facts | {"runs": found}, indent=1) + "\n")
-    if not all(x["right"] and x["as_predicted"] for run in found for x in run["correct"]):
-        raise click.ClickException("wrong results")
-
-
-def show(found: list[dict[str, Any]]) -> None:
-    console = Console()
-    console.print(found[0]["hardware"])
-    right = Table("ranks", "mover", "carried by", "products", "right", "words as predicted", title="Correctness")
-    for run in found:
-        for mover in dict.fromkeys(x["mover"] for x in run["correct"]):
-            cases = [x for x in run["correct"] if x["mover"] == mover]
-            by = ", ".join(dict.fromkeys(x["moved_by"] for x in cases))
-            counts = [sum(x[key] for x in cases) for key in ("right", "as_predicted")]
-            right.add_row(str(run["ranks"]), mover, by, str(len(cases)), *map(str, counts))
-    fast = Table("ranks", "n", "dtype", "mover", "algorithm", "TFLOP/s", "of alone", "compute share", title="Products")
-    for run in found:
-        for x in run["products"]:
-            figures = f"{x['tflops']:.2f}", f"{x['ratio']:.3f}", f"{x['compute_share']:.2f}"
-            fast.add_row(str(run["ranks"]), str(x["n"]), x["dtype"], x["mover"], x["algorithm"], *figures)
-    moved = Table("ranks", "mover", "MB in", "p50 ms", "p99 ms", "GB/s", title="Panels of 32 MiB, from all to all")
-    for run in found:
-        for x in run["transfers"]:
-            ms = (f"{1e3 * x[key]:.3f}" for key in ("p50", "p99"))
-            moved.add_row(str(run["ranks"]), x["mover"], f"{x['bytes'] / 1e6:.0f}", *ms, f"{x['gb_per_s']:.1f}")
-    for table in (right, fast, moved):
-        console.print(table)
-    for run in found:
-        if run["memory"]:
-            console.print(f"{run['ranks']} ranks, memory of 100 products:", run["memory"])
-
-
-if __name__ == "__main__":
-    main()
