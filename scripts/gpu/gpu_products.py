@@ -1,7 +1,7 @@
 """Products on GPUs for `gpu_measures.py`: are they right, how near are they to cuBLAS, how long do transfers take?
 
 Each product takes turns with one of the same size by one rank alone, whose others wait, and the ratio of each pair is
-what counts: time(alone) / time(pdgemm).  The one is the fastest of the call that pdgemm makes, cupy.matmul and torch.mm.
+what counts: time(alone) / time(pdgemm).  The one is the fastest of pdgemm's own call, cupy.matmul and torch.mm.
 """
 
 from __future__ import annotations

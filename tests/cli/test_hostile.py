@@ -9,7 +9,7 @@ import pytest
 from tiers import thorough
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "hardening" / "hostile.py"
-COMMAND, CALL = "products.command:1", "products.calls:1:0"  # products that are not refused
+COMMAND, CALL = "products.command:1", "arguments.calls:2:6"  # products that are not refused
 pytestmark = [jobs.needs_mpiexec, thorough]
 
 

@@ -1,4 +1,4 @@
-"""Files that are no plain files, files with several writers, odd names: nothing is lost and nothing else is touched."""
+"""Files that are no plain files, odd names: nothing is lost and nothing else is touched."""
 
 from __future__ import annotations
 
@@ -8,31 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import h5py
-import numpy as np
 
 from attacks.trial import Finding, Trial, judge
-
-
-def together(trial: Trial) -> None:
-    """Several jobs save different datasets into one file at once."""
-    rng = trial.rng
-    kept, shape = trial.matrix((40, 30)), (rng.choice((20, 500)), rng.choice((20, 500)))
-    fresh = rng.random() < 0.3
-    if not fresh:
-        trial.store("f.h5:/kept", kept)
-    names = ["eye", "ones", *rng.choice(([], ["zeros"]))]
-    size = rng.randint(1, trial.size)
-    words = ("--shape", f"{shape[0]}x{shape[1]}", "--kind")
-    jobs = [trial.start(size, "generate", f"f.h5:/{name}", *words, name) for name in names]
-    outcomes = {name: judge(job.finish()) for name, job in zip(names, jobs)}
-    for name, outcome in outcomes.items():
-        trial.count(outcome)
-        expected = {"eye": np.eye(*shape), "ones": np.ones(shape), "zeros": np.zeros(shape)}[name]
-        if outcome == "right" and not np.array_equal(trial.read(f"f.h5:/{name}"), expected):
-            raise Finding("wrong", f"f.h5:/{name} is not what was written")
-    if not fresh:
-        trial.unchanged("f.h5:/kept", kept)
-
 
 ODD = ("fifo", "device", "folder", "dangling", "loop", "link", "hard link", "read-only", "long name", "empty", "text")
 NAMES = (" x .h5", "-o.h5", "ä☃.h5", "a\nb.h5", "%s{}.h5", "'q\".h5", "\udcff.h5", "a:b.h5", "*", "..h5", "~", "$HOME")

@@ -24,16 +24,15 @@ from mpi4py import MPI
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(ROOT / "tests" / "helpers")]
 
-from problems import DTYPES, TOLERANCE, accepted, gemm_error, grid_shapes  # noqa: E402
+from problems import grid_shapes  # noqa: E402
 
 from attacks.damage import JUNK, damaged_json  # noqa: E402
 from attacks.flips import case  # noqa: E402
 from attacks.trial import Finding  # noqa: E402
 from pdgemm import Batch, DistMatrix, Plan, ProcessGrid, errors, matmul_batched, pdgemm, plan, redistribute, verify  # noqa: E402
 from pdgemm import scalapack as sl  # noqa: E402
-from pdgemm.errors import MemoryLimitError, PdgemmError  # noqa: E402
+from pdgemm.errors import PdgemmError  # noqa: E402
 from pdgemm.io import hdf5  # noqa: E402
-from pdgemm.schedules.mover_registry import host_movers  # noqa: E402
 
 WORLD = MPI.COMM_WORLD
 MEET = WORLD.Dup()  # of this script, beside the library's
@@ -60,66 +59,6 @@ def agreed(outcome: Outcome) -> str:
         other = next(x for x in said if x != said[0])
         raise Finding("wrong", f"ranks ended differently: {said[0]}, {other}")
     return "right" if outcome[0] == "ok" else "refused"
-
-
-# ------------------------------------------------------------------ products
-def product(rng: random.Random, say: Callable[[str], None]) -> str:
-    """C := alpha op(A) op(B) + beta C of windows of matrices of any layout; around C nothing changes."""
-    comm = WORLD.Dup()
-    m, n, k = (rng.choice((0, 1, 2, 5, 13, 40)) for _ in "mnk")
-    shapes = grid_shapes(comm.size)
-    grids = [ProcessGrid(comm, rng.choice(shapes)), ProcessGrid(comm, rng.choice(shapes), ranks=range(comm.size)[::-1])]
-    dtypes = [rng.choice(DTYPES)] * 2
-    values = np.random.default_rng(rng.getrandbits(32))
-
-    def side(shape: tuple[int, int], op: str, dtype: str) -> tuple[Any, Any, np.ndarray, tuple[slice, slice]]:
-        """A window of a matrix of any layout, op of it, and what the whole holds."""
-        stored = shape if op == "N" else shape[::-1]
-        edges = [(rng.randrange(4), rng.randrange(4)) for _ in "ij"]
-        whole = values.standard_normal([lo + x + hi for x, (lo, hi) in zip(stored, edges)])
-        whole = (whole + 1j * values.standard_normal(whole.shape) if dtype[0] == "c" else whole).astype(dtype)
-        grid = rng.choice(grids)
-        made = DistMatrix.empty(
-            whole.shape,
-            grid=grid,
-            block=rng.choice((None, 1, (3, 2), (7, 64))),
-            source=(rng.randrange(grid.shape[0]), rng.randrange(grid.shape[1])),
-            dtype=np.dtype(dtype),
-            order="C" if rng.random() < 0.5 else "F",
-        )
-        made.local[...] = whole[np.ix_(*made.indices())]
-        window = (slice(edges[0][0], edges[0][0] + stored[0]), slice(edges[1][0], edges[1][0] + stored[1]))
-        return made, made[window], whole, window
-
-    transa, transb, transc = rng.choice("NTC"), rng.choice("NTC"), rng.choice("NNT")
-    op = {"N": lambda x: x, "T": lambda x: x.T, "C": lambda x: x.conj().T}
-    _, A, a, at = side((m, k), transa, dtypes[0])
-    _, B, b, bt = side((k, n), transb, dtypes[1])
-    whole, C, c, ct = side((m, n), transc, dtypes[0])
-    alpha, beta = rng.choice((1, 0, -2, 0.5)), rng.choice((0, 0, 1, -0.5))
-    algorithm, shape, layers = rng.choice([("auto", None, None), *accepted(comm.size)])
-    options: dict[str, Any] = {"algorithm": algorithm, "shape": shape, "layers": layers}
-    options |= {"mover": rng.choice(("auto", *host_movers())), "lookahead": rng.randrange(3)}
-    options |= {"panel_width": rng.choice((None, 1, 4)), "memory_limit": rng.choice((None, None, 2000, 10**6))}
-    asked = ", ".join(f"{x}={y}" for x, y in options.items())
-    say(f"({m}, {n}, {k}) {transa}{transb}{transc} {dtypes[0]} alpha={alpha} beta={beta} {asked}")
-    ops: dict[str, Any] = {"transa": transa, "transb": transb}
-    outcome = attempt(lambda: pdgemm(alpha, A, B, beta, op[transc](C), **ops, **options))
-    if agreed(outcome) == "refused":
-        if outcome[0] == MemoryLimitError.__name__ or options["mover"] == "shared":
-            return "refused"
-        raise Finding("code", f"refused: {outcome}")
-    found = whole.allgather()
-    error = gemm_error(op[transc](found[ct]), alpha, op[transa](a[at]), op[transb](b[bt]), beta, op[transc](c[ct]))
-    found[ct] = c[ct]
-    if not error <= TOLERANCE:
-        raise Finding("wrong", f"its error is {error}")
-    if not np.array_equal(found, c):
-        raise Finding("wrong", "around the window that is C something has changed")
-    for grid in grids:
-        grid.free()
-    comm.Free()
-    return "right"
 
 
 # ------------------------------------------------------------------ keys
@@ -426,7 +365,7 @@ def main() -> None:
         rng = random.Random(f"{family}:{seed}:{number}")
         more = (number,) if family in ("load", "state") else ()
         try:
-            families: dict[str, Any] = {"product": product, "load": load, "deviate": deviate, "state": state}
+            families: dict[str, Any] = {"load": load, "deviate": deviate, "state": state}
             families |= {"keyed": keyed, "flip": partial(case, MEET)}
             outcome = families[family](rng, say, *more)
             line(outcome, "")

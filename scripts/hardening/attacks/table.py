@@ -10,7 +10,6 @@ from attacks.trial import Attack, Trial
 CASES = {  # the family of attacks/ranks.py, how many cases, and what they do
     "damage.state": ("state", 40, "Bits in the metadata of files of `save_all`, by ranks that then save again."),
     "arguments.calls": ("deviate", 60, "One rank, or all, call the library's functions with something else."),
-    "products.calls": ("product", 200, "`pdgemm` on views of any layout."),
     "products.keys": ("keyed", 300, "A[key] and A[key] = value beside NumPy."),
     "products.flips": ("flip", 60, "Products with `protect=`, undisturbed and with a flipped bit."),
 }
@@ -19,7 +18,6 @@ COMMANDS: dict[str, Attack] = {
     "stopped.programs": processes.stopped,
     "restart.multiply": restart.multiply,
     "restart.inputs": restart.inputs,
-    "restart.generate": restart.generate,
     "restart.save_all": restart.save_all,
     "survivors.products": processes.survivors,
     "damage.json": damage.json_files,
@@ -27,7 +25,6 @@ COMMANDS: dict[str, Attack] = {
     "damage.command": damage.during_a_command,
     "arguments.lines": commands.lines,
     "memory.scarce": commands.scarce,
-    "files.together": files.together,
     "files.odd": files.odd_files,
     "files.inside": files.inside,
     "files.storage": files.storage,
