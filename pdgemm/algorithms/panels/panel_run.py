@@ -36,7 +36,6 @@ from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.packed_exchange import kept_if_it_fails
 from pdgemm.transport.panels.in_place import InPlace
-from pdgemm.transport.panels.sent import Sent
 from pdgemm.transport.panels.task import Task
 
 _NEVER = 1 << 62  # larger than any row number
@@ -148,7 +147,7 @@ def _task(schedule: PanelSchedule, matrices: dict[str, DistMatrix], recorder: Re
     transfers = Transfers(between_nodes=grid.ranks_per_node is not None).used(recorder)
     common = schedule, stored, grid, workspace, transfers, recorder
     if not schedule.shared:
-        return Sent(*common)
+        return Task(*common)
     exposed: dict[str, tuple[Array, Layout | None]]
     exposed = {name: (stored[name], matrices[name].layout_in(grid)) for name in schedule.orders}
     exposed |= {name: (workspace[name], None) for name in schedule.exposed_buffers}

@@ -1,26 +1,32 @@
-"""The context of one rank in a panel algorithm: local matrices, buffers, and the transport of panels between ranks."""
+"""The context of one rank in a panel algorithm: local matrices, buffers, and the transport of panels between ranks.
+
+Panels are packed by their owners, sent, and received in buffers of the schedule; `InPlace` reads them in shared memory.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Generic, Literal, TypeVar
 
+import numpy as np
 from mpi4py import MPI
 
 from pdgemm.grids.distribution import BlockCyclic
-from pdgemm.grids.index_map import IndexMap, index_maps
+from pdgemm.grids.index_map import IndexMap, identity, index_maps
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.instrument.recorder import Recorder
+from pdgemm.instrument.recorder import Recorder, Then, Traffic
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.elementwise import CONVERT
-from pdgemm.local.blas.local_gemm import gemm_accumulate, prepare_square
+from pdgemm.local.blas.local_gemm import SLAB_FLOPS, gemm_accumulate, prepare_square
+from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, Window
+from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers.arrivals import Transfers
+from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.movers.ring import ring
 from pdgemm.transport.panels.swap import Swap
@@ -36,8 +42,8 @@ PANEL, DIAGONAL, TRANSPOSED = 0, 2, 4  # message tags; each kind of panel has tw
 
 
 @dataclass
-class Task(ABC, Generic[Planned]):
-    """The state of one rank in a panel algorithm, and the transport of its panels, which are read `InPlace` or `Sent`.
+class Task(Generic[Planned]):
+    """The state of one rank in a panel algorithm, and the transport of its panels; `InPlace` is another transport.
 
     arrays    : this rank's local arrays by name, in the layouts of the schedule.
     grid      : the process grid; panels travel along its rows and columns.
@@ -56,7 +62,6 @@ class Task(ABC, Generic[Planned]):
     recorder: Recorder
     error: MemoryError | None = field(default=None, init=False)  # of a computation of this rank
 
-    @abstractmethod
     def bring(
         self, line: Line, root: int, name: str, part: Part, buffer: Array, slot: Slot, tag: int, ready: bool = False
     ) -> Array:  # fmt: skip
@@ -66,8 +71,21 @@ class Task(ABC, Generic[Planned]):
         Returns the array that holds the window or part when the slot's arrivals are complete: a view of the source,
         or a part of `buffer`.
         """
+        comm, own = self.comm(line), (self.workspace | self.arrays)[name]
+        if comm.size == 1:
+            return own[part]
+        if isinstance(part, slice):  # a slice of a vector is contiguous
+            x = own[part] if comm.rank == root else buffer[: part.stop - part.start]
+        else:
+            rows, cols = (x.stop - x.start for x in part)
+            x = column_buffer(rows, self.schedule.orders[name], cols, buffer)
+            if comm.rank == root:
+                with self.packing():
+                    CONVERT(x, own[part])
+        if x.size:
+            self.send(line, x, root, slot, tag)
+        return x
 
-    @abstractmethod
     def bring_transposed(self, panel: Panel, rows: Array, name: str, into: Array, buffer: Array, slot: Slot) -> Copies:
         """Start to bring to each rank those rows of a panel that have the indices of its own columns behind the panel.
 
@@ -75,16 +93,40 @@ class Task(ABC, Generic[Planned]):
         into : one row of the panel for each column of this rank behind the panel.
         Returns the copies of the rows to `into`.
         """
+        (of_rows, _, maps), copies = self.transposition(panel), Copies()
+        for r, to_cols in maps.items():
+            there = rows
+            if of_rows.parts > 1:
+                x = column_buffer(to_cols.size, self.schedule.A.order, panel.width, buffer)
+                buffer = buffer[x.size :]
+                if r == self.grid.coords[0]:
+                    act = partial(self._pack_and_send, rows, x, to_cols, slot, r)
+                    slot.arrivals.append(Then(MPI.REQUEST_NULL, act))
+                else:
+                    self.send("col", x, r, slot, TRANSPOSED + 2 * r)
+                    there, to_cols = x, to_cols.unpack()
+            copies.append(partial(copy_blocks, there, into, to_cols, identity(panel.width)))
+        return copies
 
-    @abstractmethod
+    def _pack_and_send(self, rows: Array, x: Array, to_cols: IndexMap, slot: Slot, root: int) -> None:
+        with self.packing():
+            copy_blocks(rows, x, to_cols.pack(), identity(x.shape[1]))
+        self.send("col", x, root, slot, TRANSPOSED + 2 * root)
+
     def publish(self, readers: Sequence[int], packed: Callable[[int, Array], Array], slot: Slot, tag: int) -> None:
         """Publish parts of an array to `readers`, by their positions in the grid column, which `fetch` these parts.
 
         packed : called with a reader and free memory of `slot.buffer_b`, where it may pack; returns the reader's part,
             contiguous.
         """
+        buffer = slot.buffer_b
+        for reader in readers:
+            x = packed(reader, buffer)
+            buffer = buffer[x.size :]
+            if x.size:
+                self.recorder.traffic.sent(x.size)
+                slot.users.append(self.grid.col.Isend(wire(x), dest=reader, tag=tag + slot.number))
 
-    @abstractmethod
     def fetch(
         self, name: str, targets: Parts, read: Read, slot: Slot, tag: int, buffer: Array = None, store: Store = CONVERT
     ) -> Copies:  # fmt: skip
@@ -95,12 +137,27 @@ class Task(ABC, Generic[Planned]):
             received in its target, which is contiguous.
         Returns the copies to the targets that remain to be made.
         """
+        copies = Copies()
+        for owner, target in targets.items():
+            if not target.size:
+                continue
+            x = target
+            if buffer is not None:
+                x = column_buffer(target.shape[0], "F", target.shape[1], buffer)
+                buffer = buffer[x.size :]
+                copies.append(partial(store, target, x))
+            request = self.grid.col.Irecv(wire(x), source=owner, tag=tag + slot.number)
+            slot.arrivals.append(self.recorder.coming(RING.name, x, request))
+        return copies
 
-    @abstractmethod
     def slabs(self, length: int, flops: float) -> Iterator[slice]:
         """Yield slabs of the longer side of a product, to be computed one by one; after each, messages may progress."""
+        parts = 1 if self.schedule.device else max(1, round(flops / SLAB_FLOPS))  # the host does not wait for a device
+        step = -(-length // parts) or 1
+        for start in range(0, length, step):
+            yield slice(start, start + step)
+            self.transfers.poll()
 
-    @abstractmethod
     def swap(self, name: str, out: Mapping[int, slice], into: Mapping[int, slice], tag: int) -> Swap:
         """Prepare an exchange among all ranks of the grid, each of which has a buffer of this name, a vector.
 
@@ -108,6 +165,15 @@ class Task(ABC, Generic[Planned]):
         into : by rank, the part of the rank's buffer that this rank gets.  Both have all other ranks.
         The buffers of a schedule that sends have space for these parts under the name + " of others".
         """
+        own, buffer, arrays = self.workspace[name], self.workspace[f"{name} of others"], dict[int, Array]()
+        for rank, part in into.items():
+            arrays[rank], buffer = np.split(buffer, [part.stop - part.start])
+        leaving = {rank: own[part] for rank, part in out.items() if part.stop > part.start}
+        coming = {rank: x for rank, x in arrays.items() if x.size}
+        words = Traffic(
+            sum(x.size for x in leaving.values()), sum(x.size for x in coming.values()), len(leaving), len(coming)
+        )
+        return Swap(self.grid.comm, leaving, coming, tag, arrays, words, self.recorder)
 
     def release(self, owners: Sequence[int], slot: Slot) -> None:
         """Signal owners in the grid column that their arrays were read; the slot waits for the owners' same signals."""
