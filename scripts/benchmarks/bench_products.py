@@ -5,18 +5,15 @@
     . scripts/env.sh; export OMP_NUM_THREADS=1
     mpiexec -n 2 python scripts/benchmarks/bench_products.py layouts --shapes 2048,4096 --dtype complex128
     mpiexec -n 2 python scripts/benchmarks/bench_products.py overhead
-    mpiexec -n 2 python scripts/benchmarks/bench_products.py clean --count 10000
+    mpiexec -n 2 python scripts/benchmarks/bench_products.py protect --sizes 512,2048
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from math import inf
-from pathlib import Path
-from time import perf_counter
 from typing import Any
 from unittest import mock
 
@@ -242,64 +239,6 @@ def of_checksums(C: Any, seconds: dict[str, float]) -> list[str]:
     return [f"checksums on rank 0: {C.report.checks.seconds / seconds['plain']:.1%} of the plain product"]
 
 
-def clean(comm: Any, count: int = 1000) -> Iterator[Case]:
-    """Protected products of nasty matrices (tests/helpers/problems.py), none of which may be taken for a wrong one."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "helpers"))
-    from problems import NASTY
-
-    from pdgemm.algorithms.protection.row_checksums import RowChecksums
-
-    largest, ratio = [0.0], RowChecksums._ratio
-
-    def kept(self: Any, residuals: np.ndarray) -> np.ndarray:
-        ratios = ratio(self, residuals)
-        largest.append(float(ratios.max(initial=0)))
-        return ratios
-
-    r, repeated, start = np.random.default_rng(7), 0, perf_counter()
-    with mock.patch.object(RowChecksums, "_ratio", kept), ProcessGrid(comm) as grid:
-        for number in range(count):
-            text, report = nasty_product(grid, number, r)
-            if report.checks.repeats:
-                repeated += 1
-                if grid.rank == 0:
-                    print(f"repeated: {text}", flush=True)
-    if grid.rank == 0:
-        print(f"{count} products of {len(NASTY)} kinds in {perf_counter() - start:.0f} s: {repeated} taken for wrong")
-        print(f"largest residual: {max(largest):.2f} tau")
-    yield from ()
-
-
-def nasty_product(grid: Any, number: int, r: np.random.Generator) -> tuple[str, Any]:
-    """Return the description and the report of a protected product of nasty matrices."""
-    from problems import DTYPES, NASTY
-
-    kinds = *(str(r.choice(NASTY)) for _ in "AB"), "normal"
-    m, n, k = (int(r.integers(1, 400)) for _ in range(3))
-    dtype, block = DTYPES[number % len(DTYPES)], int(r.integers(1, 99))
-    A, B, C = (
-        DistMatrix.from_global(uneven(kind, shape, dtype, number + i, r), grid=grid, block=block)
-        for i, (kind, shape) in enumerate(zip(kinds, ((m, k), (k, n), (m, n))))
-    )
-    alpha, beta = (1.5, 1e-10, 1e10, 1)[number // 4 % 4], (0, 0.5)[number % 2]
-    algorithms = ("auto", "summa", "stationary_a", "stationary_b", "cannon", "inner")
-    how: dict[str, Any] = {"algorithm": algorithms[number % len(algorithms)], "protect": "repair"}
-    text = f"{kinds[0]} x {kinds[1]}, {m} x {n} x {k}, {dtype}, {how}"
-    return text, pdgemm(alpha, A, B, beta, C, **how).report
-
-
-def uneven(kind: str, shape: tuple[int, int], dtype: str, number: int, r: np.random.Generator) -> Any:
-    """Return a nasty matrix; some numbers have a tiny row, a huge row, or tiny elements throughout."""
-    from problems import nasty
-
-    x = nasty(kind, shape, dtype, number)
-    tiny, huge = (1e-160, 1e150) if dtype in ("float64", "complex128") else (1e-25, 1e15)
-    for every, factor in ((5, tiny), (11, huge)):
-        if number % every == 0:
-            x[r.integers(shape[0])] *= x.dtype.type(factor)
-    return x * x.dtype.type(tiny ** r.uniform()) if number % 3 == 0 else x
-
-
 def tracing(comm: Any, sizes: str = "512,1024,2048", width: int = 64, nvtx: bool = False) -> Iterator[Case]:
     """Prepared products with and without a trace, whose limit is 1.02; narrow panels have more spans."""
     from pdgemm.instrument.recorder import Recorder
@@ -333,4 +272,4 @@ def tracing(comm: Any, sizes: str = "512,1024,2048", width: int = 64, nvtx: bool
 
 
 if __name__ == "__main__":
-    main(product, layouts, overhead, overlap, emulated, epilogue, protect, clean, tracing)
+    main(product, layouts, overhead, overlap, emulated, epilogue, protect, tracing)

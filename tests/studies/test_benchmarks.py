@@ -25,7 +25,6 @@ SAID = {
     "bench_products.py emulated --sizes 48 --names ozaki-4,bf16x9 --repeats 1": ["ozaki-4", "bf16x9", "|A||B|"],
     "bench_products.py epilogue --sizes 24 --repeats 1": ["gelu_tanh, 24 x 24 float32", "passes", "of NumPy's time"],
     "bench_products.py protect --sizes 24 --repeats 1": ["24 x 24 float32", "protected", "checksums on rank 0"],
-    "bench_products.py clean --count 4": ["4 products of", "0 taken for wrong", "tau"],
     "bench_products.py tracing --sizes 48 --width 8 --repeats 2 --nvtx": ["summa, ring", "spans on rank", "with one"],
     "bench_matrices.py elements --sizes 8 --repeats 1": ["var, axis 0", "A - A.mean(0)", "NumPy"],
     "bench_matrices.py redistribute --size 64 --repeats 1": ["columns to rows", "blocks of 64 to 96"],

@@ -7,8 +7,6 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-import h5py
-
 from attacks.trial import Finding, Trial, judge
 
 ODD = ("fifo", "device", "folder", "dangling", "loop", "link", "hard link", "read-only", "long name", "empty", "text")
@@ -103,99 +101,3 @@ def look(path: Path) -> tuple[object, ...]:
         return ("nothing",)
     holds = path.read_bytes() if stat.S_ISREG(here.st_mode) else b""
     return stat.S_IFMT(here.st_mode), here.st_rdev, os.readlink(path) if path.is_symlink() else "", holds
-
-
-def inside(trial: Trial) -> None:
-    """Datasets that are links, or lie in other files, as operands and as the result."""
-    rng, work = trial.rng, trial.work
-    a, b = trial.matrix((60, 50)), trial.matrix((50, 40))
-    elsewhere = ("external", "external group", "virtual", "raw")
-    kind = rng.choice((*elsewhere, *elsewhere, "soft", "hard", "user block", "chunked", "big-endian"))
-    with h5py.File(work / "target.h5", "w") as file:
-        file["before"] = trial.matrix((rng.randint(1, 60), 50))  # so that offsets differ
-        file["g/x"] = a
-        file["g/kept"] = b
-    with h5py.File(work / "link.h5", "w", userblock_size=1024 if kind == "user block" else 0) as file:
-        file["b"] = b
-        file["first"] = trial.matrix((60, 50))
-        group = file.create_group("here")
-        if kind == "soft":
-            file["stored"], group["x"] = a, h5py.SoftLink("/stored")
-        elif kind == "external":
-            group["x"] = h5py.ExternalLink("target.h5", "/g/x")
-        elif kind == "external group":
-            file["grp"] = h5py.ExternalLink("target.h5", "/g")
-        elif kind == "virtual":
-            layout = h5py.VirtualLayout((60, 50), a.dtype)
-            layout[...] = h5py.VirtualSource("target.h5", "g/x", (60, 50))
-            group.create_virtual_dataset("x", layout)
-        elif kind == "raw":
-            (work / "raw.bin").write_bytes(bytes(24) + a.tobytes())
-            group.create_dataset("x", (60, 50), a.dtype, external=[(str(work / "raw.bin"), 24, a.nbytes)])
-        else:
-            options = {"chunks": (7, 9), "compression": "gzip"} if kind == "chunked" else {}
-            group.create_dataset("stored", data=a, dtype=">f8" if kind == "big-endian" else "f8", **options)
-            group["x"] = group["stored"]
-    where = "/grp/x" if kind == "external group" else "/here/x"
-    beside = {x: (work / x).read_bytes() for x in ("target.h5", "raw.bin") if (work / x).exists()}
-    size = rng.randint(1, trial.size)
-    reads = rng.random() < 0.5
-    target = "c.h5:/z" if reads else f"link.h5:{rng.choice((where, where.replace('x', 'new')))}"
-    words: tuple[str, ...] = ("multiply", f"link.h5:{where}" if reads else "target.h5:/g/x", "link.h5:/b", "-o", target)
-    words += () if reads else ("--force",)  # what is there was not written by pdgemm
-    trial.commands.append(f"# {kind}")
-    outcome = judge(trial.pdgemm(size, *words))
-    for name, was in beside.items():
-        if (work / name).read_bytes() != was:
-            raise Finding("lost", f"{kind}: {name} is not what it was")
-    trial.unchanged("link.h5:/b", b)
-    if outcome == "right":
-        trial.is_product(target, 1, a, b)
-    trial.count(outcome)
-
-
-STORAGE = """
-import os
-fsync, seen = os.fsync, set()
-def lossy(descriptor):
-    fsync(descriptor)
-    here, name = os.fstat(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")
-    if here.st_ino not in seen and ("partial" in name or "-tiles" in name):
-        with open(name, "rb+") as file:
-            %s
-    seen.add(here.st_ino)
-os.fsync = lossy
-"""
-
-
-RENAMES = """
-import os
-replace = os.replace
-def dropped(old, new):
-    if not ("partial" in str(old) or "-tiles" in str(old)):
-        replace(old, new)
-os.replace = dropped
-"""
-
-
-def storage(trial: Trial) -> None:
-    """The disk never gets the first bytes of a file, or the last ones, or its name, and says nothing of that."""
-    rng, folder = trial.rng, trial.folder / "storage"
-    (a, b), old = trial.operands(60, 40, 50), trial.matrix((60, 40))
-    trial.store("c.h5:/z", old)
-    trial.store("c.h5:/kept", a)
-    head, end = f"file.write(bytes({rng.choice((1, 8, 96))}))", f"file.truncate(int({rng.random()} * here.st_size))"
-    fault = rng.choice((head, end, "drop renames"))
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(STORAGE.replace("%s", fault) if "file" in fault else RENAMES)
-    trial.commands.append(f"# the storage does {fault}")
-    words = ["multiply", "a.h5:/x", "b.h5:/x", "-o", "c.h5:/z", "--force"]
-    words += rng.choice(([], ["--memory", "9MB"], ["--checkpoint", "0s"]))
-    path = os.pathsep.join((str(folder), trial.environment["PYTHONPATH"]))
-    outcome = judge(trial.pdgemm(rng.randint(1, trial.size), *words, PYTHONPATH=path))
-    trial.unchanged("c.h5:/kept", a)
-    if outcome == "right":
-        trial.is_product("c.h5:/z", 1, a, b)
-    else:
-        trial.unchanged("c.h5:/z", old)
-    trial.count(outcome)

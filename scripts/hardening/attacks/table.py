@@ -26,8 +26,6 @@ COMMANDS: dict[str, Attack] = {
     "arguments.lines": commands.lines,
     "memory.scarce": commands.scarce,
     "files.odd": files.odd_files,
-    "files.inside": files.inside,
-    "files.storage": files.storage,
     "products.command": commands.random_options,
 }
 ATTACKS = COMMANDS | {x: partial(Trial.cases, family=family, count=n) for x, (family, n, _) in CASES.items()}
