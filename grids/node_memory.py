@@ -158,7 +158,6 @@ class _Window:
 
 
 _windows: dict[tuple[int, ...], _Window] = {}  # by the ranks in MPI.COMM_WORLD, ascending
-_abandoned: list[_Window] = []  # windows of failed ranks, whose arrays the surviving ranks may still use
 
 
 def _window(node: MPI.Intracomm, limit: float) -> _Window | None:
@@ -168,10 +167,9 @@ def _window(node: MPI.Intracomm, limit: float) -> _Window | None:
     if MPI.UNDEFINED in key:  # ranks of another MPI.COMM_WORLD
         return None
     if key not in _windows:
-        # half of the free bytes that no window is promised yet, because other jobs need memory, too; but at least 1/32
-        # of the free bytes.  MPI libraries have been seen to hang where a window does not fit
-        share, promised = _free_bytes() / node.size, sum(window.size for window in _windows.values())
-        most = min(max((share - promised) / 2, share / 32), limit / node.size)
+        # half of the free bytes, because other jobs need memory, too, and MPI libraries have been seen to hang where a
+        # window does not fit; what earlier windows may still take is free, because no array is given pages that lack
+        most = min(_free_bytes() / 2, limit) / node.size
         size = int(node.allreduce(most, MPI.MIN)) // PAGE * PAGE
         if size < _LEAST:
             return None
@@ -180,13 +178,8 @@ def _window(node: MPI.Intracomm, limit: float) -> _Window | None:
 
 
 def abandon(failed: Container[int]) -> None:
-    """Return the memory of failed ranks (of MPI.COMM_WORLD) to the system, because no rank reads it any more.  Local.
-
-    No bytes are promised to their windows any more, because new windows are created for the surviving ranks.
-    """
-    for ranks in [ranks for ranks in _windows if any(rank in failed for rank in ranks)]:
-        window = _windows.pop(ranks)
-        _abandoned.append(window)
+    """Return the memory of failed ranks (of MPI.COMM_WORLD) to the system, which no rank reads any more.  Local."""
+    for ranks, window in _windows.items():
         for rank, part in zip(ranks, window.parts):
             if rank in failed:
                 give_back(part)

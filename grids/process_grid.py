@@ -78,15 +78,18 @@ class ProcessGrid:
             raise GridError(f"the first argument is a communicator, got {comm}; the shape of a grid is shape=(Pr, Pc)")
         base = watchdog.watched(MPI.COMM_WORLD if comm is None else comm)
         with (agreed := together(base)) as arguments:
-            nodes = _Nodes()
-            agreed.flag = not _has_duplicate(base)  # after an exception only some ranks may have the duplicate
+            ranks_per_node = variable("PDGEMM_RANKS_PER_NODE", Count, "a positive number")
+            node_bytes = variable("PDGEMM_NODE_MEMORY", Size, "a number of bytes")
+            watchdog.seconds()
+            agreed.flag = _shared(base) is None  # after an exception only some ranks may have the duplicate
             members = range(base.size) if ranks is None else _members(ranks, base.size)
             self.shape = grid_shape(len(members), shape, layers)
-            arguments += ["ProcessGrid", self.shape, layers, *([] if ranks is None else members), nodes.ranks]
+            arguments += ["ProcessGrid", self.shape, layers, *([] if ranks is None else members), ranks_per_node]
         self.layers = layers
         dims = (layers, *self.shape)
         self.ranks = np.array(members).reshape(dims)
-        self._shared = _duplicate(base, nodes, agreed.flag)
+        shared = None if agreed.flag else _shared(base)
+        self._shared = shared or _Shared(base, ranks_per_node, inf if node_bytes is None else node_bytes)
         self.comm: MPI.Intracomm = self._shared.comm
         self.rank, self.size = self.comm.rank, self.comm.size
         self._shared.lines.free_dropped()
@@ -247,7 +250,7 @@ class ProcessGrid:
                 grid._disconnect()
             failures.free_communicator(self._shared.node)
             self._shared.group.Free()
-            if questions := watchdog.unregister(self._shared.comm):
+            if questions := watchdog.of_process.unregister(self._shared.comm):
                 questions.Free()
             failures.free_communicator(self._shared.comm)
 
@@ -286,7 +289,12 @@ class ProcessGrid:
 class _Shared:
     """The duplicate of a communicator that all grids of the communicator use, and the nodes of its ranks."""
 
-    def __init__(self, comm: MPI.Intracomm, nodes: _Nodes) -> None:
+    def __init__(self, comm: MPI.Intracomm, ranks_per_node: int | None, node_bytes: float) -> None:
+        """Create the duplicate, and keep it in `comm`.  Collective.
+
+        ranks_per_node : how many consecutive ranks count as a node; None: as many as share memory.
+        node_bytes     : the largest number of bytes that the ranks of a node share.
+        """
         self.comm = tracked(comm.Dup())
         self.group = self.comm.Get_group()
         watchdog.answer_questions(self.comm)
@@ -296,14 +304,15 @@ class _Shared:
         with together(self.comm):  # a BLAS may be missing on some nodes
             share_cores(self.node)
         more_ranks_than_cores = oversubscribed(self.node)  # on the whole node, even if PDGEMM_RANKS_PER_NODE divides it
-        if nodes.ranks is not None:
-            whole, self.node = self.node, tracked(MPI.Intracomm(self.node.Split(self.node.rank // nodes.ranks)))
+        if ranks_per_node is not None:
+            whole, self.node = self.node, tracked(MPI.Intracomm(self.node.Split(self.node.rank // ranks_per_node)))
             failures.free_communicator(whole)
-        self.memory = NodeMemory(self.node, nodes.bytes, more_ranks_than_cores)
+        self.memory = NodeMemory(self.node, node_bytes, more_ranks_than_cores)
         self.nodes = tuple(self.comm.allgather(self.node.bcast(self.comm.rank)))
         self.ranks_per_node = max(Counter(self.nodes).values())
         here = self.memory.size > 0 or self.node.size == 1
         self.shares_memory = self.comm.allreduce(here, MPI.LAND) and self.ranks_per_node > 1
+        comm.Set_attr(_DUPLICATE, self)
 
 
 _DUPLICATE = MPI.Comm.Create_keyval()
@@ -316,28 +325,10 @@ def _same(grid: ProcessGrid) -> ProcessGrid:
     return other
 
 
-def _has_duplicate(comm: MPI.Intracomm) -> bool:
+def _shared(comm: MPI.Intracomm) -> _Shared | None:
+    """Return the duplicate that the grids of `comm` share; None where there is none yet, or it was freed.  Local."""
     shared: Any = comm.Get_attr(_DUPLICATE)
-    return shared is not None and len(shared.lines) > 0
-
-
-def _duplicate(comm: MPI.Intracomm, nodes: _Nodes, anew: bool) -> _Shared:
-    """Return the duplicate that the grids of `comm` share; with `anew`, create the duplicate.  Collective."""
-    shared: Any = comm.Get_attr(_DUPLICATE)
-    if anew:
-        shared = _Shared(comm, nodes)
-        comm.Set_attr(_DUPLICATE, shared)
-    return shared
-
-
-class _Nodes:
-    """The environment variables about nodes: ranks per node, and bytes that each node may share."""
-
-    def __init__(self) -> None:
-        limit = variable("PDGEMM_NODE_MEMORY", Size, "a number of bytes")
-        self.ranks = variable("PDGEMM_RANKS_PER_NODE", Count, "a positive number")
-        self.bytes = inf if limit is None else float(limit)
-        watchdog.seconds()
+    return shared if shared is not None and len(shared.lines) > 0 else None
 
 
 def _members(ranks: Sequence[int], size: int) -> list[int]:

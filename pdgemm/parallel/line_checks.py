@@ -12,8 +12,8 @@ from mpi4py import MPI
 
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules.collectives.collective import sum_of_numbers
-from pdgemm.support import waits
 from pdgemm.support.agreement import agree, raised_on, together
+from pdgemm.support.waits import this_rank
 from pdgemm.transport.collectives import prepared_collective
 from pdgemm.transport.dropped_messages import last_tag
 from pdgemm.transport.movers.arrivals import Transfers
@@ -177,7 +177,7 @@ class LineChecks:
 
     @property
     def _agreements(self) -> int:
-        return waits.counters[self.comm.handle].agreed
+        return this_rank.counters[self.comm.handle].agreed
 
     def passed(self, more: int = 0) -> int:
         """Return the number of checks since the last agreement or failure, after adding to it."""
@@ -194,7 +194,7 @@ class LineChecks:
     @property
     def failures(self) -> int:
         """How often all ranks of the line, or of the mesh, have raised an exception together."""
-        return waits.counters[self.comm.handle].raised + (self._whole.failures if self._whole else 0)
+        return this_rank.counters[self.comm.handle].raised + (self._whole.failures if self._whole else 0)
 
     def tag(self, tag: int) -> int:
         """Return a message tag, from 0 to CALL, which is another one after each failure, when messages may be left."""

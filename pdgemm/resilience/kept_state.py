@@ -19,7 +19,7 @@ from pdgemm.local.arrays.device import Array
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.exchanges.inherited_exchange import plan_inheritance
-from pdgemm.support.agreement import together
+from pdgemm.support.agreement import agree, together
 from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails
 
 _COPIED = (np.ndarray, np.random.Generator, bytearray, list, dict, set)  # values that a step may change in place
@@ -61,6 +61,7 @@ class KeptState:
         self._places = dict(zip(here, words.reshape(len(here), len(places), 4).tolist()))  # by rank, for each matrix
         with self.read_only() as state:
             self.last = bool(last(state))
+        agree(grid.comm, None, f"a state, the last: {self.last}")
 
     @contextmanager
     def read_only(self) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,7 @@ from pdgemm.support.files import say
 from pdgemm.support.text import counted, ranks_text
 from pdgemm.support.waits import Wait
 
-_DONE, _ALIKE, _LAST, _NOT_LAST = 1, 2, 4, 8  # bits; ranks agree on the bits that all ranks have set
+_DONE, _ALIKE = 1, 2  # bits; ranks agree on the bits that all ranks have set
 _IN_VAIN = 3  # the most consecutive recoveries in which no rank has failed
 
 
@@ -67,7 +67,7 @@ class resilient:
     reason, and the program runs as without this class: a rank that is killed ends the whole job.  After the block a
     rank that is killed ends the job, too, with exit code 3.
 
-    Cost without a failure: after each step an allreduce and an agreement (MPI_Comm_agree) of all ranks, and an
+    Cost without a failure: after each step two allreduces and an agreement (MPI_Comm_agree) of all ranks, and an
     allgather of four words per matrix on each node.  Matrices outside of node-shared memory are copied to this memory:
     results of elementwise functions and of `copy`.  No other matrix is copied.
     """
@@ -169,23 +169,17 @@ class resilient:
     def _attempt(self, work: Callable[[], KeptState]) -> KeptState | None:
         """Return the state of `work` if all ranks completed it, else None.  Raises an exception that all raised."""
         if self.why_not:
-            only = work()
-            agree(self.comm, None, f"a state, the last: {only.last}")
-            return only
-        self._error, state = None, None
-        bits = _LAST | _NOT_LAST
+            return work()
+        self._error, state, bits = None, None, 0
         try:
-            state = work()
-            bits = _DONE | _ALIKE | (_LAST if state.last else _NOT_LAST)
+            state, bits = work(), _DONE | _ALIKE
         except BaseException as bad:  # SystemExit, too: the other ranks would wait for this rank
             self._error = bad
             if raised_on(bad) == self.comm.size:
-                bits |= _ALIKE
+                bits = _ALIKE
             else:
                 failures.detector.revoke()
         agreed = self._agree(bits)
-        if state is not None and agreed & _DONE and not agreed & (_LAST | _NOT_LAST):
-            agree(self.comm, None, f"a state, the last: {state.last}")
         if agreed & _ALIKE and not agreed & _DONE:
             self._raise()
         return state if agreed & _DONE else None
@@ -247,7 +241,7 @@ class resilient:
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         failures.detector.guard(self.comm, self._patience)
         if "grid" in self.__dict__:
-            watchdog.unregister(self.__dict__.pop("grid").comm)
+            watchdog.of_process.unregister(self.__dict__.pop("grid").comm)
         gone = MPI.Group.Difference(before, self.comm.Get_group())
         if gone.size:
             self._in_vain = 0

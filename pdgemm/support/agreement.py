@@ -22,9 +22,10 @@ from zlib import crc32
 import numpy as np
 
 from pdgemm.errors import ArgumentError, GridError, OutOfMemoryError, PdgemmError
-from pdgemm.support import launcher, waits
+from pdgemm.support import launcher
 from pdgemm.support.source_lines import of_user
 from pdgemm.support.text import ranks_text
+from pdgemm.support.waits import Wait, this_rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -58,7 +59,7 @@ class together:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self.check:
-            waits.count_check(self._comm, check=False)
+            this_rank.count_check(self._comm, check=False)
         elif error is None or isinstance(error, Exception):
             description = ""
             if error is None and self._comm.size > 1:
@@ -86,8 +87,8 @@ def agree(comm: MPI.Comm, error: BaseException | None = None, description: str =
     description = _ADDRESS.sub("", description)
     digest = int.from_bytes(hashlib.blake2b(description.encode(errors="surrogatepass"), digest_size=7).digest(), "big")
     lowest = np.array([comm.size if error is None else comm.rank, digest, -digest, -flag])
-    waits.count_check(comm, check=True)
-    with waits.Wait(comm, check=True):
+    this_rank.count_check(comm, check=True)
+    with Wait(comm, check=True):
         comm.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)
     first = int(lowest[0])
     if first < comm.size:
@@ -124,7 +125,7 @@ def raised_on(error: BaseException) -> int:
 def _of_all(comm: MPI.Comm, error: BaseException) -> BaseException:
     """Mark an exception that all ranks of a communicator raise, and return the exception."""
     setattr(error, _MARK, comm.size)
-    waits.counters[comm.handle].raised += 1
+    this_rank.counters[comm.handle].raised += 1
     return error
 
 

@@ -67,22 +67,20 @@ class Wait:
         self.comm, self.check = comm, check
 
     def __enter__(self) -> None:
-        global current
-        self._outermost = current is None
+        self._outermost = this_rank.wait is None
         if self._outermost:
-            current = self
+            this_rank.wait = self
 
     def __exit__(self, *error: object) -> None:
-        global current
         if self._outermost:
-            current = None
+            this_rank.wait = None
 
     @property
     def counter(self) -> CheckCounter | None:
         """The counter of all ranks for which this rank may wait; None where they cannot be asked."""
-        counter = None if self.comm is None else counters.get(self.comm.handle)
+        counter = None if self.comm is None else this_rank.counters.get(self.comm.handle)
         if not self.check and (counter is None or counter.question_comm is None):
-            counter = last
+            counter = this_rank.last_check
         return counter if counter and counter.question_comm else None
 
 
@@ -96,20 +94,25 @@ def poll_until(done: Callable[[], object], meanwhile: Callable[[], object] | Non
             sleep(_NAP)
 
 
-counters: defaultdict[int, CheckCounter] = defaultdict(CheckCounter)  # by the handles of communicators
-last: CheckCounter | None = None  # the counter of the last check
-current: Wait | None = None
+class RankWaits:
+    """The present wait of this rank, None where it does not wait, and the checks that it has reached."""
+
+    def __init__(self) -> None:
+        self.wait: Wait | None = None
+        self.counters = defaultdict[int, CheckCounter](CheckCounter)  # by the handles of communicators
+        self.last_check: CheckCounter | None = None
+
+    def count_check(self, comm: MPI.Comm, check: bool) -> None:
+        """Count a check that this rank has reached, or skips."""
+        counter = self.last_check = self.counters[comm.handle]
+        counter.reached += 1
+        if check:
+            counter.agreed += 1
+        else:
+            counter.skipped = counter.reached
 
 
-def count_check(comm: MPI.Comm, check: bool) -> None:
-    """Count a check that this rank has reached, or skips."""
-    global last
-    last = counters[comm.handle]
-    last.reached += 1
-    if check:
-        last.agreed += 1
-    else:
-        last.skipped = last.reached
+this_rank = RankWaits()
 
 
 def watched_calls(comm: AnyComm) -> AnyComm:
@@ -139,7 +142,7 @@ class Stillness:
     """The seconds for which this rank has made no progress; time in which its process is stopped does not count."""
 
     def __init__(self) -> None:
-        self.seconds, self.wait = 0.0, current
+        self.seconds, self.wait = 0.0, this_rank.wait
         self._at, self._used, self._blocks = monotonic(), process_time(), _blocks()
 
     def look(self, most: float) -> None:
@@ -147,7 +150,7 @@ class Stillness:
 
         most : the largest number of seconds that are counted for the time since the last look.
         """
-        now, used, wait = monotonic(), process_time(), current
+        now, used, wait = monotonic(), process_time(), this_rank.wait
         blocks = self._blocks if wait and wait.check else _blocks()
         step = min(now - self._at, most)
         works = wait is None and used - self._used > _WORK * step

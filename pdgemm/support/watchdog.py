@@ -39,7 +39,7 @@ from pdgemm.support.json_input import Seconds, variable
 from pdgemm.support.launcher import survives_ranks
 from pdgemm.support.source_lines import of_package, of_user
 from pdgemm.support.text import ranks_text
-from pdgemm.support.waits import CheckCounter, Stillness, Wait, namespace, process
+from pdgemm.support.waits import CheckCounter, Stillness, Wait, namespace, process, this_rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -76,14 +76,12 @@ def watched(comm: MPI.Comm) -> MPI.Intracomm:
 
     Raises GridError where `comm` is no intracommunicator, on this rank alone: without it the ranks cannot agree.
     """
-    global _watchdog
     from mpi4py import MPI
 
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise GridError(f"comm must be an intracommunicator of this rank, such as MPI.COMM_WORLD, got {comm!r}")
     with suppress(ArgumentError):  # the first grid raises this error, on all ranks
-        if _watchdog is None and seconds()[0]:
-            _watchdog = Watchdog(*seconds())
+        of_process.start(*seconds())
     return comm
 
 
@@ -95,26 +93,12 @@ def answer_questions(comm: MPI.Intracomm) -> None:
     """
     from mpi4py import MPI
 
-    counter = waits.counters[comm.handle] = CheckCounter()  # in place of that of a communicator that was freed
+    counter = this_rank.counters[comm.handle] = CheckCounter()  # in place of that of a communicator that was freed
     if comm.size > 1:
-        answers = _watchdog is not None and MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        answers = of_process.started and MPI.Query_thread() == MPI.THREAD_MULTIPLE
         answering, *processes = zip(*comm.allgather((answers, namespace(), os.getpid())))
         if all(answering):
             counter.processes, counter.question_comm = [*zip(*processes)], MPI.Intracomm(comm.Dup())
-
-
-def unregister(comm: MPI.Intracomm) -> MPI.Intracomm | None:
-    """Ask no more ranks of `comm`, which is about to be freed; return the duplicate for the caller to free, too."""
-    with _using_mpi:
-        counter = waits.counters.pop(comm.handle, CheckCounter())
-        duplicate, counter.question_comm = counter.question_comm, None
-        return duplicate
-
-
-def farewell() -> None:
-    """Tell the next rank of each communicator that this rank leaves the program; the next rank tells ranks that ask."""
-    if _watchdog is not None:
-        _watchdog.stop()
 
 
 def before_finalize(call: Callable[[], None]) -> None:
@@ -137,31 +121,52 @@ def end_job(code: int) -> None:
 
 
 class Watchdog:
-    """The thread that watches the waits of this rank, and answers the watchdogs of other ranks.
+    """The thread that watches the waits of this rank, and answers the watchdogs of other ranks."""
 
-    patience : seconds of a wait without a report.   bounded : whether the job then ends in any case.
-    """
-
-    def __init__(self, patience: float, bounded: bool) -> None:
-        self._patience, self._bounded = patience, bounded
-        self._stillness = Stillness()
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._using_mpi = (
+            threading.Lock()
+        )  # held while the thread calls MPI, so that no communicator is freed meanwhile
         self._requests: list[MPI.Request] = []  # of messages in flight
         self._stopped = False
-        self._thread = threading.Thread(target=self._watch, daemon=True, name="pdgemm watchdog")
-        self._thread.start()
-        before_finalize(self.stop)
+
+    @property
+    def started(self) -> bool:
+        return self._thread is not None
+
+    def start(self, patience: float, bounded: bool) -> None:
+        """Start the thread, unless it has been started.  Local.
+
+        patience : seconds of a wait without a report; 0: never.   bounded : whether the job then ends in any case.
+        """
+        if self._thread is None and patience:
+            self._patience, self._bounded, self._stillness = patience, bounded, Stillness()
+            self._thread = threading.Thread(target=self._watch, daemon=True, name="pdgemm watchdog")
+            self._thread.start()
+            before_finalize(self.stop)
 
     def stop(self) -> None:
-        """Stop the thread, and say goodbye.  Local; does nothing in a forked process, which has no such thread."""
+        """Stop the thread, and tell the next rank of each communicator that this rank leaves the program.  Local.
+
+        The next rank tells ranks that ask.  Does nothing in a forked process, which has no such thread.
+        """
         from mpi4py import MPI
 
-        if self._stopped or not self._thread.is_alive():
+        if self._stopped or self._thread is None or not self._thread.is_alive():
             return
-        with _using_mpi:
+        with self._using_mpi:
             self._stopped = True
-        for comm in filter(None, (x.question_comm for x in waits.counters.values())):
+        for comm in filter(None, (x.question_comm for x in this_rank.counters.values())):
             with suppress(MPI.Exception):  # the next rank has failed
                 self._requests.append(comm.isend(None, (comm.rank + 1) % comm.size, _GOODBYE))
+
+    def unregister(self, comm: MPI.Intracomm) -> MPI.Intracomm | None:
+        """Ask no more ranks of `comm`, which is about to be freed; return the duplicate for the caller to free, too."""
+        with self._using_mpi:
+            counter = this_rank.counters.pop(comm.handle, CheckCounter())
+            duplicate, counter.question_comm = counter.question_comm, None
+            return duplicate
 
     def _watch(self) -> None:
         """Answer the other ranks, and report when this rank has waited for long; after that half as often each time."""
@@ -171,7 +176,7 @@ class Watchdog:
         due = self._patience
         while True:
             sleep(interval)
-            with _using_mpi:
+            with self._using_mpi:
                 if self._stopped:
                     return
                 self._stillness.look(2 * interval)
@@ -201,7 +206,7 @@ class Watchdog:
             text, never = "some rank did not join", False
         else:
             return False
-        if text and wait is waits.current:
+        if text and wait is this_rank.wait:
             who = f"rank {comm.rank} of {comm.size} has waited {still:.0f} s in {_place()[0]}"
             end = "the job is ended" if never or self._bounded else "PDGEMM_WATCHDOG=SECONDS would end the job"
             write_line(f"pdgemm: {who}: {text}; {end}")
@@ -260,7 +265,7 @@ class Watchdog:
         """Receive the goodbyes of ranks that leave, and answer the questions of ranks that ask where this rank is."""
         from mpi4py import MPI
 
-        for counter in [*waits.counters.values()]:
+        for counter in [*this_rank.counters.values()]:
             with suppress(MPI.Exception):  # a rank failed, and the communicator cannot be used any more: see `failures`
                 if comm := counter.question_comm:
                     counter.left.update(rank for rank, _ in _received(comm, _GOODBYE))
@@ -277,7 +282,7 @@ class Watchdog:
         wait, still, (place, inside) = self._stillness.wait, self._stillness.seconds, _place()
         stuck = (
             wait is not None
-            and wait is waits.current
+            and wait is this_rank.wait
             and wait.check
             and wait.comm is not None
             and still >= self._patience
@@ -315,5 +320,4 @@ def _place() -> tuple[str, bool]:
     return outside or "an unknown place", within
 
 
-_using_mpi = threading.Lock()  # held while the thread calls MPI, so that no communicator is freed meanwhile
-_watchdog: Watchdog | None = None  # of this process
+of_process = Watchdog()  # its thread starts with the first communicator that is watched

@@ -86,12 +86,12 @@ def test_the_outer_wait_counts_and_an_error_ends_it() -> None:
     outer = waits.Wait()
     with outer:
         with waits.Wait():
-            assert waits.current is outer
-        assert waits.current is outer
-    assert waits.current is None
+            assert waits.this_rank.wait is outer
+        assert waits.this_rank.wait is outer
+    assert waits.this_rank.wait is None
     with pytest.raises(KeyError), waits.Wait():
         raise KeyError
-    assert waits.current is None
+    assert waits.this_rank.wait is None
 
 
 def test_blocking_calls_are_waits() -> None:
@@ -99,11 +99,11 @@ def test_blocking_calls_are_waits() -> None:
 
     class Comm(MPI.Intracomm):
         def allgather(self, x: object) -> list[object]:  # type: ignore[override]
-            seen.append(waits.current)
+            seen.append(waits.this_rank.wait)
             return super().allgather(x)
 
     comm = waits.watched_calls(Comm(MPI.COMM_SELF))
-    assert comm.allgather(3) == [3] and waits.current is None
+    assert comm.allgather(3) == [3] and waits.this_rank.wait is None
     assert seen[0] is not None and seen[0].comm is comm and not seen[0].check
     assert waits.watched_calls(comm) is comm and comm == MPI.COMM_SELF
     assert not waits.watched_calls(MPI.COMM_NULL)

@@ -109,7 +109,7 @@ def _leave(end: End) -> int:
         return end.code
     met: MPI.Intracomm | None = None
     if not end.code:
-        watchdog.farewell()  # so that ranks that wait for this rank learn of its end
+        watchdog.of_process.stop()  # so that ranks that wait for this rank learn of its end
         met = _meeting()
     elif "mpi4py.MPI" not in sys.modules:
         # a launcher may end the job where another rank has left without MPI

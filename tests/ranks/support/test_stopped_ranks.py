@@ -47,7 +47,7 @@ def stops_at(number, seconds=None):
     '''Rank 1 stops as it begins its wait of this number that is in no check; the result counts them down.'''
     left = [number]
     def stopping(self):
-        left[0] -= not self.check and waits.current is None
+        left[0] -= not self.check and waits.this_rank.wait is None
         if rank == 1 and left[0] == 0:
             left[0] = -1000000
             stop(seconds)
