@@ -75,21 +75,36 @@ class _Transfer:
     def assign(self, y: Array, x: Array, rows: IndexMap, cols: IndexMap) -> None:
         store(y, x, self.combine, rows, cols, within=self.within)
 
-    def in_x(self, block: Block, rows: IndexMap, cols: IndexMap) -> Array | None:
-        """Return a tile of a block as a view of X if the tile can be sent without packing, else None."""
-        return _contiguous(_part(self.X, block), rows.source, cols.source, rows, cols, self.plan)
+    def outgoing(
+        self, slot: int, block: Block, rows: IndexMap, cols: IndexMap, packed: Callable[[], object] = nothing
+    ) -> Array:
+        """Return the array of a tile to send: a view of X, or a buffer into which the tile is packed.
 
-    def in_y(self, block: Block, rows: IndexMap, cols: IndexMap) -> Array | None:
-        """Return a tile of a block as a view of Y if the tile can be received without unpacking, else None."""
-        if not self.plan.copies_only:
-            return None
-        return _contiguous(_part(self.Y, block), rows.target, cols.target, rows, cols, self.plan)
+        packed : is called after the tile was packed.
+        """
+        x = _part(self.X, block)
+        place = _contiguous(x, rows.source, cols.source, rows, cols, self.plan)
+        if place is None:
+            place, buffer = self.buffers.shaped(slot, rows.size, cols.size, self.plan.order)
+            with self.recorder.phase("pack"):
+                copy_blocks(x, buffer, rows.shifted(0, rows.target[0]), cols.shifted(0, cols.target[0]))
+            packed()
+        return place
 
-    def pack(self, x: Array, packed: Array, rows: IndexMap, cols: IndexMap) -> None:
-        copy_blocks(x, packed, rows.shifted(0, rows.target[0]), cols.shifted(0, cols.target[0]))
+    def incoming(self, slot: int, block: Block, rows: IndexMap, cols: IndexMap) -> tuple[Array, Callable[[], object]]:
+        """Return the array in which a tile is received, a view of Y or a buffer, and the function that unpacks it."""
+        y = _part(self.Y, block)
+        if self.plan.copies_only:
+            place = _contiguous(y, rows.target, cols.target, rows, cols, self.plan)
+            if place is not None:
+                return place, nothing
+        place, buffer = self.buffers.shaped(slot, rows.size, cols.size, self.plan.order)
 
-    def unpack(self, y: Array, packed: Array, rows: IndexMap, cols: IndexMap) -> None:
-        self.assign(y, packed, rows.shifted(rows.source[0], 0), cols.shifted(cols.source[0], 0))
+        def unpack() -> None:
+            with self.recorder.phase("pack"):
+                self.assign(y, buffer, rows.shifted(rows.source[0], 0), cols.shifted(cols.source[0], 0))
+
+        return place, unpack
 
 
 def exchange(
@@ -190,17 +205,7 @@ class _Messages:
 
     def _receive(self, slot: int, block: Block, rows: IndexMap, cols: IndexMap) -> None:
         transfer, recorder = self._transfer, self._transfer.recorder
-        place = transfer.in_y(block, rows, cols)
-        self._unpack[slot] = nothing  # the message is received directly into Y
-        if place is None:
-            place, packed = transfer.buffers.shaped(slot, rows.size, cols.size, transfer.plan.order)
-            y = _part(transfer.Y, block)
-
-            def unpack() -> None:
-                with recorder.phase("pack"):
-                    transfer.unpack(y, packed, rows, cols)
-
-            self._unpack[slot] = unpack
+        place, self._unpack[slot] = transfer.incoming(slot, block, rows, cols)
         recorder.synchronize_copies()  # until the last message in this buffer is unpacked
         self._requests[slot] = transfer.grid.comm.Irecv(wire(place), source=block.peer)
         recorder.traffic.received(place.size)
@@ -208,12 +213,7 @@ class _Messages:
 
     def _send(self, slot: int, block: Block, rows: IndexMap, cols: IndexMap) -> None:
         transfer, recorder = self._transfer, self._transfer.recorder
-        place = transfer.in_x(block, rows, cols)
-        if place is None:
-            place, packed = transfer.buffers.shaped(slot, rows.size, cols.size, transfer.plan.order)
-            with recorder.phase("pack"):
-                transfer.pack(_part(transfer.X, block), packed, rows, cols)
-            recorder.synchronize_copies()
+        place = transfer.outgoing(slot, block, rows, cols, recorder.synchronize_copies)
         self._requests[slot] = transfer.grid.comm.Isend(wire(place), dest=block.peer)
         recorder.traffic.sent(place.size)
 
@@ -236,26 +236,18 @@ def _send_by_nccl(transfer: _Transfer) -> None:
     incoming = {(me - block.peer) % plan.size: _tiles(plan, block) for block in plan.receives(me)}
     for distance in range(1, plan.size):
         for sent, received in zip_longest(outgoing.get(distance, ()), incoming.get(distance, ())):
+            sends, receives, unpack = list[tuple[Array, int]](), list[tuple[Array, int]](), nothing
+            if sent:
+                place = transfer.outgoing(transfer.buffers.receiving, *sent)
+                sends.append((flat(place), sent[0].peer))
+                recorder.traffic.sent(place.size)
+            if received:
+                place, unpack = transfer.incoming(0, *received)
+                receives.append((flat(place), received[0].peer))
+                recorder.traffic.received(place.size)
             with recorder.phase("pack"):
-                sends, receives, packed = list[tuple[Array, int]](), list[tuple[Array, int]](), None
-                if sent:
-                    block, rows, cols = sent
-                    place = transfer.in_x(block, rows, cols)
-                    if place is None:
-                        place, _ = transfer.buffers.shaped(transfer.buffers.receiving, rows.size, cols.size, plan.order)
-                        transfer.pack(X, place, rows, cols)
-                    sends.append((flat(place), block.peer))
-                    recorder.traffic.sent(place.size)
-                if received:
-                    block, rows, cols = received
-                    place = transfer.in_y(block, rows, cols)
-                    if place is None:
-                        place, packed = transfer.buffers.shaped(0, rows.size, cols.size, plan.order)
-                    receives.append((flat(place), block.peer))
-                    recorder.traffic.received(place.size)
                 device.exchange(comm, sends, receives)
-                if packed is not None:
-                    transfer.unpack(Y, packed, rows, cols)
+            unpack()
 
 
 def _tiles(plan: Redistribution, block: Block) -> Iterator[tuple[Block, IndexMap, IndexMap]]:

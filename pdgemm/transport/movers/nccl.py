@@ -13,8 +13,7 @@ from mpi4py import MPI
 
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.local.arrays.device import Array, of
-from pdgemm.transport.movers.panel_views import column_buffer
-from pdgemm.transport.movers.pipeline import BlockPanel, RingShift, flat
+from pdgemm.transport.movers.pipeline import RingShift, flat
 from pdgemm.transport.movers.shift import pieces
 
 
@@ -43,12 +42,9 @@ class NcclShift(RingShift):
             self._pack(panel, at)
             at += panel.array.size
             panel.arriving = [*recorder.record_copies()]
-        self._coming, at, self._initial = [], 0, False
-        for rows, cols in shapes:
-            buffer = self._buffers[self._turn][at : at + rows * cols]
-            self._coming.append(BlockPanel(column_buffer(rows, self._order, cols, buffer)))
-            at += rows * cols
-        sends, receives = ([x for panel in panels for x in pieces(flat(panel.array))] for panels in self._both)
+        self._coming, self._initial = [panel for panel, _ in self._next_panels(shapes)], False
+        blocks = self._held, self._coming
+        sends, receives = ([x for panel in panels for x in pieces(flat(panel.array))] for panels in blocks)
         with recorder.phase("pack"):
             device.exchange(self._comm, [(x, to) for x in sends], [(x, source) for x in receives])
         for panel in self._coming:
@@ -57,10 +53,6 @@ class NcclShift(RingShift):
             recorder.traffic.sent(x.size)
         for x in receives:
             recorder.traffic.received(x.size)
-
-    @property
-    def _both(self) -> tuple[list[BlockPanel], list[BlockPanel]]:
-        return self._held, self._coming or []
 
     def panel(self, number: int) -> Array:
         """Return a panel of the block in use, which the products that follow wait for."""

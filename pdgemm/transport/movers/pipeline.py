@@ -172,12 +172,9 @@ class RingShift:
         self._transfers.wait(self._leaving[self._turn])
         self._transfers.wait(self._users[self._turn])
         with self._recorder.phase("post"):
-            self._coming, at = [], 0
-            for number, (rows, cols) in enumerate(shapes):
-                panel = BlockPanel(
-                    column_buffer(rows, self._order, cols, self._buffers[self._turn][at : at + rows * cols])
-                )
-                panel.arriving, at = self._receive(panel, at, source, number), at + rows * cols
+            self._coming = []
+            for number, (panel, at) in enumerate(self._next_panels(shapes)):
+                panel.arriving = self._receive(panel, at, source, number)
                 self._transfers.expect(panel.arriving)
                 self._coming.append(panel)
         at = 0
@@ -212,6 +209,13 @@ class RingShift:
         if kind is None:
             for leaving in self._leaving:
                 self._transfers.wait(leaving)
+
+    def _next_panels(self, shapes: Sequence[tuple[int, int]]) -> Iterator[tuple[BlockPanel, int]]:
+        """Yield the panels of the next block, in the buffer that is free, and the number of words before each."""
+        buffer, at = self._buffers[self._turn], 0
+        for rows, cols in shapes:
+            yield BlockPanel(column_buffer(rows, self._order, cols, buffer[at:])), at
+            at += rows * cols
 
     def _pack(self, panel: BlockPanel, at: int) -> None:
         """Make a panel of the initial block contiguous, and copy it to the host if it is staged."""

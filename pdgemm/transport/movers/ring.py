@@ -25,19 +25,25 @@ def forward(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, recorder: R
     A neighbour may send panel t + 1 as its root before it forwards panel t, so panels are matched by tag and not by
     their order of arrival.
     """
-    tag, at = slot.tag, chain.index(comm.rank)
-
-    def forward() -> None:
-        if at + 1 < len(chain):
-            recorder.traffic.sent(x.size)
-            slot.users.append(comm.Isend(x, dest=chain[at + 1], tag=tag))
-
+    at, forward = chain.index(comm.rank), sender(comm, x, chain, slot, recorder)
     if at == 0:
         recorder.synchronize_copies()
         forward()
         return
-    request = recorder.coming(RING.name, x, comm.Irecv(x, source=chain[at - 1], tag=tag))
+    request = recorder.coming(RING.name, x, comm.Irecv(x, source=chain[at - 1], tag=slot.tag))
     slot.arrivals.append(Then(request, forward))
+
+
+def sender(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, recorder: Recorder) -> Callable[[], None]:
+    """Return a function that starts sending x to the rank behind this rank in a chain, if there is one."""
+    tag, after = slot.tag, chain.index(comm.rank) + 1
+
+    def send() -> None:
+        if after < len(chain):
+            recorder.traffic.sent(x.size)
+            slot.users.append(comm.Isend(x, dest=chain[after], tag=tag))
+
+    return send
 
 
 def announce(comm: MPI.Comm, readers: Sequence[int], fence: Wait, slot: Any, recorder: Recorder) -> None:

@@ -5,6 +5,7 @@ Copies overlap with products in streams of their own; a panel is forwarded from 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from mpi4py import MPI
@@ -13,6 +14,7 @@ from pdgemm.instrument.recorder import Then
 from pdgemm.local.arrays.device import Pinned, of
 from pdgemm.local.arrays.dtypes import wire
 from pdgemm.schedules.mover_registry import RING
+from pdgemm.transport.movers.ring import sender
 from pdgemm.transport.movers.shift import receive
 
 
@@ -26,29 +28,20 @@ class Staged:
         self._staging = staging
 
     def __call__(self, comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Any) -> None:
-        staging, tag, device = self._staging, slot.tag, of(x)
-        assert device is not None
-        me, last = comm.rank, (root - 1) % comm.size
-
-        def forward() -> None:
-            if me != last:
-                recorder.traffic.sent(x.size)
-                slot.users.append(comm.Isend(wire(staging.host), dest=(me + 1) % comm.size, tag=tag))
+        staging, host = self._staging, wire(self._staging.host)
+        chain = [*range(root, comm.size), *range(root)]
+        forward = sender(comm, host, chain, slot, recorder)
 
         def take() -> None:
             forward()
-            with recorder.phase("upload"):
-                device.copy(x, staging.device)
-            recorder.hold_products()
+            from_staging(x, staging, recorder)
 
-        if me == root:
+        if comm.rank == root:
             to_staging(staging, x, recorder)
             slot.arrivals.append(Then(recorder.copied(), forward))
         else:
-            request = recorder.coming(
-                RING.name, x, comm.Irecv(wire(staging.host), source=(me - 1) % comm.size, tag=tag)
-            )
-            slot.arrivals.append(Then(request, take))
+            request = comm.Irecv(host, source=(comm.rank - 1) % comm.size, tag=slot.tag)
+            slot.arrivals.append(Then(recorder.coming(RING.name, x, request), take))
 
 
 def to_staging(staging: Pinned, x: Any, recorder: Any) -> None:
@@ -59,17 +52,18 @@ def to_staging(staging: Pinned, x: Any, recorder: Any) -> None:
         device.copy(staging.device, x)
 
 
+def from_staging(x: Any, staging: Pinned, recorder: Any) -> None:
+    """Start copying the pinned host buffer `staging` to a contiguous x, for which later products wait."""
+    device = of(x)
+    assert device is not None
+    with recorder.phase("upload"):
+        device.copy(x, staging.device)
+    recorder.hold_products()
+
+
 def staged_receive(comm: MPI.Comm, staging: Pinned, panel: Any, source: int, recorder: Any, tag: int = 0) -> list[Any]:
     """Start receiving a panel as `shift.receive` does, into a host buffer, and copy it from there to `panel`."""
-    device = of(panel)
-    assert device is not None
     requests = receive(comm, staging.host, source, recorder, tag)
-
-    def take() -> None:
-        with recorder.phase("upload"):
-            device.copy(panel, staging.device)
-        recorder.hold_products()
-
     if requests:
-        requests[-1] = Then(requests[-1], take)
+        requests[-1] = Then(requests[-1], partial(from_staging, panel, staging, recorder))
     return requests
