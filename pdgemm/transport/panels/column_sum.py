@@ -10,9 +10,7 @@ from pdgemm.local.arrays.elementwise import CONVERT, add_elements
 from pdgemm.schedules.panels.householder_schedule import cuts
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
-from pdgemm.transport.panels.task import Copies, Task
-
-_ADDENDS, _SUMS = 6, 7  # message tags
+from pdgemm.transport.panels.task import ADDENDS, SUMS, Copies, Task
 
 
 class ColumnSum:
@@ -46,13 +44,13 @@ class ColumnSum:
         def copy(r: int, sums: Array, x: Array) -> None:
             CONVERT(x, column_buffer(w, "F", n, sums)[:, slices[r]])
 
-        addends = task.fetch("sums", dict.fromkeys(others, own), add, slot, _ADDENDS, slot.buffer_b, add_elements)
-        self._exchange(addends, {r: W[:, slices[r]] for r in others}, _ADDENDS)
+        addends = task.fetch("sums", dict.fromkeys(others, own), add, slot, ADDENDS, slot.buffer_b, add_elements)
+        self._exchange(addends, {r: W[:, slices[r]] for r in others}, ADDENDS)
         with task.computing():
             finish(own)
         task.free(slot)  # the slices of W that were sent are overwritten next
-        sums = task.fetch("sums", {r: W[:, slices[r]] for r in others}, copy, slot, _SUMS)
-        self._exchange(sums, dict.fromkeys(others, own), _SUMS)
+        sums = task.fetch("sums", {r: W[:, slices[r]] for r in others}, copy, slot, SUMS)
+        self._exchange(sums, dict.fromkeys(others, own), SUMS)
         if others:
             task.release(others, slot)
 

@@ -10,9 +10,7 @@ from pdgemm.schedules.panels.gathered_layout import panel_slabs
 from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
-from pdgemm.transport.panels.task import Copies, Task
-
-_GATHER, _SPREAD = 1 << 12, (1 << 12) + 6  # message tags in a grid column: each has two, one per slot
+from pdgemm.transport.panels.task import GATHER, SPREAD, Copies, Task
 
 
 class GatheredPanels:
@@ -39,7 +37,7 @@ class GatheredPanels:
         def read(r: int, A: Array, x: Array) -> None:
             CONVERT(x, A[self._schedule.window(panel, r)])
 
-        copies = task.fetch("A", {r: X[parts[r]] for r in others}, read, slot, _GATHER, slot.buffer_b)
+        copies = task.fetch("A", {r: X[parts[r]] for r in others}, read, slot, GATHER, slot.buffer_b)
         task.wait(slot)  # the messages, or signals, of the others also mean that they have read the last panel in X
         with task.packing():
             read(self._i, self._A, X[parts[self._i]])
@@ -60,7 +58,7 @@ class GatheredPanels:
             return x
 
         if others:
-            task.publish(others, packed, slot, _SPREAD)
+            task.publish(others, packed, slot, SPREAD)
         with task.packing():
             self._take(panel, self._i, X, own)
         task.copied()
@@ -83,8 +81,8 @@ class GatheredPanels:
         def read(r: int, gathered: Array, own: Array) -> None:
             self._take(panel, self._i, self.whole(panel, gathered, own.shape[0] - A.shape[0]), own)
 
-        task.publish([panel.row], packed, slot, _GATHER)
-        return task.fetch("gathered", {panel.row: own}, read, slot, _SPREAD, buffer)
+        task.publish([panel.row], packed, slot, GATHER)
+        return task.fetch("gathered", {panel.row: own}, read, slot, SPREAD, buffer)
 
     def _take(self, panel: Panel, i: int, X: Array, x: Array) -> None:
         """Set x := the rows of X that belong to grid row i, and below them the rows beneath the panel."""

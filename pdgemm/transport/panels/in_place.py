@@ -19,9 +19,7 @@ from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.movers.node_signals import signal, signal_from
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.swap import Swap
-from pdgemm.transport.panels.task import Copies, Line, Part, Parts, Planned, Read, Store, Task
-
-_READY = 1 << 14  # tag of the signals that a panel may be read; all other tags are smaller
+from pdgemm.transport.panels.task import READY, Copies, Line, Part, Parts, Planned, Read, Store, Task
 
 
 @dataclass
@@ -108,11 +106,11 @@ class InPlace(Task[Planned]):
         self.recorder.synchronize_copies()
         self.peers.memory.fence()
         for reader in readers:
-            slot.users.append(signal(comm, reader, self.recorder, _READY))
+            slot.users.append(signal(comm, reader, self.recorder, READY))
 
     def follow(self, comm: MPI.Comm, owner: int, slot: Slot) -> None:
         """Make a slot wait for the signal of an owner on this node that its panel may be read."""
-        slot.arrivals.append(signal_from(comm, owner, self.recorder, _READY))
+        slot.arrivals.append(signal_from(comm, owner, self.recorder, READY))
 
     def _array(self, line: Line, at: int, name: str) -> Array:
         """Return the array of the rank at a position of this rank's grid row or column."""

@@ -15,9 +15,8 @@ from pdgemm.schedules.panels.row_moves import PermutationSchedule, RowMoves, Sca
 from pdgemm.support.waits import Wait
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers.panel_views import column_buffer
-from pdgemm.transport.panels.task import Task
+from pdgemm.transport.panels.task import ROWS, Task
 
-_TAG = (1 << 12) + 2
 _CACHED = 1 << 15  # elements that are copied at a time
 
 
@@ -52,7 +51,7 @@ def exchange_rows(task: Task[Any], moves: RowMoves, cols: slice = slice(None), *
             if staged:
                 received = np.empty(x.shape, x.dtype, order)
                 uploads.append((x, received))
-            requests.append(col.Irecv(wire(received), source=r, tag=_TAG))
+            requests.append(col.Irecv(wire(received), source=r, tag=ROWS))
             task.recorder.traffic.received(x.size)
             coming.append((which, x))
     for r in range(rows.parts):
@@ -66,7 +65,7 @@ def exchange_rows(task: Task[Any], moves: RowMoves, cols: slice = slice(None), *
                 coming.append((here[(source == me) & (target == me)], x))
             else:
                 task.recorder.synchronize_copies()
-                requests.append(col.Isend(wire(on_host(x) if staged else x), dest=r, tag=_TAG))
+                requests.append(col.Isend(wire(on_host(x) if staged else x), dest=r, tag=ROWS))
                 task.recorder.traffic.sent(x.size)
     with task.recorder.phase("wait"), Wait(col):
         MPI.Request.Waitall(requests)

@@ -38,7 +38,11 @@ Parts = dict[int, Array]  # arrays by the position of a rank in the grid column
 Read = Callable[[int, Array, Array], object]  # called with an owner, its array, and a target
 Store = Callable[[Array, Array], object]  # called with a target, and the message received for it
 Copies = list[Callable[[], object]]  # functions to call when the arrivals of a slot are complete
-PANEL, DIAGONAL, TRANSPOSED = 0, 2, 4  # message tags; each kind of panel has two, one per slot
+# message tags: each kind of panel has two, one per slot, and TRANSPOSED two for each grid row
+PANEL, DIAGONAL, TRANSPOSED = 0, 2, 4
+ADDENDS, SUMS = 6, 7
+GATHER, ROWS, SPREAD = 1 << 12, (1 << 12) + 2, (1 << 12) + 6
+READY = 1 << 14  # of the signals that a panel may be read; all other tags are smaller
 
 
 @dataclass
