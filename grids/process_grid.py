@@ -13,7 +13,6 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.errors import GridError
-from pdgemm.grids.line_communicators import Lines, free_lines
 from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.local.blas.threads import oversubscribed, share_cores
 from pdgemm.support import failures, watchdog
@@ -54,8 +53,7 @@ class ProcessGrid:
     transposed view of the grid: the rank at (i, j) of the grid is at (j, i) of `T`.
 
     Communicators are a limited resource, and freeing them is collective: use the grid as a context manager or call
-    `free()`; matrices on the grid cannot be used afterwards.  The communicators of a grid that all ranks have dropped
-    without `free()` are freed when the next grid of the same `comm` is created.
+    `free()`; matrices on the grid cannot be used afterwards.
 
     Threads: the first grid of a process reduces the number of BLAS threads to the rank's share of
     the cores of its node, unless OMP_NUM_THREADS or a similar variable is set (see `pdgemm.local.blas.threads`).
@@ -92,9 +90,8 @@ class ProcessGrid:
         self._shared = shared or _Shared(base, ranks_per_node, inf if node_bytes is None else node_bytes)
         self.comm: MPI.Intracomm = self._shared.comm
         self.rank, self.size = self.comm.rank, self.comm.size
-        self._shared.lines.free_dropped()
         self._connect(base, members, dims)
-        self._held = self._shared.lines.hold(self.depth, self.col, self.row)
+        self._shared.grids += 1
 
     def _connect(self, base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, int, int]) -> None:
         """Create the row, column and depth communicators, and this rank's coordinates.  Collective over base."""
@@ -129,13 +126,16 @@ class ProcessGrid:
     def _reshaped(self, shape: tuple[int, int], layers: int, rank_map: tuple[int, ...]) -> ProcessGrid:
         """Return a grid of another shape; its row, column and depth communicators are this grid's until `_connect`."""
         grid = _same(self)
-        for name in ("T", "_places", "rank_map", "_held"):
+        for name in ("T", "_places", "rank_map"):
             grid.__dict__.pop(name, None)
         grid.shape, grid.layers, grid.ranks = shape, layers, np.array(rank_map).reshape(layers, *shape)
         return grid
 
     def _disconnect(self) -> None:
-        free_lines(self.depth, self.col, self.row)
+        """Free the row, column and depth communicators.  Collective."""
+        for line in (self.depth, self.col, self.row):
+            if line != MPI.COMM_NULL:
+                failures.free_communicator(line)
 
     draft: Any = None  # on a `PlannedGrid`: the `Draft` that collects the stages instead of running them
 
@@ -244,8 +244,9 @@ class ProcessGrid:
         if self.comm == MPI.COMM_NULL:
             return
         self.T.comm = self.comm = MPI.COMM_NULL  # type: ignore[assignment]
-        self._shared.lines.free(self._held.number)
-        if not self._shared.lines:
+        self._disconnect()
+        self._shared.grids -= 1
+        if not self._shared.grids:
             for grid in self._shared.work_grids.values():
                 grid._disconnect()
             failures.free_communicator(self._shared.node)
@@ -298,7 +299,7 @@ class _Shared:
         self.comm = tracked(comm.Dup())
         self.group = self.comm.Get_group()
         watchdog.answer_questions(self.comm)
-        self.lines = Lines(self.comm)
+        self.grids = 0  # that have not been freed
         self.work_grids: dict[Any, ProcessGrid] = {}
         self.node = tracked(MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED)))
         with together(self.comm):  # a BLAS may be missing on some nodes
@@ -328,7 +329,7 @@ def _same(grid: ProcessGrid) -> ProcessGrid:
 def _shared(comm: MPI.Intracomm) -> _Shared | None:
     """Return the duplicate that the grids of `comm` share; None where there is none yet, or it was freed.  Local."""
     shared: Any = comm.Get_attr(_DUPLICATE)
-    return shared if shared is not None and len(shared.lines) > 0 else None
+    return shared if shared is not None and shared.grids else None
 
 
 def _members(ranks: Sequence[int], size: int) -> list[int]:

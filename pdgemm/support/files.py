@@ -34,7 +34,6 @@ WAIT = "PDGEMM_LOCK_WAIT"  # environment variable: seconds that a job waits for 
 _WAIT = 600.0  # seconds where the variable is not set
 _TURN = 1.0  # seconds after which `Output.begin` returns to a caller that waits
 _NAP = 0.05  # seconds between the first two looks at the lock
-_GONE = 9  # times that a lock file of another user may disappear before it is opened
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 
 
@@ -305,18 +304,8 @@ def lock(path: Path) -> int | None:
     the lock may remove the file, so the next holder checks whether the file is still under its name.  Where the file
     system has no locks, a line is printed and the file is not locked.
     """
-    gone = 0
     while True:
-        try:
-            descriptor = ordinary(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
-        except PermissionError as bad:  # the file is another user's
-            try:
-                descriptor = ordinary(path, os.O_RDONLY | os.O_NOFOLLOW)
-            except FileNotFoundError:  # its owner has removed it, or no file may be created in this folder
-                gone += 1
-                if gone > _GONE:
-                    raise bad from None
-                continue
+        descriptor = ordinary(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -125,9 +125,7 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._using_mpi = (
-            threading.Lock()
-        )  # held while the thread calls MPI, so that no communicator is freed meanwhile
+        self._using_mpi = threading.Lock()  # held while the thread calls MPI: no communicator is freed meanwhile
         self._requests: list[MPI.Request] = []  # of messages in flight
         self._stopped = False
 

@@ -236,7 +236,8 @@ def _send_by_nccl(transfer: _Transfer) -> None:
     incoming = {(me - block.peer) % plan.size: _tiles(plan, block) for block in plan.receives(me)}
     for distance in range(1, plan.size):
         for sent, received in zip_longest(outgoing.get(distance, ()), incoming.get(distance, ())):
-            sends, receives, unpack = list[tuple[Array, int]](), list[tuple[Array, int]](), nothing
+            sends, receives = list[tuple[Array, int]](), list[tuple[Array, int]]()
+            unpack: Callable[[], object] = nothing
             if sent:
                 place = transfer.outgoing(transfer.buffers.receiving, *sent)
                 sends.append((flat(place), sent[0].peer))

@@ -250,29 +250,6 @@ def test_whoever_may_write_beside_a_file_may_lock_it(tmp_path: Path) -> None:
         output.end()
 
 
-def test_the_lock_file_of_another_user_goes_while_we_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, opener, asked = tmp_path / "lock", files.ordinary, list[int]()
-
-    def ordinary(at: Any, flags: int) -> int:
-        asked.append(flags)
-        if len(asked) == 1:  # the second looks for a file to read, and there is none
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return opener(at, flags)
-
-    monkeypatch.setattr(files, "ordinary", ordinary)
-    held = files.lock(path)
-    assert held is not None
-    os.close(held)
-    path.unlink()
-
-    def never(at: Any, flags: int) -> int:  # as in a folder where nothing may be made
-        raise (PermissionError if flags & os.O_CREAT else FileNotFoundError)(errno.EACCES, "not here")
-
-    monkeypatch.setattr(files, "ordinary", never)
-    with pytest.raises(PermissionError):
-        files.lock(path)
-
-
 def test_what_killed_jobs_have_left_goes_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

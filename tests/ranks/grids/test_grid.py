@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from contextlib import suppress
 from typing import Any
@@ -116,29 +115,6 @@ def test_free_gives_the_communicators_back(comm: Any) -> None:
         grid.free()
     own.Free()
     assert "freed" in repr(grid)
-
-
-def test_grids_that_are_dropped_give_their_communicators_back_with_the_next_one(comm: Any) -> None:
-    own = comm.Dup()
-    kept = ProcessGrid(own)
-    for number in range(24):
-        lost = ProcessGrid(own)
-        A = DistMatrix.eye(3, grid=lost.T if number % 12 == 0 else lost)  # the grid and its view refer to each other
-        assert A.grid.row.size * A.grid.col.size == comm.size
-        if number % 12 == 0:
-            gc.collect()
-    assert len(kept._shared.lines) < 20
-    only_here = ProcessGrid(own)  # dropped on some ranks only, it stays
-    row = only_here.row
-    if comm.rank or comm.size == 1:
-        del only_here
-    del lost, A
-    gc.collect()
-    with ProcessGrid(own):
-        assert len(kept._shared.lines) == (2 if comm.size == 1 else 3)
-        assert comm.size == 1 or row.allreduce(1) == row.size
-    kept.free()
-    own.Free()
 
 
 def test_matrices_of_a_freed_grid_are_refused_in_words(comm: Any) -> None:
