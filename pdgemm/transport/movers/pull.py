@@ -12,9 +12,9 @@ from pdgemm.instrument.recorder import Then
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.transport.movers.arrivals import Arrival
-from pdgemm.transport.movers.node_signals import signal, signal_from
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import BlockPanel, RingShift
+from pdgemm.transport.movers.ring import signal, signal_from
 
 
 class Neighbours(NamedTuple):

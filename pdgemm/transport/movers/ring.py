@@ -1,15 +1,18 @@
-"""The mover `ring` forwards a panel around a ring, or along a chain of ranks, by point-to-point messages."""
+"""The mover `ring` forwards a panel around a ring, or along a chain of ranks, by point-to-point messages.
+
+Ranks of a node that read each other's memory send signals: messages without words.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from pdgemm.instrument.recorder import Recorder, Then
 from pdgemm.schedules.mover_registry import RING
-from pdgemm.transport.movers.node_signals import signal, signal_from
 
 Wait = Callable[[], object]
 
@@ -71,3 +74,15 @@ def follow(comm: MPI.Comm, receiver: int, fence: Wait, slot: Any, recorder: Reco
 
     slot.arrivals.append(Then(signal_from(comm, receiver, recorder, tag), fence))
     slot.when_read.append(done)
+
+
+def signal(comm: MPI.Comm, to: int, recorder: Recorder, tag: int) -> MPI.Request:
+    """Start sending a signal, which is counted as a message of no words."""
+    recorder.traffic.sent(0)
+    return comm.Isend(np.empty(0, np.uint8), dest=to, tag=tag)
+
+
+def signal_from(comm: MPI.Comm, source: int, recorder: Recorder, tag: int) -> MPI.Request:
+    """Return the request that completes with a signal from `source`."""
+    recorder.traffic.received(0)
+    return comm.Irecv(np.empty(0, np.uint8), source=source, tag=tag)

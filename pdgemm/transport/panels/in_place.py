@@ -16,8 +16,8 @@ from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers.node_arrays import NodeArrays
-from pdgemm.transport.movers.node_signals import signal, signal_from
 from pdgemm.transport.movers.pipeline import Slot
+from pdgemm.transport.movers.ring import signal, signal_from
 from pdgemm.transport.panels.swap import Swap
 from pdgemm.transport.panels.task import READY, Copies, Line, Part, Parts, Planned, Read, Store, Task
 
