@@ -8,6 +8,7 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import prod
+from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from pdgemm.errors import NodeMemoryError
 from pdgemm.grids.shared_heap import PAGE, Heap, give_back
 from pdgemm.support import failures
 from pdgemm.support.files import say
-from pdgemm.support.waits import Wait, poll_until
+from pdgemm.support.waits import Wait
 from pdgemm.support.watchdog import CODE, end_job
 
 WHERE = "/dev/shm"  # file system of Linux for memory that processes share
 ZERO = "/dev/zero"  # source of the zeros that fill memory
 _LEAST = 1 << 22  # bytes per rank: of the smallest window, and left free for MPI, whose own windows also grow
+_PATIENCE = 1e-3  # seconds of waiting without sleep; a rank that waits longer leaves its core to other ranks
+_NAP = 2e-4  # seconds; with naps as short as those of `poll_until`, and later ones, uneven ranks take 15% longer
 _LEVELS = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)  # 0 to 3 in Open MPI
 
 
@@ -90,8 +93,8 @@ class NodeMemory:
         if self.window:
             self.window.fence()
             if self.oversubscribed:
-                with Wait(self.node):  # it leaves its core to the other ranks, which a wait inside MPI does not
-                    poll_until(self.node.Ibarrier().Test, os.sched_yield)
+                with Wait(self.node):
+                    _complete(self.node.Ibarrier())
             else:
                 self.node.Barrier()
             self.window.fence()
@@ -113,6 +116,16 @@ class NodeMemory:
         self.node.Allgather(words, rows)
         self.fence()
         return rows
+
+
+def _complete(request: MPI.Request) -> None:
+    """Wait for a request, and leave the core to the other ranks meanwhile, which a wait inside MPI does not."""
+    end = perf_counter() + _PATIENCE
+    while not request.Test():
+        if perf_counter() < end:
+            os.sched_yield()
+        else:
+            sleep(_NAP)
 
 
 class _Window:

@@ -23,10 +23,10 @@ from pdgemm import DistMatrix, Plan, ProcessGrid, pdgemm, plan
 from pdgemm.algorithms.products import layer_sums, summa
 from pdgemm.algorithms.products.accumulator import Accumulator
 from pdgemm.errors import LayoutError, MemoryLimitError, NodeMemoryError
+from pdgemm.grids import node_memory
 from pdgemm.grids.distribution import Distribution
 from pdgemm.planning import planner
 from pdgemm.schedules.products import reduction
-from pdgemm.support import waits
 from pdgemm.transport.movers import panel_views
 from pdgemm.transport.movers.node_arrays import NodeArrays
 
@@ -57,13 +57,13 @@ def test_a_neighbour_sees_the_array_itself(comm: Any, grid: Any) -> None:
 @pytest.mark.mpi(min_size=2)
 def test_who_waits_long_for_ranks_without_a_core_sleeps(comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     naps = Mock(side_effect=sleep)
-    monkeypatch.setattr(waits, "sleep", naps)
+    monkeypatch.setattr(node_memory, "sleep", naps)
     assert grid.memory.oversubscribed == (grid.node.size > len(set().union(*comm.allgather(os.sched_getaffinity(0)))))
     for oversubscribed in (False, True):
         monkeypatch.setattr(grid.memory, "oversubscribed", oversubscribed)
         comm.Barrier()
         if comm.rank == 0:
-            sleep(20 * waits._SPIN)
+            sleep(20 * node_memory._PATIENCE)
         grid.memory.sync()
         if comm.rank or not oversubscribed:  # rank 0 may have to wait for others, too
             assert naps.called == oversubscribed
