@@ -20,6 +20,7 @@ from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.exchanges.inherited_exchange import plan_inheritance
 from pdgemm.support.agreement import agree, together
+from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails
 
 _COPIED = (np.ndarray, np.random.Generator, bytearray, list, dict, set)  # values that a step may change in place
@@ -52,13 +53,13 @@ class KeptState:
                     self.state[name] = copies[id(x)]
             self._matrices = {name: x for name, x in self.state.items() if isinstance(x, DistMatrix)}
             arguments += ["the state", *self.state, *(x.layout_in(grid) for x in self._matrices.values())]
-            places = [_place(x.stored, grid) for x in self._matrices.values()]
-            agreed.flag = not all(at[0] for at in places)
+            agreed.flag = not all(_is_readable(x.stored, grid) for x in self._matrices.values())
+        self._lost = bool(agreed.flag)  # with any rank: some matrix is not in the memory of a node
         for x in copies.values():
-            x.shared = not agreed.flag
-        words = grid.memory.gather(np.array(places, np.int64).ravel())
-        here = [rank for rank, node in enumerate(grid.nodes) if node == grid.nodes[grid.rank]]
-        self._places = dict(zip(here, words.reshape(len(here), len(places), 4).tolist()))  # by rank, for each matrix
+            x.shared = not self._lost
+        if self._matrices and not self._lost:
+            exposed = {_key(name): (x.stored, x.layout_in(grid)) for name, x in self._matrices.items()}
+            self._near = NodeArrays(grid, **exposed)
         with self.read_only() as state:
             self.last = bool(last(state))
         agree(grid.comm, None, f"a state, the last: {self.last}")
@@ -95,20 +96,18 @@ class KeptState:
             near = [x for x in left if self.grid.nodes[x] == self.grid.nodes[rank]]
             if near:
                 holders[rank] = holders[near[number % len(near)]]
-        mine = [rank for rank in gone if holders[rank] == comm.rank]
-        readable = MPI.UNDEFINED not in holders and all(at[0] for rank in mine for at in self._places[rank])
-        if not comm.allreduce(readable, MPI.LAND):
+        if self._lost or MPI.UNDEFINED in holders:
             return None
         self.grid.memory.fence()
         recorder, matrices = Recorder(), dict[int, DistMatrix]()  # by id(matrix): a matrix may have several names
-        for number, x in enumerate(self._matrices.values()):
+        for name, x in self._matrices.items():
             if id(x) not in matrices:
-                matrices[id(x)] = self._moved(number, x, grid, tuple(holders), recorder)
+                matrices[id(x)] = self._moved(name, x, grid, tuple(holders), recorder)
         state = {name: matrices.get(id(x), x) for name, x in self.state.items()}
         return KeptState(state, grid, lambda state: self.last, inherited_words=recorder.traffic.words_received)
 
     def _moved(
-        self, number: int, x: DistMatrix, grid: ProcessGrid, holders: tuple[int, ...], recorder: Recorder
+        self, name: str, x: DistMatrix, grid: ProcessGrid, holders: tuple[int, ...], recorder: Recorder
     ) -> DistMatrix:
         """Return a matrix on another grid, with the same block sizes."""
         comm = grid.comm
@@ -117,28 +116,21 @@ class KeptState:
             source = replace(x.layout_in(self.grid), conjugated=False)
             plan = plan_inheritance(source, moved.layout_in(grid), comm.size, holders)
             buffers = ExchangeBuffers(plan, comm.rank)
-            arrays = [self._array(number, x, rank) for rank in plan.held(comm.rank)]
+            arrays = [self._near(_key(name), rank) for rank in plan.held(comm.rank)]
         with kept_if_it_fails((buffers, moved)), np.errstate(all="ignore"):
             exchange(1, arrays, 0, moved.stored, plan, buffers, grid, recorder)
         moved.conjugated = x.conjugated
         return moved
 
-    def _array(self, number: int, x: DistMatrix, rank: int) -> Array:
-        """Return the local array of this rank, or of a failed rank of the same node."""
-        if rank == self.grid.rank:
-            return x.stored
-        shape = x.layout_in(self.grid).local_shape(rank)
-        if 0 in shape:
-            return np.empty(shape, x.dtype)
-        _, *strides, where = self._places[rank][number]
-        return self.grid.memory.array([*self._places].index(rank), shape, x.dtype, [where], strides)
+
+def _key(name: str) -> str:
+    """Return a keyword that differs from all parameters of `NodeArrays`, whatever the name of a matrix is."""
+    return f"state: {name}"
 
 
-def _place(x: Array, grid: ProcessGrid) -> list[int]:
-    """Return whether other ranks of the node can read an array, its strides, and its offset in this rank's part."""
-    if devices.of(x) or not grid.memory.lies_here(x):
-        return [int(not x.size), 0, 0, 0]
-    return [1, *x.strides, *grid.memory.where(x)]
+def _is_readable(x: Array, grid: ProcessGrid) -> bool:
+    """Return whether the other ranks of the node can read an array of this rank, or need not."""
+    return not x.size or (not devices.of(x) and grid.memory.lies_here(x))
 
 
 def _in_node_memory(x: DistMatrix, grid: ProcessGrid) -> DistMatrix:

@@ -68,7 +68,7 @@ class resilient:
     rank that is killed ends the job, too, with exit code 3.
 
     Cost without a failure: after each step two allreduces and an agreement (MPI_Comm_agree) of all ranks, and an
-    allgather of four words per matrix on each node.  Matrices outside of node-shared memory are copied to this memory:
+    allgather of three words per matrix on each node.  Matrices outside of node-shared memory are copied to this memory:
     results of elementwise functions and of `copy`.  No other matrix is copied.
     """
 

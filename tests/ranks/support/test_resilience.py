@@ -47,7 +47,7 @@ def without(comm: Any, gone: list[int], **grid: Any) -> Iterator[Any]:
 def state_of(grid: Any, layout: dict[str, Any], shape: tuple[int, int] = (23, 17)) -> dict[str, Any]:
     last = tuple(n - 1 for n in grid.shape)
     A = DistMatrix.from_function(lambda i, j: (7 * i + 3 * j) % 100, shape, grid=grid, source=last, **layout)
-    state: dict[str, Any] = {"A": A, "again": A, "T": A.T, "H": A.H, "part": A[2:9, 5:16], "private": A.copy(), "k": 7}
+    state: dict[str, Any] = {"A": A, "grid": A, "T": A.T, "H": A.H, "part": A[2:9, 5:16], "private": A.copy(), "k": 7}
     return state | {"empty": DistMatrix.zeros((0, 5), grid=grid, dtype=layout["dtype"])}
 
 
@@ -86,7 +86,7 @@ def test_any_layout_is_inherited(
                 if found is None:
                     continue
                 assert found.state["k"] == 7
-                assert found.state["again"] is found.state["A"]
+                assert found.state["grid"] is found.state["A"]
                 assert not found.last
                 for name, x in expected.items():
                     made = found.state[name]
