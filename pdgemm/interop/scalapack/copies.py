@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import ArgumentError, GridError
-from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.layout import Layout
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.interop.scalapack.argument_lists import Extent, Kind, RoutineCall, Submatrix
 from pdgemm.interop.scalapack.blacs import grid_of_context, meeting
@@ -34,19 +34,10 @@ def p_gemr2d(
         redistribute(A, B)
 
 
-class _Description(NamedTuple):
-    """The description of a submatrix that a process of its context sends to the others."""
-
-    shape: tuple[int, int]  # of the grid
-    place: tuple[int, ...]  # the ranks of the grid in the common communicator
-    layout: Distribution
-    dtype: np.dtype
-
-
 def check_copy(call: RoutineCall) -> None:
     """Check the arguments, and put sub(A) and sub(B) on one communicator.  Collective over the processes of ictxt."""
     subs, error, ictxt = call.submatrices, None, call.passed["ictxt"]
-    grid, descriptions = grid_of_context(ictxt), dict[str, _Description]()
+    grid, layouts = grid_of_context(ictxt), dict[str, Layout]()
     common = meeting([grid] if grid else [sub.grid for sub in subs.values()])
     try:
         call.check("m", "n")
@@ -56,44 +47,47 @@ def check_copy(call: RoutineCall) -> None:
         if grid is None or common is None:
             raise call.illegal("ictxt", f"ictxt is {ictxt!r}, which is not a context")
         call.check_updated()
-        descriptions = {name: _described(call, name, common) for name in call.submatrices}
+        layouts = {name: _layout(call, name, common) for name in call.submatrices}
     except Exception as bad:
         error = bad
     if common is None:
         raise error or GridError(f"{call.routine}: no context")
     agree(common.comm, error, call.routine + call.text)
     if not nothing:
-        everywhere = common.comm.allgather(descriptions)
+        everywhere = common.comm.allgather(layouts)
         call.values |= {name: _joined(call, name, [x.get(name) for x in everywhere], common) for name in subs}
         A, B = call.values["A"], call.values["B"]
         if A.dtype != B.dtype:
             raise call.illegal("b", f"type mismatch: b is an array of {B.dtype}, a of {A.dtype}")
 
 
-def _described(call: RoutineCall, name: str, common: ProcessGrid) -> _Description:
+def _layout(call: RoutineCall, name: str, common: ProcessGrid) -> Layout:
+    """Return the layout of a submatrix of this process, which the process sends to processes outside its context."""
     X: DistMatrix = call.values[name]
     place = X.grid.rank_map_in(common, part=True)
     if place is None:
         raise call.illegal("ictxt", f"ictxt lacks processes of the context of {name.lower()}")
-    return _Description(X.grid.shape, place, X.distribution, X.dtype)
+    return Layout(X.distribution, place, X.dtype)
 
 
-def _joined(call: RoutineCall, name: str, views: list[_Description | None], common: ProcessGrid) -> DistMatrix:
+def _joined(call: RoutineCall, name: str, views: list[Layout | None], common: ProcessGrid) -> DistMatrix:
     """Return sub(A) over the common communicator.  Collective.
 
-    views : the description of sub(A) from each process; None from processes outside its context.
+    views : the layout of sub(A) from each process; None from processes outside its context.
     """
     known = next((view for view in views if view), None)
-    silent = [rank for rank in known.place if not views[rank]] if known else list(range(len(views)))
+    silent = [rank for rank in known.rank_map if not views[rank]] if known else list(range(len(views)))
     a = name.lower()
     if known is None or silent:
         text = f"CTXT_ of desc{a} is -1 on {ranks_text(silent)}, which must pass the context of the matrix"
         raise call.illegal(f"desc{a}", text, CTXT_ + 1)
     for rank, view in enumerate(views):
         if view and view != known:
+            first, other = (f"{x.distribution} on {x.distribution.grid_shape}" for x in (known, view))
             raise ArgumentError(
-                f"{call.routine}: the ranks were called with different arguments: sub({a}) is {known.layout} on "
-                f"{known.shape} processes for rank {views.index(known)}, {view.layout} on {view.shape} for rank {rank}"
+                f"{call.routine}: the ranks were called with different arguments: sub({a}) is {first} processes for "
+                f"rank {views.index(known)}, {other} for rank {rank}"
             )
+    grid = common.work_grid(known.distribution.grid_shape, 1, known.rank_map)
     local = call.values[name].stored if name in call.values else np.empty((0, 0), known.dtype)
-    return DistMatrix(local, common.work_grid(known.shape, 1, known.place), known.layout, "F")
+    return DistMatrix(local, grid, known.distribution, "F")
