@@ -136,11 +136,6 @@ class Tally:
         """Five rows: words sent, words received, messages sent, messages received, words read; a column per rank."""
         return sum(self._channels.values(), np.zeros((5, self._ranks), np.int64))
 
-    @property
-    def total_words(self) -> int:
-        """The number of words that all ranks together receive."""
-        return int(self.counts[1].sum())
-
     def of(self, rank: int) -> dict[Channel, Traffic]:
         """Return the traffic of a rank by channel; channels that the rank does not use are left out."""
         if rank >= self._ranks:

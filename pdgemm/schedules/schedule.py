@@ -140,7 +140,7 @@ class Schedule(ABC):
     @property
     def total_words(self) -> int:
         """The number of words that all ranks together receive."""
-        return self.tally.total_words
+        return sum(self.traffic(rank).words_received for rank in range(1 + self.last_rank))
 
     @property
     def widest(self) -> int:

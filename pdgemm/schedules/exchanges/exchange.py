@@ -8,7 +8,7 @@ owner are sent, once each, in messages of at most `words` elements.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeVar
@@ -22,7 +22,7 @@ from pdgemm.local.arrays.dtypes import arithmetic
 from pdgemm.schedules.mover_registry import SHARED
 from pdgemm.schedules.rounds import LINE, Messages, Round
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
-from pdgemm.support.remembered import remembered_if
+from pdgemm.support.remembered import remembered, remembered_if
 
 PACKED_BYTES = 1 << 20  # of a message, which stays in cache while it is packed, sent and unpacked
 DEVICE_BYTES = 1 << 25  # of a message on a device, where each message costs launches and waits
@@ -108,20 +108,42 @@ class Redistribution(Schedule):
         """Does the exchange conjugate the elements?"""
 
     @abstractmethod
+    def blocks(self, rank: int, form: Callable[[IndexMap], IndexMap], by_target: bool) -> Iterable[Block]:
+        """Yield the blocks of Y (by_target) or of X on `rank`, one for each array that shares elements of the other.
+
+        form : is applied to the maps of rows and of columns, which lead from X to Y.
+        """
+
+    @remembered_if(_worth_keeping)
     def sends(self, rank: int) -> list[Block]:
         """Return the blocks that `rank` sends, to the nearest following rank first."""
+        blocks = self.blocks(rank, IndexMap.pack, by_target=False)
+        return sorted((x for x in blocks if x.peer != rank), key=lambda x: ((x.peer - rank) % self.size, x.part))
 
-    @abstractmethod
+    @remembered_if(_worth_keeping)
+    def pulls(self, rank: int) -> list[Block]:
+        """Return all blocks of Y on `rank`, with maps from X to Y: first its own blocks, then in `receives` order."""
+        return self._received(rank, lambda x: x)
+
+    @remembered_if(_worth_keeping)
     def receives(self, rank: int) -> list[Block]:
         """Return the blocks that `rank` receives, from the nearest preceding rank first."""
+        return [x for x in self._received(rank, IndexMap.unpack) if x.peer != rank]
 
-    @abstractmethod
+    @remembered_if(_worth_keeping)
     def staying(self, rank: int) -> list[Block]:
         """Return the blocks that `rank` copies within its own memory."""
+        return [x for x in self._received(rank, lambda x: x) if x.peer == rank]
 
-    @abstractmethod
+    def _received(self, rank: int, form: Callable[[IndexMap], IndexMap]) -> list[Block]:
+        return sorted(self.blocks(rank, form, by_target=True), key=lambda x: ((rank - x.peer) % self.size, x.part))
+
+    @remembered
     def traffic(self, rank: int) -> Traffic:
-        """Return words and messages by formula: the elements of X that leave `rank`, the elements of Y that arrive."""
+        """Return the words and messages of a rank: the elements of X that leave it, the elements of Y that arrive."""
+        ways = ([x.shape for x in blocks] for blocks in (self.sends(rank), self.receives(rank)))
+        sent, received = (self.counted(*np.array(shapes, np.int64).reshape(-1, 2).T) for shapes in ways)
+        return Traffic(sent[0], received[0], sent[1], received[1])
 
     def tiles(self, block: Block, words: int = 0) -> Iterator[tuple[IndexMap, IndexMap]]:
         """Yield the tiles of a block, at most `words` elements (default: a message) each, in one order on all ranks."""
@@ -200,38 +222,13 @@ class Exchange(Redistribution):
         narrower = self.target.dtype.itemsize < self.source.dtype.itemsize
         return self.target.dtype if self.copies_only and narrower else self.source.dtype
 
-    @remembered_if(_worth_keeping)
-    def sends(self, rank: int) -> list[Block]:
-        """Return the blocks that `rank` sends, to the nearest following rank first."""
-        blocks = self._blocks(rank, IndexMap.pack, by_target=False)
-        return sorted((x for x in blocks if x.peer != rank), key=lambda x: (x.peer - rank) % self.size)
-
-    @remembered_if(_worth_keeping)
-    def receives(self, rank: int) -> list[Block]:
-        """Return the blocks that `rank` receives, from the nearest preceding rank first."""
-        blocks = self._blocks(rank, IndexMap.unpack, by_target=True)
-        return sorted((x for x in blocks if x.peer != rank), key=lambda x: (rank - x.peer) % self.size)
-
-    @remembered_if(_worth_keeping)
-    def pulls(self, rank: int) -> list[Block]:
-        """Return all blocks of Y on `rank`, with maps from X to Y: first its own block, then in `receives` order."""
-        blocks = self._blocks(rank, lambda x: x, by_target=True)
-        return sorted(blocks, key=lambda x: (rank - x.peer) % self.size)
-
-    def _blocks(self, rank: int, form: Callable[[IndexMap], IndexMap], by_target: bool) -> list[Block]:
-        """Return the blocks of Y (by_target) or of X on `rank`, one for each peer that shares elements of the other."""
+    def blocks(self, rank: int, form: Callable[[IndexMap], IndexMap], by_target: bool) -> Iterator[Block]:
         here, there = (self.target, self.source) if by_target else (self.source, self.target)
         i, j = here.coords(rank)
         columns = [(peer_j, form(cols)) for peer_j, cols in self._maps(1, j, by_target)]
         rows = ((peer_i, form(rows)) for peer_i, rows in self._maps(0, i, by_target))
-        return [Block(there.rank(peer_i, peer_j), down, across) for peer_i, down in rows for peer_j, across in columns]
-
-    @remembered_if(_worth_keeping)
-    def staying(self, rank: int) -> list[Block]:
-        """Return the blocks that `rank` copies within its own memory: one block or none."""
-        (i, j), (to_i, to_j) = self.source.coords(rank), self.target.coords(rank)
-        rows, cols = dict(self._maps(0, i)).get(to_i), dict(self._maps(1, j)).get(to_j)
-        return [] if rows is None or cols is None else [Block(rank, rows, cols)]
+        for peer_i, down in rows:
+            yield from (Block(there.rank(peer_i, peer_j), down, across) for peer_j, across in columns)
 
     @cached_property
     def description(self) -> str:
@@ -277,18 +274,6 @@ class Exchange(Redistribution):
         if own[0] >= 0:
             shapes[:, own[0], own[1]] = 0
         return self.counted(*shapes)
-
-    @property
-    def total_words(self) -> int:
-        """The number of words that change their owner."""
-        rows, cols = self._common
-        at, to = np.full((2, self.size), -1)  # grid positions in X and in Y, by rank
-        for positions, place in ((at, self.source.rank_map), (to, self.target.rank_map)):
-            positions[[*place]] = range(len(place))
-        here = (at >= 0) & (to >= 0)
-        i, j = np.divmod(at[here], self.source.distribution.cols.parts)
-        to_i, to_j = np.divmod(to[here], self.target.distribution.cols.parts)
-        return int(rows.sum() * cols.sum()) - int((rows[i, to_i] * cols[j, to_j]).sum())
 
     def slots(self, rank: int | None) -> tuple[int, int]:
         return (0, 0) if self.shared else super().slots(rank)

@@ -12,10 +12,8 @@ from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import IndexMap, index_maps
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.rectangles import Rectangle
-from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.dtypes import arithmetic
 from pdgemm.schedules.exchanges.exchange import DEVICE_BYTES, PACKED_BYTES, Block, Redistribution
-from pdgemm.support.remembered import remembered
 
 
 @dataclass(frozen=True)
@@ -60,16 +58,9 @@ class RectangleExchange(Redistribution):
     def conjugates(self) -> bool:
         return self.layout.conjugated
 
-    def sends(self, rank: int) -> list[Block]:
-        blocks = self._of_rectangles(rank) if self.inward else self._of_layout(rank)
-        return _ordered(blocks, lambda peer: (peer - rank) % self.size, IndexMap.pack)
-
-    def receives(self, rank: int) -> list[Block]:
-        blocks = self._of_layout(rank) if self.inward else self._of_rectangles(rank)
-        return _ordered(blocks, lambda peer: (rank - peer) % self.size, IndexMap.unpack)
-
-    def staying(self, rank: int) -> list[Block]:
-        return [block for block in self._of_rectangles(rank) if block.peer == rank]
+    def blocks(self, rank: int, form: Callable[[IndexMap], IndexMap], by_target: bool) -> Iterator[Block]:
+        blocks = self._of_layout(rank) if self.inward == by_target else self._of_rectangles(rank)
+        return (x._replace(rows=form(x.rows), cols=form(x.cols)) for x in blocks)
 
     def _of_rectangles(self, rank: int) -> Iterator[Block]:
         """Yield the blocks that the rectangles of `rank` share with the local array of each rank."""
@@ -110,51 +101,6 @@ class RectangleExchange(Redistribution):
     def description(self) -> str:
         """A text that describes the whole exchange."""
         return repr(self)
-
-    @remembered
-    def traffic(self, rank: int) -> Traffic:
-        from_rectangles, from_layout = self._rectangle_counts(rank), self._layout_counts(rank)
-        sent, received = (from_rectangles, from_layout) if self.inward else (from_layout, from_rectangles)
-        return Traffic(
-            words_sent=sent[0], messages_sent=sent[1], words_received=received[0], messages_received=received[1]
-        )
-
-    def _rectangle_counts(self, rank: int) -> tuple[int, int]:
-        """Return the words and messages between the rectangles of `rank` and the local arrays of other ranks."""
-        words, messages = 0, 0
-        own = self.layout.coords(rank)
-        rows, cols = self.layout.distribution.rows, self.layout.distribution.cols
-        for x in self.rectangles[rank]:
-            down = np.array([_count(rows, x.rows, i) for i in range(rows.parts)], np.int64)[:, None]
-            across = np.array([_count(cols, x.cols, j) for j in range(cols.parts)], np.int64)
-            down, across = (side.copy() for side in np.broadcast_arrays(down, across))
-            if own[0] >= 0:
-                down[own] = 0
-            more = self.counted(down, across)
-            words, messages = words + more[0], messages + more[1]
-        return words, messages
-
-    def _layout_counts(self, rank: int) -> tuple[int, int]:
-        """Return the words and messages between the local array of `rank` and the rectangles of other ranks."""
-        (i, j), distribution = self.layout.coords(rank), self.layout.distribution
-        others = [x for peer, held in enumerate(self.rectangles) for x in held if peer != rank] if i >= 0 else []
-        down = [_count(distribution.rows, x.rows, i) for x in others]
-        across = [_count(distribution.cols, x.cols, j) for x in others]
-        return self.counted(np.array(down, np.int64), np.array(across, np.int64))
-
-
-def _count(dim: BlockCyclic, ends: tuple[int, int], part: int) -> int:
-    """Return how many indices of the range `ends` a part owns."""
-    local = dim.local_window(*ends, part)
-    return local.stop - local.start
-
-
-def _ordered(
-    blocks: Iterator[Block], distance: Callable[[int], int], form: Callable[[IndexMap], IndexMap]
-) -> list[Block]:
-    """Return the blocks of other ranks, the nearest rank first, with index maps into or out of the packed message."""
-    other = [x._replace(rows=form(x.rows), cols=form(x.cols)) for x in blocks if distance(x.peer)]
-    return sorted(other, key=lambda x: (distance(x.peer), x.part))
 
 
 def plan_rectangles(

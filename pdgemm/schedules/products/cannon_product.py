@@ -102,12 +102,6 @@ class Cannon(Product):
         here = self.C.coords(rank)
         return cannon_steps(self.C.distribution.grid_shape, here) if self.mnk[2] and here[0] >= 0 else []
 
-    @property
-    def total_words(self) -> int:
-        m, n, k = self.mnk
-        pr, pc = self.C.distribution.grid_shape
-        return m * k * (pc - 1) + k * n * (pr - 1)
-
     @cached_property
     def widths(self) -> tuple[np.ndarray, np.ndarray]:
         """The numbers of inner indices in each part of A's columns and of B's rows."""

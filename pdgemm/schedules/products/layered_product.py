@@ -84,10 +84,6 @@ class Inner(Product):
     def widest(self) -> int:
         return self.A.distribution.cols.largest
 
-    @property
-    def total_words(self) -> int:
-        return self.reduction.total_words if self.mnk[2] else 0
-
     def scaled(self, share: float) -> Self:
         rows = scaled(min(self.rows, max(1, self.mnk[0])), share)
         return replace(self, width=scaled(min(self.width, max(1, self.widest)), share), rows=rows)
@@ -262,11 +258,6 @@ class Layered(Product):
     @property
     def widest(self) -> int:
         return max(layer.widest for layer in self._to_count(None))
-
-    @property
-    def total_words(self) -> int:
-        (m, n, k), (pr, pc) = self.mnk, self.grid.shape
-        return m * k * (pc - 1) + k * n * (pr - 1) + (self.reduction.total_words if self.mnk[2] else 0)
 
     @property
     def product_width(self) -> int:

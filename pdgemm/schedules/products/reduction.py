@@ -330,13 +330,6 @@ class Reduction(Schedule):
             return mine
         return 0 if self.device else min(mine, max(SLAB, self.C.local_shape(rank)[1]))
 
-    @property
-    def total_words(self) -> int:
-        words = self.rows.n * self.cols.n
-        if self.triangle:
-            words = sum(int(self._counts_of_windows(rank).sum()) for rank in self.rank_map[: self.blocks])
-        return words * (self.layers - 1)
-
 
 def _share(rows: IndexMap, turn: int, turns: int) -> Iterator[tuple[int, int]]:
     """Yield the runs (start, stop) of share number `turn` of the rows, in `turns` equal shares."""

@@ -92,12 +92,6 @@ class Stationary(Product):
         return widest_panel(self.C.distribution.cols, self.B.distribution.cols, self._width)
 
     @property
-    def total_words(self) -> int:
-        m, n, k = self.mnk
-        pr, pc = self.C.distribution.grid_shape
-        return k * n * (pr - 1) + (m * n * (pc - 1) if k else 0)
-
-    @property
     def slots(self) -> int:
         """The number of panels held at once: panels of C in reduction, the panel in use, panels of B in flight."""
         if self.in_c and self._lies:

@@ -157,12 +157,6 @@ class Summa(Product):
     def widest(self) -> int:
         return widest_panel(self.A.distribution.cols, self.B.distribution.rows, self._width)
 
-    @property
-    def total_words(self) -> int:
-        m, n, k = self.mnk
-        pr, pc = self.C.distribution.grid_shape
-        return m * k * (pc - 1) + k * n * (pr - 1)
-
     @cached_property
     def slots(self) -> int:
         """The number of panels, or bundles, held at once: the panel in use and the panels in flight behind it."""

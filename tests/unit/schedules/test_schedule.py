@@ -174,7 +174,7 @@ def check_product(product: Product, size: int) -> None:
         assert np.prod(shape) == work[rank], (product, rank)
         if isinstance(product, (Summa, Cannon, Layered)) and work[rank]:
             assert shape == plain.local_shape(product, rank)
-    total, steps, widest = (getattr(plain, x).fget(product) for x in ("total_words", "panels", "widest"))
+    total, steps, widest = int(product.tally.counts[1].sum()), product.tally.steps, product.tally.widest
     assert product.total_words == total
     if type(product) is Summa and not product.nodes:
         A, B = product.A.distribution, product.B.distribution
