@@ -80,7 +80,7 @@ class Prepared:
         self._call: Call[Product]
         self._multiply: Executor
         if LOG.isEnabledFor(INFO):
-            mover = plan.product.transport
+            mover = plan.product.transport.name
             how = f"{mover}, {MOVERS[mover].summary}" if mover in MOVERS else mover
             log_plan(A.grid.comm.rank, plan, how, partial(explain, plan), workspace.sizes)
         if device := devices.of(C.stored):
@@ -235,7 +235,7 @@ class Prepared:
         if self.plan.transposed:
             a, b, c = b.T, a.T, c.T
         self._grid, self._peers, mirrored = grid, None, self._operands.mirrored
-        if product.shared:
+        if product.transport.shared:
             operands = {"A": (a, product.A), "B": (b, product.B)}
             exposed: dict[str, tuple[Array, Layout | None]] = {name: operands[name] for name in product.exposed}
             exposed |= {name: (workspace.product[name], None) for name in product.exposed_buffers}
@@ -245,7 +245,7 @@ class Prepared:
             self._alpha, a, b, c, product, grid, workspace.product, self._peers, transfers, mirrored=mirrored,
             scales=strips_of(self.plan, A.grid.comm.rank, workspace.copies),
         )  # fmt: skip
-        in_place = (product.in_place or A.grid.size == 1) and not (
+        in_place = (product.transport.in_place or A.grid.size == 1) and not (
             workspace.copies or workspace.staged or product.exposed_buffers
         )
         if in_place and self._bytes <= SMALL and product.panels <= FEW:
@@ -280,7 +280,7 @@ def _report(
         algorithm=AnyName(plan.algorithm),
         inside=plan.inside,
         collective=plan.collective,
-        mover=product.transport,
+        mover=product.transport.name,
         device=product.device,
         ranks_per_device=sharing,
         compute=product.compute,
@@ -336,7 +336,7 @@ def _first_calls(call: Call[Product], device: Device) -> None:
     A, B, sums, C = (
         device.empty((1, 1), x) for x in (call.A.dtype, call.B.dtype, call.product.accumulate, call.C.dtype)
     )
-    first = Accumulator(call.alpha, 0, sums, call.product, call.workspace)
+    first = Accumulator(call, 0, sums, scales=NO_STRIPS)
     for _ in range(2):  # the second time with beta = 1
         first.add(A, B)
     for beta in (0, 1, 2) if C.dtype != sums.dtype else ():

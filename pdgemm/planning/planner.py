@@ -119,9 +119,10 @@ def tuned(plan: ProductPlan) -> ProductPlan:
     narrowed to fit the memory limit, if they contain all inner indices of a rank, or if no mover moves them.
     """
     problem, product = plan.problem, plan.product
-    if not (product.exposed or (product.mover in MOVERS and not product.shared)) or product.width != problem.width:
+    sent = not product.transport.shared
+    if not (product.exposed or (product.mover in MOVERS and sent)) or product.width != problem.width:
         return plan
-    movers = problem.broadcasts if problem.mover == AUTO and not product.shared else (product.mover,)
+    movers = problem.broadcasts if problem.mover == AUTO and sent else (product.mover,)
     widths = [problem.width] if problem.width_asked else [x for x in WIDTHS if x <= problem.width] or [problem.width]
     if product.panels > _MANY_PANELS:
         widths = [problem.width]

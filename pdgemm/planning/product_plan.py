@@ -24,7 +24,7 @@ from pdgemm.schedules.formulas import lower_bound
 from pdgemm.schedules.products import Product
 from pdgemm.schedules.products.scales import plan_strips, strip_name
 from pdgemm.schedules.schedule import Buffers, Schedule
-from pdgemm.schedules.staircase import Staircase
+from pdgemm.schedules.staircase import Staircase, in_triangle
 from pdgemm.support.remembered import remembered
 from pdgemm.support.text import algorithm_name, sides
 
@@ -117,7 +117,7 @@ class ProductPlan:
 
     def held_words(self, layout: Layout, rank: int | None) -> int:
         """Return the words of memory of a copy of A, B or C in this layout."""
-        return self.product.held(*layout.local_shape(rank), layout.order, layout.dtype)
+        return self.product.arithmetic.held(*layout.local_shape(rank), layout.order, layout.dtype)
 
     # ------------------------------------------------------------------ epilogue
     @property
@@ -167,8 +167,7 @@ class ProductPlan:
 
     def kept(self, rank: int) -> Staircase | None:
         """Return the elements of C, in the user's layout, that the rank writes; None: all elements."""
-        (i, j), c, triangle = self.problem.C.coords(rank), self.problem.C.distribution, self.problem.triangle
-        return Staircase.of(triangle, c.rows.indices(i), c.cols.indices(j)) if triangle else None
+        return in_triangle(self.problem.triangle, self.problem.C, rank)
 
     @property
     def total_words(self) -> int:

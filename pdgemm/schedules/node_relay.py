@@ -13,7 +13,7 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import IndexMap
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.schedules.steps import runs_of_pairs
+from pdgemm.schedules.steps import OwnerPair, owner_pairs
 
 
 class RelayRole(NamedTuple):
@@ -167,38 +167,12 @@ def relayed(breadth: int, parts: Parts, line: NodeLine, me: int) -> Traffic:
     )
 
 
-class _Pair(NamedTuple):
-    """The inner indices of one owner pair, cut into panels as in `summa_steps`.
-
-    gaps : numbers, within the pair, of the indices that begin a new run in the local array.
-    """
-
-    owners: tuple[int, int]
-    total: int
-    panels: int
-    gaps: tuple[list[int], list[int]]  # in A, and in B
-
-    def words(self, first: int, step: int, count: int) -> int:
-        """Return the number of inner indices of `count` panels: number first, first + step, first + 2 step, ..."""
-        ends = (_floor_sum(count, self.panels, self.total * step, self.total * (first + x)) for x in (1, 0))
-        return next(ends) - next(ends)
-
-    def cut(self, operand: int) -> set[int]:
-        """Return the numbers of the panels that are several runs in the local array of operand 0 (A) or 1 (B)."""
-        numbers = set()
-        for gap in self.gaps[operand]:
-            panel = -(-gap * self.panels // self.total)
-            if self.total * panel // self.panels != gap:
-                numbers.add(panel - 1)
-        return numbers
-
-
 def parts_by_number(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int, period: int) -> tuple[Parts, Parts]:
     """Return the parts of the panels of A, and the parts of the panels of B, in `summa_steps`.
 
     Panels of one owner pair whose numbers are equal modulo `period` share one entry.
     """
-    pairs = _pairs(inner_a, inner_b, width)
+    pairs = owner_pairs(inner_a, inner_b, width)
     rows: tuple[list[tuple[int, ...]], list[tuple[int, ...]]] = [], []
     for (number, words, count), pair in _classes(pairs, period):
         for into, owner in zip(rows, pair.owners):
@@ -207,26 +181,14 @@ def parts_by_number(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int, peri
         for operand, into in enumerate(rows):
             for panel in pair.cut(operand):  # the loop above counted this panel as one run
                 number = sum(min(x.panels, panel) for x in pairs) + sum(x.panels > panel for x in pairs[:place])
-                words = pair.words(panel, 1, 1)
+                words = _words(pair, panel, 1, 1)
                 for alone, sign in ((0, 1), (1, -1)):
                     into.append((number % period, pair.owners[operand], sign * words, alone, 1, sign))
     a, b = (Parts(*np.array(x, np.int64).reshape(-1, 6).T) for x in rows)
     return a, b
 
 
-def _pairs(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> list[_Pair]:
-    """Return the owner pairs in the order of their panels in a turn, which has at most one panel of each pair."""
-    numbered = []
-    for first, col, row, starts, lengths in runs_of_pairs(inner_a, inner_b):
-        ends = np.cumsum(lengths)
-        local = (x.to_local(starts) for x in (inner_a, inner_b))
-        gaps = [ends[:-1][x[1:] != x[:-1] + lengths[:-1]].tolist() for x in local]
-        total = int(ends[-1])
-        numbered.append((first, _Pair((col, row), total, -(-total // width), (gaps[0], gaps[1]))))
-    return [pair for _, pair in sorted(numbered, key=lambda x: x[0])]
-
-
-def _classes(pairs: list[_Pair], period: int) -> Iterator[tuple[tuple[int, int, int], _Pair]]:
+def _classes(pairs: list[OwnerPair], period: int) -> Iterator[tuple[tuple[int, int, int], OwnerPair]]:
     """Yield (panel number modulo `period`, inner indices, number of panels), and the owner pair of these panels.
 
     Until another pair has had its last panel, the panel numbers of a pair grow by the number of pairs left per turn.
@@ -239,9 +201,15 @@ def _classes(pairs: list[_Pair], period: int) -> Iterator[tuple[tuple[int, int, 
             for turn in range(start, min(end, start + cycle)):
                 count = -(-(end - turn) // cycle)
                 number = before + (turn - start) * len(left) + place
-                yield (number % period, pair.words(turn, cycle, count), count), pair
+                yield (number % period, _words(pair, turn, cycle, count), count), pair
         before += len(left) * (end - start)
         start = end
+
+
+def _words(pair: OwnerPair, first: int, step: int, count: int) -> int:
+    """Return the number of inner indices of `count` panels: number first, first + step, first + 2 step, ..."""
+    ends = (_floor_sum(count, pair.panels, pair.total * step, pair.total * (first + x)) for x in (1, 0))
+    return next(ends) - next(ends)
 
 
 def _floor_sum(n: int, m: int, a: int, b: int) -> int:

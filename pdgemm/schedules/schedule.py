@@ -69,6 +69,11 @@ class RankMap:
         plane = prod(self.shape)
         return self.ranks[number * plane : (number + 1) * plane]
 
+    def coords(self, rank: int) -> tuple[int, int]:
+        """Return the grid row and the grid column of a rank in its layer; (-1, -1) if the rank is not in the grid."""
+        at = position(self.ranks, rank)
+        return (-1, -1) if at < 0 else divmod(at % prod(self.shape), self.shape[1])
+
     def layer_of(self, rank: int) -> int:
         """Return the layer of a rank; -1 if the rank is not in the grid."""
         at = position(self.ranks, rank)

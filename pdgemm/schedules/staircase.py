@@ -15,11 +15,19 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from pdgemm.grids.layout import Layout
+
 TriangleName = Literal["", "L", "U"]  # all of a matrix, or its lower or upper triangle with the diagonal
 LEAST = 64  # rows and columns of the tiles that cross the diagonal: BLAS is slower on smaller tiles
 ON_DEVICE = 2048  # the same on a device, where each tile is two launches
 REGISTERS = 16  # the most columns that BLAS keeps in registers
 SQUARE = 512  # rows of the largest square tiles: in larger ones messages would wait for BLAS
+
+
+def in_triangle(triangle: TriangleName, layout: Layout, rank: int) -> Staircase | None:
+    """Return the elements of a rank's local array that lie in the triangle; None: all elements, without a triangle."""
+    (i, j), distribution = layout.coords(rank), layout.distribution
+    return Staircase.of(triangle, distribution.rows.indices(i), distribution.cols.indices(j)) if triangle else None
 
 
 class Tile(NamedTuple):

@@ -62,18 +62,45 @@ def runs_of_pairs(inner_a: BlockCyclic, inner_b: BlockCyclic) -> Iterator[tuple[
         yield int(mine[0]), col, row, cuts[mine], lengths[mine]
 
 
-def in_one_run_each(inner: BlockCyclic, other: BlockCyclic, width: int) -> bool:
-    """Is each panel of `summa_steps(inner, other, width)` one run of local indices of `inner`?
+class OwnerPair(NamedTuple):
+    """The inner indices of one owner pair, cut into panels as in `summa_steps`.
 
-    The cost depends on the number of runs, not of panels: each gap between two runs must lie between two panels.
+    gaps : numbers, within the pair, of the indices that begin a new run in the local array of A, and of B.
     """
-    for _, _, _, starts, lengths in runs_of_pairs(inner, other) if width > 1 else ():
-        local, ends = inner.to_local(starts), np.cumsum(lengths)
-        total, gaps = int(ends[-1]), ends[:-1][local[1:] != local[:-1] + lengths[:-1]]
-        panels = -(-total // width)
-        if any(total * -(-gap * panels // total) // panels != gap for gap in map(int, gaps)):
-            return False
-    return True
+
+    owners: tuple[int, int]
+    total: int
+    panels: int
+    gaps: tuple[list[int], list[int]]
+
+    def cut(self, operand: int) -> set[int]:
+        """Return the numbers of the panels that are several runs in the local array of operand 0 (A) or 1 (B)."""
+        numbers = set()
+        for gap in self.gaps[operand]:
+            panel = -(-gap * self.panels // self.total)
+            if self.total * panel // self.panels != gap:
+                numbers.add(panel - 1)
+        return numbers
+
+
+def owner_pairs(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> list[OwnerPair]:
+    """Return the owner pairs in the order of their panels in a turn, which has at most one panel of each pair.
+
+    The cost depends on the number of runs, not of panels.
+    """
+    numbered = []
+    for first, col, row, starts, lengths in runs_of_pairs(inner_a, inner_b):
+        ends = np.cumsum(lengths)
+        local = (x.to_local(starts) for x in (inner_a, inner_b))
+        gaps = [ends[:-1][x[1:] != x[:-1] + lengths[:-1]].tolist() for x in local]
+        total = int(ends[-1])
+        numbered.append((first, OwnerPair((col, row), total, -(-total // width), (gaps[0], gaps[1]))))
+    return [pair for _, pair in sorted(numbered, key=lambda x: x[0])]
+
+
+def in_one_run_each(inner: BlockCyclic, other: BlockCyclic, width: int) -> bool:
+    """Is each panel of `summa_steps(inner, other, width)` one run of local indices of `inner`?"""
+    return width == 1 or not any(pair.cut(0) for pair in owner_pairs(inner, other, width))
 
 
 def _even_cuts(starts: np.ndarray, lengths: np.ndarray, width: int) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -124,13 +124,12 @@ class AllGather3D(Product):
         deep = self.inner[0].sum(axis=1)
         k = int(deep.max()) if rank is None else int(deep[self.at(rank)[0]]) if rank in self.rank_map else 0
         reduction = self.reduction.buffers(rank)
-        converts = self.converts(self.of_a, "C"), self.converts(self.of_b, "C")
         return reduction | {
             "a row of A": (rows * k, self.A.dtype),
             "a column of B": (k * cols, self.B.dtype),
-            **self._local_buffers(rows, cols, min(self.width, k), converts),
+            **self.arithmetic.buffers((rows, cols, min(self.width, k)), self.of_a, self.of_b, "C"),
             "partial C": (rows * cols, self.accumulate),
-            "update": self._update(reduction["own part of C"][0]),
+            "update": self.arithmetic.update(reduction["own part of C"][0]),
         }
 
     def copied(self, rank: int) -> int:
@@ -212,7 +211,7 @@ class AllGather3DExecutor:
         sums = workspace["partial C"].reshape(rows, cols)
         with recorder.phase("compute"):
             if k:
-                Accumulator(call.alpha, 0, sums, product, workspace).add_wide(row, column)  # C_ij^l = A_il B_lj
+                Accumulator(call, 0, sums).add_wide(row, column)  # C_ij^l = A_il B_lj
             else:
                 scale(0, sums)
         reduction = LayerSums(call, product.reduction, grid.depth)

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.algorithms.products.executor import PlanBuffers
-from pdgemm.algorithms.products.strips import NO_STRIPS, Strip, Strips
+from pdgemm.algorithms.products.executor import Call
+from pdgemm.algorithms.products.strips import Strip, Strips
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONVERT, Combine, scale
 from pdgemm.local.arrays.emulation import Emulation
@@ -38,47 +37,51 @@ Inner = np.ndarray | None  # inner indices of a panel, as strips of scales count
 class Accumulator:
     """Accumulates panel products in `sums`, which is C itself where C has the type of accumulation.
 
-    workspace : the buffers of the plan; nothing else is allocated.
-    between : a function to call every few milliseconds; for these calls, products are split into slabs.
+    call   : the arguments of the product, and its buffers: nothing else is allocated.  Products are split into slabs
+             where `call.poll` has to be called every few milliseconds.  Where `call.mirrored`, square tiles on the
+             diagonal of C are formed from A, by half of the flops.
     formed : the elements of `sums` that are computed; None: all.  The other elements are neither read nor written.
-    mirrored : B is A^H or A^T, so that square tiles on the diagonal of C are formed from A, by half of the flops.
-    scales : the scales of the rows of `sums` in A, and of its columns in B, by which converted panels are multiplied.
+    scales : the scales of the rows of `sums` in A, and of its columns in B, by which converted panels are multiplied;
+             None: those of the call.
     """
 
     def __init__(
         self,
-        alpha: Any,
+        call: Call[Any],
         beta: Any,
         sums: Array,
-        plan: Product,
-        workspace: PlanBuffers,
-        between: Callable[[], object] | None = None,
         formed: Staircase | None = None,
-        mirrored: bool = False,
-        scales: Strips = NO_STRIPS,
+        scales: Strips | None = None,
     ) -> None:
-        self.alpha, self.beta, self.sums, self.workspace = alpha, beta, sums, workspace
-        self.plan, self.between, self.formed, self.mirrored = plan, between, formed, mirrored
-        self.scales, self.tf32 = scales, plan.compute == "tf32"
-        self.integer = plan.accumulate not in dtypes.BLAS
+        self.call, self.beta, self.sums, self.formed = call, beta, sums, formed
+        self.alpha, self.workspace, self.between = call.alpha, call.workspace, call.poll
+        self.scales = call.scales if scales is None else scales
+        self.plan: Product = call.product
+        self.arithmetic = self.plan.arithmetic
+
+    def part(self, rows: slice, sums: Array) -> Accumulator:
+        """Return an accumulator of some rows, with the array of their sums."""
+        formed = self.formed and self.formed.window(rows, slice(0, sums.shape[1]))
+        left, right = self.scales
+        return Accumulator(self.call, self.beta, sums, formed, (left and left.of(rows), right))
 
     def add(self, A: Array, B: Array, inner: Inner = None) -> None:
         """Add the product of a panel of A with all rows of `sums` and a panel of B with all columns of `sums`.
 
         inner : the inner indices of the panels, where these have scales.
         """
-        if self.plan.integers_on_device:
+        if self.arithmetic.integers_on_device:
             buffers = self.workspace["converted A"], self.workspace["converted B"], self.workspace["exact"]
             multiply_integers(self.alpha, A, B, self.beta, self.sums, buffers)
             self.beta = 1
             return
-        if self.plan.emulation and self._add_slices(self.plan.emulation, A, B):
+        if self.arithmetic.emulation and self._add_slices(self.arithmetic.emulation, A, B):
             return
         A, conjugate_a = self._ready(A, self.plan.A, self.workspace["converted A"])
         B, conjugate_b = self._ready(B, self.plan.B, self.workspace["converted B"])
         for panel, strip in zip((A, B.T), self.scales):
             self._decode(panel, strip, inner)
-        if self.integer:
+        if self.arithmetic.integer:
             products: Iterator[Callable[[Any], object]] = starmap(self._integers, self._slabs(A, B, self.sums))
         else:
             products = self._products(A, B, conjugate_a, conjugate_b)
@@ -90,7 +93,7 @@ class Accumulator:
 
     def _add_slices(self, how: Emulation, A: Array, B: Array) -> bool:
         """Add a product by slices.  Return False, and add nothing, if an operand has infinite elements or NaN."""
-        if not (finite(A, self.plan.accumulate) and finite(B, self.plan.accumulate)):
+        if not (finite(A, self.arithmetic.accumulate) and finite(B, self.arithmetic.accumulate)):
             return False
         names = "converted A", "converted B", "exact", "sums of slices", "exponents"
         buffers = SliceBuffers(*map(self.workspace.__getitem__, names))
@@ -104,7 +107,7 @@ class Accumulator:
 
     def prepared(self, A: Array, B: Array, inner: Inner = None) -> Callable[[], None]:
         """Return a function that, at each call, adds the product of the current elements of these panels."""
-        if self.integer or self.workspace["converted A"].size or self.workspace["converted B"].size:
+        if self.arithmetic.integer or self.workspace["converted A"].size or self.workspace["converted B"].size:
             return partial(self.add, A, B, inner)
         conjugated, between = (self.plan.A.conjugated, self.plan.B.conjugated), self.between
         products = [*self._products(A, B, *conjugated)]
@@ -129,12 +132,7 @@ class Accumulator:
         for window in windows:
             with recorder.phase("compute"):
                 for rows in starmap(slice, window):
-                    sums, formed = self.sums[rows], self.formed
-                    if formed:
-                        formed = formed.window(rows, slice(0, sums.shape[1]))
-                    how = self.plan, self.workspace, self.between, formed, self.mirrored
-                    left, right = self.scales
-                    part = Accumulator(self.alpha, self.beta, sums, *how, (left and left.of(rows), right))
+                    part = self.part(rows, self.sums[rows])
                     for A, B, inner in panels:
                         part.add_wide(A[rows], B, inner)
             completed(window)
@@ -146,23 +144,26 @@ class Accumulator:
         """
         inner = np.arange(A.shape[1]) if inner is None and any(self.scales) else inner
         buffers = (self.workspace["converted A"], self.workspace["converted B"])
-        width = max(1, min(self.plan.width, A.shape[1]) if self.integer or any(x.size for x in buffers) else A.shape[1])
+        width = max(
+            1,
+            min(self.plan.width, A.shape[1]) if self.arithmetic.integer or any(x.size for x in buffers) else A.shape[1],
+        )
         for start in range(0, max(1, A.shape[1]), width):
             within = slice(start, start + width)
             self.add(A[:, within], B[within], None if inner is None else inner[within])
 
     def _products(self, A: Array, B: Array, conjugate_a: bool, conjugate_b: bool) -> Iterator[Callable[[Any], object]]:
         """Yield the product in parts that take a few milliseconds each, as functions of beta."""
-        options = conjugate_a, conjugate_b, self.tf32
+        options = conjugate_a, conjugate_b, self.arithmetic.compute == "tf32"
         if self.formed is None:
             for a, b, c in self._slabs(A, B, self.sums):
                 yield prepare(self.alpha, a, b, c, *options)
             return
         order = "F" if self.sums.strides[0] < self.sums.strides[1] else "C"
         hermitian = self.plan.A.conjugated != self.plan.B.conjugated
-        lower, mirrored = not self.formed.flipped, self.mirrored and not (hermitian and self.alpha.imag)
+        lower, mirrored = not self.formed.flipped, self.call.mirrored and not (hermitian and self.alpha.imag)
         squares = SQUARE if mirrored and forms_squares(A, self.sums, hermitian, conjugate_a) else 0
-        for rows, cols, inside, square in self.formed.tiles(self.plan.corner_side, squares):
+        for rows, cols, inside, square in self.formed.tiles(self.arithmetic.corner_side, squares):
             part = A[rows], B[:, cols], self.sums[rows, cols]
             if square:
                 yield prepare_square(self.alpha, part[0], part[2], lower, hermitian, conjugate_a)
@@ -189,10 +190,10 @@ class Accumulator:
         """Return the panel in the type that BLAS multiplies, and whether BLAS has to conjugate the panel."""
         if not workspace.size:
             return panel, layout.conjugated
-        if self.plan.emulation:  # memory for slices, which are not formed
-            workspace = np.ndarray(panel.size, self.plan.accumulate, workspace)
+        if self.arithmetic.emulation:  # memory for slices, which are not formed
+            workspace = np.ndarray(panel.size, self.arithmetic.accumulate, workspace)
         converted = held_panel(panel.shape[0], layout.order, panel.shape[1], workspace)
-        Combine(conjugated=layout.conjugated, through=self.plan.rounded)(converted, panel)
+        Combine(conjugated=layout.conjugated, through=self.arithmetic.rounded)(converted, panel)
         return converted, False
 
     def _decode(self, panel: Array, strip: Strip | None, inner: Inner) -> None:
@@ -200,8 +201,8 @@ class Accumulator:
         if strip and panel.size:
             assert inner is not None
             strip.apply(panel, inner)
-            if self.plan.rounded:
-                Combine(through=self.plan.rounded)(panel, panel)
+            if self.arithmetic.rounded:
+                Combine(through=self.arithmetic.rounded)(panel, panel)
 
 
 def _in_triangle(multiply: Callable[[Any], object], corner: Array, C: Array, formed: Staircase, beta: Any) -> None:

@@ -12,7 +12,6 @@ from pdgemm.algorithms.products.accumulator import Accumulator
 from pdgemm.algorithms.products.executor import Call, Notify
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.local.arrays.device import Array
-from pdgemm.local.arrays.elementwise import Combine, paired
 from pdgemm.schedules.products import Cannon
 from pdgemm.schedules.steps import cannon_neighbours
 from pdgemm.transport.movers.nccl import NcclShift
@@ -38,26 +37,19 @@ class CannonExecutor:
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
         call = self._call
         A, B, C, plan, grid, workspace = call.A, call.B, call.C, call.product, call.grid, call.workspace
-        to_c = Combine(1, beta, paired(workspace["update"]))
         if grid.idle:
             return
         rank = grid.comm.rank
         steps = plan.steps(rank)
-        kept = plan.kept(rank)
         if not steps:
-            with recorder.phase("compute"):
-                store(C, None, to_c, within=kept)
+            call.multiply_c(beta, recorder)
             return
         (i, j), (m_loc, n_loc) = grid.coords, C.shape
         pr, pc = grid.shape
         t = pc // pr
         sums = C if plan.sums_in_c else held_panel(m_loc, plan.C.order, n_loc, workspace["sums"])
-        transfers = call.transfers.used(recorder)
-        poll = transfers.poll if grid.ranks_per_node and not plan.device else None
-        products = Accumulator(
-            call.alpha, beta if sums is C else 0, sums, plan, workspace, poll, plan.formed(rank), call.mirrored,
-            call.scales,
-        )  # fmt: skip
+        call.transfers.used(recorder)
+        products = Accumulator(call, beta if sums is C else 0, sums, plan.formed.of(rank))
         on_row = _ring(call, "A", grid.row, lambda q: plan.C.rank(i, q))
         on_col = _ring(call, "B", grid.col, lambda q: plan.C.rank(q, j))
         of_a, of_b = plan.cuts(steps[0].a), plan.cuts_of_b(steps[0].b)
@@ -91,7 +83,7 @@ class CannonExecutor:
                 notify(number + 1, len(steps))
         if sums is not C:
             with recorder.phase("compute"):
-                store(C, sums, to_c, within=kept)
+                store(C, sums, call.to_c(beta), within=plan.kept(rank))
 
 
 def _ring(call: Call[Cannon], name: str, comm: MPI.Comm, rank_of: Callable[[int], int]) -> Callable[..., RingShift]:

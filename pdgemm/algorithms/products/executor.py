@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pkgutil import resolve_name
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from pdgemm.algorithms.products.strips import NO_STRIPS, Strips
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.elementwise import Combine, paired
 from pdgemm.planning.algorithm_registry import algorithm_of
 from pdgemm.schedules.products import Product
 from pdgemm.schedules.products.reduction import Window
 from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.node_arrays import NodeArrays
+from pdgemm.transport.store import store
 
 PlanBuffers = dict[str, Any]  # the buffers of a plan
 Notify = Callable[[int, int], object]
 Planned = TypeVar("Planned", bound=Product, covariant=True)
 
 
-class Call(NamedTuple, Generic[Planned]):
+@dataclass(frozen=True)
+class Call(Generic[Planned]):
     """Holds all that one rank needs for C := alpha A B + beta C.
 
     A, B, C : this rank's local arrays, in the layouts of `product`; A and B are not changed, C is overwritten.
@@ -48,6 +53,20 @@ class Call(NamedTuple, Generic[Planned]):
     completed: Callable[[Window], object] = lambda window: None
     mirrored: bool = False
     scales: Strips = NO_STRIPS
+
+    @cached_property
+    def poll(self) -> Callable[[], None] | None:
+        """The function to call every few milliseconds of a product on the host; None: no messages are in flight."""
+        return self.transfers.poll if self.grid.ranks_per_node and not self.product.device else None
+
+    def multiply_c(self, beta: Any, recorder: Recorder) -> None:
+        """Compute C := beta C, where no product is formed."""
+        with recorder.phase("compute"):
+            store(self.C, None, self.to_c(beta), within=self.product.kept(self.grid.comm.rank))
+
+    def to_c(self, beta: Any) -> Combine:
+        """Return the operation C := sums + beta C."""
+        return Combine(1, beta, paired(self.workspace["update"]))
 
 
 class Executor(Protocol):

@@ -6,6 +6,7 @@ Solomonik & Demmel, Euro-Par 2011; Agarwal et al., IBM J. Res. Dev. 39(5), 1995.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,9 @@ from pdgemm.algorithms.products.executor import Call, Notify, executor_of
 from pdgemm.algorithms.products.layer_sums import LayerSums, one_behind_the_other
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.local.arrays.device import Array
-from pdgemm.local.arrays.elementwise import Combine, paired, scale
+from pdgemm.local.arrays.elementwise import scale
 from pdgemm.schedules.products import Inner, Layered
 from pdgemm.schedules.products.reduction import Window, height
-from pdgemm.transport.store import store
 
 
 class LayeredExecutor:
@@ -40,39 +40,27 @@ class LayeredExecutor:
         self._sums = call.workspace["partial C"].reshape(layer.C.local_shape(rank))
         self._windows = plan.reduction.windows(rank)
         self._reduction = LayerSums(call, plan.reduction, grid.depth, "partial C")
-        completed = partial(self._reduction.add, self._sums)
-        windows = () if plan.reduction.read else self._windows
-        peers = call.peers if layer.shared else None
-        workspace, transfers = call.workspace, call.transfers
-        self._layer = executor_of(
-            Call(
-                call.alpha,
-                call.A,
-                call.B,
-                self._sums,
-                layer,
-                grid,
-                workspace,
-                peers,
-                transfers,
-                windows,
-                completed,
-                call.mirrored,
-                call.scales,
-            )
+        of_any: Call[Any] = call
+        of_layer = replace(
+            of_any,
+            C=self._sums,
+            product=layer,
+            peers=call.peers if layer.transport.shared else None,
+            windows=() if plan.reduction.read else self._windows,
+            completed=partial(self._reduction.add, self._sums),
         )
+        self._layer = executor_of(of_layer)
 
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
         call = self._call
-        plan, to_c = call.product, Combine(1, beta, paired(call.workspace["update"]))
+        plan = call.product
         if not plan.mnk[2]:
-            with recorder.phase("compute"):
-                store(call.C, None, to_c, within=plan.kept(call.grid.comm.rank))
+            call.multiply_c(beta, recorder)
         elif call.grid.idle:
             if plan.reduction.read and call.peers:
                 call.peers.sync()  # collective over the node
         else:
-            self._reduction.begin(to_c, recorder)
+            self._reduction.begin(call.to_c(beta), recorder)
             self._layer(0, recorder, notify)
             self._reduction.sync()
             for window in self._windows[self._reduction.done :]:  # if sums are read in place, or nothing was multiplied
@@ -94,20 +82,19 @@ class InnerExecutor:
 
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
         call = self._call
-        C, plan, grid, workspace = call.C, call.product, call.grid, call.workspace
-        n, to_c = plan.mnk[1], Combine(1, beta, paired(workspace["update"]))
+        plan, grid, n = call.product, call.grid, call.product.mnk[1]
         if not plan.windows:
-            with recorder.phase("compute"):
-                store(C, None, to_c, within=plan.kept(grid.comm.rank))
+            call.multiply_c(beta, recorder)
             return
-        reduction = LayerSums(call, plan.reduction, grid.comm, "sums")
-        reduction.begin(to_c, recorder)
+        reduction, buffer = LayerSums(call, plan.reduction, grid.comm, "sums"), call.workspace["sums"]
+        products = Accumulator(call, 0, buffer, plan.formed.of(grid.comm.rank))
+        reduction.begin(call.to_c(beta), recorder)
         for done, window in enumerate(plan.windows, 1):
             if done > 1:
                 reduction.sync()  # all ranks have read the last partial sums, which are overwritten now
-            sums = workspace["sums"][: height(window) * n].reshape(height(window), n)
+            sums = buffer[: height(window) * n].reshape(height(window), n)
             places, owners = one_behind_the_other(window), plan.owners(window)
-            form = partial(self._form, sums, window, places, recorder)
+            form = partial(self._form, products, sums, window, places, recorder)
             if owners:
                 reduction.add_by_owner(form, sums, window, places, owners)
             else:
@@ -118,18 +105,19 @@ class InnerExecutor:
         reduction.finish()
 
     def _form(
-        self, sums: Array, window: Window, places: list[slice], recorder: Recorder, ranges: Iterable[int]
+        self,
+        products: Accumulator,
+        sums: Array,
+        window: Window,
+        places: list[slice],
+        recorder: Recorder,
+        ranges: Iterable[int],
     ) -> None:
         """Form this rank's partial sums in the ranges of these numbers."""
-        call, plan, grid = self._call, self._call.product, self._call.grid
-        formed = plan.formed(grid.comm.rank)
-        poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
+        A, B = self._call.A, self._call.B
         with recorder.phase("compute"):
-            for here, (lo, hi) in ((places[x], window[x]) for x in ranges):
-                some = formed and formed.window(slice(lo, hi), slice(0, plan.mnk[1]))
-                if call.A.shape[1]:
-                    left, right = call.scales
-                    how = plan, call.workspace, poll, some, call.mirrored, (left and left.of(slice(lo, hi)), right)
-                    Accumulator(call.alpha, 0, sums[here], *how).add_wide(call.A[lo:hi], call.B)
+            for here, rows in ((places[x], slice(*window[x])) for x in ranges):
+                if A.shape[1]:
+                    products.part(rows, sums[here]).add_wide(A[rows], B)
                 else:
                     scale(0, sums[here])

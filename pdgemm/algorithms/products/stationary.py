@@ -11,7 +11,7 @@ from pdgemm.grids.index_map import IndexMap, identity
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import wire
-from pdgemm.local.arrays.elementwise import Combine, paired
+from pdgemm.local.arrays.elementwise import Combine
 from pdgemm.schedules.products import Stationary
 from pdgemm.schedules.steps import PanelStep
 from pdgemm.transport.block_copy import copy_blocks
@@ -39,18 +39,15 @@ class StationaryExecutor:
 
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
         call, plan, grid, workspace = self._call, self._call.product, self._call.grid, self._call.workspace
-        to_c = Combine(1, beta, paired(workspace["update"]))
         if grid.idle:
             return
         if not plan.mnk[2]:
-            with recorder.phase("compute"):
-                store(call.C, None, to_c)
+            call.multiply_c(beta, recorder)
             return
         ring = PanelRing(plan.slots, workspace["panels of C"], workspace["panels of B"], call.transfers)
-        panels, sums = _PanelsOfB(call, ring, recorder), _SumsOfC(call, to_c, recorder)
-        poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
+        panels, sums = _PanelsOfB(call, ring, recorder), _SumsOfC(call, call.to_c(beta), recorder)
         steps, in_c = plan.order(grid.comm.rank), plan.in_c
-        early = in_c and not plan.shared  # where sums are sent, all ranks of a grid row keep one order
+        early = in_c and not plan.transport.shared  # where sums are sent, all ranks of a grid row keep one order
         prefetched = ring.prefetch(steps, panels.post, plan.ahead, lambda step: early and step.row == grid.coords[0])
         with ring.used(recorder):
             for done, (step, slot) in enumerate(prefetched, 1):
@@ -61,8 +58,7 @@ class StationaryExecutor:
                 with recorder.phase("compute"):
                     left, right = call.scales
                     strips = left, right and right.of(plan.columns(step))
-                    first = beta if in_c else 0
-                    products = Accumulator(call.alpha, first, panel, plan, workspace, poll, scales=strips)
+                    products = Accumulator(call, beta if in_c else 0, panel, scales=strips)
                     products.add_wide(call.A, slot.B)  # this rank's partial sum A_ij B_jp of C_ip
                 if not in_c:
                     with recorder.phase("post"):
@@ -88,7 +84,7 @@ class _PanelsOfB:
         plan, grid, recorder, slot = self._call.product, self._call.grid, self._recorder, self._ring.take()
         i, sent = grid.coords[0], self._received and not self._call.peers
         with recorder.phase("pack"):
-            if step.row == i or (step.row in self._readable and not plan.fetched):
+            if step.row == i or (step.row in self._readable and not plan.transport.fetched):
                 slot.B = column_panel(self._readable[step.row], plan.B.order, step.b, slot.buffer_b, sent)
             else:
                 slot.B = column_buffer(self._inner, plan.B.order, step.width, slot.buffer_b)

@@ -7,20 +7,15 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
-from mpi4py import MPI
-
 from pdgemm.algorithms.products.accumulator import Accumulator, Inner
 from pdgemm.algorithms.products.executor import Call, Notify
 from pdgemm.grids.index_map import IndexMap, identity
 from pdgemm.instrument.recorder import Recorder, nothing
-from pdgemm.local.arrays.device import Array, Pinned
+from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import wire
-from pdgemm.local.arrays.elementwise import Combine, paired
-from pdgemm.schedules.node_relay import NodeLine
 from pdgemm.schedules.products import Summa
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers import BROADCASTS
-from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.movers.panel_views import column_buffer, column_panel, flipped, held_panel, in_place
 from pdgemm.transport.movers.pipeline import PanelRing, Slot
 from pdgemm.transport.movers.ring import announce, follow, forward
@@ -39,37 +34,16 @@ class SummaExecutor:
     """
 
     def __init__(self, call: Call[Summa]) -> None:
-        A, B, C, plan, grid = call.A, call.B, call.C, call.product, call.grid
-        workspace, peers = call.workspace, call.peers
-        self._C, self._plan, self._workspace, self._idle = C, plan, workspace, grid.idle
+        plan, grid, workspace, C = call.product, call.grid, call.workspace, call.C
+        self._call, self._updates, self._held = call, list[_Update](), list[tuple[Array, Array, Inner]]()
         if grid.idle:
             return
-        i, j = grid.coords
-        in_row, in_col = {j: A}, {i: B}  # the local arrays of A and of B that this rank can read
-        # the panel buffers that this rank can read
-        buffers_a, buffers_b = {j: workspace["panels of A"]}, {i: workspace["panels of B"]}
-        row, col = (plan.line(name, grid.comm.rank) for name in "AB")
-        if peers:
-            for q in set(row.near(j)) - {j}:
-                in_row[q] = peers("A", plan.A.rank(i, q))
-                buffers_a |= {q: peers("panels of A", plan.A.rank(i, q))} if row.several else {}
-            for q in set(col.near(i)) - {i}:
-                in_col[q] = peers("B", plan.B.rank(q, j))
-                buffers_b |= {q: peers("panels of B", plan.B.rank(q, j))} if col.several else {}
-        in_col = {q: x.T for q, x in in_col.items()}
-        staged_a, staged_b = workspace.get("staged A"), workspace.get("staged B")
-        along_row = _Side(in_row, plan.A.order, grid.row, plan, row, buffers_a, peers, staged_a)
-        along_col = _Side(in_col, flipped(plan.B.order), grid.col, plan, col, buffers_b, peers, staged_b)
-        bundles = plan.order(grid.comm.rank)
+        (i, j), bundles = grid.coords, plan.order(grid.comm.rank)
+        along_row, along_col = _Side(call, "A"), _Side(call, "B")
         in_c = plan.sums_in_c or not bundles
         self._sums = C if in_c else held_panel(C.shape[0], plan.C.order, C.shape[1], workspace["sums"])
         self._ring = PanelRing(plan.slots, workspace["panels of A"], workspace["panels of B"], call.transfers)
-        poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
-        self._kept = plan.kept(grid.comm.rank)
-        self._products = Accumulator(
-            call.alpha, 0, self._sums, plan, workspace, poll, plan.formed(grid.comm.rank), call.mirrored, call.scales
-        )
-        self._call, self._updates, self._held = call, list[_Update](), list[tuple[Array, Array, Inner]]()
+        self._products = Accumulator(call, 0, self._sums, plan.formed.of(grid.comm.rank))
         # the last panels that fit the slots are multiplied window by window of C; each window is then reduced
         together = (1 if plan.device or plan.nodes else plan.slots) if call.windows else 0
         for turn, bundle in enumerate(bundles):
@@ -79,14 +53,16 @@ class SummaExecutor:
             inner = plan.inner(bundle) if any(call.scales) else None
             if held:
                 self._held.append((a, b, inner))
-            mine = all(grid.row.size == 1 or x.col == j for x in bundle.steps)
+            mine = not plan.transport.shared and not held
+            mine &= all(grid.row.size == 1 or x.col == j for x in bundle.steps)
             mine &= all(grid.col.size == 1 or x.row == i for x in bundle.steps)
             multiply = nothing if held else self._products.prepared(a, b, inner)
-            self._updates.append(_Update([*left.parts, *right.parts], multiply, mine and not plan.shared and not held))
+            self._updates.append(_Update([*left.parts, *right.parts], multiply, mine))
         self._moves = any(part.pack or part.bring for update in self._updates for part in update.parts)
 
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
-        if self._idle:
+        call = self._call
+        if call.grid.idle:
             return
 
         def post(update: _Update) -> Slot:
@@ -101,23 +77,24 @@ class SummaExecutor:
                         part.bring(slot, recorder)
             return slot
 
-        ring, updates, in_c = self._ring, self._updates, self._sums is self._C
+        ring, updates, in_c = self._ring, self._updates, self._sums is call.C
         self._products.beta = beta if in_c else 0
         # every rank iterates over every step, because every rank takes part in the broadcasts, if any panel is moved
         with ring.used(recorder) if self._moves else nullcontext():
             in_order: Iterable[tuple[_Update, Slot | None]] = ((update, None) for update in updates)
             if self._moves:
-                in_order = ring.prefetch(updates, post, self._plan.ahead, lambda update: update.local)
+                in_order = ring.prefetch(updates, post, call.product.ahead, lambda update: update.local)
             for done, (update, _) in enumerate(in_order, 1):
                 with recorder.phase("compute"):
                     update.multiply()
                 if done == len(updates):
-                    self._products.add_by_windows(self._held, self._call.windows, self._call.completed, recorder)
+                    self._products.add_by_windows(self._held, call.windows, call.completed, recorder)
                 notify(done, len(updates))
-        if not updates or not in_c:
+        if not updates:
+            call.multiply_c(beta, recorder)
+        elif not in_c:
             with recorder.phase("compute"):
-                sums = self._sums if updates else None
-                store(self._C, sums, Combine(1, beta, paired(self._workspace["update"])), within=self._kept)
+                store(call.C, self._sums, call.to_c(beta), within=call.product.kept(call.grid.comm.rank))
 
 
 class _Part(NamedTuple):
@@ -145,31 +122,30 @@ class _Update(NamedTuple):
 
 
 class _Side:
-    """Prepares the panels of A along a grid row, or the transposed panels of B along a grid column.
+    """Prepares the panels of A along a grid row, or the transposed panels of B along a grid column."""
 
-    parts : the local arrays that this rank can read, by their owner's rank in `comm`.
-    buffers : the panel buffers, by the same rank.   staged : host buffers of the same size, if MPI is not GPU-aware.
-    """
-
-    def __init__(
-        self,
-        parts: dict[int, Array],
-        order: str,
-        comm: MPI.Comm,
-        plan: Summa,
-        line: NodeLine,
-        buffers: dict[int, Array],
-        peers: NodeArrays | None,
-        staged: Pinned | None,
-    ) -> None:
-        self._parts, self._order, self._comm, self._slots = parts, order, comm, plan.slots
-        self._staged, self._fetched = staged.shared_out(plan.slots) if staged else None, plan.fetched
-        self._line, self._buffers, self._peers = line, {q: x.reshape(plan.slots, -1) for q, x in buffers.items()}, peers
-        self._rows = parts[comm.rank].shape[0]
-        self._comes = comm.size > 1 and self._rows > 0
-        self._travels = self._comes and not plan.shared
+    def __init__(self, call: Call[Summa], name: str) -> None:
+        plan, grid, peers, buffer = call.product, call.grid, call.peers, f"panels of {name}"
+        (i, j), in_row = grid.coords, name == "A"
+        me, self._comm = (j, grid.row) if in_row else (i, grid.col)
+        self._line = plan.line(name, grid.comm.rank)
+        # the local arrays and the panel buffers that this rank can read, by their owner's rank in `comm`
+        parts, buffers = {me: getattr(call, name)}, {me: call.workspace[buffer]}
+        if peers:
+            for q in set(self._line.near(me)) - {me}:
+                owner = plan.A.rank(i, q) if in_row else plan.B.rank(q, j)
+                parts[q] = peers(name, owner)
+                buffers |= {q: peers(buffer, owner)} if self._line.several else {}
+        self._parts = parts if in_row else {q: x.T for q, x in parts.items()}
+        self._order = plan.A.order if in_row else flipped(plan.B.order)
+        self._buffers, self._peers = {q: x.reshape(plan.slots, -1) for q, x in buffers.items()}, peers
+        staged = call.workspace.get(f"staged {name}")  # host buffers of the same size, if MPI is not GPU-aware
+        self._staged, self._slots = staged.shared_out(plan.slots) if staged else None, plan.slots
+        self._fetched, self._mover = plan.transport.fetched, plan.mover
+        self._rows = self._parts[me].shape[0]
+        self._comes = self._comm.size > 1 and self._rows > 0
+        self._travels = self._comes and not plan.transport.shared
         self._holds = not self._travels and not plan.nodes  # `Summa.panels_held`
-        self._mover = plan.mover
 
     def panel(self, steps: list[tuple[int, IndexMap]], runs: IndexMap, turn: int) -> _Panel:
         """Return the array with the columns `runs` that will be multiplied, and the actions that fill this array.

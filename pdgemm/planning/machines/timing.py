@@ -21,7 +21,7 @@ def product_seconds(product: Product, machine: Machine, rank: int) -> float:
     moving, first, last, after = 0.0, 0.0, 0.0, 0.0
     for x in product.transfers(rank):
         # words that BLAS reads in place, as it reads the rank's own panels, need no transfer
-        in_place = 0 if product.fetched else x.traffic.words_read
+        in_place = 0 if product.transport.fetched else x.traffic.words_read
         words, messages = x.traffic.words_received - in_place, x.traffic.messages_received
         kind = NCCL.name if product.nccl else x.kind
         taken = machine.transfer(kind, words, messages, x.itemsize, x.stride, x.length, len(product.grid.ranks))
@@ -33,7 +33,7 @@ def product_seconds(product: Product, machine: Machine, rank: int) -> float:
             moving += taken
             first += taken / max(1, product.panels) * (machine.hops(x.kind, x.length) - 1)
     computing = machine.multiply(product.panel_dtype, (m, n, k), product.block_mnk(m, n, k))
-    computing *= product.blas_products * product.share(rank)
+    computing *= product.blas_products * product.formed.share(rank)
     overlaps, local = product.lookahead > 0, product.first_panel_is_local
     pipeline = machine.pipeline(computing, moving, product.panels, overlaps, local)
     last -= machine.overlap * min(last, computing / max(1, product.panels))

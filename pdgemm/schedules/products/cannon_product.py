@@ -13,7 +13,7 @@ import numpy as np
 from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.schedules.mover_registry import RING
-from pdgemm.schedules.products.product import Collective, Product, alike
+from pdgemm.schedules.products.product import PANELS_STAGED, Collective, Product, alike
 from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, counts_of, grid_of, messages, products, signals
 from pdgemm.schedules.schedule import Buffers
 from pdgemm.schedules.steps import TorusStep, cannon_neighbours, cannon_steps, skewed_rank_maps
@@ -33,6 +33,8 @@ class Cannon(Product):
     """
 
     algorithm = "cannon"
+    staged_names = PANELS_STAGED
+    first_panel_is_local = True
 
     @property
     def collective(self) -> Collective:
@@ -52,11 +54,7 @@ class Cannon(Product):
 
     @property
     def exposed_buffers(self) -> tuple[str, ...]:
-        return ("panels of A", "panels of B") if self.shared else ()
-
-    @property
-    def first_panel_is_local(self) -> bool:
-        return True
+        return ("panels of A", "panels of B") if self.transport.shared else ()
 
     @property
     def panels(self) -> int:
@@ -130,14 +128,14 @@ class Cannon(Product):
             if number >= t and not (self.in_blocks and number % t):
                 words = n_loc[None, :] * (width_b[held_b[number]] if self.in_blocks else width)
                 shifts += self._moved(number // t, grid[(i + 1) % pr, j], grid, words, size_b, COLS)
-            yield Round(shifts, products(grid, m_loc[:, None], n_loc[None, :], width, self.shares))
+            yield Round(shifts, products(grid, m_loc[:, None], n_loc[None, :], width, self.formed.shares))
 
     def _moved(
         self, shift: int, source: np.ndarray, target: np.ndarray, words: np.ndarray, itemsize: int, along: str
     ) -> list[Messages]:
         """Return the messages of panels in a shift, or the reads, and the signals to the reader and back."""
         moved = messages(self.mover, source, target, words, itemsize, along)
-        if self.shared and shift > 1:  # initial blocks are read without signals
+        if self.transport.shared and shift > 1:  # initial blocks are read without signals
             ends = moved[0].source, moved[0].target
             moved.append(signals(np.concatenate(ends), np.concatenate(ends[::-1])[:, None], itemsize, along))
         return moved
@@ -162,7 +160,7 @@ class Cannon(Product):
     def _shifts(self, words: np.ndarray, pieces: np.ndarray, dtype: np.dtype) -> dict[str, Traffic]:
         """Return the traffic of a rank, by its kind, from the words and panels of the blocks that it holds in turn."""
         sent, received = int(words[:-1].sum()), int(words[1:].sum())
-        if self.shared:
+        if self.transport.shared:
             panels = (np.minimum(1, words) if self.in_blocks else pieces * (words > 0))[1:]  # without the initial block
             replied = int(panels[:-1].sum() + panels[1:].sum())
             return {self.mover: Traffic(0, received, words_read=received), RING.name: Traffic(0, 0, replied, replied)}
@@ -173,7 +171,7 @@ class Cannon(Product):
 
     def copied(self, rank: int) -> int:
         """Return the bytes of sums added to C and, where all ranks use one device, of blocks copied within it."""
-        within = self.shared and not self.fetched
+        within = self.transport.shared and not self.transport.fetched
         return super().copied(rank) + sum(x.itemsize * x.traffic.words_read for x in self.transfers(rank) if within)
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
@@ -184,21 +182,15 @@ class Cannon(Product):
         """The number of blocks of each operand held at once: one in use, one in flight, and `spare`."""
         return 2 + self.spare
 
-    def staging(self, rank: int | None) -> Buffers:
-        buffers = self.buffers(rank)
-        return {"staged A": buffers["panels of A"], "staged B": buffers["panels of B"]}
-
     def buffers(self, rank: int | None) -> Buffers:
         """Return the buffers of a rank; an operand that is not shifted needs no panel buffer."""
         m_loc, n_loc = self.C.local_shape(rank)
         (a, b), (pr, pc) = self.widths, self.C.distribution.grid_shape
         wide_a, wide_b = int(a.max()), int(b.max())
-        converts = self.converts(self.A, self.C.order), self.converts(self.B, self.C.order)
-        sums = 0 if self.sums_in_c or not self.mnk[2] else self.held(m_loc, n_loc, self.C.order, self.accumulate)
+        mnk = m_loc, n_loc, min(self.width, wide_a)
         return {
             "panels of A": ((pc > 1) * self.slots * wide_a * m_loc, self.A.dtype),
             "panels of B": ((pr > 1) * self.slots * wide_b * n_loc, self.B.dtype),
-            **self._local_buffers(m_loc, n_loc, min(self.width, wide_a), converts),
-            "sums": (sums, self.accumulate),
-            "update": self._update(sums),
-        } | self._corner(m_loc, n_loc)
+            **self.arithmetic.buffers(mnk, self.A, self.B, self.C.order, self.triangle),
+            **self._sums_of_block(rank),
+        }

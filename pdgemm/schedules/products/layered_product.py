@@ -6,6 +6,7 @@ In `Inner` each rank is a layer of its own.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,41 +20,78 @@ from pdgemm.grids.index_map import overlap_counts
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.schedules.products.cannon_product import Cannon
-from pdgemm.schedules.products.product import Collective, Product, alike, on_ranks, scaled
+from pdgemm.schedules.products.product import PANELS_STAGED, Product, alike, indices_of_parts, on_ranks, scaled
 from pdgemm.schedules.products.reduction import Reduction, Window, height
 from pdgemm.schedules.products.summa_product import Summa
 from pdgemm.schedules.rounds import Messages, Round, WorkPiece, one_each
 from pdgemm.schedules.schedule import Buffers, RankMap
-from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.remembered import remembered
+
+SUMS_STAGED = {"staged C": "packed C", "staged part of C": "own part of C"}
 
 
 @dataclass(frozen=True)
-class Inner(Product):
-    """Each rank multiplies over its own inner indices; a reduce-scatter adds up the partial sums of C.
+class Reduced(Product):
+    """The base of products whose partial sums of C are reduced over layers.
 
-    A is distributed by columns and B by rows, the same inner indices on the same ranks; C has any layout.
     rows : number of rows of C that are reduced at a time.
-    size : number of ranks of the communicator.
     """
 
     rows: int
+
+    @cached_property
+    @abstractmethod
+    def reduction(self) -> Reduction:
+        """The reduction of the partial sums."""
+
+    def reduced(self, rows: BlockCyclic, cols: BlockCyclic, reads: bool) -> Reduction:
+        """Return the reduction of blocks of these rows and columns.   reads : partial sums are read in place."""
+        return Reduction(
+            rows, cols, self.grid.ranks, self.C, self.accumulate, self.rows, self.mover * reads, self.device,
+            self.triangle,
+        )  # fmt: skip
+
+    @property
+    def turns(self) -> int:
+        return self.reduction.turns(None)
+
+    @property
+    def events(self) -> int:
+        return self.panels + self.grid.layers * self.reduction.turns(None)
+
+    def scaled(self, share: float) -> Self:
+        rows = scaled(min(self.rows, max(1, self.reduction.shape(None)[0])), share)
+        return replace(self, width=scaled(min(self.width, max(1, self.widest)), share), rows=rows)
+
+    def transfers(self, rank: int) -> list[Transfer]:
+        return self.reduction.transfers(rank) if self.mnk[2] else []
+
+    def copied(self, rank: int) -> int:
+        """Return the bytes of partial sums that are written, then packed or read, and of the total, added to C."""
+        (rows, cols), (own_rows, own_cols) = self.reduction.shape(rank), self.C.local_shape(rank)
+        return (2 * rows * cols + own_rows * own_cols) * self.accumulate.itemsize
+
+
+@dataclass(frozen=True)
+class Inner(Reduced):
+    """Each rank multiplies over its own inner indices; a reduce-scatter adds up the partial sums of C.
+
+    A is distributed by columns and B by rows, the same inner indices on the same ranks; C has any layout.
+    size : number of ranks of the communicator.
+    """
+
     size: int
     algorithm = "inner"
     on_grid = False
+    staged_names = SUMS_STAGED
+    collective = "reduce_scatter"
+    exposed = ()
+    first_panel_is_local = True
 
     def fits(self, size: int) -> bool:
         a, b = self.A.distribution, self.B.distribution
         inner_fits = alike(a.cols, b.rows) and a.rows.parts == b.cols.parts == 1
         return inner_fits and self.A.rank_map == self.B.rank_map and self.size == size
-
-    @property
-    def collective(self) -> Collective:
-        return "reduce_scatter"
-
-    @property
-    def turns(self) -> int:
-        return self.reduction.turns(None)
 
     @cached_property
     def grid(self) -> RankMap:
@@ -63,18 +101,11 @@ class Inner(Product):
     @cached_property
     def reduction(self) -> Reduction:
         m, n, _ = self.mnk
-        blocks = BlockCyclic.even(m, 1), BlockCyclic.even(n, 1)
-        mover = self.mover * self.shared
-        whole = Reduction(*blocks, self.grid.ranks, self.C, self.accumulate, self.rows, mover, self.device)
-        return replace(whole, triangle=self.triangle)
-
-    @property
-    def exposed(self) -> tuple[str, ...]:
-        return ()
+        return self.reduced(BlockCyclic.even(m, 1), BlockCyclic.even(n, 1), reads=self.transport.shared)
 
     @property
     def exposed_buffers(self) -> tuple[str, ...]:
-        return ("sums",) if self.shared else ()
+        return ("sums",) if self.transport.shared else ()
 
     @property
     def panels(self) -> int:
@@ -84,10 +115,6 @@ class Inner(Product):
     def widest(self) -> int:
         return self.A.distribution.cols.largest
 
-    def scaled(self, share: float) -> Self:
-        rows = scaled(min(self.rows, max(1, self.mnk[0])), share)
-        return replace(self, width=scaled(min(self.width, max(1, self.widest)), share), rows=rows)
-
     @property
     def windows(self) -> list[Window]:
         """The windows of C: ranges of rows that are computed and reduced together."""
@@ -95,7 +122,7 @@ class Inner(Product):
 
     def owners(self, window: Window) -> list[int] | None:
         """Return the owner of each range of a window, if its sums are sent before the next are formed; else None."""
-        sent_by_host = self.size > 1 and not self.shared and not self.device
+        sent_by_host = self.size > 1 and not self.transport.shared and not self.device
         return self.reduction.owners(0, window) if sent_by_host else None
 
     def rounds(self) -> Iterator[Round]:
@@ -103,65 +130,34 @@ class Inner(Product):
         n, k_loc = self.mnk[1], np.array([self.A.local_shape(rank)[1] for rank in range(self.size)])
         sums: list[Messages] = []  # of the previous window
         for turn, window in enumerate(self.windows):
-            work = WorkPiece((height(window), n, k_loc), share=self.share(0))
-            yield Round(sums, [work], hidden=not self.shared)
+            work = WorkPiece((height(window), n, k_loc), share=self.formed.share(0))
+            yield Round(sums, [work], hidden=not self.transport.shared)
             sums = self.reduction.messages(slice(turn, turn + 1))
         yield Round(sums, hidden=False)
 
-    @property
-    def events(self) -> int:
-        return self.panels + self.size * self.reduction.turns(None)
-
-    def transfers(self, rank: int) -> list[Transfer]:
-        if not self.mnk[2]:
-            return []
-        return self.reduction.transfers(rank)
-
-    @property
-    def first_panel_is_local(self) -> bool:
-        return True
-
-    def formed(self, rank: int) -> Staircase | None:
-        return self.reduction.formed((0, 0)) if self.triangle else None
-
     def reach(self, name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        return self._own(name)
+        return indices_of_parts(getattr(self, name))
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         m, n, _ = self.mnk
         return m, n, self.A.local_shape(rank)[1]
 
-    def copied(self, rank: int) -> int:
-        """Return the bytes of partial sums that are written, then packed or read, and of the total, added to C."""
-        m, n, _ = self.mnk
-        rows, cols = self.C.local_shape(rank)
-        return (2 * m * n + rows * cols) * self.accumulate.itemsize
-
-    def staging(self, rank: int | None) -> Buffers:
-        return self.reduction.staging(rank) if self.panels else {}
-
     def buffers(self, rank: int | None) -> Buffers:
-        n = self.mnk[1]
-        k_loc = min(self.width, self.A.local_shape(rank)[1])
+        n, k_loc = self.mnk[1], min(self.width, self.A.local_shape(rank)[1])
         m_loc = self.reduction.highest(rank) if self.mnk[2] else 0
-        reduction = (
-            self.reduction.buffers(rank)
-            if m_loc
-            else dict.fromkeys(["packed C", "own part of C", "part of C of another rank"], (0, self.accumulate))
-        )
-        return (
-            reduction
-            | {
-                **self._local_buffers(m_loc, n, k_loc, (self.converts(self.A, "C"), self.converts(self.B, "C"))),
-                "sums": (m_loc * n, self.accumulate),
-                "update": self._update(reduction["own part of C"][0]),
-            }
-            | self._corner(m_loc, n)
-        )
+        reduction = self.reduction.buffers(rank)
+        if not m_loc:
+            reduction = {name: (0, dtype) for name, (_, dtype) in reduction.items()}
+        return {
+            **reduction,
+            **self.arithmetic.buffers((m_loc, n, k_loc), self.A, self.B, "C", self.triangle),
+            "sums": (m_loc * n, self.accumulate),
+            "update": self.arithmetic.update(reduction["own part of C"][0]),
+        }
 
 
 @dataclass(frozen=True)
-class Layered(Product):
+class Layered(Reduced):
     """Each layer of Pr x Pc ranks multiplies over its inner indices; the partial sums of C are reduced over the layers.
 
     A lies on Pr x (c Pc) ranks and B on (c Pr) x Pc ranks: each layer holds its inner indices, in the layouts that the
@@ -170,14 +166,14 @@ class Layered(Product):
     rank_map : the ranks of the grid positions, layer by layer, row by row.
     layers : number c of layers.
     inside : algorithm of a layer, "summa" or "cannon".
-    rows   : number of rows of C that are reduced at a time.
     """
 
     rank_map: tuple[int, ...]
     layers: int
     inside: str
-    rows: int
     algorithm = "2.5d"
+    sums_follow = True
+    staged_names = PANELS_STAGED | SUMS_STAGED
 
     def fits(self, size: int) -> bool:
         """Are there ranks for all layers, and does each element of C lie on a rank that has a partial sum of it?"""
@@ -192,20 +188,12 @@ class Layered(Product):
         return held and all(layer.fits(size) for layer in self.each_layer)
 
     @property
-    def turns(self) -> int:
-        return self.reduction.turns(None)
-
-    @property
-    def sums_follow(self) -> bool:
-        return True
-
-    @property
     def nothing_travels(self) -> bool:
         return self.grid.shape == (1, 1)
 
     @property
     def exposed_buffers(self) -> tuple[str, ...]:
-        return self.layer(None).exposed_buffers + (("partial C",) if self.in_place else ())
+        return self.layer(None).exposed_buffers + (("partial C",) if self.transport.in_place else ())
 
     @cached_property
     def grid(self) -> RankMap:
@@ -246,10 +234,7 @@ class Layered(Product):
 
     @cached_property
     def reduction(self) -> Reduction:
-        rows, cols = self.A.distribution.rows, self.B.distribution.cols
-        mover = self.mover * self.in_place
-        whole = Reduction(rows, cols, self.rank_map, self.C, self.accumulate, self.rows, mover, self.device)
-        return replace(whole, triangle=self.triangle)
+        return self.reduced(self.A.distribution.rows, self.B.distribution.cols, reads=self.transport.in_place)
 
     @property
     def panels(self) -> int:
@@ -263,10 +248,6 @@ class Layered(Product):
     def product_width(self) -> int:
         return max(layer.product_width for layer in self._to_count(None))
 
-    def scaled(self, share: float) -> Self:
-        rows = scaled(min(self.rows, max(1, self.reduction.shape(None)[0])), share)
-        return replace(self, width=scaled(min(self.width, max(1, self.widest)), share), rows=rows)
-
     def rounds(self) -> Iterator[Round]:
         """Yield the rounds of all layers at the same time; C is reduced during the last product and after it."""
         if not self.mnk[2]:
@@ -276,24 +257,17 @@ class Layered(Product):
             ranks = max(self.rank_map) + 1
             pieces = [piece for one in together for piece in one.work]  # a rank has work only in its layer's piece
             m, n, k = (sum(one_each(piece.extents[x], ranks) for piece in pieces) for x in range(3))
-            yield Round([x for one in together for x in one.moves], [WorkPiece((m, n, k), share=self.shares)])
+            yield Round([x for one in together for x in one.moves], [WorkPiece((m, n, k), share=self.formed.shares)])
         yield from self.reduction.rounds()
-
-    @property
-    def events(self) -> int:
-        return self.panels + self.layers * self.reduction.turns(None)
 
     def transfers(self, rank: int) -> list[Transfer]:
         if self.grid.layer_of(rank) < 0 or not self.mnk[2]:
             return []
-        return [*self.layer(rank).transfers(rank), *self.reduction.transfers(rank)]
-
-    def formed(self, rank: int) -> Staircase | None:
-        return self.layer(rank).formed(rank)
+        return self.layer(rank).transfers(rank) + super().transfers(rank)
 
     def reach(self, name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        (rows, cols), layers = self._own(name), [self._inner.indices(x) for x in range(self.layers)]
-        pr, pc = self.grid.shape
+        rows, cols = indices_of_parts(getattr(self, name))
+        (pr, pc), layers = self.grid.shape, [self._inner.indices(x) for x in range(self.layers)]
         return (rows, layers * pc) if name == "A" else (layers * pr, cols)
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
@@ -304,12 +278,8 @@ class Layered(Product):
         return self.inside == "cannon"
 
     def copied(self, rank: int) -> int:
-        """Return the bytes of the layer, of partial sums that are written, then packed or read, and of their total."""
-        (rows, cols), (own_rows, own_cols) = self.reduction.shape(rank), self.C.local_shape(rank)
-        return self.layer(rank).copied(rank) + (2 * rows * cols + own_rows * own_cols) * self.accumulate.itemsize
-
-    def staging(self, rank: int | None) -> Buffers:
-        return _most([layer.staging(rank) for layer in self._to_count(rank)]) | self.reduction.staging(rank)
+        """Return the bytes of the layer, and of the partial sums."""
+        return self.layer(rank).copied(rank) + super().copied(rank)
 
     def _to_count(self, rank: int | None) -> list[Summa | Cannon]:
         """Return the layer of a rank; for rank None, one layer of each size: a smaller layer may have wider panels."""
@@ -319,13 +289,10 @@ class Layered(Product):
 
     def buffers(self, rank: int | None) -> Buffers:
         rows, cols = self.reduction.shape(rank)
-        reduction = self.reduction.buffers(rank)
-        return (
-            _most([layer.buffers(rank) for layer in self._to_count(rank)])
-            | reduction
-            | {"partial C": (rows * cols, self.accumulate), "update": self._update(reduction["own part of C"][0])}
-        )
-
-
-def _most(buffers: list[Buffers]) -> Buffers:
-    return {name: (max(x[name][0] for x in buffers), dtype) for name, (_, dtype) in buffers[0].items()}
+        layers, reduction = [layer.buffers(rank) for layer in self._to_count(rank)], self.reduction.buffers(rank)
+        return {
+            **{name: (max(x[name][0] for x in layers), dtype) for name, (_, dtype) in layers[0].items()},
+            **reduction,
+            "partial C": (rows * cols, self.accumulate),
+            "update": self.arithmetic.update(reduction["own part of C"][0]),
+        }

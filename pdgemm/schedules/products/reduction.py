@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import IndexMap, index_maps
-from pdgemm.grids.layout import Layout, position
+from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
-from pdgemm.schedules.products.product import SLAB
+from pdgemm.schedules.products.arithmetic import SLAB
+from pdgemm.schedules.products.triangle import Triangle
 from pdgemm.schedules.rounds import LAYERS, Messages, Round, messages
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
-from pdgemm.schedules.staircase import Staircase, TriangleName
+from pdgemm.schedules.staircase import TriangleName
 from pdgemm.support.remembered import remembered
 
 ALL = slice(None)  # all windows
@@ -31,13 +31,88 @@ def height(window: Window) -> int:
     return sum(hi - lo for lo, hi in window)
 
 
-class Share(NamedTuple):
-    """The words of some windows that belong to a rank, and to all ranks of its group."""
+@dataclass(frozen=True)
+class Windows:
+    """The windows of a block: consecutive rows that are reduced together.
 
-    words: int  # words of all ranks of the group
-    mine: int  # words in the rank's own part of C
-    windows: int  # number of windows with words in the rank's own part of C
-    receivers: int  # number of ranks with words of a window in their part of C, summed over the windows
+    rows : number of rows of the block.   high : rows of a window; the last window may have fewer.
+    """
+
+    rows: int
+    high: int
+
+    @property
+    def number(self) -> int:
+        return -(-self.rows // self.high)
+
+    @property
+    def highest(self) -> int:
+        """The most rows of a window."""
+        return min(self.rows, self.high)
+
+    def ranges(self) -> list[Window]:
+        """Return the rows of each window."""
+        return [((lo, min(self.rows, lo + self.high)),) for lo in range(0, self.rows, self.high)]
+
+    def rows_before(self, turn: int) -> int:
+        """Return the number of rows in the windows before window number `turn`."""
+        return min(self.rows, turn * self.high)
+
+    def before(self, rows: IndexMap, turn: int) -> int:
+        """Return how many of `rows` are in the windows before window number `turn`."""
+        return int(rows.count_below(self.rows_before(turn)))
+
+    def containing(self, rows: IndexMap, first: int, end: int) -> int:
+        """Return how many of the windows number `first` to `end` contain any of `rows`."""
+        lo, hi = self.rows_before(first), self.rows_before(end)
+        starts, ends = np.maximum(lo, rows.source), np.minimum(hi, rows.source + rows.lengths)
+        there = starts < ends
+        first_of_run, last_of_run = starts[there] // self.high, (ends[there] - 1) // self.high
+        repeated = np.count_nonzero(first_of_run[1:] == last_of_run[:-1])
+        return int((last_of_run - first_of_run + 1).sum()) - int(repeated)
+
+    def most(self, rows: IndexMap) -> int:
+        """Return the most of `rows` in one window."""
+        first, last = rows.source // self.high, (rows.source + rows.lengths - 1) // self.high
+        if (last - first > 1).any():  # a run fills a window
+            return self.high
+        ends = np.union1d(first, last) * self.high
+        return int((rows.count_below(ends + self.high) - rows.count_below(ends)).max())
+
+
+@dataclass(frozen=True)
+class Shares(Windows):
+    """Windows that have a share of the rows of each owner, where windows of consecutive rows would belong to few ranks.
+
+    The links to the other ranks would then be idle.   owned : the rows of each owner.
+    """
+
+    owned: list[IndexMap]
+
+    @property
+    def highest(self) -> int:
+        return sum(map(self.most, self.owned))  # the last window has the larger share of each owner
+
+    def ranges(self) -> list[Window]:
+        return [tuple(sorted(run for x in self.owned for run in self._runs(x, turn))) for turn in range(self.number)]
+
+    def _runs(self, rows: IndexMap, turn: int) -> Iterator[tuple[int, int]]:
+        start, stop = self.before(rows, turn), self.before(rows, turn + 1)
+        if start < stop:
+            share = rows.cut(start, stop)
+            yield from zip(share.source.tolist(), (share.source + share.lengths).tolist())
+
+    def rows_before(self, turn: int) -> int:
+        return sum(self.before(x, turn) for x in self.owned)
+
+    def before(self, rows: IndexMap, turn: int) -> int:
+        return rows.size * turn // self.number
+
+    def containing(self, rows: IndexMap, first: int, end: int) -> int:
+        return end - first if rows.size >= self.number else self.before(rows, end) - self.before(rows, first)
+
+    def most(self, rows: IndexMap) -> int:
+        return -(-rows.size // self.number)
 
 
 @dataclass(frozen=True)
@@ -64,7 +139,7 @@ class Reduction(Schedule):
     algorithm = "reduction"
     lookahead = 1
 
-    @property
+    @cached_property
     def grid(self) -> RankMap:
         return RankMap.of_layers((self.rows.parts, self.cols.parts), self.rank_map, self.layers)
 
@@ -91,6 +166,7 @@ class Reduction(Schedule):
         """The windows whose transfers overlap with a product."""
         return slice(0, self.exposed.start)
 
+    @remembered
     def transfers(self, rank: int) -> list[Transfer]:
         """Return the traffic of the windows that overlap with products, and that of the other windows."""
         stride = self.grid.strides[LAYERS]
@@ -108,8 +184,8 @@ class Reduction(Schedule):
 
     def at(self, rank: int) -> tuple[int, int] | None:
         """Return the position (i, j) of a rank's block, or None for a rank without a block."""
-        at = position(self.rank_map, rank)
-        return None if at < 0 else divmod(at % self.blocks, self.cols.parts)
+        at = self.grid.coords(rank)
+        return None if at[0] < 0 else at
 
     @property
     def read(self) -> bool:
@@ -127,63 +203,46 @@ class Reduction(Schedule):
         at = self.at(rank)
         return (0, 0) if at is None else (self.rows.count(at[0]), self.cols.count(at[1]))
 
-    def windows(self, rank: int) -> list[Window]:
-        """Return the windows of a rank's block: rows that are reduced together.
+    @remembered
+    def divided(self, rank: int | None) -> Windows:
+        """Return how the rows of a rank's block are divided into windows; for rank None, those of the largest block."""
+        rows, cols = self.shape(rank)
+        high = max(1, min(self.high, LARGEST_MESSAGE_BYTES // (max(1, cols) * self.dtype.itemsize)))
+        at = None if rank is None else self.at(rank)
+        if at is None or self.read or high >= rows or not cols:
+            return Windows(rows if cols else 0, high)
+        owned = [*self.rows_to(at[0]).values()]
+        cycle = rows * len(owned) // sum(len(x.lengths) for x in owned)  # rows in which each part has a run
+        apart = cycle > high >= LEAST_ROWS * len(owned) > LEAST_ROWS
+        return Shares(rows, high, owned) if apart else Windows(rows, high)
 
-        A window has consecutive rows if these belong to all parts of C's rows.  Otherwise it has a share of each part:
-        if all its rows belonged to few ranks, the links to the other ranks would be idle.
-        """
-        (rows, cols), at_once, apart = self.shape(rank), self._at_once(rank), self._apart(rank)
-        if not cols:
-            return []
-        if not apart:
-            return [((lo, min(rows, lo + at_once)),) for lo in range(0, rows, at_once)]
-        turns = self.turns(rank)
-        return [tuple(sorted(run for x in apart for run in _share(x, turn, turns))) for turn in range(turns)]
+    def windows(self, rank: int) -> list[Window]:
+        """Return the windows of a rank's block: rows that are reduced together."""
+        return self.divided(rank).ranges()
 
     def turns(self, rank: int | None) -> int:
         """Return the number of windows of a rank's block; for rank None, of the largest block."""
-        rows, cols = self.shape(rank)
-        return -(-rows // self._at_once(rank)) if cols else 0
-
-    def _at_once(self, rank: int | None) -> int:
-        """Return the number of rows that a window should have."""
-        return max(1, min(self.high, LARGEST_MESSAGE_BYTES // (max(1, self.shape(rank)[1]) * self.dtype.itemsize)))
+        return self.divided(rank).number
 
     def highest(self, rank: int | None) -> int:
         """Return the most rows of a window; for rank None, of any rank."""
-        if rank is not None and self.triangle:
-            return max(map(height, self.windows(rank)), default=0)
-        if rank is None:  # a share has at most one row more than a part's rows divided by the number of windows
-            parts = min(self.C.distribution.rows.parts, self._at_once(None) // LEAST_ROWS)
-            return min(self.shape(None)[0], self._at_once(None) + parts * (parts > 1))
-        turns = self.turns(rank)
-        if turns and (apart := self._apart(rank)):
-            return sum(-(-x.size // turns) for x in apart)  # the last window has the larger share of each part
-        return min(self.shape(rank)[0], self._at_once(rank)) if turns else 0
-
-    def _apart(self, rank: int) -> list[IndexMap]:
-        """Return the rows of a block in each part of C's rows, if windows take a share of each part; otherwise []."""
-        at, rows, at_once = self.at(rank), self.shape(rank)[0], self._at_once(rank)
-        if self.read or at is None or at_once >= rows:
-            return []
-        maps = [*self.rows_to(at[0]).values()]
-        cycle = rows * len(maps) // sum(len(x.lengths) for x in maps)  # consecutive rows in which each part has a run
-        return maps if cycle > at_once >= LEAST_ROWS * len(maps) > LEAST_ROWS else []
+        windows = self.divided(rank)
+        if rank is not None or not windows.rows:
+            return windows.highest
+        # a share has at most one row more than a part's rows divided by the number of windows
+        parts = min(self.C.distribution.rows.parts, windows.high // LEAST_ROWS)
+        return min(windows.rows, windows.high + parts * (parts > 1))
 
     def owners(self, i: int, window: Window) -> list[int] | None:
         """Return the place in its group of the one owner of each range of a window; None: a range has several owners.
 
         Only for windows that take a share of each part of C's rows, of all columns.
         """
-        rows, cols = self.rows_to(i), self.cols_to(0)
+        cols, group = self.cols_to(0), self.group(i, 0)
         if len(window) < 2 or len(cols) > 1 or self.cols.parts > 1 or self.triangle:
             return None
-        (j,), group, owners = cols, self.group(i, 0), list[int]()
-        for lo, hi in window:
-            whole = [to_i for to_i, x in rows.items() if x.count_below(hi) - x.count_below(lo) == hi - lo]
-            owners += [group.index(self.C.rank(to_i, j)) for to_i in whole]
-        return owners if len(owners) == len(window) else None
+        owners = self.C.distribution.rows.owner(self.rows.to_global(np.array(window)[:, 0], i))
+        return [group.index(self.C.rank(to_i, *cols)) for to_i in owners.tolist()]
 
     def rows_to(self, i: int) -> dict[int, IndexMap]:
         """Return the rows of block i that belong to each part of C's rows."""
@@ -191,6 +250,12 @@ class Reduction(Schedule):
 
     def cols_to(self, j: int) -> dict[int, IndexMap]:
         return _shared(self.cols, self.C.distribution.cols, j)
+
+    def part(self, rank: int) -> tuple[IndexMap, IndexMap] | None:
+        """Return the rows and the columns of a rank's block that the rank owns in C; None: it owns no element of it."""
+        at, (own_i, own_j) = self.at(rank), self.C.coords(rank)
+        rows, cols = (None, None) if at is None else (self.rows_to(at[0]).get(own_i), self.cols_to(at[1]).get(own_j))
+        return None if rows is None or cols is None else (rows, cols)
 
     def counts(self, i: int, j: int, window: Window) -> np.ndarray:
         """Return the words of a window of block (i, j) that belong to each rank of its group."""
@@ -206,85 +271,50 @@ class Reduction(Schedule):
                     counts[group[self.C.rank(to_i, to_j)]] += rows * width
         return counts
 
-    @remembered
-    def formed(self, at: tuple[int, int]) -> Staircase:
-        """Return the elements of a block that lie in the triangle."""
-        return Staircase.of(self.triangle, self.rows.indices(at[0]), self.cols.indices(at[1]))
+    @cached_property
+    def formed(self) -> Triangle:
+        """The elements of the blocks that lie in the triangle."""
+        return Triangle(self.triangle, self.grid, self.rows, self.cols)
 
     def columns(self, at: tuple[int, int], lo: int, hi: int) -> tuple[int, int]:
         """Return the range of columns of a block that are reduced in its rows lo to hi."""
-        return self.formed(at).columns(lo, hi) if self.triangle else (0, self.cols.count(at[1]))
+        return self.formed.at(at).columns(lo, hi) if self.triangle else (0, self.cols.count(at[1]))
 
     def traffic(self, rank: int, turns: slice = ALL) -> Traffic:
         """Return the traffic of a rank.   turns : the windows to count, which are consecutive.
 
         In each window, each rank of a group sends every other rank the partial sums of the other rank's part of C.
-        """
-        share, others = self._share((rank, *turns.indices(self.turns(rank))[:2])), self.layers - 1
-        received = share.mine * others
-        if self.read:
-            return Traffic(words_received=received, words_read=received)
-        return Traffic(share.words - share.mine, received, share.receivers - share.windows, share.windows * others)
-
-    @remembered
-    def _share(self, which: tuple[int, int, int]) -> Share:
-        """Return the share of a rank and its group in windows number `first` to `end`.   which : (rank, first, end).
-
         The cost depends on the number of runs of C's rows and, only for a triangle, on the number of windows.
         """
-        rank, first, end = which
-        at = self.at(rank)
+        at, others = self.at(rank), self.layers - 1
+        first, end, _ = turns.indices(self.turns(rank))
         if at is None or first >= end:
-            return Share(0, 0, 0, 0)
+            return Traffic()
+        windows, part = self.divided(rank), self.part(rank)
         if self.triangle:
             counts = self._counts_of_windows(rank)[first:end]
-            here = counts[:, self.group(*at).index(rank)]
-            any_here, anywhere = (int(np.count_nonzero(x)) for x in (here, counts))
-            return Share(int(counts.sum()), int(here.sum()), any_here, anywhere)
-        (rows, cols), at_once = self.shape(rank), self._at_once(rank)
-        to_rows, to_cols, own = self.rows_to(at[0]), self.cols_to(at[1]), self._own_rows(rank)
-        wide = to_cols[self.C.coords(rank)[1]].size if own else 0
-        if self._apart(rank):
-            turns = self.turns(rank)
-
-            def below(x: IndexMap, turn: int) -> int:
-                return x.size * turn // turns
-
-            def windows(x: IndexMap) -> int:
-                return end - first if x.size >= turns else below(x, end) - below(x, first)
-
-            high = sum(below(x, end) - below(x, first) for x in to_rows.values())
+            own = counts[:, self.group(*at).index(rank)]
+            words, receivers = int(counts.sum()), int(np.count_nonzero(counts))
+            mine, own_windows = int(own.sum()), int(np.count_nonzero(own))
         else:
-            lo, hi = first * at_once, min(rows, end * at_once)
-
-            def below(x: IndexMap, turn: int) -> int:
-                return int(x.count_below(min(rows, turn * at_once)))
-
-            def windows(x: IndexMap) -> int:
-                return _windows_with(x, at_once, lo, hi)
-
-            high = hi - lo
-        mine = (below(own, end) - below(own, first)) * wide if own else 0
-        receivers = sum(map(windows, to_rows.values())) * len(to_cols)
-        return Share(high * cols, mine, windows(own) if own else 0, receivers)
+            words = (windows.rows_before(end) - windows.rows_before(first)) * self.cols.count(at[1])
+            owners = self.rows_to(at[0]).values()
+            receivers = sum(windows.containing(x, first, end) for x in owners) * len(self.cols_to(at[1]))
+            mine = (windows.before(part[0], end) - windows.before(part[0], first)) * part[1].size if part else 0
+            own_windows = windows.containing(part[0], first, end) if part else 0
+        received = mine * others
+        if self.read:
+            return Traffic(words_received=received, words_read=received)
+        return Traffic(words - mine, received, receivers - own_windows, own_windows * others)
 
     def _most_own_words(self, rank: int) -> int:
         """Return the most words of one window that lie in a rank's own part of C."""
-        if self.triangle:
-            counts, at = self._counts_of_windows(rank), self.at(rank)
-            return 0 if at is None else int(counts[:, self.group(*at).index(rank)].max(initial=0))
-        own, turns, at_once = self._own_rows(rank), self.turns(rank), self._at_once(rank)
-        if not own or not turns:
+        at, part, windows = self.at(rank), self.part(rank), self.divided(rank)
+        if at is None or part is None or not windows.number:
             return 0
-        rows = -(-own.size // turns) if self._apart(rank) else _most_in_a_window(own, at_once)
-        at = self.at(rank)
-        assert at is not None
-        return rows * self.cols_to(at[1])[self.C.coords(rank)[1]].size
-
-    def _own_rows(self, rank: int) -> IndexMap | None:
-        """Return the rows of a rank's block that the rank owns in C; None: the rank owns no element of the block."""
-        at, (own_i, own_j) = self.at(rank), self.C.coords(rank)
-        return None if at is None or own_j not in self.cols_to(at[1]) else self.rows_to(at[0]).get(own_i)
+        if self.triangle:
+            return int(self._counts_of_windows(rank)[:, self.group(*at).index(rank)].max(initial=0))
+        return windows.most(part[0]) * part[1].size
 
     @remembered
     def _counts_of_windows(self, rank: int) -> np.ndarray:
@@ -296,64 +326,28 @@ class Reduction(Schedule):
     def messages(self, turns: slice = ALL) -> list[Messages]:
         """Return the messages, or reads, of the partial sums in the windows `turns` of each block."""
         moves: list[Messages] = []
-        kind = self.reads or "reduce"
-        for at in range(self.blocks):
-            i, j = divmod(at, self.cols.parts)
+        for i, j in np.ndindex(self.rows.parts, self.cols.parts):
             group = self.group(i, j)
             members = np.array(group)
             source, target = (x.ravel() for x in np.meshgrid(members, members, indexing="ij"))
             others = source != target
             for window in self.windows(group[0])[turns]:
-                words = np.tile(self.counts(i, j, window), len(group))
-                itemsize = self.dtype.itemsize
-                moves += messages(kind, source[others], target[others], words[others], itemsize, LAYERS)
+                words = np.tile(self.counts(i, j, window), len(group))[others]
+                kind, itemsize = self.reads or "reduce", self.dtype.itemsize
+                moves += messages(kind, source[others], target[others], words, itemsize, LAYERS)
         return moves
 
     def buffers(self, rank: int | None) -> Buffers:
-        cols, highest = self.shape(rank)[1], self.highest(rank)
-        mine = min(highest * cols, prod(self.C.local_shape(None)))
-        if rank is not None:
-            mine = self._most_own_words(rank)
+        packed = self.highest(rank) * self.shape(rank)[1]
+        mine = min(packed, prod(self.C.local_shape(None))) if rank is None else self._most_own_words(rank)
+        another = mine  # words of another rank's partial sum that are copied before they are added
+        if self.read:
+            another = 0 if self.device else min(mine, max(SLAB, self.C.local_shape(rank)[1]))
         return {
-            "packed C": (0 if self.read else highest * cols, self.dtype),
+            "packed C": (0 if self.read else packed, self.dtype),
             "own part of C": (mine, self.dtype),
-            "part of C of another rank": (self._another(mine, rank), self.dtype),
+            "part of C of another rank": (another, self.dtype),
         }
-
-    def staging(self, rank: int | None) -> Buffers:
-        buffers = self.buffers(rank)
-        return {"staged C": buffers["packed C"], "staged part of C": buffers["own part of C"]}
-
-    def _another(self, mine: int, rank: int | None) -> int:
-        """Return the words of another rank's partial sum that are copied before they are added."""
-        if not self.read:
-            return mine
-        return 0 if self.device else min(mine, max(SLAB, self.C.local_shape(rank)[1]))
-
-
-def _share(rows: IndexMap, turn: int, turns: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs (start, stop) of share number `turn` of the rows, in `turns` equal shares."""
-    start, stop = rows.size * turn // turns, rows.size * (turn + 1) // turns
-    if start < stop:
-        share = rows.cut(start, stop)
-        yield from zip(share.source.tolist(), (share.source + share.lengths).tolist())
-
-
-def _windows_with(rows: IndexMap, height: int, lo: int, hi: int) -> int:
-    """Return how many windows of `height` rows, from row lo to row hi, contain any of `rows`."""
-    starts, ends = np.maximum(lo, rows.source), np.minimum(hi, rows.source + rows.lengths)
-    there = starts < ends
-    first, last = starts[there] // height, (ends[there] - 1) // height
-    return int((last - first + 1).sum()) - int(np.count_nonzero(first[1:] == last[:-1]))
-
-
-def _most_in_a_window(rows: IndexMap, height: int) -> int:
-    """Return the most of `rows` in one window of `height` rows."""
-    first, last = rows.source // height, (rows.source + rows.lengths - 1) // height
-    if (last - first > 1).any():  # a run fills a window
-        return height
-    ends = np.union1d(first, last) * height
-    return int((rows.count_below(ends + height) - rows.count_below(ends)).max())
 
 
 @lru_cache(maxsize=16)

@@ -10,10 +10,12 @@ import numpy as np
 
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.schedules.formulas import broadcasts, reductions
-from pdgemm.schedules.products.product import Collective, Product, alike
+from pdgemm.schedules.products.product import Collective, Product, alike, indices_of_parts
 from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, broadcast, counts_of, grid_of, products, reduce
 from pdgemm.schedules.schedule import Buffers
 from pdgemm.schedules.steps import PanelStep, in_one_run_each, panel_counts, summa_steps, widest_panel
+
+STAGED = {"staged B": "panels of B", "staged C": "sums"}
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Stationary(Product):
     """
 
     algorithm = "stationary_a"
+    staged_names = STAGED
 
     def fits(self, size: int) -> bool:
         a, b, c = (x.distribution for x in (self.A, self.B, self.C))
@@ -48,13 +51,13 @@ class Stationary(Product):
     def _lies(self) -> bool:
         """Is each panel of B multiplied where it lies, in its owner's memory?"""
         b, c = self.B.distribution.cols, self.C.distribution.cols
-        readable = b.parts == 1 or (self.in_place and not self.fetched)
+        readable = b.parts == 1 or (self.transport.in_place and not self.transport.fetched)
         return readable and in_one_run_each(b, c, self._width)
 
     @property
     def first_panel_is_local(self) -> bool:
         """Does each rank begin with panels of its own?  Only where no sums are sent, which keep one order."""
-        return self.in_place or (self.in_c and self.ahead > 1)
+        return self.transport.in_place or (self.in_c and self.ahead > 1)
 
     @cached_property
     def panels(self) -> int:
@@ -75,7 +78,7 @@ class Stationary(Product):
         Where ranks copy panels of B from their owners, each grid row begins with its own panels, as in `Summa.order`.
         """
         i = self.C.coords(rank)[0]
-        first = next((n for n, step in enumerate(self.steps) if step.row == i), 0) if self.fetched else 0
+        first = next((n for n, step in enumerate(self.steps) if step.row == i), 0) if self.transport.fetched else 0
         return self.steps[first:] + self.steps[:first]
 
     @cached_property
@@ -134,7 +137,7 @@ class Stationary(Product):
         ]
 
     def reach(self, name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        rows, cols = self._own(name)
+        rows, cols = indices_of_parts(getattr(self, name))
         return (rows, cols) if name == "A" else (rows, [np.arange(self.mnk[1])] * len(cols))
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
@@ -151,27 +154,22 @@ class Stationary(Product):
         sums = 0 if self.in_c else m_loc * (self.mnk[1] + self.C.local_shape(rank)[1]) * self.accumulate.itemsize
         return packed + sums
 
-    def staging(self, rank: int | None) -> Buffers:
-        (words, of_b), (sums, of_c) = (self.buffers(rank)[name] for name in ("panels of B", "sums"))
-        along_col = self.B.distribution.cols.parts > 1
-        return {"staged B": (along_col * words, of_b), "staged C": (sums, of_c)}
-
     def staged_buffers(self, rank: int | None) -> Buffers:
         """Return the host buffers of messages: partial sums are sent also where panels of B are read in place."""
-        if self.staged and self.shared:
-            return {"staged C": self.staging(rank)["staged C"]}
+        if self.staged and self.transport.shared:
+            return {"staged C": self.buffers(rank)["sums"]}
         return super().staged_buffers(rank)
 
     def buffers(self, rank: int | None) -> Buffers:
         m_loc, k_loc = self.A.local_shape(rank)
         most = self.slots * self.widest * bool(self.mnk[2])
         width = self.widest * bool(self.mnk[2])
-        converts = self.converts(self.A, self.C.order), self.converts(self.B, self.C.order)
+        mnk = m_loc, width, self.converted_width
         in_panels = not self.in_c
         return {
             "panels of B": (most * k_loc * (not self._lies), self.B.dtype),
             "panels of C": (most * m_loc * in_panels, self.accumulate),
             "sums": (most * m_loc * (self.C.distribution.cols.parts > 1), self.accumulate),
-            **self._local_buffers(m_loc, width, self.converted_width, converts),
-            "update": self._update(width * m_loc * in_panels),
+            **self.arithmetic.buffers(mnk, self.A, self.B, self.C.order),
+            "update": self.arithmetic.update(width * m_loc * in_panels),
         }

@@ -14,7 +14,7 @@ from pdgemm.instrument.recorder import Transfer
 from pdgemm.local.arrays.alignment import apart
 from pdgemm.schedules.formulas import broadcasts
 from pdgemm.schedules.node_relay import NodeLine, Parts, parts_by_number, relayed
-from pdgemm.schedules.products.product import Collective, Product, alike
+from pdgemm.schedules.products.product import PANELS_STAGED, Collective, Product, alike
 from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, counts_of, grid_of, products, relay
 from pdgemm.schedules.schedule import Buffers
 from pdgemm.schedules.steps import (
@@ -56,12 +56,13 @@ class Summa(Product):
     """
 
     algorithm = "summa"
+    staged_names = PANELS_STAGED
 
     @property
     def collective(self) -> Collective:
         return "allgather" if 1 in self.C.distribution.grid_shape else ""
 
-    @property
+    @cached_property
     def exposed_buffers(self) -> tuple[str, ...]:
         return ("panels of A", "panels of B") if self.nodes else ()
 
@@ -106,7 +107,7 @@ class Summa(Product):
         Where ranks copy panels from their owners, ranks begin at different bundles and go around, because otherwise all
         ranks would share one owner's link.  The ranks then add the same products up in different orders.
         """
-        if not self.fetched or not self.bundles:
+        if not self.transport.fetched or not self.bundles:
             return self.bundles
         (i, j), (down, right) = self.C.coords(rank), self._apart
         first = (i * down + j * right) % len(self.bundles)
@@ -160,7 +161,7 @@ class Summa(Product):
     @cached_property
     def slots(self) -> int:
         """The number of panels, or bundles, held at once: the panel in use and the panels in flight behind it."""
-        if (self.in_place and not self.fetched) or self.widest_bundle >= self.mnk[2]:
+        if (self.transport.in_place and not self.transport.fetched) or self.widest_bundle >= self.mnk[2]:
             return 1
         return min(
             self.lookahead + 1 + self.spare, max(1, len(self.bundles) if self.nodes and self.bundled else self.panels)
@@ -182,7 +183,7 @@ class Summa(Product):
             for step in () if self.nodes else bundle.steps:
                 messages += broadcast(self.mover, grid, step.col, m_loc * step.width, size_a)
                 messages += broadcast(self.mover, grid.T, step.row, n_loc * step.width, size_b, COLS)
-            yield Round(messages, products(grid, m_loc[:, None], n_loc[None, :], bundle.width, self.shares))
+            yield Round(messages, products(grid, m_loc[:, None], n_loc[None, :], bundle.width, self.formed.shares))
 
     def transfers(self, rank: int) -> list[Transfer]:
         """Return the traffic of A's panels along the rank's row, and of B's along its column.
@@ -231,7 +232,7 @@ class Summa(Product):
     def copied(self, rank: int) -> int:
         """Return the bytes of own panels packed to be sent; if panels are read in place, of non-contiguous panels."""
         pr, pc = self.C.distribution.grid_shape
-        if self.in_place:
+        if self.transport.in_place:
             (m, n, k), (a, b) = self.local_shape(rank), self._packs
             return k * (a * m * self.A.dtype.itemsize + b * n * self.B.dtype.itemsize) + super().copied(rank)
         packed = (self.A.local_bytes(rank) if pc > 1 else 0) + (self.B.local_bytes(rank) if pr > 1 else 0)
@@ -246,32 +247,28 @@ class Summa(Product):
     @property
     def panels_held(self) -> tuple[bool, bool]:
         """A pair: do the buffers of panels of A, and of B, stay on their rank, so that rows need not be contiguous?"""
-        alone_a, alone_b = self.A.distribution.cols.parts == 1, self.B.distribution.rows.parts == 1
-        return not self.nodes and (self.shared or alone_a), not self.nodes and (self.shared or alone_b)
+        if self.nodes or self.transport.shared:
+            return not self.nodes, not self.nodes
+        return self.A.distribution.cols.parts == 1, self.B.distribution.rows.parts == 1
 
-    def _copies(self, rank: int | None) -> tuple[bool, bool]:
-        """A pair: is each panel of A, and of B, copied before BLAS reads it?
+    def _aligned(self, rank: int | None) -> tuple[bool, bool]:
+        """A pair: is each panel of A, and of B, copied to where its rows begin at multiples of 16 bytes?
 
-        A panel that has travelled is contiguous.  A device copies it to where its rows begin at multiples of 16 bytes,
-        if they do not, and the product is large: the copy takes a small part of the time that is gained.
+        A panel that has travelled is contiguous.  A device copies it if its rows begin elsewhere and the product is
+        large: the copy takes a small part of the time that is gained.
         """
         (m, n), width, c = self.C.local_shape(rank), self.widest_bundle, self.C.distribution
-        if not self.wants_alignment or m * n * width < _WORTH_COPYING:
-            return self._converts
-        (convert_a, convert_b), (held_a, held_b) = self._converts, self.panels_held
+        if not self.arithmetic.wants_alignment or m * n * width < _WORTH_COPYING:
+            return False, False
+        held_a, held_b = self.panels_held
         rows, cols = (counts_of(x).tolist() if rank is None else [y] for x, y in ((c.rows, m), (c.cols, n)))
         skew_a = self._skew(rows if self.bundled or self.A.order == "F" else [width])
         skew_b = self._skew(cols if self.bundled or self.B.order == "C" else [width])
-        return convert_a or (skew_a and not held_a), convert_b or (skew_b and not held_b)
+        return skew_a and not held_a, skew_b and not held_b
 
     def _skew(self, lengths: list[int]) -> bool:
         """Do contiguous rows of one of these lengths begin elsewhere than a device wants them to?"""
         return any(apart(length, self.panel_dtype.itemsize) != length for length in lengths)
-
-    @cached_property
-    def _converts(self) -> tuple[bool, bool]:
-        """A pair: does each panel of A, and of B, need a second buffer?"""
-        return self.converts(self.A, self.C.order), self.converts(self.B, self.C.order)
 
     def _lie(self, inner: BlockCyclic, other: BlockCyclic, panel: str) -> bool:
         """Are all panels of one operand multiplied in place?
@@ -282,7 +279,7 @@ class Summa(Product):
         stay = inner.parts == 1
         if self.nodes and not stay:
             return False
-        if not (stay or (self.shared and not self.fetched)) or (stay and one_run(other)):
+        if not (stay or (self.transport.shared and not self.transport.fetched)) or (stay and one_run(other)):
             return stay
         if one_run(inner) and one_run(other) and not self.bundled:
             return True  # the intersection of two runs is one run
@@ -290,22 +287,18 @@ class Summa(Product):
             return in_one_run_each(inner, other, self._width)
         return all(getattr(x, panel).contiguous and (stay or len(x.steps) == 1) for x in self.bundles)
 
-    def staging(self, rank: int | None) -> Buffers:
-        buffers, (pr, pc) = self.buffers(rank), self.C.distribution.grid_shape
-        (words_a, of_a), (words_b, of_b) = buffers["panels of A"], buffers["panels of B"]
-        return {"staged A": ((pc > 1) * words_a, of_a), "staged B": ((pr > 1) * words_b, of_b)}
-
     def buffers(self, rank: int | None) -> Buffers:
         m_loc, n_loc = self.C.local_shape(rank)
-        a, b = self._packs
-        sums = 0 if self.sums_in_c or not self.mnk[2] else self.held(m_loc, n_loc, self.C.order, self.accumulate)
         (held_a, held_b), width = self.panels_held, self.widest_bundle
-        left = self.held(m_loc, width, self.A.order, self.A.dtype) if held_a else m_loc * width
-        right = self.held(width, n_loc, self.B.order, self.B.dtype) if held_b else width * n_loc
+        shapes = (m_loc, width, self.A, held_a), (width, n_loc, self.B, held_b)
+        left, right = (
+            (self.arithmetic.held(m, n, x.order, x.dtype) if held else m * n) * self.slots if packed else 0
+            for packed, (m, n, x, held) in zip(self._packs, shapes)
+        )
+        mnk = m_loc, n_loc, width
         return {
-            "panels of A": (a * self.slots * left, self.A.dtype),
-            "panels of B": (b * self.slots * right, self.B.dtype),
-            **self._local_buffers(m_loc, n_loc, self.widest_bundle, self._copies(rank)),
-            "sums": (sums, self.accumulate),
-            "update": self._update(sums),
-        } | self._corner(m_loc, n_loc)
+            "panels of A": (left, self.A.dtype),
+            "panels of B": (right, self.B.dtype),
+            **self.arithmetic.buffers(mnk, self.A, self.B, self.C.order, self.triangle, self._aligned(rank)),
+            **self._sums_of_block(rank),
+        }
