@@ -122,7 +122,8 @@ def tuned(plan: ProductPlan) -> ProductPlan:
     sent = not product.transport.shared
     if not (product.exposed or (product.mover in MOVERS and sent)) or product.width != problem.width:
         return plan
-    movers = problem.broadcasts if problem.mover == AUTO and sent else (product.mover,)
+    open_mover = problem.mover == AUTO and sent and not product.nothing_travels
+    movers = problem.broadcasts if open_mover else (product.mover,)
     widths = [problem.width] if problem.width_asked else [x for x in WIDTHS if x <= problem.width] or [problem.width]
     if product.panels > _MANY_PANELS:
         widths = [problem.width]

@@ -10,7 +10,7 @@ import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.schedules.mover_registry import MOVERS, fan_out
+from pdgemm.schedules.mover_registry import IBCAST, MOVERS, fan_out
 
 LARGEST_MESSAGE_BYTES = 1 << 30  # MPI counts are ints, and some transports fail above 2 GiB
 
@@ -46,11 +46,8 @@ def reductions(breadth: int, inner: BlockCyclic, panels: np.ndarray, me: int) ->
 
     Each reduction is counted as one message from every other part to the owner.
     """
-    parts, every = inner.parts, int(panels.sum())
-    if parts == 1 or breadth == 0 or me < 0:
-        return Traffic()
-    mine = breadth * inner.count(me)
-    return Traffic(breadth * inner.n - mine, (parts - 1) * mine, every - int(panels[me]), (parts - 1) * int(panels[me]))
+    x = broadcasts(breadth, inner, panels, IBCAST.name, me)  # of which each is as many messages from the owner
+    return Traffic(x.words_received, x.words_sent, x.messages_received, x.messages_sent)
 
 
 def bound_memory_independent(m: int, n: int, k: int, ranks: int) -> float:

@@ -82,13 +82,17 @@ class Accumulator:
         for panel, strip in zip((A, B.T), self.scales):
             self._decode(panel, strip, inner)
         if self.arithmetic.integer:
-            products: Iterator[Callable[[Any], object]] = starmap(self._integers, self._slabs(A, B, self.sums))
+            self._form(starmap(self._integers, self._slabs(A, B, self.sums)))
         else:
-            products = self._products(A, B, conjugate_a, conjugate_b)
+            self._form(self._products(A, B, conjugate_a, conjugate_b))
+
+    def _form(self, products: Iterable[Callable[[Any], object]]) -> None:
+        """Form products that are functions of beta, one after the other."""
+        between = self.between
         for multiply in products:
             multiply(self.beta)
-            if self.between:
-                self.between()
+            if between:
+                between()
         self.beta = 1
 
     def _add_slices(self, how: Emulation, A: Array, B: Array) -> bool:
@@ -109,17 +113,7 @@ class Accumulator:
         """Return a function that, at each call, adds the product of the current elements of these panels."""
         if self.arithmetic.integer or self.workspace["converted A"].size or self.workspace["converted B"].size:
             return partial(self.add, A, B, inner)
-        conjugated, between = (self.plan.A.conjugated, self.plan.B.conjugated), self.between
-        products = [*self._products(A, B, *conjugated)]
-
-        def add() -> None:
-            for multiply in products:
-                multiply(self.beta)
-                if between:
-                    between()
-            self.beta = 1
-
-        return add
+        return partial(self._form, [*self._products(A, B, self.plan.A.conjugated, self.plan.B.conjugated)])
 
     def add_by_windows(
         self,

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
-
-from mpi4py import MPI
 
 from pdgemm.algorithms.products.accumulator import Accumulator
 from pdgemm.algorithms.products.executor import Call, Notify
@@ -50,12 +47,9 @@ class CannonExecutor:
         sums = C if plan.sums_in_c else held_panel(m_loc, plan.C.order, n_loc, workspace["sums"])
         call.transfers.used(recorder)
         products = Accumulator(call, beta if sums is C else 0, sums, plan.formed.of(rank))
-        on_row = _ring(call, "A", grid.row, lambda q: plan.C.rank(i, q))
-        on_col = _ring(call, "B", grid.col, lambda q: plan.C.rank(q, j))
-        of_a, of_b = plan.cuts(steps[0].a), plan.cuts_of_b(steps[0].b)
         with (
-            on_row([A[:, lo:hi] for lo, hi in of_a], recorder=recorder) as left,
-            on_col([B[lo:hi] for lo, hi in of_b], recorder=recorder) as up,
+            _ring(call, "A", [A[:, lo:hi] for lo, hi in plan.cuts(steps[0].a)], recorder) as left,
+            _ring(call, "B", [B[lo:hi] for lo, hi in plan.cuts_of_b(steps[0].b)], recorder) as up,
         ):
             for number, step in enumerate(steps):
                 of_a, of_b = plan.cuts(step.a), plan.cuts_of_b(step.b)
@@ -86,24 +80,21 @@ class CannonExecutor:
                 store(C, sums, call.to_c(beta), within=plan.kept(rank))
 
 
-def _ring(call: Call[Cannon], name: str, comm: MPI.Comm, rank_of: Callable[[int], int]) -> Callable[..., RingShift]:
-    """Return the maker of the ring along which the blocks of A, or of B, are shifted.
+def _ring(call: Call[Cannon], name: str, panels: list[Array], recorder: Recorder) -> RingShift:
+    """Return the ring along which the blocks of A, or of B, are shifted.   panels : of this rank's first block."""
+    plan, grid, peers, buffers = call.product, call.grid, call.peers, f"panels of {name}"
+    (i, j), in_row = grid.coords, name == "A"
+    line, order = (grid.row, plan.A.order) if in_row else (grid.col, plan.B.order)
+    arguments = line, panels, order, call.workspace[buffers], plan.slots, recorder, call.transfers
+    if not peers:
+        shift = NcclShift if plan.nccl else RingShift
+        return shift(*arguments, call.workspace.get(f"staged {name}"))
 
-    rank_of : returns the rank in the grid of a rank in `comm`.
-    """
-    plan, workspace, peers, buffers = call.product, call.workspace, call.peers, f"panels of {name}"
-    options: dict[str, Any] = {"order": getattr(plan, name).order, "buffers": workspace[buffers], "slots": plan.slots}
-    options["transfers"] = call.transfers
-    if peers:
-        near = Neighbours(
-            block=lambda q: peers(name, rank_of(q)),
-            buffers=lambda q: peers(buffers, rank_of(q)),
-            fence=peers.memory.fence,
-            axis=1 if name == "A" else 0,
-        )
-        return partial(PullShift, comm, near=near, **options)
-    shift = NcclShift if plan.nccl else RingShift
-    return partial(shift, comm, staged=workspace.get(f"staged {name}"), **options)
+    def rank_of(q: int) -> int:
+        return plan.C.rank(i, q) if in_row else plan.C.rank(q, j)
+
+    block, of_buffers = (partial(lambda array, q: peers(array, rank_of(q)), array) for array in (name, buffers))
+    return PullShift(*arguments, near=Neighbours(block, of_buffers, peers.memory.fence, int(in_row)))
 
 
 def _panels(

@@ -88,36 +88,27 @@ class InnerExecutor:
             return
         reduction, buffer = LayerSums(call, plan.reduction, grid.comm, "sums"), call.workspace["sums"]
         products = Accumulator(call, 0, buffer, plan.formed.of(grid.comm.rank))
+
+        def form(sums: Array, window: Window, places: list[slice], ranges: Iterable[int]) -> None:
+            """Form this rank's partial sums in the ranges of these numbers."""
+            with recorder.phase("compute"):
+                for here, rows in ((places[x], slice(*window[x])) for x in ranges):
+                    if call.A.shape[1]:
+                        products.part(rows, sums[here]).add_wide(call.A[rows], call.B)
+                    else:
+                        scale(0, sums[here])
+
         reduction.begin(call.to_c(beta), recorder)
         for done, window in enumerate(plan.windows, 1):
             if done > 1:
                 reduction.sync()  # all ranks have read the last partial sums, which are overwritten now
             sums = buffer[: height(window) * n].reshape(height(window), n)
             places, owners = one_behind_the_other(window), plan.owners(window)
-            form = partial(self._form, products, sums, window, places, recorder)
             if owners:
-                reduction.add_by_owner(form, sums, window, places, owners)
+                reduction.add_by_owner(partial(form, sums, window, places), sums, window, places, owners)
             else:
-                form(range(len(window)))
+                form(sums, window, places, range(len(window)))
                 reduction.sync()
                 reduction.add(sums, window, places)
             notify(done, len(plan.windows))
         reduction.finish()
-
-    def _form(
-        self,
-        products: Accumulator,
-        sums: Array,
-        window: Window,
-        places: list[slice],
-        recorder: Recorder,
-        ranges: Iterable[int],
-    ) -> None:
-        """Form this rank's partial sums in the ranges of these numbers."""
-        A, B = self._call.A, self._call.B
-        with recorder.phase("compute"):
-            for here, rows in ((places[x], slice(*window[x])) for x in ranges):
-                if A.shape[1]:
-                    products.part(rows, sums[here]).add_wide(A[rows], B)
-                else:
-                    scale(0, sums[here])

@@ -76,6 +76,10 @@ class Arithmetic:
         fast = (*dtypes.NARROW, np.dtype(np.float64))
         return bool(self.device) and (self.panel_dtype in fast or self.compute == "tf32")
 
+    @cached_property
+    def _update_dtype(self) -> np.dtype:
+        return dtypes.arithmetic(self.accumulate, self.types[2])
+
     @property
     def corner_side(self) -> int:
         """Rows and columns of the largest tile of C that the diagonal crosses."""
@@ -95,7 +99,7 @@ class Arithmetic:
 
     def update(self, words: int) -> tuple[int, np.dtype]:
         """Return size and type of the workspace in which `words` sums are rounded, or added to C."""
-        return 0 if self.device else 2 * min(words, SLAB), dtypes.arithmetic(self.accumulate, self.types[2])
+        return 0 if self.device else 2 * min(words, SLAB), self._update_dtype
 
     def buffers(
         self,

@@ -48,7 +48,7 @@ class Cannon(Product):
         there = skewed and (self.A.rank_map, self.B.rank_map) == skewed_rank_maps(self.C.rank_map, (pr, pc))
         return alike(a.rows, c.rows) and alike(b.cols, c.cols) and there
 
-    @property
+    @cached_property
     def nothing_travels(self) -> bool:
         return self.C.distribution.grid_shape == (1, 1)
 
@@ -192,5 +192,5 @@ class Cannon(Product):
             "panels of A": ((pc > 1) * self.slots * wide_a * m_loc, self.A.dtype),
             "panels of B": ((pr > 1) * self.slots * wide_b * n_loc, self.B.dtype),
             **self.arithmetic.buffers(mnk, self.A, self.B, self.C.order, self.triangle),
-            **self._sums_of_block(rank),
+            **self._sums_of_block(m_loc, n_loc),
         }

@@ -187,7 +187,7 @@ class Layered(Reduced):
         held = all(C.rank(to_i, to_j) in depth[i * pc + j] for i, to_i in rows.tolist() for j, to_j in cols.tolist())
         return held and all(layer.fits(size) for layer in self.each_layer)
 
-    @property
+    @cached_property
     def nothing_travels(self) -> bool:
         return self.grid.shape == (1, 1)
 

@@ -142,12 +142,12 @@ class Product(Schedule):
         """The number of slots beyond those in use and in flight: a device may still read a panel that the host left."""
         return 1 if self.device else 0
 
-    @property
+    @cached_property
     def nothing_travels(self) -> bool:
         """Does each rank hold all elements that it multiplies?"""
         return False
 
-    @property
+    @cached_property
     def exposed(self) -> tuple[str, ...]:
         """The names of the operands that the ranks of a node read in each other's memory."""
         return ("A", "B") if self.transport.shared else ()
@@ -190,9 +190,9 @@ class Product(Schedule):
 
     def whole(self) -> Self:
         """Return the product with the widest panels if these need no more memory, for instance if none are sent."""
-        if not (self.transport.in_place or self.nothing_travels):
+        if self.width >= self.mnk[2] or not (self.transport.in_place or self.nothing_travels):
             return self
-        wide = replace(self, width=max(self.width, self.mnk[2]))
+        wide = replace(self, width=self.mnk[2])
         return wide if wide.extra_bytes(None) <= self.extra_bytes(None) else self
 
     @property
@@ -205,9 +205,8 @@ class Product(Schedule):
         """The number of steps of the busiest rank."""
         return self.tally.steps
 
-    def _sums_of_block(self, rank: int | None) -> Buffers:
-        """Return the buffers of the sums of a rank's block of C, where products are not accumulated in C itself."""
-        m_loc, n_loc = self.C.local_shape(rank)
+    def _sums_of_block(self, m_loc: int, n_loc: int) -> Buffers:
+        """Return the buffers of the sums of a block of C, where products are not accumulated in C itself."""
         in_c = self.sums_in_c or not self.mnk[2]
         sums = 0 if in_c else self.arithmetic.held(m_loc, n_loc, self.C.order, self.accumulate)
         return {"sums": (sums, self.accumulate), "update": self.arithmetic.update(sums)}

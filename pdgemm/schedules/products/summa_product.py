@@ -27,6 +27,7 @@ from pdgemm.schedules.steps import (
     summa_steps,
     widest_panel,
 )
+from pdgemm.support.remembered import remembered
 
 BUNDLE = 128  # least width of a bundle if k and the plan's width allow it: BLAS is slow on thin panels
 CACHE_BYTES = 1 << 25  # of a block of C above which bundles are twice as wide: each bundle reads and writes the block
@@ -70,7 +71,7 @@ class Summa(Product):
         a, b, c = (x.distribution for x in (self.A, self.B, self.C))
         return alike(a.rows, c.rows) and alike(b.cols, c.cols) and self.A.grid == self.B.grid == self.C.grid
 
-    @property
+    @cached_property
     def nothing_travels(self) -> bool:
         return self.A.distribution.cols.parts == self.B.distribution.rows.parts == 1
 
@@ -257,8 +258,10 @@ class Summa(Product):
         A panel that has travelled is contiguous.  A device copies it if its rows begin elsewhere and the product is
         large: the copy takes a small part of the time that is gained.
         """
+        if not self.arithmetic.wants_alignment:
+            return False, False
         (m, n), width, c = self.C.local_shape(rank), self.widest_bundle, self.C.distribution
-        if not self.arithmetic.wants_alignment or m * n * width < _WORTH_COPYING:
+        if m * n * width < _WORTH_COPYING:
             return False, False
         held_a, held_b = self.panels_held
         rows, cols = (counts_of(x).tolist() if rank is None else [y] for x, y in ((c.rows, m), (c.cols, n)))
@@ -287,6 +290,7 @@ class Summa(Product):
             return in_one_run_each(inner, other, self._width)
         return all(getattr(x, panel).contiguous and (stay or len(x.steps) == 1) for x in self.bundles)
 
+    @remembered
     def buffers(self, rank: int | None) -> Buffers:
         m_loc, n_loc = self.C.local_shape(rank)
         (held_a, held_b), width = self.panels_held, self.widest_bundle
@@ -300,5 +304,5 @@ class Summa(Product):
             "panels of A": (left, self.A.dtype),
             "panels of B": (right, self.B.dtype),
             **self.arithmetic.buffers(mnk, self.A, self.B, self.C.order, self.triangle, self._aligned(rank)),
-            **self._sums_of_block(rank),
+            **self._sums_of_block(m_loc, n_loc),
         }

@@ -37,9 +37,11 @@ class Triangle:
 
     def share(self, rank: int) -> float:
         """Return the fraction of the elements of a rank's block that lie in the triangle."""
+        if not self.name:
+            return 1.0
         i, j = self.grid.coords(rank)
         words = self.rows.count(i) * self.cols.count(j)
-        return self.at((i, j)).area / words if self.name and words else 1.0
+        return self.at((i, j)).area / words if words else 1.0
 
     @cached_property
     def shares(self) -> np.ndarray | float:
