@@ -166,7 +166,7 @@ MUTANTS = [
     Mutant("algorithms: what is converted is not conjugated", "Accumulator._ready",
            "Combine(conjugated=layout.conjugated, through", "Combine(through",
            (f"1 {R}algorithms/test_algorithms.py",)),
-    Mutant("algorithms: parts of several owners are staged at one place", "_Side.panel",
+    Mutant("algorithms: parts of several owners are staged at one place", "BroadcastPanels.panel",
            "self._bring(there, owner, slot, self._rows * (at - cols.size))", "self._bring(there, owner, slot, 0)",
            (f"4 {D}test_device.py {D}test_planted_races.py",)),
     Mutant("slices: panels are wider than float32 adds up exactly", "Emulation.widest",

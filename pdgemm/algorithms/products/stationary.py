@@ -6,21 +6,18 @@ from functools import partial
 from typing import Any
 
 from pdgemm.algorithms.products.accumulator import Accumulator
+from pdgemm.algorithms.products.broadcast_panels import BroadcastPanels, post
 from pdgemm.algorithms.products.executor import Call, Notify
 from pdgemm.grids.index_map import IndexMap, identity
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.local.arrays.device import Array
-from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.elementwise import Combine
 from pdgemm.schedules.products import Stationary
 from pdgemm.schedules.steps import PanelStep
-from pdgemm.transport.block_copy import copy_blocks
-from pdgemm.transport.movers import BROADCASTS
 from pdgemm.transport.movers.nccl import nccl_reduce
 from pdgemm.transport.movers.panel_views import column_buffer, column_panel
 from pdgemm.transport.movers.pipeline import PanelRing, Slot
 from pdgemm.transport.movers.reduce import start_reduction
-from pdgemm.transport.movers.staged import Staged
 from pdgemm.transport.store import store
 
 
@@ -35,22 +32,32 @@ class StationaryExecutor:
     """
 
     def __init__(self, call: Call[Stationary]) -> None:
-        self._call = call
+        plan, grid, self._call = call.product, call.grid, call
+        if grid.idle or not plan.mnk[2]:
+            return
+        j = grid.coords[1]
+        panels = BroadcastPanels(call, "B", grid.col, lambda q: plan.B.rank(j, q))
+        order = enumerate(plan.order(grid.comm.rank))
+        self._steps = [(step, panels.panel([(step.row, step.b)], step.b, turn)) for turn, step in order]
+        self._ring = PanelRing(plan.slots, call.workspace["panels of C"], call.workspace["panels of B"], call.transfers)
 
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
-        call, plan, grid, workspace = self._call, self._call.product, self._call.grid, self._call.workspace
+        call, plan, grid = self._call, self._call.product, self._call.grid
         if grid.idle:
             return
         if not plan.mnk[2]:
             call.multiply_c(beta, recorder)
             return
-        ring = PanelRing(plan.slots, workspace["panels of C"], workspace["panels of B"], call.transfers)
-        panels, sums = _PanelsOfB(call, ring, recorder), _SumsOfC(call, call.to_c(beta), recorder)
-        steps, in_c = plan.order(grid.comm.rank), plan.in_c
+        ring, sums, in_c = self._ring, _SumsOfC(call, call.to_c(beta), recorder), plan.in_c
         early = in_c and not plan.transport.shared  # where sums are sent, all ranks of a grid row keep one order
-        prefetched = ring.prefetch(steps, panels.post, plan.ahead, lambda step: early and step.row == grid.coords[0])
+        prefetched = ring.prefetch(
+            self._steps,
+            lambda x: post(ring, x[1].parts, recorder),
+            plan.ahead,
+            lambda x: early and x[0].row == grid.coords[0],
+        )
         with ring.used(recorder):
-            for done, (step, slot) in enumerate(prefetched, 1):
+            for done, ((step, of_b), slot) in enumerate(prefetched, 1):
                 if in_c:
                     panel = column_panel(call.C, plan.C.order, step.a, slot.buffer_a, travels=False)
                 else:
@@ -59,45 +66,11 @@ class StationaryExecutor:
                     left, right = call.scales
                     strips = left, right and right.of(plan.columns(step))
                     products = Accumulator(call, beta if in_c else 0, panel, scales=strips)
-                    products.add_wide(call.A, slot.B)  # this rank's partial sum A_ij B_jp of C_ip
+                    products.add_wide(call.A, of_b.panel)  # this rank's partial sum A_ij B_jp of C_ip
                 if not in_c:
                     with recorder.phase("post"):
                         sums.add_up(step, slot, panel)
-                notify(done, len(steps))
-
-
-class _PanelsOfB:
-    """The panels B_jp, which are read in place or sent along this rank's grid column."""
-
-    def __init__(self, call: Call[Stationary], ring: PanelRing, recorder: Recorder) -> None:
-        self._call, self._ring, self._recorder = call, ring, recorder
-        (i, j), plan, grid = call.grid.coords, call.product, call.grid
-        self._readable = {i: call.B}  # the local arrays of B that this rank can read
-        if call.peers:
-            self._readable |= {q: call.peers("B", plan.B.rank(j, q)) for q in range(grid.col.size) if q != i}
-        self._inner = call.A.shape[1]
-        self._received = grid.col.size > 1 and self._inner > 0
-        self._staged = _staging(call, "B")
-
-    def post(self, step: PanelStep) -> Slot:
-        """Pack a panel where this rank owns it, and start its broadcast."""
-        plan, grid, recorder, slot = self._call.product, self._call.grid, self._recorder, self._ring.take()
-        i, sent = grid.coords[0], self._received and not self._call.peers
-        with recorder.phase("pack"):
-            if step.row == i or (step.row in self._readable and not plan.transport.fetched):
-                slot.B = column_panel(self._readable[step.row], plan.B.order, step.b, slot.buffer_b, sent)
-            else:
-                slot.B = column_buffer(self._inner, plan.B.order, step.width, slot.buffer_b)
-                if step.row in self._readable and self._inner:
-                    copy_blocks(self._readable[step.row], slot.B, identity(self._inner), step.b)
-        with recorder.phase("post"):
-            if sent:
-                flat, staged = slot.B.ravel(order="K"), self._staged
-                mover = Staged(staged[slot.number].cut(0, flat.size)) if staged else BROADCASTS[plan.mover]
-                mover(grid.col, flat if staged else wire(flat), step.row, slot, recorder)
-            elif self._received and step.row != i:
-                recorder.traffic.read(slot.B.size)
-        return slot
+                notify(done, len(self._steps))
 
 
 class _SumsOfC:
@@ -106,7 +79,8 @@ class _SumsOfC:
     def __init__(self, call: Call[Stationary], to_c: Combine, recorder: Recorder) -> None:
         self._call, self._to_c, self._recorder = call, to_c, recorder
         self._arriving = call.workspace["sums"].reshape(call.product.slots, -1)
-        self._staged = _staging(call, "C")
+        staged = call.workspace.get("staged C")  # host buffers, where MPI cannot read the memory of the sums
+        self._staged = staged.shared_out(call.product.slots) if staged else None
         self._rows = call.A.shape[0]
 
     def add_up(self, step: PanelStep, slot: Slot, panel: Array) -> None:
@@ -128,9 +102,3 @@ class _SumsOfC:
         """Assign C_ip := total + beta C_ip."""
         with self._recorder.phase("compute"):
             store(self._call.C, total, self._to_c, identity(self._rows), cols)
-
-
-def _staging(call: Call[Stationary], name: str) -> Any:
-    """Return the staging buffers of the slots in host memory for panels of B or C; None: messages are not staged."""
-    staging = call.workspace.get(f"staged {name}")
-    return staging.shared_out(call.product.slots) if staging else None
