@@ -315,7 +315,6 @@ for _operation, _name, *_algorithm in (
     ("reduce_scatter", "nearest", _by_members(by.nearest_reduce_scatter), _linear, _TREE),
     ("all_gather", "ring", _by_members(by.ring_all_gather), _linear),
     ("all_gather", "pairwise", _by_members(by.pairwise_all_gather), _linear),
-    ("all_gather", "doubling", _by_members(by.doubling_all_gather), _logarithmic),
     ("all_gather", "bruck", _by_members(by.bruck_all_gather), _logarithmic),
     ("gather", "tree", _by_members(by.binomial_gather), _logarithmic),
     ("gather", "flat", _by_members(by.flat_gather), _linear),

@@ -163,18 +163,6 @@ def nearest_all_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps
     yield from folded.unfold(np.zeros(folded.extra, int), np.full(folded.extra, parts))
 
 
-def doubling_all_gather(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Exchange between partners all parts that each holds; this range doubles each time."""
-    folded = _Folded(members, cuts)
-    if folded.extra:
-        even = np.arange(0, 2 * folded.extra, 2)
-        yield CollectiveStep(folded.even, folded.odd, cuts[even], cuts[even + 1] - cuts[even])
-    for distance in powers_below(folded.size):
-        source, target, first, number = folded.halves(distance)
-        yield CollectiveStep(target, source, first, number)
-    yield from folded.unfold(np.zeros(folded.extra, int), np.full(folded.extra, int(cuts[-1])))
-
-
 def halving_doubling_all_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """Halve and double between a power of two of members; the others send their vectors first and get the sum last."""
     folded, parts = _Folded(members, cuts), int(cuts[-1])

@@ -19,52 +19,24 @@ from pdgemm.support.remembered import remembered
 
 
 @dataclass(frozen=True)
-class SideBySide(Schedule):
+class SideBySide:
     """Collectives on disjoint sets of ranks, such as those of all grid columns, that run at the same time."""
 
     parts: tuple[Collective, ...]
-    lookahead = 0
-
-    @property
-    def algorithm(self) -> str:  # type: ignore[override]
-        return self.parts[0].operation if self.parts else "nothing"
 
     @cached_property
-    def _by_rank(self) -> dict[int, Collective]:
+    def by_rank(self) -> dict[int, Collective]:
         return {rank: part for part in self.parts for rank in part.ranks}
 
     def of(self, rank: int) -> Collective | None:
         """Return the collective in which a rank takes part."""
-        return self._by_rank.get(rank)
-
-    def traffic(self, rank: int) -> Traffic:
-        part = self.of(rank)
-        return part.traffic(rank) if part else Traffic()
-
-    @property
-    def grid(self) -> RankMap:
-        return RankMap.of_line(self._by_rank)
-
-    @property
-    def last_rank(self) -> int:
-        return max(self._by_rank, default=0)
-
-    @property
-    def panel_dtype(self) -> np.dtype:
-        return self.parts[0].dtype if self.parts else np.dtype(float)
-
-    @property
-    def events(self) -> int:
-        return max((part.events for part in self.parts), default=0)
+        return self.by_rank.get(rank)
 
     def rounds(self) -> Iterator[Round]:
         for rounds in zip_longest(*(part.rounds() for part in self.parts)):
             together = [at for at in rounds if at]
             moves, work = ([x for at in together for x in getattr(at, name)] for name in ("moves", "work"))
             yield Round(moves, work, hidden=False)
-
-    def buffers(self, rank: int | None) -> Buffers:
-        return {}
 
 
 @dataclass(frozen=True)
@@ -77,19 +49,21 @@ class ToAllRanks(Schedule):
 
     @remembered
     def traffic(self, rank: int) -> Traffic:
-        return sum((stage.traffic(rank) for stage in self.stages), Traffic())
+        parts = [stage.of(rank) for stage in self.stages]
+        return sum((part.traffic(rank) for part in parts if part), Traffic())
 
     @property
     def grid(self) -> RankMap:
-        return RankMap.of_line(range(1 + max(stage.last_rank for stage in self.stages)))
+        return RankMap.of_line(range(1 + max(max(stage.by_rank, default=0) for stage in self.stages)))
 
     @property
     def panel_dtype(self) -> np.dtype:
-        return self.stages[0].panel_dtype
+        parts = self.stages[0].parts
+        return parts[0].dtype if parts else np.dtype(float)
 
     @property
     def events(self) -> int:
-        return sum(stage.events for stage in self.stages)
+        return sum(max((part.events for part in stage.parts), default=0) for stage in self.stages)
 
     def rounds(self) -> Iterator[Round]:
         return chain.from_iterable(stage.rounds() for stage in self.stages)

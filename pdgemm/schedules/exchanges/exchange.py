@@ -249,7 +249,8 @@ class Exchange(Redistribution):
     @property
     def largest_block(self) -> int:
         """The most elements that one rank sends to another rank, or keeps."""
-        return largest_block(*self._common)
+        rows, cols = self._common
+        return int(rows.max(initial=0)) * int(cols.max(initial=0))
 
     @remembered_if(_worth_keeping)
     def traffic(self, rank: int) -> Traffic:
@@ -337,11 +338,6 @@ def fitted_messages(one: AnyExchange, memory_limit: int | None = None) -> AnyExc
     if memory_limit is not None:
         most = min(most, memory_limit // max(1, one.extra_bytes(None)))
     return replace(one, words=max(1, min(most, one.largest_block)))
-
-
-def largest_block(rows: np.ndarray, cols: np.ndarray) -> int:
-    """Return the most elements that two parts share, from the numbers of rows and of columns that parts share."""
-    return int(rows.max(initial=0)) * int(cols.max(initial=0))
 
 
 def best_places(source: Layout, target: Layout, size: int) -> tuple[int, ...]:

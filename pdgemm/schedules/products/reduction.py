@@ -17,7 +17,7 @@ from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.schedules.products.arithmetic import SLAB
 from pdgemm.schedules.products.triangle import Triangle
 from pdgemm.schedules.rounds import LAYERS, Messages, Round, messages
-from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
+from pdgemm.schedules.schedule import Buffers, RankMap
 from pdgemm.schedules.staircase import TriangleName
 from pdgemm.support.remembered import remembered
 
@@ -116,7 +116,7 @@ class Shares(Windows):
 
 
 @dataclass(frozen=True)
-class Reduction(Schedule):
+class Reduction:
     """The reduction of blocks of C: each rank of a group has a partial sum of its block, and a part of the block in C.
 
     rows, cols : distributions of the rows and columns of C, whose parts form the blocks.
@@ -136,20 +136,10 @@ class Reduction(Schedule):
     reads: str
     device: str = ""
     triangle: TriangleName = ""
-    algorithm = "reduction"
-    lookahead = 1
 
     @cached_property
     def grid(self) -> RankMap:
         return RankMap.of_layers((self.rows.parts, self.cols.parts), self.rank_map, self.layers)
-
-    @property
-    def panel_dtype(self) -> np.dtype:
-        return self.dtype
-
-    @property
-    def events(self) -> int:
-        return self.layers * self.turns(None)
 
     def rounds(self) -> Iterator[Round]:
         """Yield a round of the windows that overlap with products, then a round of the other windows."""

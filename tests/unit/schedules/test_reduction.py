@@ -13,6 +13,7 @@ from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules.products import reduction
 from pdgemm.schedules.products.reduction import Reduction, height
+from pdgemm.schedules.rounds import Tally
 
 
 @st.composite
@@ -60,8 +61,9 @@ def test_windows_have_each_row_once_and_are_counted(short: None, sums: Reduction
         for some in (slice(first, end), slice(0, -1), slice(None)):
             each = [sums.traffic(rank, slice(x, x + 1)) for x in range(len(windows))[some]]
             assert sums.traffic(rank, some) == sum(each, Traffic())
+    tally = Tally(sums.rounds(), len(ranks))
     for rank in ranks:
-        assert sums.traffic(rank) == sum(sums.tally.of(rank).values(), Traffic())  # of the rounds
+        assert sums.traffic(rank) == sum(tally.of(rank).values(), Traffic())
         own = max((sums.counts(0, 0, window)[rank] for window in windows), default=0)
         assert sums.buffers(rank)["own part of C"][0] == own
         assert all(words <= sums.buffers(None)[name][0] for name, (words, _) in sums.buffers(rank).items())
