@@ -112,17 +112,15 @@ class Collective(LineSchedule):
 
     def traffic(self, rank: int) -> Traffic:
         """Return the words and messages of a rank by its steps alone: the sums over `rounds` are those of all ranks."""
-        total, longest = Traffic(), LARGEST_MESSAGE_BYTES // self.dtype.itemsize
         steps = self.messages_of(self.ranks.index(rank)) if rank in self.ranks else []
+        sent = [words for step in steps for words in step.sent_to.values()]
+        received = [words for step in steps for words in step.received_from.values()]
         if self.reads and steps:
             number = self.signals * (len(self.ranks) - 1)
-            return Traffic(0, read := sum(x.words_received for x in steps), number, number, read)
-        for step in steps:
-            total.words_sent += step.words_sent
-            total.words_received += step.words_received
-            total.messages_sent += sum(-(-words // longest) for words in step.sent_to.values())
-            total.messages_received += sum(-(-words // longest) for words in step.received_from.values())
-        return total
+            return Traffic(0, sum(received), number, number, sum(received))
+        longest = LARGEST_MESSAGE_BYTES // self.dtype.itemsize
+        messages = (sum(-(-words // longest) for words in moved) for moved in (sent, received))
+        return Traffic(sum(sent), sum(received), *messages)
 
     def words_of(self, step: CollectiveStep) -> np.ndarray:
         """Return the words of each entry of a step."""
@@ -169,14 +167,6 @@ class RankStep(NamedTuple):
     sent_to: dict[int, int]
     received_from: dict[int, int]
     adds: bool
-
-    @property
-    def words_sent(self) -> int:
-        return sum(self.sent_to.values())
-
-    @property
-    def words_received(self) -> int:
-        return sum(self.received_from.values())
 
     @classmethod
     def of(cls, collective: Collective, step: CollectiveStep, place: int) -> RankStep:
