@@ -58,6 +58,8 @@ class Accumulator:
         self.scales = call.scales if scales is None else scales
         self.plan: Product = call.product
         self.arithmetic = self.plan.arithmetic
+        converted = (self.workspace[name].size for name in ("converted A", "converted B"))
+        self.converts = self.arithmetic.integer or any(converted)
 
     def part(self, rows: slice, sums: Array) -> Accumulator:
         """Return an accumulator of some rows, with the array of their sums."""
@@ -111,7 +113,7 @@ class Accumulator:
 
     def prepared(self, A: Array, B: Array, inner: Inner = None) -> Callable[[], None]:
         """Return a function that, at each call, adds the product of the current elements of these panels."""
-        if self.arithmetic.integer or self.workspace["converted A"].size or self.workspace["converted B"].size:
+        if self.converts:
             return partial(self.add, A, B, inner)
         return partial(self._form, [*self._products(A, B, self.plan.A.conjugated, self.plan.B.conjugated)])
 
@@ -137,11 +139,7 @@ class Accumulator:
         inner : the inner indices, where panels have scales; None: 0, 1, 2, ...
         """
         inner = np.arange(A.shape[1]) if inner is None and any(self.scales) else inner
-        buffers = (self.workspace["converted A"], self.workspace["converted B"])
-        width = max(
-            1,
-            min(self.plan.width, A.shape[1]) if self.arithmetic.integer or any(x.size for x in buffers) else A.shape[1],
-        )
+        width = max(1, min(self.plan.width, A.shape[1]) if self.converts else A.shape[1])
         for start in range(0, max(1, A.shape[1]), width):
             within = slice(start, start + width)
             self.add(A[:, within], B[within], None if inner is None else inner[within])
