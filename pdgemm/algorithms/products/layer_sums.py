@@ -19,7 +19,7 @@ from pdgemm.schedules.products.reduction import Reduction, Window
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers.arrivals import Arrival
 from pdgemm.transport.movers.nccl import nccl_reduce_scatter
-from pdgemm.transport.movers.reduce import Sum, reduce_scatter
+from pdgemm.transport.movers.reduce import reduce_scatter, sums_of_others
 from pdgemm.transport.store import store
 
 
@@ -86,7 +86,8 @@ class LayerSums:
             form(ranges)
             if distance == 1:
                 self.finish()
-                self._arrivals = self._arriving_sums(mine)
+                self._arrivals = sums_of_others(comm, mine, recorder, self._another, None, empty=True)
+                self._call.transfers.expect(self._arrivals)
             with recorder.phase("pack"):
                 part = tuple(window[number] for number in ranges)
                 self._pack([sums[places[x]] for x in ranges], packed, part, counts)
@@ -95,15 +96,6 @@ class LayerSums:
                     self._arrivals.append(comm.Isend(packed[starts[to] : starts[to + 1]], dest=to))
         self._count(counts)
         self._store_later(mine, window, packed[starts[me] : starts[me + 1]])
-
-    def _arriving_sums(self, mine: Array) -> list[Arrival]:
-        """Start receiving the sums of the other ranks, and adding them up in `mine`; return what to wait for."""
-        me, size, arrivals = self._comm.rank, self._comm.size, list[Arrival]()
-        if mine.size:
-            sources, another = [(me - distance) % size for distance in range(1, size)], self._another[: mine.size]
-            arrivals += [Sum(self._comm, sources, mine, another, None, 0, self._recorder, empty=True)]
-        self._call.transfers.expect(arrivals)
-        return arrivals
 
     def _store_later(self, mine: Array, window: Window, own: Array | None = None) -> None:
         """Store a window in C when it has arrived: when the next window is added, or at once without lookahead."""

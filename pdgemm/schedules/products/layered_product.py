@@ -61,7 +61,7 @@ class Reduced(Product):
 
     def scaled(self, share: float) -> Self:
         rows = scaled(min(self.rows, max(1, self.reduction.shape(None)[0])), share)
-        return replace(self, width=scaled(min(self.width, max(1, self.widest)), share), rows=rows)
+        return replace(super().scaled(share), rows=rows)
 
     def transfers(self, rank: int) -> list[Transfer]:
         return self.reduction.transfers(rank) if self.mnk[2] else []

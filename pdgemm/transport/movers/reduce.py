@@ -137,9 +137,20 @@ def reduce_scatter(
         recorder.synchronize_copies()
         others = [(me + distance) % comm.size for distance in range(1, comm.size)]
         sends = [comm.Isend(leaving[starts[to] : starts[to + 1]], dest=to) for to in others if counts[to]]
+    if mine.size:
+        with recorder.phase("pack" if others else "compute"):  # before the sums, for which the host may wait
+            CONVERT(mine, packed[starts[me] : starts[me + 1]])
+    return [*sums_of_others(comm, mine, recorder, arriving, staged[1] if staged else None), *sends]
+
+
+def sums_of_others(
+    comm: MPI.Comm, mine: Array, recorder: Recorder, arriving: Array, staged: Pinned | None, empty: bool = False
+) -> list[Any]:
+    """Start adding the partial sums of the other ranks for this rank to `mine`, from the rank before this one on.
+
+    Arguments as of `Sum` and `reduce_scatter`.   Returns arrivals to track, none where `mine` is empty.
+    """
     if not mine.size:
-        return sends
-    with recorder.phase("pack" if others else "compute"):  # before the sums, for which the host waits, if there are any
-        CONVERT(mine, packed[starts[me] : starts[me + 1]])
-    host_part = staged[1].cut(0, mine.size) if staged else None
-    return [Sum(comm, reversed(others), mine, arriving[: mine.size], host_part, 0, recorder), *sends]
+        return []
+    sources, host = [(comm.rank - x) % comm.size for x in range(1, comm.size)], staged and staged.cut(0, mine.size)
+    return [Sum(comm, sources, mine, arriving[: mine.size], host, 0, recorder, empty)]
