@@ -11,11 +11,16 @@ An 8 x 8 matrix in blocks of 2 x 2 on a 2 x 2 grid; the lower triangle on rank (
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Layout
+from pdgemm.schedules.schedule import RankMap
+from pdgemm.support.remembered import remembered
 
 TriangleName = Literal["", "L", "U"]  # all of a matrix, or its lower or upper triangle with the diagonal
 LEAST = 64  # rows and columns of the tiles that cross the diagonal: BLAS is slower on smaller tiles
@@ -133,3 +138,39 @@ class Staircase(NamedTuple):
 
     def _tile(self, rows: slice, cols: slice, inside: bool) -> Tile:
         return Tile(cols, rows, inside) if self.flipped else Tile(rows, cols, inside)
+
+
+@dataclass(frozen=True)
+class Triangle:
+    """A triangle of a matrix of which each rank has a block.
+
+    name : "L" or "U"; "": all elements.   grid : its rows and columns are those of the blocks.
+    rows, cols : the distributions whose parts form the blocks.
+    """
+
+    name: TriangleName
+    grid: RankMap
+    rows: BlockCyclic
+    cols: BlockCyclic
+
+    def of(self, rank: int) -> Staircase | None:
+        """Return the elements of a rank's block that lie in the triangle; None: all elements."""
+        return self.at(self.grid.coords(rank)) if self.name else None
+
+    @remembered
+    def at(self, at: tuple[int, int]) -> Staircase:
+        """Return the elements of the block at a grid position that lie in the triangle."""
+        return Staircase.of(self.name, self.rows.indices(at[0]), self.cols.indices(at[1]))
+
+    def share(self, rank: int) -> float:
+        """Return the fraction of the elements of a rank's block that lie in the triangle."""
+        if not self.name:
+            return 1.0
+        i, j = self.grid.coords(rank)
+        words = self.rows.count(i) * self.cols.count(j)
+        return self.at((i, j)).area / words if words else 1.0
+
+    @cached_property
+    def shares(self) -> np.ndarray | float:
+        """The `share` of each rank, for a `WorkPiece`; 1.0 where all ranks compute whole blocks."""
+        return np.array([self.share(rank) for rank in range(1 + max(self.grid.ranks))]) if self.name else 1.0

@@ -12,16 +12,50 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Layout
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES, gemm_flops
+from pdgemm.schedules.mover_registry import MOVERS, NCCL, RING, STAGED, reads
 from pdgemm.schedules.products.arithmetic import Arithmetic
-from pdgemm.schedules.products.panel_transport import PanelTransport
-from pdgemm.schedules.products.triangle import Triangle
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
-from pdgemm.schedules.staircase import Staircase, TriangleName, in_triangle
+from pdgemm.schedules.staircase import Staircase, Triangle, TriangleName, in_triangle
 from pdgemm.support.remembered import remembered
 
 Collective = Literal["", "allgather", "reduce_scatter"]
 PANELS_STAGED = {"staged A": "panels of A", "staged B": "panels of B"}
 shared_arithmetic = lru_cache(maxsize=64)(Arithmetic)
+
+
+@dataclass(frozen=True)
+class PanelTransport:
+    """How panels of a product travel.   mover, nodes, staged, nccl : as in `Product`."""
+
+    mover: str
+    nodes: tuple[int, ...]
+    staged: bool
+    nccl: bool
+
+    @cached_property
+    def name(self) -> str:
+        """The name by which reports show the transport."""
+        if self.nccl:
+            return NCCL.name
+        through_host = self.staged and self.mover in (RING.name, "shift", "reduce_scatter")
+        return STAGED.name if through_host else self.mover
+
+    @cached_property
+    def shared(self) -> bool:
+        """Do ranks of a node read each other's memory?"""
+        return reads(self.mover)
+
+    @cached_property
+    def fetched(self) -> bool:
+        """Are panels of other ranks copied before they are multiplied, and not multiplied in place?"""
+        return self.mover in MOVERS and MOVERS[self.mover].by == "copying"
+
+    @cached_property
+    def in_place(self) -> bool:
+        """Are panels read in place, with all ranks on one node?"""
+        return self.shared and not self.nodes
+
+
 shared_transport = lru_cache(maxsize=64)(PanelTransport)
 
 

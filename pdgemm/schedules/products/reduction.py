@@ -15,10 +15,9 @@ from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.schedules.products.arithmetic import SLAB
-from pdgemm.schedules.products.triangle import Triangle
 from pdgemm.schedules.rounds import LAYERS, Messages, Round, messages
 from pdgemm.schedules.schedule import Buffers, RankMap
-from pdgemm.schedules.staircase import TriangleName
+from pdgemm.schedules.staircase import Triangle, TriangleName
 from pdgemm.support.remembered import remembered
 
 ALL = slice(None)  # all windows
