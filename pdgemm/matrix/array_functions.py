@@ -1,7 +1,8 @@
 """NumPy's functions of matrices that are not methods, and the redistribution of operands to one layout and shape.
 
-FUNCTIONS maps NumPy's names to functions.  `numpy_functions` refuses arguments that a function does not take.  All
-functions are collective over the grid; operands may have any layouts and are broadcast as in elementwise operations.
+FUNCTIONS maps NumPy's names to functions, ABOVE to names of functions in `pdgemm`.  `numpy_functions` refuses arguments
+that a function does not take.  All functions are collective over the grid; operands may have any layouts and are
+broadcast as in elementwise operations.
 Elements are computed where they are, on the host or on a device.
 """
 
@@ -22,8 +23,8 @@ from pdgemm.local.arrays.alignment import aligned
 from pdgemm.local.arrays.device import Array, Device, beside, to_host
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.elementwise import Combine
-from pdgemm.local.arrays.evaluation import close, evaluated, is_extension
-from pdgemm.local.arrays.integers import shown
+from pdgemm.local.arrays.evaluation import all_close, close, evaluated, is_extension
+from pdgemm.local.arrays.integers import as_name, shown
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.schedules.staircase import Staircase
@@ -42,16 +43,25 @@ def type_of(x: Any) -> Any:
     return x
 
 
-def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> tuple[list[Any], MatrixBase, list[Any]]:
-    """Return the local parts of operands that differ in layout or shape, a matrix of the result's layout, and reports.
+def as_number(x: Any) -> Any:
+    """Return the number in an array without dimensions, which CuPy does not take; a number is returned unchanged."""
+    return x[()] if isinstance(x, np.ndarray) else x
+
+
+def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> tuple[list[Any], MatrixBase, Any]:
+    """Return the local parts of operands that differ in layout or shape, a matrix of the result's layout, and a report.
 
     Matrices are redistributed to the layout of `out`, or else of the first matrix of the result's shape.  A matrix of
     one row or column is gathered on every rank, and each rank takes its part of it, as of an array.  Collective.
+
+    The report is that of the redistribution, or a tuple where several matrices were redistributed.
     """
     matrices = [x for x in (*inputs, out) if isinstance(x, MatrixBase)]
     if any(isinstance(x, np.matrix) for x in inputs):  # a matter of type, so all ranks raise
         raise TypeError(f"{name} of a DistMatrix and a numpy.matrix, whose * is a product: pass numpy.asarray(x)")
-    inputs = [x if isinstance(x, MatrixBase) or not np.ndim(x) else to_host(devices.adopted(x)) for x in inputs]
+    inputs = [
+        x if isinstance(x, MatrixBase) else to_host(devices.adopted(x)) if np.ndim(x) else as_number(x) for x in inputs
+    ]
     shapes = [x.shape if isinstance(x, MatrixBase) else np.shape(x) for x in inputs]
     with together(matrices[0].grid.comm) as arguments:
         arguments += [name, *shapes, *(x.distribution for x in matrices)]
@@ -83,7 +93,7 @@ def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> t
             mine = part_of_broadcast(x.allgather() if isinstance(x, MatrixBase) else x, rows, cols)  # type: ignore[attr-defined]
             device = devices.of(like.stored)
             parts.append(device.to_device(mine, "C") if device else mine)
-    return parts, like, reports
+    return parts, like, reports[0] if len(reports) == 1 else tuple(reports)
 
 
 def part_of_broadcast(array: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
@@ -109,14 +119,14 @@ def _elementwise(name: str, act: Callable[..., Any], *operands: Any) -> Any:
     check_one_device(name, matrices)
     kinds = [type_of(x) for x in operands]
     dtype = element_type(act(*(np.ones(1, x) if isinstance(x, np.dtype) else x for x in kinds)).dtype)
-    parts, like, reports = fitted(name, operands)
+    parts, like, report = fitted(name, operands)
     device = devices.of(like.stored)
     with together(like.grid.comm, device is not None):  # which may lack memory on one rank
         rows, cols = map(len, like.indices())
         local = _applied(act, parts, (rows, cols), dtype, device)
     result = type(matrices[0])(local, like.grid, like.distribution)
-    if reports:
-        result.report = reports[0] if len(reports) == 1 else tuple(reports)
+    if report:
+        result.report = report
     return result
 
 
@@ -126,7 +136,7 @@ def _applied(
     if device is None:
         return np.ascontiguousarray(act(*parts))
     local = aligned(shape, dtype, "C", device)
-    evaluated(act, [x[()] if isinstance(x, np.ndarray) and not x.ndim else x for x in parts], local)
+    evaluated(act, parts, local)
     return local
 
 
@@ -170,7 +180,13 @@ def clip(a: Any, a_min: Any = _NOT_GIVEN, a_max: Any = _NOT_GIVEN, *, min: Any =
 
 
 def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
-    return bool(isclose(a, b, rtol, atol, equal_nan).all())
+    parts, like, _ = fitted("allclose", (a, b))
+    differ = together(like.grid.comm)
+    with differ as arguments:
+        tolerances = float(rtol), float(atol), bool(equal_nan)
+        arguments += ["allclose", *tolerances]
+        differ.flag = not all_close(parts[0], parts[1], *tolerances)  # becomes True on all ranks if it is True on any
+    return not differ.flag
 
 
 def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
@@ -240,32 +256,6 @@ def vdot(a: Any, b: Any) -> Any:
     return np.multiply(np.conj(a), b).sum()
 
 
-def einsum(subscripts: str, *operands: Any) -> Any:
-    """Return a product of two matrices, summed over one common index, or over none, one or both of two."""
-    a: Any
-    b: Any
-    left, _, result = str(subscripts).replace(" ", "").partition("->")
-    names = left.split(",")
-    if "->" not in subscripts:
-        result = "".join(sorted(x for x in set("".join(names)) if "".join(names).count(x) == 1))
-    of_matrices = len(operands) == len(names) == 2 and all(len(x) == len(set(x)) == 2 for x in names)
-    if of_matrices and len(set(result)) == len(result):
-        a, b = [x if isinstance(x, MatrixBase) else np.asarray(x) for x in operands]
-        common = set(names[0]) & set(names[1])
-        if len(common) == 1 and set(result) == set(names[0]) ^ set(names[1]):
-            (k,) = common
-            a, b = (a if names[0][1] == k else a.T), (b if names[1][0] == k else b.T)
-            product = a @ b
-            return product if result[0] in names[0] else product.T
-        if len(common) == 2 and set(result) <= common:
-            product = np.multiply(a, b if names[0] == names[1] else b.T)
-            if len(result) == 2:
-                return product if result == names[0] else product.T
-            return product.sum(axis=None if not result else 1 - names[0].index(result))
-    known = "'ij,jk->ik', 'ij,ij->ij', 'ij,ij->i' or 'ij,ij->'"
-    raise TypeError(f"numpy.einsum of a DistMatrix multiplies two matrices, as in {known}; got {subscripts!r}")
-
-
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
     """Return matrices joined along an axis, in the blocks of the first matrix."""
     first: Any = next(x for x in arrays if isinstance(x, MatrixBase))
@@ -325,6 +315,36 @@ def ptp(a: Any, axis: int | None = None) -> Any:
     return a.max(axis) - a.min(axis)
 
 
+def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
+    return pdgemm.linalg.svd(a, full_matrices=full_matrices) if compute_uv else pdgemm.linalg.svdvals(a)
+
+
+def eigh(a: Any, UPLO: str = "L") -> Any:
+    return pdgemm.linalg.eigh(a, lower=as_name(UPLO, "UPLO", ("L", "U")) == "L")
+
+
+def eigvalsh(a: Any, UPLO: str = "L") -> Any:
+    return pdgemm.linalg.eigvalsh(a, lower=as_name(UPLO, "UPLO", ("L", "U")) == "L")
+
+
+def qr(a: Any, mode: Any = "reduced") -> Any:
+    if mode not in ("reduced", "r"):
+        raise TypeError("numpy.linalg.qr of a DistMatrix has mode 'reduced' or 'r'")
+    return pdgemm.linalg.qr(a, mode=mode)
+
+
+def pinv(a: Any, rcond: float | None = None, hermitian: bool = False, *, rtol: float | None = None) -> Any:
+    return pdgemm.linalg.pinv(a, rtol=rtol if rcond is None else rcond)
+
+
+def matrix_rank(A: Any, tol: float | None = None, hermitian: bool = False, *, rtol: float | None = None) -> Any:
+    return pdgemm.linalg.matrix_rank(A, tol, rtol=rtol)
+
+
+def lstsq(a: Any, b: Any, rcond: float | None = None) -> Any:
+    return pdgemm.linalg.lstsq(a, b, rcond=rcond)
+
+
 def _axis_of(a: Any, axis: Any) -> int:
     with together(a.grid.comm):
         if axis not in (0, 1, -1, -2):
@@ -332,15 +352,13 @@ def _axis_of(a: Any, axis: Any) -> int:
     return int(axis) % 2
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f"numpy.{function.__name__}": function
-    for function in (where, isclose, around, nan_to_num, clip, allclose, array_equal, triu, tril, empty_like, full_like)
-}
+_NUMPY: tuple[Callable[..., Any], ...] = (where, isclose, around, nan_to_num, clip, allclose, array_equal, triu, tril)
+_NUMPY += (empty_like, full_like, dot, inner, outer, vdot, concatenate, take, roll)
+FUNCTIONS: dict[str, Callable[..., Any]] = {f"numpy.{function.__name__}": function for function in _NUMPY}
+FUNCTIONS |= {f"numpy.linalg.{f.__name__}": f for f in (norm, svd, eigh, eigvalsh, qr, lstsq, pinv, matrix_rank)}
 FUNCTIONS |= {
-    f"numpy.{function.__name__}": function for function in (dot, inner, outer, vdot, einsum, concatenate, take, roll)
-}
-FUNCTIONS |= {
-    "numpy.linalg.norm": norm,
+    "numpy.linalg.cholesky": lambda a, /, *, upper=False: pdgemm.linalg.cholesky(a, lower=not upper),
+    "numpy.linalg.matrix_norm": lambda x, /, *, ord="fro": pdgemm.linalg.norm(x, ord),
     "numpy.round": around,
     "numpy.flip": flip,
     "numpy.flipud": lambda m: flip(m, 0),
@@ -361,3 +379,13 @@ FUNCTIONS |= {
     "numpy.matrix_transpose": lambda x: x.T,
     "numpy.linalg.matrix_transpose": lambda x: x.T,
 }
+
+# functions of `pdgemm.statistics` and `pdgemm.linalg`, modules above this folder, with NumPy's parameters in its order
+_RANKED = ("median", "percentile", "quantile")
+_STATISTICS = ("sort", "cumsum", "histogram", *_RANKED)
+_WITHOUT_NAN = (f"nan{name}" for name in ("sum", "prod", "min", "max", "mean", "var", "std", *_RANKED))
+_LINALG = ("cond", "det", "inv", "matrix_power", "slogdet", "solve", "svdvals")
+ABOVE = {f"numpy.{name}": f"statistics.{name}" for name in (*_STATISTICS, *_WITHOUT_NAN)} | {
+    "numpy.kron": "linalg.kron"
+}
+ABOVE |= {f"numpy.linalg.{name}": f"linalg.{name}" for name in _LINALG}

@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, overload
 import numpy as np
 
 import pdgemm
-from pdgemm.errors import ArgumentError, LayoutError
+from pdgemm.errors import ArgumentError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.alignment import aligned
-from pdgemm.local.arrays.device import to_host
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, on_host, set_elements
-from pdgemm.local.arrays.evaluation import all_close
 from pdgemm.local.arrays.integers import as_count, shown
 from pdgemm.local.arrays.keys import MASK, is_view, picked
-from pdgemm.matrix.array_functions import part_of_broadcast
 from pdgemm.matrix.constructors import Constructors, check_root
 from pdgemm.matrix.gather import allgather, gather, gathering, gathering_buffer, planned
 from pdgemm.matrix.local_arrays import all_shared, device_on, new_array
@@ -28,7 +25,7 @@ from pdgemm.matrix.matrix_base import MatrixBase, public
 from pdgemm.matrix.numpy_functions import WHOLE, NumPyFunctions, not_available
 from pdgemm.matrix.reductions import Reductions
 from pdgemm.names import DeviceName, DType, Norm, Protection
-from pdgemm.support.agreement import described_elements, together
+from pdgemm.support.agreement import together
 
 _Listed = list[int] | list[bool] | np.ndarray | range  # a list or mask of rows or columns
 _NORMS = ("fro", "nuc", 1, -1, 2, -2, np.inf, -np.inf, "max")
@@ -328,31 +325,11 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
     def allclose(
         self, other: DistMatrix | np.ndarray | complex, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
     ) -> bool:
-        """Return whether |a - b| <= atol + rtol |b| for all elements, the same on every rank.  Collective.
+        """Return whether |a - b| <= atol + rtol |b| for all elements, as `numpy.allclose`.  Collective.
 
-        other : a matrix of the same layout, a number, or an array that is the same on every rank.
+        other : a matrix of any layout, a number, or an array that is the same on every rank.
         """
-        differ = together(self.grid.comm)
-        with differ as arguments:
-            right: Any = other
-            if isinstance(other, DistMatrix):
-                self._check_layout(other)
-                right = other.local
-            elif np.ndim(other) != 0:
-                array = to_host(devices.adopted(other))
-                if np.broadcast_shapes(array.shape, self.shape) != self.shape:
-                    raise LayoutError(f"an array of shape {array.shape} cannot be broadcast to {self.distribution}")
-                right = part_of_broadcast(array, *self.indices())
-            else:
-                right = complex(other) if np.iscomplexobj(other) else float(other)  # type: ignore[arg-type]
-            rtol, atol, equal_nan = float(rtol), float(atol), bool(equal_nan)
-            if isinstance(other, DistMatrix):
-                compared = f"a matrix of {right.dtype}"
-            else:
-                compared = right if np.ndim(other) == 0 else described_elements(array)
-            arguments += ["allclose", self.distribution, self.dtype, compared, rtol, atol, equal_nan]
-            differ.flag = not all_close(self.local, right, rtol, atol, equal_nan)
-        return not differ.flag
+        return np.allclose(self, other, rtol, atol, equal_nan)
 
     # ------------------------------------------------------------------ copying
     def copy(self) -> Self:

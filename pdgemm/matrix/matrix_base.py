@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from pdgemm.errors import GridError, LayoutError
+from pdgemm.errors import GridError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
@@ -177,18 +177,6 @@ class MatrixBase:
     def same_layout(self, other: MatrixBase) -> bool:
         """Return whether every rank holds the same elements of both matrices.  Local."""
         return self.distribution.canonical == other.distribution.canonical and self.grid.same_as(other.grid)
-
-    def _check_layout(self, other: MatrixBase) -> None:
-        """Raise LayoutError where the layouts differ, GridError where a grid was freed.  Local."""
-        for matrix in (self, other):
-            check_not_freed(matrix.grid.comm)
-        if not self.same_layout(other):
-            mine, its = self.layout_in(self.grid), other.layout_in(self.grid)
-            advice = "" if self.shape != other.shape else "; A.redistribute(like=B) brings A to the layout of B"
-            raise LayoutError(
-                f"layouts differ: {self.distribution} on a {self.grid} grid and "
-                f"{other.distribution} on a {other.grid} grid{mine.unlike(its)}{advice}"
-            )
 
     def layout_in(self, grid: ProcessGrid) -> Layout:
         """Return the layout of the matrix, as a plan needs it, with the ranks numbered as in `grid.comm`.  Local.

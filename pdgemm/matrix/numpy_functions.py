@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Self, overload
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import numpy as np
 
@@ -22,8 +23,7 @@ from pdgemm.local.arrays.alignment import aligned
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.evaluation import evaluated, is_extension
-from pdgemm.matrix import numpy_linalg
-from pdgemm.matrix.array_functions import FUNCTIONS, check_one_device, fitted, type_of
+from pdgemm.matrix.array_functions import ABOVE, FUNCTIONS, as_number, check_one_device, fitted, type_of
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.support.agreement import check_not_freed, together
 
@@ -45,11 +45,6 @@ _METHODS |= {
 }
 _METHODS |= {"numpy.linalg.vector_norm": "vector_norm"}
 
-# functions of `pdgemm.statistics`, a module above this folder
-_STATISTICS = {f"numpy.{name}" for name in ("sort", "cumsum", "histogram", "median", "percentile", "quantile")}
-_STATISTICS |= {f"numpy.nan{name}" for name in ("sum", "prod", "min", "max", "mean", "var", "std")}
-_STATISTICS |= {f"numpy.nan{name}" for name in ("median", "percentile", "quantile")}
-
 _INSTEAD = {
     **{name: f"A.local.{name}" for name in ("strides", "flags", "data", "base", "ctypes")},  # of the local array
     "numpy.where": "A.allgather().nonzero()",
@@ -58,6 +53,7 @@ _INSTEAD = {
     "numpy.permute_dims": "A.T",
     "numpy.linalg.multi_dot": "A @ B @ C",
     "numpy.tensordot": "A @ B",
+    "numpy.einsum": "A @ B, or (A * B).sum(axis)",
     "numpy.argsort": "A[numpy.argsort(A[:, j])], the rows in the order of a column",
     "numpy.unique": "numpy.unique of numpy.sort(A, axis=None).local on each rank",
     "numpy.diff": "A[1:] - A[:-1]",
@@ -87,9 +83,18 @@ _INSTEAD = {
     "numpy.linalg.tensorinv": "pdgemm.linalg.inv",
     "numpy.save": "pdgemm.io.npy.save or hdf5.save",
     "matvec": "A.matvec(x) or A @ x with a vector x",
-    "vecmat": "x @ A with a vector x",
+    "vecmat": "x.conj() @ A with a vector x",
     "vecdot": "A.H @ B with matrices of one column",
 }
+
+
+if TYPE_CHECKING:
+    M = TypeVar("M")
+
+    class _Operator:
+        """An operator of two operands, whose result has the type of the matrix."""
+
+        def __get__(self, matrix: M, kind: type[M]) -> Callable[[Any], M]: ...
 
 
 class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
@@ -99,51 +104,17 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
     __hash__ = None  # type: ignore[assignment]  # `==` is elementwise, as for arrays
 
     if TYPE_CHECKING:  # NumPy's mixin declares Any
+        __add__ = __radd__ = __iadd__ = __sub__ = __rsub__ = __isub__ = __mul__ = __rmul__ = __imul__ = _Operator()
+        __truediv__ = __rtruediv__ = __itruediv__ = __floordiv__ = __rfloordiv__ = __ifloordiv__ = _Operator()
+        __mod__ = __rmod__ = __imod__ = __pow__ = __rpow__ = __ipow__ = _Operator()
+        __and__ = __rand__ = __iand__ = __or__ = __ror__ = __ior__ = __xor__ = __rxor__ = __ixor__ = _Operator()
+        __lshift__ = __rlshift__ = __ilshift__ = __rshift__ = __rrshift__ = __irshift__ = _Operator()
+        __lt__ = __le__ = __gt__ = __ge__ = _Operator()
 
-        def __add__(self, other: Any) -> Self: ...
-        def __radd__(self, other: Any) -> Self: ...
-        def __iadd__(self, other: Any) -> Self: ...
-        def __sub__(self, other: Any) -> Self: ...
-        def __rsub__(self, other: Any) -> Self: ...
-        def __isub__(self, other: Any) -> Self: ...
-        def __mul__(self, other: Any) -> Self: ...
-        def __rmul__(self, other: Any) -> Self: ...
-        def __imul__(self, other: Any) -> Self: ...
-        def __truediv__(self, other: Any) -> Self: ...
-        def __rtruediv__(self, other: Any) -> Self: ...
-        def __itruediv__(self, other: Any) -> Self: ...
-        def __floordiv__(self, other: Any) -> Self: ...
-        def __rfloordiv__(self, other: Any) -> Self: ...
-        def __ifloordiv__(self, other: Any) -> Self: ...
-        def __mod__(self, other: Any) -> Self: ...
-        def __rmod__(self, other: Any) -> Self: ...
-        def __imod__(self, other: Any) -> Self: ...
-        def __pow__(self, other: Any) -> Self: ...
-        def __rpow__(self, other: Any) -> Self: ...
-        def __ipow__(self, other: Any) -> Self: ...
-        def __and__(self, other: Any) -> Self: ...
-        def __rand__(self, other: Any) -> Self: ...
-        def __iand__(self, other: Any) -> Self: ...
-        def __or__(self, other: Any) -> Self: ...
-        def __ror__(self, other: Any) -> Self: ...
-        def __ior__(self, other: Any) -> Self: ...
-        def __xor__(self, other: Any) -> Self: ...
-        def __rxor__(self, other: Any) -> Self: ...
-        def __ixor__(self, other: Any) -> Self: ...
-        def __lshift__(self, other: Any) -> Self: ...
-        def __rlshift__(self, other: Any) -> Self: ...
-        def __ilshift__(self, other: Any) -> Self: ...
-        def __rshift__(self, other: Any) -> Self: ...
-        def __rrshift__(self, other: Any) -> Self: ...
-        def __irshift__(self, other: Any) -> Self: ...
         def __neg__(self) -> Self: ...
         def __pos__(self) -> Self: ...
         def __abs__(self) -> Self: ...
         def __invert__(self) -> Self: ...
-        def __lt__(self, other: Any) -> Self: ...
-        def __le__(self, other: Any) -> Self: ...
-        def __gt__(self, other: Any) -> Self: ...
-        def __ge__(self, other: Any) -> Self: ...
         def __eq__(self, other: Any) -> Self: ...  # type: ignore[override]
         def __ne__(self, other: Any) -> Self: ...  # type: ignore[override]
         @overload
@@ -157,8 +128,6 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """Apply an elementwise function to the local arrays, or numpy.matmul as a distributed product."""
         out = options.pop("out", (None,))[0]
-        if ufunc.__name__ in ("matvec", "vecmat") and (vector := _with_vector(ufunc, method, inputs, out, options)):
-            return vector[0]
         _check_ufunc(ufunc, method, options)
         matrices = [x for x in (*inputs, out) if isinstance(x, NumPyFunctions)]
         if not isinstance(out, NumPyFunctions | None):
@@ -173,14 +142,13 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
         operands = [type_of(x) for x in inputs]
         dtype, by_value = _check_elements(ufunc, operands, None if out is None else out.dtype, options)
         like: MatrixBase = matrices[0]
-        reports = list[Any]()
+        report = None
         if any(isinstance(x, np.dtype) and not isinstance(y, NumPyFunctions) for x, y in zip(operands, inputs)) or any(
             not like.same_layout(x) for x in matrices
         ):
-            parts, like, reports = fitted(ufunc.__name__, inputs, out)
+            parts, like, report = fitted(ufunc.__name__, inputs, out)
         else:
-            parts = [x.local if isinstance(x, NumPyFunctions) else x for x in inputs]
-        parts = [x[()] if isinstance(x, np.ndarray) and not x.ndim else x for x in parts]  # CuPy takes no 0-d arrays
+            parts = [x.local if isinstance(x, NumPyFunctions) else as_number(x) for x in inputs]
         order: Order = "F" if all(x.order == "F" for x in matrices) and self.device == devices.HOST else "C"
         # without by_value no rank of the host fails alone, and nothing is sent; a device may lack memory on one rank
         with together(self.grid.comm, by_value or self.device != devices.HOST):
@@ -191,8 +159,8 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
             else:
                 ufunc(*parts, out=out.local, **options)
         result = type(self)(local, like.grid, like.distribution, order) if out is None else out
-        if reports:
-            result.report = reports[0] if len(reports) == 1 else tuple(reports)
+        if report:
+            result.report = report
         return result
 
     def __array_function__(
@@ -204,10 +172,9 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
             return _as_method(name, function, arguments, options)
         if name in FUNCTIONS:
             return _called(name, FUNCTIONS[name], arguments, options)
-        if name in numpy_linalg.FUNCTIONS:
-            return _called(name, numpy_linalg.FUNCTIONS[name], arguments, options)
-        if name in _STATISTICS:
-            return _called(name, getattr(pdgemm.statistics, function.__name__), arguments, options)
+        if name in ABOVE:
+            bound = signature(function).bind(*arguments, **options)
+            return _called(name, attrgetter(ABOVE[name])(pdgemm), bound.args, bound.kwargs)
         if name not in _ALLOWED:
             raise TypeError(not_available(name))
         return function.__wrapped__(*arguments, **options)  # type: ignore[attr-defined]
@@ -251,17 +218,6 @@ def _product(A: Any, B: Any, out: NumPyFunctions | None, options: dict[str, Any]
             wide = np.result_type(A.dtype, B.dtype)
             A, B = (x.astype(wide) if x.dtype.kind in "biu" and x.dtype != np.int8 else x for x in (A, B))
     return pdgemm.matmul(A, B, out, **options)  # type: ignore[arg-type]
-
-
-def _with_vector(
-    ufunc: np.ufunc, method: str, inputs: Sequence[Any], out: Any, options: dict[str, Any]
-) -> tuple[np.ndarray] | None:
-    """Return numpy.matvec(A, x) or numpy.vecmat(x, A), which conjugates x, as a tuple; None unless x is a 1-D array."""
-    A, x = inputs if ufunc.__name__ == "matvec" else inputs[::-1]
-    if method != "__call__" or out is not None or options or isinstance(x, NumPyFunctions) or np.ndim(x) != 1:
-        return None
-    matrix: Any = A
-    return (matrix.matvec(x) if ufunc.__name__ == "matvec" else matrix.H.matvec(x).conj(),)
 
 
 def _as_method(name: str, function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]) -> Any:

@@ -50,12 +50,16 @@ def close(x: Any, y: Any, rtol: float, atol: float, equal_nan: bool) -> Array:
 
 
 def all_close(x: Any, y: Any, rtol: float, atol: float, equal_nan: bool) -> bool:
-    """Return numpy.allclose of an array and another array or a number, on the device if an array is on one.  Local."""
-    if np.ndim(y):
+    """Return numpy.allclose of arrays that are broadcast, or of numbers, on the device if an array is on one.  Local.
+
+    At least one has the rows and columns of the result.
+    """
+    if np.ndim(x) and np.ndim(y):
         x, y = beside(x, y), beside(y, x)
-    rows, cols = x.shape
-    for slab in slabs(rows, cols, at_a_time(x, x.size)) if x.size else ():
-        piece = y[slab] if np.ndim(y) and len(y) > 1 else y
-        if not to_host(np.all(close(supported(x[slab]), supported(piece), rtol, atol, equal_nan))):
+    rows, cols = np.broadcast_shapes(np.shape(x), np.shape(y))
+    most = at_a_time(x if np.ndim(x) else y, rows * cols)
+    for slab in slabs(rows, cols, most) if rows * cols else ():
+        a, b = (supported(z[slab] if np.ndim(z) and len(z) > 1 else z) for z in (x, y))
+        if not to_host(np.all(close(a, b, rtol, atol, equal_nan))):
             return False
     return True

@@ -224,7 +224,7 @@ def test_what_cannot_be_pickled_says_what_to_do(comm: Any, grid: Any) -> None:
 # ------------------------------------------------------------------ vectors, by NumPy's names
 @pytest.mark.on_ranks(1, 2, 4)
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
-def test_outer_matvec_vecmat(comm: Any, dtype: str) -> None:
+def test_outer(comm: Any, dtype: str) -> None:
     def drawn(*shape: int) -> np.ndarray:
         found = rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
         return (found if dtype == "complex128" else found.real).astype(dtype)
@@ -248,23 +248,16 @@ def test_outer_matvec_vecmat(comm: Any, dtype: str) -> None:
                 made = np.outer(left, right)
                 assert isinstance(made, DistMatrix)
                 assert np.array_equal(made.allgather(), whole)
-            assert np.array_equal(np.matvec(A, y), A @ y)  # type: ignore[arg-type]
-            assert np.allclose(np.matvec(A, y), a @ y)  # type: ignore[arg-type]
-            assert np.allclose(np.matvec(A.H, x), a.conj().T @ x)
-            assert np.allclose(np.vecmat(x, A), x.conj() @ a)  # type: ignore[arg-type]
             if shape[0] > 1 and comm.size > 1:
                 continue
             masked = np.ma.array([1.0, 2.0])
             for call, kind, message in [
                 # on one rank alone
                 (lambda: np.outer(column, masked if comm.rank == 0 else y), TypeError, "would lose its mask"),
-                (lambda: np.vecmat(masked if comm.rank == 0 else x, A), TypeError, "would lose its mask"),
                 (lambda: np.outer(A, y), ValueError, "numpy.outer takes matrices of one column or one row.*11 x 7"),
                 (lambda: np.outer(column, y, out=A), TypeError, "numpy.outer"),
-                (lambda: np.matvec(A, x), ValueError, r"the product of .* and an array of shape \(11,\)"),
-                (lambda: np.matvec(A, column), TypeError, "matvec is not available"),
-                (lambda: np.matvec(A, a), TypeError, r"matvec is not available .*A.matvec\(x\)"),
-                (lambda: np.vecmat(A, x), TypeError, "vecmat is not available .*use x @ A"),
+                (lambda: np.matvec(A, y), TypeError, r"matvec is not available .*A.matvec\(x\)"),
+                (lambda: np.vecmat(x, A), TypeError, r"vecmat is not available .*use x.conj\(\) @ A"),
                 (lambda: operator.matmul(x, A.T), ValueError, "the product of"),
             ]:
                 refused_alike(comm, kind, message, call)

@@ -13,7 +13,7 @@ LONGEST = 60  # lines of a function without its docstring
 SHORT = 12  # lines of a private function that needs no docstring
 PLAIN = 8  # lines of a public one whose name says it all, such as a property
 # one name for users may be in several modules: of the command line, of NumPy, and of kinds of files and plans
-DOORS = ("tools.cli.", "matrix.numpy_linalg", "matrix.array_functions", "tools.calibrate")
+DOORS = ("tools.cli.", "matrix.array_functions", "tools.calibrate")
 SHARED = {"choose", "dataset", "load", "load_all", "save", "save_all", "plan"}
 Functions = ast.FunctionDef | ast.AsyncFunctionDef
 
