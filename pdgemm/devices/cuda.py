@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from math import prod
 from typing import Any
 
 import cupy
 import numpy as np
 from cupy.cuda import cublas, runtime
-from mpi4py import MPI
 
 from pdgemm.devices import cuda_ipc, cuda_nccl, generators, gpu_binding, grouped_gemm, kernels
-from pdgemm.devices.launch_errors import memory_errors
 from pdgemm.errors import DeviceError, DTypeError, OutOfMemoryError
-from pdgemm.grids.index_map import IndexMap
-from pdgemm.local.arrays.activations import Finish
-from pdgemm.local.arrays.device import Array, Combination, Pinned, Reach, address, on_cuda, register_device
+from pdgemm.local.arrays.device import Array, Pinned, address, on_cuda, register_device
 from pdgemm.local.arrays.dtypes import NARROW, TYPE
 from pdgemm.local.arrays.workspace import BufferCache
 from pdgemm.local.blas.local_gemm import blas_number, leading, seen_by_fortran
@@ -35,7 +31,7 @@ _SUMS_IN_FULL = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial 
 _PINNED = 1 << 30  # bytes of pinned memory that are kept for the next product
 _NOT_READY = 600  # cudaErrorNotReady
 _OP = {b"N": 0, b"T": 1, b"C": 2}
-_memory_errors = memory_errors({cublas.CUBLASError: 3})  # CUBLAS_STATUS_ALLOC_FAILED
+_memory_errors = kernels.memory_errors({cublas.CUBLASError: 3})  # CUBLAS_STATUS_ALLOC_FAILED
 _TRSM = {"L": 0, "R": 1, "U": 1, "N": 0}  # cuBLAS's sides; lower is 0 and upper 1; a unit diagonal is 1
 
 
@@ -61,7 +57,6 @@ class Cuda:
         )
         self._cublas = cublas.create()  # users may change the modes of CuPy's handle
         cublas.setMathMode(self._cublas, _SUMS_IN_FULL)
-        self._factorisations: Any = None  # loaded when a matrix is factored: cuSOLVER is large
         self._pinned = BufferCache(_pinned, least=0, most=_PINNED)  # pinning a page takes longer than copying it
 
     def use(self) -> None:
@@ -104,8 +99,7 @@ class Cuda:
         if where != self.number:
             raise DeviceError(f"the local array is on GPU {where}, but this rank works on GPU {self.number}")
 
-    def addressable(self, x: Array) -> bool:
-        return cuda_ipc.capable(x)
+    addressable = staticmethod(cuda_ipc.capable)
 
     def takes(self, x: Any) -> Array | None:
         try:  # DLPack supports more types
@@ -117,29 +111,13 @@ class Cuda:
             return None
 
     # ------------------------------------------------------------------ work
-    @_memory_errors
-    def combine(self, how: Combination, target: Array, source: Array) -> None:
-        kernels.combine(how, target, source)
-
-    @_memory_errors
-    def combine_blocks(self, how: Combination, target: Array, source: Array, rows: IndexMap, cols: IndexMap) -> None:
-        kernels.combine_blocks(how, target, source, rows, cols)
-
-    @_memory_errors
-    def combine_within(self, how: Combination, target: Array, source: Array, within: Any) -> None:
-        kernels.combine_within(how, target, source, within.ends, within.flipped)
-
-    @_memory_errors
-    def finish(self, how: Finish, C: Array, sums: Array) -> None:
-        kernels.finish(how, C, sums)
-
-    @_memory_errors
-    def generate(self, target: Array, rows: np.ndarray, cols: np.ndarray, f: Any) -> bool:
-        return generators.generate(target, rows, cols, f)
-
-    @_memory_errors
-    def pick(self, x: Array, rows: np.ndarray, cols: np.ndarray) -> Array:
-        return kernels.pick(x, rows, cols)
+    combine = staticmethod(_memory_errors(kernels.combine))
+    combine_blocks = staticmethod(_memory_errors(kernels.combine_blocks))
+    combine_within = staticmethod(_memory_errors(kernels.combine_within))
+    keep_triangle = staticmethod(_memory_errors(kernels.keep_triangle))
+    finish = staticmethod(_memory_errors(kernels.finish))
+    generate = staticmethod(_memory_errors(generators.generate))
+    pick = staticmethod(_memory_errors(kernels.pick))
 
     def copy(self, target: Array, source: Array) -> None:
         stream = cupy.cuda.get_current_stream()
@@ -196,46 +174,34 @@ class Cuda:
         operands = (A.data.ptr, leading(A)[1], X.data.ptr, leading(X)[1])
         trsm(self._cublas, *numbers, *X.shape, ctypes.addressof(first), *operands)
 
+    @cached_property
+    def _factorisations(self) -> Any:  # loaded when a matrix is factored: cuSOLVER is large
+        try:
+            from pdgemm.devices.cusolver import Factorisations
+        except ImportError as bad:
+            way = "pip install 'cupy-cuda13x[ctk]' (or cupy-cuda12x)"
+            reason = " ".join(str(bad).split())
+            raise DeviceError(f"cuSOLVER, which factors panels, cannot be loaded: {reason}; {way}") from None
+        return Factorisations(self)
+
     def load_factorisations(self) -> None:
-        if self._factorisations is None:
-            try:
-                from pdgemm.devices.cusolver import Factorisations
-            except ImportError as bad:
-                way = "pip install 'cupy-cuda13x[ctk]' (or cupy-cuda12x)"
-                reason = " ".join(str(bad).split())
-                raise DeviceError(f"cuSOLVER, which factors panels, cannot be loaded: {reason}; {way}") from None
-            self._factorisations = Factorisations(self)
+        _ = self._factorisations
 
     def potrf(self, A: Array, lower: bool) -> tuple[int, np.ndarray]:
-        self.load_factorisations()
         return self._factorisations.potrf(A, lower)
 
     def getrf(self, A: Array, pivots: np.ndarray) -> int:
-        self.load_factorisations()
         return self._factorisations.getrf(A, pivots)
 
     def geqrf(self, A: Array) -> Array:
-        self.load_factorisations()
         return self._factorisations.geqrf(A)
 
-    @_memory_errors
-    def keep_triangle(self, A: Array, lower: bool, unit: bool) -> None:
-        kernels.clear_triangle(A, lower, unit)
-
-    def broadcast(self, comm: MPI.Comm, x: Array, root: int) -> None:
-        cuda_nccl.nccl_broadcast(comm, x, root, self)
-
-    def exchange(
-        self, comm: MPI.Comm, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]
-    ) -> None:
-        cuda_nccl.nccl_exchange(comm, sends, receives, self)
-
-    def reduce(self, comm: MPI.Comm, parts: Sequence[tuple[Array, Array, int]]) -> None:
-        cuda_nccl.nccl_reductions(comm, parts, self)
+    broadcast = cuda_nccl.nccl_broadcast
+    exchange = cuda_nccl.nccl_exchange
+    reduce = cuda_nccl.nccl_reductions
 
     # ------------------------------------------------------------------ streams
-    def current_stream(self) -> Any:
-        return cupy.cuda.get_current_stream()
+    current_stream = staticmethod(cupy.cuda.get_current_stream)
 
     def product_stream(self) -> Any:
         return self._products
@@ -262,21 +228,15 @@ class Cuda:
         with Wait():
             poll_until(lambda: self.happened(event))
 
-    def abandon_nccl(self, reason: str) -> None:
-        cuda_nccl.leave_operations(reason)
+    abandon_nccl = staticmethod(cuda_nccl.leave_operations)
 
     def elapsed(self, begin: Any, end: Any) -> float:
         return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3
 
     # ------------------------------------------------------------------ other ranks
-    def discover_peers(self, grid: Any) -> None:
-        cuda_ipc.discover_peers(grid, self)
-
-    def reach(self, grid: Any) -> Reach:
-        return cuda_ipc.reach(grid)
-
-    def memory(self, grid: Any) -> Any:
-        return cuda_ipc.ipc_memory(grid)
+    discover_peers = cuda_ipc.discover_peers
+    reach = staticmethod(cuda_ipc.reach)
+    memory = staticmethod(cuda_ipc.ipc_memory)
 
 
 def _pinned(nbytes: int) -> np.ndarray:

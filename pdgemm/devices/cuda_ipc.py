@@ -106,7 +106,7 @@ class IpcMemory:
         """Do nothing: device writes that are complete before a message is sent are visible to its receiver."""
 
 
-def discover_peers(grid: ProcessGrid, device: Device) -> None:
+def discover_peers(device: Device, grid: ProcessGrid) -> None:
     """Determine once how the ranks of the grid access each other's GPU memory.  Collective over the grid."""
     if grid.memory in _known:
         return

@@ -56,7 +56,7 @@ def nccl_arrives(comm: MPI.Intracomm, device: Device) -> bool:
         attached = _attached(comm, device)
 
         def arrives() -> None:
-            nccl_broadcast(comm, x, 0, device)
+            nccl_broadcast(device, comm, x, 0)
             if not (device.to_host(x) == 7).all():
                 raise DeviceError("a broadcast arrives changed")
 
@@ -109,13 +109,13 @@ class _Attempt(Thread):
             self.error = bad
 
 
-def nccl_broadcast(comm: MPI.Comm, x: Array, root: int, device: Device) -> None:
+def nccl_broadcast(device: Device, comm: MPI.Comm, x: Array, root: int) -> None:
     """Enqueue a broadcast of x from root.  Collective over comm, in the same order on all ranks."""
     _attached(comm, device).nccl.bcast(x.data.ptr, x.nbytes, _BYTES, root, _pointer(device))
 
 
 def nccl_exchange(
-    comm: MPI.Comm, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]], device: Device
+    device: Device, comm: MPI.Comm, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]
 ) -> None:
     """Enqueue messages that are sent and received together; two ranks list their messages in the same order."""
     communicator, stream = _attached(comm, device).nccl, _pointer(device)
@@ -126,7 +126,7 @@ def nccl_exchange(
             communicator.recv(x.data.ptr, x.nbytes, _BYTES, peer, stream)
 
 
-def nccl_reductions(comm: MPI.Comm, parts: Sequence[tuple[Array, Array, int]], device: Device) -> None:
+def nccl_reductions(device: Device, comm: MPI.Comm, parts: Sequence[tuple[Array, Array, int]]) -> None:
     """Enqueue reductions, each of one part per rank to a total on a root.  Collective over comm, in the same order."""
     communicator, stream = _attached(comm, device).nccl, _pointer(device)
     with _group():

@@ -13,7 +13,7 @@ import cupy
 import numpy as np
 from cupy.cuda import cusolver
 
-from pdgemm.devices.launch_errors import memory_errors
+from pdgemm.devices.kernels import memory_errors
 from pdgemm.local.arrays.device import Array, Device
 from pdgemm.local.arrays.dtypes import TYPE
 from pdgemm.local.arrays.elementwise import CONVERT

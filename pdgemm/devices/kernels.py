@@ -5,16 +5,17 @@ CuPy compiles kernels for float32 with flush-to-zero: results that are subnormal
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, wraps
 from math import gcd
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import cupy
 import numpy as np
-from cupy.cuda import runtime
+from cupy.cuda import driver, runtime
 
-from pdgemm.errors import DTypeError
+from pdgemm.errors import DTypeError, OutOfMemoryError
 from pdgemm.grids.index_map import IndexMap
 from pdgemm.local.arrays.activations import ACTIVATIONS, Finish
 from pdgemm.local.arrays.device import Array, Combination
@@ -26,6 +27,31 @@ _MOST_PITCH = (1 << 31) - 1  # bytes from row to row that a copy engine takes at
 _ALIGNED = 16  # bytes; kernels are faster on rows that begin, or end, elsewhere
 _WORDS: list[np.dtype] = [np.dtype(np.int64), np.dtype(np.int32)]  # the words as which kernels copy smaller elements
 _KEPT_INDICES = 1 << 16  # size of the largest index map whose indices stay in device memory
+_CUDA: dict[type[Exception], int] = {runtime.CUDARuntimeError: 2, driver.CUDADriverError: 2}
+
+
+def memory_errors(statuses: Mapping[type[Exception], int]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that raises OutOfMemoryError where CUDA or a library lacks memory for its own work.
+
+    statuses : the exception of each library, and the status by which the library reports this.
+    """
+    known = _CUDA | dict(statuses)
+
+    def decorated(launch: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(launch)
+        def launched(*args: Any) -> Any:
+            try:
+                return launch(*args)
+            except tuple(known) as error:
+                if getattr(error, "status", None) == known[type(error)]:
+                    free, total = runtime.memGetInfo()
+                    text = f"a launch lacks memory on the GPU, of which {free} of {total} bytes are free: {error}"
+                    raise OutOfMemoryError(text) from None
+                raise
+
+        return launched
+
+    return decorated
 
 
 def combine(how: Combination, target: Array, source: Array) -> None:
@@ -93,18 +119,19 @@ def _combine_each(how: Combination, target: Array, source: Array, rows: IndexMap
     kernel(source, *where, *_numbers(how, source, target), target, size=size)
 
 
-def combine_within(how: Combination, target: Array, source: Array, ends: np.ndarray, flipped: bool) -> None:
+def combine_within(how: Combination, target: Array, source: Array, within: Any) -> None:
     """Start `combine` for the first ends[r] elements of each row r, or, flipped, the first ends[c] of each column c."""
+    flipped = within.flipped
     if not target.size:
         return
     if target.strides[0] < target.strides[1]:  # neighbouring threads write neighbouring elements
         target, source, flipped = target.T, source.T, not flipped
     kernel = _triangle_combine_kernel(source.dtype, target.dtype, _form(how), flipped)
     width, numbers = np.int64(target.shape[1]), _numbers(how, source, target)
-    kernel(source, cupy.asarray(ends.astype(np.int64)), width, *numbers, target, size=target.size)
+    kernel(source, cupy.asarray(within.ends.astype(np.int64)), width, *numbers, target, size=target.size)
 
 
-def clear_triangle(A: Array, lower: bool, unit: bool) -> None:
+def keep_triangle(A: Array, lower: bool, unit: bool) -> None:
     """Start `Device.keep_triangle`, in one launch."""
     if A.strides[0] < A.strides[1]:  # neighbouring threads write neighbouring elements
         A, lower = A.T, not lower
@@ -303,7 +330,7 @@ def _index_kernel(X: np.dtype, Y: np.dtype, form: _Form) -> Any:
 
 @lru_cache(4)
 def _triangle_kernel(lower: bool, unit: bool) -> Any:
-    """Return the kernel of `clear_triangle`; elements of the triangle that stays are not read."""
+    """Return the kernel of `keep_triangle`; elements of the triangle that stays are not read."""
     operation = "ptrdiff_t row = i / n, col = i % n; ptrdiff_t at[] = {row, col}; " + (
         f"if (row {'<' if lower else '>'} col) y[at] = R(0)" + "; if (row == col) y[at] = R(1)" * unit
     )

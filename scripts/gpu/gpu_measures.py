@@ -82,8 +82,8 @@ def nccl(grid: Any, small: bool) -> Iterator[Finding]:
         numbers = np.arange(1000).astype(dtype)
         x, arrived, total = device.to_device(numbers, "C"), *(device.empty((1000,), dtype) for _ in range(2))
         with device.transfer_stream():
-            cuda_nccl.nccl_exchange(comm, [(x, 0)], [(arrived, 0)], device)
-            cuda_nccl.nccl_reductions(comm, [(x, total, 0)], device)
+            cuda_nccl.nccl_exchange(device, comm, [(x, 0)], [(arrived, 0)])
+            cuda_nccl.nccl_reductions(device, comm, [(x, total, 0)])
         device.transfer_stream().synchronize()
         right = all(np.array_equal(device.to_host(y), numbers) for y in (arrived, total))
         yield Finding(f"{dtype}: a message to itself, and a sum", "right", "right" if right else "wrong", right)

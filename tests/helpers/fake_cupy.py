@@ -32,7 +32,7 @@ from fake_nccl import Nccl
 from scipy.special import erfc
 
 # of pdgemm.devices
-MODULES = "cuda", "cuda_ipc", "cuda_nccl", "cusolver", "generators", "grouped_gemm", "kernels", "launch_errors"
+MODULES = "cuda", "cuda_ipc", "cuda_nccl", "cusolver", "generators", "grouped_gemm", "kernels"
 
 _TYPES = {"float": "f4", "double": "f8", "complex<float>": "c8", "complex<double>": "c16"}
 _TYPES |= {"long long": "i8", "int": "i4", "signed char": "i1", "float16": "f2", "bfloat16": ml_dtypes.bfloat16}

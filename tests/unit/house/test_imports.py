@@ -36,8 +36,7 @@ PURE_MODULES = [
     *(f"tools.studies.training.training_{x}" for x in ("cases", "curves", "panels", "tables")),
 ]  # fmt: skip
 NEED_CUPY = [
-    f"devices.{x}"
-    for x in ("cuda", "cuda_ipc", "cuda_nccl", "cusolver", "generators", "grouped_gemm", "kernels", "launch_errors")
+    f"devices.{x}" for x in ("cuda", "cuda_ipc", "cuda_nccl", "cusolver", "generators", "grouped_gemm", "kernels")
 ]
 LONGEST = 400  # lines of a module
 
