@@ -10,12 +10,9 @@
 (300, 100)
 
 A name is imported at its first use, so modules without communication, such as `pdgemm.schedules.steps`, need no MPI.
-The imports below are those of the type checker, and say where a name is imported from.
 """
 
-import re as _re
 from importlib import import_module as _import_module
-from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
@@ -27,7 +24,7 @@ if _TYPE_CHECKING:
     from pdgemm import scalapack as scalapack
     from pdgemm import statistics as statistics
     from pdgemm.algorithms.epilogue import Epilogue as Epilogue
-    from pdgemm.algorithms.indexing.assignment import assign as assign
+    from pdgemm.algorithms.indexing.selection import assign as assign
     from pdgemm.algorithms.indexing.routing import Routing as Routing
     from pdgemm.algorithms.indexing.routing import plan_grouped as plan_grouped
     from pdgemm.algorithms.indexing.selection import select as select
@@ -59,6 +56,32 @@ if _TYPE_CHECKING:
     from pdgemm.schedules.dealing import balance as balance
     from pdgemm.tools.profiling.trace_file import trace as trace
 
+_NAMES = {  # the public names of each module
+    "pdgemm.algorithms.redistribution": ["redistribute"],
+    "pdgemm.batched": ["matmul_batched"],
+    "pdgemm.errors": ["CorruptionError", "PdgemmError"],
+    "pdgemm.grouped": ["matmul_grouped"],
+    "pdgemm.gemm": ["Plan", "matmul", "pdgemm", "plan"],
+    "pdgemm.grids.distribution": ["BlockCyclic", "Distribution"],
+    "pdgemm.grids.process_grid": ["ProcessGrid"],
+    "pdgemm.algorithms.epilogue": ["Epilogue"],
+    "pdgemm.algorithms.indexing.assignment": ["assign"],
+    "pdgemm.algorithms.indexing.routing": ["Routing", "plan_grouped"],
+    "pdgemm.algorithms.indexing.selection": ["select"],
+    "pdgemm.instrument.report": ["Report"],
+    "pdgemm.algorithms.protection.checksum": ["checksum"],
+    "pdgemm.matrix.batch": ["Batch"],
+    "pdgemm.matrix.distmatrix": ["DistMatrix"],
+    "pdgemm.matrix.residual": ["verify"],
+    "pdgemm.planning.machines.machine": ["Machine", "load_machine"],
+    "pdgemm.scaled.quantization": ["quantize"],
+    "pdgemm.scaled.scaled_matrix": ["Scaled"],
+    "pdgemm.schedules.dealing": ["balance"],
+    "pdgemm.tools.profiling.trace_file": ["trace"],
+    "pdgemm.resilience.survivors": ["resilient"],
+    "pdgemm.io.streamed.multiply_files": ["multiply_files"],
+    "pdgemm.io.streamed.stored_matrix": ["StoredMatrix"],
+}
 _MODULES = {
     "gpus": "pdgemm.devices.gpu_binding",
     "interchange": "pdgemm.interchange",
@@ -68,8 +91,7 @@ _MODULES = {
     "scalapack": "pdgemm.scalapack",
     "statistics": "pdgemm.statistics",
 }
-_IMPORT = _re.compile(r"^    from (pdgemm\.\S+) import (\w+) as \2$", _re.MULTILINE)
-_HOME = {name: module for module, name in _IMPORT.findall(_Path(__file__).read_text())}  # of the imports above
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_HOME)  # no modules: a star import would hide Python's modules of the same names, such as io
 
 

@@ -5,7 +5,7 @@
 
 from pdgemm.algorithms.statistics.columns import cumsum as cumsum
 from pdgemm.algorithms.statistics.columns import sort as sort
-from pdgemm.algorithms.statistics.histograms import histogram as histogram
+from pdgemm.algorithms.statistics.percentiles import histogram as histogram
 from pdgemm.algorithms.statistics.percentiles import median as median
 from pdgemm.algorithms.statistics.percentiles import nanmedian as nanmedian
 from pdgemm.algorithms.statistics.percentiles import nanpercentile as nanpercentile

@@ -1,1 +1,1 @@
-"""Rows, columns and elements by a key: copied in any order (`selection`), and assigned (`assignment`)."""
+"""Rows, columns and elements by a key, copied in any order and assigned (`selection`); rows by group (`routing`)."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.local.blas.bulge import Bulges
+from pdgemm.local.blas.band import Bulges
 from pdgemm.local.blas.local_gemm import gemm_accumulate
 from pdgemm.local.blas.local_lapack import call_lapack, fortran_letter
 from pdgemm.schedules.panels.chase_schedule import BackChaseSchedule, ChaseSchedule

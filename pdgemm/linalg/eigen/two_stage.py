@@ -17,7 +17,7 @@ from pdgemm.algorithms.panels.panel_run import run_panels, working_copy
 from pdgemm.linalg.factors.householder import reflect_columns
 from pdgemm.linalg.factors.operands import in_whole_columns
 from pdgemm.linalg.work import Work
-from pdgemm.local.blas.bulge import Bulges
+from pdgemm.local.blas.band import Bulges
 from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.mover_registry import RING

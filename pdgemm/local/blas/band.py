@@ -1,11 +1,19 @@
-"""Eigenvalues and singular values of band matrices, and of tridiagonal ones, on one rank."""
+"""Band matrices on one rank: their eigenvalues and singular values, and the chase of bulges out of a Hermitian band.
+
+`Bulges` applies reflections to blocks in band storage, by LAPACK.
+"""
 
 from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import scipy  # whose packages, which take long to load, are loaded when they are first used
 
 from pdgemm.errors import LinAlgError
+from pdgemm.local.blas.library import routine
 from pdgemm.local.blas.local_lapack import call_lapack, fortran_letter
 
 
@@ -56,3 +64,80 @@ def singular_values_of_band(band: np.ndarray) -> np.ndarray:
     if call_lapack("bdsqr", real, fortran_letter("U"), n, 0, 0, 0, d, e, empty, empty, empty, np.zeros(4 * n, real)):
         raise LinAlgError(f"the singular values of a band of {n} columns and {b + 1} diagonals do not converge")
     return d
+
+
+class Bulges:
+    """A Hermitian matrix with b diagonals below its main one, and space for the bulges of a chase.
+
+    Task (s, t) of sweep s reflects the rows and columns from s + 1 + t b on, b of them.  In task 0 the reflection
+    clears column s below its subdiagonal element; in each further task it clears the first column of the bulge that the
+    task before has made.  After sweep s, column s is that of a tridiagonal matrix.
+
+    A task depends on the task before it in its sweep, and on task t + 1 of the sweep before.
+
+    AB : (3 b + 1, n), column-major; a_ij is in row i - j + b of column j.  Elements above the diagonal are those of
+        blocks on the diagonal alone.
+
+    12 b^2 flops a task.  Lang, SIAM J. Sci. Comput. 14(6), 1993.
+    """
+
+    def __init__(self, band: np.ndarray) -> None:
+        """band : (b + 1, n), b >= 1; row k has the elements a_{j+k,j}."""
+        b, n = len(band) - 1, band.shape[1]
+        self.b, self.n, self.AB = b, n, np.zeros((3 * b + 1, n), band.dtype, "F")
+        for k in range(b + 1):
+            self.AB[b - k, k:] = band[k, : n - k].conj()
+            self.AB[b + k, : n - k] = band[k, : n - k]
+        self._flat, char = self.AB.reshape(-1, order="F"), band.dtype.char
+        self._larfg, self._larf = _called("larfg", char, 5), _called("larf", char, 9)
+        self._integers, self._sides = np.array([*range(b + 1), 3 * b], np.int32), np.frombuffer(b"LR", np.uint8)
+        self._work, self._conjugate_of_tau = np.empty(b, band.dtype), np.empty(1, band.dtype)
+
+    def carry_out(self, s: int, tasks: range, before: np.ndarray, reflections: np.ndarray) -> None:
+        """Carry out consecutive tasks of a sweep.
+
+        before : (b + 1,), the reflection of the task before these: v, and then tau; not read in task 0.
+        reflections : (number of tasks, b + 1), overwritten with the reflections I - tau v v^H; zeros behind each v.
+        """
+        b, ld, flat, size = self.b, 3 * self.b, self._flat, self._flat.itemsize
+        larfg, larf, real, conjugate = self._larfg, self._larf, flat.dtype.kind == "f", self._conjugate_of_tau
+        base, integers, left, work, at_conjugate, v_at, before_at = (
+            x.ctypes.data for x in (flat, self._integers, self._sides, self._work, conjugate, reflections, before)
+        )
+        one, at_b, at_ld, right = integers + 4, integers + 4 * b, integers + 4 * (b + 1), left + 1
+        for t, v in zip(tasks, reflections):
+            start = s + 1 + t * b
+            m = min(b, self.n - start)
+            at_m, tau_at = integers + 4 * m, v_at + b * size
+            x = (start - b if t else s) * ld + start + b  # of the column that is cleared
+            x_at = base + x * size
+            if t:
+                larf(right, at_m, at_b, before_at, one, before_at + b * size, x_at, at_ld, work)
+            larfg(at_m, x_at, x_at + size, one, tau_at)
+            v[:m], v[m:b], v[0] = flat[x : x + m], 0, 1
+            flat[x + 1 : x + m] = 0
+            if not real:
+                conjugate[0] = v[b].conjugate()
+            tau_conj = tau_at if real else at_conjugate
+            if t and b > 1:
+                larf(left, at_m, at_b - 4, v_at, one, tau_conj, x_at + ld * size, at_ld, work)
+            D = start * ld + start + b
+            last, end = D + (m - 1) * ld, D + m - 1  # of the last column and row of the block on the diagonal
+            mirrored = flat[end : end + (m - 1) * ld : ld]
+            flat[last : last + m - 1] = mirrored if real else mirrored.conj()
+            D_at = base + D * size
+            larf(left, at_m, at_m, v_at, one, tau_conj, D_at, at_ld, work)
+            larf(right, at_m, at_m, v_at, one, tau_at, D_at, at_ld, work)
+            before_at, v_at = v_at, v_at + (b + 1) * size
+
+    def tridiagonal(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the diagonal and the subdiagonal, after all sweeps; both are real."""
+        d, e = self.AB[self.b].real.copy(), self.AB[self.b + 1, : self.n - 1].real.copy()
+        return d, e
+
+
+def _called(name: str, char: str, arguments: int) -> Callable[..., None]:
+    """Return a routine of LAPACK that takes addresses as integers, without their conversion in each call."""
+    called: Any = routine(name, char)
+    address = ctypes.cast(called, ctypes.c_void_p).value
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)(address or 0)
