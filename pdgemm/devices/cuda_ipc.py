@@ -16,7 +16,7 @@ import numpy as np
 from cupy.cuda import runtime
 from mpi4py import MPI
 
-from pdgemm.devices import cuda_nccl, gpu_aware_mpi
+from pdgemm.devices import cuda_nccl, gpu_aware_mpi, gpu_binding
 from pdgemm.errors import DeviceError, MappingError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays.device import REMEDY, Array, Device, Reach
@@ -111,7 +111,8 @@ def discover_peers(device: Device, grid: ProcessGrid) -> None:
     if grid.memory in _known:
         return
     aborts = cuda_nccl.aborts()  # also ends what was left behind in a grid of which a rank has failed
-    places = grid.comm.allgather((grid.nodes[grid.comm.rank], f"{MPI.Get_processor_name()} {_place()}"))
+    gpu = runtime.deviceGetPCIBusId(runtime.getDevice())
+    places = grid.comm.allgather((grid.nodes[grid.comm.rank], f"{MPI.Get_processor_name()} {gpu}"))
     memory = IpcMemory(grid.node, device)
     mapped = grid.comm.allreduce(_maps(memory, device), MPI.LAND) and grid.comm.allreduce(grid.node.size, MPI.MAX) > 1
     one_gpu = len(set(places)) == len({node for node, _ in places})
@@ -160,8 +161,8 @@ def _buffer_id(x: Array) -> int:
 
 def _attribute(destination: Any, which: int, x: Array) -> int:
     """Write a driver attribute of the memory of x to `destination`, and return the driver's error code."""
-    error: int = _driver().cuPointerGetAttribute(ctypes.byref(destination), which, ctypes.c_uint64(x.data.ptr))
-    return error
+    driver = gpu_binding.driver()
+    return int(driver.cuPointerGetAttribute(ctypes.byref(destination), which, ctypes.c_uint64(x.data.ptr)))
 
 
 def _maps(memory: IpcMemory, device: Device) -> bool:
@@ -241,30 +242,16 @@ class _Mappings:
 
 
 _mappings = _Mappings()
-
-
-def unmap_unused() -> None:
-    """Unmap the allocations of other ranks in which no array of this rank lies.  Local."""
-    _mappings.clear()
-
-
-def _place() -> str:
-    """Return the PCI bus id of this rank's GPU."""
-    return str(runtime.deviceGetPCIBusId(runtime.getDevice()))
+unmap_unused = _mappings.clear
 
 
 def _base(ptr: int) -> int:
     """Return the first address of the allocation that contains a pointer."""
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
-    error = _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(ptr))
+    error = gpu_binding.driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(ptr))
     if error:
         raise runtime.CUDARuntimeError(error)
     return base.value
-
-
-@cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
 
 
 @cache

@@ -11,6 +11,7 @@ import warnings
 from functools import cache
 from os import sched_getaffinity
 from pathlib import Path
+from typing import Any
 
 from pdgemm.errors import DeviceError
 from pdgemm.support import launcher
@@ -26,19 +27,19 @@ def choose() -> int | None:
     the only GPU that is; if several are, the rank keeps its GPU and prints a warning.  A GPU that is already current is
     kept, unless it is GPU 0.
     """
-    count, driver = visible(), _driver()
-    if not count or driver is None:
+    count, cuda = visible(), driver()
+    if not count:
         return None
     context, device = ctypes.c_void_p(), ctypes.c_int()
-    current = driver.cuCtxGetCurrent(ctypes.byref(context)) == 0 and context.value
-    if current and driver.cuCtxGetDevice(ctypes.byref(device)) == 0 and device.value:
+    current = cuda.cuCtxGetCurrent(ctypes.byref(context)) == 0 and context.value
+    if current and cuda.cuCtxGetDevice(ctypes.byref(device)) == 0 and device.value:
         return device.value
     rank, size = launcher.local_rank() or (0, 0)
     number = nearest(share(rank, size, count), [_processors(number) for number in range(count)], sched_getaffinity(0))
     for call, error in (
-        ("cuDeviceGet", driver.cuDeviceGet(ctypes.byref(device), number)),
-        ("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)),
-        ("cuCtxSetCurrent", driver.cuCtxSetCurrent(context)),
+        ("cuDeviceGet", cuda.cuDeviceGet(ctypes.byref(device), number)),
+        ("cuDevicePrimaryCtxRetain", cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)),
+        ("cuCtxSetCurrent", cuda.cuCtxSetCurrent(context)),
     ):
         if error:
             raise DeviceError(
@@ -74,8 +75,8 @@ def nearest(number: int, processors: list[set[int]], mine: set[int]) -> int:
 
 def _processors(number: int) -> set[int]:
     """Return the processors next to a GPU; an empty set where the system does not report them."""
-    driver, name = _driver(), ctypes.create_string_buffer(32)
-    if driver is None or driver.cuDeviceGetPCIBusId(name, len(name), number):
+    name = ctypes.create_string_buffer(32)
+    if driver().cuDeviceGetPCIBusId(name, len(name), number):
         return set()
     try:
         listed = (PCI / name.value.decode().lower() / "local_cpulist").read_text()
@@ -88,15 +89,13 @@ def _processors(number: int) -> set[int]:
 @cache
 def visible() -> int:
     """Return the number of CUDA devices that the driver shows to this process."""
-    driver = _driver()
-    if driver is None:
-        return 0
-    count = ctypes.c_int(0)
-    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+    cuda, count = driver(), ctypes.c_int(0)
+    return count.value if cuda and cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
 
 
 @cache
-def _driver() -> ctypes.CDLL | None:
+def driver() -> Any:
+    """Return the library of the CUDA driver; None where there is none."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:

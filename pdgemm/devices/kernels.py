@@ -18,8 +18,9 @@ from cupy.cuda import driver, runtime
 from pdgemm.errors import DTypeError, OutOfMemoryError
 from pdgemm.grids.index_map import IndexMap
 from pdgemm.local.arrays.activations import ACTIVATIONS, Finish
-from pdgemm.local.arrays.device import Array, Combination
+from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import NARROW, TYPES, arithmetic
+from pdgemm.local.arrays.elementwise import Combine
 
 _FEW = 4  # launches that are cheaper than one launch of the kernel that reads the index of every row and column
 _LEAST_ROW = 512  # bytes of the shortest row that the copy engine copies; kernels are faster on shorter rows
@@ -54,7 +55,7 @@ def memory_errors(statuses: Mapping[type[Exception], int]) -> Callable[[Callable
     return decorated
 
 
-def combine(how: Combination, target: Array, source: Array) -> None:
+def combine(how: Combine, target: Array, source: Array) -> None:
     """Start target := alpha op(source) + beta target in the current stream, in one launch."""
     if not target.size:
         return
@@ -92,7 +93,7 @@ def _copied_by_engine(sides: _Sides) -> bool:
     return True
 
 
-def combine_blocks(how: Combination, target: Array, source: Array, rows: IndexMap, cols: IndexMap) -> None:
+def combine_blocks(how: Combine, target: Array, source: Array, rows: IndexMap, cols: IndexMap) -> None:
     """Start `combine` for rows x columns of both arrays, in at most _FEW launches."""
     if not 0 < len(rows.strided_runs) * len(cols.strided_runs) <= _FEW:
         _combine_each(how, target, source, rows, cols)
@@ -109,24 +110,24 @@ def combine_blocks(how: Combination, target: Array, source: Array, rows: IndexMa
             combine(how, *sides)
 
 
-def _combine_each(how: Combination, target: Array, source: Array, rows: IndexMap, cols: IndexMap) -> None:
+def _combine_each(how: Combine, target: Array, source: Array, rows: IndexMap, cols: IndexMap) -> None:
     """Combine rows and columns by index in one launch, for index maps of many strided runs."""
     if target.strides[0] < target.strides[1]:  # neighbouring threads write neighbouring elements
         target, source, rows, cols = target.T, source.T, cols, rows
     (from_rows, to_rows), (from_cols, to_cols) = _indices(rows), _indices(cols)
-    kernel, size = _index_kernel(source.dtype, target.dtype, _form(how)), rows.size * cols.size
+    kernel, size = _kernel(source.dtype, target.dtype, _form(how), "combine_each"), rows.size * cols.size
     where = from_rows, from_cols, to_rows, to_cols, np.int64(cols.size)
     kernel(source, *where, *_numbers(how, source, target), target, size=size)
 
 
-def combine_within(how: Combination, target: Array, source: Array, within: Any) -> None:
+def combine_within(how: Combine, target: Array, source: Array, within: Any) -> None:
     """Start `combine` for the first ends[r] elements of each row r, or, flipped, the first ends[c] of each column c."""
     flipped = within.flipped
     if not target.size:
         return
     if target.strides[0] < target.strides[1]:  # neighbouring threads write neighbouring elements
         target, source, flipped = target.T, source.T, not flipped
-    kernel = _triangle_combine_kernel(source.dtype, target.dtype, _form(how), flipped)
+    kernel = _kernel(source.dtype, target.dtype, _form(how), "combine_cols" if flipped else "combine_rows")
     width, numbers = np.int64(target.shape[1]), _numbers(how, source, target)
     kernel(source, cupy.asarray(within.ends.astype(np.int64)), width, *numbers, target, size=target.size)
 
@@ -141,7 +142,7 @@ def keep_triangle(A: Array, lower: bool, unit: bool) -> None:
 def pick(x: Array, rows: np.ndarray, cols: np.ndarray) -> Array:
     """Return the elements x[rows[l], cols[l]], at least one, by one launch in the current stream."""
     picked = cupy.empty((len(rows),), x.dtype)
-    _pick_kernel()(x, *(cupy.asarray(where.astype(np.int64)) for where in (rows, cols)), picked, size=len(rows))
+    _PICK(x, *(cupy.asarray(where.astype(np.int64)) for where in (rows, cols)), picked, size=len(rows))
     return picked
 
 
@@ -235,7 +236,7 @@ class _Form(NamedTuple):
     conjugates: bool
 
 
-def _form(how: Combination) -> _Form:
+def _form(how: Combine) -> _Form:
     alpha, beta = ("" if x == 0 else "1" if x == 1 else name for x, name in ((how.alpha, "alpha"), (how.beta, "beta")))
     return _Form(alpha, beta, how.conjugated)
 
@@ -244,7 +245,7 @@ def _only_copies(X: np.dtype, Y: np.dtype, form: _Form) -> bool:
     return X == Y and form[:2] == ("1", "") and not (form.conjugates and X.kind == "c")
 
 
-def _numbers(how: Combination, source: Array, target: Array) -> tuple[Any, Any]:
+def _numbers(how: Combine, source: Array, target: Array) -> tuple[Any, Any]:
     wide = _wide(source.dtype, target.dtype)
     return wide.type(how.alpha), wide.type(how.beta)
 
@@ -307,25 +308,27 @@ def _finish_kernel(
     return cupy.ElementwiseKernel(sources, "Y y, X aux" if written else "Y y", "; ".join(lines), "pdgemm_finish")
 
 
-@lru_cache(256)
-def _kernel(X: np.dtype, Y: np.dtype, form: _Form) -> Any:
-    """Return the kernel of y := alpha op(x) + beta y for arrays of any strides."""
-    wide, operation = _wide(X, Y).name, _operation(X, Y, form, "x", "y")
-    return cupy.ElementwiseKernel(f"T x, {wide} alpha, {wide} beta", "R y", operation, "pdgemm_combine")
-
-
-@lru_cache(256)
-def _index_kernel(X: np.dtype, Y: np.dtype, form: _Form) -> Any:
-    """Return the kernel of y := alpha op(x) + beta y for rows and columns that are selected by index."""
-    wide, operation = _wide(X, Y).name, _operation(X, Y, form, "x[from]", "y[to]")
-    return cupy.ElementwiseKernel(
-        "raw T x, raw int64 from_rows, raw int64 from_cols, raw int64 to_rows, raw int64 to_cols, int64 cols, "
-        f"{wide} alpha, {wide} beta",
-        "raw R y",
+_AT = "ptrdiff_t row = i / width, col = i % width; ptrdiff_t at[] = {row, col}; "
+_ACCESS = {  # by kernel: its parameters, the statements before its operation, and the elements x and y
+    "combine": ("T x", "", "x", "y"),
+    "combine_each": (
+        "raw T x, raw int64 from_rows, raw int64 from_cols, raw int64 to_rows, raw int64 to_cols, int64 cols",
         "ptrdiff_t row = i / cols, col = i % cols; "
-        "ptrdiff_t from[] = {from_rows[row], from_cols[col]}, to[] = {to_rows[row], to_cols[col]}; " + operation,
-        "pdgemm_combine_each",
-    )
+        "ptrdiff_t from[] = {from_rows[row], from_cols[col]}, to[] = {to_rows[row], to_cols[col]}; ",
+        "x[from]",
+        "y[to]",
+    ),
+    "combine_rows": ("raw T x, raw int64 ends, int64 width", _AT + "if (col < ends[row]) ", "x[at]", "y[at]"),
+    "combine_cols": ("raw T x, raw int64 ends, int64 width", _AT + "if (row < ends[col]) ", "x[at]", "y[at]"),
+}
+
+
+@lru_cache(768)
+def _kernel(X: np.dtype, Y: np.dtype, form: _Form, access: str = "combine") -> Any:
+    """Return the kernel of y := alpha op(x) + beta y for arrays of any strides, by index, or in a staircase."""
+    wide, (parameters, before, x, y) = _wide(X, Y).name, _ACCESS[access]
+    result, operation = "R y" if y == "y" else "raw R y", before + _operation(X, Y, form, x, y)
+    return cupy.ElementwiseKernel(f"{parameters}, {wide} alpha, {wide} beta", result, operation, f"pdgemm_{access}")
 
 
 @lru_cache(4)
@@ -337,21 +340,9 @@ def _triangle_kernel(lower: bool, unit: bool) -> Any:
     return cupy.ElementwiseKernel("int64 n", "raw R y", operation, "pdgemm_clear_triangle")
 
 
-@lru_cache(1)
-def _pick_kernel() -> Any:
-    """Return the kernel that reads elements by row and column index; it is compiled for each type of elements."""
-    read = "ptrdiff_t from[] = {rows[i], cols[i]}; y[i] = x[from]"
-    return cupy.ElementwiseKernel("raw T x, raw int64 rows, raw int64 cols", "raw T y", read, "pdgemm_pick")
-
-
-@lru_cache(256)
-def _triangle_combine_kernel(X: np.dtype, Y: np.dtype, form: _Form, flipped: bool) -> Any:
-    """Return the kernel of `combine_within`."""
-    wide, operation = _wide(X, Y).name, _operation(X, Y, form, "x[at]", "y[at]")
-    return cupy.ElementwiseKernel(
-        f"raw T x, raw int64 ends, int64 width, {wide} alpha, {wide} beta",
-        "raw R y",
-        "ptrdiff_t row = i / width, col = i % width; ptrdiff_t at[] = {row, col}; "
-        f"if ({'row < ends[col]' if flipped else 'col < ends[row]'}) {operation}",
-        "pdgemm_combine_within",
-    )
+_PICK = cupy.ElementwiseKernel(  # compiled for each type of elements
+    "raw T x, raw int64 rows, raw int64 cols",
+    "raw T y",
+    "ptrdiff_t from[] = {rows[i], cols[i]}; y[i] = x[from]",
+    "pdgemm_pick",
+)

@@ -163,9 +163,7 @@ class Reductions(MatrixBase):
 
         Source: Chan, Golub & LeVeque, The American Statistician 37(3), 1983, (1.5).
         """
-        return self._reduced(
-            self._agreed("var", lambda: variance("var", as_count(ddof, "ddof", 0), same)), axis, keepdims
-        )
+        return self._reduced(lambda: variance("var", as_count(ddof, "ddof", 0), same), axis, keepdims)
 
     @overload
     def std(self, axis: Whole = None, ddof: int = 0, keepdims: Literal[False] = False) -> Any: ...
@@ -175,9 +173,7 @@ class Reductions(MatrixBase):
     def std(self, axis: int | Whole = None, ddof: int = 0, *, keepdims: Literal[True]) -> Self: ...
     def std(self, axis: Any = None, ddof: int = 0, keepdims: bool = False) -> Any:
         """Return the standard deviation, the root of `var`.  Collective."""
-        return self._reduced(
-            self._agreed("std", lambda: variance("std", as_count(ddof, "ddof", 0), np.sqrt)), axis, keepdims
-        )
+        return self._reduced(lambda: variance("std", as_count(ddof, "ddof", 0), np.sqrt), axis, keepdims)
 
     @overload
     def vector_norm(self, ord: float = 2, axis: Whole = None, keepdims: Literal[False] = False) -> Any: ...
@@ -192,7 +188,7 @@ class Reductions(MatrixBase):
 
         ord : 2 sqrt(sum |a|^2), without overflow; 1 sum |a|; numpy.inf max |a|; -numpy.inf min |a|; 0 count of a != 0.
         """
-        return self._reduced(self._agreed("vector_norm", lambda: vector_norm(ord)), axis, keepdims)
+        return self._reduced(lambda: vector_norm(ord), axis, keepdims)
 
     def matvec(self, x: Any) -> np.ndarray:
         """Return A x for a vector x that is the same on every rank, as a 1-D NumPy array on every rank.  Collective.
@@ -239,15 +235,11 @@ class Reductions(MatrixBase):
         whole[order] = parts
         return whole
 
-    def _agreed(self, name: str, make: Callable[[], Fold]) -> Fold:
-        """Return the reduction from `make`; illegal parameters on any rank are an error on all ranks.  Collective."""
-        with together(self.grid.comm) as arguments:
-            arguments.append(name)
-            return make()
-
-    def _reduced(self, fold: Fold, axis: Any, keepdims: bool) -> Any:
+    def _reduced(self, reduction: Fold | Callable[[], Fold], axis: Any, keepdims: bool) -> Any:
+        """Return a reduction, or the reduction that a function returns, whose errors are raised on all ranks."""
         grid, layout, start = self.grid, self.distribution, perf_counter()
         with together(grid.comm) as arguments:
+            fold = reduction() if callable(reduction) else reduction
             axis, keepdims = _axis(axis), bool(keepdims)
             arguments += [fold.name, axis, keepdims, layout, self.dtype]
             count = layout.shape[0] * layout.shape[1] if axis is None else layout.shape[axis]

@@ -71,13 +71,11 @@ def sources() -> Iterator[tuple[str, str]]:
             if (conjugates and X.kind != "c") or not (alpha or beta):
                 continue
             form = kernels._Form(alpha, beta, conjugates)
-            for make in (kernels._kernel, kernels._index_kernel):
-                yield f"{make.__name__} {X} to {Y}, {form}", make(X, Y, form).source(T=X, R=Y)
-            name, kernel = f"within {X} to {Y}, {form}", kernels._triangle_combine_kernel(X, Y, form, conjugates)
-            yield name, kernel.source(T=X, R=Y)
+            for access in kernels._ACCESS:
+                yield f"{access} {X} to {Y}, {form}", kernels._kernel(X, Y, form, access).source(T=X, R=Y)
     for dtype, transposed in product(DTYPES, (False, True)):
         if not transposed:
-            yield f"pick {dtype}", kernels._pick_kernel().source(T=dtype)
+            yield f"pick {dtype}", kernels._PICK.source(T=dtype)
         if dtype in BLAS:
             yield f"triangle {dtype}", kernels._triangle_kernel(transposed, transposed).source(R=dtype)
         random = dtype.kind != "c" and dtype.name not in ("int32", "int64")

@@ -40,7 +40,7 @@ def test_the_system_tells_which_processors_are_next_to_a_gpu(tmp_path: Path, mon
     (tmp_path / "0000:01:00.0").mkdir()
     (tmp_path / "0000:01:00.0" / "local_cpulist").write_text("0-2,8,10-11\n")
     monkeypatch.setattr(gpu_binding, "PCI", tmp_path)
-    monkeypatch.setattr(gpu_binding, "_driver", lambda: Gpu(2))
+    monkeypatch.setattr(gpu_binding, "driver", lambda: Gpu(2))
     assert gpu_binding._processors(1) == {0, 1, 2, 8, 10, 11}
     assert gpu_binding._processors(0) == set()
 

@@ -289,13 +289,12 @@ def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
             patch.delitem(sys.modules, f"pdgemm.devices.{name}", raising=False)
             patch.delattr(devices, name, raising=False)
         patch.setattr(device, "_devices", dict(device._devices))
-        patch.setattr(choice, "_driver", lambda: gpu)
+        patch.setattr(choice, "driver", lambda: gpu)
         patch.setattr(gpu_aware_mpi, "support_reported", lambda: aware)
         patch.setattr(gpu_aware_mpi, "_SIDE", 16)
         choice.visible.cache_clear()
-        from pdgemm.devices import cuda_ipc, grouped_gemm
+        from pdgemm.devices import grouped_gemm
 
-        patch.setattr(cuda_ipc, "_driver", lambda: gpu)
         patch.setattr(grouped_gemm, "_library", {13: gpu}.get)
         try:
             yield gpu

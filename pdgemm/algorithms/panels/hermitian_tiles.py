@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pdgemm.local.blas.local_gemm import gemm_accumulate, prepare_gemv, prepare_hemv, subtract_her2k
+from pdgemm.local.blas.local_gemm import gemm_accumulate, prepare_gemv, prepare_hemv
+from pdgemm.local.blas.local_lapack import subtract_her2k
 from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.schedules.panels.tridiagonal_schedule import TridiagonalSchedule, as_slices
 from pdgemm.transport.movers.panel_views import column_buffer

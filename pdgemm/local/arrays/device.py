@@ -31,15 +31,6 @@ REMEDY = "Open MPI built with --with-cuda, or MPICH_GPU_SUPPORT_ENABLED=1 on a C
 _MODULES = {"cuda": "pdgemm.devices.cuda"}  # the module of each device
 
 
-class Combination(Protocol):
-    """The parameters of Y := alpha op(X) + beta Y; see `elementwise.Combine`."""
-
-    alpha: Any
-    beta: Any
-    conjugated: bool
-    through: np.dtype | None
-
-
 class Event(Protocol):
     """A point in a stream, complete when all work before it is complete."""
 
@@ -163,13 +154,16 @@ class Device(Protocol):
     def keep_triangle(self, A: Array, lower: bool, unit: bool) -> None:
         """Set the other triangle of a square A, of any memory order, to zero, and a unit diagonal to one."""
 
-    def combine(self, how: Combination, target: Array, source: Array) -> None:
-        """Compute target := alpha op(source) + beta target; an array that is multiplied by 0 is not read."""
+    def combine(self, how: Any, target: Array, source: Array) -> None:
+        """Compute target := alpha op(source) + beta target; an array that is multiplied by 0 is not read.
 
-    def combine_blocks(self, how: Combination, target: Array, source: Array, rows: Any, cols: Any) -> None:
+        how : an `elementwise.Combine`.
+        """
+
+    def combine_blocks(self, how: Any, target: Array, source: Array, rows: Any, cols: Any) -> None:
         """Combine rows x columns of both arrays, each an `index_map.IndexMap`; see `block_copy.copy_blocks`."""
 
-    def combine_within(self, how: Combination, target: Array, source: Array, within: Any) -> None:
+    def combine_within(self, how: Any, target: Array, source: Array, within: Any) -> None:
         """Combine, as `combine`, the elements of both arrays in a triangle, a `staircase.Staircase`."""
 
     def finish(self, how: Any, C: Array, sums: Array) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from pdgemm.local.arrays.element_functions import ElementFunction, fill, slabs, 
 _PIECE = 1 << 22  # bytes that are copied between the host and a device at a time, a power of two
 
 
+@dataclass(slots=True, eq=False)
 class Combine:
     """The operation Y := alpha op(X) + beta Y between any types, where op(X) is X or its conjugate.  Local.
 
@@ -24,23 +26,11 @@ class Combine:
         None: the host only converts op(X); a device computes in registers.
     """
 
-    __slots__ = ("alpha", "beta", "conjugated", "through", "workspace")
-
-    def __init__(
-        self,
-        alpha: Any = 1,
-        beta: Any = 0,
-        workspace: np.ndarray | None = None,
-        conjugated: bool = False,
-        through: np.dtype | None = None,
-    ) -> None:
-        self.alpha, self.beta, self.workspace, self.conjugated, self.through = (
-            alpha,
-            beta,
-            workspace,
-            conjugated,
-            through,
-        )
+    alpha: Any = 1
+    beta: Any = 0
+    workspace: np.ndarray | None = None
+    conjugated: bool = False
+    through: np.dtype | None = None
 
     def __call__(self, Y: Array, X: Array) -> None:
         if type(Y) is not np.ndarray and (device := of(Y)):

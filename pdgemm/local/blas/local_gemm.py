@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import prod
 from typing import Any
@@ -112,21 +113,15 @@ def product_slabs(A: Array, B: Array, C: Array) -> Iterator[tuple[Array, Array, 
         yield (A, B[:, slab], C[:, slab]) if by_columns else (A[slab], B, C[slab])
 
 
+@dataclass(slots=True, eq=False)
 class _Prepared:
     """A call of BLAS with all arguments but beta, of type `char`, prepared."""
 
-    __slots__ = ("arrays", "char", "head", "routine", "tail")
-
-    def __init__(
-        self,
-        routine: Callable[..., None],
-        char: str,
-        head: tuple[Any, ...],
-        tail: tuple[Any, ...],
-        arrays: tuple[np.ndarray, ...],
-    ) -> None:
-        self.routine, self.char, self.head, self.tail = routine, char, head, tail
-        self.arrays = arrays  # addresses hold no references
+    routine: Callable[..., None]
+    char: str
+    head: tuple[Any, ...]
+    tail: tuple[Any, ...]
+    arrays: tuple[np.ndarray, ...]  # addresses hold no references
 
     def __call__(self, beta: Any) -> None:
         self.routine(*self.head, _scalar(self.char, beta), *self.tail)
@@ -194,19 +189,6 @@ def prepare_hemv(A: np.ndarray, x: np.ndarray, y: np.ndarray) -> Callable[[], No
     vectors = _address(x), _int(1), one, _address(y), _int(1)
     name = "hemv" if A.dtype.kind == "c" else "symv"
     return partial(blas.routine(name, char), _UPLO[True], _int(len(A)), one, _address(A), _int(leading(A)[1]), *vectors)
-
-
-def subtract_her2k(V: np.ndarray, W: np.ndarray, A: np.ndarray) -> None:
-    """Compute A := A - V W^H - W V^H, where A is Hermitian, and its lower triangle is read and written.  Local.
-
-    V, W : (n, k) and A : (n, n), column-major, of the same type, on the host.
-    """
-    if A.size and V.size:
-        real = A.dtype.char.lower()
-        name, beta = "her2k" if A.dtype.kind == "c" else "syr2k", _scalar(real, 1)
-        arrays = [y for x in (V, W) for y in (_address(x), _int(leading(x)[1]))]
-        sizes = _UPLO[True], _LETTERS[b"N"], _int(len(A)), _int(V.shape[1]), _scalar(A.dtype.char, -1)
-        blas.routine(name, A.dtype.char)(*sizes, *arrays, beta, _address(A), _int(leading(A)[1]))
 
 
 def seen_by_fortran(

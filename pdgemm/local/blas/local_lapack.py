@@ -131,6 +131,17 @@ def multiply_triangular(A: Array, X: Array, *, lower: bool = True, trans: str = 
         call_lapack("trmm", X.dtype, *letters, *X.shape, blas_number(X.dtype.char, 1), A, X)
 
 
+def subtract_her2k(V: np.ndarray, W: np.ndarray, A: np.ndarray) -> None:
+    """Compute A := A - V W^H - W V^H, where A is Hermitian, and its lower triangle is read and written.  Local.
+
+    V, W : (n, k) and A : (n, n), column-major, of the same type, on the host.
+    """
+    if A.size and V.size:
+        char, letters = A.dtype.char, map(fortran_letter, "LN")
+        minus, one = blas_number(char, -1), blas_number(char.lower(), 1)
+        call_lapack("her2k" if A.dtype.kind == "c" else "syr2k", A.dtype, *letters, *V.shape, minus, V, W, one, A)
+
+
 def _seen(x: np.ndarray) -> tuple[np.ndarray, bool]:
     """Return the array as a column-major array, and whether it was transposed for that."""
     return (x.T, True) if leading(x)[0] == b"T" else (x, False)

@@ -7,8 +7,6 @@ SciPy's interface takes column-major arrays, and copies all other arrays.  A dev
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from typing import Any
 
 import numpy as np
 import scipy  # whose packages, which take long to load, are loaded when they are first used
@@ -16,7 +14,7 @@ import scipy  # whose packages, which take long to load, are loaded when they ar
 from pdgemm.local.arrays.device import Array, of
 from pdgemm.local.arrays.device import empty as new
 from pdgemm.local.arrays.elementwise import CONVERT, scale
-from pdgemm.local.blas.local_gemm import gemm_accumulate
+from pdgemm.local.blas.local_gemm import gemm_accumulate, prepare_square
 from pdgemm.local.blas.local_lapack import trsm
 
 _IN_CACHE = 1 << 17  # elements of a block of rows
@@ -51,9 +49,7 @@ def add_gram(X: Array, G: Array) -> None:
     if of(X):
         gemm_accumulate(1, X.T, X, 1, G, conjugate_b=X.dtype.kind == "c")
         return
-    name = "herk" if X.dtype.kind == "c" else "syrk"
-    result = _routine(name, X.dtype)(1, X.T, beta=1, c=G, overwrite_c=True)
-    assert result is G or np.shares_memory(result, G)
+    prepare_square(1, X.T, G, lower=False)(1)
 
 
 def divide(X: Array, R: np.ndarray) -> None:
@@ -89,11 +85,6 @@ def orthonormal_factors(X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros((X.shape[0], h), X.dtype), np.zeros((h, X.shape[1]), X.dtype)
     Q, R = scipy.linalg.qr(X, overwrite_a=True, mode="economic", check_finite=False)
     return Q, R
-
-
-@cache
-def _routine(name: str, dtype: np.dtype) -> Any:
-    return scipy.linalg.get_blas_funcs(name, dtype=dtype)
 
 
 def phases(x: np.ndarray) -> np.ndarray:
