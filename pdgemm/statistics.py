@@ -3,8 +3,6 @@
 `numpy.median(A, axis=0)` is `pdgemm.statistics.median(A, axis=0)`, and so on.  All are collective over A.grid.
 """
 
-from pdgemm.algorithms.statistics.columns import cumsum as cumsum
-from pdgemm.algorithms.statistics.columns import sort as sort
 from pdgemm.algorithms.statistics.percentiles import histogram as histogram
 from pdgemm.algorithms.statistics.percentiles import median as median
 from pdgemm.algorithms.statistics.percentiles import nanmedian as nanmedian
@@ -12,6 +10,8 @@ from pdgemm.algorithms.statistics.percentiles import nanpercentile as nanpercent
 from pdgemm.algorithms.statistics.percentiles import nanquantile as nanquantile
 from pdgemm.algorithms.statistics.percentiles import percentile as percentile
 from pdgemm.algorithms.statistics.percentiles import quantile as quantile
+from pdgemm.algorithms.statistics.sorting import cumsum as cumsum
+from pdgemm.algorithms.statistics.sorting import sort as sort
 from pdgemm.algorithms.statistics.without_nan import nanmax as nanmax
 from pdgemm.algorithms.statistics.without_nan import nanmean as nanmean
 from pdgemm.algorithms.statistics.without_nan import nanmin as nanmin

@@ -22,7 +22,7 @@ import numpy as np
 from pdgemm.algorithms.panels.panel_run import working_copy
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.device import beside, of, to_host
-from pdgemm.local.arrays.evaluation import evaluated
+from pdgemm.local.arrays.elementwise import evaluated
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.array_functions import part_of_broadcast, tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix

@@ -16,7 +16,7 @@ from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.device import HOST, Array, address, shadow, writeable
 from pdgemm.local.arrays.emulation import EMULATIONS
-from pdgemm.local.arrays.integers import as_count, as_name, shown
+from pdgemm.local.arrays.integers import as_count, as_name, as_pair, shown
 from pdgemm.local.blas.local_gemm import BLAS_INT, largest_extent
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import check_not_freed
@@ -122,9 +122,8 @@ def as_shape(value: object) -> tuple[int, int] | None:
     """Return the shape of a grid, or None."""
     if value is None:
         return None
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise ArgumentError(f"shape must be a pair (Pr, Pc), got {value!r}")
-    return as_count(value[0], "Pr", 1), as_count(value[1], "Pc", 1)
+    rows, cols = as_pair(value, "shape must be a pair (Pr, Pc), got")
+    return as_count(rows, "Pr", 1), as_count(cols, "Pc", 1)
 
 
 def op(A: DistMatrix, trans: str, name: str) -> DistMatrix:

@@ -22,8 +22,7 @@ from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.alignment import aligned
 from pdgemm.local.arrays.device import Array, Device, beside, to_host
 from pdgemm.local.arrays.dtypes import element_type
-from pdgemm.local.arrays.elementwise import Combine
-from pdgemm.local.arrays.evaluation import all_close, close, evaluated, is_extension
+from pdgemm.local.arrays.elementwise import Combine, all_close, close, evaluated, is_extension
 from pdgemm.local.arrays.integers import as_name, shown
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.matrix.matrix_base import MatrixBase

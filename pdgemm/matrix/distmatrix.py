@@ -133,8 +133,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
 
     def conj(self) -> Self:
         """Return the complex conjugate, a copy.  Local.  `A.H` is a view."""
-        conjugate: Self = np.conj(self)  # type: ignore[assignment]
-        return conjugate
+        return np.conj(self)  # type: ignore[return-value]
 
     conjugate = conj
 
@@ -148,23 +147,19 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
 
     def clip(self, min: Any = None, max: Any = None) -> Self:
         """Return the elements limited to an interval, as `numpy.clip`.  Collective if a limit is a matrix or array."""
-        clipped: Self = np.clip(self, min, max)  # type: ignore[assignment]
-        return clipped
+        return np.clip(self, min, max)  # type: ignore[return-value]
 
     def round(self, decimals: int = 0) -> Self:
         """Return the elements rounded to a number of decimals, as `numpy.round`.  Local."""
-        rounded: Self = np.round(self, decimals)  # type: ignore[assignment]
-        return rounded
+        return np.round(self, decimals)  # type: ignore[return-value]
 
     def take(self, indices: Any, axis: int) -> Self:
         """Return rows (axis 0) or columns (axis 1) by their indices, as A[rows] does.  Collective."""
-        taken: Self = np.take(self, indices, axis)
-        return taken
+        return np.take(self, indices, axis)
 
     def cumsum(self, axis: int) -> Self:
         """Return the sums up to each element along an axis: see `pdgemm.statistics.cumsum`.  Collective."""
-        sums: Self = np.cumsum(self, axis)  # type: ignore[assignment]
-        return sums
+        return np.cumsum(self, axis)  # type: ignore[return-value]
 
     if not TYPE_CHECKING:  # with __getattr__, a type checker accepts every attribute
 

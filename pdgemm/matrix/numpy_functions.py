@@ -22,7 +22,7 @@ from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.alignment import aligned
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import element_type
-from pdgemm.local.arrays.evaluation import evaluated, is_extension
+from pdgemm.local.arrays.elementwise import evaluated, is_extension
 from pdgemm.matrix.array_functions import ABOVE, FUNCTIONS, as_number, check_one_device, fitted, type_of
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.support.agreement import check_not_freed, together

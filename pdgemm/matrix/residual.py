@@ -17,7 +17,7 @@ from pdgemm.local.arrays.element_functions import element_function, slabs
 from pdgemm.local.arrays.emulation import EMULATIONS
 from pdgemm.local.arrays.folds import at_a_time
 from pdgemm.local.arrays.integers import as_count, as_name, as_seed
-from pdgemm.matrix.argument_checks import as_scalar, check_matrices, communicator
+from pdgemm.matrix.argument_checks import as_scalar, check_matrices, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import ComputeType, DType
 from pdgemm.support.agreement import together
@@ -190,7 +190,7 @@ def check_arguments(
         seed, vectors = as_seed(seed), as_count(vectors, "vectors", 1)
         if B.shape[0] != k or C.shape != (m, n) or (beta != 0 and (C0 is None or C0.shape != (m, n))):
             needed = {"op(A)": A, "op(B)": B, "C": C} | ({"C0": C0} if beta != 0 else {})
-            sizes = ", ".join(f"{name} is {'missing' if x is None else _size(x)}" for name, x in needed.items())
+            sizes = ", ".join(f"{name} is {'missing' if x is None else shape_of(x)}" for name, x in needed.items())
             raise LayoutError(f"shapes do not fit: {sizes}")
         if compute_type is not None:
             as_name(compute_type, "compute_type", dtypes.COMPUTE)
@@ -198,10 +198,6 @@ def check_arguments(
         arguments += [A.dtype, B.dtype, C.dtype, None if C0 is None else C0.dtype]
         X = random_vectors(n, seed, vectors)
     return alpha, beta, X
-
-
-def _size(x: DistMatrix) -> str:
-    return f"{x.shape[0]} x {x.shape[1]}"
 
 
 def random_vectors(n: int, seed: int, vectors: int = 2) -> np.ndarray:

@@ -20,7 +20,7 @@ from problems import grid_shapes
 
 from pdgemm import DistMatrix, ProcessGrid
 from pdgemm.local.arrays import folds
-from pdgemm.local.arrays.evaluation import close
+from pdgemm.local.arrays.elementwise import close
 
 pytestmark = pytest.mark.mpi
 

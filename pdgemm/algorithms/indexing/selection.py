@@ -19,8 +19,7 @@ from pdgemm.instrument import spans
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.dtypes import can_convert, element_type
-from pdgemm.local.arrays.elementwise import set_elements
-from pdgemm.local.arrays.evaluation import evaluated, is_extension
+from pdgemm.local.arrays.elementwise import evaluated, is_extension, set_elements
 from pdgemm.local.arrays.keys import Picked, last_of_each, picked
 from pdgemm.matrix.argument_checks import check_matrices, check_result, communicator, overlap, same_places
 from pdgemm.matrix.array_functions import fitted, part_of_broadcast

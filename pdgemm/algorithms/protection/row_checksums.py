@@ -68,16 +68,9 @@ _OPERAND = {name: np.dtype(name) for name in ("float32", *dtypes.HALF_NAMES)} | 
 _SQUARES = 1e-280, 1e300  # a sum of squares between these limits has no error by underflow, and no overflow
 
 
-def _least(dtype: np.dtype) -> float:
-    return float(ml_dtypes.finfo(dtype).smallest_subnormal)  # type: ignore[no-untyped-call]
-
-
-def _least_normal(dtype: np.dtype) -> float:
-    return float(ml_dtypes.finfo(dtype).smallest_normal)  # type: ignore[no-untyped-call]
-
-
-def _most(dtype: np.dtype) -> float:
-    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+def _limit(name: str, dtype: np.dtype) -> float:
+    """Return a limit of a type: "smallest_subnormal", "smallest_normal" or "max"."""
+    return float(getattr(ml_dtypes.finfo(dtype), name))  # type: ignore[no-untyped-call]
 
 
 def _absolute(part: np.ndarray) -> np.ndarray:
@@ -150,17 +143,17 @@ class RowChecksums:
         self._of_largest = dtypes.COMPUTE[compute] * k / self._of_product * wide if of_largest else 0.0
         self._of_entry = wide * (unit * n**0.5 + once)
         # The errors of products, sums and elements of C that are subnormal numbers.
-        least = _least(accumulate)
-        self._lost = 2 * n**0.5 * ((size * k + 2) * least + _least(stored)) + n * least
+        least = _limit("smallest_subnormal", accumulate)
+        self._lost = 2 * n**0.5 * ((size * k + 2) * least + _limit("smallest_subnormal", stored)) + n * least
         # An operand below the least normal number has the error of that number, also if alpha makes it so small.
         self._scaled = bool(compute) or size < 1
-        self._least_operand = _least_normal(accumulate) / (min(1.0, size) or 1.0)
+        self._least_operand = _limit("smallest_normal", accumulate) / (min(1.0, size) or 1.0)
         if compute:
-            self._least_operand = max(self._least_operand, _least_normal(_OPERAND[compute]))
-        self._most_operand = _most(_OPERAND[compute]) if compute else np.inf
-        self._most_row = _most(accumulate) / (2 * n**0.5)  # norm of a row of B whose checksum does not overflow
+            self._least_operand = max(self._least_operand, _limit("smallest_normal", _OPERAND[compute]))
+        self._most_operand = _limit("max", _OPERAND[compute]) if compute else np.inf
+        self._most_row = _limit("max", accumulate) / (2 * n**0.5)  # norm of a row of B whose checksum does not overflow
         # Above this limit, C or its checksum may overflow its type: then infinity is correct.
-        self._most = min(map(_most, (accumulate, stored))) / (8 * n**0.5)
+        self._most = min(_limit("max", x) for x in (accumulate, stored)) / (8 * n**0.5)
 
     def begin(self) -> None:
         """Compute this rank's contributions to alpha A (B x) + beta C0 x, and the sizes of rounding errors."""

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.algorithms.statistics.columns import of_columns, whole_columns
-from pdgemm.algorithms.statistics.ranked import (
+from pdgemm.algorithms.statistics.sorting import (
     at_places,
     check_ordered,
     elements_of,
     in_order,
     keys_of,
+    of_columns,
     places_in,
     sum_over_ranks,
+    whole_columns,
 )
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.device import Array, of, to_host

@@ -18,8 +18,7 @@ from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array, beside, to_host
 from pdgemm.local.arrays.dtypes import common, element_type
 from pdgemm.local.arrays.element_functions import slabs
-from pdgemm.local.arrays.elementwise import CONVERT
-from pdgemm.local.arrays.evaluation import supported
+from pdgemm.local.arrays.elementwise import CONVERT, supported
 from pdgemm.local.arrays.folds import ON_DEVICE
 from pdgemm.matrix.argument_checks import check_matrices, communicator, op, op_letter, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix

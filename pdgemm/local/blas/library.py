@@ -51,14 +51,11 @@ def library() -> ctypes.CDLL | None:
 
 
 @cache
-def gemm(char: str) -> Callable[..., None]:
-    """Return the gemm routine of a dtype, whose arguments are all pointers; the routine releases the GIL."""
-    return routine("gemm", char)
-
-
-@cache
 def routine(name: str, char: str) -> Callable[..., None]:
-    """Return a routine of BLAS or LAPACK for a dtype; where the library lacks the routine, that of SciPy."""
+    """Return a routine of BLAS or LAPACK for a dtype; where the library lacks the routine, that of SciPy.
+
+    Its arguments are all pointers.  It releases the GIL.
+    """
     replacement, symbol = library(), f"{LETTER[char]}{name}"
     if replacement is None or not hasattr(replacement, f"{symbol}_"):
         return ctypes.CFUNCTYPE(None)(_of_scipy(symbol, "cython_blas" if name in BLAS_ROUTINES else "cython_lapack"))

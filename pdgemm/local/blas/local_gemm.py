@@ -81,7 +81,7 @@ def prepare(
         _LETTERS[trans_a], _LETTERS[trans_b], _int(m), _int(n), _int(k),
         _scalar(char, alpha), _address(A), _int(lda), _address(B), _int(ldb),
     )  # fmt: skip
-    return _Prepared(blas.gemm(char), char, head, (_address(C), _int(ldc)), arrays)
+    return _Prepared(blas.routine("gemm", char), char, head, (_address(C), _int(ldc)), arrays)
 
 
 def multiply_stack(A: np.ndarray, B: np.ndarray, C: np.ndarray | None = None) -> np.ndarray:

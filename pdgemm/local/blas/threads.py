@@ -84,5 +84,5 @@ def core_share(cores: list[list[int]], rank: int) -> int:
 
 @cache
 def _libraries() -> list[LibController]:
-    blas.gemm("d")  # threadpoolctl finds only loaded libraries
+    blas.routine("gemm", "d")  # threadpoolctl finds only loaded libraries
     return processors.libraries()
