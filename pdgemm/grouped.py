@@ -29,7 +29,6 @@ from pdgemm.matrix.argument_checks import (
 )
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared
 from pdgemm.names import DType, Transpose
 from pdgemm.support.agreement import together
 from pdgemm.transport.packed_exchange import repeated_if_unmapped
@@ -106,12 +105,7 @@ def _multiplied(
         operands = routing.batch_of(rows), W, routing.batch_of(results)
         product = BatchProduct(*operands, alpha, 0, "N", transb, accumulate_dtype, epilogue)
         description += ["matmul_grouped", inward.plan.description, *product.description]
-    shared = routing.shares(results)
-    with together(comm, check) as description:
-        outward = RoutedTransfer(routing, Y, results, False, shared, beta)
-        description += ["matmul_grouped", outward.plan.description, f"beta={outward.beta}"]
-    if new_result:
-        Y.shared = all_shared(Y.stored, Y.grid)
+    outward = routing.transfer_to(Y, results, beta, new_result, check)
     counts = inward()
     work = product(perf_counter()).report
     back = outward()

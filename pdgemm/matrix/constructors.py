@@ -302,15 +302,14 @@ class Constructors(MatrixBase):
                 arguments += [f"an array of shape {whole.shape}", whole.dtype, f"check={bool(check)}"]
                 if check and grid.size > 1:
                     arguments.append(f"{described_elements(whole)} (with root=0, those of rank 0 are distributed)")
+        shape, dtype = whole.shape, whole.dtype
+        if root is not None:
+            shape, dtype = grid.comm.bcast((shape, dtype), root=root)
+        matrix = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, order=order, device=device)
         if root is None:
-            matrix = cls.empty(
-                whole.shape, grid=grid, block=block, dtype=whole.dtype, source=source, order=order, device=device
-            )
             with together(grid.comm):
                 set_elements(matrix.local, whole[block_index(*matrix.indices())])
             return matrix
-        shape, dtype = grid.comm.bcast((whole.shape, whole.dtype), root=root)
-        matrix = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, order=order, device=device)
         in_place = matrix.device == devices.HOST and matrix.order == "C"  # messages have whole rows
         host = matrix.local if in_place else np.empty(matrix.local.shape, dtype)
         scatter(whole, host, matrix.distribution, grid, root)

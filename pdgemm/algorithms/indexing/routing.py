@@ -177,12 +177,7 @@ class Routing:
             check_matrices(Y=Y)
             rows = self._rows_of(batch, width)
             arguments += ["to_rows", width, batch.dtype]
-        shared = self.shares(rows)
-        with together(comm, check) as arguments:
-            transfer = RoutedTransfer(self, Y, rows, False, shared, beta)
-            arguments += ["to_rows", transfer.plan.description, f"beta={transfer.beta}"]
-        if new_result:
-            Y.shared = all_shared(Y.stored, Y.grid)
+        transfer = self.transfer_to(Y, rows, beta, new_result, check)
         Y.report = self._move_report(transfer, transfer(), start)
         return Y
 
@@ -214,9 +209,15 @@ class Routing:
             items = rows.reshape(0, 0, 0)
         return Batch(items, shapes, self.owner, rows.dtype, self.grid.comm, devices.of(rows))
 
-    def shares(self, rows: Array) -> bool:
-        """Return whether all ranks can read each other's array of `new_rows`.  Collective."""
-        return self.grid.ranks_per_node is None and all_shared(rows, self.grid)
+    def transfer_to(self, Y: DistMatrix, rows: Array, beta: Any, new_result: bool, check: bool) -> RoutedTransfer:
+        """Return the transfer Y := R + beta Y of an array of `new_rows`.  Collective.   new_result : Y is new."""
+        shared = self.grid.ranks_per_node is None and all_shared(rows, self.grid)
+        with together(self.grid.comm, check) as arguments:
+            transfer = RoutedTransfer(self, Y, rows, False, shared, beta)
+            arguments += ["to_rows", transfer.plan.description, f"beta={transfer.beta}"]
+        if new_result:
+            Y.shared = all_shared(Y.stored, Y.grid)
+        return transfer
 
     def plan(self, X: DistMatrix, inward: bool, shared: bool, copies_only: bool, dtype: np.dtype) -> RoutedRows:
         """Return the exchange of the rows of X, to the groups or back, as a value.  Local.
