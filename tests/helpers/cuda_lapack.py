@@ -11,8 +11,8 @@ from factored import EPS, norm, positive_definite, relative, rng_matrix, wide
 from problems import DTYPES
 
 from pdgemm import DistMatrix, ProcessGrid, linalg
-from pdgemm.local.blas.compact_qr import compact_qr
 from pdgemm.local.blas.local_lapack import getrf, keep_triangle, potrf, trsm
+from pdgemm.local.blas.local_qr import compact_qr
 
 
 class CudaLapack:

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from pdgemm.local.blas.compact_qr import compact_qr
 from pdgemm.local.blas.local_gemm import gemm_accumulate
+from pdgemm.local.blas.local_qr import compact_qr
 from pdgemm.schedules.panels.band_schedule import SMALLEST, BandSchedule
 from pdgemm.schedules.panels.panel_schedule import Panel, Window, lower_tiles
 from pdgemm.transport.collectives import carry_out

@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
-from pdgemm.local.blas.compact_qr import compact_qr
 from pdgemm.local.blas.local_gemm import gemm_accumulate
+from pdgemm.local.blas.local_qr import compact_qr
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.panels.bidiagonal_schedule import BidiagonalBandSchedule
 from pdgemm.schedules.panels.panel_schedule import Panel

@@ -11,9 +11,9 @@ import numpy as np
 
 from pdgemm.local.arrays.device import Array, empty, of, to_host
 from pdgemm.local.arrays.elementwise import CONVERT, scale, set_elements
-from pdgemm.local.blas.compact_qr import compact_qr
 from pdgemm.local.blas.local_gemm import gemm_accumulate
 from pdgemm.local.blas.local_lapack import keep_triangle, multiply_triangular
+from pdgemm.local.blas.local_qr import compact_qr
 from pdgemm.schedules.panels.householder_schedule import HouseholderSchedule, ReflectorsSchedule
 from pdgemm.transport.collectives import carry_out
 from pdgemm.transport.panels.column_sum import ColumnSum

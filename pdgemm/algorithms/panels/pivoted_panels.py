@@ -15,9 +15,9 @@ from pdgemm.algorithms.panels.householder_panels import Householder
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.device import beside, to_host
 from pdgemm.local.arrays.element_functions import element_function, fill
-from pdgemm.local.blas.compact_qr import pivots_of
 from pdgemm.local.blas.local_gemm import gemm_accumulate
 from pdgemm.local.blas.local_lapack import trsm
+from pdgemm.local.blas.local_qr import pivots_of
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.schedules.panels.pivoted_schedule import INDEX, PivotedSchedule, beginning_with

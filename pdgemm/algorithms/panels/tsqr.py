@@ -15,9 +15,8 @@ from mpi4py import MPI
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.local.arrays.device import Array, empty, of, to_host
 from pdgemm.local.arrays.elementwise import CONVERT, Combine, add_elements, set_elements
-from pdgemm.local.blas.compact_qr import compact_qr
 from pdgemm.local.blas.local_gemm import gemm_accumulate
-from pdgemm.local.blas.local_qr import blocks, orthonormal_factors, phases
+from pdgemm.local.blas.local_qr import blocks, compact_qr, orthonormal_factors, phases
 from pdgemm.schedules.panels.tsqr_schedule import Tree, packed_words
 from pdgemm.support.agreement import together
 from pdgemm.transport.panels.tree_messages import ascend, descend, unpacked

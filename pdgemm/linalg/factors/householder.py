@@ -96,7 +96,7 @@ def apply_reflectors(
         columns = slice(start, start + 2 * BLOCK)
         V: Any = tril(F[start:, columns], -1)
         V += empty_like(V)._filled("eye", element_function("eye", 0, np.dtype("d")))
-        D, U = np.diag(tau[columns]), np.triu(did(gram(V)).allgather(), 1)  # T^-1 = D^-1 + U: see `blas.compact_qr`
+        D, U = np.diag(tau[columns]), np.triu(did(gram(V)).allgather(), 1)  # T^-1 = D^-1 + U: see `blas.local_qr`
         T = np.linalg.solve(np.eye(len(D)) + D @ U, D).astype(F.dtype)
         T = T.conj().T if adjoint else T
         small = DistMatrix.from_global(T, grid=F.grid.base, device=F.device, check=False)

@@ -18,7 +18,7 @@ from pdgemm.linalg.factors.operands import to_factor
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times_upper
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.element_functions import element_function
-from pdgemm.local.blas.compact_qr import reflect_in_turn
+from pdgemm.local.blas.local_qr import reflect_in_turn
 from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.array_functions import triu
 from pdgemm.matrix.distmatrix import DistMatrix

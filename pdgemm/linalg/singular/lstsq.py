@@ -20,7 +20,7 @@ from pdgemm.linalg.singular.singular_values import rank_above
 from pdgemm.linalg.work import Work, near_one, on_one_rank
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_name
-from pdgemm.local.blas.compact_qr import LeadingTriangle
+from pdgemm.local.blas.local_qr import LeadingTriangle
 from pdgemm.matrix.argument_checks import as_real, check_dtype, check_matrices, communicator, shape_of
 from pdgemm.matrix.array_functions import triu
 from pdgemm.matrix.distmatrix import DistMatrix

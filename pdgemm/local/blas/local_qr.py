@@ -1,23 +1,24 @@
-"""Gram matrices, products and quotients with small matrices, and QR factors on one rank, of arrays with many rows.
+"""QR factorisations on one rank, in compact form and with column pivoting; Gram matrices, products and quotients.
 
-The host works on blocks of rows that fit in cache, row-major and contiguous, and passes their transposes to BLAS:
-SciPy's interface takes column-major arrays, and copies all other arrays.  A device works on all rows at once.
+Of arrays with many rows the host works on blocks of rows that fit in cache, row-major and contiguous, and passes their
+transposes to BLAS, which takes column-major arrays.  A device works on all rows at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import scipy  # whose packages, which take long to load, are loaded when they are first used
 
-from pdgemm.local.arrays.device import Array, of
-from pdgemm.local.arrays.device import empty as new
+from pdgemm.local.arrays.device import Array, empty, of, to_host
 from pdgemm.local.arrays.elementwise import CONVERT, scale
-from pdgemm.local.blas.local_gemm import gemm_accumulate, prepare_square
-from pdgemm.local.blas.local_lapack import trsm
+from pdgemm.local.blas.local_gemm import blas_number, gemm_accumulate, prepare_square
+from pdgemm.local.blas.local_lapack import call_lapack, keep_triangle, reflect, trsm
 
 _IN_CACHE = 1 << 17  # elements of a block of rows
+_BLOCK = 32  # columns that LAPACK may reflect at once with the workspace that is allocated
 _LEAST_ROWS = 256  # least rows of a block: BLAS is slower on fewer rows
 
 
@@ -36,7 +37,7 @@ def row_blocks(X: Array) -> Iterator[slice]:
 
 def new_gram(X: Array) -> Array:
     """Return a matrix of zeros, (k, k) and column-major, in the memory that X (m, k) is in.  Local."""
-    G = new((X.shape[1], X.shape[1]), X.dtype, "F", of(X))
+    G = empty((X.shape[1], X.shape[1]), X.dtype, "F", of(X))
     scale(0, G)
     return G
 
@@ -65,7 +66,7 @@ def multiply_in_place(X: Array, W: np.ndarray) -> None:
     """Compute X := X W.  Local; 2 m k^2 flops.   X : (m, k), row-major, overwritten.   W : (k, k), on the host."""
     W = row_major_like(np.ascontiguousarray(W), X)
     for rows in blocks(*X.shape):  # also on a device, whose memory may not hold a copy of all rows
-        Y = new(X[rows].shape, X.dtype, "C", of(X))
+        Y = empty(X[rows].shape, X.dtype, "C", of(X))
         CONVERT(Y, X[rows])
         gemm_accumulate(1, Y, W, 0, X[rows])
 
@@ -100,3 +101,112 @@ def phases(x: np.ndarray) -> np.ndarray:
     if x.dtype.kind == "c":
         np.divide(x.imag, lengths, out=quotients.imag, where=there)
     return quotients
+
+
+def compact_qr(A: Array, R: Array, T: Array, order: np.ndarray | None = None) -> None:
+    """Factor A = (I - V T V^H) R, or A[:, order] = (I - V T V^H) R, and overwrite A with V.  Local.
+
+    A : (m, n), m >= n;  R, T : (n, n), overwritten with upper triangular matrices.  All are column-major, and all on
+        the host or all on one device, where every step runs: the host neither waits nor copies.
+    order : if not None, overwritten with an order of columns in which |r_jj| falls: see `reflect_in_turn`.
+    V is unit lower trapezoidal, with its zeros and ones; R has LAPACK's signs: a real diagonal, perhaps negative.
+
+    4 m n^2 flops.  Compact form: Schreiber & Van Loan, SIAM J. Sci. Stat. Comput. 10(1), 1989.  T from
+    T^-1 + T^-H = V^H V: Joffrain, Low, Quintana-Orti & van de Geijn, ACM Trans. Math. Softw. 32(2), 2006.
+    """
+    n = A.shape[1]
+    tau, top = reflect(A) if order is None else reflect_in_turn(A, order), A[:n]
+    CONVERT(R, top)
+    keep_triangle(R, lower=False)
+    keep_triangle(top, unit=True)
+    U = empty(T.shape, T.dtype, "F", of(T))
+    gemm_accumulate(1, A.T, A, 0, U, conjugate_a=A.dtype.kind == "c")
+    np.multiply(U, tau[:, None], out=U)  # T = (I + D U)^-1 D, where D = diag(tau), and U is V^H V above the diagonal
+    scale(0, T)
+    keep_triangle(T, unit=True)
+    trsm(U, T, lower=False, unit=True)
+    np.multiply(T, tau, out=T)
+
+
+def reflect_in_turn(A: Array, order: np.ndarray) -> Array:
+    """Overwrite A with R and reflectors of A[:, order], as `local_lapack.reflect`, and return tau.  Local.
+
+    order : overwritten with the order of LAPACK's geqp3, which takes the column that is farthest from the space of
+        those before it; as they are if A has NaN or infinite elements.
+    A device has no such routine: R of its geqrf is ordered on the host, and A[:, order] factored again.
+    """
+    order[:] = range(A.shape[1])
+    if (device := of(A)) is None:
+        return _geqp3(A, order) if np.isfinite(A).all() else reflect(A)
+    if not A.size:
+        return reflect(A)
+    X = empty(A.shape, A.dtype, "F", device)
+    CONVERT(X, A)
+    reflect(X)
+    R = np.asfortranarray(to_host(X[: X.shape[1]]))
+    keep_triangle(R, lower=False)
+    order[:] = pivots_of(R)
+    CONVERT(X, A)
+    for here, there in enumerate(order.tolist()):
+        CONVERT(A[:, here : here + 1], X[:, there : there + 1])
+    return reflect(A)
+
+
+def pivots_of(X: np.ndarray) -> np.ndarray:
+    """Return the column numbers of X in the order of LAPACK's geqp3; as they are if X has NaN or infinity.  Local.
+
+    X : (m, n), column-major, overwritten.
+    """
+    order = np.arange(X.shape[1])
+    if np.isfinite(X).all():
+        _geqp3(X, order)
+    return order
+
+
+def _geqp3(A: np.ndarray, order: np.ndarray) -> np.ndarray:
+    (m, n), dtype = A.shape, A.dtype
+    tau, work, pivots = np.zeros(min(m, n), dtype), np.empty(2 * n + (n + 1) * _BLOCK, dtype), np.zeros(n, np.intc)
+    if A.size:
+        real = [np.empty(2 * n, np.finfo(dtype).dtype)] if dtype.kind == "c" else []
+        call_lapack("geqp3", dtype, m, n, A, pivots, tau, work, work.size, *real)
+        order[:] = pivots - 1
+    return tau
+
+
+class LeadingTriangle:
+    """The largest leading triangle of R whose condition is at most 1/rcond, as estimated in LAPACK's gelsy.
+
+    most : the number of columns of R.   order : of the triangle.
+
+    With each column, laic1 updates estimates of the largest and the smallest singular value, and of their left
+    singular vectors (Bischof, SIAM J. Matrix Anal. Appl. 11(2), 1990).  A diagonal alone may not show a small value.
+    """
+
+    def __init__(self, dtype: np.dtype, most: int, rcond: float) -> None:
+        self.order, self._rcond, self._values = 0, np.finfo(dtype).dtype.type(rcond), [0.0, 0.0]
+        self._vectors = np.zeros((2, most), dtype)
+
+    def extended(self, columns: np.ndarray) -> int:
+        """Add columns of R, as long as the condition allows it, and return the order.  Local."""
+        for column in columns.T:
+            k, x = self.order, np.ascontiguousarray(column)
+            grown = [_with_column(job, self._vectors[job - 1], self._values[job - 1], x, k) for job in (1, 2)]
+            (large, *_), (small, *_) = grown
+            if small == 0 or large * self._rcond > small:
+                break
+            for vector, (_, s, c) in zip(self._vectors, grown):
+                vector[:k] *= s
+                vector[k] = c
+            self._values, self.order = [large, small], k + 1
+        return self.order
+
+
+def _with_column(job: int, vector: np.ndarray, value: float, x: np.ndarray, k: int) -> tuple[Any, Any, Any]:
+    """Return an extreme singular value of [[R, x[:k]], [0, x[k]]], and s and c: its vector is (s vector[:k], c)."""
+    if k == 0:
+        return abs(x[0]), x.dtype.type(0), x.dtype.type(1)
+    dtype = x.dtype
+    result, s, c = np.zeros(1, np.finfo(dtype).dtype), np.zeros(1, dtype), np.zeros(1, dtype)
+    real = blas_number(result.dtype.char, value)
+    call_lapack("laic1", dtype, job, k, vector, real, x, blas_number(dtype.char, x[k]), result, s, c)
+    return result[0], s[0], c[0]

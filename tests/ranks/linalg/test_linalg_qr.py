@@ -209,7 +209,7 @@ def test_plans(comm: Any, monkeypatch: pytest.MonkeyPatch, rest: int) -> None:
         return reflect(X)
 
     monkeypatch.setattr("pdgemm.algorithms.panels.pivoted_panels.pivots_of", planned)
-    monkeypatch.setattr("pdgemm.local.blas.compact_qr.reflect_in_turn", as_they_are)
+    monkeypatch.setattr("pdgemm.local.blas.local_qr.reflect_in_turn", as_they_are)
     monkeypatch.setattr("pdgemm.linalg.factors.pivoted_qr.reflect_in_turn", as_planned)
     cases = ((31, 31, 8), (12, 29, None), (29, 12, (5, 9)))
     for number, shape in enumerate(grid_shapes(comm.size)):

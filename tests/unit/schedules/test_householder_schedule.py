@@ -10,7 +10,7 @@ from factored import rng_matrix
 
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
-from pdgemm.local.blas.compact_qr import compact_qr
+from pdgemm.local.blas.local_qr import compact_qr
 from pdgemm.schedules.panels.householder_schedule import HouseholderSchedule
 
 
