@@ -51,8 +51,8 @@ class Cuda:
         if not count:
             raise DeviceError("no GPU is visible to this process (CUDA_VISIBLE_DEVICES?)")
         self.number = runtime.getDevice()
-        self._products = cupy.cuda.Stream(non_blocking=True)
-        self._transfer, self._upload = (  # copies take precedence over products
+        self.product_stream = cupy.cuda.Stream(non_blocking=True)
+        self.transfer_stream, self.upload_stream = (  # copies take precedence over products
             cupy.cuda.Stream(non_blocking=True, priority=-1) for _ in range(2)
         )
         self._cublas = cublas.create()  # users may change the modes of CuPy's handle
@@ -184,17 +184,8 @@ class Cuda:
             raise DeviceError(f"cuSOLVER, which factors panels, cannot be loaded: {reason}; {way}") from None
         return Factorisations(self)
 
-    def load_factorisations(self) -> None:
-        _ = self._factorisations
-
-    def potrf(self, A: Array, lower: bool) -> tuple[int, np.ndarray]:
-        return self._factorisations.potrf(A, lower)
-
-    def getrf(self, A: Array, pivots: np.ndarray) -> int:
-        return self._factorisations.getrf(A, pivots)
-
-    def geqrf(self, A: Array) -> Array:
-        return self._factorisations.geqrf(A)
+    def load_factorisations(self) -> Any:
+        return self._factorisations
 
     broadcast = cuda_nccl.nccl_broadcast
     exchange = cuda_nccl.nccl_exchange
@@ -202,15 +193,6 @@ class Cuda:
 
     # ------------------------------------------------------------------ streams
     current_stream = staticmethod(cupy.cuda.get_current_stream)
-
-    def product_stream(self) -> Any:
-        return self._products
-
-    def transfer_stream(self) -> Any:
-        return self._transfer
-
-    def upload_stream(self) -> Any:
-        return self._upload
 
     def happened(self, event: Any) -> bool:
         status = runtime.eventQuery(event.ptr)

@@ -33,7 +33,11 @@ class Factorisations:
 
     @_memory_errors
     def potrf(self, A: Array, lower: bool) -> tuple[int, np.ndarray]:
-        """Overwrite a triangle of A, column-major, with its Cholesky factor; see `Device.potrf`."""
+        """Overwrite one triangle of a column-major A with its Cholesky factor, as LAPACK's potrf.
+
+        The other triangle is neither read nor written.  Returns info and the diagonal of the factor, both copied to the
+        host in one small copy, for which the host waits.
+        """
         n, dtype = len(A), A.dtype
         results = self._device.empty((_INFO_BYTES + n * dtype.itemsize,), np.int8)
         routine, work = self._routine("potrf", A, _LOWER if lower else _UPPER, n)
@@ -45,7 +49,11 @@ class Factorisations:
 
     @_memory_errors
     def getrf(self, A: Array, pivots: np.ndarray) -> int:
-        """Overwrite A, column-major, with its LU factors, and `pivots`; see `Device.getrf`."""
+        """Overwrite A, column-major (m, n), with its factors, P A = L U, as LAPACK's getrf, and return info.
+
+        pivots : min(m, n) numbers on the host, counted from 1.  They come with info in one small copy, for which the
+            host waits.
+        """
         (m, n), number = A.shape, min(A.shape)
         results = self._device.empty((1 + number,), np.int32)
         routine, work = self._routine("getrf", A, m, n)
@@ -57,7 +65,7 @@ class Factorisations:
 
     @_memory_errors
     def geqrf(self, A: Array) -> Array:
-        """Overwrite A, column-major, with R and reflectors, and return tau; see `Device.geqrf`."""
+        """Overwrite A, column-major (m, n), with R and reflectors, as LAPACK's geqrf; return tau, on the device."""
         tau, info = self._device.empty((min(A.shape),), A.dtype), self._device.empty((1,), np.int32)
         routine, work = self._routine("geqrf", A, *A.shape)
         routine(tau.data.ptr, work.data.ptr, work.size, info.data.ptr)

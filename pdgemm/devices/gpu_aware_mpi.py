@@ -126,14 +126,14 @@ def self_test(comm: MPI.Intracomm, device: Device) -> str:
     try:
         x, y, z = (device.empty((_SIDE, _SIDE), np.float32) for _ in range(3))
         multiply = device.multiply(1, x, y, z, False, False, tf32=False)
-        with device.transfer_stream():
+        with device.transfer_stream:
             buffers = [[device.to_device(x, "C") for x in (mine, 0 * mine)] for mine, _ in messages.values()]
     except (MemoryError, RuntimeError) as bad:  # of CUDA, too
         lacking = f"its arrays cannot be allocated: {bad}"
     if comm.allreduce(bool(lacking), MPI.LOR):  # before any rank waits for a message of another one
         return lacking
     for (words, (_, theirs)), (sent, got) in zip(messages.items(), buffers):
-        with device.product_stream():
+        with device.product_stream:
             for _ in range(_PRODUCTS):
                 multiply(0)
         got_it = comm.Irecv(got, source=before)
@@ -145,7 +145,7 @@ def self_test(comm: MPI.Intracomm, device: Device) -> str:
             comm.Ibcast(sent, root=0).Wait()
         if not np.array_equal(to_host(sent), np.arange(words, dtype=np.int64) * 3):
             wrong.append(f"{8 * words} bytes were broadcast changed")
-        device.product_stream().synchronize()
+        device.product_stream.synchronize()
         if comm.allreduce(bool(wrong), MPI.LOR):
             return wrong[0] if wrong else ""
     return ""

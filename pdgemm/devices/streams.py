@@ -31,8 +31,8 @@ class DeviceRecorder(Recorder):
     def __init__(self, device: Device) -> None:
         super().__init__()
         self._device = device
-        self.compute, self.transfer = device.product_stream(), device.transfer_stream()
-        self.upload = device.upload_stream()
+        self.compute, self.transfer = device.product_stream, device.transfer_stream
+        self.upload = device.upload_stream
         self._spans: list[tuple[str, Event, Event]] = []
         self._computed: Event | None = None  # after the last product
         self._packed: Event | None = None  # after the last copy, if the host has not waited for it

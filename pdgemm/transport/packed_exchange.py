@@ -317,7 +317,7 @@ def _is_idle(device: Device) -> bool:
     """Wait until all streams of a device are idle; return False if one of them fails, or not all are idle in time."""
     end = monotonic() + _PATIENCE
     try:
-        events = [x.record() for x in (device.product_stream(), device.transfer_stream(), device.upload_stream())]
+        events = [x.record() for x in (device.product_stream, device.transfer_stream, device.upload_stream)]
         while not all(device.happened(event) for event in events):
             if monotonic() > end:
                 return False

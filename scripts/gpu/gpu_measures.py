@@ -81,10 +81,10 @@ def nccl(grid: Any, small: bool) -> Iterator[Finding]:
     for dtype in map(np.dtype, cuda_nccl._TYPES):
         numbers = np.arange(1000).astype(dtype)
         x, arrived, total = device.to_device(numbers, "C"), *(device.empty((1000,), dtype) for _ in range(2))
-        with device.transfer_stream():
+        with device.transfer_stream:
             cuda_nccl.nccl_exchange(device, comm, [(x, 0)], [(arrived, 0)])
             cuda_nccl.nccl_reductions(device, comm, [(x, total, 0)])
-        device.transfer_stream().synchronize()
+        device.transfer_stream.synchronize()
         right = all(np.array_equal(device.to_host(y), numbers) for y in (arrived, total))
         yield Finding(f"{dtype}: a message to itself, and a sum", "right", "right" if right else "wrong", right)
     start = perf_counter()

@@ -117,7 +117,7 @@ def test_wrong_calls_of_cusolver_are_seen(gpu: Gpu, cuda: Any) -> None:
         call()
     solver.setStream(handle, stream.ptr)
     call()
-    with cuda.product_stream(), pytest.raises(AssertionError, match="another stream"):
+    with cuda.product_stream, pytest.raises(AssertionError, match="another stream"):
         call()
     for wrong, refusal, text in (
         ({"ld": 5}, CUSOLVERError, "3"),
@@ -190,7 +190,7 @@ def test_unequal_matrices_are_one_call(gpu: Gpu, cuda: Any) -> None:
         (grouped_gemm.cublas, "setStream", lambda *args: None, "another stream"),
         (grouped_gemm.cupy, "asarray", _left_on_the_host, "addresses are on the GPU"),
     ):
-        with pytest.MonkeyPatch.context() as patch, cuda.product_stream():
+        with pytest.MonkeyPatch.context() as patch, cuda.product_stream:
             patch.setattr(owner, name, wrong)
             with pytest.raises(AssertionError, match=text):
                 multiply([(x, x, cuda.empty((3, 3), "float64"))])

@@ -105,7 +105,7 @@ def test_a_grid_is_freed_after_any_exception(comm: Any, cuda: Any) -> None:
     with ProcessGrid(comm) as grid:
         x = DistMatrix.zeros((8, 8), grid=grid, device="cuda").stored
         Nccl.stuck = True
-        with cuda.transfer_stream():
+        with cuda.transfer_stream:
             cuda.broadcast(grid.comm, x, 0)
         comm.Barrier()
         kept_if_it_fails(None, x).__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)

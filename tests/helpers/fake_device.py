@@ -93,6 +93,9 @@ class FakeDevice(Races):
         act = lambda: quietly(solve_triangular, how, alpha, A.x, X.x)  # noqa: E731
         self._launch("triangle", (A, X), (X,), act)
 
+    def load_factorisations(self) -> FakeDevice:
+        return self
+
     def potrf(self, A: FakeArray, lower: bool) -> tuple[int, np.ndarray]:
         info, diagonal = self.empty((1,), np.intc), self.empty((len(A),), A.dtype)
 
@@ -208,15 +211,6 @@ class FakeDevice(Races):
     def current_stream(self) -> FakeStream:
         return self.current
 
-    def product_stream(self) -> FakeStream:
-        return self.compute
-
-    def transfer_stream(self) -> FakeStream:
-        return self.transfer
-
-    def upload_stream(self) -> FakeStream:
-        return self.upload
-
     def happened(self, event: FakeEvent) -> bool:
         return event.happened()
 
@@ -226,7 +220,7 @@ class FakeDevice(Races):
     def _nothing(self, *args: Any) -> None:
         pass
 
-    load_factorisations = use = release_memory = abandon_nccl = takes = _nothing
+    use = release_memory = abandon_nccl = takes = _nothing
 
     def elapsed(self, begin: FakeEvent, end: FakeEvent) -> float:
         assert end.stream.finished >= end.position >= begin.position

@@ -147,6 +147,7 @@ class Races:
         self.messages = 0
         self.callers, self.compute = FakeStream(self, "caller's"), FakeStream(self, "compute")
         self.transfer, self.upload = FakeStream(self, "transfer"), FakeStream(self, "upload")
+        self.product_stream, self.transfer_stream, self.upload_stream = self.compute, self.transfer, self.upload
         self.current = self.callers
         self._memory: WeakKeyDictionary[NodeMemory, Any] = WeakKeyDictionary()
         self.held = 0

@@ -92,9 +92,17 @@ class Reach(NamedTuple):
 
 
 class Device(Protocol):
-    """The interface of a device.  Work is started in the current stream; methods wait for it only where they say so."""
+    """The interface of a device.  Work is started in the current stream; methods wait for it only where they say so.
+
+    product_stream  : the stream for products; this stream and the default stream do not wait for each other.
+    transfer_stream : the stream for copies that overlap with products.
+    upload_stream   : the stream for copies from the host that overlap with copies to the host.
+    """
 
     name: str
+    product_stream: Any
+    transfer_stream: Any
+    upload_stream: Any
 
     def use(self) -> None:
         """Make this the current device of the calling thread."""
@@ -131,25 +139,8 @@ class Device(Protocol):
         how : BLAS's letters for side, triangle, op and unit diagonal.
         """
 
-    def load_factorisations(self) -> None:
-        """Load the library of `potrf`, `getrf` and `geqrf`, once.  Raises DeviceError where it is missing."""
-
-    def potrf(self, A: Array, lower: bool) -> tuple[int, np.ndarray]:
-        """Overwrite one triangle of a column-major A with its Cholesky factor, as LAPACK's potrf.
-
-        The other triangle is neither read nor written.  Returns info and the diagonal of the factor, both copied to the
-        host in one small copy, for which the host waits.
-        """
-
-    def getrf(self, A: Array, pivots: np.ndarray) -> int:
-        """Overwrite A, column-major (m, n), with its factors, P A = L U, as LAPACK's getrf, and return info.
-
-        pivots : min(m, n) numbers on the host, counted from 1.  They come with info in one small copy, for which the
-            host waits.
-        """
-
-    def geqrf(self, A: Array) -> Array:
-        """Overwrite A, column-major (m, n), with R and reflectors, as LAPACK's geqrf; return tau, on the device."""
+    def load_factorisations(self) -> Any:
+        """Return the `cusolver.Factorisations` of the device, whose library is loaded once.  Raises DeviceError."""
 
     def keep_triangle(self, A: Array, lower: bool, unit: bool) -> None:
         """Set the other triangle of a square A, of any memory order, to zero, and a unit diagonal to one."""
@@ -194,15 +185,6 @@ class Device(Protocol):
 
     def current_stream(self) -> Stream:
         """Return the caller's stream."""
-
-    def product_stream(self) -> Stream:
-        """Return the stream for products; this stream and the default stream do not wait for each other."""
-
-    def transfer_stream(self) -> Stream:
-        """Return the stream for copies that overlap with products."""
-
-    def upload_stream(self) -> Stream:
-        """Return the stream for copies from the host that overlap with copies to the host."""
 
     def happened(self, event: Any) -> bool:
         """Return whether an event is complete.

@@ -52,7 +52,7 @@ def potrf(A: Array, lower: bool = True) -> int:
     keep_triangle(A, lower)
     A, flipped = _seen(A)
     if device := of(A):
-        info, diagonal = device.potrf(A, lower != flipped)
+        info, diagonal = device.load_factorisations().potrf(A, lower != flipped)
     else:
         info = call_lapack("potrf", A.dtype, fortran_letter("L" if lower != flipped else "U"), A.shape[0], A)
         diagonal = A.diagonal()
@@ -86,7 +86,7 @@ def getrf(A: Array, pivots: np.ndarray) -> int:
     if not A.size:
         return 0
     if device := of(A):
-        return device.getrf(A, pivots)
+        return device.load_factorisations().getrf(A, pivots)
     return call_lapack("getrf", A.dtype, A.shape[0], A.shape[1], A, pivots)
 
 
@@ -97,7 +97,7 @@ def reflect(A: Array) -> Array:
     """
     m, n = A.shape
     if (device := of(A)) and A.size:
-        return device.geqrf(A)
+        return device.load_factorisations().geqrf(A)
     tau, work = empty((min(m, n),), A.dtype, device=device), np.empty(max(1, n * _BLOCK), A.dtype)
     if A.size:
         call_lapack("geqrf", A.dtype, m, n, A, tau, work, work.size)
