@@ -372,11 +372,7 @@ FUNCTIONS |= {
     "numpy.imag": lambda val: val.imag,
     "numpy.diag": lambda v, k=0: v.diagonal(k),
     "numpy.count_nonzero": lambda a, axis=None, keepdims=False: (a != 0).sum(axis, keepdims),
-    "numpy.copy": lambda a: a.copy(),
     "numpy.astype": lambda x, dtype, copy=True: x.astype(_dtype(dtype), copy),
-    "numpy.transpose": lambda a: a.T,
-    "numpy.matrix_transpose": lambda x: x.T,
-    "numpy.linalg.matrix_transpose": lambda x: x.T,
 }
 
 # functions of `pdgemm.statistics` and `pdgemm.linalg`, modules above this folder, with NumPy's parameters in its order

@@ -36,14 +36,10 @@ _ALLOWED |= {f"numpy.{name}_indices_from" for name in ("diag", "tril", "triu")} 
 
 # functions that a method computes; the parameters of the method have NumPy's names
 _METHODS = {f"numpy.{name}": name for name in ("sum", "mean", "prod", "min", "max", "any", "all", "std", "var")}
-_METHODS |= {f"numpy.{name}": name for name in ("argmin", "argmax", "trace", "diagonal")}
-_METHODS |= {
-    "numpy.amin": "min",
-    "numpy.amax": "max",
-    "numpy.linalg.trace": "trace",
-    "numpy.linalg.diagonal": "diagonal",
-}
-_METHODS |= {"numpy.linalg.vector_norm": "vector_norm"}
+_METHODS |= {f"numpy.{name}": name for name in ("argmin", "argmax", "trace", "diagonal", "copy", "transpose")}
+_METHODS |= {f"numpy.linalg.{name}": name for name in ("trace", "diagonal", "vector_norm")}
+_METHODS |= {f"numpy.{name}": "transpose" for name in ("matrix_transpose", "linalg.matrix_transpose")}
+_METHODS |= {"numpy.amin": "min", "numpy.amax": "max"}
 
 _INSTEAD = {
     **{name: f"A.local.{name}" for name in ("strides", "flags", "data", "base", "ctypes")},  # of the local array
