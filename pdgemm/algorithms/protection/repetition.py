@@ -46,8 +46,7 @@ def protected(
             raise CorruptionError(f"{changed} changed in memory while it was multiplied ({rows}): read it again")
         if not repair:
             raise CorruptionError(
-                f"{rows}, by more than rounding errors; if a bit has flipped, it was on {checks.where(verdict.rows)}; "
-                "protect='repair' would have repeated the product"
+                f"{rows}, by more than rounding errors; protect='repair' would have repeated the product"
             )
         before, bits = bits, int(local_sum(C)[0])
         flipped = (
@@ -60,8 +59,7 @@ def protected(
             )
         if verdict.certain and repeats and not flipped:
             raise CorruptionError(
-                f"{rows}, by more than rounding errors, twice in the same way: an error that repeats itself, probably "
-                f"on {checks.where(verdict.rows)}: take that node out of the job"
+                f"{rows}, by more than rounding errors, twice in the same way: an error that repeats itself"
             )
         again = verdict.wrong and (flipped or not repeats)
         if comm.rank == 0:

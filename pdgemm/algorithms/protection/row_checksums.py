@@ -103,7 +103,7 @@ _HYPOT = MPI.Op.Create(_joined, commute=True)  # joins the 2-norms of the parts 
 
 
 class RowChecksums:
-    """The checksums of one product.  Collective over the grid: `begin`, `end`, `where` and `changed`.
+    """The checksums of one product.  Collective over the grid: `begin`, `end` and `changed`.
 
     buffers : of the plan (`ChecksumPlan.buffers`).   compute : the type that operands are rounded to.
     entry : the buffer for a copy of C on entry; None: no copy is kept.
@@ -259,26 +259,6 @@ class RowChecksums:
     def residual(self) -> bytes:
         """The bits of C x - (alpha A (B x) + beta C0 x), as computed by `end`."""
         return self._vectors["C x"].tobytes()
-
-    def where(self, rows: np.ndarray) -> str:
-        """Return the ranks whose part of C may be wrong, and their nodes, as text."""
-        m, n = self._C.shape
-        columns = np.zeros(n, self._dtype)
-        of_rows = self._weights(np.arange(m))
-        (rows_c, cols_c), (rows_a, cols_a), (rows_b, cols_b) = (x.indices() for x in (self._C, self._A, self._B))
-        columns[cols_c] += self._times(self._C.T, of_rows[rows_c])[0]
-        if self._reads:
-            whole = np.zeros(self._A.shape[1], self._dtype)
-            whole[cols_a] += self._times(self._A.T, of_rows[rows_a])[0]
-            self._comm.Allreduce(MPI.IN_PLACE, whole, MPI.SUM)
-            columns[cols_b] -= self._alpha * self._times(self._B.T, whole[rows_b])[0]
-        self._comm.Allreduce(MPI.IN_PLACE, columns, MPI.SUM)
-        with np.errstate(all="ignore"):
-            far = ~(np.abs(columns) <= SHARP * np.percentile(np.abs(columns), _MOST, method="lower"))
-        if self._beta != 0 or not far.any():  # C on entry is overwritten, or all columns are wrong
-            far[:] = True
-        mine = np.isin(rows_c, rows).any() and far[cols_c].any()
-        return ranks_and_nodes(self._comm.allgather((bool(mine), node())))
 
     def changed(self) -> str:
         """Return the ranks whose part of A or B has changed since `begin`, as text; the empty string if none has."""

@@ -187,7 +187,7 @@ def test_larger_rounding_errors_accuse_nobody(
             if by > 100 * tau:
                 with pytest.raises(CorruptionError) as raised:
                     pdgemm(1, A, B, protect="repair")
-                assert re.search(r"twice in the same way.*probably on rank \d", str(raised.value))
+                assert re.search(r"twice in the same way", str(raised.value))
                 assert "flipped" not in str(raised.value)
             else:
                 C = pdgemm(1, A, B, protect="repair")
