@@ -20,7 +20,7 @@ from pdgemm.errors import ArgumentError, DeviceError, LayoutError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.alignment import aligned
-from pdgemm.local.arrays.device import Array, Device, beside, to_host
+from pdgemm.local.arrays.device import beside, to_host
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.elementwise import Combine, all_close, close, evaluated, is_extension
 from pdgemm.local.arrays.integers import as_name, shown
@@ -121,22 +121,16 @@ def _elementwise(name: str, act: Callable[..., Any], *operands: Any) -> Any:
     parts, like, report = fitted(name, operands)
     device = devices.of(like.stored)
     with together(like.grid.comm, device is not None):  # which may lack memory on one rank
-        rows, cols = map(len, like.indices())
-        local = _applied(act, parts, (rows, cols), dtype, device)
+        if device is None:
+            local = np.ascontiguousarray(act(*parts))
+        else:
+            rows, cols = map(len, like.indices())
+            local = aligned((rows, cols), dtype, "C", device)
+            evaluated(act, parts, local)
     result = type(matrices[0])(local, like.grid, like.distribution)
     if report:
         result.report = report
     return result
-
-
-def _applied(
-    act: Callable[..., Any], parts: Sequence[Any], shape: tuple[int, int], dtype: np.dtype, device: Device | None
-) -> Array:
-    if device is None:
-        return np.ascontiguousarray(act(*parts))
-    local = aligned(shape, dtype, "C", device)
-    evaluated(act, parts, local)
-    return local
 
 
 def check_one_device(name: str, matrices: Sequence[MatrixBase]) -> None:

@@ -38,15 +38,20 @@ from pdgemm.support.agreement import described_elements, together
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class LayoutOptions(TypedDict, total=False):
-    """The layout of a new matrix, as `DistMatrix.empty` explains it."""
+class Placement(TypedDict, total=False):
+    """The layout of a new matrix, as `DistMatrix.empty` explains it, without the type of its elements."""
 
     grid: ProcessGrid | None
     block: Block | None
-    dtype: DType | None
     source: tuple[int, int]
     order: Order
     device: DeviceName
+
+
+class LayoutOptions(Placement, total=False):
+    """The layout of a new matrix, and the type of its elements."""
+
+    dtype: DType | None
 
 
 LAYOUT: LayoutOptions = {
@@ -54,11 +59,12 @@ LAYOUT: LayoutOptions = {
 }  # fmt: skip
 
 
-def _shown(**defaults: Any) -> Callable[[F], F]:
-    """Show the names, types and default values of LayoutOptions in the signature of a constructor."""
+def _shown(typed: bool = True, **defaults: Any) -> Callable[[F], F]:
+    """Show the names, types and default values of LayoutOptions, or of Placement, in the signature of a constructor."""
     types = {name: x.__forward_arg__ for name, x in LayoutOptions.__annotations__.items()}
     of_all = {**LAYOUT, **defaults}.items()
     shown = [Parameter(name, Parameter.KEYWORD_ONLY, default=x, annotation=types[name]) for name, x in of_all]
+    shown = [x for x in shown if typed or x.name != "dtype"]
 
     def decorated(constructor: F) -> F:
         changed: Any = constructor
@@ -69,7 +75,7 @@ def _shown(**defaults: Any) -> Callable[[F], F]:
     return decorated
 
 
-def _grid_of(layout: LayoutOptions) -> ProcessGrid:
+def _grid_of(layout: Placement) -> ProcessGrid:
     grid = layout.get("grid")
     return default_grid() if grid is None else grid
 
@@ -265,23 +271,15 @@ class Constructors(MatrixBase):
         return cls(array, grid, layout, order, shared=all(shared), mpi_addressable=all(addressable))
 
     @classmethod
+    @_shown(typed=False)
     def from_global(
-        cls,
-        array: np.ndarray | None,
-        *,
-        grid: ProcessGrid | None = None,
-        root: int | None = None,
-        block: Block | None = None,
-        source: tuple[int, int] = (0, 0),
-        order: Order = "C",
-        device: DeviceName = devices.HOST,
-        check: bool = True,
+        cls, array: np.ndarray | None, *, root: int | None = None, check: bool = True, **layout: Unpack[Placement]
     ) -> Self:
         """Distribute a whole matrix.  Collective over the grid.
 
         array : (m, n), the same on every rank, and each rank copies its part; or, with `root`, on the root only, which
                 sends the other ranks their parts.  Numbers in any byte order; a masked array is refused.
-        block, source, order, device : as for `empty`.
+        grid, block, source, order, device : as for `empty`.
         check : without `root`, compare a checksum of the array among the ranks, bit for bit: random numbers without
                 a common seed differ between ranks.  False where the arrays are known to be the same.
 
@@ -290,7 +288,7 @@ class Constructors(MatrixBase):
         Raises ArgumentError where arrays, or layouts, differ among the ranks; LayoutError, DTypeError, DeviceError or
         MemoryError; on every rank.
         """
-        grid = default_grid() if grid is None else grid
+        grid, device = _grid_of(layout), layout.get("device", devices.HOST)
         with together(communicator_of(grid)) as arguments:
             if root is not None:
                 check_root(grid, root)
@@ -305,7 +303,8 @@ class Constructors(MatrixBase):
         shape, dtype = whole.shape, whole.dtype
         if root is not None:
             shape, dtype = grid.comm.bcast((shape, dtype), root=root)
-        matrix = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, order=order, device=device)
+        options: LayoutOptions = {**layout, "grid": grid, "dtype": dtype}
+        matrix = cls.empty(shape, **options)
         if root is None:
             with together(grid.comm):
                 set_elements(matrix.local, whole[block_index(*matrix.indices())])
@@ -319,31 +318,25 @@ class Constructors(MatrixBase):
         return matrix
 
     @classmethod
+    @_shown(typed=False)
     def from_blocks(
         cls,
         local: Any,
         *,
-        grid: ProcessGrid | None = None,
         rows: Any = None,
         cols: Any = None,
         axis: int | None = None,
         shape: tuple[int, int] | None = None,
-        block: Block | None = None,
-        source: tuple[int, int] = (0, 0),
-        order: Order = "C",
-        device: DeviceName = devices.HOST,
+        **layout: Unpack[Placement],
     ) -> Self:
         """Make a matrix of the ranks' blocks, of any sizes: see `pdgemm.interchange.from_blocks`.  Collective.
 
         `from_blocks(local, grid=grid, axis=0)` stacks the blocks in the order of the ranks; with `rows=(start, stop),
         cols=(start, stop)` each rank passes the place of its block, or of each block in a list.
         """
-        grid = default_grid() if grid is None else grid
-        layout: dict[str, Any] = {"block": block, "source": source, "order": order, "device": device}
-        matrix: Any = pdgemm.interchange.from_blocks(
-            local, grid=grid, rows=rows, cols=cols, axis=axis, shape=shape, **layout
-        )
-        return matrix
+        options: Any = {**layout, "grid": _grid_of(layout)}
+        blocks: Any = pdgemm.interchange.from_blocks
+        return blocks(local, rows=rows, cols=cols, axis=axis, shape=shape, **options)
 
 
 def check_root(grid: ProcessGrid, root: int) -> None:
