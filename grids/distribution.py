@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm.errors import LayoutError
-from pdgemm.local.arrays.integers import as_pair, as_whole
+from pdgemm.local.arrays.arguments import as_pair, as_whole
 
 Index = Any  # an int or an integer array; a function returns the kind that it gets
 Block = int | tuple[int, int]  # block sizes, mb = nb or (mb, nb)

@@ -48,9 +48,9 @@ from pdgemm.io.stored import (
     file_and_name,
     stored_dataset,
 )
+from pdgemm.local.arrays.arguments import as_count
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import STORED, element_type, names
-from pdgemm.local.arrays.integers import as_count
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on

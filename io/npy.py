@@ -25,9 +25,9 @@ from pdgemm.io import mpi_io, pieces
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.pieces import Progress, Transfer, as_column, check_dtypes, part_of, within
 from pdgemm.io.stored import CHANGED, Stored
+from pdgemm.local.arrays.arguments import as_count
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import TYPE, element_type
-from pdgemm.local.arrays.integers import as_count
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on

@@ -23,10 +23,10 @@ from pdgemm.errors import DTypeError, FileError, PdgemmError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.rectangles import Rectangle
+from pdgemm.local.arrays.arguments import as_range
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import TYPE, kind_rank, names
 from pdgemm.local.arrays.elementwise import set_elements
-from pdgemm.local.arrays.integers import as_range
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.files import file_error

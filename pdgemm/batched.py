@@ -22,11 +22,12 @@ from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, Lay
 from pdgemm.instrument.log import INFO, LOG
 from pdgemm.instrument.spans import timed
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.arguments import op_letter
 from pdgemm.local.arrays.device import Array, empty, of, shadow, writeable
 from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, Combine, scale
 from pdgemm.local.blas.local_gemm import BLAS_INT, EXACT_WIDTH, gemm_accumulate, largest_extent, multiply_stack
-from pdgemm.matrix.argument_checks import accumulation, as_scalar, op_letter, overlap
+from pdgemm.matrix.argument_checks import accumulation, as_scalar, overlap
 from pdgemm.matrix.batch import Batch, BatchReport, arrays, empty_items
 from pdgemm.names import DType, Transpose
 from pdgemm.schedules.formulas import gemm_flops

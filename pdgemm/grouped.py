@@ -18,6 +18,7 @@ from pdgemm.instrument.log import INFO, LOG
 from pdgemm.instrument.run_report import GroupedReport
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.arguments import op_letter
 from pdgemm.matrix.argument_checks import (
     accumulation,
     as_scalar,
@@ -25,7 +26,6 @@ from pdgemm.matrix.argument_checks import (
     check_matrices,
     check_result,
     communicator,
-    op_letter,
 )
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix

@@ -33,7 +33,7 @@ from pdgemm.io.streamed.tiling import Operand, TileStep, Tiling
 from pdgemm.io.streamed.tiling_choice import fits_in, fitting, most_memory
 from pdgemm.io.streamed.unfinished import Left
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.integers import as_seed
+from pdgemm.local.arrays.arguments import as_seed
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.residual import Images, Residual, added_images, random_vectors

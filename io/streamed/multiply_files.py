@@ -20,9 +20,8 @@ from pdgemm.io.streamed.before_reading import check_memory, check_operands_in_fi
 from pdgemm.io.streamed.checkpoints import MOST_FLOPS, When
 from pdgemm.io.streamed.files_product import FilesProduct
 from pdgemm.io.streamed.unfinished import Left
+from pdgemm.local.arrays.arguments import as_count, op_letter
 from pdgemm.local.arrays.dtypes import element_type, product
-from pdgemm.local.arrays.integers import as_count
-from pdgemm.matrix.argument_checks import op_letter
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of
 from pdgemm.matrix.residual import Residual, verify

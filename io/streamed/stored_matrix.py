@@ -29,7 +29,8 @@ from pdgemm.io.streamed.tiling import Operand, Tiling
 from pdgemm.io.streamed.tiling_choice import counts
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
-from pdgemm.matrix.argument_checks import as_optional, as_scalar, check_alpha, check_matrices, op_letter
+from pdgemm.local.arrays.arguments import as_optional, op_letter
+from pdgemm.matrix.argument_checks import as_scalar, check_alpha, check_matrices
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of
 from pdgemm.names import Transpose

@@ -33,7 +33,7 @@ from pdgemm.linalg.singular.svd import SvdSearch, Triplets, checked_search, lead
 from pdgemm.linalg.work import FunctionReport, Work
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
-from pdgemm.matrix.argument_checks import as_optional
+from pdgemm.local.arrays.arguments import as_optional
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of
 from pdgemm.support.agreement import GuardedCallback, agree, together

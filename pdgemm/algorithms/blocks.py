@@ -17,9 +17,9 @@ from pdgemm.grids.rectangles import Rectangle, bounding, check_partition, stacke
 from pdgemm.instrument import spans
 from pdgemm.instrument.run_report import MoveReport
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.arguments import as_range, as_whole
 from pdgemm.local.arrays.device import HOST, Array
 from pdgemm.local.arrays.elementwise import on_host
-from pdgemm.local.arrays.integers import as_range, as_whole
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on, in_native_order

@@ -14,10 +14,10 @@ from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.instrument.spans import timed
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.activations import Finish
+from pdgemm.local.arrays.arguments import as_name
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import RESULTS, TYPE, kind_rank
 from pdgemm.local.arrays.elementwise import CONVERT
-from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import as_scalar, check_dtype, check_matrices, check_result, shape_of
 from pdgemm.matrix.array_functions import part_of_broadcast
 from pdgemm.matrix.batch import Batch

@@ -16,18 +16,15 @@ from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.arguments import as_name, as_optional, as_shape, op_letter
 from pdgemm.local.arrays.emulation import EMULATIONS
-from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import (
     accumulation,
-    as_optional,
-    as_shape,
     check_devices,
     check_dtype,
     check_matrices,
     check_product,
     op,
-    op_letter,
     shape_of,
 )
 from pdgemm.matrix.distmatrix import DistMatrix

@@ -17,10 +17,10 @@ from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.run_report import MoveReport
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.arguments import as_count, as_name
 from pdgemm.local.arrays.device import Device
 from pdgemm.local.arrays.dtypes import can_convert
 from pdgemm.local.arrays.elementwise import Combine
-from pdgemm.local.arrays.integers import as_count, as_name
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_result, communicator, same_places
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, allocated, device_on, new_array, new_local

@@ -54,7 +54,7 @@ from pdgemm.linalg.singular.singular_values import matrix_rank as matrix_rank
 from pdgemm.linalg.singular.singular_values import pinv as pinv
 from pdgemm.linalg.singular.singular_values import svdvals as svdvals
 from pdgemm.linalg.singular.svd import svd as svd
-from pdgemm.local.arrays.integers import as_count
+from pdgemm.local.arrays.arguments import as_count
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.planning.machines.machine import Machine

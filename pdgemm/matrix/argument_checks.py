@@ -1,12 +1,11 @@
-"""Checks of arguments that a rank makes by itself: no function here communicates."""
+"""Checks of matrices and their types that a rank makes by itself: no function here communicates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import lru_cache
 from inspect import signature
-from numbers import Number, Real
+from numbers import Number
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,9 +13,9 @@ from mpi4py import MPI
 
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.arguments import as_name, op_letter, shown
 from pdgemm.local.arrays.device import HOST, Array, address, shadow, writeable
 from pdgemm.local.arrays.emulation import EMULATIONS
-from pdgemm.local.arrays.integers import as_count, as_name, as_pair, shown
 from pdgemm.local.blas.local_gemm import BLAS_INT, largest_extent
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import check_not_freed
@@ -100,43 +99,10 @@ def as_scalar(value: Any, dtype: np.dtype, name: str) -> Any:
     return (int(value) + modulus // 2) % modulus - modulus // 2
 
 
-def as_real(value: object, name: str, above: float = -np.inf) -> float:
-    """Return a real number, neither NaN nor infinite, that is larger than `above`.  Raises ArgumentError."""
-    number = np.nan
-    if isinstance(value, Real) and not isinstance(value, bool):
-        with suppress(OverflowError):  # an integer too large for a float
-            number = float(value)
-    if not (np.isfinite(number) and number > above):
-        raise ArgumentError(
-            f"{name} must be a real number{f' > {above}' if above > -np.inf else ''}, got {shown(value)}"
-        )
-    return number
-
-
-def as_optional(value: object, name: str, least: int) -> int | None:
-    """Return a count of at least `least`, or None."""
-    return None if value is None else as_count(value, name, least)
-
-
-def as_shape(value: object) -> tuple[int, int] | None:
-    """Return the shape of a grid, or None."""
-    if value is None:
-        return None
-    rows, cols = as_pair(value, "shape must be a pair (Pr, Pc), got")
-    return as_count(rows, "Pr", 1), as_count(cols, "Pc", 1)
-
-
 def op(A: DistMatrix, trans: str, name: str) -> DistMatrix:
     """Return op(A): A, its transpose or its conjugate transpose, for "N", "T" or "C"."""
     letter = op_letter(trans, name)
     return A if letter == "N" else A.T if letter == "T" else A.H
-
-
-def op_letter(trans: str, name: str) -> str:
-    """Return "N", "T" or "C"; lower case is accepted."""
-    if not isinstance(trans, str) or trans.upper() not in ("N", "T", "C"):
-        raise ArgumentError(f'{name} is "N", "T" or "C", got {trans!r}')
-    return trans.upper()
 
 
 def accumulation(

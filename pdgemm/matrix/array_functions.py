@@ -20,10 +20,10 @@ from pdgemm.errors import ArgumentError, DeviceError, LayoutError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.alignment import aligned
+from pdgemm.local.arrays.arguments import as_name, shown
 from pdgemm.local.arrays.device import beside, to_host
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.elementwise import Combine, all_close, close, evaluated, is_extension
-from pdgemm.local.arrays.integers import as_name, shown
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.schedules.staircase import Staircase

@@ -17,11 +17,11 @@ from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.arguments import as_whole
 from pdgemm.local.arrays.device import Device
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.local.arrays.elementwise import CONVERT
-from pdgemm.local.arrays.integers import as_whole
 from pdgemm.local.blas.local_gemm import leading
 from pdgemm.matrix.gather import PIECE_BYTES
 from pdgemm.support.agreement import described_elements, together

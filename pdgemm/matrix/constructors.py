@@ -14,11 +14,11 @@ from pdgemm.grids.distribution import Block, Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid, default_grid
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.arguments import as_name, as_whole
 from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.element_functions import ElementFunction, KnownFunction, element_function
 from pdgemm.local.arrays.elementwise import set_by_function, set_elements
-from pdgemm.local.arrays.integers import as_name, as_whole
 from pdgemm.local.blas.local_gemm import leading
 from pdgemm.matrix.gather import block_index, scatter
 from pdgemm.matrix.local_arrays import (

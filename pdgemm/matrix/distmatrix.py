@@ -14,9 +14,9 @@ from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.alignment import aligned
+from pdgemm.local.arrays.arguments import as_count, shown
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, on_host, set_elements
-from pdgemm.local.arrays.integers import as_count, shown
 from pdgemm.local.arrays.keys import MASK, is_view, picked
 from pdgemm.matrix.constructors import Constructors, check_root
 from pdgemm.matrix.gather import allgather, gather, gathering, gathering_buffer, planned

@@ -15,9 +15,9 @@ from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.alignment import aligned
+from pdgemm.local.arrays.arguments import as_name
 from pdgemm.local.arrays.device import Array, Device
 from pdgemm.local.arrays.dtypes import element_type
-from pdgemm.local.arrays.integers import as_name
 from pdgemm.support.agreement import check_not_freed, raised_on, together
 
 T = TypeVar("T")

@@ -21,6 +21,7 @@ from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.instrument.run_report import MoveReport, VectorTraffic, count_vectors
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.arguments import as_count, shown
 from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.element_functions import slabs
@@ -43,7 +44,6 @@ from pdgemm.local.arrays.folds import (
     weighted_sums,
     widened,
 )
-from pdgemm.local.arrays.integers import as_count, shown
 from pdgemm.matrix.gather import planned
 from pdgemm.matrix.matrix_base import MatrixBase, on_diagonal
 from pdgemm.schedules.collectives.vectors import ToAllRanks, diagonal_gather, reduction_stages

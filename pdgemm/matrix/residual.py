@@ -12,11 +12,11 @@ from mpi4py import MPI
 from pdgemm.errors import LayoutError
 from pdgemm.instrument.spans import timed
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.arguments import as_count, as_name, as_seed
 from pdgemm.local.arrays.device import HOST, beside, to_host
 from pdgemm.local.arrays.element_functions import element_function, slabs
 from pdgemm.local.arrays.emulation import EMULATIONS
 from pdgemm.local.arrays.folds import at_a_time
-from pdgemm.local.arrays.integers import as_count, as_name, as_seed
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import ComputeType, DType

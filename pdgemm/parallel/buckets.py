@@ -15,7 +15,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
-from pdgemm.local.arrays.integers import as_count, as_whole
+from pdgemm.local.arrays.arguments import as_count, as_whole
 from pdgemm.local.blas.local_gemm import gemm_accumulate, leading, product_slabs
 from pdgemm.parallel.exact_squares import as_float
 from pdgemm.parallel.flat_storage import FlatStorage

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from pdgemm.errors import ArgumentError, DTypeError, GridError, MeshError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder, Traffic
-from pdgemm.local.arrays.integers import as_whole
+from pdgemm.local.arrays.arguments import as_whole
 from pdgemm.parallel.line_checks import AFTER_FAILURES, CALL, LineChecks
 from pdgemm.schedules.collectives.collective import Collective, sum_of_array, sum_of_numbers
 from pdgemm.schedules.training.mesh_shape import AXES, MeshShape

@@ -11,10 +11,9 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, DTypeError
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.arguments import as_count, as_real
 from pdgemm.local.arrays.dtypes import FLOATS, element_type, names
 from pdgemm.local.arrays.element_functions import ElementFunction, element_function, fill
-from pdgemm.local.arrays.integers import as_count
-from pdgemm.matrix.argument_checks import as_real
 from pdgemm.schedules.training.mesh_shape import MeshShape
 from pdgemm.schedules.training.parameter_division import Division, Window, extents
 

@@ -12,9 +12,9 @@ from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.arguments import as_count, as_name, as_pair, as_real
 from pdgemm.local.arrays.elementwise import CONVERT
-from pdgemm.local.arrays.integers import as_count, as_name, as_pair
-from pdgemm.matrix.argument_checks import as_real, check_matrices, communicator
+from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.names import DType

@@ -17,10 +17,10 @@ from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.arguments import as_count, as_pair, op_letter
 from pdgemm.local.arrays.elementwise import CONVERT
-from pdgemm.local.arrays.integers import as_count, as_pair
 from pdgemm.local.arrays.keys import is_view, picked
-from pdgemm.matrix.argument_checks import check_alpha, check_matrices, communicator, op_letter, shape_of
+from pdgemm.matrix.argument_checks import check_alpha, check_matrices, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import new_array
 from pdgemm.names import DType, Transpose

@@ -7,7 +7,7 @@ from heapq import heapreplace
 
 import numpy as np
 
-from pdgemm.local.arrays.integers import as_count
+from pdgemm.local.arrays.arguments import as_count
 from pdgemm.schedules.formulas import gemm_flops
 
 

@@ -19,11 +19,11 @@ from pdgemm import names
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.arguments import op_letter
 from pdgemm.local.arrays.device import _MODULES as device_modules
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.element_functions import KINDS
-from pdgemm.matrix.argument_checks import op_letter
 from pdgemm.planning import algorithm_registry
 from pdgemm.planning.algorithm_registry import ALGORITHMS
 from pdgemm.planning.machines.machine import KINDS as LINKS

@@ -19,10 +19,10 @@ from pdgemm.algorithms.statistics.sorting import (
     whole_columns,
 )
 from pdgemm.errors import ArgumentError
+from pdgemm.local.arrays.arguments import as_count
 from pdgemm.local.arrays.device import Array, of, to_host
 from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.local.arrays.folds import ON_DEVICE, widened
-from pdgemm.local.arrays.integers import as_count
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together

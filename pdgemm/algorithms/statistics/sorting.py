@@ -24,11 +24,11 @@ from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import ArgumentError, DTypeError
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.rectangles import Rectangle
+from pdgemm.local.arrays.arguments import as_whole
 from pdgemm.local.arrays.device import Array, beside, empty, of, to_host
 from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.local.arrays.elementwise import CONVERT, evaluated
 from pdgemm.local.arrays.folds import ON_DEVICE, added, widened
-from pdgemm.local.arrays.integers import as_whole
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together

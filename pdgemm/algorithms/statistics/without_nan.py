@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.local.arrays.integers import as_count
+from pdgemm.local.arrays.arguments import as_count
 from pdgemm.matrix.distmatrix import DistMatrix
 
 

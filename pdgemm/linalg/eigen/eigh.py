@@ -21,9 +21,9 @@ from pdgemm.linalg.ranges import ELEMENTS, in_range
 from pdgemm.linalg.work import Work, check_operand, check_protection, near_one, on_one_rank
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.integers import as_count, as_name, as_pair, as_whole, shown
+from pdgemm.local.arrays.arguments import as_count, as_name, as_pair, as_real, as_whole, shown
 from pdgemm.local.blas.band import eigenvalues_of_band, eigenvalues_of_tridiagonal
-from pdgemm.matrix.argument_checks import as_real, check_devices, communicator, shape_of
+from pdgemm.matrix.argument_checks import check_devices, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together

@@ -25,8 +25,8 @@ from pdgemm.linalg.factors.operands import (
 )
 from pdgemm.linalg.factors.triangular import solve_triangular
 from pdgemm.linalg.ranges import ELEMENTS, EQUILIBRATED, Measured, in_range, times, times_upper
-from pdgemm.local.arrays.integers import shown
-from pdgemm.matrix.argument_checks import check_result, communicator, op_letter, shape_of
+from pdgemm.local.arrays.arguments import op_letter, shown
+from pdgemm.matrix.argument_checks import check_result, communicator, shape_of
 from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Transpose

@@ -19,7 +19,7 @@ from pdgemm.linalg.factors.tall_qr import PASSES, placed, tall_qr
 from pdgemm.linalg.ranges import Measured, in_range, times
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.integers import as_name
+from pdgemm.local.arrays.arguments import as_name
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import QRMethod, QRMode

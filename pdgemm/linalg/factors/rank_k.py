@@ -18,8 +18,8 @@ from pdgemm.grids.layout import Order
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.arguments import as_name, op_letter
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, scale
-from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import (
     as_scalar,
     check_devices,
@@ -28,7 +28,6 @@ from pdgemm.matrix.argument_checks import (
     check_product,
     communicator,
     op,
-    op_letter,
     shape_of,
 )
 from pdgemm.matrix.distmatrix import DistMatrix

@@ -27,7 +27,7 @@ from pdgemm.linalg.factors.rank_k import both_triangles
 from pdgemm.linalg.factors.triangular import inv_triangular, solve_triangular
 from pdgemm.linalg.ranges import EQUILIBRATED, RightSide, Scale, in_range, times
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.integers import as_name
+from pdgemm.local.arrays.arguments import as_name
 from pdgemm.matrix.argument_checks import check_result, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.mover_registry import RING

@@ -23,8 +23,8 @@ from pdgemm.linalg.factors.operands import (
 )
 from pdgemm.linalg.ranges import DIAGONAL, ELEMENTS, Measured, in_range, times
 from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays.integers import as_name
-from pdgemm.matrix.argument_checks import as_scalar, check_result, communicator, op, op_letter, shape_of
+from pdgemm.local.arrays.arguments import as_name, op_letter
+from pdgemm.matrix.argument_checks import as_scalar, check_result, communicator, op, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.names import Transpose

@@ -15,12 +15,13 @@ from pdgemm.instrument.run_report import MoveReport
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.operands import empty_like
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.arguments import op_letter
 from pdgemm.local.arrays.device import Array, beside, to_host
 from pdgemm.local.arrays.dtypes import common, element_type
 from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.local.arrays.elementwise import CONVERT, supported
 from pdgemm.local.arrays.folds import ON_DEVICE
-from pdgemm.matrix.argument_checks import check_matrices, communicator, op, op_letter, shape_of
+from pdgemm.matrix.argument_checks import check_matrices, communicator, op, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.gather import gathering
 from pdgemm.names import Transpose

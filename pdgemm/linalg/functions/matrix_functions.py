@@ -14,9 +14,9 @@ from pdgemm.linalg.factors.operands import empty_like
 from pdgemm.linalg.functions.polar import inverse, polar
 from pdgemm.linalg.work import Work, add_to_diagonal, check_operand, check_protection, near_one
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.integers import as_count, as_name, as_whole
+from pdgemm.local.arrays.arguments import as_count, as_name, as_real, as_whole
 from pdgemm.local.blas.orthogonal_stacks import MUON, STEPS, coefficients_of_steps
-from pdgemm.matrix.argument_checks import as_real, communicator
+from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together

@@ -15,7 +15,7 @@ from pdgemm.linalg.factors.triangular import solve_triangular
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.work import Work, add_to_diagonal, check_operand, check_protection, near_one, random
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.integers import as_name
+from pdgemm.local.arrays.arguments import as_name
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection

@@ -19,9 +19,9 @@ from pdgemm.linalg.singular.full_svd import all_triplets, are_shared
 from pdgemm.linalg.singular.singular_values import rank_above
 from pdgemm.linalg.work import Work, near_one, on_one_rank
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.integers import as_name
+from pdgemm.local.arrays.arguments import as_name, as_real
 from pdgemm.local.blas.local_qr import LeadingTriangle
-from pdgemm.matrix.argument_checks import as_real, check_dtype, check_matrices, communicator, shape_of
+from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator, shape_of
 from pdgemm.matrix.array_functions import triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import LstsqDriver

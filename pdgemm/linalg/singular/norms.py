@@ -18,9 +18,9 @@ from pdgemm.linalg.ranges import ELEMENTS, EQUILIBRATED, Scale, in_range, times
 from pdgemm.linalg.singular.bidiagonal import singular_values
 from pdgemm.linalg.work import check_operand, largest_part, on_one_rank
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.arguments import as_name, as_real, shown
 from pdgemm.local.arrays.element_functions import element_function
-from pdgemm.local.arrays.integers import as_name, shown
-from pdgemm.matrix.argument_checks import as_real, communicator, shape_of
+from pdgemm.matrix.argument_checks import communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Norm
 from pdgemm.support.agreement import together

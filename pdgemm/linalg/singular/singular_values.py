@@ -9,7 +9,8 @@ from pdgemm.linalg.singular.bidiagonal import singular_values
 from pdgemm.linalg.singular.svd import svd
 from pdgemm.linalg.work import Work, check_operand, near_one
 from pdgemm.local.arrays import dtypes
-from pdgemm.matrix.argument_checks import as_real, communicator, shape_of
+from pdgemm.local.arrays.arguments import as_real
+from pdgemm.matrix.argument_checks import communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together, warn_together
 from pdgemm.support.text import counted

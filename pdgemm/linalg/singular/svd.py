@@ -17,8 +17,8 @@ from pdgemm.linalg.singular.golub_kahan import BLOCKS, LinearMap, Tempered, lead
 from pdgemm.linalg.work import Work, check_operand, check_protection, near_one
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.integers import as_count, as_seed
-from pdgemm.matrix.argument_checks import as_real, communicator, shape_of
+from pdgemm.local.arrays.arguments import as_count, as_real, as_seed
+from pdgemm.matrix.argument_checks import communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together, warn_together

@@ -17,7 +17,7 @@ import numpy as np
 
 from pdgemm.errors import DeviceError, DTypeError
 from pdgemm.local.arrays import workspace
-from pdgemm.local.arrays.integers import shown
+from pdgemm.local.arrays.arguments import shown
 from pdgemm.local.arrays.workspace import BufferCache
 from pdgemm.names import DeviceName
 

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 
 from pdgemm.errors import DTypeError
+from pdgemm.local.arrays.arguments import shown
 from pdgemm.local.arrays.emulation import EMULATIONS
-from pdgemm.local.arrays.integers import shown
 
 
 def names(dtypes: tuple[np.dtype, ...]) -> str:

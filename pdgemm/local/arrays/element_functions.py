@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 
 from pdgemm.errors import ArgumentError, DTypeError
+from pdgemm.local.arrays.arguments import as_seed
 from pdgemm.local.arrays.dtypes import FLOATS, names
-from pdgemm.local.arrays.integers import as_seed
 from pdgemm.local.arrays.normal_numbers import normal
 
 ElementFunction = Callable[[Any, Any], Any]  # f(i, j), i of shape (r, 1), j of shape (1, c)

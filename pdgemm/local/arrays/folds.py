@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdgemm.errors import ArgumentError
+from pdgemm.local.arrays.arguments import shown
 from pdgemm.local.arrays.device import Array, beside
 from pdgemm.local.arrays.dtypes import NARROW
-from pdgemm.local.arrays.integers import shown
 
 RUN = 128  # rows that are added one after the other
 COPIED, READ = 1 << 15, 1 << 19  # elements to take at a time, where they are copied, and where they are only read

@@ -8,7 +8,7 @@ from zlib import crc32
 import numpy as np
 
 from pdgemm.errors import KeyIndexError
-from pdgemm.local.arrays.integers import shown
+from pdgemm.local.arrays.arguments import shown
 
 
 class Picked(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from pdgemm.errors import ArgumentError
+from pdgemm.local.arrays.arguments import shown
 from pdgemm.local.arrays.element_functions import slabs
-from pdgemm.local.arrays.integers import shown
 from pdgemm.local.blas.local_gemm import multiply_stack
 
 MUON, STEPS = (3.4445, -4.7750, 2.0315), 5  # coefficients, and how many steps have them

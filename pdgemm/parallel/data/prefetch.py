@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdgemm.errors import ArgumentError
-from pdgemm.local.arrays.integers import as_count
+from pdgemm.local.arrays.arguments import as_count
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.support.agreement import together
 

@@ -9,8 +9,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from pdgemm.errors import ArgumentError
+from pdgemm.local.arrays.arguments import as_count, as_name, as_seed
 from pdgemm.local.arrays.element_functions import hashed, numbered
-from pdgemm.local.arrays.integers import as_count, as_name, as_seed
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.support.agreement import together
 

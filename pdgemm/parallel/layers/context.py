@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.local.arrays.integers import as_count
+from pdgemm.local.arrays.arguments import as_count
 from pdgemm.parallel.layers.array_checks import check_array
 from pdgemm.parallel.layers.line_collectives import line_collectives
 from pdgemm.parallel.mesh import Mesh

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from pdgemm.errors import ArgumentError
+from pdgemm.local.arrays.arguments import as_real, as_seed
 from pdgemm.local.arrays.element_functions import hashed, numbered, slabs
-from pdgemm.local.arrays.integers import as_seed
-from pdgemm.matrix.argument_checks import as_real
 from pdgemm.parallel.layers.array_checks import check_array
 from pdgemm.parallel.mesh import Mesh
 

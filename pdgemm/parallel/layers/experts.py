@@ -12,8 +12,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, DTypeError, MeshError
 from pdgemm.local.arrays.activations import Finish
-from pdgemm.local.arrays.integers import as_count, as_name
-from pdgemm.matrix.argument_checks import as_real
+from pdgemm.local.arrays.arguments import as_count, as_name, as_real
 from pdgemm.names import Activation
 from pdgemm.parallel.layers.array_checks import check_array
 from pdgemm.parallel.layers.line_products import add_product, for_blas

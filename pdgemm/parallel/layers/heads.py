@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pdgemm.errors import ArgumentError, MeshError
-from pdgemm.local.arrays.integers import as_count
+from pdgemm.local.arrays.arguments import as_count
 from pdgemm.parallel.layers.array_checks import check_array
 from pdgemm.parallel.mesh import Mesh
 

@@ -11,7 +11,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 from pdgemm.grids.layout import Order
 from pdgemm.local.arrays.activations import Finish
-from pdgemm.local.arrays.integers import as_count, as_name
+from pdgemm.local.arrays.arguments import as_count, as_name
 from pdgemm.names import Activation, AlgorithmName
 from pdgemm.parallel.layers.array_checks import check_array
 from pdgemm.parallel.layers.line_collectives import line_collectives

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.io import hdf5
-from pdgemm.local.arrays.integers import as_count
+from pdgemm.local.arrays.arguments import as_count
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.parallel.line_buckets import LineBuckets
 from pdgemm.parallel.mesh import Mesh

@@ -7,8 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pdgemm.errors import ArgumentError
-from pdgemm.local.arrays.integers import as_count
-from pdgemm.matrix.argument_checks import as_real
+from pdgemm.local.arrays.arguments import as_count, as_real
 
 
 @dataclass(frozen=True)

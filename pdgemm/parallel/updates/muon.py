@@ -9,9 +9,8 @@ from math import inf, sqrt
 import numpy as np
 
 from pdgemm.errors import ArgumentError
-from pdgemm.local.arrays.integers import as_count
+from pdgemm.local.arrays.arguments import as_count, as_real
 from pdgemm.local.blas.orthogonal_stacks import MUON, STEPS, coefficients_of_steps, orthogonal_factors
-from pdgemm.matrix.argument_checks import as_real
 from pdgemm.parallel.updates.update_rules import AdamW, UpdateRule, as_rule, in_parts
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pdgemm.errors import ArgumentError, LinAlgError, PdgemmError
-from pdgemm.matrix.argument_checks import as_real
+from pdgemm.local.arrays.arguments import as_real
 from pdgemm.matrix.local_arrays import allocated
 from pdgemm.parallel.buckets import Buckets
 from pdgemm.parallel.layout_choice import STAGE, on_all_lines

@@ -9,8 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from pdgemm.errors import ArgumentError
-from pdgemm.local.arrays.integers import shown
-from pdgemm.matrix.argument_checks import as_real
+from pdgemm.local.arrays.arguments import as_real, shown
 
 _AT_A_TIME = 1 << 14  # elements whose intermediate results stay in cache
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from pdgemm.errors import ArgumentError
-from pdgemm.local.arrays.integers import as_count
+from pdgemm.local.arrays.arguments import as_count
 
 _LLAMA3 = {"vocabulary": 128256, "sequence": 8192, "kv_heads": 8, "gated": True, "tied": False}
 PRESETS: dict[str, dict[str, Any]] = {

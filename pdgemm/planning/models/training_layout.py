@@ -9,8 +9,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from pdgemm.errors import ArgumentError
+from pdgemm.local.arrays.arguments import as_count
 from pdgemm.local.arrays.dtypes import element_type
-from pdgemm.local.arrays.integers import as_count
 from pdgemm.local.blas.orthogonal_stacks import STEPS
 from pdgemm.planning.models.model_shape import ModelShape
 from pdgemm.schedules.training.mesh_shape import MeshShape

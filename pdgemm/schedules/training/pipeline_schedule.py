@@ -9,7 +9,7 @@ from typing import Any
 
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.local.arrays.integers import as_count
+from pdgemm.local.arrays.arguments import as_count
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.schedules.training.pipeline_orders import Action, pipeline_kind
 from pdgemm.schedules.training.pipeline_timeline import Handover, PipelineStep, Timeline, TimelineCell, walked

@@ -252,8 +252,8 @@ def eigh(
 def rank(say: Speaker, how: How, a: Dataset, rtol: float | None) -> int:
     """Print the rank of A, and the singular values on both sides of the tolerance, which tell how clear the rank is."""
     from pdgemm import linalg
+    from pdgemm.local.arrays.arguments import as_real
     from pdgemm.local.arrays.dtypes import eps
-    from pdgemm.matrix.argument_checks import as_real
 
     (x,) = sources(say, {"A": a}, how.dtype)
     (m, n), rtol = x.shape, max(x.shape) * eps(x.dtype) if rtol is None else as_real(rtol, "--rtol")

@@ -17,7 +17,7 @@ from pdgemm import Batch, DistMatrix, ProcessGrid, balance, linalg, matmul, pdge
 from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, OutOfMemoryError, PdgemmError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.io import hdf5
-from pdgemm.local.arrays.integers import as_count, shown
+from pdgemm.local.arrays.arguments import as_count, shown
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.support.agreement import _disagreement
 

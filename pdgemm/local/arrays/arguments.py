@@ -1,8 +1,10 @@
-"""Checks of integers, pairs and names that users pass (dimensions, counts, ranges, seeds), and values in messages."""
+"""Checks of numbers, pairs and names that users pass (dimensions, counts, ranges, seeds), and values in messages."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
+from numbers import Real
 from operator import index
 from typing import Any
 
@@ -30,6 +32,13 @@ def as_name(value: object, name: str, known: Collection[str]) -> str:
     return value
 
 
+def op_letter(trans: str, name: str) -> str:
+    """Return "N", "T" or "C"; lower case is accepted."""
+    if not isinstance(trans, str) or trans.upper() not in ("N", "T", "C"):
+        raise ArgumentError(f'{name} is "N", "T" or "C", got {trans!r}')
+    return trans.upper()
+
+
 def as_whole(value: Any, name: str, least: int = -_MOST - 1, most: int = _MOST) -> int:
     """Return an integer within bounds, by default those of 64 bits.  Raises ArgumentError."""
     try:
@@ -50,9 +59,27 @@ def as_count(value: object, name: str, least: int) -> int:
     return as_whole(value, name, least)
 
 
+def as_optional(value: object, name: str, least: int) -> int | None:
+    """Return a count of at least `least`, or None."""
+    return None if value is None else as_count(value, name, least)
+
+
 def as_seed(value: object) -> int:
     """Return a seed, a signed or unsigned 64-bit integer.  Raises ArgumentError."""
     return as_whole(value, "seed", most=2**64 - 1)
+
+
+def as_real(value: object, name: str, above: float = -np.inf) -> float:
+    """Return a real number, neither NaN nor infinite, that is larger than `above`.  Raises ArgumentError."""
+    number = np.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):  # an integer too large for a float
+            number = float(value)
+    if not (np.isfinite(number) and number > above):
+        raise ArgumentError(
+            f"{name} must be a real number{f' > {above}' if above > -np.inf else ''}, got {shown(value)}"
+        )
+    return number
 
 
 def as_pair(value: Any, rule: str, error: type[PdgemmError] = ArgumentError) -> tuple[Any, Any]:
@@ -62,6 +89,14 @@ def as_pair(value: Any, rule: str, error: type[PdgemmError] = ArgumentError) -> 
     except (TypeError, ValueError):
         raise error(f"{rule} {shown(value)}") from None
     return first, second
+
+
+def as_shape(value: object) -> tuple[int, int] | None:
+    """Return the shape of a grid, or None."""
+    if value is None:
+        return None
+    rows, cols = as_pair(value, "shape must be a pair (Pr, Pc), got")
+    return as_count(rows, "Pr", 1), as_count(cols, "Pc", 1)
 
 
 def as_range(value: object, name: str, extent: int | None = None, length: int = 0) -> tuple[int, int]:
