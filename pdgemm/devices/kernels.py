@@ -142,7 +142,7 @@ def keep_triangle(A: Array, lower: bool, unit: bool) -> None:
 def pick(x: Array, rows: np.ndarray, cols: np.ndarray) -> Array:
     """Return the elements x[rows[l], cols[l]], at least one, by one launch in the current stream."""
     picked = cupy.empty((len(rows),), x.dtype)
-    _PICK(x, *(cupy.asarray(where.astype(np.int64)) for where in (rows, cols)), picked, size=len(rows))
+    _pick_kernel()(x, *(cupy.asarray(where.astype(np.int64)) for where in (rows, cols)), picked, size=len(rows))
     return picked
 
 
@@ -340,9 +340,8 @@ def _triangle_kernel(lower: bool, unit: bool) -> Any:
     return cupy.ElementwiseKernel("int64 n", "raw R y", operation, "pdgemm_clear_triangle")
 
 
-_PICK = cupy.ElementwiseKernel(  # compiled for each type of elements
-    "raw T x, raw int64 rows, raw int64 cols",
-    "raw T y",
-    "ptrdiff_t from[] = {rows[i], cols[i]}; y[i] = x[from]",
-    "pdgemm_pick",
-)
+@lru_cache(1)
+def _pick_kernel() -> Any:
+    """Return the kernel that reads elements by row and column index; it is compiled for each type of elements."""
+    read = "ptrdiff_t from[] = {rows[i], cols[i]}; y[i] = x[from]"
+    return cupy.ElementwiseKernel("raw T x, raw int64 rows, raw int64 cols", "raw T y", read, "pdgemm_pick")

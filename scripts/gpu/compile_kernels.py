@@ -75,7 +75,7 @@ def sources() -> Iterator[tuple[str, str]]:
                 yield f"{access} {X} to {Y}, {form}", kernels._kernel(X, Y, form, access).source(T=X, R=Y)
     for dtype, transposed in product(DTYPES, (False, True)):
         if not transposed:
-            yield f"pick {dtype}", kernels._PICK.source(T=dtype)
+            yield f"pick {dtype}", kernels._pick_kernel().source(T=dtype)
         if dtype in BLAS:
             yield f"triangle {dtype}", kernels._triangle_kernel(transposed, transposed).source(R=dtype)
         random = dtype.kind != "c" and dtype.name not in ("int32", "int64")
