@@ -24,9 +24,9 @@ if _TYPE_CHECKING:
     from pdgemm import scalapack as scalapack
     from pdgemm import statistics as statistics
     from pdgemm.algorithms.epilogue import Epilogue as Epilogue
-    from pdgemm.algorithms.indexing.selection import assign as assign
     from pdgemm.algorithms.indexing.routing import Routing as Routing
     from pdgemm.algorithms.indexing.routing import plan_grouped as plan_grouped
+    from pdgemm.algorithms.indexing.selection import assign as assign
     from pdgemm.algorithms.indexing.selection import select as select
     from pdgemm.algorithms.protection.checksum import checksum as checksum
     from pdgemm.algorithms.redistribution import redistribute as redistribute
@@ -65,9 +65,8 @@ _NAMES = {  # the public names of each module
     "pdgemm.grids.distribution": ["BlockCyclic", "Distribution"],
     "pdgemm.grids.process_grid": ["ProcessGrid"],
     "pdgemm.algorithms.epilogue": ["Epilogue"],
-    "pdgemm.algorithms.indexing.assignment": ["assign"],
     "pdgemm.algorithms.indexing.routing": ["Routing", "plan_grouped"],
-    "pdgemm.algorithms.indexing.selection": ["select"],
+    "pdgemm.algorithms.indexing.selection": ["assign", "select"],
     "pdgemm.instrument.report": ["Report"],
     "pdgemm.algorithms.protection.checksum": ["checksum"],
     "pdgemm.matrix.batch": ["Batch"],
