@@ -170,11 +170,12 @@ def test_without_fault_tolerance_nothing_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "code", "text"), [("", 0, "RIGHT"), ("sys.exit(me)", 3, ""), ("1 / 0", 1, "All 3 ranks")]
+    ("end", "codes", "text"),
+    [("", {0}, "RIGHT"), ("sys.exit(me)", {1, 3}, "left with"), ("1 / 0", {1}, "Rank 0 of 4 r")],
 )
-def test_a_script_that_pdgemm_runs(tmp_path: Path, end: str, code: int, text: str) -> None:
+def test_a_script_that_pdgemm_runs(tmp_path: Path, end: str, codes: set[int], text: str) -> None:
     done = job(tmp_path, 4, steps([(2, "before 1")]) + end, runner=True)
-    assert done.returncode == code, done.stderr
+    assert done.returncode in codes, done.stderr
     assert text in done.stdout + done.stderr
 
 

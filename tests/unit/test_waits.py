@@ -22,12 +22,11 @@ PACKAGE = Path(waits.__file__).parents[1]
 REQUESTS = {"Wait", "Waitall", "Waitany", "Waitsome", "Allocate_shared", "Agree", "Shrink", "Ibarrier"}
 MAKERS = {"Dup", "Split", "Split_type", "Sub", "Create_cart", "Create_group", "Shrink"}
 NO_WAIT = {
-    "tools/cli/script.py",  # the end of a script, of which a rank has told before
     "instrument/recorder.py",  # a request and what follows it, for which others wait
     *("transport/movers/reduce.py", "transport/movers/pull.py"),  # likewise
     *("transport/movers/nccl.py", "transport/panels/task.py", "devices/cuda_nccl.py", "devices/streams.py"),  # events
 }
-CALLERS_OWN = {"tools/cli/script.py", "resilience/survivors.py", "tools/studies/run.py", "support/watchdog.py"}
+CALLERS_OWN = {"resilience/survivors.py", "tools/studies/run.py", "support/watchdog.py"}
 
 
 @cache
