@@ -22,7 +22,7 @@ from timelines import GOOD, timeline
 from pdgemm.local.blas.processors import processor
 from pdgemm.planning.machines.machine import load_machine
 from pdgemm.tools.cli.commands import COMMANDS, cli
-from pdgemm.tools.cli.param_types import BLOCK, BYTES, GRID, MNK, NUMBER, SHAPE
+from pdgemm.tools.cli.options import BLOCK, BYTES, GRID, MNK, NUMBER, SHAPE
 
 pytestmark = jobs.needs_mpiexec
 

@@ -22,7 +22,7 @@ def test_lines_tell_how_much_is_done(
 ) -> None:
     clock = iter((0.0, 1.0, 6.0, 6.0, 7.0, 12.0, 12.0, 20.0))
     monkeypatch.setattr(session, "perf_counter", lambda: next(clock))
-    told = session._Lines(what, session._Pace(2**29, unit))
+    told = session.ProgressLines(what, 2**29, unit)
     for done in (1, 2, 3, 4, 8):
         told(done, 8)
     first, second = rates

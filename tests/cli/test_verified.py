@@ -17,7 +17,7 @@ from flips import changed_after_the_product, larger
 from pdgemm import DistMatrix, linalg
 from pdgemm.io.streamed import stored_svd
 from pdgemm.tools.cli.commands import cli
-from pdgemm.tools.cli.linalg_job import TELLS, Check
+from pdgemm.tools.cli.linalg_checks import TELLS, Check
 
 pytestmark = pytest.mark.mpi
 Words = tuple[str, ...]

@@ -26,7 +26,7 @@ from pdgemm.support.files import read_file
 from pdgemm.support.json_input import Count, variable
 from pdgemm.support.launcher import LAUNCHERS, allocated_ranks, local_rank
 from pdgemm.tools.cli import commands as cli
-from pdgemm.tools.cli.param_types import NUMBER
+from pdgemm.tools.cli.options import NUMBER
 from pdgemm.tools.cli.session import check_launcher
 from pdgemm.tools.profiling import profile
 from pdgemm.tools.profiling.profile_tables import tables

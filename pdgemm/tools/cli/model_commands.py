@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from pdgemm.errors import ArgumentError
+from pdgemm.planning.machines.accelerators import ACCELERATORS, accelerator
+from pdgemm.planning.machines.machine import Machine, load_machine, on_nodes
+from pdgemm.planning.models.layout_search import LayoutSearch
+from pdgemm.planning.models.model_plan import ModelPlan
+from pdgemm.planning.models.model_shape import PRESETS, ModelShape
+from pdgemm.planning.models.published_rows import checked_tables
+from pdgemm.planning.models.training_layout import TrainingLayout
+from pdgemm.support.text import Table, counted, echo, in_seconds, in_words
 from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import OfOneRank
-from pdgemm.tools.cli.param_types import MEMORY, WORDS
-
-if TYPE_CHECKING:
-    from pdgemm.planning.machines.machine import Machine
-    from pdgemm.planning.models.model_plan import ModelPlan
-    from pdgemm.planning.models.model_shape import ModelShape
+from pdgemm.tools.cli.options import MEMORY, WORDS
 
 _TOKENS = 1 << 20  # of a step, where no --batch is named
 
@@ -72,12 +75,6 @@ def model(
     A layout is dp x tp x pp x cp x ep ranks: samples, matrices, layers, positions and experts are divided.  All layouts
     that fit the memory are compared by the predicted time of a step.
     """
-    from pdgemm.planning.models.layout_search import LayoutSearch
-    from pdgemm.planning.models.model_plan import ModelPlan
-    from pdgemm.planning.models.published_rows import checked_tables
-    from pdgemm.planning.models.training_layout import TrainingLayout
-    from pdgemm.support.text import counted, echo
-
     if check:
         echo("\n\n".join(map(str, checked_tables())))
         return 0
@@ -120,8 +117,6 @@ def model(
 
 def _shape_of(preset: str | None, known: Any, **sizes: Any) -> ModelShape:
     """Return the model of the options; a preset has defaults of all sizes.   known : whether the ranks are."""
-    from pdgemm.planning.models.model_shape import PRESETS, ModelShape
-
     if preset is not None and preset not in PRESETS:
         raise ArgumentError(f"the presets are {', '.join(PRESETS)}, got {preset!r}")
     members = dict(PRESETS[preset]) if preset else {}
@@ -136,9 +131,6 @@ def _shape_of(preset: str | None, known: Any, **sizes: Any) -> ModelShape:
 
 
 def _machine(name: str, ranks_per_node: int | None, memory: int | None) -> Machine:
-    from pdgemm.planning.machines.accelerators import ACCELERATORS, accelerator
-    from pdgemm.planning.machines.machine import load_machine, on_nodes
-
     if name not in ACCELERATORS and not Path(name).exists():
         raise ArgumentError(f"the machines are {', '.join(ACCELERATORS)} and files of `pdgemm calibrate`, got {name!r}")
     machine = accelerator(name) if name in ACCELERATORS else load_machine(name)
@@ -147,8 +139,6 @@ def _machine(name: str, ranks_per_node: int | None, memory: int | None) -> Machi
 
 
 def _table(plans: list[ModelPlan]) -> Any:
-    from pdgemm.support.text import Table, in_seconds
-
     rows = [
         (
             str(x.layout), f"{x.all_bytes / 1e9:.1f}", in_seconds(x.step_seconds), f"{x.mfu:.1%}", f"{x.hfu:.1%}",
@@ -162,8 +152,6 @@ def _table(plans: list[ModelPlan]) -> Any:
 
 def _in_detail(plan: ModelPlan, tokens: int | None, price: float | None) -> list[str]:
     """Return lines about one plan."""
-    from pdgemm.support.text import in_seconds, in_words
-
     share = {part: time / plan.step_seconds for part, time in plan.seconds.items()}
     run = plan.run(tokens, price)
     lines = [

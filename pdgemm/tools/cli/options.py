@@ -1,17 +1,140 @@
-"""Options that several commands have."""
+"""Types of command-line arguments (datasets, shapes, sizes, numbers), and the options that several commands have."""
 
 from __future__ import annotations
 
+import cmath
 import os
+import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
 from pdgemm.local.arrays import dtypes
 from pdgemm.planning import algorithm_registry
 from pdgemm.schedules import mover_registry
-from pdgemm.tools.cli.param_types import GRID
+from pdgemm.support.files import is_npy
+from pdgemm.support.json_input import LARGEST
+
+_SHOWN = 100  # characters of an invalid argument that a message shows
+
+
+class Dataset(NamedTuple):
+    """A dataset in a file; a .npy file has one, of the name ""."""
+
+    path: str
+    name: str
+
+    def member(self, name: str) -> Dataset:
+        """Return a dataset of this name in the group that this one names."""
+        return Dataset(self.path, f"{self.name}/{name}")
+
+
+class _Form(click.ParamType[Any]):
+    """A click type that parses by a function, and names an example of its form in errors."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any], example: str) -> None:
+        self.name, self._parse, self._example = name, parse, example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except OverflowError:
+            self.fail(f"{value[:_SHOWN]!r} is too large", param, ctx)
+        except (ValueError, ArithmeticError):
+            self.fail(f"{value[:_SHOWN]!r} is not of the form {self._example}", param, ctx)
+
+
+def _dataset(text: str) -> Dataset:
+    path, colon, name = text.rpartition(":")
+    if not path or not colon or not name.strip("/"):
+        raise ValueError
+    return Dataset(path, name)
+
+
+def _matrix(text: str) -> Dataset:
+    return Dataset(text, "") if is_npy(text) else _dataset(text)
+
+
+def _bounded(number: int) -> int:
+    if abs(number) > LARGEST:
+        raise OverflowError
+    return number
+
+
+def _integers(text: str, separators: str = ",", count: int | None = None) -> tuple[int, ...]:
+    numbers = tuple(_bounded(int(x)) for x in re.split(f"[{separators}]", text, flags=re.IGNORECASE))
+    if len(numbers) != (count or len(numbers)):
+        raise ValueError
+    return numbers
+
+
+def _block(text: str) -> tuple[int, ...]:
+    return _PAIR(text) if re.search("[xX,]", text) else _integers(text, count=1) * 2
+
+
+def _quantity(text: str, units: dict[str, float]) -> float:
+    """Return a number with its unit; a unit "" is one that may be left out."""
+    match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in units:
+        raise ValueError
+    number = float(match[1]) * units[match[2]]
+    _bounded(int(number))
+    return number
+
+
+def _bytes(text: str, units: dict[str, float]) -> int:
+    return int(_quantity(text, units))
+
+
+def _count(text: str) -> int:
+    """Return a whole number, which may be written as 25e6."""
+    number = float(text)
+    if not number.is_integer() or number < 0:
+        raise ValueError
+    return _bounded(int(number))
+
+
+def _number(text: str) -> complex:
+    above, fraction, below = text.partition("/")
+    value = _part(above) / (_part(below) if fraction else 1)
+    if not cmath.isfinite(value) and not re.search("inf|nan", text, re.IGNORECASE):
+        raise OverflowError
+    return value
+
+
+def _part(text: str) -> complex:
+    try:
+        return float(text)
+    except ValueError:
+        return complex(re.sub("i$", "j", text))
+
+
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_OF_BYTES = {
+    f"{prefix}{binary}{b}": (1024.0 if binary else 1000.0) ** power
+    for power, prefix in enumerate(("", "k", "m", "g", "t")) for binary in ("", "i") for b in ("", "b")
+}  # fmt: skip
+_PAIR = partial(_integers, separators="x,", count=2)
+DATASET = _Form("file:/dataset", _dataset, "FILE:/DATASET, such as a.h5:/x")
+MATRIX = _Form("file:/dataset or file.npy", _matrix, "FILE:/DATASET or FILE.npy, such as a.h5:/x")
+SHAPE = _Form("rows x cols", _PAIR, "ROWSxCOLS, such as 5000x3000")
+MNK = _Form("m,n,k", partial(_integers, separators="x,", count=3), "M,N,K, such as 16384,16384,16384")
+GRID = _Form("PrxPc", _PAIR, "2x3")
+BLOCK = _Form("size", _block, "256 or 256x128")
+SUBSET = _Form("lo:hi", partial(_integers, separators=":", count=2), "0:9, the first and the last index")
+INTEGERS = _Form("numbers", _integers, "1,2,4")
+BYTES = _Form("bytes", partial(_bytes, units=_OF_BYTES), "2GiB, 500MB or 1000000")
+MEMORY = _Form(
+    "bytes", partial(_bytes, units={x: y for x, y in _OF_BYTES.items() if x}), "80GB or 40GiB, with its unit"
+)
+WORDS = _Form("number", _count, "25e6 or 25000000")
+SECONDS = _Form("time", partial(_quantity, units=_SECONDS), "10min, 90s, 2h or 3d, with its unit")
+NUMBER = _Form("number", _number, "1.5, 1/3 or 2+1j")
 
 MOST = 1 << 31
 COUNT = click.IntRange(1, MOST)  # of ranks, layers, inner indices, repetitions
@@ -40,10 +163,35 @@ def check_apart(others: dict[str, str | None], datasets: Iterable[Any]) -> None:
             raise click.UsageError(f"{name} {file} is a file that is read or written here: name another one")
 
 
+def picture(help: str) -> Callable[[Any], Any]:
+    """Return the option --plot of a command.   help : what the picture shows."""
+    return click.option("--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), help=help)
+
+
+def pictures_for(picture: Path | None, force: bool, of_runs: bool = False) -> Any:
+    """Return the module that draws pictures; None without a picture.  Raises an error where it cannot be written.
+
+    of_runs : the picture may be an HTML page, too.
+    """
+    if picture is None:
+        return None
+    from pdgemm.tools.studies import pictures
+
+    pictures.check_picture(picture, force, pictures.OF_RUNS if of_runs else pictures.FORMS)
+    return pictures
+
+
 compression = click.option(
     "--compression", type=click.Choice(("gzip", "lzf")), help="Compress the dataset that is written, in chunks."
 )
 force = click.option("--force", is_flag=True, help="Replace any file or dataset, also one that pdgemm did not write.")
+layout = stacked_options(
+    click.option("--grid", "grid_shape", type=GRID, help="Process grid; default: as square as possible."),
+    click.option("--block", type=BLOCK, help="Block sizes of the layout; default: one block per rank."),
+)
+seed = click.option("--seed", default=0, show_default=True)
+verified = click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored.")
+memory_limit = click.option("--memory-limit", type=BYTES, help="Per rank, for buffers beyond A, B and C.")
 json_ = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 debug = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks of errors.")
 device = click.option("--device", type=click.Choice(("host", "cuda")), default="host", show_default=True)
@@ -57,6 +205,8 @@ algorithm = stacked_options(
     click.option(
         "--algorithm", type=click.Choice(algorithm_registry.algorithm_choices()), default="auto", show_default=True
     ),
-    click.option("--product-grid", type=GRID, help="Grid of the product, which need not be that of the matrices."),
+    click.option(
+        "--product-grid", "shape", type=GRID, help="Grid of the product, which need not be that of the matrices."
+    ),
     click.option("--layers", type=COUNT, help="Layers of that grid (2.5d)."),
 )

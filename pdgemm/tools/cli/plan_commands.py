@@ -6,33 +6,40 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from pdgemm.errors import ArgumentError
-from pdgemm.planning.question import LAYOUTS, Question, movers
+from pdgemm.io.streamed.tiling import Operand, Tiling
+from pdgemm.io.streamed.tiling_choice import best_tiling
+from pdgemm.local.arrays import dtypes
+from pdgemm.planning.collective_plan import collective_costs, costs_table, parts_of
+from pdgemm.planning.machines import simulator
+from pdgemm.planning.machines.machine import MACHINE, Machine, load_machine, on_nodes
+from pdgemm.planning.machines.plausible import doubts, impossible_figures
+from pdgemm.planning.planner import RULE, candidates_explained
+from pdgemm.planning.question import LAYOUTS, MOST_TRIED, Question, movers
+from pdgemm.planning.search.candidate_table import wrapped
+from pdgemm.planning.search.grid_search import near_root
 from pdgemm.schedules.collectives.collective import OPERATIONS
+from pdgemm.support.text import counted, counted_short, echo, in_bytes, in_seconds, in_words
 from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import OfAllRanks, OfOneRank
-from pdgemm.tools.cli.param_types import BYTES, MNK, WORDS
-
-if TYPE_CHECKING:
-    from pdgemm.io.streamed.tiling import Tiling
-    from pdgemm.planning.machines.machine import Machine
+from pdgemm.tools.cli.options import BYTES, MNK, WORDS
 
 _FROM_COMMAND_LINE = click.core.ParameterSource.COMMANDLINE
 
 
-def _needed(context: click.Context, option: click.Parameter, shape: Any) -> Any:
+def _needed(context: click.Context, option: click.Parameter, mnk: Any) -> Any:
     """Return the shape of a product.  Raises MissingParameter without it, except for a collective operation."""
-    if shape is None and context.params.get("operation") is None and context.params.get("words") is None:
+    if mnk is None and context.params.get("operation") is None and context.params.get("words") is None:
         raise click.MissingParameter(ctx=context, param=option)
-    return shape
+    return mnk
 
 
 _question = options.stacked_options(
-    click.option("--shape", type=MNK, callback=_needed, help="m,n,k of C (m x n) = A (m x k) B (k x n)."),
+    click.option("--shape", "mnk", type=MNK, callback=_needed, help="m,n,k of C (m x n) = A (m x k) B (k x n)."),
     click.option("--ranks", type=options.COUNT, required=True),
     click.option("--memory", type=BYTES, help="Memory limit per rank, for A, B and C and all buffers."),
     click.option(
@@ -44,31 +51,20 @@ _question = options.stacked_options(
     options.algorithm,
     click.option("--mover", type=click.Choice(movers()), default="auto", show_default=True),
     click.option(
-        "--layouts",
-        type=click.Choice(LAYOUTS),
-        default=LAYOUTS[0],
-        show_default=True,
+        "--layouts", type=click.Choice(LAYOUTS), default=LAYOUTS[0], show_default=True,
         help="Layouts of A, B and C: default ones of DistMatrix, or ideal ones for each algorithm.",
     ),
-)
+)  # fmt: skip
 
 
 @click.command(cls=OfOneRank, short_help="Predict how a product would run.")
 @_question
 @click.option("--all", "whole", is_flag=True, help="Show all candidates, and not only the first five.")
-@click.option(
-    "--plot",
-    "picture",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="FILE.png or .svg: a picture of the candidates, with their time and memory.",
-)
-@click.option(
-    "--collective",
-    "operation",
-    type=click.Choice(OPERATIONS),
-    is_eager=True,  # parsed before --shape, whose callback reads it
+@options.picture("FILE.png or .svg: a picture of the candidates, with their time and memory.")
+@click.option(  # parsed before --shape, whose callback reads it; likewise --words
+    "--collective", "operation", type=click.Choice(OPERATIONS), is_eager=True,
     help="In place of a product: how ranks exchange or add up --words.",
-)
+)  # fmt: skip
 @click.option(
     "--words",
     type=WORDS,
@@ -88,57 +84,36 @@ def plan(
     Where nothing fits --memory, show how much is needed, on how many ranks it fits, and what a product of files in
     parts would read; the exit code then is 1.
     """
-    from pdgemm.planning.planner import RULE, candidates_explained
-    from pdgemm.planning.search.candidate_table import wrapped
-    from pdgemm.support.text import counted, echo, in_words
-
     if operation is not None or words is not None:
         return _collective(operation, words, as_json, **arguments)
-    question = _question_of(**arguments)
-    if picture is not None:
-        from pdgemm.tools.studies.pictures import check_picture, draw_candidates
-
-        check_picture(picture, force)
-    facts = {
-        "shape": question.mnk,
-        "ranks": question.ranks,
-        "machine": question.machine.name,
-        "layouts": question.layouts,
-    }
+    question, pictures = _question_of(**arguments), options.pictures_for(picture, force)
+    machine = question.machine.name
+    facts = {"shape": question.mnk, "ranks": question.ranks, "machine": machine, "layouts": question.layouts}
     if lacking := question.shortage():
-        _too_little(question, lacking, facts if as_json else None)
+        remedies, text = _remedies(question)
+        echo(json.dumps(facts | remedies) if as_json else "\n".join(map(wrapped, [lacking, *text])))
         return 1
     candidates = question.candidates()
-    if picture is not None:
+    if pictures:
         m, n, k = question.mnk
-        title = f"Plans of C ({m} x {n}) := A ({m} x {k}) B on {counted(question.ranks, 'rank')}; "
-        draw_candidates(candidates, picture, f"{title}machine: {question.machine.name}", question.memory)
+        title = f"Plans of C ({m} x {n}) := A ({m} x {k}) B on {counted(question.ranks, 'rank')}; machine: {machine}"
+        pictures.draw_candidates(candidates, picture, title, question.memory)
         facts["wrote"] = str(picture)
     if as_json:
-        facts["rule"] = RULE
-        echo(json.dumps({**facts, "candidates": [x.as_dict() for x in candidates]}))
-    else:
-        echo(wrapped(candidates[0].summary(question.mnk, question.ranks)))
-        echo(
-            wrapped(
-                f"machine: {question.machine.name}; {question.layouts} layouts of A, B and C; "
-                f"lower bound {in_words(question.bound)} per rank"
-            )
-        )
-        echo(candidates_explained(candidates, whole, "--all"))
-        if picture is not None:
-            echo(f"wrote {picture}")
+        echo(json.dumps({**facts, "rule": RULE, "candidates": [x.as_dict() for x in candidates]}))
+        return 0
+    bound = f"lower bound {in_words(question.bound)} per rank"
+    echo(wrapped(candidates[0].summary(question.mnk, question.ranks)))
+    echo(wrapped(f"machine: {machine}; {question.layouts} layouts of A, B and C; {bound}"))
+    echo(candidates_explained(candidates, whole, "--all"))
+    if pictures:
+        echo(f"wrote {picture}")
     return 0
 
 
 @click.command(cls=OfOneRank, short_help="Simulate a product message by message.")
 @_question
-@click.option(
-    "--plot",
-    "picture",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="FILE.png or .svg: the words of the product from rank to rank, as a heat map.",
-)
+@options.picture("FILE.png or .svg: the words of the product from rank to rank, as a heat map.")
 @options.json_
 @options.debug
 def simulate(picture: Path | None, force: bool, as_json: bool, **arguments: Any) -> int:
@@ -146,103 +121,78 @@ def simulate(picture: Path | None, force: bool, as_json: bool, **arguments: Any)
 
     The plan is that of `pdgemm()`; the time of redistribution is added by formula.
     """
-    from pdgemm.planning.machines.simulator import simulate as walk
-    from pdgemm.planning.machines.simulator import words_between
-    from pdgemm.planning.search.candidate_table import wrapped
-    from pdgemm.support.text import counted, counted_short, echo, in_bytes, in_seconds, in_words
-
-    question = _question_of(**arguments)
-    if picture is not None:
-        from pdgemm.tools.studies.pictures import check_picture, draw_words
-
-        check_picture(picture, force)
-    plan, wrote = question.plan(), {}
+    question, pictures = _question_of(**arguments), options.pictures_for(picture, force)
+    plan = question.plan()
     candidate = plan.candidate()
-    if picture is not None:
+    if pictures:
         title = f"Words from rank to rank without redistribution:\n{candidate.name} on {candidate.grid_text}"
-        draw_words(words_between(plan.product, question.ranks), picture, title)
-        wrote = {"wrote": str(picture)}
-    run = walk(plan.product, question.machine, question.ranks)
-    seconds, by_formula = run.seconds + plan.moving_seconds, plan.product_words
-    facts = {
-        "shape": question.mnk,
-        "ranks": question.ranks,
-        "layouts": question.layouts,
-        **{name: getattr(candidate, name) for name in ("algorithm", "inside", "grid", "layers")},
-        "mover": plan.product.mover,
-        "seconds": seconds,
-        "formula_seconds": plan.seconds,
-        "redistribution_seconds": plan.moving_seconds,
-        "compute_seconds": {"mean": float(run.computed.mean()), "max": float(run.computed.max())},
-        "node_bytes": {"mean": float(run.node_bytes.mean()), "max": float(run.node_bytes.max())},
-        "formula_words_received": by_formula,
-        **{
-            name: {"min": int(x.min()), "mean": float(x.mean()), "max": int(x.max())}
-            for name in ("words_received", "words_sent", "messages_received", "messages_sent")
-            for x in (getattr(run, name),)
-        },
-        **wrote,
-    }
+        pictures.draw_words(simulator.words_between(plan.product, question.ranks), picture, title)
+    run = simulator.simulate(plan.product, question.machine, question.ranks)
+    seconds = run.seconds + plan.moving_seconds
     if as_json:
+        facts = {
+            "shape": question.mnk,
+            "ranks": question.ranks,
+            "layouts": question.layouts,
+            **{name: getattr(candidate, name) for name in ("algorithm", "inside", "grid", "layers")},
+            "mover": plan.product.mover,
+            "seconds": seconds,
+            "formula_seconds": plan.seconds,
+            "redistribution_seconds": plan.moving_seconds,
+            "compute_seconds": {"mean": float(run.computed.mean()), "max": float(run.computed.max())},
+            "node_bytes": {"mean": float(run.node_bytes.mean()), "max": float(run.node_bytes.max())},
+            "formula_words_received": plan.product_words,
+            **{
+                name: {"min": int(x.min()), "mean": float(x.mean()), "max": int(x.max())}
+                for name in ("words_received", "words_sent", "messages_received", "messages_sent")
+                for x in (getattr(run, name),)
+            },
+            **({"wrote": str(picture)} if pictures else {}),
+        }
         echo(json.dumps(facts))
         return 0
-    nodes, busiest = len(run.node_bytes), run.computed.max()
     words = _range(run.words_received, in_words)
     messages = _range(run.messages_received, partial(counted_short, noun="message"))
     text = (
         f"{plan}\n"
-        f"simulated on {counted(nodes, 'node')}: {in_seconds(seconds)}, of which the busiest rank computes "
-        f"{in_seconds(busiest)} and redistribution takes {in_seconds(plan.moving_seconds)} by formula; all by formula: "
-        f"{in_seconds(plan.seconds)}\n"
-        f"received per rank in the product: {words} in {messages}; by formula: {in_words(by_formula)}\n"
+        f"simulated on {counted(len(run.node_bytes), 'node')}: {in_seconds(seconds)}, of which the busiest rank "
+        f"computes {in_seconds(run.computed.max())} and redistribution takes {in_seconds(plan.moving_seconds)} by "
+        f"formula; all by formula: {in_seconds(plan.seconds)}\n"
+        f"received per rank in the product: {words} in {messages}; by formula: {in_words(plan.product_words)}\n"
         f"received per node: {in_bytes(run.node_bytes.mean())} on average, {in_bytes(run.node_bytes.max())} at most"
     )
-    echo("\n".join([wrapped(text), *(f"wrote {file}" for file in wrote.values())]))
+    echo("\n".join([wrapped(text), *[f"wrote {picture}"] * bool(pictures)]))
     return 0
 
 
-def _too_little(question: Question, lacking: str, facts: dict[str, Any] | None) -> None:
-    """Print the shortage, and the remedies: more ranks, or a product in parts.   facts : for JSON; None: print text."""
-    from pdgemm.planning.question import MOST_TRIED
-    from pdgemm.planning.search.candidate_table import wrapped
-    from pdgemm.support.text import counted, echo, in_bytes
-
-    more, memory = question.on_more_ranks(), question.memory or 0
-    tiling = _in_parts(question)
-    if facts is not None:
-        fit = more and {"ranks": more.ranks, "bytes_per_rank": more.least_bytes}
-        least = {"needed_bytes_per_rank": question.least_bytes, "least_ranks": question.least_ranks}
-        parts = {"needed_bytes_per_rank": tiling} if isinstance(tiling, int) else tiling.as_dict(memory)
-        answer: dict[str, Any] = {
-            "fits": False,
-            "memory": memory,
-            **least,
-            "on_more_ranks": fit,
-            "in_parts": parts,
-            "candidates": [],
-        }
-        echo(json.dumps(facts | answer))
-        return
-    echo(wrapped(lacking))
+def _remedies(question: Question) -> tuple[dict[str, Any], list[str]]:
+    """Return the remedies of a shortage of memory, more ranks or a product in parts: facts for JSON, and lines."""
+    more, memory, tiling, lines = question.on_more_ranks(), question.memory or 0, _in_parts(question), list[str]()
     if more is not None:
-        echo(wrapped(f"on {counted(more.ranks, 'rank')} it fits, with {in_bytes(more.least_bytes)} per rank"))
+        lines.append(f"on {counted(more.ranks, 'rank')} it fits, with {in_bytes(more.least_bytes)} per rank")
     elif question.least_ranks > MOST_TRIED:
         ranks = counted(question.least_ranks, "rank")
-        echo(wrapped(f"A, B and C alone are the memory of {ranks}: it fits on more than these"))
+        lines.append(f"A, B and C alone are the memory of {ranks}: it fits on more than these")
     if isinstance(tiling, int):
-        echo(wrapped(f"products of files in parts, `pdgemm multiply --memory`, need {in_bytes(tiling)} per rank"))
+        parts: dict[str, Any] = {"needed_bytes_per_rank": tiling}
+        lines.append(f"products of files in parts, `pdgemm multiply --memory`, need {in_bytes(tiling)} per rank")
     else:
-        text = f"`pdgemm multiply --memory` would multiply matrices in files in {tiling.explain(memory)}"
-        echo(wrapped(text))
+        parts = tiling.as_dict(memory)
+        lines.append(f"`pdgemm multiply --memory` would multiply matrices in files in {tiling.explain(memory)}")
+    facts: dict[str, Any] = {
+        "fits": False,
+        "memory": memory,
+        "needed_bytes_per_rank": question.least_bytes,
+        "least_ranks": question.least_ranks,
+        "on_more_ranks": more and {"ranks": more.ranks, "bytes_per_rank": more.least_bytes},
+        "in_parts": parts,
+        "candidates": [],
+    }
+    return facts, lines
 
 
 def _in_parts(question: Question) -> Tiling | int:
     """Return the tiling that `multiply --memory` would use; where no tiling fits, the bytes per rank that it needs."""
-    from pdgemm.io.streamed.tiling import Operand
-    from pdgemm.io.streamed.tiling_choice import best_tiling
-    from pdgemm.local.arrays import dtypes
-    from pdgemm.planning.search.grid_search import near_root
-
     rows, memory, size = near_root(question.ranks), question.memory or 0, question.dtype.itemsize
     stored = dtypes.product(question.dtype, question.dtype)
     of_c = dtypes.arithmetic(stored).itemsize, stored.itemsize, 0
@@ -260,20 +210,14 @@ def _collective(
     ranks_per_node: int | None, **others: Any,
 ) -> int:  # fmt: skip
     """Show the algorithms of a collective operation."""
-    from pdgemm.local.arrays.dtypes import element_type
-    from pdgemm.planning.collective_plan import collective_costs, costs_table, parts_of
-    from pdgemm.support.text import counted, echo, in_words
-
     context = click.get_current_context()
-    options = {x.name: x.opts[0] for x in context.command.params}
-    rejected = [
-        options[x] for x in (*others, "whole", "picture") if context.get_parameter_source(x) is _FROM_COMMAND_LINE
-    ]
-    if operation is None or words is None or rejected:
+    of_products = [x for x in context.command.params if x.name in (*others, "whole", "picture")]
+    typed = [x.opts[0] for x in of_products if context.get_parameter_source(x.name or "") is _FROM_COMMAND_LINE]
+    if operation is None or words is None or typed:
         needed = "--collective OPERATION takes --words, and none of the options of a product"
-        raise ArgumentError(f"{needed}{f', such as {rejected[0]}' if rejected else ''}")
+        raise ArgumentError(f"{needed}{f', such as {typed[0]}' if typed else ''}")
     machine = _machine(machine_file, ranks_per_node)
-    costs = collective_costs(operation, parts_of(operation, words, ranks), element_type(dtype), ranks, machine)
+    costs = collective_costs(operation, parts_of(operation, words, ranks), dtypes.element_type(dtype), ranks, machine)
     if as_json:
         facts = {"collective": operation, "words": words, "ranks": ranks, "machine": machine.name}
         echo(json.dumps({**facts, "algorithms": [x.as_dict() for x in costs]}))
@@ -285,25 +229,16 @@ def _collective(
 
 
 def _machine(machine_file: str | None, ranks_per_node: int | None) -> Machine:
-    from pdgemm.planning.machines.machine import load_machine, on_nodes
-
     machine = load_machine(machine_file)
     return machine if ranks_per_node is None else on_nodes(machine, ranks_per_node)
 
 
 def _question_of(
-    shape: tuple[int, int, int],
-    product_grid: tuple[int, int] | None,
-    dtype: str,
-    machine_file: str | None,
-    ranks_per_node: int | None,
-    **others: Any,
+    mnk: tuple[int, int, int], dtype: str, machine_file: str | None, ranks_per_node: int | None, **others: Any
 ) -> Question:
     """Return the question that the options of `plan` and `simulate` describe; `others` are fields of the question."""
-    from pdgemm.local.arrays.dtypes import element_type
-
     machine = _machine(machine_file, ranks_per_node)
-    return Question(*shape, dtype=element_type(dtype), shape=product_grid, machine=machine, **others)
+    return Question(*mnk, dtype=dtypes.element_type(dtype), machine=machine, **others)
 
 
 @click.command(cls=OfAllRanks, short_help="Measure this machine, for plans.")
@@ -324,8 +259,6 @@ def calibrate(output: str, device: str, force: bool, as_json: bool) -> int:
     from mpi4py import MPI
 
     from pdgemm.io.atomic import check_writable_on_all, on_root, replacing
-    from pdgemm.planning.machines.machine import MACHINE
-    from pdgemm.planning.machines.plausible import doubts, impossible_figures
     from pdgemm.tools.calibrate import calibrate as measure
     from pdgemm.tools.cli.session import session
 

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 
 from pdgemm.local.arrays.dtypes import COMPUTE
 from pdgemm.local.arrays.element_functions import KINDS
-from pdgemm.names import DeviceName, ElementTypeName, Protection
+from pdgemm.names import ElementTypeName, Protection
 from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import OfAllRanks
-from pdgemm.tools.cli.param_types import BLOCK, BYTES, DATASET, GRID, MATRIX, NUMBER, SECONDS, SHAPE, Dataset
+from pdgemm.tools.cli.options import BYTES, DATASET, MATRIX, NUMBER, SECONDS, SHAPE, Dataset
 
-if TYPE_CHECKING:
-    from pdgemm.io.source import Source
-    from pdgemm.matrix.distmatrix import DistMatrix
-
-_layout = options.stacked_options(
-    click.option("--grid", "grid_shape", type=GRID, help="Process grid; default: as square as possible."),
-    click.option("--block", type=BLOCK, help="Block sizes of the layout; default: one block per rank."),
-)
+_operands = options.stacked_options(click.argument("a", type=MATRIX), click.argument("b", type=MATRIX))
 _scalars = options.stacked_options(
     click.option("--alpha", type=NUMBER, default=1.0, show_default=True),
     click.option("--beta", type=NUMBER, default=0.0, show_default=True),
     click.option("--transa", type=click.Choice("NTC", False), default="N", help="op(A): A, A^T or A^H."),
     click.option("--transb", type=click.Choice("NTC", False), default="N", help="op(B)."),
 )
-_seed = click.option("--seed", default=0, show_default=True)
 
 
 @click.command(cls=OfAllRanks, short_help="Write a test matrix to a file.")
@@ -36,30 +28,19 @@ _seed = click.option("--seed", default=0, show_default=True)
 @click.option("--shape", type=SHAPE, required=True)
 @click.option("--dtype", type=click.Choice(options.DTYPES), default="float64", show_default=True)
 @click.option(
-    "--kind",
-    type=click.Choice(KINDS),
-    default="uniform",
-    show_default=True,
+    "--kind", type=click.Choice(KINDS), default="uniform", show_default=True,
     help="uniform: on [0, 1), of int8 on -128 to 127.  normal: with mean 0 and variance 1.",
-)
-@_seed
-@_layout
+)  # fmt: skip
+@options.seed
+@options.layout
 @options.force
 @options.compression
 @options.json_
 @options.debug
 def generate(
-    target: Dataset,
-    shape: tuple[int, int],
-    dtype: ElementTypeName,
-    kind: str,
-    seed: int,
-    grid_shape: tuple[int, int] | None,
-    block: tuple[int, int] | None,
-    force: bool,
-    compression: str | None,
-    as_json: bool,
-) -> int:
+    target: Dataset, shape: tuple[int, int], dtype: ElementTypeName, kind: str, seed: int, grid_shape: Any, block: Any,
+    force: bool, compression: str | None, as_json: bool,
+) -> int:  # fmt: skip
     """Write a test matrix; the same seed gives the same matrix on any number of ranks."""
     import numpy as np
 
@@ -82,95 +63,60 @@ def generate(
 
 
 @click.command(cls=OfAllRanks, short_help="Multiply matrices from files to a file.")
-@click.argument("a", type=MATRIX)
-@click.argument("b", type=MATRIX)
+@_operands
 @click.option(
-    "-o",
-    "--output",
-    type=DATASET,
-    required=True,
+    "-o", "--output", type=DATASET, required=True,
     help="Dataset for C.  One that pdgemm wrote is replaced when the result is complete; A, B, and a dataset that "
     "pdgemm did not write only with --force, unless it is C on entry.",
-)
+)  # fmt: skip
 @click.option("--c", "c0", type=MATRIX, help="C on entry where beta is not 0; default: the output.")
 @_scalars
-@_layout
+@options.layout
 @click.option("--dtype", type=click.Choice(options.DTYPES), help="Convert A and B first; default: as stored.")
 @click.option(
-    "--memory",
-    type=BYTES,
+    "--memory", type=BYTES,
     help="Per rank, for A, B, C and all buffers: what does not fit is read and multiplied in parts.",
-)
+)  # fmt: skip
 @click.option(
-    "--checkpoint",
-    type=SECONDS,
+    "--checkpoint", type=SECONDS,
     help="Save what is done after each 10min or so, beside the output: the same command goes on with it.",
-)
+)  # fmt: skip
 @click.option(
-    "--mtbf",
-    type=SECONDS,
+    "--mtbf", type=SECONDS,
     help="Mean time between failures: checkpoints are saved so often that the least is lost (Young 1974).",
-)
-@click.option("--memory-limit", type=BYTES, help="Per rank, for buffers beyond A, B and C.")
+)  # fmt: skip
+@options.memory_limit
 @click.option("--panel-width", type=options.COUNT, help="Widest panel.")
 @click.option(
-    "--lookahead",
-    type=click.IntRange(0, options.MOST),
+    "--lookahead", type=click.IntRange(0, options.MOST),
     help="Number of panels fetched ahead of the one in use; default: 1 on one node, 4 on several.",
-)
+)  # fmt: skip
 @options.mover
 @options.algorithm
 @click.option("--accumulate-dtype", type=click.Choice(options.SUMS), help="Accumulation type.")
 @click.option(
-    "--protect",
-    type=click.Choice(get_args(Protection)),
+    "--protect", type=click.Choice(get_args(Protection)),
     help="Compare C with checksums, and end (detect) or multiply again (repair) where rows differ; with --memory or "
     "--checkpoint each product of panels by itself.",
-)
+)  # fmt: skip
 @click.option("--compute-type", type=click.Choice(COMPUTE), help="Round A and B to it, or multiply slices.")
 @options.device
 @options.trace
 @click.option(
-    "--report",
-    "page",
-    type=click.Path(dir_okay=False),
+    "--report", "page", type=click.Path(dir_okay=False),
     help="FILE.html: a page of the result, the time of each rank and a timeline; needs matplotlib and jinja2.",
-)
-@click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored.")
-@_seed
+)  # fmt: skip
+@options.verified
+@options.seed
 @options.force
 @options.compression
 @options.json_
 @options.debug
 def multiply(
-    a: Dataset,
-    b: Dataset,
-    output: Dataset,
-    c0: Dataset | None,
-    alpha: complex,
-    beta: complex,
-    transa: Any,
-    transb: Any,
-    grid_shape: tuple[int, int] | None,
-    block: tuple[int, int] | None,
-    dtype: ElementTypeName | None,
-    memory: int | None,
-    checkpoint: float | None,
-    mtbf: float | None,
-    product_grid: tuple[int, int] | None,
-    accumulate_dtype: str | None,
-    compute_type: str | None,
-    device: DeviceName,
-    trace_file: str | None,
-    nvtx: bool,
-    page: str | None,
-    verified: bool,
-    seed: int,
-    force: bool,
-    compression: str | None,
-    as_json: bool,
-    **others: Any,  # arguments of `pdgemm.pdgemm` of the same names
-) -> int:
+    a: Dataset, b: Dataset, output: Dataset, c0: Dataset | None, grid_shape: tuple[int, int] | None,
+    trace_file: str | None, nvtx: bool, page: str | None, verified: bool, seed: int, force: bool, as_json: bool,
+    **others: Any,
+) -> int:  # fmt: skip
     """Compute C := alpha op(A) op(B) + beta C, from files to a file.
 
     All that can be known without the elements is checked before they are read: shapes, types, options, the output, and
@@ -184,48 +130,33 @@ def multiply(
     from pdgemm.io.streamed.multiply_files import multiply_files
     from pdgemm.tools.cli.session import session
 
-    if mtbf is not None and checkpoint is None:
+    if others["mtbf"] is not None and others["checkpoint"] is None:
         raise click.UsageError("--mtbf needs --checkpoint, the time until the first one, whose duration is measured")
-    unfit = {"--block": block, "--device cuda": device != "host"}
-    unfit["--compression"] = compression is not None
-    for name, value in {"--memory": memory, "--checkpoint": checkpoint}.items():
-        if value is not None and any(unfit.values()):
-            raise click.UsageError(f"{name} does not go with {' or '.join(x for x in unfit if unfit[x])}")
-    others |= {"shape": product_grid, "accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
+    unfit = {"--block": others["block"], "--device cuda": others["device"] != "host"}
+    unfit["--compression"] = others["compression"]
+    for name in ("memory", "checkpoint"):
+        if others[name] is not None and any(unfit.values()):
+            raise click.UsageError(f"--{name} does not go with {' or '.join(x for x in unfit if unfit[x])}")
     with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx, page, force, ":".join(output)):
         say.lost = f"{output.path} was not written, its contents are unchanged"
-        done = multiply_files(
-            a, b, output, alpha=alpha, beta=beta, c0=c0, transa=transa, transb=transb, grid=say.grid, block=block,
-            dtype=dtype, device=device, memory=memory, checkpoint=checkpoint, mtbf=mtbf, compression=compression,
-            overwrite=force, seed=seed if verified else None, observer=say, **others,
-        )  # fmt: skip
+        where: dict[str, Any] = {"grid": say.grid, "observer": say, "overwrite": force}
+        done = multiply_files(a, b, output, c0=c0, seed=seed if verified else None, **where, **others)
     return 0 if done.wrote else 1  # a wrong result is not stored
 
 
 @click.command(cls=OfAllRanks, short_help="Check a product that is stored.")
-@click.argument("a", type=MATRIX)
-@click.argument("b", type=MATRIX)
+@_operands
 @click.argument("c", type=MATRIX)
 @click.option("--c0", type=MATRIX, help="C on entry, needed where beta is not 0.")
 @_scalars
-@_seed
-@_layout
+@options.seed
+@options.layout
 @options.json_
 @options.debug
 def verify(
-    a: Dataset,
-    b: Dataset,
-    c: Dataset,
-    c0: Dataset | None,
-    alpha: complex,
-    beta: complex,
-    transa: str,
-    transb: str,
-    seed: int,
-    grid_shape: tuple[int, int] | None,
-    block: tuple[int, int] | None,
-    as_json: bool,
-) -> int:
+    a: Dataset, b: Dataset, c: Dataset, c0: Dataset | None, alpha: complex, beta: complex, transa: str, transb: str,
+    seed: int, grid_shape: tuple[int, int] | None, block: tuple[int, int] | None, as_json: bool,
+) -> int:  # fmt: skip
     """Check C = alpha op(A) op(B) + beta C0 with random vectors, without a second product."""
     from pdgemm.io.source import source
     from pdgemm.io.streamed.before_reading import Outlines, check_memory, operands
@@ -244,12 +175,8 @@ def verify(
         C, before = outlines.of_source(z), outlines.of_source(entry) if entry else None
         check_arguments(C, alpha, A, B, beta, before, seed=seed)
         check_memory(grid, sum(outlines.nbytes), "the matrices")
-
-        def read(each: Source) -> DistMatrix:
-            return say.read(each, block)
-
-        A, B = operands(x._replace(what="A and B") if once else x, y, read, once)
-        C, before = read(z), read(entry) if entry else None
+        A, B = operands(x._replace(what="A and B") if once else x, y, lambda each: say.read(each, block), once)
+        C, before = say.read(z, block), say.read(entry, block) if entry else None
         with say.progress("verify"):
             residual = residual_of(C, alpha, A, B, beta, before, seed=seed)
         say.report("verify", residual)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from pdgemm.support.text import echo
+from pdgemm.support.text import Table, echo
 from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import OfAllRanks, OfOneRank
 
@@ -19,7 +19,7 @@ from pdgemm.tools.cli.job import OfAllRanks, OfOneRank
 def info(as_report: bool, as_json: bool) -> int:
     """Show what this installation supports, what is missing, and how to install it."""
     from pdgemm.tools.cli.session import say_line, session
-    from pdgemm.tools.profiling.environment import describe, facts_table
+    from pdgemm.tools.profiling.environment import describe, fact_rows
     from pdgemm.tools.profiling.problem_report import problem_report
 
     if as_report and as_json:
@@ -32,19 +32,14 @@ def info(as_report: bool, as_json: bool) -> int:
             if say.grid.rank == 0:
                 say_line(problem_report(facts))
         else:
-            say_line(str(facts_table(facts)))
+            say_line(str(Table(("", ""), fact_rows(facts), words=("",))))
     return 0
 
 
 @click.command(cls=OfOneRank, short_help="Show how a traced run spent time.")
 @click.argument("trace_file", type=click.Path(dir_okay=False))
 @options.machine
-@click.option(
-    "--plot",
-    "picture",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="FILE.html, .png or .svg: the timeline of all ranks; in HTML with the tables.",
-)
+@options.picture("FILE.html, .png or .svg: the timeline of all ranks; in HTML with the tables.")
 @options.force
 @options.json_
 @options.debug
@@ -54,14 +49,12 @@ def profile(trace_file: str, machine_file: str | None, picture: Path | None, for
     from pdgemm.tools.profiling.profile import load_profile
     from pdgemm.tools.profiling.profile_tables import tables
 
-    if picture is not None:
-        from pdgemm.tools.studies.pictures import OF_RUNS, check_picture, draw_timeline
-
-        check_picture(picture, force, OF_RUNS)
+    pictures = options.pictures_for(picture, force, of_runs=True)
     figures = load_profile(Path(trace_file), load_machine(machine_file) if machine_file else None, picture is not None)
-    if picture is not None:
-        draw_timeline(figures, picture, f"Timeline of {trace_file}")
-    wrote = {} if picture is None else {"wrote": str(picture)}
+    wrote = {}
+    if pictures:
+        pictures.draw_timeline(figures, picture, f"Timeline of {trace_file}")
+        wrote = {"wrote": str(picture)}
     echo(json.dumps(figures.as_dict() | wrote) if as_json else tables(figures))
     if wrote and not as_json:
         echo(f"wrote {picture}")

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,26 +21,17 @@ from pdgemm.support import launcher
 from pdgemm.support.text import counted, echo
 from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import start_mpi
-from pdgemm.tools.cli.param_types import BYTES, INTEGERS, MNK
+from pdgemm.tools.cli.options import INTEGERS, MNK
 from pdgemm.tools.studies import records
-from pdgemm.tools.studies.cases import KINDS, Case, cases
+from pdgemm.tools.studies.cases import KINDS, cases
 from pdgemm.tools.studies.jobs import BAD_INPUT, ENDED, Ended, Launcher, StudyJobs, threads_per_rank
 from pdgemm.tools.studies.plot import check_report, finished
-from pdgemm.tools.studies.training.training_cases import (
-    AUTO,
-    EXAMPLE,
-    SIZES,
-    TrainingCase,
-    program_file,
-    training_cases,
-)
+from pdgemm.tools.studies.training.training_cases import AUTO, EXAMPLE, SIZES, program_file, training_cases
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-
-
 _of_training = options.stacked_options(
     click.option(
         "--train", "program", is_flag=False, flag_value=EXAMPLE,
@@ -66,22 +58,15 @@ _of_training = options.stacked_options(
     help="FILE.html, .png or .svg: the report, as by `pdgemm plot`; with --train an HTML page beside the results.",
 )  # fmt: skip
 @click.option(
-    "--algorithm",
-    "algorithms",
-    type=click.Choice(algorithm_choices()),
-    multiple=True,
-    default=("auto",),
+    "--algorithm", "algorithms", type=click.Choice(algorithm_choices()), multiple=True, default=("auto",),
     help="Default: auto.  This, --dtype and --shape may be given several times: each combination is measured.",
-)
+)  # fmt: skip
 @click.option(
-    "--dtype",
-    "dtypes",
-    type=click.Choice(options.BLAS_DTYPES),
-    multiple=True,
+    "--dtype", "dtypes", type=click.Choice(options.BLAS_DTYPES), multiple=True,
     help="Default: float64; of training float32.",
-)
+)  # fmt: skip
 @options.mover
-@click.option("--memory-limit", type=BYTES, help="Per rank, for buffers beyond A, B and C.")
+@options.memory_limit
 @options.device
 @click.option(
     "--repeats", "--steps", "repeats", type=options.COUNT, default=10, show_default=True,
@@ -92,27 +77,17 @@ _of_training = options.stacked_options(
 )
 @click.option("--launch", help="How jobs are started: 'mpiexec -n {ranks}'; default: PDGEMM_LAUNCH, srun or mpiexec.")
 @options.machine
-@click.option("--no-calibrate", is_flag=True, help="Plan and predict for an ordinary cluster.")
+@click.option("--no-calibrate", "ordinary", is_flag=True, help="Plan and predict for an ordinary cluster.")
 @click.option("--only", type=INTEGERS, hidden=True)  # in jobs that this command starts: the numbers of the cases
 @click.option("--calibrate", is_flag=True, hidden=True)  # in jobs that this command starts: calibrate only
 @_of_training
 @options.force
 @options.debug
 def scaling(
-    program: str | None,
-    out: str | None,
-    page: Path | None,
-    repeats: int,
-    warmup: int,
-    launch: str | None,
-    machine_file: str | None,
-    device: str,
-    no_calibrate: bool,
-    only: tuple[int, ...] | None,
-    calibrate: bool,
-    force: bool,
+    program: str | None, out: str | None, page: Path | None, repeats: int, warmup: int, launch: str | None,
+    machine_file: str | None, device: str, ordinary: bool, only: tuple[int, ...] | None, calibrate: bool, force: bool,
     **studied: Any,
-) -> int:
+) -> int:  # fmt: skip
     """Measure products on growing numbers of ranks: the same shapes (strong), shapes that take the same memory on each
     rank (weak), or several shapes (shapes).  With --train, steps of training: with the same samples (strong, the
     default), or as many on each rank (weak).
@@ -125,16 +100,17 @@ def scaling(
         raise click.MissingParameter(param_hint="--out", param_type="option")
     path = Path(out or "training.jsonl")
     if program is not None:
-        wanted: list[records.AnyCase] = [*_trained(program, repeats, warmup, **studied)]
+        wanted = _trained(studied, program=program, steps=repeats, warmup=warmup)
         page = path.with_suffix(".html") if page is None else page
     else:
-        wanted = [*_multiplied(device, **studied)]
+        wanted = _multiplied(studied, device)
+    study = _StudyInFile(path, page, wanted, machine_file, device, ordinary)
     if page is not None and only is None and not calibrate:
         check_report(page, path, force)
     if only is not None or calibrate or launcher.launched_size() > 1:
         start_mpi()
-        return _inside(path, page, wanted, only, repeats, warmup, machine_file, device, no_calibrate, calibrate)
-    code = _steps(path, wanted, Launcher(launch), machine_file, device, no_calibrate)
+        return _inside(study, only, calibrate, repeats, warmup)
+    code = _in_jobs(study, Launcher(launch))
     try:
         return code if code in (BAD_INPUT, ENDED) else max(code, finished(path, page, wanted))
     except Ended:
@@ -151,119 +127,118 @@ def _check_options(training: bool) -> None:
             raise click.UsageError(f"{parameter.opts[0]} is an option of studies of {belongs}")
 
 
-def _multiplied(
-    device: str,
-    *,
-    kind: str | None,
-    shapes: tuple[tuple[int, int, int], ...],
-    ranks: tuple[int, ...],
-    dtypes: tuple[str, ...],
-    algorithms: tuple[str, ...],
-    mover: str,
-    memory_limit: int | None,
-    **_: Any,
-) -> list[Case]:
+def _multiplied(studied: dict[str, Any], device: str) -> list[records.AnyCase]:
     """Return the products of a study by its options."""
-    if kind is None:
+    if studied["kind"] is None:
         raise click.MissingParameter(param_hint=f"one of {', '.join(KINDS)}, or --train", param_type="argument")
-    if not shapes:
+    if not studied["shapes"]:
         raise click.MissingParameter(param_hint="--shape", param_type="option")
-    dtypes = dtypes or ("float64",)
-    return cases(kind, shapes, ranks, dtypes, algorithms, mover=mover, memory_limit=memory_limit, device=device)
+    names = ("kind", "shapes", "ranks", "algorithms", "mover", "memory_limit")
+    dtypes = studied["dtypes"] or ("float64",)
+    return [*cases(**{name: studied[name] for name in names}, dtypes=dtypes, device=device)]
 
 
-def _trained(
-    program: str,
-    steps: int,
-    warmup: int,
-    *,
-    kind: str | None,
-    ranks: tuple[int, ...],
-    layouts: tuple[str, ...],
-    dtypes: tuple[str, ...],
-    batch: int,
-    **others: Any,
-) -> list[TrainingCase]:
+def _trained(studied: dict[str, Any], **how: Any) -> list[records.AnyCase]:
     """Return the cases of a study of training by its options."""
-    program_file(program)
-    sizes, dtypes = {name: others[name] for name in SIZES}, dtypes or ("float32",)
-    how: dict[str, Any] = {"program": program, "steps": steps, "warmup": warmup}
-    return training_cases(kind or "strong", ranks, layouts, batch, sizes, dtypes, **how)
+    program_file(how["program"])
+    kind, dtypes = studied["kind"] or "strong", studied["dtypes"] or ("float32",)
+    sizes, of = {name: studied[name] for name in SIZES}, {name: studied[name] for name in ("ranks", "layouts", "batch")}
+    return [*training_cases(kind, sizes=sizes, dtypes=dtypes, **of, **how)]
 
 
-def _opened(path: Path) -> records.Study:
-    """Return the study in a file.  Raises FileError if the study cannot be continued."""
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise FileError(f"{path}: the folder {folder} does not exist")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise FileError(f"{path}: no permission to write")
-    study = records.open_study(path)
-    if study.torn:
-        echo(f"{path}: its last line was not finished, and is measured again", err=True)
-    return study
+@dataclass
+class _StudyInFile:
+    """A study and its file.   wanted : all its cases.   ordinary : plans are for an ordinary cluster."""
 
+    path: Path
+    page: Path | None
+    wanted: list[records.AnyCase]
+    machine_file: str | None
+    device: str
+    ordinary: bool
 
-def _machine_at_hand(path: Path, machine_file: str | None, study: records.Study, device: str) -> Machine | None:
-    """Return the machine of the option, of PDGEMM_MACHINE, or of the study's calibration on this device, if any."""
-    machine = load_machine(machine_file) if machine_file else named_by_variable(device == CUDA)
-    if machine is None and study.machine:
-        calibrated = Machine.from_dict(study.machine, f"{path}: its calibration")
-        machine = calibrated if calibrated.device == device else None
-    return machine
+    def opened(self) -> tuple[records.Study, Machine | None]:
+        """Return the contents of the file, and the machine of the option, of PDGEMM_MACHINE, or of the study, if any.
+
+        Raises FileError if the study cannot be continued.
+        """
+        path, folder = self.path, self.path.absolute().parent
+        if not folder.is_dir():
+            raise FileError(f"{path}: the folder {folder} does not exist")
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise FileError(f"{path}: no permission to write")
+        study = records.open_study(path)
+        if study.torn:
+            echo(f"{path}: its last line was not finished, and is measured again", err=True)
+        machine = load_machine(self.machine_file) if self.machine_file else named_by_variable(self.device == CUDA)
+        if machine is None and study.machine:
+            calibrated = Machine.from_dict(study.machine, f"{path}: its calibration")
+            machine = calibrated if calibrated.device == self.device else None
+        return study, machine
+
+    def keep(self, study: records.Study, machine: Machine | None) -> None:
+        """Add the machine of the plans to the file, unless it is the study's machine already."""
+        if machine is not None and (known := json.loads(machine.as_json())) != study.machine:
+            records.append(self.path, {"machine": known})
+
+    def fitting(
+        self, todo: list[records.AnyCase], ranks: int | None, what: str, loud: bool = True
+    ) -> tuple[list[records.AnyCase], bool]:
+        """Return the cases that fit the available ranks, and whether all do.   loud : print a line on the others."""
+        large = sorted({case.ranks for case in todo if ranks is not None and case.ranks > ranks})
+        if ranks is None or not large:
+            return todo, True
+        text = f"{what} {counted(ranks, 'rank')}: cases of {', '.join(map(str, large))} ranks do not fit"
+        if all(case.ranks > ranks for case in self.wanted):
+            raise ArgumentError(text)
+        if loud:
+            _warn(f"{text}, and are left out")
+        return [case for case in todo if case.ranks <= ranks], False
+
+    def headline(self, todo: list[records.AnyCase]) -> str:
+        return f"{self.path}: {counted(len(self.wanted), 'case')}, {len(todo)} to run"
+
+    @property
+    def done(self) -> int:
+        """The number of cases that are measured."""
+        return len(records.read_study(self.path).done & {*self.wanted})
 
 
 # ------------------------------------------------------------------ a job for each number of ranks
-def _steps(
-    path: Path, wanted: list[records.AnyCase], launch: Launcher, machine_file: str | None, device: str, ordinary: bool
-) -> int:
+def _in_jobs(study: _StudyInFile, launch: Launcher) -> int:
     """Measure the remaining cases, each number of ranks in a job of its own; return the exit code."""
-    study = _opened(path)
-    machine = _machine_at_hand(path, machine_file, study, device)
-    available = launcher.allocated_ranks()
-    todo, fits = _fitting(wanted, records.left(study, wanted), available, "the allocation has room for")
-    _say(_headline(path, wanted, todo))
+    contents, machine = study.opened()
+    left = records.left(contents, study.wanted)
+    todo, fits = study.fitting(left, launcher.allocated_ranks(), "the allocation has room for")
+    _say(study.headline(todo))
     if not todo:
         return 0 if fits else 1
-    with records.study_lock(path):
-        _keep(path, study, machine)
-        code = _measure(path, wanted, todo, launch, calibrate=machine is None and not ordinary)
+    with records.study_lock(study.path):
+        study.keep(contents, machine)
+        code = _measure(study, todo, launch, calibrate=machine is None and not study.ordinary)
     return code if fits else max(code, 1)
 
 
-def _headline(path: Path, wanted: list[records.AnyCase], todo: list[records.AnyCase]) -> str:
-    return f"{path}: {counted(len(wanted), 'case')}, {len(todo)} to run"
-
-
-def _keep(path: Path, study: records.Study, machine: Machine | None) -> None:
-    """Add the machine of the plans to the file of the study, unless it is the study's machine already."""
-    if machine is not None and (known := json.loads(machine.as_json())) != study.machine:
-        records.append(path, {"machine": known})
-
-
-def _measure(
-    path: Path, wanted: list[records.AnyCase], todo: list[records.AnyCase], launch: Launcher, calibrate: bool
-) -> int:
+def _measure(study: _StudyInFile, todo: list[records.AnyCase], launch: Launcher, calibrate: bool) -> int:
     """Measure the cases in jobs, and return the exit code."""
-    most = max(case.ranks for case in todo)
-    threads = threads_per_rank(max(case.ranks for case in wanted))
-    steps = StudyJobs(launch, path, sys.argv[1:], threads, _warn)
+    threads = threads_per_rank(max(case.ranks for case in study.wanted))
+    jobs = StudyJobs(launch, study.path, sys.argv[1:], threads, _warn)
     try:
         for number in _SIGNALS:
             signal.signal(number, _end)
         if calibrate:
+            sizes = sorted(case.ranks for case in todo)
             # the largest job for which there are cores
-            few = max((r for r in {x.ranks for x in todo} if r * threads <= _cores()), default=min(most, _cores()))
+            few = max((ranks for ranks in sizes if ranks * threads <= _cores()), default=min(sizes[-1], _cores()))
             _say(f"calibrating on {counted(few, 'rank')}")
-            code, _ = steps.step(few, "--calibrate")
+            code, _ = jobs.step(few, "--calibrate")
             if code:
                 _warn(f"calibration ended with exit code {code}: plans and predictions are for an ordinary cluster")
-        return steps.run(todo, wanted)
+        return jobs.run(todo, study.wanted)
     except Ended:
-        done = len(records.read_study(path).done & {*wanted})
         _warn(
-            f"pdgemm: ended by a signal: {done} of {counted(len(wanted), 'case')} are measured and in {path}; the one "
-            "that was running is lost; the same command goes on"
+            f"pdgemm: ended by a signal: {study.done} of {counted(len(study.wanted), 'case')} are measured and in "
+            f"{study.path}; the one that was running is lost; the same command goes on"
         )
         return ENDED
 
@@ -290,35 +265,12 @@ def _warn(text: str) -> None:
     _say(text, err=True)
 
 
-def _fitting(
-    wanted: list[records.AnyCase], todo: list[records.AnyCase], ranks: int | None, what: str, loud: bool = True
-) -> tuple[list[records.AnyCase], bool]:
-    """Return the cases that fit the available ranks, and whether all do.   loud : print a line on the other cases."""
-    large = sorted({case.ranks for case in todo if ranks is not None and case.ranks > ranks})
-    if ranks is None or not large:
-        return todo, True
-    text = f"{what} {counted(ranks, 'rank')}: cases of {', '.join(map(str, large))} ranks do not fit"
-    if all(case.ranks > ranks for case in wanted):
-        raise ArgumentError(text)
-    if loud:
-        _warn(f"{text}, and are left out")
-    return [case for case in todo if case.ranks <= ranks], False
-
-
 # ------------------------------------------------------------------ on the ranks of one job
-def _inside(
-    path: Path,
-    page: Path | None,
-    wanted: list[records.AnyCase],
-    only: tuple[int, ...] | None,
-    repeats: int,
-    warmup: int,
-    machine_file: str | None,
-    device: str,
-    ordinary: bool,
-    calibrate: bool,
-) -> int:
-    """Measure the remaining cases on the ranks of this job; return the exit code."""
+def _inside(study: _StudyInFile, only: tuple[int, ...] | None, calibrate: bool, repeats: int, warmup: int) -> int:
+    """Measure the remaining cases on the ranks of this job; return the exit code.
+
+    A job that is the whole study, with `only` None, also compares losses and writes the page, on rank 0.
+    """
     from mpi4py import MPI
 
     from pdgemm.io.atomic import on_root
@@ -326,62 +278,45 @@ def _inside(
     from pdgemm.tools.cli.session import check_launcher
     from pdgemm.tools.studies.run import run_cases, said
 
-    comm = MPI.COMM_WORLD
+    comm, path, wanted = MPI.COMM_WORLD, study.path, study.wanted
     check_launcher(comm.size)
-    study = on_root(comm, path, lambda: _opened(path))
-    machine = on_root(comm, path, lambda: _machine_at_hand(path, machine_file, study, device))
+    contents, machine = on_root(comm, path, study.opened)
     if calibrate:
-        return 0 if _calibrated(comm, path, device) else 1
-    todo = records.left(study, wanted) if only is None else [wanted[number] for number in only]
-    todo, fits = _fitting(wanted, todo, comm.size, "this job has", loud=not comm.rank)
+        return 0 if _calibrated(comm, study) else 1
+    todo = records.left(contents, wanted) if only is None else [wanted[number] for number in only]
+    todo, good = study.fitting(todo, comm.size, "this job has", loud=not comm.rank)
     if only is None:
-        _say(_headline(path, wanted, todo))
-    if not todo:
-        return _end_of_study(comm, path, page, wanted, only, fits)
+        _say(study.headline(todo))
 
     def doing(case: records.AnyCase, done: int) -> None:
         signals.doing(f"measuring {case}, repetition {done + 1} of {repeats}", "it is lost, what was finished is kept")
 
     def notify(case: records.AnyCase, record: records.Record) -> None:
-        done = len(records.read_study(path).done & {*wanted})
-        _say(f"[{done}/{len(wanted)}] {said(case, record)}", err=record["status"] != "ok")
+        _say(f"[{study.done}/{len(wanted)}] {said(case, record)}", err=record["status"] != "ok")
 
-    with ExitStack() as held:
-        if only is None:
-            on_root(comm, path, lambda: held.enter_context(records.study_lock(path)))
-            on_root(comm, path, lambda: _keep(path, study, machine))
-            if machine is None and not ordinary:
-                machine = _calibrated(comm, path, device)
-        good = run_cases(comm, path, todo, repeats, warmup, machine, doing, notify)
-    return _end_of_study(comm, path, page, wanted, only, good and fits)
-
-
-def _end_of_study(
-    comm: MPI.Intracomm,
-    path: Path,
-    page: Path | None,
-    wanted: list[records.AnyCase],
-    only: tuple[int, ...] | None,
-    good: bool,
-) -> int:
-    """Return the exit code; a job that is the whole study also compares losses, and writes the page, on rank 0."""
-    from pdgemm.io.atomic import on_root
-
-    code = on_root(comm, path, lambda: finished(path, page, wanted)) if only is None else 0
+    with ExitStack() as locks:
+        if todo and only is None:
+            on_root(comm, path, lambda: locks.enter_context(records.study_lock(path)))
+            on_root(comm, path, lambda: study.keep(contents, machine))
+            if machine is None and not study.ordinary:
+                machine = _calibrated(comm, study)
+        if todo:
+            good &= run_cases(comm, path, todo, repeats, warmup, machine, doing, notify)
+    code = on_root(comm, path, lambda: finished(path, study.page, wanted)) if only is None else 0
     return code if good else max(code, 1)
 
 
-def _calibrated(comm: MPI.Intracomm, path: Path, device: str) -> Machine | None:
+def _calibrated(comm: MPI.Intracomm, study: _StudyInFile) -> Machine | None:
     """Measure and record the machine; None, with a warning, where it was so busy that a figure is impossible."""
     from pdgemm.io.atomic import on_root
     from pdgemm.planning.machines.plausible import impossible_figures
     from pdgemm.tools.calibrate import calibrate
 
-    machine = calibrate(comm, device=device)
+    machine = calibrate(comm, device=study.device)
     if wrong := impossible_figures(machine):
         if not comm.rank:
             _warn(f"the calibration is not used: {'; '.join(wrong)}")
         return None
     record = {"machine": json.loads(machine.as_json()), "ranks": comm.size}
-    on_root(comm, path, lambda: records.append(path, record))
+    on_root(comm, study.path, lambda: records.append(study.path, record))
     return machine

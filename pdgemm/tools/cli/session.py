@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from math import prod
 from pathlib import Path
@@ -31,7 +31,7 @@ from pdgemm.planning.machines.simulator import words_between
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.support import agreement, launcher, signals
 from pdgemm.support.text import echo, in_bytes, in_rate, in_seconds, printable
-from pdgemm.tools.cli.param_types import Dataset
+from pdgemm.tools.cli.options import Dataset
 from pdgemm.tools.profiling.trace_file import trace
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -56,10 +56,8 @@ class Speaker(Observer):
         plain = what.as_dict() if isinstance(what, Summary) else asdict(what)
         if key == "verify":
             plain |= {"passed": what.passed, "wrong": what.wrong}
-        self.facts[key] = [*self.facts.get(key, []), plain] if several or key == "read" else plain
         self._said.append(str(what))
-        if not self.as_json:
-            say_line(str(what))
+        self.note(key, [str(what)], [*self.facts.get(key, []), plain] if several or key == "read" else plain)
 
     def note(self, key: str, lines: Sequence[str], fact: Any, err: bool = False) -> None:
         """Print lines, or make a fact a member of the JSON object."""
@@ -92,36 +90,32 @@ class Speaker(Observer):
             with suppress(ArgumentError):  # too many ranks for a picture
                 self.words = words_between(plan.product, self.grid.size)
 
-    def traced(
-        self, path: str | None, nvtx: bool, page: str | None, force: bool, of: str = ""
-    ) -> AbstractContextManager[None]:
-        """Return a context manager that traces its block, if a trace or a page of the trace was requested.
+    @contextmanager
+    def traced(self, path: str | None, nvtx: bool, page: str | None, force: bool, of: str = "") -> Iterator[None]:
+        """Trace the block if a trace file, ranges of NVTX, or a page of the trace and the reports was requested.
 
         of : the name of the result, which the heading of the page begins with.
         """
-        if page is not None:
-            self.on_a_page = True
-            return self._on_a_page(path, nvtx, Path(page), force, of)
-        return trace(path, self.grid, nvtx=nvtx, overwrite=force) if path or nvtx else nullcontext()
-
-    @contextmanager
-    def _on_a_page(self, path: str | None, nvtx: bool, page: Path, force: bool, of: str) -> Iterator[None]:
-        """Trace the block, and write a page of the trace and the reports; without `path` the trace file is removed."""
+        if page is None:
+            with trace(path, self.grid, nvtx=nvtx, overwrite=force) if path or nvtx else nullcontext():
+                yield
+            return
         from pdgemm.tools.profiling.profile import load_profile
         from pdgemm.tools.studies.pictures import check_page, draw_timeline
 
-        comm, kept = self.grid.comm, Path(path or page.with_name(f".{page.name}.trace.json"))
-        on_root(comm, page, lambda: check_page(page, force))  # before the product, not after it
-        with trace(kept, self.grid, nvtx=nvtx, overwrite=force):
+        comm, out, self.on_a_page = self.grid.comm, Path(page), True
+        file = Path(path or out.with_name(f".{out.name}.trace.json"))  # removed at the end unless it was requested
+        on_root(comm, out, lambda: check_page(out, force))  # before the product, not after it
+        with trace(file, self.grid, nvtx=nvtx, overwrite=force):
             yield
         said = "\n".join(self._said)
         title = next((f"{of}: {line.partition(',')[0]}" for line in said.splitlines() if " := " in line), of)
         try:
-            on_root(comm, page, lambda: draw_timeline(load_profile(kept, spans=True), page, title, said, self.words))
+            on_root(comm, out, lambda: draw_timeline(load_profile(file, spans=True), out, title, said, self.words))
         finally:
             if path is None and self.grid.rank == 0:
-                kept.unlink(missing_ok=True)
-        self.note("report", [f"wrote {page}"], str(page))
+                file.unlink(missing_ok=True)
+        self.note("report", [f"wrote {page}"], page)
 
     @contextmanager
     def progress(
@@ -132,9 +126,9 @@ class Speaker(Observer):
         amount : bytes or floating-point operations of the whole work; 0: unknown.   unit : the unit of their rate.
         """
         signals.doing(what, self.lost)
-        pace = _Pace(amount, unit)
+        lines = ProgressLines(what, amount, unit)
         if not self._bar:
-            yield None if self.grid.rank or self.as_json else _Lines(what, pace)
+            yield None if self.grid.rank or self.as_json else lines
             return
         from rich.console import Console  # 54 modules, which only the rank at a terminal needs
         from rich.markup import escape
@@ -143,41 +137,30 @@ class Speaker(Observer):
         columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}")
         with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bars:
             bar = bars.add_task(escape(printable(what)), total=None, rate="")
-            yield lambda done, total: bars.update(
-                bar, completed=done, total=total, rate=pace.rate(done / max(total, 1))
-            )
+            yield lambda done, total: bars.update(bar, completed=done, total=total, rate=lines.rate(done, total))
 
 
-class _Pace:
-    """The time since some work began, and its rate.   amount, unit : as in `Speaker.progress`."""
+class ProgressLines:
+    """Progress lines on standard error, one every few seconds, with the share of the work that is done and its rate.
 
-    def __init__(self, amount: float, unit: str) -> None:
-        self._amount, self._show, self._start = amount, _RATES[unit], perf_counter()
+    amount, unit : as in `Speaker.progress`.
+    """
 
-    @property
-    def seconds(self) -> float:
-        return perf_counter() - self._start
+    def __init__(self, what: str, amount: float, unit: str) -> None:
+        self._what, self._amount, self._in_bytes = what, amount, unit == "B/s"
+        self._start, self._last = perf_counter(), 0.0
 
-    def rate(self, share: float) -> str:
-        """Return the rate so far as text.   share : the share of the work that is done."""
-        return self._show(share * self._amount / max(self.seconds, 1e-9)) if self._amount else ""
-
-
-_RATES: dict[str, Callable[[float], str]] = {"FLOP/s": in_rate, "B/s": lambda rate: f"{in_bytes(rate)}/s"}
-
-
-class _Lines:
-    """Progress lines on standard error, one every few seconds, with the share of the work that is done."""
-
-    def __init__(self, what: str, pace: _Pace) -> None:
-        self._what, self._pace, self._last = what, pace, 0.0
+    def rate(self, done: int, total: int) -> str:
+        """Return the rate so far as text; "" where the amount is unknown."""
+        rate = done / max(total, 1) * self._amount / max(perf_counter() - self._start, 1e-9)
+        return "" if not self._amount else f"{in_bytes(rate)}/s" if self._in_bytes else in_rate(rate)
 
     def __call__(self, done: int, total: int) -> None:
-        now, share = self._pace.seconds, done / max(total, 1)
+        now, share = perf_counter() - self._start, done / max(total, 1)
         if now - self._last < SECONDS_BETWEEN_LINES or not 0 < share < 1:
             return
         self._last = now
-        parts = f"{share:.0%} in {in_seconds(now)}", self._pace.rate(share), f"{in_seconds(now / share - now)} left"
+        parts = f"{share:.0%} in {in_seconds(now)}", self.rate(done, total), f"{in_seconds(now / share - now)} left"
         echo(f"{self._what}: {', '.join(filter(None, parts))}", err=True)
 
 

@@ -21,7 +21,7 @@ from pdgemm.local.blas import processors
 from pdgemm.local.blas.threads import blas_of_products, decided_by, multiplier, threads
 from pdgemm.matrix.local_arrays import device_on
 from pdgemm.schedules.mover_registry import mover_choices
-from pdgemm.support.text import Table, counted
+from pdgemm.support.text import counted
 
 # prefixes of the environment variables that concern pdgemm and the libraries below it
 VARIABLES = (
@@ -73,37 +73,30 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
     return facts
 
 
-def facts_table(facts: dict[str, Any]) -> Table:
-    """Return the facts as a table."""
+def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the facts as rows of a table, each with a name."""
     hdf5 = "built with MPI" if facts["hdf5_mpi"] else "built without MPI: contiguous datasets go through MPI-IO"
+    versions = f"SciPy {facts['scipy']}, NumPy {facts['numpy']}"
     rows = [
-        ("pdgemm", f"{facts['pdgemm']}, Python {facts['python']}"),
+        ("pdgemm", facts["pdgemm"]),
+        ("Python", facts["python"]),
         ("MPI", f"{facts['mpi_library']} (MPI {facts['mpi_standard']}), mpi4py {facts['mpi4py']}"),
         ("GPU-aware MPI", facts["gpu_aware_mpi"]),
         ("messages", facts["progress"]),
-        (
-            "BLAS",
-            f"{facts['multiplies']} multiplies; loaded: {', '.join(facts['blas'])} "
-            f"(SciPy {facts['scipy']}, NumPy {facts['numpy']})",
-        ),
+        ("BLAS", f"{facts['multiplies']} multiplies; loaded: {', '.join(facts['blas'])} ({versions})"),
         ("HDF5", f"h5py {facts['h5py']} with HDF5 {facts['hdf5']}, {hdf5}"),
         ("CuPy", facts["cupy"]),
         ("movers", ", ".join(facts["movers"])),
         ("types", ", ".join(facts["types"])),
-        *[("GPU memory", facts["gpu_memory"])] * bool(facts["gpu_memory"]),
-        *[("GPU messages", f"between nodes {facts['gpu_messages']}")] * bool(facts["gpu_messages"]),
+        ("GPU memory", facts["gpu_memory"]),
+        ("GPU messages", facts["gpu_messages"] and f"between nodes {facts['gpu_messages']}"),
     ]
-    rows += [
-        (
-            "node",
-            f"{node['host']}: {counted(node['ranks'], 'rank')}, threads per rank "
-            f"{'-'.join(map(str, node['threads_per_rank']))} ({facts['threads_set_by']}), cores per rank "
-            f"{'-'.join(map(str, node['cores_per_rank']))}, GPUs {node['gpus']}",
-        )
-        for node in facts["nodes"]
-    ]
+    for node in facts["nodes"]:
+        threads, cores = ("-".join(map(str, node[name])) for name in ("threads_per_rank", "cores_per_rank"))
+        ranks = f"{node['host']}: {counted(node['ranks'], 'rank')}, threads per rank {threads}"
+        rows.append(("node", f"{ranks} ({facts['threads_set_by']}), cores per rank {cores}, GPUs {node['gpus']}"))
     rows += [("warning", text) for text in facts["warnings"]] + [("missing", text) for text in facts["missing"]]
-    return Table(("", ""), rows, words=("",))
+    return [row for row in rows if row[1]]
 
 
 def _gpu_memory(grid: ProcessGrid) -> tuple[str, str]:

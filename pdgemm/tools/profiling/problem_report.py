@@ -16,7 +16,7 @@ from typing import Any
 from pdgemm.local.blas.processors import processor_field
 from pdgemm.support import launcher
 from pdgemm.support.text import counted, in_bytes
-from pdgemm.tools.profiling.environment import VARIABLES
+from pdgemm.tools.profiling.environment import VARIABLES, fact_rows
 
 _OF_LAUNCHERS = ("OMPI_MCA_PREFIXES", "OMPI_MCA_cpu_type", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs", "SLURM")
 _NOT_PRIVATE = {"root", "localhost", "user"}
@@ -46,26 +46,16 @@ def problem_report(facts: dict[str, Any]) -> str:
     started = next((name for name, names in launcher.LAUNCHERS.items() if variable and names.size == variable), "")
     ranks = sum(node["ranks"] for node in facts["nodes"])
     rows = [
-        ("pdgemm", " ".join(filter(None, [facts["pdgemm"], _commit(Path(__file__).parents[3])]))),
-        ("Python", f"{facts['python']} ({platform.python_implementation()})"),
+        *fact_rows(facts),
+        ("commit", _commit(Path(__file__).parents[3])),
         ("system", f"{platform.platform()}, {processor_field('model name') or platform.machine()}"),
-        ("MPI", f"{facts['mpi_library']} (MPI {facts['mpi_standard']}); mpi4py {facts['mpi4py']}"),
-        ("GPU-aware MPI", facts["gpu_aware_mpi"]),
-        ("NumPy, SciPy", f"{facts['numpy']}, {facts['scipy']}"),
-        ("BLAS", f"{facts['multiplies']} multiplies; loaded: {', '.join(facts['blas'])}"),
-        ("HDF5", f"{facts['hdf5']}, {'with' if facts['hdf5_mpi'] else 'without'} MPI; h5py {facts['h5py']}"),
-        ("CuPy", facts["cupy"]),
         ("launcher", (f"{started} started {counted(size, 'rank')}" if started else "none") + batch),
         ("ranks", f"{counted(ranks, 'rank')} on {counted(len(facts['nodes']), 'node')}"),
-        *((f"node {number}", _node(node)) for number, node in enumerate(facts["nodes"])),
         ("/dev/shm", _shared_memory()),
-        *[("GPU memory", facts["gpu_memory"])] * bool(facts["gpu_memory"]),
-        *[("GPU messages", facts["gpu_messages"])] * bool(facts["gpu_messages"]),
-        *(("warning", text) for text in facts["warnings"]),
         *(("variable", f"{name}={value if _public(name, value) else '(not shown)'}") for name, value in _variables()),
     ]
     hosts = [node["host"] for node in facts["nodes"]]
-    return "\n".join(["```", *(f"{name:13s} {without_names(text, hosts)}" for name, text in rows), "```"])
+    return "\n".join(["```", *(f"{name:13s} {without_names(text, hosts)}" for name, text in rows if text), "```"])
 
 
 def without_names(text: str, hosts: Iterable[str] = ()) -> str:
@@ -82,11 +72,6 @@ def without_names(text: str, hosts: Iterable[str] = ()) -> str:
         if name and name not in _NOT_PRIVATE:
             text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", word, text)
     return text
-
-
-def _node(node: dict[str, Any]) -> str:
-    threads, cores = ("-".join(map(str, node[name])) for name in ("threads_per_rank", "cores_per_rank"))
-    return f"{counted(node['ranks'], 'rank')}, threads per rank {threads}, cores per rank {cores}, GPUs {node['gpus']}"
 
 
 def _shared_memory() -> str:
@@ -122,5 +107,5 @@ def _commit(root: Path) -> str:
             for words in commands
         )
     except (OSError, subprocess.SubprocessError):
-        return "(a checkout)"
-    return f"(commit {commit.strip()}{', with changes' if changed.strip() else ''})"
+        return "of a checkout"
+    return f"{commit.strip()}{', with changes' if changed.strip() else ''}"

@@ -28,8 +28,8 @@ PURE = ["errors", "names", "local", "support", "instrument", "schedules", "plann
 PURE_MODULES = [
     "devices.streams", "devices.gpu_binding", "grids.distribution", "grids.index_map", "grids.layout",
     "grids.rectangles", "grids.shared_heap",
-    *(f"tools.profiling.{x}" for x in ("profile", "profile_tables", "short_traceback")),
-    *(f"tools.cli.{x}" for x in ("commands", "job", "options", "param_types", "plan_commands", "product_commands",
+    *(f"tools.profiling.{x}" for x in ("profile", "profile_tables")),
+    *(f"tools.cli.{x}" for x in ("commands", "job", "options", "plan_commands", "product_commands",
                                  "model_commands", "report_commands", "scaling", "script")),
     *(f"tools.studies.{x}" for x in ("cases", "curves", "figures", "jobs", "page", "panels", "pictures",
                                      "plot", "predictions", "records")),
