@@ -188,8 +188,7 @@ def _overlap(grid: ProcessGrid, place: MeasuredPlace) -> float:
     with together(comm):
         shift = Shift(comm, place, words, panels)
 
-    def beside(act: Callable[[], object]) -> None:
-        recorder = place.recorder()
+    def beside(act: Callable[[], object], recorder: Recorder) -> None:
         transfers.used(recorder)
         arriving, leaving = shift.start(recorder)
         for panel in arriving:
@@ -198,10 +197,8 @@ def _overlap(grid: ProcessGrid, place: MeasuredPlace) -> float:
             act()
         for panel in (*arriving, leaving):
             transfers.wait(panel)
-        recorder.finish()
 
-    moving = timed(comm, partial(beside, nothing))
-    overlapped = timed(comm, partial(beside, compute))
+    moving, overlapped = (timed(comm, place.recorded(partial(beside, act))) for act in (nothing, compute))
     return float(np.clip((product + moving - overlapped) / min(product, moving), 0.0, 1.0))
 
 

@@ -78,8 +78,7 @@ def _broadcaster(comm: MPI.Comm, place: MeasuredPlace, name: str, words: int, ah
     staging = None if name == NCCL.name else place.pinned(slots * words)
     broadcasts = [Staged(part) for part in staging.shared_out(slots)] if staging else [BROADCASTS[name]] * slots
 
-    def work() -> None:
-        recorder = place.recorder()
+    def work(recorder: Recorder) -> None:
         transfers = Transfers(recorder, between_nodes=ahead > 1)
         with PanelRing(slots, buffers, place.empty(0), transfers).used(recorder) as ring:
 
@@ -91,9 +90,8 @@ def _broadcaster(comm: MPI.Comm, place: MeasuredPlace, name: str, words: int, ah
             for _ in ring.prefetch([*range(comm.size)] * _ROUNDS, post, ahead):
                 with recorder.phase("compute"):  # a slot is free after a product, which waits for its panels
                     pass
-        recorder.finish()
 
-    return work
+    return place.recorded(work)
 
 
 class Shift:
@@ -128,15 +126,17 @@ def shifter(comm: MPI.Comm, place: MeasuredPlace, words: int) -> Callable[[], ob
     """Return a function that shifts a panel of `words` words from each rank to the previous one."""
     shift = Shift(comm, place, words)
 
-    def work() -> None:
-        recorder = place.recorder()
+    def work(recorder: Recorder) -> None:
         arriving, leaving = shift.start(recorder)
-        with Wait(comm):
-            for arrival in (*(x for panel in arriving for x in panel), *leaving):
-                arrival.Wait()
-        recorder.finish()
+        _wait(comm, [*(x for panel in arriving for x in panel), *leaving])
 
-    return work
+    return place.recorded(work)
+
+
+def _wait(comm: MPI.Comm, arriving: list[Arrival]) -> None:
+    with Wait(comm):
+        for arrival in arriving:
+            arrival.Wait()
 
 
 def _reducer(comm: MPI.Comm, place: MeasuredPlace, words: int) -> Callable[[], object]:
@@ -147,15 +147,10 @@ def _reducer(comm: MPI.Comm, place: MeasuredPlace, words: int) -> Callable[[], o
     staged = (buffers[0], buffers[1]) if buffers[0] and buffers[1] else None
     place.work("compute", lambda: scale(0, whole.reshape(1, -1)))()
 
-    def work() -> None:
-        recorder = place.recorder()
-        arriving = reduce_scatter(comm, whole, part, [share] * comm.size, recorder, another, staged)
-        with Wait(comm):
-            for arrival in arriving:
-                arrival.Wait()
-        recorder.finish()
+    def work(recorder: Recorder) -> None:
+        _wait(comm, reduce_scatter(comm, whole, part, [share] * comm.size, recorder, another, staged))
 
-    return work
+    return place.recorded(work)
 
 
 def redistribution_link(grid: ProcessGrid, place: MeasuredPlace, reads: bool) -> Link:

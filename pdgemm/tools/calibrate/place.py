@@ -88,19 +88,24 @@ class MeasuredPlace(NamedTuple):
     def zeros(self, m: int, n: int, grid: ProcessGrid, **layout: Any) -> DistMatrix:
         return DistMatrix.zeros((m, n), grid=grid, device=AnyName(self.name), **layout)
 
-    def recorder(self) -> Recorder:
-        return recorder_of(self.empty(0))
-
-    def work(self, phase: str, act: Callable[[], object]) -> Callable[[], object]:
-        """Return a function that carries out a phase of a product, and waits for the device."""
+    def recorded(self, act: Callable[[Recorder], object]) -> Callable[[], None]:
+        """Return a function that calls `act` with a new recorder, and waits for the device."""
 
         def work() -> None:
-            recorder = self.recorder()
-            with recorder.phase(phase):
-                act()
+            recorder = recorder_of(self.empty(0))
+            act(recorder)
             recorder.finish()
 
         return work
+
+    def work(self, phase: str, act: Callable[[], object]) -> Callable[[], None]:
+        """Return a function that carries out a phase of a product, and waits for the device."""
+
+        def act_in_phase(recorder: Recorder) -> None:
+            with recorder.phase(phase):
+                act()
+
+        return self.recorded(act_in_phase)
 
 
 def timed(comm: MPI.Comm, work: Callable[[], object], repeats: int = REPEATS) -> float:
