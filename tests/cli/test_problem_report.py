@@ -39,8 +39,6 @@ def test_the_block(tmp_path: Path) -> None:
     unknown = ("NCCL_COMM_ID", "NCCL_DEBUG_FILE", "PDGEMM_TOKEN", "OMPI_MCA_btl_tcp_if_include", "HDF5_SECRET")
     assert {f"{name}=(not shown)" for name in unknown} <= {*variables}
     assert not re.search(r"1234567|secret\b|\x1b", done.stdout)
-    if Path(__file__).parents[2].joinpath(".git").exists():
-        assert re.fullmatch(r"[0-9a-f]{12}(, with changes)?", named["commit"])
     assert not re.search(rf"\bjane\b|\b{re.escape(platform.node())}\b|10\.1\.2\.3|scratch", done.stdout)
 
 

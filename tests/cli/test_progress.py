@@ -1,12 +1,6 @@
-"""What is shown while a command is at work: a bar in a terminal, and lines where the output is a pipe."""
+"""The lines that are printed while a command is at work."""
 
 from __future__ import annotations
-
-import os
-import pty
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -29,27 +23,3 @@ def test_lines_tell_how_much_is_done(
     assert capsys.readouterr().err.splitlines() == [
         f"{what}: 25% in 6.0 s, {first}, 18 s left", f"{what}: 50% in 12 s, {second}, 12 s left"
     ]  # fmt: skip
-
-
-def test_a_bar_ends_before_the_result_is_printed(tmp_path: Path) -> None:
-    """In a terminal: what is left on the screen when the bar is gone is the line of the result."""
-    command = [sys.executable, "-m", "pdgemm", "generate", f"{tmp_path}/a.h5:/x", "--shape", "30x20"]
-    ours, theirs = pty.openpty()
-    done = subprocess.run(
-        command, stdout=theirs, stderr=theirs, check=False, timeout=60, env={**os.environ, "TERM": "xterm"}
-    )
-    os.close(theirs)
-    screen = b""
-    while chunk := _read(ours):
-        screen += chunk
-    assert done.returncode == 0, screen
-    last = screen.decode().replace("\r\n", "\n").rstrip("\n").rsplit("\n", 1)[-1]
-    assert last.split("\x1b[2K")[-1].lstrip("\r").startswith("wrote "), last
-    assert "100%" not in last.split("\x1b[2K")[-1]
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 1 << 16)
-    except OSError:  # the other end is closed
-        return b""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import date
 from functools import partial
 from itertools import cycle
+from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -30,6 +31,7 @@ from pdgemm.tools.calibrate.links import Shift, links, redistribution_link, shif
 from pdgemm.tools.calibrate.place import GPUS, HOSTS, REPEATS, MeasuredPlace, in_turns, timed
 from pdgemm.transport.movers.arrivals import Transfers
 
+T = TypeVar("T")
 _BETWEEN_NODES = (2048, 256)  # as `Sizes.beside` of hosts, but for each of several panels
 
 
@@ -45,38 +47,26 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
     """
     done, notify = iter(range(1, 9)), GuardedCallback(progress)
 
-    def step() -> None:
+    def step(measured: T) -> T:
+        """Return what was measured, and report progress."""
         notify(next(done), 8)
+        return measured
 
     with ProcessGrid(comm, (1, comm.size)) as grid:
         gpu = device_on(grid, device)
         reach = gpu.reach(grid) if gpu else Reach(staged=False)
         place = MeasuredPlace(gpu, GPUS if gpu else HOSTS, reach.staged, reach.nccl and comm.size > 1)
         default = gpu_cluster(reach.staged) if gpu else Machine()
-        copy, fresh = _copy(grid.comm, place), _fresh(grid.comm, place)
-        step()
-        gamma = {dtype: _rates(grid.comm, place, dtype, copy) for dtype in place.dtypes}
-        step()
-        intra, inter = dict(default.intra), dict(default.inter)
-        if grid.comm.allreduce(grid.node.size > 1, MPI.LAND):  # a rank alone on its node has no partner to measure
-            intra.update(links(grid.node, grid.comm, place, ahead=1))
-        step()
-        several = grid.ranks_per_node is not None
-        if several:
-            inter.update(_between_nodes(grid, place))
-        step()
-        if comm.size > 1:
-            table = inter if several else intra
-            table["exchange"] = Link(table["shift"].alpha, redistribution_link(grid, place, reads=False).beta)
-            if reach.reads == IPC.name and not several:
-                intra[IPC.name] = redistribution_link(grid, place, reads=True)
-        step()
-        overlap = _overlap(grid, place) if comm.size > 1 else default.overlap
-        step()
-        call = _call(grid, place)
-        step()
-        per_step = max(1e-6, _step(grid, place, call))
-        step()
+        copy = step(_copy(grid.comm, place))
+        fresh = step(_fresh(grid.comm, place))
+        gamma = step({dtype: _rates(grid.comm, place, dtype, copy) for dtype in place.dtypes})
+        intra, inter = step(_links(grid, place, default, reach.reads == IPC.name))
+        overlap = step(_overlap(grid, place) if comm.size > 1 else default.overlap)
+        call = step(_call(grid, place))
+        per_step = step(max(1e-6, _step(grid, place, call)))
+        of_models: dict[str, Any] = {"functions": {}, "calls": {}, "line_calls": {}}
+        if not gpu:
+            of_models = {"functions": function_seconds(grid.comm), **layer_seconds(grid.comm, copy)}
         machine = Machine(
             name=f"{platform.node()}, {comm.size} ranks, {date.today()}",
             device=default.device,
@@ -90,13 +80,29 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
             overlap=overlap,
             panel_overhead=per_step,
             call_overhead=call,
-            functions={} if gpu else function_seconds(grid.comm),
-            **({"calls": {}, "line_calls": {}} if gpu else layer_seconds(grid.comm, copy)),
+            **step(of_models),
         )
         machine = grid.comm.bcast(machine, root=0)  # ranks differ in the name and size of their node
     if notify.error is not None:
         raise notify.error
     return machine
+
+
+def _links(
+    grid: ProcessGrid, place: MeasuredPlace, default: Machine, reads: bool
+) -> tuple[dict[str, Link], dict[str, Link]]:
+    """Return the links inside nodes and between nodes.   reads : ranks of a node can read each other's GPU memory."""
+    intra, inter, several = dict(default.intra), dict(default.inter), grid.ranks_per_node is not None
+    if grid.comm.allreduce(grid.node.size > 1, MPI.LAND):  # a rank alone on its node has no partner to measure
+        intra.update(links(grid.node, grid.comm, place, ahead=1))
+    if several:
+        inter.update(_between_nodes(grid, place))
+    if grid.size > 1:
+        table = inter if several else intra
+        table["exchange"] = Link(table["shift"].alpha, redistribution_link(grid, place, reads=False).beta)
+        if reads and not several:
+            intra[IPC.name] = redistribution_link(grid, place, reads=True)
+    return intra, inter
 
 
 def _between_nodes(grid: ProcessGrid, place: MeasuredPlace) -> dict[str, Link]:

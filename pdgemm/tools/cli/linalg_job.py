@@ -201,9 +201,7 @@ def _eigh(
     outputs = {output.member(name): size for name, size in sizes.items()} if output else {}
     _check(say, how, (x,), outputs, (4 + 2 * how.verified) * n * n + (0 if alone else 4 * n * k))
     if output and alone and check_savable(Path(output.path), output.member("V").name, say.grid, 0) is not None:
-        raise ArgumentError(
-            f"{':'.join(output.member('V'))} are vectors of other eigenvalues: name another group, or leave out --values"
-        )
+        raise ArgumentError(f"{output}/V are vectors of other eigenvalues: name another group, or leave out --values")
     A, V = say.read(x, how.block), None
     with say.progress("eigh"):
         if alone:

@@ -27,6 +27,9 @@ class Dataset(NamedTuple):
     path: str
     name: str
 
+    def __str__(self) -> str:
+        return ":".join(self)
+
     def member(self, name: str) -> Dataset:
         """Return a dataset of this name in the group that this one names."""
         return Dataset(self.path, f"{self.name}/{name}")

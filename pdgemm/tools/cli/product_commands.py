@@ -137,7 +137,7 @@ def multiply(
     for name in ("memory", "checkpoint"):
         if others[name] is not None and any(unfit.values()):
             raise click.UsageError(f"--{name} does not go with {' or '.join(x for x in unfit if unfit[x])}")
-    with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx, page, force, ":".join(output)):
+    with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx, page, force, str(output)):
         say.lost = f"{output.path} was not written, its contents are unchanged"
         where: dict[str, Any] = {"grid": say.grid, "observer": say, "overwrite": force}
         done = multiply_files(a, b, output, c0=c0, seed=seed if verified else None, **where, **others)

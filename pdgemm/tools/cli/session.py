@@ -30,7 +30,7 @@ from pdgemm.names import DeviceName
 from pdgemm.planning.machines.simulator import words_between
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.support import agreement, launcher, signals
-from pdgemm.support.text import echo, in_bytes, in_rate, in_seconds, printable
+from pdgemm.support.text import echo, in_bytes, in_rate, in_seconds
 from pdgemm.tools.cli.options import Dataset
 from pdgemm.tools.profiling.trace_file import trace
 
@@ -47,7 +47,6 @@ class Speaker(Observer):
         self.on_a_page = False  # whether a page of the result is written, too
         self.words: np.ndarray | None = None  # words from each rank to each other rank, for the page
         self._said = list[str]()  # the texts of reports, for the page
-        self._bar = grid.rank == 0 and sys.stderr.isatty() and not as_json
 
     def report(self, key: str, what: Any, several: bool = False) -> None:
         """Report a result, as a line or as a member of the JSON object.   several : the member is a list of results."""
@@ -121,23 +120,12 @@ class Speaker(Observer):
     def progress(
         self, what: str, amount: float = 0, unit: str = "FLOP/s"
     ) -> Iterator[Callable[[int, int], object] | None]:
-        """Show a bar where rank 0 has a terminal, else a line every few seconds, as under mpirun.
+        """Print a line every few seconds.
 
         amount : bytes or floating-point operations of the whole work; 0: unknown.   unit : the unit of their rate.
         """
         signals.doing(what, self.lost)
-        lines = ProgressLines(what, amount, unit)
-        if not self._bar:
-            yield None if self.grid.rank or self.as_json else lines
-            return
-        from rich.console import Console  # 54 modules, which only the rank at a terminal needs
-        from rich.markup import escape
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-        columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}")
-        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bars:
-            bar = bars.add_task(escape(printable(what)), total=None, rate="")
-            yield lambda done, total: bars.update(bar, completed=done, total=total, rate=lines.rate(done, total))
+        yield None if self.grid.rank or self.as_json else ProgressLines(what, amount, unit)
 
 
 class ProgressLines:

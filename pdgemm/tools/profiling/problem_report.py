@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
 from getpass import getuser
@@ -47,7 +46,6 @@ def problem_report(facts: dict[str, Any]) -> str:
     ranks = sum(node["ranks"] for node in facts["nodes"])
     rows = [
         *fact_rows(facts),
-        ("commit", _commit(Path(__file__).parents[3])),
         ("system", f"{platform.platform()}, {processor_field('model name') or platform.machine()}"),
         ("launcher", (f"{started} started {counted(size, 'rank')}" if started else "none") + batch),
         ("ranks", f"{counted(ranks, 'rank')} on {counted(len(facts['nodes']), 'node')}"),
@@ -55,7 +53,7 @@ def problem_report(facts: dict[str, Any]) -> str:
         *(("variable", f"{name}={value if _public(name, value) else '(not shown)'}") for name, value in _variables()),
     ]
     hosts = [node["host"] for node in facts["nodes"]]
-    return "\n".join(["```", *(f"{name:13s} {without_names(text, hosts)}" for name, text in rows if text), "```"])
+    return "\n".join(["```", *(f"{name:13s} {without_names(text, hosts)}" for name, text in rows), "```"])
 
 
 def without_names(text: str, hosts: Iterable[str] = ()) -> str:
@@ -94,18 +92,3 @@ def _public(name: str, value: str) -> bool:
     return not _SECRET.search(name) and all(
         x.lower() in known or _NUMBER.fullmatch(x) or _INTERFACE.fullmatch(x) for x in words
     )
-
-
-def _commit(root: Path) -> str:
-    """Return the commit of a checkout, and whether files were changed since; "" for an installed package."""
-    if not (root / ".git").exists():
-        return ""
-    try:
-        commands = [["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]]
-        commit, changed = (
-            subprocess.run(["git", "-C", root, *words], capture_output=True, text=True, check=True, timeout=20).stdout
-            for words in commands
-        )
-    except (OSError, subprocess.SubprocessError):
-        return "of a checkout"
-    return f"{commit.strip()}{', with changes' if changed.strip() else ''}"
