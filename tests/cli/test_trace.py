@@ -97,7 +97,6 @@ def test_sums_and_bytes_are_those_of_the_reports(
     counted = profile.load_profile(path)
     for rank, theirs in zip(counted.ranks, everyone):
         assert len(rank.reports) == 2
-        assert rank.agrees
         for seconds, key in (
             (rank.phases["product"], "compute_seconds"), (rank.phases["pack"], "pack_seconds"),
             (rank.waiting, "wait_seconds"), (rank.moving, "move_seconds"), (rank.seconds, "seconds"),
@@ -272,7 +271,6 @@ def test_figures_of_a_timeline(tmp_path: Path) -> None:
     assert ring["calibrated_inside_a_node"] == pytest.approx(5.0)
     assert ring["calibrated_between_nodes"] is None
     assert found.rate == pytest.approx(0.9 / 2 / 0.45)
-    assert all(x.agrees for x in found.ranks)
 
 
 def test_shares_of_the_time_are_a_table(tmp_path: Path) -> None:
@@ -343,17 +341,6 @@ def test_a_short_wait_after_a_redistribution_is_a_wait(tmp_path: Path) -> None:
     path = timeline(tmp_path / "t.json", {"host": [("redistribute", 0.1), ("wait", 1e-5), ("product", 0.5)]})
     (rank,) = profile.load_profile(path).ranks
     assert rank.moving == pytest.approx(0.1) and rank.waiting == pytest.approx(1e-5)
-
-
-def test_a_sum_of_spans_that_is_not_the_reports_is_told(tmp_path: Path) -> None:
-    path = timeline(tmp_path / "t.json", GOOD)
-    assert "differ" not in tables(profile.load_profile(path))
-    found = json.loads(path.read_text())
-    for x in found["traceEvents"]:
-        if x["name"] == "product":
-            x["dur"] *= 1.03
-    path.write_text(json.dumps(found))
-    assert "spans and reports differ by more than 1% on ranks 0" in tables(profile.load_profile(path))
 
 
 def test_what_is_no_timeline_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ def timeline(path: Path, *ranks: dict[str, Any], machine: Machine | None = None,
     """A product of 1 s on each rank: `host`, spans of names and seconds, and `moves`, of kind, start, end and bytes."""
     events, about = [], []
     for number, rank in enumerate(ranks):
-        at, total = 0.0, dict.fromkeys(("product", "wait", "sync", "pack"), 0.0)
+        at, total = 0.0, {"wait": 0.0, "sync": 0.0}
         for name, seconds in rank["host"]:
             events.append({"name": name, "cat": "host", "ts": at * 1e6, "dur": seconds * 1e6, "tid": 0})
             at += seconds
@@ -24,11 +24,10 @@ def timeline(path: Path, *ranks: dict[str, Any], machine: Machine | None = None,
         report = {
             "algorithm": "summa", "grid": [1, len(ranks)], "mnk": [1024, 1024, 1024], "dtype": "float64", "device": "",
             "panels": 8, "panel_width": 128, "layers": 1, "lookahead": 1, "flops": 2 * 1024**3,
-            "lower_bound_words": 100.0, "counted": {"words_received": 100}, "moves": [], "seconds": 1.0,
+            "lower_bound_words": 100.0, "counted": {"words_received": 100}, "seconds": 1.0,
             "hidden_seconds": rank.get("hidden", 0.0),
             "overlap": 0.5 if "hidden" in rank else None,
-            "compute_seconds": total["product"], "wait_seconds": total["wait"] + total["sync"],
-            "sync_seconds": total["sync"], "pack_seconds": total["pack"], **facts,
+            "wait_seconds": total["wait"] + total["sync"], "sync_seconds": total["sync"], **facts,
         }  # fmt: skip
         events.append({"name": "pdgemm", "cat": "host", "ts": 0.0, "dur": 1e6, "tid": 0, "args": report})
         events[-1 - len(rank["host"]) - len(rank.get("moves", ())) :] = [

@@ -27,7 +27,7 @@ from pdgemm.support import failures
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.tools.calibrate.functions import function_seconds
 from pdgemm.tools.calibrate.layers import layer_seconds
-from pdgemm.tools.calibrate.links import Shift, links, redistribution_link, shifter
+from pdgemm.tools.calibrate.links import Shift, links, redistribution_link
 from pdgemm.tools.calibrate.place import GPUS, HOSTS, REPEATS, MeasuredPlace, in_turns, timed
 from pdgemm.transport.movers.arrivals import Transfers
 
@@ -61,7 +61,8 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
         fresh = step(_fresh(grid.comm, place))
         gamma = step({dtype: _rates(grid.comm, place, dtype, copy) for dtype in place.dtypes})
         intra, inter = step(_links(grid, place, default, reach.reads == IPC.name))
-        overlap = step(_overlap(grid, place) if comm.size > 1 else default.overlap)
+        link = (intra if grid.ranks_per_node is None else inter)["shift"]
+        overlap = step(_overlap(grid, place, link) if comm.size > 1 else default.overlap)
         call = step(_call(grid, place))
         per_step = step(max(1e-6, _step(grid, place, call)))
         of_models: dict[str, Any] = {"functions": {}, "calls": {}, "line_calls": {}}
@@ -163,8 +164,8 @@ def _fresh(comm: MPI.Comm, place: MeasuredPlace) -> float:
     return 8 * words / timed(comm, place.work("compute", lambda: scale(0, place.empty(1, words))))
 
 
-def _overlap(grid: ProcessGrid, place: MeasuredPlace) -> float:
-    """Return the fraction of a shift that is hidden behind a product of the same duration.
+def _overlap(grid: ProcessGrid, place: MeasuredPlace, link: Link) -> float:
+    """Return the fraction of a shift that is hidden behind a product of the same duration.   link : of shifts.
 
     Between nodes the product is cut into slabs on the host, and the shift into panels that are in flight together.
     """
@@ -184,13 +185,7 @@ def _overlap(grid: ProcessGrid, place: MeasuredPlace) -> float:
                     transfers.poll()
 
     product = timed(comm, place.work("compute", compute), 3)
-    words, seconds = 1 << 13, 0.0
-    while seconds < product and words < 1 << 24:
-        words *= 2
-        with together(comm):
-            moving_alone = shifter(comm, place, words)
-        seconds = timed(comm, moving_alone, 1)
-    words = max(panels, int(words * min(1.0, product / seconds)))  # the shift takes as long as the product
+    words = int(np.clip((product - panels * link.alpha) / (8 * link.beta), panels, 1 << 24))  # as long as the product
     with together(comm):
         shift = Shift(comm, place, words, panels)
 

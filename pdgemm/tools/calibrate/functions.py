@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -55,13 +56,8 @@ def function_seconds(comm: MPI.Comm) -> dict[Function, float]:
         np.multiply(z, gain[0], out=z)  # they are clipped
         AdamW().update(y.ravel(), z.ravel(), moments, 1, 1e-3, True)
 
-    works: dict[Function, Callable[[], None]] = {
-        "normalization": normalization,
-        "activation": activation,
-        "softmax": softmax,
-        "embedding": embedding,
-        "update": update,
-    }
+    functions = (normalization, activation, softmax, embedding, update)
+    works: dict[Any, Callable[[], None]] = {function.__name__: function for function in functions}
     with together(comm):  # what they allocate may fail on one rank, for which the others would wait in the turns
         for work in works.values():
             work()

@@ -26,8 +26,6 @@ PHASES = ("plan", "product", "wait", "sync", "pack", "post")  # of a product, on
 OUTSIDE = ("read", "write", "moved", "batch", "epilogue", "verify")
 TRAINING = (*PASSES, "reduce", "optimizer")  # of a step of training
 LARGE = 1 << 16  # least bytes of a message that shows the bandwidth
-REPORTED = {"product": "compute_seconds", "pack": "pack_seconds"}  # not waits, in which a report includes sync
-AGREE = 0.01
 LARGEST_FILE = 1 << 30  # bytes of a timeline: some millions of spans
 ROUNDING = 20.0  # microseconds by which a transfer may seem to end after the wait for it
 ORDINARY = ("default", "GPUs")  # machine models that were not calibrated
@@ -35,11 +33,6 @@ ORDINARY = ("default", "GPUs")  # machine models that were not calibrated
 
 class _Counted(Struct):
     words_received: Size
-
-
-class _Move(Struct):
-    name: str
-    seconds: Seconds
 
 
 class ProfiledReport(Struct):
@@ -57,13 +50,10 @@ class ProfiledReport(Struct):
     flops: Figure
     counted: _Counted
     lower_bound_words: Figure
-    moves: list[_Move]
     overlap: Figure | None
     seconds: Seconds
-    compute_seconds: Seconds
     wait_seconds: Seconds
     sync_seconds: Seconds
-    pack_seconds: Seconds
     hidden_seconds: Seconds
 
 
@@ -149,23 +139,12 @@ class Rank:
         covered = {**{name: self.phases[name] for name in PHASES}, "redistribute": self.moving}
         return covered | {"other": max(0.0, self.seconds - sum(covered.values()))}
 
-    def reported(self, name: str) -> float:
-        return float(sum(getattr(report, name) for report in self.reports))
-
     @property
     def overlap(self) -> float | None:
         """The share of the time of transfers that was hidden behind products."""
         known = [x for x in self.reports if x.overlap is not None]
         total = sum(x.hidden_seconds + x.wait_seconds - x.sync_seconds for x in known)
         return sum(x.hidden_seconds for x in known) / total if total > 0 else None
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the sums of spans equal the reports, within AGREE."""
-        pairs = [(self.phases[name], self.reported(key)) for name, key in REPORTED.items()]
-        pairs += [(self.waiting, self.reported("wait_seconds")), (self.seconds, self.reported("seconds"))]
-        pairs += [(self.moving, float(sum(move.seconds for x in self.reports for move in x.moves)))]
-        return all(abs(a - b) <= AGREE * max(a, b) + 1e-4 for a, b in pairs)
 
 
 @dataclass
@@ -280,7 +259,6 @@ class Profile:
                 {
                     "rank": x.number, "host": x.host, "seconds": x.seconds, **x.parts, "overlap": x.overlap,
                     **{name: x.outside[name] for name in OUTSIDE}, "training": {**x.training},
-                    "as_reported": x.agrees,
                 }
                 for x in self.ranks
             ],

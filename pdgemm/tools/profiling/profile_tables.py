@@ -10,7 +10,7 @@ import numpy as np
 
 from pdgemm.planning.search.candidate_table import WIDTH, wrapped
 from pdgemm.support.text import Table, counted, in_bytes, in_seconds, sides
-from pdgemm.tools.profiling.profile import AGREE, OUTSIDE, PHASES, TRAINING, Profile
+from pdgemm.tools.profiling.profile import OUTSIDE, PHASES, TRAINING, Profile
 
 _UNITS = ((1, "seconds"), (1e3, "milliseconds"), (1e6, "microseconds"))
 SHOWN = 16  # the number of ranks up to which each rank has a line
@@ -141,9 +141,6 @@ def figures(profile: Profile) -> Iterator[str]:
             f"{typical / 1e6:.3g} MB/s (median)"
         )
     yield from (f"more threads than cores: {host}" for host in profile.oversubscribed)
-    odd = [str(x.number) for x in profile.ranks if not x.agrees]
-    if odd:
-        yield f"spans and reports differ by more than {AGREE:.0%} on ranks {', '.join(odd)}"
 
 
 def _rate(gigabytes: float | None) -> str:

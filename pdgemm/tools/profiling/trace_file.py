@@ -97,17 +97,15 @@ def clocks(comm: MPI.Comm, node: MPI.Comm, clock: Callable[[], float] = perf_cou
     the round trip, to within half of its length (Cristian, Probabilistic clock synchronization, Distributed Computing
     3, 1989).
     """
-    leaders = failures.tracked(comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank))
     reading = None
-    if leaders != MPI.COMM_NULL:
-        for other in range(1, leaders.size):
+    with _leaders(comm, node) as leaders:
+        for other in range(1, leaders.size if leaders else 0):
             if leaders.rank == 0:
                 for _ in range(_PINGS):
                     leaders.recv(source=other, tag=_TAG)
                     leaders.send(clock(), dest=other, tag=_TAG)
             elif leaders.rank == other:
                 reading = min((_ping(leaders, clock) for _ in range(_PINGS)), key=lambda x: x.error)
-        failures.free_communicator(leaders)
     if comm.rank == 0:
         now = clock()
         reading = Clocks(now, now, 0.0)
@@ -135,24 +133,31 @@ def network(comm: MPI.Comm, node: MPI.Comm) -> float | None:
     Each node sends to the next node and receives from the previous node at the same time.  A slow node slows down two
     of these transfers, so the rate of a node is that of the faster of its two transfers.
     """
-    leaders = failures.tracked(comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank))
     bandwidth = None
-    if leaders != MPI.COMM_NULL and leaders.size > 1:
-        to, source = (leaders.rank + 1) % leaders.size, (leaders.rank - 1) % leaders.size
-        leaving, coming = np.zeros(_PROBE, np.uint8), np.empty(_PROBE, np.uint8)
-        for nbytes in (_PROBE // 16, _PROBE):  # the first transfer is the warm-up
-            leaders.Barrier()
-            start = perf_counter()
-            arriving, sent = leaders.Irecv(coming[:nbytes], source), leaders.Isend(leaving[:nbytes], to)
-            with Wait(leaders):
-                arriving.Wait()
-            rate = nbytes / (perf_counter() - start)
-            with Wait(leaders):
-                sent.Wait()
-        bandwidth = max(rate, leaders.sendrecv(rate, source, source=to))
-    if leaders != MPI.COMM_NULL:
-        failures.free_communicator(leaders)
+    with _leaders(comm, node) as leaders:
+        if leaders and leaders.size > 1:
+            to, source = (leaders.rank + 1) % leaders.size, (leaders.rank - 1) % leaders.size
+            leaving, coming = np.zeros(_PROBE, np.uint8), np.empty(_PROBE, np.uint8)
+            for nbytes in (_PROBE // 16, _PROBE):  # the first transfer is the warm-up
+                leaders.Barrier()
+                start = perf_counter()
+                arriving, sent = leaders.Irecv(coming[:nbytes], source), leaders.Isend(leaving[:nbytes], to)
+                with Wait(leaders):
+                    arriving.Wait()
+                rate = nbytes / (perf_counter() - start)
+                with Wait(leaders):
+                    sent.Wait()
+            bandwidth = max(rate, leaders.sendrecv(rate, source, source=to))
     return node.bcast(bandwidth, root=0)
+
+
+@contextmanager
+def _leaders(comm: MPI.Comm, node: MPI.Comm) -> Iterator[MPI.Comm]:
+    """Provide a communicator of the first rank of each node; it is null on all other ranks.  Collective over comm."""
+    leaders = failures.tracked(comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank))
+    yield leaders
+    if leaders:
+        failures.free_communicator(leaders)
 
 
 def _write(

@@ -118,7 +118,7 @@ def test_a_buffer_that_one_rank_has_no_room_for_is_an_error_of_all(
             if which == "rates":
                 calibrate._rates(grid.comm, here, "float64", 1e9)
             elif which == "overlap":
-                calibrate._overlap(grid, here)
+                calibrate._overlap(grid, here, link([1e-6, 1e-3], 1 << 17))
             elif which == "functions":
                 functions.function_seconds(grid.comm)
             elif which == "layers":
