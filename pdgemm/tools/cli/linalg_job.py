@@ -74,8 +74,10 @@ def carry_out(name: str, a: Dataset, b: Dataset | None = None, **arguments: Any)
     return 0
 
 
-def _check(say: Speaker, how: How, operands: Sequence[Source], outputs: dict[Dataset, int], words: int) -> None:
-    """Check all facts that need no elements.
+def _read(
+    say: Speaker, how: How, operands: Sequence[Source], outputs: dict[Dataset, int], words: int
+) -> list[DistMatrix]:
+    """Check all facts that need no elements, and read the operands.
 
     outputs : the number of elements of each result.   words : the words that all ranks together need beside A and B.
     """
@@ -85,6 +87,7 @@ def _check(say: Speaker, how: How, operands: Sequence[Source], outputs: dict[Dat
     _check_outputs(say, how, operands, outputs)
     needed = sum(outlines.nbytes) + -(-words * dtype.itemsize // say.grid.size)
     check_memory(say.grid, needed, "the matrices and their factors")
+    return [say.read(x, how.block) for x in operands]
 
 
 def _check_outputs(say: Speaker, how: How, operands: Sequence[Source], outputs: dict[Dataset, int]) -> None:
@@ -110,8 +113,7 @@ def _solve(say: Speaker, how: How, x: Source, y: Source, output: Dataset, assume
     n, m = y.shape
     squares = {"gen": 2, "her": 3}.get(assume, 1)  # matrices n x n: A, its factors, and messages of a triangle
     words = (2 + 2 * how.verified) * (squares * n * n + 3 * n * m)
-    _check(say, how, (x, y), {output: n * m}, words)
-    A, B = (say.read(each, how.block) for each in (x, y))
+    A, B = _read(say, how, (x, y), {output: n * m}, words)
     with say.progress("solve"):
         X = linalg.solve(A, B, assume_a=assume, refine=refine, lower=assume in ("pos", "her"))
     say.report("solve", X.report.summary())
@@ -125,8 +127,7 @@ def _lstsq(say: Speaker, how: How, x: Source, y: Source, output: Dataset, rcond:
     (m, n), p = x.shape, y.shape[1]
     words = 2 * m * n + (3 + how.verified) * (m + n) * p + say.grid.size * min(m, n) ** 2
     words += 4 * how.verified * (m + n) * min(m, n)
-    _check(say, how, (x, y), {output: n * p}, words)
-    A, B = (say.read(each, how.block) for each in (x, y))
+    A, B = _read(say, how, (x, y), {output: n * p}, words)
     with say.progress("lstsq"):
         X, _, rank, s = linalg.lstsq(A, B, rcond=rcond)
     say.report("lstsq", X.report)
@@ -145,8 +146,7 @@ def _svd(
     (m, n), few = x.shape, min(x.shape) if k is None else k
     if few > min(m, n):
         raise ArgumentError(f"-k {few} is more than the {min(m, n)} singular values of A, which is {m} x {n}")
-    Vh_, s_, U_ = (output.member(name) for name in ("Vh", "s", "U"))
-    outputs = {Vh_: few * n, s_: few, U_: few * m}
+    outputs = {output.member("Vh"): few * n, output.member("s"): few, output.member("U"): few * m}
     if memory is not None:
         _check_outputs(say, how, (x,), outputs)
         U, s, Vh = _svd_in_file(say, how, x, k, memory, passes, **search)
@@ -155,15 +155,15 @@ def _svd(
         raise ArgumentError("--passes is for a matrix that stays in its file: name --memory, too")
     else:
         words = (m + n) * (4 * few if k is None else 8 * (few + (search["oversample"] or 10)))
-        _check(say, how, (x,), outputs, words)
-        A = say.read(x, how.block)
+        (A,) = _read(say, how, (x,), outputs, words)
         with say.progress("svd"):
             U, s, Vh = linalg.svd(A, k, **search)
     report: Any = U.report
     facts = report.facts if k else {}
     say.report("svd", report)
     say.note("singular_values", values_text("s", s, facts), s.tolist())
-    return Results({Vh_: Vh, s_: s, U_: U}, lambda: svd_checks(A, U, s, Vh, facts, memory), several=True)
+    results = dict(zip(outputs, (Vh, s, U)))
+    return Results(results, lambda: svd_checks(A, U, s, Vh, facts, memory), several=True)
 
 
 def _svd_in_file(
@@ -199,10 +199,10 @@ def _eigh(
     k = subset[1] - subset[0] + 1 if subset else n
     sizes = {"w": k} if alone else {"V": n * k, "w": k}
     outputs = {output.member(name): size for name, size in sizes.items()} if output else {}
-    _check(say, how, (x,), outputs, (4 + 2 * how.verified) * n * n + (0 if alone else 4 * n * k))
     if output and alone and check_savable(Path(output.path), output.member("V").name, say.grid, 0) is not None:
         raise ArgumentError(f"{output}/V are vectors of other eigenvalues: name another group, or leave out --values")
-    A, V = say.read(x, how.block), None
+    words = (4 + 2 * how.verified) * n * n + (0 if alone else 4 * n * k)
+    (A,), V = _read(say, how, (x,), outputs, words), None
     with say.progress("eigh"):
         if alone:
             w = linalg.eigvalsh(A, lower=lower, subset_by_index=subset)
@@ -211,15 +211,13 @@ def _eigh(
     if V is not None:
         say.report("eigh", V.report)
     say.note("eigenvalues", values_text("w", w), w.tolist())
-    values: dict[str, Any] = {"V": V, "w": w}
-    results = {output.member(name): values[name] for name in sizes} if output else {}
+    results: dict[Dataset, Any] = dict(zip(outputs, (w,) if alone else (V, w)))
     return Results(results, lambda: eigh_checks(A, w, V, lower), several=True)
 
 
 def _rank(say: Speaker, how: How, x: Source, rtol: float | None) -> Results:
     (m, n), rtol = x.shape, max(x.shape) * dtypes.eps(x.dtype) if rtol is None else as_real(rtol, "--rtol")
-    _check(say, how, (x,), {}, 2 * m * n + say.grid.size * min(m, n) ** 2)
-    A = say.read(x, how.block)
+    (A,) = _read(say, how, (x,), {}, 2 * m * n + say.grid.size * min(m, n) ** 2)
     with say.progress("rank"):
         s = linalg.svdvals(A)
     number = int((s > rtol * s.max(initial=0)).sum())
@@ -232,8 +230,7 @@ def _rank(say: Speaker, how: How, x: Source, rtol: float | None) -> Results:
 
 def _gram(say: Speaker, how: How, x: Source, output: Dataset) -> Results:
     n = x.shape[1]
-    _check(say, how, (x,), {output: n * n}, 2 * n * n)
-    A = say.read(x, how.block)
+    (A,) = _read(say, how, (x,), {output: n * n}, 2 * n * n)
     with say.progress("gram"):
         G = linalg.gram(A)
     say.report("gram", G.report.summary())
