@@ -44,7 +44,7 @@ class How(NamedTuple):
     compression: str | None = None
 
 
-class Results(NamedTuple):
+class FileResults(NamedTuple):
     """The results of a command, and the checks of `--verify`.   several : the results are a group of datasets."""
 
     outputs: dict[Dataset, DistMatrix | np.ndarray]
@@ -107,7 +107,8 @@ def _check_square(x: Source, name: str) -> None:
         raise LayoutError(f"A must be square for {name}, but it is {x.shape[0]} x {x.shape[1]}")
 
 
-def _solve(say: Speaker, how: How, x: Source, y: Source, output: Dataset, assume: Any, refine: bool) -> Results:
+def _solve(say: Speaker, how: How, x: Source, y: Source, output: Dataset, assume: Any, refine: bool) -> FileResults:
+    """Solve A X = B, and report the condition of A."""
     _check_square(x, "solve")
     _check_rows(x, y)
     n, m = y.shape
@@ -119,10 +120,11 @@ def _solve(say: Speaker, how: How, x: Source, y: Source, output: Dataset, assume
     say.report("solve", X.report.summary())
     rcond: float = X.report.rcond
     say.note("rcond", [f"rcond {rcond:.1e}, an estimate of 1 / (|A|_1 |A^-1|_1) for the scaled A"], rcond)
-    return Results({output: X}, lambda: solve_checks(A, B, X, assume), y.ndim)
+    return FileResults({output: X}, lambda: solve_checks(A, B, X, assume), y.ndim)
 
 
-def _lstsq(say: Speaker, how: How, x: Source, y: Source, output: Dataset, rcond: float | None) -> Results:
+def _lstsq(say: Speaker, how: How, x: Source, y: Source, output: Dataset, rcond: float | None) -> FileResults:
+    """Compute X with the least norm of B - A X, and report the rank of A and the residual."""
     _check_rows(x, y)
     (m, n), p = x.shape, y.shape[1]
     words = 2 * m * n + (3 + how.verified) * (m + n) * p + say.grid.size * min(m, n) ** 2
@@ -136,13 +138,14 @@ def _lstsq(say: Speaker, how: How, x: Source, y: Source, output: Dataset, rcond:
     R = B - (A @ X).redistribute(like=B)
     residual, size = R.norm(), B.norm()
     say.note("residual", [f"|B - A X|_F = {residual:.6g}, |B|_F = {size:.6g}"], residual)
-    return Results({output: X}, lambda: lstsq_checks(A.astype(max(x.dtype, y.dtype)), X, R, rank), y.ndim)
+    return FileResults({output: X}, lambda: lstsq_checks(A.astype(max(x.dtype, y.dtype)), X, R, rank), y.ndim)
 
 
 def _svd(
     say: Speaker, how: How, x: Source, k: int | None, output: Dataset, memory: int | None, passes: int | None,
     **search: Any,
-) -> Results:  # fmt: skip
+) -> FileResults:  # fmt: skip
+    """Compute U, s and Vh of a matrix in memory or in its file, and report the values."""
     (m, n), few = x.shape, min(x.shape) if k is None else k
     if few > min(m, n):
         raise ArgumentError(f"-k {few} is more than the {min(m, n)} singular values of A, which is {m} x {n}")
@@ -162,8 +165,8 @@ def _svd(
     facts = report.facts if k else {}
     say.report("svd", report)
     say.note("singular_values", values_text("s", s, facts), s.tolist())
-    results = dict(zip(outputs, (Vh, s, U)))
-    return Results(results, lambda: svd_checks(A, U, s, Vh, facts, memory), several=True)
+    results: dict[Dataset, Any] = dict(zip(outputs, (Vh, s, U)))
+    return FileResults(results, lambda: svd_checks(A, U, s, Vh, facts, memory), several=True)
 
 
 def _svd_in_file(
@@ -188,7 +191,8 @@ def _svd_in_file(
 
 def _eigh(
     say: Speaker, how: How, x: Source, output: Dataset | None, lower: bool, subset: tuple[int, int] | None, alone: bool
-) -> Results:
+) -> FileResults:
+    """Compute eigenvalues, and eigenvectors unless the values are wanted alone, and report the values."""
     _check_square(x, "eigh")
     n = x.shape[0]
     if subset and not 0 <= subset[0] <= subset[1] < n:
@@ -212,10 +216,11 @@ def _eigh(
         say.report("eigh", V.report)
     say.note("eigenvalues", values_text("w", w), w.tolist())
     results: dict[Dataset, Any] = dict(zip(outputs, (w,) if alone else (V, w)))
-    return Results(results, lambda: eigh_checks(A, w, V, lower), several=True)
+    return FileResults(results, lambda: eigh_checks(A, w, V, lower), several=True)
 
 
-def _rank(say: Speaker, how: How, x: Source, rtol: float | None) -> Results:
+def _rank(say: Speaker, how: How, x: Source, rtol: float | None) -> FileResults:
+    """Report the rank of A, and the singular values on both sides of the tolerance."""
     (m, n), rtol = x.shape, max(x.shape) * dtypes.eps(x.dtype) if rtol is None else as_real(rtol, "--rtol")
     (A,) = _read(say, how, (x,), {}, 2 * m * n + say.grid.size * min(m, n) ** 2)
     with say.progress("rank"):
@@ -225,19 +230,20 @@ def _rank(say: Speaker, how: How, x: Source, rtol: float | None) -> Results:
     lines = [f"rank {number} (singular values above {rtol:.3g} s_1) of {m} x {n}"]
     say.note("rank", [*lines, ", ".join(f"s_{at + 1} = {s[at]:.6g}" for at in shown)] if shown else lines, number)
     say.note("singular_values", [], s.tolist())
-    return Results({})
+    return FileResults({})
 
 
-def _gram(say: Speaker, how: How, x: Source, output: Dataset) -> Results:
+def _gram(say: Speaker, how: How, x: Source, output: Dataset) -> FileResults:
+    """Compute the Gram matrix of the columns of A."""
     n = x.shape[1]
     (A,) = _read(say, how, (x,), {output: n * n}, 2 * n * n)
     with say.progress("gram"):
         G = linalg.gram(A)
     say.report("gram", G.report.summary())
-    return Results({output: G}, lambda: [verify(G, 1, A.H, A)])
+    return FileResults({output: G}, lambda: [verify(G, 1, A.H, A)])
 
 
-_COMMANDS: dict[str, Callable[..., Results]] = {
+_COMMANDS: dict[str, Callable[..., FileResults]] = {
     "solve": _solve, "lstsq": _lstsq, "svd": _svd, "eigh": _eigh, "rank": _rank, "gram": _gram,
 }  # fmt: skip
 

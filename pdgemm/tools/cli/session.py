@@ -26,7 +26,6 @@ from pdgemm.io import hdf5
 from pdgemm.io.atomic import on_root
 from pdgemm.io.source import Source
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.names import DeviceName
 from pdgemm.planning.machines.simulator import words_between
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.support import agreement, launcher, signals
@@ -44,8 +43,7 @@ class Speaker(Observer):
         self.grid, self.as_json = grid, as_json
         self.lost = "nothing was written"
         self.facts: dict[str, Any] = {"ranks": grid.size, "grid": grid.shape}
-        self.on_a_page = False  # whether a page of the result is written, too
-        self.words: np.ndarray | None = None  # words from each rank to each other rank, for the page
+        self._plan: ProductPlan | None = None  # for the page
         self._said = list[str]()  # the texts of reports, for the page
 
     def report(self, key: str, what: Any, several: bool = False) -> None:
@@ -71,10 +69,10 @@ class Speaker(Observer):
         self.facts["warnings"] = [*self.facts.get("warnings", []), text]
         say_line(f"pdgemm: warning: {text}", err=True)
 
-    def read(self, x: Source, block: Block | None, device: DeviceName = "host") -> DistMatrix:
+    def read(self, x: Source, block: Block | None) -> DistMatrix:
         """Read a matrix, or its transpose where the op of its source is not "N"."""
         with self.progress(f"read {x.what}", x.nbytes, "B/s") as progress:
-            matrix = x.read(self.grid, block, device=device, progress=progress)
+            matrix = x.read(self.grid, block, device="host", progress=progress)
         self.report("read", matrix.report)
         return matrix
 
@@ -85,9 +83,7 @@ class Speaker(Observer):
         self.report("wrote", wrote, several)
 
     def planned(self, plan: ProductPlan) -> None:
-        if self.on_a_page and self.grid.rank == 0:
-            with suppress(ArgumentError):  # too many ranks for a picture
-                self.words = words_between(plan.product, self.grid.size)
+        self._plan = plan
 
     @contextmanager
     def traced(self, path: str | None, nvtx: bool, page: str | None, force: bool, of: str = "") -> Iterator[None]:
@@ -102,15 +98,18 @@ class Speaker(Observer):
         from pdgemm.tools.profiling.profile import load_profile
         from pdgemm.tools.studies.pictures import check_page, draw_timeline
 
-        comm, out, self.on_a_page = self.grid.comm, Path(page), True
+        comm, out, words = self.grid.comm, Path(page), None
         file = Path(path or out.with_name(f".{out.name}.trace.json"))  # removed at the end unless it was requested
         on_root(comm, out, lambda: check_page(out, force))  # before the product, not after it
         with trace(file, self.grid, nvtx=nvtx, overwrite=force):
             yield
         said = "\n".join(self._said)
         title = next((f"{of}: {line.partition(',')[0]}" for line in said.splitlines() if " := " in line), of)
+        if self._plan is not None and self.grid.rank == 0:
+            with suppress(ArgumentError):  # too many ranks for a picture
+                words = words_between(self._plan.product, self.grid.size)
         try:
-            on_root(comm, out, lambda: draw_timeline(load_profile(file, spans=True), out, title, said, self.words))
+            on_root(comm, out, lambda: draw_timeline(load_profile(file, spans=True), out, title, said, words))
         finally:
             if path is None and self.grid.rank == 0:
                 file.unlink(missing_ok=True)
