@@ -126,7 +126,7 @@ def layer_seconds(comm: MPI.Intracomm, copy: float) -> dict[str, Any]:
     Functions take turns with products, so that their arrays, and the program of calls, come from memory as in a step.
     """
     with together(comm):
-        products = layer_products()
+        products = {side: _layer_products(side) for side in _SIDES}
         for product in products.values():
             product()
     shared = next((t for t in range(2, comm.size + 1) if not comm.size % t), 1)  # the shortest line
@@ -153,17 +153,14 @@ def _rate(side: int, seconds: float, copy: float) -> float:
     return 3 * gemm_flops(*work) / max(seconds - moving, seconds / 4)
 
 
-def layer_products() -> dict[int, Callable[[], None]]:
-    """Return the three products of a linear layer, forward and backward, by the side of its weights."""
-    works = dict[int, Callable[[], None]]()
-    for side in _SIDES:
-        x, y = (np.random.default_rng(side).standard_normal((_ROWS, side), np.float32) for _ in range(2))
-        w, z = np.ones((side, side), np.float32), np.empty_like(x)
+def _layer_products(side: int) -> Callable[[], None]:
+    """Return the three products of a linear layer, forward and backward.   side : of its weights."""
+    x, y = (np.random.default_rng(side).standard_normal((_ROWS, side), np.float32) for _ in range(2))
+    w, z = np.ones((side, side), np.float32), np.empty_like(x)
 
-        def work(x: np.ndarray = x, y: np.ndarray = y, z: np.ndarray = z, w: np.ndarray = w) -> None:
-            gemm_accumulate(1, x, w, 0, z)
-            gemm_accumulate(1, y, w.T, 0, z)
-            gemm_accumulate(1, x.T, y, 0, w)
+    def work() -> None:
+        gemm_accumulate(1, x, w, 0, z)
+        gemm_accumulate(1, y, w.T, 0, z)
+        gemm_accumulate(1, x.T, y, 0, w)
 
-        works[side] = work
-    return works
+    return work

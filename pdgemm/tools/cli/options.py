@@ -158,6 +158,16 @@ def stacked_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
+def typed(parameters: Iterable[str]) -> list[str]:
+    """Return the options of the running command that stand on its command line, of those for these parameters."""
+    context, names = click.get_current_context(), {*parameters}
+    on_command_line = click.core.ParameterSource.COMMANDLINE
+    return [
+        x.opts[0] for x in context.command.params
+        if x.name in names and context.get_parameter_source(x.name) is on_command_line
+    ]  # fmt: skip
+
+
 def check_apart(others: dict[str, str | None], datasets: Iterable[Any]) -> None:
     """Raise UsageError where a file beside the result, by the name of its option, is one with a dataset."""
     used = {os.path.realpath(x.path) for x in datasets if x}

@@ -28,18 +28,8 @@ from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import OfAllRanks, OfOneRank
 from pdgemm.tools.cli.options import BYTES, MNK, WORDS
 
-_FROM_COMMAND_LINE = click.core.ParameterSource.COMMANDLINE
-
-
-def _needed(context: click.Context, option: click.Parameter, mnk: Any) -> Any:
-    """Return the shape of a product.  Raises MissingParameter without it, except for a collective operation."""
-    if mnk is None and context.params.get("operation") is None and context.params.get("words") is None:
-        raise click.MissingParameter(ctx=context, param=option)
-    return mnk
-
-
 _question = options.stacked_options(
-    click.option("--shape", "mnk", type=MNK, callback=_needed, help="m,n,k of C (m x n) = A (m x k) B (k x n)."),
+    click.option("--shape", "mnk", type=MNK, help="m,n,k of C (m x n) = A (m x k) B (k x n)."),
     click.option("--ranks", type=options.COUNT, required=True),
     click.option("--memory", type=BYTES, help="Memory limit per rank, for A, B and C and all buffers."),
     click.option(
@@ -61,16 +51,11 @@ _question = options.stacked_options(
 @_question
 @click.option("--all", "whole", is_flag=True, help="Show all candidates, and not only the first five.")
 @options.picture("FILE.png or .svg: a picture of the candidates, with their time and memory.")
-@click.option(  # parsed before --shape, whose callback reads it; likewise --words
-    "--collective", "operation", type=click.Choice(OPERATIONS), is_eager=True,
+@click.option(
+    "--collective", "operation", type=click.Choice(OPERATIONS),
     help="In place of a product: how ranks exchange or add up --words.",
 )  # fmt: skip
-@click.option(
-    "--words",
-    type=WORDS,
-    is_eager=True,
-    help="Length of the whole vector; with all_to_all, of the vector of each rank.",
-)
+@click.option("--words", type=WORDS, help="Length of the whole vector; with all_to_all, of the vector of each rank.")
 @options.json_
 @options.debug
 def plan(
@@ -210,9 +195,7 @@ def _collective(
     ranks_per_node: int | None, **others: Any,
 ) -> int:  # fmt: skip
     """Show the algorithms of a collective operation."""
-    context = click.get_current_context()
-    of_products = [x for x in context.command.params if x.name in (*others, "whole", "picture")]
-    typed = [x.opts[0] for x in of_products if context.get_parameter_source(x.name or "") is _FROM_COMMAND_LINE]
+    typed = options.typed((*others, "whole", "picture"))
     if operation is None or words is None or typed:
         needed = "--collective OPERATION takes --words, and none of the options of a product"
         raise ArgumentError(f"{needed}{f', such as {typed[0]}' if typed else ''}")
@@ -234,9 +217,11 @@ def _machine(machine_file: str | None, ranks_per_node: int | None) -> Machine:
 
 
 def _question_of(
-    mnk: tuple[int, int, int], dtype: str, machine_file: str | None, ranks_per_node: int | None, **others: Any
+    mnk: tuple[int, int, int] | None, dtype: str, machine_file: str | None, ranks_per_node: int | None, **others: Any
 ) -> Question:
     """Return the question that the options of `plan` and `simulate` describe; `others` are fields of the question."""
+    if mnk is None:
+        raise click.MissingParameter(param_hint="'--shape'", param_type="option")
     machine = _machine(machine_file, ranks_per_node)
     return Question(*mnk, dtype=dtypes.element_type(dtype), machine=machine, **others)
 

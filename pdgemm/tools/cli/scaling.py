@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from click.core import ParameterSource
 
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.planning.algorithm_registry import algorithm_choices
@@ -119,12 +118,10 @@ def scaling(
 
 def _check_options(training: bool) -> None:
     """Raise UsageError where options of products were typed for training, or the other way round."""
-    context = click.get_current_context()
     others = ("shapes", "algorithms", "mover", "memory_limit", "device") if training else ("layouts", "batch", *SIZES)
-    for parameter in context.command.params:
-        if parameter.name in others and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:
-            belongs = "products: leave it, or --train, out" if training else "training: it takes --train"
-            raise click.UsageError(f"{parameter.opts[0]} is an option of studies of {belongs}")
+    for option in options.typed(others):
+        belongs = "products: leave it, or --train, out" if training else "training: it takes --train"
+        raise click.UsageError(f"{option} is an option of studies of {belongs}")
 
 
 def _multiplied(studied: dict[str, Any], device: str) -> list[records.AnyCase]:

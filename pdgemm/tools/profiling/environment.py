@@ -63,13 +63,9 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
         for host in sorted({h[0] for h in hosts})
     ]
     facts["gpu_memory"], facts["gpu_messages"] = _gpu_memory(grid)
-    several = len(facts["nodes"]) > 1
-    facts["progress"] = (
-        "between nodes: MPI is called about every 10 ms of a product, between its slabs" if several else "on one node"
-    )
     facts["threads_set_by"] = decided_by() or "share of the node's cores"
     facts["warnings"] = sorted({f"{host}: {text}" for host, *_, texts in hosts for text in texts})
-    facts["missing"] = _missing(facts) + _tcp(facts["mpi_library"]) * several
+    facts["missing"] = _missing(facts) + _tcp(facts["mpi_library"]) * (len(facts["nodes"]) > 1)
     return facts
 
 
@@ -82,7 +78,6 @@ def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("Python", facts["python"]),
         ("MPI", f"{facts['mpi_library']} (MPI {facts['mpi_standard']}), mpi4py {facts['mpi4py']}"),
         ("GPU-aware MPI", facts["gpu_aware_mpi"]),
-        ("messages", facts["progress"]),
         ("BLAS", f"{facts['multiplies']} multiplies; loaded: {', '.join(facts['blas'])} ({versions})"),
         ("HDF5", f"h5py {facts['h5py']} with HDF5 {facts['hdf5']}, {hdf5}"),
         ("CuPy", facts["cupy"]),
