@@ -56,7 +56,8 @@ class _Commands(click.Group):
         if args[0].endswith(".py"):
             raise click.UsageError(f"{args[0]} is not a command: python -m pdgemm {args[0]} runs a script")
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            close = get_close_matches(args[0], COMMANDS, 1)
+            begun = [name for name in sorted(COMMANDS) if args[0] and name.startswith(args[0])]
+            close = begun or get_close_matches(args[0], COMMANDS, 1)
             advice = f"Did you mean '{close[0]}'?" if close else f"The commands are {', '.join(sorted(COMMANDS))}."
             raise click.UsageError(f"No such command '{args[0]}'. {advice}")
         return super().resolve_command(ctx, args)

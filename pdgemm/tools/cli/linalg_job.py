@@ -31,17 +31,11 @@ _MOST = 20  # the most values that are printed
 
 
 class How(NamedTuple):
-    """The options that the commands share, of which a command without a result in a file has the first seven."""
+    """Common options that the functions of the commands need."""
 
-    grid_shape: tuple[int, int] | None
     block: tuple[int, int] | None
-    dtype: str | None
-    trace_file: str | None
-    nvtx: bool
-    as_json: bool
     force: bool
-    verified: bool = False
-    compression: str | None = None
+    verified: bool
 
 
 class FileResults(NamedTuple):
@@ -53,23 +47,26 @@ class FileResults(NamedTuple):
     several: bool = False
 
 
-def carry_out(name: str, a: Dataset, b: Dataset | None = None, **arguments: Any) -> int:
+def carry_out(
+    name: str, a: Dataset, b: Dataset | None = None, *, grid_shape: tuple[int, int] | None,
+    block: tuple[int, int] | None, dtype: str | None, trace_file: str | None, nvtx: bool, as_json: bool, force: bool,
+    verified: bool = False, compression: str | None = None, **own: Any,
+) -> int:  # fmt: skip
     """Run the command of this name on the matrices a and b, and return its exit code.  Collective over all ranks."""
-    how = How(**{name: arguments.pop(name) for name in How._fields if name in arguments})
-    options.check_apart({"--trace": how.trace_file}, (a, b, arguments.get("output")))
-    with session(how.grid_shape, how.as_json) as say, say.traced(how.trace_file, how.nvtx, None, how.force):
-        operands = [source(say.grid, name, x, how.dtype) for name, x in (("A", a), ("B", b)) if x]
+    options.check_apart({"--trace": trace_file}, (a, b, own.get("output")))
+    with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx, None, force):
+        operands = [source(say.grid, name, x, dtype) for name, x in (("A", a), ("B", b)) if x]
         for x in operands:
             if x.dtype not in dtypes.BLAS:  # LAPACK does not support it
                 raise DTypeError(f"{x.what} is of {x.dtype}: convert it, --dtype float64")
-        results = _COMMANDS[name](say, how, *operands, **arguments)
-        if how.verified:
+        results = _COMMANDS[name](say, How(block, force, verified), *operands, **own)
+        if verified:
             with say.progress("verify"):
                 checks = results.checks()
             if not report_checks(say, checks):
                 return 1
+        written: dict[str, Any] = {"compression": compression, "ndim": results.ndim, "overwrite": force}
         for output, result in results.outputs.items():
-            written = {"compression": how.compression, "ndim": results.ndim, "overwrite": how.force}
             say.save(output, result, results.several, **written)
     return 0
 
