@@ -14,10 +14,9 @@ from pdgemm.planning.machines.machine import Machine, on_nodes
 from pdgemm.tools.studies import plot
 from pdgemm.tools.studies.cases import cases, weak_shape
 from pdgemm.tools.studies.curves import Section, per_node, read_all
-from pdgemm.tools.studies.figures import drawing
-from pdgemm.tools.studies.page import KEY, Drawn
-from pdgemm.tools.studies.panels import Forecast, panels
-from pdgemm.tools.studies.predictions import predict
+from pdgemm.tools.studies.figures import drawing, panels
+from pdgemm.tools.studies.plot import KEY, tables
+from pdgemm.tools.studies.predictions import Prediction, predict
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -28,11 +27,11 @@ def section(*lines: dict[str, Any], folder: Path) -> Section:
     return only
 
 
-def drawn(section: Section, name: str, forecast: Forecast | None = None) -> Any:
+def drawn(section: Section, name: str) -> Any:
     """The axes of a panel."""
     from matplotlib.figure import Figure
 
-    (panel,) = (x for x in panels(section, forecast or {}) if x.name == name)
+    (panel,) = (x for x in panels(section) if x.name == name)
     axes = Figure().subplots()
     with drawing():
         panel.draw(axes)
@@ -65,7 +64,7 @@ def test_strong_times_and_ideal_line(tmp_path: Path) -> None:
 def test_strong_efficiency(tmp_path: Path) -> None:
     axes = drawn(section(*strong(times={2: 4.0, 4: 2.5, 8: 2.0}), folder=tmp_path), "efficiency")
     assert line(axes, "auto") == ([2, 4, 8], [100.0, 80.0, 50.0])  # T(2) 2 / (T(p) p)
-    assert line(axes, "ideal") == ([2, 4, 8], [100] * 3)
+    assert line(axes, "ideal")[1] == pytest.approx([100] * 3)
     assert axes.get_ylim()[0] == 0
     ideal = line(drawn(section(*strong(times={2: 4.0, 8: 2.0}), folder=tmp_path), "time"), "ideal")
     assert ideal == ([2, 8], [4.0, 1.0])
@@ -78,9 +77,6 @@ def test_weak_study_is_relative_to_the_rate_per_rank(tmp_path: Path) -> None:
     # flops per rank are 1, 2, 4 times those of one rank
     assert line(drawn(found, "efficiency"), "auto")[1] == pytest.approx([100, 80, 50])
     assert line(drawn(found, "time"), "ideal")[1] == pytest.approx([1, 2, 4])
-    rate, axes = 2 * 256**3 / 1e9, drawn(found, "rate")
-    assert line(axes, "auto")[1] == pytest.approx([rate, 0.8 * rate, 0.5 * rate])
-    assert line(axes, "ideal")[1] == pytest.approx([rate] * 3)
 
 
 def test_ideal_starts_at_the_fastest_of_equal_shapes(tmp_path: Path) -> None:
@@ -92,16 +88,17 @@ def test_ideal_starts_at_the_fastest_of_equal_shapes(tmp_path: Path) -> None:
     assert len({color for color, _ in styles}) == len({marker for _, marker in styles}) == 2
 
 
-def test_words_beside_their_bound_and_the_fraction_of_peak(tmp_path: Path) -> None:
+def test_words_over_their_bound_and_the_fraction_of_peak(tmp_path: Path) -> None:
     found = section(*strong(), folder=tmp_path)
     axes = drawn(found, "words")
-    ranks, words = line(axes, "auto")
-    assert ranks == [1, 2, 4, 8] and np.isnan(words[0]) and words[1:] == [2000, 4000, 8000]
-    ranks, bound = line(axes, "lower bound")
-    assert ranks == [2, 4, 8]  # cubes: 3 (N^3/P)^(2/3) - 3 N^2/P
-    assert bound == pytest.approx([3 * SIDE**2 * (p ** (-2 / 3) - 1 / p) for p in ranks])
-    assert texts(axes.texts) == ["1.25"] * 3
+    ranks, ratios = line(axes, "auto")
+    assert ranks == [1, 2, 4, 8] and np.isnan(ratios[0]) and ratios[1:] == pytest.approx([1.25] * 3)
+    assert line(axes, "lower bound") == ([1, 2, 4, 8], [1] * 4) and axes.get_ylim()[0] == 0
+    for x in found.points[1:]:  # cubes: 3 (N^3/P)^(2/3) - 3 N^2/P
+        bound = 3 * SIDE**2 * (x.ranks ** (-2 / 3) - 1 / x.ranks)
+        assert Prediction(x.case, 1.0, x.words).over_bound == pytest.approx(x.words / bound)
     assert line(drawn(found, "fraction"), "auto")[1] == pytest.approx([95, 94, 92, 88])
+    assert line(drawn(found, "fraction"), "measured peak")[1] == [100] * 4
 
 
 def test_split_of_the_time(tmp_path: Path) -> None:
@@ -118,7 +115,7 @@ def test_split_of_the_time(tmp_path: Path) -> None:
     assert bars[hidden] == pytest.approx([100 * 0.3 / 0.9] * 2)
     assert [x + y for x, y in zip(left[hidden], bars[hidden])] == pytest.approx(left["wait for data"])
     # the medians, as the panel of times has them
-    assert texts(axes.texts) == [f"{seconds} s, 75% of transfers hidden" for seconds in ("8", "4.4")]
+    assert texts(axes.texts) == [f"{seconds} s, 75% of transfers hidden" for seconds in ("8.0", "4.4")]
     assert texts(axes.get_yticklabels()) == ["auto, 1 rank", "auto, 2 ranks"]
 
 
@@ -126,18 +123,21 @@ def test_records_without_the_waits_for_ranks(tmp_path: Path) -> None:
     (old,) = strong(times={2: 4.0})
     del old["product"]["per_rank"]["sync_seconds"]
     (point,) = section(old, folder=tmp_path).points
-    assert point.parts["wait"] == pytest.approx(0.12 * 4) and point.parts["sync"] == 0
+    assert point.parts["wait for data"] == pytest.approx(0.12 * 4) and point.parts["wait for ranks"] == 0
 
 
 def test_shapes_are_bars(tmp_path: Path) -> None:
     found = section(*(record(case, 1.0) for case in cases("shapes", [(64, 64, 64)], [1, 2])), folder=tmp_path)
     axes = drawn(found, "fraction")
-    assert texts(axes.get_xticklabels()) == ["square", "large k", "large m", "flat"]
-    heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers}
-    assert heights["1 rank"] == pytest.approx([95] * 4) and heights["2 ranks"] == pytest.approx([94] * 4)
-    (bars,) = drawn(found, "words").containers  # one rank receives nothing
-    assert bars.get_label() == "2 ranks" and [bar.get_height() for bar in bars] == pytest.approx([1.25] * 4)
-    assert bars[0].get_facecolor() == axes.containers[1][0].get_facecolor()  # the same colour in both
+    (bars,) = axes.containers
+    assert [bar.get_height() for bar in bars] == pytest.approx([95, 94] * 4)
+    assert [bar.get_label() for bar in bars] == [x for x in ("square", "large k", "large m", "flat") for _ in range(2)]
+    assert len({bar.get_facecolor() for bar in bars}) == 4 and texts(axes.get_xticklabels()) == ["1", "2"] * 4
+    assert texts(axes.texts) == ["95", "94"] * 4
+    (words,) = drawn(found, "words").containers  # one rank receives nothing
+    heights = [bar.get_height() for bar in words]
+    assert np.isnan(heights[::2]).all() and heights[1::2] == pytest.approx([1.25] * 4)
+    assert [x.get_facecolor() for x in words] == [x.get_facecolor() for x in bars]
 
 
 def test_other_settings_are_other_curves(tmp_path: Path) -> None:
@@ -153,65 +153,64 @@ def test_other_settings_are_other_curves(tmp_path: Path) -> None:
     (curve, _) = read_all([first, second, again]).sections[0].curves
     assert [x.seconds for x in curve.points] == [7.0, 4.0]  # the later file of equal dates
     ideal = [x for x in drawn(only, "time").lines if x.get_label() in ("ideal", "_ideal")]
-    assert [x.get_ydata()[0] for x in ideal] == [8.0, 4.0]
+    assert [x.get_ydata()[0] for x in ideal] == [4.0, 8.0]
 
 
 def test_single_point(tmp_path: Path) -> None:
     (one,) = strong(times={4: 2.0})
     one["confidence"] = None
-    assert [panel.name for panel in panels(section(one, folder=tmp_path), {})] == ["fraction", "words", "split"]
+    assert [panel.name for panel in panels(section(one, folder=tmp_path))] == ["fraction", "words", "split"]
     plot.report([tmp_path / "s.jsonl"], tmp_path / "r.html", None, 8)
 
 
 # ------------------------------------------------------------------ predictions
-def forecast(found: Section, to: int, machine: Machine | None = None) -> Forecast:
+def predicted(found: Section, to: int, machine: Machine | None = None) -> list[Any]:
+    """Add the predictions of its curves to a section, and return them."""
     nodes = per_node(found.points)
-    made = [predict(curve.case, [x.ranks for x in curve.points], to, machine, nodes) for curve in found.curves]
-    return {number: x for number, x in enumerate(made) if x}
+    for curve in found.curves:
+        curve.forecast = predict(curve.case, [x.ranks for x in curve.points], to, machine, nodes)
+    return [curve.forecast for curve in found.curves]
 
 
 def test_predictions_are_marked_and_go_beyond(tmp_path: Path) -> None:
     found = section(*strong(), folder=tmp_path)
-    ahead = forecast(found, 64, Machine())
-    axes = drawn(found, "time", ahead)
-    ranks, seconds = line(axes, "_auto, predicted (formula)")
-    assert ranks == [1, 2, 4, 8, 16, 32, 64] and seconds == [x.seconds for x in ahead[0].formula]
-    names = [f"_auto, predicted ({way})" for way in ("formula", "simulation")]
-    by_formula, walked = (x for name in names for x in axes.lines if x.get_label() == name)
-    assert by_formula.get_linestyle() != "-" and by_formula.get_marker() == "None"
-    assert walked.get_linestyle() == "None" and walked.get_markerfacecolor() == "white"
-    assert list(walked.get_ydata()) == [x.seconds for x in ahead[0].simulation]
-    assert {"predicted (formula)", "predicted (simulation)"} <= {*axes.get_legend_handles_labels()[1]}
+    assert len(drawn(found, "time").patches) == 0  # nothing beyond, nothing shaded
+    (ahead,) = predicted(found, 64, Machine())
+    axes = drawn(found, "time")
+    ranks, seconds = line(axes, "_auto, predicted")
+    assert ranks == [1, 2, 4, 8, 16, 32, 64] and seconds == [x.seconds for x in ahead.predictions]
+    (broken,) = (x for x in axes.lines if x.get_label() == "_auto, predicted")
+    assert broken.get_linestyle() != "-" and broken.get_marker() == "None"
+    assert "predicted" in axes.get_legend_handles_labels()[1]
     (shaded,) = (x for x in axes.patches if x.get_label() == "beyond what was measured")
     assert 8 < shaded.get_x() < 16 and shaded.get_x() + shaded.get_width() > 64
-    _, efficiency = line(drawn(found, "efficiency", ahead), "_auto, predicted (formula)")
+    _, efficiency = line(drawn(found, "efficiency"), "_auto, predicted")
     assert efficiency == pytest.approx([100 * seconds[0] / (p * x) for p, x in zip(ranks, seconds)])
-    _, words = line(drawn(found, "words", ahead), "_auto, predicted (formula)")
-    assert words[1:] == [x.words for x in ahead[0].formula][1:]
-    assert len(drawn(found, "time").patches) == 0  # nothing beyond, nothing shaded
+    _, words = line(drawn(found, "words"), "_auto, predicted")
+    assert np.isnan(words[0]) and words[1:] == [x.over_bound for x in ahead.predictions][1:]
+    assert "_auto, predicted" not in [x.get_label() for x in drawn(found, "fraction").lines]
 
 
 def test_predictions_of_weak_cases_grow_with_the_ranks() -> None:
     (case,) = cases("weak", [(100, 200, 300)], [2])
-    predicted: Any = predict(case, [2], 8, Machine(), 8)
-    assert [x.case.mnk for x in predicted.formula] == [weak_shape((100, 200, 300), p) for p in (2, 4, 8)]
+    forecast: Any = predict(case, [2], 8, Machine(), 8)
+    assert [x.case.mnk for x in forecast.predictions] == [weak_shape((100, 200, 300), p) for p in (2, 4, 8)]
 
 
 def test_nodes_hold_as_many_ranks_as_they_have_cores_for(tmp_path: Path) -> None:
     found = section(*strong(), folder=tmp_path)  # 8 ranks were more than cores
     assert per_node(found.points) == 4
-    ahead = forecast(found, 64, Machine())[0]
+    (ahead,) = predicted(found, 64, Machine())
     assert ahead.machine == on_nodes(Machine(), 4) and ahead.guessed and ahead.calibrated
-    assert not forecast(found, 64, on_nodes(Machine(), 2))[0].guessed
-    assert not forecast(found, 64)[0].calibrated
+    assert not predicted(found, 64, on_nodes(Machine(), 2))[0].guessed
+    assert not predicted(found, 64)[0].calibrated
 
 
 def test_what_cannot_be_predicted(tmp_path: Path) -> None:
     (case,) = cases("strong", [(64, 64, 64)], [2], algorithms=["cannon"], device="cuda")
     assert predict(case, [2], 8, Machine(), 2) is None
     (case,) = cases("strong", [(4096,) * 3], [64], memory_limit=10)
-    predicted: Any = predict(case, [64], 64, Machine(), 2)
-    assert predicted.formula == predicted.simulation == ()
+    assert predict(case, [64], 64, Machine(), 2) is None
 
 
 @jobs.needs_mpiexec
@@ -224,17 +223,19 @@ def test_predictions_are_those_of_the_run_itself(tmp_path: Path) -> None:
     found = read_all([tmp_path / "s.jsonl"]).sections[0]
     assert len(found.points) >= 5
     for curve in found.curves:
-        predicted: Any = predict(curve.case, [x.ranks for x in curve.points], 2, machine, 2)
-        for point, x in zip(curve.points, predicted.formula, strict=True):
+        forecast: Any = predict(curve.case, [x.ranks for x in curve.points], 2, machine, 2)
+        for point, x in zip(curve.points, forecast.predictions, strict=True):
             assert x.seconds == pytest.approx(point.record["product"]["predicted_seconds"], rel=1e-12)
             assert x.words == point.words
 
 
 def test_key_figures_are_of_the_fastest_product_of_each_curve(tmp_path: Path) -> None:
     found = section(*strong(), *strong("summa", {1: 8.0, 2: 4.0, 4: 8.0}), folder=tmp_path)
-    ahead = forecast(found, 8, Machine())
-    table = Drawn(found, ahead, []).key_figures
-    errors = [100 * (ahead[0].formula[3].seconds / 2.0 - 1), 100 * (ahead[1].formula[1].seconds / 4.0 - 1)]
+    table, _ = tables(found).values()
+    assert [row[-1] for row in table.rows] == ["-", "-"]
+    ahead = predicted(found, 8, Machine())
+    table, _ = tables(found).values()
+    errors = [100 * (ahead[0].predictions[3].seconds / 2.0 - 1), 100 * (ahead[1].predictions[1].seconds / 4.0 - 1)]
     assert [dict(zip(table.columns, row)) for row in table.rows] == [
         dict(zip(KEY, (label, ranks, "1024 x 1024 x 1024", "summa", grid, *figures, "1.250", f"{error:+.0f}")))
         for label, ranks, grid, figures, error in (
@@ -242,4 +243,3 @@ def test_key_figures_are_of_the_fastest_product_of_each_curve(tmp_path: Path) ->
             ("summa", "2", "1 x 2", ("4.0 s", "0.5369", "94", "100"), errors[1]),
         )
     ]
-    assert [row[-1] for row in Drawn(found, {}, []).key_figures.rows] == ["-", "-"]

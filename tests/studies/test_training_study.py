@@ -25,7 +25,7 @@ from pdgemm.tools.studies.figures import drawing
 from pdgemm.tools.studies.training.training_cases import SIZES, TrainingCase, program_file, training_cases
 from pdgemm.tools.studies.training.training_curves import TrainingPoint, TrainingSection, agreement
 from pdgemm.tools.studies.training.training_panels import PARTS, panels_of_training
-from pdgemm.tools.studies.training.training_tables import DrawnTraining
+from pdgemm.tools.studies.training.training_tables import tables_of_training
 
 HOW: dict[str, Any] = {"program": "gpt", "steps": 2, "warmup": 1}
 
@@ -109,7 +109,7 @@ def test_parts_of_a_plan_are_its_seconds() -> None:
         parts, step = plan.times.of_parts(), plan.times.of_step()
         assert sum(parts.values()) == pytest.approx(plan.step_seconds)
         assert parts["transfers"] == pytest.approx(step.get("tensor", 0) + step.get("gradients", 0))
-        assert {*parts} <= {name for name, *_ in PARTS} and min(parts.values()) >= 0
+        assert {*parts} <= PARTS.keys() and min(parts.values()) >= 0
 
 
 # ------------------------------------------------------------------ the report
@@ -181,13 +181,14 @@ def test_words_that_differ_from_their_formula_are_named(tmp_path: Path) -> None:
     assert any(
         "DIFFER from their formulas (2 ranks, dp=2 (auto): tensor differ on 2 ranks)" in x for x in results.notes
     )
-    drawn = DrawnTraining(results.trainings[0], [])
-    assert drawn.words.rows == [("2 ranks, dp=2 (auto)", "tensor", "9", "8", "18", "differ on 2 ranks")]
-    assert [row[-1] for row in drawn.key_figures.rows] == ["equal", "DIFFER"]
+    key, _, words = tables_of_training(results.trainings[0]).values()
+    assert words.rows == [("2 ranks, dp=2 (auto)", "tensor", "9", "8", "18", "differ on 2 ranks")]
+    assert [row[-1] for row in key.rows] == ["equal", "DIFFER"]
     unknown = [wrong[0] | {"formula": None, "differ": 0}]
     results = read_all([study(tmp_path / "t.jsonl", *trained("strong", {2: 5.0}, words=unknown))])
     assert any(x.startswith("There is no formula of tensor;") for x in results.notes)
-    assert DrawnTraining(results.trainings[0], []).key_figures.rows[0][-1] == "not all have one"
+    key, *_ = tables_of_training(results.trainings[0]).values()
+    assert key.rows[0][-1] == "not all have one"
 
 
 def test_figures_show_what_was_measured_beside_ideal_and_plan(tmp_path: Path) -> None:
@@ -202,13 +203,13 @@ def test_figures_show_what_was_measured_beside_ideal_and_plan(tmp_path: Path) ->
     rate = 8 * 128 / 8
     assert lines["tokens"]["auto"] == pytest.approx([rate, 2 * rate * 0.8, 8 * rate * 0.5])
     assert lines["tokens"]["ideal"] == pytest.approx([rate, 2 * rate, 8 * rate])
-    assert lines["tokens"]["_auto, planned"] == pytest.approx([x / 0.75 for x in lines["tokens"]["auto"]])
+    assert lines["tokens"]["_auto, predicted"] == pytest.approx([x / 0.75 for x in lines["tokens"]["auto"]])
     assert lines["training_efficiency"]["auto"] == pytest.approx([100, 80, 50])
     assert lines["training_efficiency"]["ideal"] == [100, 100, 100]
     assert drawn["training_efficiency"].get_ylabel() == "weak efficiency [%]"
     bars = [x.get_width() for x in drawn["parts"].patches]
     assert sum(bars) == pytest.approx((1 + 0.75) * (8 + 10 + 16))
-    assert [x.get_text() for x in drawn["parts"].texts][:3] == [" 8 s", " 10 s", " 16 s"]
+    assert [x.get_text() for x in drawn["parts"].texts][:3] == ["8.0 s", "10 s", "16 s"]
 
 
 def test_a_page_of_products_and_of_training(tmp_path: Path) -> None:
@@ -246,8 +247,8 @@ def test_any_field_of_a_record_may_hold_anything(field: str, tmp_path: Path) -> 
         results = read_all([study(tmp_path / "t.jsonl", good, bad)])
         assert results.unread or field in ("training.layout", "training.words", "training.phases")
         for section in results.trainings:
-            drawn = DrawnTraining(section, [])
-            assert drawn.key_figures.rows and drawn.measurements.rows and drawn.words is not None
+            key, measured, *_ = tables_of_training(section).values()
+            assert key.rows and measured.rows
 
 
 # ------------------------------------------------------------------ the command

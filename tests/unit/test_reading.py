@@ -33,9 +33,8 @@ from pdgemm.tools.profiling.profile_tables import tables
 from pdgemm.tools.studies import plot, records
 from pdgemm.tools.studies.cases import cases
 from pdgemm.tools.studies.curves import read_all
+from pdgemm.tools.studies.figures import panels
 from pdgemm.tools.studies.jobs import threads_per_rank
-from pdgemm.tools.studies.page import Drawn, page
-from pdgemm.tools.studies.panels import panels
 from pdgemm.tools.studies.predictions import question
 
 pytest.importorskip("matplotlib")
@@ -87,12 +86,11 @@ def of_a_study(path: Path) -> None:
         with suppress(PdgemmError):
             Machine.from_dict(study.machine)
     found = read_all([path])
-    told = []
-    for one in found.sections:
-        ahead = plot._forecast(one, found, None, 2)
-        told.append(Drawn(one, ahead, []))
-        assert all(x.title for x in panels(one, ahead))
-    assert page(found, told, [], [])
+    plot.predict_curves(found, None, 2)
+    for section in found.sections:
+        assert all(x.title for x in panels(section))
+        assert plot.tables(section)
+    assert plot.page(found, [])
 
 
 def timelines(folder: Path) -> Iterator[str]:

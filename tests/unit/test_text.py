@@ -11,8 +11,8 @@ import pytest
 
 from pdgemm.support import text as module
 from pdgemm.support.text import Table, counted_short, echo, in_bytes, in_rate, in_seconds, in_words, printable
-from pdgemm.tools.studies.curves import Results, Section
-from pdgemm.tools.studies.page import Drawn, page
+from pdgemm.tools.studies.curves import Results
+from pdgemm.tools.studies.plot import ReportSection, page
 
 
 def test_a_terminal_shows_names_and_does_not_obey_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,5 +70,7 @@ def test_tables() -> None:
 
 def test_html_is_escaped() -> None:
     pytest.importorskip("jinja2")
-    text = page(Results([Section("strong")], [("<b>", "a & b")]), [Drawn(Section("strong"), {}, [])], ["<i>"], ["<u>"])
-    assert "<li>&lt;b&gt;: a &amp; b</li>" in text and "<li>&lt;i&gt;</li>" in text and "<pre>&lt;u&gt;</pre>" in text
+    section = ReportSection("<u>", "strong", [], {"first": Table(("<s>",), [("<p>",)])})
+    text = page(Results(unread=[("<b>", "a & b")], notes=["<i>"]), [section]).decode()
+    assert "<li>&lt;b&gt;: a &amp; b</li>" in text and "<li>&lt;i&gt;</li>" in text and "<h2>&lt;u&gt;</h2>" in text
+    assert "<p>&lt;" not in text and "&lt;s&gt;" in text and "&lt;p&gt;" in text

@@ -20,14 +20,11 @@ from pdgemm.support.json_input import Count, Figure, Positive, converted
 from pdgemm.support.text import algorithm_name, in_bytes, sides
 from pdgemm.tools.studies import records
 from pdgemm.tools.studies.cases import KINDS, MNK, Case
+from pdgemm.tools.studies.predictions import Predicted, Prediction
 from pdgemm.tools.studies.records import Measurement, Record
+from pdgemm.tools.studies.training import training_curves
 from pdgemm.tools.studies.training.training_cases import TrainingCase
-from pdgemm.tools.studies.training.training_curves import (
-    TrainingPoint,
-    TrainingSection,
-    notes_of_training,
-    sections_of_training,
-)
+from pdgemm.tools.studies.training.training_curves import TrainingPoint, TrainingSection
 
 TITLES = {"strong": "Strong scaling", "weak": "Weak scaling", "shapes": "Shapes"}
 TITLED = ("shape", "algorithm", "dtype", "mover", "memory", "device")
@@ -90,6 +87,10 @@ class Point(Measurement, kw_only=True):
         return self.case.flops
 
     @property
+    def gflops(self) -> float:
+        return self.flops / self.seconds / 1e9
+
+    @property
     def words(self) -> float:
         """The words that the busiest rank received, words read in place included."""
         return self.product.per_rank.words_received.max
@@ -108,23 +109,37 @@ class Point(Measurement, kw_only=True):
         return sides(*self.product.grid, self.product.layers)
 
     @property
+    def hidden(self) -> float:
+        """The seconds of transfers that were hidden behind products, mean over the ranks."""
+        return self.product.per_rank.hidden_seconds.mean
+
+    def ideal(self, ranks: int) -> Prediction:
+        """Return the product of the same curve on `ranks` ranks that has the rate per rank of this one."""
+        case = self.case.on(ranks)
+        return Prediction(case, self.seconds * (case.flops / self.flops) * (self.ranks / ranks))
+
+    @property
     def parts(self) -> dict[str, float]:
         """The seconds of a typical repetition by part, mean over the ranks; `rest` is the remaining time."""
         ranks = self.product.per_rank
         sync = ranks.sync_seconds.mean
         parts = {
-            "compute": ranks.compute_seconds.mean, "wait": max(0.0, ranks.wait_seconds.mean - sync), "sync": sync,
-            "pack": ranks.pack_seconds.mean, "move": ranks.move_seconds.mean,
+            "compute": ranks.compute_seconds.mean, "wait for data": max(0.0, ranks.wait_seconds.mean - sync),
+            "wait for ranks": sync, "pack": ranks.pack_seconds.mean, "redistribution": ranks.move_seconds.mean,
         }  # fmt: skip
         return parts | {"rest": max(0.0, ranks.seconds.mean - sum(parts.values()))}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Curve:
-    """Points of cases that differ only in the number of ranks, in the same setting, by growing numbers of ranks."""
+    """Points of cases that differ only in the number of ranks, in the same setting, by growing numbers of ranks.
+
+    forecast : the predictions of the planner, where there are any.
+    """
 
     points: Sequence[Point]
     label: str = ""
+    forecast: Predicted | None = None
 
     @property
     def case(self) -> Case:
@@ -134,6 +149,11 @@ class Curve:
     def first(self) -> Point:
         """The point on the fewest ranks, to which efficiency is relative."""
         return self.points[0]
+
+    def predicted(self, point: Point) -> float:
+        """Return the predicted seconds of a point; nan where there is no prediction."""
+        predictions = self.forecast.predictions if self.forecast else ()
+        return next((x.seconds for x in predictions if x.ranks == point.ranks), nan)
 
     @cached_property
     def texts(self) -> dict[str, str]:
@@ -161,25 +181,33 @@ class Section:
     curves: list[Curve] = field(default_factory=list)
 
     @property
-    def anchor(self) -> str:
-        return self.kind
+    def rows(self) -> list[tuple[Curve, Point]]:
+        """All points, each with its curve."""
+        return [(curve, point) for curve in self.curves for point in curve.points]
 
     @property
     def points(self) -> list[Point]:
-        return [point for curve in self.curves for point in curve.points]
+        return [point for _, point in self.rows]
 
     @property
     def title(self) -> str:
         """The title: the kind of the study, and the properties that all curves share."""
-        texts = [curve.texts for curve in self.curves]
-        common = [text for name, text in (texts[0] if texts else {}).items() if name in TITLED and text]
-        common = [text for text in common if all(text in other.values() for other in texts)]
-        return TITLES[self.kind] + (f": {', '.join(common)}" if common else "")
+        first, *others = (curve.texts for curve in self.curves)
+        common = [first[name] for name in TITLED if first[name] and all(x[name] == first[name] for x in others)]
+        return ": ".join(filter(None, (TITLES[self.kind], ", ".join(common))))
 
     @property
     def counts(self) -> list[int]:
         """The numbers of ranks that were measured."""
         return sorted({point.ranks for point in self.points})
+
+    @property
+    def fastest(self) -> list[Point]:
+        """The fastest point on the fewest ranks for each shape, type and setting."""
+        firsts = dict[Any, Point]()
+        for first in sorted((curve.first for curve in self.curves), key=lambda x: (x.ranks, x.seconds)):
+            firsts.setdefault((first.case.requested, first.case.dtype, *first.settings.values()), first)
+        return [*firsts.values()]
 
 
 @dataclass
@@ -236,11 +264,11 @@ def read_all(paths: Sequence[Path]) -> Results:
         mine = [point for point in points.values() if isinstance(point, Point) and point.case.kind == kind]
         if mine or any(isinstance(case, Case) and case.kind == kind for _, case, _ in results.bad):
             results.sections.append(Section(kind, curves_of(mine)))
-    results.trainings = sections_of_training(x for x in points.values() if isinstance(x, TrainingPoint))
+    results.trainings = training_curves.sections_of_training(x for x in points.values() if isinstance(x, TrainingPoint))
     if not results.sections and not results.trainings and not results.bad:
         place, why = results.unread[0]
         raise FileError(f"{place}: {why}; there is no other measurement")
-    results.notes += notes_of_training(results.trainings) + _notes(results.measurements)
+    results.notes += training_curves.notes_of_training(results.trainings) + _notes(results.measurements)
     return results
 
 

@@ -1,31 +1,82 @@
-"""Figures of panels, and image files of figures, drawn by matplotlib, which is loaded only for drawing."""
+"""Figures of studies, drawn by matplotlib, which is loaded only for drawing."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from io import BytesIO
+from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.support.files import MARK
-from pdgemm.tools.studies.panels import WIDTH, FigurePanel
+from pdgemm.support.text import counted, in_seconds
+from pdgemm.tools.studies.curves import Section
+from pdgemm.tools.studies.records import Measurement, relative
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+GREY = "#444444"
+LIMIT: Any = {"color": GREY, "linewidth": 1, "linestyle": ":", "zorder": 1.5}
+PREDICTED: Any = {"linestyle": (0, (5, 2)), "linewidth": 1.2}
+OVERSUBSCRIBED: Any = {"linestyle": "none", "markerfacecolor": "#c8c8c8"}  # more ranks than cores
+WIDTH, HEIGHT = 11.2, 3.6  # of a figure, and of a row of panels, in inches
+MOST_LABELLED = 24  # bars of a panel that have their numbers above them
+# the parts of a product's time, from the beginning of a bar, and their colours
+SPLIT = {
+    "compute": "C0", "wait for data": "C1", "wait for ranks": "C5", "pack": "C6", "redistribution": "C2",
+    "rest": "#bbbbbb",
+}  # fmt: skip
 
-def form_of(out: Path, forms: Sequence[str]) -> str:
-    """Return the extension of a file in lower case.  Raises ArgumentError where `forms` does not list it."""
-    form = out.suffix.lower()
-    if form not in forms:
-        some = " or ".join(filter(None, (", ".join(forms[:-1]), forms[-1])))
-        raise ArgumentError(f"{out}: a report is a file with the ending {some}")
-    return form
+
+class FigurePanel(NamedTuple):
+    """A panel: name, title, and the function that draws it.   wide : it takes a whole row.   height : in inches."""
+
+    name: str
+    title: str
+    draw: Callable[[Axes], None]
+    wide: bool = False
+    height: float = HEIGHT
+
+
+class Quantity(NamedTuple):
+    """A value of measurements and predictions that a panel shows.
+
+    value : a function of a point, or a prediction, and of that on the fewest ranks of the same curve.
+    limit : the name of the limit.   level : of the limit; None: the value of a product that scales ideally.
+    """
+
+    name: str
+    title: str
+    axis: str
+    value: Callable[[Any, Any], float]
+    limit: str = "ideal"
+    level: float | None = None
+
+
+QUANTITIES = (
+    Quantity("time", "Time", "time of one product [s]", lambda x, _: x.seconds),
+    Quantity("efficiency", "Efficiency", "efficiency [%]", lambda x, first: 100 * relative(first, x) if first else nan),
+    Quantity(
+        "fraction", "Fraction of the measured peak", "fraction of the measured peak [%]",
+        lambda x, _: 100 * x.fraction, "measured peak", 100,
+    ),
+    Quantity(
+        "words", "Communication over its lower bound", "words received / lower bound",
+        lambda x, _: x.over_bound or nan, "lower bound", 1,
+    ),
+)  # fmt: skip
 
 
 @contextmanager
@@ -41,69 +92,56 @@ def drawing() -> Iterator[None]:
 
 
 # ------------------------------------------------------------------ whole figures
-def figure_of_panel(panel: FigurePanel, shared: Collection[str] = ()) -> Figure:
-    """Return a figure of one panel, with its legend below.   shared : labels that another legend shows."""
+def form_of(out: Path, forms: Sequence[str]) -> str:
+    """Return the extension of a file in lower case.  Raises ArgumentError where `forms` does not list it."""
+    form = out.suffix.lower()
+    if form not in forms:
+        some = " or ".join(filter(None, (", ".join(forms[:-1]), forms[-1])))
+        raise ArgumentError(f"{out}: a report is a file with the ending {some}")
+    return form
+
+
+def groups_of(panels: Sequence[FigurePanel]) -> list[list[FigurePanel]]:
+    """Return the panels of each figure: first all narrow panels, then each wide panel in a figure of its own."""
+    narrow = [panel for panel in panels if not panel.wide]
+    return [group for group in (narrow, *([panel] for panel in panels if panel.wide)) if group]
+
+
+def figure_of(groups: Sequence[tuple[str, Sequence[FigurePanel]]]) -> Figure:
+    """Return a figure of groups of panels, one below the other, each with its heading, which may be "".
+
+    Narrow panels are two in a row, with one legend on their right; a wide panel has its legend below.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(2 * WIDTH if panel.wide else WIDTH, panel.height), layout="constrained")
-    _fill(figure, panel, shared)
+    rows = [-(-len(panels) // 2) for _, panels in groups]
+    heights = [panels[0].height * row + 0.4 * bool(heading) for row, (heading, panels) in zip(rows, groups)]
+    figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
+    parts = figure.subfigures(len(groups), 1, height_ratios=heights, squeeze=False).flat
+    for part, row, (heading, panels) in zip(parts, rows, groups):
+        if heading:
+            part.suptitle(heading, fontsize=11, fontweight="bold")
+        every = part.subplots(row, 1 if panels[0].wide else 2, squeeze=False).flat
+        for panel, axes in zip(panels, every):
+            panel.draw(axes)
+            axes.set_title(panel.title)
+        for axes in every:  # one remains of an odd number of panels
+            axes.remove()
+        if panels[0].wide:
+            add_legend(part, "outside lower center", columns=4)
+        else:
+            add_legend(part, "outside right center")
     return figure
 
 
-def shared_entries(panels: Sequence[FigurePanel]) -> dict[str, Any]:
-    """Return the legend entries, by label, that several panels have and that one common legend shows."""
-    from matplotlib.figure import Figure
-
-    handles, often = dict[str, Any](), Counter[str]()
-    for panel in panels:
-        axes = Figure().subplots()
-        panel.draw(axes)
-        entries = dict(zip(*axes.get_legend_handles_labels()[::-1]))
-        often.update(entries.keys())
-        handles |= {label: handle for label, handle in entries.items() if label not in handles}
-    return {label: handle for label, handle in handles.items() if often[label] > 1}
-
-
-def legend(entries: dict[str, Any]) -> Figure:
-    """Return a figure that holds only a legend."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH, _legend_height(entries, False)), layout="constrained")
-    _add_legend(figure, entries, False, "center")
-    return figure
-
-
-def figure_of_sections(sections: Sequence[tuple[str, Sequence[FigurePanel]]]) -> Figure:
-    """Return a figure of all panels of all sections, two in a row, wide panels below them."""
-    from matplotlib.figure import Figure
-
-    rows = list[tuple[str, list[FigurePanel]]]()
-    shared: dict[int, dict[str, Any]] = {}  # by row number; such a row has a legend and no panel
-    of_row = list[dict[str, Any]]()
-    for title, panels in sections:
-        entries = shared_entries(panels)
-        narrow = [x for x in panels if not x.wide]
-        pairs = [narrow[at : at + 2] for at in range(0, len(narrow), 2)] + [[x] for x in panels if x.wide]
-        if entries:
-            shared[len(rows)], pairs = entries, [[], *pairs]
-        rows += zip([title] + [""] * len(pairs), pairs)
-        of_row += [entries] * len(pairs)
-    heights = [
-        (max(x.height for x in row) if row else _legend_height(shared[at], True)) + 0.45 * bool(title)
-        for at, (title, row) in enumerate(rows)
-    ]
-    figure = Figure(figsize=(2 * WIDTH, sum(heights)), layout="constrained")
-    parts = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)[:, 0]
-    for at, (part, (title, row)) in enumerate(zip(parts, rows)):
-        if title:
-            part.suptitle(title, fontsize=11, fontweight="bold")
-        if not row:
-            _add_legend(part, shared[at], True, "lower center")
-            continue
-        places = part.subfigures(1, 1 if row[0].wide else 2, squeeze=False)[0]
-        for place, panel in zip(places, row):
-            _fill(place, panel, of_row[at])
-    return figure
+def add_legend(place: Figure | SubFigure, where: Any, columns: int = 1) -> None:
+    """Add the legend of all axes of a figure, which has each label once."""
+    entries = dict[str, Any]()
+    for axes in place.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels()):
+            entries.setdefault(label, handle)
+    if entries:
+        place.legend(entries.values(), [fill(label, 36) for label in entries], loc=where, ncols=columns)
 
 
 def saved(figure: Figure, form: str) -> bytes:
@@ -115,25 +153,189 @@ def saved(figure: Figure, form: str) -> bytes:
     return buffer.getvalue()
 
 
-def _fill(place: Figure | SubFigure, panel: FigurePanel, shared: Collection[str] = ()) -> None:
-    """Draw a panel, and below it its legend, which never covers data and has each label once, except shared labels."""
-    axes = place.subplots()
-    panel.draw(axes)
-    axes.set_title(panel.title)
-    handles, labels = axes.get_legend_handles_labels()
-    entries = {label: handle for label, handle in zip(labels, handles) if label not in shared}
-    if entries:
-        _add_legend(place, entries, panel.wide, "outside lower center")
+def svg_of(figure: Figure, prefix: str) -> str:
+    """Return a figure as a part of a page, with `prefix` before its names, which must be unique on the page."""
+    text = saved(figure, "svg").decode()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}", svg)
 
 
-def _add_legend(place: Figure | SubFigure, entries: dict[str, Any], wide: bool, where: Any) -> None:
-    place.legend(entries.values(), entries.keys(), loc=where, ncols=_columns(entries, wide))
+def html_page(template: str, **facts: Any) -> bytes:
+    """Return a page of HTML: a template filled with the facts."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    rules: Any = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    pages = Environment(loader=PackageLoader("pdgemm.tools.studies", "."), **rules)
+    return pages.get_template(template).render(**facts).encode(errors="xmlcharrefreplace")
 
 
-def _columns(entries: Collection[str], wide: bool) -> int:
-    longest = max(map(len, entries), default=0)
-    return (5 if longest < 26 else 3) if wide else 3 if longest < 26 else 2 if longest < 48 else 1
+# ------------------------------------------------------------------ sections of products
+def panels(section: Section) -> list[FigurePanel]:
+    """Return the panels for which there are data."""
+    if not section.curves:
+        return []
+    several = any(curve.forecast or len(curve.points) > 1 for curve in section.curves)
+    words = any(x.over_bound > 0 for x in section.points)
+    shown = {"time": several, "efficiency": several, "fraction": True, "words": words}
+    quantities = [x for x in QUANTITIES if shown[x.name]]
+    figures = [
+        FigurePanel(
+            x.name, f"({letter}) {x.title}",
+            partial(_bars if section.kind == "shapes" and x.level else _lines, section, x),
+        )
+        for letter, x in zip("abcd", quantities)
+    ]  # fmt: skip
+    title = f"({'abcde'[len(figures)]}) Where the time goes"
+    height = 1.5 + 0.24 * len(section.points) + 0.15 * len(section.curves)
+    return [*figures, FigurePanel("split", title, partial(_split, section), True, height)]
 
 
-def _legend_height(entries: Collection[str], wide: bool) -> float:
-    return 0.15 + 0.2 * -(-len(entries) // _columns(entries, wide))
+def _lines(section: Section, quantity: Quantity, axes: Axes) -> None:
+    """Draw a quantity of all points and predictions against ranks, and its limit."""
+    forecasts = [] if quantity.name == "fraction" else [x.forecast for x in section.curves if x.forecast]
+    counts = sorted({*section.counts, *(x.ranks for forecast in forecasts for x in forecast.predictions)})
+    for number, curve in enumerate(section.curves):
+        draw_measured(axes, number, curve.label, curve.points, [quantity.value(x, curve.first) for x in curve.points])
+        if curve.forecast in forecasts:
+            predictions = curve.forecast.predictions
+            first = next((x for x in predictions if x.ranks == curve.first.ranks), None)
+            draw_predicted(axes, number, curve.label, predictions, [quantity.value(x, first) for x in predictions])
+    ideals = [[first.ideal(ranks) for ranks in counts] for first in section.fastest]
+    for ideal in ideals if quantity.level is None else ideals[:1]:
+        limits = [quantity.level or quantity.value(x, ideal[0]) for x in ideal]
+        axes.plot(counts, limits, label=quantity.limit, **LIMIT)
+    if forecasts:
+        unknown = "" if all(x.calibrated for x in forecasts) else ", not calibrated"
+        axes.plot([], [], color=GREY, label=f"predicted{unknown}", **PREDICTED)
+    rank_axis(axes, section.points, counts)
+    axes.set_ylabel(quantity.axis)
+    if quantity.name == "time":
+        _intervals(section, axes)
+        log_axis(axes)
+    else:
+        from_0(axes)
+
+
+def _intervals(section: Section, axes: Axes) -> None:
+    """Draw the confidence intervals of times."""
+    for number, curve in enumerate(section.curves):
+        seconds = [x.seconds for x in curve.points]
+        ends = np.array([x.interval or (x.seconds, x.seconds) for x in curve.points]).T
+        style: Any = {"fmt": "none", "ecolor": f"C{number}", "elinewidth": 1.1, "capsize": 3}
+        axes.errorbar([x.ranks for x in curve.points], seconds, np.abs(ends - seconds), **style)
+
+
+def _bars(section: Section, quantity: Quantity, axes: Axes) -> None:
+    """Draw a bar for each measurement, the bars of a curve side by side and in its colour, and the limit."""
+    places, rows = _places(section), section.rows
+    style: Any = {
+        "label": [curve.label for curve, _ in rows], "edgecolor": "white", "linewidth": 0,
+        "color": [f"C{section.curves.index(curve)}" for curve, _ in rows],
+    }  # fmt: skip
+    bars = axes.bar(places, [quantity.value(x, curve.first) for curve, x in rows], **style)
+    if len(rows) <= MOST_LABELLED:
+        axes.bar_label(bars, fmt=lambda y: f"{y:.0f}" if y >= 10 else f"{y:.2f}", fontsize=7)
+    axes.axhline(quantity.level or 0.0, label=quantity.limit, **LIMIT)
+    axes.set_xticks(places, [f"{x.ranks}{'*' * x.oversubscribed}" for _, x in rows])
+    axes.grid(False, axis="x")
+    axes.tick_params(axis="x", length=0)
+    axes.set_ylabel(quantity.axis)
+    axes.set_xlabel("ranks" + crowd(section.points))
+
+
+def _split(section: Section, axes: Axes) -> None:
+    """Draw a bar for each measurement: the shares of computing, waiting and so on in its time."""
+    points, places = section.points, _places(section)
+    wholes = [sum(x.parts.values()) for x in points]
+    shares = [{name: 100 * part / whole for name, part in x.parts.items()} for x, whole in zip(points, wholes)]
+    bars = draw_parts(axes, places, shares, SPLIT, height=0.78)
+    compute = np.array([x["compute"] for x in shares])
+    hidden = np.minimum(compute, [100 * x.hidden / whole for x, whole in zip(points, wholes)])
+    if hidden.any():  # next to the waits: together they are the transfers
+        style: Any = {"color": SPLIT["compute"], "edgecolor": "white", "hatch": "////", "linewidth": 0}
+        axes.barh(places, hidden, 0.78, compute - hidden, label="compute, transfers hidden behind it", **style)
+    hides = [f", {x.product.overlap:.0%} of transfers hidden" if x.product.overlap else "" for x in points]
+    axes.bar_label(bars, [in_seconds(x.seconds) + y for x, y in zip(points, hides)], padding=4, fontsize=8)
+    names = [f"{curve.label}, {counted(x.ranks, 'rank')}{'*' * x.oversubscribed}" for curve, x in section.rows]
+    row_axis(axes, places, names)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("share of the time of a product [%]" + crowd(points))
+
+
+def _places(section: Section) -> np.ndarray:
+    """Return the places of the bars of all points, with some space between curves."""
+    return np.array([place + 0.6 * section.curves.index(curve) for place, (curve, _) in enumerate(section.rows)])
+
+
+# ------------------------------------------------------------------ parts of panels
+def draw_measured(axes: Axes, number: int, label: str, points: Sequence[Measurement], values: Sequence[float]) -> None:
+    """Draw values of measurements against ranks: markers on a solid line, grey inside for more ranks than cores."""
+    style: Any = {"color": f"C{number}", "marker": MARKERS[number % len(MARKERS)]}
+    axes.plot([x.ranks for x in points], values, label=label, zorder=3, **style)
+    crowded = [(x.ranks, y) for x, y in zip(points, values) if x.oversubscribed]
+    if crowded:
+        axes.plot(*zip(*crowded), label=f"_{label}, more ranks than cores", zorder=3.1, **style, **OVERSUBSCRIBED)
+
+
+def draw_predicted(axes: Axes, number: int, label: str, points: Sequence[Any], values: Sequence[float]) -> None:
+    axes.plot([x.ranks for x in points], values, color=f"C{number}", label=f"_{label}, predicted", **PREDICTED)
+
+
+def rank_axis(axes: Axes, points: Sequence[Measurement], counts: Sequence[int]) -> None:
+    """Scale the axis of ranks by powers of two, and shade the numbers of ranks after the last one that was measured."""
+    from matplotlib.ticker import FixedLocator
+
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(counts[0] / 2**0.5, counts[-1] * 2**0.5)
+    axes.xaxis.set_major_locator(FixedLocator(counts, nbins=10))
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.xaxis.minorticks_off()
+    axes.set_xlabel("ranks")
+    if any(x.oversubscribed for x in points):
+        axes.plot([], [], color=GREY, marker="o", label="more ranks than cores", **OVERSUBSCRIBED)
+    last = max(x.ranks for x in points)
+    if counts[-1] > last:
+        shade: Any = {"color": "#f0f0f0", "zorder": 0, "linewidth": 0, "label": "beyond what was measured"}
+        axes.axvspan(last * 2**0.25, counts[-1] * 2**0.5, **shade)
+
+
+def log_axis(axes: Axes) -> None:
+    """Scale the vertical axis logarithmically, with plain numbers at 1, 2 and 5."""
+    from matplotlib.ticker import LogLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.minorticks_off()
+
+
+def from_0(axes: Axes) -> None:
+    """Let the vertical axis begin at 0, and end above all that is drawn."""
+    axes.set_ylim(0, 1.1 * axes.dataLim.ymax)
+
+
+def draw_parts(
+    axes: Axes, places: np.ndarray, parts: Sequence[Mapping[str, float]], colors: Mapping[str, str], **style: Any
+) -> Any:
+    """Draw a horizontal bar for each of several times, divided into its parts, and return the last parts of all bars.
+
+    colors : of the parts, in their order.
+    """
+    left = np.zeros(len(places))
+    for name, color in colors.items():
+        widths = np.array([x.get(name, 0.0) for x in parts])
+        last = axes.barh(places, widths, left=left, color=color, edgecolor="white", linewidth=0.4, label=name, **style)
+        left += widths
+    return last
+
+
+def row_axis(axes: Axes, places: Sequence[float] | np.ndarray, names: Sequence[str]) -> None:
+    """Name the rows of a panel, the first of which is at the top."""
+    axes.set_yticks(places, names)
+    axes.set_ylim(places[-1] + 0.6, -0.6)
+    axes.grid(False, axis="y")
+    axes.tick_params(axis="y", length=0)
+
+
+def crowd(points: Sequence[Measurement]) -> str:
+    return "    (* more ranks than cores)" if any(point.oversubscribed for point in points) else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +11,17 @@ import numpy as np
 from pdgemm.planning.search.candidate_table import Candidate
 from pdgemm.support.files import check_writable, write_file
 from pdgemm.support.text import in_bytes, in_seconds
+from pdgemm.tools.profiling import profile_tables
 from pdgemm.tools.profiling.profile import Profile, Rank
-from pdgemm.tools.profiling.profile_tables import figures, tables_of
-from pdgemm.tools.studies.figures import drawing, figure_of_panel, form_of, saved
-from pdgemm.tools.studies.page import run_page
-from pdgemm.tools.studies.panels import BOX, COLORS, LIMIT, FigurePanel
+from pdgemm.tools.studies import figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMS = (".png", ".svg")
 OF_RUNS = (".html", *FORMS)
+BOX = {"boxstyle": "square,pad=0.1", "facecolor": "white", "alpha": 0.75, "linewidth": 0}
 MOST_SPANS = 20_000  # the most spans of a timeline that are drawn, more than a picture shows
 # spans of a timeline: colour, upper edge and height in the row of the rank; later entries cover earlier ones
 SPANS = {
@@ -38,84 +37,81 @@ SPANS = {
 
 def check_picture(out: Path, overwrite: bool = False, forms: Sequence[str] = FORMS) -> None:
     """Raise ArgumentError or FileError where no picture can be written to this file."""
-    form_of(out, forms)
+    figures.form_of(out, forms)
     check_writable(out, 0, overwrite)
 
 
 def check_page(out: Path, overwrite: bool) -> None:
     """Raise ArgumentError or FileError where no page of a run can be written to this file, or packages are missing."""
     check_picture(out, overwrite, OF_RUNS[:1])
-    with drawing():
+    with figures.drawing():
         pass
 
 
-def _write(panel: FigurePanel, out: Path) -> None:
-    """Write a picture.  Raises the errors of `check_picture`, and ArgumentError where matplotlib is missing."""
-    with drawing():
-        data = saved(figure_of_panel(panel), form_of(out, FORMS)[1:])
-    write_file(out, data)
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _write(figure: Figure, out: Path) -> None:
+    """Write a picture.  Raises the errors of `check_picture`."""
+    write_file(out, figures.saved(figure, figures.form_of(out, FORMS)[1:]))
 
 
 # ------------------------------------------------------------------ candidates
 def draw_candidates(candidates: Sequence[Candidate], out: Path, title: str, memory: int | None) -> None:
     """Draw the time and the memory of each candidate.   memory : limit in bytes per rank; None: none."""
-    height = 1.2 + 0.21 * len(candidates)
-    _write(FigurePanel("candidates", title, partial(_candidates, candidates, memory), True, height), out)
+    with figures.drawing():
+        figure = _figure(figures.WIDTH, 1.2 + 0.21 * len(candidates))
+        figure.suptitle(title, fontsize=9.5)
+        _candidates(candidates, memory, *figure.subplots(1, 2, sharey=True))
+        figures.add_legend(figure, "outside lower center", columns=4)
+        _write(figure, out)
 
 
-def _candidates(candidates: Sequence[Candidate], memory: int | None, axes: Axes) -> None:
+def _candidates(candidates: Sequence[Candidate], memory: int | None, left: Axes, right: Axes) -> None:
     """Draw a row for each candidate, in the order of the table: its time at the left, its memory at the right."""
-    whole: Any = axes.get_subplotspec()
-    halves = whole.subgridspec(1, 2)
-    axes.set_subplotspec(halves[0])
-    right = axes.figure.add_subplot(halves[1], sharey=axes)
-    looks = {"chosen": COLORS[0], "not chosen": "#bbbbbb", "does not fit the memory": "white"}
-    look_of = [[*looks][0 if x.chosen else 1 if x.fits else 2] for x in candidates]
-    for half, name, values, form in (
-        (axes, "predicted time", [x.seconds for x in candidates], in_seconds),
+    chosen, other, misfit = ("chosen", "C0"), ("not chosen", "#bbbbbb"), ("does not fit the memory", "white")
+    looks = [chosen if x.chosen else other if x.fits else misfit for x in candidates]
+    style: Any = {"color": [color for _, color in looks], "label": [name for name, _ in looks]}
+    rows = [f"{x.name}, {x.grid_text}" + f", moves {x.moves}" * bool(x.moves) for x in candidates]
+    for axes, name, values, form in (
+        (left, "predicted time", [x.seconds for x in candidates], in_seconds),
         (right, "memory per rank, A, B and C included", [x.memory_bytes_per_rank for x in candidates], in_bytes),
     ):
-        for look in dict.fromkeys(look_of):
-            rows = [row for row, other in enumerate(look_of) if other == look]
-            style: Any = {"color": looks[look], "edgecolor": "black", "linewidth": 0.6, "label": look}
-            bars = half.barh(rows, [values[row] for row in rows], **style)
-            half.bar_label(bars, [form(values[row]) for row in rows], padding=3, fontsize=8, bbox=BOX)
-        half.set_xticks([])  # each bar has its number
-        half.margins(x=0.15)
-        half.set_xlabel(name)
-        half.grid(False)
-        half.tick_params(axis="y", length=0, labelleft=half is axes)
+        bars = axes.barh(range(len(rows)), values, edgecolor="black", linewidth=0.6, **style)
+        axes.bar_label(bars, [*map(form, values)], padding=3, fontsize=8, bbox=BOX)
+        figures.row_axis(axes, range(len(rows)), rows)
+        axes.set_xticks([])  # each bar has its number
+        axes.margins(x=0.15)
+        axes.set_xlabel(name)
     if memory is not None:
-        right.axvline(memory, **LIMIT)
-        axes.plot([], [], label="memory limit", **LIMIT)  # for the legend
-    moves = [f", moves {x.moves}" * bool(x.moves) for x in candidates]
-    axes.set_yticks(range(len(candidates)), [f"{x.name}, {x.grid_text}{more}" for x, more in zip(candidates, moves)])
-    axes.set_ylim(len(candidates) - 0.4, -0.6)
+        right.axvline(memory, label="memory limit", **figures.LIMIT)
 
 
 # ------------------------------------------------------------------ words from rank to rank
 def draw_words(words: np.ndarray, out: Path, title: str) -> None:
     """Draw the words that each rank (a row) sends to each other rank (a column), or lets that rank read."""
-    _write(_panel_of_words(words, title), out)
+    with figures.drawing():
+        _write(_words(words, title), out)
 
 
-def _panel_of_words(words: np.ndarray, title: str) -> FigurePanel:
-    return FigurePanel("words", title, partial(_words, words), height=5.0)
-
-
-def _words(words: np.ndarray, axes: Axes) -> None:
-    """Draw a square for each pair of ranks; pairs without words are left white."""
+def _words(words: np.ndarray, title: str) -> Figure:
+    """Return a figure of a square for each pair of ranks; pairs without words are left white."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    some = np.ma.masked_equal(words, 0)
+    figure = _figure(figures.WIDTH / 2, 5.0)
+    axes, some = figure.subplots(), np.ma.masked_equal(words, 0)
     image = axes.imshow(some, cmap="viridis_r", vmin=0, vmax=max(1, int(words.max(initial=0))), interpolation="nearest")
-    beside = axes.inset_axes((1.04, 0, 0.05, 1))  # as high as the map, whose squares determine its height
     ticks: Any = {"ticks": MaxNLocator(8, integer=True), "format": EngFormatter()}
-    axes.figure.colorbar(image, cax=beside, label="words (white: none)", **ticks)
+    figure.colorbar(image, label="words (white: none)", shrink=0.8, **ticks)
     for axis, name in ((axes.xaxis, "receives, or reads"), (axes.yaxis, "sends, or is read")):
         axis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
         axis.set_label_text(f"rank that {name}")
+    axes.set_title(title)
     axes.grid(False)
+    return figure
 
 
 # ------------------------------------------------------------------ the timeline of a run
@@ -124,18 +120,21 @@ def draw_timeline(profile: Profile, out: Path, title: str, said: str = "", words
 
     said : the text that the command has printed.   words : from each rank (a row) to each other; both for the page.
     """
-    ranks = profile.ranks
-    panel = FigurePanel("timeline", title, partial(_timeline, ranks), True, min(12.0, 1.6 + 0.4 * len(ranks)))
-    if out.suffix.lower() != ".html":
-        _write(panel, out)
-        return
-    with drawing():
-        panels = (
-            [panel] if words is None or not words.any() else [panel, _panel_of_words(words, "words from rank to rank")]
-        )
-        svgs = {x.name: saved(figure_of_panel(x), "svg").decode() for x in panels}
-        text = run_page(title, svgs, tables_of(profile), [*figures(profile)], said)
-    write_file(out, text.encode(errors="xmlcharrefreplace"))
+    with figures.drawing():
+        timeline = _figure(figures.WIDTH, min(12.0, 1.6 + 0.4 * len(profile.ranks)))
+        axes = timeline.subplots()
+        _timeline(profile.ranks, axes)
+        axes.set_title(title)
+        figures.add_legend(timeline, "outside lower center", columns=6)
+        if out.suffix.lower() != ".html":
+            _write(timeline, out)
+            return
+        svgs = {"timeline": figures.svg_of(timeline, "timeline-")}
+        if words is not None and words.any():
+            svgs["words"] = figures.svg_of(_words(words, "words from rank to rank"), "words-")
+        tables, facts = profile_tables.tables_of(profile), [*profile_tables.figures(profile)]
+        page = figures.html_page("run.html", title=title, svgs=svgs, tables=tables, figures=facts, said=said)
+    write_file(out, page)
 
 
 def _timeline(ranks: Sequence[Rank], axes: Axes) -> None:
@@ -145,13 +144,10 @@ def _timeline(ranks: Sequence[Rank], axes: Axes) -> None:
     lengths = np.sort([x.seconds for rank in ranks for x in rank.spans if x.name in SPANS])
     shortest = lengths[-MOST_SPANS] if len(lengths) > MOST_SPANS else 0.0
     for name, (color, bottom, high) in SPANS.items():
-        drawn = False
         for rank in ranks:
             spans = [(x.start - begin, x.seconds) for x in rank.spans if x.name == name and x.seconds >= shortest]
             if spans:
-                label = None if drawn else name
-                axes.broken_barh(spans, (rank.number + bottom, high), facecolors=color, linewidth=0, label=label)
-                drawn = True
+                axes.broken_barh(spans, (rank.number + bottom, high), facecolors=color, linewidth=0, label=name)
     axes.set_xlim(0, max(end - begin, 1e-9))
     axes.set_ylim(len(ranks) - 0.4, -0.6)
     axes.set_yticks([x.number for x in ranks][:: max(1, len(ranks) // 32)])

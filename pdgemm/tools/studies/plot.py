@@ -1,43 +1,76 @@
-"""`pdgemm plot` makes a report of studies, or a picture of their figures."""
+"""`pdgemm plot` makes a report of studies: a page of HTML that needs no network and no script, or its figures alone."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
+from math import isfinite
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from pdgemm.errors import ArgumentError, PdgemmError
 from pdgemm.planning.machines.machine import Machine, load_machine
 from pdgemm.support.files import check_writable, write_file
-from pdgemm.support.text import counted, echo
-from pdgemm.tools.studies.curves import Results, Section, per_node, read_all
-from pdgemm.tools.studies.figures import (
-    drawing,
-    figure_of_panel,
-    figure_of_sections,
-    form_of,
-    legend,
-    saved,
-    shared_entries,
-)
-from pdgemm.tools.studies.page import Drawn, DrawnSection, page
-from pdgemm.tools.studies.panels import FigurePanel, Forecast, panels
+from pdgemm.support.text import Table, counted, echo, in_seconds
+from pdgemm.tools.studies import figures
+from pdgemm.tools.studies.curves import CALLED, TITLES, Curve, Point, Results, Section, per_node, read_all
+from pdgemm.tools.studies.figures import FigurePanel
 from pdgemm.tools.studies.predictions import assumptions, predict
-from pdgemm.tools.studies.records import AnyCase, read_study
+from pdgemm.tools.studies.records import AnyCase, Measurement, Record, read_study, relative
 from pdgemm.tools.studies.training.training_cases import TrainingCase
 from pdgemm.tools.studies.training.training_curves import TrainingPoint, agreement
 from pdgemm.tools.studies.training.training_panels import panels_of_training
-from pdgemm.tools.studies.training.training_tables import DrawnTraining
+from pdgemm.tools.studies.training.training_tables import tables_of_training
 
 FORMS = (".html", ".png", ".svg")
 _FAR = 1 << 17  # ranks beyond which no time is predicted
 _MOST = 10  # the most faults that are printed one by one
+# the columns of tables: each function returns a cell for a curve and a point of the curve
+COLUMNS: dict[str, Callable[[Curve, Point], str]] = {
+    "curve": lambda curve, x: curve.label,
+    "ranks": lambda curve, x: f"{x.ranks}{'*' * x.oversubscribed}",
+    "m x n x k": lambda curve, x: " x ".join(map(str, x.case.mnk)),
+    "algorithm": lambda curve, x: x.ran,
+    "grid": lambda curve, x: x.grid,
+    "time": lambda curve, x: in_seconds(x.seconds),
+    "median [s]": lambda curve, x: f"{x.seconds:.4g}",
+    "95% interval [s]": lambda curve, x: f"{x.interval[0]:.4g} to {x.interval[1]:.4g}" if x.interval else "-",
+    "GFLOP/s": lambda curve, x: f"{x.gflops:.4g}" if x.gflops < 1e4 else f"{x.gflops:.0f}",
+    "% of peak": lambda curve, x: f"{100 * x.fraction:.0f}",
+    "efficiency [%]": lambda curve, x: f"{100 * relative(curve.first, x):.0f}",
+    "words received": lambda curve, x: f"{x.words:.0f}",
+    "words / bound": lambda curve, x: f"{x.over_bound:.3f}" if isfinite(x.over_bound) else "-",
+    "hidden [%]": lambda curve, x: "-" if x.product.overlap is None else f"{100 * x.product.overlap:.0f}",
+    "predicted [s]": lambda curve, x: f"{curve.predicted(x):.4g}" if isfinite(curve.predicted(x)) else "-",
+    "model error [%]": lambda curve, x: _error(curve, x),
+    "residual": lambda curve, x: f"{x.residual:.2g}",
+    "core-hours": lambda curve, x: f"{x.cost.core_hours:.3g}",
+    "GPU-hours": lambda curve, x: f"{x.cost.gpu_hours:.3g}",
+}
+KEY = (
+    "curve", "ranks", "m x n x k", "algorithm", "grid", "time", "GFLOP/s", "% of peak", "efficiency [%]",
+    "words / bound", "model error [%]",
+)  # fmt: skip
+
+
+class ReportSection(NamedTuple):
+    """A section of a report.
+
+    groups : the panels of each figure.   tables : by their headings; the first one is at the top of the page.
+    """
+
+    title: str
+    kind: str
+    groups: Sequence[Sequence[FigurePanel]]
+    tables: Mapping[str, Table]
 
 
 def check_report(page: Path, study: Path, overwrite: bool) -> None:
     """Raise ArgumentError or FileError where a report cannot be written beside a study that has not begun."""
-    form_of(page, FORMS)
+    figures.form_of(page, FORMS)
     if os.path.realpath(page) == os.path.realpath(study):
         raise ArgumentError(f"{page} takes the measurements: name another file for the report")
     check_writable(page, 0, overwrite)
@@ -68,7 +101,7 @@ def report(
     predict_to   : the most ranks of a prediction; None: so many that measurements take half of the axis of ranks.
     overwrite    : also replace a file that pdgemm did not write.
     """
-    form = form_of(out, FORMS)
+    form = figures.form_of(out, FORMS)
     if os.path.realpath(out) in map(os.path.realpath, studies):
         raise ArgumentError(f"{out} is one of the studies: name another file for the report")
     check_writable(out, 0, overwrite)
@@ -82,50 +115,134 @@ def report(
         raise ArgumentError(
             f"there is nothing to draw: {counted(len(results.bad), 'case')} failed or wrong, none right"
         )
-    forecasts = [_forecast(section, results, machine, predict_to) for section in results.sections]
-    predicted = [each for forecast in forecasts for each in forecast.values()]
-    notes = assumptions(predicted, gpus=any(point.case.device != "host" for point in results.points))
-    with drawing():
+    predict_curves(results, machine, predict_to)
+    forecasts = [curve.forecast for section in results.sections for curve in section.curves if curve.forecast]
+    results.notes += assumptions(forecasts, gpus=any(point.case.device != "host" for point in results.points))
+    with figures.drawing():
+        drawn: list[Any] = [(x, figures.panels(x), tables(x)) for x in results.sections if x.points]
+        drawn += [(x, panels_of_training(x), tables_of_training(x)) for x in results.trainings]
+        sections = [ReportSection(x.title, x.kind, figures.groups_of(every), of_x) for x, every, of_x in drawn]
         if form == ".html":
-            data = _page(results, forecasts, notes).encode(errors="xmlcharrefreplace")
+            data = page(results, sections)
         else:
-            drawn = [(x.title, panels(x, forecast)) for x, forecast in zip(results.sections, forecasts) if x.points]
-            drawn += [(x.title, panels_of_training(x)) for x in results.trainings]
-            data = saved(figure_of_sections(drawn), form[1:])
+            groups = [(x.title * (group is x.groups[0]), group) for x in sections for group in x.groups]
+            data = figures.saved(figures.figure_of(groups), form[1:])
     write_file(out, data)
     echo(f"{out}: {counted(len(results.measurements), 'measurement')}, {len(results.bad)} failed or wrong")
-    for note in [*results.notes, *notes]:
+    for note in results.notes:
         echo(f"  {note}")
 
 
-def _forecast(section: Section, results: Results, requested: Machine | None, to: int | None) -> Forecast:
-    """Return the predictions of each curve for which there are any."""
-    forecast: Forecast = {}
-    first, last = (section.counts[0], section.counts[-1]) if section.counts else (1, 1)
-    to = to or min(last * max(4, last // first), _FAR)
-    for number, curve in enumerate(section.curves):
-        machine = requested or results.machines.get(curve.first.source)
-        alike = [point for point in results.points if point.settings == curve.first.settings]
-        counts = [point.ranks for point in curve.points]
-        predicted = predict(curve.case, counts, max(to, counts[-1]), machine, per_node(alike))
-        if predicted and predicted.formula:
-            forecast[number] = predicted
-    return forecast
+def predict_curves(results: Results, machine: Machine | None, to: int | None) -> None:
+    """Add the predictions of all curves to the results; the arguments are those of `report`."""
+    for section in results.sections:
+        counts = section.counts or [1]
+        last = to or min(counts[-1] * max(4, counts[-1] // counts[0]), _FAR)
+        for curve in section.curves:
+            known = machine or results.machines.get(curve.first.source)
+            nodes = per_node(point for point in results.points if point.settings == curve.first.settings)
+            measured = [point.ranks for point in curve.points]
+            curve.forecast = predict(curve.case, measured, max(last, measured[-1]), known, nodes)
 
 
-def _page(results: Results, forecasts: Sequence[Forecast], notes: Sequence[str]) -> str:
-    drawn = list[DrawnSection]()
-    for section, forecast in zip(results.sections, forecasts):
-        drawn.append(Drawn(section, forecast, *_svgs(panels(section, forecast))))
-    drawn += [DrawnTraining(section, *_svgs(panels_of_training(section))) for section in results.trainings]
-    machines = dict.fromkeys(str(x.machine) for forecast in forecasts for x in forecast.values())
+# ------------------------------------------------------------------ the page
+def page(results: Results, sections: Sequence[ReportSection]) -> bytes:
+    """Return the page of a report."""
+    svgs = [
+        [
+            figures.svg_of(figures.figure_of([("", group)]), f"section{number}-{at}-")
+            for at, group in enumerate(x.groups)
+        ]
+        for number, x in enumerate(sections)
+    ]
+    bad = [
+        (str(case), str(record["status"]), str(record.get("error") or _wrong(record)), str(path))
+        for path, case, record in results.bad
+    ]
+    names = ("case", "status", "error", "file")
+    machines = [x.forecast.machine for section in results.sections for x in section.curves if x.forecast]
     planned = {x.source for section in results.trainings for x in section.points if x.training.mfu is not None}
-    machines |= {str(machine): None for source, machine in results.machines.items() if source in planned}
-    return page(results, drawn, notes, [*machines])
+    machines += [machine for source, machine in results.machines.items() if source in planned]
+    return figures.html_page(
+        "report.html",
+        title=_title(results),
+        sections=[*zip(sections, svgs)],
+        products=bool(results.sections),
+        training=bool(results.trainings),
+        notes=results.notes,
+        setting=_setting(results.measurements),
+        commands=[*dict.fromkeys(filter(None, (command_of_record(x.record) for x in results.measurements)))],
+        bad=Table(names, bad, words=names),
+        unread=[f"{place}: {fault}" for place, fault in results.unread],
+        machines=[*dict.fromkeys(map(str, machines))],
+    )
 
 
-def _svgs(every: Sequence[FigurePanel]) -> tuple[list[tuple[FigurePanel, str]], str]:
-    """Return the figures of panels, and the legend of what several of them show."""
-    shared = shared_entries(every)
-    figures = [(panel, saved(figure_of_panel(panel, shared), "svg").decode()) for panel in every]
-    return figures, saved(legend(shared), "svg").decode() if shared else ""
+def tables(section: Section) -> dict[str, Table]:
+    """Return the tables of a section, by their headings."""
+    gpus = any(point.cost.gpu_hours for point in section.points)
+    columns = [name for name in COLUMNS if name != "time" and (gpus or name != "GPU-hours")]
+    fastest = [(curve, max(curve.points, key=lambda x: x.gflops)) for curve in section.curves]
+    return {
+        heading: Table(names, [[COLUMNS[name](curve, x) for name in names] for curve, x in rows], words=("curve",))
+        for heading, names, rows in (
+            ("the fastest product of each curve", KEY, fastest),
+            ("All measurements", columns, section.rows),
+        )
+    }
+
+
+def _error(curve: Curve, point: Point) -> str:
+    """Return the error of the predicted seconds of a point."""
+    if curve.forecast is None or not isfinite(curve.predicted(point)):
+        return "-"
+    unknown = "" if curve.forecast.calibrated else " (uncalibrated)"
+    return f"{100 * (curve.predicted(point) / point.seconds - 1):+.0f}{unknown}"
+
+
+def _title(results: Results) -> str:
+    """Return the title of a report: what was measured, and the kinds of studies."""
+    products = ", ".join(TITLES[x.kind].lower() for x in results.sections)
+    training = ", ".join(dict.fromkeys(TITLES[x.kind].lower() for x in results.trainings))
+    parts = [f"Distributed matrix multiplication: {products}"] * bool(products)
+    parts += [f"{'training' if products else 'Training'} of a transformer: {training}"] * bool(training)
+    return "; ".join(parts) or "A study"
+
+
+def command_of_record(record: Record) -> str:
+    """Return the command of the user that led to a record, as a line for a shell."""
+    words = record.get("command")
+    if not isinstance(words, list) or not words:
+        return ""
+    environment = record.get("environment")
+    threads = environment.get("OMP_NUM_THREADS") if isinstance(environment, dict) else None
+    before = f"OMP_NUM_THREADS={shlex.quote(str(threads))} " if threads else ""
+    return before + shlex.join(map(str, words))
+
+
+def _setting(points: Sequence[Measurement]) -> Table:
+    """Return the table of the nodes, the software and the dates of the measurements."""
+    all_of = [point.record for point in points]
+    settings = [record["setting"] for record in all_of]
+    names = dict.fromkeys(chain(*settings))
+    dates = sorted(str(record["date"])[:16].replace("T", " ") for record in all_of if record.get("date"))
+    facts = [
+        *((CALLED.get(name, name.replace("_", " ")), _each(settings, name)) for name in names),
+        ("repetitions", ", ".join(map(str, sorted({len(point.repetitions) for point in points})))),
+        ("warm-ups", _each(all_of, "warmup")),
+        ("date (UTC)", " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])) or "not recorded"),
+        ("files", ", ".join(dict.fromkeys(point.source for point in points))),
+    ]
+    return Table(("", ""), facts if points else [], words=("",))
+
+
+def _each(records: Iterable[dict[str, Any]], name: str) -> str:
+    values = (record.get(name, "not recorded") for record in records)
+    texts = (", ".join(map(str, value)) if isinstance(value, list) else str(value) for value in values)
+    return ", ".join(dict.fromkeys(texts))
+
+
+def _wrong(record: Record) -> str:
+    if "training" in record:
+        return "a loss is infinite or not a number"
+    return f"residual {record.get('residual')}, at most {record.get('residual_bound')} is right"

@@ -45,14 +45,6 @@ class _Measured(Struct):
     setting: dict[str, Any]
 
 
-class _MeasuredProduct(_Measured):
-    product: dict[str, Any]
-
-
-class _MeasuredTraining(_Measured):
-    training: dict[str, Any]
-
-
 @dataclass
 class Study:
     """The contents of the file of a study.
@@ -113,7 +105,7 @@ def _take(study: Study, line: bytes) -> None:
         return
     attempt, case = converted(record, _Attempt), _case_of(record.get("case"))
     if attempt.status != "failed":
-        converted(record, _MeasuredTraining if isinstance(case, TrainingCase) else _MeasuredProduct)
+        converted(record, _Measured)
     study.attempts.append(case)
     # a later attempt that failed does not replace a measurement
     if attempt.status != "failed" or case not in study.done:

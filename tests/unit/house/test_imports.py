@@ -31,8 +31,8 @@ PURE_MODULES = [
     *(f"tools.profiling.{x}" for x in ("profile", "profile_tables")),
     *(f"tools.cli.{x}" for x in ("commands", "job", "options", "plan_commands", "product_commands",
                                  "model_commands", "report_commands", "scaling", "script")),
-    *(f"tools.studies.{x}" for x in ("cases", "curves", "figures", "jobs", "page", "panels", "pictures",
-                                     "plot", "predictions", "records")),
+    *(f"tools.studies.{x}" for x in ("cases", "curves", "figures", "jobs", "pictures", "plot", "predictions",
+                                     "records")),
     *(f"tools.studies.training.training_{x}" for x in ("cases", "curves", "panels", "tables")),
 ]  # fmt: skip
 NEED_CUPY = [

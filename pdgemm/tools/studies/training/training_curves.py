@@ -128,12 +128,7 @@ class TrainingPoint(Measurement, kw_only=True):
 class TrainingSection:
     """The section of a report for one model, on all numbers of ranks and in all layouts, in one setting."""
 
-    number: int
     points: Sequence[TrainingPoint]
-
-    @property
-    def anchor(self) -> str:
-        return f"training{self.number}"
 
     @property
     def kind(self) -> str:
@@ -186,7 +181,7 @@ def sections_of_training(points: Iterable[TrainingPoint]) -> list[TrainingSectio
     together = defaultdict[tuple[object, ...], list[TrainingPoint]](list)
     for point in sorted(points, key=lambda x: (x.case.kind, x.ranks, x.case.layout)):
         together[point.case.model, *point.settings.values()].append(point)
-    return [TrainingSection(number, mine) for number, mine in enumerate(together.values(), 1)]
+    return [*map(TrainingSection, together.values())]
 
 
 class Agreement(NamedTuple):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from pdgemm.support.text import Table, in_seconds
-from pdgemm.tools.studies.page import DrawnSection
-from pdgemm.tools.studies.panels import FigurePanel
 from pdgemm.tools.studies.training.training_curves import TrainingPoint, TrainingSection
 
 # the columns: each function returns a cell for a section and one of its points
@@ -37,49 +34,32 @@ KEYS_OF_TRAINING = (
     "ranks", "layout", "samples", "a step", "tokens/s", "efficiency [%]", "planned", "plan's error [%]", "MFU [%]",
     "words by formulas",
 )  # fmt: skip
+COLUMNS_OF_WORDS = (
+    "case", "kind", "received by the busiest rank", "its formula", "received by all ranks", "counted and formula",
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class DrawnTraining(DrawnSection):
-    """A section of training."""
+def tables_of_training(section: TrainingSection) -> dict[str, Table]:
+    """Return the tables of a section, by their headings."""
+    left_out = {"ranks", "layout", "a step", "planned", "words by formulas"}
+    columns = [name for name in COLUMNS_OF_TRAINING if name not in left_out]
+    words = [
+        (x.name, y.kind, f"{y.counted:,.0f}", "-" if y.formula is None else f"{y.formula:,.0f}",
+         f"{y.all_ranks:,.0f}", y.verdict)
+        for x in section.points
+        for y in x.training.words
+    ]  # fmt: skip
+    of_words = Table(COLUMNS_OF_WORDS, words, words=("case", "kind", "counted and formula"))
+    return {
+        "the fastest layout on each number of ranks": _table(section, KEYS_OF_TRAINING, section.fastest),
+        "All measurements": _table(section, columns, section.points),
+        **({"Words received in a step, by kind": of_words} if words else {}),
+    }
 
-    section: TrainingSection
-    figures: Sequence[tuple[FigurePanel, str]]
-    legend: str = ""
-    key_title = "the fastest layout on each number of ranks"
 
-    @property
-    def key_figures(self) -> Table:
-        return self._table(KEYS_OF_TRAINING, self.section.fastest)
-
-    @property
-    def measurements(self) -> Table:
-        left_out = {"ranks", "layout", "a step", "planned", "words by formulas"}
-        return self._table([x for x in COLUMNS_OF_TRAINING if x not in left_out], self.section.points)
-
-    @property
-    def words(self) -> Table:
-        """The words of each kind in each case, beside their formula."""
-        rows = [
-            (x.name, y.kind, f"{y.counted:,.0f}", "-" if y.formula is None else f"{y.formula:,.0f}",
-             f"{y.all_ranks:,.0f}", y.verdict)
-            for x in self.section.points
-            for y in x.training.words
-        ]  # fmt: skip
-        names = (
-            "case",
-            "kind",
-            "received by the busiest rank",
-            "its formula",
-            "received by all ranks",
-            "counted and formula",
-        )
-        return Table(names, rows, words=("case", "kind", "counted and formula"))
-
-    def _table(self, names: Iterable[str], points: Sequence[TrainingPoint]) -> Table:
-        columns = [*names]
-        rows = [[COLUMNS_OF_TRAINING[name](self.section, x) for name in columns] for x in points]
-        return Table(columns, rows, words=("case", "layout", "words by formulas"))
+def _table(section: TrainingSection, names: Sequence[str], points: Sequence[TrainingPoint]) -> Table:
+    rows = [[COLUMNS_OF_TRAINING[name](section, x) for name in names] for x in points]
+    return Table(names, rows, words=("case", "layout", "words by formulas"))
 
 
 def _percent(share: float | None) -> str:
