@@ -12,7 +12,7 @@ Kwasniewski et al., Red-blue pebbling revisited, SC 2019; Huang & Chow, CA3DMM, 
 
 from __future__ import annotations
 
-from math import isqrt
+from math import ceil, isqrt
 
 import click
 import numpy as np
@@ -23,7 +23,6 @@ from pdgemm.planning.planner import candidates, plan_product
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import ProductPlan, sample
 from pdgemm.planning.question import Question
-from pdgemm.planning.search.grid_search import Partition
 
 SHAPES = {  # of the COSMA paper
     "square": (16384, 16384, 16384),
@@ -40,7 +39,8 @@ def squarest(ranks: int) -> tuple[int, int]:
 
 
 def words_2d(m: int, n: int, k: int, ranks: int) -> float:
-    return sum(Partition(m, n, k, *squarest(ranks), 1).words)
+    pr, pc = squarest(ranks)
+    return ceil(m / pr) * k * (1 - 1 / pc) + k * ceil(n / pc) * (1 - 1 / pr)
 
 
 def words_25d(m: int, n: int, k: int, ranks: int) -> float:

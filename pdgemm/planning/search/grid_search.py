@@ -21,7 +21,7 @@ IDLE = 0.05  # share of the work that may be lost to idle ranks for fewer words
 
 @dataclass(frozen=True)
 class Partition:
-    """C (m x n) = A (m x k) B (k x n) on Pr x Pc x c ranks; m_loc, n_loc and k_loc are extents of the largest block."""
+    """C (m x n) = A (m x k) B (k x n) on Pr x Pc x c ranks."""
 
     m: int
     n: int
@@ -53,33 +53,9 @@ class Partition:
         return self.shares[1] * max(1, -(-self.n // unit))
 
     @cached_property
-    def m_loc(self) -> int:
-        """The number of rows of a block of C."""
-        return min(self.m, self.row_block)
-
-    @cached_property
-    def n_loc(self) -> int:
-        """The number of columns of a block of C."""
-        return min(self.n, self.col_block)
-
-    @cached_property
     def block(self) -> int:
         """The block size of the inner indices: cyclic over the layers, and in a layer over its rows and columns."""
         return max(1, -(-self.k // (self.layers * int(inner_blocks(self.pr, self.pc)))))
-
-    @cached_property
-    def k_loc(self) -> int:
-        """The number of inner indices of a layer."""
-        return min(self.k, self.block * -(-self.k // (self.block * self.layers)))
-
-    @property
-    def words(self) -> tuple[float, float, float]:
-        """The words of A, of B and of C that a rank with full blocks receives."""
-        return (
-            self.m_loc * self.k_loc * (1 - 1 / self.pc),
-            self.k_loc * self.n_loc * (1 - 1 / self.pr),
-            self.m_loc * self.n_loc * (1 - 1 / self.layers) * (self.k > 0),
-        )
 
 
 def inner_blocks(pr: Any, pc: Any) -> Any:
