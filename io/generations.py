@@ -13,7 +13,6 @@ import shutil
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ import numpy as np
 
 import pdgemm
 from pdgemm.errors import ArgumentError, FileError
+from pdgemm.instrument.run_report import RunReport
 from pdgemm.io.attributes import read_attribute, write_attributes
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.file_states import State, ordinary, state
@@ -85,26 +85,17 @@ class Generation(NamedTuple):
     others: list[str]
 
 
-@dataclass(frozen=True)
-class SavedReport:
-    """The report of `save_all`.   bytes : of all matrices.   seconds : including the checksums and the check."""
-
-    path: str
-    generation: int
-    names: tuple[str, ...]
-    bytes: int
-    seconds: float
-
-    def __str__(self) -> str:
-        return (
-            f"wrote {self.path}, generation {self.generation} ({', '.join(self.names)}: {in_bytes(self.bytes)}) in "
-            f"{in_seconds(self.seconds)}, {in_bytes(self.bytes / max(self.seconds, 1e-9))}/s"
-        )
-
-
 _myself = uuid.uuid4().hex
 _last: dict[str, Token] = {}  # by file: the generation that this job last read or wrote
 _rejected = set[State | None]()  # states of damaged files
+
+
+def text_of_saved(report: RunReport) -> str:
+    """Return the text of the report of `save_all`.   bytes : of all matrices.   seconds : with checksums and check."""
+    return (
+        f"wrote {report.path}, generation {report.generation} ({', '.join(report.names)}: {in_bytes(report.bytes)}) in "
+        f"{in_seconds(report.seconds)}, {in_bytes(report.bytes / max(report.seconds, 1e-9))}/s"
+    )
 
 
 def same_job(comm: Any) -> None:

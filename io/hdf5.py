@@ -30,11 +30,11 @@ from pdgemm.errors import ArgumentError, DTypeError, FileError, GridError, Layou
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid, default_grid
-from pdgemm.instrument.report import IOReport
+from pdgemm.instrument.run_report import RunReport, report_of_file
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import generations, hyperslabs, mpi_io, pieces
 from pdgemm.io.atomic import on_root, replacing
-from pdgemm.io.generations import Saved, SavedReport
+from pdgemm.io.generations import Saved
 from pdgemm.io.many_datasets import NewDatasets, checked_layouts, load_datasets
 from pdgemm.io.new_dataset import NewDataset, new_dataset
 from pdgemm.io.pieces import Progress, Transfer, as_column, check_dtypes, part_of, within
@@ -136,9 +136,8 @@ def load(
     if wanted != carried:
         matrix = matrix.astype(wanted)
     size, taken = part.size * stored.dtype.itemsize, perf_counter() - start
-    what = str(path), name, method, stored.shape[: stored.ndim], str(stored.dtype)
-    only = None if part.shape == stored.shape else part
-    matrix.report = IOReport("read", *what, size, taken, stored.checksum, only)
+    what = (path, name), method, (stored.shape[: stored.ndim], stored.dtype), size, taken
+    matrix.report = report_of_file("read", *what, stored.checksum, None if part.shape == stored.shape else part)
     return matrix
 
 
@@ -182,10 +181,10 @@ def save(
     ndim: int = 2,
     check: bool = True,
     overwrite: bool = False,
-    replaces: IOReport | None = None,
+    replaces: RunReport | None = None,
     grid: ProcessGrid | None = None,
     progress: Progress | None = None,
-) -> IOReport:
+) -> RunReport:
     """Write a DistMatrix, or a vector, as one dataset.  Collective over its grid.
 
     path, name : the dataset is created, or replaces one that pdgemm wrote; all other contents of the file are kept.
@@ -249,7 +248,7 @@ def save_all(
     keep: int = 1,
     overwrite: bool = False,
     progress: Progress | None = None,
-) -> SavedReport:
+) -> RunReport:
     """Write the state of a program, matrices and attributes, to one file.  Collective over the ranks of the matrices.
 
         hdf5.save_all("state.h5", {"w": W, "m": M}, attrs={"step": 7}, keep=2)
@@ -309,7 +308,8 @@ def save_all(
         on_root(comm, path, lambda: generations.check_held(partial, token, matrices))
     on_root(comm, path, lambda: generations.trim(path, keep))
     generations.remember(path, token)
-    return SavedReport(str(path), token.generation, tuple(matrices), total, perf_counter() - start)
+    saved_as: Any = {"path": str(path), "generation": token.generation, "names": tuple(matrices)}
+    return RunReport(generations.text_of_saved, **saved_as, bytes=total, seconds=perf_counter() - start)
 
 
 def load_all(

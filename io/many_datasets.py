@@ -20,7 +20,7 @@ from pdgemm.errors import ArgumentError, FileError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.instrument.report import IOReport
+from pdgemm.instrument.run_report import report_of_file
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io.atomic import on_root
 from pdgemm.io.attributes import write_attributes
@@ -168,8 +168,8 @@ def load_datasets(
         loaded = {name: x.astype(dtype, copy=False) for name, x, dtype in zip(stored, matrices, wanted)}
     total, seconds = sum(x.nbytes for x in there), perf_counter() - start
     for (name, dataset), x in zip(stored.items(), there):
-        what = str(path), name, "mpi-io", dataset.shape, str(dataset.dtype), x.nbytes
-        loaded[name].report = IOReport("read", *what, seconds * x.nbytes / max(1, total), dataset.checksum)
+        what = (path, name), "mpi-io", (dataset.shape, dataset.dtype), x.nbytes, seconds * x.nbytes / max(1, total)
+        loaded[name].report = report_of_file("read", *what, dataset.checksum)
     return loaded
 
 

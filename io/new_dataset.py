@@ -22,7 +22,7 @@ import pdgemm
 from pdgemm.errors import FileError, PdgemmError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.instrument.report import IOReport
+from pdgemm.instrument.run_report import RunReport, report_of_file
 from pdgemm.io.atomic import check_writable_on_all, on_root, replacing
 from pdgemm.io.attributes import write_attributes
 from pdgemm.io.pieces import Transfer
@@ -121,11 +121,11 @@ class NewDataset:
         """The file and the name to read the dataset from before it is complete."""
         return str(self._partial), self._name
 
-    def report(self, seconds: float) -> IOReport:
+    def report(self, seconds: float) -> RunReport:
         method = "mpio" if self._parallel else "one writer" if self._chunked else "mpi-io"
         nbytes = self._shape[0] * self._shape[1] * self._dtype.itemsize
-        what = str(self._path), self._name, method, self._shape[: self._ndim], str(self._dtype)
-        return IOReport("wrote", *what, nbytes, seconds, self.checksum)
+        array = self._shape[: self._ndim], self._dtype
+        return report_of_file("wrote", (self._path, self._name), method, array, nbytes, seconds, self.checksum)
 
     def _create(self, attributes: dict[str, str], storage: dict[str, Any]) -> tuple[int, tuple[int, int]]:
         """Create the dataset on rank 0, and return its offset and its unit."""
@@ -195,7 +195,7 @@ def new_dataset(
     layout: Distribution,
     dtype: np.dtype,
     checksum: str | None = None,
-    replaces: IOReport | None = None,
+    replaces: RunReport | None = None,
     storage: dict[str, Any] | None = None,
     ndim: int = 2,
     overwrite: bool = True,
@@ -232,7 +232,7 @@ def attributes(grid: ProcessGrid, layout: Distribution, dtype: np.dtype, checksu
     return {**origin, "pdgemm_layout": json.dumps(placed)} | ({_CHECKSUM: checksum} if checksum else {})
 
 
-def _check_replaced(path: Path, name: str, read: IOReport | None, overwrite: bool) -> None:
+def _check_replaced(path: Path, name: str, read: RunReport | None, overwrite: bool) -> None:
     """Raise an error where a dataset may not be replaced, or was replaced since it was read.
 
     The caller holds the lock of the file.

@@ -19,7 +19,7 @@ from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid, default_grid
-from pdgemm.instrument.report import IOReport
+from pdgemm.instrument.run_report import RunReport, report_of_file
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import mpi_io, pieces
 from pdgemm.io.atomic import on_root, replacing
@@ -111,9 +111,8 @@ def load(
             pieces.read_pieces(there, within(transfer, in_file), (1, 1), progress)
         on_root(comm, path, lambda: _check_unchanged(path, header))
     size, taken = part.size * header.dtype.itemsize, perf_counter() - start
-    only = None if part.shape == header.shape else part
-    what = str(path), "", "mpi-io", header.shape[: header.ndim], str(header.dtype)
-    matrix.report = IOReport("read", *what, size, taken, None, only)
+    what = (path, ""), "mpi-io", (header.shape[: header.ndim], header.dtype), size, taken
+    matrix.report = report_of_file("read", *what, part=None if part.shape == header.shape else part)
     return matrix
 
 
@@ -169,7 +168,7 @@ def save(
     overwrite: bool = False,
     grid: ProcessGrid | None = None,
     progress: Progress | None = None,
-) -> IOReport:
+) -> RunReport:
     """Write a DistMatrix, or a vector, as a .npy file, which `numpy.load` reads.  Collective over its grid.
 
     path  : the file, under exactly this name.  A file of `npy.save`, known by 128 spaces at the end of its header, is
@@ -213,8 +212,7 @@ def save(
             if held != checksum(stored):  # the same on every rank
                 raise FileError(f"{path}: {LOST}")
         on_root(comm, path, lambda: _check_header(path, partial, header, size))
-    what = str(path), "", "mpi-io", A.shape[:ndim], str(A.dtype)
-    return IOReport("wrote", *what, size, perf_counter() - start, None)
+    return report_of_file("wrote", (path, ""), "mpi-io", (A.shape[:ndim], A.dtype), size, perf_counter() - start)
 
 
 def _inspect(path: Path) -> _Header:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.io.generations import Saved, SavedReport
+from pdgemm.instrument.run_report import RunReport
+from pdgemm.io.generations import Saved
 from pdgemm.io.hdf5 import load_all, save_all
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -29,7 +30,7 @@ def save_scaled(
     attrs: Mapping[str, Any] | None = None,
     keep: int = 1,
     overwrite: bool = False,
-) -> SavedReport:
+) -> RunReport:
     """Write matrices of 8-bit values with scales, and others, to one file, as `hdf5.save_all` does.  Collective.
 
         save_scaled("weights.h5", {"w": W, "bias": b})

@@ -20,6 +20,7 @@ from pdgemm.algorithms.batch_epilogue import BatchEpilogue
 from pdgemm.algorithms.epilogue import Epilogue
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError
 from pdgemm.instrument.log import INFO, LOG
+from pdgemm.instrument.run_report import RunReport
 from pdgemm.instrument.spans import timed
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import op_letter
@@ -28,10 +29,11 @@ from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, Combine, scale
 from pdgemm.local.blas.local_gemm import BLAS_INT, EXACT_WIDTH, gemm_accumulate, largest_extent, multiply_stack
 from pdgemm.matrix.argument_checks import accumulation, as_scalar, overlap
-from pdgemm.matrix.batch import Batch, BatchReport, arrays, empty_items
+from pdgemm.matrix.batch import Batch, arrays, empty_items
 from pdgemm.names import DType, Transpose
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.support.agreement import together
+from pdgemm.support.text import counted, in_rate, in_seconds
 
 CHUNK_BYTES = 1 << 20  # temporaries of this size stay in cache
 DEVICE_CHUNK_BYTES = 1 << 28  # larger on a device, where a call has more overhead
@@ -62,7 +64,7 @@ def matmul_batched(
     epilogue : C_i := f(scale (alpha op(A_i) op(B_i) + beta C_i) + bias) + residual_i, as for `pdgemm`.
     check : False skips the allreduce that makes all ranks raise the same exception, the only communication.
 
-    Returns C; `C.report` is a BatchReport.
+    Returns C; `C.report` is a RunReport.
 
     Cost per rank: 2mnk flops for each of its items; extra memory about 1 MiB (256 MiB on a device), or the workspace of
     one item where this is larger.
@@ -157,10 +159,19 @@ class BatchProduct:
         load = np.zeros(C.comm.size, np.int64)
         np.add.at(load, C.owner, self.flops)
         imbalance = float(load.max() / load.mean()) if load.any() else 1.0
-        C.report = BatchReport(len(C), int(load.sum()), int(load[C.comm.rank]), perf_counter() - start, imbalance)
+        work = {"items": len(C), "flops": int(load.sum()), "local_flops": int(load[C.comm.rank])}
+        C.report = RunReport(_text, **work, seconds=perf_counter() - start, imbalance=imbalance)
         if LOG.isEnabledFor(INFO) and not C.comm.rank:
             LOG.info("%s", C.report)
         return C
+
+
+def _text(report: RunReport) -> str:
+    rate = in_rate(report.local_flops / report.seconds if report.seconds else 0.0)
+    return (
+        f"{counted(report.items, 'product')} on all ranks; this rank multiplied for {in_seconds(report.seconds)} "
+        f"at {rate}; the busiest rank had {report.imbalance:.2f} times the mean work"
+    )
 
 
 def _factors(accumulate: np.dtype, k: np.ndarray) -> np.dtype:

@@ -15,7 +15,7 @@ from pdgemm.algorithms.indexing.routing import RoutedTransfer, Routing, checked_
 from pdgemm.batched import BatchProduct
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.instrument.log import INFO, LOG
-from pdgemm.instrument.run_report import GroupedReport
+from pdgemm.instrument.run_report import RunReport, traffic_of
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import op_letter
@@ -31,6 +31,7 @@ from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import DType, Transpose
 from pdgemm.support.agreement import together
+from pdgemm.support.text import counted, in_rate, in_seconds
 from pdgemm.transport.packed_exchange import repeated_if_unmapped
 
 
@@ -61,7 +62,7 @@ def matmul_grouped(
     epilogue : Y[i] := f(scale (alpha X[i] op(W_g)) + bias), as for `matmul_batched`, with beta = 0: vectors are arrays
         for all groups, or a Batch of a row (1, n) for each.  Rows in no group are 0.
 
-    Returns Y; `Y.report` is a GroupedReport.  Its `imbalance` says how many times the mean work the busiest rank has: a
+    Returns Y; `Y.report` is a RunReport.  Its `imbalance` says how many times the mean work the busiest rank has: a
     group is multiplied by its owner alone, however large it is.
 
     Cost per rank: 2dn flops for each row of its groups; each row is sent once to each of its groups on other ranks, d
@@ -110,11 +111,12 @@ def _multiplied(
     work = product(perf_counter()).report
     back = outward()
     plans = [inward.plan, outward.plan]
-    Y.report = GroupedReport.of_run(
+    Y.report = RunReport.of_run(
         back,
         plans,
         routing.grid,
         perf_counter() - start,
+        text=_text,
         counted=counts.traffic + back.traffic,
         extra_bytes=counts.peak_bytes + back.peak_bytes,
         predicted_extra_bytes=sum(x.extra_bytes(routing.grid.rank) for x in plans),
@@ -128,6 +130,15 @@ def _multiplied(
     if LOG.isEnabledFor(INFO) and not comm.rank:
         LOG.info("%s", Y.report)
     return Y
+
+
+def _text(report: RunReport) -> str:
+    rate = report.local_flops / report.compute_seconds if report.compute_seconds else 0.0
+    return (
+        f"{counted(report.rows, 'row')} in {counted(report.groups, 'group')}: {traffic_of(report)}, and multiplied for "
+        f"{in_seconds(report.compute_seconds)} of {in_seconds(report.seconds)} at {in_rate(rate)}; the busiest rank "
+        f"had {report.imbalance:.2f} times the mean work"
+    )
 
 
 def _width(W: Batch, transb: str, Y: DistMatrix | None) -> int:

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from pdgemm.algorithms.protection.checksum import checksums
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 from pdgemm.grids.process_grid import ProcessGrid, default_grid
-from pdgemm.instrument.report import IOReport
+from pdgemm.instrument.run_report import report_of_file
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.many_datasets import ManyDatasets, allocated_in_layouts, checked_layouts
@@ -124,9 +124,9 @@ def load_all(
     with together(comm):
         loaded = {name: x.astype(kind, copy=False) for name, x, kind in zip(tensors, matrices, wanted)}
     seconds = perf_counter() - start
-    for (name, x), (shape, dtype) in zip(tensors.items(), kinds.values()):
+    for (name, x), array in zip(tensors.items(), kinds.values()):
         share = seconds * x.nbytes / max(1, total)
-        loaded[name].report = IOReport("read", str(path), name, "mpi-io", shape, str(dtype), x.nbytes, share, None)
+        loaded[name].report = report_of_file("read", (path, name), "mpi-io", array, x.nbytes, share)
     return loaded
 
 

@@ -21,8 +21,7 @@ from pdgemm.gemm import pdgemm, plan
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.check_report import CheckReport, all_checks
-from pdgemm.instrument.report import IOReport
-from pdgemm.instrument.stream_report import StreamReport
+from pdgemm.instrument.run_report import RunReport
 from pdgemm.io import pieces
 from pdgemm.io.new_dataset import NewDataset, new_dataset
 from pdgemm.io.pieces import Progress, Transfer
@@ -42,6 +41,7 @@ from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.support import signals
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.memory_left import largest_so_far
+from pdgemm.support.text import counted, in_bytes, in_rate, in_seconds
 
 
 class _Counted(NamedTuple):
@@ -98,7 +98,10 @@ class FilesProduct:
             self.held = np.dtype(accumulate_dtype or dtypes.arithmetic(self.stored))
             self.alpha = as_scalar(alpha, self.stored, "alpha")
             self.beta = as_scalar(0 if entry is None else beta, self.stored, "beta")
-            self.tiling: Tiling = self._fitting(operand_of(a), operand_of(b), memory, most_flops)
+            mnk = *self.shape, a.shape[1] if self.alpha else 0  # where alpha is 0, A and B are not read
+            of_c = self.held.itemsize, self.stored.itemsize, 0 if entry is None else entry.stored.dtype.itemsize
+            whole = Tiling(mnk, grid.shape, operand_of(a), operand_of(b), *of_c, protect=self._protect)
+            self.tiling: Tiling = fitting(whole, memory, most_flops)
             description += ["a product in tiles", self.tiling, self.alpha, self.beta, accumulate_dtype]
 
     def run(
@@ -109,7 +112,7 @@ class FilesProduct:
         progress: Progress | None = None,
         when: When | None = None,
         begun: Callable[[Left | None], object] = lambda left: None,
-    ) -> tuple[StreamReport, Residual | None, IOReport | None]:
+    ) -> tuple[RunReport, Residual | None, RunReport | None]:
         """Compute C, compare it with A, B and random vectors if seed is not None, and write C.
 
         output   : file and dataset, which C replaces when C is complete, unless the comparison shows that C is wrong.
@@ -178,13 +181,6 @@ class FilesProduct:
         if there := fits_in(tiling, self._memory):
             self.tiling = tiling
         return there
-
-    def _fitting(self, a: Operand, b: Operand, memory: int | None, most_flops: float) -> Tiling:
-        """Return the tiling of least cost that fits the memory."""
-        mnk = *self.shape, self.a.shape[1] if self.alpha else 0  # where alpha is 0, A and B are not read
-        entry = 0 if self.entry is None else self.entry.stored.dtype.itemsize
-        of_c = self.held.itemsize, self.stored.itemsize, entry
-        return fitting(mnk, self.grid.shape, a, b, *of_c, memory, most_flops, protect=self._protect)
 
     @property
     def memory(self) -> int:
@@ -284,28 +280,56 @@ class FilesProduct:
                 out.begin(slab, C[rows, :], (r0 + rows.start, c0))
         return checks
 
-    def _report(self, counted: _Counted, seconds: float, kept: Checkpoints | None) -> StreamReport:
+    def _report(self, counted: _Counted, seconds: float, kept: Checkpoints | None) -> RunReport:
         """Return the report of the product: bytes of all ranks, and the longest times of any rank.  Collective."""
-        tiling, comm = self.tiling, self.grid.comm
-        m, n, k = tiling.mnk
-        nbytes = np.array([counted.read, counted.written], np.int64)
-        most = np.array([seconds, counted.read_wait, counted.write_wait, largest_so_far()])
-        comm.Allreduce(MPI.IN_PLACE, nbytes, MPI.SUM)
-        comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
-        return StreamReport(
-            title=f"C ({m} x {n}) := {self.a.op_name} ({m} x {self.a.shape[1]}) {self.b.op_name}, {self.stored}",
+        return report_of_tiles(
+            self.grid,
+            (*self.shape, self.a.shape[1]),
+            (self.a.op_name, self.b.op_name),
+            self.stored,
+            (counted.read, counted.written),
+            (seconds, counted.read_wait, counted.write_wait),
             plan=self.plan,
-            bytes_read=int(nbytes[0]),
-            bytes_written=int(nbytes[1]),
-            flops=gemm_flops(m, n, k, self.stored.kind == "c"),
-            seconds=float(most[0]),
-            read_wait=float(most[1]),
-            write_wait=float(most[2]),
-            peak=int(most[3]),
+            flops=gemm_flops(*self.tiling.mnk, self.stored.kind == "c"),
             saves=0 if kept is None else kept.saves,
             save_seconds=0.0 if kept is None else kept.seconds,
             checks=counted.checks,
         )
+
+
+def report_of_tiles(
+    grid: ProcessGrid,
+    mnk: tuple[int, int, int],
+    operands: tuple[str, str],
+    stored: np.dtype,
+    nbytes: tuple[int, int],
+    seconds: tuple[float, float, float],
+    **others: Any,
+) -> RunReport:
+    """Return the report of a product of matrices in files, with a tile of C and panels in memory.  Collective.
+
+    nbytes  : that this rank has read and written; the report has the sums over all ranks.
+    seconds : of this rank: of the product, and of the waits for reading and for writing; the report has the maxima.
+    others  : `plan`, `flops`, `saves`, `save_seconds`, and the `checks` of all products on this rank, or None.
+    """
+    sums, most = np.array(nbytes, np.int64), np.array([*seconds, largest_so_far()])
+    grid.comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
+    grid.comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
+    (m, n, k), (left, right) = mnk, operands
+    figures = dict(zip(("bytes_read", "bytes_written"), sums.tolist()))
+    figures |= dict(zip(("seconds", "read_wait", "write_wait"), most.tolist())) | {"peak": int(most[-1])}
+    return RunReport(_text, title=f"C ({m} x {n}) := {left} ({m} x {k}) {right}, {stored}", **figures | others)
+
+
+def _text(report: Any) -> str:
+    saves = f", {counted(report.saves, 'checkpoint')} {in_seconds(report.save_seconds)}" if report.saves else ""
+    return (
+        f"{report.title}: {in_seconds(report.seconds)} ({in_rate(1e9 * report.gflops)}), of which waits for reading "
+        f"{in_seconds(report.read_wait)}, for writing {in_seconds(report.write_wait)}{saves}\n"
+        f"read {in_bytes(report.bytes_read)} and wrote {in_bytes(report.bytes_written)}, "
+        f"{'as' if report.as_predicted else 'NOT as'} planned; largest rank {in_bytes(report.peak)}"
+        + (f"\n{report.checks}" if report.checks else "")
+    )
 
 
 def checks_of(C: DistMatrix, protect: str | None) -> list[CheckReport]:

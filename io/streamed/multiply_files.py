@@ -12,7 +12,7 @@ from pdgemm.gemm import pdgemm
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid, default_grid
 from pdgemm.instrument.observer import Observer
-from pdgemm.instrument.report import IOReport
+from pdgemm.instrument.run_report import RunReport
 from pdgemm.io import hdf5
 from pdgemm.io.source import Source, ndim_of_product, source
 from pdgemm.io.stored import file_and_name
@@ -43,7 +43,7 @@ class FilesResult(NamedTuple):
 
     product: Any = None
     verified: Residual | None = None
-    wrote: IOReport | None = None
+    wrote: RunReport | None = None
 
 
 def multiply_files(

@@ -11,7 +11,6 @@ from time import perf_counter
 from typing import Any, Self
 
 import numpy as np
-from mpi4py import MPI
 
 from pdgemm.algorithms.product_options import ProductOptions
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError, MemoryLimitError
@@ -19,11 +18,10 @@ from pdgemm.gemm import pdgemm
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.check_report import CheckReport, all_checks
-from pdgemm.instrument.stream_report import StreamReport
 from pdgemm.io.source import ReadSums, Source
 from pdgemm.io.stored import Stored
 from pdgemm.io.streamed.file_panels import Panels, loaded_steps, worker
-from pdgemm.io.streamed.files_product import checks_of, operand_of
+from pdgemm.io.streamed.files_product import checks_of, operand_of, report_of_tiles
 from pdgemm.io.streamed.stored_svd import LIMIT, stored_svd
 from pdgemm.io.streamed.tiling import Operand, Tiling
 from pdgemm.io.streamed.tiling_choice import counts
@@ -36,7 +34,6 @@ from pdgemm.matrix.local_arrays import communicator_of
 from pdgemm.names import Transpose
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.support.agreement import GuardedCallback, agree, together
-from pdgemm.support.memory_left import largest_so_far
 from pdgemm.support.text import in_bytes, op_name
 
 
@@ -200,17 +197,17 @@ class StoredMatrix:
         counted, wait, checks = _multiplied(grid, tiling, alpha, A, B, beta, T, options, notify)
         if T is not C:
             C[:, :] = T.astype(stored)
-        seconds, left, right = perf_counter() - start, op_name("A", transa.upper()), op_name("B", transb.upper())
-        C.report = StreamReport(
-            title=f"C ({m} x {n}) := {left} ({m} x {k}) {right}, {stored}",
+        C.report = report_of_tiles(
+            grid,
+            (m, n, k),
+            (op_name("A", transa.upper()), op_name("B", transb.upper())),
+            stored,
+            (counted, 0),
+            (perf_counter() - start, wait, 0.0),
             plan=tiling.as_dict(limit),
-            bytes_read=comm.allreduce(counted),
-            bytes_written=0,
-            flops=gemm_flops(m, n, tiling.mnk[2], stored.kind == "c"),
-            seconds=seconds,
-            read_wait=comm.allreduce(wait, MPI.MAX),
-            write_wait=0.0,
-            peak=comm.allreduce(largest_so_far(), MPI.MAX),
+            flops=gemm_flops(*tiling.mnk, stored.kind == "c"),
+            saves=0,
+            save_seconds=0.0,
             checks=checks,
         )
         return C

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from math import frexp, hypot, ldexp, sqrt
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from pdgemm.io.streamed.svd_plan import SvdPlan, fitting_plan
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
 from pdgemm.linalg.ranges import RangeOfPanels, times
 from pdgemm.linalg.singular.svd import SvdSearch, Triplets, checked_search, leading_triplets, triplets_by_steps
-from pdgemm.linalg.work import FunctionReport, Work
+from pdgemm.linalg.work import Work, text_of_function
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_optional
@@ -44,31 +43,13 @@ LIMIT = 1 << 28  # bytes per rank for panels, bases and buffers, where the calle
 _ROUNDING = 8  # times eps |X|_F: errors of the values of triangles of few rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredReport(FunctionReport):
-    """The report of a function of a matrix in a file; its steps are passes over the file.
-
-    plan       : the planned passes and reads (`SvdPlan.as_dict`).   bytes_read : the counted bytes of all ranks.
-    read_wait  : seconds in which the slowest rank waited for the file.
-    peak       : bytes of the largest resident set of a rank so far, as in a StreamReport.
-    """
-
-    plan: dict[str, Any]
-    bytes_read: int
-    read_wait: float
-    peak: int
-
-    @property
-    def as_predicted(self) -> bool:
-        return super().as_predicted and self.bytes_read == self.plan["bytes_read"]
-
-    def __str__(self) -> str:
-        as_planned = "as" if self.bytes_read == self.plan["bytes_read"] else "NOT as"
-        return (
-            f"{super().__str__()}\n"
-            f"read {in_bytes(self.bytes_read)}, {as_planned} planned, of which waits for reading "
-            f"{in_seconds(self.read_wait)}; largest rank {in_bytes(self.peak)}"
-        )
+def _text(report: Any) -> str:
+    as_planned = "as" if report.bytes_read == report.plan["bytes_read"] else "NOT as"
+    return (
+        f"{text_of_function(report)}\n"
+        f"read {in_bytes(report.bytes_read)}, {as_planned} planned, of which waits for reading "
+        f"{in_seconds(report.read_wait)}; largest rank {in_bytes(report.peak)}"
+    )
 
 
 def stored_svd(
@@ -134,7 +115,7 @@ def stored_svd(
         "peak": comm.allreduce(largest_so_far(), MPI.MAX),
     }
     U, Vh = _turned(X.op, source.op, U, V)
-    U.report = Vh.report = work.later_report(StoredReport, grid, triplets.steps, facts, **measured)
+    U.report = Vh.report = work.later_report(grid, triplets.steps, facts, _text, **measured)
     return U, times(triplets.s, file.range.exponent), Vh, mean
 
 

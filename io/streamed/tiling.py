@@ -89,7 +89,7 @@ class Tiling:
     held: int
     stored: int
     entry: int
-    counts: tuple[int, int, int]
+    counts: tuple[int, int, int] = (1, 1, 1)
     done: int = 0
     protect: str = ""
 

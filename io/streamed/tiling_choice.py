@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 import numpy as np
 
 from pdgemm.errors import MemoryLimitError
-from pdgemm.io.streamed.tiling import Operand, Tiling
+from pdgemm.io.streamed.tiling import Tiling
 from pdgemm.support.text import in_bytes
 
 _RESERVE = 16  # one part in so many of the memory is left to the buffers of the products
 
 
-def fitting(
-    mnk: tuple[int, int, int],
-    grid: tuple[int, int],
-    a: Operand,
-    b: Operand,
-    held: int,
-    stored: int,
-    entry: int,
-    memory: int | None,
-    most_flops: float = inf,
-    protect: str = "",
-) -> Tiling:
+def fitting(whole: Tiling, memory: int | None, most_flops: float = inf) -> Tiling:
     """Return `best_tiling`; raise MemoryLimitError, which says how many bytes are needed, where nothing fits.
 
     memory : bytes per rank; None: as many as A, B and C need.
     """
     if memory is None:
-        memory = most_memory(Tiling(mnk, grid, a, b, held, stored, entry, (1, 1, 1), protect=protect).all_bytes)
-    outcome = best_tiling(mnk, grid, a, b, held, stored, entry, memory, most_flops, protect)
+        memory = most_memory(whole.all_bytes)
+    outcome = best_tiling(whole, memory, most_flops)
     if isinstance(outcome, Tiling):
         return outcome
     raise MemoryLimitError(
@@ -40,31 +30,20 @@ def fitting(
     )
 
 
-def best_tiling(
-    mnk: tuple[int, int, int],
-    grid: tuple[int, int],
-    a: Operand,
-    b: Operand,
-    held: int,
-    stored: int,
-    entry: int,
-    memory: int,
-    most_flops: float = inf,
-    protect: str = "",
-) -> Tiling | int:
+def best_tiling(whole: Tiling, memory: int, most_flops: float = inf) -> Tiling | int:
     """Return the tiling of the least cost that takes at most `memory` bytes per rank, products' buffers included.
 
+    whole : the product in one tile.
     most_flops : limit of the operations of a rank in a step, unless panels would become thin.
 
     Where no tiling fits, returns the number of bytes per rank that are needed.
     """
-    (m, n, k), limit, needed = mnk, memory - memory // _RESERVE, inf
-    for units in (True, False):  # cut chunks, which are read as a whole for each part, only if necessary
-        if not units:
-            a, b = a._replace(unit=(1, 1)), b._replace(unit=(1, 1))
+    (m, n, k), limit, needed = whole.mnk, memory - memory // _RESERVE, inf
+    cut = replace(whole, a=whole.a._replace(unit=(1, 1)), b=whole.b._replace(unit=(1, 1)))
+    for product in (whole, cut):  # cut chunks, which are read as a whole for each part, only if necessary
 
         def tiling_of(*counts: Any) -> Tiling:
-            return Tiling(mnk, grid, a, b, held, stored, entry, counts, protect=protect)  # noqa: B023
+            return replace(product, counts=counts)  # noqa: B023
 
         tl, ti = (x.ravel().astype(float) for x in np.meshgrid(counts(k), counts(m), indexing="ij"))
         low, high = np.zeros_like(ti), np.full_like(ti, max(1, n) - 1)

@@ -15,7 +15,7 @@ from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.rectangles import Rectangle, bounding, check_partition, stacked
 from pdgemm.instrument import spans
-from pdgemm.instrument.run_report import MoveReport
+from pdgemm.instrument.run_report import RunReport, report_of_move
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.arguments import as_range, as_whole
 from pdgemm.local.arrays.device import HOST, Array
@@ -85,7 +85,7 @@ def from_blocks(
 
 def set_from_blocks(
     matrix: DistMatrix, blocks: list[Array], rectangles: tuple[tuple[Rectangle, ...], ...], start: float
-) -> MoveReport:
+) -> RunReport:
     """Set all elements of a matrix from the blocks of all ranks, and return the report.  Collective.
 
     The blocks are where the matrix is, on the host or a device.
@@ -121,7 +121,7 @@ def to_blocks(A: DistMatrix, rows: Range | list[Range] = None, cols: Range | lis
     return reported_blocks(A, rows, cols)[0]
 
 
-def reported_blocks(A: DistMatrix, rows: Any = None, cols: Any = None) -> tuple[Any, MoveReport]:
+def reported_blocks(A: DistMatrix, rows: Any = None, cols: Any = None) -> tuple[Any, RunReport]:
     """Return the result of `to_blocks`, and the report of words and seconds.  Collective over the grid of A."""
     start, comm = perf_counter(), communicator(A=A)
     with together(comm) as arguments:
@@ -160,7 +160,7 @@ def _copied_part(
 
 def _move(
     X: Any, Y: Any, plan: RectangleExchange, buffers: ExchangeBuffers, grid: ProcessGrid, start: float
-) -> MoveReport:
+) -> RunReport:
     """Copy all elements, and return the report.  Collective; the plan is the same on all ranks."""
     recorder, rank = recorder_of(Y if plan.inward else X), grid.comm.rank
     recorder.hold(buffers.nbytes)
@@ -171,7 +171,7 @@ def _move(
         recorder.finish()
     ends = counted(sum(map(len, plan.rectangles)), "block") + " of any size", str(plan.layout)
     source, target = ends if plan.inward else ends[::-1]
-    return MoveReport.of_run(recorder, [plan], grid, perf_counter() - start, name="A", source=source, target=target)
+    return report_of_move(recorder, [plan], grid, perf_counter() - start, name="A", source=source, target=target)
 
 
 def _blocks_and_places(local: Any, rows: Any, cols: Any, axis: Any) -> tuple[list[Array], list[Rectangle]]:

@@ -27,11 +27,12 @@ from pdgemm.instrument import spans
 from pdgemm.instrument.log import INFO, LOG, log_plan
 from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.instrument.report import Report
-from pdgemm.instrument.run_report import MoveReport
+from pdgemm.instrument.run_report import RunReport
 from pdgemm.instrument.spans import HOST
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array, Device
 from pdgemm.local.arrays.elementwise import CONVERT, Combine
+from pdgemm.local.blas.threads import multiplier, threads
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import AnyName
@@ -169,7 +170,7 @@ class Prepared:
     def _run(self, beta: Any, start: float, notify: GuardedCallback) -> Callable[[], Report]:
         """Redistribute A and B where necessary, multiply, redistribute C back, and return a function for the report."""
         (A, B, C), workspace, plan, moves = self._matrices, self._workspace, self.plan, self._moves
-        comm, reports, trace = A.grid.comm, list[Callable[[], MoveReport]](), spans.active()
+        comm, reports, trace = A.grid.comm, list[Callable[[], RunReport]](), spans.active()
         if trace:
             trace.add((HOST, "plan", start, perf_counter()))
         recorder = recorder_of(C.stored)
@@ -262,7 +263,7 @@ def _report(
     coords: tuple[int, int],
     recorder: Recorder,
     seconds: float,
-    moves: list[Callable[[], MoveReport]],
+    moves: list[Callable[[], RunReport]],
     sharing: int,
     names: tuple[str, str],
 ) -> Report:
@@ -272,7 +273,7 @@ def _report(
     """
     product, ending = plan.product, plan.problem.ending
     result = ending.dtype if ending else plan.problem.C.dtype
-    return Report.of_run(
+    return Report.of_work(
         recorder,
         [plan],
         grid,
@@ -282,8 +283,11 @@ def _report(
         collective=plan.collective,
         mover=product.transport.name,
         device=product.device,
+        threads=threads(),
+        blas=multiplier(),
         ranks_per_device=sharing,
         compute=product.compute,
+        checks=None,
         grid=plan.shape[:2],
         layers=plan.shape[2],
         mnk=plan.mnk,

@@ -15,7 +15,7 @@ from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.instrument.run_report import MoveReport
+from pdgemm.instrument.run_report import RunReport, report_of_move
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.arguments import as_count, as_name
 from pdgemm.local.arrays.device import Device
@@ -188,9 +188,9 @@ def transfer_ways(device: Device | None, grid: ProcessGrid, shared: bool, addres
     return shared and bool(reach.reads), not nccl and (reach.staged or not addressable), nccl
 
 
-def move_report(name: str, plan: Exchange, grid: ProcessGrid, recorder: Recorder, seconds: float) -> MoveReport:
+def move_report(name: str, plan: Exchange, grid: ProcessGrid, recorder: Recorder, seconds: float) -> RunReport:
     ends = {"source": str(plan.source), "target": str(plan.target)}
-    return MoveReport.of_run(recorder, [plan], grid, seconds, name=name, **ends)
+    return report_of_move(recorder, [plan], grid, seconds, name=name, **ends)
 
 
 def _check(X: DistMatrix, Y: DistMatrix) -> None:

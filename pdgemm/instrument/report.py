@@ -2,82 +2,76 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from pdgemm.errors import ArgumentError
-from pdgemm.grids.rectangles import Rectangle
 from pdgemm.instrument.check_report import CheckReport
 from pdgemm.instrument.ownership import InNotebook, as_html, of_grid
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.instrument.run_report import GroupedReport, MoveReport, WorkReport
-from pdgemm.local.blas.threads import multiplier, threads
+from pdgemm.instrument.run_report import RunReport
 from pdgemm.names import AlgorithmName
 from pdgemm.support.agreement import together
 from pdgemm.support.text import Table, algorithm_name, counted, in_bytes, in_rate, in_seconds, in_words, sides
 
 _FAR = 1.5  # ratio of words to the lower bound from which on the text explains the bound
+# the figures that only a product C := alpha A B + beta C has; another panel algorithm has `what`, `rcond` and `steps`
+OF_PRODUCTS = ("inside", "layers", "mnk", "operands", "collective", "compute", "checks", "epilogue", "result_dtype")
 
 
-@dataclass(frozen=True)
-class IOReport(InNotebook):
-    """A report of a load or save; the bytes are the total of all ranks.
+class Report(RunReport):
+    """Measurements of a product or of another panel algorithm on a grid, on one rank.
 
-    name     : name of the dataset; empty if the file has only one matrix.
-    shape    : shape of the matrix in the file: one number for a vector.
-    checksum : the checksum recorded with the dataset; None if there is none.
-    part     : the rows and columns that were read; None: the whole matrix.
-    """
-
-    action: str
-    path: str
-    name: str
-    method: str
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
-    seconds: float
-    checksum: str | None
-    part: Rectangle | None = None
-
-    def __str__(self) -> str:
-        name, which = f":{self.name}" if self.name else "", f"{self.part} of " if self.part else ""
-        shape = " x ".join(map(str, self.shape))
-        return (
-            f"{self.action} {self.path}{name} ({which}{shape} {self.dtype}, {in_bytes(self.bytes)}) "
-            f"by {self.method} in {in_seconds(self.seconds)}, {in_bytes(self.bytes / max(self.seconds, 1e-9))}/s"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlgorithmReport(WorkReport):
-    """Measurements of a panel algorithm on a grid, on one rank.  Seconds are wall time; on a device they are the times
-    of its streams, which overlap each other and the host's waits.
-
-    `moves` are the redistributions to and from the algorithm's layouts; their words, bytes and seconds are part of the
-    totals.
-
+    Seconds are wall time; on a device they are the times of its streams, which overlap each other and the host's waits.
     `summary()` returns the figures of all ranks.  `str` is a line about this rank; on rank 0 a line that describes the
     computation stands above it, so that `print(C.report)` on all ranks prints the description once.
+
+    mover : or another transport of panels: "shift", "reduce_scatter".   moves : to and from the algorithm's layouts.
+    predicted_seconds : of the slowest rank, by the model of the machine.
+    lower_bound_words : received by the busiest rank, for any algorithm, without redistribution.
+    device : empty on the host.   ranks_per_device : on the device with most ranks.
+
+    Of one product C := alpha A B + beta C, whose `extra_bytes` counts memory beyond A, B and C:
+    inside, layers, mnk : the algorithm of each layer, the number of layers, the sizes.
+    operands, epilogue : the names of op(A) and op(B), and the formula of the epilogue.
+    collective : "allgather" or "reduce_scatter", if this is all that the ranks sent to each other.
+    compute : the type to which operands were rounded, or the name of an emulation; else empty.
+    result_dtype : the type of C, if products were accumulated in another type, `dtype`.
+    checks : the checksums that the argument `protect` requests.
+
+    Of a factorisation, a solution, or a function that works in steps:
+    what : the formula that was computed, with shapes.
+    rcond : for a solution, an estimate of 1 / (|A|_1 |A^-1|_1), for the A that was factored, which `solve` may have
+        scaled; else None.
+    steps : the reports whose sum this report is, if several algorithms ran one after another.
     """
 
     algorithm: AlgorithmName
-    mover: str  # or another transport of panels: "shift", "reduce_scatter"
+    mover: str
     grid: tuple[int, int]
-    dtype: str
     panels: int
     panel_width: int
     lookahead: int
-    threads: int = field(default_factory=threads)
+    threads: int
     coords: tuple[int, int]
-    predicted_seconds: float  # of the slowest rank, by the model of the machine
-    lower_bound_words: float  # received by the busiest rank, for any algorithm, without redistribution
-    moves: tuple[MoveReport, ...] = ()
-    blas: str = field(default_factory=multiplier)
-    device: str = ""  # empty on the host
-    ranks_per_device: int = 1  # on the device with most ranks
+    predicted_seconds: float
+    lower_bound_words: float
+    blas: str
+    device: str
+    ranks_per_device: int
+    inside: str
+    layers: int
+    mnk: tuple[int, int, int]
+    operands: tuple[str, str]
+    collective: str
+    compute: str
+    checks: CheckReport | None
+    epilogue: str
+    result_dtype: str
+    what: str
+    rcond: float | None
+    steps: tuple[RunReport, ...]
 
     @property
     def move_seconds(self) -> float:
@@ -97,11 +91,6 @@ class AlgorithmReport(WorkReport):
         moved = sum(x.counted.messages_received + x.counted.messages_sent for x in self.moves)
         return self.hidden_seconds / transfer if messages > moved and transfer > 0 else None
 
-    @property
-    def gflops(self) -> float:
-        """The GFLOP/s of all ranks together, by this rank's clock."""
-        return self.flops / self.seconds / 1e9 if self.seconds else 0.0
-
     def summary(self) -> Summary:
         """Return the figures of all ranks: minimum, mean and maximum of each.  Collective over the grid of the product.
 
@@ -119,14 +108,30 @@ class AlgorithmReport(WorkReport):
         return Summary(self._comm.allgather(self), self.rank)
 
     @property
-    @abstractmethod
-    def formula(self) -> str:
-        """The formula that was computed, with the shapes of the matrices."""
+    def as_predicted(self) -> bool:
+        """Do the words, the messages and the bytes of buffers equal the predictions of the plan?"""
+        checks = getattr(self, "checks", None)
+        return super().as_predicted and (not checks or checks.repeats > 0 or checks.counted == checks.predicted)
 
     @property
-    @abstractmethod
+    def formula(self) -> str:
+        """The formula that was computed, with the shapes of the matrices."""
+        if hasattr(self, "what"):
+            return self.what
+        (m, n, k), (left, right) = self.mnk, self.operands
+        product = f"{left} ({m} x {k}) {right}"
+        return f"C ({m} x {n}) := {f'{self.epilogue}, S = {product}' if self.epilogue else product}"
+
+    @property
     def title(self) -> str:
         """The description of the computation: formula, types, algorithm, grid and `means`."""
+        if hasattr(self, "what"):
+            how = f" by {self.algorithm}" if self.steps else ""
+            return f"{self.what}{how}, {self.dtype}, on a {sides(*self.grid, 1)} grid: {self.means}"
+        computed = f" of {self.compute}" if self.compute else ""
+        types = f"{self.result_dtype}, added up in {self.dtype}" if self.result_dtype else self.dtype
+        name = algorithm_name(self.algorithm, self.inside or self.collective)
+        return f"{self.formula}, {types}{computed}, by {name} on a {sides(*self.grid, self.layers)} grid: {self.means}"
 
     @property
     def means(self) -> str:
@@ -141,8 +146,19 @@ class AlgorithmReport(WorkReport):
         )
 
     def beside_bound(self, per_rank: dict[str, dict[str, float]]) -> str:
-        """Return the lower bound as the end of a sentence, "" if no bound is known."""
-        return f"; lower bound {in_words(self.lower_bound_words)}" if self.lower_bound_words else ""
+        """Return the lower bound as the end of a sentence, with a reason if the words of a product are far above it.
+
+        The text is empty if no bound is known.
+        """
+        bound, words, read = self.lower_bound_words, per_rank["words_received"], per_rank["words_read"]
+        of_product = hasattr(self, "mnk")
+        text = f"; lower bound {in_words(bound)}" if bound or of_product else ""
+        if not of_product or words["max"] <= _FAR * bound:
+            return text
+        text += " for the best layouts of A, B and C"
+        if not read["max"]:
+            return text
+        return f"{text}; this product read {'all' if read == words else 'some'} of its words in place on the node"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as numbers and strings, for JSON."""
@@ -156,6 +172,7 @@ class AlgorithmReport(WorkReport):
 
     def __str__(self) -> str:
         line = f"rank {self.rank} at {self.coords}: {self._times()}; {self._traffic()}"
+        line += f"; {self.checks}" if getattr(self, "checks", None) else ""
         if self.rank:
             return line
         expected = f"predicted {in_seconds(self.predicted_seconds)}, lower bound {in_words(self.lower_bound_words)}"
@@ -191,55 +208,7 @@ class AlgorithmReport(WorkReport):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report(AlgorithmReport):
-    """An AlgorithmReport of one product C := alpha A B + beta C.   `extra_bytes` counts memory beyond A, B and C."""
-
-    inside: str  # the algorithm of each layer
-    layers: int
-    mnk: tuple[int, int, int]
-    operands: tuple[str, str] = ("A", "B")  # the names of op(A) and op(B)
-    collective: str = ""  # "allgather" or "reduce_scatter", if this is all that the ranks sent to each other
-    compute: str = ""  # the type to which operands were rounded, or the name of an emulation; else empty
-    checks: CheckReport | None = None  # the checksums that the argument `protect` requests
-    epilogue: str = ""  # the formula of the epilogue
-    result_dtype: str = ""  # the type of C, if products were accumulated in another type, `dtype`
-
-    @property
-    def as_predicted(self) -> bool:
-        """Do the words, the messages and the bytes of buffers equal the predictions of the plan?"""
-        checks = self.checks
-        return super().as_predicted and (not checks or checks.repeats > 0 or checks.counted == checks.predicted)
-
-    @property
-    def formula(self) -> str:
-        (m, n, k), (left, right) = self.mnk, self.operands
-        product = f"{left} ({m} x {k}) {right}"
-        return f"C ({m} x {n}) := {f'{self.epilogue}, S = {product}' if self.epilogue else product}"
-
-    @property
-    def title(self) -> str:
-        computed = f" of {self.compute}" if self.compute else ""
-        types = f"{self.result_dtype}, added up in {self.dtype}" if self.result_dtype else self.dtype
-        name = algorithm_name(self.algorithm, self.inside or self.collective)
-        return f"{self.formula}, {types}{computed}, by {name} on a {sides(*self.grid, self.layers)} grid: {self.means}"
-
-    def beside_bound(self, per_rank: dict[str, dict[str, float]]) -> str:
-        """Return the lower bound as the end of a sentence, with a reason if the words are far above the bound."""
-        bound, words, read = self.lower_bound_words, per_rank["words_received"], per_rank["words_read"]
-        text = f"; lower bound {in_words(bound)}"
-        if words["max"] <= _FAR * bound:
-            return text
-        text += " for the best layouts of A, B and C"
-        if not read["max"]:
-            return text
-        return f"{text}; this product read {'all' if read == words else 'some'} of its words in place on the node"
-
-    def __str__(self) -> str:
-        return super().__str__() + (f"; {self.checks}" if self.checks else "")
-
-
-# fields of a report in a summary: first fields that are equal on all ranks, which a report may lack, then the others
+# figures of a report in a summary: first figures that are equal on all ranks, which a report may lack, then the others
 _ALIKE = (
     "algorithm", "inside", "collective", "grid", "layers", "mnk", "dtype", "mover", "panels", "panel_width",
     "lookahead", "threads", "blas", "device", "ranks_per_device", "compute", "epilogue", "result_dtype",
@@ -257,7 +226,7 @@ class Summary(InNotebook):
     rank : the rank that holds this summary; `print()` prints on rank 0 only.
     """
 
-    reports: Sequence[AlgorithmReport]
+    reports: Sequence[Report]
     rank: int = 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -319,9 +288,3 @@ _ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("messages received", "messages_received", "{:.0f}".format),
     ("buffers", "extra_bytes", in_bytes),
 )
-
-
-if TYPE_CHECKING:
-
-    class AnyReport(Report, MoveReport, GroupedReport, IOReport):
-        """The type of a matrix's report for type checkers: a user knows which of these types it has, without a cast."""

@@ -1,18 +1,20 @@
-"""The base classes of the reports of all runs: counts on one rank, beside the predictions of the schedules."""
+"""The report of a run: figures by name, as counted on one rank and as predicted by schedules."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
+from pdgemm.grids.rectangles import Rectangle
 from pdgemm.instrument.ownership import InNotebook
 from pdgemm.instrument.recorder import Recorder, Traffic
-from pdgemm.support.text import counted, in_rate, in_seconds, in_words
+from pdgemm.support.text import counted, in_bytes, in_seconds, in_words
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from pdgemm.grids.process_grid import ProcessGrid
 
 PHASES = ("compute_seconds", "wait_seconds", "pack_seconds", "sync_seconds", "hidden_seconds")
@@ -46,14 +48,52 @@ def vectors_so_far() -> VectorTraffic:
     return _of_process
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunReport(InNotebook):
-    """Measurements on one rank of a run of one schedule, or of several schedules in turn.  Words are elements.
+    """Measurements of a run on one rank.  Its figures are attributes; a report has the figures of its kind of run.
 
-    seconds : wall time.
+    seconds : wall time.   rank : the rank that measured.   dtype, shape : of the matrix.
+
+    Of runs of schedules, where words are elements:
     counted, predicted : the traffic of this rank, as counted where messages are passed to MPI, and by formula.
     extra_bytes, predicted_extra_bytes : the memory of buffers beyond the matrices; for several steps, the maximum.
     vectors : the part of `counted` and `predicted` that belongs to reductions: norms, diagonals, sums of columns.
+
+    Of a redistribution or a reduction: `name`, of the matrix or the reduction, and the layouts `source` and `target`.
+
+    Of a run that computes; the seconds of redistributions are no part of its phases:
+    flops : floating-point operations of all ranks together.   compute_seconds, pack_seconds : of this rank.
+    wait_seconds : of waits.   sync_seconds : the part that waits for ranks of the node, without any transfer.
+    hidden_seconds : with a transfer in flight and without a wait; a transfer ends when this rank sees its end.
+    moves : the reports of the redistributions; their words, bytes and seconds are part of the totals.
+
+    Of a batched or grouped product, where groups, rows, items and flops are of all ranks together:
+    items, groups : the number of products.   rows : rows that were sent, counted once for each of their groups.
+    local_flops, compute_seconds : of this rank.   imbalance : flops of the busiest rank / mean flops of the ranks.
+
+    Of a load or save, where bytes are the total of all ranks:
+    action, path, name, method : "read" or "wrote"; the file; its dataset, empty if it has only one matrix; how.
+    shape : of the matrix in the file: one number for a vector.   part : the rows and columns that were read, or None.
+    checksum : recorded with the dataset, or None.   generation, names : of a file of `save_all`, and its matrices.
+
+    Of A = Q R of a tall matrix, and of functions that use it:
+    method    : "cholesky" (CholeskyQR2, with a third pass where the first one was shifted or inaccurate), or "tsqr".
+    passes    : passes of CholeskyQR over A, failed passes before TSQR included.
+    departure : |Q^H Q - I|_F, measured before the last pass; NaN if Cholesky's factorisation failed or was not tried.
+    shift     : the first pass added this multiple of the squared lengths of A's columns to the diagonal of A^H A.
+
+    Of a function of a matrix, the same on every rank:
+    steps    : number of iterations, of passes over a file, or of the steps that the docstring of the function names.
+    products : calls of `pdgemm`.   checks : checksums of all products, with `protect`; other steps are not compared.
+    facts    : numbers, and lists of numbers, that the function has measured or estimated, by name.
+    Flops, words and bytes are sums over products, factorisations, solves with matrices, and redistributions; the words
+    include those of norms and diagonals.
+
+    Of a product, or of singular values, of matrices in files:
+    plan : the planned reads and writes, as a dictionary.   bytes_read, bytes_written : the counted bytes of all ranks.
+    read_wait, write_wait : seconds in which the slowest rank waited for its files, and did not multiply.
+    peak : bytes of the largest resident set of a rank so far, which includes the interpreter and its libraries, and the
+        memory of other ranks of the node that the rank has read in place.
+    saves, save_seconds : number of saved checkpoints, and the seconds that saving took.
     """
 
     rank: int
@@ -62,10 +102,38 @@ class RunReport(InNotebook):
     predicted: Traffic
     extra_bytes: int
     predicted_extra_bytes: int
-    vectors: VectorTraffic = field(default_factory=VectorTraffic)
+    vectors: VectorTraffic
+    flops: int
+    compute_seconds: float
+    wait_seconds: float
+    pack_seconds: float
+    sync_seconds: float
+    hidden_seconds: float
+    moves: tuple[RunReport, ...]
+    dtype: str
+    name: str
+    source: str
+    target: str
+    items: int
+    groups: int
+    rows: int
+    local_flops: int
+    imbalance: float
+    action: str
+    path: str
+    method: str
+    shape: tuple[int, ...]
+    bytes: int
+    checksum: str | None
+    part: Rectangle | None
+    generation: int
+    names: tuple[str, ...]
+    _text: Callable[[Any], str] | None
+    _comm: Any
 
-    # the communicator of the run; no field, because a communicator is no measurement, and cannot be sent
-    _comm: ClassVar[Any] = None
+    def __init__(self, text: Callable[[Any], str] | None = None, comm: Any = None, **figures: Any) -> None:
+        """Local.   text : returns the text of a report, a function of a module.   comm : the ranks of the run."""
+        vars(self).update(figures, _text=text, _comm=comm)
 
     @classmethod
     def of_run(
@@ -73,7 +141,7 @@ class RunReport(InNotebook):
     ) -> Self:
         """Return the report of a run: the counts of its recorder, and the predictions of its schedules or its plan.
 
-        others : values of the fields that the subclass adds.
+        others : further figures, and the text.
         """
         rank = grid.rank  # not from the communicator of the grid, which may have been freed
         shared: dict[str, Any] = {
@@ -83,123 +151,125 @@ class RunReport(InNotebook):
             "predicted": sum((x.traffic(rank) for x in schedules), Traffic()),
             "extra_bytes": recorder.peak_bytes,
             "predicted_extra_bytes": max((x.extra_bytes(rank) for x in schedules), default=0),
+            "vectors": VectorTraffic(),
         }
-        return cls(**shared | others).with_ranks(grid.comm)
-
-    def with_ranks(self, comm: MPI.Intracomm | None) -> Self:
-        """Attach the communicator of the run to the report, and return the report."""
-        object.__setattr__(self, "_comm", comm)
-        return self
-
-    def changed(self, **fields: Any) -> Self:
-        """Return a copy with other values of some fields and the same communicator."""
-        return replace(self, **fields).with_ranks(self._comm)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_comm"}
-
-    @property
-    def as_predicted(self) -> bool:
-        """Do the words, the messages and the bytes of buffers equal the predictions of the schedules?"""
-        return self.counted == self.predicted and self.extra_bytes == self.predicted_extra_bytes
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as numbers and strings, for JSON."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MoveReport(RunReport):
-    """Measurements of one redistribution, or of one reduction, on one rank."""
-
-    name: str  # the name of the matrix, or of the reduction
-    source: str  # the layout before
-    target: str  # the layout after
-
-    def __str__(self) -> str:
-        traffic = self.counted
-        return (
-            f"{self.name} redistributed from {self.source} to {self.target}: rank {self.rank} received "
-            f"{in_words(traffic.words_received)} and sent {in_words(traffic.words_sent)} "
-            f"in {counted(traffic.messages_sent, 'message')}, {in_seconds(self.seconds)}"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupedReport(RunReport):
-    """Measurements of one grouped product on one rank; groups, rows and flops are of all ranks together.
-
-    rows : rows that travelled, counted once for each of their groups.
-    compute_seconds : of the products of this rank.   imbalance : flops of the busiest rank / mean flops of the ranks.
-    """
-
-    groups: int
-    rows: int
-    flops: int
-    local_flops: int
-    compute_seconds: float
-    imbalance: float
-
-    def __str__(self) -> str:
-        traffic, rate = self.counted, self.local_flops / self.compute_seconds if self.compute_seconds else 0.0
-        return (
-            f"{counted(self.rows, 'row')} in {counted(self.groups, 'group')}: rank {self.rank} received "
-            f"{in_words(traffic.words_received)} and sent {in_words(traffic.words_sent)} "
-            f"in {counted(traffic.messages_sent, 'message')}, and multiplied for {in_seconds(self.compute_seconds)} "
-            f"of {in_seconds(self.seconds)} at {in_rate(rate)}; the busiest rank had {self.imbalance:.2f} times the "
-            "mean work"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkReport(RunReport):
-    """Measurements of a run that computes, on one rank; the seconds of redistributions are no part of its phases.
-
-    flops        : floating-point operations of all ranks together.
-    sync_seconds : the part of wait_seconds in which this rank waits for ranks of its node, without any transfer.
-    hidden_seconds : seconds with a transfer in flight and without a wait; a transfer ends when this rank sees its end.
-    """
-
-    flops: int
-    compute_seconds: float
-    wait_seconds: float
-    pack_seconds: float
-    sync_seconds: float
-    hidden_seconds: float
+        return cls(comm=grid.comm, **shared | others)
 
     @classmethod
-    def of_run(
+    def of_work(
         cls, recorder: Recorder, schedules: Sequence[Any], grid: ProcessGrid, seconds: float, /, **others: Any
     ) -> Self:
+        """Return the report of a run that computes, with its operations and the seconds of its phases."""
         phases = {name: recorder.seconds.get(name.removesuffix("_seconds"), 0.0) for name in PHASES}
         phases["wait_seconds"] += phases["sync_seconds"]
         flops = sum(x.flops for x in schedules)
-        return super().of_run(recorder, schedules, grid, seconds, flops=flops, **phases, **others)
+        return cls.of_run(recorder, schedules, grid, seconds, flops=flops, **phases, **others)
 
-    @classmethod
-    def of_steps(
-        cls, reports: Sequence[RunReport], vectors: VectorTraffic, grid: ProcessGrid, seconds: float, /, **others: Any
-    ) -> Self:
-        """Return the report of a function that ran steps with these reports in `seconds` altogether.
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The figures by name."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
-        vectors : the traffic of all reductions of the function, including those of its steps.
-        """
-        return cls(rank=grid.rank, seconds=seconds, **summed(reports, vectors), **others).with_ranks(grid.comm)
+    def changed(self, **figures: Any) -> Self:
+        """Return a copy with other values of some figures and the same communicator."""
+        return type(self)(self._text, self._comm, **self.figures | figures)
 
-    def after(self, others: Sequence[RunReport], vectors: VectorTraffic | None = None, **fields: Any) -> Self:
-        """Return this report with its sums extended by those of others, and with other values of some fields.
+    def after(self, others: Sequence[RunReport], vectors: VectorTraffic | None = None, **figures: Any) -> Self:
+        """Return this report with its sums extended by those of others, and with other values of some figures.
 
         vectors : the traffic of all reductions, including those of these reports; None: there are no other reductions.
         """
-        return self.changed(**summed([self, *others], vectors) | fields)
+        return self.changed(**summed([self, *others], vectors) | figures)
+
+    @property
+    def gflops(self) -> float:
+        """The GFLOP/s of all ranks together, by this rank's clock."""
+        return self.flops / self.seconds / 1e9 if self.seconds else 0.0
+
+    @property
+    def as_predicted(self) -> bool:
+        """Do the words, the messages and the bytes of buffers and files equal their predictions?"""
+        get, plan = vars(self).get, vars(self).get("plan", {})
+        files = all(get(name) == plan.get(name) for name in ("bytes_read", "bytes_written"))
+        return files and (get("counted"), get("extra_bytes")) == (get("predicted"), get("predicted_extra_bytes"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as numbers and strings, for JSON."""
+        return {name: _plain(value) for name, value in self.figures.items()}
+
+    def __str__(self) -> str:
+        return self._text(self) if self._text else repr(self)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.figures.items())})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunReport) and self.figures == other.figures
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_comm": None}  # a communicator cannot be sent
+
+
+MoveReport = RunReport  # of a redistribution
+
+
+def report_of_move(
+    recorder: Recorder, schedules: Sequence[Any], grid: ProcessGrid, seconds: float, /, **others: Any
+) -> RunReport:
+    """Return the report of a redistribution or a reduction.   others : `name`, `source` and `target`."""
+    return RunReport.of_run(recorder, schedules, grid, seconds, text=_text_of_move, **others)
+
+
+def _text_of_move(move: RunReport) -> str:
+    return f"{move.name} redistributed from {move.source} to {move.target}: {sent_and_received(move)}"
+
+
+def report_of_file(
+    action: str,
+    place: tuple[Path | str, str],
+    method: str,
+    array: tuple[tuple[int, ...], np.dtype],
+    size: int,
+    seconds: float,
+    checksum: str | None = None,
+    part: Rectangle | None = None,
+) -> RunReport:
+    """Return the report of a load or save.   place : file and dataset.   array : shape and type of the dataset."""
+    (path, name), (shape, dtype) = place, array
+    stored: dict[str, Any] = {"path": str(path), "name": name, "shape": shape, "dtype": str(dtype), "bytes": size}
+    how: dict[str, Any] = {"action": action, "method": method, "seconds": seconds, "checksum": checksum, "part": part}
+    return RunReport(_text_of_file, **stored, **how)
+
+
+def _text_of_file(report: RunReport) -> str:
+    name, which = f":{report.name}" if report.name else "", f"{report.part} of " if report.part else ""
+    shape = " x ".join(map(str, report.shape))
+    return (
+        f"{report.action} {report.path}{name} ({which}{shape} {report.dtype}, {in_bytes(report.bytes)}) "
+        f"by {report.method} in {in_seconds(report.seconds)}, {in_bytes(report.bytes / max(report.seconds, 1e-9))}/s"
+    )
+
+
+def sent_and_received(report: RunReport) -> str:
+    """Return the words and messages of a rank, and its seconds, as the end of a text."""
+    return f"{traffic_of(report)}, {in_seconds(report.seconds)}"
+
+
+def traffic_of(report: RunReport) -> str:
+    """Return the words and messages of a rank as text."""
+    traffic = report.counted
+    return (
+        f"rank {report.rank} received {in_words(traffic.words_received)} and sent {in_words(traffic.words_sent)} "
+        f"in {counted(traffic.messages_sent, 'message')}"
+    )
 
 
 def summed(reports: Sequence[RunReport], vectors: VectorTraffic | None = None) -> dict[str, Any]:
-    """Return the sums, and for bytes the maxima, of the fields of the steps' reports; moves have no phases or flops.
+    """Return the sums, and for bytes the maxima, of the figures of the steps; moves have no phases or flops.
 
     vectors : the traffic of all reductions, including those of the steps; None: there are no other reductions.
     """
-    work = [x for x in reports if isinstance(x, WorkReport)]
+    work = [x for x in reports if "sync_seconds" in x.figures]
     sums: dict[str, Any] = {name: sum(getattr(x, name) for x in work) for name in ("flops", *PHASES)}
     of_steps = sum((x.vectors for x in reports), VectorTraffic())
     others = VectorTraffic() if vectors is None else vectors - of_steps
@@ -208,3 +278,11 @@ def summed(reports: Sequence[RunReport], vectors: VectorTraffic | None = None) -
         sums[name] = sum((getattr(x, name) for x in reports), getattr(others, name))
     most = ("extra_bytes", "predicted_extra_bytes")
     return sums | {name: max((getattr(x, name) for x in reports), default=0) for name in most}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, RunReport):
+        return value.as_dict()
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

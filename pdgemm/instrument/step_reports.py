@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
-from pdgemm.instrument.panel_report import PanelReport
-from pdgemm.instrument.report import AlgorithmReport
-from pdgemm.instrument.run_report import MoveReport, VectorTraffic, summed, vectors_so_far
+from pdgemm.instrument.report import OF_PRODUCTS, Report
+from pdgemm.instrument.run_report import VectorTraffic, summed, vectors_so_far
 from pdgemm.names import AnyName
 
 Result = TypeVar("Result")
@@ -69,19 +67,17 @@ class Steps:
         return lambda: (report() if callable(report) else report).after([make() for make in reports], vectors)
 
 
-def total(
-    steps: Sequence[Callable[[], Any]], vectors: VectorTraffic, seconds: float, **changes: Any
-) -> AlgorithmReport:
-    """Return the sum of the reports that these functions return: a Report if all are of products, else a PanelReport.
+def total(steps: Sequence[Callable[[], Any]], vectors: VectorTraffic, seconds: float, **changes: Any) -> Report:
+    """Return the sum of the reports that these functions return, which is that of a product if all are of products.
 
     vectors : traffic of all reductions, including those of the steps.   seconds : time of all steps.
-    changes : values of other fields; if `what` is one, the sum is always a PanelReport.
-    Fields that are not sums, such as the grid, come from the first panel algorithm or, without one, the first product.
+    changes : values of other figures; if `what` is one, the sum is not that of a product.
+    Figures that are not sums, such as the grid, are those of the first algorithm that is no product, or the first one.
     """
     reports = [step() for step in steps]
-    algorithms = [x for x in reports if isinstance(x, AlgorithmReport)]
-    first = next((x for x in algorithms if isinstance(x, PanelReport)), algorithms[0])
-    moves = [(x,) if isinstance(x, MoveReport) else getattr(x, "moves", ()) for x in reports]
+    algorithms = [x for x in reports if isinstance(x, Report)]
+    first = next((x for x in algorithms if hasattr(x, "what")), algorithms[0])
+    moves = [(x,) if hasattr(x, "target") else getattr(x, "moves", ()) for x in reports]
     values = summed(reports, vectors) | {
         "seconds": seconds,
         "panels": sum(x.panels for x in algorithms),
@@ -89,9 +85,9 @@ def total(
         "lower_bound_words": 0.0,  # the sum of the bounds of the steps is no bound of the whole function
         "moves": sum(moves, ()),
     }
-    if "what" not in changes and not isinstance(first, PanelReport):
+    if "what" not in changes and not hasattr(first, "what"):
         return first.changed(**values | changes)
-    shared = {x.name: getattr(first, x.name) for x in fields(PanelReport) if hasattr(first, x.name)}
+    shared = {name: value for name, value in first.figures.items() if name not in OF_PRODUCTS}
     names = dict.fromkeys(x.algorithm for x in algorithms)
     values |= {"algorithm": AnyName(" + ".join(names)), "steps": tuple(reports)}
-    return PanelReport(**shared | values | changes).with_ranks(first._comm)
+    return Report(comm=first._comm, **{"rcond": None} | shared | values | changes)

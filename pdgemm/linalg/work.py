@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -13,8 +12,8 @@ from pdgemm.algorithms.product_options import as_protection
 from pdgemm.errors import LayoutError, LinAlgError
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.instrument.check_report import CheckReport, all_checks
-from pdgemm.instrument.run_report import WorkReport
+from pdgemm.instrument.check_report import all_checks
+from pdgemm.instrument.run_report import RunReport, summed
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.operands import to_one
 from pdgemm.linalg.factors.qr import factored
@@ -26,39 +25,9 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.matrix_base import on_diagonal
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together
-from pdgemm.support.text import counted as so_many
-from pdgemm.support.text import in_seconds, in_words
+from pdgemm.support.text import counted, in_seconds, in_words
 
 T = TypeVar("T")
-R = TypeVar("R", bound="FunctionReport")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FunctionReport(WorkReport):
-    """The report of a function of a matrix.  Steps, products and facts are the same on every rank.
-
-    steps    : number of iterations, or of the steps that the docstring of the function names.
-    products : calls of `pdgemm`.   checks : checksums of all products, with `protect`; other steps are not compared.
-    facts    : numbers, and lists of numbers, that the function has measured or estimated, by name.
-
-    Flops, words and bytes are sums over products, factorisations, solves with matrices, and redistributions; the words
-    include those of norms and diagonals.
-    """
-
-    name: str
-    steps: int
-    products: int
-    facts: dict[str, Any] = field(default_factory=dict)
-    checks: CheckReport | None = None
-
-    def __str__(self) -> str:
-        numbers = {name: value for name, value in self.facts.items() if not isinstance(value, list)}
-        facts = "".join(f", {name} {value:{'.7g' if 0.9 < value < 1 else '.2g'}}" for name, value in numbers.items())
-        checks = f"\n{self.checks}; factorisations, solves and redistributions were not compared" if self.checks else ""
-        return (
-            f"{self.name}: {so_many(self.steps, 'step')}, {so_many(self.products, 'product')}, "
-            f"{in_words(self.counted.words_received)} received, {in_seconds(self.seconds)}{facts}{checks}"
-        )
 
 
 class Work:
@@ -91,24 +60,41 @@ class Work:
 
     def reported(self, result: DistMatrix, steps: int, **facts: Any) -> DistMatrix:
         """Set the report of a result to the report of all steps, and return the result."""
-        result.report = self.later_report(FunctionReport, result.grid, steps, facts)
+        result.report = self.later_report(result.grid, steps, facts)
         return result
 
     def later_report(
-        self, kind: type[R], grid: ProcessGrid, steps: int, facts: dict[str, Any], **more: Any
-    ) -> Callable[[], R]:
-        """Return a function that returns the report of all steps.   more : the other fields of its kind."""
+        self,
+        grid: ProcessGrid,
+        steps: int,
+        facts: dict[str, Any],
+        text: Callable[[Any], str] | None = None,
+        **others: Any,
+    ) -> Callable[[], RunReport]:
+        """Return a function that returns the report of all steps.   text, others : of a report with other figures."""
         seconds = perf_counter() - self.start
         products, steps_reports, vectors = self.products, self._steps.reports, self._steps.vectors
 
-        def report() -> R:
+        def report() -> RunReport:
             reports = [make() for make in steps_reports]
             checks = all_checks([x.checks for x in reports if getattr(x, "checks", None)])
-            inside = sum(x.products for x in reports if isinstance(x, FunctionReport))
-            others = {"name": self.name, "steps": steps, "products": products + inside, "facts": facts, **more}
-            return kind.of_steps(reports, vectors, grid, seconds, checks=checks, **others)
+            inside = sum(x.products for x in reports if hasattr(x, "products"))
+            figures = {"name": self.name, "steps": steps, "products": products + inside, "facts": facts} | others
+            figures |= summed(reports, vectors) | {"rank": grid.rank, "seconds": seconds, "checks": checks}
+            return RunReport(text or text_of_function, grid.comm, **figures)
 
         return report
+
+
+def text_of_function(report: Any) -> str:
+    """Return the text of the report of a function of a matrix."""
+    numbers = {name: value for name, value in report.facts.items() if not isinstance(value, list)}
+    facts = "".join(f", {name} {value:{'.7g' if 0.9 < value < 1 else '.2g'}}" for name, value in numbers.items())
+    checks = f"\n{report.checks}; factorisations, solves and redistributions were not compared" if report.checks else ""
+    return (
+        f"{report.name}: {counted(report.steps, 'step')}, {counted(report.products, 'product')}, "
+        f"{in_words(report.counted.words_received)} received, {in_seconds(report.seconds)}{facts}{checks}"
+    )
 
 
 def check_protection(protect: Any, A: DistMatrix) -> str:

@@ -6,7 +6,6 @@ Items of one shape are stored as one stack, items of different shapes as a list;
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
@@ -15,6 +14,7 @@ from mpi4py import MPI
 
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.instrument.run_report import RunReport
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_whole
@@ -25,28 +25,10 @@ from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.local.blas.local_gemm import leading
 from pdgemm.matrix.gather import PIECE_BYTES
 from pdgemm.support.agreement import described_elements, together
-from pdgemm.support.text import counted, in_bytes, in_rate, in_seconds
+from pdgemm.support.text import counted, in_bytes
 from pdgemm.support.watchdog import watched
 
 Items = Any  # an array (items, rows, columns), or a list of matrices
-
-
-@dataclass(frozen=True)
-class BatchReport:
-    """The report of one rank about one batched product."""
-
-    items: int  # total over all ranks
-    flops: int  # total over all ranks
-    local_flops: int
-    seconds: float
-    imbalance: float  # flops of the busiest rank / mean flops of the ranks
-
-    def __str__(self) -> str:
-        rate = in_rate(self.local_flops / self.seconds if self.seconds else 0.0)
-        return (
-            f"{counted(self.items, 'product')} on all ranks; this rank multiplied for {in_seconds(self.seconds)} "
-            f"at {rate}; the busiest rank had {self.imbalance:.2f} times the mean work"
-        )
 
 
 class Batch:
@@ -56,7 +38,7 @@ class Batch:
     items  : this rank's matrices by ascending number: an array (items, rows, columns) where all matrices of all
              ranks have one shape, else a list.  Changing their elements changes the batch.
     device : the `pdgemm.local.arrays.device.Device` of the matrices; None: they are on the host.
-    report : the BatchReport of the product that computed this batch, the MoveReport of the exchange, or None.
+    report : the RunReport of the product that computed this batch, or of the exchange; or None.
 
     Make a batch by `from_local` or `from_global`.
     """
@@ -74,7 +56,7 @@ class Batch:
         self.device = device
         shapes.flags.writeable = owner.flags.writeable = False
         self.items, self.shapes, self.owner, self.dtype, self.comm = items, shapes, owner, dtype, comm
-        self.report: BatchReport = None  # type: ignore[assignment]  # so that the report of a product needs no cast
+        self.report: RunReport = None  # type: ignore[assignment]  # so that the report of a product needs no cast
 
     @classmethod
     def from_local(cls, items: np.ndarray | Sequence[np.ndarray], comm: MPI.Comm) -> Batch:

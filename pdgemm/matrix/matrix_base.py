@@ -22,7 +22,7 @@ from pdgemm.support.agreement import check_not_freed
 from pdgemm.support.text import in_bytes
 
 if TYPE_CHECKING:
-    from pdgemm.instrument.report import AnyReport
+    from pdgemm.instrument.report import Report
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -104,8 +104,8 @@ class MatrixBase:
         return devices.name_of(self._stored)
 
     @property
-    def report(self) -> AnyReport:
-        """The report on how this matrix was computed: a Report of a product, a MoveReport, an IOReport; or None."""
+    def report(self) -> Report:  # whose figures a type checker knows; a load or a redistribution has a RunReport
+        """The report on how this matrix was computed: by a product, a redistribution, a load; or None."""
         if callable(self._report):
             self._report = self._report()
         return self._report

@@ -19,7 +19,7 @@ from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder, Traffic
-from pdgemm.instrument.run_report import MoveReport, VectorTraffic, count_vectors
+from pdgemm.instrument.run_report import VectorTraffic, count_vectors, report_of_move
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.arguments import as_count, shown
 from pdgemm.local.arrays.device import Array, to_host
@@ -266,7 +266,7 @@ class Reductions(MatrixBase):
             return values[0] if axis is None else values
         matrix, schedules = self._kept(values, axis), [schedule] if schedule else []
         others: dict[str, Any] = {"source": str(layout), "target": "every rank", "vectors": traffic}
-        matrix.report = MoveReport.of_run(recorder, schedules, grid, perf_counter() - start, name=fold.name, **others)
+        matrix.report = report_of_move(recorder, schedules, grid, perf_counter() - start, name=fold.name, **others)
         return matrix
 
     def _kept(self, vector: np.ndarray, axis: int | None) -> Self:

@@ -38,7 +38,7 @@ def test_what_is_chosen_fits(
     chunk = 8 * rows * cols
     a, b = Operand(8, 8, (rows, cols), turned, chunk), Operand(8, 8, (cols, rows), not turned, chunk)
     memory = (1 << 22) + more
-    found = fitting(mnk, grid, a, b, 8, 8, 0, memory)
+    found = fitting(Tiling(mnk, grid, a, b, 8, 8, 0), memory)
     height, width, inner = found.largest
     mb, nb, ka, kb = found.blocks
     for i, j in product(range(grid[0]), range(grid[1])):
@@ -58,10 +58,10 @@ def test_the_order_reads_little_more_than_the_bound() -> None:
     """With much memory each element once; with little, as Hong and Kung have it, for panels take some of it."""
     n = 30_000
     for ranks, memory, most in (((1, 2), 35, 1.0), ((8, 8), 30, 1.0), ((1, 2), 30, 1.5), ((2, 2), 26, 1.9)):
-        found = fitting((n, n, n), ranks, Operand(8, 8), Operand(8, 8), 8, 8, 0, 1 << memory)
+        found = fitting(Tiling((n, n, n), ranks, Operand(8, 8), Operand(8, 8), 8, 8, 0), 1 << memory)
         assert 1 <= (found.bytes_read + found.bytes_written) / found.bound(1 << memory) <= most, (memory, found)
     # if A and B fit one panel in the inner dimension, those of A stay, and are read once
-    thin = fitting((100_000, 100_000, 500), (2, 2), Operand(8, 8), Operand(8, 8), 8, 8, 0, 1 << 27)
+    thin = fitting(Tiling((100_000, 100_000, 500), (2, 2), Operand(8, 8), Operand(8, 8), 8, 8, 0), 1 << 27)
     assert thin.counts[2] == 1 and thin.loads[0] == thin.counts[0]
 
 
@@ -77,11 +77,11 @@ def test_few_tilings_are_looked_at(mnk: tuple[int, int, int], memory: int, monke
 
     monkeypatch.setattr(Tiling, "__init__", counted)
     monkeypatch.setattr(Tiling, "cuts", property(lambda self: pytest.fail("a tile for each, in a list")))
-    found = best_tiling(mnk, (2, 2), Operand(8, 8), Operand(8, 8), 8, 8, 0, memory)
+    found = best_tiling(Tiling(mnk, (2, 2), Operand(8, 8), Operand(8, 8), 8, 8, 0), memory)
     assert len(made) <= 2 * 50
     if isinstance(found, int):
         assert memory == 1 << 20 and found > memory
-        assert isinstance(best_tiling(mnk, (2, 2), Operand(8, 8), Operand(8, 8), 8, 8, 0, found), Tiling)
+        assert isinstance(best_tiling(Tiling(mnk, (2, 2), Operand(8, 8), Operand(8, 8), 8, 8, 0), found), Tiling)
     else:
         assert found.all_bytes <= memory and found.as_dict(memory)["tiles"] == [*found.numbers]
         assert "times the lower bound" in found.explain(memory)
@@ -90,21 +90,21 @@ def test_few_tilings_are_looked_at(mnk: tuple[int, int, int], memory: int, monke
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 3)])
 def test_too_little_memory_says_how_much_is_needed(grid: tuple[int, int]) -> None:
-    asked = (1000, 2000, 3000), grid, Operand(8, 8), Operand(8, 8), 8, 8, 0
+    whole = Tiling((1000, 2000, 3000), grid, Operand(8, 8), Operand(8, 8), 8, 8, 0)
     with pytest.raises(MemoryLimitError, match=r"no tile fits 1\.0 MiB of memory per rank: .* are needed") as raised:
-        fitting(*asked, 1 << 20)
+        fitting(whole, 1 << 20)
     needed = int(str(raised.value).split("(")[1].split()[0])
-    fitting(*asked, needed)
+    fitting(whole, needed)
     with pytest.raises(MemoryLimitError):
-        fitting(*asked, needed - 100)
+        fitting(whole, needed - 100)
 
 
 def test_chunks_that_do_not_fit_are_read_in_parts() -> None:
     chunk = Operand(8, 8, (1000, 1000), chunk=8_000_000)
-    found = fitting((5000, 5000, 5000), (1, 1), chunk, chunk, 8, 8, 0, 50_000_000)
+    found = fitting(Tiling((5000, 5000, 5000), (1, 1), chunk, chunk, 8, 8, 0), 50_000_000)
     assert found.a.unit == (1, 1)
     assert found.most_bytes <= 50_000_000
-    whole = fitting((5000, 5000, 5000), (1, 1), chunk, chunk, 8, 8, 0, 200_000_000)
+    whole = fitting(Tiling((5000, 5000, 5000), (1, 1), chunk, chunk, 8, 8, 0), 200_000_000)
     assert all(first % 1000 == 0 for cuts in whole.cuts for first, _ in cuts)
 
 

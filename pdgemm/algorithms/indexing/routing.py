@@ -17,7 +17,7 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.index_map import IndexPairs, identity, merged
 from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.instrument.run_report import MoveReport
+from pdgemm.instrument.run_report import RunReport, report_of_move
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array, Device
 from pdgemm.local.arrays.dtypes import can_convert
@@ -152,7 +152,7 @@ class Routing:
             arguments += ["to_groups", transfer.plan.description]
         recorder = transfer()
         batch = self.batch_of(rows)
-        batch.report = self._move_report(transfer, recorder, start)  # type: ignore[assignment]
+        batch.report = self._move_report(transfer, recorder, start)
         return batch
 
     @repeated_if_unmapped
@@ -268,13 +268,12 @@ class Routing:
             CONVERT(place, item)
         return rows
 
-    def _move_report(self, transfer: RoutedTransfer, recorder: Recorder, start: float) -> MoveReport:
+    def _move_report(self, transfer: RoutedTransfer, recorder: Recorder, start: float) -> RunReport:
         plan = transfer.plan
         ends = [str(plan.target if plan.inward else plan.source), f"{len(self.owner)} groups"]
         source, target = ends if not plan.inward else ends[::-1]
-        return MoveReport.of_run(
-            recorder, [plan], self.grid, perf_counter() - start, name="rows", source=source, target=target
-        )
+        seconds = perf_counter() - start
+        return report_of_move(recorder, [plan], self.grid, seconds, name="rows", source=source, target=target)
 
 
 class RoutedTransfer:

@@ -17,13 +17,14 @@ from pdgemm.errors import DeviceError, MappingError, NodeMemoryError
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
-from pdgemm.instrument.panel_report import PanelReport
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.instrument.run_report import MoveReport
+from pdgemm.instrument.report import Report
+from pdgemm.instrument.run_report import RunReport
 from pdgemm.instrument.spans import HOST
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT
+from pdgemm.local.blas.threads import multiplier, threads
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, allocated, new_array
 from pdgemm.names import AnyName
@@ -72,10 +73,10 @@ def run_panels(
     executor: Callable[[Task[Any]], Callable[[], int]],
     matrices: dict[str, DistMatrix],
     what: str,
-    moves: Sequence[MoveReport] = (),
+    moves: Sequence[RunReport] = (),
     start: float | None = None,
     as_run: Callable[[Any], PanelSchedule] = lambda schedule: schedule,
-) -> tuple[int, Callable[[], PanelReport] | None]:
+) -> tuple[int, Callable[[], Report] | None]:
     """Run a panel algorithm on matrices in the layouts of its schedule.  Collective over their grid.
 
     as_run : returns the schedule completed with results of the run, such as pivots; the report predicts from it.
@@ -116,7 +117,7 @@ def run_panels(
 
 def working_copy(
     A: DistMatrix, block: int, fits: bool, overwrite: bool, order: Order | None = None, dtype: np.dtype | None = None
-) -> tuple[DistMatrix, list[MoveReport]]:
+) -> tuple[DistMatrix, list[RunReport]]:
     """Return a matrix with the elements of A that may be overwritten, and the report of its redistribution, if any.
 
     fits : the layout of A suits the algorithm; otherwise the copy has square blocks.
@@ -178,12 +179,12 @@ def _report(
     recorder: Any,
     what: str,
     seconds: float,
-    moves: tuple[MoveReport, ...],
+    moves: tuple[RunReport, ...],
     sharing: int,
-) -> PanelReport:
+) -> Report:
     """Return the report of one run, with the seconds that are predicted for the machine at hand."""
     machine = on_nodes(machine_at_hand(bool(schedule.device)), grid.ranks_per_node)
-    report = PanelReport.of_run(
+    report = Report.of_work(
         recorder,
         [schedule],
         grid,
@@ -191,6 +192,8 @@ def _report(
         algorithm=AnyName(schedule.algorithm),
         mover=schedule.mover,
         device=schedule.device,
+        threads=threads(),
+        blas=multiplier(),
         ranks_per_device=sharing,
         grid=schedule.grid.shape,
         dtype=str(schedule.A.dtype),
@@ -201,5 +204,7 @@ def _report(
         predicted_seconds=simulate(schedule, machine, grid.size).seconds,
         lower_bound_words=schedule.lower_bound_words(grid.size),
         what=what,
+        rcond=None,
+        steps=(),
     )
     return report.after(moves, moves=moves)

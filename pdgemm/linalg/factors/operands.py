@@ -15,7 +15,7 @@ from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Order
-from pdgemm.instrument.run_report import MoveReport
+from pdgemm.instrument.run_report import RunReport
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.device import to_host
@@ -152,7 +152,7 @@ def to_factor(
     order: Order | None = None,
     *others: object,
     aligned: bool = False,
-) -> tuple[DistMatrix, list[MoveReport]]:
+) -> tuple[DistMatrix, list[RunReport]]:
     """Check A; return A or a copy, for a panel algorithm to overwrite, and the reports of its move.  Collective.
 
     The copy has the layout of A if this shares the work evenly, else square blocks of size `block`.

@@ -75,7 +75,7 @@ def qr(A: DistMatrix, *, mode: QRMode = "reduced", method: QRMethod = "auto", pi
                          1e10 (1e4 in single precision) of the columns scaled to one length;
              "tsqr"      a tree of Householder's factorisations, for any A, of any rank;
              "householder"  blocked reflections on any grid, for A of any shape and rank; made for matrices that are
-                         not tall, in square blocks; `Q.report` is then a PanelReport;
+                         not tall, in square blocks; `Q.report` is then a Report;
              "auto"      "householder" where its plan takes less time than the plan of "cholesky".  Otherwise the
                          method is "cholesky" where it is accurate, else "tsqr".  Accurate means |Q^H Q - I| <= 1/2,
                          measured before the last pass, and no pivot of Cholesky's factorisation that is as small as a

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.instrument.run_report import MoveReport, WorkReport
+from pdgemm.instrument.run_report import RunReport, sent_and_received
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT
@@ -29,44 +28,21 @@ from pdgemm.matrix.gather import block_index
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.schedules.panels.tsqr_schedule import TallSchedule, cholesky_pass, svd_of_triangle, tsqr_schedule
 from pdgemm.support.agreement import together
-from pdgemm.support.text import counted, in_seconds, in_words
 from pdgemm.transport.panels.tree_messages import descend, to_all
 
 PASSES = 2  # passes of CholeskyQR over a matrix that is not ill-conditioned
 
 
-@dataclass(frozen=True, kw_only=True)
-class QRReport(WorkReport):
-    """How A = Q R was computed; the words of redistributions are part of the totals.
-
-    method    : "cholesky" (CholeskyQR2, with a third pass where the first one was shifted or inaccurate), or "tsqr".
-    passes    : passes of CholeskyQR over A, failed passes before TSQR included.
-    departure : |Q^H Q - I|_F, measured before the last pass; NaN if Cholesky's factorisation failed or was not tried.
-    shift     : the first pass added this multiple of the squared lengths of A's columns to the diagonal of A^H A.
-    moves     : the redistributions of A to rows on all ranks, and of Q back.
-    """
-
-    method: str
-    shape: tuple[int, int]
-    dtype: str
-    passes: int
-    departure: float
-    shift: float
-    moves: tuple[MoveReport, ...] = ()
-
-    def __str__(self) -> str:
-        passes = f"{self.passes} {'pass' if self.passes == 1 else 'passes'} of CholeskyQR"
-        shifted = f", the first shifted by {self.shift:.0e} |A|^2" if self.shift else ""
-        how = {
-            "cholesky": f"{passes}{shifted}, |Q^H Q - I| = {self.departure:.0e} before the last",
-            "tsqr": f"TSQR{f' ({passes} failed{shifted})' if self.passes else ''}",
-        }[self.method]
-        traffic, moved = self.counted, "; A and Q redistributed" if self.moves else ""
-        return (
-            f"Q R of A ({self.shape[0]} x {self.shape[1]}), {self.dtype}, by {how}{moved}: rank {self.rank} received "
-            f"{in_words(traffic.words_received)} and sent {in_words(traffic.words_sent)} in "
-            f"{counted(traffic.messages_sent, 'message')}, {in_seconds(self.seconds)}"
-        )
+def text_of_qr(report: Any) -> str:
+    """Return the text of a report on how A = Q R was computed."""
+    passes = f"{report.passes} {'pass' if report.passes == 1 else 'passes'} of CholeskyQR"
+    shifted = f", the first shifted by {report.shift:.0e} |A|^2" if report.shift else ""
+    how = {
+        "cholesky": f"{passes}{shifted}, |Q^H Q - I| = {report.departure:.0e} before the last",
+        "tsqr": f"TSQR{f' ({passes} failed{shifted})' if report.passes else ''}",
+    }[report.method]
+    (m, n), moved = report.shape, "; A and Q redistributed" if report.moves else ""
+    return f"Q R of A ({m} x {n}), {report.dtype}, by {how}{moved}: {sent_and_received(report)}"
 
 
 class TallQR(NamedTuple):
@@ -74,7 +50,7 @@ class TallQR(NamedTuple):
 
     Q: DistMatrix
     R: np.ndarray
-    report: Any  # a QRReport; None while a program is planned
+    report: Any  # a RunReport; None while a program is planned
 
 
 def tall_qr(A: DistMatrix, method: str = "auto", passes: int = PASSES) -> TallQR:
@@ -128,11 +104,12 @@ def tall_qr(A: DistMatrix, method: str = "auto", passes: int = PASSES) -> TallQR
             R = tsqr(leaf, step.tree, comm, recorder)
             ran.append(step)
         recorder.finish()
-    report = QRReport.of_run(
+    report = RunReport.of_work(
         recorder,
         ran,
         grid,
         perf_counter() - start,
+        text=text_of_qr,
         method=done,
         shape=A.shape,
         dtype=str(A.dtype),
@@ -189,7 +166,7 @@ def svd_on_all(factors: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any
             f"the singular values of A ({shape_of(factors.Q)}) do not converge; does A contain NaN or infinity?"
         )
     U, s, Vh = words[: k * k].reshape(k, k), words[k * k : -k * k or None].real, words[k * k + k :].reshape(k, k)
-    return U, s, Vh, factors.report.after([WorkReport.of_run(recorder, [step], grid, perf_counter() - start)])
+    return U, s, Vh, factors.report.after([RunReport.of_work(recorder, [step], grid, perf_counter() - start)])
 
 
 def placed(factors: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, DistMatrix]:
@@ -225,7 +202,7 @@ def rows_of(X: DistMatrix) -> tuple[tuple[int, ...], tuple[int, ...], int, np.dt
     return (*grid.rank_map, *idle), (*counts, *[0] * len(idle)), X.shape[1], X.dtype
 
 
-def _by_rows(A: DistMatrix) -> tuple[DistMatrix, tuple[MoveReport, ...]]:
+def _by_rows(A: DistMatrix) -> tuple[DistMatrix, tuple[RunReport, ...]]:
     """Return A, or a copy on the grid of `rows_only`, and the report of the redistribution, if any.  Collective."""
     grid = rows_only(A)
     if grid is A.grid:

@@ -10,7 +10,7 @@ import numpy as np
 from pdgemm.algorithms.panels.panel_run import can_read, device_of, run_panels, working_copy
 from pdgemm.algorithms.panels.triangular_panels import TriangularProduct, TriangularSolve
 from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.instrument.run_report import MoveReport
+from pdgemm.instrument.run_report import RunReport
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.operands import (
     check_right_side,
@@ -122,7 +122,7 @@ def _triangular(
             check_result("B", B, {"A": A})
         alpha = as_scalar(alpha, dtype, "alpha")
         arguments += [name, lower, unit, side, alpha, bool(overwrite_b), *operand_description(A, B)]
-    M, vector, moves = in_type(M, dtype), not isinstance(B, DistMatrix), list[MoveReport]()
+    M, vector, moves = in_type(M, dtype), not isinstance(B, DistMatrix), list[RunReport]()
     if not is_balanced(M.layout_in(M.grid), BLOCK):
         M, moves = working_copy(M, BLOCK, False, False)
     right_side = column(right_side, M, dtype) if vector else right_side
@@ -189,7 +189,7 @@ def triangular_schedule(
     return TriangularSchedule(A, PANEL, can_read(M, X), B, lower, solves, inverse=inverse, device=device_of(M))
 
 
-def _right_side(B: DistMatrix, M: DistMatrix, dtype: np.dtype, overwrite: bool) -> tuple[DistMatrix, list[MoveReport]]:
+def _right_side(B: DistMatrix, M: DistMatrix, dtype: np.dtype, overwrite: bool) -> tuple[DistMatrix, list[RunReport]]:
     """Return B or a copy, on M's grid with rows distributed as M's, and the report of the move, if any.  Collective."""
     distribution = distribution_beside(B, M)
     if distribution is B.distribution:

@@ -11,7 +11,7 @@ from pdgemm.errors import DeviceError, GridError, LayoutError
 from pdgemm.grids.distribution import Block, BlockCyclic, Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.instrument.run_report import MoveReport
+from pdgemm.instrument.run_report import report_of_move
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.operands import empty_like
 from pdgemm.local.arrays import device as devices
@@ -107,7 +107,7 @@ def kron(A: Any, B: Any) -> DistMatrix:
     recorder.hold(b.nbytes)
     others: dict[str, Any] = {"source": str(B.distribution), "target": "every rank", "vectors": steps.vectors}
     others["predicted_extra_bytes"] = p * q * B.dtype.itemsize
-    C.report = MoveReport.of_run(recorder, [gather], B.grid, perf_counter() - steps.start, name="B", **others)
+    C.report = report_of_move(recorder, [gather], B.grid, perf_counter() - steps.start, name="B", **others)
     return C
 
 

@@ -182,7 +182,7 @@ def _in_parts(question: Question) -> Tiling | int:
     stored = dtypes.product(question.dtype, question.dtype)
     of_c = dtypes.arithmetic(stored).itemsize, stored.itemsize, 0
     grid, operand = (rows, question.ranks // rows), Operand(size, size)
-    return best_tiling(question.mnk, grid, operand, operand, *of_c, memory)
+    return best_tiling(Tiling(question.mnk, grid, operand, operand, *of_c), memory)
 
 
 def _range(numbers: Any, form: Callable[[float], str]) -> str:

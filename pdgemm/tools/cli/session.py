@@ -22,6 +22,7 @@ from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.observer import Observer
 from pdgemm.instrument.report import Summary
+from pdgemm.instrument.run_report import RunReport
 from pdgemm.io import hdf5
 from pdgemm.io.atomic import on_root
 from pdgemm.io.source import Source
@@ -50,7 +51,7 @@ class Speaker(Observer):
         """Report a result, as a line or as a member of the JSON object.   several : the member is a list of results."""
         if self.grid.rank:
             return
-        plain = what.as_dict() if isinstance(what, Summary) else asdict(what)
+        plain = what.as_dict() if isinstance(what, Summary | RunReport) else asdict(what)
         if key == "verify":
             plain |= {"passed": what.passed, "wrong": what.wrong}
         self._said.append(str(what))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import pickle
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ def test_report_reads_well(comm: Any, grid: Any) -> None:
     assert "mover shared" if comm.size > 1 else "mover ibcast" in title[0]
     total = C.report.compute_seconds + C.report.wait_seconds + C.report.pack_seconds
     assert 0 < total <= C.report.seconds
-    wrong = replace(C.report, extra_bytes=C.report.predicted_extra_bytes + 1)
+    wrong = C.report.changed(extra_bytes=C.report.predicted_extra_bytes + 1)
     assert "but predicted were" in str(wrong) and not wrong.as_predicted
 
 
@@ -71,10 +70,10 @@ def test_the_summary_is_of_all_ranks_and_the_same_on_all(comm: Any, capsys: pyte
         summary.print()
         assert capsys.readouterr().out == ("" if comm.rank else f"{summary}\n")
 
-        slow = [replace(report, seconds=4.0 * (report.rank + 1), flops=6 * 10**6) for report in summary.reports]
+        slow = [report.changed(seconds=4.0 * (report.rank + 1), flops=6 * 10**6) for report in summary.reports]
         late = Summary(slow)
         assert late.gflops == 6e6 / (4 * comm.size) / 1e9 and f"{in_rate(1e9 * late.gflops)}; predicted" in str(late)
-        bad = Summary([replace(slow[0], extra_bytes=1 + slow[0].predicted_extra_bytes), *slow[1:]])
+        bad = Summary([slow[0].changed(extra_bytes=1 + slow[0].predicted_extra_bytes), *slow[1:]])
         assert "NOT as predicted" in str(bad)
 
         copied = pickle.loads(pickle.dumps(C.report))  # as gather does

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import product as combined
 from pathlib import Path
 from typing import Any
@@ -260,9 +260,9 @@ def test_transfers_hidden_are_those_that_were_not_waited_for() -> None:
     """A wait for the ranks of the node brings nothing, and is no transfer."""
 
     def overlap(**facts: Any) -> float | None:
-        nothing = dict.fromkeys((x.name for x in fields(Report)), 0)
-        told = nothing | {"counted": Traffic(messages_received=1), "moves": ()} | facts
-        return Report(**told).overlap  # type: ignore[arg-type]
+        return Report(
+            **{"counted": Traffic(messages_received=1), "moves": (), "sync_seconds": 0.0, "wait_seconds": 0.0} | facts
+        ).overlap
 
     assert overlap(hidden_seconds=3.0, wait_seconds=2.0, sync_seconds=1.0) == 0.75
     assert overlap(hidden_seconds=0.0, wait_seconds=2.0) == 0
