@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +13,7 @@ from mpi4py import MPI
 
 from pdgemm.errors import FileError
 from pdgemm.support import files
+from pdgemm.support.files import LOST, reserve, to_disk
 
 T = TypeVar("T")
 
@@ -39,6 +41,23 @@ def check_writable_on_all(path: Path, comm: MPI.Comm, size: int, *replaced: Any)
     replaced : `overwrite` and `mark` of `check_writable`.
     """
     return on_root(comm, path, partial(files.check_writable, path, size, *replaced))
+
+
+def create_with_header(path: Path, header: bytes, size: int) -> None:
+    """Write the header of a file, and reserve the space of `size` bytes of elements.  Local."""
+    with path.open("wb") as file:
+        file.write(header)
+        file.flush()
+        reserve(file, len(header) + size)
+        os.truncate(file.fileno(), len(header) + size)
+
+
+def check_header(path: Path, partial: Path, header: bytes, size: int) -> None:
+    """Raise FileError, which names `path`, if the file on the disk has another header or another size.  Local."""
+    to_disk(partial, (len(header), len(header) + size))
+    with partial.open("rb") as file:
+        if file.read(len(header)) != header or os.fstat(file.fileno()).st_size != len(header) + size:
+            raise FileError(f"{path}: {LOST}")
 
 
 @contextmanager

@@ -24,7 +24,7 @@ import numpy as np
 import pdgemm
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.instrument.run_report import RunReport
-from pdgemm.io.attributes import read_attribute, write_attributes
+from pdgemm.io.stored import read_attribute, write_attributes
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.file_states import State, ordinary, state
 from pdgemm.support.files import LOST, check_named, check_replaced, naming, process_name, rename
@@ -34,7 +34,6 @@ _PREFIX = "pdgemm_"  # of the attributes that pdgemm adds to those of the caller
 _JOB, _NAME, _GENERATION = f"{_PREFIX}job", f"{_PREFIX}process", f"{_PREFIX}generation"
 _CHECKSUM = f"{_PREFIX}checksum"  # of one matrix
 _CONTENTS = f"{_PREFIX}contents"  # the hash of all other attributes, and of the properties of the matrices
-_ATTRS = f"{_PREFIX}attributes"  # versions up to 0.1, instead: the hash of the caller's attributes, job, generation
 _MOST = 60_000  # bytes of the largest attribute; the limit of HDF5 is 64 KiB
 _FIRST = 1 << 20  # bytes at the beginning of a file, which contain the names of these attributes
 
@@ -276,15 +275,9 @@ def _parsed(path: Path, file: h5py.File) -> Generation:
 
     file.visititems(visit)
     mine = {name: value for name, value in attrs.items() if not name.startswith(_PREFIX)}
-    if _CONTENTS in attrs:
-        good = attrs.pop(_CONTENTS) == _hash(attrs, matrices)
-    elif _ATTRS in attrs:
-        good = attrs[_ATTRS] == _hash_of_attrs({**mine, _JOB: attrs[_JOB], _GENERATION: attrs[_GENERATION]})
-    elif not _is_ours(path):
+    if _CONTENTS not in attrs and not _is_ours(path):
         raise OtherFileError(f"{path} was not written by save_all")
-    else:
-        good = False
-    if not good:
+    if attrs.pop(_CONTENTS, None) != _hash(attrs, matrices):
         raise DamagedError(f"{path} is damaged: its attributes, or its matrices, are not those that were saved")
     token = Token(str(attrs[_JOB]), int(attrs[_GENERATION]))
     plain = {name: _plain(value) for name, value in mine.items()}
@@ -305,7 +298,7 @@ def _is_ours(path: Path) -> bool:
     """Return whether `save_all` wrote a file, which may be damaged: it is empty, or begins with names of attributes."""
     with open(path, "rb", opener=ordinary) as file:
         first = file.read(_FIRST)
-    return not first or sum(name.encode() in first for name in (_JOB, _NAME, _GENERATION, _CONTENTS, _ATTRS)) > 1
+    return not first or sum(name.encode() in first for name in (_JOB, _NAME, _GENERATION, _CONTENTS)) > 1
 
 
 def _hash(attrs: Mapping[str, Any], matrices: Iterable[Matrix]) -> str:
@@ -314,12 +307,6 @@ def _hash(attrs: Mapping[str, Any], matrices: Iterable[Matrix]) -> str:
     plain = [(name, value.dtype.str, value.shape, value.tolist()) for name, value in values]
     known = repr((plain, [tuple(x) for x in sorted(matrices)]))
     return hashlib.blake2b(known.encode(errors="surrogatepass"), digest_size=16).hexdigest()
-
-
-def _hash_of_attrs(attrs: Mapping[str, Any]) -> str:
-    """Return the hash of the attributes alone, which versions up to 0.1 wrote."""
-    plain = [(name, np.asarray(attrs[name]).dtype.kind, np.asarray(attrs[name]).tolist()) for name in sorted(attrs)]
-    return hashlib.blake2b(repr(plain).encode(), digest_size=16).hexdigest()
 
 
 def has(path: Path, name: str, shape: tuple[int, int], dtype: np.dtype | None) -> bool:

@@ -16,7 +16,6 @@ at a time (`pdgemm.io.pieces`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -28,25 +27,20 @@ import pdgemm
 from pdgemm.algorithms.protection.checksum import checksum, checksums
 from pdgemm.errors import ArgumentError, DTypeError, FileError, GridError, LayoutError
 from pdgemm.grids.distribution import Block
-from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid, default_grid
-from pdgemm.instrument.run_report import RunReport, report_of_file
+from pdgemm.instrument.run_report import RunReport
 from pdgemm.instrument.spans import taking, timed
-from pdgemm.io import generations, hyperslabs, mpi_io, pieces
+from pdgemm.io import generations, pieces
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.generations import Saved
 from pdgemm.io.many_datasets import NewDatasets, checked_layouts, load_datasets
 from pdgemm.io.new_dataset import NewDataset, new_dataset
-from pdgemm.io.pieces import Progress, Transfer, as_column, check_dtypes, part_of, within
+from pdgemm.io.pieces import Progress, as_column
+from pdgemm.io.source import source as source_of
 from pdgemm.io.stored import (
     CHANGED,
-    Stored,
-    check_checksum,
     check_names,
-    check_unchanged,
-    check_verifiable,
     file_and_name,
-    stored_dataset,
 )
 from pdgemm.local.arrays.arguments import as_count
 from pdgemm.local.arrays.device import HOST
@@ -101,54 +95,15 @@ def load(
     `.report` has the method, bytes and seconds.  Extra memory: at most 64 MiB per rank, or two chunks of the dataset.
     Raises FileError, LayoutError, DTypeError, ArgumentError or DeviceError on every rank.
     """
-    start, grid = perf_counter(), default_grid() if grid is None else grid
-    comm = communicator_of(grid)
-    with together(comm) as description:
+    grid = default_grid() if grid is None else grid
+    with together(communicator_of(grid)) as description:
         path, name = file_and_name(path, name)
         requested = None if dtype is None else element_type(dtype)
         # `DistMatrix.empty` compares the arguments of the layout
         description += ["hdf5.load", path, name, rows, cols, requested, bool(transpose), bool(verify), device]
     device_on(grid, device)
-    stored, wanted = dataset_properties(path, name, grid, requested)
-    with together(comm):
-        part = part_of(stored.shape, rows, cols)
-        if verify:
-            if part.shape != stored.shape:
-                raise ArgumentError(f"{path}:{name}: verify reads the whole dataset, and not a part of it ({part})")
-            check_verifiable(stored, f"{path}:{name}")
-        method = _way_to_read(stored)
-        carried = wanted
-        if verify:  # the checksum is that of the stored bits, without conversion
-            carried = stored.dtype
-        elif wanted.kind == "c" and stored.dtype.kind != "c":  # HDF5 cannot convert real to complex numbers
-            carried = np.empty(0, wanted).real.dtype
-    order: Order = "F" if transpose else "C"
-    shape = part.shape[::-1] if transpose else part.shape
-    layout: Any = {"block": block, "source": source, "order": order, "device": device}
-    matrix = DistMatrix.empty(shape, grid=grid, dtype=carried, **layout)
-    there = matrix.T if transpose else matrix
-    with timed("read", matrix.local.nbytes), taking(None):
-        with _opened(stored, method, path, name, comm) as transfer:
-            pieces.read_pieces(there, within(transfer, part), stored.unit, progress)
-        on_root(comm, path, lambda: check_unchanged(f"{path}:{name}", stored))
-    if verify:
-        check_checksum(stored, f"{path}:{name}", checksum(there))  # the same on every rank
-    if wanted != carried:
-        matrix = matrix.astype(wanted)
-    size, taken = part.size * stored.dtype.itemsize, perf_counter() - start
-    what = (path, name), method, (stored.shape[: stored.ndim], stored.dtype), size, taken
-    matrix.report = report_of_file("read", *what, stored.checksum, None if part.shape == stored.shape else part)
-    return matrix
-
-
-def _opened(
-    stored: Stored, method: str, path: Path, name: str, comm: MPI.Intracomm
-) -> AbstractContextManager[Transfer]:
-    """Open a dataset for reading: with MPI-IO where its bytes are contiguous in a file, else through HDF5."""
-    if method != "mpi-io":
-        return hyperslabs.opened_by_hdf5(path, name, comm, method == "mpio")
-    assert stored.offset is not None
-    return mpi_io.opened_by_mpi_io(stored.file, stored.offset, stored.shape[1], stored.dtype, comm)
+    dataset = source_of(grid, f"{path}:{name}", (str(path), name), requested, "T" if transpose else "N")
+    return dataset.read(grid, block, rows, cols, verify, progress, source=source, device=device)
 
 
 def dataset(
@@ -167,8 +122,7 @@ def dataset(
     grid = default_grid() if grid is None else grid
     with together(communicator_of(grid)):
         path, name = file_and_name(path, name)
-    stored, wanted = dataset_properties(path, name, grid, None if dtype is None else element_type(dtype))
-    return pdgemm.StoredMatrix(grid, (str(path), name), stored, wanted)
+    return pdgemm.StoredMatrix(grid, source_of(grid, f"{path}:{name}", (str(path), name), dtype))
 
 
 def save(
@@ -379,22 +333,3 @@ def _check_state(path: Path, name: str, x: DistMatrix, comm: MPI.Intracomm) -> N
 def _check_saved(dtype: np.dtype) -> None:
     if dtype not in STORED or not dtype.isnative:
         raise DTypeError(f"a matrix of {dtype} cannot be saved; use astype, to one of {names(STORED)}")
-
-
-def dataset_properties(path: str | Path, name: str, grid: ProcessGrid, dtype: Any = None) -> tuple[Stored, np.dtype]:
-    """Return the properties of a dataset, and the type of its matrix; no element is read.  Collective over the grid.
-
-    Arguments and errors are those of `load`.
-    """
-    path = Path(path)
-    stored = on_root(grid.comm, path, lambda: stored_dataset(path, name))
-    with together(grid.comm):
-        wanted = stored.dtype if dtype is None else element_type(dtype)
-        check_dtypes(f"{path}:{name}", stored.dtype, wanted, STORED)
-    return stored, wanted
-
-
-def _way_to_read(stored: Stored) -> str:
-    if hyperslabs.parallel_h5py() and not stored.scattered:
-        return "mpio"
-    return "mpi-io" if stored.offset is not None and stored.dtype in STORED else "independent"

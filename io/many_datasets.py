@@ -9,13 +9,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from pdgemm.io import mpi_io, pieces  # before h5py: these modules load MPI, which a parallel h5py needs
+from pdgemm.io import dataset_access, pieces  # before h5py: these modules load MPI, which a parallel h5py needs
 
 import h5py  # isort: skip
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.algorithms.protection.checksum import bilinear, checksums, texts
+from pdgemm.algorithms.protection.checksum import checksums, texts
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Order
@@ -23,10 +23,9 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.run_report import report_of_file
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io.atomic import on_root
-from pdgemm.io.attributes import write_attributes
 from pdgemm.io.new_dataset import attributes, contiguous
 from pdgemm.io.pieces import Progress, Transfer, check_dtypes
-from pdgemm.io.stored import check_checksum, check_unchanged, check_verifiable, stored_datasets
+from pdgemm.io.stored import check_checksum, check_unchanged, check_verifiable, stored_datasets, write_attributes
 from pdgemm.local.arrays.device import HOST, Array
 from pdgemm.local.arrays.dtypes import STORED, element_type
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -85,7 +84,7 @@ class ManyDatasets:
             with together(self._comm):
                 for parcel in self._parcels:
                     for number, whole in self._own_wholes(parcel, transfers).items():
-                        totals[number] = bilinear(whole, *map(np.arange, whole.shape))[0]
+                        totals[number] = pieces.sum_at(whole)[0]
             for number in self._large:
                 x = self._matrices[number]
                 totals[number] = pieces.file_sum(x.shape, x.dtype, transfers[number], _ALONE, self._comm)[0]
@@ -102,7 +101,7 @@ class ManyDatasets:
     @contextmanager
     def _opened(self, write: bool) -> Iterator[list[Transfer]]:
         """Open the file on all ranks; yield a transfer of each dataset.  Collective."""
-        with mpi_io.all_by_mpi_io(self._file, self._comm, write) as transfer_of:
+        with dataset_access.all_by_mpi_io(self._file, self._comm, write) as transfer_of:
             yield [transfer_of(at, x.shape[1], x.dtype) for at, x in zip(self.offsets, self._matrices)]
 
 

@@ -6,12 +6,8 @@ bytes.  (An MPI file type of a block-cyclic layout would have an entry for each 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from math import gcd, prod
-from pathlib import Path
-from platform import node
+from math import gcd
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,7 +15,7 @@ from mpi4py import MPI
 
 from pdgemm.algorithms.protection.checksum import bilinear, text, zero
 from pdgemm.algorithms.redistribution import redistribute
-from pdgemm.errors import DTypeError, FileError, PdgemmError
+from pdgemm.errors import DTypeError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.rectangles import Rectangle
@@ -29,9 +25,7 @@ from pdgemm.local.arrays.dtypes import TYPE, kind_rank, names
 from pdgemm.local.arrays.elementwise import set_elements
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import GuardedCallback, agree, together
-from pdgemm.support.files import file_error
 from pdgemm.support.text import typed
-from pdgemm.support.waits import Wait
 
 ELEMENTS = 1 << 19  # elements of the largest block of a rank in a piece
 INDICES = 1 << 17  # the most rows or columns of a piece, since a redistribution may keep arrays of that length
@@ -164,52 +158,18 @@ def _even(sizes: list[int], ranks: int) -> list[int]:
     return [min(int(ranks * middle / ends[-1]), ranks - 1) for middle in middles]
 
 
-class _Ways(NamedTuple):
-    """How the parts of the matrices of a parcel travel between the ranks that have them and those with whole ones.
-
-    parts  : of this rank's local arrays, the bytes that belong to each rank's whole ones.
-    wholes : of this rank's whole ones, the bytes that belong to each rank's parts.
-    places : of each rank's parts in this rank's whole ones: (number, rows, columns).
-    """
-
-    parts: list[int]
-    wholes: list[int]
-    places: list[tuple[int, np.ndarray, np.ndarray]]
-
-
-def _ways(matrices: Sequence[DistMatrix], parcel: Parcel, comm: MPI.Intracomm) -> _Ways:
-    """Return the ways of a parcel.  Local."""
-    ways = _Ways([0] * comm.size, [0] * comm.size, [])
-    for number, owner in zip(*parcel):
-        ways.parts[owner] += matrices[number].stored.nbytes
-    for rank in range(comm.size):
-        for number in (x for x, owner in zip(*parcel) if owner == comm.rank):
-            matrix = matrices[number]
-            coords = matrix.grid.coords_of(rank)
-            if elements := prod(matrix.distribution.local_shape(coords)):
-                dims = zip((matrix.distribution.rows, matrix.distribution.cols), coords)
-                rows, cols = (dim.indices(part) for dim, part in dims)
-                ways.places.append((number, rows, cols))
-                ways.wholes[rank] += elements * matrix.dtype.itemsize
-    return ways
-
-
 def whole_ones(matrices: Sequence[DistMatrix], parcel: Parcel, comm: MPI.Intracomm) -> dict[int, np.ndarray]:
-    """Return the matrices of a parcel that are whole on this rank, by number.  Collective; one exchange.
-
-    Each rank sends its local arrays, the parcel's order also being that of the ranks that receive them.
-    """
+    """Return the matrices of a parcel that are whole on this rank, by number.  Collective; one exchange."""
     with together(comm):
-        ways, out = _ways(matrices, parcel, comm), _bytes_of([matrices[x].local for x in parcel.numbers])
-        into, start = np.empty(sum(ways.wholes), np.uint8), 0
-        wholes = new_wholes(matrices, parcel, comm)
-    comm.Alltoallv([out, ways.parts, MPI.BYTE], [into, ways.wholes, MPI.BYTE])
+        out, wholes = [list[np.ndarray]() for _ in range(comm.size)], new_wholes(matrices, parcel, comm)
+        for number, owner in zip(*parcel):
+            out[owner].append(np.ascontiguousarray(matrices[number].local))
+    parts = comm.alltoall(out)
     with together(comm):
-        for number, rows, cols in ways.places:
-            whole = wholes[number]
-            end = start + len(rows) * len(cols) * whole.itemsize
-            whole[_window(rows, cols)] = into[start:end].view(whole.dtype).reshape(len(rows), len(cols))
-            start = end
+        for rank, of_rank in enumerate(parts):
+            for (number, whole), part in zip(wholes.items(), of_rank):
+                if part.size:
+                    whole[_window(matrices[number], rank)] = part
     return wholes
 
 
@@ -221,14 +181,14 @@ def spread_wholes(
     One exchange, the transpose of that of `whole_ones`.
     """
     with together(comm):
-        ways = _ways(matrices, parcel, comm)
-        out = _bytes_of([wholes[number][_window(rows, cols)] for number, rows, cols in ways.places])
-        into, start = np.empty(sum(ways.parts), np.uint8), 0
-    comm.Alltoallv([out, ways.wholes, MPI.BYTE], [into, ways.parts, MPI.BYTE])
+        out = [
+            [np.ascontiguousarray(whole[_window(matrices[number], rank)]) for number, whole in wholes.items()]
+            for rank in range(comm.size)
+        ]
+    parts = [iter(of_rank) for of_rank in comm.alltoall(out)]
     with together(comm):
-        for local in (matrices[number].local for number in parcel.numbers):
-            local[...] = into[start : start + local.nbytes].view(local.dtype).reshape(local.shape)
-            start += local.nbytes
+        for number, owner in zip(*parcel):
+            matrices[number].local[...] = next(parts[owner])
 
 
 def new_wholes(matrices: Sequence[DistMatrix], parcel: Parcel, comm: MPI.Intracomm) -> dict[int, np.ndarray]:
@@ -237,52 +197,13 @@ def new_wholes(matrices: Sequence[DistMatrix], parcel: Parcel, comm: MPI.Intraco
     return {number: np.empty(matrices[number].shape, matrices[number].dtype) for number in own}
 
 
-def _bytes_of(arrays: list[np.ndarray]) -> np.ndarray:
-    """Return the bytes of arrays, one after the other, each in the order of its rows."""
-    return np.concatenate(
-        [np.empty(0, np.uint8), *(np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in arrays)]
-    )
-
-
-def _window(rows: np.ndarray, cols: np.ndarray) -> Any:
-    """Return the index of ascending rows and columns: of slices, for a plain copy, where they follow each other."""
-    (row, last), (col, end) = ((x[0], x[-1] + 1) for x in (rows, cols))
-    alike = (len(rows), len(cols)) == (last - row, end - col)
-    return (slice(row, last), slice(col, end)) if alike else np.ix_(rows, cols)
-
-
-@contextmanager
-def open_on_all(
-    comm: MPI.Intracomm, path: Path, write: bool, opening: Callable[[], T], closing: Callable[[T], object]
-) -> Iterator[T]:
-    """Open and close a file on all ranks, or raise on all.  Collective; the block raises on all ranks or none."""
-    file: T | None = None
-    error: PdgemmError | None = None
-    try:
-        os.close(os.open(path, os.O_RDWR if write else os.O_RDONLY))
-    except OSError as bad:
-        shared = "is its folder shared by all nodes?"
-        error = FileError(f"{path}: rank {comm.rank} on {node()} cannot open it ({bad.strerror}): {shared}")
-    agree(comm, error)  # MPI would wait for ever for a rank that cannot open the file
-    try:
-        with Wait(comm):
-            file = opening()
-    except Exception as bad:
-        error = file_error(path, bad)
-    agree(comm, error)
-    assert file is not None
-    try:
-        yield file
-    except BaseException:
-        with suppress(Exception):
-            closing(file)
-        raise
-    try:
-        with Wait(comm):
-            closing(file)  # a full disk may be reported only at closing
-    except Exception as bad:
-        error = file_error(path, bad)
-    agree(comm, error)
+def _window(matrix: DistMatrix, rank: int) -> Any:
+    """Return the index of the elements of a rank in the whole matrix; slices, for a plain copy, where these suffice."""
+    dims = zip((matrix.distribution.rows, matrix.distribution.cols), matrix.grid.coords_of(rank))
+    rows, cols = (dim.indices(part) for dim, part in dims)
+    ends = [(x[0], x[-1] + 1) if len(x) else (0, 0) for x in (rows, cols)]
+    alike = all(len(x) == end - first for x, (first, end) in zip((rows, cols), ends))
+    return tuple(slice(*x) for x in ends) if alike else np.ix_(rows, cols)
 
 
 def write_pieces(matrix: DistMatrix, put: Transfer, unit: tuple[int, int], progress: Progress | None = None) -> None:
@@ -320,17 +241,29 @@ def file_checksum(
     return text(comm, file_sum(shape, dtype, get, unit, comm))
 
 
+def sum_at(block: np.ndarray, row: int = 0, col: int = 0) -> np.ndarray:
+    """Return the sum of a block of a matrix for its checksum.   row, col : the first ones of the block.  Local."""
+    rows, cols = block.shape
+    return bilinear(block, np.arange(row, row + rows), np.arange(col, col + cols))
+
+
 def file_sum(
-    shape: tuple[int, int], dtype: np.dtype, get: Transfer, unit: tuple[int, int], comm: MPI.Intracomm
+    shape: tuple[int, int],
+    dtype: np.dtype,
+    get: Transfer,
+    unit: tuple[int, int],
+    comm: MPI.Intracomm,
+    start: tuple[int, int] = (0, 0),
 ) -> np.ndarray:
-    """Return this rank's part of the checksum of the dataset.  Collective."""
+    """Return this rank's part of the checksum of the dataset, or of a part of it at `start`.  Collective."""
     total = zero()
     for piece in cut(shape, unit, comm.size):
-        row, col, (rows, cols) = piece.share(comm.rank)
+        row, col, own = piece.share(comm.rank)
+        row, col = row + start[0], col + start[1]
         with together(comm):
-            block = np.empty((rows, cols), dtype)
+            block = np.empty(own, dtype)
             get(row, col, block)
-            total += bilinear(block, np.arange(row, row + rows), np.arange(col, col + cols))
+            total += sum_at(block, row, col)
     return total
 
 

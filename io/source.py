@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from math import prod
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
+from mpi4py import MPI
+from numpy.lib import format as npy_format
 
 from pdgemm.algorithms.protection import checksum
-from pdgemm.errors import FileError, LayoutError
+from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.io import hdf5, hyperslabs, mpi_io, npy, pieces
+from pdgemm.instrument.run_report import report_of_file
+from pdgemm.instrument.spans import taking, timed
+from pdgemm.io import dataset_access, pieces
 from pdgemm.io.atomic import on_root
-from pdgemm.io.pieces import Transfer
-from pdgemm.io.stored import CHANGED, Stored, changed_file, check_unchanged
-from pdgemm.local.arrays.dtypes import STORED
+from pdgemm.io.pieces import Progress, Transfer, check_dtypes, part_of, within
+from pdgemm.io.stored import (
+    CHANGED,
+    Stored,
+    changed_file,
+    check_checksum,
+    check_unchanged,
+    check_verifiable,
+    stored_dataset,
+)
+from pdgemm.local.arrays.dtypes import STORED, TYPE, element_type
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.support.agreement import together
+from pdgemm.support.file_states import ordinary, settled, state_of
+from pdgemm.support.files import naming
 from pdgemm.support.text import op_name
+
+# version 3 differs from version 2 in the encoding of field names, and a matrix of numbers has no fields
+_HEADERS = dict.fromkeys([(2, 0), (3, 0)], npy_format.read_array_header_2_0) | {
+    (1, 0): npy_format.read_array_header_1_0
+}
 
 _TURNED = {("N", "T"): "T", ("T", "T"): "N", ("N", "C"): "C", ("C", "C"): "N"}  # (op, letter): op of the turned one
 Region = tuple[tuple[int, int], tuple[int, int]]  # (first, one after the last) of the rows and of the columns
@@ -51,9 +73,10 @@ class Source(NamedTuple):
 
     what   : the name of the matrix in messages.
     dataset : the file, and the name of the dataset in the file, "" in a .npy file.
-    stored : the properties from `hdf5.dataset_properties` or `npy.array_properties`.
+    stored : the properties of the dataset, or of an array, whose rows are contiguous.
     dtype  : type of the matrix.
     op     : of the stored elements.   letter : of the user's argument; these differ for a .npy file in Fortran order.
+    by_columns : the rows of `stored` are columns of the array, as in a .npy file in Fortran order.
     """
 
     what: str
@@ -62,6 +85,7 @@ class Source(NamedTuple):
     dtype: np.dtype
     op: str = "N"
     letter: str = "N"
+    by_columns: bool = False
 
     @property
     def op_name(self) -> str:
@@ -117,16 +141,50 @@ class Source(NamedTuple):
         """Return the source with the properties that its dataset has now.  Collective."""
         return self._replace(stored=source(grid, self.what, self.dataset, self.dtype).stored)
 
-    def read(self, grid: ProcessGrid, block: Block | None, **more: Any) -> DistMatrix:
+    def read(
+        self,
+        grid: ProcessGrid,
+        block: Block | None,
+        rows: Any = None,
+        cols: Any = None,
+        verify: bool = False,
+        progress: Progress | None = None,
+        **layout: Any,
+    ) -> DistMatrix:
         """Return the matrix, or its transpose where op is not "N".  Collective; raises the errors of `load`.
 
-        more : arguments of `hdf5.load` or `npy.load`.
+        rows, cols, verify, progress : as in `hdf5.load`, where rows and columns are those of the array in the file.
+        layout : the other arguments of `DistMatrix.empty`.
         """
-        (path, name), how = self.dataset, {"dtype": self.dtype, "transpose": self.transposed, **more}
-        if name:
-            return hdf5.load(path, name, grid, block, **how)
-        how["transpose"] ^= npy.array_properties(path, grid, self.dtype)[2]
-        return npy.load(path, grid, block, **how)
+        start, comm, stored, carried = perf_counter(), grid.comm, self.stored, self.dtype
+        with together(comm):
+            part = part_of(stored.shape[::-1] if self.by_columns else stored.shape, rows, cols)
+            whole = part.size == stored.shape[0] * stored.shape[1]
+            if verify:  # the checksum is that of the stored bits, without conversion
+                if not whole:
+                    raise ArgumentError(f"{self.place}: verify reads the whole dataset, and not a part of it ({part})")
+                check_verifiable(stored, self.place)
+                carried = stored.dtype
+            elif carried.kind == "c" and stored.dtype.kind != "c" and self.dataset[1]:
+                carried = np.empty(0, carried).real.dtype  # HDF5 cannot convert real to complex numbers
+            collective = bool(self.dataset[1]) and not stored.scattered and dataset_access.parallel_h5py()
+        in_file = part._replace(rows=part.cols, cols=part.rows) if self.by_columns else part
+        shape = in_file.shape[::-1] if self.transposed else in_file.shape
+        layout |= {"block": block, "dtype": carried, "order": "F" if self.transposed else "C"}
+        matrix = DistMatrix.empty(shape, grid=grid, **layout)
+        there = matrix.T if self.transposed else matrix
+        with timed("read", matrix.local.nbytes), taking(None):
+            with self._opened(comm, collective) as transfer:
+                pieces.read_pieces(there, within(transfer, in_file), stored.unit, progress)
+            on_root(comm, Path(self.dataset[0]), lambda: check_unchanged(self.place, stored))
+        if verify:
+            check_checksum(stored, self.place, checksum.checksum(there))  # the same on every rank
+        matrix = matrix.astype(self.dtype, copy=False)
+        method = "mpio" if collective else "mpi-io" if self._contiguous else "independent"
+        array = (stored.shape[::-1] if self.by_columns else stored.shape)[: stored.ndim], stored.dtype
+        what = method, array, part.size * stored.dtype.itemsize, perf_counter() - start, stored.checksum
+        matrix.report = report_of_file("read", self.dataset, *what, None if whole else part)
+        return matrix
 
     def is_same(self, other: Source) -> bool:
         """Return whether both sources are the same dataset, whatever its names."""
@@ -148,14 +206,9 @@ class Source(NamedTuple):
         if grid.draft:  # a program is planned, in which this rank has no elements to read
             yield lambda row, col, elements: None
             return
-        stored, comm = self.stored, grid.comm
-        path, name = Path(self.dataset[0]), self.dataset[1]
-        if stored.offset is not None and (stored.dtype in STORED or not name):
-            way = mpi_io.opened_by_mpi_io(stored.file, stored.offset, stored.shape[1], stored.dtype, comm)
-        else:
-            way = hyperslabs.opened_by_hdf5(path, name, comm, False)
+        stored, comm, path = self.stored, grid.comm, Path(self.dataset[0])
         on_root(comm, path, lambda: check_unchanged(self.place, stored))
-        with way as transfer:
+        with self._opened(comm, collective=False) as transfer:
             yield transfer
         if sums is None:
             on_root(comm, path, lambda: check_unchanged(self.place, stored))
@@ -165,21 +218,84 @@ class Source(NamedTuple):
             if not (same_shape and again.checksum(grid, sums.dtype) == read):
                 raise FileError(f"{self.place}: {file} {CHANGED}")
 
+    @property
+    def _contiguous(self) -> bool:
+        """Whether the elements can be read by MPI-IO at their offset in a file."""
+        return self.stored.offset is not None and (self.stored.dtype in STORED or not self.dataset[1])
+
+    def _opened(self, comm: MPI.Intracomm, collective: bool) -> AbstractContextManager[Transfer]:
+        """Open the dataset: with MPI-IO where its bytes are contiguous in a file, else through HDF5.  Collective."""
+        (path, name), stored = self.dataset, self.stored
+        if collective or not self._contiguous:
+            return dataset_access.opened_by_hdf5(Path(path), name, comm, collective)
+        assert stored.offset is not None
+        return dataset_access.opened_by_mpi_io(stored.file, stored.offset, stored.shape[1], stored.dtype, comm)
+
 
 def ndim_of_product(b: Source, entry: Source | None) -> int:
     """Return the dimensions of the dataset of C: 1 where op(B), or C on entry, is a column of one dimension."""
     return min(x.ndim for x in (b, entry) if x is not None)
 
 
-def source(
-    grid: ProcessGrid, what: str, dataset: tuple[str, str], dtype: str | np.dtype | None = None, op: str = "N"
-) -> Source:
+def source(grid: ProcessGrid, what: str, dataset: tuple[str, str], dtype: Any = None, op: str = "N") -> Source:
     """Inspect a dataset, or a .npy file, whose dataset has the name "".  Collective over the grid.
 
     Raises the errors of `hdf5.load` and `npy.load` that do not depend on elements, and that of `Source.turned`.
     """
-    if dataset[1]:
-        stored, matrix_dtype = hdf5.dataset_properties(*dataset, grid, dtype)
-        return Source(what, dataset, stored, matrix_dtype, op.upper(), op.upper())
-    stored, matrix_dtype, transposed = npy.array_properties(dataset[0], grid, dtype)
-    return Source(what, dataset, stored, matrix_dtype, "T" if transposed else "N", op.upper()).turned(op.upper())
+    path, name = Path(dataset[0]), dataset[1]
+    place, possible = (f"{path}:{name}", STORED) if name else (str(path), tuple(TYPE))
+    stored, by_columns = on_root(
+        grid.comm, path, lambda: (stored_dataset(path, name), False) if name else _stored_array(path)
+    )
+    with together(grid.comm):
+        wanted = stored.dtype if dtype is None else element_type(dtype)
+        wanted = wanted if name else wanted.newbyteorder("=")
+        check_dtypes(place, stored.dtype, wanted, possible)
+    letter = op.upper()
+    if not by_columns:
+        return Source(what, dataset, stored, wanted, letter, letter)
+    return Source(what, dataset, stored, wanted, "T", letter, by_columns).turned(letter)
+
+
+def _stored_array(path: Path) -> tuple[Stored, bool]:
+    """Return the properties of the array of a .npy file, and whether it is in Fortran order.
+
+    The rows of the Stored are contiguous.  Raises FileError, LayoutError or DTypeError.
+    """
+    with naming(path), open(path, "rb", opener=ordinary) as file:
+        try:
+            version = npy_format.read_magic(file)
+        except ValueError:
+            raise FileError(f"{path}: it is not a .npy file") from None
+        if version not in _HEADERS:
+            raise FileError(f"{path}: version {version[0]}.{version[1]} of the .npy format is not known")
+        shape, fortran_order, dtype = _HEADERS[version](file)
+        offset, current, before = file.tell(), state_of(file.fileno()), settled(path)
+    if len(shape) not in (1, 2):
+        raise LayoutError(f"{path} is neither a matrix nor a vector: its shape is {shape}")
+    fortran_order = fortran_order and len(shape) == 2
+    if min(shape) < 0:
+        raise FileError(f"{path} is damaged: its header says that its shape is {shape}")
+    if dtype.kind not in "biufc":
+        raise DTypeError(f"{path} holds {dtype}, which are no numbers")
+    end = offset + prod(shape) * dtype.itemsize
+    if end > current.size:
+        raise FileError(f"{path} is truncated: its elements end at byte {end}, the file at {current.size}")
+    if current != before:
+        raise FileError(f"{path} {CHANGED}")
+    rows, cols = shape[0], prod(shape[1:])
+    identity = current.device, current.inode, offset
+    stored = Stored(
+        shape=(cols, rows) if fortran_order else (rows, cols),
+        dtype=dtype,
+        file=path,
+        offset=offset,
+        unit=(1, 1),
+        scattered=False,
+        checksum=None,
+        states={(path, current)},
+        object=identity,
+        objects={identity},
+        ndim=len(shape),
+    )
+    return stored, fortran_order

@@ -7,7 +7,7 @@ dataset, or external raw storage.  So file, layout, offset and type are those of
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,6 @@ import numpy as np
 
 from pdgemm.algorithms.protection.checksum import is_comparable
 from pdgemm.errors import ArgumentError, FileError, LayoutError
-from pdgemm.io.attributes import read_attribute
 from pdgemm.support.file_states import State, check_ordinary, settled, state, state_of
 from pdgemm.support.files import naming
 
@@ -167,7 +166,7 @@ def check_checksum(stored: Stored, what: str, computed: str) -> None:
 def check_unchanged(what: str, stored: Stored) -> None:
     """Raise FileError if a file has changed since it was inspected."""
     if (file := changed_file(stored)) is not None:
-        raise FileError(f"{what}: {file} {CHANGED}")
+        raise FileError(f"{'' if what == str(file) else f'{what}: '}{file} {CHANGED}")
 
 
 def changed_file(stored: Stored) -> Path | None:
@@ -271,14 +270,6 @@ def old(path: Path, name: str) -> Old | None:
         return None if item is None else Old(_object(item), "pdgemm_checksum" in item.attrs)
 
 
-def attribute(path: Path, name: str, attribute: str) -> Any:
-    """Return an attribute of the dataset that a name leads to; None if the dataset or the attribute is missing."""
-    if not path.exists():
-        return None
-    with followed(path, name, set()) as (_, item, _):
-        return None if item is None else read_attribute(item, attribute)
-
-
 def _object(item: Any) -> Object:
     file = state_of(item.file.id.get_vfd_handle())
     return file.device, file.inode, h5py.h5o.get_info(item.id).addr
@@ -360,3 +351,33 @@ def _contents(group: h5py.Group) -> str:
 
     group.visititems(visit)
     return ", ".join([*datasets[:_MOST_NAMES], *["..."] * (len(datasets) > _MOST_NAMES)])
+
+
+# ------------------------------------------------------------------ attributes
+# Strings of variable length are in a global heap of the file, and HDF5 2.0.0 reads for ever in a heap with a flipped
+# bit in its free space.  So strings have a fixed length.
+def write_attributes(item: Any, attributes: Mapping[str, Any]) -> None:
+    """Set attributes of a file, group or dataset."""
+    for name, value in attributes.items():
+        if isinstance(value, str):
+            _write_text(item, name, value)
+        else:
+            item.attrs[name] = value
+
+
+def _write_text(item: Any, name: str, value: str) -> None:
+    """Set one attribute, to the byte as `item.attrs.create` does, which takes four times as long."""
+    spelt = np.array(value.encode(errors="surrogateescape") or b"\0")  # file names may be undecodable
+    kind = h5py.h5t.C_S1.copy()
+    kind.set_size(spelt.itemsize)
+    kind.set_strpad(h5py.h5t.STR_NULLPAD)
+    kind.set_cset(h5py.h5t.CSET_UTF8)
+    if h5py.h5a.exists(item.id, name.encode()):
+        h5py.h5a.delete(item.id, name.encode())
+    h5py.h5a.create(item.id, name.encode(), kind, h5py.h5s.create(h5py.h5s.SCALAR)).write(spelt, mtype=kind)
+
+
+def read_attribute(item: Any, name: str) -> Any:
+    """Return an attribute, and a string of fixed or variable length as `str`; None if the attribute is missing."""
+    value = item.attrs.get(name)
+    return value.decode(errors="surrogateescape") if isinstance(value, np.bytes_) else value

@@ -12,7 +12,6 @@ The format: https://github.com/huggingface/safetensors.  What a file has to hold
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from importlib import import_module
 from math import prod
@@ -22,9 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdgemm.errors import ArgumentError, DTypeError, FileError
+from pdgemm.io.atomic import check_header, create_with_header
 from pdgemm.io.stored import CHANGED
 from pdgemm.support.file_states import State, ordinary, settled, state, state_of
-from pdgemm.support.files import LOST, naming, reserve, to_disk
+from pdgemm.support.files import LOST, naming
 
 METADATA = "__metadata__"
 WRITTEN_BY = rb'^.{8}\{"__metadata__":\{"written by":"pdgemm"'  # the beginning of a file of this package
@@ -118,26 +118,25 @@ class NewFile(NamedTuple):
     tensors: dict[str, Tensor]
 
     @property
+    def elements(self) -> int:
+        """The bytes of the elements."""
+        return sum(x.nbytes for x in self.tensors.values())
+
+    @property
     def size(self) -> int:
-        return len(self.text) + sum(x.nbytes for x in self.tensors.values())
+        return len(self.text) + self.elements
 
     def create(self, partial: Path) -> None:
         """Write the header, and reserve the space of the elements.  Local."""
-        with partial.open("wb") as file:
-            file.write(self.text)
-            file.flush()
-            reserve(file, self.size)
-            os.truncate(file.fileno(), self.size)
+        create_with_header(partial, self.text, self.elements)
 
     def check(self, path: Path, partial: Path) -> None:
         """Raise FileError where the file on the disk has another header or size, or the library refuses it.  Local."""
-        to_disk(partial, (len(self.text), self.size))
+        check_header(path, partial, self.text, self.elements)
         try:
-            there = read_header(partial)
+            read_header(partial)
         except FileError as bad:
             raise FileError(f"{path}: {LOST}: {bad}") from None
-        if there.tensors != self.tensors or there.state.size != self.size:
-            raise FileError(f"{path}: {LOST}")
 
 
 def new_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> NewFile:

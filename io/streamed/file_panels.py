@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
@@ -11,13 +12,13 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.algorithms.protection.checksum import bilinear, zero
+from pdgemm.algorithms.protection.checksum import zero
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.io.pieces import Transfer
+from pdgemm.io.pieces import Transfer, sum_at
 from pdgemm.io.source import ReadSums, Region, Source
-from pdgemm.io.streamed.tiling import STAGED, Range, TileStep
+from pdgemm.io.streamed.tiling import STAGED, PanelShape, Range, TileStep
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
 
@@ -42,7 +43,6 @@ def worker() -> Executor:
 class Panels:
     """op(X) in panels, of which at most two are in memory.  Collective over the grid, except the reads themselves.
 
-    shape, block : of the largest panel.   loads : number of panels that will be read.
     sums    : receives the sums of the panels that are read.
     nbytes  : bytes that this rank has read.   wait : seconds that this rank waited for reads.
     """
@@ -52,17 +52,15 @@ class Panels:
         source: Source,
         transfer: Transfer,
         grid: ProcessGrid,
-        shape: tuple[int, int],
-        block: tuple[int, int],
-        loads: int,
+        shape: PanelShape,
         reader: Executor,
         sums: ReadSums,
     ) -> None:
         self._source, self._transfer, self._reader, self._sums = source, transfer, reader, sums
         order: Order = "F" if source.transposed else "C"
         self._buffers = [
-            DistMatrix.empty(shape, grid=grid, block=block, dtype=source.dtype, order=order)
-            for _ in range(min(2, max(1, loads)))
+            DistMatrix.empty(shape.shape, grid=grid, block=shape.block, dtype=source.dtype, order=order)
+            for _ in range(min(2, max(1, shape.loads)))
         ]
         self._panel, self._coming = self._buffers[-1], self._buffers[-1]
         self._reading: Future[tuple[int, np.ndarray]] | None = None
@@ -77,7 +75,7 @@ class Panels:
         if self._source.transposed:
             there, start = there.T, start[::-1]
         self._reading = self._reader.submit(
-            read_and_sum, self._transfer, there, start, self._source.stored.dtype.itemsize
+            transfer_and_sum, self._transfer, there, start, self._source.stored.dtype.itemsize
         )
 
     def end(self) -> None:
@@ -94,6 +92,25 @@ class Panels:
         """Return the panel that was read last; a panel without elements where nothing is multiplied."""
         panel = self._panel[:rows, :cols]
         return panel.T.H if self._source.op == "C" else panel
+
+
+@contextmanager
+def opened_panels(
+    grid: ProcessGrid, *wanted: tuple[Source | None, PanelShape], panel_grid: ProcessGrid | None = None
+) -> Iterator[list[Panels | None]]:
+    """Open matrices in files, and yield their panels, all of which are read by one worker.  Collective.
+
+    wanted : the matrices, None for an operand that is in memory, and the shapes of their panels.
+    panel_grid : the grid of the panels, over the ranks of `grid`; None: the same grid.
+    """
+    with ExitStack() as stack:
+        sums = [x and ReadSums(x.place, x.dtype) for x, _ in wanted]
+        opened = [x and stack.enter_context(x.opened_alone(grid, y)) for (x, _), y in zip(wanted, sums)]
+        reader = stack.enter_context(worker())  # ends before the files are closed
+        yield [
+            Panels(x, get, panel_grid or grid, shape, reader, y) if x and get and y else None
+            for (x, shape), get, y in zip(wanted, opened, sums)
+        ]
 
 
 def loaded_steps(
@@ -155,15 +172,8 @@ class TileWriter:
             self.end(number)
 
     def _written(self, slab: DistMatrix, start: tuple[int, int]) -> tuple[int, np.ndarray, float]:
-        total, begin = zero(), perf_counter()
-
-        def put(row: int, col: int, part: np.ndarray) -> None:
-            part = np.ascontiguousarray(part, self._dtype)
-            rows, cols = (np.arange(first, first + n) for first, n in zip((row, col), part.shape))
-            np.add(total, bilinear(part, rows, cols), out=total)
-            self._transfer(row, col, part)
-
-        nbytes = transfer_part(put, slab, start, self._dtype.itemsize)
+        begin = perf_counter()
+        nbytes, total = transfer_and_sum(self._transfer, slab, start, self._dtype.itemsize, self._dtype)
         return nbytes, total, perf_counter() - begin
 
 
@@ -179,16 +189,21 @@ def transfer_part(transfer: Transfer, part: DistMatrix, start: tuple[int, int], 
     return local.size * itemsize
 
 
-def read_and_sum(get: Transfer, part: DistMatrix, start: tuple[int, int], itemsize: int) -> tuple[int, np.ndarray]:
-    """Read as `transfer_part` does, and return the bytes in the file and the sum of the elements.  Local."""
+def transfer_and_sum(
+    transfer: Transfer, part: DistMatrix, start: tuple[int, int], itemsize: int, dtype: np.dtype | None = None
+) -> tuple[int, np.ndarray]:
+    """Transfer as `transfer_part` does, and return the bytes in the file and the sum of the elements.  Local.
+
+    dtype : the type to which elements that are written are converted first.
+    """
     total = zero()
 
-    def read(row: int, col: int, piece: np.ndarray) -> None:
-        get(row, col, piece)
-        rows, cols = (np.arange(first, first + n) for first, n in zip((row, col), piece.shape))
-        np.add(total, bilinear(piece, rows, cols), out=total)
+    def summed(row: int, col: int, piece: np.ndarray) -> None:
+        piece = piece if dtype is None else np.ascontiguousarray(piece, dtype)
+        transfer(row, col, piece)
+        np.add(total, sum_at(piece, row, col), out=total)
 
-    return transfer_part(read, part, start, itemsize), total
+    return transfer_part(summed, part, start, itemsize), total
 
 
 def _runs(dim: BlockCyclic, part: int) -> Iterator[tuple[int, int, int]]:

@@ -27,7 +27,7 @@ from pdgemm.io.new_dataset import NewDataset, new_dataset
 from pdgemm.io.pieces import Progress, Transfer
 from pdgemm.io.source import ReadSums, Source, ndim_of_product, source
 from pdgemm.io.streamed.checkpoints import PATIENCE, Checkpoints, When, WrongResult, checkpoints
-from pdgemm.io.streamed.file_panels import Panels, TileWriter, loaded_steps, read_and_sum, worker
+from pdgemm.io.streamed.file_panels import Panels, TileWriter, loaded_steps, opened_panels, transfer_and_sum, worker
 from pdgemm.io.streamed.tiling import Operand, TileStep, Tiling
 from pdgemm.io.streamed.tiling_choice import fits_in, fitting, most_memory
 from pdgemm.io.streamed.unfinished import Left
@@ -169,11 +169,6 @@ class FilesProduct:
         ops = {f"op({x.what})": f"{x.op}, {x.shape[0]} x {x.shape[1]} {x.dtype}" for x in self.inputs}
         return {**scalars, **ops, "sums": f"{self.held}", "compute_type": f"{self._options.compute_type}"}
 
-    @property
-    def _held_types(self) -> list[np.dtype]:
-        """The types that the elements of the inputs have in memory."""
-        return [self.a.dtype, self.b.dtype, self.held][: len(self.inputs)]
-
     def go_on(self, left: Left) -> bool:
         """Leave out the steps of an earlier job, and take its tiles if they fit the memory; return whether they do."""
         a, b = (operand_of(x)._replace(unit=unit) for x, unit in zip((self.a, self.b), left.units))
@@ -206,20 +201,18 @@ class FilesProduct:
     def _written(self, dataset: NewDataset, kept: Checkpoints | None, notify: GuardedCallback) -> _Counted:
         """Compute all tiles; the memory of the tile and the panels is freed at the end."""
         tiling, grid, comm = self.tiling, self.grid, self.grid.comm
-        (rows, cols, inner), (mb, nb, a_inner, b_inner) = tiling.largest, tiling.blocks
+        (rows, cols, inner), adds = tiling.largest, tiling.counts[2] > 1 or self.entry is not None
         left, limit = self.memory - tiling.most_bytes, self._options.memory_limit
         options = replace(self._options, memory_limit=left if limit is None else min(left, limit)).arguments
         with ExitStack() as stack:
-            read = [ReadSums(x.place, dtype) for x, dtype in zip(self.inputs, self._held_types)]
-            opened = [stack.enter_context(x.opened_alone(grid, y)) for x, y in zip(self.inputs, read)]
-            entry = None if self.entry is None else (opened[2], read[2])
+            sums = ReadSums(self.entry.place, self.held) if self.entry else None
+            entry = (stack.enter_context(self.entry.opened_alone(grid, sums)), sums) if self.entry and sums else None
             stack.enter_context(signals.patience(0 if kept is None else PATIENCE))
             write = stack.enter_context(dataset.opened_alone(write=True))
-            reader, writer = (stack.enter_context(worker()) for _ in range(2))
-            a = Panels(self.a, opened[0], grid, (rows, inner), (mb, a_inner), tiling.loads[0], reader, read[0])
-            b = Panels(self.b, opened[1], grid, (inner, cols), (b_inner, nb), tiling.loads[1], reader, read[1])
-            tile = DistMatrix.empty((rows, cols), grid=grid, block=(mb, nb), dtype=self.held)
-            adds = tiling.counts[2] > 1 or entry is not None
+            writer = stack.enter_context(worker())
+            a, b = stack.enter_context(opened_panels(grid, *zip((self.a, self.b), tiling.panels)))
+            assert a and b
+            tile = DistMatrix.empty((rows, cols), grid=grid, block=tiling.blocks[:2], dtype=self.held)
             plan(a.panel(rows, inner), b.panel(inner, cols), tile, beta=int(adds), **options)  # raises its errors here
             out, checks = TileWriter(write, self.stored, writer), list[CheckReport]()
             if kept is not None and (current := tiling.current) is not None:
@@ -271,7 +264,7 @@ class FilesProduct:
                     out.end(slab)
                     if entry is not None and self.entry is not None:
                         (get, read), start = entry, (r0 + rows.start, c0)
-                        nbytes, total = read_and_sum(get, C[rows, :], start, self.entry.stored.dtype.itemsize)
+                        nbytes, total = transfer_and_sum(get, C[rows, :], start, self.entry.stored.dtype.itemsize)
                         out.entry_bytes += nbytes
                         read.add(((start[0], r0 + rows.stop), (c0, c1)), total)
             result = pdgemm(self.alpha, A[rows, :], B, self.beta if step.first else 1, C[rows, :], **options)

@@ -157,7 +157,7 @@ class _Work(NamedTuple):
 
     def read(self, x: Source, block: Block | None, device: DeviceName) -> DistMatrix:
         with self.say.progress(f"read {x.what}", x.nbytes, "B/s") as progress:
-            matrix = x.read(self.grid, block, device=device, progress=progress)
+            matrix = x.again(self.grid).read(self.grid, block, device=device, progress=progress)
         self.say.report("read", matrix.report)
         return matrix
 

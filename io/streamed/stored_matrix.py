@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
 from math import prod
@@ -18,9 +17,8 @@ from pdgemm.gemm import pdgemm
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.check_report import CheckReport, all_checks
-from pdgemm.io.source import ReadSums, Source
-from pdgemm.io.stored import Stored
-from pdgemm.io.streamed.file_panels import Panels, loaded_steps, worker
+from pdgemm.io.source import Source
+from pdgemm.io.streamed.file_panels import loaded_steps, opened_panels
 from pdgemm.io.streamed.files_product import checks_of, operand_of, report_of_tiles
 from pdgemm.io.streamed.stored_svd import LIMIT, stored_svd
 from pdgemm.io.streamed.tiling import Operand, Tiling
@@ -49,14 +47,9 @@ class StoredMatrix:
 
     __array_ufunc__ = None  # NumPy defers `array @ A` to `__rmatmul__`, which raises DTypeError
 
-    def __init__(
-        self, grid: ProcessGrid, place: tuple[str, str], stored: Stored, dtype: np.dtype, op: str = "N"
-    ) -> None:
-        """Local; `hdf5.dataset` inspects the file.
-
-        place : file and dataset, "" in a .npy file.   dtype : type of the matrix.
-        """
-        self.grid, self.source = grid, Source(":".join(filter(None, place)), place, stored, dtype, op)
+    def __init__(self, grid: ProcessGrid, source: Source) -> None:
+        """Local; `hdf5.dataset` inspects the file."""
+        self.grid, self.source = grid, source
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -97,7 +90,7 @@ class StoredMatrix:
 
     def load(self, block: Block | None = None, **more: Any) -> DistMatrix:
         """Return the matrix as a DistMatrix.  Collective over the grid; arguments as in `hdf5.load` or `npy.load`."""
-        matrix = self.source.read(self.grid, block, **more)
+        matrix = self.source.again(self.grid).read(self.grid, block, **more)
         return matrix.T.H if self.source.op == "C" and self.dtype.kind == "c" else matrix
 
     def __len__(self) -> int:
@@ -260,20 +253,9 @@ def _multiplied(
     notify: GuardedCallback,
 ) -> tuple[int, float, CheckReport | None]:
     """Multiply panel by panel; return the bytes that this rank read, the seconds that it waited, and the checks."""
-    (m, n, _), (_, _, inner), (mb, nb, ka, kb) = tiling.mnk, tiling.largest, tiling.blocks
-    checks = list[CheckReport]()
-    shapes = ((m, inner), (mb, ka)), ((inner, n), (kb, nb))
-    with ExitStack() as stack:
-        sums = [ReadSums(x.source.place, x.dtype) if isinstance(x, StoredMatrix) else None for x in (A, B)]
-        opened = [
-            None if read is None else stack.enter_context(x.source.opened_alone(grid, read))
-            for x, read in zip((A, B), sums)
-        ]
-        reader = stack.enter_context(worker())  # the reader ends before the files are closed
-        a, b = (
-            None if get is None or read is None else Panels(x.source, get, grid, *shape, loads, reader, read)
-            for x, get, shape, loads, read in zip((A, B), opened, shapes, tiling.loads, sums)
-        )
+    (m, n, _), checks = tiling.mnk, list[CheckReport]()
+    sources = (x.source if isinstance(x, StoredMatrix) else None for x in (A, B))
+    with opened_panels(grid, *zip(sources, tiling.panels)) as (a, b):
         for number, step in enumerate(loaded_steps(grid.comm, tiling.steps(), a, b), 1):
             k0, k1 = step.inner
             panel_a = A[:, k0:k1] if a is None else a.panel(m, k1 - k0)

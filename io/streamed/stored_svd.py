@@ -13,7 +13,6 @@ with X or X^H is a pass over the panels.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from math import frexp, hypot, ldexp, sqrt
 from typing import Any, NamedTuple
 
@@ -22,10 +21,11 @@ from mpi4py import MPI
 
 from pdgemm.errors import ArgumentError, DTypeError, LinAlgError
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.io.source import ReadSums, Source
-from pdgemm.io.streamed.file_panels import Panels, loaded_steps, worker
+from pdgemm.io.source import Source
+from pdgemm.io.streamed.file_panels import Panels, loaded_steps, opened_panels
 from pdgemm.io.streamed.files_product import operand_of
 from pdgemm.io.streamed.svd_plan import SvdPlan, fitting_plan
+from pdgemm.io.streamed.tiling import PanelShape
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
 from pdgemm.linalg.ranges import RangeOfPanels, times
 from pdgemm.linalg.singular.svd import SvdSearch, Triplets, checked_search, leading_triplets, triplets_by_steps
@@ -91,13 +91,11 @@ def stored_svd(
         arguments += ["svd of a file", source.what, source.op, plan, memory, search, bool(centered)]
     planned(plan, memory)
     work = Work("svd", memory_limit=memory - plan.most_bytes)
-    with ExitStack() as stack:
-        sums = ReadSums(source.place, source.dtype)
-        get = stack.enter_context(X.opened_alone(grid, sums))
-        reader = stack.enter_context(worker())
-        file = _StoredOperand(work, base, X, plan, centered and not plan.centered, progress)
-        layout = (min(plan.rows, X.shape[0]), X.shape[1]), (plan.block, plan.across)
-        file.panels = Panels(X, get, file.panel_grid, *layout, 2 * plan.panels, reader, sums)
+    file = _StoredOperand(work, base, X, plan, centered and not plan.centered, progress)
+    shape = PanelShape((min(plan.rows, X.shape[0]), X.shape[1]), (plan.block, plan.across), 2 * plan.panels)
+    with opened_panels(grid, (X, shape), panel_grid=file.panel_grid) as (panels,):
+        assert panels
+        file.panels = panels
         triplets = (_by_triangles if plan.triangles else _by_steps)(file, search)
     agree(comm, file.notify.error)
     if grid.draft:

@@ -54,6 +54,14 @@ class Operand(NamedTuple):
     chunk: int = 0
 
 
+class PanelShape(NamedTuple):
+    """The shape and the blocks of the largest panel of an operand, and the number of panels that will be read."""
+
+    shape: tuple[int, int]
+    block: tuple[int, int]
+    loads: int
+
+
 @dataclass(frozen=True)
 class TileStep:
     """One product C[rows, cols] += A[rows, inner] B[inner, cols].
@@ -121,6 +129,12 @@ class Tiling:
         (rows, cols, inner), (pr, pc), a, b = self.largest, self.grid, self.a.unit, self.b.unit
         tile = _block(rows, pr * self.slabs, a[0]), _block(cols, pc, b[1])
         return *tile, _block(inner, pc, a[1]), _block(inner, pr, b[0])
+
+    @property
+    def panels(self) -> tuple[PanelShape, PanelShape]:
+        """The panels of A and of B."""
+        (rows, cols, inner), (mb, nb, a_inner, b_inner), (a, b) = self.largest, self.blocks, self.loads
+        return PanelShape((rows, inner), (mb, a_inner), a), PanelShape((inner, cols), (b_inner, nb), b)
 
     @property
     def numbers(self) -> tuple[int, int, int]:

@@ -43,6 +43,7 @@ from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io import generations
 from pdgemm.io.atomic import on_root
+from pdgemm.io.pieces import file_sum
 from pdgemm.io.source import Source, source
 from pdgemm.io.streamed.tiling import STAGED, Tiling
 from pdgemm.support import files
@@ -236,17 +237,12 @@ def _check_readable(comm: MPI.Intracomm, path: Path) -> None:
 
 
 def _sum_of_tiles(grid: ProcessGrid, place: OutputPlace, tiling: Tiling, dtype: np.dtype) -> str:
-    """Return the checksum of the finished tiles in their file; each rank reads its share of rows, some at a time."""
-    comm, total = grid.comm, checksum.zero()
-    with source(grid, "C", (str(place.tiles), place.name)).opened_alone(grid) as get, together(comm):
+    """Return the checksum of the finished tiles in their file.  Collective."""
+    total = checksum.zero()
+    with source(grid, "C", (str(place.tiles), place.name)).opened_alone(grid) as get:
         for (r0, r1), (c0, c1) in tiling.finished:
-            first, end = (r0 + (r1 - r0) * x // grid.size for x in (grid.rank, grid.rank + 1))
-            lines = max(1, STAGED // max(1, (c1 - c0) * dtype.itemsize))
-            for row in range(first, end, lines):
-                elements = np.empty((min(end, row + lines) - row, c1 - c0), dtype)
-                get(row, c0, elements)
-                total += checksum.bilinear(elements, np.arange(row, row + len(elements)), np.arange(c0, c1))
-    return checksum.text(comm, total)
+            total += file_sum((r1 - r0, c1 - c0), dtype, get, (1, 1), grid.comm, (r0, c0))
+    return checksum.text(grid.comm, total)
 
 
 @contextmanager

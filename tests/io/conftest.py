@@ -12,9 +12,9 @@ import pytest
 @pytest.fixture(scope="module")
 def parallel() -> bool:
     """Is h5py built with MPI?"""
-    from pdgemm.io import hyperslabs
+    from pdgemm.io import dataset_access
 
-    return hyperslabs.parallel_h5py()
+    return dataset_access.parallel_h5py()
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from tiers import everything, pairs
 from pdgemm import DistMatrix, ProcessGrid, pdgemm
 from pdgemm.algorithms.protection.checksum import bilinear, checksum, text
 from pdgemm.errors import ArgumentError, FileError, LayoutError
-from pdgemm.io import hdf5, hyperslabs, mpi_io, npy, pieces
-from pdgemm.io.hyperslabs import parallel_h5py
+from pdgemm.io import dataset_access, hdf5, npy, pieces
+from pdgemm.io.dataset_access import parallel_h5py
 
 pytestmark = pytest.mark.mpi
 
@@ -34,7 +34,7 @@ def collective(request: pytest.FixtureRequest, parallel: bool, monkeypatch: pyte
         return parallel
     if not parallel:
         pytest.skip("without a parallel h5py it is the best way")
-    monkeypatch.setattr(hyperslabs, "parallel_h5py", lambda: False)
+    monkeypatch.setattr(dataset_access, "parallel_h5py", lambda: False)
     return False
 
 
@@ -102,7 +102,7 @@ def test_compressed_chunks_are_written_by_all_ranks_or_by_one_for_all(
             with pytest.raises(FileError):
                 hdf5.save(path, "g/x", A, **wrong)  # type: ignore[arg-type]
         if not parallel:  # rank 0 cannot write, when others have sent their elements
-            monkeypatch.setattr(hyperslabs, "_selected", full)
+            monkeypatch.setattr(dataset_access, "_selected", full)
             refused(comm, FileError, "No space left on device", hdf5.save, path, "g/x", A, compression="gzip")
 
 
@@ -289,7 +289,7 @@ def test_parts_of_every_storage(
     grids = [ProcessGrid(comm, shape) for shape in grid_shapes(comm.size)]
     for made, name, (rows, cols) in pairs(grids, names, PARTS):
         transpose, block, gap = next(turn)
-        monkeypatch.setattr(mpi_io, "_GAP", gap)  # each row alone, and many together
+        monkeypatch.setattr(dataset_access, "_GAP", gap)  # each row alone, and many together
         dtype = "complex64" if name == "contiguous" and made is grids[0] else "float64" if name in types else None
         A = hdf5.load(path, name, made, block, rows=rows, cols=cols, transpose=transpose, dtype=dtype)
         part = x[as_slice(rows), as_slice(cols)].astype(types.get(name, "f8"))
@@ -319,8 +319,8 @@ def test_only_the_part_is_read(comm: Any, grid: Any, shared_tmp_path: Path, monk
 
     by_rank_0(comm, sparse)
     loads: list[Any] = [partial(hdf5.load, h5, "x", grid), partial(npy.load, plain, grid)]
-    for load, parallel in itertools.product(loads, dict.fromkeys((hyperslabs.parallel_h5py(), False))):
-        monkeypatch.setattr(hyperslabs, "parallel_h5py", lambda parallel=parallel: parallel)
+    for load, parallel in itertools.product(loads, dict.fromkeys((dataset_access.parallel_h5py(), False))):
+        monkeypatch.setattr(dataset_access, "parallel_h5py", lambda parallel=parallel: parallel)
         for part in ({"rows": (1000, 1100), "cols": (5, 15)}, {"rows": slice(32760, None), "cols": (32000, 32700)}):
             load(rows=(0, 1), cols=(0, 1))  # modules, libraries
             before = counted()

@@ -16,7 +16,7 @@ from stored_files import by_rank_0, dropped, edited, only_file, refused, unchang
 
 from pdgemm import DistMatrix
 from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError, PdgemmError
-from pdgemm.io import hdf5, hyperslabs, many_datasets, mpi_io, new_dataset
+from pdgemm.io import dataset_access, hdf5, many_datasets, new_dataset
 from pdgemm.support import files
 
 pytestmark = pytest.mark.mpi
@@ -183,7 +183,7 @@ def test_a_write_of_one_rank_that_is_lost_or_fails(
 ) -> None:
     """An MPI library that keeps a failed write to itself; and an error that all ranks have to hear of."""
     path, A = shared_tmp_path / "a.h5", DistMatrix.random((30, 30), grid=grid)
-    module, name = (hyperslabs, "opened_by_hdf5") if parallel else (mpi_io, "opened_by_mpi_io")
+    module, name = (dataset_access, "opened_by_hdf5") if parallel else (dataset_access, "opened_by_mpi_io")
     original = getattr(module, name)
 
     @contextmanager
@@ -220,7 +220,7 @@ def test_one_writer_and_a_rank_without_memory(
         pytest.skip("every rank writes")
     names = {x: getattr(np, x) for x in ("ascontiguousarray", "empty", "uint8", "ndarray")}
     if comm.rank == comm.size - 1:
-        monkeypatch.setattr(hyperslabs, "np", SimpleNamespace(**{**names, where: failing}))
+        monkeypatch.setattr(dataset_access, "np", SimpleNamespace(**{**names, where: failing}))
     A = DistMatrix.random((50, 40), grid=grid, block=(7, 6))
     with pytest.raises(MemoryError):
         hdf5.save(shared_tmp_path / "z.h5", "x", A, compression="gzip")

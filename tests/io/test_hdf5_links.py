@@ -19,7 +19,7 @@ from tiers import pairs
 from pdgemm import DistMatrix, ProcessGrid
 from pdgemm.algorithms.protection import checksum
 from pdgemm.errors import FileError
-from pdgemm.io import hdf5, hyperslabs, mpi_io, new_dataset, pieces, stored
+from pdgemm.io import dataset_access, hdf5, new_dataset, pieces, source, stored
 
 pytestmark = pytest.mark.mpi
 X = np.arange(35.0).reshape(7, 5)
@@ -60,8 +60,8 @@ def test_a_dataset_is_read_in_the_file_that_a_link_leads_to(
     by_rank_0(comm, lambda: linked(shared_tmp_path))
     by_rank_0(comm, lambda: (shared_tmp_path / "alias.h5").symlink_to("main.h5"))
     monkeypatch.chdir(shared_tmp_path / "sub")
-    for parallel in dict.fromkeys((hyperslabs.parallel_h5py(), False)):
-        monkeypatch.setattr(hyperslabs, "parallel_h5py", lambda parallel=parallel: parallel)
+    for parallel in dict.fromkeys((dataset_access.parallel_h5py(), False)):
+        monkeypatch.setattr(dataset_access, "parallel_h5py", lambda parallel=parallel: parallel)
         for path in (shared_tmp_path / "main.h5", Path("../main.h5"), Path("../alias.h5")):
             for name in THROUGH:
                 A = hdf5.load(path, name, grid, 2)
@@ -211,7 +211,7 @@ def test_a_file_that_changes_while_it_is_used_is_refused(
 ) -> None:
     """Of a shorter file one rank alone gets less than it asked for; another one has other numbers at that offset."""
     path, other, link = (shared_tmp_path / name for name in ("a.h5", "b.h5", "link.h5"))
-    opened, inspect = h5py.Dataset.ndim, hdf5.stored_dataset
+    opened, inspect = h5py.Dataset.ndim, source.stored_dataset
 
     def write() -> None:
         for made, pad in ((path, 1000), (other, 3000)):
@@ -233,7 +233,7 @@ def test_a_file_that_changes_while_it_is_used_is_refused(
     if moment == "inspected":  # what is asked first of the open dataset
         monkeypatch.setattr(h5py.Dataset, "ndim", property(lambda x: (change(), opened.fget(x))[1]))
     else:
-        monkeypatch.setattr(hdf5, "stored_dataset", lambda *x: (inspect(*x), change())[0])
+        monkeypatch.setattr(source, "stored_dataset", lambda *x: (inspect(*x), change())[0])
     said = "truncated" if way == "shorter" else "a.h5 was changed while it was read"
     refused(comm, FileError, said, hdf5.load, link if way == "behind a link" else path, "x", grid, 3)
 
@@ -242,7 +242,7 @@ def test_all_files_that_a_dataset_needs_are_watched(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program writes to one of them in place, and its size stays."""
-    path, inspect, changed = shared_tmp_path / "main.h5", hdf5.stored_dataset, ""
+    path, inspect, changed = shared_tmp_path / "main.h5", source.stored_dataset, ""
 
     def then_written(*arguments: Any) -> Any:
         found, (file,) = inspect(*arguments), shared_tmp_path.rglob(f"{changed}.h5")
@@ -254,7 +254,7 @@ def test_all_files_that_a_dataset_needs_are_watched(
     with edited(comm, path) as file:
         virtual(file, "virtual", h5py.VirtualSource("sub/target.h5", "g/x", X.shape))
         file.create_dataset("raw", X.shape, "f8", external=[(str(raw), 0, X.nbytes)])
-    monkeypatch.setattr(hdf5, "stored_dataset", then_written)
+    monkeypatch.setattr(source, "stored_dataset", then_written)
     for name, changed in (
         ("x", "main"), ("x", "target"), ("chain/x", "between"), ("virtual", "target"), ("raw", "raw"),
     ):  # fmt: skip
@@ -302,10 +302,10 @@ def test_a_transfer_of_fewer_bytes_than_asked_for_is_an_error(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On one rank, and an MPI library that says so nowhere but in the status."""
-    monkeypatch.setattr(hyperslabs, "parallel_h5py", lambda: False)
+    monkeypatch.setattr(dataset_access, "parallel_h5py", lambda: False)
     path, A = shared_tmp_path / "a.h5", DistMatrix.random((40, 3), grid=grid, block=1)
     hdf5.save(path, "x", A)
-    original = mpi_io.open_on_all
+    original = dataset_access.open_on_all
 
     class Short:
         def _move(self, at: int, buffer: Any, status: Any) -> None:
@@ -318,7 +318,7 @@ def test_a_transfer_of_fewer_bytes_than_asked_for_is_an_error(
         with original(*arguments):
             yield Short()
 
-    monkeypatch.setattr(mpi_io, "open_on_all", opened)
+    monkeypatch.setattr(dataset_access, "open_on_all", opened)
     refused(comm, FileError, r"a.h5: of \d+ bytes at byte \d+ only \d+ were read", hdf5.load, path, "x", grid)
     refused(comm, FileError, r"a.h5: of \d+ .* only \d+ were written", hdf5.save, path, "x", A, check=False)
     monkeypatch.undo()

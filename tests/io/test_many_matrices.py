@@ -14,7 +14,7 @@ from stored_files import by_rank_0, elements, only_file, refused, unchanged
 
 from pdgemm import DistMatrix, ProcessGrid, Scaled, quantize
 from pdgemm.errors import FileError
-from pdgemm.io import hdf5, many_datasets, mpi_io, pieces
+from pdgemm.io import dataset_access, hdf5, many_datasets, pieces
 from pdgemm.io.scaled_files import load_scaled, save_scaled
 from pdgemm.support import files, waits
 from pdgemm.support.files import file_error
@@ -105,7 +105,7 @@ def counting_openings_and_communications(patch: pytest.MonkeyPatch) -> Counter[s
         return call
 
     patch.setattr(h5py, "File", counting("HDF5", h5py.File))
-    patch.setattr(mpi_io, "open_on_all", counting("MPI-IO", mpi_io.open_on_all))
+    patch.setattr(dataset_access, "open_on_all", counting("MPI-IO", dataset_access.open_on_all))
     for module in (files, many_datasets):
         patch.setattr(module, "reserve", counting("reserve", module.reserve))
     patch.setattr(many_datasets, "to_disk", counting("to disk", many_datasets.to_disk))
@@ -162,7 +162,7 @@ def test_datasets_that_another_program_has_compressed_are_loaded(comm: Any, grid
 def test_a_small_matrix_that_one_rank_does_not_transfer_is_noticed_by_all(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, write: bool
 ) -> None:
-    path, original, (_, X) = shared_tmp_path / "state.h5", mpi_io._transfer, matrices(grid, [(3, 5)] * 4)
+    path, original, (_, X) = shared_tmp_path / "state.h5", dataset_access._transfer, matrices(grid, [(3, 5)] * 4)
 
     def faulty(*where: Any) -> Any:
         transfer = original(*where)
@@ -178,7 +178,7 @@ def test_a_small_matrix_that_one_rank_does_not_transfer_is_noticed_by_all(
     hdf5.save_all(path, X)
     said = r"Input/output error" if fault == "fails" else "is not what the file holds" if write else "is damaged"
     with monkeypatch.context() as patch, unchanged(comm, shared_tmp_path):
-        patch.setattr(mpi_io, "_transfer", faulty)
+        patch.setattr(dataset_access, "_transfer", faulty)
         if write:
             refused(comm, FileError, rf"state\.h5.*{said}", hdf5.save_all, path, {name: 2 * x for name, x in X.items()})
         else:

@@ -14,7 +14,7 @@ from stored_files import by_rank_0, dropped, only_file, refused, unchanged
 
 from pdgemm import DistMatrix, ProcessGrid
 from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
-from pdgemm.io import npy, pieces
+from pdgemm.io import atomic, npy, pieces
 
 pytestmark = pytest.mark.mpi
 
@@ -138,7 +138,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(
         raise FileError("disk full")
 
     for module, name, fault, message in (
-        *((npy, "to_disk", fault, lost) for fault in dropped),
+        *((atomic, "to_disk", fault, lost) for fault in dropped),
         (pieces, "write_pieces", fails, "disk full"),
         (pieces, "write_pieces", lambda *arguments: None, lost),
     ):

@@ -15,9 +15,8 @@ from stored_files import by_rank_0, only_file, refused, unchanged
 
 from pdgemm import DistMatrix, ProcessGrid
 from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
-from pdgemm.io import safetensors
+from pdgemm.io import atomic, safetensors
 from pdgemm.io.many_datasets import ManyDatasets
-from pdgemm.io.safetensors import header
 from pdgemm.io.safetensors.header import DTYPE
 
 pytest.importorskip("safetensors", reason="safetensors is not installed")
@@ -193,7 +192,7 @@ def test_what_storage_loses_is_not_published(
     """A byte that another one stands for, of the elements or the header: the old file stays, and nothing beside it."""
     path, A = shared_tmp_path / "x.safetensors", DistMatrix.random((7, 5), grid=grid, seed=1)
     safetensors.save_all(path, {"a": A})
-    for where, before, at in ((ManyDatasets, ManyDatasets.write, -3), (header, header.to_disk, 10)):
+    for where, before, at in ((ManyDatasets, ManyDatasets.write, -3), (atomic, atomic.to_disk, 10)):
 
         def flipped(*arguments: Any, before: Any = before, at: int = at) -> None:
             before(*arguments)

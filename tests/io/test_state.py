@@ -10,12 +10,12 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from stored_files import by_rank_0, edited, refused
+from stored_files import by_rank_0, refused
 from tiers import everything
 
 from pdgemm import DistMatrix, ProcessGrid
 from pdgemm.errors import ArgumentError, DTypeError, FileError, GridError, PdgemmError
-from pdgemm.io import attributes, generations, hdf5, many_datasets
+from pdgemm.io import generations, hdf5, many_datasets
 from pdgemm.support import files
 
 pytestmark = pytest.mark.mpi
@@ -347,12 +347,3 @@ def test_what_is_damaged_is_replaced_and_what_is_not_ours_is_left(comm: Any, gri
             with pytest.raises(ArgumentError, match="truncated" if damaged else "was not written by save_all"):
                 hdf5.save_all(other, X)
         assert by_rank_0(comm, other.read_bytes) == kept
-    old = path.parent / "old.h5"
-    hdf5.save_all(old, X, attrs={"step": 3, "name": "x"})
-    with edited(comm, old, "r+") as file:
-        del file.attrs["pdgemm_contents"]
-        attrs = {name: attributes.read_attribute(file, name) for name in file.attrs}
-        hashed = {x: attrs[x] for x in ("step", "name", "pdgemm_job", "pdgemm_generation")}
-        file.attrs["pdgemm_attributes"] = generations._hash_of_attrs(hashed)
-    assert hdf5.load_all(old, grid).attrs == {"step": 3, "name": "x"}
-    assert hdf5.save_all(old, X).generation == 2

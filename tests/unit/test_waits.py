@@ -65,7 +65,7 @@ def test_files_are_opened_and_closed_where_the_watchdog_sees_it() -> None:
     assert any("file = opening()" in x for x in waiting) and any("closing(file)" in x for x in waiting)
     opens = ((module, call.func) for module, call, _ in calls() if call.func.attr == "Open")  # type: ignore[attr-defined]
     opened = {module for module, name in opens if ast.unparse(name) == "MPI.File.Open"}
-    assert opened == {"io/mpi_io.py"}  # as `open_on_all` does it
+    assert opened == {"io/dataset_access.py"}  # as `open_on_all` does it
 
 
 def test_communicators_of_the_package_are_those_whose_calls_are_waits() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, DTypeError, FileError
 from pdgemm.instrument.spans import taking, timed
-from pdgemm.io import mpi_io
+from pdgemm.io import dataset_access
 from pdgemm.io.atomic import on_root
 from pdgemm.io.pieces import Transfer
 from pdgemm.io.safetensors.header import CODE, DTYPE, Header, Tensor, check_state, new_file, read_header
@@ -88,11 +88,11 @@ def export_parameters(
         own = [name for name, (division, stages) in model.items() if _writes(buckets, name, division, stages)]
         parts = [_OwnPart(buckets, name, new.tensors[there[name]], turned[name], kind) for name in own]
     with being_written(path, mesh.comm, new, overwrite) as partial, timed("write", sum(x.nbytes for x in parts)):
-        with mpi_io.all_by_mpi_io(partial, mesh.comm, write=True) as transfer_of, together(mesh.comm):
+        with dataset_access.all_by_mpi_io(partial, mesh.comm, write=True) as transfer_of, together(mesh.comm):
             for part in parts:
                 write_range(part.transfer(transfer_of), part.place, part.start, part.values)
         if check:
-            with mpi_io.all_by_mpi_io(partial, mesh.comm) as transfer_of, together(mesh.comm):
+            with dataset_access.all_by_mpi_io(partial, mesh.comm) as transfer_of, together(mesh.comm):
                 for x in parts:
                     if not has_range(x.transfer(transfer_of), x.place, x.start, x.values, kind):
                         raise FileError(f"{path}: {LOST}")
@@ -139,7 +139,7 @@ def import_parameters(
             line.wait_for(bucket)  # what comes in from other ranks, before a rank may fail alone
     own = [name for name in buckets.divisions if there[name] in header.tensors]
     with timed("read", sum(x.storage.arrays["parameters"].nbytes for x in buckets.lines)), taking(None):
-        with mpi_io.all_by_mpi_io(path, mesh.comm) as transfer_of, together(mesh.comm):
+        with dataset_access.all_by_mpi_io(path, mesh.comm) as transfer_of, together(mesh.comm):
             for name in own:
                 if (home := buckets.line_of(name)) is not None:
                     part = _Stored(buckets, name, header.tensors[there[name]], turned[name], transfer_of)

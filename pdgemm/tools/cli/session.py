@@ -73,7 +73,7 @@ class Speaker(Observer):
     def read(self, x: Source, block: Block | None) -> DistMatrix:
         """Read a matrix, or its transpose where the op of its source is not "N"."""
         with self.progress(f"read {x.what}", x.nbytes, "B/s") as progress:
-            matrix = x.read(self.grid, block, device="host", progress=progress)
+            matrix = x.again(self.grid).read(self.grid, block, device="host", progress=progress)
         self.report("read", matrix.report)
         return matrix
 

@@ -32,7 +32,7 @@ from attacks.trial import Finding  # noqa: E402
 from pdgemm import Batch, DistMatrix, Plan, ProcessGrid, errors, matmul_batched, pdgemm, plan, redistribute, verify  # noqa: E402
 from pdgemm import scalapack as sl  # noqa: E402
 from pdgemm.errors import PdgemmError  # noqa: E402
-from pdgemm.io import hdf5  # noqa: E402
+from pdgemm.io import hdf5, source  # noqa: E402
 
 WORLD = MPI.COMM_WORLD
 MEET = WORLD.Dup()  # of this script, beside the library's
@@ -112,7 +112,7 @@ def load(rng: random.Random, say: Callable[[str], None], number: int) -> str:
     transpose, block = rng.random() < 0.3, rng.choice((None, 1, (5, 3)))
     change = rng.choice((shutil.copyfile, os.replace))
     say(f"{path} {', then ' + change.__name__ + ' of ' + str(later) if later.exists() else ''}")
-    changes, module = later.exists(), cast(Any, hdf5)
+    changes, module = later.exists(), cast(Any, source)
     stored_dataset = module.stored_dataset
 
     def strike(*args: Any) -> Any:

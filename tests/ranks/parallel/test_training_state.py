@@ -14,7 +14,7 @@ from perceptron import BATCH, continued, initial, microbatch, samples
 
 from pdgemm import trace
 from pdgemm.errors import ArgumentError, FileError
-from pdgemm.io import mpi_io
+from pdgemm.io import dataset_access
 from pdgemm.parallel import (
     SGD,
     AdamW,
@@ -43,7 +43,7 @@ def test_a_state_has_names_and_whole_matrices(comm: Any, tmp_path: Path, monkeyp
 
     A run that goes on opens the file once for all matrices.
     """
-    openings, opened = list[Path](), mpi_io.open_on_all
+    openings, opened = list[Path](), dataset_access.open_on_all
 
     def counting(comm: Any, path: Path, *how: Any) -> Any:
         openings.append(path)
@@ -65,7 +65,7 @@ def test_a_state_has_names_and_whole_matrices(comm: Any, tmp_path: Path, monkeyp
             assert optimizer.scale == LossScale(2.0**13, growth_every=4, good=1)
             masters = optimizer.buckets.storage.arrays["masters"].copy()
             with monkeypatch.context() as patch:
-                patch.setattr(mpi_io, "open_on_all", counting)
+                patch.setattr(dataset_access, "open_on_all", counting)
                 _, _, again = continued(mesh, path, 5, dtype=dtype, stage=stage)
             assert openings == [path]
             assert np.array_equal(again.buckets.storage.arrays["masters"], masters)
