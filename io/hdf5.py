@@ -34,7 +34,7 @@ from pdgemm.io import generations, pieces
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.generations import Saved
 from pdgemm.io.many_datasets import NewDatasets, checked_layouts, load_datasets
-from pdgemm.io.new_dataset import NewDataset, new_dataset
+from pdgemm.io.new_dataset import NewDataset
 from pdgemm.io.pieces import Progress, as_column
 from pdgemm.io.source import source as source_of
 from pdgemm.io.stored import (
@@ -168,30 +168,14 @@ def save(
         if as_count(ndim, "ndim", 1) > 2 or (ndim == 1 and A.shape[1] != 1):
             raise LayoutError(f"{path}:{name}: a matrix of shape {A.shape} is not saved with ndim={ndim}")
     written = checksum(A)
-    output = new_dataset(
-        path,
-        name,
-        A.grid,
-        A.distribution,
-        A.dtype,
-        written,
-        replaces,
-        {"chunks": chunks[:ndim] if isinstance(chunks, tuple) else chunks, "compression": compression},
-        ndim,
-        overwrite,
-    )
-    with timed("write", A.stored.nbytes), taking(None), output as dataset:
-        _write(dataset, A, written, check, progress)
+    dataset = NewDataset(path, name, A.grid, A.distribution, A.dtype, written, ndim)
+    storage = {"chunks": chunks[:ndim] if isinstance(chunks, tuple) else chunks, "compression": compression}
+    with timed("write", A.stored.nbytes), taking(None), dataset.replacing(replaces, overwrite, storage):
+        if A.size:
+            with dataset.opened(write=True) as transfer:
+                pieces.write_pieces(A, transfer, dataset.unit, progress)
+        dataset.complete(written, check)
     return dataset.report(perf_counter() - start)
-
-
-def _write(
-    dataset: NewDataset, matrix: DistMatrix, written: str, check: bool, progress: Progress | None = None
-) -> None:
-    if matrix.size:
-        with dataset.opened(write=True) as transfer:
-            pieces.write_pieces(matrix, transfer, dataset.unit, progress)
-    dataset.complete(written, check)
 
 
 def save_all(

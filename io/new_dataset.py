@@ -28,56 +28,65 @@ _CHECKSUM = "pdgemm_checksum"
 
 
 class NewDataset:
-    """A dataset in a file that still has a temporary name.  All methods are collective over the grid.
+    """A dataset that is written to a file with a temporary name.  All methods are collective over the grid.
 
+    layout : of the matrix in memory; attributes record it.   checksum : of the matrix; None: not known yet.
     ndim : dimensions of the dataset; 1: the matrix has one column.
     unit : rows and columns that are written together.
     """
 
     def __init__(
         self,
-        partial: Path,
         path: Path,
         name: str,
         grid: ProcessGrid,
-        shape: tuple[int, int],
+        layout: Distribution,
         dtype: np.dtype,
-        checksum: str | None,
+        checksum: str | None = None,
         ndim: int = 2,
     ) -> None:
-        self._ndim, self._chunked = ndim, False
-        self._partial, self._path, self._name, self._comm = partial, path, name, grid.comm
-        self._shape, self._dtype = shape, dtype
-        self._parallel = dataset_access.parallel_h5py()
-        self._copied, self._links = False, set[bytes]()  # all links of a file that has others, on rank 0
-        self.checksum = checksum
+        self._path, self._name, self._comm, self._shape, self._dtype = path, name, grid.comm, layout.shape, dtype
+        self._attributes = attributes(grid, layout, dtype, checksum)
+        self._nbytes = layout.shape[0] * layout.shape[1] * dtype.itemsize
+        self._parallel, self._chunked, self._ndim = dataset_access.parallel_h5py(), False, ndim
+        self.checksum, self._links = checksum, set[bytes]()  # all links of the file, on rank 0
 
-    def copy_others(self) -> None:
-        """Begin with a copy of the old file, if the old file has other contents than this dataset.
+    @contextmanager
+    def replacing(
+        self, replaces: RunReport | None = None, overwrite: bool = True, storage: dict[str, Any] | None = None
+    ) -> Iterator[None]:
+        """Create the dataset, which the block writes and completes.  The block raises on all ranks or on none.
 
-        The copy keeps references, links, user block and all else; HDF5 reuses the space of the deleted dataset.
+        replaces, overwrite : as in `hdf5.save`.   storage : chunks and compression; None: the dataset is contiguous.
         """
-        path, self._copied = self._path, True
+        size = 0 if storage and storage.get("compression") else self._nbytes
+        with replacing(self._path, self._comm, size) as partial:
+            on_root(self._comm, self._path, lambda: _check_replaced(self._path, self._name, replaces, overwrite))
+            self.create(partial, storage)
+            yield
 
-        def copy() -> None:
-            if not check_target(path, self._name):
-                shutil.copyfile(path, self._partial)
+    def create(self, partial: Path, storage: dict[str, Any] | None = None) -> None:
+        """Create the dataset in a file, and allocate its space.
 
-        on_root(self._comm, path, copy)
-
-    def create(self, attributes: dict[str, str], storage: dict[str, Any]) -> None:
-        """Create the dataset and allocate its space; create the file if it does not exist."""
-        elements = self._shape[0] * self._shape[1]
-        storage = {name: value for name, value in storage.items() if value and elements}
+        If the old file has other contents than this dataset, the file begins as a copy of it, which keeps references,
+        links, user block and all else; HDF5 reuses the space of the deleted dataset.
+        """
+        self._partial, path = partial, self._path
+        storage = {name: value for name, value in (storage or {}).items() if value and self._nbytes}
         self._chunked = bool(storage)
-        properties = on_root(self._comm, self._path, lambda: self._create(attributes, storage))
-        self._offset, self.unit = properties
 
-    def reopen(self) -> None:
-        """Go on with the dataset in the file.  Raises FileError if its shape, type or storage differs."""
+        def create() -> tuple[int, tuple[int, int]]:
+            if not check_target(path, self._name):
+                shutil.copyfile(path, partial)
+            return self._create(storage)
+
+        self._offset, self.unit = on_root(self._comm, path, create)
+
+    def reopen(self, partial: Path) -> None:
+        """Go on with the dataset in a file.  Raises FileError if its shape, type or storage differs."""
+        self._partial = partial
         name, stored = self._name, on_root(self._comm, self._path, lambda: stored_dataset(self._partial, self._name))
-        empty = not self._shape[0] * self._shape[1]
-        if (stored.shape, stored.dtype) != (self._shape, self._dtype) or (stored.offset is None and not empty):
+        if (stored.shape, stored.dtype) != (self._shape, self._dtype) or (stored.offset is None and self._nbytes):
             raise FileError(f"{self._partial}:{name} is {stored.shape} {stored.dtype}, not {self._shape} {self._dtype}")
         self._offset, self.unit = stored.offset or 0, stored.unit
 
@@ -101,7 +110,7 @@ class NewDataset:
 
         check : whether to read the elements back.
         """
-        if check and self._shape[0] * self._shape[1]:
+        if check and self._nbytes:
             with self.opened(write=False) as transfer:
                 held = pieces.file_checksum(self._shape, self._dtype, transfer, self.unit, self._comm)
             if held != checksum:  # the same on every rank
@@ -118,11 +127,10 @@ class NewDataset:
 
     def report(self, seconds: float) -> RunReport:
         method = "mpio" if self._parallel else "one writer" if self._chunked else "mpi-io"
-        nbytes = self._shape[0] * self._shape[1] * self._dtype.itemsize
         array = self._shape[: self._ndim], self._dtype
-        return report_of_file("wrote", (self._path, self._name), method, array, nbytes, seconds, self.checksum)
+        return report_of_file("wrote", (self._path, self._name), method, array, self._nbytes, seconds, self.checksum)
 
-    def _create(self, attributes: dict[str, str], storage: dict[str, Any]) -> tuple[int, tuple[int, int]]:
+    def _create(self, storage: dict[str, Any]) -> tuple[int, tuple[int, int]]:
         """Create the dataset on rank 0, and return its offset and its unit."""
         partial, name = self._partial, self._name
         storage = storage if self._chunked else {"dcpl": contiguous()}
@@ -130,8 +138,8 @@ class NewDataset:
             if file.get(name, getlink=True):
                 del file[name]
             dataset = file.create_dataset(name, self._shape[: self._ndim], self._dtype, **storage)
-            write_attributes(dataset, attributes)
-            self._links = _links(file) if self._copied else set()
+            write_attributes(dataset, self._attributes)
+            self._links = _links(file)
             place = dataset.id.get_offset() or 0, access_unit(dataset)
         if not self._chunked:
             with partial.open("rb+") as reserved:
@@ -147,12 +155,11 @@ class NewDataset:
 
         Local.  The metadata are read back from the disk, because a storage may lose nothing but the metadata.
         """
-        nbytes = self._shape[0] * self._shape[1] * self._dtype.itemsize if self._offset else 0
-        to_disk(self._partial, (self._offset, self._offset + nbytes))
+        to_disk(self._partial, (self._offset, self._offset + (self._nbytes if self._offset else 0)))
         try:
             held = stored_dataset(self._partial, self._name)
             with h5py.File(self._partial, "r") as file:
-                links = _links(file) if self._copied else set()
+                links = _links(file)
         except Exception as bad:  # h5py raises many types for a damaged file
             raise FileError(f"{self._path}: {LOST}: {' '.join(str(bad).split())}") from None
         there = held.shape, held.dtype, held.offset or 0, held.checksum
@@ -174,34 +181,6 @@ def _links(file: h5py.File) -> set[bytes]:
     names, root = set[bytes](), file["/"]
     root.id.links.visit(names.add)
     return names
-
-
-@contextmanager
-def new_dataset(
-    path: Path,
-    name: str,
-    grid: ProcessGrid,
-    layout: Distribution,
-    dtype: np.dtype,
-    checksum: str | None = None,
-    replaces: RunReport | None = None,
-    storage: dict[str, Any] | None = None,
-    ndim: int = 2,
-    overwrite: bool = True,
-) -> Iterator[NewDataset]:
-    """Yield a new dataset, which the block writes and completes.  Collective; the block raises on all ranks or on none.
-
-    layout   : of the matrix in memory; attributes record it.   checksum : of the matrix; None: not known yet.
-    replaces, ndim, overwrite : as in `hdf5.save`.   storage : chunks and compression; None: the dataset is contiguous.
-    """
-    storage = storage or {}
-    size = 0 if storage.get("compression") else layout.shape[0] * layout.shape[1] * dtype.itemsize
-    with replacing(path, grid.comm, size) as partial:
-        on_root(grid.comm, path, lambda: _check_replaced(path, name, replaces, overwrite))
-        dataset = NewDataset(partial, path, name, grid, layout.shape, dtype, checksum, ndim)
-        dataset.copy_others()
-        dataset.create(attributes(grid, layout, dtype, checksum), storage)
-        yield dataset
 
 
 def check_savable(path: Path, name: str, grid: ProcessGrid, size: int) -> Old | None:

@@ -17,7 +17,7 @@ from pdgemm.errors import PdgemmError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.io import hdf5
 from pdgemm.io.atomic import on_root, replacing
-from pdgemm.io.new_dataset import NewDataset, attributes
+from pdgemm.io.new_dataset import NewDataset
 from pdgemm.io.source import source
 from pdgemm.io.streamed.file_panels import transfer_part
 from pdgemm.io.streamed.unfinished import (
@@ -155,14 +155,13 @@ def checkpoints(
         try:
             description = on_root(comm, path, lambda: description_of(place, product))
             left = look_for_unfinished(place, product, description)
-            tiles = NewDataset(place.tiles, path, output[1], grid, layout.shape, dtype, None, product.ndim)
+            tiles = NewDataset(path, output[1], grid, layout, dtype, ndim=product.ndim)
             if left is None:
                 on_root(comm, path, place.remove)
                 on_root(comm, path, lambda: files.UNFINISHED.add(place.tiles))
-                tiles.copy_others()
-                tiles.create(attributes(grid, layout, dtype, None), {})
+                tiles.create(place.tiles)
             else:
-                tiles.reopen()
+                tiles.reopen(place.tiles)
             yield Checkpoints(product, place, when, left, tiles, description)
         except BaseException as error:
             if comm.rank == 0 and (isinstance(error, WrongResult) or not place.checkpoint.exists()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.check_report import CheckReport, all_checks
 from pdgemm.instrument.run_report import RunReport
 from pdgemm.io import pieces
-from pdgemm.io.new_dataset import NewDataset, new_dataset
+from pdgemm.io.new_dataset import NewDataset
 from pdgemm.io.pieces import Progress, Transfer
 from pdgemm.io.source import ReadSums, Source, ndim_of_product, source
 from pdgemm.io.streamed.checkpoints import PATIENCE, Checkpoints, When, WrongResult, checkpoints
@@ -57,6 +57,18 @@ class _Counted(NamedTuple):
     write_seconds: float
     total: np.ndarray
     checks: CheckReport | None
+
+
+class FilesResult(NamedTuple):
+    """The outcome of `multiply_files`; a part that was not done is None.
+
+    product  : the report of the product.   verified : the comparison with random vectors.
+    wrote    : the report of writing C; None if the comparison shows that C is wrong, and C was not stored.
+    """
+
+    product: Any = None
+    verified: Residual | None = None
+    wrote: RunReport | None = None
 
 
 class FilesProduct:
@@ -112,7 +124,7 @@ class FilesProduct:
         progress: Progress | None = None,
         when: When | None = None,
         begun: Callable[[Left | None], object] = lambda left: None,
-    ) -> tuple[RunReport, Residual | None, RunReport | None]:
+    ) -> FilesResult:
         """Compute C, compare it with A, B and random vectors if seed is not None, and write C.
 
         output   : file and dataset, which C replaces when C is complete, unless the comparison shows that C is wrong.
@@ -139,7 +151,7 @@ class FilesProduct:
                 if residual.wrong:
                     raise WrongResult
             wrote = dataset.report(self.grid.comm.allreduce(counted.write_seconds, MPI.MAX))
-        return self._report(counted, seconds, kept), residual, wrote
+        return FilesResult(self._report(counted, seconds, kept), residual, wrote)
 
     @contextmanager
     def _kept(
@@ -147,7 +159,8 @@ class FilesProduct:
     ) -> Iterator[tuple[NewDataset, Checkpoints | None]]:
         """Create the dataset of C, or go on with the dataset of an earlier job."""
         if when is None:
-            with new_dataset(Path(output[0]), output[1], self.grid, layout, self.stored, ndim=self.ndim) as dataset:
+            dataset = NewDataset(Path(output[0]), output[1], self.grid, layout, self.stored, ndim=self.ndim)
+            with dataset.replacing():
                 yield dataset, None
         else:
             with checkpoints(self, output, layout, when) as kept:
@@ -275,13 +288,12 @@ class FilesProduct:
 
     def _report(self, counted: _Counted, seconds: float, kept: Checkpoints | None) -> RunReport:
         """Return the report of the product: bytes of all ranks, and the longest times of any rank.  Collective."""
+        (m, n), k = self.shape, self.a.shape[1]
         return report_of_tiles(
-            self.grid,
-            (*self.shape, self.a.shape[1]),
-            (self.a.op_name, self.b.op_name),
-            self.stored,
-            (counted.read, counted.written),
-            (seconds, counted.read_wait, counted.write_wait),
+            self.grid.comm,
+            f"C ({m} x {n}) := {self.a.op_name} ({m} x {k}) {self.b.op_name}, {self.stored}",
+            {"bytes_read": counted.read, "bytes_written": counted.written},
+            {"seconds": seconds, "read_wait": counted.read_wait, "write_wait": counted.write_wait},
             plan=self.plan,
             flops=gemm_flops(*self.tiling.mnk, self.stored.kind == "c"),
             saves=0 if kept is None else kept.saves,
@@ -290,28 +302,19 @@ class FilesProduct:
         )
 
 
-def report_of_tiles(
-    grid: ProcessGrid,
-    mnk: tuple[int, int, int],
-    operands: tuple[str, str],
-    stored: np.dtype,
-    nbytes: tuple[int, int],
-    seconds: tuple[float, float, float],
-    **others: Any,
-) -> RunReport:
+def report_of_tiles(comm: MPI.Intracomm, title: str, sums: Any, most: Any, **others: Any) -> RunReport:
     """Return the report of a product of matrices in files, with a tile of C and panels in memory.  Collective.
 
-    nbytes  : that this rank has read and written; the report has the sums over all ranks.
-    seconds : of this rank: of the product, and of the waits for reading and for writing; the report has the maxima.
-    others  : `plan`, `flops`, `saves`, `save_seconds`, and the `checks` of all products on this rank, or None.
+    sums, most : figures of this rank, of which the report has the sums, and the maxima, over all ranks.
+    others : `plan`, `flops`, `saves`, `save_seconds`, and the `checks` of all products on this rank, or None.
     """
-    sums, most = np.array(nbytes, np.int64), np.array([*seconds, largest_so_far()])
-    grid.comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
-    grid.comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
-    (m, n, k), (left, right) = mnk, operands
-    figures = dict(zip(("bytes_read", "bytes_written"), sums.tolist()))
-    figures |= dict(zip(("seconds", "read_wait", "write_wait"), most.tolist())) | {"peak": int(most[-1])}
-    return RunReport(_text, title=f"C ({m} x {n}) := {left} ({m} x {k}) {right}, {stored}", **figures | others)
+    return RunReport(_text, title=title, **over_ranks(comm, sums, most), **others)
+
+
+def over_ranks(comm: MPI.Intracomm, sums: Mapping[str, Any], most: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sums and the maxima of figures over all ranks, and `peak`, the memory of the largest rank so far."""
+    maxima = {**most, "peak": largest_so_far()}
+    return {x: comm.allreduce(sums[x]) for x in sums} | {x: comm.allreduce(maxima[x], MPI.MAX) for x in maxima}
 
 
 def _text(report: Any) -> str:

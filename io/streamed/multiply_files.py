@@ -12,19 +12,18 @@ from pdgemm.gemm import pdgemm
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid, default_grid
 from pdgemm.instrument.observer import Observer
-from pdgemm.instrument.run_report import RunReport
 from pdgemm.io import hdf5
 from pdgemm.io.source import Source, ndim_of_product, source
 from pdgemm.io.stored import file_and_name
 from pdgemm.io.streamed.before_reading import check_memory, check_operands_in_files, check_result_file, operands
 from pdgemm.io.streamed.checkpoints import MOST_FLOPS, When
-from pdgemm.io.streamed.files_product import FilesProduct
+from pdgemm.io.streamed.files_product import FilesProduct, FilesResult
 from pdgemm.io.streamed.unfinished import Left
 from pdgemm.local.arrays.arguments import as_count, op_letter
 from pdgemm.local.arrays.dtypes import element_type, product
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of
-from pdgemm.matrix.residual import Residual, verify
+from pdgemm.matrix.residual import verify
 from pdgemm.names import DeviceName, DType, Transpose
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.support.agreement import together
@@ -32,18 +31,6 @@ from pdgemm.support.files import is_npy
 from pdgemm.support.text import typed
 
 Dataset = str | Path | tuple[str | Path, str]  # "a.h5:/x", or a file and the name of a dataset in it, or "a.npy"
-
-
-class FilesResult(NamedTuple):
-    """The outcome of `multiply_files`; a part that was not done is None.
-
-    product  : the report of the product.   verified : the comparison with random vectors.
-    wrote    : the report of writing C; None if the comparison shows that C is wrong, and C was not stored.
-    """
-
-    product: Any = None
-    verified: Residual | None = None
-    wrote: RunReport | None = None
 
 
 def multiply_files(
@@ -215,4 +202,4 @@ class _Work(NamedTuple):
         for name, each in zip(("product", "verify", "wrote"), done):
             if each is not None:
                 self.say.report(name, each)
-        return FilesResult(*done)
+        return done

@@ -190,13 +190,12 @@ class StoredMatrix:
         counted, wait, checks = _multiplied(grid, tiling, alpha, A, B, beta, T, options, notify)
         if T is not C:
             C[:, :] = T.astype(stored)
+        left, right = op_name("A", transa.upper()), op_name("B", transb.upper())
         C.report = report_of_tiles(
-            grid,
-            (m, n, k),
-            (op_name("A", transa.upper()), op_name("B", transb.upper())),
-            stored,
-            (counted, 0),
-            (perf_counter() - start, wait, 0.0),
+            comm,
+            f"C ({m} x {n}) := {left} ({m} x {k}) {right}, {stored}",
+            {"bytes_read": counted, "bytes_written": 0},
+            {"seconds": perf_counter() - start, "read_wait": wait, "write_wait": 0.0},
             plan=tiling.as_dict(limit),
             flops=gemm_flops(*tiling.mnk, stored.kind == "c"),
             saves=0,

@@ -17,13 +17,12 @@ from math import frexp, hypot, ldexp, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
-from mpi4py import MPI
 
 from pdgemm.errors import ArgumentError, DTypeError, LinAlgError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io.source import Source
 from pdgemm.io.streamed.file_panels import Panels, loaded_steps, opened_panels
-from pdgemm.io.streamed.files_product import operand_of
+from pdgemm.io.streamed.files_product import operand_of, over_ranks
 from pdgemm.io.streamed.svd_plan import SvdPlan, fitting_plan
 from pdgemm.io.streamed.tiling import PanelShape
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
@@ -36,7 +35,6 @@ from pdgemm.local.arrays.arguments import as_optional
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of
 from pdgemm.support.agreement import GuardedCallback, agree, together
-from pdgemm.support.memory_left import largest_so_far
 from pdgemm.support.text import in_bytes, in_seconds, typed
 
 LIMIT = 1 << 28  # bytes per rank for panels, bases and buffers, where the caller sets no limit
@@ -106,12 +104,8 @@ def stored_svd(
         mean = mean if plan.centered else mean.T
         mean = mean.T.H if source.op == "C" else mean
     facts = triplets.facts(search, grid, f"{source.what}, {source.shape[0]} x {source.shape[1]}")
-    measured: dict[str, Any] = {
-        "plan": plan.as_dict(memory, file.passes),
-        "bytes_read": comm.allreduce(file.panels.nbytes),
-        "read_wait": comm.allreduce(file.panels.wait, MPI.MAX),
-        "peak": comm.allreduce(largest_so_far(), MPI.MAX),
-    }
+    measured = over_ranks(comm, {"bytes_read": file.panels.nbytes}, {"read_wait": file.panels.wait})
+    measured["plan"] = plan.as_dict(memory, file.passes)
     U, Vh = _turned(X.op, source.op, U, V)
     U.report = Vh.report = work.later_report(grid, triplets.steps, facts, _text, **measured)
     return U, times(triplets.s, file.range.exponent), Vh, mean

@@ -8,9 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-import numpy as np
-
-from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Layout
 
 _MOST = 12  # blocks along a side that are drawn
@@ -85,12 +83,6 @@ class InNotebook:
 
     def _repr_html_(self) -> str:
         return as_html(str(self))
-
-
-def of_grid(shape: tuple[int, int], rank: int = -1) -> Ownership:
-    """Return a picture of a grid of ranks, numbered row by row."""
-    ranks = tuple(range(shape[0] * shape[1]))
-    return Ownership(Layout(Distribution.over(shape, shape, 1), ranks, np.dtype("d")), rank)
 
 
 def as_html(text: str, *pictures: Ownership) -> str:

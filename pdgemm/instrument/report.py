@@ -8,7 +8,7 @@ from typing import Any
 
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.check_report import CheckReport
-from pdgemm.instrument.ownership import InNotebook, as_html, of_grid
+from pdgemm.instrument.ownership import InNotebook
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.instrument.run_report import RunReport
 from pdgemm.names import AlgorithmName
@@ -163,12 +163,6 @@ class Report(RunReport):
     def as_dict(self) -> dict[str, Any]:
         """Return the report as numbers and strings, for JSON."""
         return super().as_dict() | {"gflops": self.gflops, "overlap": self.overlap}
-
-    def _repr_html_(self) -> str:
-        """Return the report for a notebook: its text, and a picture of the grid with the position of this rank."""
-        i, j, *_ = self.coords
-        grid, at = self.grid, i * self.grid[1] + j if min(self.coords) >= 0 else -1
-        return as_html(str(self), of_grid(grid, at))
 
     def __str__(self) -> str:
         line = f"rank {self.rank} at {self.coords}: {self._times()}; {self._traffic()}"
