@@ -50,13 +50,13 @@ class Stored(NamedTuple):
     dtype: np.dtype
     file: Path
     offset: int | None
-    unit: tuple[int, int]
-    scattered: bool
-    checksum: str | None
     states: Seen
     object: Object
     objects: set[Object]
     ndim: int = 2
+    unit: tuple[int, int] = (1, 1)
+    scattered: bool = False
+    checksum: str | None = None
 
 
 class Old(NamedTuple):

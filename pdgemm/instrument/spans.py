@@ -83,27 +83,6 @@ class Traced(Recorder):
         return lambda: add((MOVING, kind, start, perf_counter(), nbytes))
 
 
-class Phase:
-    """A phase on the host, with the same seconds in the trace and in the report, and a range of NVTX if requested."""
-
-    __slots__ = ("_name", "_recorder", "_start")
-
-    def __init__(self, recorder: Traced, name: str) -> None:
-        self._recorder, self._name = recorder, name
-
-    def __enter__(self) -> None:
-        if ranges := self._recorder.trace.ranges:
-            ranges.push(self._name)
-        self._start = perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        end, name, start, recorder = perf_counter(), self._name, self._start, self._recorder
-        recorder.seconds[name] = recorder.seconds.get(name, 0.0) + end - start
-        recorder.trace.add((HOST, name, start, end))
-        if ranges := recorder.trace.ranges:
-            ranges.pop()
-
-
 _active: Trace | None = None
 
 
@@ -144,3 +123,18 @@ class timed:
             self._trace.add((HOST, self._name, self._start, end, self._nbytes))
             if self._trace.ranges:
                 self._trace.ranges.pop()
+
+
+class Phase(timed):
+    """A phase on the host, with the same seconds in the trace and in the report, and a range of NVTX if requested."""
+
+    __slots__ = ("_recorder",)
+
+    def __init__(self, recorder: Traced, name: str) -> None:
+        super().__init__(name)
+        self._recorder, self._trace = recorder, recorder.trace
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        seconds = self._recorder.seconds
+        seconds[self._name] = seconds.get(self._name, 0.0) + self.seconds
