@@ -16,6 +16,7 @@ from pdgemm.algorithms.protection.checksum import zero
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.check_report import CheckReport
 from pdgemm.io.pieces import Transfer, sum_at
 from pdgemm.io.source import ReadSums, Region, Source
 from pdgemm.io.streamed.tiling import STAGED, PanelShape, Range, TileStep
@@ -146,13 +147,15 @@ class TileWriter:
     """Writes slabs of a tile in a thread.  All methods are local.
 
     total  : the checksum of this rank's writes, as a sum.   nbytes, wait : as in Panels, of writes.
-    entry_bytes : bytes that this rank has read of C on entry, or of sums of parts.   seconds : of the thread's writes.
+    seconds : of the thread's writes.   checks : the reports of checks of the products that are written.
+    bytes_read, read_wait : of this rank, of all operands.
     """
 
     def __init__(self, transfer: Transfer, dtype: np.dtype, writer: Executor) -> None:
         self._transfer, self._dtype, self._writer = transfer, dtype, writer
         self._writing: dict[int, Future[tuple[int, np.ndarray, float]]] = {}
-        self.total, self.nbytes, self.entry_bytes, self.wait, self.seconds = zero(), 0, 0, 0.0, 0.0
+        self.total, self.nbytes, self.wait, self.seconds = zero(), 0, 0.0, 0.0
+        self.bytes_read, self.read_wait, self.checks = 0, 0.0, list[CheckReport]()
 
     def begin(self, number: int, slab: DistMatrix, start: tuple[int, int]) -> None:
         self._writing[number] = self._writer.submit(self._written, slab, start)

@@ -44,21 +44,6 @@ from pdgemm.support.memory_left import largest_so_far
 from pdgemm.support.text import counted, in_bytes, in_rate, in_seconds
 
 
-class _Counted(NamedTuple):
-    """The counts of this rank for a product: bytes of files, seconds, and the checksum of its writes, as a sum.
-
-    checks : of the products of panels; None if the products were not compared with checksums.
-    """
-
-    read: int
-    written: int
-    read_wait: float
-    write_wait: float
-    write_seconds: float
-    total: np.ndarray
-    checks: CheckReport | None
-
-
 class FilesResult(NamedTuple):
     """The outcome of `multiply_files`; a part that was not done is None.
 
@@ -143,15 +128,15 @@ class FilesProduct:
         residual, wrote = None, None
         with suppress(WrongResult), self._kept(output, layout, when) as (dataset, kept):
             begun(None if kept is None else kept.left)
-            counted = self._written(dataset, kept, GuardedCallback(progress))
-            dataset.complete(checksum.text(self.grid.comm, counted.total), check=True)
+            out = self._written(dataset, kept, GuardedCallback(progress))
+            dataset.complete(checksum.text(self.grid.comm, out.total), check=True)
             seconds = perf_counter() - start
             if seed is not None:
                 residual = self.residual(source(self.grid, "C", dataset.place), seed)
                 if residual.wrong:
                     raise WrongResult
-            wrote = dataset.report(self.grid.comm.allreduce(counted.write_seconds, MPI.MAX))
-        return FilesResult(self._report(counted, seconds, kept), residual, wrote)
+            wrote = dataset.report(self.grid.comm.allreduce(out.seconds, MPI.MAX))
+        return FilesResult(self._report(out, seconds, kept), residual, wrote)
 
     @contextmanager
     def _kept(
@@ -211,8 +196,8 @@ class FilesProduct:
         a, b, *entry = (x.again(self.grid) for x in self.inputs)
         return residual_of(of, c, self.alpha, a, b, self.beta, entry[0] if entry else None, X, **sums)
 
-    def _written(self, dataset: NewDataset, kept: Checkpoints | None, notify: GuardedCallback) -> _Counted:
-        """Compute all tiles; the memory of the tile and the panels is freed at the end."""
+    def _written(self, dataset: NewDataset, kept: Checkpoints | None, notify: GuardedCallback) -> TileWriter:
+        """Compute all tiles, and return the counts; the memory of the tile and the panels is freed at the end."""
         tiling, grid, comm = self.tiling, self.grid, self.grid.comm
         (rows, cols, inner), adds = tiling.largest, tiling.counts[2] > 1 or self.entry is not None
         left, limit = self.memory - tiling.most_bytes, self._options.memory_limit
@@ -227,12 +212,12 @@ class FilesProduct:
             assert a and b
             tile = DistMatrix.empty((rows, cols), grid=grid, block=tiling.blocks[:2], dtype=self.held)
             plan(a.panel(rows, inner), b.panel(inner, cols), tile, beta=int(adds), **options)  # raises its errors here
-            out, checks = TileWriter(write, self.stored, writer), list[CheckReport]()
+            out = TileWriter(write, self.stored, writer)
             if kept is not None and (current := tiling.current) is not None:
                 (r0, r1), (c0, c1) = current.rows, current.cols
-                out.entry_bytes += kept.load_sums(tile[: r1 - r0, : c1 - c0])
+                out.bytes_read += kept.load_sums(tile[: r1 - r0, : c1 - c0])
             for number, step in enumerate(loaded_steps(comm, tiling.steps(), a, b), 1):
-                checks += self._multiplied(step, a, b, tile, entry, out, options)
+                self._multiply(step, a, b, tile, entry, out, options)
                 notify(number, tiling.count)
                 if kept is not None and kept.due(number == tiling.count):
                     with together(comm):
@@ -243,12 +228,12 @@ class FilesProduct:
             with together(comm):
                 out.end_all()
         agree(comm, notify.error)
-        nbytes = a.nbytes + b.nbytes + out.entry_bytes
+        out.bytes_read, out.read_wait = out.bytes_read + a.nbytes + b.nbytes, a.wait + b.wait
         if kept is not None:
             out.total[:] = (int(out.total[0]) + kept.total) % 2**64
-        return _Counted(nbytes, out.nbytes, a.wait + b.wait, out.wait, out.seconds, out.total, all_checks(checks))
+        return out
 
-    def _multiplied(
+    def _multiply(
         self,
         step: TileStep,
         a: Panels,
@@ -257,10 +242,8 @@ class FilesProduct:
         entry: tuple[Transfer, ReadSums] | None,
         out: TileWriter,
         options: dict[str, Any],
-    ) -> list[CheckReport]:
+    ) -> None:
         """Do one step, the first and the last of a tile by slabs: a slab is written while others are multiplied.
-
-        Returns the reports of the checks by `protect` in the products.
 
         entry : the transfer of C on entry, and its ReadSums.
         """
@@ -269,8 +252,8 @@ class FilesProduct:
         height = tile.block[0] * self.grid.shape[0]
         slabs = [slice(first, min(r1 - r0, first + height)) for first in range(0, max(1, r1 - r0), height)]
         if not (step.first or step.last):
-            return checks_of(pdgemm(self.alpha, A, B, 1, C, **options), self._protect)
-        checks = list[CheckReport]()
+            out.checks += checks_of(pdgemm(self.alpha, A, B, 1, C, **options), self._protect)
+            return
         for slab, rows in enumerate(slabs):
             if step.first:
                 with together(self.grid.comm):
@@ -278,27 +261,26 @@ class FilesProduct:
                     if entry is not None and self.entry is not None:
                         (get, read), start = entry, (r0 + rows.start, c0)
                         nbytes, total = transfer_and_sum(get, C[rows, :], start, self.entry.stored.dtype.itemsize)
-                        out.entry_bytes += nbytes
+                        out.bytes_read += nbytes
                         read.add(((start[0], r0 + rows.stop), (c0, c1)), total)
             result = pdgemm(self.alpha, A[rows, :], B, self.beta if step.first else 1, C[rows, :], **options)
-            checks += checks_of(result, self._protect)
+            out.checks += checks_of(result, self._protect)
             if step.last:
                 out.begin(slab, C[rows, :], (r0 + rows.start, c0))
-        return checks
 
-    def _report(self, counted: _Counted, seconds: float, kept: Checkpoints | None) -> RunReport:
+    def _report(self, out: TileWriter, seconds: float, kept: Checkpoints | None) -> RunReport:
         """Return the report of the product: bytes of all ranks, and the longest times of any rank.  Collective."""
         (m, n), k = self.shape, self.a.shape[1]
         return report_of_tiles(
             self.grid.comm,
             f"C ({m} x {n}) := {self.a.op_name} ({m} x {k}) {self.b.op_name}, {self.stored}",
-            {"bytes_read": counted.read, "bytes_written": counted.written},
-            {"seconds": seconds, "read_wait": counted.read_wait, "write_wait": counted.write_wait},
+            {"bytes_read": out.bytes_read, "bytes_written": out.nbytes},
+            {"seconds": seconds, "read_wait": out.read_wait, "write_wait": out.wait},
             plan=self.plan,
             flops=gemm_flops(*self.tiling.mnk, self.stored.kind == "c"),
             saves=0 if kept is None else kept.saves,
             save_seconds=0.0 if kept is None else kept.seconds,
-            checks=counted.checks,
+            checks=all_checks(out.checks),
         )
 
 

@@ -251,7 +251,7 @@ MUTANTS = [
            ("0 tests/cli/test_cli.py",)),
     Mutant("streamed: a panel is read over the one in use", "Panels.begin",
            "self._buffers.reverse()", "pass", ("2 tests/io/test_files_product.py",)),
-    Mutant("streamed: a tile is formed over one that is not written yet", "FilesProduct._multiplied",
+    Mutant("streamed: a tile is formed over one that is not written yet", "FilesProduct._multiply",
            "out.end(slab)\n", "pass\n", ("2 tests/io/test_files_product.py",)),
     Mutant("streamed: a panel that is there is read again", "Tiling.steps",
            "l = at if number % 2 == 0 else parts - 1 - at", "l = at", (f"0 {U}test_tilings.py",)),
