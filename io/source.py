@@ -17,6 +17,7 @@ from pdgemm.algorithms.protection import checksum
 from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.observer import Observer
 from pdgemm.instrument.run_report import report_of_file
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import dataset_access, pieces
@@ -184,6 +185,13 @@ class Source(NamedTuple):
         array = (stored.shape[::-1] if self.by_columns else stored.shape)[: stored.ndim], stored.dtype
         what = method, array, part.size * stored.dtype.itemsize, perf_counter() - start, stored.checksum
         matrix.report = report_of_file("read", self.dataset, *what, None if whole else part)
+        return matrix
+
+    def read_again(self, say: Observer, grid: ProcessGrid, block: Block | None, **layout: Any) -> DistMatrix:
+        """Return the matrix as `read` does, of the dataset as it is now.   say : receives progress and the report."""
+        with say.progress(f"read {self.what}", self.nbytes, "B/s") as progress:
+            matrix = self.again(grid).read(grid, block, progress=progress, **layout)
+        say.report("read", matrix.report)
         return matrix
 
     def is_same(self, other: Source) -> bool:

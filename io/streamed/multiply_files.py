@@ -21,7 +21,6 @@ from pdgemm.io.streamed.files_product import FilesProduct, FilesResult
 from pdgemm.io.streamed.unfinished import Left
 from pdgemm.local.arrays.arguments import as_count, op_letter
 from pdgemm.local.arrays.dtypes import element_type, product
-from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of
 from pdgemm.matrix.residual import verify
 from pdgemm.names import DeviceName, DType, Transpose
@@ -142,12 +141,6 @@ class _Work(NamedTuple):
         nbytes = self.a.shape[0] * self.b.shape[1] * self.stored.itemsize
         return check_result_file(self.grid, self.output, nbytes, self.overwrite, (self.a, self.b), self.c)
 
-    def read(self, x: Source, block: Block | None, device: DeviceName) -> DistMatrix:
-        with self.say.progress(f"read {x.what}", x.nbytes, "B/s") as progress:
-            matrix = x.again(self.grid).read(self.grid, block, device=device, progress=progress)
-        self.say.report("read", matrix.report)
-        return matrix
-
     def in_memory(self, block: Block | None, device: DeviceName, compression: str | None) -> FilesResult:
         """Read A and B, multiply, and store C."""
         options: Any = {"alpha": self.alpha, "beta": self.beta, **self.options}
@@ -155,8 +148,9 @@ class _Work(NamedTuple):
         in_place = self.check_output()
         self.say.planned(planned)
         a = self.a._replace(what="A and B") if once else self.a
-        A, B = operands(a, self.b, lambda each: self.read(each, block, device), once)
-        before = self.read(self.c, block, device) if self.c else None
+        how: Any = {"say": self.say, "grid": self.grid, "block": block, "device": device}
+        A, B = operands(a, self.b, lambda x: x.read_again(**how), once)
+        before = self.c.read_again(**how) if self.c else None
         C = before.copy() if self.seed is not None and before is not None else before
         replaces: Any = before.report if before is not None and in_place else None
         with self.say.progress("multiply", self.flops) as progress:
@@ -174,7 +168,7 @@ class _Work(NamedTuple):
                 return FilesResult(report, residual)
         with self.say.progress("write", self.a.shape[0] * self.b.shape[1] * self.stored.itemsize, "B/s") as progress:
             ndim = ndim_of_product(self.b, self.c)
-            how: Any = {"replaces": replaces, "overwrite": self.overwrite, "compression": compression, "ndim": ndim}
+            how = {"replaces": replaces, "overwrite": self.overwrite, "compression": compression, "ndim": ndim}
             wrote = hdf5.save(*self.output, C, progress=progress, **how)
         self.say.report("wrote", wrote)
         return FilesResult(report, residual, wrote)

@@ -150,7 +150,7 @@ def _svd(
     if memory is not None:
         _check_outputs(say, how, (x,), outputs)
         U, s, Vh = _svd_in_file(say, how, x, k, memory, passes, **search)
-        A: Any = StoredMatrix(say.grid, x.dataset, x.stored, x.dtype, x.op)
+        A: Any = StoredMatrix(say.grid, x)
     elif passes is not None:
         raise ArgumentError("--passes is for a matrix that stays in its file: name --memory, too")
     else:

@@ -72,10 +72,7 @@ class Speaker(Observer):
 
     def read(self, x: Source, block: Block | None) -> DistMatrix:
         """Read a matrix, or its transpose where the op of its source is not "N"."""
-        with self.progress(f"read {x.what}", x.nbytes, "B/s") as progress:
-            matrix = x.again(self.grid).read(self.grid, block, device="host", progress=progress)
-        self.report("read", matrix.report)
-        return matrix
+        return x.read_again(self, self.grid, block, device="host")
 
     def save(self, output: Dataset, matrix: DistMatrix | np.ndarray, several: bool = False, **options: Any) -> None:
         """Write a matrix.   several : the command writes several ones, which are a list in the JSON object."""
