@@ -107,7 +107,7 @@ def stored_svd(
     measured = over_ranks(comm, {"bytes_read": file.panels.nbytes}, {"read_wait": file.panels.wait})
     measured["plan"] = plan.as_dict(memory, file.passes)
     U, Vh = _turned(X.op, source.op, U, V)
-    U.report = Vh.report = work.later_report(grid, triplets.steps, facts, _text, **measured)
+    U.report = Vh.report = work.later_report(grid, triplets.steps, facts, text=_text, **measured)
     return U, times(triplets.s, file.range.exponent), Vh, mean
 
 

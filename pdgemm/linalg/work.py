@@ -64,14 +64,9 @@ class Work:
         return result
 
     def later_report(
-        self,
-        grid: ProcessGrid,
-        steps: int,
-        facts: dict[str, Any],
-        text: Callable[[Any], str] | None = None,
-        **others: Any,
+        self, grid: ProcessGrid, steps: int, facts: dict[str, Any], **others: Any
     ) -> Callable[[], RunReport]:
-        """Return a function that returns the report of all steps.   text, others : of a report with other figures."""
+        """Return a function that returns the report of all steps.   others : further figures, and another `text`."""
         seconds = perf_counter() - self.start
         products, steps_reports, vectors = self.products, self._steps.reports, self._steps.vectors
 
@@ -79,9 +74,9 @@ class Work:
             reports = [make() for make in steps_reports]
             checks = all_checks([x.checks for x in reports if getattr(x, "checks", None)])
             inside = sum(x.products for x in reports if hasattr(x, "products"))
-            figures = {"name": self.name, "steps": steps, "products": products + inside, "facts": facts} | others
+            figures = {"name": self.name, "steps": steps, "products": products + inside, "facts": facts}
             figures |= summed(reports, vectors) | {"rank": grid.rank, "seconds": seconds, "checks": checks}
-            return RunReport(text or text_of_function, grid.comm, **figures)
+            return RunReport(comm=grid.comm, **{"text": text_of_function} | figures | others)
 
         return report
 
