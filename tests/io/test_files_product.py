@@ -257,7 +257,8 @@ def test_transfers_at_any_time(
     if how == "at once":  # where MPI does not allow it
         monkeypatch.setattr(file_panels.MPI, "Query_thread", lambda: file_panels.MPI.THREAD_SERIALIZED)
     elif how == "as late as can be":
-        monkeypatch.setattr(files_product, "worker", AsLateAsCanBe)
+        for module in (file_panels, files_product):  # the one reads, the other writes
+            monkeypatch.setattr(module, "worker", AsLateAsCanBe)
     path, A, B = shared_tmp_path / "x.h5", elements((90, 80), "d", 1), elements((80, 70), "d", 2)
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
