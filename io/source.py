@@ -158,9 +158,10 @@ class Source(NamedTuple):
         layout : the other arguments of `DistMatrix.empty`.
         """
         start, comm, stored, carried = perf_counter(), grid.comm, self.stored, self.dtype
+        of_array = stored.shape[::-1] if self.by_columns else stored.shape
         with together(comm):
-            part = part_of(stored.shape[::-1] if self.by_columns else stored.shape, rows, cols)
-            whole = part.size == stored.shape[0] * stored.shape[1]
+            part = part_of(of_array, rows, cols)
+            whole = part.shape == of_array
             if verify:  # the checksum is that of the stored bits, without conversion
                 if not whole:
                     raise ArgumentError(f"{self.place}: verify reads the whole dataset, and not a part of it ({part})")
@@ -182,8 +183,13 @@ class Source(NamedTuple):
             check_checksum(stored, self.place, checksum.checksum(there))  # the same on every rank
         matrix = matrix.astype(self.dtype, copy=False)
         method = "mpio" if collective else "mpi-io" if self._contiguous else "independent"
-        array = (stored.shape[::-1] if self.by_columns else stored.shape)[: stored.ndim], stored.dtype
-        what = method, array, part.size * stored.dtype.itemsize, perf_counter() - start, stored.checksum
+        what = (
+            method,
+            (of_array[: stored.ndim], stored.dtype),
+            part.size * stored.dtype.itemsize,
+            perf_counter() - start,
+            stored.checksum,
+        )
         matrix.report = report_of_file("read", self.dataset, *what, None if whole else part)
         return matrix
 
