@@ -18,7 +18,7 @@ from pdgemm.io.streamed.before_reading import Outlines, check_memory, check_resu
 from pdgemm.io.streamed.stored_matrix import StoredMatrix
 from pdgemm.io.streamed.svd_plan import SvdPlan
 from pdgemm.local.arrays import dtypes
-from pdgemm.matrix.argument_checks import as_real
+from pdgemm.local.arrays.arguments import as_real
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.residual import Residual, verify
 from pdgemm.support.text import counted

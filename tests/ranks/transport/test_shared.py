@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from functools import partial
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -145,7 +146,7 @@ def test_without_room_matrices_are_private_and_products_send_messages(
         pdgemm(1, A, B, 0, C, check=check, **how)
         assert C.report.mover == "ibcast"
         assert gemm_error(C.allgather(), 1, A.allgather(), B.allgather()) <= TOLERANCE
-        for carry_out in (lambda: p.execute(A, B, C, check=check), p.prepare(A, B, C, check=check)):
+        for carry_out in (partial(p.execute, A, B, C, check=check), p.prepare(A, B, C, check=check)):
             C.local[...] = np.nan
             carry_out()
             assert C.report.mover == "ibcast"
