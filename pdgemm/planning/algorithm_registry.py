@@ -159,7 +159,7 @@ _ENTRIES = (
         policies=("row", "column", "allgather"), triangles=True, scales=True,
     ),
     Algorithm(
-        "stationary_a", Stationary, "pdgemm.algorithms.products.stationary:StationaryExecutor",
+        "stationary_a", Stationary, "pdgemm.algorithms.products.summa:StationaryExecutor",
         words="that of the two others", memory="a few panels",
         good_for="A (or B) largest: thin B and C",
         takes=_one_layer, needs="it takes Pr x Pc <= {ranks}, in 1 layer",

@@ -13,7 +13,7 @@ from problems import TOLERANCE, gemm_error, grid_shapes
 from pdgemm import DistMatrix, ProcessGrid, pdgemm, verify
 from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.planning import planner
-from pdgemm.schedules.products import product
+from pdgemm.schedules.products import arithmetic
 
 pytestmark = pytest.mark.mpi
 
@@ -130,7 +130,7 @@ def test_one_row_of_a_column_major_array_is_what_it_is(comm: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "int8", "float64"])
 def test_sums_are_rounded_in_pieces_of_any_shape(grid: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planner.best_plan.cache_clear()
-    monkeypatch.setattr(product, "SLAB", 8)
+    monkeypatch.setattr(arithmetic, "SLAB", 8)
     a, b = (np.round(numbers(shape, "float64", 1) * 3) for shape in ((50, 3), (3, 20)))
     for m, n, order, algorithm in tiers.pairs((1, 50), (1, 2, 20), "CF", ("summa", "inner", "stationary_a", "cannon")):
         A, B = (DistMatrix.from_global(x.astype(dtype), grid=grid, block=4) for x in (a[:m], b[:, :n]))

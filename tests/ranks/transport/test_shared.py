@@ -21,7 +21,7 @@ from problems import BLOCKS, TOLERANCE, gemm_error, grid_shapes
 from tiers import every_grid, in_turn, pairs, square_grid
 
 from pdgemm import DistMatrix, Plan, ProcessGrid, pdgemm, plan
-from pdgemm.algorithms.products import layer_sums, summa
+from pdgemm.algorithms.products import broadcast_panels, layer_sums
 from pdgemm.algorithms.products.accumulator import Accumulator
 from pdgemm.errors import LayoutError, MemoryLimitError, NodeMemoryError
 from pdgemm.grids import node_memory
@@ -76,7 +76,7 @@ def test_panels_are_multiplied_where_they_lie(comm: Any, monkeypatch: pytest.Mon
     prepared, copied = Mock(), Mock()
     prepared.side_effect = Accumulator.prepared
     monkeypatch.setattr(Accumulator, "prepared", lambda *args: prepared(*args))
-    for module in (summa, panel_views):
+    for module in (broadcast_panels, panel_views):
         monkeypatch.setattr(module, "copy_blocks", copied)
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
