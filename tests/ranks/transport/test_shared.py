@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from functools import partial
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from time import sleep
 from typing import Any
 from unittest.mock import Mock
