@@ -183,7 +183,7 @@ def carried_out(
         operands.A.grid.draft.add("C", product)
     else:
         product.run(beta, start, progress, notifies)
-    if operands.new_result:
+    if operands.new_result and comm.size > 1:
         operands.C.shared = all_shared(operands.C.stored, operands.C.grid)
     return operands.C
 

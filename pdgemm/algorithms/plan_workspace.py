@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import mul
 from typing import Any
 
 from pdgemm.grids.layout import Layout
@@ -45,20 +46,10 @@ class Workspace:
         checks = plan.protection.buffers(rank).items() if plan.protection else ()
         self.checks = {name: own.empty((words,), dtype) for name, (words, dtype) in checks}
         kinds: dict[str, dict[str, Any]] = {
-            "": self.product,
-            "messages of ": self.messages,
-            "copy of ": self.copies,
-            "shared copy of ": self.staged,
-            "checksums: ": self.checks,
-            "repeated ": self.repeated,
-            "sums of C": {} if self.sums is None else {"": self.sums},
-        }
-        self.sizes = {f"{kind}{name}": _nbytes(x) for kind, buffers in kinds.items() for name, x in buffers.items()}
-        self.nbytes = sum(self.sizes.values())
-
-
-def _nbytes(x: Any) -> int:
-    """Return the bytes of memory of a buffer; rows of a matrix may be further apart than they are long."""
-    if len(getattr(x, "shape", ())) == 2:
-        return max(n * stride for n, stride in zip(x.shape, x.strides)) if x.size else 0
-    return int(x.nbytes)
+            "": self.product, "messages of ": self.messages, "checksums: ": self.checks, "repeated ": self.repeated,
+            "copy of ": self.copies, "shared copy of ": self.staged, "sums of C": {"": self.sums} if plan.sums else {},
+        }  # fmt: skip
+        copies = [*self.copies.values(), *self.staged.values(), *kinds["sums of C"].values()]
+        gaps = sum(max(map(mul, x.shape, x.strides)) - x.nbytes for x in copies if x.size)  # between rows
+        self.sizes = {f"{kind}{name}": x.nbytes for kind, buffers in kinds.items() for name, x in buffers.items()}
+        self.nbytes = sum(self.sizes.values()) + gaps

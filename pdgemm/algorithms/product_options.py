@@ -122,7 +122,8 @@ class FullProduct(NamedTuple):
     def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
         """Return op(A), op(B) and C after checking that they match.  Local."""
         check_matrices(A=A, B=B, **({} if C is None else {"C": C}))
-        left, right = op(A, self.transa, "transa"), op(B, self.transb, "transb")
+        transa, transb = op_letter(self.transa, "transa"), op_letter(self.transb, "transb")
+        left, right = op(A, transa), op(B, transb)
         check_devices(left, right, C)
         for name, x in (("A", left), ("B", right)):
             check_dtype(name, x, dtypes.OPERANDS)
@@ -131,26 +132,23 @@ class FullProduct(NamedTuple):
                 f"inner dimensions do not agree: op(A) is {shape_of(left)} on a {left.grid} grid, "
                 f"op(B) is {shape_of(right)} on a {right.grid} grid"
             )
-        result = _result(left, right, self.dtype) if C is None else C
-        check_product(left, right, result)
-        names = op_name("A", op_letter(self.transa, "transa")), op_name("B", op_letter(self.transb, "transb"))
-        return Operands(left, right, result, C is None, names=names)
+        if C is None:
+            result = _result(left, right, self.dtype)
+            check_dtype("C", result, dtypes.RESULTS)
+        else:
+            check_product(left, right, result := C)
+        return Operands(left, right, result, C is None, names=(op_name("A", transa), op_name("B", transb)))
 
 
 def _result(A: DistMatrix, B: DistMatrix, dtype: np.dtype | None = None) -> DistMatrix:
-    """Allocate C in its default layout, on the original, untransposed grid of A."""
-    grid, (layout, order), dtype = A.grid.base, default_result_layout(A, B), dtype or dtypes.product(A.dtype, B.dtype)
+    """Allocate C with the rows of op(A) and the columns of op(B), over A's untransposed grid."""
+    grid, dtype = A.grid.base, dtype or dtypes.product(A.dtype, B.dtype)
+    rows = A.distribution.rows if grid.same_as(A.grid) else A.distribution.rows.over(grid.shape[0])
+    cols = B.distribution.cols if grid.same_as(B.grid) else B.distribution.cols.over(grid.shape[1])
+    order: Order = "F" if all((x.order == "F") != x.grid.transposed for x in (A, B)) else "C"
+    layout = Distribution(rows, cols)
     local = new_array(layout.local_shape(grid.coords), dtype, order, grid, devices.of(A.stored))
     return DistMatrix(local, grid, layout, order)
-
-
-def default_result_layout(A: DistMatrix, B: DistMatrix) -> tuple[Distribution, Order]:
-    """Return the rows of op(A) and the columns of op(B), over A's untransposed grid, and a memory order.  Local."""
-    grid, on = A.grid.base, A.grid.base.same_as
-    rows = A.distribution.rows if on(A.grid) else A.distribution.rows.over(grid.shape[0])
-    cols = B.distribution.cols if on(B.grid) else B.distribution.cols.over(grid.shape[1])
-    order: Order = "F" if all((x.order == "F") != x.grid.transposed for x in (A, B)) else "C"
-    return Distribution(rows, cols), order
 
 
 def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: Any, shared: bool) -> Problem:
@@ -161,7 +159,7 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
         raise ArgumentError(f"algorithm {options.algorithm!r} is not one of {', '.join(algorithm_choices())}")
     mover, reach = mover_and_access(options.mover, shared, A, B, C)
     accumulate, compute = accumulation(A.dtype, B.dtype, C.dtype, options.accumulate_dtype, options.compute_type)
-    ending = ending_of(options.epilogue, {"A": A, "B": B, "C": C}, accumulate)
+    ending = ending_of(options.epilogue, {"A": A, "B": B, "C": C}, accumulate) if options.epilogue is not None else None
     a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
     c = replace(c, dtype=accumulate) if ending else c
     algorithm, shape, layers = options.algorithm, as_shape(options.shape), as_optional(options.layers, "layers", 1)

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.arguments import as_name, op_letter, shown
+from pdgemm.local.arrays.arguments import as_name, shown
 from pdgemm.local.arrays.device import HOST, Array, address, shadow, writeable
 from pdgemm.local.arrays.emulation import EMULATIONS
 from pdgemm.local.blas.local_gemm import BLAS_INT, largest_extent
@@ -99,9 +99,8 @@ def as_scalar(value: Any, dtype: np.dtype, name: str) -> Any:
     return (int(value) + modulus // 2) % modulus - modulus // 2
 
 
-def op(A: DistMatrix, trans: str, name: str) -> DistMatrix:
-    """Return op(A): A, its transpose or its conjugate transpose, for "N", "T" or "C"."""
-    letter = op_letter(trans, name)
+def op(A: DistMatrix, letter: str) -> DistMatrix:
+    """Return op(A): A, its transpose or its conjugate transpose, for "N", "T" or "C" (`op_letter`)."""
     return A if letter == "N" else A.T if letter == "T" else A.H
 
 

@@ -127,7 +127,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
 
     def _part(self, name: str) -> Self:
         part = getattr(self.local, name)
-        local = aligned(part.shape, part.dtype, self.order, devices.of(self._stored))
+        local = aligned(part.shape, part.dtype, self.order, devices.of(self.stored))
         CONVERT(local, part)
         return type(self)(local, self.grid, self.distribution, self.order)
 
@@ -210,8 +210,8 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         where = device_on(self.grid, device)
         with together(self.grid.comm) as arguments:
             arguments += ["to_device", self.distribution, device]
-            local = new_array(self._stored.shape, self.dtype, self.order, self.grid, where)
-            set_elements(local, self._stored)
+            local = new_array(self.stored.shape, self.dtype, self.order, self.grid, where)
+            set_elements(local, self.stored)
         shared = all_shared(local, self.grid)
         return type(self)(local, self.grid, self.distribution, self.order, self.conjugated, shared)
 
@@ -335,8 +335,8 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         """Return a copy with another element type; without `copy`, the matrix itself if it has that type.  Local."""
         if not copy and element_type(dtype) == self.dtype:
             return self
-        local = aligned(self._stored.shape, element_type(dtype), self.order, devices.of(self._stored))
-        (CONJUGATE if self.conjugated else CONVERT)(local, self._stored)
+        local = aligned(self.stored.shape, element_type(dtype), self.order, devices.of(self.stored))
+        (CONJUGATE if self.conjugated else CONVERT)(local, self.stored)
         return type(self)(local, self.grid, self.distribution, self.order)
 
     def __copy__(self) -> Self:

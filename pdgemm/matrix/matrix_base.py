@@ -42,7 +42,11 @@ def public(cls: _Class) -> _Class:
 
 
 class MatrixBase:
-    """The part of a block-cyclic matrix on one rank; `DistMatrix` adds the collective methods."""
+    """The part of a block-cyclic matrix on one rank; `DistMatrix` adds the collective methods.
+
+    stored : the elements of this rank as they are in memory: in a conjugated view, not conjugated.
+    device : the name of the memory that the local arrays are in: "host", "cuda".
+    """
 
     def __init__(
         self,
@@ -61,7 +65,10 @@ class MatrixBase:
                 "distributes a whole array, DistMatrix.from_local takes a part on each rank"
             )
         check_not_freed(grid.comm)
-        self._stored = stored
+        self.stored = stored
+        self.dtype: np.dtype = stored.dtype
+        self.device: DeviceName = devices.name_of(stored)
+        self.shape = distribution.shape
         self.grid = grid
         self.distribution = distribution
         self.order: Order = order
@@ -80,28 +87,13 @@ class MatrixBase:
         Where the matrix is the conjugate of a complex matrix, `local` is a copy, read-only on the host.
         """
         if not self.conjugated:
-            return self._stored
-        where = devices.of(self._stored)
-        local = aligned(self._stored.shape, self.dtype, self.order, where)
-        CONJUGATE(local, self._stored)
+            return self.stored
+        where = devices.of(self.stored)
+        local = aligned(self.stored.shape, self.dtype, self.order, where)
+        CONJUGATE(local, self.stored)
         if where is None:
             local.flags.writeable = False
         return local
-
-    @property
-    def stored(self) -> Array:
-        """The elements of this rank as they are in memory: in a conjugated view, not conjugated."""
-        return self._stored
-
-    @property
-    def dtype(self) -> np.dtype:
-        dtype: np.dtype = self._stored.dtype
-        return dtype
-
-    @property
-    def device(self) -> DeviceName:
-        """The name of the memory that the local arrays are in: "host", "cuda"."""
-        return devices.name_of(self._stored)
 
     @property
     def report(self) -> Report:  # whose figures a type checker knows; a load or a redistribution has a RunReport
@@ -121,17 +113,17 @@ class MatrixBase:
         return self._report
 
     def __repr__(self) -> str:
-        rows, cols = self._stored.shape
+        rows, cols = self.stored.shape
         return (
             f"DistMatrix({self.distribution}, {self.dtype}, on a {self.grid} grid; rank {self.grid.rank} "
-            f"at {self.grid.coords} holds {rows} x {cols}, {in_bytes(self._stored.nbytes)}"
+            f"at {self.grid.coords} holds {rows} x {cols}, {in_bytes(self.stored.nbytes)}"
             f"{'' if self.device == devices.HOST else f' on {self.device}'})"
         )
 
     def __str__(self) -> str:
         """Return the elements of this rank as NumPy shows them, and the layout.  Local: one rank alone may print."""
         held = np.array2string(on_host(self.local))
-        if self._stored.shape == self.shape:
+        if self.stored.shape == self.shape:
             return f"{held}\n{self!r}"
         return f"{self!r}, its part:\n{held}\nA.preview() shows the corners of all of it, on all ranks together"
 
@@ -147,10 +139,6 @@ class MatrixBase:
         return Ownership(self.layout_in(self.grid), self.grid.comm.rank)
 
     # ------------------------------------------------------------------ layout
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.distribution.shape
-
     @property
     def block(self) -> tuple[int, int]:
         return self.distribution.block
@@ -183,10 +171,10 @@ class MatrixBase:
 
         Raises GridError where the two grids are not over the same ranks.
         """
+        check_not_freed(self.grid.comm)
         if self._layout is not None and self._layout[0] is grid.comm:
-            check_not_freed(self.grid.comm)
             return self._layout[1]
-        place = self.grid.rank_map_in(grid)
+        place = self.grid.rank_map if grid.comm is self.grid.comm else self.grid.rank_map_in(grid)
         if place is None:
             raise GridError(f"grids over different ranks: {self.grid!r} and {grid!r}; use ProcessGrid(comm, ranks=...)")
         layout = Layout(self.distribution, place, self.dtype, self.order, self.conjugated)
@@ -198,7 +186,7 @@ class MatrixBase:
     def T(self) -> Self:
         """The transpose, as a view, on the transposed view of the grid, `grid.T`.  Local."""
         order: Order = "C" if self.order == "F" else "F"
-        return self._view(self._stored.T, self.grid.T, self.distribution.transposed, order)
+        return self._view(self.stored.T, self.grid.T, self.distribution.transposed, order)
 
     @property
     def H(self) -> Self:
@@ -220,7 +208,7 @@ class MatrixBase:
     def _window(self, rows: Any, cols: Any) -> Self:
         """Return the submatrix of two ranges of step 1, as a view.  Local."""
         ends = (rows.start, rows.stop), (cols.start, cols.stop)
-        part = self._stored[self.distribution.local_window(*ends, self.grid.coords)]
+        part = self.stored[self.distribution.local_window(*ends, self.grid.coords)]
         return self._view(part, self.grid, self.distribution.window(*ends), self.order)
 
     def _view(self, stored: Array, grid: ProcessGrid, distribution: Distribution, order: Order) -> Self:

@@ -250,7 +250,7 @@ class Reductions(MatrixBase):
         recorder = Recorder()
         counted = recorder.traffic
         schedule = _schedule(self, _nothing(fold, self.dtype), axis) if count else None
-        with np.errstate(all="ignore"), spans.timed("reduce", self._stored.nbytes):
+        with np.errstate(all="ignore"), spans.timed("reduce", self.stored.nbytes):
             if schedule is None:
                 length = 1 if axis is None else layout.shape[1 - axis]
                 values = np.full(length, fold.empty, kind)
@@ -276,7 +276,7 @@ class Reductions(MatrixBase):
         cols = self.distribution.cols if axis == 0 else BlockCyclic(1, 1, pc)
         whole = vector.reshape(-1, 1) if axis == 1 else vector.reshape(1, -1)
         mine = np.ascontiguousarray(whole[np.ix_(rows.indices(i), cols.indices(j))])
-        local = devices.empty(mine.shape, mine.dtype, device=devices.of(self._stored))
+        local = devices.empty(mine.shape, mine.dtype, device=devices.of(self.stored))
         set_elements(local, mine)
         return type(self)(local, grid, Distribution(rows, cols), "C")
 

@@ -252,7 +252,7 @@ class RankUpdate(NamedTuple):
         letter, other = op_letter(self.trans, "trans"), "C" if self.hermitian else "T"
         if letter not in ("N", other):
             raise ArgumentError(f'trans is "N" or "{other}", got {self.trans!r}')
-        left, right = op(A, letter, "trans"), op(B, letter, "trans")
+        left, right = op(A, letter), op(B, letter)
         if left.shape != right.shape:
             raise LayoutError(f"op(A) is {shape_of(left)}, op(B) is {shape_of(right)}: their shapes must be the same")
         check_devices(left, right, C)

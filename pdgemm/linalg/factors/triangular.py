@@ -163,7 +163,8 @@ class Posed(NamedTuple):
 
 def posed(A: DistMatrix, B: Any, lower: bool, trans: str, side: str) -> Posed:
     """Return the system with op(A) on the left: X op(A) = alpha B is op(A)^T X^T = alpha B^T.  Local; checks B."""
-    M, lower = op(A, trans, "trans"), bool(lower) != (op_letter(trans, "trans") != "N")
+    letter = op_letter(trans, "trans")
+    M, lower = op(A, letter), bool(lower) != (letter != "N")
     check_right_side(A, B, as_name(side, "side", ("L", "R")))
     if side == "R":
         M, lower, B = M.T, not lower, B.T

@@ -41,7 +41,7 @@ def matvec(A: DistMatrix, x: Any, *, trans: Transpose = "N") -> Any:
     """
     with together(communicator(A=A, x=x)) as arguments:
         check_matrices(A=A)
-        M, letter = op(A, trans, "trans"), op_letter(trans, "trans")
+        M = op(A, letter := op_letter(trans, "trans"))
         arguments += ["matvec", A.distribution, A.dtype, letter, isinstance(x, DistMatrix)]
         if isinstance(x, DistMatrix) and x.shape != (M.shape[1], 1):
             raise LayoutError(f"op(A) is {shape_of(M)}, but x is {shape_of(x)}; one column of that length was expected")
