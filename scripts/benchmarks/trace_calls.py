@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""How far a reader walks: the calls of one product, and of one factorisation, and how often the module changes.
+"""How far a reader walks: the calls of a product, a factorisation and a product of files, and changes of module.
 
     . scripts/env.sh; python scripts/benchmarks/trace_calls.py
     mpiexec -n 2 python scripts/benchmarks/trace_calls.py
 
 Products of 64 x 48 x 32 and a matrix of order 64, in float64, after a product of other shapes, so that modules and
-grids are there.  A move is a change of module by a call or a return; generator expressions are left out.
+grids are loaded.  A move is a change of module by a call or a return; generator expressions are left out.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 import pdgemm
-from pdgemm import DistMatrix, ProcessGrid, linalg
+from pdgemm import DistMatrix, ProcessGrid, io, linalg
 
 PACKAGE = Path(pdgemm.__file__).resolve().parent
 ROOTS = (PACKAGE, PACKAGE.parent / "grids", PACKAGE.parent / "io")
@@ -33,7 +34,7 @@ class Walk:
 
     def __init__(self) -> None:
         self.calls = self.moves = self.depth = self.deepest = 0
-        self.functions, self._at = Counter[str](), [""]
+        self.functions, self.modules, self._at = Counter[str](), Counter[str](), [""]
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
@@ -47,6 +48,7 @@ class Walk:
         if event == "call":
             self.calls += 1
             self.functions[f"{path.stem}.{code.co_qualname}"] += 1
+            self.modules[path.stem] += 1
             self.moves += self._at[-1] not in ("", code.co_filename)
             self._at.append(code.co_filename)
             self.deepest = max(self.deepest, len(self._at) - 1)
@@ -68,21 +70,28 @@ def walked(call: Callable[[], Any]) -> Walk:
 def main() -> None:
     comm = MPI.COMM_WORLD
     most = int(sys.argv[1]) if len(sys.argv) > 1 else 0
-    with ProcessGrid(comm) as grid:
+    with ProcessGrid(comm) as grid, TemporaryDirectory() as folder:
+        paths = comm.bcast([str(Path(folder) / f"{name}.h5") for name in "abc"])
         first = [DistMatrix.random(shape, grid=grid) for shape in ((20, 30), (30, 10))]
         _ = first[0] @ first[1]
         linalg.cholesky(DistMatrix.eye(20, grid=grid))
         A, B = DistMatrix.random((64, 32), grid=grid), DistMatrix.random((32, 48), grid=grid)
         S = DistMatrix.from_global(64 * np.eye(64) + 1, grid=grid)
+        for path, X in zip(paths, (A, B)):
+            io.hdf5.save(path, "x", X)
+        files = [(path, "x") for path in paths]
         rows = {
             "pdgemm(1, A, B), first": walked(lambda: pdgemm.pdgemm(1, A, B)),
             "pdgemm(1, A, B), again": walked(lambda: pdgemm.pdgemm(1, A, B)),
             "linalg.cholesky(A)": walked(lambda: linalg.cholesky(S)),
         }
+        pdgemm.multiply_files(*files, grid=grid)
+        rows["multiply_files, again"] = walked(lambda: pdgemm.multiply_files(*files, grid=grid))
         if comm.rank == 0:
-            print(f"{'':24} {'calls':>6} {'functions':>9} {'moves':>6} {'depth':>6}")
+            print(f"{'':24} {'calls':>6} {'functions':>9} {'modules':>7} {'moves':>6} {'depth':>6}")
             for name, walk in rows.items():
-                print(f"{name:24} {walk.calls:6} {len(walk.functions):9} {walk.moves:6} {walk.deepest:6}")
+                numbers = f"{walk.calls:6} {len(walk.functions):9} {len(walk.modules):7} {walk.moves:6} {walk.deepest:6}"
+                print(f"{name:24} {numbers}")
                 for function, count in walk.functions.most_common(most):
                     print(f"    {count:5} {function}")
 
