@@ -120,7 +120,7 @@ def layered_on(problem: Problem, partition: Partition, inside: str, on_layer_0: 
     owners = BlockCyclic(r.largest, max(1, r.block // down), down)
     at_once = problem.reduced_rows(r.largest, s.largest, "" if nodes else mover, owners)
     product = Layered(
-        *laid, problem.lookahead, mover, at_once, listed(grid), c, inside,
+        *laid, problem.lookahead, mover, listed(grid), c, inside, at_once,
         nodes=nodes, **problem.options,
     )  # fmt: skip
     shifted = inside == "cannon" and not product.nothing_travels

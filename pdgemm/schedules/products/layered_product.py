@@ -30,11 +30,10 @@ from pdgemm.support.remembered import remembered
 SUMS_STAGED = {"staged C": "packed C", "staged part of C": "own part of C"}
 
 
-@dataclass(frozen=True)
 class Reduced(Product):
     """The base of products whose partial sums of C are reduced over layers.
 
-    rows : number of rows of C that are reduced at a time.
+    rows : number of rows of C that are reduced at a time; a field of each such product.
     """
 
     rows: int
@@ -60,8 +59,8 @@ class Reduced(Product):
         return self.panels + self.grid.layers * self.reduction.turns(None)
 
     def scaled(self, share: float) -> Self:
-        rows = scaled(min(self.rows, max(1, self.reduction.shape(None)[0])), share)
-        return replace(super().scaled(share), rows=rows)
+        rows: Any = {"rows": scaled(min(self.rows, max(1, self.reduction.shape(None)[0])), share)}
+        return replace(super().scaled(share), **rows)
 
     def transfers(self, rank: int) -> list[Transfer]:
         return self.reduction.transfers(rank) if self.mnk[2] else []
@@ -80,6 +79,7 @@ class Inner(Reduced):
     size : number of ranks of the communicator.
     """
 
+    rows: int
     size: int
     algorithm = "inner"
     on_grid = False
@@ -171,6 +171,7 @@ class Layered(Reduced):
     rank_map: tuple[int, ...]
     layers: int
     inside: str
+    rows: int
     algorithm = "2.5d"
     sums_follow = True
     staged_names = PANELS_STAGED | SUMS_STAGED
