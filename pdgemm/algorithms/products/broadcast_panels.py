@@ -22,7 +22,7 @@ from pdgemm.transport.movers.ring import announce, follow, forward
 from pdgemm.transport.movers.staged import Staged
 
 
-class Part(NamedTuple):
+class PanelPart(NamedTuple):
     """Holds the actions of a rank for one owner's part of a panel: pack the part, transfer it, both or neither."""
 
     pack: Callable[[], object] | None
@@ -30,9 +30,9 @@ class Part(NamedTuple):
     tag: int  # message tag, which no other part in flight has
 
 
-class Panel(NamedTuple):
+class PreparedPanel(NamedTuple):
     panel: Array
-    parts: list[Part]
+    parts: list[PanelPart]
 
 
 class BroadcastPanels:
@@ -73,7 +73,7 @@ class BroadcastPanels:
         self._comes = self._comm.size > 1 and self._rows > 0
         self._travels, self._holds = self._comes and not plan.transport.shared, held
 
-    def panel(self, steps: list[tuple[int, IndexMap]], runs: IndexMap, turn: int) -> Panel:
+    def panel(self, steps: list[tuple[int, IndexMap]], runs: IndexMap, turn: int) -> PreparedPanel:
         """Return the array with the columns `runs` that will be multiplied, and the actions that fill this array.
 
         steps : the owners, and the columns of each owner.  Columns of several owners are stored side by side, in
@@ -83,7 +83,7 @@ class BroadcastPanels:
             return self._relayed(steps, runs, turn, self._peers.memory.fence)
         slot = turn % self._slots
         if not self._rows:
-            return Panel(self._buffer(self._comm.rank, runs.size, slot, by_columns=False), [])
+            return PreparedPanel(self._buffer(self._comm.rank, runs.size, slot, by_columns=False), [])
         me, bundled = self._comm.rank, len(steps) > 1 and self._comes
         if not bundled:
             steps = [(steps[0][0] if self._comes else me, runs)]
@@ -91,26 +91,26 @@ class BroadcastPanels:
             if owner in self._parts and not (self._fetched and owner != me):
                 view = in_place(self._parts[owner], runs, self._travels)
                 if view is not None:
-                    return Panel(view, [Part(None, self._bring(view, owner, slot, 0), slot)])
+                    return PreparedPanel(view, [PanelPart(None, self._bring(view, owner, slot, 0), slot)])
         panel = self._buffer(me, runs.size, slot, by_columns=bundled and self._travels)
         parts, at = [], 0
         for number, (owner, cols) in enumerate(steps):
             there = panel[:, at : (at := at + cols.size)]
             pack = self._pack(owner, there, cols) if owner in self._parts and self._rows else None
             bring = self._bring(there, owner, slot, self._rows * (at - cols.size))
-            parts.append(Part(pack, bring, slot + number * self._slots))
-        return Panel(panel, parts)
+            parts.append(PanelPart(pack, bring, slot + number * self._slots))
+        return PreparedPanel(panel, parts)
 
     def _relayed(
         self, steps: list[tuple[int, IndexMap]], runs: IndexMap, turn: int, fence: Callable[[], object]
-    ) -> Panel:
+    ) -> PreparedPanel:
         """Return a view of a panel that is on this node, if possible, else the panel that one rank assembles here."""
         me, slot, alone = self._comm.rank, turn % self._slots, len(steps) == 1
         role = self._line.role(me, [owner for owner, _ in steps], runs.contiguous, turn)
         mine, panel = (self._buffer(q, runs.size, slot, by_columns=not alone) for q in (me, role.receiver))
         if role.in_place:
             panel = column_panel(self._parts[steps[0][0]], self._order, runs, panel, travels=False)
-        parts, at = list[Part](), 0
+        parts, at = list[PanelPart](), 0
         for number, ((owner, cols), chain) in enumerate(zip(steps, role.chains)):
             there, at = mine[:, at : at + cols.size], at + cols.size
             leaves = owner == me and bool(chain)
@@ -122,12 +122,12 @@ class BroadcastPanels:
                 bring: Callable[[Slot, Recorder], object] | None = partial(forward, self._comm, x, chain)
             else:
                 bring = partial(_read, there.size) if owner != me else None
-            parts.append(Part(pack, bring, slot + number * self._slots))
+            parts.append(PanelPart(pack, bring, slot + number * self._slots))
         if role.readers:
             notify_readers = partial(announce, self._comm, role.readers, fence)
             wait_until_ready = partial(follow, self._comm, role.receiver, fence)
-            parts.append(Part(None, notify_readers if role.receiver == me else wait_until_ready, slot))
-        return Panel(panel, parts)
+            parts.append(PanelPart(None, notify_readers if role.receiver == me else wait_until_ready, slot))
+        return PreparedPanel(panel, parts)
 
     def _buffer(self, owner: int, width: int, slot: int, by_columns: bool) -> Array:
         buffer = held_panel if self._holds else column_buffer
@@ -146,7 +146,7 @@ class BroadcastPanels:
         return partial(_read, panel.size) if self._comes and owner != self._comm.rank else None
 
 
-def post(ring: PanelRing, parts: list[Part], recorder: Recorder) -> Slot:
+def post(ring: PanelRing, parts: list[PanelPart], recorder: Recorder) -> Slot:
     """Start filling the panels of a step, in the next slot of the ring."""
     slot = ring.take()
     for part in parts:

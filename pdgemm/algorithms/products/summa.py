@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pdgemm.algorithms.products.accumulator import Accumulator, Inner
-from pdgemm.algorithms.products.broadcast_panels import BroadcastPanels, Part, post
+from pdgemm.algorithms.products.broadcast_panels import BroadcastPanels, PanelPart, post
 from pdgemm.algorithms.products.executor import Call, Notify
 from pdgemm.grids.index_map import IndexMap, identity
 from pdgemm.instrument.recorder import Recorder, nothing
@@ -94,7 +94,7 @@ class _Update(NamedTuple):
     local : this rank owns all panels.
     """
 
-    parts: list[Part]
+    parts: list[PanelPart]
     multiply: Callable[[], object]
     local: bool
 

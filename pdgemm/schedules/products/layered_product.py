@@ -30,7 +30,7 @@ from pdgemm.support.remembered import remembered
 SUMS_STAGED = {"staged C": "packed C", "staged part of C": "own part of C"}
 
 
-class Reduced(Product):
+class ReducedProduct(Product):
     """The base of products whose partial sums of C are reduced over layers.
 
     rows : number of rows of C that are reduced at a time; a field of each such product.
@@ -72,7 +72,7 @@ class Reduced(Product):
 
 
 @dataclass(frozen=True)
-class Inner(Reduced):
+class Inner(ReducedProduct):
     """Each rank multiplies over its own inner indices; a reduce-scatter adds up the partial sums of C.
 
     A is distributed by columns and B by rows, the same inner indices on the same ranks; C has any layout.
@@ -157,7 +157,7 @@ class Inner(Reduced):
 
 
 @dataclass(frozen=True)
-class Layered(Reduced):
+class Layered(ReducedProduct):
     """Each layer of Pr x Pc ranks multiplies over its inner indices; the partial sums of C are reduced over the layers.
 
     A lies on Pr x (c Pc) ranks and B on (c Pr) x Pc ranks: each layer holds its inner indices, in the layouts that the
