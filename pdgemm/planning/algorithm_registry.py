@@ -102,7 +102,7 @@ class Algorithm:
         elif not search.transposed or self.mirrored:
             for partition in search.best(1 if self.layers == "one" else search.request.layers, self.takes):
                 if not search.transposed or partition.pr != partition.pc:
-                    yield GridCandidate(partition, self.name, "", search.transposed)
+                    yield GridCandidate(partition)
 
 
 def _one_layer(pr: Any, pc: Any, c: Any, ranks: int) -> Any:
@@ -120,7 +120,7 @@ def _stationary_grids(search: Search) -> Iterator[GridCandidate]:
     else:
         pr, pc = search.request.shape
         partitions = [Partition(*search.mnk, pr, 1, pc)] if pr * pc <= search.ranks else []
-    yield from (GridCandidate(partition, "stationary_a", "", search.transposed) for partition in partitions)
+    yield from map(GridCandidate, partitions)
 
 
 def _layered_grids(search: Search) -> Iterator[GridCandidate]:
@@ -133,11 +133,9 @@ def _layered_grids(search: Search) -> Iterator[GridCandidate]:
         search.request.layers, lambda pr, pc, c, ranks: layered(pr, pc, c, ranks) & (pc % pr == 0)
     ):
         if not search.transposed or partition.pr != partition.pc:
-            yield GridCandidate(partition, "2.5d", "cannon", search.transposed)
+            yield GridCandidate(partition, "cannon")
     if not search.transposed:
-        yield from (
-            GridCandidate(partition, "2.5d", "summa") for partition in search.best(search.request.layers, layered)
-        )
+        yield from (GridCandidate(partition, "summa") for partition in search.best(search.request.layers, layered))
 
 
 def _inner_grids(search: Search) -> Iterator[GridCandidate]:
@@ -145,7 +143,7 @@ def _inner_grids(search: Search) -> Iterator[GridCandidate]:
     (_, shape, layers), ranks = search.request, search.ranks
     possible = shape in (None, (1, 1)) and layers in (None, ranks) and (ranks > 1 or search.forced)
     if possible and not search.transposed:
-        yield GridCandidate(Partition(*search.mnk, 1, 1, ranks), "inner")
+        yield GridCandidate(Partition(*search.mnk, 1, 1, ranks))
 
 
 _ENTRIES = (

@@ -15,18 +15,15 @@ Takes = Callable[[Any, Any, Any, int], Any]  # takes(Pr, Pc, layers, ranks): of 
 
 
 class GridCandidate(NamedTuple):
-    """One algorithm on one grid.
+    """A grid for an algorithm.
 
-    partition  : Pr x Pc x layers; for "stationary_a" Pr x 1 x Pc, because the columns of its grid divide k.
-    algorithm  : name of the entry in the registry.
-    inside     : algorithm of a layer, "summa" or "cannon".
-    transposed : the partition is that of the product C^T = B^T A^T.
+    partition : Pr x Pc x layers; for "stationary_a" Pr x 1 x Pc, because the columns of its grid divide k; where the
+                search is for C^T = B^T A^T, the partition of that product.
+    inside    : algorithm of a layer, "summa" or "cannon"; "" for an algorithm without layers.
     """
 
     partition: Partition
-    algorithm: str
     inside: str = ""
-    transposed: bool = False
 
 
 @dataclass(frozen=True)

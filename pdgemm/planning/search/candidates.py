@@ -10,7 +10,7 @@ from pdgemm.grids.layout import Layout
 from pdgemm.planning.algorithm_registry import ALGORITHMS, algorithm_of
 from pdgemm.planning.problem import AlgorithmRequest, Problem
 from pdgemm.planning.product_layouts import cannon_on, summa_on_grid_of
-from pdgemm.planning.search.algorithm_grids import GridCandidate, Search
+from pdgemm.planning.search.algorithm_grids import Search
 from pdgemm.planning.search.grid_search import Partition
 from pdgemm.schedules.products import Product
 from pdgemm.schedules.products.product import Collective
@@ -95,26 +95,12 @@ def _arrangements(problem: Problem, request: AlgorithmRequest) -> Iterator[Arran
         for p, transposed in ((problem, False), (problem.T, True)) if entry.twin else ((problem, False),):
             if entry.answers(request, transposed):
                 yield from (Arrangement(product, transposed) for product in entry.here(p))
-    for candidate in grid_candidates(problem.mnk, problem.size, request, _GRIDS):
-        if ALGORITHMS[candidate.algorithm] in known:
-            yield Arrangement(on_new_grid(problem, candidate), candidate.transposed)
-
-
-def grid_candidates(
-    mnk: tuple[int, int, int], ranks: int, request: AlgorithmRequest, keep: int
-) -> Iterator[GridCandidate]:
-    """Yield the best grids, `keep` of each kind."""
-    for resolved in request.on(ranks):
-        search = Search(mnk, ranks, resolved, keep)
-        for one in (search, search.T):
-            for entry in ALGORITHMS.values():
-                if entry.answers(resolved, one.transposed):
-                    yield from entry.grid_candidates(one)
-
-
-def on_new_grid(problem: Problem, candidate: GridCandidate) -> Product:
-    """Return the product of a candidate, on layouts that fit it."""
-    return ALGORITHMS[candidate.algorithm].new_grid(problem.T if candidate.transposed else problem, candidate)
+    search = Search(problem.mnk, problem.size, request, _GRIDS)
+    for p, one in ((problem, search), (problem.T, search.T)):
+        for entry in known:
+            if entry.answers(request, one.transposed):
+                for candidate in entry.grid_candidates(one):
+                    yield Arrangement(entry.new_grid(p, candidate), one.transposed)
 
 
 def impossible(request: AlgorithmRequest, ranks: int) -> str:
