@@ -15,7 +15,7 @@ from pdgemm.tools.studies import plot
 from pdgemm.tools.studies.cases import cases, weak_shape
 from pdgemm.tools.studies.curves import Section, per_node, read_all
 from pdgemm.tools.studies.figures import drawing, panels
-from pdgemm.tools.studies.plot import KEY, tables
+from pdgemm.tools.studies.plot import KEY, tables_of_section
 from pdgemm.tools.studies.predictions import Prediction, predict
 
 pytest.importorskip("matplotlib")
@@ -231,10 +231,10 @@ def test_predictions_are_those_of_the_run_itself(tmp_path: Path) -> None:
 
 def test_key_figures_are_of_the_fastest_product_of_each_curve(tmp_path: Path) -> None:
     found = section(*strong(), *strong("summa", {1: 8.0, 2: 4.0, 4: 8.0}), folder=tmp_path)
-    table, _ = tables(found).values()
+    table, _ = tables_of_section(found).values()
     assert [row[-1] for row in table.rows] == ["-", "-"]
     ahead = predicted(found, 8, Machine())
-    table, _ = tables(found).values()
+    table, _ = tables_of_section(found).values()
     errors = [100 * (ahead[0].predictions[3].seconds / 2.0 - 1), 100 * (ahead[1].predictions[1].seconds / 4.0 - 1)]
     assert [dict(zip(table.columns, row)) for row in table.rows] == [
         dict(zip(KEY, (label, ranks, "1024 x 1024 x 1024", "summa", grid, *figures, "1.250", f"{error:+.0f}")))

@@ -89,7 +89,7 @@ def of_a_study(path: Path) -> None:
     plot.predict_curves(found, None, 2)
     for section in found.sections:
         assert all(x.title for x in panels(section))
-        assert plot.tables(section)
+        assert plot.tables_of_section(section)
     assert plot.page(found, [])
 
 

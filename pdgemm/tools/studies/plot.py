@@ -119,7 +119,7 @@ def report(
     forecasts = [curve.forecast for section in results.sections for curve in section.curves if curve.forecast]
     results.notes += assumptions(forecasts, gpus=any(point.case.device != "host" for point in results.points))
     with figures.drawing():
-        drawn: list[Any] = [(x, figures.panels(x), tables(x)) for x in results.sections if x.points]
+        drawn: list[Any] = [(x, figures.panels(x), tables_of_section(x)) for x in results.sections if x.points]
         drawn += [(x, panels_of_training(x), tables_of_training(x)) for x in results.trainings]
         sections = [ReportSection(x.title, x.kind, figures.groups_of(every), of_x) for x, every, of_x in drawn]
         if form == ".html":
@@ -178,7 +178,7 @@ def page(results: Results, sections: Sequence[ReportSection]) -> bytes:
     )
 
 
-def tables(section: Section) -> dict[str, Table]:
+def tables_of_section(section: Section) -> dict[str, Table]:
     """Return the tables of a section, by their headings."""
     gpus = any(point.cost.gpu_hours for point in section.points)
     columns = [name for name in COLUMNS if name != "time" and (gpus or name != "GPU-hours")]

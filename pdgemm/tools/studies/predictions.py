@@ -20,13 +20,17 @@ from pdgemm.schedules.formulas import lower_bound
 from pdgemm.schedules.mover_registry import AUTO
 from pdgemm.support.text import counted
 from pdgemm.tools.studies.cases import Case
+from pdgemm.tools.studies.training.training_cases import TrainingCase
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction of one case.   words : words that the busiest rank receives, of a sample of ranks."""
+    """The prediction of a case, of a product or of training.
 
-    case: Case
+    words : words that the busiest rank receives, of a sample of ranks; nan where they are not predicted.
+    """
+
+    case: Case | TrainingCase
     seconds: float
     words: float = nan
 
@@ -40,7 +44,8 @@ class Prediction:
 
     @property
     def over_bound(self) -> float:
-        """The ratio of words to the lower bound; nan where no words have to be sent."""
+        """The ratio of the words of a product to their lower bound; nan where no words have to be sent."""
+        assert isinstance(self.case, Case)
         return self.words / (lower_bound(*self.case.mnk, self.ranks) or nan)
 
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 from pdgemm.errors import ArgumentError
 from pdgemm.support.json_input import Count, Figure, Size, converted
 from pdgemm.support.text import counted, in_words
+from pdgemm.tools.studies.predictions import Prediction
 from pdgemm.tools.studies.records import Measurement, Record, relative
 from pdgemm.tools.studies.training.training_cases import AUTO, TrainingCase
 
@@ -59,14 +60,6 @@ class _Training(Struct):
     hfu: Figure | None = None
 
 
-class Planned(NamedTuple):
-    """The planned step of a measured one."""
-
-    flops: int
-    seconds: float
-    ranks: int
-
-
 class TrainingPoint(Measurement, kw_only=True):
     """A measured case of training; `seconds` is the median of its steps."""
 
@@ -90,8 +83,9 @@ class TrainingPoint(Measurement, kw_only=True):
         return self.case.tokens / self.seconds
 
     @property
-    def planned(self) -> Planned:
-        return Planned(self.flops, sum(self.training.planned.values()), self.ranks)
+    def planned(self) -> Prediction:
+        """The planned step."""
+        return Prediction(self.case, sum(self.training.planned.values()))
 
     @property
     def parts(self) -> dict[str, float]:
