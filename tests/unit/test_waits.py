@@ -60,7 +60,7 @@ def test_requests_are_waited_for_where_the_watchdog_sees_it() -> None:
 
 
 def test_files_are_opened_and_closed_where_the_watchdog_sees_it() -> None:
-    tree = ast.parse((PACKAGE / "io/pieces.py").read_text())
+    tree = ast.parse((PACKAGE / "io/dataset_access.py").read_text())
     waiting = [ast.unparse(x) for x in ast.walk(tree) if isinstance(x, ast.With) and "Wait(" in ast.unparse(x.items[0])]
     assert any("file = opening()" in x for x in waiting) and any("closing(file)" in x for x in waiting)
     opens = ((module, call.func) for module, call, _ in calls() if call.func.attr == "Open")  # type: ignore[attr-defined]
