@@ -90,7 +90,9 @@ def main() -> None:
         if comm.rank == 0:
             print(f"{'':24} {'calls':>6} {'functions':>9} {'modules':>7} {'moves':>6} {'depth':>6}")
             for name, walk in rows.items():
-                numbers = f"{walk.calls:6} {len(walk.functions):9} {len(walk.modules):7} {walk.moves:6} {walk.deepest:6}"
+                numbers = (
+                    f"{walk.calls:6} {len(walk.functions):9} {len(walk.modules):7} {walk.moves:6} {walk.deepest:6}"
+                )
                 print(f"{name:24} {numbers}")
                 for function, count in walk.functions.most_common(most):
                     print(f"    {count:5} {function}")
