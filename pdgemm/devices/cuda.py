@@ -114,7 +114,7 @@ class Cuda:
     combine = staticmethod(_memory_errors(kernels.combine))
     combine_blocks = staticmethod(_memory_errors(kernels.combine_blocks))
     combine_within = staticmethod(_memory_errors(kernels.combine_within))
-    keep_triangle = staticmethod(_memory_errors(kernels.keep_triangle))
+    keep_triangle = staticmethod(_memory_errors(kernels.clear_triangle))
     finish = staticmethod(_memory_errors(kernels.finish))
     generate = staticmethod(_memory_errors(generators.generate))
     pick = staticmethod(_memory_errors(kernels.pick))

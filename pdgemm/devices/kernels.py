@@ -132,7 +132,7 @@ def combine_within(how: Combine, target: Array, source: Array, within: Any) -> N
     kernel(source, cupy.asarray(within.ends.astype(np.int64)), width, *numbers, target, size=target.size)
 
 
-def keep_triangle(A: Array, lower: bool, unit: bool) -> None:
+def clear_triangle(A: Array, lower: bool, unit: bool) -> None:
     """Start `Device.keep_triangle`, in one launch."""
     if A.strides[0] < A.strides[1]:  # neighbouring threads write neighbouring elements
         A, lower = A.T, not lower
@@ -333,7 +333,7 @@ def _kernel(X: np.dtype, Y: np.dtype, form: _Form, access: str = "combine") -> A
 
 @lru_cache(4)
 def _triangle_kernel(lower: bool, unit: bool) -> Any:
-    """Return the kernel of `keep_triangle`; elements of the triangle that stays are not read."""
+    """Return the kernel of `clear_triangle`; elements of the triangle that stays are not read."""
     operation = "ptrdiff_t row = i / n, col = i % n; ptrdiff_t at[] = {row, col}; " + (
         f"if (row {'<' if lower else '>'} col) y[at] = R(0)" + "; if (row == col) y[at] = R(1)" * unit
     )

@@ -37,7 +37,7 @@ GUARD = 7.25
 def choose(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PDGEMM_BLAS", name)
     blas.library.cache_clear()
-    blas.gemm.cache_clear()
+    blas.routine.cache_clear()
 
 
 @pytest.fixture(params=["scipy", "mkl"])
@@ -50,7 +50,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     choose(name, monkeypatch)
     yield
     blas.library.cache_clear()
-    blas.gemm.cache_clear()
+    blas.routine.cache_clear()
 
 
 def guarded(rng: np.random.Generator, rows: int, cols: int, dtype: str, order: str) -> tuple[np.ndarray, np.ndarray]:
