@@ -6,6 +6,7 @@ its error and ends the job.  Where several ranks fail, the lowest of them prints
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from pdgemm.support.text import echo
 from pdgemm.tools.cli.commands import COMMANDS, code_of, line_of
 
 HEAD_START = 2.0  # seconds for which rank 1 waits for rank 0 to end the job; higher ranks wait longer
+_PROCESS = os.getpid()
 
 
 def is_script(words: Sequence[str]) -> bool:
@@ -85,6 +87,8 @@ def _fail(code: int, text: str, what: str, raised_on: int = 0) -> NoReturn:
         mpi = None
     rank = mpi.COMM_WORLD.rank if mpi else launcher.launched_rank()
     size = mpi.COMM_WORLD.size if mpi else launcher.launched_size()
+    if os.getpid() != _PROCESS:
+        size = 1  # the script has forked this process, which is not a rank
     if size > 1:
         who = f"All {size} ranks" if raised_on == size else f"Rank {rank} of {size}"
         text = f"{who} {what}:\n{text}" if text else f"{who} {what}"
