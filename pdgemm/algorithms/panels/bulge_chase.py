@@ -10,10 +10,9 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.local.blas.bulge import Bulges
-from pdgemm.local.blas.local_gemm import gemm_accumulate
+from pdgemm.local.blas.compact_qr import reflect_rows
 from pdgemm.local.blas.local_lapack import call_lapack, fortran_letter
 from pdgemm.schedules.panels.chase_schedule import BackChaseSchedule, ChaseSchedule
-from pdgemm.transport.collectives import carry_out
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.movers.shift import receive, send
 from pdgemm.transport.panels.task import Task
@@ -112,7 +111,7 @@ class BackChase:
             parts, (lo, hi) = task.workspace["gathered"][: gathering.words], gathering.offsets[me : me + 2].tolist()
             parts[lo:hi] = self._own[end - (hi - lo) : end]
             end -= hi - lo
-            carry_out(gathering, task.grid.comm, [parts], task.recorder.traffic)
+            task.carry_out(gathering, parts)
             with np.errstate(all="ignore"), task.computing():
                 for first, V, tau in self._blocks(section, parts.reshape(-1, length)):
                     self._reflect(first, V, tau)
@@ -147,12 +146,4 @@ class BackChase:
         """X := (I - V T V^H) X in the rows from the first on."""
         (height, width), T = V.shape, np.zeros((len(tau), len(tau)), V.dtype, "F")
         call_lapack("larft", V.dtype, fortran_letter("F"), fortran_letter("C"), height, width, V, tau, T)
-        X = self._X[first : first + height]
-        if not X.size:
-            return
-        W, TW = (
-            self._task.workspace["products"][: 2 * width * X.shape[1]].reshape(2, X.shape[1], width).transpose(0, 2, 1)
-        )
-        gemm_accumulate(1, V.T, X, 0, W, conjugate_a=V.dtype.kind == "c")
-        gemm_accumulate(1, T, W, 0, TW)
-        gemm_accumulate(-1, V, TW, 1, X)
+        reflect_rows(V, T, self._X[first : first + height], self._task.workspace["products"])

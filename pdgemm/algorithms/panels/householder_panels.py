@@ -5,18 +5,17 @@ representation for products of Householder transformations, SIAM J. Sci. Stat. C
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
 from pdgemm.local.arrays.device import Array, empty, of, to_host
 from pdgemm.local.arrays.elementwise import CONVERT, scale, set_elements
-from pdgemm.local.blas.compact_qr import compact_qr
+from pdgemm.local.blas.compact_qr import compact_qr, reflect_rows
 from pdgemm.local.blas.local_gemm import gemm_accumulate
 from pdgemm.local.blas.local_lapack import keep_triangle, multiply_triangular
 from pdgemm.schedules.panels.householder_schedule import HouseholderSchedule, ReflectorsSchedule
-from pdgemm.transport.collectives import carry_out
 from pdgemm.transport.panels.column_sum import ColumnSum
+from pdgemm.transport.panels.gathered_panel import gathered_window
 from pdgemm.transport.panels.reflectors import Reflectors
 from pdgemm.transport.panels.task import Task
 
@@ -95,8 +94,7 @@ class Householder:
     def _reflect(self, number: int, C: Array, columns: tuple[int, int], trans: str) -> None:
         """C := (I - V op(T) V^H) C, in columns columns[0] to columns[1], and in rows from the panel's start on."""
         panel, task, (i, j) = self._plan.steps[number], self._task, self._task.grid.coords
-        rows, cols = self._plan.A.distribution.rows, self._plan.A.distribution.cols
-        C = C[rows.below(panel.start, i) :, cols.local_window(*columns, j)]
+        C = C[self._plan.rows.below(panel.start, i) :, self._plan.cols.local_window(*columns, j)]
         if not C.size:
             return
         V, T = self._reflectors.get(number)
@@ -116,49 +114,22 @@ class AppliedReflectors:
     """
 
     def __init__(self, task: Task[ReflectorsSchedule], tau: np.ndarray) -> None:
-        self._task, self._plan, self._tau = task, task.schedule, tau
-        self._X, self._F = task.arrays["A"], task.arrays["F"]
+        self._task, self._plan, self._tau, self._X = task, task.schedule, tau, task.arrays["A"]
 
     def __call__(self) -> int:
-        if not self._task.grid.idle:
-            for columns in self._plan.columns:
-                V = self._gathered(columns)
-                with np.errstate(all="ignore"), self._task.computing():
-                    self._reflect(V, self._tau[columns], self._X[columns.start :])
+        task, plan = self._task, self._plan
+        for columns in () if task.grid.idle else plan.columns:
+            V = gathered_window(task, "F", plan.F, plan.gathering(columns), *plan.factor(columns))
+            with np.errstate(all="ignore"), task.computing():
+                keep_triangle(V[: V.shape[1]], unit=True)
+                self._reflect(V, self._tau[columns], self._X[columns.start :])
         return 0
-
-    def _gathered(self, columns: slice) -> Array:
-        """Return V, unit lower trapezoidal and column-major: columns of F from the diagonal down."""
-        task, F = self._task, self._plan.F
-        gathering, (rows, cols) = self._plan.gathering(columns), (F.distribution.rows, F.distribution.cols)
-        parts, ends = task.workspace["gathered"][: gathering.words], gathering.offsets.tolist()
-        me = gathering.ranks.index(task.grid.comm.rank)
-        i, j = F.coords(task.grid.comm.rank)
-        own = self._F[rows.below(columns.start, i) :, cols.local_window(columns.start, columns.stop, j)]
-        parts[ends[me] : ends[me + 1]].reshape(own.shape)[...] = own
-        carry_out(gathering, task.grid.comm, [parts], task.recorder.traffic)
-        height, width = rows.n - columns.start, columns.stop - columns.start
-        V = task.workspace["reflectors"][: height * width].reshape(width, height).T
-        with task.computing():
-            for rank, (start, stop) in zip(gathering.ranks, pairwise(ends)):
-                (i, j), down = F.coords(rank), columns.start
-                at = np.asarray(rows.indices(i))[rows.below(down, i) :] - down
-                across = np.asarray(cols.indices(j))[cols.below(down, j) : cols.below(columns.stop, j)] - down
-                V[np.ix_(at, across)] = parts[start:stop].reshape(len(at), len(across))
-            keep_triangle(V[:width], unit=True)
-        return V
 
     def _reflect(self, V: Array, tau: np.ndarray, X: Array) -> None:
         """X := (I - V T V^H) X, where T^-1 = D^-1 + the upper triangle of V^H V: see `compact_qr`."""
-        width, is_complex = V.shape[1], V.dtype.kind == "c"
         if not X.size:
             return
-        G = np.empty((width, width), V.dtype, "F")
-        gemm_accumulate(1, V.T, V, 0, G, conjugate_a=is_complex)
-        T = np.linalg.solve(np.eye(width) + tau[:, None] * np.triu(G, 1), np.diag(tau)).astype(V.dtype)
-        W, TW = (
-            self._task.workspace["products"][: 2 * width * X.shape[1]].reshape(2, X.shape[1], width).transpose(0, 2, 1)
-        )
-        gemm_accumulate(1, V.T, X, 0, W, conjugate_a=is_complex)
-        gemm_accumulate(1, np.asfortranarray(T), W, 0, TW)
-        gemm_accumulate(-1, V, TW, 1, X)
+        G = np.empty((len(tau), len(tau)), V.dtype, "F")
+        gemm_accumulate(1, V.T, V, 0, G, conjugate_a=V.dtype.kind == "c")
+        T = np.linalg.solve(np.eye(len(tau)) + tau[:, None] * np.triu(G, 1), np.diag(tau)).astype(V.dtype)
+        reflect_rows(V, np.asfortranarray(T), X, self._task.workspace["products"])

@@ -18,11 +18,9 @@ from pdgemm.local.arrays.element_functions import element_function, fill
 from pdgemm.local.blas.local_gemm import gemm_accumulate
 from pdgemm.local.blas.local_lapack import trsm
 from pdgemm.local.blas.pivots import pivots_of
-from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.schedules.panels.pivoted_schedule import INDEX, PivotedSchedule, beginning_with
 from pdgemm.schedules.panels.row_moves import RowMoves
-from pdgemm.transport.collectives import carry_out
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.panels.row_exchange import exchange_rows
 from pdgemm.transport.panels.task import Task
@@ -117,7 +115,7 @@ class PivotedHouseholder(Householder):
 
     def _tell(self, panel: Panel, root: int, numbers: np.ndarray) -> np.ndarray:
         """Return one rank's numbers of columns on all ranks."""
-        self._carry_out(self._schedule.telling(panel, root), numbers)
+        self._task.carry_out(self._schedule.telling(panel, root), numbers)
         return numbers
 
     def _exchange(self, moves: RowMoves, rows: slice = slice(None)) -> None:
@@ -140,7 +138,7 @@ class PivotedHouseholder(Householder):
         Y = column_buffer(height, "F", plan.n - start, self._pivots.sketch)
         Y[:] = 0
         Y.T[self._cols.indices(j)[left:] - start] = to_host(part).T
-        self._carry_out(plan.summing(panel), Y.T.reshape(-1))
+        task.carry_out(plan.summing(panel), Y.T.reshape(-1))
         self._sketch, self._largest = Y if task.grid.comm.rank == plan.ranks[0] else None, 0.0
         self._pivots.drawn.append(number)
 
@@ -154,7 +152,7 @@ class PivotedHouseholder(Householder):
             own = self._A[self._rows.local_window(panel.start, panel.stop, i), self._cols.below(panel.start, j) :]
             me = plan.ranks.index(task.grid.comm.rank)
             column_buffer(w, "F", own.shape[1], parts[ends[me] : ends[me + 1]])[...] = to_host(own)
-        self._carry_out(gathering, parts)
+        task.carry_out(gathering, parts)
         if self._sketch is None:
             return
         R = np.empty((w, plan.n - panel.start), parts.dtype, "F")
@@ -174,7 +172,3 @@ class PivotedHouseholder(Householder):
             trsm(R[:, :w], Y1, side="R", lower=False)
             gemm_accumulate(-1, Y1, R[:, w:], 1, Y2)
             self._sketch = Y2
-
-    def _carry_out(self, collective: Collective, vector: np.ndarray) -> None:
-        with self._task.recorder.phase("wait"):
-            carry_out(collective, self._task.grid.comm, [vector], self._task.recorder.traffic)

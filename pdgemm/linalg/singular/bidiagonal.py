@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pdgemm.algorithms.panels.bidiagonal_panels import BidiagonalBand
+from pdgemm.algorithms.panels.band_panels import BidiagonalBand
 from pdgemm.algorithms.panels.panel_run import run_panels, working_copy
 from pdgemm.linalg.factors.householder import householder_qr
 from pdgemm.linalg.factors.tall_qr import svd_on_all, tall_qr
@@ -18,7 +18,7 @@ from pdgemm.local.blas.band import singular_values_of_band
 from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.mover_registry import RING
-from pdgemm.schedules.panels.bidiagonal_schedule import BidiagonalBandSchedule
+from pdgemm.schedules.panels.band_schedule import BidiagonalBandSchedule
 
 BAND = 64  # diagonals above the main one that the first stage leaves
 SMALL = 128  # largest number of values that one rank has from the triangle of a QR factorisation

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm.grids.index_map import overlap_counts
-from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, carried, lower_tiles
+from pdgemm.schedules.panels.panel_schedule import PanelSchedule, carried, lower_tiles
 from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, grid_of, products, signals
 from pdgemm.schedules.schedule import Buffers
 from pdgemm.schedules.staircase import SQUARE, Tile
@@ -33,28 +33,20 @@ class CholeskySchedule(PanelSchedule):
 
     @property
     def flops(self) -> int:
-        return (4 if self.A.dtype.kind == "c" else 1) * self.n**3 // 3
+        return self.real_flops * self.n**3 // 3
 
     def tiles(self, coords: tuple[int, int], start: int, stop: int) -> Iterable[Tile]:
         """Return the tiles of an update of columns start to stop on a rank; a device forms no squares by herk."""
         how = (ON_DEVICE, 0) if self.device else (SMALLEST, SQUARE)
-        where = self.A.distribution.rows, self.A.distribution.cols, coords, start, stop, *how
-        return _few_tiles(*where) if (stop - start) <= FEW * self.A.distribution.cols.block else lower_tiles(*where)
-
-    def behind(self, panel: Panel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the size of the trailing matrix behind a panel.
-
-        The size is given as rows per grid row, columns per grid column, and the numbers of indices that they share.
-        """
-        rows, cols = (x.window(panel.stop, self.n) for x in (self.A.distribution.rows, self.A.distribution.cols))
-        common = overlap_counts(rows, cols)
-        return common.sum(axis=1), common.sum(axis=0), common
+        where = self.rows, self.cols, coords, start, stop, *how
+        return _few_tiles(*where) if (stop - start) <= FEW * self.cols.block else lower_tiles(*where)
 
     def rounds(self) -> Iterator[Round]:
         grid, size = grid_of(self.A), self.A.dtype.itemsize
         pr, pc = grid.shape
         for panel in self.steps:
-            w, (m_loc, n_loc, common) = panel.width, self.behind(panel)
+            w, m_loc, n_loc = panel.width, self.rows_from(panel.stop), self.cols_from(panel.stop)
+            common = overlap_counts(*(x.window(panel.stop, self.n) for x in (self.rows, self.cols)))
             here = np.arange(pc) == panel.col
             if panel.stop == self.n:
                 yield Round([], products(grid, 0, 0, 0))

@@ -8,11 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
-from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Layout
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.mover_registry import RING
-from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, carried, diagonal_panels
+from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, carried, diagonal_panels, window_gathering
 from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, counts_of, grid_of, messages, products
 from pdgemm.schedules.schedule import Buffers
 
@@ -45,20 +44,16 @@ class HouseholderSchedule(PanelSchedule):
         k = min(m, n) if self.columns is None else self.columns
         reals = 4 * m * n * k - 2 * (m + n) * k * k - -4 * k**3 // 3
         reals += self.wants_q * (2 * k * k * m - 2 * k**3 // 3)
-        return (4 if self.A.dtype.kind == "c" else 1) * reals
+        return self.real_flops * reals
 
     @cached_property
     def steps(self) -> tuple[Panel, ...]:
-        return diagonal_panels(self.rows, self.A.distribution.cols, self.width, self.columns)
-
-    @property
-    def rows(self) -> BlockCyclic:
-        return self.A.distribution.rows
+        return diagonal_panels(self.rows, self.cols, self.width, self.columns)
 
     @cached_property
     def heights(self) -> dict[Panel, np.ndarray]:
         """The number of rows from each panel's start on, in each grid row."""
-        return {panel: counts_of(self.rows.window(panel.start, self.rows.n)) for panel in self.steps}
+        return {panel: self.rows_from(panel.start) for panel in self.steps}
 
     @cached_property
     def places(self) -> dict[Panel, list[slice]]:
@@ -116,7 +111,7 @@ class HouseholderSchedule(PanelSchedule):
         """Yield the rounds that reflect ranges of columns; the first round begins with `moves`."""
         grid, height, w = grid_of(self.A), self.heights[panel][:, None], panel.width
         for start, stop in updates:
-            n_loc = counts_of(self.A.distribution.cols.window(start, stop))
+            n_loc = counts_of(self.cols.window(start, stop))
             yield Round(moves, products(grid, height, n_loc, w))
             yield Round(self._summed(self.members(panel), n_loc, w), products(grid, height, n_loc, w))
             moves = []
@@ -186,7 +181,7 @@ class ReflectorsSchedule(PanelSchedule):
     @property
     def flops(self) -> int:
         (m, n), k = self.A.distribution.shape, self.F.distribution.cols.n
-        return (4 if self.A.dtype.kind == "c" else 1) * 2 * n * k * (2 * m - k)
+        return self.real_flops * 2 * n * k * (2 * m - k)
 
     @property
     def widest(self) -> int:
@@ -204,14 +199,14 @@ class ReflectorsSchedule(PanelSchedule):
 
     def gathering(self, columns: slice) -> Collective:
         """Return the all-gather of columns of F, from the diagonal down, rank by rank."""
-        rows, cols = self.F.distribution.rows, self.F.distribution.cols
-        words = np.outer(
-            *(counts_of(x.window(columns.start, end)) for x, end in ((rows, rows.n), (cols, columns.stop)))
-        )
-        return Collective("all_gather", "bruck", self.F.rank_map, tuple(words.ravel().tolist()), self.F.dtype)
+        return window_gathering(self.F, *self.factor(columns))
+
+    def factor(self, columns: slice) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return the rows and the columns of F that have reflectors of these columns."""
+        return (columns.start, self.F.distribution.rows.n), (columns.start, columns.stop)
 
     def rounds(self) -> Iterator[Round]:
-        (m, _), n_loc = self.A.distribution.shape, counts_of(self.A.distribution.cols)[None]
+        m, n_loc = self.rows.n, self.cols_from(0)[None]
         for columns in self.columns:
             height, w = m - columns.start, columns.stop - columns.start
             yield from self.gathering(columns).rounds()
@@ -221,5 +216,4 @@ class ReflectorsSchedule(PanelSchedule):
 
     def buffers(self, rank: int | None) -> Buffers:
         m, n_loc, w = self.F.distribution.rows.n, self.A.local_shape(rank)[1], self.width
-        words = {"gathered": m * w, "reflectors": m * w, "products": 2 * w * n_loc}
-        return {name: (size * (rank is None or rank in self.A.rank_map), self.A.dtype) for name, size in words.items()}
+        return self.on_grid(rank, {"gathered": m * w, "reflectors": m * w, "products": 2 * w * n_loc})

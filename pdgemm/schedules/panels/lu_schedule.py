@@ -8,13 +8,12 @@ from functools import cached_property
 
 import numpy as np
 
-from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.gathered_layout import EXPOSED, gathered, gathering_buffers
 from pdgemm.schedules.panels.panel_schedule import PanelSchedule, carried
 from pdgemm.schedules.panels.row_moves import RowMoves, moves_left
 from pdgemm.schedules.panels.tsqr_schedule import Tree, broadcast_tree
-from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, products
+from pdgemm.schedules.rounds import COLS, ROWS, Round, grid_of, products
 from pdgemm.schedules.schedule import Buffers
 
 INDEX = np.dtype(np.int64)
@@ -45,13 +44,14 @@ class LUSchedule(PanelSchedule):
     @property
     def flops(self) -> int:
         (m, n), k = self.A.distribution.shape, self.n
-        return (4 if self.A.dtype.kind == "c" else 1) * (2 * m * n * k - (m + n) * k * k + 2 * k**3 // 3)
+        return self.real_flops * (2 * m * n * k - (m + n) * k * k + 2 * k**3 // 3)
 
     @cached_property
     def exchanged(self) -> np.ndarray:
         """The pivots, or random rows if the pivots are not known."""
-        m = self.A.distribution.rows.n
-        return np.random.default_rng(0).integers(np.arange(self.n), m) if self.pivots is None else np.array(self.pivots)
+        if self.pivots is not None:
+            return np.array(self.pivots)
+        return np.random.default_rng(0).integers(np.arange(self.n), self.rows.n)
 
     @property
     def to_idle(self) -> Tree:
@@ -64,13 +64,12 @@ class LUSchedule(PanelSchedule):
 
     def rounds(self) -> Iterator[Round]:
         grid, size = grid_of(self.A), self.A.dtype.itemsize
-        rows, cols = self.A.distribution.rows, self.A.distribution.cols
         (m, n), pivots = self.A.distribution.shape, self.exchanged
         pivots_by = RING.name if self.device else self.mover  # the pivots are on the host
         for panel in self.steps:
             w = panel.width
-            with_diagonal, behind = _from(rows, panel.start), _from(rows, panel.stop)
-            right = _from(cols, panel.stop)
+            with_diagonal, behind = self.rows_from(panel.start), self.rows_from(panel.stop)
+            right = self.cols_from(panel.stop)
             owner = np.zeros(grid.shape, int)
             owner[panel.row, panel.col] = m - panel.start
             yield Round(gathered(self, panel), products(grid, owner, w, (w + 1) // 2))
@@ -79,13 +78,13 @@ class LUSchedule(PanelSchedule):
             sent += carried(pivots_by, grid, panel.col, np.full(len(grid), w), INDEX.itemsize, ROWS)
             if panel.stop < n:
                 sent += carried(self.mover, grid, panel.col, with_diagonal * w, size, ROWS)
-            sent += RowMoves.of(pivots[panel.start : panel.stop], panel.start).sent(rows, grid, right, size)
+            sent += RowMoves.of(pivots[panel.start : panel.stop], panel.start).sent(self.rows, grid, right, size)
             if panel.stop < m:
                 sent += carried(self.mover, grid.T, panel.row, right * w, size, COLS)
             yield Round(sent, products(grid, behind[:, None], right, w))
         for panel, moves in moves_left(self.steps, pivots, m):
-            widths = panel.width * (np.arange(cols.parts) == panel.col)
-            yield Round(moves.sent(rows, grid, widths, size), hidden=False)
+            widths = panel.width * (np.arange(self.cols.parts) == panel.col)
+            yield Round(moves.sent(self.rows, grid, widths, size), hidden=False)
         if self.idle and self.n:
             yield from self.to_idle.rounds()
 
@@ -99,8 +98,3 @@ class LUSchedule(PanelSchedule):
             "leaving rows": (moved, dtype),
             "arriving rows": (moved * (pr > 1), dtype),
         }
-
-
-def _from(dimension: BlockCyclic, start: int) -> np.ndarray:
-    """Return the number of indices from `start` on in each part of a dimension."""
-    return counts_of(dimension) - [dimension.below(start, part) for part in range(dimension.parts)]

@@ -13,9 +13,10 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import common_refinement
 from pdgemm.grids.layout import Layout
+from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.mover_registry import reads
-from pdgemm.schedules.rounds import Messages, broadcast, signals
-from pdgemm.schedules.schedule import RankMap, Schedule
+from pdgemm.schedules.rounds import Messages, broadcast, counts_of, signals
+from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.schedules.staircase import Tile
 
 
@@ -136,8 +137,34 @@ class PanelSchedule(Schedule):
     bound_factor: ClassVar[float] = 0.0
 
     @property
+    def rows(self) -> BlockCyclic:
+        return self.A.distribution.rows
+
+    @property
+    def cols(self) -> BlockCyclic:
+        return self.A.distribution.cols
+
+    @property
     def n(self) -> int:
-        return self.A.distribution.cols.n
+        return self.cols.n
+
+    @property
+    def real_flops(self) -> int:
+        """The real multiplications in one of the type of A."""
+        return 4 if self.A.dtype.kind == "c" else 1
+
+    def rows_from(self, start: int) -> np.ndarray:
+        """Return the number of rows from an index on, in each grid row."""
+        return counts_of(self.rows.window(start, self.rows.n))
+
+    def cols_from(self, start: int) -> np.ndarray:
+        """Return the number of columns from an index on, in each grid column."""
+        return counts_of(self.cols.window(start, self.cols.n))
+
+    def on_grid(self, rank: int | None, words: dict[str, int]) -> Buffers:
+        """Return buffers of the type of A, which are empty on ranks without a position in the grid."""
+        active = rank is None or rank in self.A.rank_map
+        return {name: (size * active, self.A.dtype) for name, size in words.items()}
 
     @cached_property
     def grid(self) -> RankMap:
@@ -146,7 +173,7 @@ class PanelSchedule(Schedule):
     @cached_property
     def steps(self) -> tuple[Panel, ...]:
         """The panels, in the order in which they are factored."""
-        return diagonal_panels(self.A.distribution.rows, self.A.distribution.cols, self.width)
+        return diagonal_panels(self.rows, self.cols, self.width)
 
     @cached_property
     def widest(self) -> int:
@@ -154,13 +181,12 @@ class PanelSchedule(Schedule):
 
     def window(self, panel: Panel, i: int) -> Window:
         """Return the local rows and columns, on a rank of grid row i, of a panel from its first row on."""
-        rows, cols = self.A.distribution.rows, self.A.distribution.cols
-        return slice(rows.below(panel.start, i), rows.count(i)), cols.local_window(panel.start, panel.stop, panel.col)
+        down = slice(self.rows.below(panel.start, i), self.rows.count(i))
+        return down, self.cols.local_window(panel.start, panel.stop, panel.col)
 
     def members(self, panel: Panel) -> list[int]:
         """Return the grid rows that take part when a panel is gathered, the panel's own grid row first."""
-        pr = self.A.distribution.rows.parts
-        return [(panel.row + distance) % pr for distance in range(pr)]
+        return [(panel.row + distance) % self.rows.parts for distance in range(self.rows.parts)]
 
     @property
     def orders(self) -> dict[str, str]:
@@ -190,6 +216,13 @@ class PanelSchedule(Schedule):
 
     def described(self, name: str) -> tuple[str, str]:
         return self.algorithm, f"{self.A}, {len(self.steps)} panels"
+
+
+def window_gathering(layout: Layout, rows: tuple[int, int], cols: tuple[int, int]) -> Collective:
+    """Return the all-gather of a window of a matrix, from (start, stop) of its rows and columns, rank by rank."""
+    both = layout.distribution.rows.window(*rows), layout.distribution.cols.window(*cols)
+    words = np.outer(*map(counts_of, both))
+    return Collective("all_gather", "bruck", layout.rank_map, tuple(words.ravel().tolist()), layout.dtype)
 
 
 def carried(

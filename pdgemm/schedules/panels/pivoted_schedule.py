@@ -11,7 +11,7 @@ from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.panels.householder_schedule import HouseholderSchedule
 from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.schedules.panels.row_moves import RowMoves
-from pdgemm.schedules.rounds import ROWS, Round, counts_of, grid_of, products
+from pdgemm.schedules.rounds import ROWS, Round, grid_of, products
 from pdgemm.schedules.schedule import Buffers
 
 INDEX = np.dtype(np.int64)
@@ -80,7 +80,7 @@ class PivotedSchedule(HouseholderSchedule):
     def gathering(self, panel: Panel) -> Collective:
         """Return the gather of the panel's rows of R on the first rank, from the panel's first column on."""
         words = np.zeros(self.grid.shape, np.int64)
-        words[panel.row] = panel.width * counts_of(self.A.distribution.cols.window(panel.start, self.n))
+        words[panel.row] = panel.width * self.cols_from(panel.start)
         return Collective("gather", "flat", self.ranks, tuple(words.ravel().tolist()), self.A.dtype)
 
     def _first(self, words: int) -> tuple[int, ...]:
@@ -102,25 +102,23 @@ class PivotedSchedule(HouseholderSchedule):
         if number in self.drawn:
             if number:
                 yield from telling.rounds()  # that the first rank needs another sketch
-            m_loc, n_loc = self.heights[panel], counts_of(self.A.distribution.cols.window(panel.start, self.n))
+            m_loc, n_loc = self.heights[panel], self.cols_from(panel.start)
             yield Round([], products(grid, height, n_loc, m_loc[:, None]))
             yield from self.summing(panel).rounds()
         first = np.zeros(grid.shape, int)
         first[0, 0] = rest
         yield Round([], products(grid, height, first, 2 * panel.width))
         yield from telling.rounds()
-        widths = counts_of(self.A.distribution.rows)
-        yield Round(self.moves(number).sent(self.A.distribution.cols, grid.T, widths, self.A.dtype.itemsize, ROWS))
+        yield Round(self.moves(number).sent(self.cols, grid.T, self.rows_from(0), self.A.dtype.itemsize, ROWS))
 
     def buffers(self, rank: int | None) -> Buffers:
         (m_loc, n_loc), w = self.A.local_shape(rank), self.widest
-        here = self.chooses(0) and (rank is None or rank in self.ranks)
         words = {
             "part of the sketch": (self.width + self.more) * n_loc,
             "leaving rows": 2 * w * m_loc,
             "arriving rows": 2 * w * m_loc * (self.grid.shape[1] > 1),
         }
-        return super().buffers(rank) | {name: (size * here, self.A.dtype) for name, size in words.items()}
+        return super().buffers(rank) | self.on_grid(rank, {x: size * self.chooses(0) for x, size in words.items()})
 
 
 def beginning_with(pivots: np.ndarray, n: int) -> np.ndarray:

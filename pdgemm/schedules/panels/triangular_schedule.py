@@ -40,11 +40,11 @@ class TriangularSchedule(PanelSchedule):
     @property
     def flops(self) -> int:
         n, m = self.n, self.B.distribution.cols.n
-        return (4 if self.A.dtype.kind == "c" else 1) * (n**3 // 3 if self.inverse else n * n * m)
+        return self.real_flops * (n**3 // 3 if self.inverse else n * n * m)
 
     @cached_property
     def steps(self) -> tuple[Panel, ...]:
-        panels = diagonal_panels(self.A.distribution.rows, self.A.distribution.cols, self.width)
+        panels = diagonal_panels(self.rows, self.cols, self.width)
         return panels if self.lower else panels[::-1]
 
     def rest(self, panel: Panel) -> tuple[int, int]:
@@ -61,8 +61,8 @@ class TriangularSchedule(PanelSchedule):
     def rounds(self) -> Iterator[Round]:
         grid, a_size, b_size = grid_of(self.A), self.A.dtype.itemsize, self.B.dtype.itemsize
         for panel in self.steps:
-            w, rows, cols = panel.width, self.A.distribution.rows, self.B.distribution.cols
-            m_loc, n_loc = counts_of(rows.window(*self.rest(panel))), counts_of(cols.window(*self.columns(panel)))
+            w, m_loc = panel.width, counts_of(self.rows.window(*self.rest(panel)))
+            n_loc = counts_of(self.B.distribution.cols.window(*self.columns(panel)))
             here = np.arange(len(grid)) == panel.row
             block = np.array([w * w])
             diagonal = carried(self.mover, grid[[panel.row]], panel.col, block, a_size, ROWS, ready=True)

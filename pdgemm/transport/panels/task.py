@@ -19,7 +19,9 @@ from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.local.blas.local_gemm import gemm_accumulate, prepare_square
+from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, Window
+from pdgemm.transport.collectives import carry_out
 from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.movers.ring import ring
@@ -108,6 +110,11 @@ class Task(ABC, Generic[Planned]):
         into : by rank, the part of the rank's buffer that this rank gets.  Both have all other ranks.
         The buffers of a schedule that sends have space for these parts under the name + " of others".
         """
+
+    def carry_out(self, collective: Collective | None, vector: Array) -> None:
+        """Carry out a collective among ranks of the grid, which overwrites a vector."""
+        with self.recorder.phase("wait"):
+            carry_out(collective, self.grid.comm, [vector], self.recorder.traffic)
 
     def release(self, owners: Sequence[int], slot: Slot) -> None:
         """Signal owners in the grid column that their arrays were read; the slot waits for the owners' same signals."""
