@@ -61,16 +61,12 @@ class Scale(NamedTuple):
 class Measured:
     """An operand that is a matrix or a vector: how it is measured and multiplied by a power of two.
 
-    diagonal : takes the arguments of the function; True where the diagonal stands for all elements that it reads.
-    skipped  : takes the arguments; True where the operand is not scaled.
+    diagonal : the diagonal stands for all elements that the function reads.
+    unless   : the name of an argument of the function that, if true, leaves the operand as it is.
     """
 
-    def __init__(
-        self,
-        diagonal: Callable[[dict[str, Any]], bool] = lambda _: False,
-        skipped: Callable[[dict[str, Any]], bool] = lambda _: False,
-    ) -> None:
-        self.diagonal, self.skipped = diagonal, skipped
+    def __init__(self, diagonal: bool = False, unless: str = "") -> None:
+        self.diagonal, self.unless = diagonal, unless
 
     def array(self, x: Any) -> Any:
         """Return the matrix or the vector that is measured."""
@@ -179,7 +175,7 @@ def in_range(back: Callable[..., Any], **operands: Measured) -> Callable[[F], F]
             with (agreed := together(comm)) as described:
                 described.append(function.__name__)
                 measured = {
-                    name: x for name, x in known.items() if _is_measured(x) and not operands[name].skipped(values)
+                    name: x for name, x in known.items() if _is_measured(x) and not values.get(operands[name].unless)
                 }
                 agreed.flag = always or any(not _fits(operands[name], x, values) for name, x in measured.items())
             exponents = dict.fromkeys(operands, 0)
@@ -268,7 +264,7 @@ def _fits(operand: Measured, x: Any, values: dict[str, Any]) -> bool:
     On a device, where a diagonal would be copied to the host, all elements stand for it, unless one of them is NaN.
     """
     part = x.stored if isinstance(x, DistMatrix) else x
-    on_diagonal = isinstance(x, DistMatrix) and operand.diagonal(values)
+    on_diagonal = isinstance(x, DistMatrix) and operand.diagonal
     if on_diagonal and not of(part):
         part = own_diagonal(x, 0)
     most = max((_largest(y) for y in _parts(part)), default=0.0)
@@ -379,4 +375,4 @@ def _largest(x: Any) -> float:
     return float(np.max(np.abs([float(to_host(np.max(x))), float(to_host(np.min(x)))])))
 
 
-ELEMENTS, DIAGONAL, EQUILIBRATED = Measured(), Measured(diagonal=lambda _: True), Equilibrated()
+ELEMENTS, DIAGONAL, EQUILIBRATED = Measured(), Measured(diagonal=True), Equilibrated()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pdgemm.algorithms.product_options import as_protection
-from pdgemm.errors import LayoutError, LinAlgError
+from pdgemm.errors import LinAlgError
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.check_report import CheckReport, all_checks
@@ -21,7 +21,7 @@ from pdgemm.linalg.factors.qr import factored
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.element_functions import slabs
-from pdgemm.matrix.argument_checks import check_dtype, check_matrices, shape_of
+from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.matrix_base import on_diagonal
 from pdgemm.names import Protection
@@ -114,14 +114,6 @@ class Work:
 def check_protection(protect: Any, A: DistMatrix) -> str:
     """Return the name of a protection.  Raises for an unknown one, and if A is on a device.  Local, in `together`."""
     return as_protection(protect, A.device != devices.HOST)
-
-
-def check_operand(name: str, A: DistMatrix, square: bool = False, supported: Any = dtypes.BLAS) -> None:
-    """Raise where A is no DistMatrix of a `supported` type, or not `square`.  Local, inside `together`."""
-    check_matrices(**{name: A})
-    check_dtype(name, A, supported)
-    if square and A.shape[0] != A.shape[1]:
-        raise LayoutError(f"{name} must be square, but it is {shape_of(A)} on a {A.grid} grid")
 
 
 def add_matrices(Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pdgemm.algorithms.panels.panel_run import PanelAlgorithm
 from pdgemm.local.blas.compact_qr import compact_qr
 from pdgemm.local.blas.local_gemm import gemm_accumulate
 from pdgemm.schedules.panels.band_schedule import SMALLEST, BandSchedule, BidiagonalBandSchedule, OneSide
@@ -20,7 +21,7 @@ from pdgemm.transport.panels.gathered_panel import gathered_window, places_in
 from pdgemm.transport.panels.task import Task
 
 
-class BandReduction:
+class BandReduction(PanelAlgorithm[BandSchedule]):
     """Overwrites A (n, n), Hermitian, of which the lower triangle is read, with the lower triangle of Q^H A Q.
 
     Below the band, A keeps the reflectors: Q = (I - V_1 T_1 V_1^H) (I - V_2 T_2 V_2^H) ..., where V_k is unit lower
@@ -33,17 +34,13 @@ class BandReduction:
     """
 
     def __init__(self, task: Task[BandSchedule], tau: np.ndarray) -> None:
-        self._task, self._plan, self._A, self._tau = task, task.schedule, task.arrays["A"], tau
-        self._rows, self._cols = self._plan.rows, self._plan.cols
+        super().__init__(task)
+        self._tau = tau
 
-    def __call__(self) -> int:
-        if self._task.grid.idle:
-            return 0
-        with np.errstate(all="ignore"):
-            for panel in self._plan.reduced:
-                V, T = self._factored(panel)
-                self._update(panel, V, self._two_sided(panel, V, T))
-        return 0
+    def __call__(self) -> None:
+        for panel in self._plan.reduced:
+            V, T = self._factored(panel)
+            self._update(panel, V, self._two_sided(panel, V, T))
 
     def _factored(self, panel: Panel) -> tuple[np.ndarray, np.ndarray]:
         """Gather a panel below its diagonal block, factor it into (I - V T V^H) R on all ranks, and return V and T."""
@@ -139,21 +136,16 @@ class BandReduction:
         return places_in(self._cols, panel.stop, self._plan.n, self._task.grid.coords[1])
 
 
-class BidiagonalBand:
+class BidiagonalBand(PanelAlgorithm[BidiagonalBandSchedule]):
     """Overwrites A (m, n), m >= n, with Q^H A P, an upper band; elements outside of the band are left over.
 
     Cost per rank for P ranks: (4 m n^2 - 4/3 n^3)/P flops, and 4 m n b that all ranks do.
     Error: |A - Q B P^H| <= c m n^{1/2} eps |A| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.3).
     """
 
-    def __init__(self, task: Task[BidiagonalBandSchedule]) -> None:
-        self._task, self._plan, self._A = task, task.schedule, task.arrays["A"]
-
-    def __call__(self) -> int:
-        with np.errstate(all="ignore"):
-            for side in () if self._task.grid.idle else self._plan.sides:
-                self._reflect(side)
-        return 0
+    def __call__(self) -> None:
+        for side in self._plan.sides:
+            self._reflect(side)
 
     def _reflect(self, side: OneSide) -> None:
         """Factor the columns of X in a panel into (I - V T V^H) R, and subtract V T^H V^H X from the columns behind.
@@ -162,7 +154,7 @@ class BidiagonalBand:
         """
         task, plan, (panel, transposed, start, k) = self._task, self._plan, side
         P = gathered_window(task, "A", plan.A, plan.gathering(side), *plan.factored(side), "C" if transposed else "F")
-        X, rows, cols, (i, j), at = self._A, plan.rows, plan.cols, task.grid.coords, panel.col
+        X, rows, cols, (i, j), at = self._A, self._rows, self._cols, task.grid.coords, panel.col
         if transposed:
             P, X, rows, cols, (i, j), at = P.T, X.T, cols, rows, (j, i), panel.row
         V, R, T = factored(task, P, k)

@@ -8,19 +8,19 @@ from functools import partial
 
 import numpy as np
 
+from pdgemm.algorithms.panels.panel_run import PanelAlgorithm
 from pdgemm.local.arrays.device import Array, empty, of, to_host
 from pdgemm.local.arrays.elementwise import CONVERT, scale, set_elements
 from pdgemm.local.blas.compact_qr import compact_qr, reflect_rows
 from pdgemm.local.blas.local_gemm import gemm_accumulate
 from pdgemm.local.blas.local_lapack import keep_triangle, multiply_triangular
 from pdgemm.schedules.panels.householder_schedule import HouseholderSchedule, ReflectorsSchedule
-from pdgemm.transport.panels.column_sum import ColumnSum
 from pdgemm.transport.panels.gathered_panel import gathered_window
-from pdgemm.transport.panels.reflectors import Reflectors
+from pdgemm.transport.panels.reflectors import ColumnSum, Reflectors
 from pdgemm.transport.panels.task import Task
 
 
-class Householder:
+class Householder(PanelAlgorithm[HouseholderSchedule]):
     """Overwrites A (m, n) with R, and Q (m, k) with the orthonormal factor: A = Q R, k = min(m, n).
 
     On entry Q holds the first k columns of the identity.  Each panel of A is (I - V T V^H) R, where V is unit lower
@@ -38,28 +38,26 @@ class Householder:
     def __init__(
         self, task: Task[HouseholderSchedule], tau: np.ndarray | None = None, order: np.ndarray | None = None
     ) -> None:
-        self._order = order
-        self._task, self._plan, self._A, self._tau = task, task.schedule, task.arrays["A"], tau
+        super().__init__(task)
+        self._order, self._tau = order, tau
         self._reflectors, self._sum = Reflectors(task, stay=tau is not None), ColumnSum(task)
 
-    def __call__(self) -> int:
+    def __call__(self) -> None:
         steps = self._plan.steps
-        if self._task.grid.idle or not steps:
-            return 0
-        with np.errstate(all="ignore"):
-            self._factor(0)
-            for number in range(len(steps)):
-                self._reflectors.wait(number)
-                columns = self._plan.updates(number)
-                self._reflect(number, self._A, columns[0], "C")
-                if len(columns) > 1:
-                    self._factor(number + 1)  # travels during the next reflection
-                    self._reflect(number, self._A, columns[1], "C")
-            if self._plan.wants_q:
-                self._form_q()
+        if not steps:
+            return
+        self._factor(0)
+        for number in range(len(steps)):
+            self._reflectors.wait(number)
+            columns = self._plan.updates(number)
+            self._reflect(number, self._A, columns[0], "C")
+            if len(columns) > 1:
+                self._factor(number + 1)  # travels during the next reflection
+                self._reflect(number, self._A, columns[1], "C")
+        if self._plan.wants_q:
+            self._form_q()
         self._sum.finish()
         self._reflectors.finish()
-        return 0
 
     def _form_q(self) -> None:
         """Q := (I - V_1 T_1 V_1^H) (I - V_2 T_2 V_2^H) ... Q, from the last panel to the first."""
@@ -94,7 +92,7 @@ class Householder:
     def _reflect(self, number: int, C: Array, columns: tuple[int, int], trans: str) -> None:
         """C := (I - V op(T) V^H) C, in columns columns[0] to columns[1], and in rows from the panel's start on."""
         panel, task, (i, j) = self._plan.steps[number], self._task, self._task.grid.coords
-        C = C[self._plan.rows.below(panel.start, i) :, self._plan.cols.local_window(*columns, j)]
+        C = C[self._rows.below(panel.start, i) :, self._cols.local_window(*columns, j)]
         if not C.size:
             return
         V, T = self._reflectors.get(number)
@@ -105,7 +103,7 @@ class Householder:
         task.update(V, W, C)
 
 
-class AppliedReflectors:
+class AppliedReflectors(PanelAlgorithm[ReflectorsSchedule]):
     """Computes X := H_1 H_2 ... H_k X, with the reflectors below the diagonal of F, and their numbers tau.
 
     X (m, n), in columns that are not divided among ranks; F (m, k), in any layout, of the same ranks.
@@ -114,16 +112,16 @@ class AppliedReflectors:
     """
 
     def __init__(self, task: Task[ReflectorsSchedule], tau: np.ndarray) -> None:
-        self._task, self._plan, self._tau, self._X = task, task.schedule, tau, task.arrays["A"]
+        super().__init__(task)
+        self._tau = tau
 
-    def __call__(self) -> int:
+    def __call__(self) -> None:
         task, plan = self._task, self._plan
-        for columns in () if task.grid.idle else plan.columns:
+        for columns in plan.columns:
             V = gathered_window(task, "F", plan.F, plan.gathering(columns), *plan.factor(columns))
-            with np.errstate(all="ignore"), task.computing():
+            with task.computing():
                 keep_triangle(V[: V.shape[1]], unit=True)
-                self._reflect(V, self._tau[columns], self._X[columns.start :])
-        return 0
+                self._reflect(V, self._tau[columns], self._A[columns.start :])
 
     def _reflect(self, V: Array, tau: np.ndarray, X: Array) -> None:
         """X := (I - V T V^H) X, where T^-1 = D^-1 + the upper triangle of V^H V: see `compact_qr`."""

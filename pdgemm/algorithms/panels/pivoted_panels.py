@@ -60,27 +60,22 @@ class PivotedHouseholder(Householder):
         self._orders = np.zeros(len(pivots.tau), INDEX)  # of each panel
         super().__init__(task, pivots.tau, order=self._orders)
         self._schedule, self._pivots = task.schedule, pivots
-        self._rows, self._cols = task.schedule.A.distribution.rows, task.schedule.A.distribution.cols
         self._sketch: np.ndarray | None = None  # Y, on the first rank alone; None: it is to be drawn
         self._largest = 0.0  # |r_jj| of the first column that this sketch has chosen
 
-    def __call__(self) -> int:
+    def __call__(self) -> None:
         plan = self._schedule
-        if self._task.grid.idle:
-            return 0
-        with np.errstate(all="ignore"):
-            for number, panel in enumerate(plan.steps):
-                if plan.chooses(number):
-                    self._choose(number, panel)
-                self._factor(number)
-                self._reflectors.wait(number)
-                self._reflect(number, self._A, (panel.stop, plan.n), "C")
-                self._reorder(panel)
-                if plan.chooses(number + 1):
-                    self._follow(panel)
+        for number, panel in enumerate(plan.steps):
+            if plan.chooses(number):
+                self._choose(number, panel)
+            self._factor(number)
+            self._reflectors.wait(number)
+            self._reflect(number, self._A, (panel.stop, plan.n), "C")
+            self._reorder(panel)
+            if plan.chooses(number + 1):
+                self._follow(panel)
         self._sum.finish()
         self._reflectors.finish()
-        return 0
 
     def _choose(self, number: int, panel: Panel) -> None:
         """Choose the columns of a panel, and exchange them with those that are in their place."""

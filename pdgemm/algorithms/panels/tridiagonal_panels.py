@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm.algorithms.panels.hermitian_tiles import HermitianTiles
+from pdgemm.algorithms.panels.panel_run import PanelAlgorithm
 from pdgemm.schedules.panels.householder_schedule import cuts
 from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.schedules.panels.tridiagonal_schedule import NOTES, TridiagonalSchedule, as_slices
@@ -26,7 +27,7 @@ from pdgemm.transport.panels.task import Task
 _COLUMNS, _SUMS, _SLICES = 0, 1, 2  # message tags
 
 
-class Tridiagonal:
+class Tridiagonal(PanelAlgorithm[TridiagonalSchedule]):
     """Overwrites A with the reflectors v of Q = H_1 H_2 ..., H_k = I - tau_k v v^H; v[k + 1] = 1 is below the diagonal.
 
     d (n,), e (n - 1,), tau (n - 1,) : overwritten with the diagonal and the subdiagonal of T, real, and with tau, the
@@ -39,27 +40,25 @@ class Tridiagonal:
     """
 
     def __init__(self, task: Task[TridiagonalSchedule], d: np.ndarray, e: np.ndarray, tau: np.ndarray) -> None:
-        self._task, self._plan, self._A = task, task.schedule, task.arrays["A"]
+        super().__init__(task)
         self._d, self._e, self._tau = d, e, tau
         self._ranks, self._complex = task.schedule.ranks, self._A.dtype.kind == "c"
         self._least, self._eps = (float(x) for x in (np.finfo(self._A.dtype).tiny, np.finfo(self._A.dtype).eps))
 
-    def __call__(self) -> int:
-        if self._task.grid.idle or not self._plan.reduced:
-            return 0
+    def __call__(self) -> None:
+        if not self._plan.reduced:
+            return
         self._me = self._ranks.index(self._task.grid.comm.rank)
-        with np.errstate(all="ignore"):
-            with self._task.packing():
-                buffer = self._task.workspace["panel"]
-                self._tiles = HermitianTiles(self._plan, self._A, self._task.grid.coords, buffer)
-            for panel in self._plan.steps:
-                with self._all_but_waits():
-                    X = self._reduce(panel)
-                with self._task.computing():
-                    self._update(panel, X)
-            with self._task.packing():
-                self._tiles.restore()
-        return 0
+        with self._task.packing():
+            buffer = self._task.workspace["panel"]
+            self._tiles = HermitianTiles(self._plan, self._A, self._task.grid.coords, buffer)
+        for panel in self._plan.steps:
+            with self._all_but_waits():
+                X = self._reduce(panel)
+            with self._task.computing():
+                self._update(panel, X)
+        with self._task.packing():
+            self._tiles.restore()
 
     def _reduce(self, panel: Panel) -> np.ndarray:
         """Reduce the columns of a panel; return X, whose columns are v_1, w_1, v_2, w_2 ... in its rows."""

@@ -10,9 +10,9 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.linalg.factors.cholesky import cholesky
-from pdgemm.linalg.factors.operands import empty_like
+from pdgemm.linalg.factors.operands import check_operand, empty_like
 from pdgemm.linalg.functions.polar import inverse, polar
-from pdgemm.linalg.work import Work, add_to_diagonal, check_operand, check_protection, near_one
+from pdgemm.linalg.work import Work, add_to_diagonal, check_protection, near_one
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_count, as_name, as_whole
 from pdgemm.local.blas.orthogonal_stacks import MUON, STEPS, coefficients_of_steps

@@ -9,11 +9,11 @@ import numpy as np
 
 from pdgemm.errors import LinAlgError
 from pdgemm.linalg.factors.cholesky import cho_solve, cholesky
-from pdgemm.linalg.factors.operands import empty_like, is_reachable
+from pdgemm.linalg.factors.operands import check_operand, empty_like, is_reachable
 from pdgemm.linalg.factors.solve import inv
 from pdgemm.linalg.factors.triangular import solve_triangular
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
-from pdgemm.linalg.work import Work, add_to_diagonal, check_operand, check_protection, near_one, random
+from pdgemm.linalg.work import Work, add_to_diagonal, check_protection, near_one, random
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import communicator

@@ -9,8 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from pdgemm.schedules.mover_registry import RING
-from pdgemm.schedules.panels.gathered_layout import EXPOSED, gathered, gathering_buffers
-from pdgemm.schedules.panels.panel_schedule import PanelSchedule, carried
+from pdgemm.schedules.panels.panel_schedule import EXPOSED, PanelSchedule, carried, gathered, gathering_buffers
 from pdgemm.schedules.panels.row_moves import RowMoves, moves_left
 from pdgemm.schedules.panels.tsqr_schedule import Tree, broadcast_tree
 from pdgemm.schedules.rounds import COLS, ROWS, Round, grid_of, products
@@ -34,6 +33,7 @@ class LUSchedule(PanelSchedule):
     pivots: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
     algorithm = "lu"
     bound_factor = 2 / 3
+    reaches_idle = True
     exposed_buffers = (*EXPOSED, "pivots")
 
     @property

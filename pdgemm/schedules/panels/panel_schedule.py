@@ -1,4 +1,7 @@
-"""Panels along the diagonal of a matrix, tiles of the triangle on each rank, and the base of all panel schedules."""
+"""Panels along the diagonal of a matrix, tiles of the triangle on each rank, and the base of all panel schedules.
+
+And panels that are gathered and factored on one rank: the order of rows in its buffer, and the messages.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from pdgemm.grids.index_map import common_refinement
 from pdgemm.grids.layout import Layout
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.mover_registry import reads
-from pdgemm.schedules.rounds import Messages, broadcast, counts_of, signals
+from pdgemm.schedules.rounds import COLS, Messages, broadcast, counts_of, grid_of, messages, signals
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.schedules.staircase import Tile
 
@@ -51,6 +54,7 @@ def diagonal_panels(rows: BlockCyclic, cols: BlockCyclic, width: int, stop: int 
     return tuple(panels)
 
 
+EXPOSED = ("gathered",)  # buffers that other ranks read
 Window = tuple[slice, slice]  # of a local array
 _SAMPLES = 16  # trailing matrices whose balance is checked
 _UNEVEN, _NARROW = 1.25, 4  # limits of busiest share / mean share, and of panels / least number of panels
@@ -134,6 +138,7 @@ class PanelSchedule(Schedule):
     mover: str
     device: str = field(default="", kw_only=True)
     lookahead = 1
+    reaches_idle: ClassVar[bool] = False  # ranks without a position in the grid take part, too
     bound_factor: ClassVar[float] = 0.0
 
     @property
@@ -237,3 +242,47 @@ def carried(
         there = lines[words > 0]
         moves.append(signals(there[:, root], np.delete(there, root, axis=1), itemsize, along))
     return moves
+
+
+def panel_slabs(rows: BlockCyclic, panel: Panel) -> dict[int, slice]:
+    """Return the slice of the owner's buffer for the rows of each grid row, from the panel's first row on.
+
+    The owner's own rows come first, so that the diagonal block is on top; the rows of a grid row keep their order.
+    """
+    slabs, at = dict[int, slice](), 0
+    for distance in range(rows.parts):
+        part = (panel.row + distance) % rows.parts
+        rest = rows.count(part) - rows.below(panel.start, part)
+        slabs[part] = slice(at, at + rest)
+        at += rest
+    return slabs
+
+
+def gathered_rows(rows: BlockCyclic, panel: Panel) -> np.ndarray:
+    """Return the global row index of each row in the buffer of the panel's owner."""
+    parts = panel_slabs(rows, panel)
+    return np.concatenate(
+        [rows.to_global(rows.below(panel.start, i) + np.arange(x.stop - x.start), i) for i, x in parts.items()]
+    )
+
+
+def gathered(schedule: PanelSchedule, panel: Panel, back: bool = False) -> list[Messages]:
+    """Return the messages, or signals and reads, of a panel in its grid column: to its owner, or back."""
+    grid, size, parts = grid_of(schedule.A), schedule.A.dtype.itemsize, panel_slabs(schedule.A.distribution.rows, panel)
+    owner, others = grid[panel.row, panel.col], np.array([i for i in parts if i != panel.row], int)
+    ranks, words = grid[others, panel.col], np.array([parts[i].stop - parts[i].start for i in others]) * panel.width
+    ends = np.full(len(others), owner), ranks
+    source, target = ends if back else ends[::-1]
+    moves = messages(schedule.mover, source, target, words, size, COLS)
+    return [*moves, signals(source, target[:, None], size, COLS)] if schedule.shared else moves
+
+
+def gathering_buffers(schedule: PanelSchedule, rank: int | None) -> Buffers:
+    """Return the buffer in which a rank gathers panels, and the buffer for the parts that it sends and receives."""
+    m, (m_loc, _), w = schedule.A.distribution.rows.n, schedule.A.local_shape(rank), schedule.widest
+    sent = not schedule.shared and schedule.grid.shape[0] > 1
+    least = 0 if rank is None else m_loc
+    return {
+        "gathered": (m * w, schedule.A.dtype),
+        "parts of panels": (max(2 * m_loc, m - least) * w * sent, schedule.A.dtype),
+    }

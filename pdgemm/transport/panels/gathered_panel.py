@@ -15,8 +15,7 @@ from pdgemm.grids.layout import Layout, Order
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.schedules.collectives.collective import Collective
-from pdgemm.schedules.panels.gathered_layout import panel_slabs
-from pdgemm.schedules.panels.panel_schedule import Panel
+from pdgemm.schedules.panels.panel_schedule import Panel, panel_slabs
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.task import Copies, Task

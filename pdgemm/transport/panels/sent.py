@@ -19,8 +19,7 @@ from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
-from pdgemm.transport.panels.swap import Swap
-from pdgemm.transport.panels.task import TRANSPOSED, Copies, Line, Part, Parts, Planned, Read, Store, Task
+from pdgemm.transport.panels.task import TRANSPOSED, Copies, Line, Part, Parts, Planned, Read, Store, Swap, Task
 
 
 class Sent(Task[Planned]):

@@ -14,18 +14,18 @@ from mpi4py import MPI
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import IndexMap, index_maps
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.instrument.recorder import Recorder
+from pdgemm.instrument.recorder import Recorder, Traffic, nothing
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.local.blas.local_gemm import gemm_accumulate, prepare_square
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, Window
+from pdgemm.support.waits import Wait
 from pdgemm.transport.collectives import carry_out
 from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.movers.ring import ring
-from pdgemm.transport.panels.swap import Swap
 
 Planned = TypeVar("Planned", bound=PanelSchedule, covariant=True)
 Line = Literal["row", "col"]
@@ -35,6 +35,49 @@ Read = Callable[[int, Array, Array], object]  # called with an owner, its array,
 Store = Callable[[Array, Array], object]  # called with a target, and the message received for it
 Copies = list[Callable[[], object]]  # functions to call when the arrivals of a slot are complete
 PANEL, DIAGONAL, TRANSPOSED = 0, 2, 4  # message tags; each kind of panel has two, one per slot
+
+
+class Swap:
+    """Each call gives the other ranks the current elements of parts of this rank's buffer, and takes theirs.
+
+    leaving, coming : messages by rank; where arrays are read in place they are empty: signals.
+    arrays : by rank, the part of that rank's buffer that this rank takes, current after each call.  Where it is read in
+        place, it stays so until its owner hears from this rank again.
+    traffic : of one call.   fence : orders reads and writes of memory that is read in place, and signals.
+
+    A call costs about 2 us beyond the time of its messages: these are persistent requests of MPI.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        leaving: Mapping[int, Array],
+        coming: Mapping[int, Array],
+        tag: int,
+        arrays: dict[int, Array],
+        traffic: Traffic,
+        recorder: Recorder,
+        fence: Callable[[], object] = nothing,
+    ) -> None:
+        self.arrays, self._traffic, self._recorder, self._fence, self._calls = arrays, traffic, recorder, fence, 0
+        self._requests = [comm.Recv_init(wire(x), source=rank, tag=tag) for rank, x in coming.items()]
+        self._requests += [comm.Send_init(wire(x), dest=rank, tag=tag) for rank, x in leaving.items()]
+
+    def __call__(self) -> None:
+        if self._requests:
+            with self._recorder.phase("wait"), Wait():
+                self._fence()
+                MPI.Prequest.Startall(self._requests)
+                MPI.Request.Waitall(self._requests)
+                self._fence()
+            self._calls += 1
+
+    def free(self) -> None:
+        """Free the requests, and count the traffic of all calls; the exchange cannot be repeated after that."""
+        self._recorder.traffic += Traffic(*(self._calls * number for number in vars(self._traffic).values()))
+        for request in self._requests:
+            request.Free()
+        self._requests = []
 
 
 @dataclass
@@ -146,6 +189,11 @@ class Task(ABC, Generic[Planned]):
         """Compute C := C - A A^H on and below the diagonal of a square C on the host; both are in the same order."""
         with self.computing():
             prepare_square(-1, A, C)(1)
+
+    def slots(self, *names: str) -> list[Slot]:
+        """Return two slots, each with one half of two buffers of the workspace."""
+        halves = (self.workspace[name].reshape(2, -1) for name in names)
+        return [Slot(number, *buffers) for number, buffers in enumerate(zip(*halves))]
 
     def wait(self, slot: Slot) -> None:
         """Wait until all arrivals of a slot are complete."""
