@@ -132,7 +132,10 @@ def her2k(
     Other arguments, errors and the result are those of `herk`; the cost is twice as much, and `C.report` is the sum of
     the reports of two products, with an inner dimension of 2k.
     """
-    return _rank_2k(alpha, A, B, beta, C, uplo, trans, options, hermitian=True)
+    steps = Steps()
+    C = steps.did(_rank_k(alpha, A, B, beta, C, uplo, trans, options, hermitian=True, real=("beta",)))
+    C = steps.did(_rank_k(np.conj(alpha), B, A, 1, C, uplo, trans, options, hermitian=True))
+    return steps.reported(C, mnk=_of_both(A, trans))
 
 
 def syr2k(
@@ -151,7 +154,16 @@ def syr2k(
     alpha, beta : numbers of C's type.
     Other arguments, cost, errors and result are those of `her2k`, with trans "N" or "T"; C's diagonal may be complex.
     """
-    return _rank_2k(alpha, A, B, beta, C, uplo, trans, options, hermitian=False)
+    steps = Steps()
+    C = steps.did(_rank_k(alpha, A, B, beta, C, uplo, trans, options, hermitian=False))
+    C = steps.did(_rank_k(alpha, B, A, 1, C, uplo, trans, options, hermitian=False))
+    return steps.reported(C, mnk=_of_both(A, trans))
+
+
+def _of_both(A: DistMatrix, trans: str) -> tuple[int, int, int]:
+    """Return the extents m, n and k of the product [A B] [B A]^H, the sum of two products of A and B."""
+    n, k = A.shape if trans in ("N", "n") else A.shape[::-1]
+    return n, n, 2 * k
 
 
 def gram(A: DistMatrix, *, uplo: Literal["full", "L", "U"] = "full", **options: Unpack[RankOptions]) -> DistMatrix:
@@ -215,26 +227,6 @@ def _rank_k(
     if hermitian:
         make_diagonal_real(result)
     return result
-
-
-def _rank_2k(
-    alpha: complex,
-    A: DistMatrix,
-    B: DistMatrix,
-    beta: complex,
-    C: Any,
-    uplo: str,
-    trans: str,
-    options: RankOptions,
-    hermitian: bool,
-) -> DistMatrix:
-    """Compute one triangle of C as `her2k` if `hermitian`, or else as `syr2k`, by two products.  Collective."""
-    steps, real = Steps(), ("beta",) if hermitian else ()
-    C = steps.did(_rank_k(alpha, A, B, beta, C, uplo, trans, options, hermitian, real))
-    other = np.conj(alpha) if hermitian else alpha
-    C = steps.did(_rank_k(other, B, A, 1, C, uplo, trans, options, hermitian))
-    n, k = A.shape if trans in ("N", "n") else A.shape[::-1]
-    return steps.reported(C, mnk=(n, n, 2 * k))  # of the product [A B] [B A]^H
 
 
 class RankUpdate(NamedTuple):
