@@ -113,7 +113,7 @@ class Equilibrated(Measured):
         by_diagonal = kind in ("pos", "diagonal")
         with np.errstate(all="ignore"):
             if by_diagonal:
-                sizes = [_size(x.diagonal())]
+                sizes = [size_of(x.diagonal())]
             else:
                 if kind != "gen":
                     x = tril(x) if kind == "lower triangular" else triu(x)
@@ -138,7 +138,7 @@ class RightSide(Measured):
         (matrix,), (low, high) = known.values(), self.limits(np.finfo(x.dtype), values)
         rows = matrix.cols if values.get("transposed") else matrix.rows
         with np.errstate(all="ignore"):
-            logs = np.log2(_size(x))
+            logs = np.log2(size_of(x))
             if matrix:
                 powers = rows.astype(logs.dtype)
                 logs -= powers[:, None] if logs.ndim == 2 else powers
@@ -289,7 +289,7 @@ def _equilibrated(x: DistMatrix) -> Scale:
     Nothing is scaled where an element would fall below the smallest normal number: it may be all that its row has
     beside elements that cancel, as on the diagonal of a triangle.
     """
-    logs = np.log2(_size(x))
+    logs = np.log2(size_of(x))
     if not logs.max() < np.inf:
         return Scale()  # an element is infinite or NaN
     powers = _nearest(logs)
@@ -347,7 +347,7 @@ def _rounded(logs: Any) -> Any:
     return np.where(np.isfinite(logs), np.rint(logs), 0).astype(int)
 
 
-def _size(x: Any) -> Any:
+def size_of(x: Any) -> Any:
     """Return |x|, or of a complex x the larger one of the parts, which does not overflow."""
     return np.maximum(np.abs(x.real), np.abs(x.imag)) if x.dtype.kind == "c" else np.abs(x)
 

@@ -16,12 +16,13 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.check_report import CheckReport, all_checks
 from pdgemm.instrument.run_report import WorkReport
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.linalg.factors.operands import to_one
+from pdgemm.linalg.factors.operands import check_operand, to_one
 from pdgemm.linalg.factors.qr import factored
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.element_functions import slabs
-from pdgemm.matrix.argument_checks import shape_of
+from pdgemm.local.arrays.integers import as_name
+from pdgemm.matrix.argument_checks import communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.matrix_base import on_diagonal
 from pdgemm.names import Protection
@@ -109,6 +110,19 @@ class Work:
             return kind.of_steps(reports, vectors, grid, seconds, checks=checks, **others)
 
         return report
+
+
+def started(name: str, A: DistMatrix, protect: Protection | None, square: bool = True, **choices: Any) -> Work:
+    """Return the work of a function of A, after checking its arguments.  Collective over the grid of A.
+
+    choices : by the name of an argument, its value, and a tuple of the values that it may have.
+    """
+    with together(communicator(A=A)) as arguments:
+        check_operand("A", A, square)
+        for argument, (value, known) in choices.items():
+            as_name(value, argument, known)
+        arguments += [name, A.distribution, A.dtype, choices, check_protection(protect, A)]
+    return Work(name, protect)
 
 
 def check_protection(protect: Any, A: DistMatrix) -> str:

@@ -14,7 +14,7 @@ from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
 from pdgemm.linalg.eigen import division
 from pdgemm.linalg.eigen.generalized import Standard, lower_triangle, warn_unless_hermitian
 from pdgemm.linalg.eigen.tridiagonal import Wanted, tridiagonal_eigh
-from pdgemm.linalg.eigen.tridiagonal_form import Band, OneStage, TwoStages
+from pdgemm.linalg.eigen.tridiagonal_form import OneStage, TwoStages, hermitian_band
 from pdgemm.linalg.factors.operands import check_operand, empty_like
 from pdgemm.linalg.factors.qr import qr
 from pdgemm.linalg.factors.rank_k import both_triangles
@@ -213,7 +213,7 @@ def _values(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
 
 def _values_of_band(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
     """Return wanted eigenvalues by a band, and no vectors.  Collective."""
-    w = on_one_rank(T, eigenvalues_of_band, Band.of(work, T).elements)
+    w = on_one_rank(T, eigenvalues_of_band, hermitian_band(work, T)[0])
     return w[wanted(w)], T, 0, {}
 
 

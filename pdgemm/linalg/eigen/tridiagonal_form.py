@@ -128,29 +128,16 @@ def reduced_to_band(
     return elements, W
 
 
-@dataclass(frozen=True)
-class Band:
-    """A = Q B Q^H, where B is a Hermitian band.
+def hermitian_band(work: Work, A: DistMatrix) -> tuple[np.ndarray, DistMatrix, np.ndarray]:
+    """Return the band B of A = Q B Q^H, (b + 1, n) as `reduced_to_band` does, and the reflectors of Q.  Collective.
 
-    elements : (b + 1, n), b >= 1, the same on every rank: row k has the elements b_{j+k,j}.
-    F, tau   : the reflectors of Q, in rows b and below: Q is diag(I, H_1 H_2 ...) of `apply_reflectors`.
+    A : Hermitian and on the host, of which the lower triangle is read.
+    The reflectors F and tau are in rows b and below: Q is diag(I, H_1 H_2 ...) of `apply_reflectors`.
     """
-
-    elements: np.ndarray
-    F: DistMatrix
-    tau: np.ndarray
-
-    @property
-    def b(self) -> int:
-        return len(self.elements) - 1
-
-    @classmethod
-    def of(cls, work: Work, A: DistMatrix) -> Band:
-        """Reduce A, Hermitian and on the host, of which the lower triangle is read.  Collective over the grid of A."""
-        with together(A.grid.comm):  # memory may lack on one rank
-            tau = np.zeros(len(A), A.dtype)
-        elements, F = reduced_to_band(work, A, BandSchedule, partial(BandReduction, tau=tau), below=True)
-        return cls(elements, F, tau[: max(0, len(A) + 1 - len(elements))])
+    with together(A.grid.comm):  # memory may lack on one rank
+        tau = np.zeros(len(A), A.dtype)
+    elements, F = reduced_to_band(work, A, BandSchedule, partial(BandReduction, tau=tau), below=True)
+    return elements, F, tau[: max(0, len(A) + 1 - len(elements))]
 
 
 @dataclass(frozen=True)
@@ -158,34 +145,36 @@ class TwoStages:
     """A = Q T Q^H, where T is real and tridiagonal, and Q the product of the reflections of both stages.
 
     d, e : the diagonal and the subdiagonal of T, the same on every rank.
+    F, tau : the reflections of the first stage, as `hermitian_band` returns them.
     reflections : those of the second stage that this rank carried out, as `schedule` says.
     """
 
     d: np.ndarray
     e: np.ndarray
-    band: Band
+    F: DistMatrix
+    tau: np.ndarray
     reflections: np.ndarray
     schedule: ChaseSchedule
 
     @classmethod
     def of(cls, work: Work, A: DistMatrix) -> TwoStages:
         """Reduce A, Hermitian and on the host, of which the lower triangle is read.  Collective over the grid of A."""
-        band = Band.of(work, A)
-        F, schedule = band.F, ChaseSchedule(band.F.layout_in(band.F.grid), band.b, RING.name)
+        band, F, tau = hermitian_band(work, A)
+        schedule = ChaseSchedule(F.layout_in(F.grid), len(band) - 1, RING.name)
         with together(F.grid.comm):  # memory may lack on one rank
-            bulges, reflections = Bulges(band.elements), np.empty(schedule.kept(F.grid.comm.rank), A.dtype)
+            bulges, reflections = Bulges(band), np.empty(schedule.kept(F.grid.comm.rank), A.dtype)
         chase = partial(BulgeChase, bulges=bulges, reflections=reflections)
         _, F.report = run_panels(schedule, chase, {"A": F}, f"Chase of the bulges of a band ({shape_of(A)})")
         work.did(F)
         d, e = F.grid.comm.bcast(bulges.tridiagonal(), root=schedule.A.rank_map[0])
-        return cls(d, e, band, reflections, schedule)
+        return cls(d, e, F, tau, reflections, schedule)
 
     def apply(self, work: Work, Y: DistMatrix) -> DistMatrix:
         """Return Q Y.  Collective.   Y : DistMatrix (n, k), real or of A's type.
 
         Cost: about 5 n^2 k flops in all, in products; n^2 words in for each rank, and two redistributions of Y.
         """
-        F, b, tau = self.band.F, self.band.b, self.band.tau
+        F, tau, b = self.F, self.tau, self.schedule.width
         X = work.did(in_whole_columns(Y, F))
         schedule = BackChaseSchedule(X.layout_in(X.grid), b, RING.name, chased=self.schedule)
         what, own = f"Reflections of a matrix ({shape_of(X)})", self.reflections

@@ -24,7 +24,7 @@ from pdgemm.linalg.factors.operands import (
     to_factor,
 )
 from pdgemm.linalg.factors.triangular import solve_triangular
-from pdgemm.linalg.ranges import ELEMENTS, EQUILIBRATED, Measured, in_range, times, times_upper
+from pdgemm.linalg.ranges import ELEMENTS, EQUILIBRATED, Measured, in_range, size_of, times, times_upper
 from pdgemm.local.arrays.integers import shown
 from pdgemm.matrix.argument_checks import check_result, communicator, op_letter, shape_of
 from pdgemm.matrix.array_functions import tril, triu
@@ -236,9 +236,7 @@ def det(A: DistMatrix) -> Any:
     """
     mantissa, exponent = _determinant(A)
     with np.errstate(all="ignore"):
-        if A.dtype.kind != "c":
-            return A.dtype.type(np.ldexp(mantissa, exponent))
-        return A.dtype.type(complex(np.ldexp(mantissa.real, exponent), np.ldexp(mantissa.imag, exponent)))
+        return A.dtype.type(times(mantissa, exponent))
 
 
 def permuted(X: Any, order: np.ndarray) -> Any:
@@ -322,10 +320,6 @@ def rcond_by_lu(steps: Steps, factors: LU, norm: float) -> float:
 
 
 def _split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return x as numbers between 1/2 and 1, which are complex for a complex x, and exponents of powers of 2."""
-    if x.dtype.kind != "c":
-        return np.frexp(x)
-    exponents = np.frexp(np.maximum(np.abs(x.real), np.abs(x.imag)))[1]
-    parts = np.empty_like(x)
-    parts.real, parts.imag = np.ldexp(x.real, -exponents), np.ldexp(x.imag, -exponents)
-    return parts, exponents
+    """Return x as numbers whose larger part is between 1/2 and 1, and exponents of powers of 2."""
+    exponents = np.frexp(size_of(x))[1]
+    return times(x, -exponents), exponents

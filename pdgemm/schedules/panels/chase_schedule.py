@@ -153,12 +153,8 @@ class ChaseSchedule(PanelSchedule):
                     sent.append((p, before, (columns.stop - columns.start) * high))
             source, target, words = np.array(sent, np.int64).reshape(-1, 3).T
             moves = [Messages(RING.name, ranks[source], ranks[target], words, size, LINE)] if sent else []
-            yield Round(moves, [WorkPiece((self._by_rank(chase.counts(G)), self.width**2, _PASSES), MEMORY)])
-
-    def _by_rank(self, values: list[int]) -> np.ndarray:
-        sizes = np.zeros(1 + self.last_rank, np.int64)
-        sizes[list(self.A.rank_map)] = values
-        return sizes
+            tasks = self.by_rank(np.reshape(chase.counts(G), self.grid.shape))
+            yield Round(moves, [WorkPiece((tasks, self.width**2, _PASSES), MEMORY)])
 
     @cached_property
     def task_counts(self) -> np.ndarray:

@@ -10,9 +10,8 @@ import numpy as np
 
 from pdgemm.grids.layout import Layout
 from pdgemm.schedules.collectives.collective import Collective
-from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, carried, diagonal_panels, window_gathering
-from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, counts_of, grid_of, messages, products
+from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, counts_of, grid_of, products, signals
 from pdgemm.schedules.schedule import Buffers
 
 
@@ -95,17 +94,11 @@ class HouseholderSchedule(PanelSchedule):
         """Yield the rounds that factor a panel and reflect the columns behind it."""
         grid, (pr, pc), panel = grid_of(self.A), self.grid.shape, self.steps[number]
         here = (np.arange(pr)[:, None] == panel.row) & (np.arange(pc) == panel.col)
-        yield Round(self._lent(panel), products(grid, (self.rows.n - panel.start) * here, panel.width, 2 * panel.width))
+        height = (self.rows.n - panel.start) * here
+        yield Round(self.gathered(panel), products(grid, height, panel.width, 2 * panel.width))
         moves = carried(self.mover, grid, panel.col, self.chunk(panel), self.A.dtype.itemsize, ROWS)
-        yield from self._reflection(panel, self._returned(panel) + moves, self.updates(number))
-
-    def _lent(self, panel: Panel) -> list[Messages]:
-        owner, *others = grid_of(self.A)[self.members(panel), panel.col]
-        return self._direct(np.array(others, int), owner, self.heights[panel][self.members(panel)[1:]] * panel.width)
-
-    def _returned(self, panel: Panel) -> list[Messages]:
-        owner, *others = grid_of(self.A)[self.members(panel), panel.col]
-        return self._direct(owner, np.array(others, int), self.chunk(panel)[self.members(panel)[1:]])
+        returned = self.gathered(panel, back=True, beneath=panel.width)
+        yield from self._reflection(panel, returned + moves, self.updates(number))
 
     def _reflection(self, panel: Panel, moves: list[Messages], updates: list[tuple[int, int]]) -> Iterator[Round]:
         """Yield the rounds that reflect ranges of columns; the first round begins with `moves`."""
@@ -128,17 +121,9 @@ class HouseholderSchedule(PanelSchedule):
             ranks[adds][:, columns].ravel(),
             (w * widths[adds]).ravel(),
         )
-        moves = self._direct(source, target, words) + self._direct(target, source, words)
-        return moves + [self._signals(source, target)] * self.shared  # signals that the whole sum has been read
-
-    def _direct(self, source: np.ndarray, target: np.ndarray, words: np.ndarray) -> list[Messages]:
-        """Return messages, or reads after signals, from each source to its target in the same grid column."""
-        source, target = np.broadcast_arrays(source, target)
-        moves = messages(self.mover, source, target, words, self.A.dtype.itemsize, COLS)
-        return moves + [self._signals(source, target)] * self.shared
-
-    def _signals(self, source: np.ndarray, target: np.ndarray) -> Messages:
-        return Messages(RING.name, source, target, np.zeros(source.size, np.int64), self.A.dtype.itemsize, COLS)
+        moves = self.direct(source, target, words) + self.direct(target, source, words)
+        read = signals(source, target[:, None], self.A.dtype.itemsize, COLS)  # that the whole sum has been read
+        return moves + [read] * self.shared
 
     @cached_property
     def _buffer_words(self) -> dict[str, np.ndarray]:

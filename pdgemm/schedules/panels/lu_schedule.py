@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from pdgemm.schedules.mover_registry import RING
-from pdgemm.schedules.panels.panel_schedule import EXPOSED, PanelSchedule, carried, gathered, gathering_buffers
+from pdgemm.schedules.panels.panel_schedule import PanelSchedule, carried
 from pdgemm.schedules.panels.row_moves import RowMoves, moves_left
 from pdgemm.schedules.panels.tsqr_schedule import Tree, broadcast_tree
 from pdgemm.schedules.rounds import COLS, ROWS, Round, grid_of, products
@@ -34,7 +34,7 @@ class LUSchedule(PanelSchedule):
     algorithm = "lu"
     bound_factor = 2 / 3
     reaches_idle = True
-    exposed_buffers = (*EXPOSED, "pivots")
+    exposed_buffers = ("gathered", "pivots")
 
     @property
     def n(self) -> int:
@@ -72,9 +72,9 @@ class LUSchedule(PanelSchedule):
             right = self.cols_from(panel.stop)
             owner = np.zeros(grid.shape, int)
             owner[panel.row, panel.col] = m - panel.start
-            yield Round(gathered(self, panel), products(grid, owner, w, (w + 1) // 2))
+            yield Round(self.gathered(panel), products(grid, owner, w, (w + 1) // 2))
             column, one = grid[:, [panel.col]].T, np.array([w])
-            sent = gathered(self, panel, back=True) + carried(pivots_by, column, panel.row, one, INDEX.itemsize, COLS)
+            sent = self.gathered(panel, back=True) + carried(pivots_by, column, panel.row, one, INDEX.itemsize, COLS)
             sent += carried(pivots_by, grid, panel.col, np.full(len(grid), w), INDEX.itemsize, ROWS)
             if panel.stop < n:
                 sent += carried(self.mover, grid, panel.col, with_diagonal * w, size, ROWS)
@@ -91,7 +91,10 @@ class LUSchedule(PanelSchedule):
     def buffers(self, rank: int | None) -> Buffers:
         (m_loc, n_loc), (pr, pc), w, dtype = self.A.local_shape(rank), self.grid.shape, self.widest, self.A.dtype
         sent, moved = not self.shared, max(min(2 * w, m_loc) * n_loc, m_loc * w)
-        return gathering_buffers(self, rank) | {
+        gathers, others = sent and pr > 1, self.rows.n - (0 if rank is None else m_loc)
+        return {
+            "gathered": (self.rows.n * w, dtype),
+            "parts of panels": (max(2 * m_loc, others) * w * gathers, dtype),
             "pivots": (self.n * (not self.device), INDEX),
             "panels": (2 * w * m_loc * (sent and pc > 1), dtype),
             "rows of U": (2 * w * n_loc * (sent and pr > 1), dtype),

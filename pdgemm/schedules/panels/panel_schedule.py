@@ -1,7 +1,4 @@
-"""Panels along the diagonal of a matrix, tiles of the triangle on each rank, and the base of all panel schedules.
-
-And panels that are gathered and factored on one rank: the order of rows in its buffer, and the messages.
-"""
+"""Panels along the diagonal of a matrix, tiles of the triangle on each rank, and the base of all panel schedules."""
 
 from __future__ import annotations
 
@@ -54,7 +51,6 @@ def diagonal_panels(rows: BlockCyclic, cols: BlockCyclic, width: int, stop: int 
     return tuple(panels)
 
 
-EXPOSED = ("gathered",)  # buffers that other ranks read
 Window = tuple[slice, slice]  # of a local array
 _SAMPLES = 16  # trailing matrices whose balance is checked
 _UNEVEN, _NARROW = 1.25, 4  # limits of busiest share / mean share, and of panels / least number of panels
@@ -166,6 +162,12 @@ class PanelSchedule(Schedule):
         """Return the number of columns from an index on, in each grid column."""
         return counts_of(self.cols.window(start, self.cols.n))
 
+    def by_rank(self, x: np.ndarray) -> np.ndarray:
+        """Return a number for each rank, from one for each grid position."""
+        numbers = np.zeros(1 + max(self.A.rank_map), np.int64)
+        numbers[grid_of(self.A)] = x
+        return numbers
+
     def on_grid(self, rank: int | None, words: dict[str, int]) -> Buffers:
         """Return buffers of the type of A, which are empty on ranks without a position in the grid."""
         active = rank is None or rank in self.A.rank_map
@@ -192,6 +194,18 @@ class PanelSchedule(Schedule):
     def members(self, panel: Panel) -> list[int]:
         """Return the grid rows that take part when a panel is gathered, the panel's own grid row first."""
         return [(panel.row + distance) % self.rows.parts for distance in range(self.rows.parts)]
+
+    def direct(self, source: np.ndarray, target: np.ndarray, words: np.ndarray) -> list[Messages]:
+        """Return messages, or reads after signals, from each source to its target in the same grid column."""
+        moves = messages(self.mover, source, target, words, self.A.dtype.itemsize, COLS)
+        return moves + [signals(source, target[:, None], self.A.dtype.itemsize, COLS)] * self.shared
+
+    def gathered(self, panel: Panel, back: bool = False, beneath: int = 0) -> list[Messages]:
+        """Return the messages of a panel in its grid column, with rows beneath it: to its owner, or back."""
+        owner, *others = grid_of(self.A)[self.members(panel), panel.col]
+        words = (self.rows_from(panel.start)[self.members(panel)[1:]] + beneath) * panel.width
+        here, there = np.full(len(others), owner), np.array(others, int)
+        return self.direct(here, there, words) if back else self.direct(there, here, words)
 
     @property
     def orders(self) -> dict[str, str]:
@@ -264,25 +278,3 @@ def gathered_rows(rows: BlockCyclic, panel: Panel) -> np.ndarray:
     return np.concatenate(
         [rows.to_global(rows.below(panel.start, i) + np.arange(x.stop - x.start), i) for i, x in parts.items()]
     )
-
-
-def gathered(schedule: PanelSchedule, panel: Panel, back: bool = False) -> list[Messages]:
-    """Return the messages, or signals and reads, of a panel in its grid column: to its owner, or back."""
-    grid, size, parts = grid_of(schedule.A), schedule.A.dtype.itemsize, panel_slabs(schedule.A.distribution.rows, panel)
-    owner, others = grid[panel.row, panel.col], np.array([i for i in parts if i != panel.row], int)
-    ranks, words = grid[others, panel.col], np.array([parts[i].stop - parts[i].start for i in others]) * panel.width
-    ends = np.full(len(others), owner), ranks
-    source, target = ends if back else ends[::-1]
-    moves = messages(schedule.mover, source, target, words, size, COLS)
-    return [*moves, signals(source, target[:, None], size, COLS)] if schedule.shared else moves
-
-
-def gathering_buffers(schedule: PanelSchedule, rank: int | None) -> Buffers:
-    """Return the buffer in which a rank gathers panels, and the buffer for the parts that it sends and receives."""
-    m, (m_loc, _), w = schedule.A.distribution.rows.n, schedule.A.local_shape(rank), schedule.widest
-    sent = not schedule.shared and schedule.grid.shape[0] > 1
-    least = 0 if rank is None else m_loc
-    return {
-        "gathered": (m * w, schedule.A.dtype),
-        "parts of panels": (max(2 * m_loc, m - least) * w * sent, schedule.A.dtype),
-    }

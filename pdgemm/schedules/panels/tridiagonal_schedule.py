@@ -124,18 +124,13 @@ class TridiagonalSchedule(PanelSchedule):
                 words = [x.stop - x.start for x in self.chunks(panel, i)]
                 from_owners[np.flatnonzero(where == owner)[0]] = words
             yield Round(self._swapped(from_owners, 1), hidden=False)
-            heights = self._by_rank(self.rows_from(panel.start)[:, None])
-            widths = self._by_rank((self.cols_from(panel.start)[None, :] + 1) // 2)
+            heights = self.by_rank(self.rows_from(panel.start)[:, None])
+            widths = self.by_rank((self.cols_from(panel.start)[None, :] + 1) // 2)
             passes = [WorkPiece((heights, widths, times), MEMORY)]
             yield Round(self._swapped(every * (lengths + NOTES), times), passes, hidden=False)
             yield Round(self._swapped(every * (2 * lengths + 1)[:, None], w + (panel.stop < self.n)), hidden=False)
             m_loc, n_loc = self.rows_from(panel.stop)[:, None], self.cols_from(panel.stop)[None, :]
             yield Round([], products(grid, m_loc, (n_loc + 1) // 2, 2 * w))
-
-    def _by_rank(self, x: np.ndarray) -> np.ndarray:
-        sizes = np.zeros(1 + max(self.ranks), np.int64)
-        sizes[grid_of(self.A)] = x
-        return sizes
 
     def _swapped(self, words: np.ndarray, times: int) -> list[Messages]:
         """Return the messages, or signals and reads, of exchanges: words[a, b] from the a-th rank to the b-th."""
@@ -180,17 +175,13 @@ class LastPartSchedule(PanelSchedule):
     def flops(self) -> int:
         return self.real_flops * 4 * self.n**3 // 3
 
-    def _on_one(self, rank: int) -> int:
-        """The order of the matrix on the rank that has it, 0 on others."""
-        return self.n if rank == self.A.rank_map[0] else 0
-
     def rounds(self) -> Iterator[Round]:
-        n = np.array([self._on_one(rank) for rank in range(1 + max(self.A.rank_map))])
+        n = self.by_rank(self.rows_from(0)[:, None] * (self.cols_from(0) > 0))  # one rank has all rows and columns
         # half of the flops are products A v, for each of which the rest of the triangle is read
         yield Round([], [WorkPiece((n, n, n // 6), MEMORY), WorkPiece((n, n, n), share=1 / 3)])
 
     def buffers(self, rank: int | None) -> Buffers:
-        return {"work": (self.width * (self.n if rank is None else self._on_one(rank)), self.A.dtype)}
+        return {"work": (self.width * min(self.A.local_shape(rank)), self.A.dtype)}
 
 
 def as_slices(bounds: list[int]) -> list[slice]:
