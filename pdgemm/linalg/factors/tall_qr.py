@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy  # whose packages, which take long to load, are loaded when they are first used
 
-from pdgemm.algorithms.panels.cholesky_qr import Passes, cholesky_qr
-from pdgemm.algorithms.panels.tsqr import factored_rows, tsqr
+from pdgemm.algorithms.panels.tall_panels import Passes, cholesky_qr, factored_rows, tsqr
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import LayoutError, LinAlgError
