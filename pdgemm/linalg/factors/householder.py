@@ -20,11 +20,10 @@ from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.gemm import pdgemm
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.lu import permuted
-from pdgemm.linalg.factors.operands import empty_like, to_factor
+from pdgemm.linalg.factors.operands import identity_like, to_factor
 from pdgemm.linalg.factors.rank_k import gram
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times, times_upper
 from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays.element_functions import element_function
 from pdgemm.local.blas.pivots import reflect_in_turn
 from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.array_functions import tril, triu
@@ -68,8 +67,7 @@ def householder_qr(
     (m, n), k = A.shape, min(A.shape)
     matrices = {"A": W}
     if want_q:
-        like_q, _ = working_copy(W[:, :k], BLOCK, True, False)
-        matrices["Q"] = like_q._filled("eye", element_function("eye", 0, np.dtype("d")))
+        matrices["Q"] = identity_like(W[:, :k])
     what = f"QR factors of a matrix ({m} x {n}) by Householder reflections"
     _, report = run_panels(householder_schedule(W, want_q), Householder, matrices, what, moves, start)
     Q, R = matrices.get("Q"), working_copy(W[:k], BLOCK, True, False)[0] if m > n else W
@@ -108,7 +106,7 @@ def apply_reflectors(
     for start in starts if adjoint else reversed(starts):
         columns = slice(start, start + 2 * BLOCK)
         V: Any = tril(F[start:, columns], -1)
-        V += empty_like(V)._filled("eye", element_function("eye", 0, np.dtype("d")))
+        V += identity_like(V)
         D, U = np.diag(tau[columns]), np.triu(did(gram(V)).allgather(), 1)  # T^-1 = D^-1 + U: see `blas.compact_qr`
         T = np.linalg.solve(np.eye(len(D)) + D @ U, D).astype(F.dtype)
         T = T.conj().T if adjoint else T
@@ -226,7 +224,7 @@ def _factor_rest(X: DistMatrix, tau: np.ndarray, steps: Steps) -> np.ndarray:
 def _formed(F: DistMatrix, tau: np.ndarray, steps: Steps) -> DistMatrix:
     """Return Q = H_1 H_2 ... H_k, (m, k), in the layout of the reflectors F.  Collective."""
     k, width = len(tau), 2 * BLOCK
-    Q = working_copy(F[:, :k], BLOCK, True, False)[0]._filled("eye", element_function("eye", 0, np.dtype("d")))
+    Q = identity_like(F[:, :k])
     for start in reversed(range(0, k, width)):  # in columns before `start`, Q is still the identity
         part = slice(start, min(k, start + width))
         apply_reflectors(F[start:, part], tau[part], Q[start:, start:], False, steps.did)

@@ -19,6 +19,7 @@ from pdgemm.instrument.run_report import MoveReport
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.device import to_host
+from pdgemm.local.arrays.element_functions import element_function
 from pdgemm.local.arrays.elementwise import set_elements
 from pdgemm.matrix.argument_checks import (
     check_devices,
@@ -184,6 +185,11 @@ def empty_like(
     with together(A.grid.comm):
         local = new_array(layout.local_shape(A.grid.coords), dtype or A.dtype, order, A.grid, devices.of(A.stored))
     return type(A)(local, A.grid, layout, order, shared=all_shared(local, A.grid))
+
+
+def identity_like(A: DistMatrix) -> DistMatrix:
+    """Return a matrix with the elements of the identity in the layout of A.  Collective."""
+    return empty_like(A)._filled("eye", element_function("eye", 0, np.dtype("d")))
 
 
 def in_type(A: DistMatrix, dtype: np.dtype) -> DistMatrix:

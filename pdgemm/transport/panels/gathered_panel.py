@@ -27,7 +27,7 @@ class GatheredPanels:
     """Gathers the rows of a panel of A, from the panel's first row on, from its grid column, and scatters them back.
 
     The owner of a panel calls `gather` and then `spread`, the other ranks `lend`.  The owner has the whole panel in X,
-    column-major, in the row order of `gathered_layout.gathered_rows`; rows beneath the panel in X go to all ranks.
+    column-major, in the row order of `panel_schedule.gathered_rows`; rows beneath the panel in X go to all ranks.
     One buffer X per rank is enough if each rank reads its rows of one panel before it signals that its rows of the
     next panel may be read.
     """
