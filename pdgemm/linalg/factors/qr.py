@@ -35,14 +35,6 @@ class _Columns(Measured):
         return squares if str(values.get("method")) == "cholesky" else (low, high)
 
 
-def _scaled(result: Any, exponent: int) -> Any:
-    """Return the result of `qr` with R, its last matrix, multiplied by 2^exponent.  Collective."""
-    if isinstance(result, DistMatrix):
-        return times(result, exponent)
-    at = max(number for number, x in enumerate(result) if isinstance(x, DistMatrix))
-    return (*result[:at], times(result[at], exponent), *result[at + 1 :])
-
-
 @overload
 def qr(
     A: DistMatrix, *, mode: Literal["reduced", "economic"] = "reduced", method: QRMethod = "auto",
@@ -61,7 +53,6 @@ def qr(
 def qr(
     A: DistMatrix, *, mode: Literal["r"], method: QRMethod = "auto", pivoting: Literal[True]
 ) -> tuple[DistMatrix, np.ndarray]: ...
-@in_range(_scaled, A=_Columns())
 def qr(A: DistMatrix, *, mode: QRMode = "reduced", method: QRMethod = "auto", pivoting: bool = False) -> Any:
     """Return Q, with orthonormal columns, and R, upper triangular, of A = Q R.  Collective over the grid of A.
 
@@ -108,11 +99,17 @@ def qr(A: DistMatrix, *, mode: QRMode = "reduced", method: QRMethod = "auto", pi
         as_name(method, "method", get_args(QRMethod))
         if pivoting and method not in ("auto", "householder"):
             raise ArgumentError(f'columns are pivoted by method="householder", not by {method!r}')
+    Q, R, p = _factors(A, method, mode != "r", bool(pivoting), start)
+    results = (*(() if mode == "r" else (Q,)), R, *((p,) if pivoting else ()))
+    return results if len(results) > 1 else R
+
+
+@in_range(lambda factors, a: (factors[0], times(factors[1], a), factors[2]), A=_Columns())
+def _factors(A: DistMatrix, method: str, want_q: bool, pivoting: bool, start: float) -> tuple[Any, DistMatrix, Any]:
+    """Return Q, R and p as `qr`; with some methods also those that are not wanted.  Collective."""
     if pivoting or (fastest_method(A) if method == "auto" else method) == "householder":
-        Q, R, p = _by_reflections(A, mode != "r", bool(pivoting))
-        return (*((Q,) * (mode != "r")), R, p) if pivoting else R if mode == "r" else (Q, R)
-    Q, R = factored(A, method, start=start)
-    return R if mode == "r" else (Q, R)
+        return _by_reflections(A, want_q, pivoting)
+    return *factored(A, method, start=start), None
 
 
 def factored(

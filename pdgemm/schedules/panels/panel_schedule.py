@@ -212,7 +212,7 @@ class PanelSchedule(Schedule):
         """The memory order of each matrix."""
         return {"A": self.A.order}
 
-    @property
+    @cached_property
     def shared(self) -> bool:
         return reads(self.mover)
 

@@ -112,7 +112,7 @@ class ScalingSchedule(PanelSchedule):
     @property
     def flops(self) -> int:
         m, n = self.A.distribution.shape
-        return (4 if self.A.dtype.kind == "c" else 1) * m * n
+        return self.real_flops * m * n
 
     @property
     def steps(self) -> tuple[Panel, ...]:
