@@ -267,7 +267,7 @@ def _fits(operand: Measured, x: Any, values: dict[str, Any]) -> bool:
     on_diagonal = isinstance(x, DistMatrix) and operand.diagonal
     if on_diagonal and not of(part):
         part = own_diagonal(x, 0)
-    most = max((_largest(y) for y in _parts(part)), default=0.0)
+    most = _largest(part)
     if on_diagonal and of(part) and not np.isfinite(most):
         return False
     low, high = operand.limits(np.finfo(x.dtype), values)
@@ -355,7 +355,7 @@ def size_of(x: Any) -> Any:
 def _exponent(comm: Any, x: Any) -> int:
     """Return the exponent of the largest finite element of a matrix or a vector; _NONE for zero.  Collective."""
     part = x.stored if isinstance(x, DistMatrix) else x
-    most = max((_largest(np.where(np.isfinite(y), y, 0)) for y in _parts(part)), default=0.0)
+    most = _largest(part, finite=True)
     return agree(comm, flag=int(np.frexp(most)[1]) if most else _NONE)
 
 
@@ -365,14 +365,15 @@ def _power(exponent: int, high: int) -> int:
     return e + e % 2
 
 
-def _parts(x: Any) -> list[Any]:
-    """Return the real and the imaginary parts of an array that has elements."""
-    return ([x.real, x.imag] if x.dtype.kind == "c" else [x]) if x.size else []
+def _largest(x: Any, finite: bool = False) -> float:
+    """Return max |x|, of real and imaginary parts, 0 without elements and NaN where one is NaN.  Local.
 
-
-def _largest(x: Any) -> float:
-    """Return max |x| of real numbers, NaN where one is NaN.  Local."""
-    return float(np.max(np.abs([float(to_host(np.max(x))), float(to_host(np.min(x)))])))
+    finite : of those that are finite.
+    """
+    parts = [x.real, x.imag] if x.dtype.kind == "c" else [x]
+    parts = [np.where(np.isfinite(y), y, 0) for y in parts] if finite else parts
+    ends = [float(to_host(end(y))) for y in parts if y.size for end in (np.max, np.min)]
+    return float(np.max(np.abs(ends), initial=0))
 
 
 ELEMENTS, DIAGONAL, EQUILIBRATED = Measured(), Measured(diagonal=True), Equilibrated()

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from mpi4py import MPI
 
 from pdgemm.algorithms.panels.panel_run import PanelAlgorithm
 from pdgemm.local.blas.bulge import Bulges
@@ -17,8 +16,6 @@ from pdgemm.schedules.panels.chase_schedule import BackChaseSchedule, ChaseSched
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.movers.shift import receive, send
 from pdgemm.transport.panels.task import Task
-
-_COLUMNS, _REFLECTIONS = 0, 1  # message tags
 
 
 class BulgeChase(PanelAlgorithm[ChaseSchedule]):
@@ -73,19 +70,17 @@ class BulgeChase(PanelAlgorithm[ChaseSchedule]):
 
     def _send(self, side: int, rank: int, *arrays: np.ndarray) -> None:
         """Start to send to a neighbour, on one side, what it changes next."""
+        task, slot = self._task, self._slots[side]
         for tag, x in enumerate(arrays):
-            self._slots[side].users += send(self._comm, x.reshape(-1), self._ranks[rank], self._task.recorder, tag)
+            slot.users += send(task.grid.comm, x.reshape(-1), self._ranks[rank], task.recorder, tag)
 
     def _receive(self, side: int, rank: int, *arrays: np.ndarray) -> None:
         """Receive from a neighbour, on one side, what it has changed, after what it has changed was sent to it."""
-        slot = self._task.free(self._slots[side])
+        task = self._task
+        slot = task.free(self._slots[side])
         for tag, x in enumerate(arrays):
-            slot.arrivals += receive(self._comm, x.reshape(-1), self._ranks[rank], self._task.recorder, tag)
+            slot.arrivals += receive(task.grid.comm, x.reshape(-1), self._ranks[rank], task.recorder, tag)
         self._task.wait(slot)
-
-    @property
-    def _comm(self) -> MPI.Comm:
-        return self._task.grid.comm
 
 
 class BackChase(PanelAlgorithm[BackChaseSchedule]):

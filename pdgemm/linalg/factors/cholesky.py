@@ -11,11 +11,21 @@ from pdgemm.errors import LinAlgError
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.operands import check_operand, solution, to_factor
 from pdgemm.linalg.factors.triangular import BLOCK, PANEL, solve_triangular
-from pdgemm.linalg.ranges import DIAGONAL, in_range, times
+from pdgemm.linalg.ranges import DIAGONAL, ELEMENTS, Measured, in_range, times
 from pdgemm.matrix.argument_checks import communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.panels.cholesky_schedule import CholeskySchedule
 from pdgemm.support.agreement import together
+
+
+class _Factor(Measured):
+    """A Cholesky factor, or the pair of `cho_factor`."""
+
+    def array(self, x: Any) -> Any:
+        return x[0] if isinstance(x, tuple) and len(x) == 2 else x
+
+    def multiplied(self, x: Any, exponent: int) -> Any:
+        return (self.multiplied(x[0], exponent), x[1]) if isinstance(x, tuple) else super().multiplied(x, exponent)
 
 
 def cholesky(A: DistMatrix, *, lower: bool = True, overwrite_a: bool = False) -> DistMatrix:
@@ -69,6 +79,7 @@ def cho_factor(A: DistMatrix, *, lower: bool = False, overwrite_a: bool = False)
     return cholesky(A, lower=lower, overwrite_a=overwrite_a), bool(lower)
 
 
+@in_range(lambda X, l, b: times(X, b - 2 * l), L=_Factor(diagonal=True), B=ELEMENTS)
 def cho_solve(L: DistMatrix | tuple[DistMatrix, bool], B: Any, *, lower: bool = True, overwrite_b: bool = False) -> Any:
     """Return X, where A X = B, given the Cholesky factor of A.  Collective over the grid of L.
 
