@@ -12,7 +12,7 @@ import numpy as np
 from pdgemm.algorithms.panels.panel_run import PanelAlgorithm
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.blas import local_lapack
-from pdgemm.schedules.panels.cholesky_schedule import CholeskySchedule
+from pdgemm.schedules.panels.factor_schedules import CholeskySchedule
 from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot

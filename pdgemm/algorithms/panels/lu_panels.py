@@ -10,8 +10,8 @@ import numpy as np
 from pdgemm.algorithms.panels.panel_run import PanelAlgorithm
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.blas import local_lapack
-from pdgemm.schedules.panels.lu_schedule import INDEX, LUSchedule
-from pdgemm.schedules.panels.panel_schedule import Panel, gathered_rows
+from pdgemm.schedules.panels.factor_schedules import LUSchedule
+from pdgemm.schedules.panels.panel_schedule import INDEX, Panel, gathered_rows
 from pdgemm.schedules.panels.row_moves import RowMoves, moves_left
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.gathered_panel import GatheredPanels

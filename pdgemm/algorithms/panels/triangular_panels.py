@@ -10,8 +10,8 @@ from pdgemm.algorithms.panels.panel_run import PanelAlgorithm
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, scale
 from pdgemm.local.blas import local_lapack
+from pdgemm.schedules.panels.factor_schedules import TriangularSchedule
 from pdgemm.schedules.panels.panel_schedule import Panel
-from pdgemm.schedules.panels.triangular_schedule import TriangularSchedule
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.task import DIAGONAL, PANEL, Task

@@ -14,7 +14,7 @@ from pdgemm.linalg.factors.triangular import BLOCK, PANEL, solve_triangular
 from pdgemm.linalg.ranges import DIAGONAL, ELEMENTS, Measured, in_range, times
 from pdgemm.matrix.argument_checks import communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.schedules.panels.cholesky_schedule import CholeskySchedule
+from pdgemm.schedules.panels.factor_schedules import CholeskySchedule
 from pdgemm.support.agreement import together
 
 

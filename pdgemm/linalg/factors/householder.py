@@ -13,9 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pdgemm.algorithms.panels.householder_panels import AppliedReflectors, Householder
+from pdgemm.algorithms.panels.householder_panels import (
+    AppliedReflectors,
+    ChosenColumns,
+    Householder,
+    PivotedHouseholder,
+)
 from pdgemm.algorithms.panels.panel_run import can_read, device_of, run_panels, working_copy
-from pdgemm.algorithms.panels.pivoted_panels import ChosenColumns, PivotedHouseholder
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.gemm import pdgemm
 from pdgemm.instrument.step_reports import Steps
@@ -30,8 +34,7 @@ from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.gather import to_all_ranks
 from pdgemm.schedules.mover_registry import RING
-from pdgemm.schedules.panels.householder_schedule import HouseholderSchedule, ReflectorsSchedule
-from pdgemm.schedules.panels.pivoted_schedule import PivotedSchedule
+from pdgemm.schedules.panels.householder_schedule import HouseholderSchedule, PivotedSchedule, ReflectorsSchedule
 from pdgemm.support.agreement import together
 
 BLOCK, WIDEST = 64, 128  # columns of a panel: one rank factors a panel while the others update the trailing matrix

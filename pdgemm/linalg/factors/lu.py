@@ -31,7 +31,7 @@ from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Transpose
 from pdgemm.schedules.mover_registry import RING
-from pdgemm.schedules.panels.lu_schedule import LUSchedule
+from pdgemm.schedules.panels.factor_schedules import LUSchedule
 from pdgemm.schedules.panels.row_moves import PermutationSchedule, permutation
 from pdgemm.support.agreement import together, warn_together
 from pdgemm.transport.panels.row_exchange import exchange_rows

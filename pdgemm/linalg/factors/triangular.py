@@ -26,8 +26,8 @@ from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import as_scalar, check_result, communicator, op, op_letter, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Transpose
+from pdgemm.schedules.panels.factor_schedules import TriangularSchedule
 from pdgemm.schedules.panels.panel_schedule import is_balanced
-from pdgemm.schedules.panels.triangular_schedule import TriangularSchedule
 from pdgemm.support.agreement import together
 
 BLOCK = 128  # block size of working copies: large enough for BLAS, small enough for the ranks to share the last blocks

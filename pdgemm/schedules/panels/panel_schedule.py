@@ -51,6 +51,7 @@ def diagonal_panels(rows: BlockCyclic, cols: BlockCyclic, width: int, stop: int 
     return tuple(panels)
 
 
+INDEX = np.dtype(np.int64)  # the type of pivots
 Window = tuple[slice, slice]  # of a local array
 _SAMPLES = 16  # trailing matrices whose balance is checked
 _UNEVEN, _NARROW = 1.25, 4  # limits of busiest share / mean share, and of panels / least number of panels

@@ -208,7 +208,7 @@ def test_plans(comm: Any, monkeypatch: pytest.MonkeyPatch, rest: int) -> None:
         order[:] = planned(X)
         return reflect(X)
 
-    monkeypatch.setattr("pdgemm.algorithms.panels.pivoted_panels.pivots_of", planned)
+    monkeypatch.setattr("pdgemm.algorithms.panels.householder_panels.pivots_of", planned)
     monkeypatch.setattr("pdgemm.local.blas.compact_qr.reflect_in_turn", as_they_are)
     monkeypatch.setattr("pdgemm.linalg.factors.householder.reflect_in_turn", as_planned)
     cases = ((31, 31, 8), (12, 29, None), (29, 12, (5, 9)))
