@@ -16,7 +16,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.check_report import CheckReport, all_checks
 from pdgemm.instrument.run_report import WorkReport
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.linalg.factors.operands import check_operand, to_one
+from pdgemm.linalg.factors.operands import check_operand, identity_like, to_one
 from pdgemm.linalg.factors.qr import factored
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
@@ -119,9 +119,8 @@ def started(name: str, A: DistMatrix, protect: Protection | None, square: bool =
     """
     with together(communicator(A=A)) as arguments:
         check_operand("A", A, square)
-        for argument, (value, known) in choices.items():
-            as_name(value, argument, known)
-        arguments += [name, A.distribution, A.dtype, choices, check_protection(protect, A)]
+        values = [as_name(value, argument, known) for argument, (value, known) in choices.items()]
+        arguments += [name, A.distribution, A.dtype, *values, check_protection(protect, A)]
     return Work(name, protect)
 
 
@@ -151,7 +150,7 @@ def add_to_diagonal(A: DistMatrix, value: complex) -> DistMatrix:
     if A.device == devices.HOST:
         A.stored[on_diagonal(A)] += A.dtype.type(value)
         return A
-    return add_matrices(A, value, DistMatrix.eye(A.shape, grid=A.grid, block=A.block, dtype=A.dtype, device=A.device))
+    return add_matrices(A, value, identity_like(A))
 
 
 def largest_part(A: DistMatrix) -> float:

@@ -17,7 +17,7 @@ from pdgemm.local.blas.local_gemm import gemm_accumulate
 from pdgemm.schedules.panels.band_schedule import SMALLEST, BandSchedule, BidiagonalBandSchedule, OneSide
 from pdgemm.schedules.panels.panel_schedule import Panel, Window, lower_tiles
 from pdgemm.transport.movers.panel_views import column_buffer
-from pdgemm.transport.panels.gathered_panel import gathered_window, places_in
+from pdgemm.transport.panels.gathered_panel import gathered_window, indices_between
 from pdgemm.transport.panels.task import Task
 
 
@@ -47,7 +47,7 @@ class BandReduction(PanelAlgorithm[BandSchedule]):
         task, plan, (i, j), k = self._task, self._plan, self._task.grid.coords, self._plan.reflectors(panel)
         columns = panel.start, panel.stop
         P = gathered_window(task, "A", plan.A, plan.gathering(panel), (panel.stop, plan.n), columns)
-        V, R, T = factored(task, P, k)
+        V, R, T = factor_panel(task, P, k)
         with task.computing():
             self._tau[panel.start : panel.start + k] = T.diagonal()
             if j == panel.col:
@@ -130,10 +130,10 @@ class BandReduction(PanelAlgorithm[BandSchedule]):
 
     def _global_rows(self, panel: Panel) -> np.ndarray:
         """Return the indices, counted from the panel's end, of this rank's rows behind a panel."""
-        return places_in(self._rows, panel.stop, self._plan.n, self._task.grid.coords[0])
+        return indices_between(self._rows, panel.stop, self._plan.n, self._task.grid.coords[0])
 
     def _global_cols(self, panel: Panel) -> np.ndarray:
-        return places_in(self._cols, panel.stop, self._plan.n, self._task.grid.coords[1])
+        return indices_between(self._cols, panel.stop, self._plan.n, self._task.grid.coords[1])
 
 
 class BidiagonalBand(PanelAlgorithm[BidiagonalBandSchedule]):
@@ -157,8 +157,8 @@ class BidiagonalBand(PanelAlgorithm[BidiagonalBandSchedule]):
         X, rows, cols, (i, j), at = self._A, self._rows, self._cols, task.grid.coords, panel.col
         if transposed:
             P, X, rows, cols, (i, j), at = P.T, X.T, cols, rows, (j, i), panel.row
-        V, R, T = factored(task, P, k)
-        mine, down = places_in(rows, start, rows.n, i), rows.below(start, i)
+        V, R, T = factor_panel(task, P, k)
+        mine, down = indices_between(rows, start, rows.n, i), rows.below(start, i)
         own, C = V[mine], X[down:, cols.below(panel.stop, j) :]
         Z, TZ = (
             column_buffer(k, "F" if transposed else "C", C.shape[1], task.workspace[name])
@@ -176,7 +176,7 @@ class BidiagonalBand(PanelAlgorithm[BidiagonalBandSchedule]):
         task.update(own, TZ, C)
 
 
-def factored(task: Task[Any], P: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def factor_panel(task: Task[Any], P: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Factor the first k columns of P into (I - V T V^H) R, apply its adjoint to the others; return V, R and T.
 
     V takes the place of the first k columns of P.  Where P has more columns than rows, R is not square.

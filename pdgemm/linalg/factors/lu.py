@@ -19,6 +19,7 @@ from pdgemm.linalg.factors.operands import (
     check_operand,
     check_right_side,
     common_dtype,
+    identity_like,
     operand_description,
     solution,
     to_factor,
@@ -203,7 +204,7 @@ def lu(A: DistMatrix) -> tuple[np.ndarray, DistMatrix, DistMatrix]:
     factors = lu_factor(A)
     k = min(A.shape)
     L, U = tril(factors.LU[:, :k], -1), triu(factors.LU[:k])
-    DistMatrix.eye(L.shape, grid=L.grid, block=L.block, dtype=L.dtype, device=L.device).redistribute(L, beta=1)
+    identity_like(L).redistribute(L, beta=1)
     L.report = U.report = factors.report
     return np.argsort(factors.perm), L, U
 

@@ -219,7 +219,8 @@ def triplets_by_steps(work: Work, W: LinearMap, search: SvdSearch) -> Triplets:
     basis, ritz, done = leading_space(work, W, k, width, target, steps, (2 * seed + 1) % 2**64)
     Y = W.times(work, basis)
     U, s, Gh = svd_of_tall(Y)
-    V = work.product(1, basis, work.did(Gh).H, C=empty_right_vectors(W.A, k))
+    V = DistMatrix.empty((W.A.shape[1], k), grid=W.A.grid.base, dtype=W.A.dtype, device=W.A.device)
+    work.product(1, basis, work.did(Gh).H, C=V)
     R = work.product(1, Y, Gh.H, -1, U * s)  # A V - U diag(s), without one more product with A
     return _bounded(work, W, (U, s, V), R, (ritz.s[k:], ritz.residuals[k:]), done)
 
@@ -237,11 +238,6 @@ def _all(work: Work, A: DistMatrix, full_matrices: bool) -> tuple[DistMatrix, np
 def is_small(A: DistMatrix, k: int, oversample: int) -> bool:
     """Would a full basis and one more block have at least as many columns as the whole space?"""
     return min(A.shape) <= (BLOCKS + 1) * (k + oversample)
-
-
-def empty_right_vectors(A: DistMatrix, k: int) -> DistMatrix:
-    """Return an uninitialised matrix for k right singular vectors of A, (n, k), on A's grid.  Collective."""
-    return DistMatrix.empty((A.shape[1], k), grid=A.grid.base, dtype=A.dtype, device=A.device)
 
 
 def _bounded(

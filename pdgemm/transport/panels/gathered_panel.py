@@ -127,11 +127,11 @@ def gathered_window(
     with task.computing():
         for coords, part in places.values():
             if part.start < part.stop:
-                here = np.ix_(*(places_in(*both, at) for both, at in zip(dimensions, coords)))
+                here = np.ix_(*(indices_between(*both, at) for both, at in zip(dimensions, coords)))
                 window[here] = parts[part].reshape(here[0].size, here[1].size)
     return window
 
 
-def places_in(dimension: BlockCyclic, start: int, stop: int, part: int) -> np.ndarray:
+def indices_between(dimension: BlockCyclic, start: int, stop: int, part: int) -> np.ndarray:
     """Return the indices of a part of a dimension between `start` and `stop`, counted from `start`."""
     return np.asarray(dimension.indices(part))[dimension.local_window(start, stop, part)] - start
