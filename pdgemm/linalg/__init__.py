@@ -13,47 +13,22 @@ from typing import Any
 
 from pdgemm.algorithms.planned_program import matrices_in, program_of
 from pdgemm.errors import ArgumentError
-from pdgemm.linalg.eigen.eigh import eigh as eigh
-from pdgemm.linalg.eigen.eigh import eigvalsh as eigvalsh
-from pdgemm.linalg.eigen.eigh import inertia as inertia
-from pdgemm.linalg.factors.cholesky import cho_factor as cho_factor
-from pdgemm.linalg.factors.cholesky import cho_solve as cho_solve
-from pdgemm.linalg.factors.cholesky import cholesky as cholesky
-from pdgemm.linalg.factors.householder import householder_qr as householder_qr
-from pdgemm.linalg.factors.lu import LU as LU
-from pdgemm.linalg.factors.lu import det as det
-from pdgemm.linalg.factors.lu import lu as lu
-from pdgemm.linalg.factors.lu import lu_factor as lu_factor
-from pdgemm.linalg.factors.lu import lu_solve as lu_solve
-from pdgemm.linalg.factors.lu import slogdet as slogdet
+from pdgemm.linalg.eigen.eigh import eigh, eigvalsh, inertia
+from pdgemm.linalg.factors.cholesky import cho_factor, cho_solve, cholesky
+from pdgemm.linalg.factors.householder import householder_qr
+from pdgemm.linalg.factors.lu import LU, det, lu, lu_factor, lu_solve, slogdet
 from pdgemm.linalg.factors.operands import takes_arrays
-from pdgemm.linalg.factors.qr import qr as qr
-from pdgemm.linalg.factors.rank_k import gram as gram
-from pdgemm.linalg.factors.rank_k import her2k as her2k
-from pdgemm.linalg.factors.rank_k import herk as herk
-from pdgemm.linalg.factors.rank_k import syr2k as syr2k
-from pdgemm.linalg.factors.rank_k import syrk as syrk
-from pdgemm.linalg.factors.solve import inv as inv
-from pdgemm.linalg.factors.solve import solve as solve
-from pdgemm.linalg.factors.triangular import inv_triangular as inv_triangular
-from pdgemm.linalg.factors.triangular import solve_triangular as solve_triangular
-from pdgemm.linalg.factors.triangular import trmm as trmm
-from pdgemm.linalg.functions.kronecker import kron as kron
-from pdgemm.linalg.functions.kronecker import matvec as matvec
-from pdgemm.linalg.functions.kronecker import outer as outer
-from pdgemm.linalg.functions.matrix_functions import expm as expm
-from pdgemm.linalg.functions.matrix_functions import matrix_power as matrix_power
-from pdgemm.linalg.functions.matrix_functions import newton_schulz as newton_schulz
-from pdgemm.linalg.functions.matrix_functions import sqrtm as sqrtm
-from pdgemm.linalg.functions.polar import matrix_sign as matrix_sign
-from pdgemm.linalg.functions.polar import polar as polar
-from pdgemm.linalg.singular.lstsq import lstsq as lstsq
-from pdgemm.linalg.singular.norms import cond as cond
-from pdgemm.linalg.singular.norms import norm as norm
-from pdgemm.linalg.singular.singular_values import matrix_rank as matrix_rank
-from pdgemm.linalg.singular.singular_values import pinv as pinv
-from pdgemm.linalg.singular.singular_values import svdvals as svdvals
-from pdgemm.linalg.singular.svd import svd as svd
+from pdgemm.linalg.factors.qr import qr
+from pdgemm.linalg.factors.rank_k import gram, her2k, herk, syr2k, syrk
+from pdgemm.linalg.factors.solve import inv, solve
+from pdgemm.linalg.factors.triangular import inv_triangular, solve_triangular, trmm
+from pdgemm.linalg.functions.kronecker import kron, matvec, outer
+from pdgemm.linalg.functions.matrix_functions import expm, matrix_power, newton_schulz, sqrtm
+from pdgemm.linalg.functions.polar import matrix_sign, polar
+from pdgemm.linalg.singular.lstsq import lstsq
+from pdgemm.linalg.singular.norms import cond, norm
+from pdgemm.linalg.singular.singular_values import matrix_rank, pinv, svdvals
+from pdgemm.linalg.singular.svd import svd
 from pdgemm.local.arrays.arguments import as_count
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix

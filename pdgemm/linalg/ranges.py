@@ -61,16 +61,12 @@ class Scale(NamedTuple):
 class Measured:
     """An operand that is a matrix or a vector: how it is measured and multiplied by a power of two.
 
-    diagonal : takes the arguments of the function; True where the diagonal stands for all elements that it reads.
-    skipped  : takes the arguments; True where the operand is not scaled.
+    diagonal : the diagonal stands for all elements that the function reads.
+    unless   : the name of an argument of the function that, if true, leaves the operand as it is.
     """
 
-    def __init__(
-        self,
-        diagonal: Callable[[dict[str, Any]], bool] = lambda _: False,
-        skipped: Callable[[dict[str, Any]], bool] = lambda _: False,
-    ) -> None:
-        self.diagonal, self.skipped = diagonal, skipped
+    def __init__(self, diagonal: bool = False, unless: str = "") -> None:
+        self.diagonal, self.unless = diagonal, unless
 
     def array(self, x: Any) -> Any:
         """Return the matrix or the vector that is measured."""
@@ -117,7 +113,7 @@ class Equilibrated(Measured):
         by_diagonal = kind in ("pos", "diagonal")
         with np.errstate(all="ignore"):
             if by_diagonal:
-                sizes = [_size(x.diagonal())]
+                sizes = [size_of(x.diagonal())]
             else:
                 if kind != "gen":
                     x = tril(x) if kind == "lower triangular" else triu(x)
@@ -142,7 +138,7 @@ class RightSide(Measured):
         (matrix,), (low, high) = known.values(), self.limits(np.finfo(x.dtype), values)
         rows = matrix.cols if values.get("transposed") else matrix.rows
         with np.errstate(all="ignore"):
-            logs = np.log2(_size(x))
+            logs = np.log2(size_of(x))
             if matrix:
                 powers = rows.astype(logs.dtype)
                 logs -= powers[:, None] if logs.ndim == 2 else powers
@@ -179,7 +175,7 @@ def in_range(back: Callable[..., Any], **operands: Measured) -> Callable[[F], F]
             with (agreed := together(comm)) as described:
                 described.append(function.__name__)
                 measured = {
-                    name: x for name, x in known.items() if _is_measured(x) and not operands[name].skipped(values)
+                    name: x for name, x in known.items() if _is_measured(x) and not values.get(operands[name].unless)
                 }
                 agreed.flag = always or any(not _fits(operands[name], x, values) for name, x in measured.items())
             exponents = dict.fromkeys(operands, 0)
@@ -268,10 +264,10 @@ def _fits(operand: Measured, x: Any, values: dict[str, Any]) -> bool:
     On a device, where a diagonal would be copied to the host, all elements stand for it, unless one of them is NaN.
     """
     part = x.stored if isinstance(x, DistMatrix) else x
-    on_diagonal = isinstance(x, DistMatrix) and operand.diagonal(values)
+    on_diagonal = isinstance(x, DistMatrix) and operand.diagonal
     if on_diagonal and not of(part):
         part = own_diagonal(x, 0)
-    most = max((_largest(y) for y in _parts(part)), default=0.0)
+    most = _largest(part)
     if on_diagonal and of(part) and not np.isfinite(most):
         return False
     low, high = operand.limits(np.finfo(x.dtype), values)
@@ -293,7 +289,7 @@ def _equilibrated(x: DistMatrix) -> Scale:
     Nothing is scaled where an element would fall below the smallest normal number: it may be all that its row has
     beside elements that cancel, as on the diagonal of a triangle.
     """
-    logs = np.log2(_size(x))
+    logs = np.log2(size_of(x))
     if not logs.max() < np.inf:
         return Scale()  # an element is infinite or NaN
     powers = _nearest(logs)
@@ -351,7 +347,7 @@ def _rounded(logs: Any) -> Any:
     return np.where(np.isfinite(logs), np.rint(logs), 0).astype(int)
 
 
-def _size(x: Any) -> Any:
+def size_of(x: Any) -> Any:
     """Return |x|, or of a complex x the larger one of the parts, which does not overflow."""
     return np.maximum(np.abs(x.real), np.abs(x.imag)) if x.dtype.kind == "c" else np.abs(x)
 
@@ -359,7 +355,7 @@ def _size(x: Any) -> Any:
 def _exponent(comm: Any, x: Any) -> int:
     """Return the exponent of the largest finite element of a matrix or a vector; _NONE for zero.  Collective."""
     part = x.stored if isinstance(x, DistMatrix) else x
-    most = max((_largest(np.where(np.isfinite(y), y, 0)) for y in _parts(part)), default=0.0)
+    most = _largest(part, finite=True)
     return agree(comm, flag=int(np.frexp(most)[1]) if most else _NONE)
 
 
@@ -369,14 +365,15 @@ def _power(exponent: int, high: int) -> int:
     return e + e % 2
 
 
-def _parts(x: Any) -> list[Any]:
-    """Return the real and the imaginary parts of an array that has elements."""
-    return ([x.real, x.imag] if x.dtype.kind == "c" else [x]) if x.size else []
+def _largest(x: Any, finite: bool = False) -> float:
+    """Return max |x|, of real and imaginary parts, 0 without elements and NaN where one is NaN.  Local.
+
+    finite : of those that are finite.
+    """
+    parts = [x.real, x.imag] if x.dtype.kind == "c" else [x]
+    parts = [np.where(np.isfinite(y), y, 0) for y in parts] if finite else parts
+    ends = [float(to_host(end(y))) for y in parts if y.size for end in (np.max, np.min)]
+    return float(np.max(np.abs(ends), initial=0))
 
 
-def _largest(x: Any) -> float:
-    """Return max |x| of real numbers, NaN where one is NaN.  Local."""
-    return float(np.max(np.abs([float(to_host(np.max(x))), float(to_host(np.min(x)))])))
-
-
-ELEMENTS, DIAGONAL, EQUILIBRATED = Measured(), Measured(diagonal=lambda _: True), Equilibrated()
+ELEMENTS, DIAGONAL, EQUILIBRATED = Measured(), Measured(diagonal=True), Equilibrated()

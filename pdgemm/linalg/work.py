@@ -9,18 +9,19 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pdgemm.algorithms.product_options import as_protection
-from pdgemm.errors import LayoutError, LinAlgError
+from pdgemm.errors import LinAlgError
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.check_report import all_checks
 from pdgemm.instrument.run_report import RunReport, summed
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.linalg.factors.operands import to_one
+from pdgemm.linalg.factors.operands import check_operand, identity_like, to_one
 from pdgemm.linalg.factors.qr import factored
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.arguments import as_name
 from pdgemm.local.arrays.element_functions import slabs
-from pdgemm.matrix.argument_checks import check_dtype, check_matrices, shape_of
+from pdgemm.matrix.argument_checks import communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.matrix_base import on_diagonal
 from pdgemm.names import Protection
@@ -92,17 +93,21 @@ def text_of_function(report: Any) -> str:
     )
 
 
+def started(name: str, A: DistMatrix, protect: Protection | None, square: bool = True, **choices: Any) -> Work:
+    """Return the work of a function of A, after checking its arguments.  Collective over the grid of A.
+
+    choices : by the name of an argument, its value, and a tuple of the values that it may have.
+    """
+    with together(communicator(A=A)) as arguments:
+        check_operand("A", A, square)
+        values = [as_name(value, argument, known) for argument, (value, known) in choices.items()]
+        arguments += [name, A.distribution, A.dtype, *values, check_protection(protect, A)]
+    return Work(name, protect)
+
+
 def check_protection(protect: Any, A: DistMatrix) -> str:
     """Return the name of a protection.  Raises for an unknown one, and if A is on a device.  Local, in `together`."""
     return as_protection(protect, A.device != devices.HOST)
-
-
-def check_operand(name: str, A: DistMatrix, square: bool = False, supported: Any = dtypes.BLAS) -> None:
-    """Raise where A is no DistMatrix of a `supported` type, or not `square`.  Local, inside `together`."""
-    check_matrices(**{name: A})
-    check_dtype(name, A, supported)
-    if square and A.shape[0] != A.shape[1]:
-        raise LayoutError(f"{name} must be square, but it is {shape_of(A)} on a {A.grid} grid")
 
 
 def add_matrices(Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:
@@ -126,7 +131,7 @@ def add_to_diagonal(A: DistMatrix, value: complex) -> DistMatrix:
     if A.device == devices.HOST:
         A.stored[on_diagonal(A)] += A.dtype.type(value)
         return A
-    return add_matrices(A, value, DistMatrix.eye(A.shape, grid=A.grid, block=A.block, dtype=A.dtype, device=A.device))
+    return add_matrices(A, value, identity_like(A))
 
 
 def largest_part(A: DistMatrix) -> float:

@@ -1,22 +1,27 @@
-"""Reduction of a Hermitian matrix to a band by blocked Householder reflections: Bischof, Lang & Sun, A framework for
-symmetric band reduction, ACM Trans. Math. Softw. 26(4), 2000; Auckenthaler et al., Parallel Comput. 37(12), 2011.
+"""Reductions to a band by blocked Householder reflections, of a Hermitian matrix and of any matrix.
+
+Bischof, Lang & Sun, A framework for symmetric band reduction, ACM Trans. Math. Softw. 26(4), 2000; Auckenthaler et al.,
+Parallel Comput. 37(12), 2011; Grosser & Lang, Efficient parallel reduction to bidiagonal form, Parallel Comput. 25(8),
+1999.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
+from pdgemm.algorithms.panels.panel_run import PanelAlgorithm
 from pdgemm.local.blas.local_gemm import gemm_accumulate
 from pdgemm.local.blas.local_qr import compact_qr
-from pdgemm.schedules.panels.band_schedule import SMALLEST, BandSchedule
+from pdgemm.schedules.panels.band_schedule import SMALLEST, BandSchedule, BidiagonalBandSchedule, OneSide
 from pdgemm.schedules.panels.panel_schedule import Panel, Window, lower_tiles
-from pdgemm.transport.collectives import carry_out
+from pdgemm.transport.movers.panel_views import column_buffer
+from pdgemm.transport.panels.gathered_panel import gathered_window, indices_between
 from pdgemm.transport.panels.task import Task
 
 
-class BandReduction:
+class BandReduction(PanelAlgorithm[BandSchedule]):
     """Overwrites A (n, n), Hermitian, of which the lower triangle is read, with the lower triangle of Q^H A Q.
 
     Below the band, A keeps the reflectors: Q = (I - V_1 T_1 V_1^H) (I - V_2 T_2 V_2^H) ..., where V_k is unit lower
@@ -29,54 +34,38 @@ class BandReduction:
     """
 
     def __init__(self, task: Task[BandSchedule], tau: np.ndarray) -> None:
-        self._task, self._plan, self._A, self._tau = task, task.schedule, task.arrays["A"], tau
-        self._rows, self._cols = self._plan.A.distribution.rows, self._plan.A.distribution.cols
+        super().__init__(task)
+        self._tau = tau
 
-    def __call__(self) -> int:
-        if self._task.grid.idle:
-            return 0
-        with np.errstate(all="ignore"):
-            for panel in self._plan.reduced:
-                V, T = self._factored(panel)
-                self._update(panel, V, self._two_sided(panel, V, T))
-        return 0
+    def __call__(self) -> None:
+        for panel in self._plan.reduced:
+            V, T = self._factored(panel)
+            self._update(panel, V, self._two_sided(panel, V, T))
 
     def _factored(self, panel: Panel) -> tuple[np.ndarray, np.ndarray]:
         """Gather a panel below its diagonal block, factor it into (I - V T V^H) R on all ranks, and return V and T."""
-        task, plan, (i, j) = self._task, self._plan, self._task.grid.coords
-        gathering, k, w = plan.gathering(panel), plan.reflectors(panel), panel.width
-        parts, m = task.workspace["panel"][: gathering.words], plan.n - panel.stop
-        A = self._A[self._rows.below(panel.stop, i) :, self._cols.local_window(panel.start, panel.stop, panel.col)]
-        ends = gathering.offsets[:: self._plan.grid.shape[1]].tolist()  # of the grid rows: one rank of each has a part
-        if j == panel.col:
-            parts[ends[i] : ends[i + 1]].reshape(-1, w)[...] = A
-        carry_out(gathering, task.grid.comm, [parts], task.recorder.traffic)
-        P = task.workspace["reflectors"][: m * w].reshape(w, m).T
-        V, (R, T) = P[:, :k], task.workspace["triangles"][: 2 * k * k].reshape(2, k, k).transpose(0, 2, 1)
+        task, plan, (i, j), k = self._task, self._plan, self._task.grid.coords, self._plan.reflectors(panel)
+        columns = panel.start, panel.stop
+        P = gathered_window(task, "A", plan.A, plan.gathering(panel), (panel.stop, plan.n), columns)
+        V, R, T = factor_panel(task, P, k)
         with task.computing():
-            for r, (start, stop) in enumerate(pairwise(ends)):
-                P[self._global_rows(panel, r)] = parts[start:stop].reshape(-1, w)
-            compact_qr(V, R, T)
             self._tau[panel.start : panel.start + k] = T.diagonal()
-            rest = P[:, k:]  # where the panel has more columns than rows, R is not square
-            if rest.size:
-                rest -= V @ (T.conj().T @ (V.conj().T @ rest))
             if j == panel.col:
-                mine, upper = self._global_rows(panel, i), np.arange(k)
+                A, mine = self._A[self._rows.below(panel.stop, i) :], self._global_rows(panel)
+                A = A[:, self._cols.local_window(*columns, j)]
                 A[...] = P[mine]
                 here = np.flatnonzero(mine < k)
-                A[here, :k] = np.where(mine[here, None] > upper, A[here, :k], R[mine[here]])
+                A[here, :k] = np.where(mine[here, None] > np.arange(k), A[here, :k], R[mine[here]])
         return V, T
 
     def _two_sided(self, panel: Panel, V: np.ndarray, T: np.ndarray) -> np.ndarray:
         """Return W = X - V T^H V^H X / 2, where X = A V T, so that Q^H A Q is A - V W^H - W V^H."""
         task, plan, (m, k) = self._task, self._plan, V.shape
-        summing = plan.summing(panel)
         sums = task.workspace["sums"][: m * k]
         Y, X = sums.reshape(m, k), task.workspace["W"][: m * k].reshape(m, k)
         with task.computing():
             self._multiply(panel, V, Y)
-        carry_out(summing, task.grid.comm, [sums], task.recorder.traffic)
+        task.carry_out(plan.summing(panel), sums)
         with task.computing():
             gemm_accumulate(1, Y, T, 0, X)
             X -= V @ (T.conj().T @ (V.conj().T @ X)) / 2
@@ -84,8 +73,7 @@ class BandReduction:
 
     def _multiply(self, panel: Panel, V: np.ndarray, Y: np.ndarray) -> None:
         """Y := this rank's addends of A V: its elements below the diagonal count twice, as a_ij and as a_ji."""
-        (i, j), w = self._task.grid.coords, V.shape[1]
-        of_rows, of_cols = self._global_rows(panel, i), self._global_cols(panel, j)
+        of_rows, of_cols, w = self._global_rows(panel), self._global_cols(panel), V.shape[1]
         V_rows, Y_rows = self._buffers("of rows", len(of_rows), w)
         V_cols, Y_cols = self._buffers("of columns", len(of_cols), w)
         V_rows[...], V_cols[...] = V[of_rows], V[of_cols]
@@ -117,8 +105,7 @@ class BandReduction:
 
     def _update(self, panel: Panel, V: np.ndarray, W: np.ndarray) -> None:
         """A := A - V W^H - W V^H, on and below the diagonal, by one product with twice as many columns."""
-        (i, j), k = self._task.grid.coords, V.shape[1]
-        of_rows, of_cols = self._global_rows(panel, i), self._global_cols(panel, j)
+        of_rows, of_cols, k = self._global_rows(panel), self._global_cols(panel), V.shape[1]
         left, right = self._task.workspace["of rows"], self._task.workspace["of columns"]
         L, R = left[: len(of_rows) * 2 * k].reshape(-1, 2 * k), right[: len(of_cols) * 2 * k].reshape(-1, 2 * k)
         with self._task.computing():
@@ -141,9 +128,63 @@ class BandReduction:
     def _buffers(self, name: str, height: int, width: int) -> np.ndarray:
         return self._task.workspace[name][: 2 * height * width].reshape(2, height, width)
 
-    def _global_rows(self, panel: Panel, i: int) -> np.ndarray:
-        """Return the indices, counted from the panel's end, of the rows of grid row i behind a panel."""
-        return np.asarray(self._rows.indices(i))[self._rows.below(panel.stop, i) :] - panel.stop
+    def _global_rows(self, panel: Panel) -> np.ndarray:
+        """Return the indices, counted from the panel's end, of this rank's rows behind a panel."""
+        return indices_between(self._rows, panel.stop, self._plan.n, self._task.grid.coords[0])
 
-    def _global_cols(self, panel: Panel, j: int) -> np.ndarray:
-        return np.asarray(self._cols.indices(j))[self._cols.below(panel.stop, j) :] - panel.stop
+    def _global_cols(self, panel: Panel) -> np.ndarray:
+        return indices_between(self._cols, panel.stop, self._plan.n, self._task.grid.coords[1])
+
+
+class BidiagonalBand(PanelAlgorithm[BidiagonalBandSchedule]):
+    """Overwrites A (m, n), m >= n, with Q^H A P, an upper band; elements outside of the band are left over.
+
+    Cost per rank for P ranks: (4 m n^2 - 4/3 n^3)/P flops, and 4 m n b that all ranks do.
+    Error: |A - Q B P^H| <= c m n^{1/2} eps |A| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.3).
+    """
+
+    def __call__(self) -> None:
+        for side in self._plan.sides:
+            self._reflect(side)
+
+    def _reflect(self, side: OneSide) -> None:
+        """Factor the columns of X in a panel into (I - V T V^H) R, and subtract V T^H V^H X from the columns behind.
+
+        X is A, or A^T where the rows of A in a panel are factored.
+        """
+        task, plan, (panel, transposed, start, k) = self._task, self._plan, side
+        P = gathered_window(task, "A", plan.A, plan.gathering(side), *plan.factored(side), "C" if transposed else "F")
+        X, rows, cols, (i, j), at = self._A, self._rows, self._cols, task.grid.coords, panel.col
+        if transposed:
+            P, X, rows, cols, (i, j), at = P.T, X.T, cols, rows, (j, i), panel.row
+        V, R, T = factor_panel(task, P, k)
+        mine, down = indices_between(rows, start, rows.n, i), rows.below(start, i)
+        own, C = V[mine], X[down:, cols.below(panel.stop, j) :]
+        Z, TZ = (
+            column_buffer(k, "F" if transposed else "C", C.shape[1], task.workspace[name])
+            for name in ("sums", "multiplied sums")
+        )
+        with task.computing():
+            if j == at:
+                here = np.flatnonzero(mine < k)
+                own_columns = X[down:, cols.local_window(panel.start, panel.stop, j)]
+                own_columns[here] = np.hstack([R[mine[here]], P[mine[here], k:]])
+            gemm_accumulate(1, own.T.conj(), C, 0, Z)
+        task.carry_out(plan.sums(side).of(task.grid.comm.rank), task.workspace["sums"][: Z.size])
+        with task.computing():
+            gemm_accumulate(1, T.T.conj(), Z, 0, TZ)
+        task.update(own, TZ, C)
+
+
+def factor_panel(task: Task[Any], P: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Factor the first k columns of P into (I - V T V^H) R, apply its adjoint to the others; return V, R and T.
+
+    V takes the place of the first k columns of P.  Where P has more columns than rows, R is not square.
+    """
+    R, T = task.workspace["triangles"][: 2 * k * k].reshape(2, k, k).transpose(0, 2, 1)
+    with task.computing():
+        compact_qr(P[:, :k], R, T)
+        rest = P[:, k:]
+        if rest.size:
+            rest -= P[:, :k] @ (T.conj().T @ (P[:, :k].conj().T @ rest))
+    return P[:, :k], R, T

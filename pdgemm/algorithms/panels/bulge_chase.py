@@ -7,21 +7,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from mpi4py import MPI
 
+from pdgemm.algorithms.panels.panel_run import PanelAlgorithm
 from pdgemm.local.blas.band import Bulges
-from pdgemm.local.blas.local_gemm import gemm_accumulate
 from pdgemm.local.blas.local_lapack import call_lapack, fortran_letter
+from pdgemm.local.blas.local_qr import reflect_rows
 from pdgemm.schedules.panels.chase_schedule import BackChaseSchedule, ChaseSchedule
-from pdgemm.transport.collectives import carry_out
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.movers.shift import receive, send
 from pdgemm.transport.panels.task import Task
 
-_COLUMNS, _REFLECTIONS = 0, 1  # message tags
 
-
-class BulgeChase:
+class BulgeChase(PanelAlgorithm[ChaseSchedule]):
     """Chases the bulges of a band until those of a tridiagonal matrix are left in `bulges` of the first rank.
 
     bulges : the band, the same on every rank.
@@ -31,15 +28,14 @@ class BulgeChase:
     """
 
     def __init__(self, task: Task[ChaseSchedule], bulges: Bulges, reflections: np.ndarray) -> None:
-        self._task, self._chase, self._bulges = task, task.schedule.chase, bulges
+        super().__init__(task)
+        self._chase, self._bulges = task.schedule.chase, bulges
         self._reflections = reflections.reshape(-1, task.schedule.width + 1)
         self._ranks, self._slots = task.schedule.A.rank_map, (Slot(0, None, None), Slot(1, None, None))
         # the last reflection of each sweep of a group, and a copy that is being sent
         self._last, self._leaving = task.workspace["last reflections"].reshape(2, self._chase.group, -1)
 
-    def __call__(self) -> int:
-        if self._task.grid.idle:
-            return 0
+    def __call__(self) -> None:
         me, chase, at = self._ranks.index(self._task.grid.comm.rank), self._chase, 0
         for G, x in chase.tiles(me):
             before, behind = chase.neighbours(me, x)
@@ -48,7 +44,7 @@ class BulgeChase:
             if behind is not None and chase.count(G - 1, x + 1):
                 self._receive(1, behind, self._columns(chase.up(G - 1, x + 1)))
             stop = at + chase.count(G, x)
-            with np.errstate(all="ignore"), self._task.computing():
+            with self._task.computing():
                 self._carry_out(G, x, self._reflections[at:stop])
             at = stop
             if before is not None and chase.count(G + 1, x - 1):
@@ -59,7 +55,6 @@ class BulgeChase:
                 self._send(1, behind, self._columns(chase.down(G, x + 1)), self._leaving)
         for slot in self._slots:
             self._task.free(slot)
-        return 0
 
     def _carry_out(self, G: int, x: int, reflections: np.ndarray) -> None:
         """Carry out the tasks of a tile, and keep their reflections."""
@@ -75,22 +70,20 @@ class BulgeChase:
 
     def _send(self, side: int, rank: int, *arrays: np.ndarray) -> None:
         """Start to send to a neighbour, on one side, what it changes next."""
+        task, slot = self._task, self._slots[side]
         for tag, x in enumerate(arrays):
-            self._slots[side].users += send(self._comm, x.reshape(-1), self._ranks[rank], self._task.recorder, tag)
+            slot.users += send(task.grid.comm, x.reshape(-1), self._ranks[rank], task.recorder, tag)
 
     def _receive(self, side: int, rank: int, *arrays: np.ndarray) -> None:
         """Receive from a neighbour, on one side, what it has changed, after what it has changed was sent to it."""
-        slot = self._task.free(self._slots[side])
+        task = self._task
+        slot = task.free(self._slots[side])
         for tag, x in enumerate(arrays):
-            slot.arrivals += receive(self._comm, x.reshape(-1), self._ranks[rank], self._task.recorder, tag)
+            slot.arrivals += receive(task.grid.comm, x.reshape(-1), self._ranks[rank], task.recorder, tag)
         self._task.wait(slot)
 
-    @property
-    def _comm(self) -> MPI.Comm:
-        return self._task.grid.comm
 
-
-class BackChase:
+class BackChase(PanelAlgorithm[BackChaseSchedule]):
     """Computes X := Q X, where Q is the product of all reflections of a `BulgeChase`, in blocks of 32 sweeps.
 
     reflections : those that this rank kept.   X : (n, k), in columns that are not divided among ranks.
@@ -99,11 +92,10 @@ class BackChase:
     """
 
     def __init__(self, task: Task[BackChaseSchedule], reflections: np.ndarray) -> None:
-        self._task, self._plan, self._own, self._X = task, task.schedule, reflections, task.arrays["A"]
+        super().__init__(task)
+        self._own = reflections
 
-    def __call__(self) -> int:
-        if self._task.grid.idle:
-            return 0
+    def __call__(self) -> None:
         plan, task = self._plan, self._task
         me, counts, length = plan.chased.A.rank_map.index(task.grid.comm.rank), plan.chased.task_counts, plan.width + 1
         end = int(counts[:, me].sum()) * length
@@ -112,11 +104,10 @@ class BackChase:
             parts, (lo, hi) = task.workspace["gathered"][: gathering.words], gathering.offsets[me : me + 2].tolist()
             parts[lo:hi] = self._own[end - (hi - lo) : end]
             end -= hi - lo
-            carry_out(gathering, task.grid.comm, [parts], task.recorder.traffic)
-            with np.errstate(all="ignore"), task.computing():
+            task.carry_out(gathering, parts)
+            with task.computing():
                 for first, V, tau in self._blocks(section, parts.reshape(-1, length)):
                     self._reflect(first, V, tau)
-        return 0
 
     def _blocks(self, section: range, reflections: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yield the first row, V and tau of each block of reflections, in the order in which they are applied.
@@ -147,12 +138,4 @@ class BackChase:
         """X := (I - V T V^H) X in the rows from the first on."""
         (height, width), T = V.shape, np.zeros((len(tau), len(tau)), V.dtype, "F")
         call_lapack("larft", V.dtype, fortran_letter("F"), fortran_letter("C"), height, width, V, tau, T)
-        X = self._X[first : first + height]
-        if not X.size:
-            return
-        W, TW = (
-            self._task.workspace["products"][: 2 * width * X.shape[1]].reshape(2, X.shape[1], width).transpose(0, 2, 1)
-        )
-        gemm_accumulate(1, V.T, X, 0, W, conjugate_a=V.dtype.kind == "c")
-        gemm_accumulate(1, T, W, 0, TW)
-        gemm_accumulate(-1, V, TW, 1, X)
+        reflect_rows(V, T, self._A[first : first + height], self._task.workspace["products"])

@@ -9,16 +9,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from pdgemm.algorithms.panels.panel_run import PanelAlgorithm
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.blas import local_lapack
-from pdgemm.schedules.panels.cholesky_schedule import CholeskySchedule
+from pdgemm.schedules.panels.factor_schedules import CholeskySchedule
 from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.task import DIAGONAL, PANEL, Task
 
 
-class Cholesky:
+class Cholesky(PanelAlgorithm[CholeskySchedule]):
     """Overwrites the lower triangle of A with L, where A = L L^H, and the strict upper triangle with zeros.
 
     Cost per rank on Pr x Pc: n^3/(3 Pr Pc) flops; n^2/2 (1/Pr + 1/Pc) words in, at most.
@@ -26,10 +27,8 @@ class Cholesky:
     """
 
     def __init__(self, task: Task[CholeskySchedule]) -> None:
-        self._task, self._plan, self._A = task, task.schedule, task.arrays["A"]
-        self._rows, self._cols = self._plan.A.distribution.rows, self._plan.A.distribution.cols
-        slot_buffers = (task.workspace[name].reshape(2, -1) for name in ("panels", "transposed panels"))
-        self._slots = [Slot(number, *buffers) for number, buffers in enumerate(zip(*slot_buffers))]
+        super().__init__(task)
+        self._slots = task.slots("panels", "transposed panels")
         self._arriving, self._diagonals = (task.workspace[x].reshape(2, -1) for x in ("arriving", "diagonals"))
         self._panels = list[tuple[Array, Array]]([(None, None)] * 2)
         self._copies = list[list[Callable[[], object]]]([[], []])
@@ -38,18 +37,17 @@ class Cholesky:
     def __call__(self) -> int:
         """Return the order of the first leading minor that this rank found not to be positive definite, or 0."""
         steps = self._plan.steps
-        if self._task.grid.idle or not steps:
+        if not steps:
             return 0
-        with np.errstate(all="ignore"):
-            self._factor(steps[0], self._slots[0])
-            for number, panel in enumerate(steps[:-1]):
-                slot, following = self._slots[number % 2], steps[number + 1]
-                self._clear(steps[max(0, number - 1) : number])  # while the panel travels
-                self._receive(slot)
-                self._update(panel, slot, following.start, following.stop)
-                self._factor(following, self._slots[(number + 1) % 2])  # travels during the next update
-                self._update(panel, slot, following.stop, self._plan.n)
-            self._clear(steps[-2:])
+        self._factor(steps[0], self._slots[0])
+        for number, panel in enumerate(steps[:-1]):
+            slot, following = self._slots[number % 2], steps[number + 1]
+            self._clear(steps[max(0, number - 1) : number])  # while the panel travels
+            self._receive(slot)
+            self._update(panel, slot, following.start, following.stop)
+            self._factor(following, self._slots[(number + 1) % 2])  # travels during the next update
+            self._update(panel, slot, following.stop, self._plan.n)
+        self._clear(steps[-2:])
         for slot in self._slots:
             self._task.free(slot)
         return self._failed

@@ -3,16 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
+from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.local.blas.local_gemm import gemm_accumulate, prepare_gemv, prepare_hemv
 from pdgemm.local.blas.local_lapack import subtract_her2k
 from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.schedules.panels.tridiagonal_schedule import TridiagonalSchedule, as_slices
 from pdgemm.transport.movers.panel_views import column_buffer
+
+
+class PairedColumns(NamedTuple):
+    """Matrices V and W whose columns lie side by side, v_1, w_1, v_2, w_2, ..., so that one product reads both.
+
+    V W^H + W V^H is the product of these columns and the adjoint of w_1, v_1, w_2, v_2, ...
+    X : (m, 2 w), column-major.
+    """
+
+    X: np.ndarray
+
+    @property
+    def V(self) -> np.ndarray:
+        return self.X[:, ::2]
+
+    @property
+    def W(self) -> np.ndarray:
+        return self.X[:, 1::2]
+
+    def v(self, j: int) -> np.ndarray:
+        return self.X[:, 2 * j]
+
+    def w(self, j: int) -> np.ndarray:
+        return self.X[:, 2 * j + 1]
+
+    def column(self, j: int, rows: slice, out: np.ndarray) -> np.ndarray:
+        """Return these rows of column j of V W^H + W V^H, of the first j columns of V and W."""
+        X = self.X[:, : 2 * j]
+        return np.matmul(X[rows], _exchanged(X[j]).conj(), out=out)
+
+    def times(self, x: np.ndarray, columns: slice, out: np.ndarray) -> np.ndarray:
+        """Return V W^H x + W V^H x, of some columns of V and W."""
+        X = self.X[:, 2 * columns.start : 2 * columns.stop]
+        return np.matmul(X, _exchanged((x.conj() @ X).conj()), out=out)
+
+    def exchanged(self, buffer: np.ndarray) -> np.ndarray:
+        """Return w_1, v_1, w_2, v_2, ... in a buffer."""
+        X = column_buffer(len(self.X), "F", self.X.shape[1], buffer)
+        X[:, ::2], X[:, 1::2] = self.W, self.V
+        return X
+
+
+def _exchanged(row: np.ndarray) -> np.ndarray:
+    """Return a vector with neighbours exchanged."""
+    return row.reshape(-1, 2)[:, ::-1].reshape(-1)
 
 
 class PartOfTriangle(NamedTuple):
@@ -31,11 +76,10 @@ class HermitianTiles:
     """This rank's elements on and below the diagonal of A.  Local.
 
     A : the local array, which is reordered: its rows and columns lie class by class until `restore`.
-    buffer : workspace for a row and for a column of A, at least; it is used here and in `restore` alone.
     """
 
-    def __init__(self, plan: TridiagonalSchedule, A: np.ndarray, coords: tuple[int, int], buffer: np.ndarray) -> None:
-        self._plan, self._A, self._buffer = plan, A, buffer
+    def __init__(self, plan: TridiagonalSchedule, A: np.ndarray, coords: tuple[int, int]) -> None:
+        self._plan, self._A = plan, A
         self._rows, self._cols = (plan.local_classes(at, parts) for at, parts in zip(coords, plan.grid.shape))
         self._reorder(False)
 
@@ -44,9 +88,11 @@ class HermitianTiles:
         self._reorder(True)
 
     def _reorder(self, back: bool) -> None:
-        for x, classes in ((self._A, self._rows), (self._A.T, self._cols)):
-            if len(classes) > 1:
-                _reorder_blocks(x, self._plan.by_class.block, len(classes), back, self._buffer)
+        for x, classes in ((self._A.T, len(self._rows)), (self._A, len(self._cols))):
+            order = np.argsort(np.arange(x.shape[1]) // self._plan.by_class.block % classes, kind="stable")
+            order = np.argsort(order) if back else order
+            for some in slabs(*x.shape) if classes > 1 and x.size else ():  # of rows, which fit in cache
+                x[some] = x[some, order]
 
     def _parts(self, panel: Panel, start: int) -> Iterator[PartOfTriangle]:
         """Yield the parts in the rows and columns from `start` on; those below the diagonal have a block of columns."""
@@ -94,24 +140,10 @@ class HermitianTiles:
 
         return multiply
 
-    def update(self, panel: Panel, X: np.ndarray, exchanged: np.ndarray) -> None:
-        """A := A - V W^H - W V^H behind a panel, where X has columns v, w, v, w ..., and `exchanged` w, v, w, v ..."""
+    def update(self, panel: Panel, VW: PairedColumns, exchanged: np.ndarray) -> None:
+        """A := A - V W^H - W V^H behind a panel.   exchanged : the columns w_1, v_1, w_2, v_2, ..."""
         for A, rows, cols, hermitian in self._parts(panel, panel.stop):
             if hermitian:
-                subtract_her2k(X[rows, ::2], X[rows, 1::2], A)
+                subtract_her2k(VW.V[rows], VW.W[rows], A)
             else:
-                gemm_accumulate(-1, X[rows], exchanged[cols].T, 1, A, conjugate_b=A.dtype.kind == "c")
-
-
-def _reorder_blocks(A: np.ndarray, block: int, classes: int, back: bool, buffer: np.ndarray) -> None:
-    """Put the rows of A, whose blocks are of so many classes in turn, class by class, or back."""
-    starts, width = [*range(0, len(A), block)], buffer.size // max(1, len(A))
-    order = [at for x in range(classes) for at in starts[x::classes]]
-    sizes = [min(block, len(A) - at) for at in order]
-    for cols in (slice(at, min(at + width, A.shape[1])) for at in range(0, A.shape[1], width)):
-        before = column_buffer(len(A), "F" if A.flags.f_contiguous else "C", cols.stop - cols.start, buffer)
-        before[...] = A[:, cols]
-        for at, place in zip(order, as_slices([*accumulate(sizes, initial=0)])):
-            natural = slice(at, at + place.stop - place.start)
-            source, target = (place, natural) if back else (natural, place)
-            A[target, cols] = before[source]
+                gemm_accumulate(-1, VW.X[rows], exchanged[cols].T, 1, A, conjugate_b=A.dtype.kind == "c")

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from pdgemm.algorithms.panels.panel_run import PanelAlgorithm
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.blas import local_lapack
-from pdgemm.schedules.panels.gathered_layout import gathered_rows
-from pdgemm.schedules.panels.lu_schedule import INDEX, LUSchedule
-from pdgemm.schedules.panels.panel_schedule import Panel
+from pdgemm.schedules.panels.factor_schedules import LUSchedule
+from pdgemm.schedules.panels.panel_schedule import INDEX, Panel, gathered_rows
 from pdgemm.schedules.panels.row_moves import RowMoves, moves_left
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.gathered_panel import GatheredPanels
@@ -22,7 +22,7 @@ from pdgemm.transport.panels.tree_messages import descend, to_all
 _PIVOTS = (1 << 12) + 4  # message tag
 
 
-class LUPanels:
+class LUPanels(PanelAlgorithm[LUSchedule]):
     """Overwrites A with U and with L below the diagonal, where P A = L U; the unit diagonal of L is not stored.
 
     exchanged : overwritten: row t was exchanged with row exchanged[t], for t = 0, 1, ... in turn; also on idle ranks.
@@ -33,14 +33,12 @@ class LUPanels:
     """
 
     def __init__(self, task: Task[LUSchedule], exchanged: np.ndarray) -> None:
-        self._task, self._plan, self._A = task, task.schedule, task.arrays["A"]
-        self._rows, self._cols = self._plan.A.distribution.rows, self._plan.A.distribution.cols
+        super().__init__(task)
         self._gathered, self._exchanged = GatheredPanels(task), exchanged
         self._gathering = Slot(0, None, task.workspace["parts of panels"])
         self._copies = Copies()
         self._pivots = np.zeros(self._plan.n, INDEX) if self._plan.device else task.workspace["pivots"]
-        slot_buffers = (task.workspace[name].reshape(2, -1) for name in ("panels", "rows of U"))
-        self._slots = [Slot(number, *buffers) for number, buffers in enumerate(zip(*slot_buffers))]
+        self._slots = task.slots("panels", "rows of U")
         self._panels = list[Array]([None, None])
         self._arriving = list[np.ndarray]([self._pivots[:0]] * 2)
         self._singular = 0
@@ -48,18 +46,17 @@ class LUPanels:
     def __call__(self) -> int:
         """Return the number, counted from 1, of the first zero pivot in the panels that this rank factored, or 0."""
         task, steps = self._task, () if self._task.grid.idle else self._plan.steps
-        with np.errstate(all="ignore"):
-            for number, panel in enumerate(steps):
-                slot, end = self._slots[number % 2], panel.stop
-                if not number:
-                    self._factor(panel, slot)
-                U = self._receive(panel, slot)
-                if number + 1 < len(steps):
-                    following = steps[number + 1]
-                    end = following.stop
-                    self._update(panel, slot, U, following.start, end)
-                    self._factor(following, self._slots[(number + 1) % 2])  # travels during the next update
-                self._update(panel, slot, U, end, self._cols.n)
+        for number, panel in enumerate(steps):
+            slot, end = self._slots[number % 2], panel.stop
+            if not number:
+                self._factor(panel, slot)
+            U = self._receive(panel, slot)
+            if number + 1 < len(steps):
+                following = steps[number + 1]
+                end = following.stop
+                self._update(panel, slot, U, following.start, end)
+                self._factor(following, self._slots[(number + 1) % 2])  # travels during the next update
+            self._update(panel, slot, U, end, self._cols.n)
         for slot in (*self._slots, self._gathering):
             task.free(slot)
         task.finish()  # all ranks have read L in place, so the rows of L may be exchanged

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from time import perf_counter
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 from mpi4py import MPI
@@ -37,7 +37,7 @@ from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.packed_exchange import kept_if_it_fails
 from pdgemm.transport.panels.in_place import InPlace
-from pdgemm.transport.panels.task import Task
+from pdgemm.transport.panels.task import Planned, Task
 
 _NEVER = 1 << 62  # larger than any row number
 
@@ -68,9 +68,21 @@ def device_of(A: DistMatrix) -> str:
     return "" if A.device == devices.HOST else A.device
 
 
+class PanelAlgorithm(Generic[Planned]):
+    """One rank's part in a panel algorithm; a call carries out its schedule, on ranks with a position in the grid.
+
+    The call returns nothing, or a number, of which all ranks get the smallest that is not 0: the order of a leading
+    minor that is not positive definite, for example.
+    """
+
+    def __init__(self, task: Task[Planned]) -> None:
+        self._task, self._plan, self._A = task, task.schedule, task.arrays["A"]
+        self._rows, self._cols = task.schedule.rows, task.schedule.cols
+
+
 def run_panels(
     schedule: PanelSchedule,
-    executor: Callable[[Task[Any]], Callable[[], int]],
+    executor: Callable[[Task[Any]], Callable[[], int | None]],
     matrices: dict[str, DistMatrix],
     what: str,
     moves: Sequence[RunReport] = (),
@@ -81,8 +93,9 @@ def run_panels(
 
     as_run : returns the schedule completed with results of the run, such as pivots; the report predicts from it.
 
-    Returns the smallest nonzero number that the executor returned on any rank, else 0, and a function that makes the
-    report; 0 and None while a program is planned.
+    executor : returns what is called on each rank with a position in the grid, such as a `PanelAlgorithm`.
+    Returns the smallest nonzero number that a call returned on any rank, else 0, and a function that makes the report;
+    0 and None while a program is planned.
     Raises the same exception on all ranks if buffers cannot be allocated, GPU memory can be neither mapped nor sent, or
     memory lacks in a computation: that of cuSOLVER's workspace is not part of the schedule's.
     """
@@ -99,8 +112,10 @@ def run_panels(
         schedule = replace(schedule, mover=RING.name)
         task = _task(schedule, matrices, recorder, what)
     recorder.hold(sum(buffer.nbytes for buffer in task.workspace.values()))
-    with kept_if_it_fails(task.workspace, *task.arrays.values()):
-        number = executor(task)()
+    number: int | None = 0
+    with kept_if_it_fails(task.workspace, *task.arrays.values()), np.errstate(all="ignore"):
+        if not grid.idle or schedule.reaches_idle:
+            number = executor(task)()
         recorder.finish()
         task.finish()
     with recorder.phase("sync"):

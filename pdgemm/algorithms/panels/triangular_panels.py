@@ -6,24 +6,24 @@ from typing import Any
 
 import numpy as np
 
+from pdgemm.algorithms.panels.panel_run import PanelAlgorithm
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, scale
 from pdgemm.local.blas import local_lapack
+from pdgemm.schedules.panels.factor_schedules import TriangularSchedule
 from pdgemm.schedules.panels.panel_schedule import Panel
-from pdgemm.schedules.panels.triangular_schedule import TriangularSchedule
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.task import DIAGONAL, PANEL, Task
 
 
-class _Panels:
+class _Panels(PanelAlgorithm[TriangularSchedule]):
     """The base of solves and products: panels of A, and block rows of B or X, travel through two slots."""
 
     def __init__(self, task: Task[TriangularSchedule], alpha: Any = 1, unit: bool = False) -> None:
-        self._task, self._plan, self._alpha, self._unit = task, task.schedule, alpha, unit
-        self._A, self._B = task.arrays["A"], task.arrays["B"]
-        self._rows, self._of_A = self._plan.A.distribution.rows, self._plan.A.distribution.cols
-        self._cols = self._plan.B.distribution.cols
+        super().__init__(task)
+        self._alpha, self._unit, self._B = alpha, unit, task.arrays["B"]
+        self._of_B = self._plan.B.distribution.cols
         self._slots = [Slot(x, *([np.empty(0)] * 2)) for x in range(2)]
         self._buffers = {name: task.workspace[name].reshape(2, -1) for name in ("panels", "rows", "diagonals")}
         self._held = list[tuple[Array, Array]]([(None, None)] * 2)
@@ -32,11 +32,11 @@ class _Panels:
         return self._rows.local_window(start, stop, self._task.grid.coords[0])
 
     def _local_cols(self, panel: Panel) -> slice:
-        return self._cols.local_window(*self._plan.columns(panel), self._task.grid.coords[1])
+        return self._of_B.local_window(*self._plan.columns(panel), self._task.grid.coords[1])
 
     def _triangle(self, panel: Panel, slot: Slot) -> Array:
         """Return A_kk, conjugated where A is, in the memory order of B.  Called by all ranks of its grid row."""
-        window = self._local_rows(panel.start, panel.stop), self._of_A.local_window(panel.start, panel.stop, panel.col)
+        window = self._local_rows(panel.start, panel.stop), self._cols.local_window(panel.start, panel.stop, panel.col)
         buffer = self._buffers["diagonals"][slot.number]
         there = self._task.bring("row", panel.col, "A", window, buffer, slot, DIAGONAL, ready=True)
         self._task.wait(slot)
@@ -54,7 +54,7 @@ class _Panels:
             return
         panels, rows = (self._buffers[name][slot.number] for name in ("panels", "rows"))
         with task.recorder.phase("post"):
-            window = self._local_rows(start, stop), self._of_A.local_window(panel.start, panel.stop, panel.col)
+            window = self._local_rows(start, stop), self._cols.local_window(panel.start, panel.stop, panel.col)
             A = task.bring("row", panel.col, "A", window, panels, slot, PANEL, ready=True)
             window = self._rows.local_window(panel.start, panel.stop, panel.row), self._local_cols(panel)
             B = task.bring("col", panel.row, "B", window, rows, slot, PANEL, ready=not plan.solves)
@@ -86,10 +86,10 @@ class TriangularSolve(_Panels):
     Error: (A + E) X = alpha B with |E| <= gamma_n |A| for each column (Higham 2002, theorem 8.5).
     """
 
-    def __call__(self) -> int:
+    def __call__(self) -> None:
         steps = self._plan.steps
-        if self._task.grid.idle or not steps:
-            return 0
+        if not steps:
+            return
         if self._alpha != 1:
             with self._task.computing():
                 scale(self._alpha, self._B)
@@ -102,7 +102,6 @@ class TriangularSolve(_Panels):
             self._update(panel, slot, *self._plan.rest(following), self._B, -1)
         for slot in self._slots:
             self._task.free(slot)
-        return 0
 
     def _solve(self, panel: Panel, slot: Slot) -> None:
         """X_k := A_kk^-1 B_k; then start to transfer X_k and the panel of A."""
@@ -118,10 +117,10 @@ class TriangularSolve(_Panels):
 class TriangularProduct(_Panels):
     """C := alpha A B.  Cost as of `TriangularSolve`; error: |C - C^| <= gamma_n |alpha||A||B|."""
 
-    def __call__(self) -> int:
+    def __call__(self) -> None:
         task, steps, C = self._task, self._plan.steps, self._task.arrays["C"]
-        if task.grid.idle or not steps:
-            return 0
+        if not steps:
+            return
         with task.computing():
             scale(0, C)
         self._post(steps[0], self._slots[0])
@@ -130,7 +129,6 @@ class TriangularProduct(_Panels):
             if number + 1 < len(steps):
                 task.free(other)
                 self._post(steps[number + 1], other)
-            if number + 1 < len(steps):
                 self._receive(slot)
                 self._update(panel, slot, *self._plan.rest(panel), C, self._alpha)
             if task.grid.coords[0] == panel.row:
@@ -141,4 +139,3 @@ class TriangularProduct(_Panels):
                 task.update(triangle, self._B[rows], C[rows], self._alpha)
         for slot in self._slots:
             task.free(slot)
-        return 0

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.algorithms.panels.hermitian_tiles import HermitianTiles
+from pdgemm.algorithms.panels.hermitian_tiles import HermitianTiles, PairedColumns
+from pdgemm.algorithms.panels.panel_run import PanelAlgorithm
 from pdgemm.schedules.panels.householder_schedule import cuts
 from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.schedules.panels.tridiagonal_schedule import NOTES, TridiagonalSchedule, as_slices
@@ -26,7 +27,7 @@ from pdgemm.transport.panels.task import Task
 _COLUMNS, _SUMS, _SLICES = 0, 1, 2  # message tags
 
 
-class Tridiagonal:
+class Tridiagonal(PanelAlgorithm[TridiagonalSchedule]):
     """Overwrites A with the reflectors v of Q = H_1 H_2 ..., H_k = I - tau_k v v^H; v[k + 1] = 1 is below the diagonal.
 
     d (n,), e (n - 1,), tau (n - 1,) : overwritten with the diagonal and the subdiagonal of T, real, and with tau, the
@@ -39,68 +40,61 @@ class Tridiagonal:
     """
 
     def __init__(self, task: Task[TridiagonalSchedule], d: np.ndarray, e: np.ndarray, tau: np.ndarray) -> None:
-        self._task, self._plan, self._A = task, task.schedule, task.arrays["A"]
+        super().__init__(task)
         self._d, self._e, self._tau = d, e, tau
         self._ranks, self._complex = task.schedule.ranks, self._A.dtype.kind == "c"
         self._least, self._eps = (float(x) for x in (np.finfo(self._A.dtype).tiny, np.finfo(self._A.dtype).eps))
 
-    def __call__(self) -> int:
-        if self._task.grid.idle or not self._plan.reduced:
-            return 0
+    def __call__(self) -> None:
+        if not self._plan.reduced:
+            return
         self._me = self._ranks.index(self._task.grid.comm.rank)
-        with np.errstate(all="ignore"):
-            with self._task.packing():
-                buffer = self._task.workspace["panel"]
-                self._tiles = HermitianTiles(self._plan, self._A, self._task.grid.coords, buffer)
-            for panel in self._plan.steps:
-                with self._all_but_waits():
-                    X = self._reduce(panel)
-                with self._task.computing():
-                    self._update(panel, X)
-            with self._task.packing():
-                self._tiles.restore()
-        return 0
+        with self._task.packing():
+            self._tiles = HermitianTiles(self._plan, self._A, self._task.grid.coords)
+        for panel in self._plan.steps:
+            with self._all_but_waits():
+                VW = self._reduce(panel)
+            with self._task.computing():
+                self._update(panel, VW)
+        with self._task.packing():
+            self._tiles.restore()
 
-    def _reduce(self, panel: Panel) -> np.ndarray:
-        """Reduce the columns of a panel; return X, whose columns are v_1, w_1, v_2, w_2 ... in its rows."""
-        task, plan, m = self._task, self._plan, self._plan.n - panel.start
-        X = column_buffer(m, "F", 2 * panel.width, task.workspace["panel"])
+    def _reduce(self, panel: Panel) -> PairedColumns:
+        """Reduce the columns of a panel; return V and W, in the order of vectors."""
+        task, plan, m, parts = self._task, self._plan, self._plan.n - panel.start, len(self._ranks)
+        VW = PairedColumns(column_buffer(m, "F", 2 * panel.width, task.workspace["panel"]))
         mine, columns = plan.slices(panel)[self._me], self._own_columns(panel)
-        # each rank subtracts the products with some columns of the panel so far
-        shares = [slice(*(2 * x for x in cuts(j, len(self._ranks))[self._me :][:2])) for j in range(panel.width)]
         a, v, y = (x[:m] for x in task.workspace["vectors"].reshape(3, -1))  # a and y are workspace, too
         sums, slices = _Sums(task, panel, self._me, y), _Slices(task, panel, self._me, a)
         multiply, own_v = self._tiles.product(panel, v, y), v[mine]
         for j, one in enumerate(self._unit_places(panel)):
-            k, before, w = panel.start + j, X[:, : 2 * j], X[:, 2 * j - 1]
+            k = panel.start + j
             slices.column[:] = columns[:, j]
-            if j:
-                slices.column -= np.matmul(before[mine], self._conjugate(_exchanged(before[j])), out=y[mine])
+            if j:  # a := column j of A - V W^H - W V^H
+                slices.column -= VW.column(j, mine, out=y[mine])
             norm = self._norm_of_rest(slices.column, j + 1 - mine.start, one - mine.start)
-            norm = slices.gather(w if j else None, norm)
+            norm = slices.gather(VW.w(j - 1) if j else None, norm)
             self._d[k] = a[j].real
             if k == plan.n - 1:
                 break
             a[: j + 1] = 0
             self._e[k], tau = self._reflector(a, one, norm, v)
             self._tau[k] = tau
-            X[:, 2 * j] = v
-            multiply()
-            if j:
-                share = before[:, shares[j]]
-                products = (np.conjugate(v, out=a) if self._complex else v) @ share
-                y -= np.matmul(share, _exchanged(self._conjugate(products)), out=a)
+            VW.v(j)[:] = v
+            multiply()  # y := A v
+            if j:  # y := A v - V W^H v - W V^H v: each rank subtracts the part of some columns of V and W
+                y -= VW.times(v, slice(*cuts(j, parts)[self._me :][:2]), out=a)
             notes = np.vdot(v, y), y[one]
             total, norm_of_v, y_next = sums.scatter(notes)
-            shift, w = -tau * (tau * norm_of_v).conjugate() / 2, X[:, 2 * j + 1]
-            np.multiply(total, tau, out=slices.w)
+            shift, w = -tau * (tau * norm_of_v).conjugate() / 2, VW.w(j)
+            np.multiply(total, tau, out=slices.w)  # w := tau y + shift v
             slices.w += np.multiply(own_v, shift, out=a[mine])
             w[mine], w[one] = slices.w, tau * y_next + shift
         else:
-            slices.gather(X[:, -1], 0)
+            slices.gather(VW.w(panel.width - 1), 0)
         sums.free()
         slices.free()
-        return X
+        return VW
 
     @contextmanager
     def _all_but_waits(self) -> Iterator[None]:
@@ -114,9 +108,6 @@ class Tridiagonal:
     def _unit_places(self, panel: Panel) -> list[int]:
         """Return, for each column of a panel, the place in vectors of the row below the diagonal, where v is 1."""
         return [*range(1, panel.width), self._plan.place(panel, min(panel.stop, self._plan.n - 1))]
-
-    def _conjugate(self, x: np.ndarray) -> np.ndarray:
-        return x.conj() if self._complex else x
 
     def _norm_of_rest(self, column: np.ndarray, start: int, one: int) -> float:
         """Return the norm of a slice of a column from `start` on, without the element `one`, which may be outside."""
@@ -163,15 +154,13 @@ class Tridiagonal:
         start = plan.local_classes(panel.col, plan.grid.shape[1])[c].start + plan.by_class.below(panel.start, c)
         return self._A[:, start : start + panel.width]
 
-    def _update(self, panel: Panel, X: np.ndarray) -> None:
+    def _update(self, panel: Panel, VW: PairedColumns) -> None:
         """A := A - V W^H - W V^H behind a panel, without messages; V stays in the columns of the panel."""
         task, (i, j) = self._task, self._task.grid.coords
         if j == panel.col:
-            pieces = self._plan.pieces(panel, i, slice(0, len(X)))
-            _copy([(place, x) for x, place in pieces], X[:, ::2], self._panel_columns(panel))
-        exchanged = column_buffer(len(X), "F", X.shape[1], task.workspace["exchanged panel"])
-        exchanged[:, ::2], exchanged[:, 1::2] = X[:, 1::2], X[:, ::2]
-        self._tiles.update(panel, X, exchanged)
+            pieces = self._plan.pieces(panel, i, slice(0, len(VW.V)))
+            _copy([(place, x) for x, place in pieces], VW.V, self._panel_columns(panel))
+        self._tiles.update(panel, VW, VW.exchanged(task.workspace["exchanged panel"]))
 
     def _reflector(self, a: np.ndarray, one: int, norm: float, v: np.ndarray) -> tuple[float, Any]:
         """Return beta, real, and tau, where (I - tau v v^H)^H a = beta e, as LAPACK's larfg.  Local.
@@ -263,11 +252,6 @@ class _Slices:
             for at, x in self._to_w:
                 w[at] = x
         return hypot(*(x[0].real for x in self._norms))
-
-
-def _exchanged(row: np.ndarray) -> np.ndarray:
-    """Return a vector with neighbours exchanged: the coefficients of V beside those of W, and the other way round."""
-    return row.reshape(-1, 2)[:, ::-1].reshape(-1)
 
 
 Pieces = list[tuple[slice, slice]]

@@ -8,8 +8,7 @@ from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.interop.scalapack.argument_lists import Extent, Letter, Side, Size, Submatrix
 from pdgemm.interop.scalapack.tied_vectors import Vector, VectorArgument
-from pdgemm.linalg.factors.householder import apply_reflectors, householder_factor
-from pdgemm.linalg.factors.pivoted_qr import pivoted_factor
+from pdgemm.linalg.factors.householder import apply_reflectors, householder_factor, pivoted_factor
 from pdgemm.matrix.distmatrix import DistMatrix
 
 Matrix = Annotated[DistMatrix, Submatrix("m", "n", updated=True)]

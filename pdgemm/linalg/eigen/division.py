@@ -17,15 +17,17 @@ from pdgemm.linalg.work import Work, add_to_diagonal, distributed, on_one_rank, 
 from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.distmatrix import DistMatrix
 
-SMALL = 512  # largest order for which LAPACK on one rank is faster than a division of the spectrum
+SMALL = 512  # largest order for which LAPACK on one rank is faster than a division, or joins, by all
 
 
 def divided(work: Work, H: DistMatrix, scale: float) -> tuple[np.ndarray, DistMatrix, int]:
     """Return all eigenvalues, in ascending order, the eigenvectors, and the number of divisions.  Collective."""
     n = len(H)
     if n <= SMALL:
-        w, V = by_lapack(H)
-        return w, V, 0
+        whole = H.to_global(0)
+        lapack = H.grid.expected(lambda: np.linalg.eigh(whole), lambda: (np.ones(n), np.eye(n)))  # type: ignore[arg-type]
+        pair = on_one_rank(H, lapack)
+        return pair[0], distributed(H, pair[1]), 0
     mean, real = float(H.trace().real) / n, np.finfo(H.dtype).dtype
     spread = add_to_diagonal(H.copy(), -mean).norm()
     if spread <= 10 * sqrt(n) * dtypes.eps(H.dtype) * scale:  # all eigenvalues are the same up to rounding
@@ -62,10 +64,3 @@ def _range(work: Work, P: DistMatrix, rank: int) -> DistMatrix:
     for passes in (2, 1):  # the second pass restores digits that the first lost to the condition of the random matrix
         Q = work.did(factored(work.product(1, P, Q), passes=passes)[0])
     return Q
-
-
-def by_lapack(H: DistMatrix) -> tuple[np.ndarray, DistMatrix]:
-    whole, n = H.to_global(0), len(H)
-    lapack = H.grid.expected(lambda: np.linalg.eigh(whole), lambda: (np.ones(n), np.eye(n)))  # type: ignore[arg-type]
-    pair = on_one_rank(H, lapack)
-    return pair[0], distributed(H, pair[1])

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import sqrt
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
-from pdgemm.linalg.eigen.division import divided
+from pdgemm.linalg.eigen import division
 from pdgemm.linalg.eigen.generalized import Standard, lower_triangle, warn_unless_hermitian
-from pdgemm.linalg.eigen.lanczos import lanczos
-from pdgemm.linalg.eigen.one_stage import OneStage
-from pdgemm.linalg.eigen.tridiagonal import tridiagonal_eigh
-from pdgemm.linalg.eigen.two_stage import Band, TwoStages
-from pdgemm.linalg.factors.operands import empty_like
+from pdgemm.linalg.eigen.tridiagonal import Wanted, tridiagonal_eigh
+from pdgemm.linalg.eigen.tridiagonal_form import OneStage, TwoStages, hermitian_band
+from pdgemm.linalg.factors.operands import check_operand, empty_like
+from pdgemm.linalg.factors.qr import qr
 from pdgemm.linalg.factors.rank_k import both_triangles
 from pdgemm.linalg.ranges import ELEMENTS, in_range
-from pdgemm.linalg.work import Work, check_operand, check_protection, near_one, on_one_rank
+from pdgemm.linalg.work import Work, check_protection, distributed, near_one, on_one_rank, orthonormal_basis, random
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_count, as_name, as_pair, as_real, as_whole, shown
@@ -28,12 +29,13 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together
 
-SMALL = 512  # largest order for which LAPACK on one rank is faster than division, or joins, by all
 LARGE_FOR_VALUES = 3072  # least order for which eigenvalues alone are computed faster through a band than directly
 STEPS = 300  # the most steps of block Lanczos before all is reduced instead
 # Least orders for which two stages are taken, with all vectors and with some.  On 2 ranks one stage was faster at 4096:
 # 8.4 s and, with a tenth of the vectors, 7.0 s beside 8.1 s.  Its products of the matrix and a vector grow faster.
 LARGE, LARGE_FOR_PART = 16384, 6144
+
+Solved = tuple[np.ndarray, DistMatrix, int, dict[str, float]]  # w, V, steps, and facts of the report
 
 
 @dataclass(frozen=True)
@@ -139,22 +141,14 @@ def eigh(
         return A.grid.expected(part, slice(None)) if subset.kind == "value" else part
 
     few = k is not None and 3 * (k + 8) < len(A)
-    if some := _by_lanczos(work, T, k, which, tolerance, most, steps is None) if few else None:
-        w, V, done, facts = some
-    elif len(A) <= SMALL or protect is not None or A.device != devices.HOST:
-        w, V, done, facts = _by_division(work, T, wanted)
-    elif eigvals_only:
-        w = _values(work, T)
-        return scaled_back(w[wanted(w)])
-    else:
-        many = len(A) >= (LARGE if subset.kind == "all" else LARGE_FOR_PART)
-        reduction = (TwoStages if many else OneStage).of(work, T)
-        w, V = tridiagonal_eigh(work, reduction.d, reduction.e, T, wanted)
-        V, done, facts = reduction.apply(work, V), 0, {}
+    by_steps = _by_lanczos(work, T, k, which, tolerance, most, steps is None) if few else None
+    w, V, done, facts = by_steps or METHODS[_method(A, subset, eigvals_only, protect)](work, T, wanted)
     if eigvals_only:
         return scaled_back(w)
     V = pair.vectors(V) if pair else V
-    return scaled_back(w), work.reported(_as_columns_of(work, A, V), done, **facts)
+    columns = empty_like(A, distribution=A[:, : V.shape[1]].distribution)
+    work.copy(V, columns)
+    return scaled_back(w), work.reported(columns, done, **facts)
 
 
 def eigvalsh(
@@ -194,28 +188,40 @@ def inertia(A: DistMatrix, *, lower: bool = True) -> Inertia:
     return Inertia(*(int((signs == sign).sum()) for sign in (-1, 0, 1)))
 
 
-def _as_columns_of(work: Work, A: DistMatrix, V: DistMatrix) -> DistMatrix:
-    """Return V in the layout of columns of A.  Collective."""
-    result = empty_like(A, distribution=A[:, : V.shape[1]].distribution)
-    work.copy(V, result)
-    return result
+def _method(A: DistMatrix, subset: Subset, eigvals_only: bool, protect: Protection | None) -> str:
+    """Return the name of the fastest method, by which these eigenvalues, or pairs, of A can be computed."""
+    if len(A) <= division.SMALL or protect is not None or A.device != devices.HOST:
+        return "division"
+    if eigvals_only:
+        return "values of a band" if len(A) >= LARGE_FOR_VALUES else "values"
+    return "two stages" if len(A) >= (LARGE if subset.kind == "all" else LARGE_FOR_PART) else "one stage"
 
 
-def _values(work: Work, T: DistMatrix) -> np.ndarray:
-    """Return all eigenvalues by the tridiagonal form.  Collective."""
-    if len(T) >= LARGE_FOR_VALUES:
-        return on_one_rank(T, eigenvalues_of_band, Band.of(work, T).elements)
-    reduction = OneStage.of(work, T)
-    return on_one_rank(T, eigenvalues_of_tridiagonal, reduction.d, reduction.e)
+def _in_stages(reduction: type[OneStage | TwoStages], work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
+    """Return wanted eigenvalues and vectors by a reduction to tridiagonal form.  Collective."""
+    form = reduction.of(work, T)
+    w, V = tridiagonal_eigh(work, form.d, form.e, T, wanted)
+    return w, form.apply(work, V), 0, {}
 
 
-def _by_division(
-    work: Work, T: DistMatrix, wanted: Callable[[np.ndarray], slice]
-) -> tuple[np.ndarray, DistMatrix, int, dict[str, float]]:
+def _values(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
+    """Return wanted eigenvalues by the tridiagonal form, and no vectors.  Collective."""
+    form = OneStage.of(work, T)
+    w = on_one_rank(T, eigenvalues_of_tridiagonal, form.d, form.e)
+    return w[wanted(w)], T, 0, {}
+
+
+def _values_of_band(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
+    """Return wanted eigenvalues by a band, and no vectors.  Collective."""
+    w = on_one_rank(T, eigenvalues_of_band, hermitian_band(work, T)[0])
+    return w[wanted(w)], T, 0, {}
+
+
+def _by_division(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
     """Return wanted eigenvalues and vectors by division of the spectrum, or by LAPACK on one rank.  Collective."""
     H = work.did(both_triangles(T, "L"))
     scale = H.norm() or 1.0
-    w, V, done = divided(work, H, scale)
+    w, V, done = division.divided(work, H, scale)
     w = np.maximum.accumulate(w)  # rounding errors may change the order of values on two sides of a division
     part = wanted(w)
     residual = _residual(work, H, w[part], V[:, part]) / scale
@@ -226,7 +232,7 @@ def _by_division(
 
 def _by_lanczos(
     work: Work, T: DistMatrix, k: Any, which: str, tolerance: float, steps: int, may_fail: bool
-) -> tuple[np.ndarray, DistMatrix, int, dict[str, float]] | None:
+) -> Solved | None:
     """Return k eigenvalues and vectors by block Lanczos; None if it may fail, and does.  Collective."""
     H = work.did(both_triangles(T, "L"))
     scale, sign = H.norm() or 1.0, 1 if which == "largest" else -1
@@ -237,6 +243,15 @@ def _by_lanczos(
             return None
         raise
     return w, V, done, {"residual": _residual(work, H, w, V) / scale}
+
+
+METHODS: dict[str, Callable[[Work, DistMatrix, Wanted], Solved]] = {
+    "division": _by_division,
+    "values": _values,
+    "values of a band": _values_of_band,
+    "one stage": partial(_in_stages, OneStage),
+    "two stages": partial(_in_stages, TwoStages),
+}
 
 
 def _residual(work: Work, H: DistMatrix, w: np.ndarray, V: DistMatrix) -> float:
@@ -285,3 +300,45 @@ def _subset(
             raise ArgumentError(f"subset_by_value is an interval (lo, hi] with lo < hi, got {shown(by_value)}")
         return Subset("value", lo, hi), None
     return Subset(), None
+
+
+def lanczos(
+    work: Work, H: DistMatrix, k: int, sign: int, scale: float, tolerance: float, steps: int
+) -> tuple[np.ndarray, DistMatrix, int]:
+    """Return k eigenvalues of H in ascending order, their vectors, and the number of steps.  Collective.
+
+    sign : 1: the largest eigenvalues; -1: the smallest, as the largest of -H.   scale : |H|_F.
+    """
+    n, width = len(H), k + 8
+    most = min(n, 5 * width)
+    V = DistMatrix.empty((n, most), grid=H.grid, dtype=H.dtype, device=H.device)  # the basis
+    W = empty_like(V)  # sign H V
+    noise = random(H, (n, width))
+    new, used, T = work.did(qr(noise)[0]), 0, np.zeros((0, 0), H.dtype)
+    for step in range(1, steps + 1):
+        last, used = used, used + new.shape[1]
+        work.copy(new, V[:, last:used])
+        work.product(sign, H, V[:, last:used], C=W[:, last:used])
+        columns = work.product(1, V[:, :used].H, W[:, last:used]).allgather()
+        T = np.block([[T, columns[:last]], [columns[:last].conj().T, columns[last:]]])
+        w, Y = on_one_rank(H, np.linalg.eigh, (T + T.conj().T) / 2)
+        keep = used if used + width > most else 0  # not 0: the basis is full, restart with Ritz vectors
+        kept = distributed(H, Y[:, -2 * width :] if keep else Y[:, -width:])
+        X, AX = work.product(1, V[:, :used], kept), work.product(1, W[:, :used], kept)
+        w = w[-X.shape[1] :]
+        R = AX - X * w
+        residuals = R.vector_norm(2, axis=0)
+        residuals = H.grid.expected(residuals, residuals * (step < H.grid.iterations(steps, 20)))
+        if residuals[-k:].max() <= tolerance * scale:
+            order = slice(-k, None) if sign > 0 else slice(-1, -k - 1, -1)
+            return sign * w[order], work.product(1, V[:, :used], distributed(H, Y[:, order])), step
+        if keep:
+            used, T = X.shape[1], np.diag(w).astype(H.dtype)
+            work.copy(X, V[:, :used])
+            work.copy(AX, W[:, :used])
+        R = R[:, R.shape[1] - width :]  # plus noise, which leads out of the basis if a residual is a rounding error
+        new, _ = orthonormal_basis(work, R, V[:, :used], 10 * dtypes.eps(H.dtype) * scale / sqrt(n), noise)
+    raise LinAlgError(
+        f"{k} eigenvalues of {H.distribution} were not found in {steps} steps: residuals up to "
+        f"{residuals[-k:].max() / scale:.1e} of the norm, wanted {tolerance:.1e}; raise steps= or tolerance="
+    )

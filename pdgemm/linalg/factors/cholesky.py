@@ -6,16 +6,15 @@ from time import perf_counter
 from typing import Any
 
 from pdgemm.algorithms.panels.cholesky_panels import Cholesky
-from pdgemm.algorithms.panels.panel_run import can_read, device_of, run_panels, working_copy
+from pdgemm.algorithms.panels.panel_run import can_read, device_of, run_panels
 from pdgemm.errors import LinAlgError
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.linalg.factors.operands import check_factorisable, check_square, operand_description, solution
+from pdgemm.linalg.factors.operands import check_operand, solution, to_factor
 from pdgemm.linalg.factors.triangular import BLOCK, PANEL, solve_triangular
 from pdgemm.linalg.ranges import DIAGONAL, ELEMENTS, Measured, in_range, times
-from pdgemm.matrix.argument_checks import check_result, communicator, shape_of
+from pdgemm.matrix.argument_checks import communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.schedules.panels.cholesky_schedule import CholeskySchedule
-from pdgemm.schedules.panels.panel_schedule import is_balanced
+from pdgemm.schedules.panels.factor_schedules import CholeskySchedule
 from pdgemm.support.agreement import together
 
 
@@ -63,24 +62,13 @@ def cholesky_factor(A: DistMatrix, lower: bool, overwrite_a: bool = False) -> tu
     If the number is not 0, the factor is not complete.  Collective over the grid of A.
     """
     start = perf_counter()
-    with together(communicator(A=A)) as arguments:
-        check_square(A)
-        check_factorisable("A", A)
-        if overwrite_a:
-            check_result("A", A, {})
-        fits = is_balanced(A.layout_in(A.grid), BLOCK)
-        arguments += ["cholesky", f"lower={bool(lower)}", bool(overwrite_a), *operand_description(A)]
-    W, moves = working_copy(A if lower else A.T, BLOCK, fits, overwrite_a)
+    W, moves = to_factor("cholesky", A, BLOCK, overwrite_a, f"lower={bool(lower)}", square=True, transposed=not lower)
     what = f"Cholesky factor of a matrix ({shape_of(A)})"
-    minor, report = run_panels(cholesky_schedule(W), Cholesky, {"A": W}, what, moves, start)
+    schedule = CholeskySchedule(W.layout_in(W.grid), PANEL, can_read(W), device=device_of(W))
+    minor, report = run_panels(schedule, Cholesky, {"A": W}, what, moves, start)
     factor = W if lower else W.T
     factor.report = report
     return factor, minor
-
-
-def cholesky_schedule(W: DistMatrix) -> CholeskySchedule:
-    """Return the schedule of the Cholesky factorisation of a matrix whose layout suits the algorithm.  Local."""
-    return CholeskySchedule(W.layout_in(W.grid), PANEL, can_read(W), device=device_of(W))
 
 
 def cho_factor(A: DistMatrix, *, lower: bool = False, overwrite_a: bool = False) -> tuple[DistMatrix, bool]:
@@ -91,7 +79,7 @@ def cho_factor(A: DistMatrix, *, lower: bool = False, overwrite_a: bool = False)
     return cholesky(A, lower=lower, overwrite_a=overwrite_a), bool(lower)
 
 
-@in_range(lambda X, l, b: times(X, b - 2 * l), L=_Factor(lambda _: True), B=ELEMENTS)
+@in_range(lambda X, l, b: times(X, b - 2 * l), L=_Factor(diagonal=True), B=ELEMENTS)
 def cho_solve(L: DistMatrix | tuple[DistMatrix, bool], B: Any, *, lower: bool = True, overwrite_b: bool = False) -> Any:
     """Return X, where A X = B, given the Cholesky factor of A.  Collective over the grid of L.
 
@@ -107,7 +95,7 @@ def cho_solve(L: DistMatrix | tuple[DistMatrix, bool], B: Any, *, lower: bool = 
     if isinstance(L, tuple) and len(L) == 2:
         L, lower = L
     with together(communicator(L=L, B=B)):
-        check_square(L, "L")
+        check_operand("L", L, square=True, panels=True)
     assert isinstance(L, DistMatrix)
     steps, (first, second) = Steps(), ("N", "C") if lower else ("C", "N")
     Y = steps.did(solve_triangular(L, B, lower=lower, trans=first, overwrite_b=overwrite_b))  # type: ignore[arg-type]

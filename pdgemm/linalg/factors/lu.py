@@ -16,24 +16,26 @@ from pdgemm.errors import ArgumentError, DTypeError, LinAlgError
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.condition import reciprocal_condition, regular
 from pdgemm.linalg.factors.operands import (
+    check_operand,
     check_right_side,
-    check_square,
     common_dtype,
+    identity_like,
     operand_description,
     solution,
     to_factor,
 )
 from pdgemm.linalg.factors.triangular import solve_triangular
-from pdgemm.linalg.ranges import ELEMENTS, EQUILIBRATED, Measured, in_range, times, times_upper
+from pdgemm.linalg.ranges import ELEMENTS, EQUILIBRATED, Measured, in_range, size_of, times, times_upper
 from pdgemm.local.arrays.arguments import op_letter, shown
 from pdgemm.matrix.argument_checks import check_result, communicator, shape_of
 from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Transpose
-from pdgemm.schedules.panels.lu_schedule import LUSchedule
+from pdgemm.schedules.mover_registry import RING
+from pdgemm.schedules.panels.factor_schedules import LUSchedule
 from pdgemm.schedules.panels.row_moves import PermutationSchedule, permutation
 from pdgemm.support.agreement import together, warn_together
-from pdgemm.transport.panels.row_exchange import PermuteRows
+from pdgemm.transport.panels.row_exchange import exchange_rows
 
 BLOCK, PANEL = 128, 256  # block size of working copies; widest panel: one rank factors a panel, slower than a product
 
@@ -101,8 +103,11 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     Error: |P A - L U| <= gamma_n |L||U| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 9.3).
     """
     start = perf_counter()
-    W, moves = to_factor("lu_factor", A, BLOCK, overwrite_a, "C")  # row-major: the rows that pivots move are contiguous
-    schedule = lu_schedule(W)
+    # row-major: the rows that pivots move are contiguous
+    W, moves = to_factor("lu_factor", A, BLOCK, overwrite_a, order="C")
+    layout = W.layout_in(W.grid)
+    idle = tuple(sorted({*range(W.grid.size)} - {*layout.rank_map}))
+    schedule = LUSchedule(layout, PANEL, can_read(W), idle=idle, device=device_of(W))
     pivots = W.grid.expected(np.zeros(min(A.shape), np.int64), np.array(schedule.exchanged, np.int64))
     what = f"LU factors of a matrix ({shape_of(A)})"
     zero, report = run_panels(
@@ -111,13 +116,6 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     )  # fmt: skip
     W.report = report
     return LU(W, pivots, zero)
-
-
-def lu_schedule(W: DistMatrix) -> LUSchedule:
-    """Return the schedule of the LU factorisation of a row-major matrix whose layout suits the algorithm.  Local."""
-    layout = W.layout_in(W.grid)
-    idle = tuple(sorted({*range(W.grid.size)} - {*layout.rank_map}))
-    return LUSchedule(layout, PANEL, can_read(W), idle=idle, device=device_of(W))
 
 
 class _Factors(Measured):
@@ -134,7 +132,7 @@ class _Factors(Measured):
         return replace(x, LU=W) if isinstance(x, LU) else (W, *x[1:])
 
 
-@in_range(lambda X, a, b: times(X, b - a), factors=_Factors(lambda _: True), B=ELEMENTS)
+@in_range(lambda X, a, b: times(X, b - a), factors=_Factors(diagonal=True), B=ELEMENTS)
 def lu_solve(
     factors: LU | tuple[DistMatrix, np.ndarray], B: Any, *, trans: Transpose = "N", overwrite_b: bool = False
 ) -> Any:
@@ -160,7 +158,7 @@ def lu_solve(
     with together(communicator(factors=factors.LU if known else None, B=B)) as arguments:
         if not known:
             raise wrong
-        check_square(factors.LU, "factors.LU")
+        check_operand("factors.LU", factors.LU, square=True, panels=True)
         letter = op_letter(trans, "trans")
         check_right_side(factors.LU, B)
         check_regular(factors)
@@ -206,7 +204,7 @@ def lu(A: DistMatrix) -> tuple[np.ndarray, DistMatrix, DistMatrix]:
     factors = lu_factor(A)
     k = min(A.shape)
     L, U = tril(factors.LU[:, :k], -1), triu(factors.LU[:k])
-    DistMatrix.eye(L.shape, grid=L.grid, block=L.block, dtype=L.dtype, device=L.device).redistribute(L, beta=1)
+    identity_like(L).redistribute(L, beta=1)
     L.report = U.report = factors.report
     return np.argsort(factors.perm), L, U
 
@@ -239,9 +237,7 @@ def det(A: DistMatrix) -> Any:
     """
     mantissa, exponent = _determinant(A)
     with np.errstate(all="ignore"):
-        if A.dtype.kind != "c":
-            return A.dtype.type(np.ldexp(mantissa, exponent))
-        return A.dtype.type(complex(np.ldexp(mantissa.real, exponent), np.ldexp(mantissa.imag, exponent)))
+        return A.dtype.type(times(mantissa, exponent))
 
 
 def permuted(X: Any, order: np.ndarray) -> Any:
@@ -249,13 +245,10 @@ def permuted(X: Any, order: np.ndarray) -> Any:
     if not isinstance(X, DistMatrix):
         return X[order]
     what = f"Permutation of the rows of a matrix ({shape_of(X)})"
-    _, X.report = run_panels(permutation_schedule(X, order), PermuteRows, {"A": X}, what)
+    layout, device = X.layout_in(X.grid), device_of(X)
+    schedule = PermutationSchedule(layout, 0, RING.name, order=tuple(order.tolist()), device=device)
+    _, X.report = run_panels(schedule, lambda task: partial(exchange_rows, task, schedule.moves), {"A": X}, what)
     return X
-
-
-def permutation_schedule(X: DistMatrix, order: np.ndarray) -> PermutationSchedule:
-    """Return the schedule of the permutation of rows X := X[order].  Local."""
-    return PermutationSchedule(X.layout_in(X.grid), 0, "ring", order=tuple(order.tolist()), device=device_of(X))
 
 
 def check_regular(factors: LU) -> None:
@@ -279,7 +272,7 @@ def own_copy(B: Any, A: DistMatrix, overwrite: bool) -> Any:
 def _determinant(A: DistMatrix) -> tuple[Any, int]:
     """Return the determinant of A as a number near 1, or 0, infinity or NaN, times 2^exponent.  Collective."""
     with together(communicator(A=A)) as arguments:
-        check_square(A)
+        check_operand("A", A, square=True, panels=True)
         arguments += ["a determinant", A.distribution, A.dtype]
     mantissas, exponents = _eliminated(A)
     exponent = int(exponents.sum())
@@ -328,10 +321,6 @@ def rcond_by_lu(steps: Steps, factors: LU, norm: float) -> float:
 
 
 def _split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return x as numbers between 1/2 and 1, which are complex for a complex x, and exponents of powers of 2."""
-    if x.dtype.kind != "c":
-        return np.frexp(x)
-    exponents = np.frexp(np.maximum(np.abs(x.real), np.abs(x.imag)))[1]
-    parts = np.empty_like(x)
-    parts.real, parts.imag = np.ldexp(x.real, -exponents), np.ldexp(x.imag, -exponents)
-    return parts, exponents
+    """Return x as numbers whose larger part is between 1/2 and 1, and exponents of powers of 2."""
+    exponents = np.frexp(size_of(x))[1]
+    return times(x, -exponents), exponents

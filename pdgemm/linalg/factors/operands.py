@@ -18,7 +18,8 @@ from pdgemm.grids.layout import Order
 from pdgemm.instrument.run_report import RunReport
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.device import to_host
+from pdgemm.local.arrays.device import Array, to_host
+from pdgemm.local.arrays.element_functions import element_function
 from pdgemm.local.arrays.elementwise import set_elements
 from pdgemm.matrix.argument_checks import (
     check_devices,
@@ -29,7 +30,7 @@ from pdgemm.matrix.argument_checks import (
     shape_of,
 )
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.matrix.local_arrays import all_shared, allocated, new_array
 from pdgemm.schedules.mover_registry import SHARED
 from pdgemm.schedules.panels.panel_schedule import diagonal_panels, is_balanced
 from pdgemm.support.agreement import described_elements, together
@@ -74,27 +75,22 @@ def takes_arrays(function: F) -> F:
     return changed
 
 
-def check_square(A: object, name: str = "A") -> None:
-    """Raise where an argument is no square DistMatrix of a BLAS type, or `check_reach` raises.  Local."""
+def check_operand(
+    name: str, A: Any, square: bool = False, supported: Any = dtypes.BLAS, panels: bool = False, factored: bool = False
+) -> None:
+    """Raise where A is no DistMatrix of a `supported` type, or not `square`.  Local, inside `together`.
+
+    panels : raise DeviceError where panels of a matrix on a device cannot move between the ranks.
+    factored : also where the device has no library to factor panels.
+    """
     check_matrices(**{name: A})
-    assert isinstance(A, DistMatrix)
-    check_dtype(name, A, dtypes.BLAS)
-    check_reach(name, A)
-    if A.shape[0] != A.shape[1]:
-        raise LayoutError(f"{name} must be square, but it is {shape_of(A)} on a {A.grid} grid")
-
-
-def check_reach(name: str, A: DistMatrix) -> None:
-    """Raise DeviceError where panels of a matrix on a device cannot move between the ranks.  Local."""
-    if not is_reachable(A):
+    check_dtype(name, A, supported)
+    if (panels or factored) and not is_reachable(A):
         reach = devices.of(A.stored).reach(A.grid)  # type: ignore[union-attr]
         raise DeviceError(f"{name} is on {A.device}, and {reach}: factor it on the host, {name}.to_host()")
-
-
-def check_factorisable(name: str, A: DistMatrix) -> None:
-    """Raise DeviceError where `check_reach` does, or where the device has no library to factor panels.  Local."""
-    check_reach(name, A)
-    if device := devices.of(A.stored):
+    if square and A.shape[0] != A.shape[1]:
+        raise LayoutError(f"{name} must be square, but it is {shape_of(A)} on a {A.grid} grid")
+    if factored and (device := devices.of(A.stored)):
         device.load_factorisations()  # here, where an error of one rank is raised on all ranks
 
 
@@ -149,20 +145,21 @@ def to_factor(
     A: DistMatrix,
     block: int,
     overwrite: bool,
-    order: Order | None = None,
     *others: object,
+    order: Order | None = None,
     aligned: bool = False,
+    square: bool = False,
+    transposed: bool = False,
 ) -> tuple[DistMatrix, list[RunReport]]:
     """Check A; return A or a copy, for a panel algorithm to overwrite, and the reports of its move.  Collective.
 
     The copy has the layout of A if this shares the work evenly, else square blocks of size `block`.
-    order : of the copy; None: that of A.   others : other arguments that the ranks compare.
+    others : other arguments that the ranks compare.   order : of the copy; None: that of A.
     aligned : all panels, of `block` columns, begin at multiples of `block`: each is in one block.
+    square : A must be square.   transposed : A^T is returned, or a copy of it.
     """
     with together(communicator(A=A)) as arguments:
-        check_matrices(A=A)
-        check_dtype("A", A, dtypes.BLAS)
-        check_factorisable("A", A)
+        check_operand("A", A, square, factored=True)
         if overwrite:
             check_result("A", A, {})
         fits = is_balanced(A.layout_in(A.grid), block)
@@ -170,7 +167,7 @@ def to_factor(
             starts = [x.start for x in diagonal_panels(A.distribution.rows, A.distribution.cols, block)]
             fits = fits and starts == [*range(0, min(A.shape), block)]
         arguments += [name, bool(overwrite), *others, *operand_description(A)]
-    return working_copy(A, block, fits, overwrite, order)
+    return working_copy(A.T if transposed else A, block, fits, overwrite, order)
 
 
 def to_one(size: float, dtype: np.dtype) -> tuple[float, float]:
@@ -180,12 +177,23 @@ def to_one(size: float, dtype: np.dtype) -> tuple[float, float]:
     return 2.0**near, 2.0 ** (-exponent - near)
 
 
-def empty_like(A: DistMatrix, dtype: Any = None, distribution: Distribution | None = None) -> DistMatrix:
+def empty_like(
+    A: DistMatrix, dtype: Any = None, distribution: Distribution | None = None, order: Order | None = None
+) -> DistMatrix:
     """Return an uninitialised matrix on the grid of A, in the layout of A or in another `distribution`.  Collective."""
-    layout = distribution or A.distribution
-    with together(A.grid.comm):
-        local = new_array(layout.local_shape(A.grid.coords), dtype or A.dtype, A.order, A.grid, devices.of(A.stored))
-    return type(A)(local, A.grid, layout, A.order, shared=all_shared(local, A.grid))
+    layout, order, device = distribution or A.distribution, order or A.order, devices.of(A.stored)
+
+    def allocate() -> Array:
+        with together(A.grid.comm):
+            return new_array(layout.local_shape(A.grid.coords), dtype or A.dtype, order, A.grid, device)
+
+    local = allocated(A.grid.comm, allocate)
+    return type(A)(local, A.grid, layout, order, shared=all_shared(local, A.grid))
+
+
+def identity_like(A: DistMatrix) -> DistMatrix:
+    """Return a matrix with the elements of the identity in the layout of A.  Collective."""
+    return empty_like(A)._filled("eye", element_function("eye", 0, np.dtype("d")))
 
 
 def in_type(A: DistMatrix, dtype: np.dtype) -> DistMatrix:
@@ -199,17 +207,10 @@ def in_whole_columns(X: DistMatrix, A: DistMatrix) -> DistMatrix:
     return redistribute(X, grid=A.grid.work_grid((1, len(ranks)), 1, ranks), dtype=A.dtype)
 
 
-def columns_beside(A: DistMatrix, number: int) -> Distribution:
-    """Return a distribution of `number` columns whose rows are distributed as those of A.  Local."""
-    return Distribution(A.distribution.rows, BlockCyclic.even(number, A.grid.shape[1]))
-
-
 def column(b: np.ndarray, A: DistMatrix, dtype: np.dtype) -> DistMatrix:
     """Return a vector or a few columns, held by every rank, as a matrix with rows distributed as A's.  Collective."""
     whole = b if b.ndim == 2 else b[:, None]
-    distribution = columns_beside(A, whole.shape[1])
-    i, j = A.grid.coords
-    local = new_array(distribution.local_shape((i, j)), dtype, "F", A.grid, devices.of(A.stored))
-    where = np.ix_(distribution.rows.indices(i), distribution.cols.indices(j))
-    set_elements(local, np.asarray(whole[where], dtype))
-    return DistMatrix(local, A.grid, distribution, "F", shared=all_shared(local, A.grid))
+    cols = BlockCyclic.even(whole.shape[1], A.grid.shape[1])
+    X = empty_like(A, dtype, Distribution(A.distribution.rows, cols), "F")
+    set_elements(X.stored, np.asarray(whole[np.ix_(*X.indices())], dtype))
+    return X

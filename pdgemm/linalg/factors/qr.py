@@ -12,15 +12,13 @@ from pdgemm.errors import ArgumentError
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.distribution import Distribution
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.linalg.factors.householder import BLOCK, householder_qr
-from pdgemm.linalg.factors.operands import empty_like
-from pdgemm.linalg.factors.pivoted_qr import pivoted_qr
-from pdgemm.linalg.factors.tall_qr import PASSES, placed, tall_qr
+from pdgemm.linalg.factors.householder import BLOCK, householder_qr, pivoted_qr
+from pdgemm.linalg.factors.operands import check_operand, empty_like
+from pdgemm.linalg.factors.tall_qr import PASSES, beneath, placed, tall_qr
 from pdgemm.linalg.ranges import Measured, in_range, times
 from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_name
-from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator
+from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import QRMethod, QRMode
 from pdgemm.support.agreement import together
@@ -35,14 +33,6 @@ class _Columns(Measured):
         low, high = super().limits(kind, values)
         squares = low // 2 + 2 * int(kind.nmant), high // 2 - 16  # also of smaller columns, and of 2^16 rows
         return squares if str(values.get("method")) == "cholesky" else (low, high)
-
-
-def _scaled(result: Any, exponent: int) -> Any:
-    """Return the result of `qr` with R, its last matrix, multiplied by 2^exponent.  Collective."""
-    if isinstance(result, DistMatrix):
-        return times(result, exponent)
-    at = max(number for number, x in enumerate(result) if isinstance(x, DistMatrix))
-    return (*result[:at], times(result[at], exponent), *result[at + 1 :])
 
 
 @overload
@@ -63,7 +53,6 @@ def qr(
 def qr(
     A: DistMatrix, *, mode: Literal["r"], method: QRMethod = "auto", pivoting: Literal[True]
 ) -> tuple[DistMatrix, np.ndarray]: ...
-@in_range(_scaled, A=_Columns())
 def qr(A: DistMatrix, *, mode: QRMode = "reduced", method: QRMethod = "auto", pivoting: bool = False) -> Any:
     """Return Q, with orthonormal columns, and R, upper triangular, of A = Q R.  Collective over the grid of A.
 
@@ -83,7 +72,7 @@ def qr(A: DistMatrix, *, mode: QRMode = "reduced", method: QRMethod = "auto", pi
 
     pivoting : return also p, an array of n column numbers, the same on every rank, where A[:, p] = Q R, as
              scipy.linalg.qr; the method is "householder".  |r_jj| decreases, but for small factors, and is about as
-             large as the singular value s_j of most matrices: see `pdgemm.linalg.factors.pivoted_qr`.
+             large as the singular value s_j of most matrices: see `pdgemm.linalg.factors.householder`.
 
     The diagonal of R is real and >= 0 with each method, so that Q and R of full rank are the same on any number of
     ranks (the diagonal of LAPACK and NumPy may have any sign).  Q has the layout of A; R is on the same grid, with its
@@ -104,18 +93,23 @@ def qr(A: DistMatrix, *, mode: QRMode = "reduced", method: QRMethod = "auto", pi
     """
     start = perf_counter()
     with together(communicator(A=A)) as arguments:
-        check_matrices(A=A)
+        check_operand("A", A)
         arguments += ["qr", mode, method, bool(pivoting), A.distribution]
         as_name(mode, "mode", get_args(QRMode))
         as_name(method, "method", get_args(QRMethod))
-        check_dtype("A", A, dtypes.BLAS)
         if pivoting and method not in ("auto", "householder"):
             raise ArgumentError(f'columns are pivoted by method="householder", not by {method!r}')
+    Q, R, p = _factors(A, method, mode != "r", bool(pivoting), start)
+    results = (*(() if mode == "r" else (Q,)), R, *((p,) if pivoting else ()))
+    return results if len(results) > 1 else R
+
+
+@in_range(lambda factors, a: (factors[0], times(factors[1], a), factors[2]), A=_Columns())
+def _factors(A: DistMatrix, method: str, want_q: bool, pivoting: bool, start: float) -> tuple[Any, DistMatrix, Any]:
+    """Return Q, R and p as `qr`; with some methods also those that are not wanted.  Collective."""
     if pivoting or (fastest_method(A) if method == "auto" else method) == "householder":
-        Q, R, p = _by_reflections(A, mode != "r", bool(pivoting))
-        return (*((Q,) * (mode != "r")), R, p) if pivoting else R if mode == "r" else (Q, R)
-    Q, R = factored(A, method, start=start)
-    return R if mode == "r" else (Q, R)
+        return _by_reflections(A, want_q, pivoting)
+    return *factored(A, method, start=start), None
 
 
 def factored(
@@ -155,12 +149,6 @@ def _by_reflections(A: DistMatrix, want_q: bool = True, pivoting: bool = False) 
         if factor is not None:
             factor.report = steps.after(report)
     return Q, R, p
-
-
-def beneath(A: DistMatrix) -> Distribution:
-    """Return the distribution of R, (h, n), h = min(m, n): columns as those of A, rows as the first h columns of A."""
-    cols = A.distribution.cols
-    return Distribution(cols.window(0, min(A.shape)).over(A.grid.shape[0]), cols)
 
 
 def fastest_method(A: DistMatrix) -> str:

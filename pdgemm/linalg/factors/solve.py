@@ -15,8 +15,8 @@ from pdgemm.linalg.factors.cholesky import cho_solve, cholesky
 from pdgemm.linalg.factors.condition import one_norm, reciprocal, reciprocal_condition, regular
 from pdgemm.linalg.factors.lu import LU, check_regular, lu_factor, lu_solve, own_copy, permuted, rcond_by_lu
 from pdgemm.linalg.factors.operands import (
+    check_operand,
     check_right_side,
-    check_square,
     column,
     common_dtype,
     in_type,
@@ -33,7 +33,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.row_moves import ScalingSchedule
 from pdgemm.support.agreement import together
-from pdgemm.transport.panels.row_exchange import DivideRows
+from pdgemm.transport.panels.row_exchange import divide_rows
 
 STRUCTURES = {
     "gen": "general",
@@ -94,7 +94,7 @@ def solve(
     accuracy, SC 2006.
     """
     with together(communicator(A=A, B=B)) as arguments:
-        check_square(A)
+        check_operand("A", A, square=True, panels=True)
         kind = structure(assume_a)
         check_right_side(A, B)
         for name, x, wanted in (("A", A, overwrite_a), ("B", B, overwrite_b)):
@@ -165,7 +165,7 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
     is more accurate.
     """
     with together(communicator(A=A)) as arguments:
-        check_square(A)
+        check_operand("A", A, square=True, panels=True)
         kind = structure(assume_a)
         if overwrite_a:
             check_result("A", A, {})
@@ -245,13 +245,9 @@ def _over(X: Any, diagonal: np.ndarray) -> Any:
     if not isinstance(X, DistMatrix):
         return X / diagonal
     what = f"Solution with a diagonal, {shape_of(X)}"
-    _, X.report = run_panels(scaling_schedule(X), partial(DivideRows, diagonal=diagonal), {"A": X}, what)
+    schedule = ScalingSchedule(X.layout_in(X.grid), 0, RING.name, device=device_of(X))
+    _, X.report = run_panels(schedule, lambda task: partial(divide_rows, task, diagonal), {"A": X}, what)
     return X
-
-
-def scaling_schedule(X: DistMatrix) -> ScalingSchedule:
-    """Return the schedule of the division of each row of X by a number.  Local."""
-    return ScalingSchedule(X.layout_in(X.grid), 0, RING.name, device=device_of(X))
 
 
 @_scaled_back

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy  # whose packages, which take long to load, are loaded when they are first used
 
-from pdgemm.algorithms.panels.cholesky_qr import Passes, cholesky_qr
-from pdgemm.algorithms.panels.tsqr import factored_rows, tsqr
+from pdgemm.algorithms.panels.tall_panels import Passes, cholesky_qr, factored_rows, tsqr
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import LayoutError, LinAlgError
@@ -18,14 +17,13 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.run_report import RunReport, sent_and_received
+from pdgemm.linalg.factors.operands import check_operand, empty_like
 from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT
+from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, set_elements
 from pdgemm.local.blas.local_qr import multiply_in_place
-from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator, shape_of
+from pdgemm.matrix.argument_checks import communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.gather import block_index
-from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.schedules.panels.tsqr_schedule import TallSchedule, cholesky_pass, svd_of_triangle, tsqr_schedule
 from pdgemm.support.agreement import together
 from pdgemm.transport.panels.tree_messages import descend, to_all
@@ -65,16 +63,16 @@ def tall_qr(A: DistMatrix, method: str = "auto", passes: int = PASSES) -> TallQR
     """
     start = perf_counter()
     with together(communicator(A=A)) as arguments:
-        check_matrices(A=A)
-        check_dtype("A", A, dtypes.BLAS)
+        check_operand("A", A)
         if A.shape[0] < A.shape[1]:
             raise LayoutError(f"A must have at least as many rows as columns, but is {shape_of(A)} on a {A.grid} grid")
         arguments += ["QR of a tall matrix", method, A.distribution, A.dtype, A.order, A.device]
-    X, moves = _by_rows(A)
+    X, moves = A, tuple[RunReport, ...]()
+    if (by_rows := rows_only(A)) is not A.grid:
+        X = redistribute(A, grid=by_rows)
+        moves = (X.report.changed(name="A"),) if X.report else ()
     grid, comm, (m, n), device = X.grid, X.grid.comm, X.shape, devices.of(X.stored)
-    with together(comm):
-        Q = DistMatrix(new_array(X.stored.shape, X.dtype, "C", grid, device), grid, X.distribution)
-    Q.shared = all_shared(Q.stored, grid)
+    Q = empty_like(X, order="C")
     if grid.draft:
         for schedule in ([tsqr_schedule] if method == "tsqr" else [cholesky_pass] * passes) if n else ():
             grid.draft.add("A", schedule(*rows_of(X)))
@@ -178,13 +176,9 @@ def placed(factors: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, Di
     placed_q = not Q.same_layout(A) or Q.order != A.order
     if placed_q:
         Q = redistribute(Q, like=A)
-    layout = Distribution(A.distribution.cols.over(A.grid.shape[0]), A.distribution.cols)
+    R_ = empty_like(Q, distribution=beneath(A))
     with together(A.grid.comm):
-        local = new_array(layout.local_shape(A.grid.coords), Q.dtype, Q.order, A.grid)
-        R_ = DistMatrix(local, A.grid, layout, Q.order)
-        local[...] = R[block_index(*R_.indices())]
-    R_.shared = all_shared(local, A.grid)
-    R_ = R_.to_device(A.device)
+        set_elements(R_.stored, R[block_index(*R_.indices())])
     if A.grid.draft:
         return Q, R_
     report = report.changed(seconds=perf_counter() - start)
@@ -195,20 +189,17 @@ def placed(factors: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, Di
     return Q, R_
 
 
+def beneath(A: DistMatrix) -> Distribution:
+    """Return the distribution of R, (h, n), h = min(m, n): columns as those of A, rows as the first h columns of A."""
+    cols = A.distribution.cols
+    return Distribution(cols.window(0, min(A.shape)).over(A.grid.shape[0]), cols)
+
+
 def rows_of(X: DistMatrix) -> tuple[tuple[int, ...], tuple[int, ...], int, np.dtype]:
     """Return the ranks in the order of their rows of X, idle ranks last; their row counts; the columns; the type."""
     grid, counts = X.grid, [X.distribution.rows.count(i) for i in range(X.grid.shape[0])]
     idle = sorted({*range(grid.size)} - {*grid.rank_map})
     return (*grid.rank_map, *idle), (*counts, *[0] * len(idle)), X.shape[1], X.dtype
-
-
-def _by_rows(A: DistMatrix) -> tuple[DistMatrix, tuple[RunReport, ...]]:
-    """Return A, or a copy on the grid of `rows_only`, and the report of the redistribution, if any.  Collective."""
-    grid = rows_only(A)
-    if grid is A.grid:
-        return A, ()
-    copy = redistribute(A, grid=grid)
-    return copy, (copy.report.changed(name="A"),) if copy.report else ()
 
 
 def rows_only(A: DistMatrix) -> ProcessGrid:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,30 +13,28 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.instrument.run_report import RunReport
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.operands import (
+    check_operand,
     check_right_side,
-    check_square,
     column,
     common_dtype,
     empty_like,
     in_type,
     operand_description,
 )
-from pdgemm.linalg.ranges import DIAGONAL, ELEMENTS, Measured, in_range, times
-from pdgemm.local.arrays import device as devices
+from pdgemm.linalg.ranges import ELEMENTS, Measured, in_range, times
 from pdgemm.local.arrays.arguments import as_name, op_letter
 from pdgemm.matrix.argument_checks import as_scalar, check_result, communicator, op, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.names import Transpose
+from pdgemm.schedules.panels.factor_schedules import TriangularSchedule
 from pdgemm.schedules.panels.panel_schedule import is_balanced
-from pdgemm.schedules.panels.triangular_schedule import TriangularSchedule
 from pdgemm.support.agreement import together
 
 BLOCK = 128  # block size of working copies: large enough for BLAS, small enough for the ranks to share the last blocks
 PANEL = 256  # width of the widest panel, where blocks are as wide: one update is faster than two with narrower panels
 
 
-_TRIANGLE = Measured(DIAGONAL.diagonal, skipped=lambda values: bool(values.get("unit_diagonal")))
+_TRIANGLE = Measured(diagonal=True, unless="unit_diagonal")
 
 
 @in_range(lambda X, a, b: times(X, b - a), A=_TRIANGLE, B=ELEMENTS)
@@ -101,7 +99,7 @@ def inv_triangular(A: DistMatrix, *, lower: bool = False, unit_diagonal: bool = 
     """
     steps = Steps()
     with together(communicator(A=A)) as arguments:
-        check_square(A)
+        check_operand("A", A, square=True, panels=True)
         arguments += ["inv_triangular", A.distribution, A.dtype]
     base = A.grid.base
     identity = DistMatrix.eye(A.shape[0], grid=base, block=BLOCK, dtype=A.dtype, order=A.order, device=A.device)
@@ -116,8 +114,13 @@ def _triangular(
     """Return X of `solve_triangular`, or with the name "trmm" the product of `trmm`.  Collective over the grid of A."""
     steps, solves = Steps(), name != "trmm"
     with together(communicator(A=A, B=B)) as arguments:
-        check_square(A)
-        M, lower, right_side, dtype = posed(A, B, lower, trans, side)
+        check_operand("A", A, square=True, panels=True)
+        # with op(A) on the left: X op(A) = alpha B is op(A)^T X^T = alpha B^T
+        letter = op_letter(trans, "trans")
+        M, lower = op(A, letter), bool(lower) != (letter != "N")
+        check_right_side(A, B, as_name(side, "side", ("L", "R")))
+        M, lower, right_side = (M.T, not lower, B.T) if side == "R" else (M, lower, B)
+        dtype = common_dtype(A, B)
         if overwrite_b and isinstance(B, DistMatrix):
             check_result("B", B, {"A": A})
         alpha = as_scalar(alpha, dtype, "alpha")
@@ -127,7 +130,10 @@ def _triangular(
         M, moves = working_copy(M, BLOCK, False, False)
     right_side = column(right_side, M, dtype) if vector else right_side
     X, more = _right_side(right_side, M, dtype, solves and (overwrite_b or vector))
-    schedule = triangular_schedule(M, X, lower, solves, name == "inv_triangular")
+    layout, inverse = M.layout_in(M.grid), name == "inv_triangular"
+    schedule = TriangularSchedule(
+        layout, PANEL, can_read(M, X), X.layout_in(M.grid), lower, solves, inverse=inverse, device=device_of(M)
+    )
     what = f"{'Solution' if solves else 'Product'} with a triangle ({shape_of(A)}), {shape_of(X)}"
     matrices, executor = {"A": M, "B": X}, TriangularSolve if solves else TriangularProduct
     if not solves:
@@ -149,53 +155,11 @@ def _triangular(
     return X
 
 
-class Posed(NamedTuple):
-    """A triangular system or product in the form of the panel algorithms: M on the left of X or B, and the common type.
-
-    lower : M is lower triangular.   B : the right-hand side, a matrix or a vector.
-    """
-
-    M: DistMatrix
-    lower: bool
-    B: Any
-    dtype: np.dtype
-
-
-def posed(A: DistMatrix, B: Any, lower: bool, trans: str, side: str) -> Posed:
-    """Return the system with op(A) on the left: X op(A) = alpha B is op(A)^T X^T = alpha B^T.  Local; checks B."""
-    letter = op_letter(trans, "trans")
-    M, lower = op(A, letter), bool(lower) != (letter != "N")
-    check_right_side(A, B, as_name(side, "side", ("L", "R")))
-    if side == "R":
-        M, lower, B = M.T, not lower, B.T
-    return Posed(M, lower, B, common_dtype(A, B))
-
-
-def distribution_beside(B: DistMatrix, M: DistMatrix) -> Distribution:
-    """Return a distribution of B on M's grid, with rows distributed as M's: B's own if its rows are.  Local."""
-    rows, here = M.distribution.rows, B.layout_in(M.grid)
-    if here.grid == M.layout_in(M.grid).grid and here.distribution.rows.canonical == rows.canonical:
-        return B.distribution
-    return Distribution(rows, BlockCyclic.even(B.shape[1], M.grid.shape[1]))
-
-
-def triangular_schedule(
-    M: DistMatrix, X: DistMatrix, lower: bool, solves: bool, inverse: bool = False
-) -> TriangularSchedule:
-    """Return the schedule of M X = B, or of the product M B, or of M X = I with `inverse`.  Local.
-
-    X : holds B, on the grid of M, with rows distributed as those of M.   solves : M X = B, otherwise M B.
-    """
-    A, B = M.layout_in(M.grid), X.layout_in(M.grid)
-    return TriangularSchedule(A, PANEL, can_read(M, X), B, lower, solves, inverse=inverse, device=device_of(M))
-
-
 def _right_side(B: DistMatrix, M: DistMatrix, dtype: np.dtype, overwrite: bool) -> tuple[DistMatrix, list[RunReport]]:
     """Return B or a copy, on M's grid with rows distributed as M's, and the report of the move, if any.  Collective."""
-    distribution = distribution_beside(B, M)
-    if distribution is B.distribution:
+    rows, here = M.distribution.rows, B.layout_in(M.grid)
+    if here.grid == M.layout_in(M.grid).grid and here.distribution.rows.canonical == rows.canonical:
         return working_copy(B, BLOCK, True, overwrite, dtype=dtype)
-    local = new_array(distribution.local_shape(M.grid.coords), dtype, B.order, M.grid, devices.of(B.stored))
-    X = DistMatrix(local, M.grid, distribution, B.order, shared=all_shared(local, M.grid))
+    X = empty_like(M, dtype, Distribution(rows, BlockCyclic.even(B.shape[1], M.grid.shape[1])), B.order)
     B.redistribute(X)
     return X, [X.report]

@@ -10,11 +10,11 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.linalg.factors.cholesky import cholesky
-from pdgemm.linalg.factors.operands import empty_like
+from pdgemm.linalg.factors.operands import check_operand, empty_like
 from pdgemm.linalg.functions.polar import inverse, polar
-from pdgemm.linalg.work import Work, add_to_diagonal, check_operand, check_protection, near_one
+from pdgemm.linalg.work import Work, add_to_diagonal, check_protection, near_one, started
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.arguments import as_count, as_name, as_real, as_whole
+from pdgemm.local.arrays.arguments import as_count, as_real, as_whole
 from pdgemm.local.blas.orthogonal_stacks import MUON, STEPS, coefficients_of_steps
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -135,10 +135,7 @@ def expm(A: DistMatrix, *, protect: Protection | None = None) -> DistMatrix:
     Error: the result is e^(A + E) with |E| <= eps |A|, up to the rounding errors of the products.
     Bader, Blanes & Casas, Mathematics 7(12), 2019; Al-Mohy & Higham, SIAM J. Matrix Anal. Appl. 31(3), 2009.
     """
-    with together(communicator(A=A)) as arguments:
-        check_operand("A", A, square=True)
-        arguments += ["expm", A.distribution, A.dtype, check_protection(protect, A)]
-    work, size, halvings = Work("expm", protect), A.norm(1), 0
+    work, size, halvings = started("expm", A, protect), A.norm(1), 0
     if not isfinite(size):  # because of an element, or of a sum
         near_one("A", A)
         halvings = len(A).bit_length() + 1
@@ -215,11 +212,7 @@ def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen", protect: Pr
     definite ("pos"), is singular, or has NaN or infinite elements, or the iteration does not converge in 60 steps.
     Higham, Functions of Matrices, 2008, algorithm 6.21 and (6.29).
     """
-    with together(communicator(A=A)) as arguments:
-        check_operand("A", A, square=True)
-        as_name(assume_a, "assume_a", ("gen", "pos"))
-        arguments += ["sqrtm", A.distribution, A.dtype, assume_a, check_protection(protect, A)]
-    work = Work("sqrtm", protect)
+    work = started("sqrtm", A, protect, assume_a=(assume_a, ("gen", "pos")))
     near, far = near_one("A", A)
     W = A * near * far
     if assume_a == "pos":

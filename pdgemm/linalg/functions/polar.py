@@ -13,13 +13,10 @@ from pdgemm.linalg.factors.operands import empty_like, is_reachable
 from pdgemm.linalg.factors.solve import inv
 from pdgemm.linalg.factors.triangular import solve_triangular
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
-from pdgemm.linalg.work import Work, add_to_diagonal, check_operand, check_protection, near_one, random
+from pdgemm.linalg.work import Work, add_to_diagonal, near_one, random, started
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.arguments import as_name
-from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
-from pdgemm.support.agreement import together
 
 _LEAST = 0.0484  # lower bound of the singular values for which the weight c of a step is 100
 _MOST = 60  # the most steps; 16 are enough for a condition number of 1e16
@@ -49,10 +46,7 @@ def polar(A: DistMatrix, *, protect: Protection | None = None) -> tuple[DistMatr
     Nakatsukasa, Bai & Gygi, SIAM J. Matrix Anal. Appl. 31(5), 2010; Nakatsukasa & Higham, SIAM J. Sci. Comput. 35(3),
     2013, (5.5) to (5.7).
     """
-    with together(communicator(A=A)) as arguments:
-        check_operand("A", A)
-        arguments += ["polar", A.distribution, A.dtype, check_protection(protect, A)]
-    work, tall = Work("polar", protect), A.shape[0] >= A.shape[1]
+    work, tall = started("polar", A, protect, square=False), A.shape[0] >= A.shape[1]
     U, steps, orthogonality = unitary_factor(work, A if tall else A.H)
     U = U if tall else work.did(U.H.redistribute(like=A))
     P = work.product(1, U.H, A)
@@ -146,11 +140,7 @@ def matrix_sign(
     converge in 60 steps, or elements are NaN or infinite.
     Higham, Functions of Matrices, 2008, (5.34) and 5.8.
     """
-    with together(communicator(A=A)) as arguments:
-        check_operand("A", A, square=True)
-        as_name(assume_a, "assume_a", ("gen", "her"))
-        arguments += ["matrix_sign", A.distribution, A.dtype, assume_a, check_protection(protect, A)]
-    work = Work("matrix_sign", protect)
+    work = started("matrix_sign", A, protect, assume_a=(assume_a, ("gen", "her")))
     if assume_a == "her":
         X, steps, _ = unitary_factor(work, A)
     else:

@@ -8,20 +8,19 @@ import numpy as np
 
 from pdgemm.gemm import pdgemm
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.linalg.factors.householder import BLOCK, apply_reflectors, householder_qr
+from pdgemm.linalg.factors.householder import BLOCK, apply_reflectors, householder_qr, pivoted_factor
 from pdgemm.linalg.factors.lu import own_copy, permuted
-from pdgemm.linalg.factors.operands import check_right_side, column, common_dtype, in_type, to_one
-from pdgemm.linalg.factors.pivoted_qr import pivoted_factor
+from pdgemm.linalg.factors.operands import check_operand, check_right_side, column, common_dtype, in_type, to_one
 from pdgemm.linalg.factors.tall_qr import svd_on_all, tall_qr
 from pdgemm.linalg.factors.triangular import solve_triangular
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
-from pdgemm.linalg.singular.full_svd import all_triplets, are_shared
 from pdgemm.linalg.singular.singular_values import rank_above
+from pdgemm.linalg.singular.svd import all_triplets, are_shared
 from pdgemm.linalg.work import Work, near_one, on_one_rank
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_name, as_real
 from pdgemm.local.blas.local_qr import LeadingTriangle
-from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator, shape_of
+from pdgemm.matrix.argument_checks import communicator, shape_of
 from pdgemm.matrix.array_functions import triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import LstsqDriver
@@ -71,8 +70,7 @@ def lstsq(
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.5.
     """
     with together(communicator(A=A, B=B)) as arguments:
-        check_matrices(A=A)
-        check_dtype("A", A, dtypes.BLAS)
+        check_operand("A", A)
         check_right_side(A, B)
         dtype, vector = common_dtype(A, B), not isinstance(B, DistMatrix)
         rcond = max(A.shape) * dtypes.eps(dtype) if rcond is None else as_real(rcond, "rcond")

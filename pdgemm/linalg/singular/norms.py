@@ -13,10 +13,10 @@ from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.cholesky import cho_solve, cholesky
 from pdgemm.linalg.factors.condition import inverse_norm
 from pdgemm.linalg.factors.lu import lu_factor, lu_solve
-from pdgemm.linalg.factors.operands import is_reachable, to_one
+from pdgemm.linalg.factors.operands import check_operand, is_reachable, to_one
 from pdgemm.linalg.ranges import ELEMENTS, EQUILIBRATED, Scale, in_range, times
-from pdgemm.linalg.singular.bidiagonal import singular_values
-from pdgemm.linalg.work import check_operand, largest_part, on_one_rank
+from pdgemm.linalg.singular.singular_values import singular_values
+from pdgemm.linalg.work import largest_part, on_one_rank
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_name, as_real, shown
 from pdgemm.local.arrays.element_functions import element_function

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
+from pdgemm.algorithms.panels.band_panels import BidiagonalBand
 from pdgemm.errors import ArgumentError
-from pdgemm.linalg.singular.bidiagonal import singular_values
+from pdgemm.linalg.eigen.tridiagonal_form import reduced_to_band
+from pdgemm.linalg.factors.householder import householder_qr
+from pdgemm.linalg.factors.operands import check_operand
+from pdgemm.linalg.factors.tall_qr import svd_on_all, tall_qr
+from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.singular.svd import svd
-from pdgemm.linalg.work import Work, check_operand, near_one
+from pdgemm.linalg.work import Work, near_one, on_one_rank
+from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_real
+from pdgemm.local.blas.band import singular_values_of_band
 from pdgemm.matrix.argument_checks import communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.schedules.panels.band_schedule import BidiagonalBandSchedule
 from pdgemm.support.agreement import together, warn_together
 from pdgemm.support.text import counted
+
+SMALL = 128  # largest number of values that one rank has from the triangle of a QR factorisation
 
 
 def svdvals(A: DistMatrix) -> np.ndarray:
@@ -34,6 +44,38 @@ def svdvals(A: DistMatrix) -> np.ndarray:
         check_operand("A", A)
         arguments += ["svdvals", A.distribution, A.dtype]
     return singular_values(A)
+
+
+@in_range(lambda s, a: times(s, a), A=ELEMENTS)
+def singular_values(A: DistMatrix) -> np.ndarray:
+    """Return all singular values of A in descending order, the same on every rank.  Collective over the grid of A.
+
+    A : DistMatrix (m, n); unchanged.   Raises LinAlgError on all ranks where an element is NaN or infinite.
+    Cost: that of `through_band` or, up to 128 values and on a device, of `svd_of_tall` without its products.
+    """
+    if 0 in A.shape:
+        return np.zeros(0, np.finfo(A.dtype).dtype)
+    near_one("A", A)  # raises where an element is NaN or infinite
+    tall = A if A.shape[0] >= A.shape[1] else A.H
+    if tall.shape[1] <= SMALL or A.device != devices.HOST:
+        return svd_on_all(tall_qr(tall))[1].copy()
+    return through_band(Work("svdvals"), tall)
+
+
+def through_band(work: Work, A: DistMatrix) -> np.ndarray:
+    """Return all singular values of A in descending order, the same on every rank.  Collective over the grid of A.
+
+    A : DistMatrix (m, n), m >= n, on the host; unchanged.
+
+    Cost: (4 m n^2 - 4/3 n^3)/P flops in products, or 2 m n^2 + 2 n^3 by a QR factorisation first where m > 5/3 n, and
+    6 n^2 b flops on one rank; about m n words in for each rank of few, and those of sums along grid rows and columns.
+    """
+    m, n = A.shape
+    if 3 * m > 5 * n:
+        _, A = householder_qr(A, want_q=False)
+        work.did(A)
+    band, _ = reduced_to_band(work, A, BidiagonalBandSchedule, BidiagonalBand, below=False)
+    return on_one_rank(A, singular_values_of_band, band)
 
 
 def matrix_rank(A: DistMatrix, tol: float | None = None, *, rtol: float | None = None) -> int:

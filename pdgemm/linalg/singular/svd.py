@@ -1,4 +1,12 @@
-"""Singular value decompositions: the largest singular values, with bounds of their errors, or all of a tall matrix."""
+"""Singular value decompositions: the largest singular values, with bounds of their errors, or all of them.
+
+All of them by LAPACK on one rank, or by eigenvectors of A^H A and QR factorisations.
+With the eigenvectors V of A^H A, columns of A V = Q R have inner products of about n eps s_1^2, and the lengths s_i.
+So row i of R has elements of about n eps s_1^2 / s_i beside its diagonal: those of the values above s_1 / 8 are within
+8 n eps s_1, and are dropped.  The values below have a triangle of their own, R_22, which is factored in the same way.
+All transformations are unitary, so errors are those of the dropped elements and of rounding, whatever the condition.
+QR as a step before a decomposition: Drmac & Veselic, SIAM J. Matrix Anal. Appl. 29(4), 2008.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +18,14 @@ import numpy as np
 from pdgemm.algorithms.product_options import Streamed
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.linalg.eigen.eigh import eigh
+from pdgemm.linalg.factors.householder import apply_reflectors, householder_factor, householder_qr
+from pdgemm.linalg.factors.operands import check_operand, empty_like
+from pdgemm.linalg.factors.rank_k import herk
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
-from pdgemm.linalg.singular.full_svd import all_triplets, completed
 from pdgemm.linalg.singular.golub_kahan import BLOCKS, LinearMap, Tempered, leading_space, missing
-from pdgemm.linalg.work import Work, check_operand, check_protection, near_one
+from pdgemm.linalg.work import Work, check_protection, near_one
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_count, as_real, as_seed
@@ -24,6 +35,8 @@ from pdgemm.names import Protection
 from pdgemm.support.agreement import together, warn_together
 from pdgemm.support.text import counted
 
+ON_ONE_RANK = 512  # largest order for which LAPACK on one rank is faster than products on a few
+LEAST = 1 / 8  # of the singular values whose vectors A^H A yields, in units of the largest one
 ROUNDING = 100  # errors up to this multiple of eps of the type count as rounding errors
 
 
@@ -206,7 +219,8 @@ def triplets_by_steps(work: Work, W: LinearMap, search: SvdSearch) -> Triplets:
     basis, ritz, done = leading_space(work, W, k, width, target, steps, (2 * seed + 1) % 2**64)
     Y = W.times(work, basis)
     U, s, Gh = svd_of_tall(Y)
-    V = work.product(1, basis, work.did(Gh).H, C=empty_right_vectors(W.A, k))
+    V = DistMatrix.empty((W.A.shape[1], k), grid=W.A.grid.base, dtype=W.A.dtype, device=W.A.device)
+    work.product(1, basis, work.did(Gh).H, C=V)
     R = work.product(1, Y, Gh.H, -1, U * s)  # A V - U diag(s), without one more product with A
     return _bounded(work, W, (U, s, V), R, (ritz.s[k:], ritz.residuals[k:]), done)
 
@@ -224,11 +238,6 @@ def _all(work: Work, A: DistMatrix, full_matrices: bool) -> tuple[DistMatrix, np
 def is_small(A: DistMatrix, k: int, oversample: int) -> bool:
     """Would a full basis and one more block have at least as many columns as the whole space?"""
     return min(A.shape) <= (BLOCKS + 1) * (k + oversample)
-
-
-def empty_right_vectors(A: DistMatrix, k: int) -> DistMatrix:
-    """Return an uninitialised matrix for k right singular vectors of A, (n, k), on A's grid.  Collective."""
-    return DistMatrix.empty((A.shape[1], k), grid=A.grid.base, dtype=A.dtype, device=A.device)
 
 
 def _bounded(
@@ -263,3 +272,64 @@ def _gram(work: Work, X: DistMatrix, Y: DistMatrix) -> np.ndarray:
     wide = np.result_type(X.dtype, np.float64)
     C = DistMatrix.empty((X.shape[1], Y.shape[1]), grid=X.grid.base, dtype=wide, device=X.device)
     return work.product(1, X.H, Y, 0, C).allgather()
+
+
+def all_triplets(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
+    """Return U, s and V^H with A = U diag(s) V^H, U (m, k), V^H (k, n), k = min(m, n).  Collective over A.grid."""
+    m, n = A.shape
+    if 0 in A.shape:
+        return empty_like(A)[:, :0], np.zeros(0, np.finfo(A.dtype).dtype), empty_like(A)[:0, :]
+    if m < n:
+        W, s, Gh = all_triplets(work, A.H)
+        return Gh.H, s, W.H
+    if not are_shared(A):
+        U, s, Vh = svd_of_tall(A)
+        return work.did(U), s, Vh
+    if 2 * m > 3 * n:
+        Q, R = householder_qr(A)  # no rank has all of R
+        assert Q is not None
+        U, s, Vh = all_triplets(work, work.did(R))
+        return work.product(1, Q, U, C=empty_like(A)), s, Vh
+    near, far = near_one("A", A)
+    U, s, V = _by_gram_matrix(work, A * near * far)
+    return U, np.minimum.accumulate(s) / near / far, V.H
+
+
+def _by_gram_matrix(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
+    """Return U, s, in descending order up to rounding, and V, where the largest element of A is about 1.  Collective.
+
+    Cost for n > 512: that of eigh, and 2 mn^2 flops for the products and 4 mn^2 for Q; again for R_22, if it is large.
+    """
+    w, V = eigh(work.did(herk(-1.0, A, uplo="L", trans="C")))  # of -A^H A: the largest singular values come first
+    Q, R = householder_qr(work.product(1, A, work.did(V)))
+    assert Q is not None
+    diagonal, n = work.did(R).diagonal().real, len(R)
+    large = A.grid.expected(int(np.count_nonzero(w <= LEAST**2 * w[0])), n)
+    Q *= np.where((diagonal < 0) & (np.arange(n) < large), -1, 1).astype(A.dtype)
+    s = abs(diagonal[:large])
+    if large < n:
+        U2, s2, V2h = all_triplets(work, R[large:, large:])
+        for X, factor in ((Q, U2), (V, V2h.H)):
+            work.copy(work.product(1, X[:, large:], factor), X[:, large:])
+        s = np.append(s, s2)
+    return Q, s, V
+
+
+def are_shared(A: DistMatrix) -> bool:
+    """Do the ranks share the singular vectors of A, and the work?  Otherwise every rank holds min(m, n)^2 words."""
+    return min(A.shape) > ON_ONE_RANK and A.grid.size > 1 and A.device == devices.HOST
+
+
+def completed(work: Work, U: DistMatrix) -> DistMatrix:
+    """Return a unitary matrix (m, m) whose first columns are U (m, k), on the host.  Collective over the grid of U.
+
+    Cost: 2 m k^2 flops for the reflections of U, and 4 m k (m - k) for the other columns.
+    """
+    m, k = U.shape
+    F, tau = householder_factor(U)
+    work.did(F)
+    whole = DistMatrix.eye(m, grid=U.grid, block=U.block, dtype=U.dtype)
+    rest = whole[:, k:]
+    apply_reflectors(F, tau, rest, False, work.did)
+    work.copy(U, whole[:, :k])
+    return whole

@@ -1,16 +1,16 @@
-"""The schedule of the reduction of a Hermitian matrix to a band, A = Q B Q^H."""
+"""The schedules of the reductions to a band: of a Hermitian matrix, A = Q B Q^H, and of any matrix, A = Q B P^H."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-
-import numpy as np
+from typing import NamedTuple
 
 from pdgemm.schedules.collectives.collective import Collective, even_parts
-from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule
-from pdgemm.schedules.rounds import Round, counts_of, grid_of, products
+from pdgemm.schedules.collectives.vectors import SideBySide
+from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, window_gathering
+from pdgemm.schedules.rounds import Round, grid_of, products
 from pdgemm.schedules.schedule import Buffers
 
 SMALLEST = 128  # columns of the tiles on the diagonal
@@ -33,8 +33,7 @@ class BandSchedule(PanelSchedule):
 
     @property
     def flops(self) -> int:
-        n = self.n
-        return (4 if self.A.dtype.kind == "c" else 1) * 4 * n**3 // 3
+        return self.real_flops * 4 * self.n**3 // 3
 
     @cached_property
     def reduced(self) -> tuple[Panel, ...]:
@@ -45,16 +44,9 @@ class BandSchedule(PanelSchedule):
         """Return the number of reflectors of a panel: columns of V."""
         return min(panel.width, self.n - panel.stop)
 
-    def behind(self, panel: Panel) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of rows in each grid row, and of columns in each grid column, behind a panel."""
-        rows, cols = (x.window(panel.stop, self.n) for x in (self.A.distribution.rows, self.A.distribution.cols))
-        return counts_of(rows), counts_of(cols)
-
     def gathering(self, panel: Panel) -> Collective:
         """Return the all-gather of the rows of a panel, in the order of the ranks and their rows."""
-        counts = np.zeros(self.grid.shape, int)
-        counts[:, panel.col] = self.behind(panel)[0] * panel.width
-        return Collective("all_gather", "bruck", self.A.rank_map, tuple(counts.ravel().tolist()), self.A.dtype)
+        return window_gathering(self.A, (panel.stop, self.n), (panel.start, panel.stop))
 
     def summing(self, panel: Panel) -> Collective:
         """Return the all-reduce of A V."""
@@ -64,8 +56,8 @@ class BandSchedule(PanelSchedule):
     def rounds(self) -> Iterator[Round]:
         grid = grid_of(self.A)
         for panel in self.reduced:
-            (m_loc, n_loc), m, k = self.behind(panel), self.n - panel.stop, self.reflectors(panel)
-            triangle = m_loc[:, None], (n_loc[None, :] + 1) // 2
+            m, k = self.n - panel.stop, self.reflectors(panel)
+            triangle = self.rows_from(panel.stop)[:, None], (self.cols_from(panel.stop)[None, :] + 1) // 2
             yield from self.gathering(panel).rounds()
             yield Round([], products(grid, m, panel.width, 2 * k) + products(grid, *triangle, 2 * k))
             yield from self.summing(panel).rounds()
@@ -73,14 +65,87 @@ class BandSchedule(PanelSchedule):
 
     def buffers(self, rank: int | None) -> Buffers:
         (m_loc, n_loc), w, n = self.A.local_shape(rank), self.widest, self.n
-        words = {
-            "panel": n * w,
-            "reflectors": n * w,
-            "triangles": 2 * w * w,
-            "sums": n * w,
-            "W": n * w,
-            "of rows": 2 * m_loc * w,
-            "of columns": 2 * n_loc * w,
-            "tile": SMALLEST**2 * 4,
-        }
-        return {name: (size * (rank is None or rank in self.A.rank_map), self.A.dtype) for name, size in words.items()}
+        words = dict.fromkeys(("gathered", "reflectors", "sums", "W"), n * w)
+        words |= {"of rows": 2 * m_loc * w, "of columns": 2 * n_loc * w}
+        return self.on_grid(rank, words | {"triangles": 2 * w * w, "tile": SMALLEST**2 * 4})
+
+
+class OneSide(NamedTuple):
+    """The reflections of a panel from one side: of X = A, or of X = A^T, where the rows of a panel are columns of X.
+
+    start : the columns of X in the panel are factored from this row of X on.   reflectors : so many of them.
+    """
+
+    panel: Panel
+    transposed: bool
+    start: int
+    reflectors: int
+
+
+@dataclass(frozen=True)
+class BidiagonalBandSchedule(PanelSchedule):
+    """Panels of columns and of rows are gathered by all ranks in turn, factored, and reflect what lies behind them.
+
+    A panel of columns, from its diagonal block on, is (I - V T V^H) R.  The ranks of a grid column sum V^H A for their
+    columns, and subtract V T^H V^H A.  Then the transpose of the panel's rows, behind its diagonal block, is factored
+    in the same way; the ranks of a grid row sum V^H A^T for their rows, and subtract V T^H V^H A^T from A^T.
+
+    A (m, n), m >= n, is in square blocks, of which `width` is the size and the number of diagonals above the main one.
+    Words per rank on Pr x Pc: m n - n^2/2 + n^2/2 in panels, and at most 2 (n^2/2)/Pc + 2 (m n - n^2/2)/Pr in sums.
+    """
+
+    algorithm = "bidiagonal band"
+    lookahead = 0
+
+    @property
+    def flops(self) -> int:
+        m, n = self.A.distribution.shape
+        return self.real_flops * (4 * m * n * n - 4 * n**3 // 3)
+
+    @cached_property
+    def sides(self) -> tuple[OneSide, ...]:
+        """The reflections of all panels, in their order."""
+        both = (
+            (OneSide(x, False, x.start, x.width), OneSide(x, True, x.stop, min(x.width, self.n - x.stop)))
+            for x in self.steps
+        )
+        return tuple(side for pair in both for side in pair if side.reflectors)
+
+    def factored(self, side: OneSide) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return the rows and the columns of A that are factored."""
+        panel, whole = (side.panel.start, side.panel.stop), self.A.distribution.shape
+        return (panel, (side.start, whole[1])) if side.transposed else ((side.start, whole[0]), panel)
+
+    def gathering(self, side: OneSide) -> Collective:
+        """Return the all-gather of what is factored, rank by rank."""
+        return window_gathering(self.A, *self.factored(side))
+
+    def sums(self, side: OneSide) -> SideBySide:
+        """Return the all-reduce of V^H X, in each grid column of X."""
+        lines, counts = grid_of(self.A), self.rows_from(side.panel.stop)
+        if not side.transposed:
+            lines, counts = lines.T, self.cols_from(side.panel.stop)
+        words, q = (counts * side.reflectors).tolist(), lines.shape[1]
+        return SideBySide(
+            tuple(
+                Collective("all_reduce", "halving", tuple(ranks), even_parts(number, q), self.A.dtype)
+                for ranks, number in zip(lines.tolist(), words)
+                if number
+            )
+        )
+
+    def rounds(self) -> Iterator[Round]:
+        grid, shape = grid_of(self.A), self.A.distribution.shape
+        for side in self.sides:
+            k, height, w = side.reflectors, shape[side.transposed] - side.start, side.panel.width
+            below, right = self.rows_from(side.start)[:, None], self.cols_from(side.panel.stop)[None, :]
+            yield from self.gathering(side).rounds()
+            yield Round([], products(grid, height, w, 2 * k) + products(grid, below, right, k))
+            yield from self.sums(side).rounds()
+            yield Round([], products(grid, below, right, k))
+
+    def buffers(self, rank: int | None) -> Buffers:
+        (m_loc, n_loc), w, longest = self.A.local_shape(rank), self.widest, max(self.A.distribution.shape)
+        words = {"gathered": longest * w, "reflectors": longest * w, "triangles": 2 * w * w}
+        words |= dict.fromkeys(("local reflectors", "sums", "multiplied sums"), max(m_loc, n_loc) * w)
+        return self.on_grid(rank, words)

@@ -13,7 +13,7 @@ import numpy as np
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.panel_schedule import PanelSchedule
-from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece, products
+from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece, grid_of, products
 from pdgemm.schedules.schedule import Buffers
 
 MOST_SWEEPS = 8  # in a group: more of them save messages, and fewer of them start the last rank earlier
@@ -129,7 +129,7 @@ class ChaseSchedule(PanelSchedule):
 
     @property
     def flops(self) -> int:
-        return (4 if self.A.dtype.kind == "c" else 1) * 6 * self.n**2 * self.width
+        return self.real_flops * 6 * self.n**2 * self.width
 
     @property
     def events(self) -> int:
@@ -153,12 +153,8 @@ class ChaseSchedule(PanelSchedule):
                     sent.append((p, before, (columns.stop - columns.start) * high))
             source, target, words = np.array(sent, np.int64).reshape(-1, 3).T
             moves = [Messages(RING.name, ranks[source], ranks[target], words, size, LINE)] if sent else []
-            yield Round(moves, [WorkPiece((self._by_rank(chase.counts(G)), self.width**2, _PASSES), MEMORY)])
-
-    def _by_rank(self, values: list[int]) -> np.ndarray:
-        sizes = np.zeros(1 + self.last_rank, np.int64)
-        sizes[list(self.A.rank_map)] = values
-        return sizes
+            tasks = self.by_rank(np.reshape(chase.counts(G), self.grid.shape))
+            yield Round(moves, [WorkPiece((tasks, self.width**2, _PASSES), MEMORY)])
 
     @cached_property
     def task_counts(self) -> np.ndarray:
@@ -166,8 +162,7 @@ class ChaseSchedule(PanelSchedule):
         return np.array([self.chase.counts(G) for G in range(self.chase.groups)]).reshape(-1, self.chase.ranks)
 
     def buffers(self, rank: int | None) -> Buffers:
-        active = rank is None or rank in self.A.rank_map
-        return {"last reflections": (2 * self.chase.group * (self.width + 1) * active, self.A.dtype)}
+        return self.on_grid(rank, {"last reflections": 2 * self.chase.group * (self.width + 1)})
 
     def kept(self, rank: int) -> int:
         """Return the words of the reflections that a rank carries out, and keeps."""
@@ -190,7 +185,7 @@ class BackChaseSchedule(PanelSchedule):
     @property
     def flops(self) -> int:
         n, k = self.A.distribution.shape
-        return (4 if self.A.dtype.kind == "c" else 1) * 2 * n**2 * k
+        return self.real_flops * 2 * n**2 * k
 
     @property
     def widest(self) -> int:
@@ -222,18 +217,14 @@ class BackChaseSchedule(PanelSchedule):
         return Collective("all_gather", "bruck", self.chased.A.rank_map, tuple(counts.tolist()), self.chased.A.dtype)
 
     def rounds(self) -> Iterator[Round]:
-        columns = np.array([self.A.distribution.cols.count(p) for p in range(self.A.distribution.cols.parts)])
-        grid = np.array(self.A.rank_map)[None]
         for section in self.sections:
             tasks = int(self.chased.task_counts[section.start : section.stop].sum())
             yield from self.gathering(section).rounds()
-            yield Round([], products(grid, 2 * tasks, columns[None], self.width + self.sweeps))
+            yield Round([], products(grid_of(self.A), 2 * tasks, self.cols_from(0)[None], self.width + self.sweeps))
 
     def buffers(self, rank: int | None) -> Buffers:
         chase, n_loc = self.chased.chase, self.A.local_shape(rank)[1]
         sweeps = self.sweeps
         gathered = max((self.gathering(x).words for x in self.sections), default=0)
         blocks = (-(-chase.n // max(1, chase.b))) * (self.width + sweeps) * sweeps
-        active = rank is None or rank in self.A.rank_map
-        words = {"gathered": gathered, "blocks": blocks, "products": 2 * sweeps * n_loc}
-        return {name: (size * active, self.A.dtype) for name, size in words.items()}
+        return self.on_grid(rank, {"gathered": gathered, "blocks": blocks, "products": 2 * sweeps * n_loc})

@@ -1,4 +1,7 @@
-"""The schedules of the QR factorisation by blocked Householder reflections, A = Q R, and of the reflectors of Q."""
+"""The schedules of the QR factorisation by blocked Householder reflections, A = Q R, and of the reflectors of Q.
+
+Also with column pivoting, by pivots that one rank chooses in a sketch.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,18 @@ from functools import cached_property
 
 import numpy as np
 
-from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Layout
 from pdgemm.schedules.collectives.collective import Collective
-from pdgemm.schedules.mover_registry import RING
-from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, carried, diagonal_panels
-from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, counts_of, grid_of, messages, products
+from pdgemm.schedules.panels.panel_schedule import (
+    INDEX,
+    Panel,
+    PanelSchedule,
+    carried,
+    diagonal_panels,
+    window_gathering,
+)
+from pdgemm.schedules.panels.row_moves import RowMoves
+from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, counts_of, grid_of, products, signals
 from pdgemm.schedules.schedule import Buffers
 
 
@@ -45,20 +54,16 @@ class HouseholderSchedule(PanelSchedule):
         k = min(m, n) if self.columns is None else self.columns
         reals = 4 * m * n * k - 2 * (m + n) * k * k - -4 * k**3 // 3
         reals += self.wants_q * (2 * k * k * m - 2 * k**3 // 3)
-        return (4 if self.A.dtype.kind == "c" else 1) * reals
+        return self.real_flops * reals
 
     @cached_property
     def steps(self) -> tuple[Panel, ...]:
-        return diagonal_panels(self.rows, self.A.distribution.cols, self.width, self.columns)
-
-    @property
-    def rows(self) -> BlockCyclic:
-        return self.A.distribution.rows
+        return diagonal_panels(self.rows, self.cols, self.width, self.columns)
 
     @cached_property
     def heights(self) -> dict[Panel, np.ndarray]:
         """The number of rows from each panel's start on, in each grid row."""
-        return {panel: counts_of(self.rows.window(panel.start, self.rows.n)) for panel in self.steps}
+        return {panel: self.rows_from(panel.start) for panel in self.steps}
 
     @cached_property
     def places(self) -> dict[Panel, list[slice]]:
@@ -100,23 +105,17 @@ class HouseholderSchedule(PanelSchedule):
         """Yield the rounds that factor a panel and reflect the columns behind it."""
         grid, (pr, pc), panel = grid_of(self.A), self.grid.shape, self.steps[number]
         here = (np.arange(pr)[:, None] == panel.row) & (np.arange(pc) == panel.col)
-        yield Round(self._lent(panel), products(grid, (self.rows.n - panel.start) * here, panel.width, 2 * panel.width))
+        height = (self.rows.n - panel.start) * here
+        yield Round(self.gathered(panel), products(grid, height, panel.width, 2 * panel.width))
         moves = carried(self.mover, grid, panel.col, self.chunk(panel), self.A.dtype.itemsize, ROWS)
-        yield from self._reflection(panel, self._returned(panel) + moves, self.updates(number))
-
-    def _lent(self, panel: Panel) -> list[Messages]:
-        owner, *others = grid_of(self.A)[self.members(panel), panel.col]
-        return self._direct(np.array(others, int), owner, self.heights[panel][self.members(panel)[1:]] * panel.width)
-
-    def _returned(self, panel: Panel) -> list[Messages]:
-        owner, *others = grid_of(self.A)[self.members(panel), panel.col]
-        return self._direct(owner, np.array(others, int), self.chunk(panel)[self.members(panel)[1:]])
+        returned = self.gathered(panel, back=True, beneath=panel.width)
+        yield from self._reflection(panel, returned + moves, self.updates(number))
 
     def _reflection(self, panel: Panel, moves: list[Messages], updates: list[tuple[int, int]]) -> Iterator[Round]:
         """Yield the rounds that reflect ranges of columns; the first round begins with `moves`."""
         grid, height, w = grid_of(self.A), self.heights[panel][:, None], panel.width
         for start, stop in updates:
-            n_loc = counts_of(self.A.distribution.cols.window(start, stop))
+            n_loc = counts_of(self.cols.window(start, stop))
             yield Round(moves, products(grid, height, n_loc, w))
             yield Round(self._summed(self.members(panel), n_loc, w), products(grid, height, n_loc, w))
             moves = []
@@ -133,17 +132,9 @@ class HouseholderSchedule(PanelSchedule):
             ranks[adds][:, columns].ravel(),
             (w * widths[adds]).ravel(),
         )
-        moves = self._direct(source, target, words) + self._direct(target, source, words)
-        return moves + [self._signals(source, target)] * self.shared  # signals that the whole sum has been read
-
-    def _direct(self, source: np.ndarray, target: np.ndarray, words: np.ndarray) -> list[Messages]:
-        """Return messages, or reads after signals, from each source to its target in the same grid column."""
-        source, target = np.broadcast_arrays(source, target)
-        moves = messages(self.mover, source, target, words, self.A.dtype.itemsize, COLS)
-        return moves + [self._signals(source, target)] * self.shared
-
-    def _signals(self, source: np.ndarray, target: np.ndarray) -> Messages:
-        return Messages(RING.name, source, target, np.zeros(source.size, np.int64), self.A.dtype.itemsize, COLS)
+        moves = self.direct(source, target, words) + self.direct(target, source, words)
+        read = signals(source, target[:, None], self.A.dtype.itemsize, COLS)  # that the whole sum has been read
+        return moves + [read] * self.shared
 
     @cached_property
     def _buffer_words(self) -> dict[str, np.ndarray]:
@@ -186,7 +177,7 @@ class ReflectorsSchedule(PanelSchedule):
     @property
     def flops(self) -> int:
         (m, n), k = self.A.distribution.shape, self.F.distribution.cols.n
-        return (4 if self.A.dtype.kind == "c" else 1) * 2 * n * k * (2 * m - k)
+        return self.real_flops * 2 * n * k * (2 * m - k)
 
     @property
     def widest(self) -> int:
@@ -204,14 +195,14 @@ class ReflectorsSchedule(PanelSchedule):
 
     def gathering(self, columns: slice) -> Collective:
         """Return the all-gather of columns of F, from the diagonal down, rank by rank."""
-        rows, cols = self.F.distribution.rows, self.F.distribution.cols
-        words = np.outer(
-            *(counts_of(x.window(columns.start, end)) for x, end in ((rows, rows.n), (cols, columns.stop)))
-        )
-        return Collective("all_gather", "bruck", self.F.rank_map, tuple(words.ravel().tolist()), self.F.dtype)
+        return window_gathering(self.F, *self.factor(columns))
+
+    def factor(self, columns: slice) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return the rows and the columns of F that have reflectors of these columns."""
+        return (columns.start, self.F.distribution.rows.n), (columns.start, columns.stop)
 
     def rounds(self) -> Iterator[Round]:
-        (m, _), n_loc = self.A.distribution.shape, counts_of(self.A.distribution.cols)[None]
+        m, n_loc = self.rows.n, self.cols_from(0)[None]
         for columns in self.columns:
             height, w = m - columns.start, columns.stop - columns.start
             yield from self.gathering(columns).rounds()
@@ -221,5 +212,116 @@ class ReflectorsSchedule(PanelSchedule):
 
     def buffers(self, rank: int | None) -> Buffers:
         m, n_loc, w = self.F.distribution.rows.n, self.A.local_shape(rank)[1], self.width
-        words = {"gathered": m * w, "reflectors": m * w, "products": 2 * w * n_loc}
-        return {name: (size * (rank is None or rank in self.A.rank_map), self.A.dtype) for name, size in words.items()}
+        return self.on_grid(rank, {"gathered": m * w, "reflectors": m * w, "products": 2 * w * n_loc})
+
+
+@dataclass(frozen=True)
+class PivotedSchedule(HouseholderSchedule):
+    """Columns of the trailing matrix X are chosen in a sketch G X, exchanged along grid rows, and eliminated.
+
+    The first rank has the sketch, chooses `width` columns, and tells all ranks.  The owner of the diagonal block orders
+    these columns when it factors their panel, and tells all ranks.  The first rank gathers the rows of R that the panel
+    adds, and updates the sketch by them.  Where a sketch is drawn, all ranks multiply their parts of X, and the
+    products are summed up on the first rank.
+
+    Each panel has `width` columns, the last one may have fewer; there is no look-ahead.
+
+    more   : rows of a sketch beyond `width`.
+    chosen : for each panel the columns that are chosen for it, counted from its first column on; None: not known yet,
+        and random columns stand for them.
+    drawn  : the numbers of the panels before which a sketch is drawn.
+    """
+
+    more: int = field(kw_only=True)
+    chosen: tuple[tuple[int, ...], ...] | None = field(default=None, kw_only=True, repr=False)
+    drawn: tuple[int, ...] = field(default=(0,), kw_only=True, repr=False)
+    algorithm = "pivoted"
+    lookahead = 0
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of the grid, the one that has the sketch first."""
+        return tuple(grid_of(self.A).ravel().tolist())
+
+    def updates(self, number: int) -> list[tuple[int, int]]:
+        return [(self.steps[number].stop, self.n)]
+
+    def chooses(self, number: int) -> bool:
+        """Return whether there is a panel of this number, and whether columns are left to choose from."""
+        return number < len(self.steps) and self.steps[number].stop < self.n
+
+    def moves(self, number: int) -> RowMoves:
+        """Return the exchange of columns before a panel."""
+        (start, *_), w = self.steps[number], self.steps[number].width
+        rest = self.n - start
+        chosen = self.chosen[number] if self.chosen else np.random.default_rng(rest).permutation(rest)[:w]
+        return RowMoves.to(np.arange(start, self.n), start + beginning_with(np.asarray(chosen, INDEX), rest))
+
+    @property
+    def order(self) -> np.ndarray:
+        """The numbers of the columns in their order, but for the order that the owners of panels give these."""
+        order = np.arange(self.n)
+        for moves in map(self.moves, filter(self.chooses, range(len(self.steps)))):
+            order[moves.targets] = order[moves.sources]
+        return order
+
+    def summing(self, panel: Panel) -> Collective:
+        """Return the sum of the products with the trailing matrix, which becomes the sketch, on the first rank."""
+        words = (self.width + self.more) * (self.n - panel.start)
+        return Collective("reduce", "tree", self.ranks, self._first(words), self.A.dtype)
+
+    def telling(self, panel: Panel, root: int) -> Collective:
+        """Return the broadcast of a number for each column of a panel from one rank to all."""
+        ranks = root, *(rank for rank in self.ranks if rank != root)
+        return Collective("broadcast", "tree", ranks, self._first(panel.width), INDEX)
+
+    def gathering(self, panel: Panel) -> Collective:
+        """Return the gather of the panel's rows of R on the first rank, from the panel's first column on."""
+        words = np.zeros(self.grid.shape, np.int64)
+        words[panel.row] = panel.width * self.cols_from(panel.start)
+        return Collective("gather", "flat", self.ranks, tuple(words.ravel().tolist()), self.A.dtype)
+
+    def _first(self, words: int) -> tuple[int, ...]:
+        return words, *[0] * (len(self.ranks) - 1)
+
+    def rounds(self) -> Iterator[Round]:
+        for number, panel in enumerate(self.steps):
+            if self.chooses(number):
+                yield from self._choice(number, panel)
+            yield from self._elimination(number)
+            yield from self.telling(panel, self.A.rank(panel.row, panel.col)).rounds()
+            if self.chooses(number + 1):
+                yield from self.gathering(panel).rounds()
+
+    def _choice(self, number: int, panel: Panel) -> Iterator[Round]:
+        """Yield the rounds that draw a sketch, if one is drawn, choose the columns of a panel, and exchange them."""
+        grid, rest, height = grid_of(self.A), self.n - panel.start, self.width + self.more
+        telling = self.telling(panel, self.ranks[0])
+        if number in self.drawn:
+            if number:
+                yield from telling.rounds()  # that the first rank needs another sketch
+            m_loc, n_loc = self.heights[panel], self.cols_from(panel.start)
+            yield Round([], products(grid, height, n_loc, m_loc[:, None]))
+            yield from self.summing(panel).rounds()
+        first = np.zeros(grid.shape, int)
+        first[0, 0] = rest
+        yield Round([], products(grid, height, first, 2 * panel.width))
+        yield from telling.rounds()
+        yield Round(self.moves(number).sent(self.cols, grid.T, self.rows_from(0), self.A.dtype.itemsize, ROWS))
+
+    def buffers(self, rank: int | None) -> Buffers:
+        (m_loc, n_loc), w = self.A.local_shape(rank), self.widest
+        words = {
+            "part of the sketch": (self.width + self.more) * n_loc,
+            "leaving rows": 2 * w * m_loc,
+            "arriving rows": 2 * w * m_loc * (self.grid.shape[1] > 1),
+        }
+        return super().buffers(rank) | self.on_grid(rank, {x: size * self.chooses(0) for x, size in words.items()})
+
+
+def beginning_with(pivots: np.ndarray, n: int) -> np.ndarray:
+    """Return 0, 1, ..., n - 1 with the pivots first, in their order, and few other numbers moved.  Local."""
+    order, first = np.arange(n), len(pivots)
+    order[:first] = pivots
+    order[np.sort(pivots[pivots >= first])] = np.setdiff1d(np.arange(first), pivots)
+    return order

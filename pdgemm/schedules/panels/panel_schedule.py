@@ -13,9 +13,10 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import common_refinement
 from pdgemm.grids.layout import Layout
+from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.mover_registry import reads
-from pdgemm.schedules.rounds import Messages, broadcast, signals
-from pdgemm.schedules.schedule import RankMap, Schedule
+from pdgemm.schedules.rounds import COLS, Messages, broadcast, counts_of, grid_of, messages, signals
+from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.schedules.staircase import Tile
 
 
@@ -50,6 +51,7 @@ def diagonal_panels(rows: BlockCyclic, cols: BlockCyclic, width: int, stop: int 
     return tuple(panels)
 
 
+INDEX = np.dtype(np.int64)  # the type of pivots
 Window = tuple[slice, slice]  # of a local array
 _SAMPLES = 16  # trailing matrices whose balance is checked
 _UNEVEN, _NARROW = 1.25, 4  # limits of busiest share / mean share, and of panels / least number of panels
@@ -133,11 +135,44 @@ class PanelSchedule(Schedule):
     mover: str
     device: str = field(default="", kw_only=True)
     lookahead = 1
+    reaches_idle: ClassVar[bool] = False  # ranks without a position in the grid take part, too
     bound_factor: ClassVar[float] = 0.0
 
     @property
+    def rows(self) -> BlockCyclic:
+        return self.A.distribution.rows
+
+    @property
+    def cols(self) -> BlockCyclic:
+        return self.A.distribution.cols
+
+    @property
     def n(self) -> int:
-        return self.A.distribution.cols.n
+        return self.cols.n
+
+    @property
+    def real_flops(self) -> int:
+        """The real multiplications in one of the type of A."""
+        return 4 if self.A.dtype.kind == "c" else 1
+
+    def rows_from(self, start: int) -> np.ndarray:
+        """Return the number of rows from an index on, in each grid row."""
+        return counts_of(self.rows.window(start, self.rows.n))
+
+    def cols_from(self, start: int) -> np.ndarray:
+        """Return the number of columns from an index on, in each grid column."""
+        return counts_of(self.cols.window(start, self.cols.n))
+
+    def by_rank(self, x: np.ndarray) -> np.ndarray:
+        """Return a number for each rank, from one for each grid position."""
+        numbers = np.zeros(1 + max(self.A.rank_map), np.int64)
+        numbers[grid_of(self.A)] = x
+        return numbers
+
+    def on_grid(self, rank: int | None, words: dict[str, int]) -> Buffers:
+        """Return buffers of the type of A, which are empty on ranks without a position in the grid."""
+        active = rank is None or rank in self.A.rank_map
+        return {name: (size * active, self.A.dtype) for name, size in words.items()}
 
     @cached_property
     def grid(self) -> RankMap:
@@ -146,7 +181,7 @@ class PanelSchedule(Schedule):
     @cached_property
     def steps(self) -> tuple[Panel, ...]:
         """The panels, in the order in which they are factored."""
-        return diagonal_panels(self.A.distribution.rows, self.A.distribution.cols, self.width)
+        return diagonal_panels(self.rows, self.cols, self.width)
 
     @cached_property
     def widest(self) -> int:
@@ -154,20 +189,31 @@ class PanelSchedule(Schedule):
 
     def window(self, panel: Panel, i: int) -> Window:
         """Return the local rows and columns, on a rank of grid row i, of a panel from its first row on."""
-        rows, cols = self.A.distribution.rows, self.A.distribution.cols
-        return slice(rows.below(panel.start, i), rows.count(i)), cols.local_window(panel.start, panel.stop, panel.col)
+        down = slice(self.rows.below(panel.start, i), self.rows.count(i))
+        return down, self.cols.local_window(panel.start, panel.stop, panel.col)
 
     def members(self, panel: Panel) -> list[int]:
         """Return the grid rows that take part when a panel is gathered, the panel's own grid row first."""
-        pr = self.A.distribution.rows.parts
-        return [(panel.row + distance) % pr for distance in range(pr)]
+        return [(panel.row + distance) % self.rows.parts for distance in range(self.rows.parts)]
+
+    def direct(self, source: np.ndarray, target: np.ndarray, words: np.ndarray) -> list[Messages]:
+        """Return messages, or reads after signals, from each source to its target in the same grid column."""
+        moves = messages(self.mover, source, target, words, self.A.dtype.itemsize, COLS)
+        return moves + [signals(source, target[:, None], self.A.dtype.itemsize, COLS)] * self.shared
+
+    def gathered(self, panel: Panel, back: bool = False, beneath: int = 0) -> list[Messages]:
+        """Return the messages of a panel in its grid column, with rows beneath it: to its owner, or back."""
+        owner, *others = grid_of(self.A)[self.members(panel), panel.col]
+        words = (self.rows_from(panel.start)[self.members(panel)[1:]] + beneath) * panel.width
+        here, there = np.full(len(others), owner), np.array(others, int)
+        return self.direct(here, there, words) if back else self.direct(there, here, words)
 
     @property
     def orders(self) -> dict[str, str]:
         """The memory order of each matrix."""
         return {"A": self.A.order}
 
-    @property
+    @cached_property
     def shared(self) -> bool:
         return reads(self.mover)
 
@@ -192,6 +238,13 @@ class PanelSchedule(Schedule):
         return self.algorithm, f"{self.A}, {len(self.steps)} panels"
 
 
+def window_gathering(layout: Layout, rows: tuple[int, int], cols: tuple[int, int]) -> Collective:
+    """Return the all-gather of a window of a matrix, from (start, stop) of its rows and columns, rank by rank."""
+    both = layout.distribution.rows.window(*rows), layout.distribution.cols.window(*cols)
+    words = np.outer(*map(counts_of, both))
+    return Collective("all_gather", "bruck", layout.rank_map, tuple(words.ravel().tolist()), layout.dtype)
+
+
 def carried(
     mover: str, lines: np.ndarray, root: int, words: np.ndarray, itemsize: int, along: str, ready: bool = False
 ) -> list[Messages]:
@@ -204,3 +257,25 @@ def carried(
         there = lines[words > 0]
         moves.append(signals(there[:, root], np.delete(there, root, axis=1), itemsize, along))
     return moves
+
+
+def panel_slabs(rows: BlockCyclic, panel: Panel) -> dict[int, slice]:
+    """Return the slice of the owner's buffer for the rows of each grid row, from the panel's first row on.
+
+    The owner's own rows come first, so that the diagonal block is on top; the rows of a grid row keep their order.
+    """
+    slabs, at = dict[int, slice](), 0
+    for distance in range(rows.parts):
+        part = (panel.row + distance) % rows.parts
+        rest = rows.count(part) - rows.below(panel.start, part)
+        slabs[part] = slice(at, at + rest)
+        at += rest
+    return slabs
+
+
+def gathered_rows(rows: BlockCyclic, panel: Panel) -> np.ndarray:
+    """Return the global row index of each row in the buffer of the panel's owner."""
+    parts = panel_slabs(rows, panel)
+    return np.concatenate(
+        [rows.to_global(rows.below(panel.start, i) + np.arange(x.stop - x.start), i) for i, x in parts.items()]
+    )

@@ -12,7 +12,7 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule
-from pdgemm.schedules.rounds import COLS, Messages, Round, counts_of, grid_of, messages
+from pdgemm.schedules.rounds import COLS, Messages, Round, grid_of, messages
 from pdgemm.schedules.schedule import Buffers
 
 
@@ -91,11 +91,10 @@ class PermutationSchedule(PanelSchedule):
         return RowMoves.to(np.arange(len(self.order)), np.array(self.order, np.int64))
 
     def rounds(self) -> Iterator[Round]:
-        widths = counts_of(self.A.distribution.cols)
-        yield Round(self.moves.sent(self.A.distribution.rows, grid_of(self.A), widths, self.A.dtype.itemsize))
+        yield Round(self.moves.sent(self.rows, grid_of(self.A), self.cols_from(0), self.A.dtype.itemsize))
 
     def buffers(self, rank: int | None) -> Buffers:
-        (_, n_loc), counts = self.A.local_shape(rank), self.moves.counts(self.A.distribution.rows)
+        (_, n_loc), counts = self.A.local_shape(rank), self.moves.counts(self.rows)
         leaving, arriving = counts.sum(axis=1), counts.sum(axis=0) - counts.diagonal()
         i = slice(None) if rank is None else [x for x in self.A.coords(rank)[:1] if x >= 0]
         return {
@@ -113,7 +112,7 @@ class ScalingSchedule(PanelSchedule):
     @property
     def flops(self) -> int:
         m, n = self.A.distribution.shape
-        return (4 if self.A.dtype.kind == "c" else 1) * m * n
+        return self.real_flops * m * n
 
     @property
     def steps(self) -> tuple[Panel, ...]:

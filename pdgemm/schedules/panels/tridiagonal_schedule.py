@@ -14,7 +14,7 @@ from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.householder_schedule import cuts
 from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, diagonal_panels
-from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece, counts_of, grid_of, messages, products
+from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece, grid_of, messages, products
 from pdgemm.schedules.schedule import Buffers
 
 NOTES = 2  # numbers that follow a partial sum: its product with v, and its element in the next column's row
@@ -44,7 +44,7 @@ class TridiagonalSchedule(PanelSchedule):
 
     @property
     def flops(self) -> int:
-        return (4 if self.A.dtype.kind == "c" else 1) * 4 * (self.n**3 - (self.n - self.reduced) ** 3) // 3
+        return self.real_flops * 4 * (self.n**3 - (self.n - self.reduced) ** 3) // 3
 
     @property
     def events(self) -> int:
@@ -52,7 +52,7 @@ class TridiagonalSchedule(PanelSchedule):
 
     @cached_property
     def steps(self) -> tuple[Panel, ...]:
-        return diagonal_panels(self.A.distribution.rows, self.A.distribution.cols, self.width, self.reduced)
+        return diagonal_panels(self.rows, self.cols, self.width, self.reduced)
 
     @cached_property
     def ranks(self) -> list[int]:
@@ -62,7 +62,7 @@ class TridiagonalSchedule(PanelSchedule):
     @cached_property
     def by_class(self) -> BlockCyclic:
         """The indices of each class."""
-        return BlockCyclic(self.n, self.A.distribution.rows.block, lcm(*self.grid.shape))
+        return BlockCyclic(self.n, self.rows.block, lcm(*self.grid.shape))
 
     def slices(self, panel: Panel) -> list[slice]:
         """Return the slices of the rows from the panel's start on, in the order of vectors."""
@@ -116,7 +116,6 @@ class TridiagonalSchedule(PanelSchedule):
     def rounds(self) -> Iterator[Round]:
         grid, size = grid_of(self.A), len(self.ranks)
         every, where = np.ones((size, size), np.int64), grid.ravel()
-        rows, cols = self.A.distribution.rows, self.A.distribution.cols
         for panel in self.steps:
             m, w, times = self.n - panel.start, panel.width, self.products(panel)
             lengths = np.diff(cuts(m, size))
@@ -125,18 +124,13 @@ class TridiagonalSchedule(PanelSchedule):
                 words = [x.stop - x.start for x in self.chunks(panel, i)]
                 from_owners[np.flatnonzero(where == owner)[0]] = words
             yield Round(self._swapped(from_owners, 1), hidden=False)
-            m_loc, n_loc = (counts_of(x.window(panel.start, self.n)) for x in (rows, cols))
-            heights, widths = self._by_rank(m_loc[:, None]), self._by_rank((n_loc[None, :] + 1) // 2)
+            heights = self.by_rank(self.rows_from(panel.start)[:, None])
+            widths = self.by_rank((self.cols_from(panel.start)[None, :] + 1) // 2)
             passes = [WorkPiece((heights, widths, times), MEMORY)]
             yield Round(self._swapped(every * (lengths + NOTES), times), passes, hidden=False)
             yield Round(self._swapped(every * (2 * lengths + 1)[:, None], w + (panel.stop < self.n)), hidden=False)
-            m_loc, n_loc = (counts_of(x.window(panel.stop, self.n)) for x in (rows, cols))
-            yield Round([], products(grid, m_loc[:, None], (n_loc[None, :] + 1) // 2, 2 * w))
-
-    def _by_rank(self, x: np.ndarray) -> np.ndarray:
-        sizes = np.zeros(1 + max(self.ranks), np.int64)
-        sizes[grid_of(self.A)] = x
-        return sizes
+            m_loc, n_loc = self.rows_from(panel.stop)[:, None], self.cols_from(panel.stop)[None, :]
+            yield Round([], products(grid, m_loc, (n_loc + 1) // 2, 2 * w))
 
     def _swapped(self, words: np.ndarray, times: int) -> list[Messages]:
         """Return the messages, or signals and reads, of exchanges: words[a, b] from the a-th rank to the b-th."""
@@ -159,7 +153,7 @@ class TridiagonalSchedule(PanelSchedule):
             "exchanged panel": 2 * w * n,  # W and V
             "own columns": w * part,
             "vectors": 3 * n,
-            "columns": w * self.A.distribution.rows.largest * (size > 1),
+            "columns": w * self.rows.largest * (size > 1),
             "sums": n + NOTES * size,
             "sum": part + NOTES,
             "slices": 2 * part + 1,
@@ -167,8 +161,7 @@ class TridiagonalSchedule(PanelSchedule):
             "sums of others": others * (part + NOTES),
             "slices of others": others * (2 * part + 1),
         }
-        idle = not self.reduced or (rank is not None and rank not in self.ranks)
-        return {name: (0 if idle else size, self.A.dtype) for name, size in words.items()}
+        return self.on_grid(rank, words if self.reduced else dict.fromkeys(words, 0))
 
 
 @dataclass(frozen=True)
@@ -180,19 +173,15 @@ class LastPartSchedule(PanelSchedule):
 
     @property
     def flops(self) -> int:
-        return (4 if self.A.dtype.kind == "c" else 1) * 4 * self.n**3 // 3
-
-    def _on_one(self, rank: int) -> int:
-        """The order of the matrix on the rank that has it, 0 on others."""
-        return self.n if rank == self.A.rank_map[0] else 0
+        return self.real_flops * 4 * self.n**3 // 3
 
     def rounds(self) -> Iterator[Round]:
-        n = np.array([self._on_one(rank) for rank in range(1 + max(self.A.rank_map))])
+        n = self.by_rank(self.rows_from(0)[:, None] * (self.cols_from(0) > 0))  # one rank has all rows and columns
         # half of the flops are products A v, for each of which the rest of the triangle is read
         yield Round([], [WorkPiece((n, n, n // 6), MEMORY), WorkPiece((n, n, n), share=1 / 3)])
 
     def buffers(self, rank: int | None) -> Buffers:
-        return {"work": (self.width * (self.n if rank is None else self._on_one(rank)), self.A.dtype)}
+        return {"work": (self.width * min(self.A.local_shape(rank)), self.A.dtype)}
 
 
 def as_slices(bounds: list[int]) -> list[slice]:

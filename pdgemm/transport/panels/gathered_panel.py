@@ -1,13 +1,21 @@
-"""Panels that one rank factors: the owner of the diagonal block gathers their rows, and sends them back factored."""
+"""Panels that one rank factors: the owner of the diagonal block gathers their rows, and sends them back factored.
+
+And panels that all ranks gather, and factor or apply.
+"""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
+from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.grids.layout import Layout, Order
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONVERT
-from pdgemm.schedules.panels.gathered_layout import panel_slabs
-from pdgemm.schedules.panels.panel_schedule import Panel
+from pdgemm.schedules.collectives.collective import Collective
+from pdgemm.schedules.panels.panel_schedule import Panel, panel_slabs
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.task import GATHER, SPREAD, Copies, Task
@@ -17,7 +25,7 @@ class GatheredPanels:
     """Gathers the rows of a panel of A, from the panel's first row on, from its grid column, and scatters them back.
 
     The owner of a panel calls `gather` and then `spread`, the other ranks `lend`.  The owner has the whole panel in X,
-    column-major, in the row order of `gathered_layout.gathered_rows`; rows beneath the panel in X go to all ranks.
+    column-major, in the row order of `panel_schedule.gathered_rows`; rows beneath the panel in X go to all ranks.
     One buffer X per rank is enough if each rank reads its rows of one panel before it signals that its rows of the
     next panel may be read.
     """
@@ -90,3 +98,38 @@ class GatheredPanels:
         height = part.stop - part.start
         CONVERT(x[:height], X[part])
         CONVERT(x[height:], X[self._rows.n - panel.start :])
+
+
+def gathered_window(
+    task: Task[Any],
+    name: str,
+    layout: Layout,
+    gathering: Collective,
+    rows: tuple[int, int],
+    cols: tuple[int, int],
+    order: Order = "F",
+) -> np.ndarray:
+    """Return a window of a matrix on all ranks, in the buffer "reflectors" on the host.  Collective over the grid.
+
+    name, layout : of the matrix.   gathering : the `window_gathering` of the window, by way of the buffer "gathered".
+    rows, cols : where the window starts and stops.   order : the memory order of the result.
+    """
+    ends, parts = gathering.offsets.tolist(), task.workspace["gathered"][: gathering.words]
+    window = column_buffer(rows[1] - rows[0], order, cols[1] - cols[0], task.workspace["reflectors"])
+    places = {rank: (layout.coords(rank), slice(*both)) for rank, both in zip(gathering.ranks, pairwise(ends))}
+    coords, part = places[task.grid.comm.rank]
+    own = task.arrays[name][layout.distribution.local_window(rows, cols, coords)]
+    parts[part].reshape(own.shape)[...] = own
+    task.carry_out(gathering, parts)
+    dimensions = (layout.distribution.rows, *rows), (layout.distribution.cols, *cols)
+    with task.computing():
+        for coords, part in places.values():
+            if part.start < part.stop:
+                here = np.ix_(*(indices_between(*both, at) for both, at in zip(dimensions, coords)))
+                window[here] = parts[part].reshape(here[0].size, here[1].size)
+    return window
+
+
+def indices_between(dimension: BlockCyclic, start: int, stop: int, part: int) -> np.ndarray:
+    """Return the indices of a part of a dimension between `start` and `stop`, counted from `start`."""
+    return np.asarray(dimension.indices(part))[dimension.local_window(start, stop, part)] - start

@@ -18,8 +18,7 @@ from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.movers.ring import signal, signal_from
-from pdgemm.transport.panels.swap import Swap
-from pdgemm.transport.panels.task import READY, Copies, Line, Part, Parts, Planned, Read, Store, Task
+from pdgemm.transport.panels.task import READY, Copies, Line, Part, Parts, Planned, Read, Store, Swap, Task
 
 
 @dataclass

@@ -8,10 +8,10 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.grids.index_map import IndexMap, identity
-from pdgemm.local.arrays.device import Array, of
+from pdgemm.local.arrays.device import Array, beside, of
 from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.elementwise import on_host, set_elements
-from pdgemm.schedules.panels.row_moves import PermutationSchedule, RowMoves, ScalingSchedule
+from pdgemm.schedules.panels.row_moves import RowMoves, ScalingSchedule
 from pdgemm.support.waits import Wait
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers.panel_views import column_buffer
@@ -102,30 +102,8 @@ def _take(X: Array, which: np.ndarray, to: Array) -> None:
         to[at : at + step] = X[which[at : at + step]]
 
 
-class PermuteRows:
-    """Computes A := A[order] by a PermutationSchedule."""
-
-    def __init__(self, task: Task[PermutationSchedule]) -> None:
-        self._task = task
-
-    def __call__(self) -> int:
-        if not self._task.grid.idle:
-            exchange_rows(self._task, self._task.schedule.moves)
-        return 0
-
-
-class DivideRows:
-    """Divides row i of A by diagonal[i], by a ScalingSchedule."""
-
-    def __init__(self, task: Task[ScalingSchedule], diagonal: np.ndarray) -> None:
-        self._task, self._diagonal = task, diagonal
-
-    def __call__(self) -> int:
-        task = self._task
-        if not task.grid.idle:
-            with task.computing():
-                rows = task.schedule.A.distribution.rows.indices(task.grid.coords[0])
-                A, diagonal = task.arrays["A"], self._diagonal[rows][:, None]
-                device = of(A)
-                np.divide(A, device.to_device(diagonal, "C") if device else diagonal, out=A)
-        return 0
+def divide_rows(task: Task[ScalingSchedule], diagonal: np.ndarray) -> None:
+    """Divide row i of A by diagonal[i]."""
+    with task.computing():
+        A, rows = task.arrays["A"], task.schedule.rows.indices(task.grid.coords[0])
+        np.divide(A, beside(diagonal[rows][:, None], A), out=A)

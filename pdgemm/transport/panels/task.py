@@ -17,19 +17,21 @@ from mpi4py import MPI
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import IndexMap, identity, index_maps
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.instrument.recorder import Recorder, Then, Traffic
+from pdgemm.instrument.recorder import Recorder, Then, Traffic, nothing
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.local.blas.local_gemm import SLAB_FLOPS, gemm_accumulate, prepare_square
+from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, Window
+from pdgemm.support.waits import Wait
 from pdgemm.transport.block_copy import copy_blocks
+from pdgemm.transport.collectives import carry_out
 from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.movers.ring import ring
-from pdgemm.transport.panels.swap import Swap
 
 Planned = TypeVar("Planned", bound=PanelSchedule, covariant=True)
 Line = Literal["row", "col"]
@@ -43,6 +45,49 @@ PANEL, DIAGONAL, TRANSPOSED = 0, 2, 4
 ADDENDS, SUMS = 6, 7
 GATHER, ROWS, SPREAD = 1 << 12, (1 << 12) + 2, (1 << 12) + 6
 READY = 1 << 14  # of the signals that a panel may be read; all other tags are smaller
+
+
+class Swap:
+    """Each call gives the other ranks the current elements of parts of this rank's buffer, and takes theirs.
+
+    leaving, coming : messages by rank; where arrays are read in place they are empty: signals.
+    arrays : by rank, the part of that rank's buffer that this rank takes, current after each call.  Where it is read in
+        place, it stays so until its owner hears from this rank again.
+    traffic : of one call.   fence : orders reads and writes of memory that is read in place, and signals.
+
+    A call costs about 2 us beyond the time of its messages: these are persistent requests of MPI.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        leaving: Mapping[int, Array],
+        coming: Mapping[int, Array],
+        tag: int,
+        arrays: dict[int, Array],
+        traffic: Traffic,
+        recorder: Recorder,
+        fence: Callable[[], object] = nothing,
+    ) -> None:
+        self.arrays, self._traffic, self._recorder, self._fence, self._calls = arrays, traffic, recorder, fence, 0
+        self._requests = [comm.Recv_init(wire(x), source=rank, tag=tag) for rank, x in coming.items()]
+        self._requests += [comm.Send_init(wire(x), dest=rank, tag=tag) for rank, x in leaving.items()]
+
+    def __call__(self) -> None:
+        if self._requests:
+            with self._recorder.phase("wait"), Wait():
+                self._fence()
+                MPI.Prequest.Startall(self._requests)
+                MPI.Request.Waitall(self._requests)
+                self._fence()
+            self._calls += 1
+
+    def free(self) -> None:
+        """Free the requests, and count the traffic of all calls; the exchange cannot be repeated after that."""
+        self._recorder.traffic += Traffic(*(self._calls * number for number in vars(self._traffic).values()))
+        for request in self._requests:
+            request.Free()
+        self._requests = []
 
 
 @dataclass
@@ -179,6 +224,11 @@ class Task(Generic[Planned]):
         )
         return Swap(self.grid.comm, leaving, coming, tag, arrays, words, self.recorder)
 
+    def carry_out(self, collective: Collective | None, vector: Array) -> None:
+        """Carry out a collective among ranks of the grid, which overwrites a vector."""
+        with self.recorder.phase("wait"):
+            carry_out(collective, self.grid.comm, [vector], self.recorder.traffic)
+
     def release(self, owners: Sequence[int], slot: Slot) -> None:
         """Signal owners in the grid column that their arrays were read; the slot waits for the owners' same signals."""
 
@@ -209,6 +259,11 @@ class Task(Generic[Planned]):
         """Compute C := C - A A^H on and below the diagonal of a square C on the host; both are in the same order."""
         with self.computing():
             prepare_square(-1, A, C)(1)
+
+    def slots(self, *names: str) -> list[Slot]:
+        """Return two slots, each with one half of two buffers of the workspace."""
+        halves = (self.workspace[name].reshape(2, -1) for name in names)
+        return [Slot(number, *buffers) for number, buffers in enumerate(zip(*halves))]
 
     def wait(self, slot: Slot) -> None:
         """Wait until all arrivals of a slot are complete."""

@@ -21,8 +21,8 @@ TYPES = ("d", "F", "f", "D")
 @pytest.fixture(autouse=True)
 def reduced_by_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bands, leaves and one rank's matrices are small; from order 33 on, two stages."""
-    small = {"eigh.SMALL": 6, "eigh.LARGE": 33, "eigh.LARGE_FOR_PART": 20, "eigh.LARGE_FOR_VALUES": 20}
-    small |= {"two_stage.BAND": 8, "tridiagonal.LEAF": 12, "one_stage.REST": 9}
+    small = {"division.SMALL": 6, "eigh.LARGE": 33, "eigh.LARGE_FOR_PART": 20, "eigh.LARGE_FOR_VALUES": 20}
+    small |= {"tridiagonal_form.BAND": 8, "tridiagonal.LEAF": 12, "tridiagonal_form.REST": 9}
     for name, value in small.items():
         monkeypatch.setattr(f"pdgemm.linalg.eigen.{name}", value)
 
@@ -194,7 +194,7 @@ def test_ranks_without_a_position(comm: Any, monkeypatch: pytest.MonkeyPatch) ->
             check(a, *linalg.eigh(A))
         U, s, _ = linalg.svd(A)
         assert np.allclose(linalg.eigvalsh(A), np.linalg.eigvalsh(a), atol=1e-4) and len(s) == U.shape[1] == 40
-        monkeypatch.setattr("pdgemm.linalg.singular.bidiagonal.SMALL", 5)
+        monkeypatch.setattr("pdgemm.linalg.singular.singular_values.SMALL", 5)
         assert np.allclose(linalg.svdvals(A), s, atol=1e-4)
 
 
@@ -208,7 +208,7 @@ def test_the_diagonal_is_real(comm: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         A, B = (DistMatrix.from_global(x, grid=grid, block=7) for x in (a1, b1))
         for large, small in ((7, 6), (50, 6), (50, 50)):
             monkeypatch.setattr("pdgemm.linalg.eigen.eigh.LARGE", large)
-            monkeypatch.setattr("pdgemm.linalg.eigen.eigh.SMALL", small)
+            monkeypatch.setattr("pdgemm.linalg.eigen.division.SMALL", small)
             check(a, *linalg.eigh(A))
             assert np.allclose(linalg.eigvalsh(A), np.linalg.eigvalsh(a)) and np.allclose(linalg.eigh(A, B)[0], exact)
         w, V = linalg.eigh(A, k=2)

@@ -13,7 +13,7 @@ from problems import DTYPES, grid_shapes
 from tiers import every_grid, everything
 
 from pdgemm import DistMatrix, ProcessGrid, linalg
-from pdgemm.linalg.singular.bidiagonal import through_band
+from pdgemm.linalg.singular.singular_values import through_band
 from pdgemm.linalg.work import Work
 
 pytestmark = pytest.mark.mpi
@@ -142,7 +142,7 @@ def test_all_triplets_by_products(comm: Any, dtype: str, monkeypatch: pytest.Mon
 
     On several ranks each type has a third of the matrices.
     """
-    monkeypatch.setattr("pdgemm.linalg.singular.full_svd.ON_ONE_RANK", 6)
+    monkeypatch.setattr("pdgemm.linalg.singular.svd.ON_ONE_RANK", 6)
     cases = {
         "square": rng_matrix(21, 21, dtype), "tall": rng_matrix(40, 17, dtype), "oblong": rng_matrix(20, 15, dtype),
         "wide": rng_matrix(14, 25, dtype), "rank 4": rng_matrix(22, 4, dtype) @ rng_matrix(4, 18, dtype),
@@ -176,7 +176,7 @@ def test_all_triplets_by_products(comm: Any, dtype: str, monkeypatch: pytest.Mon
 @every_grid
 def test_values_through_a_band(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All singular values within n eps s_1 of LAPACK's; words and messages are those planned."""
-    monkeypatch.setattr("pdgemm.linalg.singular.bidiagonal.BAND", 5)
+    monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.BAND", 5)
     shapes = grid_shapes(comm.size)
     for number, (m, n) in enumerate(((31, 31), (36, 30), (50, 14), (11, 10), (3, 3), (1, 1))):
         dtype = DTYPES[(number + comm.size) % 4]

@@ -11,8 +11,7 @@ from problems import DTYPES, grid_shapes
 from tiers import every_grid, in_turn, pairs, third
 
 from pdgemm import DistMatrix, ProcessGrid, linalg
-from pdgemm.linalg.eigen.one_stage import OneStage
-from pdgemm.linalg.eigen.two_stage import TwoStages
+from pdgemm.linalg.eigen.tridiagonal_form import OneStage, TwoStages
 from pdgemm.linalg.work import Work
 from pdgemm.schedules.panels.tridiagonal_schedule import LastPartSchedule
 
@@ -26,8 +25,8 @@ LAYOUTS = [16, 64, None, (24, 40)]
 @pytest.fixture(autouse=True)
 def reduced_by_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """By two stages with several panels, and several tasks in a sweep."""
-    monkeypatch.setattr("pdgemm.linalg.eigen.one_stage.REST", 0)
-    monkeypatch.setattr("pdgemm.linalg.eigen.two_stage.BAND", 8)
+    monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.REST", 0)
+    monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.BAND", 8)
 
 
 def hermitian(n: int, dtype: str) -> np.ndarray:
@@ -106,8 +105,8 @@ def test_reduction(comm: Any, n: int, dtype: str, block: Any, order: str, way: s
 @every_grid
 def test_many_blocks(comm: Any, monkeypatch: Any) -> None:
     """Blocks of 8 and panels of 3: many classes, panels that end inside and at the end of blocks, ragged ends."""
-    monkeypatch.setattr("pdgemm.linalg.eigen.one_stage.BLOCK", 8)
-    monkeypatch.setattr("pdgemm.linalg.eigen.one_stage.WIDTH", 3)
+    monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.BLOCK", 8)
+    monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.WIDTH", 3)
     for n, dtype in ((61, "float64"), (56, "complex128")):
         for shape in grid_shapes(comm.size):
             checked(hermitian(n, dtype), comm, shape, 8, "F")
@@ -115,8 +114,8 @@ def test_many_blocks(comm: Any, monkeypatch: Any) -> None:
 
 @every_grid
 def test_last_columns_on_one_rank(comm: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("pdgemm.linalg.eigen.one_stage.BLOCK", 8)
-    monkeypatch.setattr("pdgemm.linalg.eigen.one_stage.REST", 40)
+    monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.BLOCK", 8)
+    monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.REST", 40)
     for n, dtype in ((1, "float64"), (40, "float32"), (41, "complex128"), (69, "complex64")):
         for shape in grid_shapes(comm.size):
             checked(hermitian(n, dtype), comm, shape, (5, 12), "C")
@@ -132,7 +131,7 @@ def test_any_elements(comm: Any, kind: str, dtype: str) -> None:
 @pytest.mark.parametrize(("rest", "left"), [(0, 0), (50, 22), (150, 150)])
 def test_plan(comm: Any, rest: int, left: int, monkeypatch: Any) -> None:
     """A planned program has the words of the run, and its simulation the messages."""
-    monkeypatch.setattr("pdgemm.linalg.eigen.one_stage.REST", rest)
+    monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.REST", rest)
 
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:

@@ -41,9 +41,9 @@ WAYS = [
 @pytest.mark.parametrize(("m", "n", "rank", "way"), WAYS)
 def test_against_numpy(comm: Any, m: int, n: int, rank: int, way: str, monkeypatch: Any) -> None:
     """The shortest X, and the rank; shared : as above 512 singular values, where no rank has a whole triangle."""
-    monkeypatch.setattr("pdgemm.linalg.factors.pivoted_qr.BLOCK", 8)  # several panels
+    monkeypatch.setattr("pdgemm.linalg.factors.householder.BLOCK", 8)  # several panels
     if way == "shared":
-        monkeypatch.setattr("pdgemm.linalg.singular.full_svd.ON_ONE_RANK", 2)
+        monkeypatch.setattr("pdgemm.linalg.singular.svd.ON_ONE_RANK", 2)
         forbid_replicated_triangles(monkeypatch, 2)
     dtype, driver = DTYPES[(m + n + rank) % 4], "gelsy" if way == "gelsy" else "gelsd"
     solve: Any = partial(lstsq, rcond=1e-4, lapack_driver=driver)

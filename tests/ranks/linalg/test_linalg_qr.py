@@ -33,8 +33,8 @@ LAYOUTS = [  # rows, columns and blocks
 def rest(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
     """Small matrices have many panels; the order of the part for one rank: 20 if the test has no parameter "rest"."""
     wanted = getattr(request, "param", 20)
-    monkeypatch.setattr("pdgemm.linalg.factors.pivoted_qr.BLOCK", 8)
-    monkeypatch.setattr("pdgemm.linalg.factors.pivoted_qr.REST", wanted)
+    monkeypatch.setattr("pdgemm.linalg.factors.householder.BLOCK", 8)
+    monkeypatch.setattr("pdgemm.linalg.factors.householder.REST", wanted)
     return int(wanted)
 
 
@@ -208,9 +208,9 @@ def test_plans(comm: Any, monkeypatch: pytest.MonkeyPatch, rest: int) -> None:
         order[:] = planned(X)
         return reflect(X)
 
-    monkeypatch.setattr("pdgemm.algorithms.panels.pivoted_panels.pivots_of", planned)
+    monkeypatch.setattr("pdgemm.algorithms.panels.householder_panels.pivots_of", planned)
     monkeypatch.setattr("pdgemm.local.blas.local_qr.reflect_in_turn", as_they_are)
-    monkeypatch.setattr("pdgemm.linalg.factors.pivoted_qr.reflect_in_turn", as_planned)
+    monkeypatch.setattr("pdgemm.linalg.factors.householder.reflect_in_turn", as_planned)
     cases = ((31, 31, 8), (12, 29, None), (29, 12, (5, 9)))
     for number, shape in enumerate(grid_shapes(comm.size)):
         with ProcessGrid(comm, shape) as grid:

@@ -15,12 +15,9 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.simulator import simulate
-from pdgemm.schedules.panels.cholesky_schedule import CholeskySchedule
-from pdgemm.schedules.panels.gathered_layout import gathered_rows, panel_slabs
-from pdgemm.schedules.panels.lu_schedule import LUSchedule
-from pdgemm.schedules.panels.panel_schedule import diagonal_panels, is_balanced, lower_tiles
+from pdgemm.schedules.panels.factor_schedules import CholeskySchedule, LUSchedule, TriangularSchedule
+from pdgemm.schedules.panels.panel_schedule import diagonal_panels, gathered_rows, is_balanced, lower_tiles, panel_slabs
 from pdgemm.schedules.panels.row_moves import PermutationSchedule, RowMoves, permutation
-from pdgemm.schedules.panels.triangular_schedule import TriangularSchedule
 
 GRIDS = [(1, 1), (1, 3), (2, 1), (2, 2), (2, 3), (3, 3)]
 
