@@ -210,9 +210,6 @@ class RunReport(InNotebook):
         return vars(self) | {"_comm": None}  # a communicator cannot be sent
 
 
-MoveReport = RunReport  # of a redistribution
-
-
 def report_of_move(
     recorder: Recorder, schedules: Sequence[Any], grid: ProcessGrid, seconds: float, /, **others: Any
 ) -> RunReport:
