@@ -19,7 +19,7 @@ from pdgemm import DistMatrix, ProcessGrid, linalg
 from pdgemm.errors import DeviceError, OutOfMemoryError
 from pdgemm.linalg.eigen import division
 from pdgemm.local.arrays.device import Reach
-from pdgemm.transport.panels import sent
+from pdgemm.transport.panels import task
 
 pytestmark = pytest.mark.mpi
 
@@ -185,8 +185,8 @@ def test_ranks_that_cannot_reach_each_other(comm: Any) -> None:
 def test_products_on_a_device_are_not_cut_for_messages(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where panels are sent, the host cuts products to look after messages; a device works by itself."""
     S, launches = positive_definite(50, "float64"), []
-    for flops in (sent.SLAB_FLOPS, 1.0):
-        monkeypatch.setattr(sent, "SLAB_FLOPS", flops)
+    for flops in (task.SLAB_FLOPS, 1.0):
+        monkeypatch.setattr(task, "SLAB_FLOPS", flops)
         with fake_device(reach=WAYS_OF_PANELS["sent"]) as device, ProcessGrid(comm) as grid:
             A = DistMatrix.from_global(S, grid=grid, block=8, device="fake")
             device.launches.clear()
