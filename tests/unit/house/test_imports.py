@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from graphlib import TopologicalSorter
 from importlib import import_module
 from importlib.util import find_spec
@@ -39,6 +40,7 @@ NEED_CUPY = [
     f"devices.{x}" for x in ("cuda", "cuda_ipc", "cuda_nccl", "cusolver", "generators", "grouped_gemm", "kernels")
 ]
 LONGEST = 400  # lines of a module
+MOST_CLASSES = 22  # public classes of a folder: ideas that a reader meets at once
 
 
 def floor(module: str) -> int:
@@ -59,6 +61,16 @@ def test_public_classes_have_names_of_their_own() -> None:
     classes = [node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef)]
     names = [name for name in classes if not name.startswith("_")]
     assert sorted(names) == sorted({*names})
+
+
+def test_folders_have_few_ideas() -> None:
+    ideas = Counter(
+        MODULES[module].parent
+        for module, tree in TREES.items()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {path: number for path, number in ideas.items() if number > MOST_CLASSES} == {}
 
 
 def test_rooms_are_small_and_have_names_of_their_own() -> None:
