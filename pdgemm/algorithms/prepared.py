@@ -43,6 +43,7 @@ from pdgemm.schedules.products import Product
 from pdgemm.schedules.products.scales import strip_name
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.agreement import GuardedCallback, agree, check_not_freed, together
+from pdgemm.support.waits import Wait
 from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.packed_exchange import exchange, kept_if_it_fails
@@ -86,7 +87,8 @@ class Prepared:
             log_plan(A.grid.comm.rank, plan, how, partial(explain, plan), workspace.sizes)
         if device := devices.of(C.stored):
             device.current_stream().synchronize()  # which may still write to A and B
-        self._connect()
+        with Wait():
+            self._connect()
         self._synchronized = True  # no rank writes to A or B between here and a run, unless it is called later
 
     def warm_up(self) -> Prepared:

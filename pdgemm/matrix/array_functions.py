@@ -63,9 +63,9 @@ def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> t
     ]
     shapes = [x.shape if isinstance(x, MatrixBase) else np.shape(x) for x in inputs]
     with together(matrices[0].grid.comm) as arguments:
-        arguments += [name, *shapes, *(x.distribution for x in matrices)]
-        arrays = [np.asarray(x) for x in inputs if not isinstance(x, MatrixBase)]
-        arguments += [described_elements(x) for x in arrays]
+        arguments += [name, *shapes, *(f"{x.distribution} of {x.dtype}" for x in matrices)]
+        others = (x for x in inputs if not isinstance(x, MatrixBase))
+        arguments += [described_elements(np.asarray(x)) if np.ndim(x) else complex(x) for x in others]
         text = " and ".join(str(getattr(x, "distribution", None) or f"an array of shape {np.shape(x)}") for x in inputs)
         try:
             shape = np.broadcast_shapes(*shapes)

@@ -192,7 +192,7 @@ class Watchdog:
     def _report(self, wait: Wait, counter: CheckCounter | None, comm: MPI.Comm) -> bool:
         """Print which ranks are missing, and end the job if it must end.  Returns False while a rank is at work.
 
-        A rank that a lower rank has asked does neither.
+        A rank in the same check as a lower rank that has asked it does neither.
         """
         still = self._stillness.seconds
         if counter is not None:
@@ -220,7 +220,7 @@ class Watchdog:
         from mpi4py import MPI
 
         used_before = [process(*x)[1] for x in counter.processes]
-        states, number = self._states(counter, comm), counter.reached
+        states, number = self._states(counter, comm, check), counter.reached
         mine = states.pop(comm.rank)
         left = sorted(counter.left.union(*(state.left for state in states.values())))
         behind = {rank: state for rank, state in states.items() if state.reached < number}
@@ -247,13 +247,15 @@ class Watchdog:
         stuck = of_all and bool(behind) and all(state.stuck for state in (mine, *behind.values()))
         return "; ".join(parts[:_MOST]) + more, bool(left or skipped or stuck)
 
-    def _states(self, counter: CheckCounter, comm: MPI.Comm) -> dict[int, _State]:
+    def _states(self, counter: CheckCounter, comm: MPI.Comm, check: bool) -> dict[int, _State]:
         """Ask the other ranks; return this rank's state and those of the ranks that answer in time, in their order."""
         number, states = counter.reached, {comm.rank: self._state(counter)}
-        self._requests += [comm.isend(number, rank, _QUESTION) for rank in range(comm.size) if rank != comm.rank]
+        self._requests += [
+            comm.isend((number, check), rank, _QUESTION) for rank in range(comm.size) if rank != comm.rank
+        ]
         for _ in range(round(_ANSWER_SECONDS / _POLL)):  # turns, no clock: this process may be stopped meanwhile
             self._answer()
-            states.update((rank, state) for rank, (check, state) in _received(comm, _ANSWER) if check == number)
+            states.update((rank, state) for rank, (of_check, state) in _received(comm, _ANSWER) if of_check == number)
             if len(states) == comm.size:
                 break
             sleep(_POLL)
@@ -267,8 +269,8 @@ class Watchdog:
             with suppress(MPI.Exception):  # a rank failed, and the communicator cannot be used any more: see `failures`
                 if comm := counter.question_comm:
                     counter.left.update(rank for rank, _ in _received(comm, _GOODBYE))
-                    for rank, number in _received(comm, _QUESTION):
-                        if number == counter.reached and rank < comm.rank:
+                    for rank, (number, check) in _received(comm, _QUESTION):
+                        if check and number == counter.reached and rank < comm.rank:
                             counter.questioned = monotonic()
                         self._requests.append(comm.isend((number, self._state(counter)), rank, _ANSWER))
         with suppress(MPI.Exception):  # of a message to a rank that failed; it is complete then

@@ -282,7 +282,7 @@ def test_commands() -> None:
     [
         "pdgemm multipy a b",
         "pdgemm plan --shapes 1,1,1 --ranks 1",
-        "pdgemm plan --ranks 1",
+        "pdgemm plan --shape 1,1,1",
         "A=1 B=2 pdgemm none",
         "mpirun -n 4 pdgemm plan --shape 8,8,8 --ranks 4 --mover none",
         "scripts/none.sh",
