@@ -1,4 +1,4 @@
-"""Epilogues of batches: what the products of many small matrices end in, item by item."""
+"""Epilogues of batches: the last operations on the products of many small matrices, item by item."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pdgemm.matrix.batch import Batch, empty_items
 
 
 class BatchEpilogue:
-    """An epilogue of this rank's items, with its buffers.  Local; it raises on this rank alone.
+    """An epilogue of this rank's items, with its buffers.  Local: errors are raised only on this rank.
 
     sums : the batch of the sums: C itself where C has the type of accumulation.
-    batches : the operands that are batches, by name; item by item they are of the shape of C or, as vectors, of one row
+    batches : the operands that are batches, by name.  Each item has the shape of C's item or, as a vector, is one row
         or one column.
-    check : raises where a batch cannot be beside C, from its name and the batch.
+    check : called with the name of an operand and its batch; raises if the batch does not match C.
     """
 
     def __init__(self, epilogue: Any, C: Batch, accumulate: np.dtype, check: Callable[[str, Any], object]) -> None:
@@ -46,7 +46,7 @@ class BatchEpilogue:
             self.sums = Batch(items, C.shapes, C.owner, accumulate, C.comm, C.device)
 
     def begin(self, beta: Any) -> None:
-        """Set the sums to C where they are not C and are read."""
+        """Copy C to the sums, where these are another array and beta is not 0."""
         if self.sums is not self._C and beta != 0:
             for s, c in zip(self.sums.items, self._C.items):
                 CONVERT(s, c)
@@ -65,7 +65,7 @@ class BatchEpilogue:
         return [device.to_device(value, "C") if device and np.ndim(x) else value] * len(self._C.items)
 
     def _check_shapes(self, name: str, x: Batch) -> None:
-        """Raise where an item has not the shape of C's or, as a vector, of a row or a column of it."""
+        """Raise LayoutError if an item does not have the shape of C's item or, as a vector, of its rows or columns."""
         whole = (x.shapes == self._C.shapes).all(axis=1)
         if name in ("scale", "bias"):
             rows, cols = (x.shapes == [1, 0] + self._C.shapes * [0, 1]), (x.shapes == [0, 1] + self._C.shapes * [1, 0])
@@ -74,5 +74,5 @@ class BatchEpilogue:
             m, n = self._C.shapes[item]
             wanted = f"1 x {n} or {m} x 1" if name in ("scale", "bias") else f"{m} x {n}"
             shape = "{} x {}".format(*x.shapes[item])
-            raise LayoutError(f"item {item} of {name} is {shape}, of C {m} x {n}: it must be {wanted}")
+            raise LayoutError(f"item {item} of {name} is {shape}, and of C {m} x {n}: it must be {wanted}")
         check_kind(name, x.dtype, self._C.dtype)

@@ -1,4 +1,4 @@
-"""Epilogues: what a product ends in, checked as a caller passes it, and applied once, after the last sum."""
+"""Epilogues: elementwise operations at the end of a product, checked before it, and applied once after the last sum."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _VECTORS: tuple[OperandName, ...] = ("scale", "bias")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Epilogue:
-    """What a product ends in, with S = alpha op(A) op(B) + beta C:
+    """The elementwise operations at the end of a product, with S = alpha op(A) op(B) + beta C:
 
         C := f(scale S + bias) + residual                  aux := scale S + bias
         C := (scale S) f'(aux) + residual                  gradient=True: the derivative of the first form by S
@@ -44,7 +44,7 @@ class Epilogue:
     activation : f, elementwise: "relu", "gelu" (z Phi(z), Phi the normal distribution), "gelu_tanh" (its approximation,
         as in cuBLASLt) or "silu" (z / (1 + exp(-z))).  None: the identity.
     residual : DistMatrix (m, n) of any layout over the ranks of C, which shares no memory with C.
-    aux : DistMatrix (m, n) in the layout of C: receives what f is applied to; with `gradient` it is read.
+    aux : DistMatrix (m, n) in the layout of C, overwritten with the argument of f; with `gradient` it is read.
 
     Of batches (`matmul_batched`), matrices are batches with the owners of C, whose items are of C's shape, or vectors
     for each item; an array is for all items.
@@ -71,9 +71,9 @@ class Epilogue:
     gradient: bool = False
 
     def backward(self) -> Epilogue:
-        """Return the epilogue of the product that computes the gradient by S / scale from the gradient by f.
+        """Return the epilogue of the product that computes the gradient with respect to S / scale from that of f.
 
-        Raises ArgumentError where there is no `aux`, or where this is the epilogue of a gradient.
+        Raises ArgumentError if there is no `aux`, or if this is already the epilogue of a gradient.
         """
         if self.aux is None or self.activation is None or self.gradient:
             raise ArgumentError("backward() is for an epilogue with an activation and aux, to which it was applied")
@@ -104,7 +104,7 @@ class Epilogue:
 
 
 def ending_of(epilogue: Any, matrices: dict[str, DistMatrix], accumulate: np.dtype) -> Ending | None:
-    """Return what a plan knows of an epilogue, after checking it; None where there is none.  Local.
+    """Check an epilogue, and return the description from which a product is planned; None without one.  Local.
 
     matrices : A, B and C.
     """
@@ -124,12 +124,12 @@ def ending_of(epilogue: Any, matrices: dict[str, DistMatrix], accumulate: np.dty
         here = epilogue.residual.layout_in(grid)
         operands.append(EpilogueOperand("residual", here, replace(there, dtype=here.dtype)))
     if epilogue.aux is not None and not epilogue.aux.layout_in(grid).same_owners(there):
-        raise LayoutError(f"aux is {epilogue.aux.layout_in(grid)}, C is {there}: aux has the layout of C")
+        raise LayoutError(f"aux must have the layout of C, {there}; got {epilogue.aux.layout_in(grid)}")
     return Ending(C.dtype, epilogue.text, tuple(operands))
 
 
 def check_form(epilogue: Any, accumulate: np.dtype) -> None:
-    """Raise where an epilogue does not fit the type of the sums, or its parts do not make a formula."""
+    """Raise if an epilogue does not fit the type of the sums, or its operands cannot be combined."""
     if not isinstance(epilogue, Epilogue):
         raise ArgumentError(f"epilogue must be an Epilogue, got {type(epilogue).__name__}")
     if kind_rank(accumulate) == 0:
@@ -143,7 +143,7 @@ def check_form(epilogue: Any, accumulate: np.dtype) -> None:
 
 
 def _check(epilogue: Epilogue, matrices: dict[str, DistMatrix]) -> None:
-    """Raise where the operands do not fit C, or each other."""
+    """Raise if the operands do not match C, or each other."""
     C = matrices["C"]
     for name in ("residual", "aux"):
         if not isinstance(getattr(epilogue, name), DistMatrix | None):
@@ -169,7 +169,7 @@ def _check(epilogue: Epilogue, matrices: dict[str, DistMatrix]) -> None:
 
 
 def check_vector(name: str, x: Any, shape: tuple[int, int], dtype: np.dtype) -> None:
-    """Raise where a number or an array cannot be a vector beside a C of this shape and type."""
+    """Raise if a number or an array cannot be the scale or bias of a C of this shape and type."""
     if np.ndim(x) == 0:
         as_scalar(x, dtype, name)
         return
@@ -177,12 +177,12 @@ def check_vector(name: str, x: Any, shape: tuple[int, int], dtype: np.dtype) -> 
         raise DTypeError(f"{name} is a number, an array, a DistMatrix or, of batches, a Batch; got {type(x).__name__}")
     m, n = shape
     if x.shape not in ((n,), (1, n), (m, 1)):
-        raise LayoutError(f"{name} has the shape {x.shape}, C is {m} x {n}: {name} is of ({n},), (1, {n}) or ({m}, 1)")
+        raise LayoutError(f"{name} has the shape {x.shape}, C is {m} x {n}: use ({n},), (1, {n}) or ({m}, 1)")
     check_kind(name, x.dtype, dtype)
 
 
 def check_kind(name: str, x: np.dtype, C: np.dtype) -> None:
-    """Raise DTypeError where numbers of type x have no place in a result of type C."""
+    """Raise DTypeError if a result of type C cannot hold numbers of type x."""
     if x not in TYPE or kind_rank(x) > kind_rank(C):
         raise DTypeError(f"{name} is {x}, which a result of {C} cannot hold")
 
@@ -191,7 +191,7 @@ class EpilogueRun:
     """An epilogue with its buffers, to be applied any number of times.  Local.
 
     sums : the matrix of the sums S, which the product overwrites: C itself where C has the type of accumulation.
-    sources : the operands that the plan redistributes, as this rank sends them.
+    sources : by name, this rank's source array of each operand that the plan redistributes.
     """
 
     def __init__(self, epilogue: Epilogue, plan: ProductPlan, C: DistMatrix, workspace: Workspace) -> None:
@@ -203,7 +203,7 @@ class EpilogueRun:
         self.sources: dict[str, Array] = {name: self._source(name) for name in self._moved}
 
     def _operand(self, name: str) -> Any:
-        """Return an operand of this rank's part of C, with its current elements."""
+        """Return the part of an operand that matches this rank's part of C, with its current elements."""
         x, C = getattr(self._epilogue, name), self._C
         if name in self._moved:
             return self._workspace.copies[name]
@@ -215,11 +215,11 @@ class EpilogueRun:
         return device.to_device(part, "C") if device else part
 
     def _source(self, name: str) -> Array:
-        """Return what this rank sends of an operand: the residual itself, or copies of its part of a vector."""
+        """Return this rank's source array of an operand: the residual itself, or a vector's part, repeated."""
         return self._workspace.repeated.get(name, getattr(self._epilogue, name).stored)
 
     def begin(self, beta: Any) -> None:
-        """Set the sums to C where they are not C and are read, and repeat the vectors that this rank sends."""
+        """Copy C to the sums, where these are another array and are read; repeat the vectors that this rank sends."""
         if self.sums is not self._C and beta != 0:
             CONVERT(self.sums.stored, self._C.stored)
         for name, copies in self._workspace.repeated.items():

@@ -26,9 +26,9 @@ def program_of(
 ) -> Program:
     """Return the stages of `function(*arguments, **options)` as a program.  Local: nothing is sent.
 
-    arguments  : matrices, values that have matrices as fields, and the other arguments of the function.
+    arguments  : the arguments of the function: matrices, values with matrices in their fields, and others.
     machine    : the machine of the time model; by default the machine at hand.
-    iterations : the number to plan where it depends on the elements; None: as many as most matrices need.
+    iterations : the number of iterations to plan if it depends on the elements; None: as many as most matrices need.
     Raises the errors of the function, on this rank.
     """
     matrix = matrices_in(*arguments, *options.values())[0][0]

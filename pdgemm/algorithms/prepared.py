@@ -48,15 +48,15 @@ from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.packed_exchange import exchange, kept_if_it_fails
 
-SMALL = 1 << 14  # bytes of buffers that an executor may keep until C is formed again
-FEW = 64  # panels that such an executor may keep, with a kilobyte of views each
+SMALL = 1 << 14  # most bytes of the buffers of an executor that is cached until C is formed again
+FEW = 64  # most panels of such an executor, with a kilobyte of views each
 
 
 class Prepared:
     """Computes a planned product C := alpha A B + beta C any number of times; made by `Plan.prepare`.
 
-    Buffers, views, communicators and BLAS calls are set up once and kept as long as this object.  A, B and C are kept
-    as long, too: their elements may change between calls, but not their addresses.
+    Buffers, views, communicators and BLAS calls are set up once and live as long as this object, which also holds
+    references to A, B and C: their elements may change between calls, but not their addresses.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Prepared:
     ) -> None:
         """Take a plan and its buffers, and set up views, communicators and executor.  Collective over the grid.
 
-        Raises MappingError on all ranks where a rank cannot map the GPU memory of another rank.
+        Raises MappingError on all ranks if a rank cannot map the GPU memory of another rank.
         """
         A, B, C, *_ = operands
         self.plan, self._alpha, self._operands, self._workspace = plan, alpha, operands, workspace
@@ -127,7 +127,7 @@ class Prepared:
     def __reduce__(self) -> Any:
         raise TypeError(
             "a prepared product has buffers and communicators of this process and cannot be copied or pickled: "
-            "keep its plan, and prepare it again, plan.prepare(A, B, C)"
+            "save its plan, and prepare it again, plan.prepare(A, B, C)"
         )
 
     def run(
@@ -271,7 +271,7 @@ def _report(
 ) -> Report:
     """Return the report of a run.   moves : functions that return the reports of the redistributions.
 
-    coords : of this rank in the grid of C.   names : of op(A) and op(B).
+    coords : this rank's position in the grid of C.   names : the names of op(A) and op(B).
     """
     product, ending = plan.product, plan.problem.ending
     result = ending.dtype if ending else plan.problem.C.dtype
@@ -338,7 +338,7 @@ def _same_place(x: Array, y: Array) -> bool:
 
 
 def _first_calls(call: Call[Product], device: Device) -> None:
-    """Convert, multiply and add one element in the types of a product: first calls load or compile kernels."""
+    """Convert, multiply and add one element in the types of a product, as first calls load or compile kernels."""
     A, B, sums, C = (
         device.empty((1, 1), x) for x in (call.A.dtype, call.B.dtype, call.product.accumulate, call.C.dtype)
     )

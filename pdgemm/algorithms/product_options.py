@@ -51,7 +51,7 @@ class Multiplicand(Protocol):
 class Streamed(Multiplicand, Protocol):
     """A matrix that is not in memory, such as `pdgemm.StoredMatrix`.
 
-    planned_on : returns the matrix on a grid on which a program is planned, where nothing is read.
+    planned_on : returns the matrix on a planned grid; nothing is read from the file.
     """
 
     grid: ProcessGrid
@@ -83,7 +83,7 @@ class ProductOptions:
 
 
 class OperandScales(NamedTuple):
-    """The matrix of scales of an operand, and the rows and columns of the block of elements of each scale."""
+    """The matrix of scales of an operand, and the shape of the block of elements that one scale multiplies."""
 
     matrix: DistMatrix
     block: tuple[int, int]
@@ -93,7 +93,7 @@ class Operands(NamedTuple):
     """op(A), op(B) and C of one product.
 
     new_result : C was allocated for this product.   mirrored : op(B) is op(A)^H or op(A)^T.
-    scales : by which op(A) and op(B) are multiplied.   names : of op(A) and op(B), for the report.
+    scales : the scales of op(A) and op(B).   names : the names of op(A) and op(B) in the report.
     """
 
     A: DistMatrix
@@ -117,7 +117,7 @@ class FullProduct(NamedTuple):
 
     transa: str
     transb: str
-    dtype: np.dtype | None = None  # of C, where no C is passed; None: as for these operands without scales
+    dtype: np.dtype | None = None  # the type of a new C; None: as for these operands without scales
 
     def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
         """Return op(A), op(B) and C after checking that they match.  Local."""
@@ -175,7 +175,7 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
         None if x is None or nothing else Scales(x.matrix.layout_in(A.grid), x.block) for x in operands.scales
     )
     if any(operands.scales) and compute in EMULATIONS:
-        raise ArgumentError(f"compute_type {compute!r}: slices of a Scaled are not formed; decode() it")
+        raise ArgumentError(f"compute_type {compute!r} does not take a Scaled operand: decode() it")
     return Problem(
         a,
         b,

@@ -171,7 +171,7 @@ def _like(X: DistMatrix, like: DistMatrix, dtype: Any, others: tuple[object, ...
         description.append("redistribute like another matrix")
         check_matrices(X=X, like=like)
         if others != (True, None, None, (0, 0), "C", False):
-            raise ArgumentError("like has a layout: out, grid, block, source, order and relabel are not taken with it")
+            raise ArgumentError("like determines the layout: omit out, grid, block, source, order and relabel")
         like.layout_in(X.grid)  # raises for a grid over other ranks
         if like.shape != X.shape:
             raise LayoutError(f"shapes differ: X is {X.distribution}, like is {like.distribution}")

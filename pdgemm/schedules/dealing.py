@@ -1,4 +1,4 @@
-"""Which rank has which product, so that all have about as many flops."""
+"""The assignment of products to ranks such that all ranks have about the same number of flops."""
 
 from __future__ import annotations
 

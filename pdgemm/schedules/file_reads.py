@@ -1,4 +1,4 @@
-"""The reads of matrices that stay in their files, as a stage of a program: bytes, and the memory of a rank for them."""
+"""The reads of matrices that are stored in files, as a stage of a program: their bytes, and the memory of a rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FileReads(Schedule):
 
     size       : number of ranks.   reads : the reads in words, such as "2 passes over 8 panels".
     bytes_read : the bytes that all ranks together read.
-    held_bytes : the most bytes of a rank for panels, staging buffers and what is computed from panels.
+    held_bytes : the most bytes of a rank for panels, staging buffers and results.
     """
 
     size: int

@@ -31,7 +31,7 @@ def broadcasts(breadth: int, inner: BlockCyclic, panels: np.ndarray, mover: str,
     received, entry = breadth * (inner.n - inner.count(me)), MOVERS[mover]
     if entry.reads:
         return Traffic(words_received=received, words_read=received)
-    # each part sends a panel `most` times, or `most + more` times if it lies `distance` behind the panel's owner
+    # each part sends a panel `most` times, or `most + more` times if it is `distance` parts behind the panel's owner
     most, others = fan_out(entry, parts)
     words, sent = most * inner.n, most * every
     for distance, more in others:
@@ -46,7 +46,7 @@ def reductions(breadth: int, inner: BlockCyclic, panels: np.ndarray, me: int) ->
 
     Each reduction is counted as one message from every other part to the owner.
     """
-    x = broadcasts(breadth, inner, panels, IBCAST.name, me)  # of which each is as many messages from the owner
+    x = broadcasts(breadth, inner, panels, IBCAST.name, me)  # each reduction counts like a broadcast by the owner
     return Traffic(x.words_received, x.words_sent, x.messages_received, x.messages_sent)
 
 

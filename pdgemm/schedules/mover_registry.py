@@ -114,7 +114,7 @@ def reads(name: str) -> bool:
 
 @lru_cache(maxsize=256)
 def fan_out(mover: Mover, parts: int) -> tuple[int, list[tuple[int, int]]]:
-    """Return how often most of `parts` ranks send a panel, and (distance, difference to that) of the other ranks."""
+    """Return how often most of `parts` ranks send a panel, and (distance, difference from that) of the other ranks."""
     sent = np.bincount(mover.senders(parts), minlength=parts)
     most = int(np.bincount(sent).argmax())
     return most, [(distance, int(sent[distance]) - most) for distance in np.flatnonzero(sent != most).tolist()]

@@ -117,11 +117,11 @@ class NodeLine:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of panels 0, 1, ...; the arrays have an entry for each part, or for several parts that are alike.
+    """The parts of panels 0, 1, ...; the arrays have an entry for each part, or for several equal parts.
 
     panel : number of the panel, or this number modulo a common multiple of the numbers of ranks of the nodes.
     owner : position that owns the part.   words : number of the inner indices of all parts of the entry.
-    alone : the part is the whole panel, and contiguous.   first : the part is the first part of its panel.
+    alone : the part is a whole, contiguous panel.   first : the part is the first part of its panel.
     count : number of parts of the entry; a negative entry corrects another entry that counts too many parts.
     """
 
@@ -191,7 +191,7 @@ def parts_by_number(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int, peri
 def _classes(pairs: list[OwnerPair], period: int) -> Iterator[tuple[tuple[int, int, int], OwnerPair]]:
     """Yield (panel number modulo `period`, inner indices, number of panels), and the owner pair of these panels.
 
-    Until another pair has had its last panel, the panel numbers of a pair grow by the number of pairs left per turn.
+    In each turn, the panel number of a pair grows by the number of pairs that still have panels.
     """
     before = start = 0
     for end in sorted({pair.panels for pair in pairs}):

@@ -21,10 +21,10 @@ from pdgemm.schedules.node_relay import NodeLine
 
 
 class Messages(NamedTuple):
-    """Messages of one kind that are sent at the same time: message x goes from source[x] to target[x].
+    """Messages of one kind that are sent at the same time: message x is sent from source[x] to target[x].
 
     kind  : the mover, or another transport.  With a mover that reads, targets read their sources' memory instead.
-    along : the name of the grid axis along which the messages travel.
+    along : the name of the grid axis along which the messages are sent.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class Round:
 
     @property
     def transfers(self) -> list[Messages]:
-        """The moves that take time: messages and copies, without what is read in place."""
+        """The moves that take time: messages and copies, but not panels that are read in place."""
         return [x for x in self.moves if not (x.read and MOVERS[x.kind].by == "reading")]
 
 

@@ -25,7 +25,7 @@ class RankMap:
     axes  : name and length of each axis, for any number of axes; the index along the last axis varies fastest.
     ranks : the rank at each grid position, in this order.
 
-    Messages travel along an axis: along a grid row (`ROWS`) or grid column (`COLS`), or through the layers (`LAYERS`).
+    Messages are sent along an axis: a grid row (`ROWS`), a grid column (`COLS`), or through the layers (`LAYERS`).
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -124,7 +124,7 @@ class Schedule(ABC):
 
     @property
     def blas_products(self) -> int:
-        """The number of products of BLAS by which a product is formed: several if it is emulated."""
+        """The number of BLAS products that form one product: several if it is emulated."""
         return 1
 
     @property

@@ -1,4 +1,4 @@
-"""The elements of a local array that lie in one triangle of a matrix, and rectangles that cover these elements.
+"""The elements of a local array that are in one triangle of a matrix, and rectangles that cover these elements.
 
 An 8 x 8 matrix in blocks of 2 x 2 on a 2 x 2 grid; the lower triangle on rank (0, 0), left, and on rank (0, 1), right:
 
@@ -26,11 +26,11 @@ TriangleName = Literal["", "L", "U"]  # all of a matrix, or its lower or upper t
 LEAST = 64  # rows and columns of the tiles that cross the diagonal: BLAS is slower on smaller tiles
 ON_DEVICE = 2048  # the same on a device, where each tile is two launches
 REGISTERS = 16  # the most columns that BLAS keeps in registers
-SQUARE = 512  # rows of the largest square tiles: in larger ones messages would wait for BLAS
+SQUARE = 512  # rows of the largest square tiles: messages would wait for BLAS in larger tiles
 
 
 def in_triangle(triangle: TriangleName, layout: Layout, rank: int) -> Staircase | None:
-    """Return the elements of a rank's local array that lie in the triangle; None: all elements, without a triangle."""
+    """Return the elements of a rank's local array that are in the triangle; None, without a triangle: all elements."""
     (i, j), distribution = layout.coords(rank), layout.distribution
     return Staircase.of(triangle, distribution.rows.indices(i), distribution.cols.indices(j)) if triangle else None
 
@@ -38,7 +38,7 @@ def in_triangle(triangle: TriangleName, layout: Layout, rank: int) -> Staircase 
 class Tile(NamedTuple):
     """A rectangle of an array.
 
-    inside : the whole tile lies in the triangle; otherwise the diagonal crosses it.
+    inside : the whole tile is in the triangle; otherwise the diagonal crosses it.
     square : its rows and its columns are the same rows and columns of the matrix.
     """
 
@@ -52,7 +52,7 @@ class Staircase(NamedTuple):
     """The elements of an array in a triangle: the first ends[r] elements of each row r, where `ends` ascends.
 
     flipped : the first ends[c] elements of each column c instead, as in an upper triangle.
-    meets : for each row, or column if flipped, whether its last element lies on the diagonal of the matrix.
+    meets : for each row, or column if flipped, whether its last element is on the diagonal of the matrix.
     """
 
     ends: np.ndarray
@@ -94,16 +94,17 @@ class Staircase(NamedTuple):
         return 0, int(self.ends[hi - 1])
 
     def mask(self, cols: int) -> np.ndarray:
-        """Return whether each element lies in the triangle.   cols : number of columns, or of rows if flipped."""
+        """Return whether each element is in the triangle.   cols : number of columns, or of rows if flipped."""
         inside = np.arange(cols) < self.ends[:, None]
         return inside.T if self.flipped else inside
 
     def tiles(self, least: int = LEAST, squares: int = 0) -> Iterator[Tile]:
         """Yield tiles that cover the triangle; a tile that the diagonal crosses has at most least^2 elements.
 
-        squares : or it is square, with at most so many rows, which are the same rows of the matrix as its columns.
-        With least = 0 the diagonal crosses no tile.  A range of rows is divided near its middle, where a block ends.
-        If at least `least` columns of the range lie wholly in the triangle, a multiple of `REGISTERS` is a tile.
+        squares : such a tile may also be square, with at most `squares` rows, and the same rows and columns of the
+            matrix.
+        With least = 0 the diagonal does not cross any tile.  A range of rows is divided near its middle, where a block
+        ends.  If at least `least` columns of the range are wholly in the triangle, a multiple of `REGISTERS` is a tile.
         """
         todo = [(0, len(self.ends), 0)] if len(self.ends) else []
         while todo:
@@ -131,7 +132,7 @@ class Staircase(NamedTuple):
             todo += [(middle, hi, first), (lo, middle, first)]
 
     def _is_square(self, lo: int, hi: int, most: int) -> bool:
-        """Does the diagonal go from corner to corner of the rows lo to hi and as many columns, at most `most`?"""
+        """Is the diagonal that of a square of the rows lo to hi, at most `most`, and as many columns?"""
         if hi - lo > most or self.meets is None:
             return False
         return bool(self.ends[hi - 1] - self.ends[lo] == hi - lo - 1 and self.meets[lo:hi].all())
@@ -154,16 +155,16 @@ class Triangle:
     cols: BlockCyclic
 
     def of(self, rank: int) -> Staircase | None:
-        """Return the elements of a rank's block that lie in the triangle; None: all elements."""
+        """Return the elements of a rank's block that are in the triangle; None: all elements."""
         return self.at(self.grid.coords(rank)) if self.name else None
 
     @remembered
     def at(self, at: tuple[int, int]) -> Staircase:
-        """Return the elements of the block at a grid position that lie in the triangle."""
+        """Return the elements of the block at a grid position that are in the triangle."""
         return Staircase.of(self.name, self.rows.indices(at[0]), self.cols.indices(at[1]))
 
     def share(self, rank: int) -> float:
-        """Return the fraction of the elements of a rank's block that lie in the triangle."""
+        """Return the fraction of the elements of a rank's block that are in the triangle."""
         if not self.name:
             return 1.0
         i, j = self.grid.coords(rank)

@@ -171,7 +171,7 @@ def one_run(inner: BlockCyclic) -> bool:
 
 
 class TorusStep(NamedTuple):
-    """One update C_ij += A[i, part a] B[part a, j]; part a of A's columns lies within part b of B's rows."""
+    """One update C_ij += A[i, part a] B[part a, j]; part a of A's columns is within part b of B's rows."""
 
     a: int
     b: int
@@ -180,7 +180,7 @@ class TorusStep(NamedTuple):
 def cannon_steps(shape: tuple[int, int], coords: tuple[int, int]) -> list[TorusStep]:
     """Return the parts that the rank at (i, j) of a Pr x Pc torus holds at each step; Pr divides Pc (Cannon 1969).
 
-    Part a of A's columns lies within part a mod Pr of B's rows.  With t = Pc / Pr, the t ranks of a grid row with the
+    Part a of A's columns is within part a mod Pr of B's rows.  With t = Pc / Pr, the t ranks of a grid row with the
     same j mod Pr form a group, which starts with part b = (i + j) mod Pr of B and the t parts of A within part b.
     The parts of A are shifted around the group while B stays; after t steps A is shifted by one group, B by one row.
     CA3DMM (Huang & Chow 2022) gathers A in each group; shifting A takes 1/t of that memory and sends as many words.

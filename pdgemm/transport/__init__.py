@@ -2,5 +2,5 @@
 
 `packed_exchange` carries out any exchange, `collectives` any collective, `movers` broadcast, shift and reduce panels,
 and `panels` moves the panels of factorisations.  `store` is the only function that writes to a result; `block_copy`
-copies rows times columns.  The folder imports `schedules` and the folders below `schedules`; it knows no matrix.
+copies rows times columns.  The folder imports `schedules` and the folders below `schedules`, but not `matrix`.
 """

@@ -99,11 +99,11 @@ def _by_index(source: np.ndarray, target: np.ndarray, rows: IndexMap, cols: Inde
 
 
 def _lines(x: np.ndarray, y: np.ndarray, there: np.ndarray, here: np.ndarray, copy: Copy) -> None:
-    """Copy whole lines by index, y[here] := x[there]; what passes through temporary arrays stays in cache."""
+    """Copy whole lines by index, y[here] := x[there]; temporary arrays stay in cache."""
     plain = x.dtype == y.dtype and (copy is np.copyto or (isinstance(copy, Combine) and copy.copies))
     sources, targets = _as_slice(there), _as_slice(here)
     if plain and isinstance(targets, slice) and x.flags.c_contiguous and y.flags.c_contiguous:
-        np.take(x, there, axis=0, out=y[targets], mode="clip")  # which copies arrays that are not contiguous
+        np.take(x, there, axis=0, out=y[targets], mode="clip")  # take copies arrays that are not contiguous
         return
     if plain and isinstance(sources, slice):
         y[here] = x[sources]

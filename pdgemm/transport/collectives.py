@@ -1,7 +1,7 @@
 """Collectives carried out step by step, as their schedules say, by messages that are counted when they are sent.
 
-A collective in progress is a generator, which yields the requests to wait for before its next step.  So a rank may
-test it while it computes (`CollectiveRun`), or wait for it at once (`carry_out`).
+A collective in progress is a generator, which yields the requests that its next step depends on.  So a rank may test
+it while it computes (`CollectiveRun`), or wait for it at once (`carry_out`).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Stages = Iterator[list[MPI.Request]]
 
 
 class CollectiveRun:
-    """A collective in progress.  Like a request of MPI it is tested, which moves it on, and waited for.
+    """A collective in progress, with the methods of an MPI request; each test starts the steps that can begin.
 
-    A rank tests and waits for the collectives of one communicator in any order, if each has a tag of its own.
+    A rank tests and waits for the collectives of one communicator in any order, if each has its own tag.
 
-    posted : to which `stages` adds all its requests, where it yields some that are in progress later.
+    posted : the list to which `stages` adds all its requests, if some may be in progress after they were yielded.
     """
 
     def __init__(self, comm: MPI.Comm, stages: Stages, posted: Sequence[MPI.Request] = ()) -> None:
@@ -59,14 +59,14 @@ class CollectiveRun:
             self._requests = next(self._stages, None)
 
     def abandon(self) -> list[MPI.Request]:
-        """Return the requests in progress, which the caller cancels; to wait for this later raises GridError."""
+        """Return the requests in progress, which the caller cancels; a later wait raises GridError."""
         requests, self._requests = [*(self._posted or self._requests or ())], []
         self._stages = _no_more(self._stages)
         return requests
 
 
 def _no_more(stages: Stages) -> Stages:
-    """Raise GridError at the first step; until then the arrays of `stages`, the steps left out, are kept."""
+    """Raise GridError at the first step; until then hold a reference to `stages`, so that its arrays are not freed."""
     raise GridError("a collective in progress was given up when its communicator was freed, after a step that failed")
     yield from stages
 
@@ -84,9 +84,9 @@ def prepared_collective(
 
     The function's argument is the traffic to which words and messages are added.
     tag : differs from those of all other collectives in progress on `comm`.
-    of, fence : where the collective reads in place: `of(rank)` is the vector of a rank of `comm`, and `fence` orders
-        reads and writes of it and signals.
-    join : as of `carry_out`, where parts are sent.
+    of, fence : if the collective reads in place: `of(rank)` is the vector of a rank of `comm`, and `fence` orders its
+        reads and writes with signals.
+    join : as in `carry_out`; only if parts are sent.
     The function may be called again when the collective is complete; until then the vector must not be touched.
     """
     if comm.rank not in collective.ranks or len(collective.ranks) == 1:
@@ -110,10 +110,10 @@ def carry_out(
     """Carry out a collective.  Collective over `collective.ranks`; all other ranks return at once.
 
     comm    : the communicator in which `collective.ranks` are rank numbers.
-    vectors : `collective.arrays` contiguous arrays of one dimension, with space for all parts; overwritten.  On entry
-        a rank has its own part, in a reduction its addends, and the root of a broadcast or scatter all parts; on exit
-        the parts that the operation assigns to it, and intermediate values in the other parts.  Arrays on a device are
-        copied through the host.
+    vectors : `collective.arrays` contiguous arrays of one dimension, with space for all parts; overwritten.
+        On entry they hold the rank's part, in a reduction its addends, on the root of a broadcast or scatter all parts.
+        On exit they hold the parts that the operation assigns to the rank; other parts have intermediate values.
+        Arrays on a device are copied through the host.
     counted : the traffic to which words and messages are added.
     join    : function that returns the joined parts of two ranks; by default they are added.
 
@@ -139,12 +139,12 @@ def all_to_all(
     tag: int = 0,
     into: Sequence[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
-    """Send `parts[r]` to the r-th rank of the collective, and return the parts that the ranks send here.  Collective.
+    """Send `parts[r]` to the r-th rank of the collective, and return the parts from all ranks.  Collective.
 
-    wait : waits for a list of one collective in progress, as `Transfers.wait`, which lets others go on meanwhile.
-        None: nothing else goes on.
+    wait : waits for a list with the collective in progress, as `Transfers.wait` does, which tests other messages
+        meanwhile.  None: wait only for the collective.
     tag : differs from those of all other collectives in progress on `comm`.
-    into : contiguous arrays in which the parts of all ranks arrive; None: they are allocated.
+    into : contiguous arrays in which the parts of all ranks are received; None: they are allocated.
 
     The ranks do not compare their arguments: all must pass the same collective, and parts as long as its counts.
     """
@@ -189,7 +189,7 @@ class _Pairs:
         return [self.parts[first]] if self._counts[first] else []
 
     def receiving(self, first: int, number: int) -> list[Parts]:
-        """Return the array in which a part arrives, its place or a new one."""
+        """Return the array in which a part is received: its array of `into`, or a new one."""
         self.parts[first] = self._places.get(first) or (np.empty(self._counts[first], self._dtype),)
         return self.views(first, number)
 
@@ -227,10 +227,10 @@ def _by_messages(
 class _InPlace:
     """A collective that reads parts in the vectors of the other ranks, and adds them in the order of a tree.
 
-    A rank signals that its addends may be read, then that its part of the sum may be, which says that it has read the
-    addends of others, and at last that it has read all: then the others may overwrite their vectors.
+    A rank sends three signals: its addends may be read; its part of the sum may be read, and it has read the addends of
+    others; it has read all parts, so the others may overwrite their vectors.
 
-    vectors : of all ranks, in the order of `collective.ranks`.
+    vectors : the vectors of all ranks, in the order of `collective.ranks`.
     """
 
     def __init__(
@@ -249,12 +249,12 @@ class _InPlace:
             self._copies = [(vectors[me][parts[at]], vectors[at][parts[at]]) for at in order]
 
     def run(self, counted: Traffic) -> CollectiveRun:
-        """Start to carry it out once."""
+        """Start one run of the collective."""
         posted = list[MPI.Request]()
         return CollectiveRun(self._comm, self._stages(posted, counted), posted)
 
     def _stages(self, posted: list[MPI.Request], counted: Traffic) -> Stages:
-        """Carry it out once, and add all its requests to `posted`."""
+        """Run the collective once, and add all its requests to `posted`."""
         if self._addends:
             yield self._signalled(posted, counted)
             self._fence()
@@ -283,7 +283,7 @@ class _InPlace:
         return signals
 
 
-@np.errstate(over="ignore", invalid="ignore")  # a warning may be an error, of the rank alone that adds
+@np.errstate(over="ignore", invalid="ignore")  # a warning may be an error, and only on the rank that adds
 def _add_as_tree(addends: list[np.ndarray], into: np.ndarray) -> None:
     """Compute into := ((x0 + x1) + (x2 + x3)) + ..., where `into` may be one of the addends."""
     pairs = (len(addends) + 1) // 2

@@ -1,7 +1,7 @@
-"""What an operation that failed has left behind on a communicator is dropped before the communicator is freed.
+"""Messages of a failed operation are received and dropped before their communicator is freed.
 
-A message that nobody receives may come when its communicator has been freed.  MPI libraries use the number of a freed
-communicator again, so that a later communicator would take the message for one of its own.
+Otherwise such a message may arrive after its communicator has been freed.  MPI libraries reuse the number of a freed
+communicator, so that a later communicator would receive the message.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _EMPTY = np.empty(0, np.uint8)
 def drop_messages(comms: Sequence[MPI.Comm], arrivals: Sequence[Arrival]) -> None:
     """Receive and drop all messages that ranks have sent on communicators.  Collective over each of them.
 
-    arrivals : the transfers of this rank in progress, which are cancelled; to wait for them later raises GridError.
+    arrivals : the transfers of this rank in progress, which are cancelled; a later wait for them raises GridError.
 
-    On each communicator a rank sends each other rank an empty message: messages do not overtake one another, so all
-    that the rank has sent before has come when this one comes.
+    On each communicator a rank sends each other rank an empty last message.  Messages do not overtake one another, so
+    all earlier messages of the rank have arrived when the last one arrives.
     """
     requests = [request for arrival in arrivals for request in abandoned(arrival)]
     for request in requests:
@@ -41,14 +41,14 @@ def drop_messages(comms: Sequence[MPI.Comm], arrivals: Sequence[Arrival]) -> Non
 def last_tag() -> int:
     """Return the tag of a rank's last message: the largest of all, which no other message has.
 
-    MPI.COMM_WORLD alone is sure to have the attribute (MPI 4.1, section 9.1.2); it holds for all communicators.
+    Only MPI.COMM_WORLD is sure to have the attribute (MPI 4.1, section 9.1.2); it holds for all communicators.
     """
     largest: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
     return int(largest)
 
 
 def _last_has_come(comm: MPI.Comm, rank: int) -> bool:
-    """Receive and drop the messages of a rank that have come, and return whether its last one was among them."""
+    """Receive and drop the messages of a rank that have arrived, and return whether its last one was among them."""
     status, last = MPI.Status(), last_tag()
     while message := comm.Improbe(rank, MPI.ANY_TAG, status):
         message.Recv([np.empty(status.Get_count(MPI.BYTE), np.uint8), MPI.BYTE], status)

@@ -277,7 +277,7 @@ def repeated_if_unmapped(operation: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(operation)
     def repeated(*args: P.args, **options: P.kwargs) -> T:
-        with suppress(MappingError):  # nothing has been written yet, and from now on plans read nothing in place
+        with suppress(MappingError):  # nothing has been written yet, and later plans read nothing in place
             return operation(*args, **options)
         return operation(*args, **options)
 
@@ -285,14 +285,14 @@ def repeated_if_unmapped(operation: Callable[P, T]) -> Callable[P, T]:
 
 
 class kept_if_it_fails:
-    """Keeps buffers for ever after an exception during a transfer, because MPI may still read and write them.
+    """After an exception during a transfer, never frees the buffers, because MPI may still read and write them.
 
-    Other ranks that wait for this rank in NCCL are told.  A MappingError is raised on all ranks before anything is
-    transferred: nothing is kept.
+    Other ranks that wait for this rank in NCCL are informed.  After a MappingError, which all ranks raise before
+    anything is transferred, the buffers are freed as usual.
 
     workspace : the buffers.
     arrays : the operands, which the caller may free or overwrite next: their device, if any, completes its work first.
-        If the device does not complete it, the operands are kept, too.
+        If the device does not complete it, the operands are not freed, either.
     """
 
     __slots__ = ("_arrays", "_workspace")
@@ -322,7 +322,7 @@ def _is_idle(device: Device) -> bool:
             if monotonic() > end:
                 return False
             sleep(1e-3)
-    except Exception:  # the exception that is on its way to the caller says more
+    except Exception:  # the exception that is being raised already is more informative
         return False
     return True
 

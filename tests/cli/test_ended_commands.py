@@ -155,7 +155,7 @@ if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
 """
     words = ["multiply", f"{folder}/a.h5:/x", f"{folder}/b.h5:/y", "-o", "c.h5:/c", "--protect"]
     rows = r"\d+ of \d+ rows of C differ from what was expected, row \d+ first"
-    flipped = r"the repetition has other bits: one has flipped on rank 1 on \S+; C is that of the repetition"
+    flipped = r"the repetition has other bits: one has flipped on rank 1 on \S+; C is the result of the repetition"
     suspected = rf"{rows}, by more than rounding errors"
     shown = rf"^pdgemm: {rows}; the product is repeated\npdgemm: {flipped}$"
     for times, options, code, said in (

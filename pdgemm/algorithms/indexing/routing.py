@@ -1,4 +1,4 @@
-"""Routing: rows of a matrix travel to the ranks that own the rows' groups, and results return to the rows' places."""
+"""Routing: rows of a matrix are sent to the ranks that own the rows' groups, and results are sent back."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def plan_grouped(X: DistMatrix, groups: Any, owner: Owners) -> Routing:
 
 
 def checked_owners(owner: Owners, X: DistMatrix) -> np.ndarray:
-    """Return the owner of each group.  Raises GridError or LayoutError, on this rank alone."""
+    """Return the owner of each group.  Raises GridError or LayoutError, only on this rank."""
     comm = X.grid.comm
     if isinstance(owner, Batch):
         if MPI.Comm.Compare(owner.comm, comm) not in (MPI.IDENT, MPI.CONGRUENT):
@@ -77,11 +77,11 @@ def checked_owners(owner: Owners, X: DistMatrix) -> np.ndarray:
 
 
 def _checked_groups(groups: Any, X: DistMatrix, number: int) -> np.ndarray:
-    """Return the groups of this rank's rows, (local rows, k).  Raises on this rank alone."""
+    """Return the groups of this rank's rows, (local rows, k).  Raises only on this rank."""
     mine, rows = np.asarray(groups), X.stored.shape[0]
     where = f"for the {rows} rows of {X.distribution} that rank {X.grid.rank} of the {X.grid} grid holds"
     if mine.ndim not in (1, 2) or len(mine) != rows or 0 in mine.shape[1:]:
-        raise LayoutError(f"groups has shape ({rows},) or ({rows}, k) {where}, got {mine.shape}")
+        raise LayoutError(f"groups must have shape ({rows},) or ({rows}, k) {where}, got {mine.shape}")
     if mine.dtype.kind not in "iu" and mine.size:
         raise DTypeError(f"groups are integers {where}, got {mine.dtype}")
     outside = mine[(mine < -1) | (mine >= number)]
@@ -91,21 +91,21 @@ def _checked_groups(groups: Any, X: DistMatrix, number: int) -> np.ndarray:
 
 
 class Routing:
-    """The rows of each group, and their ways to the ranks that own the groups and back; `plan_grouped` makes it.
+    """The assignment of rows to groups, and the exchanges of the rows with the groups' owners; see `plan_grouped`.
 
     sizes   : (groups), the number of rows of each group.   owner : (groups), the rank of each group.
     rows    : the number of rows that have groups.   choices : the number k of groups of each row.
 
-    The rows of a group lie on its owner in the order in which they are in the matrix.  With k > 1 a result has mk rows:
+    The rows of a group are on its owner, in the order of the matrix.  With k > 1 a result has mk rows:
     row ik + j belongs to the j-th group of row i.  In the default layout these k rows are on the rank of row i.
-    A routing is a value, which forward and backward passes use again, with the exchanges that it has planned.
+    A routing may be used any number of times, as in forward and backward passes; it caches its planned exchanges.
     """
 
     def __init__(self, X: DistMatrix, groups: np.ndarray, owner: np.ndarray) -> None:
         """Make the routing of groups (m, k) that are the same on all ranks.  Local; `plan_grouped` checks."""
         self.grid, self.owner, (self.rows, self.choices) = X.grid, owner, groups.shape
         self._layout, numbers = X.distribution, groups.ravel()
-        turn = np.argsort(np.argsort(owner, kind="stable"))  # the place of each group: the groups of rank 0 come first
+        turn = np.argsort(np.argsort(owner, kind="stable"))  # the place of each group: the groups of rank 0 are first
         chosen = np.flatnonzero(numbers >= 0)
         self._chosen = chosen[np.argsort(turn[numbers[chosen]], kind="stable")]  # in the order of places
         self.sizes = np.bincount(numbers[chosen], minlength=len(owner))
@@ -123,12 +123,12 @@ class Routing:
     def __repr__(self) -> str:
         most, total = self.sizes.max(initial=0), len(self._chosen)
         return (
-            f"Routing({self.rows} rows, {self.choices} each of {len(self.owner)} groups; {total} rows travel, "
+            f"Routing({self.rows} rows, {self.choices} each of {len(self.owner)} groups; {total} rows are sent, "
             f"at most {most} in a group and {max(self.counts)} on a rank)"
         )
 
     def __reduce__(self) -> Any:
-        raise TypeError("a Routing has the grid of its matrix and cannot be pickled: keep the groups")
+        raise TypeError("a Routing has the grid of its matrix and cannot be pickled: pickle the groups")
 
     @property
     def imbalance(self) -> float:
@@ -139,7 +139,7 @@ class Routing:
     def to_groups(self, X: DistMatrix, *, check: bool = True) -> Batch:
         """Return the rows of X by group: item g is (sizes[g], d), on the owner of g.  Collective over the grid.
 
-        X : DistMatrix (m, d), of which each row goes to its k groups, or (mk, d), in any layout over the same ranks.
+        X : DistMatrix (m, d), each row of which is copied to its k groups, or (mk, d); any layout over the same ranks.
 
         The items are copies, whose elements may be changed; `.report` has the words that were sent.
         Cost per rank: each row is sent once to each of its groups on other ranks, packed, in one exchange.
@@ -181,7 +181,7 @@ class Routing:
         Y.report = self._move_report(transfer, transfer(), start)
         return Y
 
-    # ------------------------------------------------------------------ the parts of both, and of a grouped product
+    # ------------------------------------------------------------------ shared by both directions and grouped products
     def new_rows(self, width: int, dtype: np.dtype, device: Device | None) -> Array:
         """Allocate an array for the rows of all groups of this rank, where other ranks can read it.  Local."""
         shape = self.counts[self.grid.rank], width
@@ -222,7 +222,7 @@ class Routing:
     def plan(self, X: DistMatrix, inward: bool, shared: bool, copies_only: bool, dtype: np.dtype) -> RoutedRows:
         """Return the exchange of the rows of X, to the groups or back, as a value.  Local.
 
-        shared : the ranks can read each other's source.   dtype : of the rows of groups.
+        shared : the ranks can read each other's source.   dtype : the type of the rows of groups.
         """
         device, pairs = devices.of(X.stored), self._pairs.get((X.shape[0], inward))
         if pairs is None:
@@ -254,9 +254,9 @@ class Routing:
         if not isinstance(batch, Batch):
             raise DTypeError(f"the rows of groups are a Batch, got {type(batch).__name__}")
         if not np.array_equal(batch.owner, self.owner) or not np.array_equal(batch.shapes[:, 0], self.sizes):
-            raise LayoutError(f"the items of {batch!r} have not the owners and the rows of the groups of {self!r}")
+            raise LayoutError(f"the owners and the rows of {batch!r} do not match the groups of {self!r}")
         if len({*batch.shapes[:, 1].tolist()}) > 1:
-            raise LayoutError(f"the rows of all groups have one length, got {batch!r}")
+            raise LayoutError(f"the rows of all groups must have the same length, got {batch!r}")
 
     def _rows_of(self, batch: Batch, width: int) -> Array:
         """Return the items of a batch as one array: a view of a stack on the host, or a copy."""
@@ -277,7 +277,7 @@ class Routing:
 
 
 class RoutedTransfer:
-    """An exchange of rows that is planned, and whose buffers are allocated: to the groups, or Y := R + beta Y back.
+    """A planned exchange of rows, with its buffers: to the groups, or back as Y := R + beta Y.
 
     X : the matrix.   rows : the array of this rank's groups, by `Routing.new_rows`.   shared : as in `Routing.plan`.
     """

@@ -63,9 +63,9 @@ def select(A: DistMatrix, rows: Indices = None, cols: Indices = None) -> DistMat
 
 
 def scatter_selection(A: DistMatrix, rows: np.ndarray, cols: np.ndarray, B: DistMatrix) -> None:
-    """Set A[rows, cols] := B, a matrix of that shape, in memory of its own.  Collective; `assign` has checked the rest.
+    """Set A[rows, cols] := B, of that shape, which shares no memory with A.  Collective; `assign` has checked the rest.
 
-    If an index occurs twice, its last row or column in B stays.  `A.report` has the words that were sent.
+    If an index occurs twice, its last row or column in B is assigned.  `A.report` has the words that were sent.
     """
     start = perf_counter()
     with together(communicator(A=A, B=B)) as arguments:
@@ -145,7 +145,7 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
             if isinstance(value, DistMatrix) and overlap(target.stored, value.stored):
                 common.flag = not same_places(value, target)  # becomes True on all ranks if it is True on any
         elif np.ndim(value):
-            raise ArgumentError("A[mask] = x sets elements to a number; A[...] = numpy.where(mask, B, A) to those of B")
+            raise ArgumentError("A[mask] = x takes only a number x; for a matrix B: A[...] = numpy.where(mask, B, A)")
         else:
             arguments.append("under a mask")
     if mask is not None:
@@ -190,7 +190,7 @@ def _mask(key: Any, shape: tuple[int, int]) -> Any:
     if not isinstance(key, (DistMatrix, np.ndarray)) or key.ndim != 2:
         return None
     if key.dtype != bool or key.shape != shape:
-        raise LayoutError(f"a mask has truth values in the shape of the matrix, {shape}; got {key.dtype}, {key.shape}")
+        raise LayoutError(f"a mask must be of truth values in the matrix's shape {shape}; got {key.dtype}, {key.shape}")
     return key
 
 
@@ -236,7 +236,7 @@ def _set(A: Any, rows: Picked, cols: Picked, value: Any) -> None:
 
 
 def _set_under_mask(x: Array, where: Array, number: Any) -> None:
-    """Set elements of an array to a number where a mask beside it is true.  Local."""
+    """Set elements of an array to a number where a mask of its shape is true.  Local."""
     if isinstance(x, np.ndarray):
         x[where] = number
         return

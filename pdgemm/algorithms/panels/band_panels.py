@@ -22,12 +22,13 @@ from pdgemm.transport.panels.task import Task
 
 
 class BandReduction(PanelAlgorithm[BandSchedule]):
-    """Overwrites A (n, n), Hermitian, of which the lower triangle is read, with the lower triangle of Q^H A Q.
+    """Overwrites the lower triangle of a Hermitian A (n, n) with that of Q^H A Q, a band.
 
-    Below the band, A keeps the reflectors: Q = (I - V_1 T_1 V_1^H) (I - V_2 T_2 V_2^H) ..., where V_k is unit lower
-    trapezoidal from row (k+1)b on, and is stored without its unit diagonal.  Above the diagonal, A is overwritten.
+    Only the lower triangle is read; above the diagonal, A is overwritten.  Below the band, the reflectors are stored:
+    Q = (I - V_1 T_1 V_1^H) (I - V_2 T_2 V_2^H) ..., where V_k is unit lower trapezoidal from row (k+1)b on, and is
+    stored without its unit diagonal.
 
-    tau : n numbers, of which the first are the diagonals of all T.
+    tau : n numbers, overwritten; the first of them are the diagonals of all T.
 
     Cost per rank for P ranks: 4/3 n^3/P flops and 5 n^2 b; 3/2 n^2 words in.
     Error: |A - Q B Q^H| <= c n^{3/2} eps |A| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.3).
@@ -72,7 +73,7 @@ class BandReduction(PanelAlgorithm[BandSchedule]):
         return X
 
     def _multiply(self, panel: Panel, V: np.ndarray, Y: np.ndarray) -> None:
-        """Y := this rank's addends of A V: its elements below the diagonal count twice, as a_ij and as a_ji."""
+        """Y := this rank's addends of A V: elements below the diagonal are used twice, as a_ij and as a_ji."""
         of_rows, of_cols, w = self._global_rows(panel), self._global_cols(panel), V.shape[1]
         V_rows, Y_rows = self._buffers("of rows", len(of_rows), w)
         V_cols, Y_cols = self._buffers("of columns", len(of_cols), w)
@@ -137,7 +138,7 @@ class BandReduction(PanelAlgorithm[BandSchedule]):
 
 
 class BidiagonalBand(PanelAlgorithm[BidiagonalBandSchedule]):
-    """Overwrites A (m, n), m >= n, with Q^H A P, an upper band; elements outside of the band are left over.
+    """Overwrites A (m, n), m >= n, with Q^H A P, an upper band; elements outside of the band are not meaningful.
 
     Cost per rank for P ranks: (4 m n^2 - 4/3 n^3)/P flops, and 4 m n b that all ranks do.
     Error: |A - Q B P^H| <= c m n^{1/2} eps |A| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.3).

@@ -19,10 +19,10 @@ from pdgemm.transport.panels.task import Task
 
 
 class BulgeChase(PanelAlgorithm[ChaseSchedule]):
-    """Chases the bulges of a band until those of a tridiagonal matrix are left in `bulges` of the first rank.
+    """Reduces a band to tridiagonal form by chasing bulges; the result is in `bulges` of the first rank.
 
-    bulges : the band, the same on every rank.
-    reflections : overwritten with those of this rank, task by task.
+    bulges : the band, the same on every rank on entry.
+    reflections : overwritten with the reflections of this rank's tasks.
 
     Cost: 6 n^2 b flops in all; about 6 n b^2 words between two neighbours.
     """
@@ -57,7 +57,7 @@ class BulgeChase(PanelAlgorithm[ChaseSchedule]):
             self._task.free(slot)
 
     def _carry_out(self, G: int, x: int, reflections: np.ndarray) -> None:
-        """Carry out the tasks of a tile, and keep their reflections."""
+        """Carry out the tasks of a tile, and store their reflections."""
         at = 0
         for s, tasks in self._chase.part(G, x):
             last, own = self._last[s - G * self._chase.group], reflections[at : at + len(tasks)]
@@ -69,13 +69,13 @@ class BulgeChase(PanelAlgorithm[ChaseSchedule]):
         return self._bulges.AB[:, columns].reshape(-1, order="F")
 
     def _send(self, side: int, rank: int, *arrays: np.ndarray) -> None:
-        """Start to send to a neighbour, on one side, what it changes next."""
+        """Start to send a neighbour, on side 0 or 1, the arrays that it changes next."""
         task, slot = self._task, self._slots[side]
         for tag, x in enumerate(arrays):
             slot.users += send(task.grid.comm, x.reshape(-1), self._ranks[rank], task.recorder, tag)
 
     def _receive(self, side: int, rank: int, *arrays: np.ndarray) -> None:
-        """Receive from a neighbour, on one side, what it has changed, after what it has changed was sent to it."""
+        """Receive the arrays that a neighbour, on side 0 or 1, has changed; first wait for the last send to it."""
         task = self._task
         slot = task.free(self._slots[side])
         for tag, x in enumerate(arrays):
@@ -86,9 +86,9 @@ class BulgeChase(PanelAlgorithm[ChaseSchedule]):
 class BackChase(PanelAlgorithm[BackChaseSchedule]):
     """Computes X := Q X, where Q is the product of all reflections of a `BulgeChase`, in blocks of 32 sweeps.
 
-    reflections : those that this rank kept.   X : (n, k), in columns that are not divided among ranks.
+    reflections : this rank's, from `BulgeChase`.   X : (n, k); each column is on one rank.
 
-    Cost: about 3 n^2 k flops in all ranks; n^2/2 words in for each rank.
+    Cost: about 3 n^2 k flops on all ranks together; n^2/2 words in for each rank.
     """
 
     def __init__(self, task: Task[BackChaseSchedule], reflections: np.ndarray) -> None:
@@ -112,7 +112,7 @@ class BackChase(PanelAlgorithm[BackChaseSchedule]):
     def _blocks(self, section: range, reflections: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yield the first row, V and tau of each block of reflections, in the order in which they are applied.
 
-        A block has task t of all sweeps, each of which begins a row below the one before.
+        A block has task t of all sweeps; each reflection begins one row below that of the previous sweep.
         """
         chase, b, n = self._plan.chased.chase, self._plan.width, self._plan.chased.n
         first = section.start * chase.group

@@ -42,10 +42,10 @@ class Cholesky(PanelAlgorithm[CholeskySchedule]):
         self._factor(steps[0], self._slots[0])
         for number, panel in enumerate(steps[:-1]):
             slot, following = self._slots[number % 2], steps[number + 1]
-            self._clear(steps[max(0, number - 1) : number])  # while the panel travels
+            self._clear(steps[max(0, number - 1) : number])  # while the panel is sent
             self._receive(slot)
             self._update(panel, slot, following.start, following.stop)
-            self._factor(following, self._slots[(number + 1) % 2])  # travels during the next update
+            self._factor(following, self._slots[(number + 1) % 2])  # sent during the next update
             self._update(panel, slot, following.stop, self._plan.n)
         self._clear(steps[-2:])
         for slot in self._slots:

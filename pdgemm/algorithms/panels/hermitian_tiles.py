@@ -16,7 +16,7 @@ from pdgemm.transport.movers.panel_views import column_buffer
 
 
 class PairedColumns(NamedTuple):
-    """Matrices V and W whose columns lie side by side, v_1, w_1, v_2, w_2, ..., so that one product reads both.
+    """Matrices V and W with interleaved columns, v_1, w_1, v_2, w_2, ..., so that one product reads both.
 
     V W^H + W V^H is the product of these columns and the adjoint of w_1, v_1, w_2, v_2, ...
     X : (m, 2 w), column-major.
@@ -39,12 +39,12 @@ class PairedColumns(NamedTuple):
         return self.X[:, 2 * j + 1]
 
     def column(self, j: int, rows: slice, out: np.ndarray) -> np.ndarray:
-        """Return these rows of column j of V W^H + W V^H, of the first j columns of V and W."""
+        """Return these rows of column j of V W^H + W V^H, where V and W have only their first j columns."""
         X = self.X[:, : 2 * j]
         return np.matmul(X[rows], _exchanged(X[j]).conj(), out=out)
 
     def times(self, x: np.ndarray, columns: slice, out: np.ndarray) -> np.ndarray:
-        """Return V W^H x + W V^H x, of some columns of V and W."""
+        """Return V W^H x + W V^H x, where V and W have only some of their columns."""
         X = self.X[:, 2 * columns.start : 2 * columns.stop]
         return np.matmul(X, _exchanged((x.conj() @ X).conj()), out=out)
 
@@ -61,9 +61,9 @@ def _exchanged(row: np.ndarray) -> np.ndarray:
 
 
 class PartOfTriangle(NamedTuple):
-    """Elements of A below its diagonal, or a Hermitian matrix, of which only the lower triangle counts.
+    """A submatrix of A below its diagonal, or a Hermitian submatrix, of which only the lower triangle is read.
 
-    rows, cols : its places in vectors.
+    rows, cols : the entries of vectors that belong to its rows and columns.
     """
 
     A: np.ndarray
@@ -75,7 +75,7 @@ class PartOfTriangle(NamedTuple):
 class HermitianTiles:
     """This rank's elements on and below the diagonal of A.  Local.
 
-    A : the local array, which is reordered: its rows and columns lie class by class until `restore`.
+    A : the local array; its rows and columns are reordered class by class until `restore`.
     """
 
     def __init__(self, plan: TridiagonalSchedule, A: np.ndarray, coords: tuple[int, int]) -> None:
@@ -84,7 +84,7 @@ class HermitianTiles:
         self._reorder(False)
 
     def restore(self) -> None:
-        """Return the rows and columns of A to their order."""
+        """Restore the order of the rows and columns of A."""
         self._reorder(True)
 
     def _reorder(self, back: bool) -> None:
@@ -121,7 +121,7 @@ class HermitianTiles:
     def product(self, panel: Panel, v: np.ndarray, y: np.ndarray) -> Callable[[], None]:
         """Return the function that computes y := this rank's part of A v, for these vectors, from the panel on.
 
-        Each block of columns is read from memory once: from the cache it is multiplied again, by its other vector.
+        Each block of columns is read from memory once: while it is in cache, its adjoint is multiplied, too.
         """
         calls = list[Callable[[], None]]()
         for A, rows, cols, hermitian in self._parts(panel, panel.start):

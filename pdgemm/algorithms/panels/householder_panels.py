@@ -41,12 +41,12 @@ class Householder(PanelAlgorithm[HouseholderSchedule]):
     """Overwrites A (m, n) with R, and Q (m, k) with the orthonormal factor: A = Q R, k = min(m, n).
 
     On entry Q holds the first k columns of the identity.  Each panel of A is (I - V T V^H) R, where V is unit lower
-    trapezoidal and T upper triangular.  V and T are kept; Q is formed from the last panel to the first.
+    trapezoidal and T upper triangular.  V and T are stored; Q is formed from the last panel to the first.
 
-    tau : if not None, V, without its unit diagonal, stays below the diagonal of A, and the owner of the diagonal block
-        of each panel writes the diagonal of T to tau.
-    order : if not None, the columns of each panel are exchanged such that |r_jj| falls, and the owner writes the order
-        to this array, counted from the panel's first column on.
+    tau : if not None, V, without its unit diagonal, is stored below the diagonal of A, and the owner of the diagonal
+        block of each panel writes the diagonal of T to tau.
+    order : if not None, the columns of each panel are exchanged such that |r_jj| descends, and the owner writes their
+        order to this array, counted from the panel's first column on.
 
     Cost per rank on Pr x Pc, m >= n: (2 m n^2 - 2/3 n^3)/(Pr Pc) flops for R, and as many for Q.
     Error: columnwise |A - Q R| <= gamma_{mn} |A|, for any A (Higham, Accuracy and Stability, 2002, 19.4).
@@ -69,7 +69,7 @@ class Householder(PanelAlgorithm[HouseholderSchedule]):
             columns = self._plan.updates(number)
             self._reflect(number, self._A, columns[0], "C")
             if len(columns) > 1:
-                self._factor(number + 1)  # travels during the next reflection
+                self._factor(number + 1)  # sent during the next reflection
                 self._reflect(number, self._A, columns[1], "C")
         if self._plan.wants_q:
             self._form_q()
@@ -121,11 +121,11 @@ class Householder(PanelAlgorithm[HouseholderSchedule]):
 
 
 class AppliedReflectors(PanelAlgorithm[ReflectorsSchedule]):
-    """Computes X := H_1 H_2 ... H_k X, with the reflectors below the diagonal of F, and their numbers tau.
+    """Computes X := H_1 H_2 ... H_k X, with the reflectors below the diagonal of F, and their factors tau.
 
-    X (m, n), in columns that are not divided among ranks; F (m, k), in any layout, of the same ranks.
+    X (m, n): each column is on one rank.  F (m, k): in any layout over the same ranks.
 
-    Cost: 2 n k (2 m - k) flops of all ranks in products, and m k^2 of each; m k - k^2/2 words in for each rank.
+    Cost: 2 n k (2 m - k) flops on all ranks together, and m k^2 on each rank; m k - k^2/2 words in for each rank.
     """
 
     def __init__(self, task: Task[ReflectorsSchedule], tau: np.ndarray) -> None:
@@ -152,11 +152,11 @@ class AppliedReflectors(PanelAlgorithm[ReflectorsSchedule]):
 
 @dataclass(frozen=True)
 class ChosenColumns:
-    """What a factorisation with pivots has chosen, and memory of the host for it.
+    """The pivots that a factorisation has chosen, and host memory for choosing them.
 
     tau : as for `Householder`.   p : the numbers of the columns of A, overwritten with their order on the grid's ranks.
     sketch, rows : vectors for a sketch, and for rows of R.
-    chosen, drawn : what `PivotedSchedule` says of this run.
+    chosen, drawn : the fields of `PivotedSchedule` that describe this run.
     """
 
     tau: np.ndarray
@@ -171,10 +171,10 @@ class PivotedHouseholder(Householder):
     """Overwrites A (m, n) with R and the reflectors of Q, where A P = Q R, as `Householder` with tau.
 
     Y = G X, where X is the trailing matrix and G has normal random numbers.  Columns of Y are about as long as those of
-    X, relative to each other, and so are their distances to the space of other columns: LAPACK's geqp3 of Y chooses the
+    X, relative to each other, and so are their distances to the span of other columns: LAPACK's geqp3 of Y chooses the
     columns of a panel, and geqp3 of the panel orders them.  If X P = Q [R11 R12; 0 X'] and G X P = [Y1 Y2], then
-    Y2 - Y1 R11^-1 R12 is a sketch of X'.  Its rounding errors are about eps times the sketch that was drawn, so another
-    one is drawn where X' may be as small as sqrt(eps) times the trailing matrix of that one.
+    Y2 - Y1 R11^-1 R12 is a sketch of X'.  Its rounding errors are about eps times the sketch that was drawn, so a new
+    sketch is drawn where X' may be as small as sqrt(eps) times the trailing matrix from which that one was drawn.
 
     Cost per rank on P ranks: that of `Householder`, and 2 m n b/P flops for each sketch, with b rows; on the first rank
     3 n^2 b to choose columns, and to update the sketch.
@@ -184,7 +184,7 @@ class PivotedHouseholder(Householder):
         self._orders = np.zeros(len(pivots.tau), INDEX)  # of each panel
         super().__init__(task, pivots.tau, order=self._orders)
         self._schedule, self._pivots = task.schedule, pivots
-        self._sketch: np.ndarray | None = None  # Y, on the first rank alone; None: it is to be drawn
+        self._sketch: np.ndarray | None = None  # Y, only on the first rank; None: it is to be drawn
         self._largest = 0.0  # |r_jj| of the first column that this sketch has chosen
 
     def __call__(self) -> None:
@@ -202,7 +202,7 @@ class PivotedHouseholder(Householder):
         self._reflectors.finish()
 
     def _choose(self, number: int, panel: Panel) -> None:
-        """Choose the columns of a panel, and exchange them with those that are in their place."""
+        """Choose the columns of a panel, and exchange them with the columns at the panel's places."""
         if number == 0:
             self._draw(number, panel)
         pivots = self._best(panel)
@@ -220,20 +220,20 @@ class PivotedHouseholder(Householder):
         """Return the columns that the first rank chooses for a panel; negative numbers if it needs another sketch."""
         pivots = np.full(panel.width, -1, INDEX)
         if self._sketch is not None:
-            pivots[:] = range(panel.width)  # where memory lacks in the next line
+            pivots[:] = range(panel.width)  # in case the next line runs out of memory
             with self._task.computing():
                 pivots[:] = pivots_of(self._sketch.copy(order="F"))[: panel.width]
         return self._tell(panel, self._schedule.ranks[0], pivots)
 
     def _reorder(self, panel: Panel) -> None:
-        """Give the columns of R above a panel the order in which its owner has factored the panel."""
+        """Reorder the columns of R above a panel as its owner has ordered the panel's columns."""
         part, i = slice(panel.start, panel.stop), self._task.grid.coords[0]
         order = self._tell(panel, self._schedule.A.rank(panel.row, panel.col), self._orders[part])
         moves = RowMoves.to(np.arange(panel.start, panel.stop), panel.start + order)
         self._exchange(moves, slice(self._rows.below(panel.start, i)))
 
     def _tell(self, panel: Panel, root: int, numbers: np.ndarray) -> np.ndarray:
-        """Return one rank's numbers of columns on all ranks."""
+        """Broadcast the column numbers of rank `root` to all ranks, and return them."""
         self._task.carry_out(self._schedule.telling(panel, root), numbers)
         return numbers
 
@@ -262,7 +262,7 @@ class PivotedHouseholder(Householder):
         self._pivots.drawn.append(number)
 
     def _follow(self, panel: Panel) -> None:
-        """Make the sketch on the first rank that of the trailing matrix behind a panel, by its rows of R."""
+        """Update the sketch on the first rank to the trailing matrix behind a panel, by the panel's rows of R."""
         plan, task, (i, j) = self._schedule, self._task, self._task.grid.coords
         gathering, w = plan.gathering(panel), panel.width
         parts, ends = self._pivots.rows[: gathering.words], gathering.offsets.tolist()

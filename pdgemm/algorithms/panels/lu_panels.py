@@ -55,7 +55,7 @@ class LUPanels(PanelAlgorithm[LUSchedule]):
                 following = steps[number + 1]
                 end = following.stop
                 self._update(panel, slot, U, following.start, end)
-                self._factor(following, self._slots[(number + 1) % 2])  # travels during the next update
+                self._factor(following, self._slots[(number + 1) % 2])  # sent during the next update
             self._update(panel, slot, U, end, self._cols.n)
         for slot in (*self._slots, self._gathering):
             task.free(slot)

@@ -71,8 +71,8 @@ def device_of(A: DistMatrix) -> str:
 class PanelAlgorithm(Generic[Planned]):
     """One rank's part in a panel algorithm; a call carries out its schedule, on ranks with a position in the grid.
 
-    The call returns nothing, or a number, of which all ranks get the smallest that is not 0: the order of a leading
-    minor that is not positive definite, for example.
+    The call returns nothing, or a number, such as the order of a leading minor that is not positive definite; all ranks
+    get the smallest number that is not 0.
     """
 
     def __init__(self, task: Task[Planned]) -> None:
@@ -93,11 +93,11 @@ def run_panels(
 
     as_run : returns the schedule completed with results of the run, such as pivots; the report predicts from it.
 
-    executor : returns what is called on each rank with a position in the grid, such as a `PanelAlgorithm`.
+    executor : makes the callable, such as a `PanelAlgorithm`, that runs on each rank with a position in the grid.
     Returns the smallest nonzero number that a call returned on any rank, else 0, and a function that makes the report;
     0 and None while a program is planned.
     Raises the same exception on all ranks if buffers cannot be allocated, GPU memory can be neither mapped nor sent, or
-    memory lacks in a computation: that of cuSOLVER's workspace is not part of the schedule's.
+    a computation runs out of memory: cuSOLVER's workspace is not part of the schedule's buffers.
     """
     start, grid = perf_counter() if start is None else start, matrices["A"].grid
     if grid.draft:
@@ -136,7 +136,7 @@ def working_copy(
     """Return a matrix with the elements of A that may be overwritten, and the report of its redistribution, if any.
 
     fits : the layout of A suits the algorithm; otherwise the copy has square blocks.
-    overwrite : the result may be A itself.   order, dtype : of the result; None: those of A.   Collective.
+    overwrite : the result may be A itself.   order, dtype : the result's; None: as A's.   Collective.
     """
     grid, order, dtype = A.grid if fits else A.grid.base, order or A.order, dtype or A.dtype
     if fits and overwrite and not A.conjugated and (A.order, A.dtype) == (order, dtype):
@@ -157,7 +157,7 @@ def working_copy(
 
 
 def _task(schedule: PanelSchedule, matrices: dict[str, DistMatrix], recorder: Recorder, what: str) -> Task[Any]:
-    """Return the task of a schedule on this rank, with buffers, in which panels can be read or sent.  Collective."""
+    """Return the task of a schedule on this rank, with buffers from which panels can be read or sent.  Collective."""
     grid, stored = matrices["A"].grid, {name: x.stored for name, x in matrices.items()}
     workspace = _workspace(schedule, grid, stored["A"], what)
     transfers = Transfers(between_nodes=grid.ranks_per_node is not None).used(recorder)

@@ -40,10 +40,10 @@ NEAR = 0.5  # |Q^H Q - I|_F, up to which one more pass reaches rounding errors
 
 
 class Leaf(NamedTuple):
-    """The QR factors of this rank's rows, A = Q_0 R, of which h = min(m, k).
+    """The QR factors of this rank's m rows, A = Q_0 R, with h = min(m, k) rows in R.
 
     R : (h, k), upper trapezoidal, on the host.
-    form : sets this rank's rows of Q to Q_0 C, for a C (h, k) of the host.
+    form : sets this rank's rows of Q to Q_0 C, for a C (h, k) on the host.
     """
 
     R: np.ndarray
@@ -51,7 +51,7 @@ class Leaf(NamedTuple):
 
 
 def factored_rows(A: Array, copy: Combine, Q: Array, buffer: Array, recorder: Recorder) -> Leaf:
-    """Return the factors of the rows of this rank, on the host or on the device where the rows are.  Local.
+    """Factor this rank's rows where they are, on the host or a device.  Local.
 
     A : (m, k).   copy : copies rows of A to the workspace.   Q : (m, k), row-major, which `form` overwrites.
     buffer : workspace of m k elements.   All three are on the host, or on one device.
@@ -158,8 +158,8 @@ def tsqr(leaf: Leaf, tree: Tree, comm: MPI.Comm, recorder: Recorder) -> np.ndarr
 class Passes(NamedTuple):
     """The outcome of CholeskyQR.
 
-    R : None if CholeskyQR failed.   number : of passes over A.   departure : |Q^H Q - I|_F, measured before the last
-    pass; NaN if the Cholesky factorisation failed.   shift : of the first pass, relative to the squared column lengths.
+    R : None if CholeskyQR failed.   number : the passes over A.   departure : |Q^H Q - I|_F before the last pass; NaN
+    if the Cholesky factorisation failed.   shift : the first pass's, relative to the squared column lengths.
     """
 
     R: np.ndarray | None

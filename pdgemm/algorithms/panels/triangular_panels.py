@@ -18,7 +18,7 @@ from pdgemm.transport.panels.task import DIAGONAL, PANEL, Task
 
 
 class _Panels(PanelAlgorithm[TriangularSchedule]):
-    """The base of solves and products: panels of A, and block rows of B or X, travel through two slots."""
+    """The base of solves and products: panels of A, and block rows of B or X, are sent through two slots."""
 
     def __init__(self, task: Task[TriangularSchedule], alpha: Any = 1, unit: bool = False) -> None:
         super().__init__(task)
@@ -98,7 +98,7 @@ class TriangularSolve(_Panels):
             slot, following = self._slots[number % 2], steps[number + 1]
             self._receive(slot)
             self._update(panel, slot, following.start, following.stop, self._B, -1)
-            self._solve(following, self._slots[(number + 1) % 2])  # X_k travels while the other rows are updated
+            self._solve(following, self._slots[(number + 1) % 2])  # X_k is sent while the other rows are updated
             self._update(panel, slot, *self._plan.rest(following), self._B, -1)
         for slot in self._slots:
             self._task.free(slot)
@@ -115,7 +115,7 @@ class TriangularSolve(_Panels):
 
 
 class TriangularProduct(_Panels):
-    """C := alpha A B.  Cost as of `TriangularSolve`; error: |C - C^| <= gamma_n |alpha||A||B|."""
+    """C := alpha A B.  Cost as for `TriangularSolve`; error: |C - C^| <= gamma_n |alpha||A||B|."""
 
     def __call__(self) -> None:
         task, steps, C = self._task, self._plan.steps, self._task.arrays["C"]

@@ -33,7 +33,7 @@ class Tridiagonal(PanelAlgorithm[TridiagonalSchedule]):
     d (n,), e (n - 1,), tau (n - 1,) : overwritten with the diagonal and the subdiagonal of T, real, and with tau, the
     same on every rank to the last bit.
 
-    In a panel w is A v less the panel so far: w = tau y - (tau/2) (w^H v) v, where y = A v - V W^H v - W V^H v.
+    In a panel, V and W hold the pairs v, w so far: w = tau y - (tau/2) (w^H v) v, where y = A v - V W^H v - W V^H v.
 
     Cost per rank: 4/3 n^3 / P flops, half of them in products A v, which read the lower triangle once for each column.
     Error: |A - Q T Q^H| <= c n eps |A| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.3).
@@ -60,7 +60,7 @@ class Tridiagonal(PanelAlgorithm[TridiagonalSchedule]):
             self._tiles.restore()
 
     def _reduce(self, panel: Panel) -> PairedColumns:
-        """Reduce the columns of a panel; return V and W, in the order of vectors."""
+        """Reduce the columns of a panel; return V and W, their rows in the order of vectors (`TridiagonalSchedule`)."""
         task, plan, m, parts = self._task, self._plan, self._plan.n - panel.start, len(self._ranks)
         VW = PairedColumns(column_buffer(m, "F", 2 * panel.width, task.workspace["panel"]))
         mine, columns = plan.slices(panel)[self._me], self._own_columns(panel)
@@ -82,7 +82,7 @@ class Tridiagonal(PanelAlgorithm[TridiagonalSchedule]):
             self._tau[k] = tau
             VW.v(j)[:] = v
             multiply()  # y := A v
-            if j:  # y := A v - V W^H v - W V^H v: each rank subtracts the part of some columns of V and W
+            if j:  # y := A v - V W^H v - W V^H v: each rank subtracts the terms of some columns of V and W
                 y -= VW.times(v, slice(*cuts(j, parts)[self._me :][:2]), out=a)
             notes = np.vdot(v, y), y[one]
             total, norm_of_v, y_next = sums.scatter(notes)
@@ -98,7 +98,7 @@ class Tridiagonal(PanelAlgorithm[TridiagonalSchedule]):
 
     @contextmanager
     def _all_but_waits(self) -> Iterator[None]:
-        """Count the seconds of a block as those of computations, less its waits: columns are too short for a clock."""
+        """Count the seconds of a block, less its waits, as computation: columns are too short to be timed singly."""
         seconds, start = self._task.recorder.seconds, perf_counter()
         before = seconds.get("wait", 0.0)
         yield
@@ -106,7 +106,7 @@ class Tridiagonal(PanelAlgorithm[TridiagonalSchedule]):
         seconds["compute"] = seconds.get("compute", 0.0) + perf_counter() - start - waited
 
     def _unit_places(self, panel: Panel) -> list[int]:
-        """Return, for each column of a panel, the place in vectors of the row below the diagonal, where v is 1."""
+        """Return, for each column of a panel, the index in vectors of the row below the diagonal, where v is 1."""
         return [*range(1, panel.width), self._plan.place(panel, min(panel.stop, self._plan.n - 1))]
 
     def _norm_of_rest(self, column: np.ndarray, start: int, one: int) -> float:
@@ -120,7 +120,7 @@ class Tridiagonal(PanelAlgorithm[TridiagonalSchedule]):
         return norm
 
     def _own_columns(self, panel: Panel) -> np.ndarray:
-        """Return this rank's slice of the rows of a panel, which the ranks of the panel's grid column have."""
+        """Receive this rank's slice of the rows of a panel from the ranks of the panel's grid column."""
         task, plan, w, buffer = self._task, self._plan, panel.width, self._task.workspace["columns"]
         slices, pr, me = plan.slices(panel), plan.grid.shape[0], self._ranks[self._me]
         mine, chunks = slices[self._me], [plan.chunks(panel, i) for i in range(pr)]
@@ -155,7 +155,7 @@ class Tridiagonal(PanelAlgorithm[TridiagonalSchedule]):
         return self._A[:, start : start + panel.width]
 
     def _update(self, panel: Panel, VW: PairedColumns) -> None:
-        """A := A - V W^H - W V^H behind a panel, without messages; V stays in the columns of the panel."""
+        """A := A - V W^H - W V^H behind a panel, without messages; store V in the columns of the panel."""
         task, (i, j) = self._task, self._task.grid.coords
         if j == panel.col:
             pieces = self._plan.pieces(panel, i, slice(0, len(VW.V)))
@@ -165,7 +165,7 @@ class Tridiagonal(PanelAlgorithm[TridiagonalSchedule]):
     def _reflector(self, a: np.ndarray, one: int, norm: float, v: np.ndarray) -> tuple[float, Any]:
         """Return beta, real, and tau, where (I - tau v v^H)^H a = beta e, as LAPACK's larfg.  Local.
 
-        e : the unit vector with the element `one`.   norm : of the other elements.   v : overwritten; v[one] = 1.
+        e : the unit vector with e[one] = 1.   norm : the 2-norm of a without a[one].   v : overwritten; v[one] = 1.
         """
         alpha = complex(a[one])
         if norm == 0 and alpha.imag == 0:
@@ -200,7 +200,7 @@ class Tridiagonal(PanelAlgorithm[TridiagonalSchedule]):
 
 
 class _Sums:
-    """The sum of a vector y over all ranks, of which each rank gets its slice; two numbers are summed up beside it."""
+    """The reduce-scatter of a vector y over all ranks, with the sums of two further numbers, the notes."""
 
     def __init__(self, task: Task[TridiagonalSchedule], panel: Panel, me: int, y: np.ndarray) -> None:
         plan, buffer = task.schedule, task.workspace["sums"]
@@ -226,7 +226,7 @@ class _Sums:
 
 
 class _Slices:
-    """The slices of w and of the next column a that this rank computes, and the vectors gathered of all slices."""
+    """The slices of w and of the next column a that this rank computes, and their all-gather."""
 
     def __init__(self, task: Task[TridiagonalSchedule], panel: Panel, me: int, a: np.ndarray) -> None:
         plan = task.schedule
@@ -243,7 +243,7 @@ class _Slices:
         self.free = self._swap.free
 
     def gather(self, w: np.ndarray | None, norm: float) -> float:
-        """Set a, and w if it is not None, to the slices of all ranks; return the norm of which each rank has a part."""
+        """Set a, and w if it is not None, to the slices of all ranks; return the norm over all ranks' `norm`."""
         self._note[0] = norm
         self._swap()
         for part, x in self._to_a:
@@ -268,5 +268,5 @@ def _behind(place: slice, start: slice) -> slice:
 
 
 def _in_turn(pieces: Pieces) -> list[slice]:
-    """Return the places of these runs of rows one after the other."""
+    """Return the slices of these runs of rows when they are packed one after the other."""
     return as_slices([*accumulate((x.stop - x.start for x, _ in pieces), initial=0)])

@@ -38,11 +38,11 @@ class Accumulator:
     """Accumulates panel products in `sums`, which is C itself where C has the type of accumulation.
 
     call   : the arguments of the product, and its buffers: nothing else is allocated.  Products are split into slabs
-             where `call.poll` has to be called every few milliseconds.  Where `call.mirrored`, square tiles on the
-             diagonal of C are formed from A, by half of the flops.
+             where `call.poll` has to be called every few milliseconds.  If `call.mirrored`, square tiles on the
+             diagonal of C are computed from A only, with half of the flops.
     formed : the elements of `sums` that are computed; None: all.  The other elements are neither read nor written.
-    scales : the scales of the rows of `sums` in A, and of its columns in B, by which converted panels are multiplied;
-             None: those of the call.
+    scales : the scales of A for the rows of `sums`, and of B for its columns, by which converted panels are multiplied;
+             None: `call.scales`.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Accumulator:
         conjugated = self.plan.A.conjugated, self.plan.B.conjugated
         scale(self.beta, self.sums)
         if A.shape[1] and self.sums.size:
-            with np.errstate(all="ignore"):  # what overflows is infinite, as in BLAS
+            with np.errstate(all="ignore"):  # overflows give infinity, as in BLAS
                 multiply_slices(how, self.alpha, A, B, self.sums, conjugated, buffers, self.between)
         self.beta = 1
         return True

@@ -1,4 +1,4 @@
-"""Panels that travel along a grid row or column: the arrays that are multiplied, and the actions that fill them."""
+"""Panels that are broadcast along a grid row or column: the arrays to multiply, and the actions that fill them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pdgemm.transport.movers.staged import Staged
 
 
 class PanelPart(NamedTuple):
-    """Holds the actions of a rank for one owner's part of a panel: pack the part, transfer it, both or neither."""
+    """The actions of a rank for one owner's part of a panel: pack the part, transfer it, both or neither."""
 
     pack: Callable[[], object] | None
     bring: Callable[[Slot, Recorder], object] | None
@@ -38,10 +38,10 @@ class PreparedPanel(NamedTuple):
 class BroadcastPanels:
     """The panels of one operand along a grid row or a grid column: read in place, relayed between nodes, or sent.
 
-    name    : "A" or "B".   line : the ranks along which the panels travel.
+    name    : "A" or "B".   line : the communicator of the grid row or grid column.
     rank_of : returns the rank in the grid of a rank in `line`.
     transposed : panels are rows of the operand, which are prepared as the columns of its transpose.
-    held    : the buffers of panels stay on their rank, so that rows need not be contiguous.
+    held    : the panel buffers are never sent, so that their rows need not be contiguous.
     """
 
     def __init__(

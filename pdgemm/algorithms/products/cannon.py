@@ -81,7 +81,7 @@ class CannonExecutor:
 
 
 def _ring(call: Call[Cannon], name: str, panels: list[Array], recorder: Recorder) -> RingShift:
-    """Return the ring along which the blocks of A, or of B, are shifted.   panels : of this rank's first block."""
+    """Return the ring that shifts the blocks of A, or of B.   panels : the panels of this rank's first block."""
     plan, grid, peers, buffers = call.product, call.grid, call.peers, f"panels of {name}"
     (i, j), in_row = grid.coords, name == "A"
     line, order = (grid.row, plan.A.order) if in_row else (grid.col, plan.B.order)

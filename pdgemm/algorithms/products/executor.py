@@ -27,17 +27,17 @@ Planned = TypeVar("Planned", bound=Product, covariant=True)
 
 @dataclass(frozen=True)
 class Call(Generic[Planned]):
-    """Holds all that one rank needs for C := alpha A B + beta C.
+    """The arguments of C := alpha A B + beta C on one rank, with buffers and communication.
 
     A, B, C : this rank's local arrays, in the layouts of `product`; A and B are not changed, C is overwritten.
     grid    : the process grid; messages are sent along its rows, columns and layers.
     workspace : the buffers of the product; nothing else is allocated.
     peers   : the arrays of the other ranks of the node, where panels or partial sums are read in place.
     transfers : tracks the messages in flight to this rank.
-    windows : rows of C that the last product of the executor completes one window after the other, each followed by
-        a call of `completed`; none: no call.
+    windows : windows of rows of C; the last product completes them one by one, and calls `completed` after each.  If
+        empty, `completed` is not called.
     mirrored : B is A^H or A^T.
-    scales   : by which panels of A and of B are multiplied when they are converted.
+    scales   : the scales by which panels of A and of B are multiplied when they are converted.
     """
 
     alpha: Any

@@ -72,10 +72,10 @@ class LayerSums:
         places: Sequence[slice],
         owners: list[int],
     ) -> None:
-        """Form the sums of a window owner by owner, this rank's own last; each part is sent before the next is formed.
+        """Form the sums of a window owner by owner, this rank's part last; each part is sent before the next is formed.
 
         form   : forms `sums` in the ranges of these numbers.
-        owners : the rank in `comm` that owns each range.   The total is formed in fixed order: own sums are added last.
+        owners : the rank in `comm` that owns each range.   Each owner adds its local sums last, so the order is fixed.
         """
         comm, recorder, counts = self._comm, self._recorder, self._reduction.counts(*self._at, window)
         starts, me = np.cumsum([0, *counts]).tolist(), comm.rank
@@ -196,7 +196,7 @@ class LayerSums:
                 traffic.received(int(counts[me]))
 
     def _store(self, mine: Array, window: Window, own: Array | None) -> None:
-        """Store a window of this rank's part of C.   own : this rank's sums, where `mine` has those of the others."""
+        """Store a window of this rank's part of C.   own : this rank's sums, if `mine` has only those of the others."""
         if own is not None:
             mine += own
         if self._part is None or not mine.size:

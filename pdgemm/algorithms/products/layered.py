@@ -72,8 +72,8 @@ class InnerExecutor:
     """Computes C := alpha A B + beta C where each rank holds columns of A, the same rows of B, and any part of C.
 
     Cost per rank: 2mnk/P flops; mn(P - 1)/P words in and out, independent of k, in windows of `product.rows` rows of C:
-    a window is read in place, or sent while the next one is multiplied, on the host part by part, each rank's own part
-    last; extra memory at most 4 n product.rows words.
+    a window is read in place, or sent while the next one is multiplied, on the host part by part, each rank's local
+    part last; extra memory at most 4 n product.rows words.
     Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
     """
 

@@ -1,4 +1,4 @@
-"""The scales by which a rank multiplies the panels of an operand of low precision, after these have travelled."""
+"""The scales by which a rank multiplies the panels that it has received of an operand of low precision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pdgemm.schedules.products.scales import blocks_of, strip_name
 
 
 class Strip(NamedTuple):
-    """The scales of all that a rank multiplies of A, or of B.
+    """The scales of all elements of A, or of B, that a rank multiplies.
 
     scales   : a row for each row of A (column of B), and a column for each block of inner indices.
     block_of : the column of `scales` of each inner index that the rank multiplies.
@@ -44,7 +44,7 @@ NO_STRIPS: Strips = None, None
 
 
 def strips_of(plan: ProductPlan, rank: int, buffers: Mapping[str, Array]) -> Strips:
-    """Return the strips of `plan.product.A` and `plan.product.B` on a rank.   buffers : by the names of the moves."""
+    """Return the strips of `plan.product.A` and `plan.product.B` on a rank.   buffers : keyed by `strip_name`."""
     if not any(plan.problem.scales):
         return NO_STRIPS
     strips = list[Strip | None]()

@@ -127,7 +127,7 @@ class StationaryExecutor:
             call.multiply_c(beta, recorder)
             return
         ring, sums, in_c = self._ring, _SumsOfC(call, call.to_c(beta), recorder), plan.in_c
-        early = in_c and not plan.transport.shared  # where sums are sent, all ranks of a grid row keep one order
+        early = in_c and not plan.transport.shared  # if sums are sent, all ranks of a grid row need the same order
         prefetched = ring.prefetch(
             self._steps,
             lambda x: post(ring, x[1].parts, recorder),

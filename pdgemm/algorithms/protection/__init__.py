@@ -2,5 +2,5 @@
 
 `row_checksums` compares the row sums of C with sums that are computed from A and B before the product, `repetition`
 repeats the product if these sums differ, and `checksum` is the exact checksum of all elements, for files and
-redistributed matrices.  This folder knows no algorithm, and imports `matrix` and the folders below `matrix`.
+redistributed matrices.  The folder does not depend on algorithms: it imports `matrix` and the folders below `matrix`.
 """

@@ -29,8 +29,7 @@ def checksum(matrix: DistMatrix) -> str:
 
     The checksum is the same for any layout on any number of ranks, also in a file that `io.hdf5.save` wrote.  A change
     of a single element is always detected (an odd factor has an inverse mod 2^64), an exchange of elements, rows or
-    columns with probability 1 - 2^-64, approximately.  Elements are read once, where they
-    are.
+    columns with probability 1 - 2^-64, approximately.  Elements are read once, and never copied.
     """
     with together(communicator(matrix=matrix)) as description:
         check_matrices(matrix=matrix)
@@ -39,7 +38,7 @@ def checksum(matrix: DistMatrix) -> str:
 
 
 def checksums(comm: MPI.Comm, matrices: Sequence[DistMatrix]) -> list[str]:
-    """Return the `checksum` of each of some matrices, in one reduction.  Collective over `comm`, the ranks of all."""
+    """Return the `checksum` of each matrix, by one reduction.  Collective over `comm`, the ranks of all matrices."""
     with together(comm):
         totals = [local_sum(matrix) for matrix in matrices]
     return texts(comm, np.concatenate(totals))
@@ -64,11 +63,11 @@ def repaired(X: DistMatrix, Y: DistMatrix, expected: str, again: Callable[[], ob
     for repeats in range(REPEATS + 1):
         if checksum(Y) == expected:
             return
-        what = f"{X!r} was redistributed, and its elements are not what they were: a bit has flipped"
+        what = f"{X!r} was redistributed, and its elements have changed: a bit has flipped"
         if again is None or repeats == REPEATS or checksum(X) != expected:  # X may have changed, or X is Y
-            raise CorruptionError(f"{what}{f' in {repeats} copies more' if repeats else ''}; make the matrix again")
+            raise CorruptionError(f"{what}{f' in {repeats} further copies' if repeats else ''}; make the matrix again")
         if Y.grid.comm.rank == 0:
-            say(f"{what}; it is done again")
+            say(f"{what}; the redistribution is repeated")
         again()
 
 
@@ -76,7 +75,7 @@ def bilinear(part: Array, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
     """Return the partial sum over a submatrix.   rows, cols : the global indices of its rows and columns."""
     words = max(1, part.itemsize // 8)  # a complex128 is two words, all others one
     unsigned = np.dtype(f"u{part.itemsize // words}")
-    u = _weights(rows, 0)  # of row 0 the weight is 1, an odd number like any other; files hold these checksums
+    u = _weights(rows, 0)  # row 0 has the weight 1; do not change weights: files hold these checksums
     v = _weights((cols[:, None] * words + np.arange(words)).ravel(), 1)
     total = zero()
     if part.size:
@@ -95,7 +94,7 @@ def _row_sums_on_host(part: np.ndarray, unsigned: np.dtype, v: np.ndarray) -> np
 
 
 def _row_sums(part: Array, unsigned: np.dtype, v: Array) -> np.ndarray:
-    """Return the same of elements and weights on a device; the sums alone are copied to the host."""
+    """Return the same for elements and weights on a device; only the sums are copied to the host."""
     words = [part.real, part.imag] if part.itemsize > unsigned.itemsize else [part]
     sums = []
     for number, word in enumerate(words):

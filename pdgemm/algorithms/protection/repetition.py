@@ -1,7 +1,7 @@
 """Products that are compared with row checksums, and repeated if the checksums differ.
 
-Only a second product of the same operands with other bits shows which elements of C are wrong.  Until then, rows differ
-from their checksums, and no rank is blamed: rounding errors may be larger than their estimates.
+Only a second product of the same operands with other bits shows which elements of C are wrong.  Until then, no rank is
+named: rows may differ from their checksums because rounding errors are larger than estimated.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _line(rows: str, repeats: int, flipped: str, again: bool) -> str:
         return f"{rows}; the product is repeated"
     if not flipped:
         return "the repetition has the same bits: none has flipped, these rows have larger rounding errors than others"
-    what = f"{rows}; it is repeated once more" if again else "C is that of the repetition"
+    what = f"{rows}; it is repeated once more" if again else "C is the result of the repetition"
     return f"the repetition has other bits: one has flipped on {flipped}; {what}"
 
 

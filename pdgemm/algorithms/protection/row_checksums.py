@@ -19,7 +19,7 @@ with the rows b_k of B and c0_i of C on entry.  The error of an inner product is
 statistical model of Higham & Mary (SIAM J. Sci. Comput. 41(5), 2019).  The errors of n columns, times random weights of
 root mean square sqrt(7/3), add up to their 2-norm, and sum_k |a_ik| |b_k|_2 bounds this norm by Minkowski's inequality.
 The errors of B x, A (B x) and C x are u sqrt(n) |b_k|_2, u sqrt(k) sum_k |a_ik| |b_k|_2 and u sqrt(n) |c_i|_2.
-A row of B enters tau_i only if row i of A multiplies it, so that a tiny or huge row of B leaves other thresholds alone.
+A row of B enters tau_i only if row i of A multiplies it: a tiny or huge row of B does not change other thresholds.
 A sum of squares that may have under- or overflown is computed again with scaling (Anderson, ACM Trans. Math. Softw.
 44(1), 2017).  A row is wrong if its residual is above CAP tau_i, or far above the residuals of the other rows.
 """
@@ -106,7 +106,7 @@ class RowChecksums:
     """The checksums of one product.  Collective over the grid: `begin`, `end` and `changed`.
 
     buffers : of the plan (`ChecksumPlan.buffers`).   compute : the type that operands are rounded to.
-    entry : the buffer for a copy of C on entry; None: no copy is kept.
+    entry : the buffer for a copy of C on entry; None: no copy is made.
     unknown : number of rows of C that could not be compared, because the size of their rounding errors is not known.
     """
 

@@ -79,9 +79,9 @@ def _percentiles(name: str, a: DistMatrix, q: Any, whole: int, axis: Any) -> Any
         check_ordered(a.dtype, name)
         levels = np.asarray(q, np.float64)
         if levels.ndim > 1 or not ((levels >= 0) & (levels <= whole)).all():
-            raise ArgumentError(f"q of numpy.{name} is a number or a vector of numbers from 0 to {whole}")
+            raise ArgumentError(f"q of numpy.{name} must be a number or a vector of numbers from 0 to {whole}")
         if a.size == 0:
-            raise ArgumentError(f"{name} of no element: the matrix is {a.distribution}")
+            raise ArgumentError(f"{name} of no elements: the matrix is {a.distribution}")
         arguments += [name, levels.tolist(), axis, a.distribution, a.dtype]
     function: Callable[..., Any] = getattr(np, name)
     median, skip = name.endswith("median"), name.startswith("nan")
@@ -120,7 +120,7 @@ def _of_all(a: DistMatrix, q: np.ndarray, median: bool, skip: bool, like: np.dty
 def _of_columns(x: Array, q: np.ndarray, median: bool, skip: bool, like: np.dtype) -> np.ndarray:
     """Return quantiles of whole columns on a device, which sorts them.  Local.
 
-    Of each column and quantile, two elements are copied to the host.
+    For each column and quantile, two elements are copied to the host.
     """
     (m, n), device = x.shape, of(x)
     assert device is not None
@@ -135,7 +135,7 @@ def _of_columns(x: Array, q: np.ndarray, median: bool, skip: bool, like: np.dtyp
 
 
 def _places(q: np.ndarray, count: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the place of each quantile among `count` sorted elements, and the whole numbers below and above."""
+    """Return the position of each quantile among `count` sorted elements, and the integers below and above it."""
     last = np.maximum(count - 1, 0)
     at = q * last
     low = np.floor(at).astype(np.int64)

@@ -1,6 +1,6 @@
 """sort() and cumsum() of whole columns, and elements by their position in the sorted order of all elements.
 
-One exchange gathers whole columns on each rank, which computes with them where they are.
+One exchange gathers whole columns on each rank; `sort` and `cumsum` are then local, on the host or a device.
 
 Elements by position are determined by counting; no element is sent.  A real number of b bits is mapped to a key, an
 integer of b bits: larger numbers have larger keys, and NaN has the largest.  The key at a position of the sorted order
@@ -37,20 +37,20 @@ from pdgemm.support.agreement import together
 def check_ordered(dtype: np.dtype, name: str) -> None:
     """Raise DTypeError for complex numbers, which have no order."""
     if dtype.kind == "c":
-        raise DTypeError(f"{name} of complex numbers: they have no order; take that of abs(A), A.real or A.imag")
+        raise DTypeError(f"{name} of complex numbers: they have no order; use abs(A), A.real or A.imag")
 
 
 def keys_of(A: Any) -> Array:
     """Return the sorted keys of the elements of this rank, in the order of the elements, NaN last.  Local.
 
-    The keys of a matrix on a device are made, sorted and kept there.
+    The keys of a matrix on a device are made, sorted and stored there.
     """
     x = A.local
     return in_order(_keys, x, np.dtype(f"u{widened(x[:0]).itemsize}"))
 
 
 def in_order(act: Callable[[Array], Array], x: Array, dtype: np.dtype) -> Array:
-    """Return a function of elements, in a type, sorted, as an array of one dimension where x is.  Local."""
+    """Return act(elements of x), converted to `dtype` and sorted, in one dimension, on the device of x.  Local."""
     values = empty((x.size,), dtype, device=of(x))
     evaluated(act, [x], values.reshape(x.shape))
     values.sort()
@@ -76,7 +76,7 @@ def places_in(keys: Array, values: np.ndarray, side: Literal["left", "right"] = 
 
 
 def elements_of(keys: Array, dtype: np.dtype) -> Array:
-    """Return the elements that have these keys.   dtype : of the elements: bool, integer or floating-point."""
+    """Return the elements that have these keys.   dtype : the elements' type: bool, integer or floating-point."""
     wide = widened(np.zeros(0, dtype)).dtype
     if dtype.kind == "b":
         return keys.astype(bool)
@@ -174,7 +174,7 @@ def _through_columns(name: str, a: Any, axis: Any, act: Callable[[Array], Array]
 
 
 def of_columns(act: Callable[[Array], Array], x: Array) -> Array:
-    """Return a function of whole columns, evaluated where they are; on a device some columns at a time.  Local."""
+    """Return act(x) for an x of whole columns; on a device, some columns at a time.  Local."""
     if isinstance(x, np.ndarray):
         return np.ascontiguousarray(act(x))
     result = empty(x.shape, act(np.ones((1, 1), x.dtype)).dtype, device=of(x))
@@ -200,7 +200,7 @@ def _all_sorted(a: DistMatrix) -> DistMatrix:
     inner = ends[ends < size]
     first = at_places(keys, inner, comm)  # the first key of each part except part 0
     left, right = places_in(keys, first, "left"), places_in(keys, first, "right")
-    equal, earlier = right - left, np.zeros(len(inner), np.int64)  # elements of these values: here, on lower ranks
+    equal, earlier = right - left, np.zeros(len(inner), np.int64)  # equal elements: on this rank, on lower ranks
     comm.Exscan(equal, earlier)
     if comm.rank == 0:
         earlier[:] = 0

@@ -1,7 +1,7 @@
 """Sums, means, extrema and variances of the elements that are not NaN.
 
 Each function is a reduction of a `DistMatrix` in which another number replaces NaN: 0 for a sum, infinity for the least
-element.  Collective over the grid; cost as of two reductions and a copy of the matrix.
+element.  Collective over the grid; cost: two reductions and a copy of the matrix.
 """
 
 from __future__ import annotations

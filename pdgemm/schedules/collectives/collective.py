@@ -39,14 +39,14 @@ class Collective(LineSchedule):
     ranks  : the ranks that take part, in the order in which they own the parts of the vector; the first rank is the
         root of "broadcast", "reduce", "scatter" and "gather".
     counts : words of each part, >= 0: one part for each rank; with "all_to_all" one part for each pair of source and
-        target, the parts that the first rank sends first.
+        target, ordered by source.
     node   : a number for the node of each rank; empty where all ranks are on one node.
-    arrays : the number of vectors with these parts that travel together.
+    arrays : the number of vectors with these parts whose parts share messages.
     mover  : "ring": parts are sent.  "shared", by the algorithm "pairwise": parts are read in place, in memory that all
-        ranks share, after signals; further signals say that the reads are complete.  They are added as a tree.
+        ranks share, after signals; further signals say that the reads are complete.  Addends are added as a tree.
 
-    A sum is bitwise the same on all ranks and in all runs: the order of its addends depends on the algorithm and the
-    number of ranks alone, and of two addends the one from the earlier rank is on the left.
+    A sum is bitwise the same on all ranks and in all runs: the order of its addends depends only on the algorithm and
+    the number of ranks, and in each addition the left addend is that of the earlier rank.
     """
 
     operation: str
@@ -63,14 +63,14 @@ class Collective(LineSchedule):
         algorithm, p = algorithms(self.operation).get(self.algorithm), len(self.ranks)
         if algorithm is None:
             known = ", ".join(algorithms(self.operation))
-            raise ArgumentError(f"{self.operation} is known by {known}; got {self.algorithm!r}")
+            raise ArgumentError(f"algorithms of {self.operation} are {known}; got {self.algorithm!r}")
         parts = p * p if self.operation == "all_to_all" else p
         if len(self.counts) != parts or min(self.counts, default=0) < 0 or len(set(self.ranks)) < p or not p:
-            raise ArgumentError(f"{self.operation} of {p} ranks is of {parts} parts of >= 0 words, got {self.counts}")
+            raise ArgumentError(f"{self.operation} on {p} ranks needs {parts} counts >= 0, got {self.counts}")
         if not algorithm.takes(self.node):
-            raise ArgumentError(f"{self.algorithm} takes several nodes of as many ranks each, got {self.node}")
+            raise ArgumentError(f"{self.algorithm} needs several nodes with equally many ranks, got {self.node}")
         if self.mover != RING.name and (self.mover != SHARED.name or self.algorithm != "pairwise"):
-            raise ArgumentError(f"{self.algorithm} sends its parts, and {self.mover!r} was passed for its mover")
+            raise ArgumentError(f"{self.algorithm} sends its parts: its mover must be 'ring', got {self.mover!r}")
 
     @property
     def reads(self) -> bool:
@@ -79,7 +79,7 @@ class Collective(LineSchedule):
 
     @property
     def signals(self) -> int:
-        """The signals that each rank sends each other: parts may be read, for each phase, and all have been read."""
+        """The number of signals from each rank to each other rank: one before each phase, and one after all reads."""
         return (2 + (self.operation == "all_reduce")) * self.reads
 
     @property
@@ -111,7 +111,7 @@ class Collective(LineSchedule):
         return [RankStep.of(self, step, place) for step in self.steps()]
 
     def traffic(self, rank: int) -> Traffic:
-        """Return the words and messages of a rank by its steps alone: the sums over `rounds` are those of all ranks."""
+        """Return the words and messages of a rank from its steps; `rounds` would compute those of all ranks."""
         steps = self.messages_of(self.ranks.index(rank)) if rank in self.ranks else []
         sent = [words for step in steps for words in step.sent_to.values()]
         received = [words for step in steps for words in step.received_from.values()]
@@ -190,7 +190,7 @@ class CollectiveAlgorithm:
     """An algorithm for a collective operation.
 
     steps : yields the steps of a collective.   messages : estimates the messages of a rank from the number of ranks.
-    takes : says whether the algorithm fits ranks on these nodes.   sums : the order of the additions, as text.
+    takes : returns whether the algorithm fits ranks on these nodes.   sums : the order of the additions, as text.
     """
 
     steps: Callable[[Collective], CollectiveSteps]
@@ -229,7 +229,7 @@ def sum_of_numbers(numbers: int, ranks: int) -> Collective:
 
 @lru_cache(1024)
 def sum_of_array(words: int, ranks: int, dtype: np.dtype) -> Collective:
-    """Return the collective that sums large arrays of ranks 0 to p - 1; 2 (p - 1)/p of the words come in for each."""
+    """Return the collective that sums large arrays of ranks 0 to p - 1; each receives 2 (p - 1)/p of the words."""
     return Collective("all_reduce", "pairwise", tuple(range(ranks)), even_parts(words, ranks), dtype)
 
 

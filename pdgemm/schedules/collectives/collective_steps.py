@@ -71,7 +71,7 @@ def pairwise_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> Collective
 
 
 def pairwise_all_gather(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Send the own part to all other members at once."""
+    """Send each member's part to all other members at once."""
     at, steps = np.arange(len(members)), np.arange(1, len(members))[:, None]
     if len(steps):
         to, owner = (at + steps) % len(at), np.broadcast_to(at, (len(steps), len(at))).ravel()
@@ -86,13 +86,13 @@ def _owned(
 
 # ---------------------------------------------------------------- halving and doubling
 class _Folded:
-    """A power of two of active members; `extra` even members wait, and the odd member behind each stands for both."""
+    """A power of two of active members; `extra` even members wait, represented by the odd members behind them."""
 
     def __init__(self, members: np.ndarray, cuts: np.ndarray) -> None:
         self.members, self.size = members, 1 << (len(members).bit_length() - 1)
         self.extra = len(members) - self.size
         at = np.arange(self.size + 1)
-        starts = np.where(at < self.extra, 2 * at, at + self.extra)  # the first member for which each stands
+        starts = np.where(at < self.extra, 2 * at, at + self.extra)  # the first member that each represents
         self.active = members[starts[:-1] + (at[:-1] < self.extra)]
         self.cuts = cuts[starts]
         self.even, self.odd = members[: 2 * self.extra : 2], members[1 : 2 * self.extra : 2]
@@ -116,9 +116,9 @@ class _Folded:
         return self.active, self.active[partner], first, self.cuts[side + distance] - first
 
     def from_the_nearest(self) -> CollectiveSteps:
-        """Yield the steps in which partners at distances 1, 2, 4, ... exchange the parts that the other goes on to sum.
+        """Yield the steps in which partners at distances 1, 2, 4, ... send each other the parts that the receiver sums.
 
-        These are the parts of the members at the partner's place, counted modulo twice the distance.
+        These are the parts of the members whose places equal the partner's modulo twice the distance.
         """
         at = np.arange(self.size)
         for distance in powers_below(self.size):
@@ -130,7 +130,7 @@ class _Folded:
 
 
 def halving_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Exchange between partners half of the parts that each still sums; this range halves each time (Rabenseifner)."""
+    """Send the partner half of the parts that are still summed here; this range halves in each step (Rabenseifner)."""
     folded = _Folded(members, cuts)
     yield from folded.fold(int(cuts[-1]))
     for distance in powers_below(folded.size)[::-1]:
@@ -140,7 +140,7 @@ def halving_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveS
 
 
 def nearest_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Exchange between partners, the nearest first, the parts that the partner goes on to sum, half of them each time.
+    """Send the partner, the nearest first, the parts that it still sums; their number halves in each step.
 
     The sums are those of a binary tree over the members, so that twice as many members with half of the addends each,
     summed in a tree as well, give the same bits.
@@ -153,7 +153,7 @@ def nearest_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveS
 
 
 def nearest_all_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Halve from the nearest partner to the farthest, and double on the same way back."""
+    """Reduce-scatter from the nearest partner to the farthest, and all-gather in the opposite order."""
     folded, parts = _Folded(members, cuts), int(cuts[-1])
     yield from folded.fold(parts)
     halves = [*folded.from_the_nearest()]
@@ -164,7 +164,7 @@ def nearest_all_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps
 
 
 def halving_doubling_all_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Halve and double between a power of two of members; the others send their vectors first and get the sum last."""
+    """All-reduce by halving and doubling; members beyond a power of two send their vectors first, get the sum last."""
     folded, parts = _Folded(members, cuts), int(cuts[-1])
     yield from folded.fold(parts)
     halves = [CollectiveStep(*folded.halves(distance), adds=True) for distance in powers_below(folded.size)[::-1]]
@@ -239,7 +239,7 @@ def flat_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     yield from (step.reversed for step in flat_gather(members, cuts))
 
 
-# ---------------------------------------------------------------- all-to-all: part s p + t goes from member s to t
+# ---------------------------------------------------------------- all-to-all: member s sends part s p + t to member t
 def pairwise_all_to_all(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """Send from each member to the member 1, 2, 3, ... places behind it: the fewest words possible."""
     p, at = len(members), np.arange(len(members))

@@ -24,8 +24,8 @@ from pdgemm.schedules.rounds import LINE, Messages, Round
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.support.remembered import remembered, remembered_if
 
-PACKED_BYTES = 1 << 20  # of a message, which stays in cache while it is packed, sent and unpacked
-DEVICE_BYTES = 1 << 25  # of a message on a device, where each message costs launches and waits
+PACKED_BYTES = 1 << 20  # bytes of a message, which stays in cache while it is packed, sent and unpacked
+DEVICE_BYTES = 1 << 25  # bytes of a message on a device, where each message costs launches and waits
 SLOTS, DEVICE_SLOTS = 2, 4  # messages in flight in each direction
 _MOST_RUNS = 1 << 17  # runs in the index maps of a result that is cached, at 32 bytes each
 
@@ -35,7 +35,7 @@ def _worth_keeping(result: object) -> bool:
 
 
 class Block(NamedTuple):
-    """The rows times columns that one rank sends another; the index maps lead into or out of the packed message.
+    """The rows times columns that one rank sends another; index maps from the local array to the message, or back.
 
     part : the number of the array that contains the block, for a rank with several arrays.
     """
@@ -51,7 +51,7 @@ class Block(NamedTuple):
 
 
 class Redistribution(Schedule):
-    """The base of all exchanges: blocks travel in messages of at most `words` elements, a few messages at a time."""
+    """The base of all exchanges: blocks are sent in messages of at most `words` elements, a few messages at a time."""
 
     size: int
     words: int
@@ -111,7 +111,7 @@ class Redistribution(Schedule):
     def blocks(self, rank: int, form: Callable[[IndexMap], IndexMap], by_target: bool) -> Iterable[Block]:
         """Yield the blocks of Y (by_target) or of X on `rank`, one for each array that shares elements of the other.
 
-        form : is applied to the maps of rows and of columns, which lead from X to Y.
+        form : is applied to the maps of rows and of columns, which map indices of X to indices of Y.
         """
 
     @remembered_if(_worth_keeping)
@@ -122,7 +122,7 @@ class Redistribution(Schedule):
 
     @remembered_if(_worth_keeping)
     def pulls(self, rank: int) -> list[Block]:
-        """Return all blocks of Y on `rank`, with maps from X to Y: first its own blocks, then in `receives` order."""
+        """Return all blocks of Y on `rank`, with maps from X to Y: first the local ones, then in `receives` order."""
         return self._received(rank, lambda x: x)
 
     @remembered_if(_worth_keeping)
@@ -140,7 +140,7 @@ class Redistribution(Schedule):
 
     @remembered
     def traffic(self, rank: int) -> Traffic:
-        """Return the words and messages of a rank: the elements of X that leave it, the elements of Y that arrive."""
+        """Return the words and messages that a rank sends of X and receives for Y."""
         ways = ([x.shape for x in blocks] for blocks in (self.sends(rank), self.receives(rank)))
         sent, received = (self.counted(*np.array(shapes, np.int64).reshape(-1, 2).T) for shapes in ways)
         return Traffic(sent[0], received[0], sent[1], received[1])
@@ -193,7 +193,7 @@ class Exchange(Redistribution):
 
     size  : number of ranks of the communicator.
     words : elements of the largest message.
-    copies_only : elements are only copied, and perhaps converted: alpha = 1, beta = 0, nothing is conjugated.
+    copies_only : elements are copied, perhaps to another type, and not combined: alpha = 1, beta = 0, no conjugation.
     shared : nothing is sent; ranks read X in each other's memory.
     device, staged, nccl : as in `Product`.
     """
@@ -232,7 +232,7 @@ class Exchange(Redistribution):
 
     @cached_property
     def description(self) -> str:
-        """A text of the whole exchange, for the ranks to compare; it begins with the distributions, for the user."""
+        """A description of the whole exchange that ranks compare; its first line is readable for users."""
         return f"{self.source.distribution}, to {self.target.distribution}\n{self!r}"
 
     def _maps(self, axis: int, part: int, by_target: bool = False) -> Iterator[tuple[int, IndexMap]]:
@@ -248,13 +248,13 @@ class Exchange(Redistribution):
 
     @property
     def largest_block(self) -> int:
-        """The most elements that one rank sends to another rank, or keeps."""
+        """The most elements that one rank sends to another rank, or copies within its own memory."""
         rows, cols = self._common
         return int(rows.max(initial=0)) * int(cols.max(initial=0))
 
     @remembered_if(_worth_keeping)
     def traffic(self, rank: int) -> Traffic:
-        """Return words and messages by formula: the elements of X that leave `rank`, the elements of Y that arrive."""
+        """Return, by formula, the words and messages that `rank` sends of X and receives for Y."""
         (i, j), (to_i, to_j) = self.source.coords(rank), self.target.coords(rank)
         rows, cols = self._common
         total = Traffic()
@@ -333,7 +333,7 @@ def plan_exchange(
 
 
 def fitted_messages(one: AnyExchange, memory_limit: int | None = None) -> AnyExchange:
-    """Return the exchange `one`, of messages of one element, with messages that fit in cache and in `memory_limit`."""
+    """Return the exchange `one`, planned for one-element messages, with messages that fit cache and `memory_limit`."""
     most = (DEVICE_BYTES if one.device else PACKED_BYTES) // one.source.dtype.itemsize
     if memory_limit is not None:
         most = min(most, memory_limit // max(1, one.extra_bytes(None)))
@@ -349,7 +349,7 @@ def best_places(source: Layout, target: Layout, size: int) -> tuple[int, ...]:
     from scipy.optimize import linear_sum_assignment
 
     a, b = source.distribution, target.distribution
-    kept = np.zeros((size, len(target.rank_map)), np.int64)  # words that rank r keeps at position p
+    kept = np.zeros((size, len(target.rank_map)), np.int64)  # words of rank r that stay on it at position p
     rows, cols = overlap_counts(a.rows, b.rows), overlap_counts(a.cols, b.cols)
     for rank in source.rank_map:
         i, j = source.coords(rank)

@@ -1,4 +1,4 @@
-"""The messages that carry rows of a matrix to the ranks that own the rows' groups, and back."""
+"""The messages that send rows of a matrix to the ranks that own the rows' groups, and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pdgemm.schedules.schedule import Buffers
 
 @dataclass(frozen=True)
 class RoutedRows(Selection):
-    """The exchange of rows between a matrix and the ranks that own the rows' groups, where the rows are a buffer.
+    """The exchange of rows between a matrix and buffers of rows on the ranks that own the rows' groups.
 
     inward : from the matrix to the groups; else from the groups to the matrix.
     """
@@ -46,8 +46,8 @@ def plan_routed(
 ) -> RoutedRows:
     """Return an exchange of whole rows, whose messages fit in cache.
 
-    matrix : layout of the matrix.   rows : pairs of rows: of the matrix and of all groups, or the other way round.
-    counts : rows of all groups of each rank; the groups of rank 0 come first.   dtype : the type of these rows.
+    matrix : layout of the matrix.   rows : pairs of a row of the matrix and a row of the groups, or the reverse.
+    counts : each rank's number of rows in all its groups, from rank 0 on.   dtype : the type of these rows.
     """
     size, width = len(counts), matrix.distribution.shape[1]
     there = Distribution(UnevenBlocks.of(counts), BlockCyclic(width, max(1, width), 1))

@@ -20,11 +20,11 @@ SMALLEST = 128  # columns of the tiles on the diagonal
 class BandSchedule(PanelSchedule):
     """All ranks gather the rows of a panel below its diagonal block, and factor them into (I - V T V^H) R.
 
-    Each rank multiplies its elements on and below the diagonal, and those mirrored above it, by its rows of V; the sums
-    of these products over all ranks, A V, are all-reduced.  Then each rank has W, and updates its elements on and below
-    the diagonal, A - V W^H - W V^H, without a message.
+    Each rank multiplies its elements on and below the diagonal, and their mirror images above it, by its rows of V; the
+    sum of these products over all ranks, A V, is all-reduced.  Then each rank has W, and updates its elements on and
+    below the diagonal, A - V W^H - W V^H, without a message.
 
-    A is in square blocks, of which `width` is the size and the number of diagonals below the main one that remain.
+    A is in square blocks of size `width`, which is also the number of diagonals that remain below the main one.
     Words per rank: n^2/2 in the panels and n^2 in the sums, on any number of ranks.
     """
 
@@ -73,7 +73,7 @@ class BandSchedule(PanelSchedule):
 class OneSide(NamedTuple):
     """The reflections of a panel from one side: of X = A, or of X = A^T, where the rows of a panel are columns of X.
 
-    start : the columns of X in the panel are factored from this row of X on.   reflectors : so many of them.
+    start : the columns of X in the panel are factored from this row of X on.   reflectors : their number.
     """
 
     panel: Panel
@@ -84,13 +84,13 @@ class OneSide(NamedTuple):
 
 @dataclass(frozen=True)
 class BidiagonalBandSchedule(PanelSchedule):
-    """Panels of columns and of rows are gathered by all ranks in turn, factored, and reflect what lies behind them.
+    """Panels of columns and of rows in turn are all-gathered, factored, and reflect the trailing matrix.
 
     A panel of columns, from its diagonal block on, is (I - V T V^H) R.  The ranks of a grid column sum V^H A for their
     columns, and subtract V T^H V^H A.  Then the transpose of the panel's rows, behind its diagonal block, is factored
     in the same way; the ranks of a grid row sum V^H A^T for their rows, and subtract V T^H V^H A^T from A^T.
 
-    A (m, n), m >= n, is in square blocks, of which `width` is the size and the number of diagonals above the main one.
+    A (m, n), m >= n, is in square blocks of size `width`, the number of diagonals that remain above the main one.
     Words per rank on Pr x Pc: m n - n^2/2 + n^2/2 in panels, and at most 2 (n^2/2)/Pc + 2 (m n - n^2/2)/Pr in sums.
     """
 
@@ -117,7 +117,7 @@ class BidiagonalBandSchedule(PanelSchedule):
         return (panel, (side.start, whole[1])) if side.transposed else ((side.start, whole[0]), panel)
 
     def gathering(self, side: OneSide) -> Collective:
-        """Return the all-gather of what is factored, rank by rank."""
+        """Return the all-gather of the panel to factor, rank by rank."""
         return window_gathering(self.A, *self.factored(side))
 
     def sums(self, side: OneSide) -> SideBySide:

@@ -1,4 +1,4 @@
-"""The schedules of the chase of bulges out of a band, pipelined over the ranks, and of its reflections of a matrix."""
+"""The schedules of the bulge chase of a band, pipelined over the ranks, and of its back-transformation."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pdgemm.schedules.panels.panel_schedule import PanelSchedule
 from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece, grid_of, products
 from pdgemm.schedules.schedule import Buffers
 
-MOST_SWEEPS = 8  # in a group: more of them save messages, and fewer of them start the last rank earlier
+MOST_SWEEPS = 8  # in a group: more sweeps save messages, and fewer let the last rank start earlier
 _PASSES = 6  # over the elements of a block: two are reflected, one of them from both sides
 
 
 @dataclass(frozen=True)
 class Chase:
-    """The tasks of a chase in tiles: which rank carries out which tile, and what neighbours exchange.
+    """The tasks of a chase, grouped into tiles: the rank of each tile, and the columns that neighbours exchange.
 
-    n, b   : order of the matrix, and diagonals below its main one.
+    n, b   : order of the matrix, and number of diagonals below its main one.
     ranks  : the number of ranks, in a line.   g, T : `group` and `breadth`.
 
     Task t of sweep s reflects rows s + 1 + t b to s + (t + 1) b.  Of each sweep s = G g + r, r < g, tile (G, x) has the
-    tasks x T - r to (x + 1) T - r - 1: so it depends on the tiles (G, x - 1), (G - 1, x) and (G - 1, x + 1) alone.
+    tasks x T - r to (x + 1) T - r - 1: so it depends only on the tiles (G, x - 1), (G - 1, x) and (G - 1, x + 1).
     Each rank has consecutive x, with about as many tasks as the other ranks.
     """
 
@@ -42,7 +42,7 @@ class Chase:
 
     @property
     def breadth(self) -> int:
-        """T, the tasks of a sweep in a tile: so many that no tile reaches over a neighbour."""
+        """T, the tasks of a sweep in a tile: enough that a tile shares columns only with the next ones."""
         return self.group + 2
 
     @property
@@ -91,7 +91,7 @@ class Chase:
                     yield G, x
 
     def neighbours(self, rank: int, x: int) -> tuple[int | None, int | None]:
-        """Return the rank of the tiles x - 1 and that of x + 1, each None where it is the same rank, or none."""
+        """Return the ranks of the tiles x - 1 and x + 1; None for this rank, or if there is no such tile."""
         before, behind = (bisect_right(self.cuts, at) - 1 for at in (x - 1, x + 1))
         return before if 0 <= before < rank else None, behind if rank < behind < self.ranks else None
 
@@ -112,7 +112,7 @@ class Chase:
 class ChaseSchedule(PanelSchedule):
     """Ranks chase the bulges of their tiles; neighbours exchange the columns that both of them change.
 
-    A      : the layout of the matrix whose band it is; all ranks have the whole band on entry.
+    A      : the layout of the banded matrix; all ranks have the whole band on entry.
     width  : the number of diagonals below the main one.
     """
 
@@ -165,16 +165,16 @@ class ChaseSchedule(PanelSchedule):
         return self.on_grid(rank, {"last reflections": 2 * self.chase.group * (self.width + 1)})
 
     def kept(self, rank: int) -> int:
-        """Return the words of the reflections that a rank carries out, and keeps."""
+        """Return the words of the reflections that a rank carries out and stores."""
         tasks = self.task_counts.sum(axis=0)
         return int(tasks[self.A.rank_map.index(rank)]) * (self.width + 1) if rank in self.A.rank_map else 0
 
 
 @dataclass(frozen=True)
 class BackChaseSchedule(PanelSchedule):
-    """The reflections of a chase, applied to a matrix X (n, k) whose columns are not divided among ranks.
+    """The reflections of a chase, applied to a matrix X (n, k) with each column on one rank.
 
-    A      : the layout of X, on a grid of one row.   width : the diagonals below the main one of the band.
+    A      : the layout of X, on a grid of one row.   width : the number of diagonals of the band below the main one.
     Groups of 32 sweeps are all-gathered, the last ones first, and applied to all columns of a rank by products.
     """
 

@@ -20,16 +20,16 @@ from pdgemm.schedules.schedule import Buffers
 from pdgemm.schedules.staircase import SQUARE, Tile
 
 SMALLEST = 128  # columns of the tiles on the diagonal of an update, where they are not square
-FEW = 64  # most blocks of columns of an update whose tiles are remembered
-ON_DEVICE = 2048  # the same on a device, where each tile is a launch: it takes longer than the flops that are too many
+FEW = 64  # most blocks of columns of an update whose tiles are cached
+ON_DEVICE = 2048  # the same on a device, where a launch for each small tile takes longer than superfluous flops
 
 
 @dataclass(frozen=True)
 class CholeskySchedule(PanelSchedule):
     """A panel of L is formed from its diagonal block, is broadcast to all ranks, and updates the trailing triangle.
 
-    Rank (i, j) receives the panel's rows with the indices of its own rows along its grid row and, for the transposed
-    panel, the panel's rows with the indices of its own columns along its grid column.
+    Rank (i, j) receives the panel's rows with the indices of its local rows along its grid row and, for the transposed
+    panel, the panel's rows with the indices of its local columns along its grid column.
     """
 
     algorithm = "cholesky"
@@ -79,7 +79,7 @@ class CholeskySchedule(PanelSchedule):
 
 @lru_cache(maxsize=256)
 def _few_tiles(*where: Any) -> tuple[Tile, ...]:
-    """Return the tiles of `lower_tiles`, which take longer to find than small ones to compute."""
+    """Return the tiles of `lower_tiles`, cached, because computing them takes longer than small updates."""
     return tuple(lower_tiles(*where))
 
 
@@ -87,8 +87,8 @@ def _few_tiles(*where: Any) -> tuple[Tile, ...]:
 class LUSchedule(PanelSchedule):
     """One rank gathers, factors and scatters a panel; L is broadcast along grid rows, rows of U along grid columns.
 
-    All rows that the pivots of a panel move from one rank to another are in one message: at once in the columns behind
-    the panel, and at the end in the panels before it, where each row of L then moves to its final place.
+    All rows that the pivots of a panel move from one rank to another are in one message.  They move at once in the
+    columns behind the panel, and at the end in the panels before it, where each row of L moves to its final place.
 
     pivots : row t was exchanged with row pivots[t]; None: pivots are not known, and random rows stand for them.
     idle   : ranks without a position in the grid, which receive the pivots at the end.

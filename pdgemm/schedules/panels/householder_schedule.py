@@ -1,6 +1,6 @@
-"""The schedules of the QR factorisation by blocked Householder reflections, A = Q R, and of the reflectors of Q.
+"""The schedules of the QR factorisation A = Q R by blocked Householder reflections, and of products with Q.
 
-Also with column pivoting, by pivots that one rank chooses in a sketch.
+With column pivoting, one rank chooses the pivots in a sketch.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class HouseholderSchedule(PanelSchedule):
     """The owner of a diagonal block factors its panel into (I - V T V^H) R; V and T reflect the trailing columns.
 
     The owner gathers the panel from its grid column, and returns to each rank the rank's rows of V, with T beneath.  In
-    this form the rank keeps V and T in "reflectors", and broadcasts them along its grid row.  W = V^H A is all-reduced
+    this form the rank stores V and T in "reflectors", and broadcasts them along its grid row.  W = V^H A is all-reduced
     over grid columns by the ranks with rows below the panel's start: each sums a slice of columns, multiplies it by T.
 
     wants_q : Q (m, min(m, n)), in the layout of these columns of A, is formed by the same reflections in reverse.
-    columns : so many columns are eliminated, and the others reflected; None: all min(m, n), which `wants_q` requires.
+    columns : number of columns to eliminate; the others are reflected.  None: all min(m, n), which `wants_q` requires.
     """
 
     wants_q: bool = field(default=True, kw_only=True)
@@ -163,9 +163,9 @@ class HouseholderSchedule(PanelSchedule):
 
 @dataclass(frozen=True)
 class ReflectorsSchedule(PanelSchedule):
-    """The reflectors of F, applied to a matrix X whose columns are not divided among ranks.
+    """The reflectors of F, applied to a matrix X with each column on one rank.
 
-    All ranks gather `width` columns of F, the last ones first, and reflect their own columns of X by products.
+    All ranks gather `width` columns of F, the last ones first, and reflect their local columns of X by products.
 
     A : the layout of X (m, n), on a grid of one row.   F : the layout of the reflectors (m, k).
     """
@@ -219,10 +219,10 @@ class ReflectorsSchedule(PanelSchedule):
 class PivotedSchedule(HouseholderSchedule):
     """Columns of the trailing matrix X are chosen in a sketch G X, exchanged along grid rows, and eliminated.
 
-    The first rank has the sketch, chooses `width` columns, and tells all ranks.  The owner of the diagonal block orders
-    these columns when it factors their panel, and tells all ranks.  The first rank gathers the rows of R that the panel
-    adds, and updates the sketch by them.  Where a sketch is drawn, all ranks multiply their parts of X, and the
-    products are summed up on the first rank.
+    The first rank has the sketch, chooses `width` columns, and broadcasts their numbers.  The owner of the diagonal
+    block orders these columns when it factors their panel, and broadcasts their order.  The first rank gathers the
+    panel's rows of R, and updates the sketch by them.  When a sketch is drawn, all ranks multiply their parts of X, and
+    the products are summed up on the first rank.
 
     Each panel has `width` columns, the last one may have fewer; there is no look-ahead.
 
@@ -240,7 +240,7 @@ class PivotedSchedule(HouseholderSchedule):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks of the grid, the one that has the sketch first."""
+        """The ranks of the grid; the first of them has the sketch."""
         return tuple(grid_of(self.A).ravel().tolist())
 
     def updates(self, number: int) -> list[tuple[int, int]]:
@@ -259,7 +259,7 @@ class PivotedSchedule(HouseholderSchedule):
 
     @property
     def order(self) -> np.ndarray:
-        """The numbers of the columns in their order, but for the order that the owners of panels give these."""
+        """The order of the columns, without the reordering within each panel by its owner."""
         order = np.arange(self.n)
         for moves in map(self.moves, filter(self.chooses, range(len(self.steps)))):
             order[moves.targets] = order[moves.sources]

@@ -80,7 +80,7 @@ def lower_tiles(
     Ranges of columns are halved, where a block ends, until no element of a tile lies above the diagonal, or until they
     have at most `smallest` columns: tiles below the diagonal are as large as possible, and tiles on the diagonal exceed
     the triangle by less than `smallest` columns.
-    most : square tiles of at most so many columns, whose rows and columns are the same in A, may exceed it by one half.
+    most : square tiles of at most `most` columns, with the same rows and columns of A, may exceed it by one half.
     """
     i, j = coords
     first, last = cols.below(start, j), cols.below(stop, j)
@@ -152,7 +152,7 @@ class PanelSchedule(Schedule):
 
     @property
     def real_flops(self) -> int:
-        """The real multiplications in one of the type of A."""
+        """The number of real multiplications in one multiplication of elements of A."""
         return 4 if self.A.dtype.kind == "c" else 1
 
     def rows_from(self, start: int) -> np.ndarray:
@@ -248,7 +248,7 @@ def window_gathering(layout: Layout, rows: tuple[int, int], cols: tuple[int, int
 def carried(
     mover: str, lines: np.ndarray, root: int, words: np.ndarray, itemsize: int, along: str, ready: bool = False
 ) -> list[Messages]:
-    """Return the messages that broadcast words[x] along lines[x] from its position `root`, or signals and reads.
+    """Return the messages, or signals and reads, that broadcast words[x] along lines[x] from its position `root`.
 
     ready : the source is complete already, so readers need no signal before they read.
     """
@@ -262,7 +262,7 @@ def carried(
 def panel_slabs(rows: BlockCyclic, panel: Panel) -> dict[int, slice]:
     """Return the slice of the owner's buffer for the rows of each grid row, from the panel's first row on.
 
-    The owner's own rows come first, so that the diagonal block is on top; the rows of a grid row keep their order.
+    The owner's local rows are first, so that the diagonal block is on top; the rows of a grid row keep their order.
     """
     slabs, at = dict[int, slice](), 0
     for distance in range(rows.parts):

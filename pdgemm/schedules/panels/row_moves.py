@@ -17,7 +17,7 @@ from pdgemm.schedules.schedule import Buffers
 
 
 class RowMoves(NamedTuple):
-    """Row sources[x] moves to the place of row targets[x], for all x at the same time; both are one set of rows."""
+    """Row sources[x] moves to row targets[x], for all x at the same time; both arrays contain the same rows."""
 
     targets: np.ndarray
     sources: np.ndarray
@@ -48,7 +48,7 @@ class RowMoves(NamedTuple):
     ) -> list[Messages]:
         """Return the messages along grid columns, where grid column j has widths[j] columns of the matrix.
 
-        For columns that are exchanged along ROWS: of the transpose of the matrix, with the transpose of the grid.
+        With along=ROWS, columns are exchanged: call this for the transposed matrix on the transposed grid.
         """
         counts = self.counts(rows)
         np.fill_diagonal(counts, 0)
@@ -58,7 +58,7 @@ class RowMoves(NamedTuple):
 
 
 def moves_left(steps: tuple[Panel, ...], pivots: np.ndarray, m: int) -> Iterator[tuple[Panel, RowMoves]]:
-    """Yield each panel, the last panel first, with the moves of all later panels, which its own columns still need."""
+    """Yield each panel, the last panel first, with the row moves of all later panels that its columns still need."""
     lying = np.arange(m)
     for panel in reversed(steps):
         yield panel, RowMoves.to(np.arange(m), lying)

@@ -17,12 +17,12 @@ from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, diagona
 from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece, grid_of, messages, products
 from pdgemm.schedules.schedule import Buffers
 
-NOTES = 2  # numbers that follow a partial sum: its product with v, and its element in the next column's row
+NOTES = 2  # numbers appended to a partial sum: its product with v, and its element in the next column's row
 
 
 @dataclass(frozen=True)
 class TridiagonalSchedule(PanelSchedule):
-    """Column by column a reflector v is formed, A v is summed up, and w; a whole panel then updates A -= V W^H + W V^H.
+    """For each column, v is formed, A v is summed over the ranks, and w is formed; a panel updates A -= V W^H + W V^H.
 
     All ranks have v, V and W.  The rows from a panel's start on are cut into one slice for each rank, which gets its
     rows of the panel, sums its rows of A v, and forms its rows of w and of the next column: each number is computed by
@@ -30,9 +30,9 @@ class TridiagonalSchedule(PanelSchedule):
     A v are scattered, and slices of w and of the next column are gathered.
 
     A is in square blocks from grid position (0, 0) on, and column-major.  The blocks have q classes, q = lcm(Pr, Pc):
-    block x is of class x mod q.  A rank has all elements of some classes of rows in some classes of columns, so where
-    both are the same, it has a Hermitian matrix.  Vectors lie class by class, the class of the panel first, so that the
-    panel's own rows are the first ones.
+    block x is of class x mod q.  A rank has all elements of some classes of rows in some classes of columns; where both
+    classes are the same, they form a Hermitian matrix.  The entries of vectors are ordered class by class, the class of
+    the panel first, so that the rows of the panel's diagonal block are the first ones.
 
     reduced : the number of columns that are reduced, at the end of a block or of the matrix.
     """
@@ -70,7 +70,7 @@ class TridiagonalSchedule(PanelSchedule):
 
     @cached_property
     def segments(self) -> dict[Panel, dict[int, slice]]:
-        """The place of each class in the vectors of a panel: its indices from the panel's start on."""
+        """The slice of each class in the vectors of a panel, which hold the indices from the panel's start on."""
         segments, q = {}, self.by_class.parts
         for panel in self.steps:
             first = int(self.by_class.owner(panel.start))
@@ -100,7 +100,7 @@ class TridiagonalSchedule(PanelSchedule):
         return pieces
 
     def chunks(self, panel: Panel, i: int) -> list[slice]:
-        """Return the parts of the buffer "columns" of grid row i with the rows of the panel of each slice."""
+        """Return, for each slice, the part of grid row i's buffer "columns" with the slice's rows of the panel."""
         heights = [sum(x.stop - x.start for _, x in self.pieces(panel, i, part)) for part in self.slices(panel)]
         return as_slices([panel.width * x for x in accumulate(heights, initial=0)])
 
@@ -109,7 +109,7 @@ class TridiagonalSchedule(PanelSchedule):
         return panel.width - (panel.stop == self.n)
 
     def notes(self, panel: Panel) -> list[slice]:
-        """Return the parts of the buffer "sums" that each rank gets: its slice, and the notes on the whole sum."""
+        """Return the part of the buffer "sums" for each rank: its slice, and the notes on the whole sum."""
         sizes = [x.stop - x.start + NOTES for x in self.slices(panel)]
         return as_slices([*accumulate(sizes, initial=0)])
 
@@ -177,7 +177,7 @@ class LastPartSchedule(PanelSchedule):
 
     def rounds(self) -> Iterator[Round]:
         n = self.by_rank(self.rows_from(0)[:, None] * (self.cols_from(0) > 0))  # one rank has all rows and columns
-        # half of the flops are products A v, for each of which the rest of the triangle is read
+        # half of the flops are products A v, each of which reads the trailing triangle
         yield Round([], [WorkPiece((n, n, n // 6), MEMORY), WorkPiece((n, n, n), share=1 / 3)])
 
     def buffers(self, rank: int | None) -> Buffers:

@@ -1,4 +1,4 @@
-"""A binary tree over ranks as a value: triangles of k columns are reduced up to the root, and results go down.
+"""A binary tree over ranks as a value: triangles of k columns are reduced to the root, and results are sent down.
 
 Of six ranks, rank 0, the root, receives first from rank 1, then from rank 2, which has received from rank 3, and then
 from rank 4, which has received from rank 5.
@@ -17,7 +17,7 @@ from pdgemm.schedules.rounds import LINE, Messages, Round, WorkPiece
 from pdgemm.schedules.schedule import Buffers, LineSchedule, RankMap, Schedule
 
 SLOWER = 4  # time of a factorisation on one rank / time of a product of as many flops
-MEASURED = 2  # numbers that go down with a factor of A^H A: |A^H A - I|_F, and the shift
+MEASURED = 2  # numbers that are sent down with a factor of A^H A: |A^H A - I|_F, and the shift
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def heights(rows: Sequence[int], k: int) -> list[int]:
 
 @lru_cache(maxsize=64)
 def tsqr_tree(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> Tree:
-    """Return the tree of TSQR: triangles R are reduced up; the final R, with the rows that form Q, goes down.
+    """Return the tree of TSQR: triangles R are reduced up; the final R, with the rows that form Q, is sent down.
 
     rows : the number of rows of the matrix on each rank, >= 0.
     """
@@ -124,7 +124,7 @@ class TallSchedule(Schedule):
 
     rows : number of rows on each rank, in the order of the tree.   k : number of columns.
     work : flops of a rank on its rows, as a number of products of these rows with k x k: A^H A and A R^-1 are half a
-        product each;  on_top : flops of the root, in products of k x k with k x k;  each : of every rank, likewise.
+        product each.   on_top : flops of the root, in products of k x k with k x k.   each : the same for every rank.
     workspace : words of workspace for each row.
     """
 

@@ -1,4 +1,4 @@
-"""The arithmetic of a product: the types of its panels and sums, and the buffers of what a rank multiplies."""
+"""The arithmetic of a product: the types of its panels and sums, and the buffers of local products."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Arithmetic:
         return changed or (operand.conjugated and not conjugates(operand.order, order))
 
     def held(self, rows: int, cols: int, order: str, dtype: np.dtype) -> int:
-        """Return the words of memory of an array that does not travel, whose rows a device aligns."""
+        """Return the words of memory of an array that is not sent, whose rows a device aligns."""
         return aligned_words(rows, cols, order, dtype.itemsize) if self.device else rows * cols
 
     def update(self, words: int) -> tuple[int, np.dtype]:
@@ -114,7 +114,7 @@ class Arithmetic:
 
         mnk    : extents of the largest product.   order : memory order of the array of its sums.
         copied : is each panel of A, and of B, copied although BLAS takes its type?
-        With a triangle, further a buffer for the product that the diagonal crosses, which is written to C in part.
+        For a triangle there is also a buffer for the tile on the diagonal, only a part of which is written to C.
         """
         m, n, k = mnk
         corner = {"corner": (min(m * n, self.corner_side**2), self.accumulate)} if triangle else {}

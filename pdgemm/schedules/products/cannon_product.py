@@ -24,7 +24,7 @@ from pdgemm.support.remembered import remembered
 class Cannon(Product):
     """C is stationary; A and B start skewed (`skewed_rank_maps`); A is shifted every step, B every Pc / Pr steps.
 
-    C lies on a Pr x Pc grid where Pr divides Pc; C's row map is A's, C's column map is B's.  On a square grid A's
+    C is on a Pr x Pc grid where Pr divides Pc; C's row map is A's, C's column map is B's.  On a square grid A's
     column map is B's row map, block-cyclic or not.  Otherwise both have the same block size, and at most Pc blocks.
 
     mover : "shift": blocks are sent; a mover that reads: each rank copies its next block from its neighbour's memory.

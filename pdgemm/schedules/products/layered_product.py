@@ -73,7 +73,7 @@ class ReducedProduct(Product):
 
 @dataclass(frozen=True)
 class Inner(ReducedProduct):
-    """Each rank multiplies over its own inner indices; a reduce-scatter adds up the partial sums of C.
+    """Each rank multiplies over its local inner indices; a reduce-scatter adds up the partial sums of C.
 
     A is distributed by columns and B by rows, the same inner indices on the same ranks; C has any layout.
     size : number of ranks of the communicator.
@@ -160,8 +160,8 @@ class Inner(ReducedProduct):
 class Layered(ReducedProduct):
     """Each layer of Pr x Pc ranks multiplies over its inner indices; the partial sums of C are reduced over the layers.
 
-    A lies on Pr x (c Pc) ranks and B on (c Pr) x Pc ranks: each layer holds its inner indices, in the layouts that the
-    algorithm `inside` needs.  Each element of block (i, j) of C lies on one of the c ranks at position (i, j).
+    A is on Pr x (c Pc) ranks and B on (c Pr) x Pc ranks: each layer holds its inner indices, in the layouts that the
+    algorithm `inside` needs.  Each element of block (i, j) of C is on one of the c ranks at position (i, j).
 
     rank_map : the ranks of the grid positions, layer by layer, row by row.
     layers : number c of layers.
@@ -177,7 +177,7 @@ class Layered(ReducedProduct):
     staged_names = PANELS_STAGED | SUMS_STAGED
 
     def fits(self, size: int) -> bool:
-        """Are there ranks for all layers, and does each element of C lie on a rank that has a partial sum of it?"""
+        """Are there ranks for all layers, and is each element of C on a rank that has a partial sum of it?"""
         C, a, b, c = self.C, *(x.distribution for x in (self.A, self.B, self.C))
         pr, pc, layers = a.rows.parts, b.cols.parts, self.layers
         inner_fits = (a.cols.parts, b.rows.parts) == (layers * pc, layers * pr) and a.cols.block == b.rows.block

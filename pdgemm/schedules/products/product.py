@@ -25,7 +25,7 @@ shared_arithmetic = lru_cache(maxsize=64)(Arithmetic)
 
 @dataclass(frozen=True)
 class PanelTransport:
-    """How panels of a product travel.   mover, nodes, staged, nccl : as in `Product`."""
+    """The transport of the panels of a product.   mover, nodes, staged, nccl : as in `Product`."""
 
     mover: str
     nodes: tuple[int, ...]
@@ -104,7 +104,7 @@ class Product(Schedule):
 
     @property
     def collective(self) -> Collective:
-        """The one collective of the product: an all-gather of A or B, or a reduce-scatter of C; "": any other."""
+        """The collective if it is the only one: an all-gather of A or B, or a reduce-scatter of C; otherwise ""."""
         return ""
 
     @cached_property
@@ -116,12 +116,12 @@ class Product(Schedule):
 
     @remembered
     def kept(self, rank: int) -> Staircase | None:
-        """Return the elements of a rank's local part of C that lie in the triangle; None: all of C is computed."""
+        """Return the elements of a rank's local part of C that are in the triangle; None: all of C is computed."""
         return in_triangle(self.triangle, self.C, rank)
 
     @cached_property
     def formed(self) -> Triangle:
-        """The elements that ranks compute of their blocks of sums of C."""
+        """The elements of their blocks of sums of C that ranks compute."""
         return Triangle(self.triangle, self.grid, self.A.distribution.rows, self.B.distribution.cols)
 
     @cached_property
@@ -173,7 +173,7 @@ class Product(Schedule):
 
     @property
     def spare(self) -> int:
-        """The number of slots beyond those in use and in flight: a device may still read a panel that the host left."""
+        """The number of further slots: one on a device, because a kernel may still read the previous panel."""
         return 1 if self.device else 0
 
     @cached_property
@@ -219,7 +219,7 @@ class Product(Schedule):
         }
 
     def scaled(self, share: float) -> Self:
-        """Return the product with panels of `share` times their width: 1 changes none, 0 makes the buffers smallest."""
+        """Return the product with panels of `share` times their width: 1 leaves them, 0 gives the smallest buffers."""
         return replace(self, width=scaled(min(self.width, self.widest), share))
 
     def whole(self) -> Self:

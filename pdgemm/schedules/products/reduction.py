@@ -21,7 +21,7 @@ from pdgemm.schedules.staircase import Triangle, TriangleName
 from pdgemm.support.remembered import remembered
 
 ALL = slice(None)  # all windows
-LEAST_ROWS = 64  # of each owner, in a window that takes rows of every owner: BLAS is slower on fewer rows
+LEAST_ROWS = 64  # least rows of each owner in a window with rows of every owner: BLAS is slower on fewer rows
 Window = tuple[tuple[int, int], ...]  # ranges of rows, ascending
 
 
@@ -62,7 +62,7 @@ class Windows:
         return int(rows.count_below(self.rows_before(turn)))
 
     def containing(self, rows: IndexMap, first: int, end: int) -> int:
-        """Return how many of the windows number `first` to `end` contain any of `rows`."""
+        """Return how many of the windows `first` to `end` contain any of `rows`."""
         lo, hi = self.rows_before(first), self.rows_before(end)
         starts, ends = np.maximum(lo, rows.source), np.minimum(hi, rows.source + rows.lengths)
         there = starts < ends
@@ -81,9 +81,9 @@ class Windows:
 
 @dataclass(frozen=True)
 class Shares(Windows):
-    """Windows that have a share of the rows of each owner, where windows of consecutive rows would belong to few ranks.
+    """Windows that have a share of the rows of each owner, so that all links are busy.
 
-    The links to the other ranks would then be idle.   owned : the rows of each owner.
+    Windows of consecutive rows would belong to few ranks.   owned : the rows of each owner.
     """
 
     owned: list[IndexMap]
@@ -147,7 +147,7 @@ class Reduction:
 
     @property
     def exposed(self) -> slice:
-        """The windows whose transfers overlap with no product: the last window, or all windows if sums are read."""
+        """The windows whose transfers do not overlap with products: the last window, or all if sums are read."""
         return slice(0 if self.read else -1, None)
 
     @property
@@ -194,7 +194,7 @@ class Reduction:
 
     @remembered
     def divided(self, rank: int | None) -> Windows:
-        """Return how the rows of a rank's block are divided into windows; for rank None, those of the largest block."""
+        """Return the windows into which the rows of a rank's block are divided; for rank None, of the largest block."""
         rows, cols = self.shape(rank)
         high = max(1, min(self.high, LARGEST_MESSAGE_BYTES // (max(1, cols) * self.dtype.itemsize)))
         at = None if rank is None else self.at(rank)
@@ -223,7 +223,7 @@ class Reduction:
         return min(windows.rows, windows.high + parts * (parts > 1))
 
     def owners(self, i: int, window: Window) -> list[int] | None:
-        """Return the place in its group of the one owner of each range of a window; None: a range has several owners.
+        """Return the place in its group of the owner of each range of a window; None if a range has several owners.
 
         Only for windows that take a share of each part of C's rows, of all columns.
         """
@@ -241,7 +241,7 @@ class Reduction:
         return _shared(self.cols, self.C.distribution.cols, j)
 
     def part(self, rank: int) -> tuple[IndexMap, IndexMap] | None:
-        """Return the rows and the columns of a rank's block that the rank owns in C; None: it owns no element of it."""
+        """Return the rows and the columns of a rank's block that the rank owns in C; None if it does not own any."""
         at, (own_i, own_j) = self.at(rank), self.C.coords(rank)
         rows, cols = (None, None) if at is None else (self.rows_to(at[0]).get(own_i), self.cols_to(at[1]).get(own_j))
         return None if rows is None or cols is None else (rows, cols)
@@ -262,7 +262,7 @@ class Reduction:
 
     @cached_property
     def formed(self) -> Triangle:
-        """The elements of the blocks that lie in the triangle."""
+        """The elements of the blocks that are in the triangle."""
         return Triangle(self.triangle, self.grid, self.rows, self.cols)
 
     def columns(self, at: tuple[int, int], lo: int, hi: int) -> tuple[int, int]:
@@ -297,7 +297,7 @@ class Reduction:
         return Traffic(words - mine, received, receivers - own_windows, own_windows * others)
 
     def _most_own_words(self, rank: int) -> int:
-        """Return the most words of one window that lie in a rank's own part of C."""
+        """Return the most words of one window that are in a rank's local part of C."""
         at, part, windows = self.at(rank), self.part(rank), self.divided(rank)
         if at is None or part is None or not windows.number:
             return 0

@@ -1,8 +1,8 @@
-"""The scales of an operand of low precision: their layout, and the exchange that brings each rank those it needs.
+"""The scales of an operand of low precision: their layout, and the exchange that sends them to the ranks.
 
 Element (i, j) of the operand is V[i, j] S[i // mb, j // nb], for a matrix V of 8-bit values and a matrix S of scales.
-The values are sent as they are, panel by panel.  Before them one exchange brings each rank the scales of all rows of A
-(columns of B) and of all inner indices that the rank multiplies: its strip.
+The values are sent as they are, panel by panel.  Before that, in one exchange, each rank receives its strip: the scales
+of all rows of A (columns of B) and all inner indices that it multiplies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pdgemm.grids.layout import Layout
 from pdgemm.schedules.exchanges.exchange import Selection, fitted_messages
 from pdgemm.schedules.products.product import Product
 
-STRIP = np.dtype(np.float32)  # the type of scales beside the panels that they multiply
+STRIP = np.dtype(np.float32)  # the type of the scales in strips
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Scales:
     """The scales of one operand.
 
     layout : layout of the matrix of scales.
-    block  : rows and columns of the values that share a scale; a block as long as the matrix, or longer, is the whole.
+    block  : (mb, nb), the rows and columns of the values that share a scale; mb >= m or nb >= n: all of them.
     """
 
     layout: Layout
@@ -50,7 +50,7 @@ def plan_strips(
     operand    : "A" or "B", as the user calls it.   transposed : the product is C^T = B^T A^T.
     spare      : bytes for messages beyond those of one element; None: no limit.
     The strip of A has a row for each row that its rank multiplies, and a column for each block of inner indices, in
-    ascending order; the strip of B has columns for rows.  All strips are as large as the largest.
+    ascending order; the strip of B is the transpose of that.  All strips are as large as the largest.
     """
     here = ("B" if operand == "A" else "A") if transposed else operand
     x, reach = getattr(product, here), product.reach(here)

@@ -22,7 +22,7 @@ STAGED = {"staged B": "panels of B", "staged C": "sums"}
 class Stationary(Product):
     """A is stationary; panels of B are broadcast along grid columns, panels of C are reduced along grid rows.
 
-    A and C lie on one grid, and C's row map is A's.  B lies on the transposed grid: the rank at (i, j) holds part
+    A and C are on one grid, and C's row map is A's.  B is on the transposed grid: the rank at (i, j) holds part
     (j, i) of B, whose row map is A's column map.  The columns of B and C may be distributed in any two ways.
 
     On a P x 1 grid this is an all-gather of B and a product, on a 1 x P grid a product and a reduce-scatter of C.
@@ -43,20 +43,20 @@ class Stationary(Product):
 
     @cached_property
     def in_c(self) -> bool:
-        """Are products formed in C itself: no sums are sent, and each panel of B has one run of C's columns?"""
+        """Are products formed in C itself?  Yes if no sums are sent, and each panel of B is one run of C's columns."""
         b, c = self.B.distribution.cols, self.C.distribution.cols
         return self.sums_in_c and c.parts == 1 and in_one_run_each(c, b, self._width)
 
     @cached_property
     def _lies(self) -> bool:
-        """Is each panel of B multiplied where it lies, in its owner's memory?"""
+        """Is each panel of B multiplied in place, in its owner's memory?"""
         b, c = self.B.distribution.cols, self.C.distribution.cols
         readable = b.parts == 1 or (self.transport.in_place and not self.transport.fetched)
         return readable and in_one_run_each(b, c, self._width)
 
     @property
     def first_panel_is_local(self) -> bool:
-        """Does each rank begin with panels of its own?  Only where no sums are sent, which keep one order."""
+        """Does each rank begin with local panels?  Only if no sums are sent: these need one order on all ranks."""
         return self.transport.in_place or (self.in_c and self.ahead > 1)
 
     @cached_property

@@ -30,8 +30,8 @@ from pdgemm.schedules.steps import (
 from pdgemm.support.remembered import remembered
 
 BUNDLE = 128  # least width of a bundle if k and the plan's width allow it: BLAS is slow on thin panels
-CACHE_BYTES = 1 << 25  # of a block of C above which bundles are twice as wide: each bundle reads and writes the block
-_WORTH_COPYING = 1 << 32  # multiplications, for which a device takes some 50 microseconds more if rows are not aligned
+CACHE_BYTES = 1 << 25  # bytes of C per rank above which bundles are twice as wide: each bundle reads and writes C
+_WORTH_COPYING = 1 << 32  # multiplications: a device takes some 50 microseconds more for them if rows are not aligned
 _BUNDLES = 8  # number of bundles if k is large: later bundles are sent while the first bundle is multiplied
 
 
@@ -53,7 +53,7 @@ def _most_alike(numbers: np.ndarray) -> int:
 class Summa(Product):
     """C is stationary; panels of A are broadcast along grid rows, panels of B along grid columns.
 
-    A, B and C lie on one grid; C's row map is A's, C's column map is B's.
+    A, B and C are on one grid; C's row map is A's, C's column map is B's.
     """
 
     algorithm = "summa"
@@ -105,8 +105,8 @@ class Summa(Product):
     def order(self, rank: int) -> tuple[Bundle, ...]:
         """Return the bundles in the order in which a rank multiplies them.
 
-        Where ranks copy panels from their owners, ranks begin at different bundles and go around, because otherwise all
-        ranks would share one owner's link.  The ranks then add the same products up in different orders.
+        Where ranks copy panels from their owners, ranks begin at different bundles, in cyclic order, because otherwise
+        all ranks would share one owner's link.  The ranks then add up the same products in different orders.
         """
         if not self.transport.fetched or not self.bundles:
             return self.bundles
@@ -116,7 +116,7 @@ class Summa(Product):
 
     @cached_property
     def _apart(self) -> tuple[int, int]:
-        """The offsets of first bundles, between neighbours in a grid column and in a grid row, to share links least."""
+        """The offsets of first bundles that share links least: of neighbours in a grid column, and in a grid row."""
         (pr, pc), owners = self.C.distribution.grid_shape, [(x.steps[0].col, x.steps[0].row) for x in self.bundles]
         pairs = len(set(owners))
 
@@ -210,7 +210,7 @@ class Summa(Product):
 
     @cached_property
     def _parts(self) -> tuple[Parts, Parts]:
-        """The parts of the panels of A, and of B; if there are many panels, parts that are alike share an entry."""
+        """The parts of the panels of A, and of B; if there are many panels, equal parts share an entry."""
         inner_a, inner_b, grid = self.A.distribution.cols, self.B.distribution.rows, grid_of(self.C)
         lines = [self.line("A", rank) for rank in grid[:, 0].tolist()] + [self.line("B", x) for x in grid[0].tolist()]
         period = lcm(*(line.period for line in lines))
@@ -231,7 +231,7 @@ class Summa(Product):
         return *self.C.local_shape(rank), self.mnk[2]
 
     def copied(self, rank: int) -> int:
-        """Return the bytes of own panels packed to be sent; if panels are read in place, of non-contiguous panels."""
+        """Return the bytes of local panels that are packed to be sent, or made contiguous to be read in place."""
         pr, pc = self.C.distribution.grid_shape
         if self.transport.in_place:
             (m, n, k), (a, b) = self.local_shape(rank), self._packs
@@ -247,7 +247,7 @@ class Summa(Product):
 
     @property
     def panels_held(self) -> tuple[bool, bool]:
-        """A pair: do the buffers of panels of A, and of B, stay on their rank, so that rows need not be contiguous?"""
+        """A pair: are the buffers of panels of A, and of B, never sent, so that rows need not be contiguous?"""
         if self.nodes or self.transport.shared:
             return not self.nodes, not self.nodes
         return self.A.distribution.cols.parts == 1, self.B.distribution.rows.parts == 1
@@ -255,7 +255,7 @@ class Summa(Product):
     def _aligned(self, rank: int | None) -> tuple[bool, bool]:
         """A pair: is each panel of A, and of B, copied to where its rows begin at multiples of 16 bytes?
 
-        A panel that has travelled is contiguous.  A device copies it if its rows begin elsewhere and the product is
+        A panel that was received is contiguous.  A device copies it if its rows are not aligned and the product is
         large: the copy takes a small part of the time that is gained.
         """
         if not self.arithmetic.wants_alignment:
@@ -270,14 +270,14 @@ class Summa(Product):
         return skew_a and not held_a, skew_b and not held_b
 
     def _skew(self, lengths: list[int]) -> bool:
-        """Do contiguous rows of one of these lengths begin elsewhere than a device wants them to?"""
+        """Are contiguous rows of one of these lengths not aligned for a device?"""
         return any(apart(length, self.panel_dtype.itemsize) != length for length in lengths)
 
     def _lie(self, inner: BlockCyclic, other: BlockCyclic, panel: str) -> bool:
         """Are all panels of one operand multiplied in place?
 
-        A panel that is not sent (of A if Pc = 1), or is read in place, is multiplied in place if it is contiguous.  So
-        is a bundle of panels that are not sent: they are whole, one per owner, adjacent if each owner has one run.
+        A panel that is not sent (of A if Pc = 1), or is read in place, is multiplied in place if it is contiguous.  The
+        same holds for a bundle of panels that are not sent: they are adjacent if each owner has one run.
         """
         stay = inner.parts == 1
         if self.nodes and not stay:

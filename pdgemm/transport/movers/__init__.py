@@ -1,4 +1,4 @@
-"""Movers carry a panel from its owner to the ranks of a grid row or column; all movers have one signature.
+"""Movers broadcast a panel from its owner to the ranks of a grid row or column; all movers have one signature.
 
     broadcast(comm, x, root, slot, recorder)
 

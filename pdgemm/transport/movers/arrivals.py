@@ -13,7 +13,7 @@ from pdgemm.support.waits import Wait, poll_until
 
 
 class Arrival(Protocol):
-    """Completes when a part of a panel has arrived, or left: an MPI request, or a request followed by an action."""
+    """A transfer of a part of a panel, received or sent: an MPI request, or a request followed by an action."""
 
     def Test(self) -> bool: ...
     def Wait(self) -> object: ...
@@ -26,9 +26,9 @@ class Transfers:
     `poll` does both in the middle of a product.  The time in which messages were in flight and this rank did not wait
     for them is recorded as "hidden".
 
-    between_nodes : a rank that waits for one group also tests all other messages meanwhile.
-    look : is called while a rank waits between nodes; an exception that it raises ends the wait, and the transfers of
-        the group are tested no more.
+    between_nodes : while a rank waits for one group, it also tests all other messages.
+    look : is called while a rank waits, if `between_nodes`; an exception that it raises ends the wait, and the
+        transfers of the group are not tested any more.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Transfers:
     ) -> None:
         self._recorder, self._coming = recorder or Recorder(), list[list[Arrival]]()
         self._between_nodes, self._look, self._left = between_nodes, look, list[list[Arrival]]()
-        self.interrupted = False  # by KeyboardInterrupt, of which other ranks know nothing
+        self.interrupted = False  # by KeyboardInterrupt, of which other ranks are not informed
 
     def used(self, recorder: Recorder) -> Transfers:
         """Return this object, with `recorder` as the recorder of this run; each of its users calls this in each run."""
@@ -61,11 +61,11 @@ class Transfers:
 
     @property
     def left(self) -> bool:
-        """Are there transfers for which a wait has ended with an exception?"""
+        """Are there transfers whose wait has ended with an exception?"""
         return bool(self._left)
 
     def leave(self, group: list[Arrival]) -> None:
-        """Track a group no more that may never arrive; its arrays are kept, as MPI may still use them."""
+        """Stop tracking a group that may never arrive; its arrays are retained, as MPI may still use them."""
         self._left.append([*group])
         self._coming = [x for x in self._coming if x is not group]
 
@@ -75,9 +75,9 @@ class Transfers:
             self.wait(group)
 
     def abandon(self) -> list[Arrival]:
-        """Track no transfer any more, and return those that were tracked or left, each once.
+        """Stop tracking all transfers, and return each transfer that was tracked or left, once.
 
-        One that was left may be tracked again; MPI must not see a request twice.
+        A transfer that was left may be tracked again; a request must not be passed to MPI twice.
         """
         groups = [*self._coming, *self._left]
         self._coming, self._left = [], []
@@ -88,7 +88,7 @@ class Transfers:
         self._progress()
 
     def wait(self, group: list[Arrival], look: Callable[[], object] | None = None) -> None:
-        """Wait until all transfers of a group have arrived, or left.   look : in place of that of this object."""
+        """Wait until all transfers of a group are complete.   look : replaces `look` of this object."""
         if group:
             with self._recorder.phase("wait"), Wait():
                 if self._between_nodes:
@@ -99,7 +99,7 @@ class Transfers:
             self._forget()
 
     def _poll_until(self, group: list[Arrival], look: Callable[[], object]) -> None:
-        """Wait until a group has arrived, while all others go on."""
+        """Wait until a group is complete, and test all other groups meanwhile."""
 
         def meanwhile() -> None:
             look()
@@ -128,7 +128,7 @@ class Transfers:
 
 
 def abandoned(arrival: Any) -> list[MPI.Request]:
-    """Return the requests in progress of a transfer, which is carried out no further."""
+    """Cancel a transfer: return its pending MPI requests."""
     requests: list[MPI.Request] = [arrival] if isinstance(arrival, MPI.Request) else arrival.abandon()
     return [request for request in requests if request]
 

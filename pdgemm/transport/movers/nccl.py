@@ -1,6 +1,6 @@
 """The mover `nccl`: NCCL sends in the copy stream; products wait for panels on the device, and the host does not wait.
 
-Words and messages are counted as those of MPI are.
+Words and messages are counted as for MPI.
 """
 
 from __future__ import annotations

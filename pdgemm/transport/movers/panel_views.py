@@ -29,7 +29,7 @@ def column_panel(local: np.ndarray, order: str, runs: IndexMap, buffer: np.ndarr
 def in_place(local: np.ndarray, runs: IndexMap, travels: bool) -> np.ndarray | None:
     """Return local[:, runs] as a view, or None where that is not possible.
 
-    The columns must be a single run; a panel that travels must also be contiguous in memory.
+    The columns must be a single run; a panel that is sent must also be contiguous in memory.
     """
     if not runs.contiguous:
         return None
@@ -45,7 +45,7 @@ def column_buffer(rows: int, order: str, width: int, buffer: np.ndarray) -> np.n
 
 
 def held_panel(rows: int, order: str, width: int, buffer: Array) -> Array:
-    """Return a view as `column_buffer` does, of a panel that does not travel.
+    """Return a view as `column_buffer` does, of a panel that is not sent.
 
     On a device its rows (columns, if "F") begin where they are multiplied fast, and may be further apart than they are
     long.

@@ -1,4 +1,4 @@
-"""Pipelines that keep panels in flight while an earlier panel is multiplied; the waits for panels of products are here.
+"""Pipelines that transfer panels while an earlier panel is multiplied, and wait for panels before products.
 
 A slot of the ring has two events: its panels have *arrived* (they may be read), and it is *free* (its buffers may be
 rewritten).  MPI requests and device events are tested and waited for through the same interface.
@@ -26,7 +26,7 @@ Step = TypeVar("Step")
 
 
 class Slot:
-    """The buffers for one panel of A and one panel of B, and the waits before they are read or rewritten."""
+    """The buffers for one panel of A and one panel of B, with the waits before they are read and before rewritten."""
 
     __slots__ = ("B", "arrivals", "buffer_a", "buffer_b", "number", "tag", "users", "when_free", "when_read")
 
@@ -142,7 +142,7 @@ class RingShift:
     order : memory order of the panels.
     buffers  : workspace for `slots` blocks, two or more.   transfers : tracks all messages in flight to this rank.
     staged : a host buffer of the same size, where MPI cannot read the memory of the blocks.
-    Leaving the `with` block waits until the last block sent has left.
+    Leaving the `with` block waits until all sends are complete.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ class Neighbours(NamedTuple):
     block   : returns the initial block of a rank, which is not written to during the product.
     buffers : returns the buffers of a rank, which have the size and the slots of this rank's buffers.
     fence   : `NodeMemory.fence`, to call before a signal is sent and after one has arrived.
-    axis    : the axis along which the panels of a block lie side by side: 0, or 1.
+    axis    : the axis, 0 or 1, along which the panels of a block are adjacent.
     """
 
     block: Callable[[int], Array]
@@ -35,9 +35,9 @@ class Neighbours(NamedTuple):
 class PullShift(RingShift):
     """Shifts blocks around a ring of ranks of a node, in device memory, by copies in the transfer stream.
 
-    Initial blocks are read where they lie.  A later panel is copied after a signal of its owner that the panel is
-    complete, and its buffer is rewritten after a signal of its reader that the copy is complete.  With three slots or
-    more, neighbours send each signal in an earlier step than the wait for it: no ranks wait for each other in a circle.
+    Initial blocks are read in place.  A later panel is copied after a signal of its owner that the panel is complete,
+    and its buffer is rewritten after a signal of its reader that the copy is complete.  With three slots or more,
+    neighbours send each signal in an earlier step than the wait for it, so that there is no deadlock around the ring.
     """
 
     def __init__(self, *args: Any, near: Neighbours, **options: Any) -> None:
@@ -46,7 +46,7 @@ class PullShift(RingShift):
         self._near = near
 
     def _pack(self, panel: BlockPanel, at: int) -> None:
-        """Leave the initial block where it is: the neighbour reads rows and columns of any strides."""
+        """Do nothing: the neighbour reads the initial block in place, with any strides."""
 
     def _receive(self, panel: BlockPanel, at: int, source: int, number: int) -> list[Arrival]:
         shape, words = panel.array.shape, panel.array.size
@@ -87,7 +87,7 @@ class PullShift(RingShift):
 
 
 class _Copied:
-    """Completes with a copy that is started when a signal has arrived."""
+    """A copy that starts when a signal has arrived."""
 
     def __init__(self, ready: MPI.Request, copy: Callable[[], Arrival]) -> None:
         self._ready, self._copy = ready, copy

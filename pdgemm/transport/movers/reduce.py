@@ -21,10 +21,10 @@ _ADD = Combine(1, 1)
 
 
 class Sum:
-    """An arrival: receives a part from each of `sources` in turn and adds it to `total`; complete when all are added.
+    """An `Arrival` that receives a part from each of `sources` in turn, adds it to `total`, and then is complete.
 
     arriving : workspace of the size of `total`.   staged : the same on the host, where MPI is not GPU-aware.
-    empty    : `total` has no elements yet, and the first part becomes the total; on the host.
+    empty    : `total` is not initialised, and the first part is copied to it; only on the host.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ def sums_of_others(
 ) -> list[Any]:
     """Start adding the partial sums of the other ranks for this rank to `mine`, from the rank before this one on.
 
-    Arguments as of `Sum` and `reduce_scatter`.   Returns arrivals to track, none where `mine` is empty.
+    Arguments as in `Sum` and `reduce_scatter`.   Returns arrivals to track; [] if `mine` is empty.
     """
     if not mine.size:
         return []

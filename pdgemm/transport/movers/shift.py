@@ -16,7 +16,7 @@ def send(comm: MPI.Comm, panel: Any, to: int, recorder: Recorder, tag: int = 0) 
     """Start sending a panel; return the requests after which it may be rewritten.
 
     panel : flat and contiguous; an empty panel is not sent, a large panel in pieces of LARGEST_MESSAGE_BYTES.
-    tag : a tag of its own among the panels in flight, where panels may be sent in any order.
+    tag : if panels may be sent in any order, the panel's own tag among the panels in flight.
     """
     recorder.synchronize_copies()
     leaving = []

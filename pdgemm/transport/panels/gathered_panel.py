@@ -1,7 +1,4 @@
-"""Panels that one rank factors: the owner of the diagonal block gathers their rows, and sends them back factored.
-
-And panels that all ranks gather, and factor or apply.
-"""
+"""Panels that are gathered: on the owner of the diagonal block, which factors and scatters them, or on all ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ class GatheredPanels:
     """Gathers the rows of a panel of A, from the panel's first row on, from its grid column, and scatters them back.
 
     The owner of a panel calls `gather` and then `spread`, the other ranks `lend`.  The owner has the whole panel in X,
-    column-major, in the row order of `panel_schedule.gathered_rows`; rows beneath the panel in X go to all ranks.
+    column-major, in the row order of `panel_schedule.gathered_rows`; rows beneath the panel in X are sent to all ranks.
     One buffer X per rank is enough if each rank reads its rows of one panel before it signals that its rows of the
     next panel may be read.
     """
@@ -54,7 +51,7 @@ class GatheredPanels:
         task.copied()
 
     def spread(self, panel: Panel, X: Array, own: Array, slot: Slot) -> None:
-        """Publish to each other rank its rows of X and the rows beneath the panel; own := those of this rank."""
+        """Publish to each other rank its rows of X and the rows beneath the panel; own := the same for this rank."""
         task, parts, others = self._task, panel_slabs(self._rows, panel), self._schedule.members(panel)[1:]
 
         def packed(r: int, buffer: Array) -> Array:
@@ -111,8 +108,8 @@ def gathered_window(
 ) -> np.ndarray:
     """Return a window of a matrix on all ranks, in the buffer "reflectors" on the host.  Collective over the grid.
 
-    name, layout : of the matrix.   gathering : the `window_gathering` of the window, by way of the buffer "gathered".
-    rows, cols : where the window starts and stops.   order : the memory order of the result.
+    name, layout : the matrix's.   gathering : `window_gathering` of the window; it uses the buffer "gathered".
+    rows, cols : (start, stop) of the window.   order : the memory order of the result.
     """
     ends, parts = gathering.offsets.tolist(), task.workspace["gathered"][: gathering.words]
     window = column_buffer(rows[1] - rows[0], order, cols[1] - cols[0], task.workspace["reflectors"])

@@ -100,7 +100,7 @@ class InPlace(Task[Planned]):
         yield from [slice(0, length)] * (length > 0)  # reads in place need no progress of messages
 
     def announce(self, comm: MPI.Comm, readers: Sequence[int], slot: Slot) -> None:
-        """Signal readers on this node: this rank has written the data that they read, and read what they overwrite."""
+        """Signal readers on this node: this rank has written their data, and has read the data that they overwrite."""
         self.finish_products()
         self.recorder.synchronize_copies()
         self.peers.memory.fence()

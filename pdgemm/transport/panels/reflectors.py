@@ -1,8 +1,8 @@
-"""Reflectors I - V T V^H of panels: gathered to be factored, kept in a grid column, broadcast along grid rows.
+"""Reflectors I - V T V^H of panels: gathered to be factored, stored in a grid column, broadcast along grid rows.
 
 V and T of a panel are in one array, V above T.  On the owner of the panel this array has all rows of V, grouped by grid
-row, its own grid row first; on each rank of the owner's grid column it has the rows of V of this rank, and in this form
-it travels along the grid row.
+row, its own grid row first; on each rank of the owner's grid column it has the rank's rows of V, and in this form it is
+broadcast along the grid row.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pdgemm.transport.panels.task import ADDENDS, PANEL, SUMS, Copies, Task
 
 
 class Reflectors:
-    """Holds the reflectors of two panels, one in use and one in flight, and keeps those of this rank's grid column.
+    """The reflectors of two panels, one in use and one in flight, and all reflectors of this rank's grid column.
 
     One buffer "gathered" is enough: before its owner gathers another panel in it, the owner takes part in a column sum
     with all readers of the last panel, and these take part only after they have read that panel.
     """
 
     def __init__(self, task: Task[HouseholderSchedule], stay: bool = False) -> None:
-        """stay : the rows of A that were lent are overwritten with rows of V, instead of zeros."""
+        """stay : after a panel is factored, its rows in A are overwritten with rows of V, instead of zeros."""
         self._task, self._plan, (self._i, self._j), self._stay = task, task.schedule, task.grid.coords, stay
         self._gathered = GatheredPanels(task)
         self._slots = task.slots("panels", "parts")
@@ -42,7 +42,7 @@ class Reflectors:
         return self._split(self._arrived[number % 2], self._plan.steps[number])
 
     def free(self, number: int) -> None:
-        """Wait until the slot of a panel is free: the panel that used it before is not sent any more."""
+        """Wait until the slot of a panel is free: the sends of the panel that used it before are complete."""
         self._task.free(self._slots[number % 2])
 
     def wait(self, number: int) -> None:
@@ -69,7 +69,7 @@ class Reflectors:
             self._task.finish_products()  # V and T are sent from where a device computes them
 
     def travel(self, number: int, again: bool = False) -> None:
-        """Start to broadcast V and T along grid rows; the first time, the owner's grid column gets them before that."""
+        """Start to broadcast V and T along grid rows; at first, scatter them in the owner's grid column before that."""
         panel, slot = self._plan.steps[number], self._slots[number % 2]
         if again:
             self.free(number)

@@ -48,12 +48,12 @@ READY = 1 << 14  # of the signals that a panel may be read; all other tags are s
 
 
 class Swap:
-    """Each call gives the other ranks the current elements of parts of this rank's buffer, and takes theirs.
+    """A repeated exchange: each call sends parts of this rank's buffer to the other ranks, and receives theirs.
 
-    leaving, coming : messages by rank; where arrays are read in place they are empty: signals.
-    arrays : by rank, the part of that rank's buffer that this rank takes, current after each call.  Where it is read in
-        place, it stays so until its owner hears from this rank again.
-    traffic : of one call.   fence : orders reads and writes of memory that is read in place, and signals.
+    leaving, coming : messages by rank; empty messages, signals, if arrays are read in place.
+    arrays : by rank, the part of that rank's buffer that this rank receives, up to date after each call.  If it is read
+        in place, its owner does not change it before this rank's next signal.
+    traffic : the traffic of one call.   fence : orders reads and writes in place with signals.
 
     A call costs about 2 us beyond the time of its messages: these are persistent requests of MPI.
     """
@@ -95,7 +95,7 @@ class Task(Generic[Planned]):
     """The state of one rank in a panel algorithm, and the transport of its panels; `InPlace` is another transport.
 
     arrays    : this rank's local arrays by name, in the layouts of the schedule.
-    grid      : the process grid; panels travel along its rows and columns.
+    grid      : the process grid; panels are sent along its rows and columns.
     workspace : the buffers of the schedule; no other large array is allocated.
 
     All ranks of a grid row or column call `bring` for a panel; in a grid column some ranks `publish` parts of their
@@ -109,7 +109,7 @@ class Task(Generic[Planned]):
     workspace: dict[str, Any]
     transfers: Transfers
     recorder: Recorder
-    error: MemoryError | None = field(default=None, init=False)  # of a computation of this rank
+    error: MemoryError | None = field(default=None, init=False)  # raised in a computation of this rank
 
     def bring(
         self, line: Line, root: int, name: str, part: Part, buffer: Array, slot: Slot, tag: int, ready: bool = False
@@ -136,7 +136,7 @@ class Task(Generic[Planned]):
         return x
 
     def bring_transposed(self, panel: Panel, rows: Array, name: str, into: Array, buffer: Array, slot: Slot) -> Copies:
-        """Start to bring to each rank those rows of a panel that have the indices of its own columns behind the panel.
+        """Start to send each rank the rows of a panel that have the indices of the rank's columns behind the panel.
 
         rows : this rank's rows of the panel, which may be in flight.
         into : one row of the panel for each column of this rank behind the panel.
@@ -210,9 +210,9 @@ class Task(Generic[Planned]):
     def swap(self, name: str, out: Mapping[int, slice], into: Mapping[int, slice], tag: int) -> Swap:
         """Prepare an exchange among all ranks of the grid, each of which has a buffer of this name, a vector.
 
-        out  : by rank, the part of this rank's buffer that the rank gets.
-        into : by rank, the part of the rank's buffer that this rank gets.  Both have all other ranks.
-        The buffers of a schedule that sends have space for these parts under the name + " of others".
+        out  : by rank, the part of this rank's buffer that is sent to it.   into : by rank, the part of its buffer that
+            this rank receives.  Both have all other ranks.
+        If parts are sent, they are received in the buffer "{name} of others".
         """
         own, buffer, arrays = self.workspace[name], self.workspace[f"{name} of others"], dict[int, Array]()
         for rank, part in into.items():
@@ -230,16 +230,16 @@ class Task(Generic[Planned]):
             carry_out(collective, self.grid.comm, [vector], self.recorder.traffic)
 
     def release(self, owners: Sequence[int], slot: Slot) -> None:
-        """Signal owners in the grid column that their arrays were read; the slot waits for the owners' same signals."""
+        """Signal owners in the grid column that their arrays were read; the slot waits for their signals in return."""
 
     def finish(self) -> None:
         """Wait until no rank reads the arrays of another rank.  Collective over the grid."""
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Enter the phase of computations; where memory lacks in one, keep the error, which all ranks raise at the end.
+        """Enter the phase of computations; store a MemoryError, which all ranks raise at the end.
 
-        Until then the algorithm goes on, with any elements: other ranks wait for messages of this rank.
+        Until then the algorithm continues, with undefined elements: other ranks wait for messages of this rank.
         """
         try:
             with self.recorder.phase("compute"):

@@ -374,7 +374,7 @@ def test_epilogues(comm: Any, where: str) -> None:
         A, B, C = batch(A), batch(B), batch(C0)
         wrong: Any
         for error, message, wrong in (
-            (LayoutError, "item 0 of residual is 1 x 6, of C 4 x 6", Epilogue(residual=batch(rows))),
+            (LayoutError, "item 0 of residual is 1 x 6, and of C 4 x 6", Epilogue(residual=batch(rows))),
             (LayoutError, r"bias has the shape \(5,\)", Epilogue(bias=np.ones(5))),
             (DTypeError, "bias is a number, an array, .*; got list", Epilogue(bias=[1.0])),  # type: ignore[arg-type]
             (ArgumentError, "C shares memory with residual", Epilogue(residual=C)),

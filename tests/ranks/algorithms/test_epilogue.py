@@ -243,7 +243,7 @@ def test_bad_input_is_one_error_on_all_ranks(comm: Any, grids: list[Any]) -> Non
         (ArgumentError, "aux shares memory with A", {"aux": A}),
     ]
     if comm.size > 1:
-        cases.append((LayoutError, "aux has the layout of C", {"aux": other}))
+        cases.append((LayoutError, "aux must have the layout of C", {"aux": other}))
     for error, message, epilogue in cases:
         with pytest.raises(error, match=message):
             pdgemm(1, A, A, 0, C, epilogue=Epilogue(**epilogue))

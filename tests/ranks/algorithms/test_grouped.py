@@ -207,7 +207,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
             (ArgumentError, rf"groups are 0 to {count - 1}.*rank {last}.*got {count}", lambda: plan_grouped(X, bad, W)),
             (ArgumentError, f"groups are 0 to {count - 1}", lambda: matmul_grouped(X, W, bad, Y)),
             (ArgumentError, r"-1 for none.*got -2", lambda: plan_grouped(X, g - 2, W)),
-            (LayoutError, r"groups has shape \(4,\) or \(4, k\)", lambda: plan_grouped(X, few, W)),
+            (LayoutError, r"groups must have shape \(4,\) or \(4, k\)", lambda: plan_grouped(X, few, W)),
             (LayoutError, r"got \(4, 0\)", lambda: plan_grouped(X, g.reshape(4, 1)[:, :0], W)),
             (DTypeError, "groups are integers.*float64", lambda: plan_grouped(X, g * 1.0, W)),
             (LayoutError, "owner is one of", lambda: plan_grouped(X, g, [comm.size])),
@@ -231,7 +231,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
             (ArgumentError, "Y is read-only", lambda: matmul_grouped(X, W, g, frozen)),
             (LayoutError, "have other owners", lambda: matmul_grouped(X, fewer, routing)),
             (DTypeError, "are a Batch, got NoneType", lambda: routing.to_rows(None)),  # type: ignore[arg-type]
-            (LayoutError, "have not the owners and the rows", lambda: routing.to_rows(W)),
+            (LayoutError, "do not match the groups", lambda: routing.to_rows(W)),
             (LayoutError, "the rows of groups have 3 elements", lambda: routing.to_rows(routing.to_groups(X), Y)),
             (LayoutError, "X has .* rows", lambda: routing.to_groups(twice[0])),
         ]  # fmt: skip

@@ -259,10 +259,10 @@ def test_redistributed_matrices_have_their_bits(
             Y = view.redistribute(block=7, protect="repair")
             found = Y.to_global()
             assert comm.rank or np.array_equal(found, right)
-            assert comm.rank or "it is done again" in capfd.readouterr().err
+            assert comm.rank or "the redistribution is repeated" in capfd.readouterr().err
     for protect, times, of in (("detect", 1, 1), ("repair", 99, 1), ("repair", 1, 0)):
         planned |= {"bit": 3, "times": times, "of": of}
-        with pytest.raises(CorruptionError, match="was redistributed, and its elements are not what they were"):
+        with pytest.raises(CorruptionError, match="was redistributed, and its elements have changed"):
             X.redistribute(block=7, protect=protect)
         planned |= {"times": 0}
     with pytest.raises(ArgumentError, match="protect compares bits"):

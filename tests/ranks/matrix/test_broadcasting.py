@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_refused_on_all_ranks(comm: Any, grid: Any) -> None
     with pytest.raises(LayoutError, match="the product of 6 x 4"):
         A @ np.zeros(6)
     for options in ({"out": A}, {"grid": grid}, {"block": 2}):
-        with pytest.raises(ArgumentError, match="like has a layout"):
+        with pytest.raises(ArgumentError, match="like determines the layout"):
             A.redistribute(like=A, **options)
     with pytest.raises(LayoutError, match="shapes differ"):
         A.redistribute(like=B)

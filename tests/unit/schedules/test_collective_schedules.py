@@ -114,11 +114,11 @@ def test_bad_arguments() -> None:
 
     for arguments, message in (
         (("all_reduced", "ring"), "collective operations are all_reduce, .*; got 'all_reduced'"),
-        (("all_reduce", "rings"), "all_reduce is known by tree, ring, .*; got 'rings'"),
-        (("all_reduce", "ring", 3), "all_reduce of 3 ranks is of 3 parts of >= 0 words"),
-        (("all_to_all", "bruck", 2), "all_to_all of 2 ranks is of 4 parts"),
-        (("all_gather", "ring", 2, (1, -1)), "of >= 0 words"),
-        (("broadcast", "two-level", 3, (1, 1, 1), (0, 0, 1)), "takes several nodes of as many ranks each"),
+        (("all_reduce", "rings"), "algorithms of all_reduce are tree, ring, .*; got 'rings'"),
+        (("all_reduce", "ring", 3), "all_reduce on 3 ranks needs 3 counts >= 0"),
+        (("all_to_all", "bruck", 2), "all_to_all on 2 ranks needs 4 counts"),
+        (("all_gather", "ring", 2, (1, -1)), "counts >= 0"),
+        (("broadcast", "two-level", 3, (1, 1, 1), (0, 0, 1)), "needs several nodes with equally many ranks"),
     ):
         with pytest.raises(ArgumentError, match=message):
             collective(*arguments)
