@@ -15,7 +15,7 @@ indices; the window of indices 3 to 8 above is n = 6, source = 2, skip = 1:
     local index     0 | 0 1 | 0 1 | 1
 
 (A first block that is longer than the others, as ScaLAPACK's descriptors allow, has a negative skip.)
-So a submatrix needs no class of its own: its distribution is again block-cyclic, and its local arrays are
+So a submatrix does not need a separate class: its distribution is again block-cyclic, and its local arrays are
 slices of the local arrays of the matrix.
 
 Every function takes one index or an array of indices.  Part -1 is a rank outside the grid, which holds no elements.

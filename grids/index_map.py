@@ -266,7 +266,7 @@ class IndexPairs:
         return np.bincount(pair, minlength=a.parts * b.parts).reshape(a.parts, b.parts)
 
     def maps(self, a: BlockCyclic, b: BlockCyclic, part: int, by_target: bool) -> Iterator[tuple[int, IndexMap]]:
-        """Yield peer parts and maps as `index_maps` does, for the pairs alone.  Each map has the order of the pairs."""
+        """Yield peer parts and maps as `index_maps` does, only for the pairs.  Each map has the order of the pairs."""
         sides = (a, self.source), (b, self.target)
         (theirs, other), (mine, own) = sides if by_target else sides[::-1]
         held = np.flatnonzero(mine.owner(own) == part)

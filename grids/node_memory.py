@@ -25,7 +25,7 @@ WHERE = "/dev/shm"  # file system of Linux for memory that processes share
 ZERO = "/dev/zero"  # source of the zeros that fill memory
 _LEAST = 1 << 22  # bytes per rank: of the smallest window, and left free for MPI, whose own windows also grow
 _PATIENCE = 1e-3  # seconds of waiting without sleep; a rank that waits longer leaves its core to other ranks
-_NAP = 2e-4  # seconds; with naps as short as those of `poll_until`, and later ones, uneven ranks take 15% longer
+_NAP = 2e-4  # seconds; with shorter, later naps, as in `poll_until`, ranks with uneven work take 15% longer
 _LEVELS = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)  # 0 to 3 in Open MPI
 
 
@@ -35,7 +35,7 @@ class NodeMemory:
     Each rank allocates in its own part of the window of the node, without communication; the other ranks find an array
     by its offset (`where`, `array`).  The window is sparse: an array gets all its pages from the system when it is
     allocated, first touched by its owner.  When nothing refers to the array any more, its pages return to the system,
-    except a few pages that are kept for the next array.
+    except a few pages that are cached for the next array.
 
     limit   : the largest number of bytes of the whole window.
     oversubscribed : whether there are more ranks than cores; then a rank that waits for long sleeps.
@@ -57,7 +57,7 @@ class NodeMemory:
     def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> np.ndarray:
         """Allocate an array that the other ranks of the node can read.  Local.
 
-        Raises NodeMemoryError where too little memory is free.
+        Raises NodeMemoryError if too little memory is free.
         """
         if self.alone:
             return np.empty(shape, dtype, order)  # type: ignore[call-overload]
@@ -129,7 +129,7 @@ def _complete(request: MPI.Request) -> None:
 
 
 class _Window:
-    """One MPI-3 shared window for all arrays of a set of ranks, created once and kept to the end of the program.
+    """One MPI-3 shared window for all arrays of a set of ranks, created once and freed at the end of the program.
 
     MPI libraries allow a limited number of windows, creating and freeing them is collective, and an array must not
     outlive its window.
@@ -142,7 +142,7 @@ class _Window:
         try:
             with silent_ucx(), Wait(ordered):
                 self._window = MPI.Win.Allocate_shared(size, 1, info, ordered)
-        except MPI.Exception as bad:  # perhaps on this rank only: the others would wait for this rank for ever
+        except MPI.Exception as bad:  # perhaps only on this rank: the others would wait for it for ever
             if failures.detector.guards() and failures.is_of_failure(bad):
                 raise
             say(
@@ -167,8 +167,8 @@ def _window(node: MPI.Intracomm, limit: float) -> _Window | None:
     if MPI.UNDEFINED in key:  # ranks of another MPI.COMM_WORLD
         return None
     if key not in _windows:
-        # half of the free bytes, because other jobs need memory, too, and MPI libraries have been seen to hang where a
-        # window does not fit; what earlier windows may still take is free, because no array is given pages that lack
+        # half of the free bytes, because other jobs need memory, too, and MPI libraries have been seen to hang if a
+        # window does not fit; pages that earlier windows may still take count as free: each array checks for free pages
         most = min(_free_bytes() / 2, limit) / node.size
         size = int(node.allreduce(most, MPI.MIN)) // PAGE * PAGE
         if size < _LEAST:
@@ -178,7 +178,7 @@ def _window(node: MPI.Intracomm, limit: float) -> _Window | None:
 
 
 def abandon(failed: Container[int]) -> None:
-    """Return the memory of failed ranks (of MPI.COMM_WORLD) to the system, which no rank reads any more.  Local."""
+    """Return the memory of failed ranks (of MPI.COMM_WORLD), which is not read any more, to the system.  Local."""
     for ranks, window in _windows.items():
         for rank, part in zip(ranks, window.parts):
             if rank in failed:
@@ -236,7 +236,7 @@ def _exchange_variable(name: bytes, value: int) -> int | None:
         return None
     try:
         library = ctypes.CDLL(MPI.__file__)
-        level = _LEVELS.index(MPI.Query_thread())  # Open MPI would take a lower level for all of MPI
+        level = _LEVELS.index(MPI.Query_thread())  # Open MPI would apply a lower level to all of MPI
         if library.MPI_T_init_thread(level, ctypes.byref(ctypes.c_int())):
             return None
     except (OSError, AttributeError):

@@ -14,7 +14,7 @@ class Draft:
     """The stages of a program that is being planned: each function that would communicate adds a stage instead.
 
     machine    : the machine for which products are planned; None: the machine on which the ranks run.
-    iterations : the number to plan where the elements decide it; None: the number that most matrices take.
+    iterations : the number of iterations to plan if it depends on elements; None: the number that most matrices take.
     """
 
     def __init__(self, machine: Any = None, iterations: int | None = None) -> None:
@@ -27,7 +27,7 @@ class Draft:
 
 
 class Echo:
-    """A stand-in for a communicator whose ranks all do the same: this rank is rank 0, and receives its own values."""
+    """A substitute for a communicator: this rank is rank 0, and receives its own values as those of all ranks."""
 
     rank, handle = 0, 0
 

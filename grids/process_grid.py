@@ -21,7 +21,7 @@ from pdgemm.support.failures import tracked
 from pdgemm.support.json_input import Count, Size, variable
 
 Value = TypeVar("Value")
-WORK_GRIDS = 8  # grids that are kept for later products; each has three communicators
+WORK_GRIDS = 8  # grids that are cached for later products; each has three communicators
 
 
 class ProcessGrid:
@@ -124,7 +124,7 @@ class ProcessGrid:
         return kept[key]
 
     def _reshaped(self, shape: tuple[int, int], layers: int, rank_map: tuple[int, ...]) -> ProcessGrid:
-        """Return a grid of another shape; its row, column and depth communicators are this grid's until `_connect`."""
+        """Return a grid of another shape, with this grid's row, column and depth communicators until `_connect`."""
         grid = _same(self)
         for name in ("T", "_places", "rank_map"):
             grid.__dict__.pop(name, None)
@@ -140,7 +140,7 @@ class ProcessGrid:
     draft: Any = None  # on a `PlannedGrid`: the `Draft` that collects the stages instead of running them
 
     def expected(self, value: Value, planned: Value) -> Value:
-        """Return `value`, which the elements of matrices decide; on a `PlannedGrid`, `planned`, the usual value."""
+        """Return `value`, which depends on elements of matrices; on a `PlannedGrid`, `planned`, the usual value."""
         return value
 
     def iterations(self, most: int, usual: int) -> int:
@@ -218,7 +218,7 @@ class ProcessGrid:
         """Return `rank_map` as ranks of the other grid's communicator; None if the communicators have different ranks.
 
         part : the other communicator may have more ranks; None if it lacks a rank that has a position in this grid.
-        Raises GridError where a program is planned on one of the two grids only.
+        Raises GridError if only one of the two grids is a `PlannedGrid`.
         """
         check_not_freed(self.comm)
         if self.comm is not other.comm:
@@ -272,7 +272,7 @@ class ProcessGrid:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        # an exception may be raised on this rank alone; `free` is collective and would wait for the other ranks
+        # an exception may be raised only on this rank; `free` is collective and would wait for the other ranks
         if kind is None:
             self.free()
 
@@ -291,15 +291,15 @@ class _Shared:
     """The duplicate of a communicator that all grids of the communicator use, and the nodes of its ranks."""
 
     def __init__(self, comm: MPI.Intracomm, ranks_per_node: int | None, node_bytes: float) -> None:
-        """Create the duplicate, and keep it in `comm`.  Collective.
+        """Create the duplicate, and store it as an attribute of `comm`.  Collective.
 
-        ranks_per_node : how many consecutive ranks count as a node; None: as many as share memory.
+        ranks_per_node : the number of consecutive ranks that are treated as a node; None: all ranks that share memory.
         node_bytes     : the largest number of bytes that the ranks of a node share.
         """
         self.comm = tracked(comm.Dup())
         self.group = self.comm.Get_group()
         watchdog.answer_questions(self.comm)
-        self.grids = 0  # that have not been freed
+        self.grids = 0  # number of grids that have not been freed
         self.work_grids: dict[Any, ProcessGrid] = {}
         self.node = tracked(MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED)))
         with together(self.comm):  # a BLAS may be missing on some nodes
@@ -336,7 +336,7 @@ def _members(ranks: Sequence[int], size: int) -> list[int]:
     """Return the ranks of a grid.  Raises GridError where a rank is listed twice or is not in the communicator."""
     members = [index(rank) for rank in ranks]
     if len(set(members)) < len(members) or not members or not 0 <= min(members) <= max(members) < size:
-        raise GridError(f"the ranks of a grid are different numbers from 0 to {size - 1}, got {members}")
+        raise GridError(f"the ranks of a grid must be different numbers from 0 to {size - 1}, got {members}")
     return members
 
 
@@ -384,8 +384,8 @@ _default: list[ProcessGrid] = []  # the grid of all ranks, after the first call 
 def default_grid() -> ProcessGrid:
     """Return the most nearly square grid of all ranks, created at the first call.  Collective over MPI.COMM_WORLD.
 
-    The grid is kept to the end of the program, and created again if it was freed.  A program that continues with fewer
-    ranks (`pdgemm.resilient`) passes the grid of each step itself.
+    The grid is reused until the end of the program, and created again if it was freed.  A program that continues with
+    fewer ranks (`pdgemm.resilient`) passes the grid of each step itself.
     """
     if not _default or not _default[0].comm:
         _default[:] = [ProcessGrid()]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 PAGE = 1 << 21  # bytes of a huge page, to which large blocks are aligned
-KEPT = 1 << 26  # freed bytes that keep their pages for the next block, because the system is slow to find new pages
+KEPT = 1 << 26  # most freed bytes whose pages are cached for the next block, because the system is slow to find pages
 
 
 class Heap:

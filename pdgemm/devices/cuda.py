@@ -28,7 +28,7 @@ from pdgemm.support.waits import Wait, poll_until
 
 _COMPUTE_TF32 = 77
 _SUMS_IN_FULL = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial sums are not rounded to a 16-bit C
-_PINNED = 1 << 30  # bytes of pinned memory that are kept for the next product
+_PINNED = 1 << 30  # bytes of pinned memory that are cached for the next product
 _NOT_READY = 600  # cudaErrorNotReady
 _OP = {b"N": 0, b"T": 1, b"C": 2}
 _memory_errors = kernels.memory_errors({cublas.CUBLASError: 3})  # CUBLAS_STATUS_ALLOC_FAILED

@@ -26,16 +26,16 @@ _HANDLE_WORDS = 8  # words of eight bytes in an IPC handle
 _BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID: the number of an allocation, never used twice in a process
 _IS_IPC_CAPABLE = 10  # CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: plain cudaMalloc
 _MAPPINGS = 32  # allocations of other ranks that stay mapped, or as many as one product uses
-_FAILURES = runtime.CUDARuntimeError, MemoryError, OSError  # of one rank: no rank reads in place then
-_UNUSED = 8  # products that may leave a mapped allocation unused before it is unmapped
-_SHORT = 10  # the memory of a GPU is short where less than one part in so many is free: one product may then do so
+_FAILURES = runtime.CUDARuntimeError, MemoryError, OSError  # if one rank raises them, no rank reads in place
+_UNUSED = 8  # products without use after which a mapped allocation is unmapped
+_SHORT = 10  # a GPU is short of memory if less than 1/_SHORT is free: then allocations are unmapped after one product
 
 
 class IpcMemory:
     """GPU memory that the ranks of a node map into their address space, allocation by allocation; see `NodeMemory`.
 
     Allocations stay mapped for the next products, as in UCX, although CuPy's pool may return unused allocations to the
-    driver meanwhile: a mapping is reused only if the allocation has the same number, which comes with its handle.
+    driver meanwhile: a mapping is reused only if the allocation has the same number, which is sent with its handle.
     """
 
     def __init__(self, node: MPI.Intracomm, device: Device) -> None:
@@ -73,7 +73,7 @@ class IpcMemory:
     def map_all(self, places: Sequence[Sequence[Sequence[int]]]) -> None:
         """Map the allocations of arrays.  Collective over the node: raises MappingError on all its ranks if one fails.
 
-        places : by rank of the node, `where` of each array.   After a failure `reach` says that nothing is read.
+        places : by rank of the node, `where` of each array.   After a failure `reach` returns that ranks cannot read.
         """
         if self.alone:
             return
@@ -86,7 +86,7 @@ class IpcMemory:
                                 _mappings.find(np.array(handle, np.int64).tobytes(), number)
                 except _FAILURES as bad:
                     where = f"rank {self.node.rank} of the node cannot map the GPU memory of rank {rank}"
-                    raise MappingError(f"{where}: {bad}; from now on ranks send what they would read") from None
+                    raise MappingError(f"{where}: {bad}; from now on ranks send messages instead") from None
         except MappingError:
             self.failed = True
             raise
@@ -110,7 +110,7 @@ def discover_peers(device: Device, grid: ProcessGrid) -> None:
     """Determine once how the ranks of the grid access each other's GPU memory.  Collective over the grid."""
     if grid.memory in _known:
         return
-    aborts = cuda_nccl.aborts()  # also ends what was left behind in a grid of which a rank has failed
+    aborts = cuda_nccl.aborts()  # also ends operations that were left in a grid after the failure of a rank
     gpu = runtime.deviceGetPCIBusId(runtime.getDevice())
     places = grid.comm.allgather((grid.nodes[grid.comm.rank], f"{MPI.Get_processor_name()} {gpu}"))
     memory = IpcMemory(grid.node, device)
@@ -170,7 +170,7 @@ def _maps(memory: IpcMemory, device: Device) -> bool:
     node = memory.node
     if memory.alone:
         return True
-    mine, where, seen = None, None, False  # `mine` is kept until all ranks have read it
+    mine, where, seen = None, None, False  # `mine` is not freed until all ranks have read it
     with suppress(*_FAILURES):
         mine = device.to_device(np.full(1000, node.rank, np.int64), "C")
         where = memory.where(mine) if capable(mine) else None
@@ -188,7 +188,7 @@ def _maps(memory: IpcMemory, device: Device) -> bool:
 class _Mapping:
     """An allocation of another rank, mapped until it is closed, or until this object and all arrays in it are deleted.
 
-    number : of the allocation, which comes with its handle.
+    number : the number of the allocation, which is sent with its handle.
     """
 
     def __init__(self, handle: bytes, number: int) -> None:
@@ -208,9 +208,9 @@ class _Mapping:
 class _Mappings:
     """A cache of mapped allocations of other ranks, because mapping an allocation takes as long as a small product.
 
-    An allocation that its owner has returned to the driver stays mapped until its handle is seen again with the number
-    of another allocation, or more than _UNUSED products do not use it (one, where the memory of a GPU is short), or the
-    cache needs its place, or a rank lacks memory.
+    An allocation that its owner has returned to the driver stays mapped until its handle is received with the number of
+    another allocation, more than _UNUSED products have not used it (one if a GPU is short of memory), the cache is
+    full, or a rank runs out of memory.
     """
 
     def __init__(self) -> None:
@@ -225,14 +225,14 @@ class _Mappings:
             self._mapped.popitem(last=False)
 
     def clear(self) -> None:
-        """Unmap all allocations in which no array lies."""
+        """Unmap all allocations that are not used by an array."""
         self._mapped.clear()
 
     def find(self, handle: bytes, number: int) -> _Mapping:
         mapping = self._alive.get(handle)
         self._mapped.pop(handle, None)
         if mapping and mapping.number != number:
-            mapping.close()  # CUDA maps a handle once; no array in the old allocation, which was freed, is read again
+            mapping.close()  # CUDA maps a handle once; the old allocation was freed, so its arrays are not read again
             mapping = None
         mapping = self._alive[handle] = mapping or _Mapping(handle, number)
         self._mapped[handle] = self._turn, mapping

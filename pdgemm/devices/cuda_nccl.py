@@ -1,8 +1,8 @@
 """NCCL: one NCCL communicator for each MPI communicator that is used with NCCL, and a test whether NCCL works.
 
-An operation of NCCL whose other ranks do not come waits for ever on the device.  So the host polls where it waits for a
-device (`check`): where NCCL reports an error, where another rank tells of one, or where MPI reports a failed rank, all
-NCCL communicators of this rank are aborted, which ends their operations, and the other ranks are told.
+An operation of NCCL that other ranks do not take part in never ends on the device.  So the host polls while it waits
+for a device (`check`): if NCCL, another rank or MPI reports an error, all NCCL communicators of this rank are aborted,
+which ends their operations, and the other ranks are informed.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _PATIENCE = 60.0  # seconds after which an attempt to use NCCL is abandoned
 
 
 def wanted(comm: MPI.Intracomm) -> bool:
-    """Return whether all ranks have NCCL, and PDGEMM_NCCL does not say no.  Collective over comm."""
+    """Return whether all ranks have NCCL, and PDGEMM_NCCL is not "no".  Collective over comm."""
     said = yes_or_no("PDGEMM_NCCL", comm)
     return comm.allreduce(said is not False and bool(libnccl.available), MPI.LAND)
 
 
 class _NotInTimeError(DeviceError):
-    """NCCL has not answered in time."""
+    """NCCL has not started in time."""
 
 
 def nccl_arrives(comm: MPI.Intracomm, device: Device) -> bool:
@@ -151,11 +151,11 @@ def _pointer(device: Device) -> int:
 
 
 class _Communicator:
-    """The NCCL communicator of the ranks of an MPI communicator, whose attribute this object is.  Collective.
+    """The NCCL communicator of the ranks of an MPI communicator; an attribute of the latter.  Collective.
 
     failure : the reason why NCCL's communicator was aborted; "" as long as it can be used.
 
-    The ranks tell each other of failures over a duplicate, because a receive on `comm` may match any tag.
+    Failures are sent over a duplicate of `comm`, because a receive on `comm` may match any tag.
     """
 
     def __init__(self, comm: MPI.Comm, nccl: Any) -> None:
@@ -176,7 +176,7 @@ class _Communicator:
             raise DeviceError(f"NCCL fails on rank {me}, in its communicator of {ranks}: {bad}") from None
 
     def abort(self, reason: str) -> None:
-        """Tell the other ranks the reason, and end the operations of this rank on the device.  Local."""
+        """Send the reason to the other ranks, and end the operations of this rank on the device.  Local."""
         self.failure = reason
         _alive.remove(self)
         with suppress(MPI.Exception):  # a rank has failed
@@ -185,7 +185,7 @@ class _Communicator:
             self.nccl.abort()
 
     def destroy(self) -> None:
-        if not self.failure:  # else messages may still come
+        if not self.failure:  # else messages may still arrive
             _alive.remove(self)
             self.nccl.destroy()
             free_communicator(self._notices)
@@ -202,16 +202,16 @@ def may_be_waiting() -> bool:
 
 
 def aborts() -> int:
-    """Return how often this rank has aborted its NCCL communicators, after a look whether it has to.  Local."""
-    with suppress(DeviceError, MPI.Exception):  # which this rank raises where it waits
+    """Abort the NCCL communicators if necessary, and return the number of aborts on this rank so far.  Local."""
+    with suppress(DeviceError, MPI.Exception):  # this rank raises them where it waits
         check()
     return len(_aborts)
 
 
 def check() -> None:
-    """Abort all NCCL communicators of this rank, and raise DeviceError, where NCCL has failed on any rank.  Local.
+    """If NCCL has failed on any rank, abort all NCCL communicators of this rank, and raise DeviceError.  Local.
 
-    Raises MPI.Exception, likewise, where a rank has failed.
+    If a rank has failed, do the same, but raise MPI.Exception.
     """
     try:
         for communicator in _alive:

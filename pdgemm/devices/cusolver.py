@@ -1,7 +1,7 @@
 """Factorisations of blocks and panels on a GPU, by LAPACK's routines of the same names in cuSOLVER.
 
 cuSOLVER takes column-major arrays, and device memory for its workspace and for all results.  Results that the host
-needs lie in one array, so that one copy brings them there.
+needs are in one array, so that they are copied at once.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.local.blas.local_gemm import leading
 
 _LOWER, _UPPER = 0, 1  # cublasFillMode_t
-_INFO_BYTES = 16  # of `info`, so that the elements behind it are aligned
+_INFO_BYTES = 16  # bytes for `info`, so that the elements behind it are aligned
 _memory_errors = memory_errors({cusolver.CUSOLVERError: 2})  # CUSOLVER_STATUS_ALLOC_FAILED
 
 
 class Factorisations:
-    """Factorisations in the current stream, by a handle of their own: users may change the modes of CuPy's handle."""
+    """Factorisations in the current stream, by a separate handle: users may change the modes of CuPy's handle."""
 
     @_memory_errors
     def __init__(self, device: Device) -> None:
@@ -51,15 +51,15 @@ class Factorisations:
     def getrf(self, A: Array, pivots: np.ndarray) -> int:
         """Overwrite A, column-major (m, n), with its factors, P A = L U, as LAPACK's getrf, and return info.
 
-        pivots : min(m, n) numbers on the host, counted from 1.  They come with info in one small copy, for which the
-            host waits.
+        pivots : min(m, n) numbers on the host, counted from 1.  They are copied together with info, and the host waits
+            for this copy.
         """
         (m, n), number = A.shape, min(A.shape)
         results = self._device.empty((1 + number,), np.int32)
         routine, work = self._routine("getrf", A, m, n)
         routine(work.data.ptr, results[1:].data.ptr, results.data.ptr)
         info, *rows = self._device.to_host(results).tolist()
-        # nothing says which rows are exchanged in a matrix with NaN; other ranks wait for rows that exist
+        # pivots of a matrix with NaN are undefined; other ranks need valid row numbers
         pivots[:number] = [row if step <= row <= m else step for step, row in enumerate(rows, 1)]
         return int(info)
 
@@ -74,7 +74,7 @@ class Factorisations:
     def _routine(self, name: str, A: Array, *sizes: int) -> tuple[Callable[..., None], Array]:
         """Return a routine with the arguments up to the leading dimension of A, and the workspace that it needs.
 
-        The workspace returns to the pool of the current stream, whose next user comes behind the routine.
+        The workspace returns to the pool of the current stream, where later work runs after the routine.
         """
         cusolver.setStream(self._handle, cupy.cuda.get_current_stream().ptr)
         routine = f"{TYPE[A.dtype].blas}{name}"

@@ -1,7 +1,7 @@
 """Elements that are functions of their global indices, computed on a GPU: the bits are those of the host.
 
-One kernel computes the hash of `element_functions.hashed`, integers of 64 bits, and scales it by a power of two, which
-rounds nothing.  Normal random numbers are made of operations that IEEE 754 defines (`normal_numbers`).
+One kernel computes the hash of `element_functions.hashed`, integers of 64 bits, and scales it by a power of two,
+without rounding.  Normal random numbers use only operations that IEEE 754 defines (`normal_numbers`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _kernel(kind: str, dtype: np.dtype, transposed: bool) -> Any:
     lines += STATEMENTS if kind == "normal" else []
     lines.append(f"y[to] = static_cast<{TYPE[dtype].c_name}>({_value(kind, dtype)})")
     head = "raw int64 rows, raw int64 cols, int64 width, uint64 start"
-    options = ("--fmad=false",)  # as on the host, no multiplication is joined with an addition
+    options = ("--fmad=false",)  # as on the host, multiplications are not fused with additions
     return cupy.ElementwiseKernel(head, "raw R y", "; ".join(lines), f"pdgemm_{kind}", options=options)
 
 

@@ -1,4 +1,4 @@
-"""Whether the MPI library accepts pointers to device memory: the library is queried, and then tested.
+"""Find out whether the MPI library accepts pointers to device memory: the library is queried, and then tested.
 
 A library that wrongly reports support crashes or corrupts data.  So messages are sent from device memory, and checked,
 only if the library reports support or a child process has sent such messages.  PDGEMM_GPU_AWARE=yes or no skips both
@@ -68,11 +68,11 @@ def yes_or_no(variable: str, comm: MPI.Intracomm) -> bool | None:
 
 
 def path_between_nodes(aware: bool, root: Path = Path("/")) -> str:
-    """Return how messages from GPU memory leave this node, and what GPUDirect RDMA lacks here.  Local.
+    """Return the path of messages from GPU memory to other nodes, and the missing parts of GPUDirect RDMA.  Local.
 
     aware : MPI accepts pointers to device memory.   root : where the file systems /proc and /sys are.
     GPUDirect RDMA needs an adapter, UCX in this process, and the driver's module nvidia_peermem, or dmabuf: Linux 5.12
-    and NVIDIA's open kernel modules.  Whether UCX then uses it, `UCX_PROTO_INFO=y` tells for each message size.
+    and NVIDIA's open kernel modules.  `UCX_PROTO_INFO=y` prints, for each message size, whether UCX uses it.
     """
     if not aware:
         return "staged in pinned memory of the host, because MPI takes no pointers to GPU memory"
@@ -115,7 +115,7 @@ def _before_trying(setting: bool | None) -> tuple[bool, str]:
 
 
 def self_test(comm: MPI.Intracomm, device: Device) -> str:
-    """Send to the next rank and broadcast, 8 B to 8 MiB, beside products; return this rank's error, or "".
+    """Send to the next rank and broadcast, 8 B to 8 MiB, while products run; return this rank's error, or "".
 
     Collective over comm.
     """
@@ -130,7 +130,7 @@ def self_test(comm: MPI.Intracomm, device: Device) -> str:
             buffers = [[device.to_device(x, "C") for x in (mine, 0 * mine)] for mine, _ in messages.values()]
     except (MemoryError, RuntimeError) as bad:  # of CUDA, too
         lacking = f"its arrays cannot be allocated: {bad}"
-    if comm.allreduce(bool(lacking), MPI.LOR):  # before any rank waits for a message of another one
+    if comm.allreduce(bool(lacking), MPI.LOR):  # before any rank waits for a message
         return lacking
     for (words, (_, theirs)), (sent, got) in zip(messages.items(), buffers):
         with device.product_stream:

@@ -23,9 +23,9 @@ def choose() -> int | None:
     """Make the GPU of this rank the current one, and return its number, or None if there is none.  Local.
 
     A rank that sees one GPU (CUDA_VISIBLE_DEVICES) uses this GPU.  Otherwise the ranks of a node use its GPUs in order,
-    and share them if there are more ranks than GPUs.  If the GPU of a rank is not next to its processors, the rank uses
-    the only GPU that is; if several are, the rank keeps its GPU and prints a warning.  A GPU that is already current is
-    kept, unless it is GPU 0.
+    and share them if there are more ranks than GPUs.  If this GPU is not next to the rank's processors, but exactly one
+    GPU is, the rank uses that GPU; if several are, it prints a warning and uses the first choice.  A GPU that is
+    already current, except GPU 0, is used without a choice.
     """
     count, cuda = visible(), driver()
     if not count:

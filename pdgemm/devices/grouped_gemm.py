@@ -22,12 +22,12 @@ from pdgemm.local.blas.local_gemm import seen_by_fortran
 Operands = tuple[Array, Array, Array]
 
 _LEAST = 120500  # the version of cuBLAS that has the function
-_CHARS = "fd"  # it multiplies no complex numbers
+_CHARS = "fd"  # only real types
 _OP = {b"N": 0, b"T": 1}
 
 
 def takes(handle: int, dtype: np.dtype) -> bool:
-    """Return whether `multiply_grouped` multiplies matrices of this type, with the library that there is."""
+    """Return whether `multiply_grouped` multiplies matrices of this type with the installed library."""
     version = cublas.getVersion(handle)
     return dtype.char in _CHARS and version >= _LEAST and _library(version // 10000) is not None
 
@@ -48,13 +48,13 @@ def multiply_grouped(handle: int, alpha: Any, products: Sequence[Operands], beta
     scalars = np.array([[alpha] * number, [beta] * number], dtype)
     sizes = np.array([len(x) for x in groups.values()], np.intc)
     addresses = np.array([x for group in groups.values() for x in group], np.uint64).T.copy()
-    pointers, stream = cupy.asarray(addresses), cupy.cuda.get_current_stream()  # and addresses in that of the GPU
+    pointers, stream = cupy.asarray(addresses), cupy.cuda.get_current_stream()  # cuBLAS reads addresses in GPU memory
     op_a, op_b, m, n, k, lda, ldb, ldc = (ctypes.c_void_p(x.ctypes.data) for x in extents)
     first, second = (ctypes.c_void_p(x.ctypes.data) for x in scalars)
     a, b, c = (ctypes.c_void_p(pointers[x].data.ptr) for x in range(3))
     kind, compute = (ctypes.c_int(x) for x in (TYPE[dtype].cuda, TYPE[dtype].cublas))  # type: ignore[arg-type]
     cublas.setStream(handle, stream.ptr)
-    stream.synchronize()  # some GPUs are said to fail where the addresses are still on their way
+    stream.synchronize()  # some GPUs are said to fail if the addresses are still being copied
     status = _library(cublas.getVersion(handle) // 10000).cublasGemmGroupedBatchedEx(
         ctypes.c_void_p(handle), op_a, op_b, m, n, k, first, a, kind, lda, b, kind, ldb, second, c, kind, ldc,
         ctypes.c_int(number), ctypes.c_void_p(sizes.ctypes.data), compute,
@@ -65,7 +65,7 @@ def multiply_grouped(handle: int, alpha: Any, products: Sequence[Operands], beta
 
 @cache
 def _library(major: int) -> Any:
-    """Return the cuBLAS of this version that the process has loaded; None if there is none of this name."""
+    """Return the cuBLAS of this version that the process has loaded; None if it is not loaded."""
     try:
         return ctypes.CDLL(f"libcublas.so.{major}", os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:

@@ -25,14 +25,14 @@ from pdgemm.local.arrays.elementwise import Combine
 _FEW = 4  # launches that are cheaper than one launch of the kernel that reads the index of every row and column
 _LEAST_ROW = 512  # bytes of the shortest row that the copy engine copies; kernels are faster on shorter rows
 _MOST_PITCH = (1 << 31) - 1  # bytes from row to row that a copy engine takes at most, the device property memPitch
-_ALIGNED = 16  # bytes; kernels are faster on rows that begin, or end, elsewhere
+_ALIGNED = 16  # bytes; kernels are faster than the engine on rows that do not begin and end at multiples of this
 _WORDS: list[np.dtype] = [np.dtype(np.int64), np.dtype(np.int32)]  # the words as which kernels copy smaller elements
 _KEPT_INDICES = 1 << 16  # size of the largest index map whose indices stay in device memory
 _CUDA: dict[type[Exception], int] = {runtime.CUDARuntimeError: 2, driver.CUDADriverError: 2}
 
 
 def memory_errors(statuses: Mapping[type[Exception], int]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that raises OutOfMemoryError where CUDA or a library lacks memory for its own work.
+    """Return a decorator that raises OutOfMemoryError if CUDA or a library runs out of memory for internal use.
 
     statuses : the exception of each library, and the status by which the library reports this.
     """
@@ -70,9 +70,9 @@ def combine(how: Combine, target: Array, source: Array) -> None:
 
 
 def _copied_by_engine(sides: _Sides) -> bool:
-    """Copy the elements with a copy engine, beside kernels, if they form long rows of a matrix; return False if not.
+    """Copy contiguous elements, or long rows of pinned memory or other ranks, by a copy engine; else return False.
 
-    Within one GPU kernels copy the rows of a matrix at twice the bandwidth of an engine (measured on an H200).
+    Within one GPU, kernels copy the rows of a matrix at twice the bandwidth of an engine (measured on an H200).
     """
     *outer, length = sides.shape
     itemsize = sides.target.itemsize
@@ -82,7 +82,7 @@ def _copied_by_engine(sides: _Sides) -> bool:
     there, here, width = sides.target.data.ptr, sides.source.data.ptr, length * itemsize
     if outer:
         if not any(isinstance(x.data.mem, cupy.cuda.UnownedMemory) for x in (sides.target, sides.source)):
-            return False  # neither is pinned memory, or that of another rank, perhaps on another GPU
+            return False  # neither side is pinned memory or memory of another rank, which may be on another GPU
         pitches = sides.target_strides[0], sides.source_strides[0]
         if min(pitches) < width or max(pitches) > _MOST_PITCH or gcd(there, here, width, *pitches) % _ALIGNED:
             return False
@@ -333,7 +333,7 @@ def _kernel(X: np.dtype, Y: np.dtype, form: _Form, access: str = "combine") -> A
 
 @lru_cache(4)
 def _triangle_kernel(lower: bool, unit: bool) -> Any:
-    """Return the kernel of `clear_triangle`; elements of the triangle that stays are not read."""
+    """Return the kernel of `clear_triangle`; elements of the other triangle are not read."""
     operation = "ptrdiff_t row = i / n, col = i % n; ptrdiff_t at[] = {row, col}; " + (
         f"if (row {'<' if lower else '>'} col) y[at] = R(0)" + "; if (row == col) y[at] = R(1)" * unit
     )

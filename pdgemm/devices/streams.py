@@ -1,10 +1,10 @@
-"""Synchronization of a device's work: products run in a stream of their own, copies in a transfer stream beside them.
+"""Synchronization of a device's work: products run in a product stream, copies concurrently in a transfer stream.
 
-Neither is CUDA's default stream: products there would wait for the copies of an MPI library, and these for products.
+Neither is CUDA's default stream: there, products and the copies of an MPI library would wait for each other.
 The host waits for the caller's stream before a product, and for the other streams after the product; in between the
 host runs ahead of them.  It waits for copies before MPI reads their result (MPI ignores streams), and for products
 before their operands are overwritten; products wait for copies on the device.  Panels that are staged through the host
-leave in the transfer stream and arrive in an upload stream, so that both directions of the bus are used at once.
+are copied to it in the transfer stream and from it in an upload stream, so that both directions of the bus are used.
 """
 
 from __future__ import annotations

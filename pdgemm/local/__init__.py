@@ -1,4 +1,4 @@
-"""The work of one rank alone: arrays and their elements, and the BLAS and LAPACK that multiply and factor them.
+"""Work on one rank: arrays and their elements, and the BLAS and LAPACK that multiply and factor them.
 
-The folder knows no grid and no message, and imports only `errors` and `names`.
+The folder does not depend on grids or messages, and imports only `errors` and `names`.
 """

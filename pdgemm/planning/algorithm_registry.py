@@ -38,7 +38,7 @@ class Algorithm:
     executor : "module:class" of the executor, which is imported at its first use.
     words, memory, good_for : short descriptions for the documentation.
     takes    : takes(Pr, Pc, layers, ranks) returns whether the algorithm runs on this grid if there are `ranks` ranks.
-    needs    : text on these grids; {ranks} stands for the number of ranks, {layers} for as many layers ("4 layers").
+    needs    : text on these grids; {ranks} stands for the number of ranks, {layers} for "N layers" with as many layers.
     new_grid : new_grid(problem, candidate) returns the product with A, B and C laid out on the candidate's grid.
     here     : here(problem) yields the products to compare on the present grids of A, B and C; none by default.
     layers   : number of layers of the grids: "one", "several" or "any".
@@ -73,7 +73,7 @@ class Algorithm:
     scales: bool = False
 
     def forms(self, problem: Problem) -> bool:
-        """Does the algorithm form C for matrices in this memory, with this triangle and with scales?"""
+        """Does the algorithm support the problem's memory (host or device), triangle and scales?"""
         needed = problem.device, problem.triangle, any(problem.scales)
         return all(able or not x for able, x in zip((self.devices, self.triangles, self.scales), needed))
 

@@ -54,7 +54,7 @@ def collective_costs(
         if algorithm.takes(node):
             collective = Collective(operation, name, (*range(ranks),), counts, dtype, node)
             if collective.events * ranks > MOST_EVENTS:
-                raise ArgumentError(f"{operation} on {ranks} ranks is of too many messages to be simulated")
+                raise ArgumentError(f"{operation} on {ranks} ranks sends too many messages to simulate")
             run = simulate(collective, machine, ranks)
             words, messages = (run.words_sent, run.words_received), (run.messages_sent, run.messages_received)
             most = int(np.max(words)), int(np.max(messages))
@@ -72,7 +72,7 @@ def choose_collective(
 ) -> Collective:
     """Return the collective with the fastest algorithm.  The arguments are those of `collective_costs`.
 
-    node : the node of each rank where they may lie otherwise than on the machine; only what runs there is chosen.
+    node : the node of each rank, if it differs from the machine's; only algorithms that run on these nodes are chosen.
     """
     for cost in collective_costs(operation, tuple(counts), dtype, ranks, machine):
         x = cost.collective

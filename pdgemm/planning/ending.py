@@ -1,4 +1,4 @@
-"""What a product ends in, as its plan knows it: the layouts of the operands of an epilogue, and what they move."""
+"""The epilogue of a product in its plan: the layouts of the epilogue's operands, and their redistributions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OperandName = Literal["scale", "bias", "residual"]
 
 
 class EpilogueOperand(NamedTuple):
-    """An operand that is a matrix, its layout, and the layout in which it meets C."""
+    """An operand that is a matrix, its layout, and the layout to which it is redistributed to match C."""
 
     name: OperandName
     source: Layout
@@ -49,7 +49,7 @@ class Ending:
 
 
 def vector_operand(name: OperandName, x: Layout, C: Layout) -> EpilogueOperand:
-    """Return x, 1 x n (or m x 1), as an operand of C, m x n: each row of the grid of C gets its columns of x.
+    """Return x, 1 x n (or m x 1), as an operand for C, m x n: each rank receives x for its columns (or rows) of C.
 
     The source is x repeated, once for each row of the grid, on the ranks that hold it; so the exchange sends each
     element once to each row of the grid.

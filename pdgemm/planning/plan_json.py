@@ -60,7 +60,7 @@ def _fault(product: Product, moves: Moves, problem: Problem) -> str:
     size, product_layouts = problem.size, (product.A, product.B, product.C)
     layouts = [*problem.layouts, *product_layouts, *(x for _, move in moves for x in (move.source, move.target))]
     if not all(on_ranks(x.rank_map, x.distribution.grid_shape, size) for x in layouts):
-        return f"a layout has not one of {size} ranks for each position of its grid"
+        return f"a layout does not have different ranks, of {size} ranks, for each position of its grid"
     sides = [side for x in layouts for side in (x.distribution.rows, x.distribution.cols)]
     if any(side.n + side.skip > _MOST_BLOCKS * side.block for side in sides):
         return f"a matrix has more than {_MOST_BLOCKS} blocks in a row or a column"
@@ -71,15 +71,15 @@ def _fault(product: Product, moves: Moves, problem: Problem) -> str:
         if C.distribution.shape != (m, n) or k != inner:
             return "the shapes of A, B and C do not make a product"
     if product.triangle and (problem.mnk[0] != problem.mnk[1] or not algorithm_of(product).triangles):
-        return "its C has no triangle that is formed"
+        return "its algorithm cannot compute only a triangle of C"
     if any(move.size != size or move.words < 1 for _, move in moves) or not product.fits(size):
-        return "its layouts are not those of its algorithm"
+        return "its layouts do not fit its algorithm"
     if any(len(nodes) not in (0, size) for nodes in (problem.nodes, product.nodes)):
-        return "not every rank has a node"
+        return "its list of nodes does not have an entry for each rank"
     if product.mover not in {*MOVERS, *algorithm_of(product).moves_by} - {STAGED.name}:
-        return f"panels do not travel by {product.mover!r}"
+        return f"its mover {product.mover!r} cannot transfer its panels"
     if min(product.width, product.lookahead + 1) < 1 or getattr(product, "rows", 1) < 1:
-        return "its panels have no width"
+        return "its panels or its lookahead are too small"
     if product.turns > _MOST_BLOCKS:
         return f"C is reduced in more than {_MOST_BLOCKS} pieces"
     return ""

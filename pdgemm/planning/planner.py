@@ -27,8 +27,8 @@ from pdgemm.support.text import in_bytes, in_words
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough for transfers to overlap with BLAS
 PANEL_WIDTH_BETWEEN_NODES = 256  # the first panels take longer to arrive, and BLAS is hardly slower at this width
 LOOKAHEAD_BETWEEN_NODES = 4  # so that panels of several owners fill each cable in both directions
-# bytes of a row of a panel on a device: it multiplies a hundred times as fast as the host, and numbers of few bytes
-# faster still, but reads C at most ten times as fast, and the host takes as long for each panel of any type
+# bytes of a row of a panel on a device: wider panels than on the host, because a device multiplies a hundred times as
+# fast (small types even faster), but reads C at most ten times as fast; the host's time per panel is the same
 DEVICE_PANEL_BYTES = 1 << 14
 WIDTHS = (2048, 1024, 512, 256, 128)  # panel widths that are compared if the caller requests none
 TIE = 1.1  # ratio of costs up to which plans count as equal
@@ -150,7 +150,7 @@ def panel_width(
     """Return the width of the widest panel: the requested one or a default, limited so that integer sums stay exact.
 
     itemsize : bytes of an element of the operands on a device; 0: they are on the host.
-    triangle : one triangle of C is formed, in smaller rectangles, to which BLAS adds wider products faster.
+    triangle : one triangle of C is formed, in smaller rectangles, where BLAS is faster with wider panels.
     compute : the type to which operands are rounded, or the name of an emulation.
     """
     on_host = PANEL_WIDTH if machine.ranks_per_node is None else PANEL_WIDTH_BETWEEN_NODES
@@ -206,7 +206,7 @@ def fit(plan: ProductPlan, limit: int | None) -> ProductPlan:
     spare = limit - narrowest.extra_bytes(None)
     if spare < 0:
         return narrowest
-    # half of the spare bytes goes to the messages of redistributions, the rest to panels
+    # half of the spare bytes is for the messages of redistributions, the rest for panels
     spare //= 2 * max(1, len(plan.moves))
     best, low, high = with_workspace(0, spare), 0.0, 1.0
     for _ in range(10):

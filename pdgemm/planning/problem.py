@@ -18,7 +18,7 @@ from pdgemm.schedules.staircase import TriangleName
 
 REDUCED_BYTES = 1 << 26  # bytes of C that are reduced at a time, but at least REDUCED_ROWS rows, for the speed of BLAS
 REDUCED_ROWS = 128
-REDUCED_WINDOWS = 16  # windows of rows, if sums are sent: each but the last travels while the next one is multiplied
+REDUCED_WINDOWS = 16  # windows of rows, if sums are sent: each but the last is sent while the next one is multiplied
 
 
 class AlgorithmRequest(NamedTuple):
@@ -34,7 +34,7 @@ class AlgorithmRequest(NamedTuple):
         return self._replace(shape=self.shape and self.shape[::-1])
 
     def on(self, ranks: int) -> list[AlgorithmRequest]:
-        """Return the request with each of the grids that its policy implies, if there are any, and that it allows."""
+        """Return the request once for each grid that its policy implies and that it allows; else the request itself."""
         row, column, layers = ((ranks, 1), 1), ((1, ranks), 1), ((1, 1), ranks)
         implied = {
             "row": (row,), "column": (column,), "allgather": (row, column), "reduce_scatter": (layers, row, column),
@@ -80,7 +80,7 @@ class Problem:
     ideal: bool = False  # each algorithm gets A, B and C on layouts that fit it, and nothing is redistributed
     triangle: TriangleName = ""  # the triangle of C that is computed, as in `Product`
     ending: Ending | None = None  # the epilogue; C is then the matrix of the sums, in the type of accumulation
-    scales: tuple[Scales | None, Scales | None] = (None, None)  # by which the values of A, and of B, are multiplied
+    scales: tuple[Scales | None, Scales | None] = (None, None)  # the scales of A, and of B
     protect: str = ""  # "detect" or "repair": C is compared with checksums
     machine: Machine = field(default_factory=Machine, repr=False)
     movers: tuple[str, ...] = field(default_factory=by_messages)
@@ -168,7 +168,7 @@ class Problem:
         If partial sums are sent, the number is small, so that most of the transfer overlaps with products.
         mover  : the mover by which partial sums are read in place; for any other name, they are sent as messages.
         owners : the distribution of these rows in C; if its blocks are large, a window has enough rows of each owner.
-        in_turn : the rows of each owner are sent before the next ones are formed, so that they may be twice as many.
+        in_turn : the rows of each owner are sent before the next owner's are formed, so that they may be twice as many.
         """
         at_once, least = REDUCED_BYTES // (max(1, cols) * self.accumulate.itemsize), REDUCED_ROWS
         if not reads(mover):
@@ -194,7 +194,7 @@ def lay_out(problem: Problem, A: Laid, B: Laid, C: Laid) -> tuple[Layout, Layout
 
 
 def brought(x: Layout, distribution: Distribution, rank_map: tuple[int, ...], dtype: np.dtype | None = None) -> Layout:
-    """Return the layout of x on this distribution; where the owners differ, that of a copy of x of type `dtype`."""
+    """Return the layout of x on this distribution; if the owners differ, the layout of a copy of x of type `dtype`."""
     there = replace(x, distribution=distribution, rank_map=rank_map)
     return there if x.same_owners(there) else replace(there, dtype=dtype or x.dtype)
 

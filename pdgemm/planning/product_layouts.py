@@ -81,7 +81,7 @@ def stationary(problem: Problem, shape: tuple[int, int], rank_map: tuple[int, ..
 
 
 def cannon_on(problem: Problem, partition: Partition) -> Cannon:
-    """Return Cannon's algorithm on C's own grid if this has the shape of the partition, else on a new grid."""
+    """Return Cannon's algorithm on the grid of C if this has the shape of the partition, else on a new grid."""
     a, b, c = (x.distribution for x in (problem.A, problem.B, problem.C))
     r, s, inner_a, inner_b = dims(partition, bool(problem.triangle))
     shape, rank_map = (partition.pr, partition.pc), problem.rank_map[: partition.ranks]
@@ -148,7 +148,7 @@ def inner_on(problem: Problem, a: Layout, b: Layout) -> Inner:
 
 
 def inner_layouts(problem: Problem) -> Iterator[tuple[Layout, Layout]]:
-    """Yield pairs of layouts, in which the columns of A and the rows of B are distributed alike over the same ranks."""
+    """Yield pairs of layouts with equal distributions of the columns of A and the rows of B over the same ranks."""
     A, B, size = problem.A, problem.B, problem.size
     m, n, k = problem.mnk
     distributions: dict[object, tuple[BlockCyclic, tuple[int, ...]]] = {}

@@ -38,9 +38,9 @@ class ProductPlan:
 
     product    : schedule of the algorithm, on layouts that fit it.
     transposed : the product is C^T = B^T A^T, and `product.A` is the layout of B^T.
-    moves      : redistributions by matrix name: of A and B to the product's layouts, and of C to the user's layout;
-                 also of scales to the strips of the ranks.
-    problem    : the input of the planner that the plan answers.
+    moves      : redistributions by matrix name: of A and B to the product's layouts, of C to the user's layout, and of
+                 scales to the strips of the ranks.
+    problem    : the input of the planner.
 
     Plans are equal if all their fields are equal; `str` describes the plan.
     """
@@ -76,7 +76,7 @@ class ProductPlan:
 
     @property
     def collective(self) -> str:
-        """The collective of the product, redistribution apart: "allgather", "reduce_scatter", or "" for any other."""
+        """The collective of the product, without redistribution: "allgather", "reduce_scatter", or "" for any other."""
         return self.product.collective if prod(self.shape) > 1 else ""
 
     @property
@@ -122,7 +122,7 @@ class ProductPlan:
     # ------------------------------------------------------------------ epilogue
     @property
     def sums(self) -> Layout | None:
-        """The layout of a matrix for the sums, where an epilogue needs them in a wider type than that of C."""
+        """The layout of a matrix for the sums, if an epilogue needs them in a wider type than C's; else None."""
         C, ending = self.problem.C, self.problem.ending
         return C if ending and ending.dtype != C.dtype else None
 
@@ -139,7 +139,7 @@ class ProductPlan:
     # ------------------------------------------------------------------ memory
     @cached_property
     def protection(self) -> ChecksumPlan | None:
-        """The checksums by which the product is protected; None: it is not."""
+        """The checksums that protect the product; None if it is not protected."""
         return ChecksumPlan(self.problem) if self.problem.protect else None
 
     @cached_property
@@ -158,7 +158,7 @@ class ProductPlan:
 
     @cached_property
     def description(self) -> str:
-        """The whole plan as text, which the ranks compare; the text begins with the matrices of the user."""
+        """A description of the whole plan that ranks compare; it begins with the matrices of the user."""
         matrices = zip(("op(A)", "op(B)", "C"), (self.problem.A, self.problem.B, self.problem.C))
         return (
             ", ".join(f"{name} {x.distribution} of {x.dtype} in {x.order} order" for name, x in matrices)
@@ -279,7 +279,7 @@ class ProductPlan:
         plan = cls(*unpack(text))
         needed = _moved(plan.arrangement, plan.problem)
         if plan.problem.ideal or [(name, x.source, x.target) for name, x in plan.moves] != needed:
-            raise ArgumentError("not a plan: its moves do not bring the matrices where its product needs them")
+            raise ArgumentError("not a plan: its moves do not lead to the layouts of its product")
         return plan
 
 

@@ -22,8 +22,7 @@ Stage = Schedule | ProductPlan
 class Program:
     """The stages of a function of `pdgemm.linalg`: a value, which can be printed and compared.
 
-    stages : pairs of the name of a matrix and the redistribution, product or factorisation that moves or computes it,
-        in the order in which they run.
+    stages : pairs (name of a matrix, its redistribution, product or factorisation), in the order in which they run.
     size   : number of ranks.
     """
 
@@ -56,7 +55,7 @@ class Program:
         return sum(x.bytes_read for x in self.schedules if isinstance(x, FileReads))
 
     def extra_bytes(self, rank: int | None) -> int:
-        """Return the most bytes that a rank needs in any stage: buffers, and the copies that a product's plan makes."""
+        """Return the most bytes that a rank needs in any stage for buffers, and for copies in plans of products."""
         return max((stage.extra_bytes(rank) for _, stage in self.stages), default=0)
 
     @property
@@ -65,9 +64,9 @@ class Program:
         return [schedule for _, stage in self.stages for schedule in stage.schedules]
 
     def simulate(self) -> Simulation:
-        """Return the simulation of all stages on all ranks, message by message, one stage after the end of the other.
+        """Return the simulation of all stages on all ranks, message by message; a stage starts when the last has ended.
 
-        Raises ArgumentError where there are too many messages.
+        Raises ArgumentError if there are too many messages.
         """
         runs = (simulate(schedule, self.machine, self.size) for schedule in self.schedules)
         return reduce(Simulation.then, runs, Simulation.of_nothing(self.size))

@@ -41,7 +41,7 @@ class Question:
 
     layouts : "default": A, B and C have the layouts of `DistMatrix.empty`, one block per rank of a near-square grid;
               "ideal": each algorithm gets A, B and C on layouts that fit it, and nothing is redistributed.
-    memory  : bytes per rank for everything: local parts of A, B and C, copies, panels and messages.
+    memory  : bytes per rank for local parts of A, B and C, copies, panels and messages together.
     mover   : one of `movers()`; with "auto" and "shared", ranks read node-shared memory if nodes have several ranks.
         On GPUs "auto" is CUDA IPC or NCCL, if these were measured on the machine.
     width   : width of the widest panel; None: the model chooses the width.
@@ -90,7 +90,7 @@ class Question:
 
     @cached_property
     def problem(self) -> Problem:
-        """The problem that `pdgemm()` would hand to the planner."""
+        """The problem that `pdgemm()` would pass to the planner."""
         A, B, C = self._layouts
         accumulate = dtypes.arithmetic(A.dtype, B.dtype, C.dtype)
         per_node = self.machine.ranks_per_node
@@ -175,7 +175,7 @@ class Question:
 
     @property
     def least_ranks(self) -> int:
-        """The number of ranks whose memory holds A, B and C, and nothing else; 0: the memory is unlimited or 0."""
+        """The least number of ranks whose memory holds A, B and C; 0: the memory is unlimited or 0."""
         total = sum(prod(x.distribution.shape) * x.dtype.itemsize for x in self._layouts)
         return -(-total // self.memory) if self.memory else 0
 

@@ -1,4 +1,4 @@
-"""What a product ends in: scale, bias, activation and residual, applied to its sums on the host in tiles in cache.
+"""The epilogue of a product on the host: scale, bias, activation and residual, applied to tiles that stay in cache.
 
 The activations are those of cuBLASLt's and PyTorch's epilogues: relu; gelu, z Phi(z) with the normal distribution Phi,
 and its approximation gelu_tanh (Hendrycks & Gimpel, arXiv:1606.08415, 2016); silu, z / (1 + exp(-z)) (Elfwing, Uchibe &
@@ -13,7 +13,7 @@ from math import pi, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy  # whose packages, which take long to load, are loaded when they are first used
+import scipy  # SciPy loads its packages, which takes long, when they are first used
 
 from pdgemm.local.arrays.device import Array, of
 from pdgemm.local.arrays.element_functions import tiles
@@ -105,7 +105,7 @@ class Finish(NamedTuple):
 
     activation : a name of ACTIVATIONS; "": f is the identity.
     scale, bias, residual : numbers, or arrays that are broadcast to the shape of C; None: left out.
-    aux : an array of the shape of C: it gets scale S + bias; of gradients, it is read.
+    aux : an array of the shape of C, overwritten with scale S + bias; for gradients, it is read.
     """
 
     activation: str = ""
@@ -135,7 +135,7 @@ class Finish(NamedTuple):
                 self._replace(**dict(zip(self._fields[2:], operands)))._tile(C[rows, cols], sums[rows, cols])
 
     def _tile(self, C: np.ndarray, sums: np.ndarray) -> None:
-        """Apply the operation to one tile, in C itself if C has the type of the sums, else in memory of a tile."""
+        """Apply the operation to one tile, in C itself if C has the type of the sums, else in a temporary array."""
         f, dtype = ACTIVATIONS.get(self.activation), sums.dtype
         z = sums
         out = C if C.dtype == dtype else np.empty(sums.shape, dtype)

@@ -1,4 +1,4 @@
-"""Where the rows of an array on a device begin: at multiples of the bytes that a GPU loads at a time."""
+"""Alignment of the rows of an array on a device: they begin at multiples of the bytes that a GPU loads at a time."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array, Device
 
 ALIGNED = 16  # bytes that GPUs load at a time
-LONG = 64  # elements of the shortest row whose place is worth unused memory
+LONG = 64  # elements of the shortest row whose alignment is worth unused memory
 
 
 def apart(length: int, itemsize: int) -> int:
-    """Return how many elements apart rows of this length (columns, in Fortran order) begin on a device."""
+    """Return the distance, in elements, between rows of this length (columns, in Fortran order) on a device."""
     unit = max(1, ALIGNED // itemsize)
     return -(-length // unit) * unit if length >= LONG else length
 
 
 def aligned_words(rows: int, cols: int, order: str, itemsize: int) -> int:
-    """Return the elements of the memory that an array with such rows (columns, in Fortran order) takes."""
+    """Return the elements of memory of an array with aligned rows (columns, in Fortran order)."""
     return rows * apart(cols, itemsize) if order == "C" else apart(rows, itemsize) * cols
 
 
@@ -33,10 +33,10 @@ def aligned(
     device: Device | None,
     empty: Callable[[tuple[int, int], Any, str], Array] | None = None,
 ) -> Array:
-    """Allocate an array whose rows (columns, if order is "F") begin where a device wants them, not initialised.  Local.
+    """Allocate an array whose rows (columns, if order is "F") are aligned for the device, not initialised.  Local.
 
-    Long rows on a device may be further apart than they are long: products of 16-bit numbers take six times as long
-    elsewhere (docs/gpu-measured.md).   empty : allocates memory; None: memory of this rank alone.
+    Long rows on a device may be further apart than they are long: products of 16-bit numbers take six times as long if
+    rows are not aligned (docs/gpu-measured.md).   empty : allocates memory; None: private memory of this rank.
     """
     (rows, cols), empty = shape, empty or partial(devices.empty, device=device)
     length = cols if order == "C" else rows

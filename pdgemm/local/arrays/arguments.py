@@ -20,7 +20,7 @@ def shown(value: object) -> str:
     """Return a value as text for a message: in one line, and truncated if the text is long."""
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # Python writes no integer of more than 4300 digits
+    except Exception:  # Python does not print integers of more than 4300 digits
         return f"a value of type {type(value).__name__} that is too long to be shown"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 

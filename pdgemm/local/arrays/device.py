@@ -38,7 +38,7 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """A queue of work that a device executes in order; work started in a `with` block of a stream goes into it."""
+    """A queue of work that a device executes in order; work started in a `with` block of a stream is added to it."""
 
     def record(self) -> Any: ...
     def wait_event(self, event: Any) -> None: ...
@@ -130,7 +130,7 @@ class Device(Protocol):
     def multiply_each(self, alpha: Any, products: Sequence[tuple[Array, Array, Array]], beta: Any) -> None:
         """Compute C := alpha A B + beta C for each (A, B, C), at least one, of one type and none of them empty.
 
-        The matrices may have any shapes.  It is one call where the library of the device has it, else one for each.
+        The matrices may have any shapes.  If the library of the device supports it, all products are one call.
         """
 
     def solve_triangular(self, how: tuple[str, str, str, str], alpha: Any, A: Array, X: Array) -> None:
@@ -161,9 +161,9 @@ class Device(Protocol):
         """Apply an `activations.Finish` to sums."""
 
     def generate(self, target: Array, rows: np.ndarray, cols: np.ndarray, f: Any) -> bool:
-        """Set target[l, h] := f(rows[l], cols[h]), with the bits of the host; return False, and nothing, if it cannot.
+        """Set target[l, h] := f(rows[l], cols[h]), bitwise as on the host; return False, and do nothing, if it cannot.
 
-        f : an element function; a device computes those of `element_functions.KnownFunction`.
+        f : an element function; a device can compute `element_functions.KnownFunction`.
         """
 
     def pick(self, x: Array, rows: np.ndarray, cols: np.ndarray) -> Array:
@@ -197,7 +197,7 @@ class Device(Protocol):
         """Let the host wait for an event, or for all work of a stream so far.  Raises the exceptions of `happened`."""
 
     def abandon_nccl(self, reason: str) -> None:
-        """End the operations of NCCL that this rank has started, and tell the ranks that share in them the reason."""
+        """End the operations of NCCL that this rank has started, and send the reason to the other ranks in them."""
 
     def elapsed(self, begin: Any, end: Any) -> float:
         """Return the seconds between two completed events."""
@@ -215,7 +215,7 @@ class Device(Protocol):
         """Return the result of `discover_peers`."""
 
     def memory(self, grid: Any) -> Any:
-        """Return the device memory that the ranks of a node can read; its methods are those of `NodeMemory`."""
+        """Return the device memory that the ranks of a node can read, with the methods of `NodeMemory`."""
 
     def check(self, x: Array) -> None:
         """Raise DeviceError for an array on another device than this rank's, or at an unaligned address."""
@@ -289,7 +289,7 @@ def adopted(x: Any) -> Array:
     x : an array of NumPy or CuPy, nested lists of numbers, or an object with `__dlpack__`, `__cuda_array_interface__`,
         `__array_interface__`, `__array__` or the buffer protocol.
 
-    Raises DTypeError for masked and sparse arrays, and for objects that are no arrays.
+    Raises DTypeError for masked and sparse arrays, and for objects that are not arrays.
     """
     if any(isinstance(part, np.ma.MaskedArray) for part in (x, *(x if isinstance(x, (list, tuple)) else ()))):
         raise DTypeError("a masked array would lose its mask: fill it first, array.filled(value)")
@@ -317,7 +317,7 @@ def _on_host(x: Any) -> np.ndarray:
             f"NumPy cannot read this {type(x).__name__} as an array: {' '.join(str(bad).split())}"
         ) from bad
     if array.dtype == object and array is not x and not array.ndim:
-        raise DTypeError(f"{shown(x)} is no array, and does not export one (DLPack, __array__, the buffer protocol)")
+        raise DTypeError(f"{shown(x)} is not an array, and does not export one (DLPack, __array__, buffer protocol)")
     return array
 
 
@@ -334,7 +334,7 @@ def empty(shape: Sequence[int], dtype: Any, order: str = "C", device: Device | N
 
 
 def own_memory(device: Device | None) -> Device | BufferCache:
-    """Return the allocator of the workspace that a product needs while it runs, and that no other rank reads."""
+    """Return the allocator of workspace of a product that other ranks do not read."""
     return workspace.host if device is None else device
 
 
@@ -350,7 +350,7 @@ def to_host(x: Array) -> np.ndarray:
 
 
 def beside(x: Array, y: Array) -> Array:
-    """Return the elements of x where y is: x itself, or a copy on the device of y of an array of the host."""
+    """Return x on the device of y: x itself, or a copy of a host array."""
     device = of(y)
     return x if device is None or of(x) is not None else device.to_device(x, "F" if x.flags.f_contiguous else "C")
 

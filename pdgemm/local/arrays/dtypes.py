@@ -41,7 +41,7 @@ class ElementType:
     rounds  : whether operands can be rounded to it (compute_type).
     hdf5    : whether HDF5 supports it.
     c_name  : its name in GPU kernels; "" if the kernels do not support it.
-    cuda    : its cudaDataType.   cublas : the cublasComputeType_t of accumulation in it.
+    cuda    : its cudaDataType.   cublas : the cublasComputeType_t for accumulation in this type.
     """
 
     name: str
@@ -97,7 +97,7 @@ RESULTS = tuple(dtype for dtype in (*FLOATS, *_WHOLE) if TYPE[dtype].result)
 STORED = tuple(dtype for dtype in dict.fromkeys((*OPERANDS, *RESULTS)) if TYPE[dtype].hdf5)  # by HDF5
 BLAS = tuple(x.dtype for x in TYPES if x.blas)
 SUMS = tuple(dict.fromkeys(TYPE[dtype].sums_dtype for dtype in OPERANDS))  # accumulation types
-NARROW = tuple(x.dtype for x in TYPES if x.sums and x.dtype not in _WHOLE)  # of 16 and of 8 bits, computed in float32
+NARROW = tuple(x.dtype for x in TYPES if x.sums and x.dtype not in _WHOLE)  # 16 and 8 bits: float32 arithmetic
 HALF_NAMES = tuple(x.name for x in TYPES if x.rounds)
 _WIRES = {x.dtype: np.dtype(x.wire) for x in TYPES if x.wire}
 # types to which operands may be rounded, and a bound of the error relative to |A||B|, as tensor cores may truncate to

@@ -64,15 +64,15 @@ def mix(x: np.ndarray) -> np.ndarray:
 def hash_start(seed: int, stream: int) -> np.ndarray:
     """Return the hash of a seed and a stream, one word, with which the hash of each row begins.
 
-    Seed s of stream t has the numbers of seed t of stream s, and of seed 0 and stream 0 the start is 0, as then is the
-    hash of i = j = 0: streams of random numbers are those of `numbered`.
+    Seed s of stream t has the same numbers as seed t of stream s; seed 0 of stream 0 starts with 0, which makes the
+    hash of i = j = 0 zero.  Therefore random numbers use only the streams of `numbered`.
     """
     start = mix(np.array([int(seed) % 2**64, stream], np.uint64) * GOLDEN)
     return mix(start[:1] + start[1:])
 
 
 def numbered(stream: int) -> int:
-    """Return the stream of a small number: a word that is not 0, and that no user takes for a seed."""
+    """Return the stream of a small number: a word that is not 0, and is unlikely to be a user's seed."""
     return (stream + 1) * _STREAMS % 2**64
 
 
@@ -83,7 +83,7 @@ def hashed(i: np.ndarray, j: np.ndarray, seed: int, stream: int) -> np.ndarray:
 
 
 def random_bits(real: np.dtype) -> int:
-    """Return the bits of a hash that a uniform random number of a real type has: those of its significand."""
+    """Return the number of random bits of a uniform random number of a real type: the bits of its significand."""
     return int(ml_dtypes.finfo(real).nmant) + 1  # type: ignore[no-untyped-call]
 
 
@@ -116,7 +116,7 @@ KINDS = ("uniform", "normal", "eye", "ones", "zeros")
 class KnownFunction:
     """An element function of this module, which a device may evaluate by a kernel (`Device.generate`).
 
-    kind : "uniform", "normal", "eye", or "constant" with its value.   dtype : of random numbers.
+    kind : "uniform", "normal", "eye", or "constant" with its value.   dtype : the type of random numbers.
     """
 
     kind: str

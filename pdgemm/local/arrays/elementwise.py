@@ -1,6 +1,6 @@
 """Arithmetic on the elements of one rank: Y := alpha op(X) + beta Y, and NumPy's functions of them.
 
-CuPy's arrays answer NumPy's functions by its protocols; what CuPy lacks, or does in another way, is done here.
+CuPy's arrays implement NumPy's functions by its protocols; functions that CuPy lacks, or that differ, are here.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ CONVERT, CONJUGATE = Combine(), Combine(conjugated=True)
 
 
 def _convert(Y: np.ndarray, X: np.ndarray) -> None:
-    """Compute Y := X: of 8-bit floats by a table, in an eighth of the time of their own conversion."""
+    """Compute Y := X; 8-bit floats are converted by a table, in an eighth of the time of ml_dtypes."""
     table = _numbers(X.dtype, Y.dtype) if X.itemsize == 1 and X.ndim == 2 else None
     if table is None:
         np.copyto(Y, X, casting="unsafe")
@@ -88,7 +88,7 @@ def _convert(Y: np.ndarray, X: np.ndarray) -> None:
 
 @lru_cache(maxsize=16)
 def _numbers(dtype: np.dtype, to: np.dtype) -> np.ndarray | None:
-    """Return all 256 numbers of a type in a wider one; None for integers, and where the result is not one of BLAS."""
+    """Return all 256 numbers of a type in a wider type; None for integers, and if BLAS does not take the wider type."""
     if dtype not in NARROW or to not in BLAS:
         return None
     return np.arange(256, dtype=np.uint8).view(dtype).astype(to)
@@ -122,8 +122,8 @@ def add_elements(Y: Array, X: Array) -> None:
 def set_elements(target: Array, source: Array) -> None:
     """Copy an array to target, of its shape, complete on return: on the host, or between the host and a device.
 
-    Between them pieces pass through two buffers of pinned memory: while the device copies one, the host copies the
-    other.  Neither side needs memory for a second copy of all elements, whatever their strides are.
+    Between host and device, pieces are copied through two buffers of pinned memory: while the device copies one, the
+    host copies the other.  Neither side needs memory for a second copy of all elements, for any strides.
     """
     device, upward = of(target) or of(source), of(target) is not None
     if device is None:
@@ -159,7 +159,7 @@ def set_elements(target: Array, source: Array) -> None:
         while copies:
             complete()
     except BaseException:
-        stream.synchronize()  # before anybody gets the pinned memory again
+        stream.synchronize()  # before the pinned memory is reused
         raise
 
 
@@ -175,7 +175,7 @@ def on_host(x: Array) -> np.ndarray:
 def set_by_function(target: Array, rows: np.ndarray, cols: np.ndarray, f: ElementFunction) -> None:
     """Set target[l, h] := f(rows[l], cols[h]): on a device if it computes f, else on the host.  Complete on return.
 
-    Of what the host computes for a device, it holds some rows at a time.
+    Elements that the host computes for a device are computed and copied some rows at a time.
     """
     device = of(target)
     if device is None:
@@ -190,7 +190,7 @@ def set_by_function(target: Array, rows: np.ndarray, cols: np.ndarray, f: Elemen
 
 
 def evaluated(act: Callable[..., Array], parts: Sequence[Any], into: Array) -> None:
-    """Set an array to a NumPy function of arrays beside it, of its shape or broadcast to it, and of numbers.
+    """Set an array to a NumPy function of numbers and of arrays on its device, which are broadcast to its shape.
 
     A device works in slabs, so that temporaries stay small.  The work is in its current stream.
     """
@@ -225,7 +225,7 @@ def close(x: Any, y: Any, rtol: float, atol: float, equal_nan: bool) -> Array:
 def all_close(x: Any, y: Any, rtol: float, atol: float, equal_nan: bool) -> bool:
     """Return numpy.allclose of arrays that are broadcast, or of numbers, on the device if an array is on one.  Local.
 
-    At least one has the rows and columns of the result.
+    At least one of them has the shape of the result.
     """
     if np.ndim(x) and np.ndim(y):
         x, y = beside(x, y), beside(y, x)

@@ -1,8 +1,8 @@
 """Kinds of reductions: the partial result of several elements, the join of two partial results, and the result.
 
 All functions here are NumPy on one rank; `matrix.reductions` joins the partial results of the ranks.  Arrays of a
-device answer the same functions by NumPy's protocols, `__array_ufunc__` and `__array_function__`, with arrays of the
-device.  So a reduction calls only functions that CuPy has as well: `numpy.sum`, and not `numpy.add.reduce`.
+device implement the same functions by NumPy's protocols, `__array_ufunc__` and `__array_function__`.  So a reduction
+calls only functions that CuPy has as well: `numpy.sum`, and not `numpy.add.reduce`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Parts = tuple[Array, ...]  # the partial result of several elements, for each co
 class Fold(NamedTuple):
     """A reduction.
 
-    name  : of NumPy's function.
+    name  : the name of NumPy's function.
     local : a function that takes elements, an axis and the global indices along that axis, and returns their parts.
     join  : a function that takes the parts of some elements and of other elements, and returns the parts of all.
     result : a function that takes the parts of all elements and their number, and returns their reduction, on the host.
-    empty : the reduction of no element; None: the reduction of no element is undefined.
+    empty : the reduction of no elements; None if it is undefined.
     words : elements of the parts for each column.
     indexed : the result is an index.
-    most : elements to take at a time on the host; few where they are copied, so that the copies stay in cache.
+    most : elements to take at a time on the host; few if they are copied, so that the copies stay in cache.
     """
 
     name: str
@@ -75,7 +75,7 @@ def floating(x: Array) -> Array:
 
 
 def _pairwise(reduce: Callable[..., Array], x: Array, axis: int) -> Array:
-    """Reduce rows (axis 0) in runs, and then the results of the runs; or columns.
+    """Reduce rows (axis 0), or columns, in runs, and then the results of the runs.
 
     The host reduces a run of rows in order, and columns as NumPy does.  A device reduces in any order, so both its rows
     and its columns are reduced in runs, which bounds the error.
@@ -115,7 +115,7 @@ def add(name: str, result: Callable[..., Any], empty: Any = 0, widen: Callable[[
 def first(name: str, find: Callable[..., Array], best: Callable[..., Array], better: np.ufunc) -> Fold:
     """Return the reduction to the index of the first of the best elements; a NaN is better than all other elements.
 
-    find, best, better : numpy.argmin, numpy.min and numpy.less, or those of the largest element.
+    find, best, better : numpy.argmin, numpy.min and numpy.less, or numpy.argmax, numpy.max and numpy.greater.
     """
 
     def local(x: Array, axis: int, indices: np.ndarray) -> Parts:
@@ -197,7 +197,7 @@ def vector_norm(kind: Any) -> Fold:
 
 
 def _euclidean(sizes: Callable[[Array], Array]) -> Fold:
-    """Return the 2-norm, whose parts are the largest element, and the sum of squares of all elements divided by it."""
+    """Return the 2-norm; its parts are the largest |x|, and the sum of squares of the elements divided by it."""
 
     def scaled(largest: Array) -> Array:
         return np.where((largest > 0) & np.isfinite(largest), largest, 1).astype(largest.dtype)

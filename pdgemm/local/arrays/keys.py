@@ -29,7 +29,7 @@ class Picked(NamedTuple):
 
 
 def is_view(key: Any) -> bool:
-    """Does the key consist of slices of step 1 and `...` alone, so that the submatrix is a view?"""
+    """Does the key consist only of slices of step 1 and `...`, so that the submatrix is a view?"""
     keys = key if isinstance(key, tuple) else (key,)
     return all(x is ... or (isinstance(x, slice) and x.step in (None, 1)) for x in keys)
 
@@ -99,14 +99,14 @@ def _one(key: Any, listed: np.ndarray | None, n: int, axis: int) -> Picked:
 def _from_list(listed: np.ndarray, n: int, what: str) -> np.ndarray:
     """Return the indices of a list or of a mask of n rows or columns."""
     if listed.ndim != 1:
-        dimensions = f"a list of {what} has one dimension, got {listed.ndim}"
+        dimensions = f"a list of {what} must have one dimension, got {listed.ndim}"
         raise KeyIndexError(_MASKED if listed.dtype == bool else dimensions)
     if listed.dtype == bool:
         if len(listed) != n:
             raise KeyIndexError(f"a mask of {len(listed)} {what} for a matrix of {n}")
         return np.flatnonzero(listed)
     if listed.dtype.kind not in "iu":
-        raise KeyIndexError(f"a list of {what} has whole numbers or truth values, got {listed.dtype}")
+        raise KeyIndexError(f"a list of {what} must have whole numbers or truth values, got {listed.dtype}")
     outside = (listed < -n) | (listed >= n)
     if outside.any():
         raise KeyIndexError(f"index {listed[outside][0]} is out of range for a dimension of {n}")
@@ -120,6 +120,6 @@ _NO_KEY = (
 _NOT_TWO = "a submatrix is A[i0:i1, j0:j1]: a matrix has two dimensions; got {}"
 MASK = np.ones((1, 1), bool)  # stands for a distributed mask, whose elements are not read
 _MASKED = (
-    "the elements of a mask have no distribution of their own: numpy.where(mask, A, 0) keeps them in place, "
-    "A[mask] = 0 sets them, and A.allgather()[mask] is an array of them"
+    "the elements under a mask are not a distributed matrix: use numpy.where(mask, A, 0) to keep them in place, "
+    "A[mask] = 0 to set them, or A.allgather()[mask] for an array of them"
 )

@@ -1,12 +1,12 @@
-"""Normal random numbers from hashes, by operations that round in one way on every processor.
+"""Normal random numbers from hashes, by operations that round in the same way on every processor.
 
-A hash of 64 bits is a sign and a probability p up to 1/2, of which the normal distribution has the quantile: Wichura,
-The percentage points of the normal distribution, algorithm AS 241, Appl. Stat. 37(3), 1988.  Its polynomials, and the
-logarithm that it needs, are additions, multiplications, divisions and square roots of float64 here, which IEEE 754
-defines to the last bit.  Neither NumPy nor CUDA says how it rounds its own logarithm and cosine.
+A hash of 64 bits is a sign and a probability p up to 1/2; the number is the normal distribution's quantile of p:
+Wichura, The percentage points of the normal distribution, algorithm AS 241, Appl. Stat. 37(3), 1988.  Its polynomials
+and its logarithm are additions, multiplications, divisions and square roots of float64 here, which IEEE 754 defines to
+the last bit.  Neither NumPy nor CUDA specifies the rounding of logarithm and cosine.
 
-`normal` computes on the host.  `STATEMENTS` are the same operations, in the same order, in C, for a compiler that joins
-no multiplication with an addition.
+`normal` computes on the host.  `STATEMENTS` are the same operations, in the same order, in C, for a compiler that does
+not fuse multiplications with additions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workspace in host memory: freed memory is kept for the next product, because its pages are already mapped."""
+"""Workspace in host memory: freed memory is cached for the next product, because its pages are already mapped."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-KEPT = 1 << 28  # freed bytes that are kept
-_LEAST = 1 << 20  # bytes of the smallest array that is kept: malloc itself keeps smaller arrays
+KEPT = 1 << 28  # most freed bytes that are cached
+_LEAST = 1 << 20  # bytes of the smallest array that is cached: malloc itself caches smaller arrays
 
 
 def _pageable(nbytes: int) -> np.ndarray:
@@ -20,18 +20,17 @@ def _pageable(nbytes: int) -> np.ndarray:
 
 
 class BufferCache:
-    """Allocates arrays, and keeps the memory that was freed last.
+    """Allocates arrays, and caches the memory that was freed last.
 
     allocate : called with a number of bytes; returns memory of this size, or raises MemoryError.
-    least : bytes of the smallest array that `allocate` provides, and whose memory is kept.
-    most  : bytes of memory that is kept.
+    least : bytes of the smallest array that is allocated by `allocate` and cached.
+    most  : most bytes of cached memory.
 
     The first write to a page costs a page fault, which clears the page; networks with RDMA also register the page.  A
     loop of products pays this cost once, as if its products were prepared.  The memory of an array may be used again as
     soon as no object refers to the array.
 
-    A finalizer may run at any time: it records the freed memory, and adds it to the kept memory only if the lock is
-    free.
+    A finalizer may run at any time: it records the freed memory, and adds it to the cache only if the lock is free.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class BufferCache:
 
     @property
     def kept(self) -> int:
-        """Bytes of memory that is kept for the next array."""
+        """Bytes of cached memory."""
         return sum(x.nbytes for x in self._kept)
 
     def _take(self, nbytes: int) -> np.ndarray:
@@ -81,7 +80,7 @@ class BufferCache:
                 self._lock.release()
 
     def _settle(self) -> None:
-        """Add the memory that finalizers recorded to the kept memory, and free the oldest beyond the limit."""
+        """Add the memory that finalizers recorded to the cache, and free the oldest memory beyond the limit."""
         while self._freed:
             self._kept.append(self._freed.popleft())
         while self.kept > self._most:

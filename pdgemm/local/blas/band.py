@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import scipy  # whose packages, which take long to load, are loaded when they are first used
+import scipy  # SciPy loads its packages, which takes long, when they are first used
 
 from pdgemm.errors import LinAlgError
 from pdgemm.local.blas.library import routine
@@ -71,12 +71,12 @@ class Bulges:
 
     Task (s, t) of sweep s reflects the rows and columns from s + 1 + t b on, b of them.  In task 0 the reflection
     clears column s below its subdiagonal element; in each further task it clears the first column of the bulge that the
-    task before has made.  After sweep s, column s is that of a tridiagonal matrix.
+    previous task has made.  After sweep s, column s is tridiagonal.
 
     A task depends on the task before it in its sweep, and on task t + 1 of the sweep before.
 
-    AB : (3 b + 1, n), column-major; a_ij is in row i - j + b of column j.  Elements above the diagonal are those of
-        blocks on the diagonal alone.
+    AB : (3 b + 1, n), column-major; a_ij is in row i - j + b of column j.  Above the diagonal, only the elements of
+        blocks on the diagonal are stored.
 
     12 b^2 flops a task.  Lang, SIAM J. Sci. Comput. 14(6), 1993.
     """

@@ -52,7 +52,7 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def routine(name: str, char: str) -> Callable[..., None]:
-    """Return a routine of BLAS or LAPACK for a dtype; where the library lacks the routine, that of SciPy.
+    """Return a routine of BLAS or LAPACK for a dtype, from SciPy if the library lacks it.
 
     Its arguments are all pointers.  It releases the GIL.
     """

@@ -87,11 +87,11 @@ def prepare(
 def multiply_stack(A: np.ndarray, B: np.ndarray, C: np.ndarray | None = None) -> np.ndarray:
     """Return the stack of the products A_i B_i, in C where it is passed.  Local.
 
-    A : (..., m, k);  B : (..., k, n);  C : (..., m, n), overwritten.  Of one type that BLAS knows.
+    A : (..., m, k);  B : (..., k, n);  C : (..., m, n), overwritten.  All have the same type, one of BLAS.
 
-    NumPy's products have a BLAS and threads of their own, which wait busily after a product, on cores that those of
-    `prepare` need next: a step of a transformer that used both took twice as long on two threads as on one.  So NumPy
-    multiplies only what one thread does.
+    NumPy has its own BLAS, whose threads spin after a product on cores that the threads of `prepare` need next: a step
+    of a transformer that used both took twice as long on two threads as on one.  So NumPy is used only for products
+    that one thread computes.
     """
     if C is None:
         C = np.empty((*np.broadcast_shapes(A.shape[:-2], B.shape[:-2]), A.shape[-2], B.shape[-1]), A.dtype)
@@ -151,15 +151,15 @@ def prepare_square(
 
 
 def forms_squares(A: Array, C: Array, hermitian: bool = True, conjugate: bool = False) -> bool:
-    """Return whether BLAS can form the square tiles of C in one triangle as `prepare_square`: orders must fit."""
+    """Return whether `prepare_square` can form square tiles of C, which depends on the memory orders of A and C."""
     return of(C) is None and _square_order(A, C, hermitian, conjugate) is not None
 
 
 def _square_order(A: np.ndarray, C: np.ndarray, hermitian: bool, conjugate: bool) -> tuple[bytes, int, bool] | None:
-    """Return how Fortran sees A, the leading dimension of C, and whether Fortran sees C transposed; None: it cannot.
+    """Return trans of A, the leading dimension of C, and whether Fortran sees C transposed; None if BLAS cannot.
 
-    In a row-major C Fortran sees its transpose, which is conjugate to it if Hermitian: then A counts conjugated.  BLAS
-    forms A A^H of a column-major A, and conj(A) A^T of a row-major one.
+    Fortran sees a row-major C as its transpose, which is the conjugate of a Hermitian C: then A is taken as conjugated.
+    BLAS forms A A^H for a column-major A, and conj(A) A^T for a row-major A.
     """
     kind = C.dtype.kind == "c"
     for flipped, of_c in ((False, b"N"), (True, b"T")):
@@ -175,7 +175,7 @@ def prepare_gemv(A: np.ndarray, x: np.ndarray, y: np.ndarray, adjoint: bool = Fa
     """Return the product y := A x + y, or A^H x + y with `adjoint`, of these arrays as a function.  Local.
 
     A : (m, n), column-major;  x, y : contiguous vectors of the type of A, on the host.
-    The function may be called repeatedly, as those of `prepare`; it keeps no reference to the arrays.
+    The function may be called repeatedly, as with `prepare`, but does not hold references to the arrays.
     """
     char, one = A.dtype.char, _scalar(A.dtype.char, 1)
     vectors = _address(x), _int(1), one, _address(y), _int(1)
@@ -234,7 +234,7 @@ def integer_accumulate(alpha: int, A: Array, B: Array, C: Array, workspace: Arra
 
 
 def padded(extent: int) -> int:
-    """Return the extent of the workspace of `multiply_integers` in which so many rows, columns or indices lie."""
+    """Return the extent, in the workspace of `multiply_integers`, for `extent` rows, columns or inner indices."""
     return -(-extent // PADDED) * PADDED
 
 
@@ -245,8 +245,8 @@ def multiply_integers(
 
     workspace : for A and B, int8, and for their product, int32, of `padded` extents.
 
-    2mnk operations in int32, exact; then alpha, beta and C modulo 2^32.  Both operands are copied, so that each lies
-    along k: tensor cores multiply int8 numbers fast in this order alone, and only at multiples of 4 bytes.
+    2mnk operations in int32, exact; then alpha, beta and C modulo 2^32.  Both operands are copied, so that each is
+    contiguous along k: tensor cores are fast for int8 only in this order, and only at multiples of 4 bytes.
     """
     (m, n), k = C.shape, A.shape[1]
     if not C.size or not k:
@@ -258,7 +258,7 @@ def multiply_integers(
     product = workspace[2][: high * wide].reshape((high, wide), order=order)
     CONVERT(left[:m, :k], A)
     CONVERT(right[:k, :n], B)
-    scale(0, left[:, k:])  # elsewhere any number may lie in the padding: it reaches no element of C
+    scale(0, left[:, k:])  # other padding may hold any numbers, because it does not affect C
     gemm_accumulate(1, left, right, 0, product)
     Combine(alpha, beta)(C, product[:m, :n])
 

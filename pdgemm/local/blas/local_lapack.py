@@ -93,7 +93,7 @@ def getrf(A: Array, pivots: np.ndarray) -> int:
 def reflect(A: Array) -> Array:
     """Overwrite A, column-major (m, n), with R on and above its diagonal, and reflectors v below it.  Local.
 
-    Returns tau, in the memory that A is in: A = H_1 H_2 ... R, where H_k = I - tau_k v_k v_k^H, and v_k[k] = 1.
+    Returns tau, on the host or on the device of A: A = H_1 H_2 ... R, where H_k = I - tau_k v_k v_k^H, and v_k[k] = 1.
     """
     m, n = A.shape
     if (device := of(A)) and A.size:
@@ -105,7 +105,7 @@ def reflect(A: Array) -> Array:
 
 
 def reduce_to_tridiagonal(A: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return d, e and tau of A = Q T Q^H, and overwrite the lower triangle, which is read, with reflectors.  Local.
+    """Return d, e and tau of A = Q T Q^H; read the lower triangle of A, and overwrite it with reflectors.  Local.
 
     A : Hermitian, column-major (n, n), n >= 1, on the host.  T is real, with the diagonal d and the subdiagonal e;  Q =
     H_1 H_2 ..., where H_k = I - tau_k v v^H, and v has 1 in row k + 1 and then the elements of column k below it.

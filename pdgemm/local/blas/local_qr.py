@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import scipy  # whose packages, which take long to load, are loaded when they are first used
+import scipy  # SciPy loads its packages, which takes long, when they are first used
 
 from pdgemm.local.arrays.device import Array, empty, of, to_host
 from pdgemm.local.arrays.elementwise import CONVERT, scale
@@ -108,7 +108,7 @@ def compact_qr(A: Array, R: Array, T: Array, order: np.ndarray | None = None) ->
 
     A : (m, n), m >= n;  R, T : (n, n), overwritten with upper triangular matrices.  All are column-major, and all on
         the host or all on one device, where every step runs: the host neither waits nor copies.
-    order : if not None, overwritten with an order of columns in which |r_jj| falls: see `reflect_in_turn`.
+    order : if not None, overwritten with an order of columns in which |r_jj| descends: see `reflect_in_turn`.
     V is unit lower trapezoidal, with its zeros and ones; R has LAPACK's signs: a real diagonal, perhaps negative.
 
     4 m n^2 flops.  Compact form: Schreiber & Van Loan, SIAM J. Sci. Stat. Comput. 10(1), 1989.  T from
@@ -131,8 +131,8 @@ def compact_qr(A: Array, R: Array, T: Array, order: np.ndarray | None = None) ->
 def reflect_in_turn(A: Array, order: np.ndarray) -> Array:
     """Overwrite A with R and reflectors of A[:, order], as `local_lapack.reflect`, and return tau.  Local.
 
-    order : overwritten with the order of LAPACK's geqp3, which takes the column that is farthest from the space of
-        those before it; as they are if A has NaN or infinite elements.
+    order : overwritten with the order of LAPACK's geqp3, which takes the column that is farthest from the span of the
+        previous ones; 0, 1, 2, ... if A has NaN or infinite elements.
     A device has no such routine: R of its geqrf is ordered on the host, and A[:, order] factored again.
     """
     order[:] = range(A.shape[1])
@@ -167,7 +167,7 @@ def reflect_rows(V: Array, T: Array, X: Array, workspace: Array, adjoint: bool =
 
 
 def pivots_of(X: np.ndarray) -> np.ndarray:
-    """Return the column numbers of X in the order of LAPACK's geqp3; as they are if X has NaN or infinity.  Local.
+    """Return the column numbers of X in the order of LAPACK's geqp3; 0, 1, ... if X has NaN or infinity.  Local.
 
     X : (m, n), column-major, overwritten.
     """
@@ -190,7 +190,7 @@ def _geqp3(A: np.ndarray, order: np.ndarray) -> np.ndarray:
 class LeadingTriangle:
     """The largest leading triangle of R whose condition is at most 1/rcond, as estimated in LAPACK's gelsy.
 
-    most : the number of columns of R.   order : of the triangle.
+    most : the number of columns of R.   order : the order of the triangle.
 
     With each column, laic1 updates estimates of the largest and the smallest singular value, and of their left
     singular vectors (Bischof, SIAM J. Matrix Anal. Appl. 11(2), 1990).  A diagonal alone may not show a small value.

@@ -1,4 +1,4 @@
-"""Newton-Schulz steps on stacks of matrices on one rank: nearly their orthogonal factors, by products alone."""
+"""Newton-Schulz steps on stacks of matrices on one rank: approximate orthogonal factors, computed only by products."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pdgemm.local.arrays.arguments import shown
 from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.local.blas.local_gemm import multiply_stack
 
-MUON, STEPS = (3.4445, -4.7750, 2.0315), 5  # coefficients, and how many steps have them
+MUON, STEPS = (3.4445, -4.7750, 2.0315), 5  # coefficients, and the number of steps
 _CHUNK_BYTES = 1 << 20  # temporaries of this size stay in cache
 
 
@@ -31,23 +31,23 @@ def coefficients_of_steps(coefficients: Any, steps: int) -> list[tuple[float, ..
     return [tuple(map(float, row)) for row in triples]
 
 
-@np.errstate(over="ignore", invalid="ignore")  # a warning may be an error, of the home alone
+@np.errstate(over="ignore", invalid="ignore")  # a warning may be an error, and only on the owner
 def orthogonal_factors(
     stack: np.ndarray,
     steps: int = STEPS,
     coefficients: Sequence[float] | Sequence[Sequence[float]] = MUON,
     work: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Overwrite matrices X of one shape by nearly their orthogonal factors, and return them.  Local.
+    """Overwrite matrices X of one shape with approximations of their orthogonal factors, and return them.  Local.
 
-    X := a X + (b A + c A^2) X with A = X X^T, so many times, from X / |X|_F: singular values, s := a s + b s^3 + c s^5,
-    come to between about 0.7 and 1.2 unless they are very small, and never to 1.  A zero matrix stays zero.
+    Each step from X / |X|_F is X := a X + (b A + c A^2) X with A = X X^T.  Singular values, s := a s + b s^3 + c s^5,
+    end between about 0.7 and 1.2 unless they are very small; they do not converge to 1.  A zero matrix stays zero.
 
-    stack : (matrices, m, n), m <= n, float32 or float64, C-contiguous.   coefficients : as of `newton_schulz`.
+    stack : (matrices, m, n), m <= n, float32 or float64, C-contiguous.   coefficients : as in `newton_schulz`.
     work  : flat, of `work_words` elements of the same type, overwritten; None: it is allocated.
 
-    Cost of each matrix: (4 n m^2 + 2 m^3) flops a step.  Each matrix is multiplied by calls of its own, so it has the
-    same bits in any stack.
+    Cost of each matrix: (4 n m^2 + 2 m^3) flops a step.  Each matrix is multiplied by separate BLAS calls, so that its
+    bits do not depend on the stack.
     Higham, Functions of Matrices, 2008, 8.3; Jordan et al., Muon, 2024.
     """
     matrices, m, n = stack.shape
@@ -80,14 +80,14 @@ def work_words(matrices: int, m: int, n: int, dtype: np.dtype) -> int:
 
 
 def _slabs(matrices: int, m: int, n: int, dtype: np.dtype) -> Iterator[slice]:
-    """Return the matrices that are multiplied together, whose temporaries stay in cache."""
+    """Yield slices of matrices that are multiplied together, so that their temporaries stay in cache."""
     return slabs(matrices, (2 * m * m + m * n) * dtype.itemsize, _CHUNK_BYTES)
 
 
 def _to_norm_one(x: np.ndarray) -> None:
     """Divide a matrix by its Frobenius norm, in two steps so that no square overflows or vanishes; zeros stay.  Local.
 
-    Squares are added up in float64, and in an order that depends on the shape alone.
+    Squares are added up in float64, in an order that depends only on the shape.
     """
     largest = np.maximum(x.max(initial=0), -x.min(initial=0))
     if largest:

@@ -1,7 +1,7 @@
 """Divide and conquer for symmetric tridiagonal matrices on one rank: leaves, deflation and the secular equation.
 
 Two halves are joined by the eigenproblem of D + rho z z^T, where D has the eigenvalues of the halves.  Each root of its
-secular equation, 1 + rho sum z_i^2 / (d_i - lambda) = 0, is kept as its origin, which is a pole next to it, and its
+secular equation, 1 + rho sum z_i^2 / (d_i - lambda) = 0, is stored as its origin, which is a pole next to it, and its
 offset from this pole, so that all differences d_i - lambda are accurate.
 """
 
@@ -25,7 +25,7 @@ Rotation = tuple[int, int, float, float]
 class Secular(NamedTuple):
     """The matrix D + rho z z^T that joins two halves, after deflation.
 
-    d, z, rho : of the part that is left, with d ascending, rho > 0 and |z| = 1 up to rounding.
+    d, z, rho : the part that is not deflated, with d ascending, rho > 0 and |z| = 1 up to rounding.
     columns   : the columns of diag(V1, V2) that belong to d.
     upper, lower : for each of these columns, whether it has elements in the rows of V1, and in those of V2.
     rotations : (p, q, c, s) in order: columns p and q become c p + s q and c q - s p before anything else.
@@ -72,7 +72,7 @@ def eigenpairs(d: np.ndarray, e: np.ndarray, V: np.ndarray) -> np.ndarray:
 
 
 def unreduced(n: int, half: int, dtype: np.dtype) -> Secular:
-    """Return a system of n eigenvalues of which none is deflated, for plans.   half : those of the first half."""
+    """Return a system of n eigenvalues without deflation, for plans.   half : the number of rows of V1."""
     at, none = np.arange(n), np.zeros(0, int)
     return Secular(at.astype(dtype), np.ones(n, dtype), 1.0, at, at < half, at >= half, [], none.astype(dtype), none)
 
@@ -82,8 +82,8 @@ def deflate(d: np.ndarray, z: np.ndarray, rho: float, half: int) -> Secular:
 
     d, z : eigenvalues of the first `half`, then of the second, each ascending; |z| = sqrt 2.   rho >= 0.
 
-    An eigenvalue is deflated where its element of z is negligible, or where a rotation of its column and that of the
-    next eigenvalue makes it negligible, which perturbs D + rho z z^T by 8 u max(|d|, |z|), as in LAPACK's dlaed2.
+    An eigenvalue is deflated if its element of z is negligible, or if a rotation of its column and the next one makes
+    the element negligible, which perturbs D + rho z z^T by 8 u max(|d|, |z|), as in LAPACK's dlaed2.
     Gu & Eisenstat, SIAM J. Matrix Anal. Appl. 16(1), 1995, section 4.1.
     """
     dtype, rho = d.dtype, 2 * rho
@@ -157,7 +157,7 @@ def _few_differences(d: np.ndarray, s: np.ndarray, j: int) -> np.ndarray:
 
 
 def loewner(factors: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """Return the z, up to its length, of which the computed roots are the exact ones, with the signs of z.  Local.
+    """Return the vector, up to scaling and with the signs of z, for which the computed roots are exact.  Local.
 
     factors : the products of the third result of `secular_roots` over all roots.
     The vectors of this z are orthogonal to working precision: Gu & Eisenstat, SIAM J. Matrix Anal. Appl. 16(1), 1995.
@@ -177,7 +177,7 @@ def vector_lengths(d: np.ndarray, z: np.ndarray, origins: np.ndarray, offsets: n
 def vector_elements(d: np.ndarray, z: np.ndarray, roots: Roots) -> np.ndarray:
     """Return elements of the unit eigenvectors of D + rho z z^T, a row for each root.  Local.
 
-    d, z : those of the elements that are wanted.
+    d, z : their entries for the requested elements.
     """
     x = d - roots.origins[:, None]
     x -= roots.offsets[:, None]

@@ -3,13 +3,13 @@
 With `ozaki` a slice consists of integers up to 64, BLAS multiplies slices in float32 without rounding, and the
 products are added up in float64.  With `bf16x9` a slice consists of bfloat16 numbers, whose products are exact in
 float32 and are added up there.  Products X_i Y_j with the same i + j have the same scale: these are one product of
-BLAS over a longer inner dimension, because the slices of A lie side by side, and those of B in reverse order below
-each other.
+BLAS over a longer inner dimension, because the slices of A are stored side by side, and the slices of B in reverse
+order below each other.
 
 Bound for ozaki with S slices.  In a panel, let s_i be the power of two of row i of A, max_l |a_il| < s_i <= 2 max_l
-|a_il|, and t_j that of column j of B.  Digits are rounded to nearest: what the first h slices lack of a_il / s_i is at
-most 2^-7h, and slice h contributes at most 2^(-7(h-1)).  Of a_il b_lj / (s_i t_j), the products of slices with
-i + j <= S + 1 thus lack at most sum_(h=1..S) 2^(-7(h-1)) 2^(-7(S+1-h)) + 2^-7S = (S + 1) 2^-7S.  Summed over l, with
+|a_il|, and t_j that of column j of B.  Digits are rounded to nearest: the error of the first h slices of a_il / s_i is
+at most 2^-7h, and slice h contributes at most 2^(-7(h-1)).  So the products of slices with i + j <= S + 1 differ from
+a_il b_lj / (s_i t_j) by sum_(h=1..S) 2^(-7(h-1)) 2^(-7(S+1-h)) + 2^-7S = (S + 1) 2^-7S at most.  Summed over l, with
 s_i t_j <= 4 max_l |a_il| max_l |b_lj|, and with the roundings of Horner's rule (two units at most, because all levels
 but the first have weights of 2^-7 and less), of alpha, and of the sum of p panels and partial sums:
 
@@ -52,7 +52,7 @@ class SliceBuffers(NamedTuple):
     """Workspace of a product, as `Product` plans it.
 
     left, right : the slices of A and of B, as float32.   products : float32, a tile of C.
-    sums : in `Emulation.sums`, a tile of C, of A or of B.   exponents : int32, those of the rows of A and columns of B.
+    sums : in `Emulation.sums`, a tile of C, of A or of B.   exponents : int32, for the rows of A and columns of B.
     """
 
     left: np.ndarray
@@ -115,7 +115,7 @@ def _squares(m: int, n: int, most: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _beside(x: np.ndarray, slices: int, buffer: np.ndarray) -> np.ndarray:
-    """Return memory for the slices of x, side by side, in the memory order of x."""
+    """Return a view of `buffer` for the slices of x, side by side, in the memory order of x."""
     rows, cols = x.shape
     order: Literal["C", "F"] = "F" if x.strides[0] < x.strides[1] else "C"
     return buffer[: slices * rows * cols].reshape((rows, slices * cols), order=order)

@@ -45,7 +45,7 @@ def oversubscribed(node: MPI.Comm) -> bool:
 
 
 def decided_by(api: str | None = None) -> str | None:
-    """Return the variable with which the user has set the threads of a BLAS (default: that of products), or None."""
+    """Return the variable by which the user has set the threads of a BLAS (by default of local products), or None."""
     if api is None:
         used = blas_of_products()
         api = used.internal_api if used else "none"

@@ -1,6 +1,6 @@
 """Machines with many GPUs in each node, for plans of models: five constants each, the same for all models.
 
-Peak, memory and network cards are their makers' numbers.  The share of the peak that a large product reaches, the size
+Peak, memory and network cards are the makers' numbers.  The share of the peak that a large product reaches, the size
 at which a product reaches half of that, and the bandwidths of memory, links and cards in use were chosen once, by
 comparison with published step times (`pdgemm model --check`).
 """
@@ -14,11 +14,11 @@ from pdgemm.planning.machines.machine import CUDA, KINDS, Link, Machine
 
 
 class Constants(NamedTuple):
-    """What is not its maker's number.
+    """The fitted constants of an accelerator, in addition to its maker's numbers.
 
-    share : of the peak, that of a large product.   half : the dimension of a product that reaches half of it.
+    share : flops per second of a large product / peak.   half : the dimension of a product that reaches half of these.
     memory : bytes per second of elementwise functions.   link : bytes per second of a rank to others of its node.
-    overlap : the part of the transfers along tp and dp that is hidden behind products, which is its software's.
+    overlap : the fraction of the transfers along tp and dp that the software hides behind products.
     """
 
     share: float

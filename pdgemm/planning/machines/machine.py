@@ -47,7 +47,7 @@ def _links(*figures: tuple[float, float]) -> dict[str, Link]:
 
 @dataclass(frozen=True)
 class Machine:
-    """The parameters of a machine; the defaults are those of an ordinary cluster, and `pdgemm calibrate` measures them.
+    """The parameters of a machine, which `pdgemm calibrate` measures; the defaults describe an ordinary cluster.
 
     ranks_per_node : ranks that share memory and a network interface; None: all ranks are on one node.
     device : the memory that holds the matrices, "host" or "cuda".
@@ -59,17 +59,17 @@ class Machine:
     copy_bandwidth : bytes per second at which a rank packs, copies or reduces, and BLAS copies operands of a product.
     first_touch_bandwidth : bytes per second when a rank writes newly allocated pages.
     overlap : the fraction of a transfer that is hidden behind a product of the same duration, 0 to 1.
-    panel_overhead : seconds of each panel beside its transfers and its product.
-    call_overhead : seconds of each call beside its panels.
+    panel_overhead : seconds of each panel in addition to its transfers and its product.
+    call_overhead : seconds of each call in addition to its panels.
     peak   : flops per second of a rank at 16 bits by its maker, of which MFU is a share; None: the largest of gamma.
     memory : bytes of a rank; None: unknown.
     functions : seconds of a float32 element in functions of a model's layers, each forward and backward together, and
-        in an update of the optimizer with its norm; those that are missing take the time of their passes.
+        in an update of the optimizer with its norm; a function that is missing takes the time of its memory passes.
     linear : real flops per second of a rank in the three products of a linear layer of many rows, by the least
-        dimension of its weights, float32, without copies; empty: those of gamma.
-    calls : seconds of the calls of a model's "layer" and of its "ends", forward and backward, and of an "update", on a
-        rank alone, beside what they compute; those that are missing take none, as on devices.
-    line_calls : those of ranks that share the layers (tp), or the update, with the latencies of their messages.
+        dimension of its weights, float32, without copies; empty: the rates of gamma.
+    calls : fixed overhead in seconds, without computing, of a model's "layer" and its "ends", forward and backward, and
+        of an "update", on a rank that does not share them; 0 for missing names, as on devices.
+    line_calls : the same for ranks that share the layers (tp), or the update, with the latencies of their messages.
     """
 
     name: str = "default"
@@ -146,9 +146,9 @@ class Machine:
         return flops / self.rate(str(dtype), *block_mnk) + copied / self.copy_bandwidth
 
     def of_layer(self, dtype: np.dtype, rows: int, d_in: int, d_out: int) -> float:
-        """Return the seconds of a product of a linear layer, the mean of the one forward and of the two backward.
+        """Return the seconds of a product of a linear layer, the mean of its one forward and its two backward products.
 
-        That of its weights' gradient has two short sides and a long inner one, and is slower than those of `multiply`.
+        The product for the weights' gradient, with a long inner dimension, is slower than in `multiply`.
         """
         work = rows, d_in, d_out
         seconds = self.multiply(dtype, work, work)
@@ -162,7 +162,7 @@ class Machine:
     def least(self, dtype: np.dtype, mnk: tuple[int, int, int], ranks: int) -> float:
         """Return a lower bound on the seconds in which the slowest rank computes its share, for any partition.
 
-        Of blocks with the same number of multiplications, BLAS accesses the fewest words of the one nearest to a cube.
+        For a given number of multiplications, BLAS accesses the fewest words if the block is nearly a cube.
         """
         m, n, k = mnk
         if not m * n * k:
@@ -215,10 +215,10 @@ class Machine:
         return computing + moving - hidden + steps * self.panel_overhead
 
     def away(self, stride: int, length: int, ranks: int) -> float:
-        """Return the fraction of the other ranks of a line that are on other nodes, of the line with the most of them.
+        """Return the largest fraction, over all lines, of the other ranks of a line that are on other nodes.
 
-        A line has `length` of the ranks, `stride` apart; of each group of stride x length ranks there are `stride`
-        lines.  On nodes of 8, groups of 6 leave their node: 0 to 5 do not, but 6 and 7 are apart from 8 to 11.
+        A line has `length` of the ranks, `stride` apart; each group of stride x length ranks has `stride` lines.  On
+        nodes of 8 ranks, groups of 6 may span two nodes: ranks 0 to 5 are on one node, but 6 to 11 are on two.
         """
         return _away(self.ranks_per_node, stride, length, ranks) if self.ranks_per_node and length > 1 else 0.0
 

@@ -12,12 +12,12 @@ LONGEST_CALL = 5e-3  # seconds of an empty product: ranks with a core each need 
 
 
 def is_possible(link: Link, device: Where) -> bool:
-    """Is a link no faster than any memory, and are its messages no sooner than any can arrive?"""
+    """Is the bandwidth of a link at most `FASTEST`, and its latency at least `SOONEST`?"""
     return 1 / link.beta <= FASTEST[device] and link.alpha >= SOONEST
 
 
 def impossible_figures(machine: Machine) -> list[str]:
-    """Return a line for each figure that no machine has."""
+    """Return a line for each figure that is impossible on any machine."""
     lines, fastest = [], FASTEST[machine.device]
     links = [(f"{kind} inside a node", link) for kind, link in machine.intra.items()]
     links += [(f"{kind} between nodes", link) for kind, link in machine.inter.items()]
@@ -32,7 +32,7 @@ def impossible_figures(machine: Machine) -> list[str]:
 
 
 def doubts(machine: Machine) -> list[str]:
-    """Return a line for each figure that is possible, but that no idle machine has."""
+    """Return a line for each figure that is possible, but only on a busy machine."""
     lines = []
     for dtype, table in machine.gamma.items():
         sizes = sorted(table)

@@ -20,7 +20,7 @@ def product_seconds(product: Product, machine: Machine, rank: int) -> float:
     m, n, k = product.local_shape(rank)
     moving, first, last, after = 0.0, 0.0, 0.0, 0.0
     for x in product.transfers(rank):
-        # words that BLAS reads in place, as it reads the rank's own panels, need no transfer
+        # words that BLAS reads in place, like the rank's local panels, need no transfer
         in_place = 0 if product.transport.fetched else x.traffic.words_read
         words, messages = x.traffic.words_received - in_place, x.traffic.messages_received
         kind = NCCL.name if product.nccl else x.kind

@@ -11,14 +11,14 @@ import numpy as np
 from pdgemm.planning.problem import AlgorithmRequest
 from pdgemm.planning.search.grid_search import Partition, best_grids
 
-Takes = Callable[[Any, Any, Any, int], Any]  # takes(Pr, Pc, layers, ranks): of one grid, or of arrays of grids
+Takes = Callable[[Any, Any, Any, int], Any]  # takes(Pr, Pc, layers, ranks) -> bool, or array for arrays of grids
 
 
 class GridCandidate(NamedTuple):
     """A grid for an algorithm.
 
-    partition : Pr x Pc x layers; for "stationary_a" Pr x 1 x Pc, because the columns of its grid divide k; where the
-                search is for C^T = B^T A^T, the partition of that product.
+    partition : Pr x Pc x layers; for "stationary_a" Pr x 1 x Pc, because the columns of its grid divide k; in a search
+                for C^T = B^T A^T, the partition of that product.
     inside    : algorithm of a layer, "summa" or "cannon"; "" for an algorithm without layers.
     """
 

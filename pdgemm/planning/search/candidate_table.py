@@ -20,7 +20,7 @@ class Candidate:
 
     words_per_rank : elements of A, B and C that the rank receives, redistribution included.
     lower_bound_words : lower bound, for any algorithm, on the elements that the busiest rank receives.
-    memory_bytes_per_rank : bytes of all buffers and copies; `pdgemm plan` adds those of A, B and C.
+    memory_bytes_per_rank : bytes of all buffers and copies; `pdgemm plan` adds the bytes of A, B and C.
     moves          : names of the matrices that are redistributed, such as "AB".
     inside         : name of the algorithm of a layer.
     collective     : "allgather" or "reduce_scatter" if this is all that the ranks send to each other; else "".
@@ -95,7 +95,7 @@ def wrapped(text: str) -> str:
 
 
 def candidates_table(candidates: Sequence[Candidate]) -> str:
-    """Return the candidates, of which the chosen one is the first, as a table of 80 columns with a line for each."""
+    """Return the candidates, the chosen one first, as a table of 80 columns with one line per candidate."""
     names = ("algorithm", "grid", "moves", "time", "words", "/ bound", "memory", "cost")
     rows = [
         (

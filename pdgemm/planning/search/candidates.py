@@ -52,7 +52,7 @@ def arrangements(problem: Problem) -> Iterator[Arrangement]:
         raise ArgumentError(f"algorithm {request.algorithm!r} is for matrices on the host, these are on a device")
     if entry and problem.triangle and not entry.triangles:
         able = ", ".join(name for x in ALGORITHMS.values() if x.triangles for name in x.names)
-        raise ArgumentError(f"algorithm {request.algorithm!r} forms all of C; one triangle of it is formed by {able}")
+        raise ArgumentError(f"algorithm {request.algorithm!r} computes all of C; only {able} can compute one triangle")
     if entry and any(problem.scales) and not entry.scales:
         raise ArgumentError(f"algorithm {request.algorithm!r} does not multiply operands with scales")
     suitable = (
@@ -72,7 +72,7 @@ def _of_collective(problem: Problem, suitable: Iterator[Arrangement]) -> Iterato
 
 
 def arrangements_in_place(problem: Problem) -> Iterator[Arrangement]:
-    """Yield the arrangements that redistribute no matrix, if A, B and C lie on one grid of all ranks; else none."""
+    """Yield the arrangements without redistribution, if A, B and C are on one grid of all ranks; else nothing."""
     C, request = problem.C, problem.request
     shape = pr, pc = C.distribution.grid_shape
     alike = problem.A.grid == problem.B.grid == C.grid and pr * pc == problem.size and not problem.ideal

@@ -167,7 +167,7 @@ def best_grids(
     fits: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None,
     anyhow: bool = False,
 ) -> list[Partition]:
-    """Return the grids on which a rank receives the fewest words, best first, of those that leave few ranks idle.
+    """Return the grids on which a rank receives the fewest words, best first, among grids with few idle ranks.
 
     fits   : fits(Pr, Pc, c) returns which grids are allowed.
     anyhow : allow grids with more ranks than rows, columns or inner indices, if there are no other grids.

@@ -42,7 +42,7 @@ class Chase:
 
     @property
     def breadth(self) -> int:
-        """T, the tasks of a sweep in a tile: enough that a tile shares columns only with the next ones."""
+        """T, the tasks of a sweep in a tile: enough that a tile shares columns only with adjacent tiles."""
         return self.group + 2
 
     @property

@@ -39,7 +39,7 @@ def test_it_is_planned_saved_and_carried_out(comm: Any, grid: Any) -> None:
         assert C.report.counted == p.traffic(comm.rank)
     with pytest.raises(ArgumentError, match="mover 'tree' is not one of auto, mpi, shared, ibcast, ring, staged"):
         pdgemm(1, A, B, mover="tree", **asked)
-    with pytest.raises(ArgumentError, match="panels do not travel by 'tree'"):
+    with pytest.raises(ArgumentError, match="its mover 'tree' cannot transfer its panels"):
         Plan.from_json(p.to_json())
 
 

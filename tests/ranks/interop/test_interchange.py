@@ -85,7 +85,7 @@ def test_what_is_no_array(comm: Any, grid: Any) -> None:
         (scipy.sparse.coo_array((4, 4)), "a coo_array is sparse"),
         (np.ma.masked_array(np.ones((4, 4)), mask=np.eye(4)), "a masked array would lose its mask: fill it first"),
         ([np.ma.array(row) for row in np.ones((4, 4))], "would lose its mask"),
-        (object(), "<object object at .* is no array, and does not export one"),
+        (object(), "<object object at .* is not an array, and does not export one"),
         (Late(), "NumPy cannot read this Late as an array: Can't call .* grad. Use tensor.detach"),
         (np.array([[None]]), "elements are numbers"),
     ]
@@ -103,7 +103,7 @@ def test_what_is_no_array(comm: Any, grid: Any) -> None:
             assert "\n" not in str(caught.value)
     with pytest.raises(ArgumentError, match="array is None: where one rank alone has the array, all .* root="):
         DistMatrix.from_global(None, grid=grid)
-    with pytest.raises(TypeError, match="None is no array, and does not export one"):
+    with pytest.raises(TypeError, match="None is not an array, and does not export one"):
         DistMatrix.from_local(None, (4, 4), grid=grid)
 
 

@@ -173,7 +173,7 @@ def test_the_same_exception_on_all_ranks(comm: Any) -> None:
             (ArgumentError, 'trans is "N" or "T"', lambda: syrk(1, A, trans="C")),  # type: ignore[arg-type]
             (ArgumentError, "unknown options: depth", lambda: syrk(1, A, depth=3)),  # type: ignore[call-arg]
             (ArgumentError, "unknown options: triangle", lambda: syrk(1, A, triangle="U")),  # type: ignore[call-arg]
-            (ArgumentError, "forms all of C", lambda: syrk(1, A, algorithm="stationary_b")),
+            (ArgumentError, "computes all of C", lambda: syrk(1, A, algorithm="stationary_b")),
             (LayoutError, "shape mismatch", lambda: syrk(1, B, 0, DistMatrix.zeros((6, 6), grid=grid, dtype="c8"))),
         ]
         for error, message, call in calls:

@@ -104,7 +104,7 @@ def test_the_fastest_is_chosen() -> None:
     assert "of bound" in text and "no algorithm sends less than 1.97 M words per rank, in fewer than 6 rounds" in text
     scatter = collective_costs("scatter", parts_of("scatter", 640, 64), kind, 64, machine)
     assert {x.words for x in scatter} == {630}  # which the root sends
-    with pytest.raises(ArgumentError, match="all_gather on 5000 ranks is of too many messages to be simulated"):
+    with pytest.raises(ArgumentError, match="all_gather on 5000 ranks sends too many messages to simulate"):
         choose_collective("all_gather", (1,) * 5000, kind, 5000, machine)
 
 
