@@ -19,7 +19,7 @@ So a submatrix does not need a separate class: its distribution is again block-c
 slices of the local arrays of the matrix.
 
 Every function takes one index or an array of indices.  Part -1 is a rank outside the grid, which holds no elements.
-The formulas are those of ScaLAPACK's NUMROC, INDXG2P, INDXG2L and INDXL2G (Blackford et al., ScaLAPACK Users' Guide,
+The formulas are ScaLAPACK's NUMROC, INDXG2P, INDXG2L and INDXL2G (Blackford et al., ScaLAPACK Users' Guide,
 1997, ch. 4), with indices from 0.
 """
 
@@ -43,8 +43,8 @@ Block = int | tuple[int, int]  # block sizes, mb = nb or (mb, nb)
 class BlockCyclic:
     """The distribution of n indices in blocks of `block`, assigned cyclically to `parts` owners, `source` first.
 
-    skip : number of indices that the first block lacks, skip < block; where it is negative, the first block is longer
-           than the others by -skip indices.
+    skip : number of indices missing in the first block, skip < block; if it is negative, the first block is longer than
+           the others by -skip indices.
 
     >>> from pdgemm import BlockCyclic
     >>> rows = BlockCyclic(10, 2, 3)
@@ -177,7 +177,7 @@ class BlockCyclic:
         return (part - self.source) % self.parts
 
     def _lacking(self, part: int) -> int:
-        """Return the number of indices that the first block of `part` lacks."""
+        """Return the number of indices missing in the first block of `part`."""
         return self.skip if part == self.source else 0
 
     def _from_0(self, block: Index) -> Index:

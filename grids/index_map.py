@@ -36,7 +36,7 @@ class StridedRuns(NamedTuple):
     source_stride: int
     target_stride: int
     repeats: int  # number of runs
-    length: int  # of each run
+    length: int  # length of each run
 
 
 class IndexMap:
@@ -172,7 +172,7 @@ class CommonRefinement(NamedTuple):
 
     starts: np.ndarray  # first global index of each run
     lengths: np.ndarray
-    owner: np.ndarray  # of each run in the first layout
+    owner: np.ndarray  # owner of each run in the first layout
     other: np.ndarray  # owner of each run in the second layout
 
 

@@ -1,4 +1,4 @@
-"""Layout: the owners of the elements of a matrix and the storage of local arrays, which is all that a plan needs."""
+"""Layout: the owners of the elements of a matrix and the storage of local arrays, from which plans are made."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Layout:
         last, shape = self.__dict__.get("_last_shape", (-1, (0, 0)))
         if rank is None:
             shape = self.distribution.rows.largest, self.distribution.cols.largest
-        elif rank != last:  # a rank needs its own shape again and again
+        elif rank != last:  # a rank's own shape is needed often
             shape = self.distribution.local_shape(self.coords(rank))
             self.__dict__["_last_shape"] = rank, shape
         return shape

@@ -23,7 +23,7 @@ from pdgemm.support.watchdog import CODE, end_job
 
 WHERE = "/dev/shm"  # file system of Linux for memory that processes share
 ZERO = "/dev/zero"  # source of the zeros that fill memory
-_LEAST = 1 << 22  # bytes per rank: of the smallest window, and left free for MPI, whose own windows also grow
+_LEAST = 1 << 22  # bytes per rank of the smallest window; as many are left free for the windows of MPI, which also grow
 _PATIENCE = 1e-3  # seconds of waiting without sleep; a rank that waits longer leaves its core to other ranks
 _NAP = 2e-4  # seconds; with shorter, later naps, as in `poll_until`, ranks with uneven work take 15% longer
 _LEVELS = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)  # 0 to 3 in Open MPI
@@ -108,7 +108,7 @@ class NodeMemory:
             self.window.fence()
 
     def gather(self, words: np.ndarray) -> np.ndarray:
-        """Do what `sync` does, and return the words of all ranks, a row per rank.  Collective over the node."""
+        """Synchronise as `sync`, and return the words of all ranks, a row per rank.  Collective over the node."""
         if self.alone:
             return words[None, :]
         rows = np.empty((self.node.size, words.size), words.dtype)

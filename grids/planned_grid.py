@@ -27,7 +27,7 @@ class Draft:
 
 
 class Echo:
-    """A substitute for a communicator: this rank is rank 0, and receives its own values as those of all ranks."""
+    """A substitute for a communicator: this rank is rank 0, and receives its own value from each rank."""
 
     rank, handle = 0, 0
 

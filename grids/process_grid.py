@@ -58,7 +58,7 @@ class ProcessGrid:
     Threads: the first grid of a process reduces the number of BLAS threads to the rank's share of
     the cores of its node, unless OMP_NUM_THREADS or a similar variable is set (see `pdgemm.local.blas.threads`).
 
-    PDGEMM_RANKS_PER_NODE=n treats each n consecutive ranks of a node as a node of their own.
+    PDGEMM_RANKS_PER_NODE=n treats each n consecutive ranks of a node as a separate node.
     PDGEMM_NODE_MEMORY is the largest number of bytes that the ranks of a node share, 0 for none; by default it is half
     of the free bytes in /dev/shm.
 
@@ -108,7 +108,7 @@ class ProcessGrid:
         """Return a grid of the same communicator for use inside a product: this grid, a cached grid or a new grid.
 
         rank_map : the ranks, layer by layer, row by row.  Collective if the grid is new.  The last WORK_GRIDS grids are
-        kept until the last grid of the communicator is freed, so that a repeated product creates no communicators.
+        cached until the last grid of the communicator is freed, so that a repeated product creates no communicators.
         """
         check_not_freed(self.comm)
         if (self.shape, self.layers, self.rank_map) == (shape, layers, rank_map):
@@ -151,7 +151,7 @@ class ProcessGrid:
 
     @property
     def base(self) -> ProcessGrid:
-        """The grid itself: this grid or, if this is a transposed view, the grid of which it is the view."""
+        """The underlying grid: this grid or, if this is a transposed view, the grid that it shows."""
         return self.T if self.transposed else self
 
     @property
@@ -327,7 +327,7 @@ def _same(grid: ProcessGrid) -> ProcessGrid:
 
 
 def _shared(comm: MPI.Intracomm) -> _Shared | None:
-    """Return the duplicate that the grids of `comm` share; None where there is none yet, or it was freed.  Local."""
+    """Return the duplicate that the grids of `comm` share; None if there is none yet, or it was freed.  Local."""
     shared: Any = comm.Get_attr(_DUPLICATE)
     return shared if shared is not None and shared.grids else None
 

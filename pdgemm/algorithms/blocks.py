@@ -1,4 +1,4 @@
-"""from_blocks() makes a matrix from blocks of any size on the ranks; to_blocks() returns to each rank its own parts."""
+"""from_blocks() makes a matrix from blocks of any size on the ranks; to_blocks() copies parts of a matrix to ranks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def from_blocks(
             Where all of them are on the device of the result, they stay there.
     rows, cols : the indices of the block: a pair (start, stop), a slice or a range; for a list of blocks a list of
             these, or one for all blocks.  Without `rows` a block starts at row 0, without `cols` at column 0.
-    axis  : replaces rows and cols.  0: the blocks are stacked in the order of the ranks; 1: they lie side by side.
+    axis  : replaces rows and cols.  0: the blocks are stacked in the order of the ranks; 1: they are side by side.
     shape : (m, n); by default the smallest matrix that contains all blocks.
     block, source, order, device : layout of the result, as in `DistMatrix.empty`.
 
@@ -106,13 +106,13 @@ def set_from_blocks(
 
 
 def to_blocks(A: DistMatrix, rows: Range | list[Range] = None, cols: Range | list[Range] = None) -> Any:
-    """Return A[rows, cols] as an array; each rank requests its own part.  Collective over the grid of A.
+    """Return A[rows, cols] as an array; ranks may request different parts.  Collective over the grid of A.
 
     A    : DistMatrix (m, n), or a view.
-    rows, cols : a pair (start, stop), a slice or a range; None for all.  Ranks may request different parts, the same
-           elements, or none, (0, 0).  With a list of ranges the result is a list of arrays.
+    rows, cols : a pair (start, stop), a slice or a range; None for all; (0, 0) for no elements.  Parts of several ranks
+           may have elements in common.  With a list of ranges the result is a list of arrays.
 
-    The arrays are row-major NumPy arrays of the type of A.  Of a matrix on a device, its smallest part that contains
+    The arrays are row-major NumPy arrays of the type of A.  If A is on a device, the smallest part of A that contains
     the elements of all ranks is copied to the host.
 
     Cost per rank: each requested element on another rank is sent once for each part, in one exchange.

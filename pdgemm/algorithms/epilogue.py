@@ -46,8 +46,8 @@ class Epilogue:
     residual : DistMatrix (m, n) of any layout over the ranks of C, which shares no memory with C.
     aux : DistMatrix (m, n) in the layout of C, overwritten with the argument of f; with `gradient` it is read.
 
-    Of batches (`matmul_batched`), matrices are batches with the owners of C, whose items are of C's shape, or vectors
-    for each item; an array is for all items.
+    For `matmul_batched`, matrices are batches with the owners of C; their items have the shapes of C's items, or are
+    vectors for them.  An array is used for all items.
 
     It is computed in the type of accumulation, once, after the last sum, and then rounded to the type of C; `beta C` is
     part of the sums.  Real and complex products; an activation needs a real one.  Operands may be of any real type, or

@@ -86,7 +86,7 @@ class Prepared:
             how = f"{mover}, {MOVERS[mover].summary}" if mover in MOVERS else mover
             log_plan(A.grid.comm.rank, plan, how, partial(explain, plan), workspace.sizes)
         if device := devices.of(C.stored):
-            device.current_stream().synchronize()  # which may still write to A and B
+            device.current_stream().synchronize()  # the caller's work may still write to A and B
         with Wait():
             self._connect()
         self._synchronized = True  # no rank writes to A or B between here and a run, unless it is called later
@@ -214,7 +214,7 @@ class Prepared:
         end = perf_counter()
         report = partial(
             _report, plan, A.grid, C.grid.coords, recorder, end - start, reports, sharing, self._operands.names
-        )  # which keeps neither matrices nor buffers
+        )  # the function holds neither matrices nor buffers
         if trace:
             trace.add((HOST, "pdgemm", start, end, 0, lambda: report().as_dict()))
         return report

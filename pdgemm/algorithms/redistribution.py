@@ -61,7 +61,7 @@ def redistribute(
     relabel      : map the ranks to a grid of the same shape such that most elements stay on their ranks.  If this map
                    reduces the words sent, Y is on a new grid, `Y.grid`, that the caller frees.
     memory_limit : bytes per rank for the message buffers.
-    protect      : compare the bits of Y with those of X by `checksum`; alpha must be 1, beta 0, and the types the
+    protect      : compare the bits of Y and X by `checksum`; alpha must be 1, beta 0, and the types the
                    same.  "detect" raises CorruptionError if the bits differ; "repair" redistributes again, three
                    times at most.
     check        : False skips the allreduce that makes all ranks raise the same exception.
@@ -207,7 +207,7 @@ def _check(X: DistMatrix, Y: DistMatrix) -> None:
 def _relabelled(
     X: DistMatrix, grid: ProcessGrid, block: int | tuple[int, int] | None, source: tuple[int, int]
 ) -> ProcessGrid:
-    """Return a grid of the shape of `grid` whose rank map keeps the most elements of X on their ranks."""
+    """Return a grid of the shape of `grid` whose rank map leaves the most elements of X on their ranks."""
     with together(X.grid.comm) as description:
         here = X.layout_in(X.grid)
         place = grid.rank_map_in(X.grid)

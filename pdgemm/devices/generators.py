@@ -1,4 +1,4 @@
-"""Elements that are functions of their global indices, computed on a GPU: the bits are those of the host.
+"""Elements that are functions of their global indices, computed on a GPU with the same bits as on the host.
 
 One kernel computes the hash of `element_functions.hashed`, integers of 64 bits, and scales it by a power of two,
 without rounding.  Normal random numbers use only operations that IEEE 754 defines (`normal_numbers`).

@@ -30,7 +30,7 @@ _PATIENCE = 30  # seconds until the child process is ended
 
 
 def support_reported() -> str:
-    """Return what the MPI library reports about its support for GPUs: "yes", "no" or "unknown"."""
+    """Return the support for GPUs that the MPI library reports: "yes", "no" or "unknown"."""
     try:
         return "yes" if ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support() else "no"
     except (AttributeError, OSError):
@@ -128,7 +128,7 @@ def self_test(comm: MPI.Intracomm, device: Device) -> str:
         multiply = device.multiply(1, x, y, z, False, False, tf32=False)
         with device.transfer_stream:
             buffers = [[device.to_device(x, "C") for x in (mine, 0 * mine)] for mine, _ in messages.values()]
-    except (MemoryError, RuntimeError) as bad:  # of CUDA, too
+    except (MemoryError, RuntimeError) as bad:  # also errors of CUDA
         lacking = f"its arrays cannot be allocated: {bad}"
     if comm.allreduce(bool(lacking), MPI.LOR):  # before any rank waits for a message
         return lacking

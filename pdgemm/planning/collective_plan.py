@@ -70,7 +70,7 @@ def choose_collective(
     machine: Machine,
     node: tuple[int, ...] | None = None,
 ) -> Collective:
-    """Return the collective with the fastest algorithm.  The arguments are those of `collective_costs`.
+    """Return the collective with the fastest algorithm.  Arguments as in `collective_costs`.
 
     node : the node of each rank, if it differs from the machine's; only algorithms that run on these nodes are chosen.
     """

@@ -118,7 +118,7 @@ class Problem:
 
     @property
     def rank_map(self) -> tuple[int, ...]:
-        """All ranks of the communicator, those of C's grid first."""
+        """All ranks of the communicator, the ranks of C's grid first."""
         rest = set(range(self.size)) - set(self.C.rank_map) if len(self.C.rank_map) < self.size else ()
         return (*self.C.rank_map, *sorted(rest))
 

@@ -292,7 +292,7 @@ def sample(size: int) -> tuple[int, ...]:
 def with_moves(arrangement: Arrangement, problem: Problem, spare: int | None = None) -> ProductPlan:
     """Return the plan of an arrangement, with the redistributions that it needs.
 
-    spare : bytes for the buffers of each exchange, beyond those of messages of one element; None: no limit.
+    spare : bytes for the buffers of each exchange, in addition to messages of one element; None: no limit.
     """
     size, there = problem.size, (problem.device, problem.staged, problem.nccl)
     moves = list[tuple[str, Exchange]]()

@@ -31,7 +31,7 @@ _TRIES = 6  # attempts of `on_more_ranks`
 
 
 def movers() -> tuple[str, ...]:
-    """Return the policies and movers that a question accepts: those for matrices on the host."""
+    """Return the policies and movers that a question accepts, which are for matrices on the host."""
     return (*POLICIES, *host_movers())
 
 

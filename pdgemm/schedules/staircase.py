@@ -116,7 +116,7 @@ class Staircase(NamedTuple):
                 yield self._tile(slice(lo, hi), slice(first - 1, last), False)._replace(square=True)
                 continue
             if last > first and least:
-                first -= bool(squares and self.meets is not None and self.meets[lo])  # which may begin a square
+                first -= bool(squares and self.meets is not None and self.meets[lo])  # it may begin a square
                 first = done + (first - done) // REGISTERS * REGISTERS if first - done >= least else done
             if first > done:
                 yield self._tile(slice(lo, hi), slice(done, first), True)
@@ -145,7 +145,7 @@ class Staircase(NamedTuple):
 class Triangle:
     """A triangle of a matrix of which each rank has a block.
 
-    name : "L" or "U"; "": all elements.   grid : its rows and columns are those of the blocks.
+    name : "L" or "U"; "": all elements.   grid : the grid of ranks; position (i, j) has block (i, j).
     rows, cols : the distributions whose parts form the blocks.
     """
 

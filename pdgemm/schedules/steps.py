@@ -132,7 +132,7 @@ class Bundle(NamedTuple):
 
 @lru_cache(maxsize=8)
 def bundled(steps: tuple[PanelStep, ...], width: int) -> tuple[Bundle, ...]:
-    """Return consecutive panels in bundles of total width <= `width`; a wider panel is a bundle of its own."""
+    """Return consecutive panels in bundles of total width <= `width`; a wider panel is a separate bundle."""
     bundles: list[list[PanelStep]] = []
     total = width
     for step in steps:

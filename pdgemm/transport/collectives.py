@@ -180,7 +180,7 @@ class _Vectors:
 
 
 class _Pairs:
-    """The parts that one rank holds, by pair of source and target rank: its own parts, and parts that it receives."""
+    """The parts that one rank holds, by pair of source and target rank: its parts on entry, and received parts."""
 
     def __init__(self, collective: Collective, parts: dict[int, Parts], places: dict[int, Parts]) -> None:
         self._counts, self._dtype, self.parts, self._places = collective.counts, collective.dtype, parts, places

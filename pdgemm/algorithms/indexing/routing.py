@@ -113,7 +113,7 @@ class Routing:
         self.counts = tuple(np.bincount(owner, self.sizes, X.grid.size).astype(int).tolist())  # rows of each rank
         self._no_group = np.flatnonzero(numbers < 0)
         places = np.arange(len(chosen))
-        self._pairs = {  # by the rows of the matrix, and the direction
+        self._pairs = {  # key: the number of rows of the matrix, and the direction
             (self.rows * self.choices, False): IndexPairs(places, self._chosen),
             (self.rows, True): IndexPairs(self._chosen // self.choices, places),
             (self.rows * self.choices, True): IndexPairs(self._chosen, places),

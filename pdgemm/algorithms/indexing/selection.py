@@ -150,11 +150,11 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
             arguments.append("under a mask")
     if mask is not None:
         (where,), *_ = fitted("A[mask] = x", (mask,), A)
-        with together(A.grid.comm, A.device != devices.HOST):  # a device may lack memory on one rank
+        with together(A.grid.comm, A.device != devices.HOST):  # a device may be out of memory on one rank
             _set_under_mask(A.stored, where, _number(value, A.dtype))
     elif isinstance(value, DistMatrix):
         if common.flag:
-            with together(A.grid.comm):  # a rank may lack memory
+            with together(A.grid.comm):  # a rank may be out of memory
                 value = value.copy()
         if value.shape != whole:
             A[key] = value.allgather()
@@ -245,7 +245,7 @@ def _set_under_mask(x: Array, where: Array, number: Any) -> None:
 
 
 def _places(dim: BlockCyclic, indices: range | np.ndarray, part: int) -> tuple[Any, np.ndarray]:
-    """Return the local indices of those `indices` that a part owns, and the positions of these in `indices`."""
+    """Return the local indices of all `indices` that `part` owns, and their positions in `indices`."""
     if isinstance(indices, range):
         window = dim.window(indices.start, indices.stop)
         return dim.local_window(indices.start, indices.stop, part), window.indices(part)

@@ -91,11 +91,11 @@ class HermitianTiles:
         for x, classes in ((self._A.T, len(self._rows)), (self._A, len(self._cols))):
             order = np.argsort(np.arange(x.shape[1]) // self._plan.by_class.block % classes, kind="stable")
             order = np.argsort(order) if back else order
-            for some in slabs(*x.shape) if classes > 1 and x.size else ():  # of rows, which fit in cache
+            for some in slabs(*x.shape) if classes > 1 and x.size else ():  # slabs of rows that fit in cache
                 x[some] = x[some, order]
 
     def _parts(self, panel: Panel, start: int) -> Iterator[PartOfTriangle]:
-        """Yield the parts in the rows and columns from `start` on; those below the diagonal have a block of columns."""
+        """Yield the parts in rows and columns from `start` on; parts below the diagonal have one block of columns."""
         by_class, b = self._plan.by_class, self._plan.by_class.block
         for c, cols in self._cols.items():
             first = by_class.below(start, c)

@@ -170,18 +170,19 @@ class ChosenColumns:
 class PivotedHouseholder(Householder):
     """Overwrites A (m, n) with R and the reflectors of Q, where A P = Q R, as `Householder` with tau.
 
-    Y = G X, where X is the trailing matrix and G has normal random numbers.  Columns of Y are about as long as those of
-    X, relative to each other, and so are their distances to the span of other columns: LAPACK's geqp3 of Y chooses the
-    columns of a panel, and geqp3 of the panel orders them.  If X P = Q [R11 R12; 0 X'] and G X P = [Y1 Y2], then
-    Y2 - Y1 R11^-1 R12 is a sketch of X'.  Its rounding errors are about eps times the sketch that was drawn, so a new
-    sketch is drawn where X' may be as small as sqrt(eps) times the trailing matrix from which that one was drawn.
+    Y = G X, where X is the trailing matrix and G has normal random numbers.  The columns of Y have about the same
+    relative lengths as the columns of X, and the same distances to the span of other columns: LAPACK's geqp3 of Y
+    chooses the columns of a panel, and geqp3 of the panel orders them.  If X P = Q [R11 R12; 0 X'] and
+    G X P = [Y1 Y2], then Y2 - Y1 R11^-1 R12 is a sketch of X'.  Its rounding errors are about eps times the sketch that
+    was drawn, so a new sketch is drawn where X' may be as small as sqrt(eps) times the trailing matrix from which that
+    one was drawn.
 
     Cost per rank on P ranks: that of `Householder`, and 2 m n b/P flops for each sketch, with b rows; on the first rank
     3 n^2 b to choose columns, and to update the sketch.
     """
 
     def __init__(self, task: Task[PivotedSchedule], pivots: ChosenColumns) -> None:
-        self._orders = np.zeros(len(pivots.tau), INDEX)  # of each panel
+        self._orders = np.zeros(len(pivots.tau), INDEX)  # the order of columns in each panel
         super().__init__(task, pivots.tau, order=self._orders)
         self._schedule, self._pivots = task.schedule, pivots
         self._sketch: np.ndarray | None = None  # Y, only on the first rank; None: it is to be drawn

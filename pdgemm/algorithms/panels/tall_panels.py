@@ -150,7 +150,7 @@ def tsqr(leaf: Leaf, tree: Tree, comm: MPI.Comm, recorder: Recorder) -> np.ndarr
             return tuple(np.concatenate([R, x.ravel()]) for x in (C[:height], C[height:]))  # type: ignore[return-value]
 
     mine = descend(tree, comm, mine, split, recorder)
-    with together(comm), recorder.phase("compute"):  # a device may lack memory on one rank
+    with together(comm), recorder.phase("compute"):  # a device may be out of memory on one rank
         leaf.form(mine[packed_words(k, k) :].reshape(-1, k))
     return unpacked(mine[: packed_words(k, k)], upper)
 
@@ -176,7 +176,7 @@ def cholesky_qr(A: Array, copy: Combine, Q: Array, tree: Tree, m: int, comm: MPI
     tree : `gram_tree` of these rows.   m : the number of rows of all ranks.
 
     A pass factors Q^H Q = R^H R and divides, Q := Q R^-1.  A pass is the last one if it measures |Q^H Q - I|_F <= 1/2:
-    then |R^-1|^2 <= 2, and the errors of Q are those of this product and this division, O(k eps).  The first pass may
+    then |R^-1|^2 <= 2, and the errors of Q are the errors of this product and division, O(k eps).  The first pass may
     add a shift s to the diagonal, as Fukaya et al. do, after the columns are scaled to length 1.  One rank computes the
     factor of Q^H Q and sends it to all ranks, so that R is the same on all ranks to the last bit.
 
@@ -185,7 +185,7 @@ def cholesky_qr(A: Array, copy: Combine, Q: Array, tree: Tree, m: int, comm: MPI
     k = Q.shape[1]
     upper, whole = ~np.tri(k, k=-1, dtype=bool), np.eye(k, dtype=Q.dtype, order="F")  # R of all passes
     shift = 0.0
-    on_device = of(Q) is not None  # which may lack memory on one rank
+    on_device = of(Q) is not None  # a device may be out of memory on one rank
     with together(comm, on_device), recorder.phase("compute"):
         G = new_gram(Q)
         for rows in row_blocks(Q):

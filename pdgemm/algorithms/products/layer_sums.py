@@ -196,7 +196,7 @@ class LayerSums:
                 traffic.received(int(counts[me]))
 
     def _store(self, mine: Array, window: Window, own: Array | None) -> None:
-        """Store a window of this rank's part of C.   own : this rank's sums, if `mine` has only those of the others."""
+        """Store a window of this rank's part of C.   own : this rank's sums, if `mine` has only the other ranks'."""
         if own is not None:
             mine += own
         if self._part is None or not mine.size:

@@ -6,7 +6,7 @@ errors in panels, messages, sums, buffers of reductions and redistributed copies
 error in the received panel would not be detected.)
 
 Weights have random signs, so that the sums of positive matrices stay small, and absolute values from 1 to 2 of 24
-significant bits.  Signs alone do not suffice: an element of A with an error delta on one rank changes the checksum by
+significant bits.  Signs would not suffice: an element of A with an error delta on one rank changes the checksum by
 delta sum_j b_kj x_j over this rank's columns j; if all b_kj are equal, weights of +1 and -1 cancel in one of about
 sqrt(columns) cases.  Integers have odd weights of 32 bits: an error of one element, times an odd number, is never 0
 modulo 2^32.
@@ -50,7 +50,7 @@ _SPREAD = (7 / 3) ** 0.5  # root mean square of the weights
 _SLAB = 1 << 19  # bytes of a slab, which is read several times while it is in the cache
 _STREAM = 0x5EED
 
-Sizes = Callable[[np.ndarray, slice], np.ndarray]  # of a slab's rows, from the slab and the slice of its columns
+Sizes = Callable[[np.ndarray, slice], np.ndarray]  # (slab, slice of its columns) -> sizes of the slab's rows
 
 
 class Verdict(NamedTuple):
@@ -105,7 +105,7 @@ _HYPOT = MPI.Op.Create(_joined, commute=True)  # joins the 2-norms of the parts 
 class RowChecksums:
     """The checksums of one product.  Collective over the grid: `begin`, `end` and `changed`.
 
-    buffers : of the plan (`ChecksumPlan.buffers`).   compute : the type that operands are rounded to.
+    buffers : the plan's `ChecksumPlan.buffers`.   compute : the type that operands are rounded to.
     entry : the buffer for a copy of C on entry; None: no copy is made.
     unknown : number of rows of C that could not be compared, because the size of their rounding errors is not known.
     """
@@ -219,7 +219,7 @@ class RowChecksums:
         return np.where(_absolute(part).max(axis=1) <= self._most_operand, sizes, np.inf)
 
     def end(self, sharp: bool) -> Verdict:
-        """Compare C with its checksums.   sharp : rows with residuals far above those of most rows are wrong, too."""
+        """Compare C with its checksums.   sharp : rows with residuals far above most residuals are wrong, too."""
         (rows_a, _), _, (rows_c, cols_c) = (x.indices() for x in (self._A, self._B, self._C))
         residuals, (_, of_a, of_c) = self._vectors["C x"], self._own
         residuals[:] = 0

@@ -4,8 +4,8 @@ One exchange gathers whole columns on each rank; `sort` and `cumsum` are then lo
 
 Elements by position are determined by counting; no element is sent.  A real number of b bits is mapped to a key, an
 integer of b bits: larger numbers have larger keys, and NaN has the largest.  The key at a position of the sorted order
-is determined byte by byte: each rank counts in its own sorted keys how many keys are less than each of the 255 next
-guesses, and the counts are summed over the ranks.  After b/8 steps the key is known exactly, and so is its element.
+is determined byte by byte: each rank counts how many of its sorted keys are less than each of the 255 next guesses, and
+the counts are summed over the ranks.  After b/8 steps the key is known exactly, and so is its element.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def cumsum(a: DistMatrix, axis: int) -> DistMatrix:
     """Return the cumulative sums of the elements along an axis.  Collective over the grid.
 
     Sums of bool and integers are int64, as in `A.sum`; 16-bit floats are added up in float32.  Each column (row) is
-    added up on one rank, on the host in order, so that the result does not depend on the layout.  Cost as of `sort`
+    added up on one rank, on the host in order, so that the result does not depend on the layout.  Cost as for `sort`
     along an axis.  Error: at most (m - 1) eps sum |a| to first order (Higham 2002, 4.2).
     """
     return _through_columns("cumsum", a, axis, _added_up)

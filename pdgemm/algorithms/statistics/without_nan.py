@@ -56,7 +56,7 @@ def nanstd(a: DistMatrix, axis: int | None = None, ddof: int = 0) -> Any:
 
 
 def _whole(a: DistMatrix) -> bool:
-    """Are the elements whole numbers, of which none can be NaN?"""
+    """Are the elements whole numbers, which cannot be NaN?"""
     return a.dtype.kind in "biu"
 
 

@@ -40,7 +40,7 @@ def op_letter(trans: str, name: str) -> str:
 
 
 def as_whole(value: Any, name: str, least: int = -_MOST - 1, most: int = _MOST) -> int:
-    """Return an integer within bounds, by default those of 64 bits.  Raises ArgumentError."""
+    """Return an integer within bounds, by default of 64 bits.  Raises ArgumentError."""
     try:
         number = None if isinstance(value, (bool, np.bool_)) else index(value)
     except TypeError:

@@ -23,8 +23,8 @@ class Emulation:
     sums   : the type in which products are added up.
     scaled : slices are integers, and s is a power of two above the largest element of a row of A, or a column of B, in
         a panel.  Otherwise s = 1, and each element of a slice has its own exponent.
-    error  : bound of errors besides those of sums over k, relative to k times the largest elements of a row of A and
-        of a column of B if `scaled`, else to |A||B|.
+    error  : bound of errors without the errors of sums over k, relative to k times the largest elements of a row of A
+        and of a column of B if `scaled`, else to |A||B|.
     """
 
     slices: int

@@ -123,7 +123,7 @@ def first(name: str, find: Callable[..., Array], best: Callable[..., Array], bet
         if isinstance(x, np.ndarray):
             where = find(x, axis=axis)
             values = np.take_along_axis(x, np.expand_dims(where, axis), axis).squeeze(axis)
-        else:  # of several NaN, CuPy's argmin and argmax find any one
+        else:  # CuPy's argmin and argmax find any of several NaN
             values = _extreme(best, x, axis)
             where = np.argmax((x == np.expand_dims(values, axis)) | (x != x), axis=axis)
         return values, np.take(beside(indices, x), where)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-Coefficients = tuple[float, ...]  # of a polynomial, the constant first
+Coefficients = tuple[float, ...]  # coefficients of a polynomial, the constant first
 
 # AS 241: quotients of polynomials of 0.425^2 - q^2, of r - 1.6 and of r - 5, where q = 1/2 - p and r = sqrt(-log p)
 _CENTRE: tuple[Coefficients, Coefficients] = (
@@ -104,7 +104,7 @@ def _divided(of: tuple[Coefficients, Coefficients], x: str) -> str:
     return f"{_written(of[0], x)} / {_written(of[1], x)}"
 
 
-STATEMENTS = [  # of the hash h, an unsigned long long; the number is v, a double
+STATEMENTS = [  # C statements that compute the number v, a double, from the hash h, an unsigned long long
     f"double p = (static_cast<double>(h >> 1) + 0.5) * {_SCALE!r}",
     "double q = 0.5 - p",
     f"double r = {_SQUARE!r} - q * q",

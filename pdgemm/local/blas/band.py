@@ -109,7 +109,7 @@ class Bulges:
             start = s + 1 + t * b
             m = min(b, self.n - start)
             at_m, tau_at = integers + 4 * m, v_at + b * size
-            x = (start - b if t else s) * ld + start + b  # of the column that is cleared
+            x = (start - b if t else s) * ld + start + b  # offset of the column that is cleared
             x_at = base + x * size
             if t:
                 larf(right, at_m, at_b, before_at, one, before_at + b * size, x_at, at_ld, work)
@@ -122,7 +122,7 @@ class Bulges:
             if t and b > 1:
                 larf(left, at_m, at_b - 4, v_at, one, tau_conj, x_at + ld * size, at_ld, work)
             D = start * ld + start + b
-            last, end = D + (m - 1) * ld, D + m - 1  # of the last column and row of the block on the diagonal
+            last, end = D + (m - 1) * ld, D + m - 1  # offsets of the last column and row of the block on the diagonal
             mirrored = flat[end : end + (m - 1) * ld : ld]
             flat[last : last + m - 1] = mirrored if real else mirrored.conj()
             D_at = base + D * size

@@ -66,9 +66,9 @@ def prepare(
 ) -> Callable[[Any], None]:
     """Return the product C := alpha op(A) op(B) + beta C of these arrays as a function of beta.  Local.
 
-    Arguments and errors are those of `gemm_accumulate`; with tf32 a device may round float32 operands to 11 bits.
+    Arguments and errors as in `gemm_accumulate`; with tf32 a device may round float32 operands to 11 bits.
     The function may be called repeatedly; a call multiplies the current elements and adds a microsecond to the time of
-    BLAS.  The function keeps references to the arrays, whose memory must not be reallocated.
+    BLAS.  The function holds references to the arrays, whose memory must not be reallocated.
     """
     if not C.size or not A.shape[1]:
         return partial(scale, C=C)

@@ -1,6 +1,6 @@
 """QR factorisations on one rank, in compact form and with column pivoting; Gram matrices, products and quotients.
 
-Of arrays with many rows the host works on blocks of rows that fit in cache, row-major and contiguous, and passes their
+For arrays with many rows the host works on blocks of rows that fit in cache, row-major and contiguous, and passes their
 transposes to BLAS, which takes column-major arrays.  A device works on all rows at once.
 """
 
@@ -193,7 +193,7 @@ class LeadingTriangle:
     most : the number of columns of R.   order : the order of the triangle.
 
     With each column, laic1 updates estimates of the largest and the smallest singular value, and of their left
-    singular vectors (Bischof, SIAM J. Matrix Anal. Appl. 11(2), 1990).  A diagonal alone may not show a small value.
+    singular vectors (Bischof, SIAM J. Matrix Anal. Appl. 11(2), 1990).  The diagonal of R may not show a small value.
     """
 
     def __init__(self, dtype: np.dtype, most: int, rcond: float) -> None:

@@ -27,7 +27,7 @@ class Secular(NamedTuple):
 
     d, z, rho : the part that is not deflated, with d ascending, rho > 0 and |z| = 1 up to rounding.
     columns   : the columns of diag(V1, V2) that belong to d.
-    upper, lower : for each of these columns, whether it has elements in the rows of V1, and in those of V2.
+    upper, lower : for each of these columns, whether it has elements in the rows of V1, and in the rows of V2.
     rotations : (p, q, c, s) in order: columns p and q become c p + s q and c q - s p before anything else.
     values, deflated : the eigenvalues that are known already, and their columns of diag(V1, V2).
     """

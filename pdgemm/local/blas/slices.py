@@ -19,7 +19,7 @@ Below the least normal number 2^-1022 there is an error of (|alpha| + 1) 2^-1075
 
 Bound for bf16x9.  A is the sum of its slices, also if it is subnormal: second and third slices are multiplied by
 2^8 and 2^16 before they are cut.  Slices are truncated, so that |X_2| 2^-8 < 2^-7 |x| and |X_3| 2^-16 < 2^-15 |x|.
-All nine products are formed.  Sums of level 1 are rounded as those of float32 are, and sums of level 2, over twice as
+All nine products are formed.  Sums of level 1 are rounded as float32 sums are, and sums of level 2, over twice as
 many terms, have a weight of 2^-6.  Hence
 
     |C - C^| <= 1.04 gamma_(k+4) |alpha||A||B| + 9 k (|alpha| + 1) 2^-149,   where k 2^-24 < 0.01.

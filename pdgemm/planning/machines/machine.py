@@ -61,7 +61,7 @@ class Machine:
     overlap : the fraction of a transfer that is hidden behind a product of the same duration, 0 to 1.
     panel_overhead : seconds of each panel in addition to its transfers and its product.
     call_overhead : seconds of each call in addition to its panels.
-    peak   : flops per second of a rank at 16 bits by its maker, of which MFU is a share; None: the largest of gamma.
+    peak   : the maker's flops per second of a rank at 16 bits, to which MFU refers; None: the largest rate of gamma.
     memory : bytes of a rank; None: unknown.
     functions : seconds of a float32 element in functions of a model's layers, each forward and backward together, and
         in an update of the optimizer with its norm; a function that is missing takes the time of its memory passes.
@@ -282,7 +282,7 @@ def _away(node: int, stride: int, length: int, ranks: int) -> float:
     group = stride * length
     groups = np.arange(max(1, ranks // group))[:, None] * group
     firsts = np.unique((groups + np.arange(stride)) % node)[:, None]  # the first rank of a line, counted on its node
-    ends = np.arange(0, group + 2 * node, node)  # of nodes, from the one where a line begins
+    ends = np.arange(0, group + 2 * node, node)  # the ends of nodes, from the node where a line begins
     counts = np.diff((-((firsts - ends) // stride)).clip(0, length))  # ranks of a line on each node
     return 1 - float((counts * (counts - 1)).sum(axis=1).min()) / (length * (length - 1))
 

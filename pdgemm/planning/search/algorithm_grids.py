@@ -1,4 +1,4 @@
-"""The grids that the planner compares: of the grids on which an algorithm runs, those with the fewest words."""
+"""The grids that the planner compares: the grids on which an algorithm runs and sends the fewest words."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Search:
     """A search for grids.
 
     keep       : number of grids to return of each kind.
-    transposed : `mnk` and `request` are those of the product C^T = B^T A^T.
+    transposed : `mnk` and `request` describe the product C^T = B^T A^T.
     """
 
     mnk: tuple[int, int, int]

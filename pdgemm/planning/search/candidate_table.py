@@ -47,7 +47,7 @@ class Candidate:
 
     @property
     def ratio(self) -> float:
-        """The ratio of words to the lower bound; 1 where nothing needs to be sent and nothing is sent."""
+        """The ratio of words to the lower bound; 1 if both are 0."""
         if self.lower_bound_words:
             return self.words_per_rank / self.lower_bound_words
         return 1.0 if not self.words_per_rank else float("inf")

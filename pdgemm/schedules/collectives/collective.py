@@ -111,7 +111,7 @@ class Collective(LineSchedule):
         return [RankStep.of(self, step, place) for step in self.steps()]
 
     def traffic(self, rank: int) -> Traffic:
-        """Return the words and messages of a rank from its steps; `rounds` would compute those of all ranks."""
+        """Return the words and messages of a rank from its steps; sums over `rounds` would need all ranks' messages."""
         steps = self.messages_of(self.ranks.index(rank)) if rank in self.ranks else []
         sent = [words for step in steps for words in step.sent_to.values()]
         received = [words for step in steps for words in step.received_from.values()]

@@ -17,7 +17,7 @@ class CollectiveStep(NamedTuple):
     """Messages that are sent at the same time; entries with the same source and target are one message.
 
     source, target : places of ranks.   first, number : the range of parts that a message carries.
-    adds : the target adds these parts to its own parts; otherwise these parts overwrite its own parts.
+    adds : the target adds the received parts to its parts; otherwise it overwrites its parts with them.
     """
 
     source: np.ndarray
@@ -142,8 +142,8 @@ def halving_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveS
 def nearest_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """Send the partner, the nearest first, the parts that it still sums; their number halves in each step.
 
-    The sums are those of a binary tree over the members, so that twice as many members with half of the addends each,
-    summed in a tree as well, give the same bits.
+    The sums are formed as in a binary tree over the members, so that twice as many members with half of the addends
+    each, summed in a tree as well, give the same bits.
     """
     folded = _Folded(members, cuts)
     yield from folded.fold(int(cuts[-1]))

@@ -20,7 +20,7 @@ from pdgemm.support.remembered import remembered
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Collectives on disjoint sets of ranks, such as those of all grid columns, that run at the same time."""
+    """Collectives that run at the same time on disjoint sets of ranks, such as one in each grid column."""
 
     parts: tuple[Collective, ...]
 

@@ -20,7 +20,7 @@ from pdgemm.schedules.exchanges.exchange import DEVICE_BYTES, PACKED_BYTES, Bloc
 class RectangleExchange(Redistribution):
     """An exchange between rectangles and a layout as a value: its messages, traffic and memory, for any rank.
 
-    rectangles : the rectangles of each rank, each rectangle in an array of its own.
+    rectangles : the rectangles of each rank, each in a separate array.
     inward     : from the rectangles, of which no two overlap, into the layout; else from the layout into rectangles.
     in_order   : memory order of the arrays that are written.
     device, staged : as in `Product`.

@@ -57,7 +57,7 @@ class Chase:
     def cuts(self) -> list[int]:
         """The first x of each rank, and the number of all x at the end; the first rank has x = 0."""
         number = -(-(self.tasks(0) + self.group - 1) // self.breadth)
-        sweeps = np.maximum(self.n - np.arange(number) * self.breadth * self.b, 1)  # that have tasks there, about
+        sweeps = np.maximum(self.n - np.arange(number) * self.breadth * self.b, 1)  # approximate, with tasks there
         wanted = np.arange(1, self.ranks) * sweeps.sum() / self.ranks
         inner = np.searchsorted(np.cumsum(sweeps) - sweeps / 2, wanted)
         return [0, *np.maximum(inner, min(1, number)).tolist(), number]

@@ -133,7 +133,7 @@ class HouseholderSchedule(PanelSchedule):
             (w * widths[adds]).ravel(),
         )
         moves = self.direct(source, target, words) + self.direct(target, source, words)
-        read = signals(source, target[:, None], self.A.dtype.itemsize, COLS)  # that the whole sum has been read
+        read = signals(source, target[:, None], self.A.dtype.itemsize, COLS)  # the whole sum has been read
         return moves + [read] * self.shared
 
     @cached_property
@@ -299,7 +299,7 @@ class PivotedSchedule(HouseholderSchedule):
         telling = self.telling(panel, self.ranks[0])
         if number in self.drawn:
             if number:
-                yield from telling.rounds()  # that the first rank needs another sketch
+                yield from telling.rounds()  # the first rank sends that it needs another sketch
             m_loc, n_loc = self.heights[panel], self.cols_from(panel.start)
             yield Round([], products(grid, height, n_loc, m_loc[:, None]))
             yield from self.summing(panel).rounds()

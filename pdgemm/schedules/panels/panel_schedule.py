@@ -52,7 +52,7 @@ def diagonal_panels(rows: BlockCyclic, cols: BlockCyclic, width: int, stop: int 
 
 
 INDEX = np.dtype(np.int64)  # the type of pivots
-Window = tuple[slice, slice]  # of a local array
+Window = tuple[slice, slice]  # rows and columns of a local array
 _SAMPLES = 16  # trailing matrices whose balance is checked
 _UNEVEN, _NARROW = 1.25, 4  # limits of busiest share / mean share, and of panels / least number of panels
 
@@ -62,7 +62,7 @@ def is_balanced(layout: Layout, width: int) -> bool:
     """Do the ranks share the trailing matrices about evenly, in panels that are not much narrower than `width`?"""
     rows, cols = layout.distribution.rows, layout.distribution.cols
     (m, n), (pr, pc) = layout.distribution.shape, layout.distribution.grid_shape
-    if pr * pc == 1 or min(m, n) <= width or layout.distribution.block == (width, width):  # that of working copies
+    if pr * pc == 1 or min(m, n) <= width or layout.distribution.block == (width, width):  # as working copies
         return True
     busiest = every = 0
     for start in range(0, min(m, n), max(1, min(m, n) // _SAMPLES)):
@@ -77,7 +77,7 @@ def lower_tiles(
 ) -> Iterator[Tile]:
     """Yield tiles, in local indices, that cover a rank's elements on and below the diagonal in columns start to stop.
 
-    Ranges of columns are halved, where a block ends, until no element of a tile lies above the diagonal, or until they
+    Ranges of columns are halved, where a block ends, until no element of a tile is above the diagonal, or until they
     have at most `smallest` columns: tiles below the diagonal are as large as possible, and tiles on the diagonal exceed
     the triangle by less than `smallest` columns.
     most : square tiles of at most `most` columns, with the same rows and columns of A, may exceed it by one half.

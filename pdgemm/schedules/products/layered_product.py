@@ -1,7 +1,7 @@
 """The schedules of algorithms that divide the inner dimension, and reduce partial sums of C at the end.
 
 `Layered` is 2.5D and 3D: each layer of ranks multiplies over its inner indices by SUMMA or Cannon's algorithm.
-In `Inner` each rank is a layer of its own.
+In `Inner` each rank is a layer.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Inner(ReducedProduct):
     def rounds(self) -> Iterator[Round]:
         """Yield a product for each window of C; its partial sums are reduced during the product of the next window."""
         n, k_loc = self.mnk[1], np.array([self.A.local_shape(rank)[1] for rank in range(self.size)])
-        sums: list[Messages] = []  # of the previous window
+        sums: list[Messages] = []  # messages of the previous window
         for turn, window in enumerate(self.windows):
             work = WorkPiece((height(window), n, k_loc), share=self.formed.share(0))
             yield Round(sums, [work], hidden=not self.transport.shared)

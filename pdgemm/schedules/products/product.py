@@ -89,7 +89,7 @@ class Product(Schedule):
     nccl: bool = field(default=False, kw_only=True)
     compute: str = field(default="", kw_only=True)
     triangle: TriangleName = field(default="", kw_only=True)
-    on_grid: ClassVar[bool] = True  # False: the product runs on all ranks, on no grid of its own
+    on_grid: ClassVar[bool] = True  # False: the product runs on all ranks, without a process grid
     sums_follow: ClassVar[bool] = False  # are partial sums of C sent while the last panel is multiplied, not before?
     staged_names: ClassVar[dict[str, str]] = {}  # the buffers on the host by which buffers of the product are staged
 
@@ -254,7 +254,7 @@ class Product(Schedule):
 
 
 def on_ranks(rank_map: tuple[int, ...], shape: tuple[int, ...], size: int) -> bool:
-    """Does each position of the grid have a rank of its own, one of `size` ranks?"""
+    """Does each position of the grid have a different rank, one of `size` ranks?"""
     return len({*rank_map}) == len(rank_map) == prod(shape) and 0 <= min(rank_map) <= max(rank_map) < size
 
 

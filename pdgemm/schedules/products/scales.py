@@ -48,7 +48,7 @@ def plan_strips(
     """Return the exchange from a matrix of scales to the strip of each rank.
 
     operand    : "A" or "B", as the user calls it.   transposed : the product is C^T = B^T A^T.
-    spare      : bytes for messages beyond those of one element; None: no limit.
+    spare      : bytes for messages in addition to messages of one element; None: no limit.
     The strip of A has a row for each row that its rank multiplies, and a column for each block of inner indices, in
     ascending order; the strip of B is the transpose of that.  All strips are as large as the largest.
     """

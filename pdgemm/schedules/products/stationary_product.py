@@ -65,7 +65,7 @@ class Stationary(Product):
 
     @property
     def steps(self) -> tuple[PanelStep, ...]:
-        """The panels of columns; in each step, `a` maps the columns of a panel of C, and `b` those of a panel of B."""
+        """The panels of columns; in each step, `a` maps the columns of a panel of C, and `b` of a panel of B."""
         return summa_steps(self.C.distribution.cols, self.B.distribution.cols, self._width)
 
     def columns(self, step: PanelStep) -> np.ndarray:
@@ -75,7 +75,7 @@ class Stationary(Product):
     def order(self, rank: int) -> tuple[PanelStep, ...]:
         """Return the panels in the order in which a rank multiplies them, the same along a grid row.
 
-        Where ranks copy panels of B from their owners, each grid row begins with its own panels, as in `Summa.order`.
+        Where ranks copy panels of B from their owners, each grid row begins with its local panels, as in `Summa.order`.
         """
         i = self.C.coords(rank)[0]
         first = next((n for n, step in enumerate(self.steps) if step.row == i), 0) if self.transport.fetched else 0

@@ -37,7 +37,7 @@ class NcclShift(RingShift):
             return
         recorder, device, at = self._recorder, of(self._buffers), 0
         assert device is not None
-        recorder.order_copies_after_products()  # which have read the last block in this buffer
+        recorder.order_copies_after_products()  # these products have read the last block in this buffer
         for panel in self._held if self._initial else ():
             self._pack(panel, at)
             at += panel.array.size

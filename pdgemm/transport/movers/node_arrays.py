@@ -12,8 +12,8 @@ from pdgemm.local.arrays.device import Array, empty, of, shared_memory
 class NodeArrays:
     """Exposes arrays of every rank of the node for reading until `sync`.  Collective over the node.
 
-    exposed : by name, an array of this rank in node-shared memory, and the layout of the matrix of which the array is
-        the local array; None means that the array has the same shape on all ranks that are read from.
+    exposed : by name, an array of this rank in node-shared memory, and the layout of its matrix; None instead of a
+        layout: the array has the same shape on all ranks that are read from.
     The constructor and `sync` synchronise the node.  Between them no rank writes to an exposed matrix, and every rank
     reads it without messages; a buffer that is written meanwhile, such as a partial sum, may be read after a further
     synchronisation.
@@ -26,7 +26,7 @@ class NodeArrays:
         lying = self.memory.gather(np.array(words, np.int64).ravel()).reshape(-1, *np.shape(words)).tolist()
         self.memory.map_all([[array[2:] for array in arrays] for arrays in lying])
         here = [rank for rank, node in enumerate(grid.nodes) if node == grid.nodes[grid.comm.rank]]
-        self.lying = dict(zip(here, enumerate(lying)))  # by rank: node rank; strides, offsets of its arrays
+        self.lying = dict(zip(here, enumerate(lying)))  # rank -> (node rank, strides and offsets of its arrays)
 
     def __call__(self, name: str, rank: int) -> Array:
         """Return the array that a rank of the node has exposed under this name."""

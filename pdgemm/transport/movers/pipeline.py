@@ -71,7 +71,7 @@ class PanelRing:
         """Yield each step with its slot when its panels have arrived, with `lookahead` later steps in flight.
 
         local : does this rank own all panels of a step?  With lookahead >= 2, a local step is yielded before each other
-            step, whose panels arrive meanwhile; the order depends on the schedule alone.
+            step, whose panels arrive meanwhile; the order depends only on the schedule.
         """
         in_flight: deque[tuple[int, Step, Slot]] = deque()
         before = False  # was the last step multiplied before its turn?
@@ -158,11 +158,11 @@ class RingShift:
     ) -> None:
         self._comm, self._order, self._recorder, self._transfers = comm, order, recorder, transfers
         self._buffers, self._staged = buffers.reshape(slots, -1), staged.shared_out(slots) if staged else None
-        self._users = [list[Arrival]() for _ in range(slots)]  # of each buffer: the products that read it
+        self._users = [list[Arrival]() for _ in range(slots)]  # for each buffer: the products that read it
         self._turn, self._at = 0, slots - 1  # the buffer of the next block, and of the block in use
         self._held = [BlockPanel(x) for x in first]
         self._coming: list[BlockPanel] | None = None
-        self._leaving = [list[Arrival]() for _ in range(slots)]  # of each buffer: the requests that send its block
+        self._leaving = [list[Arrival]() for _ in range(slots)]  # for each buffer: the requests that send its block
         self._initial = comm.size > 1
 
     def start(self, to: int, source: int, shapes: Sequence[tuple[int, int]]) -> None:

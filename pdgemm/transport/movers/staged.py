@@ -1,6 +1,6 @@
 """The mover `staged` sends panels through pinned host memory, for MPI libraries that are not GPU-aware.
 
-Copies overlap with products in streams of their own; a panel is forwarded from the host memory in which it arrives.
+Copies run in separate streams and overlap with products; a panel is forwarded from the host memory that received it.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ Copies = list[Callable[[], object]]  # functions to call when the arrivals of a 
 PANEL, DIAGONAL, TRANSPOSED = 0, 2, 4
 ADDENDS, SUMS = 6, 7
 GATHER, ROWS, SPREAD = 1 << 12, (1 << 12) + 2, (1 << 12) + 6
-READY = 1 << 14  # of the signals that a panel may be read; all other tags are smaller
+READY = 1 << 14  # tag of the signals that a panel may be read; all other tags are smaller
 
 
 class Swap:
