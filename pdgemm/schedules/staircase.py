@@ -116,7 +116,7 @@ class Staircase(NamedTuple):
                 yield self._tile(slice(lo, hi), slice(first - 1, last), False)._replace(square=True)
                 continue
             if last > first and least:
-                first -= bool(squares and self.meets is not None and self.meets[lo])  # it may begin a square
+                first -= bool(squares and self.meets is not None and self.meets[lo])  # this column may begin a square
                 first = done + (first - done) // REGISTERS * REGISTERS if first - done >= least else done
             if first > done:
                 yield self._tile(slice(lo, hi), slice(done, first), True)
@@ -132,7 +132,7 @@ class Staircase(NamedTuple):
             todo += [(middle, hi, first), (lo, middle, first)]
 
     def _is_square(self, lo: int, hi: int, most: int) -> bool:
-        """Is the diagonal that of a square of the rows lo to hi, at most `most`, and as many columns?"""
+        """Do rows lo to hi form a square with as many columns, at most `most`, on the diagonal of the matrix?"""
         if hi - lo > most or self.meets is None:
             return False
         return bool(self.ends[hi - 1] - self.ends[lo] == hi - lo - 1 and self.meets[lo:hi].all())

@@ -158,8 +158,8 @@ def tsqr(leaf: Leaf, tree: Tree, comm: MPI.Comm, recorder: Recorder) -> np.ndarr
 class Passes(NamedTuple):
     """The outcome of CholeskyQR.
 
-    R : None if CholeskyQR failed.   number : the passes over A.   departure : |Q^H Q - I|_F before the last pass; NaN
-    if the Cholesky factorisation failed.   shift : the first pass's, relative to the squared column lengths.
+    R : None if CholeskyQR failed.   number : number of passes over A.   departure : |Q^H Q - I|_F before the last pass;
+    NaN if the Cholesky factorisation failed.   shift : the first pass's, relative to the squared column lengths.
     """
 
     R: np.ndarray | None

@@ -29,7 +29,7 @@ def checksum(matrix: DistMatrix) -> str:
 
     The checksum is the same for any layout on any number of ranks, also in a file that `io.hdf5.save` wrote.  A change
     of a single element is always detected (an odd factor has an inverse mod 2^64), an exchange of elements, rows or
-    columns with probability 1 - 2^-64, approximately.  Elements are read once, and never copied.
+    columns with probability 1 - 2^-64, approximately.  Elements are read once, on the host or on their device.
     """
     with together(communicator(matrix=matrix)) as description:
         check_matrices(matrix=matrix)

@@ -48,7 +48,7 @@ class RowMoves(NamedTuple):
     ) -> list[Messages]:
         """Return the messages along grid columns, where grid column j has widths[j] columns of the matrix.
 
-        With along=ROWS, columns are exchanged: call this for the transposed matrix on the transposed grid.
+        With along=ROWS, columns are exchanged: pass the rows of the transposed matrix, and the transposed grid.
         """
         counts = self.counts(rows)
         np.fill_diagonal(counts, 0)

@@ -25,7 +25,7 @@ class Scales:
     """The scales of one operand.
 
     layout : layout of the matrix of scales.
-    block  : (mb, nb), the rows and columns of the values that share a scale; mb >= m or nb >= n: all of them.
+    block  : (mb, nb): each scale multiplies mb x nb values; mb >= m stands for all rows, nb >= n for all columns.
     """
 
     layout: Layout

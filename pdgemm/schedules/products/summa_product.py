@@ -231,7 +231,7 @@ class Summa(Product):
         return *self.C.local_shape(rank), self.mnk[2]
 
     def copied(self, rank: int) -> int:
-        """Return the bytes of local panels that are packed to be sent, or made contiguous to be read in place."""
+        """Return the bytes that are packed: local panels to be sent or, if read in place, non-contiguous panels."""
         pr, pc = self.C.distribution.grid_shape
         if self.transport.in_place:
             (m, n, k), (a, b) = self.local_shape(rank), self._packs

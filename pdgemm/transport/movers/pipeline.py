@@ -26,7 +26,7 @@ Step = TypeVar("Step")
 
 
 class Slot:
-    """The buffers for one panel of A and one panel of B, with the waits before they are read and before rewritten."""
+    """The buffers for one panel of A and one of B, and the waits before they are read and before they are rewritten."""
 
     __slots__ = ("B", "arrivals", "buffer_a", "buffer_b", "number", "tag", "users", "when_free", "when_read")
 

@@ -25,7 +25,7 @@ def exchange_rows(task: Task[Any], moves: RowMoves, cols: slice = slice(None), *
 
     transposed : A^T takes the place of A, so that columns are exchanged along a grid row.
 
-    The workspace has "leaving rows", for the rows that are sent, and "arriving rows", for the rows that are received.
+    The workspace has "leaving rows", for the rows of A that move, and "arriving rows", for rows from other ranks.
     If MPI does not accept device memory, copies of both on the host are sent and received.
     """
     X, rows, order, col = task.arrays["A"], task.schedule.A.distribution.rows, task.schedule.A.order, task.grid.col
