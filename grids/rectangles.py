@@ -49,7 +49,7 @@ def stacked(shapes: Sequence[Sequence[tuple[int, int]]], axis: int) -> list[list
                 widths.setdefault(shape[1 - axis], rank)
     if len(widths) > 1:
         sizes = " and ".join(f"{width} (rank {rank})" for width, rank in list(widths.items())[:2])
-        raise LayoutError(f"blocks along axis {axis} must have as many {('columns', 'rows')[axis]}, got {sizes}")
+        raise LayoutError(f"blocks along axis {axis} have the same number of {('columns', 'rows')[axis]}, got {sizes}")
     width = next(iter(widths), max((shape[1 - axis] for held in shapes for shape in held), default=0))
     start, placed = 0, list[list[Rectangle]]()
     for held in shapes:

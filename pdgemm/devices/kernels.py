@@ -46,7 +46,7 @@ def memory_errors(statuses: Mapping[type[Exception], int]) -> Callable[[Callable
             except tuple(known) as error:
                 if getattr(error, "status", None) == known[type(error)]:
                     free, total = runtime.memGetInfo()
-                    text = f"a launch lacks memory on the GPU: {free} of {total} bytes are free: {error}"
+                    text = f"a launch lacks memory on the GPU ({free} of {total} bytes are free): {error}"
                     raise OutOfMemoryError(text) from None
                 raise
 

@@ -60,7 +60,7 @@ def _fault(product: Product, moves: Moves, problem: Problem) -> str:
     size, product_layouts = problem.size, (product.A, product.B, product.C)
     layouts = [*problem.layouts, *product_layouts, *(x for _, move in moves for x in (move.source, move.target))]
     if not all(on_ranks(x.rank_map, x.distribution.grid_shape, size) for x in layouts):
-        return f"a layout does not have different ranks, of {size} ranks, for each position of its grid"
+        return f"a layout does not have different ranks for each position of its grid, from 0 to {size - 1}"
     sides = [side for x in layouts for side in (x.distribution.rows, x.distribution.cols)]
     if any(side.n + side.skip > _MOST_BLOCKS * side.block for side in sides):
         return f"a matrix has more than {_MOST_BLOCKS} blocks in a row or a column"

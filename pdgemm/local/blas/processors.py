@@ -28,7 +28,7 @@ GENERATION = {x.lower(): name for name, names in GENERATIONS.items() for x in (n
 
 
 def generation(kernel: str) -> str:
-    """Return the generation of processors that a kernel is for; the name of an unknown kernel itself."""
+    """Return the generation of processors that a kernel is for; for an unknown kernel, the kernel's name."""
     return GENERATION.get(kernel.lower(), kernel)
 
 
