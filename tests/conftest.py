@@ -1,4 +1,4 @@
-"""The fixtures and the report of parallel runs come from mpi_report.py, how much is run from tiers.py."""
+"""Fixtures of all tests; mpi_report.py is the plugin of parallel runs, tiers.py chooses how much is run."""
 
 import ast
 import sys
@@ -13,14 +13,14 @@ from pdgemm.devices import gpu_binding
 if gpu_binding.visible():
     gpu_binding.choose()  # an MPI library built for CUDA looks for the GPU of a rank when it starts
 FOLDERS = {path.parent for path in Path(__file__).parent.rglob("*.py")}
-sys.path[:0] = map(str, sorted(FOLDERS))  # whatever the import mode: all modules of tests have names of their own
+sys.path[:0] = map(str, sorted(FOLDERS))  # whatever the import mode: the names of all test modules differ
 HELPERS = Path(__file__).parent.glob("helpers/*.py")
-pytest.register_assert_rewrite(*(path.stem for path in HELPERS))  # what they check is told as in a test
+pytest.register_assert_rewrite(*(path.stem for path in HELPERS))  # their assertions are explained as in a test
 pytest_plugins = ["mpi_report", "tiers", "grid_fixtures", "tree_mover", "allgather_3d"]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave modules out that have no test of the chosen kind: to import all of them takes six ranks a minute."""
+    """Skip modules without a test of the chosen kind: to import all of them takes six ranks a minute."""
     kind = config.option.markexpr
     if kind not in ("mpi", "not mpi") or not collection_path.match("test_*.py"):
         return None
@@ -33,7 +33,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture(scope="session", autouse=True)
 def held_grid(pytestconfig: pytest.Config) -> Iterator[Any]:
-    """A grid over all ranks that lasts: those that tests make share its communicator, its nodes and their memory."""
+    """A grid over all ranks for the whole run: the grids of tests share its communicator, nodes and memory."""
     if not pytestconfig.getoption("--with-mpi"):
         yield
         return
@@ -47,7 +47,7 @@ def held_grid(pytestconfig: pytest.Config) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def no_message_is_left(held_grid: Any) -> Iterator[None]:
-    """What a test sends and does not receive would match a receive of another grid of the same communicator."""
+    """Check that no message is pending: a later receive of another grid of the same communicator would match it."""
     yield
     if held_grid:
         from mpi4py import MPI

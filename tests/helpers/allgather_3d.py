@@ -1,14 +1,14 @@
-"""An algorithm of our own, registered from here: the 3D all-gather of Agarwal et al., IBM J. Res. Dev. 39(5), 1995.
+"""An algorithm registered by the tests: the 3D all-gather of Agarwal et al., IBM J. Res. Dev. 39(5), 1995.
 
 On a Pr x Pc x c grid each layer has a share of the inner indices.  In a layer A is gathered along grid rows and B along
-grid columns; each rank forms one product; and the parts of C are added up over the layers and scattered.
+grid columns; each rank forms one product; and the parts of C are reduce-scattered over the layers.
 
     layer l, 2 x 2      | B1 B2 |         what the rank at (i, j) holds before:   A_il^j of A_il, B_lj^i of B_lj
                      A1 | 11 12 |         gathers:                                A_il, B_lj
                      A2 | 21 22 |         adds up over l and keeps:               C_ij^l of sum_l A_il B_lj
 
 The schedule, the entry and the executor are all that the package knows of it.
-"""
+The package knows only its schedule, its entry and its executor."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------ the schedule
 @dataclass(frozen=True)
 class AllGather3D(Product):
-    """A lies on Pr x (c Pc) ranks and B on (c Pr) x Pc, each part of k one run; C's rows on (Pr c), its columns on Pc.
+    """A is on Pr x (c Pc) ranks and B on (c Pr) x Pc, each part of k contiguous; C's rows on (Pr c), its columns on Pc.
 
     rank_map : the ranks, layer by layer, row by row.
     layers : c.
@@ -112,7 +112,7 @@ class AllGather3D(Product):
 
     @property
     def of_a(self) -> Layout:
-        """A as it is gathered: part by part, the columns of each one after the other."""
+        """The gathered A: the parts one after another, each by columns."""
         return replace(self.A, order="F")
 
     @property
@@ -140,7 +140,7 @@ class AllGather3D(Product):
 
 
 def _places(rank_map: tuple[int, ...], pr: int, pc: int, c: int) -> tuple[tuple[int, ...], ...]:
-    """The ranks of A's, of B's and of C's parts."""
+    """Return the ranks that hold the parts of A, of B and of C."""
     row_by_row = listed(np.array(rank_map).reshape(c, pr, pc).transpose(1, 0, 2))
     return row_by_row, rank_map, row_by_row
 
@@ -223,7 +223,7 @@ class AllGather3DExecutor:
 
 
 def gather(comm: Any, whole: np.ndarray, part: np.ndarray, counts: np.ndarray, recorder: Recorder) -> None:
-    """whole := the parts of all ranks, `counts` rows of each, one behind the other.  Collective over comm."""
+    """whole := the parts of all ranks, `counts` rows of each, one after another.  Collective over comm."""
     from mpi4py import MPI
 
     from pdgemm.local.arrays.dtypes import wire
@@ -245,7 +245,7 @@ def gather(comm: Any, whole: np.ndarray, part: np.ndarray, counts: np.ndarray, r
 # ------------------------------------------------------------------ its registration
 @contextmanager
 def allgather_3d_registered() -> Iterator[None]:
-    """It is an algorithm like all others, and afterwards unknown."""
+    """Register the algorithm for a while; afterwards it is unknown again."""
     from pdgemm.planning.planner import best_plan
 
     best_plan.cache_clear()

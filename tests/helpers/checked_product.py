@@ -1,4 +1,4 @@
-"""One product by one algorithm, or by SUMMA in blocks that are given, checked in every respect."""
+"""Run one product, by an algorithm or by SUMMA with given blocks, and check its numbers, counts and guard zones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check(
     device: str = "host",
     **options: Any,
 ) -> Any:
-    """One product against NumPy, in the middle of larger matrices; its report."""
+    """Compare one product with NumPy, its operands in the middle of larger matrices; return its report."""
     m, n, k = mnk
     made: dict[str, Any] = {"grid": grid, "dtype": dtype, "kind": "normal", "block": block, "device": device}
     sides = [(m, k) if ops[0] == "N" else (k, m), (k, n) if ops[1] == "N" else (n, k), (m, n)]
@@ -71,7 +71,7 @@ def check(
 
 
 def framed(matrix: Any) -> tuple[Any, np.ndarray]:
-    """The matrix in the middle of larger arrays filled with GUARD; this rank's larger array."""
+    """Return the matrix in the middle of larger arrays filled with GUARD, and this rank's larger array."""
     rows, cols = matrix.local.shape
     frame = new_array((rows + 2, cols + 3), matrix.dtype, matrix.order, matrix.grid)
     frame[...] = GUARD
@@ -93,7 +93,7 @@ def check_summa(
     seed: int = 0,
     **options: Any,
 ) -> Any:
-    """One product against NumPy, with guard zones, untouched inputs, and exact counters; its report."""
+    """Compare one product with NumPy; check guard zones, unchanged inputs, and exact counters; return its report."""
     (m, n, k), (mb, nb, ka, kb) = mnk, blocks
     pair = lambda r, c: None if r is None else (r, c)  # noqa: E731
     made: dict[str, Any] = {"grid": grid, "source": source, "dtype": dtype, "kind": "normal"}
@@ -112,7 +112,7 @@ def check_summa(
     assert result is C
     assert gemm_error(C.allgather(), alpha, a, b, beta, c) <= TOLERANCE
     for frame, old in zip(frames, before):
-        assert np.array_equal(frame, old)  # inputs unchanged, around them too
+        assert np.array_equal(frame, old)  # inputs and their guard zones are unchanged
     C.local[...] = GUARD
     assert (frames[2] == GUARD).all()  # nothing was written around C
     report = C.report

@@ -22,12 +22,12 @@ EACH_STEP, NEVER = When(0), When(1e9)
 
 
 class Ended(Exception):
-    """The job is over."""
+    """Raised where a job is to end."""
 
 
 @contextmanager
 def ending_after(saves: int | None) -> Iterator[None]:
-    """The job within ends after so many checkpoints, if it saves so many."""
+    """End the enclosed job after so many checkpoints, if it saves so many."""
     save, count = Checkpoints.save, itertools.count(1)
 
     def end(self: Any, *arguments: Any) -> None:
@@ -42,13 +42,13 @@ def ending_after(saves: int | None) -> Iterator[None]:
 
 @contextmanager
 def ended_after(saves: int | None) -> Iterator[None]:
-    """The job within ends after so many checkpoints; where that is None, when it is done."""
+    """End the enclosed job after so many checkpoints; with None, let it finish."""
     with ending_after(saves), nullcontext() if saves is None else pytest.raises(Ended):
         yield
 
 
 def bytes_needed(error: object) -> int:
-    """The memory without which a product is refused."""
+    """Return the least memory with which a product is accepted."""
     return int(str(error).split("(")[-1].split()[0])
 
 
@@ -59,7 +59,7 @@ class Problem:
         self.grid, self.comm, self.path = grid, grid.comm, folder / "x.h5"
         self.out, self.name = folder / "out.h5", "c"
         self.A, self.B, self.C = (elements(x, dtype, at) for at, x in enumerate(((M, K), (K, N), (M, N)), 1))
-        self.begun: list[Any] = []  # what the last run went on from, or None
+        self.begun: list[Any] = []  # the checkpoint that the last run resumed, or None
         self.write()
 
     def write(self) -> None:
@@ -74,13 +74,13 @@ class Problem:
         return FilesProduct(self.grid, alpha, a, b, beta, entry, memory, most_flops=2e5, **more)
 
     def enough(self, share: float = 0.3, **more: Any) -> int:
-        """Memory for a share of A, B and C, beside what a product must have."""
+        """Return enough memory for a share of A, B and C, in addition to the least that a product needs."""
         with pytest.raises(MemoryLimitError) as raised:
             self.product(1, **more)
         return int(1.2 * bytes_needed(raised.value) + share * 8 * (M * K + K * N + M * N) / self.grid.size)
 
     def run(self, little: bool = False, when: Any = EACH_STEP, memory: int | None = None, **more: Any) -> Any:
-        """little : is there memory for a third of the matrices alone?"""
+        """little : leave memory for only a third of the matrices?"""
         how, self.begun = {key: more.pop(key) for key in ("progress", "seed") if key in more}, []
         product = self.product(self.enough(**more) if little else memory, **more)
         return product.run((str(self.out), self.name), when=when, begun=self.begun.append, **how)
@@ -93,5 +93,5 @@ class Problem:
         return only_file(self.path.parent, self.comm)
 
     def forget(self) -> None:
-        """Remove what jobs have saved."""
+        """Remove the checkpoints that jobs have saved."""
         by_rank_0(self.comm, lambda: [*map(Path.unlink, self.path.parent.glob("*checkpoint*"))])

@@ -1,6 +1,6 @@
-"""What every algorithm of a collective is to show: on all ranks at once without MPI, and by messages against NumPy.
+"""Checks of every algorithm of a collective: on all ranks at once without MPI, and by messages against NumPy.
 
-The built-in algorithms run through these checks, and so does one that is registered from outside.
+The built-in algorithms pass through these checks, and so does an algorithm that is registered from outside.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def roots(p: int, rank: int) -> range:
     return range(p) if rank == 0 else range(0)
 
 
-# which parts a rank has in the beginning, and which it has to have in the end
+# the parts that a rank has before and after the collective
 PARTS: dict[str, tuple[Any, Any]] = {
     "all_reduce": (everything, everything),
     "reduce": (everything, roots),
@@ -43,7 +43,7 @@ PARTS: dict[str, tuple[Any, Any]] = {
 
 
 def on_all_ranks(collective: Any, begin: list[dict[int, Any]], adds: Any) -> list[dict[int, Any]]:
-    """Return what each rank has of each part in the end, given what it has in the beginning."""
+    """Return the parts that each rank has at the end, given those at the beginning."""
     has, parts = [dict(x) for x in begin], len(collective.counts)
     for step in collective.steps():
         moved = [
@@ -58,13 +58,13 @@ def on_all_ranks(collective: Any, begin: list[dict[int, Any]], adds: Any) -> lis
 
 
 def joined(a: frozenset[int], b: frozenset[int]) -> frozenset[int]:
-    """A sum as the set of the ranks whose addends it has, each once."""
+    """Return a sum as the set of the ranks whose addends it contains, each once."""
     assert not a & b
     return a | b
 
 
 def check_parts(collective: Any) -> None:
-    """Every rank has its parts in the end, and in sums each addend once."""
+    """Check that every rank ends with its parts, and that each sum contains each addend once."""
     p, (first, last), sums = len(collective.ranks), PARTS[collective.operation], "reduce" in collective.operation
     begin = [{part: frozenset([rank if sums else part]) for part in first(p, rank)} for rank in range(p)]
     end = on_all_ranks(collective, begin, joined)
@@ -74,14 +74,14 @@ def check_parts(collective: Any) -> None:
 
 
 def check_counts(collective: Any) -> None:
-    """Words, messages and buffers follow from the steps; nothing is less than the lower bounds."""
+    """Check that words, messages and buffers follow from the steps, and are at least the lower bounds."""
     words, size = sum(int(collective.words_of(x).sum()) for x in collective.steps()), 1 + max(collective.ranks)
     assert collective.total_words == words == sum(collective.traffic(rank).words_received for rank in collective.ranks)
     run = simulate(collective, Machine(), size)
-    for rank in range(size):  # the sums over all rounds are what a rank's own steps say
+    for rank in range(size):  # the sums over all rounds equal the counts of a rank
         by_rounds, own = sum((x.traffic for x in collective.transfers(rank)), Traffic()), collective.traffic(rank)
         assert own == by_rounds and own.words_read == own.words_received * collective.reads
-        assert run.traffic(rank) == own - Traffic(0, own.words_read, 0, 0, own.words_read)  # what is sent takes time
+        assert run.traffic(rank) == own - Traffic(0, own.words_read, 0, 0, own.words_read)  # sending takes time
     least, _ = collective.lower_bounds()
     assert collective.extra_bytes(None) == collective.dtype.itemsize * collective.words
     messages = [np.bincount(x.moves[0].source[x.moves[0].words > 0]) for x in collective.rounds()]
@@ -89,7 +89,7 @@ def check_counts(collective: Any) -> None:
 
 
 def check_by_messages(comm: Any, collective: Any) -> None:
-    """Random numbers whose sums are exact, NaN in what is not to be read, and a guard zone around the vector."""
+    """Random numbers with exact sums, NaN in the parts that must not be read, and a guard zone around the vector."""
     p, kind, offsets, counted = comm.size, collective.dtype, collective.offsets, Traffic()
     at, operation = collective.ranks.index(comm.rank), collective.operation
     whole = np.round(np.random.default_rng(7).standard_normal((p, int(offsets[-1]))) * 4).astype(kind)

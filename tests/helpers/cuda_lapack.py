@@ -1,4 +1,4 @@
-"""The tests of cuSOLVER, of triangles and of factorisations on a GPU, or on CuPy without one (cuda_layer.py)."""
+"""The tests of cuSOLVER, triangles and factorisations on a GPU, or on CuPy without a GPU (cuda_layer.py)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pdgemm.local.blas.local_qr import compact_qr
 
 
 class CudaLapack:
-    """cuSOLVER, and what is factored with it."""
+    """cuSOLVER, and factorisations that call it."""
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_factors_and_triangles(self, comm: Any, cuda: Any, dtype: str) -> None:
-        """cuBLAS solves with a triangle as BLAS does; a matrix is factored where ranks reach each other's memory."""
+        """cuBLAS solves with a triangle as BLAS does; a matrix is factored where ranks access each other's memory."""
         S, b = positive_definite(70, dtype), rng_matrix(70, 20, dtype)
         for order, lower, trans, unit, side in itertools.product("CF", (True, False), "NTC", (False, True), "LR"):
             how: Any = {"lower": lower, "trans": trans, "unit": unit, "side": side, "alpha": 2}
@@ -44,7 +44,7 @@ class CudaLapack:
     @pytest.mark.parametrize("order", "CF")
     @pytest.mark.parametrize("lower", [True, False])
     def test_lapack_cholesky(self, cuda: Any, dtype: str, order: Any, lower: bool) -> None:
-        """Of blocks inside larger arrays, of any number of rows; only the triangle of the factor is read."""
+        """Blocks inside larger arrays, of any number of rows; only the triangle of the factor is read."""
         for n in (1, 5, 64, 130):
             S = positive_definite(n, dtype)
             X = cuda.to_device(whole := around(np.tril(S) if lower else np.triu(S), order, other=np.nan), order)
@@ -59,7 +59,7 @@ class CudaLapack:
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("order", "CF")
     def test_lapack_cholesky_of_others(self, cuda: Any, dtype: str, order: Any) -> None:
-        """A pivot that is negative, zero or no number has the number that LAPACK gives it, and at once the first."""
+        """If a pivot is negative, zero or NaN, its number is that of LAPACK, also for the first pivot."""
         n = 70
         for value, at in itertools.product((-1.0, 0.0, np.nan, np.inf), (0, 1, 40, n - 1)):
             S = np.diag(np.arange(1, n + 1).astype(dtype))
@@ -77,7 +77,7 @@ class CudaLapack:
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize(("m", "n"), [(1, 1), (40, 1), (64, 64), (200, 33), (20, 31)])
     def test_lapack_lu(self, cuda: Any, dtype: str, m: int, n: int) -> None:
-        """Pivots are counted from 1, and with real numbers those of LAPACK."""
+        """Pivots are counted from 1; for real numbers they equal LAPACK's."""
         a, k = rng_matrix(m, n, dtype), min(m, n)
         pivots, on_host = np.full((2, k), -1, np.intc)
         X = cuda.to_device(whole := around(a, "F"), "F")
@@ -95,7 +95,7 @@ class CudaLapack:
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_lapack_lu_of_others(self, cuda: Any, dtype: str) -> None:
-        """`info` is the first pivot that is zero; pivots of a panel with NaN are rows that there are."""
+        """`info` is the first pivot that is zero; pivots of a panel with NaN are valid row numbers."""
         m, n = 50, 20
         a, pivots = np.asfortranarray(rng_matrix(m, n, dtype)), np.zeros(n, np.intc)
         for zero in (0, 7, n - 1):
@@ -112,7 +112,7 @@ class CudaLapack:
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize(("m", "n"), [(1, 1), (5, 5), (60, 17), (300, 64)])
     def test_lapack_reflections(self, cuda: Any, dtype: str, m: int, n: int) -> None:
-        """R and T of a panel, and V in its place, where T lies below V; a column of zeros has no reflection."""
+        """R and T of a panel, and V in its place, with T stored below V; a column of zeros has no reflection."""
         a = rng_matrix(m, n, dtype)
         a[:, n // 2] = 0
         below = np.full((n, n), np.nan, dtype)
@@ -130,7 +130,7 @@ class CudaLapack:
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_lapack_triangles(self, cuda: Any, dtype: str) -> None:
-        """The other triangle becomes zero, even where it is NaN, and the diagonal one where it is asked for."""
+        """The other triangle becomes zero, even where it is NaN, and, if requested, the diagonal becomes one."""
         for n, order, lower, unit in itertools.product((0, 1, 33), "CF", (True, False), (False, True)):
             a = rng_matrix(n, n, dtype)
             kept = np.tril(a) if lower else np.triu(a)
@@ -144,14 +144,14 @@ class CudaLapack:
 
 
 def around(a: np.ndarray, order: Any, other: float | None = None) -> np.ndarray:
-    """The block [2:-1, 3:-4] of a larger array is `a`, where its zeros are `other`; elements around it are 7."""
+    """Return a larger array whose block [2:-1, 3:-4] is `a`, or `other` where `a` is zero; elements around it are 7."""
     x = np.full((len(a) + 3, a.shape[1] + 7), 7, a.dtype, order)
     x[2:-1, 3:-4] = a if other is None else np.where(a == 0, other, a)
     return x
 
 
 def unchanged_around(x: np.ndarray, before: np.ndarray) -> bool:
-    """Only the block [2:-1, 3:-4] differs."""
+    """Check that only the block [2:-1, 3:-4] differs."""
     x = x.copy()
     x[2:-1, 3:-4] = before[2:-1, 3:-4]
     return np.array_equal(x, before, equal_nan=True)

@@ -1,4 +1,4 @@
-"""The tests of `pdgemm.devices`: on a real GPU (test_gpu.py), and on CuPy without one (test_cuda_layer.py)."""
+"""The tests of `pdgemm.devices`: on a real GPU (test_gpu.py), and on CuPy without a GPU (test_cuda_layer.py)."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ ALL = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "
 
 
 class CudaLayer(CudaLapack):
-    """Kernels, cuBLAS, every mover, memory."""
+    """Kernels, cuBLAS, all movers, and memory."""
 
     OPS: ClassVar = [a + b for a in "NTC" for b in "NTC"]
 
     @pytest.mark.parametrize("source", ALL)
     def test_combine(self, cuda: Any, source: str) -> None:
-        """Y := alpha op(X) + beta Y against NumPy, of strided views and of rows and columns without a pattern."""
+        """Compare Y := alpha op(X) + beta Y with NumPy, for strided views and for irregular rows and columns."""
         for target in map(np.dtype, ALL):
             if can_convert(np.dtype(source), target):
                 combined(cuda, np.dtype(source), target)
 
     @pytest.mark.parametrize("sums", ["float32", "float64", "complex64", "complex128"])
     def test_epilogues(self, cuda: Any, sums: str) -> None:
-        """One launch does what the host does, of rows and of columns, in place and into narrower types."""
+        """One launch does the work of the host, for rows and columns, in place and into narrower types."""
         rng, real = np.random.default_rng(0), np.dtype(sums).kind != "c"
         some = [None, 2.0, *(rng.normal(size=shape).astype("float32") for shape in ((1, 9), (7, 1)))]
         for number, f in enumerate(["", *(ACTIVATIONS if real else "")] * 4):
@@ -76,7 +76,7 @@ class CudaLayer(CudaLapack):
 
     @pytest.mark.parametrize("dtype", ["float64", "complex64", "complex128"])
     def test_infinity_times_one(self, cuda: Any, dtype: str) -> None:
-        """No factor 1 + 0i makes a NaN of an infinity, as on the host; nor is C read where beta is 0."""
+        """A factor 1 + 0i makes no NaN of an infinity, as on the host; C is not read if beta is 0."""
         x, y = np.array([[np.inf, 1, -np.inf]], dtype), np.array([[1, np.inf, 2]], dtype)
         for alpha, beta, value in ((1, 1, [[np.inf, np.inf, -np.inf]]), (1, 0, x), (0, 1, y)):
             X, Y = cuda.to_device(x, "C"), cuda.to_device(y if beta else y * np.nan, "C")
@@ -85,7 +85,7 @@ class CudaLayer(CudaLapack):
 
     @pytest.mark.parametrize("dtype", [*ALL, "int8", "bool"])
     def test_elements_by_their_indices(self, grid: Any, cuda: Any, dtype: str) -> None:
-        """Random numbers, a diagonal and constants have the bits of the host, whoever computes them."""
+        """Random numbers, a diagonal and constants have the bits of the host, whichever rank computes them."""
         kinds = {"uniform": dtype not in ("int32", "bool"), "normal": dtype not in ("int32", "int8", "bool")}
         for order, shape in itertools.product("CF", [(41, 29), (0, 3), (1, 1)]):
             how: Any = {"grid": grid, "block": (4, 3), "order": order, "dtype": dtype}
@@ -122,7 +122,7 @@ class CudaLayer(CudaLapack):
 
     @pytest.mark.parametrize("algorithm", families())
     def test_whole_numbers_are_those_of_the_host(self, grid: Any, movers: list[str], algorithm: str) -> None:
-        """Of any memory orders, of parts that begin anywhere, with alpha and beta, modulo 2^32."""
+        """Any memory order, parts that begin anywhere, alpha and beta; modulo 2^32."""
         cases = [x for x in accepted(grid.size) if x[0] == algorithm]
         if not cases:
             pytest.skip("one rank has no layers")
@@ -144,7 +144,7 @@ class CudaLayer(CudaLapack):
             assert np.array_equal(C.allgather(), exact.astype("int32"))
 
     def test_sums_of_many_whole_numbers(self, grid: Any) -> None:
-        """More products than 32 bits add up are split, also where wider panels are asked for; sums are modulo 2^32."""
+        """Products with sums too large for 32 bits are split, even if wider panels are requested; modulo 2^32."""
         k = 2**17 + 300
         A = DistMatrix.full((2, k), -128, dtype="int8", grid=grid, device="cuda")
         C = pdgemm(1, A, A.T, panel_width=k, algorithm="summa")
@@ -152,7 +152,7 @@ class CudaLayer(CudaLapack):
         assert (C.allgather() == k * 2**14 - 2**32).all()
 
     def test_memory(self, comm: Any) -> None:
-        """Nothing is left allocated after 20 products, and none takes more than its plan says."""
+        """After 20 products no memory remains allocated; each allocates at most the bytes of its plan."""
         import cupy
 
         pool = cupy.get_default_memory_pool()
@@ -165,7 +165,7 @@ class CudaLayer(CudaLapack):
             for _ in range(20):
                 pdgemm(1, A, B, 0, C)
             assert pool.used_bytes() == used
-            rounding = 512 * 16  # of the pool, for each buffer
+            rounding = 512 * 16  # of the pool, per buffer
             assert pool.total_bytes() - total <= plan(A, B, C).extra_bytes(comm.rank) + rounding
 
     def test_too_much_is_asked_for(self, grid: Any) -> None:
@@ -187,7 +187,7 @@ class CudaLayer(CudaLapack):
 
     @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
     def test_batches(self, comm: Any, cuda: Any, dtype: str) -> None:
-        """Stacks are one call of cuBLAS, in either order and conjugated; other sequences a call for each."""
+        """A stack is one call of cuBLAS, in either order and conjugated; other sequences need a call per matrix."""
         rng = np.random.default_rng(comm.rank)
         a, b = (rng.integers(-9, 9, shape).astype(dtype) for shape in ((3, 20, 7), (3, 7, 12)))
         c = rng.integers(-9, 9, (3, 20, 12)).astype("float32" if dtype == "float16" else dtype)
@@ -202,7 +202,7 @@ class CudaLayer(CudaLapack):
 
     @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "int8"])
     def test_batches_of_unequal_matrices(self, comm: Any, cuda: Any, dtype: str) -> None:
-        """In either order, some of the same extents, some empty; also in chunks, and by one call for each."""
+        """Either memory order, equal and empty extents; also in chunks, and with a call per matrix."""
         from pdgemm.devices import grouped_gemm
 
         rng = np.random.default_rng(comm.rank)
@@ -231,7 +231,7 @@ class CudaLayer(CudaLapack):
                         assert np.array_equal(cuda.to_host(new), alpha * (x.astype(into) @ y.astype(into)) + beta * old)
 
     def test_matrices(self, comm: Any, cuda: Any) -> None:
-        """What is made on the device, brought there, moved to another layout and combined is what the host has."""
+        """Matrices that are created on the device, copied there, redistributed and combined equal those of the host."""
         rng = np.random.default_rng(7)
         x, y = rng.standard_normal((2, 41, 29))
         with ProcessGrid(comm) as grid:
@@ -256,7 +256,7 @@ class CudaLayer(CudaLapack):
             assert np.array_equal(adopted.allgather(), x)
 
     def test_long_rows_begin_where_a_gpu_loads_fast(self, grid: Any, cuda: Any) -> None:
-        """At multiples of 16 bytes, with unused memory behind them, which is neither read nor sent."""
+        """Long rows begin at multiples of 16 bytes; the padding behind them is neither read nor sent."""
         for dtype, order in itertools.product(("bfloat16", "float64", "complex64"), "CF"):
             how: Any = {"grid": grid, "dtype": dtype, "order": order}
             A, H = (DistMatrix.random((387, 387), **how, device=device) for device in ("cuda", "host"))
@@ -274,7 +274,7 @@ class CudaLayer(CudaLapack):
         assert float((L @ L.H - S).norm()) <= 387 * 2.0**-22 * float(S.norm())
 
     def test_files(self, grid: Any, cuda: Any, shared_tmp_path: Any, monkeypatch: Any) -> None:
-        """Matrices are saved from a device and loaded to one piece by piece: no more of them is ever on the host."""
+        """Matrices are saved from a device and loaded to it piece by piece: the host never holds more than a piece."""
         copied, set_elements = list[int](), distmatrix.set_elements
         monkeypatch.setattr(distmatrix, "set_elements", lambda y, x: copied.append(y.size) or set_elements(y, x))
         monkeypatch.setattr(pieces, "ELEMENTS", 64)
@@ -302,7 +302,7 @@ class CudaLayer(CudaLapack):
 
     @pytest.mark.parametrize("dtype", KINDS)
     def test_reductions(self, grid: Any, cuda: Any, dtype: str, monkeypatch: Any) -> None:
-        """Every reduction along each axis, of several slabs, against NumPy within the documented error."""
+        """Every reduction along each axis, over several slabs, agrees with NumPy within the documented error."""
         for number, (shape, block) in layouts(dtype, grid.size):
             monkeypatch.setattr(folds, "ON_DEVICE", 2000 if number % 2 else 1 << 24)
             how: dict[str, Any] = {"grid": grid, "block": block, "order": "CF"[(number + KINDS.index(dtype)) % 2]}
@@ -325,7 +325,7 @@ class CudaLayer(CudaLapack):
             check_functions(A, B, x, y)
 
     def test_a_product_keeps_its_operands(self, cuda: Any) -> None:
-        """A prepared call of cuBLAS has addresses, which keep nothing alive."""
+        """A prepared call of cuBLAS holds addresses, which do not keep arrays alive: the product does."""
         C = cuda.empty((64, 64), "float64")
         ones = np.ones((64, 64))
         multiply = cuda.multiply(2.0, cuda.to_device(ones, "C"), cuda.to_device(ones, "F"), C, False, False, tf32=False)
@@ -336,7 +336,7 @@ class CudaLayer(CudaLapack):
         assert len(others) == 4
 
     def test_triangles_are_combined_in_one_launch(self, cuda: Any) -> None:
-        """Y := alpha X + beta Y in a staircase alone; an array that is multiplied by 0 is not read."""
+        """Y := alpha X + beta Y in a staircase only; an array that is multiplied by 0 is not read."""
         rng = np.random.default_rng(4)
         for order, flipped, (alpha, beta) in itertools.product("CF", (False, True), ((1, 0), (2, -1), (0, 3), (1, 1))):
             x, y = rng.integers(-9, 9, (2, 13, 17)).astype(float)

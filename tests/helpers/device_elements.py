@@ -1,4 +1,4 @@
-"""What reductions and functions of elements of a matrix on a device are compared with: NumPy, in wide types."""
+"""References for reductions and functions of elements of a matrix on a device: NumPy, in wide types."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LAYOUTS = (((37, 23), (4, 3)), ((1500, 2), (7, 1)), ((2, 3), (1, 1)), ((1, 300),
 
 
 def layouts(dtype: str, ranks: int) -> Iterable[tuple[int, tuple[tuple[int, int], tuple[int, int]]]]:
-    """Numbered layouts: all on one rank and with --all; on several ranks two for each type, one even and one odd."""
+    """Numbered layouts: all of them on one rank and with --all; on several ranks two per type, one even and one odd."""
     numbers = range(len(LAYOUTS)) if everything() or ranks == 1 else ((0, 3), (1, 2))[KINDS.index(dtype) % 2]
     return [(number, LAYOUTS[number]) for number in numbers]
 
 
 def elements(shape: tuple[int, int], dtype: str) -> np.ndarray:
-    """Few values, so that the least and the largest are there more than once."""
+    """Return few distinct values, so that the least and the largest occur more than once."""
     rng, kind = np.random.default_rng(sum(shape)), np.dtype(dtype)
     x = rng.integers(-9, 10, shape) / (1 if kind.kind in "iub" else 8)
     if kind.kind == "c":
@@ -44,12 +44,12 @@ def wide(x: np.ndarray) -> np.ndarray:
 
 
 def eps(dtype: np.dtype, sums: bool = False) -> float:
-    """Of the type; in which 16-bit numbers are added it is float32's."""
+    """The eps of a type; for 16-bit numbers, which are added in float32, that of float32."""
     return 0.0 if dtype.kind in "iub" else known(np.float32 if sums and dtype.itemsize == 2 else dtype)
 
 
 def near(result: Any, expected: Any, bound: Any, x: np.ndarray) -> bool:
-    """Equal but for an error of sums, and for one rounding to the type; NaN and infinities are where they are."""
+    """Equal up to an error of sums and one rounding to the type; NaN and infinities are at the same places."""
     result, expected = wide(np.asarray(result)), np.asarray(expected)
     with np.errstate(invalid="ignore"):
         allowed = bound + 2 * eps(x.dtype) * np.abs(expected)
@@ -57,7 +57,7 @@ def near(result: Any, expected: Any, bound: Any, x: np.ndarray) -> bool:
 
 
 def check_reductions(A: Any, host: Any, x: np.ndarray) -> None:
-    """Each reduction along each axis: a value within the documented error, and the host's type."""
+    """Check each reduction along each axis: the value is within the documented error, and the type is the host's."""
     v, size = wide(x), np.abs(wide(x))
     for axis in (None, 0, 1):
         m = x.size if axis is None else x.shape[axis]
@@ -104,10 +104,10 @@ def check_products(A: Any, x: np.ndarray) -> None:
 
 
 def check_functions(A: Any, B: Any, x: np.ndarray, y: np.ndarray) -> None:
-    """where, isclose, allclose, round, nan_to_num, comparisons and ufuncs: results and types that NumPy has."""
+    """Check where, isclose, allclose, round, nan_to_num, comparisons and ufuncs: results and types equal NumPy's."""
 
     def same(X: Any, z: np.ndarray) -> bool:
-        """Equal, of the same type, and on the same device."""
+        """Check that two matrices are equal, of the same type, and on the same device."""
         assert (X.dtype, X.device) == (z.dtype, A.device)
         return np.array_equal(wide(X.allgather()), wide(z), equal_nan=True)
 

@@ -1,10 +1,10 @@
-"""How ranks may reach what others have on a device, in tests of the fake one (fake_device.py)."""
+"""The ways in which ranks access each other's device memory, in tests of the fake device (fake_device.py)."""
 
 from __future__ import annotations
 
 from pdgemm.local.arrays.device import Reach
 
-WAYS = {  # how ranks reach each other, and the mover that is asked for
+WAYS = {  # how ranks access each other's memory, and the mover that is requested
     "shared": (Reach("shared", staged=False), "auto"),
     "ipc": (Reach("ipc", staged=True), "auto"),
     "ring": (Reach("", staged=False), "ring"),
@@ -12,8 +12,8 @@ WAYS = {  # how ranks reach each other, and the mover that is asked for
     "staged": (Reach("", staged=True), "auto"),
     "nccl": (Reach("", staged=True, nccl=True), "auto"),
 }
-WAYS_OF_PANELS = {  # of factorisations
+WAYS_OF_PANELS = {  # for factorisations
     "read": Reach("shared", staged=False),
     "sent": Reach("", staged=False),
-    "read alone": Reach("shared", staged=True),  # MPI takes no memory of the device
+    "read alone": Reach("shared", staged=True),  # MPI does not accept memory of the device
 }

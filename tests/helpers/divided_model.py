@@ -1,4 +1,4 @@
-"""A model without a network: parameters of every division, and gradients by a formula, to which ranks have addends."""
+"""Parameters of every division, without a network, and gradients by a formula, of which each rank has an addend."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 
 from pdgemm.parallel import AdamW, Buckets, Part, ShardedOptimizer
 
-BLOCKS = 8  # of the model, of which a pipeline stage has neighbours
+BLOCKS = 8  # blocks of the model; neighbouring blocks form a pipeline stage
 SUM = "sum"
 
 
 @cache
 def divisions() -> dict[str, tuple[tuple[int, ...], dict[str, Any]]]:
-    """The shape and division of each parameter; "BLOCK/NAME" lies in one block, the others on both ends.
+    """Shape and division of each parameter; "BLOCK/NAME" belongs to one block, the others to both ends of the model.
 
-    No number of ranks from 2 to 8 divides all of them, and some ranks have nothing of some.
+    No number of ranks from 2 to 8 divides all of them, and some ranks have no elements of some.
     """
     whole: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
         "table": ((7, 5), {"tp": 0, "tied": True}),
@@ -66,7 +66,7 @@ def parts(mesh: Any) -> dict[str, Any]:
 
 
 def addend(mesh: Any, name: str, step: int, microbatch: int) -> np.ndarray:
-    """Return this rank's addend of a gradient: of n ranks that add, about 1/n, and noise that the sum has not."""
+    """Return this rank's addend of a gradient: of n addends, about 1/n of it and noise that cancels in the sum."""
     division = divisions()[name][1]
     experts = "ep" in division
     axes = ["ends"] * division.get("tied", False) + ["edp" if experts else "dp", "cp"]
@@ -81,7 +81,7 @@ def addend(mesh: Any, name: str, step: int, microbatch: int) -> np.ndarray:
 
 
 def window(mesh: Any, rank: int, name: str) -> tuple[slice, ...]:
-    """Return the window of a rank, by the rule of blocks of ceil(n/P)."""
+    """Return the window of a rank if it is divided into blocks of ceil(n/P)."""
     shape, division = divisions()[name]
     ranges = [slice(0, n) for n in shape]
     for axis in ("tp", "ep"):
@@ -93,7 +93,7 @@ def window(mesh: Any, rank: int, name: str) -> tuple[slice, ...]:
 
 
 def meshes(size: int) -> Iterator[dict[str, int]]:
-    """Yield the sizes of all meshes of this many ranks, of which stages are not more than blocks."""
+    """Yield the sizes of all meshes of this many ranks that have at most as many stages as blocks."""
     for dp in range(1, size + 1):
         for tp in range(1, size // dp + 1):
             for pp in range(1, min(BLOCKS, size // dp // tp) + 1):

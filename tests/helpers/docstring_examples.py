@@ -1,6 +1,6 @@
-"""Runs the examples in the docstrings of the package on the ranks of this job; rank 0 prints how many there are.
+"""Run the examples in the docstrings of the package on the ranks of this job; rank 0 prints their number.
 
-mpiexec -n 4 python -m mpi4py docstring_examples.py; a wrong one is shown, and the exit code is 1.
+mpiexec -n 4 python -m mpi4py docstring_examples.py; an example that fails is shown, and the exit code is 1.
 """
 
 import doctest
@@ -13,7 +13,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def modules() -> list[str]:
-    """Return the modules that have examples."""
+    """Return the modules whose docstrings have examples."""
     folders = {"pdgemm": "pdgemm", "grids": "pdgemm.grids", "io": "pdgemm.io"}
     found = set()
     for folder, package in folders.items():

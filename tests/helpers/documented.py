@@ -1,9 +1,9 @@
-"""The code blocks of a Markdown page: what each is, what it prints, and whether two outputs are the same.
+"""The code blocks of a Markdown page: their kinds, the output that they show, and the comparison of two outputs.
 
-Comments above a block say what is special about it: `<!-- ranks: 2 -->`, `<!-- file: product.py -->`,
+A comment above a block marks it: `<!-- ranks: 2 -->`, `<!-- file: product.py -->`,
 `<!-- not run: it needs Slurm -->`, `<!-- exit code: 2 -->`; CONTRIBUTING.md has the rules for authors.
 
-The Python blocks of a page, one behind the other: python tests/helpers/documented.py docs/PAGE.md > PROGRAM.py
+The Python blocks of a page as one program: python tests/helpers/documented.py docs/PAGE.md > PROGRAM.py
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ RANKS = 4
 
 @dataclass
 class Block:
-    """A fenced block, at a line of its page, with the marks of the comment above it."""
+    """A fenced block, its line in the page, and the marks of the comment above it."""
 
     language: str
     text: str
     line: int
     marks: dict[str, str] = field(default_factory=dict)
-    output: str | None = None  # of the `output` block that follows
+    output: str | None = None  # the text of the `output` block that follows
 
     @property
     def ranks(self) -> int:
@@ -42,7 +42,7 @@ class Block:
         return int(self.marks.get("exit code", 0))
 
     def dialogue(self) -> list[tuple[str, str | None]]:
-        """Return the commands, each with the output that is shown for it; None where none is shown."""
+        """Return the commands, each with the output that is shown for it, or None."""
         if self.language != "console":
             return [(self.text, self.output)]
         found: list[tuple[str, str | None]] = []
@@ -59,7 +59,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """Return the blocks of a page; a block or a mark that the rules do not know is a ValueError."""
+    """Return the blocks of a page; raise ValueError at a block or mark that the rules do not know."""
     found: list[Block] = []
     marks: dict[str, str] = {}
     tokens = MarkdownIt("commonmark").enable("table").parse(page.read_text())
@@ -88,7 +88,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def program(page: Path) -> str:
-    """Return the Python blocks as one text in which each line has the number that it has on the page."""
+    """Return the Python blocks as one text, whose lines keep their numbers of the page."""
     lines = list[str]()
     for block in blocks(page):
         if block.language == "python":
@@ -97,7 +97,7 @@ def program(page: Path) -> str:
 
 
 def _mark(comment: str, line: int) -> dict[str, str]:
-    """Return the mark in a comment; none if it is a comment for readers of the source."""
+    """Return the mark in a comment; None if the comment is for readers of the source."""
     key, _, value = comment.strip().removeprefix("<!--").removesuffix("-->").partition(":")
     if key.strip() not in MARKS:
         return {}
@@ -107,7 +107,7 @@ def _mark(comment: str, line: int) -> dict[str, str]:
 
 
 def inline_code(page: Path) -> Iterator[str]:
-    """Yield the code inside of sentences and tables."""
+    """Yield the inline code of sentences and tables."""
     for token in MarkdownIt("commonmark").enable("table").parse(page.read_text()):
         for child in token.children or []:
             if child.type == "code_inline":
@@ -145,7 +145,7 @@ def commands(text: str) -> Iterator[list[str]]:
 # -- outputs
 
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
-_UNITS = (  # of what differs from run to run; one may stand for another of its family
+_UNITS = (  # values that differ from run to run; a value may replace another of the same family
     r"(?:s|ms|us|µs|min|seconds?|milliseconds?|microseconds?|minutes?)",
     r"(?:[kMGT]?FLOP/s|[KMGT]i?B/s|B/s)",
     r"(?:%)",
@@ -156,10 +156,10 @@ TOLERANCE = 1e-6
 
 
 def same_output(shown: str, printed: str) -> bool:
-    """Are the outputs the same: `...` stands for anything, alone on a line for any lines; blanks do not count.
+    """Are the outputs the same?  `...` stands for any text, on a line by itself for any lines; blanks are ignored.
 
-    Numbers of seconds (and those of a row that is marked [s]), of operations or bytes per second, and percentages may
-    differ, floating-point numbers by TOLERANCE, and by anything where both are below ROUNDING; whole numbers are equal.
+    Seconds (also in a row that is marked [s]), operations or bytes per second, and percentages may
+    differ; floating-point numbers by TOLERANCE, and by any factor if both are below ROUNDING; integers are equal.
     """
     return _same_lines(_lines(shown), _lines(printed))
 

@@ -1,4 +1,4 @@
-"""What hypothesis draws: how inner indices are dealt, and views of matrices in any layout, with what NumPy has."""
+"""Strategies of hypothesis: distributions of inner indices, and views of matrices with their NumPy arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pdgemm.local.arrays.dtypes import kind_rank
 
 @st.composite
 def inner_pairs(draw: st.DrawFn) -> tuple[BlockCyclic, BlockCyclic]:
-    """How A's columns and B's rows are dealt: the same n, all else free."""
+    """Draw the distributions of A's columns and B's rows: the same n, independent otherwise."""
     n = draw(st.integers(0, 60))
 
     def one() -> BlockCyclic:
@@ -31,11 +31,11 @@ widths = st.integers(1, 30)
 
 @dataclass
 class Side:
-    """A view of a matrix, and what NumPy has in its place."""
+    """A view of a matrix, and the equal view of a NumPy array."""
 
     parent: Any
     view: Any
-    before: np.ndarray  # the whole parent
+    before: np.ndarray  # the whole parent matrix
     window: tuple[slice, slice]
     op: str
 
@@ -60,7 +60,7 @@ def draw_side(draw: Any, grids: list[Any], shape: tuple[int, int], dtypes: list[
     source = tuple(draw(st.integers(0, parts - 1)) for parts in grid.shape)
     order = draw(st.sampled_from("CF"))
     parent = DistMatrix.empty(whole, grid=grid, block=block, dtype=dtype, source=source, order=order)
-    if draw(st.booleans()):  # where neighbours cannot read it
+    if draw(st.booleans()):  # memory that neighbours cannot read
         parent = parent.copy()
     parent.local[...] = values[np.ix_(*parent.indices())]
     window = tuple(slice(lo, lo + n) for n, (lo, _) in zip(stored, (before, after)))
@@ -69,7 +69,7 @@ def draw_side(draw: Any, grids: list[Any], shape: tuple[int, int], dtypes: list[
 
 
 def check_outside(side: Side) -> None:
-    """Nothing around the window has changed."""
+    """Check that the elements around the window are unchanged."""
     mask = np.ones(side.before.shape, bool)
     mask[side.window] = False
     here = np.ix_(*side.parent.indices())

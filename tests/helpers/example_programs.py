@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 @functools.cache
 def example(name: str) -> ModuleType:
-    """Return an example as a module, of which tests call the functions."""
+    """Import an example as a module, so that tests can call its functions."""
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
     path = EXAMPLES / f"{name}.py"

@@ -13,7 +13,7 @@ EPS = 3  # times the unit roundoff: the bound of SLATE's tests, for errors divid
 
 
 def rng_matrix(m: int, n: int, dtype: str = "float64", seed: int = 0) -> np.ndarray:
-    """Normal numbers."""
+    """Return normal random numbers."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((m, n))
     return (x + 1j * rng.standard_normal((m, n)) if np.dtype(dtype).kind == "c" else x).astype(dtype)
@@ -36,7 +36,7 @@ def with_singular_values(m: int, n: int, values: np.ndarray, dtype: str) -> np.n
 
 
 def hilbert(n: int, dtype: str) -> np.ndarray:
-    """1 / (i + j + 1), shifted just as much as rounding needs to stay positive definite."""
+    """1 / (i + j + 1), with the least shift that keeps it positive definite under rounding."""
     i = np.arange(n)
     return (1 / (i[:, None] + i + 1) + 8 * n * np.finfo(dtype).eps * np.eye(n)).astype(dtype)
 
@@ -48,13 +48,13 @@ def graded(n: int, dtype: str) -> np.ndarray:
 
 
 def nearly_singular(n: int, dtype: str) -> np.ndarray:
-    """Rank one, and rounding errors of a matrix beside it on the diagonal."""
+    """Return a matrix of rank one, with rounding errors of a larger matrix on its diagonal."""
     x = rng_matrix(n, 1, dtype)
     return (x @ x.conj().T + n * np.finfo(dtype).eps * 10 * np.linalg.norm(x) ** 2 * np.eye(n)).astype(dtype)
 
 
 def kahan(n: int, dtype: str, theta: float = 1.2) -> np.ndarray:
-    """Kahan's upper triangular matrix, whose small singular value no diagonal element shows."""
+    """Return Kahan's upper triangular matrix, whose small singular value is not visible on the diagonal."""
     s, c = np.sin(theta), np.cos(theta)
     return (np.diag(s ** np.arange(n)) @ (np.eye(n) - c * np.triu(np.ones((n, n)), 1))).astype(dtype)
 
@@ -76,7 +76,7 @@ def norm(A: np.ndarray) -> float:
 
 
 def wide(A: np.ndarray) -> np.ndarray:
-    """In the precision in which errors are measured."""
+    """Convert to the precision in which errors are measured."""
     return A.astype(np.result_type(A.dtype, np.float64))
 
 
@@ -86,7 +86,7 @@ def relative(residual: np.ndarray, scale: float, dtype: Any, n: int) -> float:
 
 
 def forbid_replicated_triangles(monkeypatch: Any, most: int) -> None:
-    """Let the QR factorisation whose R is on every rank fail for more than so many columns."""
+    """Let the QR factorisation that replicates R fail for more than so many columns."""
     original = tall_qr.tall_qr
 
     def small(A: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Arrays of the simulated device, which the host cannot read; NumPy's functions of them are launched there."""
+"""Arrays of the simulated device, which the host cannot read; NumPy's functions of them become launches."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-HALF = np.dtype(ml_dtypes.bfloat16)  # in CuPy, some functions and casts take it, and others do not
+HALF = np.dtype(ml_dtypes.bfloat16)  # in CuPy some functions and casts accept it, and others do not
 
 
 class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array of the device: cut, transposed and reshaped like NumPy's, but its elements are out of reach.
+    """An array of the device: it is cut, transposed and reshaped like NumPy's, but the host cannot read its elements.
 
-    NumPy's functions of it are launches, as they are CuPy's, and only of what CuPy 14.2 has and what it takes: no array
-    of the host beside one of the device.
+    NumPy's functions of it are launches, as in CuPy, and only those that CuPy 14.2 has, with the arguments that it
+    accepts: an array of the host is not combined with one of the device.
     """
 
     __hash__ = None  # type: ignore[assignment]
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
-        """Elementwise, as CuPy does it: the result is in C order, whatever the operands are."""
+        """Elementwise, as in CuPy: the result is in C order, whatever the order of the operands."""
         if method != "__call__" or ufunc.signature is not None or ufunc.__name__ in _LACKING:
             return NotImplemented
         assert options.keys() <= {"dtype", "casting"}, f"CuPy's functions do not take {options}"
@@ -34,7 +34,7 @@ class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
         return _evaluated(self.device, ufunc.__name__, partial(ufunc, **options), inputs, out[0] if out else None)
 
     def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
-        """Functions of which `pdgemm` knows that CuPy has them, and what it makes of them."""
+        """Carry out the functions that CuPy has and `pdgemm` calls, with CuPy's results."""
         name = function.__name__
         if name in ("ndim", "shape"):
             return getattr(self, name)
@@ -55,7 +55,7 @@ class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
         return _evaluated(self.device, name, act, arrays, None)
 
     def astype(self, dtype: Any, order: str = "K", copy: bool = True) -> FakeArray:
-        """As CuPy's, which also converts complex numbers to real ones."""
+        """Like CuPy's, which also converts complex numbers to real ones."""
         dtype, (row_first, col_first) = np.dtype(dtype), (self.flags.c_contiguous, self.flags.f_contiguous)
         if not copy and dtype == self.dtype and {"C": row_first, "F": col_first}.get(order, True):
             return self
@@ -146,11 +146,11 @@ class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
         return self.device.to_host(self)
 
 
-_LACKING = {"spacing", "isnat", "matvec", "vecmat", "vecdot"}  # ufuncs of NumPy's that CuPy 14.2 has not
+_LACKING = {"spacing", "isnat", "matvec", "vecmat", "vecdot"}  # ufuncs of NumPy that CuPy 14.2 lacks
 
 
 def _in_any_order(x: np.ndarray, axis: int | None = None, dtype: Any = None) -> np.ndarray:
-    """The sum from the last element to the first, one after the other: an order that NumPy would not choose."""
+    """The sum from the last element to the first, in sequence: an order that NumPy would not choose."""
     x = x if dtype is None else x.astype(dtype)
     last_first = np.moveaxis(np.atleast_2d(x), -1 if x.ndim < 2 or axis is None else axis, 0)[::-1]
     total = np.zeros(last_first.shape[1:], x.dtype)
@@ -159,7 +159,7 @@ def _in_any_order(x: np.ndarray, axis: int | None = None, dtype: Any = None) -> 
     return total.sum() if x.ndim < 2 or axis is None else total
 
 
-# by name: what it does, and how many of its arguments may be arrays of the device
+# by name: the function, and how many of its arguments may be arrays of the device
 _FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
     "sum": (_in_any_order, 1),
     "where": (np.where, 3),
@@ -176,12 +176,12 @@ def _check_mixture(operands: Sequence[Any]) -> None:
 
 
 def _empty(x: Any) -> Any:
-    """An array of zeros of the same shape and type, in place of one whose elements are not there yet."""
+    """An array of zeros of the same shape and type, in place of an array that is not computed yet."""
     return np.broadcast_to(np.zeros((), x.dtype), x.shape) if isinstance(x, FakeArray) else x
 
 
 def _evaluated(device: Any, name: str, act: Callable[..., Any], inputs: Sequence[Any], out: Any) -> FakeArray:
-    """Launch a function of arrays of the device and numbers; its result depends in shape and type on theirs alone."""
+    """Launch a function of device arrays and numbers; the result's shape and type depend only on theirs."""
     with np.errstate(all="ignore"):
         like = np.asarray(act(*map(_empty, inputs)))
     made = device.empty(like.shape, like.dtype) if out is None else out
@@ -197,6 +197,6 @@ def quietly(act: Callable[..., object], *args: Any) -> None:
 
 
 def spoilt(x: np.ndarray) -> np.ndarray:
-    """Memory that nobody has written to."""
+    """Fill memory that has not been written."""
     x.ravel(order="K").view(np.uint8).fill(0xFF)
     return x

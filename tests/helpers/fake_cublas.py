@@ -1,4 +1,4 @@
-"""cuBLAS without a GPU: the products that `pdgemm.devices` calls, done by NumPy (fake_cupy.py)."""
+"""cuBLAS without a GPU: the products that `pdgemm.devices` calls, computed by NumPy (fake_cupy.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fake_cusolver import solve_triangular
 
 # cudaDataType_t
 _CUBLAS_TYPES = {2: "f2", 14: ml_dtypes.bfloat16, 0: "f4", 1: "f8", 4: "c8", 5: "c16", 3: "i1", 10: "i4"}
-# cublasComputeType_t: operands and results that there are, by the type of alpha and beta
+# cublasComputeType_t: supported types of operands and results, by the type of alpha and beta
 _CUBLAS: dict[int, set[tuple[str, str]]] = {
     68: {("f2", "f2"), ("f2", "f4"), ("bf", "bf"), ("bf", "f4"), ("f4", "f4"), ("c8", "c8")},
     77: {("f4", "f4"), ("c8", "c8")},
@@ -46,11 +46,11 @@ class Cublas:
         self, handle: int, op_a: int, op_b: int, m: int, n: int, k: int, alpha: int, A: int, type_a: int, lda: int,
         B: int, type_b: int, ldb: int, beta: int, C: int, type_c: int, ldc: int, compute: int, algorithm: int,
     ) -> None:  # fmt: skip
-        """C := alpha op(A) op(B) + beta C, by columns; where beta is 0 C is not read."""
+        """C := alpha op(A) op(B) + beta C, by columns; C is not read if beta is 0."""
         assert algorithm == -1
         assert min(m, n, k) > 0
         if max(m, n, k, lda, ldb, ldc) >= 1 << 31:
-            raise OverflowError("value too large to convert to int")  # of Cython
+            raise OverflowError("value too large to convert to int")  # Cython's message
         types = [np.dtype(_CUBLAS_TYPES[x]) for x in (type_a, type_b, type_c)]
         short = ["bf" if x == ml_dtypes.bfloat16 else x.str[1:] for x in types]
         assert self.modes[handle] == 16, "partial sums may be rounded to the type of C"
@@ -68,7 +68,7 @@ class Cublas:
         self.calls.append("gemmEx")
 
     def _check_integers(self, scalars: Any, extents: Any, places: Any, lds: Any, op_a: int, op_b: int) -> None:
-        """What cuBLAS refuses of int8 operands; nor may a product be slow, or its sums too large for 32 bits."""
+        """Reject the int8 operands that cuBLAS rejects, slow products, and sums too large for 32 bits."""
         if {*map(int, scalars)} - {0, 1} or any(x % 4 for x in (*extents, *places, *lds)):
             raise CUBLASError(15)  # not supported
         assert (op_a, op_b) == (1, 0), "int8 products are fast only where both operands lie along k"
@@ -108,7 +108,7 @@ class Cublas:
         self, handle: Any, op_a: Any, op_b: Any, m: Any, n: Any, k: Any, alpha: Any, A: Any, type_a: Any, lda: Any,
         B: Any, type_b: Any, ldb: Any, beta: Any, C: Any, type_c: Any, ldc: Any, number: Any, sizes: Any, compute: Any,
     ) -> int:  # fmt: skip
-        """One product after the other; extents and scalars are read on the host, and addresses on the GPU."""
+        """One product after another; extents and scalars are read on the host, and addresses on the GPU."""
         assert self.version >= 120500, "the library has no such function"
         assert self.streams[handle.value] == self.current_stream(), "another stream than the caller's"
         on_host = op_a, op_b, m, n, k, lda, ldb, ldc, sizes
@@ -137,12 +137,12 @@ class Cublas:
 
 
 def _numbers(ptr: Any, number: int, dtype: Any) -> np.ndarray:
-    """Numbers at an address."""
+    """Return the numbers at an address."""
     return np.frombuffer((ctypes.c_byte * (number * np.dtype(dtype).itemsize)).from_address(ptr.value), dtype)
 
 
 def _by_columns(ptr: int, dtype: np.dtype, ld: int, rows: int, cols: int, op: int) -> np.ndarray:
-    """op(X) of rows x cols, where X has the leading dimension ld; op: as it is, transposed, or conjugated, too."""
+    """op(X) of rows x cols, where X has the leading dimension ld; op: unchanged, transposed, conjugate transposed."""
     high, wide = (rows, cols) if op == 0 else (cols, rows)
     assert ld >= high
     memory = (ctypes.c_byte * (((wide - 1) * ld + high) * dtype.itemsize)).from_address(ptr)

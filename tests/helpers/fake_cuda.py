@@ -1,4 +1,4 @@
-"""CUDA without a GPU: the runtime, the driver, cuBLAS and memory, done on the host (fake_cupy.py)."""
+"""CUDA without a GPU: the runtime, the driver, cuBLAS and memory, simulated on the host (fake_cupy.py)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import numpy as np
 from fake_cublas import Cublas, CUBLASError
 from fake_nccl import Nccl
 
-BLOCK = 1 << 20  # bytes that the pool asks of the runtime, at least
-GRAIN = 512  # bytes that it gives out, at least
+BLOCK = 1 << 20  # least bytes that the pool requests from the runtime
+GRAIN = 512  # least bytes of a part that the pool hands out
 TOTAL = 1 << 31  # bytes of the GPU
 
 
@@ -37,7 +37,7 @@ class OutOfMemoryError(MemoryError):
 
 
 class Allocation(mmap.mmap):
-    """What the runtime has given the pool."""
+    """Memory that the runtime has given to the pool."""
 
     def __new__(cls, size: int, fd: int, managed: bool = False) -> Allocation:
         made = super().__new__(cls, fd, size)
@@ -56,7 +56,7 @@ def _address(memory: mmap.mmap) -> int:
 
 
 class Part:
-    """Memory that somebody holds: `size` bytes from `ptr` on, which `owner` keeps."""
+    """Memory in use: `size` bytes from `ptr` on, kept alive by `owner`."""
 
     def __init__(self, ptr: int, size: int, owner: object, device_id: int = -1) -> None:
         self.ptr, self.size, self.owner = ptr, size, owner
@@ -67,17 +67,17 @@ class Unowned(Part):
 
 
 class Pool:
-    """It keeps what the runtime has given it, and gives it out again."""
+    """The pool: it caches memory of the runtime, and hands it out again."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self._used, self._peak = gpu, 0, 0
-        self._last, self._end = gpu.allocate(BLOCK), 0  # what nobody has held yet
+        self._last, self._end = gpu.allocate(BLOCK), 0  # parts never handed out yet
         self._free: dict[int, list[tuple[int, Allocation]]] = {}
-        self._held: dict[int, int] = {}  # bytes that were asked for, by address
+        self._held: dict[int, int] = {}  # requested bytes, by address
         self.managed = False
 
     def holds(self, ptr: int, nbytes: int) -> bool:
-        """Is this in one part that somebody holds?"""
+        """Is this range in one part that is in use?"""
         return any(start <= ptr and ptr + nbytes <= start + size for start, size in [*self._held.items()])
 
     def take(self, nbytes: int) -> Part:
@@ -124,11 +124,11 @@ class Pool:
 
     def free_all_blocks(self) -> None:
         self._peak = self._used
-        self._free.clear()  # allocations of which nobody holds a part go back to the runtime
+        self._free.clear()  # allocations without a part in use are returned to the runtime
 
 
 class Gpu(Cublas):
-    """The runtime, the driver and NCCL, of one process that sees `count` GPUs."""
+    """The runtime, the driver and NCCL of one process that sees `count` GPUs."""
 
     memcpyDefault, CUDARuntimeError, CUBLASError = 4, CUDARuntimeError, CUBLASError
 
@@ -138,18 +138,18 @@ class Gpu(Cublas):
         self.allocations: list[weakref.ref[Allocation]] = []
         self.given_back: list[tuple[int, int]] = []  # file and bytes of memory that other ranks may have mapped
         self.mapped: dict[int, mmap.mmap] = {}
-        self.mapped_from: dict[int, bytes] = {}  # the handles, each of which a process opens once
+        self.mapped_from: dict[int, bytes] = {}  # open handles; a process opens each once
         self.files: dict[int, int] = {}  # of mapped memory
         self.calls: list[str] = []
-        self.downloads: list[int] = []  # bytes of each array that was copied to the host, pinned memory included
-        self.uploads: list[int] = []  # and from there
+        self.downloads: list[int] = []  # bytes of each array that was copied to the host, including pinned memory
+        self.uploads: list[int] = []  # and of each that was copied from the host
         self._pinned: list[tuple[int, int]] = []  # first and last address
         self.modes: dict[int, int] = {}  # the math modes of cuBLAS's handles
-        self.streams: dict[int, int] = {}  # and the streams that they were given
+        self.streams: dict[int, int] = {}  # and the streams that were set for them
         self.current_stream = lambda: 0
         self.version = 130100  # of cuBLAS
         self.most_pitch = (1 << 31) - 1
-        self.failed = 0  # what the driver says ever after a kernel has failed
+        self.failed = 0  # the error that the driver reports from then on, after a kernel has failed
 
     def allocate(self, nbytes: int, managed: bool = False) -> Allocation:
         if self.used() + nbytes > self.total:
@@ -163,10 +163,10 @@ class Gpu(Cublas):
 
     def _give_back(self, fd: int, nbytes: int) -> None:
         self.given_back.append((os.dup(fd), nbytes))
-        os.close(fd)  # the handle may be that of the next allocation
+        os.close(fd)  # the handle may become that of the next allocation
 
     def used(self) -> int:
-        """Bytes that are allocated: what was given back is so while others, which lock it, have mapped it."""
+        """Return the allocated bytes: returned memory still counts while other ranks, which lock it, have mapped it."""
         for fd, nbytes in [*self.given_back]:
             with suppress(BlockingIOError):
                 flock(fd, LOCK_EX | LOCK_NB)
@@ -190,12 +190,12 @@ class Gpu(Cublas):
         return memory
 
     def passed(self, target: int, source: int, nbytes: int) -> None:
-        """A kernel or a copy engine has copied between these addresses."""
+        """Count bytes that a kernel or copy engine has moved between these addresses."""
         for where, passes in ((target, self.downloads), (source, self.uploads)):
             if any(start <= where < stop for start, stop in self._pinned):
                 passes.append(nbytes)
 
-    # the runtime, as CuPy has it
+    # the runtime, with CuPy's interface
     def getDeviceCount(self) -> int:
         return self.count
 

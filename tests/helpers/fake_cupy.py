@@ -1,10 +1,10 @@
-"""CuPy without a GPU: what `pdgemm.devices` asks of CuPy, cuBLAS, CUDA's runtime and driver and NCCL, done on the host.
+"""CuPy without a GPU: the parts of CuPy, cuBLAS, CUDA's runtime and driver and NCCL that `pdgemm.devices` calls.
 
-They take and refuse here what they take and refuse there, by CuPy 14.2's sources and CUDA's manuals: cuBLAS reads
+They accept and reject the same arguments as the originals, by CuPy 14.2's sources and CUDA's manuals: cuBLAS reads
 matrices by address and leading dimension (fake_cublas.py), kernels are told in C, CUDA IPC maps allocations of other
-processes (here files in memory that have no name, fake_cuda.py).  All is done at once: when it is done is the matter of
-fake_device.py.  Only NCCL's operations may never be done (`Nccl.stuck`, fake_nccl.py), nor then what is in the streams
-behind them.  cuSOLVER is in fake_cusolver.py.
+processes (here unnamed files in memory, fake_cuda.py).  All work is done immediately; fake_device.py simulates
+delayed work.  Only NCCL's operations may never finish (`Nccl.stuck`, fake_nccl.py), and then the work behind
+them in the streams does not, either.  cuSOLVER is in fake_cusolver.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TYPES |= {"unsigned long long": "u8"}
 
 
 class Simulated:
-    """cupy, and what is below it."""
+    """The module cupy, and the libraries below it."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu, self.pool = gpu, Pool(gpu)
@@ -49,7 +49,7 @@ class Simulated:
         gpu.current_stream = lambda: self.streams[-1].ptr
 
         class ndarray(FakeArray):
-            """Memory by its address."""
+            """An array at an address."""
 
             def __init__(
                 self, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None, order: Any = "C"
@@ -61,7 +61,7 @@ class Simulated:
                     strides = np.empty(shape, dtype, order).strides  # type: ignore[call-overload]
                 extent = sum((n - 1) * s for n, s in zip(shape, strides)) + dtype.itemsize if prod(shape) else 0
                 memory = (ctypes.c_byte * max(1, extent)).from_address(memptr.ptr)
-                self.memory = memptr.mem  # kept as long as this
+                self.memory = memptr.mem  # kept alive as long as this array
                 super().__init__(np.ndarray(shape, dtype, memory, 0, strides), simulated)  # type: ignore[arg-type]
 
             @property
@@ -90,7 +90,7 @@ class Simulated:
     def empty(self, shape: Sequence[int], dtype: Any = float, order: str = "C") -> Any:
         made = self.ndarray(shape, dtype, order=order)
         if made.size:
-            ctypes.memset(made.data.ptr, 0xFF, made.nbytes)  # memory that nobody has written to
+            ctypes.memset(made.data.ptr, 0xFF, made.nbytes)  # memory that has not been written
         return made
 
     def to_host(self, x: Any) -> np.ndarray:
@@ -184,7 +184,7 @@ class Event:
 
 class Stream:
     def __init__(self, simulated: Simulated) -> None:
-        self._simulated, self.ptr = simulated, next(self._numbers)  # no two streams have the same
+        self._simulated, self.ptr = simulated, next(self._numbers)  # no two streams have the same address
 
     _numbers = count()
 
@@ -206,7 +206,7 @@ class Stream:
 
 
 class ElementwiseKernel:
-    """Its C, as Python on whole arrays."""
+    """A kernel: its C source, and the same in Python on whole arrays."""
 
     def __init__(
         self, gpu: Gpu, in_params: str, out_params: str, operation: str, name: str, options: tuple[str, ...] = ()
@@ -230,7 +230,7 @@ class ElementwiseKernel:
         for (kind, name), x in zip(self._in + self._out, args):
             declared = kind.removeprefix("raw ")
             names[declared] = x.dtype.type
-            if len(declared) > 1:  # not a letter for any type
+            if len(declared) > 1:  # a letter for no type
                 assert np.dtype(declared) == x.dtype, f"{name} is {x.dtype}, declared as {kind}"
             names[name] = x.x.view() if isinstance(x, FakeArray) else x
         targets = args[len(self._in) :]
@@ -272,7 +272,7 @@ def _in_python(operation: str) -> str:
 
 @contextmanager
 def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
-    """`import cupy` finds this.  The process sees so many GPUs; MPI says whether it takes pointers to their memory."""
+    """Let `import cupy` find this module, with so many GPUs; MPI accepts pointers to their memory, or does not."""
     from pdgemm import devices
     from pdgemm.devices import gpu_aware_mpi
     from pdgemm.devices import gpu_binding as choice
@@ -285,7 +285,7 @@ def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
             patch.setattr(Nccl, name, value)
         for name, module in simulated.modules().items():
             patch.setitem(sys.modules, name, module)
-        for name in MODULES:  # each time anew
+        for name in MODULES:  # created anew each time
             patch.delitem(sys.modules, f"pdgemm.devices.{name}", raising=False)
             patch.delattr(devices, name, raising=False)
         patch.setattr(device, "_devices", dict(device._devices))

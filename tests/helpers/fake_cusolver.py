@@ -1,7 +1,7 @@
-"""cuSOLVER without a GPU: the routines of `cupy.cuda.cusolver` that `pdgemm.devices.cusolver` calls, done by LAPACK.
+"""cuSOLVER without a GPU: the routines of `cupy.cuda.cusolver` that `pdgemm.devices.cusolver` calls, by LAPACK.
 
-They have the signatures of CuPy 14.2, and refuse what the manual forbids.  What the manual leaves open is done in the
-way that helps least: potrf does not stop at NaN, and getrf names rows that do not exist where there is one.
+They have the signatures of CuPy 14.2, and reject arguments that the manual forbids.  Where the manual leaves the
+result open, the least helpful is chosen: potrf does not stop at NaN, and getrf returns invalid rows for NaN.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ def solve_triangular(how: tuple[str, str, str, str], alpha: Any, A: np.ndarray, 
 
 
 def lapack_potrf(A: np.ndarray, lower: bool) -> int:
-    """One triangle of A becomes its Cholesky factor, the other stays; return info."""
+    """Replace one triangle of A by its Cholesky factor and leave the other; return info."""
     factor, info = get_lapack_funcs("potrf", dtype=A.dtype)(A, lower=lower, clean=False)
     A[...] = factor
     return int(info)
 
 
 def lapack_getrf(A: np.ndarray) -> tuple[int, np.ndarray]:
-    """A becomes L and U; return info, and the pivots, counted from 1."""
+    """Replace A by L and U; return info, and the pivots, counted from 1."""
     factors, pivots, info = get_lapack_funcs("getrf", dtype=A.dtype)(A)
     A[...] = factors
     return int(info), pivots + 1
 
 
 def lapack_geqrf(A: np.ndarray) -> np.ndarray:
-    """A becomes R and reflectors; return tau."""
+    """Replace A by R and reflectors; return tau."""
     A[...], tau, _, info = get_lapack_funcs("geqrf", dtype=A.dtype)(A)
     assert info == 0
     return tau
@@ -123,7 +123,7 @@ class Cusolver:
 
     # ---------------------------------------------------------------- what is refused
     def _checked(self, dtype: str, handle: int, m: int, n: int, A: int, lda: int) -> np.ndarray:
-        """The matrix, after a look at the handle and at the sizes."""
+        """Check the handle and the sizes; return the matrix."""
         assert all(type(x) is int for x in (handle, m, n, A, lda)), "CuPy takes addresses and sizes"
         assert handle in self.streams, "not a handle of cuSOLVER"
         assert self.streams[handle] == self._simulated.streams[-1].ptr, "the handle has another stream than the caller"
@@ -135,7 +135,7 @@ class Cusolver:
         return np.ndarray((m, n), kind, memory, strides=(kind.itemsize, lda * kind.itemsize))
 
     def _uses(self, work: int, passed: int, words: int, dtype: str) -> None:
-        """The workspace is written to, to its end."""
+        """Write to the whole workspace."""
         assert passed >= words, "the workspace is too small"
         self._vector(work, words, np.dtype(dtype)).view(np.uint8).fill(0xFF)
 
@@ -143,7 +143,7 @@ class Cusolver:
         return self._vector(ptr, number, _INTS)
 
     def _vector(self, ptr: int, number: int, dtype: np.dtype) -> np.ndarray:
-        """Elements in memory that somebody holds."""
+        """Return the elements of a vector in memory that is in use."""
         assert type(ptr) is int and ptr % dtype.itemsize == 0
         assert self._simulated.pool.holds(ptr, number * dtype.itemsize), "the array is too small"
         return np.ndarray((number,), dtype, (ctypes.c_byte * (number * dtype.itemsize)).from_address(ptr))

@@ -1,9 +1,9 @@
-"""A device without hardware: arrays that the host cannot read, and four streams whose work is done late.
+"""A device without hardware: arrays that the host cannot read, and four streams whose work is delayed.
 
-What is begun in a stream is done when somebody waits for it, and not before; streams named in `eager` do theirs at
-once, ahead of the others.  A synchronisation that is missing therefore gives wrong numbers in one of the schedules
-"late", "transfer first" and "compute first", the same in every run.  It is also told in words: fake_streams.py sees
-races of the host, the streams and messages, and fake_memory.py those of ranks in each other's memory.
+Work of a stream is carried out only when it is waited for; streams named in `eager` carry theirs out immediately,
+ahead of the others.  A missing synchronisation therefore gives wrong numbers in one of the schedules
+"late", "transfer first" and "compute first", the same in every run.  It is also reported: fake_streams.py finds
+races of the host, the streams and messages, and fake_memory.py finds races of ranks in each other's memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BY_NCCL = 77  # tag of messages
 
 
 class FakeDevice(Races):
-    """One device of this process: what `pdgemm` asks of it."""
+    """One device of this process, with the interface that `pdgemm` uses."""
 
     name = "fake"
 
@@ -180,7 +180,7 @@ class FakeDevice(Races):
         self._launch("copy", (source,), (target,), lambda: np.copyto(target.x, source.x))
 
     def broadcast(self, comm: MPI.Comm, x: FakeArray, root: int) -> None:
-        """In the order of the stream, as NCCL does: the ranks meet when they get there."""
+        """In the order of the stream, as in NCCL: the ranks meet when their streams reach it."""
         memory = x.x.ravel(order="K")
         reads, writes = ((x,), ()) if comm.rank == root else ((), (x,))
         self._launch("broadcast", reads, writes, lambda: comm.Bcast([memory, MPI.BYTE], root=root))
@@ -188,7 +188,7 @@ class FakeDevice(Races):
     def exchange(
         self, comm: MPI.Comm, sends: Sequence[tuple[FakeArray, int]], receives: Sequence[tuple[FakeArray, int]]
     ) -> None:
-        """Likewise; messages between two ranks are matched in their order, and large ones do not leave before that."""
+        """Likewise; messages between two ranks are matched in order, and large ones are sent only when matched."""
         going, coming = ([(_bytes(x), peer) for x, peer in some] for some in (sends, receives))
 
         def act() -> None:
@@ -253,12 +253,12 @@ class FakeDevice(Races):
         return self._reach._replace(reads=self._reach.reads if grid.shares_memory else "")
 
     def memory(self, grid: ProcessGrid) -> FakeMemory:
-        return self._memory[grid.memory]  # of ranks that have met
+        return self._memory[grid.memory]  # for ranks that have met
 
 
 @contextmanager
 def fake_device(schedule: str = "late", kind: type[FakeDevice] | None = None, **options: Any) -> Iterator[Any]:
-    """A device for arrays made on "fake", whose communicators are watched."""
+    """Provide a device for arrays created on "fake", and watch its communicators."""
     device = (kind or FakeDevice)(SCHEDULES[schedule], **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(devices._devices, FakeArray, device)
@@ -279,7 +279,7 @@ def fake_device(schedule: str = "late", kind: type[FakeDevice] | None = None, **
         work_grid, looked_at = ProcessGrid.work_grid, list[Any]()
 
         def fresh(grid: ProcessGrid, *args: Any) -> ProcessGrid:
-            """Those that are kept from before are not watched."""
+            """Discard work grids cached earlier, whose communicators are not watched."""
             if grid._shared not in looked_at:
                 looked_at.append(grid._shared)
                 for kept in grid._shared.work_grids.values():
@@ -292,7 +292,7 @@ def fake_device(schedule: str = "late", kind: type[FakeDevice] | None = None, **
         try:
             yield device
         finally:
-            for owner, name, comm in watching:  # which a grid that was left behind, or is kept, would go on with
+            for owner, name, comm in watching:  # otherwise abandoned or cached grids would keep the watched ones
                 if getattr(owner, name) != MPI.COMM_NULL:
                     setattr(owner, name, comm)
 
@@ -317,7 +317,7 @@ def _combine(how: Combine, Y: np.ndarray, X: np.ndarray) -> None:
 
 
 def _times(number: Any, x: np.ndarray) -> np.ndarray:
-    """No factor 1 makes a NaN of a complex infinity."""
+    """A factor 1 makes no NaN of a complex infinity."""
     return x if number == 1 else number * x
 
 

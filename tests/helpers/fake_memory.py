@@ -1,4 +1,4 @@
-"""What ranks share on the simulated device: the memory of a node, signals, and communicators that are watched."""
+"""Memory shared by ranks on the simulated device: that of a node, signals, and watched communicators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pdgemm.grids.node_memory import NodeMemory
 
 
 class FakeMemory:
-    """Device memory that the ranks of a node reach: the host's, seen as the device's."""
+    """Device memory that the ranks of a node access: memory of the host, seen as the device's."""
 
     def __init__(self, memory: NodeMemory, device: Races) -> None:
         self._memory, self._device = memory, device
@@ -25,7 +25,7 @@ class FakeMemory:
         self._bounds = [byte_bounds(part) for part in parts]
 
     def show(self, x: Access, clock: Clock) -> Shown | None:
-        """What other ranks are told of an access to the memory of the node; None: it is an access to other memory."""
+        """Return an access to the memory of the node as other ranks are told of it; None for other memory."""
         start, stop = byte_bounds(x.x)
         for part, (first, last) in enumerate(self._bounds):
             if first <= start and stop <= last:
@@ -46,7 +46,7 @@ class FakeMemory:
         self._memory.map_all(places)
 
     def sync(self) -> None:
-        """The ranks meet: what they read of each other must be there, and must have been read."""
+        """Let the ranks meet: memory that they read of each other must be ready, and reads before it must be done."""
         self._device.met(self)
         self._memory.sync()
 
@@ -65,7 +65,7 @@ class FakeMemory:
 
 
 class FakeSignal:
-    """The request of a signal: the host then sees what its sender saw."""
+    """The request of a signal: once it is complete, the host sees all that its sender saw."""
 
     def __init__(self, device: Races, request: MPI.Request) -> None:
         self._device, self._request = device, request
@@ -84,9 +84,9 @@ def _is_signal(buf: Any) -> bool:
 
 
 class WatchedComm(MPI.Intracomm):
-    """A communicator that tells the device what MPI reads and writes, and until when."""
+    """A communicator that reports to the device the memory that MPI reads and writes, and until when."""
 
-    device: Any = None  # of a duplicate, until it is watched itself
+    device: Any = None  # of a duplicate, until it is watched, too
 
     def __new__(cls, comm: MPI.Comm | None = None, device: Races | None = None) -> WatchedComm:
         made = super().__new__(cls, comm)

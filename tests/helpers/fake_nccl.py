@@ -1,4 +1,4 @@
-"""NCCL without a GPU: done by MPI at once, or never (fake_cupy.py)."""
+"""NCCL without a GPU: carried out by MPI immediately, or never (fake_cupy.py)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def _memory(ptr: int, nbytes: int) -> np.ndarray:
 
 
 class Nccl:
-    """One rank per GPU, and all calls in the same order.
+    """A communicator of NCCL: one rank per GPU, and the same order of calls on all ranks.
 
-    stuck : the operations of this rank wait for ranks that never come, until they are aborted.
-    error : what NCCL's own thread has seen going wrong.   world : has all ranks, and none that has failed.
+    stuck : the operations of this rank wait for ranks that never call, until they are aborted.
+    error : the asynchronous error that NCCL reports.   world : a communicator of all ranks, without a failed rank.
     """
 
     available, NCCL_UINT8 = True, 1
     _tags = count(1)
     _group: ClassVar[list[tuple[Any, ...]]] = []
-    waiting: ClassVar[set[Any]] = set()  # communicators of operations that are never done
+    waiting: ClassVar[set[Any]] = set()  # communicators of operations that never finish
     behind: ClassVar[set[int]] = set()  # events that were recorded behind such operations
     stuck, error, world = False, "", MPI.COMM_WORLD
     _depth = aborted = 0
@@ -49,7 +49,7 @@ class Nccl:
 
     @classmethod
     def _run(cls) -> None:
-        """Messages between two ranks are matched in their order; nobody goes on before all of a group is done."""
+        """Messages between two ranks are matched in order; a rank continues only when all of its group are done."""
         group, cls._group = cls._group, []
         if cls.stuck:
             cls.waiting.update(communicator for _, communicator, *_ in group)
@@ -89,7 +89,7 @@ class Nccl:
             self._comm = world.Create_group(world.group.Incl(ranks), tag)
 
         def _queue(self, what: str, *args: Any) -> None:
-            """It is done when the group that it is in ends."""
+            """Queue an operation until its group ends."""
             assert self._comm is not None, "NCCL crashes: the communicator was aborted"
             Nccl._group.append((what, self, *args))
             if not Nccl._depth:
@@ -108,7 +108,7 @@ class Nccl:
             self._queue("reduce", found, there, root)
 
         def abort(self) -> None:
-            """Whatever the others do; nothing is left to be destroyed."""
+            """Abort, whatever the other ranks do; nothing remains to be destroyed."""
             Nccl.aborted += 1
             Nccl.waiting.discard(self)
             self._comm = None

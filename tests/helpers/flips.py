@@ -1,4 +1,4 @@
-"""Products that go wrong: C is changed on its way out of one of them."""
+"""Faults in products: C is changed before a product returns it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pdgemm.algorithms import prepared
 def changed_after_the_product(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], object], times: int = 1, after: int = 0
 ) -> None:
-    """Call change(C) after so many products, of those that follow on some that are right."""
+    """Call change(C) after `times` products that follow `after` correct ones."""
     run, count = prepared.Prepared._run, [0]
 
     def damaged(self: Any, *arguments: Any) -> Any:
@@ -27,6 +27,6 @@ def changed_after_the_product(
 
 
 def larger(C: Any) -> None:
-    """Change the first element of a rank by much."""
+    """Add 1000 to the first local element."""
     if C.local.size:
         C.local[0, 0] += C.dtype.type(1000)

@@ -1,6 +1,6 @@
-"""A job on any ranks: products of a type that the package does not have, of which it is told one entry.
+"""Job on any number of ranks: products of a type that the package lacks, after one entry for it is added.
 
-The entry is put into the table of `pdgemm.local.arrays.dtypes` while that is loaded; all lists derive from the table.
+The entry is added to the table of `pdgemm.local.arrays.dtypes` during its import; all lists derive from the table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ENTRY = 'ElementType("float8_e5m2fnuz", **_BOTH, sums="float32", wire="uint8", h
 
 
 def plant() -> None:
-    """Load the table with one entry more, before anything else of the package."""
+    """Load the table with one more entry, before any other module of the package."""
     path = Path(pdgemm.local.arrays.__file__).with_name("dtypes.py")
     source, before = path.read_text(), 'ElementType("float32"'
     assert source.count(before) == 1

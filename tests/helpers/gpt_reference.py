@@ -1,4 +1,4 @@
-"""The transformer of docs/examples/gpt in one process, written down once more for automatic differentiation."""
+"""The transformer of docs/examples/gpt in one process, written independently for automatic differentiation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pytest plugin: grids that tests ask for by name: one of all ranks, or a list of many."""
+"""pytest plugin: grids as fixtures, one over all ranks or a list of many."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def grid(comm: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def grids(comm: Any) -> Iterator[list[Any]]:
-    """Every shape, a grid backwards, and one that leaves a rank idle."""
+    """Every shape, a grid with ranks in reverse order, and a grid that leaves a rank idle."""
     from pdgemm import ProcessGrid
 
     made = [ProcessGrid(comm, shape) for shape in grid_shapes(comm.size)]
@@ -33,14 +33,14 @@ def grids(comm: Any) -> Iterator[list[Any]]:
 
 @pytest.fixture(scope="module", params=[None, "1", "2"], ids=["one node", "nodes of one rank", "nodes of two ranks"])
 def grids_on_nodes(comm: Any, request: pytest.FixtureRequest) -> Iterator[list[Any]]:
-    """Every shape; ranks in order and backwards; and smaller grids that leave ranks idle."""
+    """Every shape, ranks in order and reversed, and smaller grids that leave ranks idle."""
     from pdgemm import ProcessGrid
 
     comm, size = comm.Dup(), comm.size
     with pytest.MonkeyPatch.context() as environment:
         if request.param:
             environment.setenv("PDGEMM_RANKS_PER_NODE", request.param)
-        first = ProcessGrid(comm)  # the others share its nodes
+        first = ProcessGrid(comm)  # the other grids share its nodes
     backwards = list(range(size))[::-1]
     made = [ProcessGrid(comm, shape) for shape in grid_shapes(size)]
     made += [ProcessGrid(comm, shape, ranks=backwards) for shape in grid_shapes(size)[:2]]

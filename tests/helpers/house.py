@@ -1,4 +1,4 @@
-"""The modules of the package as text: what each of them imports, and their syntax trees."""
+"""The source of the package's modules: their imports and syntax trees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _modules() -> dict[str, Path]:
         *package.rglob("*.py"),
         *(package / "grids").glob("*.py"),
         *(package / "io").glob("**/*.py"),
-    ]  # which are links
+    ]  # grids and io are links, which rglob does not follow
     return {
         ".".join(path.relative_to(package).with_suffix("").parts).removesuffix(".__init__"): path
         for path in paths
@@ -27,7 +27,7 @@ TREES = {module: ast.parse(path.read_text()) for module, path in MODULES.items()
 
 
 def imported(module: str) -> set[str]:
-    """All that a module imports: at its top, inside functions, and for the type checker alone."""
+    """Return all imports of a module: at its top, inside functions, and under TYPE_CHECKING."""
     found = set()
     for node in ast.walk(TREES[module]):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -38,6 +38,6 @@ def imported(module: str) -> set[str]:
 
 
 def inside(module: str) -> set[str]:
-    """The modules of this package that a module imports."""
+    """Return the modules of this package that a module imports."""
     own = {name.removeprefix("pdgemm.") for name in imported(module) if name.startswith("pdgemm.")}
     return own & MODULES.keys() - {module}

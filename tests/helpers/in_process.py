@@ -1,4 +1,4 @@
-"""Commands of pdgemm in a process that runs already: to start Python and MPI takes a second each time."""
+"""Run commands of pdgemm in the current process: to start Python and MPI takes a second each time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pdgemm.tools.cli.job import UNEXPECTED, Job
 
 
 def run(words: Sequence[str], cwd: Path | None) -> subprocess.CompletedProcess[str]:
-    """`pdgemm WORDS` on one rank, finished, as its process would end: exit code, output and errors."""
+    """Run `pdgemm WORDS` on one rank; return the exit code, output and errors that its process would have."""
     out, err = _file(), _file()
     with chdir(cwd or Path.cwd()), redirect_stdout(out), redirect_stderr(err):
         code = call(words)
@@ -28,14 +28,14 @@ def run(words: Sequence[str], cwd: Path | None) -> subprocess.CompletedProcess[s
 
 @contextmanager
 def one_output() -> Iterator[Callable[[], str]]:
-    """Standard output and standard error go to one text, which the function returns."""
+    """Collect standard output and standard error in one text, which the function returns."""
     both = _file()
     with redirect_stdout(both), redirect_stderr(both):
         yield lambda: _text(both)
 
 
 def call(words: Sequence[str]) -> int:
-    """`pdgemm WORDS` on all ranks of this job: its exit code."""
+    """Run `pdgemm WORDS` on all ranks of this job; return its exit code."""
     with _as_a_process(words):
         try:
             return run_command(Job(words), "--debug" in words)
@@ -54,7 +54,7 @@ def _text(file: io.TextIOWrapper) -> str:
 
 @contextmanager
 def _as_a_process(words: Sequence[str]) -> Iterator[None]:
-    """Warnings go to standard error, each once; signals stay those of the tests."""
+    """Print each warning once on standard error; keep the signal handlers of the tests."""
 
     def show(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))

@@ -1,4 +1,4 @@
-"""Commands that tests start beside themselves, alone or on ranks of their own, whatever launched this run."""
+"""Start commands from a test, on one process or on new ranks, whatever launched this run."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ Words: TypeAlias = str | Path
 
 
 def python(ranks: int, *words: Words) -> list[str]:
-    """The command line of Python on so many ranks; on 0, without a launcher."""
+    """Return the command line of Python on so many ranks; on 0, without a launcher."""
     return [*([str(MPIEXEC), "-n", str(ranks)] if ranks else []), sys.executable, *map(str, words)]
 
 
-NOT_STARTED = "The PMIx server's listener thread failed to start"  # says Open MPI's launcher, once in thousands of jobs
+NOT_STARTED = "The PMIx server's listener thread failed to start"  # by Open MPI's launcher, once in thousands of jobs
 
 
 def run(command: Sequence[Words], cwd: Path | None = None, timeout: float = 100, **environment: str) -> Finished:
-    """A command, finished: its exit code, output and errors."""
+    """Run a command to its end; return its exit code, output and errors."""
     env = outside_job() | environment
     for _ in range(3):
         done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
-        if NOT_STARTED not in done.stderr:  # else no rank has started: a busy machine, and not the program
+        if NOT_STARTED not in done.stderr:  # otherwise no rank has started, because the machine is busy
             break
     return done
 
 
-CHANGED_BY_LIBRARIES = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK"}  # pytest; threadpoolctl, as it is imported
+CHANGED_BY_LIBRARIES = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK"}  # pytest; threadpoolctl's import
 
 
 def _environment() -> dict[str, str]:
@@ -50,9 +50,9 @@ _AT_START = _environment()
 
 
 def pdgemm(ranks: int, *words: str, cwd: Path | None = None, timeout: float = 100, **environment: str) -> Finished:
-    """`mpiexec -n RANKS pdgemm WORDS`, finished; on 0 ranks, `pdgemm WORDS` without a launcher.
+    """Run `mpiexec -n RANKS pdgemm WORDS` to its end; on 0 ranks, `pdgemm WORDS` without a launcher.
 
-    On one rank it is a call in this process, unless the environment is another one.
+    On one rank it is a call in this process, unless another environment is given.
     """
     if ranks <= 1 and not environment and _environment() == _AT_START and outside_job() == os.environ:
         return in_process.run([*words], cwd)
@@ -60,6 +60,6 @@ def pdgemm(ranks: int, *words: str, cwd: Path | None = None, timeout: float = 10
 
 
 def with_plant(folder: Path, source: str) -> dict[str, str]:
-    """Write a source into a folder, and return the variable by which each Python process of a job runs it first."""
+    """Write source code into a folder; return the variable that lets each Python process of a job run it first."""
     (folder / "sitecustomize.py").write_text(source)
     return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}

@@ -1,4 +1,4 @@
-"""What tests of layers share: meshes, random numbers, and a comparison with numbers of one process."""
+"""Shared by tests of layers: meshes, random numbers, and the comparison with numbers of one process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def mesh_of(comm: Any, **sizes: int) -> Any:
 
 
 def numbers(shape: tuple[int, ...], seed: int, dtype: Any = float) -> np.ndarray:
-    """Normal random numbers, the same on all ranks."""
+    """Return normal random numbers, the same on all ranks."""
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
 def close(result: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-13) -> None:
-    """Equal shapes, and elements that differ by a tolerance of the largest one."""
+    """Are shapes equal, and do elements differ by at most a tolerance times the largest element?"""
     assert result.shape == wanted.shape
     assert np.isfinite(result.astype(float)).all()
     assert np.abs(result - wanted).max(initial=0) <= tolerance * max(1.0, np.abs(wanted).max(initial=0))

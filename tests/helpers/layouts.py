@@ -14,7 +14,7 @@ from pdgemm import DistMatrix, ProcessGrid
 
 
 def matrices(comm: Any, whole: np.ndarray) -> Iterator[Any]:
-    """A matrix on every grid, in small blocks, transposed, as a view, and on a grid that leaves ranks idle."""
+    """Yield a matrix on every grid, in small blocks, transposed, as a view, and on a grid that leaves ranks idle."""
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
             for source in sources(shape):
@@ -36,7 +36,7 @@ def drawn(shape: tuple[int, int], dtype: str, seed: int = 0) -> np.ndarray:
 
 
 def matrices_in_turn(comm: Any, whole: np.ndarray) -> Generator[Any, None, None]:
-    """A matrix on every grid, in blocks of several sizes and both orders, transposed, as a view, with idle ranks."""
+    """Yield a matrix on every grid, in several block sizes and both orders, transposed, as a view, with idle ranks."""
     turns = itertools.cycle(itertools.product([(None, None), (3, 2), (100, 100), (1, 1)], "CF"))
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
@@ -52,9 +52,9 @@ def matrices_in_turn(comm: Any, whole: np.ndarray) -> Generator[Any, None, None]
 
 @contextmanager
 def laid_out(comm: Any, whole: np.ndarray, turn: int | None = None) -> Iterator[Any]:
-    """A matrix in one of the layouts, in turn, or by its type."""
+    """Return a matrix in one of the layouts, chosen in turn, or by its type."""
     turn = DTYPES.index(str(whole.dtype)) if turn is None else turn
     with closing(matrices_in_turn(comm, whole)) as layouts:
         A = next(itertools.islice(layouts, 3 * turn % (5 if comm.size == 1 else 13), None))
         yield A
-        assert np.array_equal(A.allgather(), whole, equal_nan=True)  # no function changes its argument
+        assert np.array_equal(A.allgather(), whole, equal_nan=True)  # no function may change its argument

@@ -1,4 +1,4 @@
-"""Many commands of pdgemm in one job, because to start ranks takes a second, and what is read of their results."""
+"""Run many commands of pdgemm in one job, because to start ranks takes a second, and read their results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if MPI.COMM_WORLD.rank == 0:
 
 
 def several(ranks: int, commands: list[list[str]], cwd: Path) -> list[jobs.Finished]:
-    """Commands in one job, finished: the exit code, which all ranks have, and the errors and output of all ranks."""
+    """Run commands in one job; return the exit code, equal on all ranks, and the errors and output of all ranks."""
     run = jobs.run(jobs.python(ranks, "-c", JOB, json.dumps(commands)), cwd=cwd, timeout=200)
     assert run.returncode == 0, run.stderr
     done = []
@@ -40,7 +40,7 @@ def several(ranks: int, commands: list[list[str]], cwd: Path) -> list[jobs.Finis
 
 
 def one_line(run: Any) -> str:
-    """The error line of a run that ended with exit code 2; it is there once, whatever the rank count."""
+    """Return the error line of a run with exit code 2; check that it is printed once on any number of ranks."""
     assert run.returncode == 2, run.stdout + run.stderr
     lines: list[str] = [line for line in run.stderr.splitlines() if line.startswith("pdgemm: error: ")]
     assert len(lines) == 1, run.stderr
@@ -49,6 +49,6 @@ def one_line(run: Any) -> str:
 
 
 def read(path: Path, name: str) -> np.ndarray:
-    """A dataset, by plain h5py."""
+    """Read a dataset by plain h5py."""
     with h5py.File(path, "r") as file:
         return np.array(file[name])

@@ -3,9 +3,9 @@
     mpiexec -n 4 python -m pytest --with-mpi -m mpi tests
 
 Every rank runs every test.  After each phase (setup, call, teardown) the ranks agree on the outcome: a test
-passes only if it passes everywhere, and what follows from it (-x, the exit code) is the same on all ranks.
-Rank 0 alone reports; a failure is shown once, as the lowest failing rank saw it.  A rank that has failed
-while others wait for it in a collective says so after GRACE seconds; at the test's timeout all show their
+passes only if it passes everywhere, and its consequences (-x, the exit code) are the same on all ranks.
+Only rank 0 reports; a failure is shown once, as the lowest failing rank saw it.  A rank that has failed
+while others wait for it in a collective prints so after GRACE seconds; at the test's timeout all print their
 stacks, and the job ends.  Without --with-mpi only the fixtures and the summary file remain, and mpi4py is not
 imported.
 """
@@ -37,12 +37,12 @@ from run_summary import Summary
 CODES = ("passed", "skipped", "xfailed", "xpassed", "failed")
 PASSED, SKIPPED, XFAILED, XPASSED, FAILED = range(5)
 INTERRUPTED = -1
-GRACE = 5.0  # seconds that a rank with bad news waits in silence for the others
-LIMIT = 600.0  # seconds after which a wait is a hang where no timeout is set
+GRACE = 5.0  # seconds for which a failed rank waits in silence for the others
+LIMIT = 600.0  # seconds after which a wait is a hang if no timeout is set
 
 
 def abort_job() -> None:
-    """At the exit of a rank that dropped out early (a broken conftest, say): MPI_Finalize would wait for the others."""
+    """Abort at the exit of a rank that ended early (a broken conftest, say): MPI_Finalize would wait for the others."""
     MPI = sys.modules.get("mpi4py.MPI")
     if MPI and MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
         sys.stdout.flush()
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if session is None:
         atexit.unregister(abort_job)
     path = os.environ.get("PDGEMM_TEST_SUMMARY")
-    worker = hasattr(config, "workerinput")  # of pytest-xdist, whose controller sums up
+    worker = hasattr(config, "workerinput")  # of pytest-xdist, whose controller adds up the counts
     if path and not worker and (session is None or session.rank == 0):
         config.pluginmanager.register(Summary(Path(path)), "test_summary")
     if session:
@@ -90,7 +90,7 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 class RankRepr(TerminalRepr):
-    """A failure under a line that says on which ranks it happened."""
+    """A failure, preceded by a line with the ranks on which it happened."""
 
     def __init__(self, head: str, inner: Any) -> None:
         self.head, self.inner = head, inner
@@ -127,15 +127,15 @@ class Session:
         self.item: pytest.Item | None = None
         self.limit = self.default_limit = float(getattr(config, "_env_timeout", None) or LIMIT)
         self.deadline: float | None = time.monotonic() + self.limit
-        self.waiting: str | None = "start"  # the point at which this rank waits for the others
-        self.news: str | None = None  # and what they should know if they do not come
+        self.waiting: str | None = "start"  # the place where this rank waits for the others
+        self.news: str | None = None  # and the message for them if they do not reach it
         self.requests: list[Any] = []
         self.broken: list[tuple[str, str]] = []  # failures of the collection on this rank
         self.interrupted = False
         self.stop = threading.Event()
         self.watchdog = threading.Thread(target=self.watch, daemon=True)
         self.watchdog.start()
-        self.comm, self.fixture_comm = world.Dup(), world.Dup()  # apart from the tests' own traffic
+        self.comm, self.fixture_comm = world.Dup(), world.Dup()  # separate from the messages of tests
         self.waiting = self.deadline = None
         if self.rank:
             config.pluginmanager.unregister(name="terminalreporter")
@@ -154,7 +154,7 @@ class Session:
     # ---- agreeing ----
 
     def agree(self, point: str, code: int, news: str | None = None) -> list[int]:
-        """Every rank's code, once all ranks have come to this point."""
+        """Return every rank's code, once all ranks have reached this point."""
         mine = array.array("q", [zlib.crc32(point.encode()), code])
         gathered = array.array("q", bytes(16 * self.size))
         start = time.monotonic()
@@ -162,12 +162,12 @@ class Session:
         own_deadline = self.deadline is None  # outside a test, or one without timeout
         if own_deadline:
             self.limit, self.deadline = self.default_limit, start + self.default_limit
-        # The list keeps a wait that Ctrl-C cuts short alive: MPI may still write into its buffer.
+        # keeps the buffer of a wait that Ctrl-C interrupts alive: MPI may still write into it
         self.requests.append(request := self.comm.Iallgather(mine, gathered))
         while not request.Test():
             waited = time.monotonic() - start
             if waited < 0.002:
-                os.sched_yield()  # the usual case, all come at once: no test should pay for a sleep
+                os.sched_yield()  # the usual case: all ranks arrive together, and no test pays for a sleep
             else:
                 time.sleep(min(waited / 10, 0.02))
             if self.news and waited > min(GRACE, self.limit / 2):
@@ -222,7 +222,7 @@ class Session:
             handle.inner_test = self.in_step(handle.inner_test)
 
     def in_step(self, test: Callable[..., None]) -> Callable[..., None]:
-        """A hypothesis test whose examples fail on all ranks or on none: so they also shrink together."""
+        """Let the examples of a hypothesis test fail on all ranks or on none, so that they also shrink together."""
 
         @functools.wraps(test)
         def example(*args: Any, **kwargs: Any) -> None:
@@ -281,9 +281,9 @@ class Session:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool:
-        """In pytest-timeout's place: its settings, but a dump names its rank and comes in one piece."""
+        """Replaces pytest-timeout's timer: same settings, but a dump names its rank and is printed in one piece."""
         self.limit, self.deadline = settings.timeout, time.monotonic() + settings.timeout
-        # The watchdog cannot run while native code keeps the interpreter's lock; this can.
+        # The watchdog cannot run while native code holds the interpreter's lock; this can.
         faulthandler.dump_traceback_later(settings.timeout + 1.5, exit=True, file=self.stderr)
         return True
 
@@ -312,7 +312,7 @@ class Session:
             time.sleep(1)
             if self.rank == 0:
                 self.last_words(f"{text}, see above")
-            time.sleep(1.5)  # the first exit ends the job, and other ranks may not be done
+            time.sleep(1.5)  # the first exit ends the job, before other ranks may have printed
         except BaseException:
             traceback.print_exc(file=self.stderr)
         finally:
@@ -320,7 +320,7 @@ class Session:
             os._exit(1)
 
     def stacks(self) -> str:
-        """Of all threads but this one, from the test's own frame on."""
+        """Return the stacks of all threads but this one, from the test's frame on."""
         names = {t.ident: t.name for t in threading.enumerate()}
         text = ""
         for ident, frame in sys._current_frames().items():
@@ -333,7 +333,7 @@ class Session:
         return text
 
     def last_words(self, text: str) -> None:
-        """The report of what has failed so far."""
+        """Return the report of the failures so far."""
         get = self.config.pluginmanager.get_plugin
         if capture := get("capturemanager"):
             capture.suspend_global_capture(in_=True)
@@ -362,8 +362,8 @@ class Session:
 
 
 def use_same_examples() -> None:
-    """Let hypothesis draw the same examples on every rank, whatever the clock or an earlier run says."""
-    # off: what depends on the clock, and what follows the lines that this rank happens to run
+    """Let hypothesis draw the same examples on every rank, independent of the clock and of earlier runs."""
+    # off: settings that depend on the clock, or on the lines that this rank executes
     off: Any = {"suppress_health_check": [HealthCheck.too_slow], "phases": [x for x in Phase if x is not Phase.explain]}
     settings.register_profile("mpi", derandomize=True, deadline=None, database=None, print_blob=False, **off)
     settings.load_profile("mpi")

@@ -2,8 +2,8 @@
 
     mpiexec -n RANKS python perceptron.py STEPS EVERY FILE STAGE [FILE STAGE]...
 
-goes on with the runs of files.  Rank 0 prints the process numbers of all ranks, and each step; beside FILE it writes
-FILE.json with the losses of these steps and the parameters.
+continues the runs of files.  Rank 0 prints the process numbers of all ranks, and each step; for each FILE it also
+writes FILE.json with the losses of these steps and the parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from pdgemm.parallel import AdamW, Buckets, LossScale, Mesh, Prefetch, Sampler, ShardedOptimizer, TrainingState
 
-ROWS, BATCH = 101, 60  # samples, and those of a step of a run that is `continued`
+ROWS, BATCH = 101, 60  # samples; the last is the number in a step of a `continued` run
 SIZES = (13, 17, 10, 9)  # 517 parameters, which no number of ranks from 2 to 9 divides
 
 
@@ -77,7 +77,7 @@ def microbatch(
 def trained(mesh: Any, steps: int, batch: int = 60, count: int = 240, microbatches: int = 1, dtype: Any = float,
             rule: Any = None, clip: float | None = 1.0, scale: Any = None, sizes: tuple[int, ...] = SIZES,
             **how: Any) -> Any:  # fmt: skip
-    """Return losses, norms, the parameters at the end, and the buckets and optimizer."""
+    """Return losses, norms, the final parameters, and the buckets and optimizer."""
     buckets = Buckets(mesh, initial(sizes), microbatches=microbatches, dtype=dtype, **how)
     optimizer = ShardedOptimizer(buckets, rule or AdamW(), scale=scale)
     (x, labels), losses, norms = samples(count, sizes), [], []
@@ -104,7 +104,7 @@ def continued(
     done: Callable[[int], object] = lambda step: None,
     **how: Any,
 ) -> tuple[list[float], dict[str, np.ndarray], Any]:
-    """Go on with the run of a file: the losses of the steps that are left, the parameters, and the optimizer.
+    """Continue the run of a file; return the losses of the remaining steps, the parameters, and the optimizer.
 
     done : is called after each step, before it may be saved.
     """
@@ -129,7 +129,7 @@ def continued(
 
 
 def own(mesh: Any, rows: np.ndarray, microbatches: int) -> list[np.ndarray]:
-    """Return the rows of each microbatch of this rank."""
+    """Return the rows of each microbatch that belong to this rank."""
     parts = mesh.shape.dp * microbatches
     cuts = [len(rows) * at // parts for at in range(parts + 1)]
     first = mesh.index("dp") * microbatches

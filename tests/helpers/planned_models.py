@@ -1,4 +1,4 @@
-"""Models and machines of plans of training."""
+"""Models and machines for plans of training."""
 
 from __future__ import annotations
 

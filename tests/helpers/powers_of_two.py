@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-UNITS = 30  # of n eps, or n eps cond, to which results are right, as in LAPACK's tests
+UNITS = 30  # times n eps, or n eps cond: the accepted error, as in LAPACK's tests
 
 
 def times(x: Any, rows: Any, cols: Any = 0) -> Any:

@@ -27,9 +27,9 @@ BLOCKS: list[tuple[Any, Any, Any, Any]] = [
     (100, 100, 100, 100),
 ]
 DTYPES = tuple(x.name for x in dtypes.BLAS)
-NAMES = [*families(), "row", "column"]  # of the algorithms of the package; the other policies choose from them, too
+NAMES = [*families(), "row", "column"]  # the algorithms of the package, from which the other policies choose, too
 FLOATS = [x.name for x in dtypes.FLOATS if x in dtypes.RESULTS]
-NARROW = [(x.name, x.sums) for x in dtypes.TYPES if x.operand and x.sums]  # and what their products are added up in
+NARROW = [(x.name, x.sums) for x in dtypes.TYPES if x.operand and x.sums]  # types, and those of their sums
 NARROW_ON_DEVICES = [x for x in NARROW if dtypes.TYPE[np.dtype(x[0])].c_name]
 
 
@@ -48,10 +48,10 @@ def boxes(size: int) -> Iterator[tuple[int, int, int]]:
 
 
 def accepted(size: int) -> list[tuple[str, tuple[int, int], int]]:
-    """What can be forced on so many ranks, of the algorithms that are registered now."""
+    """Return the algorithms, among those registered now, that can be forced on so many ranks."""
     cases: list[tuple[str, tuple[int, int], int]] = [("row", (size, 1), 1), ("column", (1, size), 1)]
     for pr, pc, c in boxes(size):
-        if c > 1 or pr * pc == size or (pr, pc) in ((2, 2), (1, 2)):  # and some that leave ranks idle
+        if c > 1 or pr * pc == size or (pr, pc) in ((2, 2), (1, 2)):  # and some grids that leave ranks idle
             entries = [entry for entry in ALGORITHMS.values() if entry.runs_on(pr, pc, c, size)]
             cases += [(name, (pr, pc), c) for entry in entries for name in entry.names]
     return cases
@@ -101,7 +101,7 @@ NASTY = ("normal", "uniform", "constant", "graded", "cancelling", "sparse", "int
 
 
 def nasty(kind: str, shape: tuple[int, int], dtype: str, seed: int) -> np.ndarray:
-    """Matrices whose rounding errors are as unlike as can be."""
+    """Return matrices whose rounding errors differ as much as possible."""
     r = np.random.default_rng(seed)
     x = r.normal(size=shape)
     if kind == "uniform":

@@ -1,4 +1,4 @@
-"""Commands that go on while a test looks at them, the processes of this machine, and conditions that are waited for."""
+"""Commands that run while a test observes them, processes of this machine, and waits for conditions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXTS: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True
 
 @contextmanager
 def started(folder: Path, command: list[str], **files: Any) -> Iterator[Any]:
-    """A command that goes on; it is killed with its job, if there is one left."""
+    """Start a command in the background; it is killed with its job, if anything still runs at the end."""
     env = outside_job() | {"OMP_NUM_THREADS": "1"}
     run = subprocess.Popen(command, cwd=folder, env=env, start_new_session=True, **files)
     try:
@@ -29,7 +29,7 @@ def started(folder: Path, command: list[str], **files: Any) -> Iterator[Any]:
 
 
 def running(wanted: Callable[[list[str], Path], bool]) -> list[int]:
-    """Processes of which something holds: of the words of their command, and of their folder."""
+    """Return the processes for whose command words and folder a condition holds."""
     pids = []
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
@@ -40,7 +40,7 @@ def running(wanted: Callable[[list[str], Path], bool]) -> list[int]:
 
 
 def until(condition: Callable[[], object], seconds: float = 60) -> bool:
-    """Wait until a condition holds; does it, at the end?"""
+    """Wait until a condition holds; return whether it holds at the end."""
     end = monotonic() + seconds
     while not (holds := condition()) and monotonic() < end:
         sleep(0.02)

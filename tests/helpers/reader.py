@@ -1,4 +1,4 @@
-"""A reader who types what a page shows, from top to bottom, in a folder that has only links to the checkout."""
+"""A reader who types the blocks of a page, from top to bottom, in a folder with only links to the checkout."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tiers import everything
 from pdgemm.support.launcher import outside_job
 
 CHECKOUT = Path(__file__).parents[2]
-STARTS_JOBS = ("scaling", "calibrate")  # commands that start jobs, or measure as if they were alone
+STARTS_JOBS = ("scaling", "calibrate")  # commands that start jobs, or measure on an otherwise idle machine
 LINKS = ("scripts", "slurm", "docs", "tests")
-SECONDS = 90.0  # of one block
-# what is said only where something takes long: progress, and the event library of Open MPI's launcher
+SECONDS = 90.0  # seconds of one block
+# lines printed only if something takes long: progress, and the event library of Open MPI's launcher
 SOMETIMES = re.compile(r"^(?:[\w ]+: \d+% in .* left|\[warn\] Epoll .*)\n", re.MULTILINE)
 
 
@@ -43,17 +43,17 @@ class Reader:
 
     @property
     def current(self) -> Path:
-        """The folder in which the reader is: a page may begin with `cd`."""
+        """The folder in which the reader is: `cd` on a page changes it."""
         place = self.notes / "folder"
         return Path(place.read_text().strip()) if place.exists() else self.folder
 
     @property
     def written(self) -> set[str]:
-        """The names that the page has left in the folder in which it was begun."""
+        """The names that the page has created in its first folder."""
         return {path.name for path in self.folder.iterdir()} - {*LINKS}
 
     def type(self, block: Block) -> None:
-        """Do what a block says, and compare what it prints with what the page shows."""
+        """Run a block, and compare its output with that of the page."""
         if "file" in block.marks:
             (self.current / block.marks["file"]).write_text(block.text)
         elif block.language == "python":
@@ -71,7 +71,7 @@ class Reader:
                     ranks, request = words
                     printed_by_all = SOMETIMES.sub("", "".join(self._on_ranks(ranks, **request)))
                 else:
-                    self._exports |= "export" in command  # variables that ranks which run already do not have
+                    self._exports |= "export" in command  # variables that ranks already running do not have
                     code, printed_by_all = self.shell(command)
                     assert code == block.exit_code, f"exit code {code} of: {command}\n{printed_by_all}"
                 if shown is not None:
@@ -81,7 +81,7 @@ class Reader:
         return self._jobs.of(ranks).run({"page": str(self.notes), "folder": str(self.current), **request})
 
     def shell(self, command: str) -> tuple[int, str]:
-        """Run commands in the folder and the environment that those before left; 1 if any of them fails."""
+        """Run commands in the folder and environment that earlier ones left; return 1 if any of them fails."""
         state, place, script = (self.notes / name for name in ("environment", "folder", "commands"))
         script.write_text(command)
         lines = [
@@ -111,7 +111,7 @@ class Reader:
 
 
 class Jobs:
-    """Jobs whose ranks run what pages show as it comes; one for each number of ranks."""
+    """Jobs whose ranks run the blocks of pages; one job per number of ranks."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._jobs, self._started = folder, dict[int, PythonJob](), 0
@@ -125,7 +125,7 @@ class Jobs:
         return self._jobs[ranks]
 
     def end(self) -> None:
-        """End all jobs, which have to end well, or have failed before."""
+        """End all jobs; each must end with success, or have failed before."""
         for job in self._jobs.values():
             if not job.ended:
                 job.end(True)
@@ -154,7 +154,7 @@ class PythonJob:
         return self._process.poll() is not None
 
     def run(self, request: dict[str, Any]) -> list[str]:
-        """Return what each rank prints."""
+        """Return the output of each rank."""
         number, self.done = self.done, self.done + 1
         unfinished = self.notes / "unfinished"
         unfinished.write_text(json.dumps(request))
@@ -183,7 +183,7 @@ class PythonJob:
 
 
 def _words_for_ranks(command: str) -> tuple[int, dict[str, list[str]]] | None:
-    """Return what ranks that run already can do: their number, and a command or a script; None if a shell has to."""
+    """Return the number of ranks and the command or script that running ranks can run; None if a shell is needed."""
     words = shlex.split(command, comments=True)
     if [*commands(command)] != [words] or set("$*`~") & set(command):
         return None

@@ -1,4 +1,4 @@
-"""Runs a script, or a module (-m NAME), on CuPy without a GPU: python tests/helpers/rehearse.py SCRIPT ARGS..."""
+"""Run a script, or a module (-m NAME), on CuPy without a GPU: python tests/helpers/rehearse.py SCRIPT ARGS..."""
 
 from __future__ import annotations
 

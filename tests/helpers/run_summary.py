@@ -1,4 +1,4 @@
-"""The file in which a run of tests says what came of it; scripts read it."""
+"""Write the result of a run of tests to a file that scripts read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 class Summary:
-    """Writes {"passed", "failed", "skipped", "seconds", "ran", "left_out"}; no file: the run came to no result.
+    """Writes {"passed", "failed", "skipped", "seconds", "ran", "left_out"}; no file means that the run did not finish.
 
     ran, left_out : names of the tests that passed or failed, and of those that were skipped.
     """
@@ -19,7 +19,7 @@ class Summary:
     def __init__(self, path: Path) -> None:
         self.path, self.start = path, time.monotonic()
         self.worst: dict[str, int] = {}
-        path.unlink(missing_ok=True)  # an older run's success must not stand for this one
+        path.unlink(missing_ok=True)  # the file of an earlier run must not be taken for this one
 
     def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if report.when == "call" or not report.passed:
@@ -30,7 +30,7 @@ class Summary:
         if not report.passed:  # a module skipped as a whole, or broken
             self.pytest_runtest_logreport(report)
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # last of all: others may still change the exit status
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # after all other hooks, which may still change the exit status
     def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[None]:
         yield
         if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):

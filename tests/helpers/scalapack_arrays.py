@@ -1,4 +1,4 @@
-"""ScaLAPACK's matrices, local arrays with descriptors, and calls of its routines with what they say of arguments."""
+"""ScaLAPACK's matrices (local arrays with descriptors), and calls of its routines with the INFO that they return."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Global:
         sources: tuple[int, int] = (0, 0),
         first: tuple[int, int] | None = None,
     ) -> None:
-        """first : the size of the first block, in a descriptor of type 2."""
+        """first : the size of the first block, for a descriptor of type 2."""
         pr, pc, i, j = scalapack.blacs_gridinfo(ictxt)
         here = [
             [g for g in range(n) if (max(0, (g - start) // block + 1) + source) % parts == part]
@@ -51,7 +51,7 @@ class Global:
         self.before = self.local.copy(order="F")
 
     def dealt(self, values: np.ndarray, around: np.ndarray) -> np.ndarray:
-        """The local array of a matrix of these values; what lies around it is taken from `around`."""
+        """Return the local array of a matrix of these values; elements around it are those of `around`."""
         local = around.copy(order="F")
         local[self.inside] = values[self.here]
         return local
@@ -64,26 +64,26 @@ def random(shape: tuple[int, int], dtype: str, seed: int) -> np.ndarray:
 
 
 def info(function: Any, *arguments: Any) -> int:
-    """INFO of a call; 0 where nothing is wrong.  All processes have the same."""
+    """Return the INFO of a call, 0 without an error; check that all processes have the same."""
     said, found = "", 0
     try:
         function(*arguments)
     except scalapack.IllegalArgument as error:
         said, found = str(error), error.info
-    same = found if function is scalapack.descinit2 else said  # which each process calls for itself
+    same = found if function is scalapack.descinit2 else said  # routines that each process calls independently
     assert len(set(MPI.COMM_WORLD.allgather(same))) == 1
     return found
 
 
 def changed(arguments: list[Any], **numbered: Any) -> list[Any]:
-    """The arguments but for some, _3 = ... for the third."""
+    """Return the arguments with some replaced, _3 = ... for the third."""
     return [numbered.get(f"_{number}", value) for number, value in enumerate(arguments, 1)]
 
 
 def placed(
     values: np.ndarray, around: float, contexts: list[int], rng: np.random.Generator
 ) -> tuple[Global, Window, tuple[Any, ...]]:
-    """A matrix with these values somewhere inside, on one of the contexts, in random blocks; and its arguments."""
+    """Place a matrix of these values in a larger one, on one of the contexts, in random blocks; return the arguments."""
     ictxt = int(rng.choice(contexts))
     pr, pc = scalapack.blacs_gridinfo(ictxt)[:2]
     i, j = rng.integers(0, 12, 2).tolist()
@@ -98,7 +98,7 @@ def placed(
 
 
 def assert_unchanged(X: Global, window: Window, inside: Any = True) -> None:
-    """Bit by bit, but for the elements of the window, or those of them that may change: gaps and guards too."""
+    """Check that nothing but the window, or the given elements of it, has changed by a bit: gaps and guards neither."""
     chosen = np.zeros(X.values.shape, bool)
     chosen[window] = inside
     kept = ~X.dealt(chosen, np.zeros(X.local.shape, bool))
@@ -106,7 +106,7 @@ def assert_unchanged(X: Global, window: Window, inside: Any = True) -> None:
 
 
 def assert_refused(function: Any, good: list[Any], wrong: dict[int, Any], returned: int = 0) -> None:
-    """INFO is the number of each wrong argument, on one process alone, too.
+    """Check that INFO is the number of each wrong argument, also if only one process has it.
 
     returned : so many of ScaLAPACK's arguments from the 13th on are results of ours.
     """
@@ -118,12 +118,12 @@ def assert_refused(function: Any, good: list[Any], wrong: dict[int, Any], return
 
 
 def triangle(n: int, uplo: str) -> np.ndarray:
-    """Where it is, with the diagonal."""
+    """Return the triangle's mask, diagonal included."""
     return np.tri(n, dtype=bool) if uplo == "L" else np.tri(n, dtype=bool).T
 
 
 def gathered(comm: Any, X: Global, window: Window) -> np.ndarray:
-    """What all processes have of a window, on all of them."""
+    """Return a window, gathered on all processes."""
     whole = np.zeros(X.values.shape, X.values.dtype)
     whole[X.here] = X.local[X.inside]
     return np.asarray(comm.allreduce(whole)[window])
@@ -135,12 +135,12 @@ def positive(n: int, char: str, seed: int) -> np.ndarray:
 
 
 def room(X: Global) -> np.ndarray:
-    """For pivots: LOCr(M_A) + MB_A integers."""
+    """Return an array for pivots: LOCr(M_A) + MB_A integers."""
     return np.full(len(X.local) + int(X.desc[-5]), -9, "i4")
 
 
 def fortran(routine: Any, *arguments: Any) -> int:
-    """Call with every argument by its address.  PBLAS is written in C and takes no lengths of strings."""
+    """Call with every argument by address.  PBLAS is written in C and has no hidden lengths of strings."""
     held = [np.frombuffer(x.encode(), np.uint8) if isinstance(x, str) else x for x in arguments]
     held = [np.asarray(x, np.intc if isinstance(x, int) else None) for x in held]
     return routine(*(ctypes.c_void_p(x.ctypes.data) for x in held))
@@ -153,7 +153,7 @@ def gridinfo(reference: ctypes.CDLL, ictxt: int) -> tuple[int, ...]:
 
 
 def with_context(desc: np.ndarray, ictxt: int) -> np.ndarray:
-    """The descriptor on their side."""
+    """Return the descriptor with the context of the other library."""
     theirs = desc.astype(np.intc)
     theirs[1] = ictxt
     return theirs

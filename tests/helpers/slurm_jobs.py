@@ -1,11 +1,11 @@
-"""Jobs on the cluster of scripts/slurm_cluster.sh, as a user submits them: what they work on, and how they end.
+"""Jobs on the cluster of scripts/slurm_cluster.sh, as a user submits them: their files, and how they end.
 
     scripts/slurm_cluster.sh up DIR
     SLURM_CONF=DIR/slurm.conf pytest tests/cluster/test_slurm_*.py
     scripts/slurm_cluster.sh down DIR
 
-Jobs start from a bare environment: what they know of this machine comes from a site file of the tests' own.  Every wait
-has an end, at which the output of the job is shown.
+Jobs start from a bare environment: their settings for this machine are in a site file of the tests.  Every wait
+is limited; at its limit the output of the job is shown.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SCRIPTS = CHECKOUT / "slurm"
 FILES: dict[str, Any] = {"A": "a.h5:/x", "B": "b.h5:/y", "C": "c.h5:/z"}
 RUNNING = {"PENDING", "CONFIGURING", "RUNNING", "SIGNALING", "COMPLETING", "STAGE_OUT"}
 BARE = {"PATH": "/usr/local/bin:/usr/bin:/bin", **{x: os.environ[x] for x in ("HOME", "SLURM_CONF") if x in os.environ}}
-Task = dict[str, str]  # what Slurm knows of a task of a job
+Task = dict[str, str]  # Slurm's record of a task of a job
 
 
 def _why_not() -> str:
-    """Why there is nothing to submit to; never a cluster that others use."""
+    """Return the reason why no cluster is available; clusters of other users are never used."""
     path = os.environ.get("SLURM_CONF")
     if not path:
         return "no SLURM_CONF of a test cluster (scripts/slurm_cluster.sh up DIR)"
@@ -50,7 +50,7 @@ needs_cluster = [pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "-"),
 
 # ------------------------------------------------------------------ jobs
 def slurm(*command: str | Path, cwd: Path | None = None, input: str | None = None, **variables: str) -> str:
-    """What a command of Slurm prints."""
+    """Run a command of Slurm; return its output."""
     run = subprocess.run(
         [*map(str, command)], cwd=cwd, env=BARE | variables, input=input, capture_output=True, text=True, timeout=60
     )
@@ -64,7 +64,7 @@ def output_of(task: Task) -> str:
 
 
 class EndedTask(NamedTuple):
-    """How a task of a job ended, and what it printed."""
+    """The end of a task of a job, and its output."""
 
     id: str
     state: str
@@ -72,17 +72,17 @@ class EndedTask(NamedTuple):
     out: str
 
     def well(self) -> EndedTask:
-        """The task itself, if it has ended well."""
+        """Check that the task ended with success; return it."""
         assert (self.state, self.code) == ("COMPLETED", 0), self.out
         return self
 
     def failed(self, code: int) -> EndedTask:
-        """The task itself, if it has failed with this exit code."""
+        """Check that the task failed with this exit code; return it."""
         assert (self.state, self.code) == ("FAILED", code), self.out
         return self
 
     def error(self, start: str = "") -> str:
-        """The error line of a task that ended with exit code 2, of itself or of pdgemm."""
+        """The error line of a task that ended with exit code 2, of the script or of pdgemm."""
         lines = [line for line in self.failed(2).out.splitlines() if "error: " in line and line.startswith(start)]
         assert len(lines) == 1, self.out
         return lines[0]
@@ -94,12 +94,12 @@ class Job(NamedTuple):
     number: str
 
     def tasks(self) -> list[Task]:
-        """What Slurm knows of the job; of each task, if it is an array."""
+        """Return Slurm's record of the job; for an array, of each task."""
         lines = slurm("scontrol", "show", "job", "-o", self.number).splitlines()
         return [dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines]
 
     def awaited(self, what: str, reached: Callable[[Task], object], seconds: float = 60) -> list[Task]:
-        """Wait until something holds of all tasks; a wait that ends without is a failure, and ends the job."""
+        """Wait until a condition holds for all tasks; otherwise fail and end the job."""
         end = time.monotonic() + seconds
         while True:
             tasks = self.tasks()
@@ -112,7 +112,7 @@ class Job(NamedTuple):
             time.sleep(0.1)
 
     def printed(self, text: str) -> None:
-        """Wait until the job, which runs, has printed a text."""
+        """Wait until the running job has printed a text."""
 
         def reached(task: Task) -> bool:
             if task["JobState"] not in RUNNING:
@@ -122,24 +122,24 @@ class Job(NamedTuple):
         self.awaited(f"at {text!r}", reached)
 
     def ended_tasks(self, seconds: float = 60) -> list[EndedTask]:
-        """The tasks, when all have ended."""
+        """Return the tasks, once all have ended."""
         tasks = self.awaited("ended", lambda task: task["JobState"] not in RUNNING, seconds)
         return [EndedTask(x["JobId"], x["JobState"], int(x["ExitCode"].split(":")[0]), output_of(x)) for x in tasks]
 
     def ended(self, seconds: float = 60) -> EndedTask:
-        """The only task, when it has ended."""
+        """Return the only task, once it has ended."""
         (only,) = self.ended_tasks(seconds)
         return only
 
     def terminated(self) -> EndedTask:
-        """The only task, whose script gets SIGTERM and ends with its exit code."""
+        """Return the only task, whose script receives SIGTERM and ends with its exit code."""
         slurm("scancel", "--batch", "--signal=TERM", self.number)
         return self.ended().failed(143)
 
 
 # ------------------------------------------------------------------ what jobs work on
 def site_file(path: Path, **instead: str) -> Path:
-    """A site file for this machine, with some settings instead."""
+    """Write a site file for this machine, with some settings replaced."""
     version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
     settings = {
         "PDGEMM_MODULES": "",
@@ -148,7 +148,7 @@ def site_file(path: Path, **instead: str) -> Path:
         "PDGEMM_THREADS": "1",
     } | instead
     lines = [f"{name}='{value}'" for name, value in settings.items() if value != "unset"]
-    # root in a container; the nodes are one host, where two of Open MPI's would give their shared memory the same name
+    # root in a container; the nodes share one host, on which two of Open MPI's would name their shared memory alike
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
         lines.append(f"export {name}=1 {name}_CONFIRM=1")
     lines.append("export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,tcp OMPI_MCA_osc=^ucx OMPI_MCA_mpi_yield_when_idle=1")
@@ -168,7 +168,7 @@ LOST = "the product is lost; nothing was written to c.h5:/z; submitted again, th
 
 
 class Batch:
-    """What is submitted in a folder, by a site file, to multiply its matrices."""
+    """A folder and a site file, from which products of its matrices are submitted."""
 
     def __init__(self, folder: Path, site: str) -> None:
         self.folder, self.variables = folder, FILES | {"PDGEMM_SITE": site}
@@ -187,39 +187,39 @@ class Batch:
         return Job(answer.split(";")[0].strip())
 
     def done(self, script: str | Path, *options: str, seconds: float = 60, **how: Any) -> EndedTask:
-        """A job that is submitted, and has ended."""
+        """Submit a job and wait for its end."""
         return self.submit(script, *options, **how).ended(seconds)
 
     def completed(self, script: str | Path, *options: str, seconds: float = 60, **how: Any) -> EndedTask:
-        """A job that is submitted, and has ended well."""
+        """Submit a job, wait for its end, and check that it succeeded."""
         return self.done(script, *options, seconds=seconds, **how).well()
 
     def refused(self, script: str | Path, *options: str, **how: Any) -> str:
-        """The error line of a job that is submitted, and ends with exit code 2, of itself or of pdgemm."""
+        """Return the error line of a submitted job that ends with exit code 2, of the script or of pdgemm."""
         return self.done(script, *options, **how).error()
 
     def changed(self, code: str) -> dict[str, Any]:
-        """Python code that all processes of a job run when they start, as variables of the shell that submits."""
+        """Let all processes of a job run Python code at their start; return the variables of the submitting shell."""
         (self.folder / "changed").mkdir()
         (self.folder / "changed" / "sitecustomize.py").write_text(code)
         return {"PYTHONPATH": str(self.folder / "changed")}
 
     def check_product(self, name: str = "c") -> None:
-        """The file c.h5:/z, or that of another name, is the product."""
+        """Check that the dataset c.h5:/z, or that of another file, is the product."""
         a, b = read(self.folder / "a.h5", "x"), read(self.folder / "b.h5", "y")
         assert gemm_error(read(self.folder / f"{name}.h5", "z"), 1, a, b) <= TOLERANCE
 
     def ranks(self) -> list[int]:
-        """Processes of pdgemm that work in the folder."""
+        """Return the processes of pdgemm that work in the folder."""
         return running(lambda words, where: where == self.folder and any(x.endswith("pdgemm") for x in words[1:3]))
 
     def has_no_ranks(self) -> None:
-        """Of jobs that have ended nothing goes on."""
+        """Check that no process of an ended job still runs."""
         assert until(lambda: not self.ranks(), 10), f"still there: {self.ranks()}"
 
     @contextmanager
     def unharmed(self) -> Iterator[None]:
-        """An earlier c.h5 stays as it was, and neither litter nor ranks are left."""
+        """Check that an earlier c.h5 is unchanged, without temporary files or running ranks."""
         path = self.folder / "c.h5"
         with h5py.File(path, "w") as file:
             file["z"] = np.eye(3)
@@ -257,7 +257,7 @@ SLOW_WRITE = f"""{_ON_RANKS}
 
 
 def with_product(change: str) -> str:
-    """Code by which all local products of a job with several ranks end in another statement."""
+    """Return code that replaces the last statement of all local products of a job with several ranks."""
     return _ON_RANKS + _PRODUCT.replace("CHANGE", change)
 
 

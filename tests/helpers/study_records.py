@@ -1,4 +1,4 @@
-"""Records of scaling studies, as `pdgemm scaling` writes them, of runs that never were."""
+"""Invented records of scaling studies, in the format of `pdgemm scaling`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def strong(algorithm: str = "auto", times: dict[int, float] = TIMES, **changes: 
 
 
 def record(case: Case, seconds: float, **changes: Any) -> dict[str, Any]:
-    """As `pdgemm scaling` writes it.  changes : of the setting."""
+    """Return a record in the format of `pdgemm scaling`.   changes : to the setting."""
     ranks, flops = case.ranks, gemm_flops(*case.mnk, case.dtype.startswith("complex"))
     words = 1000 * ranks if ranks > 1 else 0
     each = {"seconds": 0.9, "compute_seconds": 0.6, "wait_seconds": 0.12, "sync_seconds": 0.02, "hidden_seconds": 0.3,
@@ -64,14 +64,14 @@ def record(case: Case, seconds: float, **changes: Any) -> dict[str, Any]:
 def trained(
     kind: str, times: dict[int, float], layouts: Sequence[str] = ("auto",), batch: int = 8, **changes: Any
 ) -> list[dict[str, Any]]:
-    """As `pdgemm scaling --train` writes them, of steps of so many seconds by ranks.   changes : of `training`."""
+    """Return records like those of `pdgemm scaling --train`, by seconds and ranks.   changes : to `training`."""
     how: dict[str, Any] = {"program": "gpt", "steps": 7, "warmup": 1}
     every = training_cases(kind, [*times], layouts, batch, SIZES, ["float32"], **how)
     return [training_record(case, times[case.ranks], **changes) for case in every]
 
 
 def training_record(case: TrainingCase, seconds: float, **changes: Any) -> dict[str, Any]:
-    """As `pdgemm scaling --train` writes it.   changes : of `training`."""
+    """Return a record in the format of `pdgemm scaling --train`.   changes : to `training`."""
     phases = {"data": 0.01, "forward": 0.3, "backward": 0.5, "pipeline": 0.04, "reduce": 0.05, "optimizer": 0.06,
               "other": 0.04}  # fmt: skip
     planned = {"forward": 0.2, "backward": 0.4, "transfers": 0.1, "wait": 0.02, "update": 0.03}

@@ -1,14 +1,14 @@
-"""pytest plugin: how much of the suite a run takes.
+"""pytest plugin: how much of the suite a run covers.
 
-    --all     everything: every combination of parameters, more examples, other ones every time, and tests marked
+    --all     everything: every combination of parameters, more examples, drawn anew every time, and tests marked
               `thorough`; without it, parameters in pairs, and fewer examples, the same ones every time
     --tiers   on so many ranks, only the tests that belong there; without it, all that are asked for
 
-A parallel test runs on 2 ranks, which two cores hold without taking turns.  What distributes panels over rows and
-columns is marked `square_grid`, for the smallest grid that has both; what depends on the shape of the process grid is
-marked `every_grid`; and a test that wants other numbers of ranks names them: `on_ranks(1, 3)`.  On 1 rank, where
-nothing is sent, tests/ranks/test_one_rank.py calls each public function.  On 6 ranks, which share 2 cores, every
-second of the parameters of a test is left out that also runs on 4.
+A parallel test runs on 2 ranks, each on a core of its own.  Tests that distribute panels over rows and columns are
+marked `square_grid`, the smallest grid with both; tests that depend on the shape of the process grid are marked
+`every_grid`; and tests of other numbers of ranks are marked `on_ranks(1, 3)`.  On 1 rank, where
+nothing is sent, tests/ranks/test_one_rank.py calls each public function.  On 6 ranks, which share 2 cores, half of the
+parameters of each test that also runs on 4 are skipped.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--tiers", action="store_true", help="only the tests that belong on this number of ranks")
 
 
-@pytest.hookimpl(tryfirst=True)  # before modules of tests are imported, and before mpi_report derives its profile
+@pytest.hookimpl(tryfirst=True)  # before test modules are imported, and before mpi_report derives its profile
 def pytest_configure(config: pytest.Config) -> None:
     global _everything
     _everything = config.getoption("--all")
     config.addinivalue_line("markers", "on_ranks(*numbers): the numbers of ranks on which --tiers runs a test")
     config.addinivalue_line("markers", "thorough: a test, or parameters, of --all alone")
-    # no test asserts how fast it is; hypothesis would, and which rank it stops would be by chance
-    # and a commit passes or fails whenever it is run: --all alone draws other examples every time
+    # no test asserts its speed; hypothesis would, and stop an arbitrary rank
+    # and a commit passes or fails whenever it is run: only --all draws other examples every time
     settings.register_profile("pdgemm", deadline=None, max_examples=examples(100), derandomize=not _everything)
     settings.load_profile("pdgemm")
 
@@ -56,12 +56,12 @@ def everything() -> bool:
 
 
 def examples(number: int) -> int:
-    """So many examples are drawn with --all; a third of them without."""
+    """Return the number of examples with --all; a third of it without."""
     return number if _everything else -(-number // 3)
 
 
 def pairs(*factors: Iterable[Any]) -> Sequence[tuple[Any, ...]]:
-    """With --all the product of the factors; without it, rows of it in which any two values meet that meet there.
+    """With --all return the product of the factors; without it, rows that contain every pair of values that may occur.
 
     Each row is the one with the most new pairs (Cohen et al., The AETG system, IEEE Trans. Software Eng. 23(7), 1997).
     """
@@ -73,7 +73,7 @@ def pairs(*factors: Iterable[Any]) -> Sequence[tuple[Any, ...]]:
 
 
 def in_turn(one: Iterable[Any], other: Sequence[Any], start: int = 0) -> Sequence[tuple[Any, Any]]:
-    """With --all each value of one factor with each of the other; without it, with one of the other, in turn."""
+    """With --all pair each value of one factor with each of the other; without it, with one of the other, in turn."""
     if _everything:
         return list(itertools.product(one, other))
     return list(zip(one, itertools.cycle([*other[start % len(other) :], *other[: start % len(other)]])))
@@ -84,7 +84,7 @@ def _covering(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     rows = list(itertools.product(*map(range, sizes)))
     met = [frozenset(itertools.combinations(enumerate(row), 2)) for row in rows]
     left, chosen = set[Any]().union(*met), list[tuple[int, ...]]()
-    most = [(-len(x), number) for number, x in enumerate(met)]  # pairs that are new, at most
+    most = [(-len(x), number) for number, x in enumerate(met)]  # the largest number of new pairs
     while left:
         _, number = heapq.heappop(most)
         new = (-len(met[number] & left), number)
@@ -104,12 +104,12 @@ def ranks_of(item: pytest.Item) -> tuple[int, ...]:
 
 
 def third(rows: Sequence[Any]) -> Sequence[Any]:
-    """With --all all rows; without it, every third, for tests of which each takes a part of a second."""
+    """With --all return all rows; without it, every third, for tests that take a fraction of a second each."""
     return rows if _everything else rows[::3]
 
 
 def _every_second(items: Sequence[pytest.Item]) -> Iterable[pytest.Item]:
-    """Return every second of the parameters of each test that also runs, with all of them, on fewer ranks."""
+    """Yield every second set of parameters of each test that also runs, with all of them, on 4 ranks."""
     seen = Counter[tuple[Any, ...]]()
     for item in items:
         test = item.parent, getattr(item, "originalname", item.name)

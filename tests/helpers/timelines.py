@@ -1,4 +1,4 @@
-"""Timelines made by hand, in the format of those that `pdgemm.trace` writes."""
+"""Timelines made by hand, in the format of `pdgemm.trace`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdgemm.planning.machines.machine import Machine
 
 
 def timeline(path: Path, *ranks: dict[str, Any], machine: Machine | None = None, cores: int = 8, **facts: Any) -> Path:
-    """A product of 1 s on each rank: `host`, spans of names and seconds, and `moves`, of kind, start, end and bytes."""
+    """A product of 1 s on each rank: `host`, spans of names and seconds, and `moves`: kind, start, end and bytes."""
     events, about = [], []
     for number, rank in enumerate(ranks):
         at, total = 0.0, {"wait": 0.0, "sync": 0.0}

@@ -1,4 +1,4 @@
-"""A mover of our own, registered from here: a binomial tree of point-to-point messages.
+"""A mover registered by the tests: a binomial tree of point-to-point messages.
 
 The rank at distance d behind the owner of a panel receives it from the one at d without its lowest bit:
 
@@ -38,7 +38,7 @@ def tree(comm: Any, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
 
     def forward() -> None:
         bit = 1 << size.bit_length()
-        while bit := bit >> 1:  # who has most to forward is the first to hear
+        while bit := bit >> 1:  # the rank with the most to forward receives first
             if (me == 0 or bit < me & -me) and me + bit < size:
                 recorder.traffic.sent(x.size)
                 slot.users.append(comm.Isend(x, dest=(me + bit + root) % size, tag=tag))
@@ -53,7 +53,7 @@ def tree(comm: Any, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
 
 @contextmanager
 def tree_registered() -> Iterator[None]:
-    """The tree is a mover like all others, and afterwards unknown."""
+    """Register the tree as a mover for a while; afterwards it is unknown again."""
     from pdgemm.transport.movers import BROADCASTS, register_mover
 
     register_mover(TREE, tree)
@@ -66,7 +66,7 @@ def tree_registered() -> Iterator[None]:
 
 @contextmanager
 def tree_planned() -> Iterator[None]:
-    """The same where there is no MPI: it is planned with and counted, and nobody carries it out."""
+    """Register it without MPI: it can be planned and counted, but not carried out."""
     add_mover(TREE)
     try:
         yield
@@ -82,5 +82,5 @@ def _tree_mover(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(name="mover")
 def _mover(tree_mover: None, request: pytest.FixtureRequest) -> str:
-    """Each that a test is parametrized by, `indirect`, while the tree is one of them."""
+    """Return the mover of a test that is parametrized `indirect`; the tree is registered meanwhile."""
     return str(request.param)

@@ -1,6 +1,6 @@
-"""Runs what pages show on the ranks of one job: each request as soon as its file N.json is there, until N.end is.
+"""Run the blocks of pages on the ranks of one job: each request once its file N.json exists, until N.end does.
 
-mpiexec -n 4 python -m mpi4py typed_ranks.py FOLDER; what rank R prints in request N goes to the file N.R.out.  To start
+mpiexec -n 4 python -m mpi4py typed_ranks.py FOLDER; the output of rank R for request N is the file N.R.out.  To start
 four ranks takes seconds, so that one job serves all pages.  A request has the names `page`, whose Python blocks share
 their variables, `folder`, and one of
 
@@ -29,7 +29,7 @@ from mpi4py.run import run_command_line
 
 
 def session(source: str, names: dict[str, Any]) -> str:
-    """Run examples that begin with `>>>`, and return them as they look with what they print."""
+    """Run examples that begin with `>>>`, and return them together with their output."""
     transcript = ""
     for example in doctest.DocTestParser().get_examples(source):
         printed = io.StringIO()
@@ -44,7 +44,7 @@ def session(source: str, names: dict[str, Any]) -> str:
 
 
 def block(source: str, names: dict[str, Any]) -> str:
-    """Run a block of a page, and return what it prints."""
+    """Run a block of a page; return its output."""
     if source.startswith(">>>"):
         return session(source, names)
     printed = io.StringIO()
@@ -54,7 +54,7 @@ def block(source: str, names: dict[str, Any]) -> str:
 
 
 def typed(words: Sequence[str], script: bool) -> str:
-    """Run a command or a script, which has to end well, and return all that it prints."""
+    """Run a command or a script, which has to succeed; return all of its output."""
     with in_process.one_output() as printed, mock.patch.dict(os.environ, {"COLUMNS": "160"}):
         if script:
             with mock.patch.object(sys, "argv", [*sys.argv]), mock.patch.object(sys, "path", [*sys.path]):
@@ -73,7 +73,7 @@ def main(folder: Path) -> None:
         while not file.exists():
             if (folder / f"{number}.end").exists():
                 return
-            time.sleep(0.02)  # and not in MPI, where waiting takes the processor
+            time.sleep(0.02)  # wait here and not in MPI, which would occupy the processor
         request = json.loads(file.read_text())
         if page != request["page"]:
             page, names = request["page"], {"__name__": "__main__"}
