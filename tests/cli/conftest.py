@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """a.h5:/x (61 x 83) and b.h5:/y (83 x 29), written by plain h5py."""
+    """A folder with a.h5:/x (61 x 83) and b.h5:/y (83 x 29), written by plain h5py."""
     made = tmp_path_factory.mktemp("cli")
     rng = np.random.default_rng(1)
     with h5py.File(made / "a.h5", "w") as file:
@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file["long"] = np.ones((83, 3), "i8")
         file["c"] = np.ones((61, 29))
         file["square"] = np.eye(4)
-        file.create_dataset("tall", (3_000_000, 1), "f8")  # without elements: nothing is written
+        file.create_dataset("tall", (3_000_000, 1), "f8")  # no test may write elements
     (made / "text.h5").write_text("no matrix\n")
     with h5py.File(made / "links.h5", "w") as file:
         file["b"] = h5py.ExternalLink("b.h5", "/")

@@ -1,4 +1,4 @@
-"""The command line as users type it: under mpiexec, its output, files and exit codes."""
+"""The command line as users type it: under mpiexec, with its output, files and exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pdgemm.tools.cli.options import BLOCK, BYTES, GRID, MNK, NUMBER, SHAPE
 
 pytestmark = jobs.needs_mpiexec
 
-BAD = {  # of a.h5:/x and b.h5:/y, where the words begin with an option
+BAD = {  # for a.h5:/x and b.h5:/y, if the words begin with an option
     "a.h5:/x a.h5:/x": "inner dimensions do not agree: op(A) is 61 x 83 on a 1 x 3 grid, op(B) is 61 x 83",
     "a.h5:/nope b.h5:/y": "a.h5 has no dataset /nope; it has",
     "none.h5:/x b.h5:/y": "none.h5: no such file",
@@ -85,7 +85,7 @@ BAD = {  # of a.h5:/x and b.h5:/y, where the words begin with an option
 
 @pytest.fixture(scope="module")
 def said(folder: Path) -> dict[str, jobs.Finished]:
-    """What is said to bad command lines, which change no file."""
+    """Return the errors of bad command lines, which change no file."""
     before = {x: x.read_bytes() for x in folder.iterdir()}
     lines = [f"a.h5:/x b.h5:/y {line}" if line.startswith("-") else line for line in BAD]
     commands = [f"multiply -o c.h5:/z {line}" if ".h5" in line.split()[0] else line for line in lines]
@@ -118,7 +118,7 @@ OF_SLURM = {"SLURM_STEP_NUM_TASKS": "4"}
     [
         (2, {"PDGEMM_BLAS": "mlk"}, "PDGEMM_BLAS must be auto, scipy, mkl or a library, got mlk"),
         (0, NO_MPI, "no usable MPI library"),
-        (2, NO_MPI, "no usable MPI library"),  # one rank speaks
+        (2, NO_MPI, "no usable MPI library"),  # only one rank prints
         # a launcher of another MPI library starts singletons
         (0, OF_SLURM, "the launcher started 4 processes (SLURM_STEP_NUM_TASKS), but MPI sees one"),
     ],
@@ -130,7 +130,7 @@ def test_an_environment_that_cannot_be_is_one_line(
 
 
 def test_what_an_environment_allows_is_done(tmp_path: Path) -> None:
-    """What needs no MPI, where there is none; what mpirun starts, whose daemons srun counts."""
+    """Commands without MPI where it is missing; commands under mpirun, whose daemons srun counts."""
     run = pdgemm(2, "plan", "--shape", "9,9,9", "--ranks", "2", cwd=tmp_path, **NO_MPI)
     assert (run.returncode, run.stdout.count("machine: default")) == (0, 1)
     run = pdgemm(1, "info", cwd=tmp_path, **OF_SLURM)
@@ -164,7 +164,7 @@ def test_ranks_share_the_cores_unless_told_otherwise(folder: Path) -> None:
 
 
 def test_all_ranks_have_the_exit_code_of_the_one_that_works(folder: Path) -> None:
-    """Of a command without MPI; here it is that of too little memory."""
+    """Also for a command that rank 0 runs without MPI, here with too little memory."""
     plan = f"{sys.executable} -m pdgemm plan --shape 9999,9999,9999 --ranks 4 --memory 1kB; echo code $?"
     run = jobs.run([str(jobs.MPIEXEC), "-n", "3", "sh", "-c", plan], cwd=folder)
     assert run.stdout.count("code 1") == 3
@@ -196,13 +196,13 @@ for words in json.loads(sys.argv[1]):
 
 
 def loaded(folder: Path, *commands: str, **environment: str) -> list[str]:
-    """Of commands, one after the other in a process: each, its exit code, and the heavy modules that are loaded."""
+    """Run commands one after another in a process; return each with its exit code and the heavy modules loaded."""
     run = jobs.run(jobs.python(0, "-c", LOADED, json.dumps(commands)), cwd=folder, **environment)
     return [x.removeprefix("loaded by ") for x in run.stderr.splitlines() if x.startswith("loaded by ")]
 
 
 def test_what_needs_no_mpi_loads_none(tmp_path: Path) -> None:
-    """Nor what else takes time to load.  A launcher that started one rank changes nothing."""
+    """Nor other modules that load slowly.  A launcher that started one rank changes nothing."""
     timeline(tmp_path / "t.json", GOOD)
     study(tmp_path / "s.jsonl", *strong())
     codes = {f"{name} --help": "0" for name in COMMANDS} | {
@@ -221,7 +221,7 @@ def test_what_needs_no_mpi_loads_none(tmp_path: Path) -> None:
 
 
 def test_a_product_loads_only_what_it_needs(tmp_path: Path) -> None:
-    """Of SciPy a module that knows BLAS, not all of its linear algebra."""
+    """Only one module of SciPy, for BLAS, not all of its linear algebra."""
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = np.eye(3)
     product = "multiply x.h5:/x x.h5:/x -o y.h5:/y"
@@ -250,7 +250,7 @@ def test_sizes_and_numbers() -> None:
 def test_calibrate_writes_what_plans_and_products_read(folder: Path) -> None:
     for _ in range(3):
         run = pdgemm(2, "calibrate", "-o", "machine.json", cwd=folder)
-        if "measure again when the machine is idle" not in run.stderr:  # as where tests beside it take its cores
+        if "measure again when the machine is idle" not in run.stderr:  # as when other tests use its cores
             break
         assert run.returncode == 1 and not (folder / "machine.json").exists()
     assert run.returncode == 0, run.stderr

@@ -1,4 +1,4 @@
-"""Commands that do not end as they should: killed, interrupted, asked to end, at odds, or with a bit that flips."""
+"""Commands that end abnormally: killed, interrupted, asked to end, with different arguments, or with a flipped bit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = jobs.needs_mpiexec
 
 
 def test_an_unexpected_error_on_one_rank_ends_the_job(folder: Path, tmp_path: Path) -> None:
-    """A bug that only one rank meets must not leave the others waiting."""
+    """If only one rank fails unexpectedly, the others must not hang."""
     bug = jobs.with_plant(
         tmp_path,
         "from pdgemm.support import launcher\n"
@@ -51,16 +51,16 @@ def ranks_in(folder: Path) -> list[int]:
     return running(lambda words, where: where == folder and words[1:3] == ["-m", "pdgemm"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])  # to a rank, and to the launcher
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])  # signal sent to a rank, and to the launcher
 def test_a_product_that_is_ended_harms_no_file(tmp_path: Path, number: int) -> None:
     for name, matrix in (("a.h5", np.ones((2000, 2000))), ("c.h5", np.eye(3))):
         with h5py.File(tmp_path / name, "w") as file:
             file["x"] = matrix
     old = (tmp_path / "c.h5").read_bytes()
-    # narrow panels make the product last: there is time to end it in its middle
+    # narrow panels make the product slow enough to end it in the middle
     words = ["multiply", "a.h5:/x", "a.h5:/x", "-o", "c.h5:/x", "--panel-width", "1", "--algorithm", "summa", "--force"]
     with started(tmp_path, jobs.python(2, "-m", "pdgemm", *words), **TEXTS) as job:
-        assert job.stdout.readline().split()[0] == "read"  # now it multiplies
+        assert job.stdout.readline().split()[0] == "read"  # the product is running
         time.sleep(0.3)
         ranks = ranks_in(tmp_path)
         assert len(ranks) == 2 and job.poll() is None
@@ -85,7 +85,7 @@ def test_command_lines_that_differ_are_refused(folder: Path, other: str) -> None
 
 @pytest.mark.parametrize("module", ["mpi4py.MPI", "pdgemm.support.signals"])
 def test_sigint_while_mpi_loads_ends_the_job(folder: Path, module: str) -> None:
-    """One rank is interrupted when it is about to import a module: before MPI starts, and after."""
+    """One rank is interrupted just before an import: before MPI starts, and after."""
     program = folder / "interrupted.py"
     program.write_text(f"""
 import os, signal, sys
@@ -107,7 +107,7 @@ main()
 
 
 def test_a_job_that_is_asked_to_end_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    """On other ranks, with less memory; --checkpoint without parts is a product in memory."""
+    """It resumes on other ranks, with less memory; --checkpoint without parts is a product in memory."""
     for seed, name in enumerate(("a.h5", "b.h5")):
         with h5py.File(tmp_path / name, "w") as file:
             file["x"] = np.random.default_rng(seed).standard_normal((1500, 1500))
@@ -115,7 +115,7 @@ def test_a_job_that_is_asked_to_end_saves_and_the_same_command_goes_on(tmp_path:
     with started(tmp_path, jobs.python(2, "-m", "pdgemm", *words), **TEXTS) as job:
         assert "tiles of C" in job.stdout.readline()
         time.sleep(0.3)  # the first step has begun
-        job.send_signal(signal.SIGUSR1)  # the launcher hands it on
+        job.send_signal(signal.SIGUSR1)  # the launcher forwards it
         _, err = job.communicate(timeout=100)
     assert job.returncode == 128 + signal.SIGTERM, err
     (line,) = (x for x in err.splitlines() if x.startswith("pdgemm: ended by SIGUSR1"))
@@ -137,7 +137,7 @@ def test_a_job_that_is_asked_to_end_saves_and_the_same_command_goes_on(tmp_path:
 
 
 def test_a_flipped_bit_ends_the_job_or_is_repaired(folder: Path, tmp_path: Path) -> None:
-    """--protect, by a planted flip in the sums; with parts the same command goes on."""
+    """--protect, with a planted flip in the sums; with parts the same command resumes."""
     source = """
 import os
 if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":

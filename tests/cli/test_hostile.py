@@ -1,4 +1,4 @@
-"""scripts/hardening/hostile.py: its detectors see what is planted, and a sound package passes."""
+"""scripts/hardening/hostile.py: its detectors find planted faults, and a sound package passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pdgemm solve`, `svd`, `eigh` and the like as users type them: files to files, checked, on any number of ranks."""
+"""`pdgemm solve`, `svd`, `eigh` and others as users type them: files to files, checked, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_solve(folder: Path, ranks: int, name: str, options: list[str]) -> None:
 
 
 def test_matrices_from_npy_files(folder: Path) -> None:
-    """As they lie: rows or columns contiguous, other byte orders, vectors; read whole, in panels and in parts."""
+    """Rows or columns contiguous, other byte orders, vectors; read whole, in panels and in parts."""
     A, h, line = (read(folder / "a.h5", name) for name in ("tall", "hermitian", "line"))
     z = A + 1j * A[::-1]
     for name, array in {"f": np.asfortranarray(A), "z": np.asfortranarray(z).astype(">c16"), "h": h, "v": line}.items():
@@ -102,7 +102,7 @@ def test_matrices_from_npy_files(folder: Path) -> None:
 
 
 def test_vectors_stay_vectors_and_results_are_compressed(folder: Path) -> None:
-    """y of a regression is a dataset of one dimension, and what is computed from it is one."""
+    """A vector y of a regression is a dataset of one dimension, and so are results computed from it."""
     A, b = read(folder / "a.h5", "general"), read(folder / "a.h5", "vector")
     both = "a.h5:/general", "a.h5:/vector"
     right(pdgemm(1, "solve", *both, "-o", "v.h5:/x", "--verify", "--compression", "gzip", cwd=folder))
@@ -152,7 +152,7 @@ def test_svd(folder: Path) -> None:
 
 
 def test_singular_values_that_are_not_known_are_warned_of(folder: Path) -> None:
-    """Once, though on all ranks; the values and their bound are in the JSON object."""
+    """Warned of once for all ranks; the values and their bound are in the JSON object."""
     words = ["svd", "a.h5:/tall", "-k", "2", "-o", "w.h5:/f", "--oversample", "1", "--steps", "2", "--json", "--verify"]
     done = pdgemm(2, *words, cwd=folder)
     facts = json.loads(done.stdout)
@@ -166,7 +166,7 @@ def test_singular_values_that_are_not_known_are_warned_of(folder: Path) -> None:
 
 
 def test_svd_of_a_file(folder: Path) -> None:
-    """The plan, the bytes read, the checks, and the words of `svd` in memory; by steps where triangles do not fit."""
+    """The plan, the bytes read, the checks, and the words of `svd` in memory; by steps if triangles do not fit."""
     A, plain = read(folder / "a.h5", "tall"), ["svd", "a.h5:/tall", "-k", "1", "-o", "m.h5:/f", "--verify"]
     exact, whole = np.linalg.svd(A, compute_uv=False)[:1], pdgemm(1, *plain, cwd=folder)
     refused = one_line(pdgemm(1, *plain, "--force", "--memory", "1KiB", cwd=folder))
@@ -192,7 +192,7 @@ def test_svd_of_a_file(folder: Path) -> None:
 
 
 def test_all_datasets_that_were_written_are_told(folder: Path) -> None:
-    """Of svd and eigh, of which the second may write one alone."""
+    """For svd and eigh; the second may write only one dataset."""
     for words, names in (
         (["svd", "a.h5:/tall"], ["/f/Vh", "/f/s", "/f/U"]),
         (["eigh", "a.h5:/hermitian"], ["/f/V", "/f/w"]),
@@ -239,7 +239,7 @@ def test_eigh(folder: Path, ranks: int, name: str, part: slice, options: list[st
 
 
 def test_values_alone_are_checked_and_need_no_file(folder: Path) -> None:
-    """By the trace and the norm; the JSON object has them all."""
+    """Checked by the trace and the norm; the JSON object contains all values."""
     before = sorted(folder.iterdir())
     done = pdgemm(1, "eigh", "a.h5:/hermitian", "--values", "--verify", "--json", cwd=folder)
     facts, exact = json.loads(done.stdout), np.linalg.eigvalsh(read(folder / "a.h5", "hermitian"))
@@ -249,7 +249,7 @@ def test_values_alone_are_checked_and_need_no_file(folder: Path) -> None:
 
 
 def test_rank(folder: Path) -> None:
-    """With the values on both sides of the tolerance."""
+    """The values on both sides of the tolerance are printed."""
     done = pdgemm(2, "rank", "a.h5:/few", cwd=folder)
     s = np.linalg.svd(read(folder / "a.h5", "few"), compute_uv=False)
     assert "rank 4 (singular values above 2e-14 s_1) of 90 x 70\n" in done.stdout, done.stderr

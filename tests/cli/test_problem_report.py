@@ -1,4 +1,4 @@
-"""`pdgemm info --report` has what repeats a problem, and no name of a user, a host or a folder."""
+"""`pdgemm info --report` has all data to reproduce a problem, and no name of a user, a host or a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pdgemm multiply` and `verify` as users type them: right, from files to files, in memory and in parts."""
+"""`pdgemm multiply` and `verify` as users type them: right results, from files to files, in memory and in parts."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_multiply_on_any_number_of_ranks(folder: Path, ranks: int, options: list
     assert run.returncode == 0, run.stderr
     assert "residual" in run.stdout
     assert "as predicted; lower bound " in run.stdout
-    assert run.stdout.count("wrote") == 1  # one rank speaks
+    assert run.stdout.count("wrote") == 1  # only one rank prints
     assert gemm_error(read(folder / f"c{ranks}.h5", "z"), 1, *operands(folder)) <= TOLERANCE
 
 
 def test_types_of_operands_and_of_sums(folder: Path) -> None:
-    """Operands of float64 that are rounded: C is right, but not to double precision.  Small types; types by name."""
+    """Operands of float64 are rounded: C is right, but not to double precision.  Small types; types by name."""
     rounded = ["float32", "tf32", "float16", "bfloat16", "ozaki-4"]
     ones = ["--shape", "300x40", "--kind", "ones", "--dtype"]
     *products, _, _, inner, mixed, named = several(
@@ -55,8 +55,8 @@ def test_types_of_operands_and_of_sums(folder: Path) -> None:
     assert all(f"of {name}" in run.stdout for name, run in zip(rounded[1:], products[1:]))
     assert "int32, by inner" in inner.stdout
     assert inner.stdout.count("read i8.h5") == 1
-    assert "redistributed" not in inner.stdout  # B is a view of A, and both lie as "inner" wants them
-    assert ", float16, added up in float64, by " in mixed.stdout  # the file holds float16
+    assert "redistributed" not in inner.stdout  # B is a view of A, and the layout of both suits "inner"
+    assert ", float16, added up in float64, by " in mixed.stdout  # the file contains float16
     for name, dtype, value in (("i32", "int32", 300), ("d", "float16", 40)):
         c = read(folder / f"{name}.h5", "m")
         assert c.dtype == dtype and (c == value).all()
@@ -96,7 +96,7 @@ def test_the_whole_round(tmp_path: Path) -> None:
 
 
 def test_one_dataset_as_a_and_b_is_read_once(folder: Path) -> None:
-    """Whatever its names are, and each op of it; so does `verify`.  Twice if a view takes too large a buffer.
+    """Whatever its names are, and for each op; also by `verify`.  It is read twice if a view needs too large a buffer.
 
     The grid of the product may be another than that of the matrices.
     """
@@ -139,7 +139,7 @@ def test_one_dataset_as_a_and_b_is_read_once(folder: Path) -> None:
 
 
 def test_what_replaces_a_dataset(folder: Path) -> None:
-    """A result replaces what pdgemm wrote, and C on entry; anything else with --force only."""
+    """A result replaces data written by pdgemm, and C on entry; other data only with --force."""
     with h5py.File(folder / "own.h5", "w") as file:
         file["x"] = file["c"] = file["e"] = np.eye(5)
         file["kept"] = np.ones(3)
@@ -152,8 +152,8 @@ def test_what_replaces_a_dataset(folder: Path) -> None:
         ([*product, "own.h5:/new", "--alpha", "2"], 0),
         ([*product, "own.h5:/c", "--beta", "3"], 0),
         ([*product, "own.h5:/e", "--beta", "-3"], 0),
-        ([*product, "own.h5:/x", "--beta", "3"], 2),  # C on entry, but A as well
-        (["multiply", "own.h5:/all_of_new", "own.h5:/x", "-o", "own.h5:/new"], 2),  # which has the elements of A
+        ([*product, "own.h5:/x", "--beta", "3"], 2),  # C on entry, but also A
+        (["multiply", "own.h5:/all_of_new", "own.h5:/x", "-o", "own.h5:/new"], 2),  # the elements of A
         ([*product, "own.h5:/x", "--alpha", "7", "--force"], 0),
         (["generate", "own.h5:/c", "--shape", "2x2", "--kind", "ones"], 0),
         (["generate", "own.h5:/kept", "--shape", "2x2", "--kind", "ones", "--force"], 0),
@@ -166,7 +166,7 @@ def test_what_replaces_a_dataset(folder: Path) -> None:
 
 
 def test_matrices_twenty_times_as_large_as_the_memory(tmp_path: Path) -> None:
-    """A rank takes what it is allowed, and 16 MiB for all that comes with it; what is read was planned."""
+    """A rank uses its memory limit, and 16 MiB for its libraries and the like; the bytes read are planned."""
     (m, k), limit, most = (4300, 300), 4 << 20, 16 << 20
     for name, shape in (("small.h5", (64, 64)), ("x.h5", (m, k))):
         with h5py.File(tmp_path / name, "w") as file:
@@ -174,7 +174,7 @@ def test_matrices_twenty_times_as_large_as_the_memory(tmp_path: Path) -> None:
     peaks = []
     for file, out in (("small.h5", "d.h5"), ("x.h5", "c.h5")):
         words = ["multiply", f"{file}:/x", f"{file}:/x", "--transb", "T", "-o", f"{out}:/c", "--memory", "4MiB"]
-        run = pdgemm(2, *words, "--json", cwd=tmp_path, PDGEMM_NODE_MEMORY="0")  # else others' parts count, too
+        run = pdgemm(2, *words, "--json", cwd=tmp_path, PDGEMM_NODE_MEMORY="0")  # else other ranks' parts count, too
         assert run.returncode == 0, run.stderr
         product = json.loads(run.stdout)["product"]
         peaks.append(product["peak"])
@@ -187,9 +187,9 @@ def test_matrices_twenty_times_as_large_as_the_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", [[], ["--memory", "3MB", "--trace", "t.json"]])
 def test_a_page_of_a_product(folder: Path, tmp_path: Path, way: list[str]) -> None:
-    """It has what was printed, a timeline and the time of each rank; no file stays that nobody named.
+    """It has the printed text, a timeline and the times of each rank; only the named files remain.
 
-    Its heading names the file, and the operands as they enter the product; training is not mentioned.
+    Its heading names the file, and the operands as multiplied; training is not mentioned.
     """
     words = ["multiply", f"{folder}/b.h5:/y", f"{folder}/a.h5:/x", "-o", "c.h5:/c", "--report", "r.html", *way]
     words += ["--transa", "t", "--transb", "c"]
@@ -226,7 +226,7 @@ def test_in_parts_and_verified(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_plan_of_a_product_in_parts(tmp_path: Path) -> None:
-    """Where no other one fits: an answer on standard output, in text and as JSON, with an exit code of its own."""
+    """If no other plan fits: printed to standard output, as text and JSON, with a separate exit code."""
     words = "plan --shape 20000,20000,20000 --ranks 4 --memory"
     few, less = (pdgemm(0, *words.split(), memory, cwd=tmp_path) for memory in ("100MiB", "1MiB"))
     answer = pdgemm(0, *words.split(), "100MiB", "--json", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""The lines that are printed while a command is at work."""
+"""The lines of progress of a running command."""
 
 from __future__ import annotations
 

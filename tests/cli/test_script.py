@@ -21,11 +21,11 @@ from pdgemm.tools.cli.script import traceback_text
 needs_mpiexec = [jobs.needs_mpiexec, pytest.mark.timeout(100)]
 BEGINNING, STRING = "Traceback (most recent call last):\n", '  File "<string>", line 1, in <module>\n'
 GONE = "No such file or directory: '{cwd}/gone.py'"
-NOISE = ("MPI_ABORT", "prterun", "[warn]", "PMIX ERROR")  # what launchers print of exit codes
+NOISE = ("MPI_ABORT", "prterun", "[warn]", "PMIX ERROR")  # launchers' lines about exit codes
 
 
 def run(ranks: int, folder: Path, source: str, *words: str) -> SimpleNamespace:
-    """The program: exit code, standard output, and the lines of standard error that are not the launcher's."""
+    """Run the program; return exit code, standard output, and standard error without the launcher's lines."""
     program = folder / "program.py"
     program.write_text(textwrap.dedent(source))
     done = jobs.run(jobs.python(ranks, "-m", "pdgemm", *words, "program.py"), cwd=folder, timeout=90)
@@ -84,7 +84,7 @@ class TestOnRanks:
         assert "before" in done.out and sys.prefix not in done.err
 
     def test_one_rank_speaks_where_several_leave(self, tmp_path: Path) -> None:
-        """A callback's exception, on the rank that has rows, is raised on all; then each leaves as it likes."""
+        """An exception in a callback, on the rank that has rows, is raised on all; then each exits in its own way."""
         source = """
             import sys
             from mpi4py import MPI
@@ -112,7 +112,7 @@ class TestOnRanks:
         assert done.lines[-3:] == ["KeyError: 4", "raised in program.py, line 10, in f", "[rank 3 of 4]"], done.err
 
     def test_an_error_by_which_all_ranks_leave_is_one_line(self, tmp_path: Path) -> None:
-        """As in a command, with its exit code; a rank that leaves alone in this way ends the job."""
+        """As for a command, with its exit code; if only one rank raises it, the job ends."""
         source = """
             import sys
             from pdgemm import DistMatrix, PdgemmError, ProcessGrid
@@ -230,7 +230,7 @@ def test_the_command_knows_scripts_and_similar_names(word: str, advice: str) -> 
 
 
 def told(source: str, tmp_path: Path) -> list[str]:
-    """Return the traceback of a program in a file, without marks of columns and without the lines of this test."""
+    """Return the traceback of a program in a file, without column marks and lines of this test."""
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(source))
     try:

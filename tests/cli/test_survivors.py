@@ -1,4 +1,4 @@
-"""Jobs of which ranks are killed at chosen moments: the others go on, or the job ends and says so."""
+"""Jobs of which ranks are killed at chosen moments: the others continue, or the job ends with a message."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ if r.comm.rank == 0:
 
 
 def job(folder: Path, ranks: int, source: str, ft: bool = True, runner: bool = False, **environment: str) -> Finished:
-    """A program on so many ranks, finished; none of them lives on."""
+    """Run a program on so many ranks; check that none of them survives it."""
     program = folder / "program.py"
     program.write_text(source)
     command = python(ranks, *["-m", "pdgemm"] * runner, program)
@@ -81,7 +81,7 @@ def job(folder: Path, ranks: int, source: str, ft: bool = True, runner: bool = F
 
 
 def steps(victims: Sequence[tuple[int, str]] = (), **instead: str) -> str:
-    """The program, of which ranks die at moments; what is done before a step, or a line, may be another."""
+    """Return the program, whose ranks die at given moments; the code before a step, or a line, may be replaced."""
     source = PROGRAM
     for place, text in instead.items():
         assert LINES[place] in source
@@ -235,7 +235,7 @@ def test_a_grid_of_before_a_failure_is_named_as_the_mistake(tmp_path: Path) -> N
 
 
 def test_blocks_one_after_the_other(tmp_path: Path) -> None:
-    """And none in another one."""
+    """Ranks die in both of them, or only in one."""
     again = """
 def raised(act):
     try:
@@ -299,7 +299,7 @@ sys.exit()"""
 
 @pytest.mark.parametrize(("hangs", "code", "rank", "seconds"), [("me == 2", 0, 2, 4), ("me != 1", ENDED, 0, 5)])
 def test_a_rank_that_hangs_ends(tmp_path: Path, hangs: str, code: int, rank: int, seconds: int) -> None:
-    """It does not come back from its step after rank 1 has failed: it ends, and the other goes on without it."""
+    """It does not return from its step after rank 1 has failed: it ends, and the other continues without it."""
     hang = f"{LINES['step']}    while {hangs} and k == 1: time.sleep(1)\n"
     done = job(tmp_path, 3, steps([(1, "before 1")], patience="patience=6", step=hang))
     assert done.returncode == code, done.stderr
@@ -310,7 +310,7 @@ def test_a_rank_that_hangs_ends(tmp_path: Path, hangs: str, code: int, rank: int
 
 @pytest.mark.parametrize("in_nccl", [True, False])
 def test_ranks_that_use_nccl_go_on(tmp_path: Path, in_nccl: bool) -> None:
-    """Their operations are aborted, and the ranks that are left make communicators of NCCL anew."""
+    """Operations of NCCL are aborted, and the survivors create communicators of NCCL anew."""
     path = os.pathsep.join([str(Path(__file__).parents[1] / "helpers"), os.environ.get("PYTHONPATH", "")])
     done = job(tmp_path, 3, ON_GPUS.format(in_nccl=in_nccl), PYTHONPATH=path)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Timelines: what is recorded is what the reports say, on one clock, in the format that viewers read."""
+"""Timelines: records equal the figures of reports, on one clock, in the format that viewers read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ METADATA = {"process_name", "process_sort_index", "thread_name", "thread_sort_in
 
 
 def well_formed(timeline: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of a timeline, when all of it is in the format."""
+    """Return the events of a timeline, after a check of its format."""
     assert timeline.keys() == {"traceEvents", "displayTimeUnit", "otherData"}
     assert timeline["displayTimeUnit"] in ("ms", "ns")
     events: list[dict[str, Any]] = timeline["traceEvents"]
@@ -54,7 +54,7 @@ def well_formed(timeline: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def nested(events: list[dict[str, Any]]) -> bool:
-    """In every row, are two spans apart or one inside the other?  To half a nanosecond."""
+    """In every row, is each pair of spans disjoint or nested?  To half a nanosecond."""
     rows = defaultdict(list)
     for x in events:
         if x["ph"] == "X":
@@ -132,7 +132,7 @@ def test_streams_of_a_device_have_rows(comm: Any, shared_tmp_path: Path, schedul
         copies = sum(x["dur"] for x in spans(events, rank, "transfer")) / 1e6
         assert copies == pytest.approx(theirs.pack_seconds, rel=1e-6, abs=1e-9)
         assert {x["name"] for x in spans(events, rank, "host")} >= {"pdgemm", "plan"}
-        for stream in ("compute", "transfer"):  # which does one thing after the other
+        for stream in ("compute", "transfer"):  # it does one thing after another
             row = spans(events, rank, stream)
             assert all(a["ts"] + a["dur"] <= b["ts"] + 5e-4 for a, b in itertools.pairwise(row))
 
@@ -191,7 +191,7 @@ def test_errors_are_those_of_all_ranks_and_leave_no_file(comm: Any, grid: Any, s
 
 @pytest.mark.mpi
 def test_clocks_of_nodes_are_one(comm: Any) -> None:
-    """As if every rank were a node, with a clock of its own that runs at its own rate."""
+    """Every rank is treated as a node, with a clock of its own rate."""
     rate, ahead = 1 + 0.1 * comm.rank, 50.0 * comm.rank
 
     def clock() -> float:
@@ -265,7 +265,7 @@ def test_figures_of_a_timeline(tmp_path: Path) -> None:
     assert ring["bytes"] == 3 << 20
     assert ring["p50_seconds"] == pytest.approx(0.91)
     assert ring["p99_seconds"] == pytest.approx(np.percentile([0.91, 0.92, 0.02], 99))
-    # those that began long before anybody waited for them show no bandwidth
+    # transfers that began long before they were waited for show no bandwidth
     assert ring["waited_for"] == 1
     assert ring["gb_per_second"] == pytest.approx((1 << 20) / 0.02 / 1e9)
     assert ring["calibrated_inside_a_node"] == pytest.approx(5.0)
@@ -299,7 +299,7 @@ def test_shares_of_the_time_are_a_table(tmp_path: Path) -> None:
 
 
 def test_a_profile_without_training_says_nothing_about_it(tmp_path: Path) -> None:
-    """Also after the search for a slow rank, which reads the times of passes; one node has no clocks to compare."""
+    """Also after the search for a slow rank, which reads the times of passes; with one node no clocks are compared."""
     found = profile.load_profile(timeline(tmp_path / "t.json", GOOD, GOOD))
     assert found.slow is None and "training" not in tables(found)
     assert [x["training"] for x in found.as_dict()["ranks"]] == [{}, {}]
@@ -322,7 +322,7 @@ def test_figures_beside_the_tables(tmp_path: Path) -> None:
 
 
 def test_products_on_grids_of_some_of_the_ranks(tmp_path: Path) -> None:
-    """Each rank in a product of its own: the rate is that of a rank."""
+    """Each rank computes a product of its own: the rate is that of a rank."""
     path = timeline(tmp_path / "t.json", GOOD, GOOD, grid=[1, 1])
     assert profile.load_profile(path).rate == pytest.approx(1.0)
 
@@ -344,7 +344,7 @@ def test_a_short_wait_after_a_redistribution_is_a_wait(tmp_path: Path) -> None:
 
 
 def test_what_is_no_timeline_is_refused(tmp_path: Path) -> None:
-    """Files that are damaged or end early are those of tests/unit/test_reading.py."""
+    """Damaged and truncated files are tested in tests/unit/test_reading.py."""
     (tmp_path / "t.json").write_text('{"traceEvents": [], "otherData": {"ranks": [], "machine": {}}}')
     with pytest.raises(ArgumentError, match=r"t\.json is not a timeline"):
         profile.load_profile(tmp_path / "t.json")

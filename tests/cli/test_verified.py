@@ -1,4 +1,4 @@
-"""Whatever says ok, broken once: it says WRONG, or that it cannot tell, and the exit code is that of docs/verify.md."""
+"""Each command that prints ok, with one fault: it prints WRONG, or that it cannot tell; exit codes are documented."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IN_PARTS = "--checkpoint", "1h"
 
 @pytest.fixture
 def folder(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with matrices: Hermitian ones, some that are not, one of rank 4, and an ill-conditioned one."""
+    """A folder with matrices: Hermitian ones, others, one of rank 4, and an ill-conditioned one."""
     monkeypatch.chdir(shared_tmp_path)
     rng = np.random.default_rng(5)
     x, tall = rng.standard_normal((24, 24)), rng.standard_normal((40, 12))
@@ -69,7 +69,7 @@ def changed(at: int | None = None) -> Callable[[Any], Any]:
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Any], Any]) -> None:
-    """Let a function of linalg, or that of matrices in files, return a changed result, which keeps its report."""
+    """Let a function of linalg, or of matrices in files, return a changed result with its report."""
     module: Any = stored_svd if name == "stored_svd" else linalg
     right = getattr(module, name)
 
@@ -92,7 +92,7 @@ def opposite(out: Any) -> Any:
 
 
 def along(of: str, which: int) -> Callable[[Any], Any]:
-    """Add to X a singular vector of a matrix, which A maps to nearly or exactly nothing."""
+    """Add to X a singular vector of a matrix that A maps nearly or exactly to zero."""
 
     def change(out: Any) -> Any:
         with h5py.File("a.h5") as file:
@@ -131,7 +131,7 @@ WRONG: dict[str, tuple[Words, str, Callable[[Any], Any]]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_results_of_linear_algebra(comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """Right ones are ok in test_linalg_commands.py."""
+    """Correct ones are ok in test_linalg_commands.py."""
     words, name, change = WRONG[case]
     planted(monkeypatch, name, change)
     code, said = pdgemm(comm, *words, *([] if "--values" in words else ["-o", "out.h5:/x"]), "--verify")
@@ -151,7 +151,7 @@ def test_wrong_results_of_linear_algebra(comm: Any, folder: Path, monkeypatch: p
     ],
 )
 def test_what_was_read_is_not_the_matrix_in_the_file(comm: Any, folder: Path, words: Words, wrong: str) -> None:
-    """With --verify it is wrong, and nothing is written; without, a warning says what is taken."""
+    """With --verify it is WRONG, and nothing is written; without, `eigh` warns that it reads only one triangle."""
     words = (*words, "-o", "out.h5:/x")
     code, said = pdgemm(comm, *words, "--verify")
     assert code == 1 and f"{wrong} " in said and said.rstrip().endswith("WRONG"), said
@@ -162,7 +162,7 @@ def test_what_was_read_is_not_the_matrix_in_the_file(comm: Any, folder: Path, wo
 
 
 def test_what_is_right_is_ok(comm: Any, folder: Path) -> None:
-    """A triangle alone stands for the Hermitian matrix; an ill-conditioned problem has a solution."""
+    """One triangle represents the Hermitian matrix; an ill-conditioned problem has a solution."""
     for words in (
         "eigh a.h5:/half -o out.h5:/w",
         "solve a.h5:/half a.h5:/b -o out.h5:/x --assume pos",
@@ -173,7 +173,7 @@ def test_what_is_right_is_ok(comm: Any, folder: Path) -> None:
 
 
 def test_products(comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In memory and in parts, and where the file of C was damaged since."""
+    """In memory and in parts, and with the file of C damaged afterwards."""
     words = "multiply", "a.h5:/x", "a.h5:/pos", "-o", "c.h5:/c"
     with monkeypatch.context() as patch:
         changed_after_the_product(patch, larger)
@@ -224,5 +224,5 @@ def test_json_has_all_checks_and_the_least_verdict(comm: Any, folder: Path) -> N
     facts = json.loads(said)["verify"]
     assert code == 0 and facts["passed"] and len(facts["checks"]) == 5 and all(x["passed"] for x in facts["checks"])
     code, said = pdgemm(comm, "eigh", "a.h5:/skew", "--values", "--verify", "--json")
-    facts = json.loads(said.splitlines()[-1])["verify"]  # the warning is on standard error
+    facts = json.loads(said.splitlines()[-1])["verify"]  # standard error contains the warning
     assert code == 1 and facts["wrong"] and facts["what"] == "|Ah - A|"

@@ -10,14 +10,14 @@ from fake_cupy import fake_cupy
 
 @pytest.fixture(name="comm")
 def own_comm(comm: Any) -> Iterator[Any]:
-    """What ranks find out about a device is kept with the grids of a communicator: each test has one of its own."""
+    """Facts about a device are cached with the grids of a communicator: give each test its own communicator."""
     own = comm.Dup()
     yield own
     own.Free()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`gpu` is one for all ranks; where ranks communicate also one for each, to whose memory MPI takes pointers."""
+    """Parametrize `gpu`: one GPU for all ranks; where ranks communicate, also one each, and MPI accepts pointers."""
     if "gpu" in metafunc.fixturenames:
         both = {"comm", "movers"} & {*inspect.signature(metafunc.function).parameters}
         metafunc.parametrize("gpu", ["one GPU", "a GPU each"] if both else ["one GPU"], indirect=True)

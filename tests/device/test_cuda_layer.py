@@ -1,4 +1,4 @@
-"""`pdgemm.devices` itself, on CuPy without a GPU (fake_cupy.py), by the tests for a real one."""
+"""The tests for a real GPU, on CuPy without a GPU (fake_cupy.py)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("gpu")]
 
 
 class TestCudaLayer(CudaLayer):
-    """What is tested on a real GPU."""
+    """The tests of a real GPU."""
 
     OPS: ClassVar = ["NN", "TC", "CN", "NT"] if everything() else ["TC"]
 
 
 @pytest.mark.on_ranks(1)
 def test_the_trailing_matrix_is_updated_in_few_launches(grid: Any, gpu: Gpu) -> None:
-    """Of Cholesky, two products for each panel, and one with its own panel alone."""
+    """Cholesky takes two products per panel, and herk with a single panel one."""
     if grid.size > 1:
         pytest.skip("each rank has other tiles")
     A = DistMatrix.random((1300, 1300), grid=grid, device="cuda")
@@ -49,7 +49,7 @@ def test_the_trailing_matrix_is_updated_in_few_launches(grid: Any, gpu: Gpu) -> 
 
 @pytest.mark.on_ranks(1, 2)
 def test_benchmark(comm: Any, gpu: Gpu, monkeypatch: Any) -> None:
-    """scripts/gpu/gpu_products.py on all movers that there are: every figure is there."""
+    """scripts/gpu/gpu_products.py reports every figure for all movers that can be used."""
     if comm.size > 2:
         pytest.skip("runs on one rank and on two")
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts" / "gpu"))
@@ -76,7 +76,7 @@ def test_no_gpu(grid: Any, gpu: Gpu) -> None:
 
 
 def test_cusolver_that_fails(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:
-    """A library that one rank lacks raises on all; memory that cuSOLVER, or its workspace, lacks is a MemoryError."""
+    """A library missing on one rank is an error on all; too little memory for cuSOLVER is a MemoryError."""
     import cupy
 
     with ProcessGrid(comm) as grid:
@@ -104,7 +104,7 @@ def test_cusolver_that_fails(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -
 
 
 def test_wrong_calls_of_cusolver_are_seen(gpu: Gpu, cuda: Any) -> None:
-    """By the simulated one."""
+    """The simulated cuSOLVER rejects wrong calls."""
     import cupy
 
     solver: Any = cupy.cuda.cusolver
@@ -134,7 +134,7 @@ def test_wrong_calls_of_cusolver_are_seen(gpu: Gpu, cuda: Any) -> None:
 
 
 def test_whole_numbers_are_one_call_for_each_panel(grid: Any, gpu: Gpu, cuda: Any) -> None:
-    """Which cuBLAS takes as it is; the simulated one refuses others."""
+    """cuBLAS accepts the panels without conversion; the simulated one rejects others."""
     import cupy
 
     A = DistMatrix.random((90, 130), dtype="int8", grid=grid, device="cuda")
@@ -160,7 +160,7 @@ def test_whole_numbers_are_one_call_for_each_panel(grid: Any, gpu: Gpu, cuda: An
 
 
 def test_unequal_matrices_are_one_call(gpu: Gpu, cuda: Any) -> None:
-    """Of cuBLAS 12.5 or later, for real numbers; else one call for each.  The simulated one sees wrong arguments."""
+    """With cuBLAS 12.5 or later, for real numbers; else one call each.  The simulated cuBLAS sees wrong arguments."""
     from pdgemm.devices import grouped_gemm
 
     alone = MPI.COMM_SELF
@@ -178,7 +178,7 @@ def test_unequal_matrices_are_one_call(gpu: Gpu, cuda: Any) -> None:
     assert calls("complex64") == ["gemmEx"] * 19
     gpu.version = 120400
     assert calls("float64") == ["gemmEx"] * 19
-    gpu.version = 120500  # a library that is not loaded by its name
+    gpu.version = 120500  # a library that cannot be loaded by its name
     assert calls("float64") == ["gemmEx"] * 19
     gpu.version = 130100
     x, z = (cuda.to_device(np.ones((3, 3), dtype), "C") for dtype in ("float64", "complex128"))
@@ -206,7 +206,7 @@ def _left_on_the_host(x: np.ndarray) -> Any:
 
 
 def test_copies(gpu: Gpu, cuda: Any) -> None:
-    """By a copy engine where rows are long enough, in words where elements are small; each is one call."""
+    """A copy engine copies long rows, and kernels copy small elements in wider words; each copy is one call."""
     from pdgemm.devices import kernels
 
     words = list[np.dtype]()
@@ -217,7 +217,7 @@ def test_copies(gpu: Gpu, cuda: Any) -> None:
         return make(X, *args)
 
     def pinned(x: np.ndarray, order: str) -> Any:
-        """An array that is not of this GPU: engines copy it."""
+        """Return an array outside of this GPU, which copy engines copy."""
         there = cuda.pinned(x.size, x.dtype)
         there.host[:] = x.ravel(order)  # type: ignore[call-overload]
         return there.device.reshape(x.shape) if order == "C" else there.device.reshape(x.shape[::-1]).T
@@ -246,7 +246,7 @@ def test_copies(gpu: Gpu, cuda: Any) -> None:
             assert np.array_equal(cuda.to_host(Y), y)
         for columns, first, pitch in ((97, 0, 2**31 - 1), (96, 1, 2**31 - 1), (96, 0, 767)):
             X, Y = pinned(np.full((20, columns), 3.0), "C"), cuda.to_device(np.zeros((20, columns)), "C")
-            with pytest.MonkeyPatch.context() as limit:  # rows that are not aligned, or too far apart
+            with pytest.MonkeyPatch.context() as limit:  # unaligned rows, or rows too far apart
                 limit.setattr(kernels, "_MOST_PITCH", pitch)
                 limit.setattr(gpu, "most_pitch", pitch)
                 gpu.calls.clear(), words.clear()

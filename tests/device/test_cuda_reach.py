@@ -1,4 +1,4 @@
-"""How ranks reach each other on GPUs, and what happens where they cannot: on CuPy without a GPU (fake_cupy.py)."""
+"""How ranks access each other's memory on GPUs, and errors where they cannot: on CuPy without a GPU (fake_cupy.py)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.mpi
 
 
 def test_what_ranks_find_out(comm: Any, gpu: Gpu, cuda: Any) -> None:
-    """How ranks reach each other is what this machine has, and it is how they do."""
+    """Ranks find the access that this machine offers, and use it."""
     alone = gpu.count == 1
     with ProcessGrid(comm) as grid:
         A, B = (DistMatrix.random((40, 40), grid=grid, seed=s, device="cuda") for s in (1, 2))
@@ -46,14 +46,14 @@ def test_what_ranks_find_out(comm: Any, gpu: Gpu, cuda: Any) -> None:
         gpu.calls.clear()
         for _ in range(5):
             pdgemm(1, A, B)
-        assert "ipcOpenMemHandle" not in gpu.calls  # what is mapped stays so
+        assert "ipcOpenMemHandle" not in gpu.calls  # mapped memory stays mapped
         assert gpu.mapped
         pdgemm(1, A, B, mover="staged")
         assert "memcpyAsync" in gpu.calls or grid.shape == (1, 1)
 
 
 def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:
-    """A kernel that failed, memory that cannot be exported or pinned, an address that no kernel takes."""
+    """A failed kernel, memory that cannot be exported or pinned, and an address that no kernel accepts raise errors."""
     import cupy
 
     event = cuda.current_stream().record()
@@ -86,7 +86,7 @@ def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:
 
     with pytest.raises(OutOfMemoryError, match="bytes of pinned memory"):
         cuda.pinned(1 << 40, "float64")
-    tensor = Mock(spec=["__dlpack__", "__dlpack_device__"])  # of another library, which does not export it
+    tensor = Mock(spec=["__dlpack__", "__dlpack_device__"])  # memory of another library, which does not export it
     tensor.__dlpack_device__ = Mock(return_value=(2, 0))
     tensor.__dlpack__ = Mock(side_effect=BufferError("Can't export tensors that require gradient"))
     with ProcessGrid(comm) as grid:
@@ -106,13 +106,13 @@ def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:
 
 
 def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: Gpu, cuda: Any) -> None:
-    """Of a handle that is used again, also while arrays in its old allocation live, of many, and of unused ones."""
+    """Handles that are reused, also while arrays in the old allocation live; many mappings, and unused ones."""
     from pdgemm.devices import cuda_ipc
 
     if comm.size == 1:
         pytest.skip("one rank maps nothing")
     other = (comm.rank + 1) % comm.size
-    large = 1 << 18  # words that the pool gets an allocation of their own for
+    large = 1 << 18  # words for which the pool makes a separate allocation
 
     def seen(grid: Any, x: Any) -> float:
         peers = NodeArrays(grid, x=(x, None))
@@ -145,10 +145,10 @@ def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: G
     "name", ["product", "plan", "prepared", "moved", "epilogue", "redistribute", "select", "grouped", "cholesky", "ipc"]
 )
 def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any, name: str) -> None:
-    """All ranks notice before anything is written, and repeat the operation with messages, if that is left to them."""
+    """All ranks notice before anything is written, and repeat the operation with messages, if they may."""
     if comm.size == 1:
         pytest.skip("one rank maps nothing")
-    n = round(370 * comm.size**0.5)  # allocations of their own, which are not mapped yet
+    n = round(370 * comm.size**0.5)  # separate allocations, which are not mapped yet
     a, order = np.eye(n) + np.arange(n) / n, [*range(1, n), 0]
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(a, grid=grid, device="cuda")
@@ -202,13 +202,13 @@ def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeyp
 
 @pytest.mark.parametrize("name", ["zeros", "pdgemm", "execute", "redistribute", "cholesky", "short"])
 def test_memory_that_others_have_mapped(comm: Any, gpu: Gpu, cuda: Any, name: str, monkeypatch: Any) -> None:
-    """It is free when its owner has given it back, at the latest when a rank lacks memory, or memory is short."""
+    """It is freed after its owner has released it, at the latest when a rank lacks memory, or memory is short."""
     from pdgemm.devices import cuda_ipc
 
     if comm.size == 1:
         pytest.skip("one rank maps nothing")
     pool = cuda_ipc.cupy.get_default_memory_pool()
-    n = round(370 * comm.size**0.5)  # allocations of their own
+    n = round(370 * comm.size**0.5)  # separate allocations
     with ProcessGrid(comm) as grid:
         A = DistMatrix.eye(n, grid=grid, device="cuda")
         reach, small, C = cuda.reach(grid), DistMatrix.eye(4, grid=grid, device="cuda"), A.copy()
@@ -231,19 +231,19 @@ def test_memory_that_others_have_mapped(comm: Any, gpu: Gpu, cuda: Any, name: st
             "short": lambda: [pdgemm(1, small, small) for _ in range(2)],
         }
         comm.Barrier()
-        if comm.rank == 0:  # what each call allocates does not fit beside what lingers, or nine tenths are used
+        if comm.rank == 0:  # an allocation of each call does not fit beside lingering memory, or nine tenths are used
             gpu.total = gpu.used() + {"short": gpu.used() // 10, "execute": 2 << 20}.get(name, 1000)
         else:
-            late, unmap = [0.05], gpu.ipcCloseMemHandle  # one that does not wait for the others lacks memory again
+            late, unmap = [0.05], gpu.ipcCloseMemHandle  # a rank that does not wait for the others lacks memory again
             monkeypatch.setattr(gpu, "ipcCloseMemHandle", lambda ptr: (sleep(late.pop() if late else 0), unmap(ptr)))
         calls[name]()
         comm.Barrier()
         gpu.used()
-        assert len(gpu.given_back) <= (name == "short")  # without the others memory is not short any more
+        assert len(gpu.given_back) <= (name == "short")  # once others have released theirs, enough is free
 
 
 def test_nccl_is_tried(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:
-    """Where it would be chosen; where it fails on one rank, others do."""
+    """NCCL is tried where it would be chosen; if it fails on one rank, other movers are used."""
     from pdgemm.devices import cuda_ipc
 
     if gpu.count == 1:
@@ -260,11 +260,11 @@ def test_nccl_is_tried(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None
             assert reach.nccl == (not fails or comm.size == 1)
             moved = pdgemm(1, A, A, algorithm="summa").report.mover
             assert comm.size == 1 or (moved == "nccl") == (not fails)
-            assert Nccl.aborted - aborted == (fails == sending and comm.size > 1)  # nobody waits for what is stuck
+            assert Nccl.aborted - aborted == (fails == sending and comm.size > 1)  # no rank waits for stuck operations
 
 
 def test_what_fails_on_one_rank_is_used_by_none(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:
-    """Memory for the trials, a library that is not there: no rank waits for that one, and messages are staged."""
+    """If memory for the trials or a library is missing on one rank, no rank waits for it, and messages are staged."""
     from pdgemm.devices import cuda_ipc
 
     if comm.size == 1:
@@ -275,7 +275,7 @@ def test_what_fails_on_one_rank_is_used_by_none(comm: Any, gpu: Gpu, cuda: Any, 
         (cuda_ipc.IpcMemory, "array", CUDARuntimeError(2)),
     ):
         with monkeypatch.context() as patch, ProcessGrid(comm) as grid, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that messages are staged
+            warnings.simplefilter("ignore")  # the warning that messages are staged
             if comm.rank == comm.size - 1:
                 patch.setattr(place, name, Mock(side_effect=failure))
             cuda.discover_peers(grid)
@@ -293,7 +293,7 @@ PREPARED = in_turn(["summa", "cannon", "2.5d", "stationary_a"], ["float64", "flo
 def test_preparing_does_what_is_done_once(
     comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any, algorithm: str, dtype: str
 ) -> None:
-    """The first run creates no communicator, maps no memory and compiles no kernel that the second one does not."""
+    """The second run creates no communicator, maps no memory and compiles no kernel: the first has done so."""
     from pdgemm.devices import kernels
 
     with ProcessGrid(comm) as grid:
@@ -321,7 +321,7 @@ def test_preparing_does_what_is_done_once(
 
 
 def test_nccl_between_nodes(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:
-    """It is tried where panels are not read in place, given up where it waits without end, and not used on request."""
+    """It is tried where panels are not read in place, given up if it hangs, and not used on request."""
     from pdgemm.devices import cuda_nccl
 
     if gpu.count == 1 or comm.size == 1:
@@ -356,14 +356,14 @@ def _waits(released: Event, *args: Any) -> None:
 
 
 def patched(patch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
-    """The arguments of all calls."""
+    """Record the arguments of all calls of a function."""
     calls, call = list[Any](), getattr(owner, name)
     patch.setattr(owner, name, lambda *args: (calls.append(args), call(*args))[1])
     return calls
 
 
 def failing(call: Any) -> Any:
-    """What others do with it goes well."""
+    """Return a function that makes the call and then raises an error of NCCL."""
 
     def failed(*args: Any) -> None:
         call(*args)

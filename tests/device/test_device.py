@@ -1,4 +1,4 @@
-"""Products on a device: every algorithm and mover, in three schedules of a device that works late (fake_device.py)."""
+"""Products on a device: every algorithm and mover, in three schedules of delayed work (fake_device.py)."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SCALARS = [(1, 0), (2, 1), (-0.5, 3), (1, -1)]
 
 
 def on_device(comm: Any, run: tuple[str, str], *args: Any, **options: Any) -> Any:
-    """`check` on a device; no race, and no work in other words than the device's."""
+    """Run `check` on a device without a race; with NCCL, MPI sends only messages of the comparison."""
     (reach, mover), schedule = WAYS[run[0]], run[1]
     with fake_device(schedule, reach=reach) as device, ProcessGrid(comm) as grid:
         before = vectors_so_far()
         report = check(grid, *args, device="fake", **{"mover": mover} | options)
         assert comm.allgather(device.races) == [[]] * comm.size
-        gathered = (vectors_so_far() - before).counted  # for the comparison alone, through the host
-        if run[0] == "nccl":  # which moves matrices to other layouts and adds up, too
+        gathered = (vectors_so_far() - before).counted  # only for the comparison, through the host
+        if run[0] == "nccl":  # which also redistributes matrices and adds up partial sums
             assert device.messages == gathered.messages_sent + gathered.messages_received
     return report
 
@@ -46,7 +46,7 @@ def on_device(comm: Any, run: tuple[str, str], *args: Any, **options: Any) -> An
 @every_grid
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_every_way_of_moving(comm: Any, algorithm: str) -> None:
-    """In all schedules, on all grids in turn; shapes, operations, types, orders, widths and lookahead are drawn."""
+    """All schedules and grids in turn; shapes, operations, types, orders, widths and lookahead are drawn."""
     cases = [x for x in accepted(comm.size) if x[0] == algorithm]
     if not cases:
         pytest.skip("one rank has no layers")
@@ -77,7 +77,7 @@ def test_every_way_of_moving(comm: Any, algorithm: str) -> None:
 @square_grid
 @pytest.mark.parametrize("way", WAYS)
 def test_the_host_makes_few_calls_for_a_panel(comm: Any, way: str) -> None:
-    """At most four launches or copies and two events for a panel of A or of B, its product included."""
+    """At most four launches or copies and two events for a panel of A or of B, including its product."""
 
     def calls(width: int) -> np.ndarray:
         device.launches.clear()
@@ -100,7 +100,7 @@ def test_the_host_makes_few_calls_for_a_panel(comm: Any, way: str) -> None:
 @pytest.mark.on_ranks(1)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_after_an_exception_the_device_is_idle(comm: Any, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller overwrites, or frees, the operands next: of a product, a redistribution and a factorisation."""
+    """After a failed product, redistribution or factorisation the operands may be overwritten or freed immediately."""
 
     def failing(launch: Any) -> Any:
         def launched(*args: Any) -> None:
@@ -127,7 +127,7 @@ def test_after_an_exception_the_device_is_idle(comm: Any, schedule: str, monkeyp
 
 
 def test_sums_that_arrive_do_not_wait_for_products(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part that arrives by MPI is added to its panel while a later product is still in its stream."""
+    """A part that MPI delivers is added to its panel while a later product is still in its stream."""
     if comm.size == 1:
         pytest.skip("one rank receives nothing")
     held, add = list[bool](), reduce.Sum._add
@@ -144,7 +144,7 @@ def test_sums_that_arrive_do_not_wait_for_products(comm: Any, monkeypatch: pytes
 
 @pytest.mark.parametrize("way", WAYS)
 def test_panels_begin_where_they_are_multiplied_fast(comm: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of all operands and sums are multiples of 16 bytes apart, also of ragged panels that have travelled.
+    """Rows of all operands and sums are multiples of 16 bytes apart, also in ragged panels that were sent.
 
     Words and memory are as predicted.  Panels of small products are multiplied as they arrive.
     """

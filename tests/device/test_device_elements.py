@@ -53,7 +53,7 @@ def test_elements_of_matrices_on_a_device(comm: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slabs of so few elements that the matrices of these tests have several."""
+    """Use slabs of so few elements that the matrices of these tests have several."""
     monkeypatch.setattr(folds, "ON_DEVICE", 2000)
 
 
@@ -78,7 +78,7 @@ def test_every_reduction_and_what_leaves_the_device(comm: Any, dtype: str) -> No
 
 @pytest.mark.parametrize("dtype", KINDS)
 def test_functions_of_elements(comm: Any, dtype: str) -> None:
-    """Nothing is copied to the host but what is compared, and the numbers of a test of all elements."""
+    """Only elements to be compared, and scalars of tests of all elements, are copied to the host."""
     for number, (shape, block) in layouts(dtype, comm.size):
         x, y = two_matrices(shape, dtype)
         with fake_device([*SCHEDULES][number % 3]) as device, ProcessGrid(comm) as grid:
@@ -95,7 +95,7 @@ def test_functions_of_elements(comm: Any, dtype: str) -> None:
 
 
 def test_the_simulated_array_refuses_what_cupy_refuses() -> None:
-    """Arrays of the host beside those of the device, functions that CuPy has not, and those that differ there."""
+    """Arrays of the host combined with those of the device, functions that CuPy lacks, and those with other results."""
     with fake_device() as device:
         x = device.to_device(np.ones((3, 4)))
         for mixed in (lambda: x + np.ones(4), lambda: np.where(x > 0, x, np.ones(4)), lambda: x @ np.ones(4)):

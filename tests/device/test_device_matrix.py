@@ -1,4 +1,4 @@
-"""Matrices on a device: making, looking, moving and refusing them; what is known of MPI, and what it has to show."""
+"""Matrices on a device: creation, inspection, redistribution and errors; and the probe of CUDA-aware MPI."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STAGED, AWARE, ALONE = Reach("shared", staged=True), Reach("shared", staged=Fals
 
 
 def test_collectives_of_arrays_on_a_device(comm: Any) -> None:
-    """They travel through the host, and come back."""
+    """They are staged through the host, and returned to the device."""
     with ProcessGrid(comm, (comm.size, 1)) as grid, fake_device("late", reach=STAGED):
         A = DistMatrix.random((comm.size, 11), grid=grid, seed=1, device="fake")
         x, counted = A.local.reshape(-1), Traffic()
@@ -146,10 +146,10 @@ def test_a_product_again_and_again_leaves_nothing_behind(comm: Any) -> None:
 
 
 def test_managed_memory_is_staged(comm: Any) -> None:
-    """MPI is given the address of no matrix that lies where an address is not all there is to know, on any rank."""
+    """MPI is not given the address of managed memory, on any rank."""
     with fake_device(reach=AWARE) as device, ProcessGrid(comm) as grid:
         x = DistMatrix.random((12, 12), grid=grid, device="fake")
-        alone = device.to_device(x.to_host().local)  # where no other rank reads: all that moves is sent
+        alone = device.to_device(x.to_host().local)  # no other rank reads in place: all that moves is sent
         alone.managed = comm.rank == comm.size - 1
         A = DistMatrix.from_local(alone, (12, 12), grid=grid)
         assert not A.mpi_addressable
@@ -159,7 +159,7 @@ def test_managed_memory_is_staged(comm: Any) -> None:
         C = pdgemm(1, A.T[1:], x, mover="staged")
         assert np.allclose(C.allgather(), x.allgather().T[1:] @ x.allgather())
         assert comm.size == 1 or C.report.mover == "staged"
-        moved = A.redistribute(source=(0, grid.shape[1] - 1))  # whole local arrays, which could be sent as they lie
+        moved = A.redistribute(source=(0, grid.shape[1] - 1))  # whole local arrays, which could be sent without packing
         assert np.array_equal(moved.allgather(), x.allgather())
         if comm.size > 1:
             with pytest.raises(ArgumentError, match="a matrix is in managed memory"):
@@ -168,7 +168,7 @@ def test_managed_memory_is_staged(comm: Any) -> None:
 
 
 def test_elementwise_functions_and_relabelling(comm: Any) -> None:
-    """What they make is described as it lies: it is multiplied by algorithms that send blocks as they are."""
+    """New matrices report their true memory order, so that algorithms send blocks without packing."""
     with fake_device(reach=ALONE) as device, ProcessGrid(comm, (1, comm.size)) as grid:
         A, B = (DistMatrix.random((12, 12), grid=grid, seed=s, order="F", device="fake") for s in (1, 2))
         X = np.array(2.0) * A + B
@@ -222,7 +222,7 @@ def test_training_takes_arrays_of_the_host(comm: Any) -> None:
 
 
 class Liar(WatchedComm):
-    """An MPI library that says that it takes device pointers, and spoils large broadcasts."""
+    """An MPI library that claims to accept device pointers, and damages large broadcasts."""
 
     def Ibcast(self, buf: Any, root: int = 0) -> Any:
         request = super().Ibcast(buf, root)
@@ -293,7 +293,7 @@ def test_batches(comm: Any) -> None:
 
 
 def test_grouped_products(comm: Any) -> None:
-    """Rows travel to the groups and back on devices, however messages travel; and what is refused."""
+    """Rows are sent to their groups and back on devices, by every way of sending; bad input is refused."""
     rng = np.random.default_rng(0)
     x, w, y = (rng.integers(-9, 9, shape) * 1.0 for shape in ((23, 6), (5, 6, 4), (46, 4)))
     groups, owner = rng.integers(-1, 5, (23, 2)), rng.integers(0, comm.size, 5)

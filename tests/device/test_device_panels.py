@@ -1,4 +1,4 @@
-"""Factorisations and triangular solves on a device that works late: right numbers, and no race (fake_device.py)."""
+"""Factorisations and triangular solves on a device with delayed work: right numbers, and no race (fake_device.py)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUNS = [*enumerate(third(pairs(WAYS_OF_PANELS, SCHEDULES, DTYPES, "CF", (True, F
 
 @pytest.fixture(params=RUNS, ids=lambda run: "-".join(map(str, run[1])))
 def run(comm: Any, request: Any) -> Iterator[Any]:
-    """A device and a grid, one of the grids in turn."""
+    """Provide a device and a grid, one of the grids in turn."""
     number, (way, schedule, dtype, order, lower) = request.param
     shapes = grid_shapes(comm.size)
     shape = shapes[number % len(shapes)]
@@ -85,7 +85,7 @@ def test_lu_and_reflections(comm: Any, run: Any) -> None:
 
 
 def test_indefinite_matrices(comm: Any, run: Any) -> None:
-    """One triangle of them is read on the device."""
+    """Only one triangle is read on the device."""
     n, dtype = 70, run.dtype
     x, b, how = rng_matrix(n, n, dtype), rng_matrix(n, 9, dtype), {"lower": run.lower}
     S = x + x.conj().T
@@ -100,8 +100,8 @@ def test_indefinite_matrices(comm: Any, run: Any) -> None:
 @square_grid
 def test_qr_by_rows(comm: Any, run: Any) -> None:
     device, dtype, n = run.device, run.dtype, 9
-    good, few = rng_matrix(70, n, dtype), rng_matrix(20, n, dtype)  # few: ranks with less than n rows, and none
-    bad = np.repeat(good[:, :1], n, axis=1)  # of rank one, which CholeskyQR2 gives up
+    good, few = rng_matrix(70, n, dtype), rng_matrix(20, n, dtype)  # few: some ranks have less than n rows, or none
+    bad = np.repeat(good[:, :1], n, axis=1)  # of rank one, for which CholeskyQR2 fails
     for x, methods in ((good, ("cholesky", "tsqr")), (few, ("tsqr",)), (bad, ("auto",))):
         A = DistMatrix.from_global(x, grid=run.grid, block=(12, 4), order=run.order, device="fake")
         for method in methods:
@@ -156,7 +156,7 @@ def test_functions_stay_on_the_device(comm: Any, monkeypatch: Any) -> None:
 
 
 def test_rows_and_columns_that_lie_far_apart(comm: Any) -> None:
-    """Their powers of two are found, and applied, where the elements are."""
+    """Powers of two are found and applied on the device."""
     n, x, b = 20, rng_matrix(20, 20, "c8"), rng_matrix(20, 3, "c8")
     rows, cols = 2.0 ** np.linspace(-60, 60, n), 2.0 ** np.linspace(40, -40, n)
     rows, cols = (2.0 ** np.rint(np.log2(y)) for y in (rows, cols))
@@ -183,7 +183,7 @@ def test_ranks_that_cannot_reach_each_other(comm: Any) -> None:
 
 
 def test_products_on_a_device_are_not_cut_for_messages(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where panels are sent, the host cuts products to look after messages; a device works by itself."""
+    """The host cuts products to progress messages of panels; on a device products stay whole."""
     S, launches = positive_definite(50, "float64"), []
     for flops in (task.SLAB_FLOPS, 1.0):
         monkeypatch.setattr(task, "SLAB_FLOPS", flops)
@@ -196,7 +196,7 @@ def test_products_on_a_device_are_not_cut_for_messages(comm: Any, monkeypatch: p
     assert any(comm.allgather(launches[0]))
 
 
-LACKING: dict[str, list[Callable[..., Any]]] = {  # by launch, functions in which it lacks memory
+LACKING: dict[str, list[Callable[..., Any]]] = {  # by launch, the functions in which memory is lacking
     "potrf": [lambda linalg, A, S: linalg.cholesky(S)],
     "getrf": [lambda linalg, A, S: linalg.lu_factor(A)],
     "geqrf": [lambda linalg, A, S: linalg.householder_qr(A), lambda linalg, A, S: linalg.qr(A[:, :3], method="tsqr")],
@@ -211,7 +211,7 @@ LACKING: dict[str, list[Callable[..., Any]]] = {  # by launch, functions in whic
 
 @pytest.mark.parametrize("launch", LACKING)
 def test_memory_that_one_rank_lacks(comm: Any, launch: str, monkeypatch: Any) -> None:
-    """An error of all ranks, none of which waits for ever; the next call is as ever."""
+    """All ranks raise the error, and none hangs; the next call succeeds."""
     a, s = rng_matrix(12, 12, "float64"), positive_definite(12, "float64")
     with fake_device("late") as device, ProcessGrid(comm) as grid:
         A, S = (DistMatrix.from_global(x, grid=grid, block=3, device="fake") for x in (a, s))

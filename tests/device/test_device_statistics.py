@@ -22,7 +22,7 @@ KINDS = ("float64", "float32", "float16", "bfloat16", "int8", "int32", "bool")
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slabs and pieces of so few elements that the matrices of these tests have several."""
+    """Use slabs and pieces of so few elements that the matrices of these tests have several."""
     for module in (folds, percentiles, sorting, kronecker):
         monkeypatch.setattr(module, "ON_DEVICE", 40)
     monkeypatch.setattr(checksum, "_ON_DEVICE", 40)
@@ -42,7 +42,7 @@ def drawn(dtype: str, with_nan: bool = False) -> np.ndarray:
 
 
 def matrices(grid: Any, whole: np.ndarray) -> Iterator[tuple[Any, Any]]:
-    """A matrix on the device and a simulation of each schedule, in both orders, and a view."""
+    """Yield matrices on the device in each schedule, in both orders, and a view."""
     for number, schedule in enumerate(SCHEDULES):
         with fake_device(schedule) as device:
             if number == 2:
@@ -55,7 +55,7 @@ def matrices(grid: Any, whole: np.ndarray) -> Iterator[tuple[Any, Any]]:
 
 
 def same(result: Any, expected: Any, rtol: float = 0.0) -> None:
-    """Shape, type and elements are NumPy's; words are as planned; a matrix is on the device."""
+    """Shape, type and elements equal NumPy's; words are as planned; a matrix is on the device."""
     if hasattr(result, "allgather"):
         assert result.device == "fake"
         assert result.report is None or result.report.counted == result.report.predicted
@@ -67,13 +67,13 @@ def same(result: Any, expected: Any, rtol: float = 0.0) -> None:
 
 
 def float32(x: np.ndarray) -> np.ndarray:
-    """NumPy's functions of bfloat16 are compared in float32."""
+    """Convert bfloat16 to float32, in which it is compared with NumPy's functions."""
     return x.astype(np.float32) if x.dtype.kind == "V" else x
 
 
 @pytest.mark.parametrize("dtype", KINDS)
 def test_statistics(comm: Any, dtype: str) -> None:
-    """Sorts, sums, percentiles and histograms are those of the host."""
+    """Sorts, sums, percentiles and histograms equal those of the host."""
     with ProcessGrid(comm) as grid:
         for with_nan in (False, True)[: 2 if dtype[:2] in ("fl", "bf") else 1]:
             whole = drawn(dtype, with_nan)
@@ -141,7 +141,7 @@ def test_elements_are_set_where_they_are(comm: Any, dtype: str) -> None:
 
 
 def test_blocks_of_a_matrix_on_a_device(comm: Any) -> None:
-    """Blocks on the device stay there; of a matrix, what ranks ask for comes to the host, and not more."""
+    """Blocks on the device stay there; only the requested parts of a matrix are copied to the host."""
     whole = drawn("float64")
     with ProcessGrid(comm) as grid:
         for A, device in matrices(grid, whole):
@@ -164,7 +164,7 @@ def test_blocks_of_a_matrix_on_a_device(comm: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [*KINDS, "complex64"])
 def test_every_piece_between_host_and_device(comm: Any, dtype: str) -> None:
-    """All of a matrix goes to the device and comes back, in any order of memory, in pieces of a few elements."""
+    """A whole matrix is copied to the device and back, in any memory order, in pieces of a few elements."""
     for shape in ((13, 8), (1, 97), (97, 1), (0, 5), (3, 50)):
         whole = (np.arange(np.prod(shape)).reshape(shape) % 7).astype(dtype)
         with ProcessGrid(comm) as grid:

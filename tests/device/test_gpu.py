@@ -1,4 +1,4 @@
-"""On a real GPU: kernels, cuBLAS, every mover, memory.  Skipped where there is none."""
+"""On a real GPU: kernels, cuBLAS, every mover, memory.  Skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ pytestmark += [pytest.mark.timeout(400)]  # on a new machine each kernel is comp
 
 
 class TestGpu(CudaLayer):
-    """All that there is."""
+    """All tests of a GPU."""

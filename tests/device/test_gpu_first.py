@@ -1,4 +1,4 @@
-"""The first hour on a GPU, rehearsed on CuPy without one: all steps, steps that fail, and hours that end early."""
+"""The first hour on a GPU, rehearsed on CuPy without a GPU: all steps, steps that fail, and hours that end early."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def first(monkeypatch: Any) -> Any:
     return import_module("gpu_first")
 
 
-# without --all, of the tests for a real GPU: test_cuda_layer.py runs all of them on CuPy without one
+# without --all, a few of the tests for a real GPU: test_cuda_layer.py runs all of them on CuPy without a GPU
 FEW = {} if everything() else {"PYTEST_ADDOPTS": "-k 'test_elements_by_their_indices or test_memory'"}
 
 
@@ -48,7 +48,7 @@ def test_the_whole_hour(tmp_path: Path, first: Any) -> None:
     report = json.loads((tmp_path / "report.json").read_text())
     verdicts = {x["step"]: x["verdict"] for x in report["steps"]}
     assert list(verdicts) == chosen
-    assert verdicts.pop("sanitizer") == "not run"  # there is none here
+    assert verdicts.pop("sanitizer") == "not run"  # the sanitizer is not installed here
     assert set(verdicts.values()) == {"passed"}
     page = (tmp_path / "report.md").read_text()
     assert "rehearsal" in page
@@ -69,7 +69,7 @@ def test_an_hour_goes_on_where_it_ended(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_the_commands_for_a_lent_machine(tmp_path: Path, first: Any) -> None:
-    """They name each step once, with options that there are, and an archive has all that a call has written."""
+    """They name each step once, with valid options, and an archive contains all files that a call has written."""
     lines = hour(tmp_path, "--commands").stdout.splitlines()
     calls = [line.split("    #")[0].split() for line in lines if line.startswith("scripts/gpu/gpu_first.sh")]
     assert sorted(",".join(x[-1] for x in calls).split(",")) == sorted(x.name for x in first.STEPS)
@@ -80,7 +80,7 @@ def test_the_commands_for_a_lent_machine(tmp_path: Path, first: Any) -> None:
 
 
 def step(first: Any, tmp_path: Path, text: str, *more: str) -> Any:
-    """A step that runs a script of its own."""
+    """A step that runs its own script."""
     script = tmp_path / "own.py"
     script.write_text(text)
     return first.Step("own", "a script", 2, (*more, str(script)))
@@ -106,7 +106,7 @@ AS_TESTS = "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"
     ],
 )
 def test_verdicts(tmp_path: Path, first: Any, text: str, how: tuple[str, ...], verdict: str, why: str) -> None:
-    """Of scripts, and of tests: those that are skipped have not passed."""
+    """Verdicts of scripts and tests: skipped tests have not passed."""
     found = first.run(step(first, tmp_path, text, *how), tmp_path, False, 60)
     assert found["verdict"] == verdict, found
     assert why in found["why"]
@@ -132,7 +132,7 @@ def wait_for_the_end(pids: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_step_that_hangs(tmp_path: Path, first: Any) -> None:
-    """It is ended with all its ranks, one that ignores signals too."""
+    """It is killed with all its ranks, including one that ignores signals."""
     pids = tmp_path / "pids"
     found = first.run(step(first, tmp_path, HANGS.format(pids=str(pids))), tmp_path, False, 8)
     assert found["verdict"] == "failed"
@@ -142,7 +142,7 @@ def test_a_step_that_hangs(tmp_path: Path, first: Any) -> None:
 
 @pytest.mark.timeout(120)
 def test_an_hour_that_is_ended_from_outside(tmp_path: Path, first: Any) -> None:
-    """No rank is left that holds the GPU."""
+    """No rank remains that holds the GPU."""
     pids, script = tmp_path / "pids", tmp_path / "own.py"
     script.write_text(HANGS.format(pids=str(pids)))
     program = f"import gpu_first as f; f.STEPS = [f.Step('own', '', 2, ({str(script)!r},))]; f.main(['--out', 'out'])"
@@ -159,7 +159,7 @@ def test_an_hour_that_is_ended_from_outside(tmp_path: Path, first: Any) -> None:
 
 
 def test_packages_that_are_missing(first: Any) -> None:
-    """By name and by version, and not where a marker leaves them out."""
+    """They are named with versions, except those that a marker excludes."""
     requirements = ["numpy>=1", "numpy>=99", "no-such-thing", "no-such-thing; python_version < '3'", "pytest"]
     assert [*import_module("missing_packages").missing(requirements)] == ["numpy>=99", "no-such-thing"]
 

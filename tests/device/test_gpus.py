@@ -1,4 +1,4 @@
-"""Which GPU is whose, and what happens where there is none."""
+"""The assignment of GPUs to ranks, and errors without a GPU."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ except PdgemmError as error:
 
 
 def test_the_host_needs_no_cupy() -> None:
-    """It is not loaded by a product; where it is absent, the one line says how to get it."""
+    """A product does not load it; without CuPy, the one line of the error says how to install it."""
     out = run(PRODUCT.format(first="", then="sys.modules['cupy'] = None")).split("\n")
     assert out[0] == "1.0 False"
     assert out[1].startswith("DeviceError device 'cuda' needs CuPy")
@@ -114,7 +114,7 @@ def test_cupy_without_a_gpu_is_told_in_a_line() -> None:
 
 @pytest.mark.parametrize("options", [["--device", "cuda"], pytest.param(["--device=cuda"], marks=thorough)])
 def test_the_command_line_chooses_before_mpi_starts(options: list[str]) -> None:
-    """An error there is this rank's alone, and is told by all when a matrix is made."""
+    """An error is raised on this rank only, and on all ranks when a matrix is created."""
     code = f"""
 import sys
 from pdgemm.tools.cli import commands as cli

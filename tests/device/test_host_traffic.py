@@ -1,4 +1,4 @@
-"""What passes through the host although a matrix is on a device: the bytes of each public function, counted."""
+"""Bytes that each public function copies through the host although its matrix is on a device."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pdgemm import DistMatrix, linalg, statistics
 
 pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore")]
 
-N = 256  # of the matrices, which are N x N, or N x 8
+N = 256  # the matrices are N x N, or N x 8
 
 
 @pytest.fixture(autouse=True)
 def gpus(comm: Any) -> Iterator[Gpu]:
-    """A GPU for each rank, and MPI takes pointers: messages do not pass through the host."""
+    """Simulate a GPU for each rank, and MPI that accepts pointers: messages do not pass through the host."""
     if comm.size > 4:
         pytest.skip("runs on up to 4 ranks")
     with fake_cupy(comm.size, aware="yes") as made:
@@ -95,7 +95,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "select": lambda f, o: f(o.A, [5, 3], slice(0, N, 2)), "verify": lambda f, o: f(o.AB, 1, o.A, o.B),
     "operators": lambda f, o: (abs(o.A - o.B * 2) ** 2 < o.E, np.where(o.A > o.B, o.A, 0), np.exp(o.A), np.triu(o.A)),
 }  # fmt: skip
-MORE = {  # passes through the host, by the reason
+MORE = {  # functions that copy more, by the reason
     "eigh": "LAPACK of one rank solves what remains of a spectrum, of which this matrix is all",
     "eigvalsh": "as eigh",
     "inertia": "as eigh",
@@ -122,10 +122,10 @@ NOT_MEASURED = {
 
 
 def tables(o: Any) -> list[tuple[Any, list[str], dict[str, Callable[..., Any]]]]:
-    """Of each namespace: itself, its public functions, and their calls."""
+    """Return each namespace with its public functions and the calls of them."""
     methods = [x for x in dir(DistMatrix) if x[0] != "_" and callable(getattr(DistMatrix, x))]
     exported = [x for x, value in vars(statistics).items() if x[0] != "_" and callable(value)]
-    functions = [x for x in linalg.__all__ if x not in ("LU", "plan")]  # types, and what reads no element
+    functions = [x for x in linalg.__all__ if x not in ("LU", "plan")]  # types, and functions that read no element
     return [
         (linalg, functions, LINALG),
         (statistics, exported, STATISTICS),
@@ -136,7 +136,7 @@ def tables(o: Any) -> list[tuple[Any, list[str], dict[str, Callable[..., Any]]]]
 
 @pytest.mark.on_ranks(1, 2)
 def test_what_passes_through_the_host(grid: Any, gpus: Gpu) -> None:
-    """At most 40 rows of the matrix each way, and 4 at once: panels stay on the device, and so does the matrix."""
+    """At most 40 rows of the matrix each way, and 4 at once: panels and the matrix stay on the device."""
     row, o = 8 * N, operands(grid)
     for space, names, calls in tables(o):
         assert {*calls} <= {*names} <= {*calls, *NOT_MEASURED}

@@ -20,7 +20,7 @@ WORDS = "NCCL_ERROR_REMOTE_ERROR: a remote process exited"
 
 @pytest.fixture(autouse=True)
 def gpus(comm: Any, monkeypatch: Any) -> Iterator[Any]:
-    """A GPU each, whose memory no other rank reads."""
+    """Simulate a GPU for each rank, whose memory no other rank reads."""
     if comm.size > 4:
         pytest.skip("nothing depends on the number of ranks")
     with fake_cupy(comm.size, aware="yes") as simulated:
@@ -30,7 +30,7 @@ def gpus(comm: Any, monkeypatch: Any) -> Iterator[Any]:
         yield simulated
 
 
-WAITS: dict[str, Callable[[Any], object]] = {  # of the host, for what is behind NCCL's operations
+WAITS: dict[str, Callable[[Any], object]] = {  # calls of the host that wait for work behind NCCL's operations
     "finish": lambda recorder: recorder.finish(),
     "synchronize_copies": lambda recorder: recorder.synchronize_copies(),
     "copied": lambda recorder: recorder.copied().Wait(),
@@ -40,7 +40,7 @@ WAITS: dict[str, Callable[[Any], object]] = {  # of the host, for what is behind
 
 @pytest.mark.parametrize("name", WAITS)
 def test_each_wait_ends(comm: Any, cuda: Any, name: str) -> None:
-    """With an error that NCCL reports on one rank, which all ranks raise."""
+    """All ranks raise an error that NCCL reports on one rank."""
     from pdgemm.devices.streams import recorder_of
 
     if comm.size == 1:
@@ -66,7 +66,7 @@ def test_each_wait_ends(comm: Any, cuda: Any, name: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["summa", "cannon", "stationary_a", "2.5d"])
 def test_products(comm: Any, cuda: Any, monkeypatch: Any, algorithm: str) -> None:
-    """Of which one rank fails: the others raise its error, multiply by another mover, and on a new grid by NCCL."""
+    """If one rank fails, the others raise its error, multiply by another mover, and on a new grid by NCCL again."""
     from pdgemm.devices import cuda_nccl
 
     if comm.size == 1 or (algorithm == "2.5d" and comm.size != 4):
@@ -99,7 +99,7 @@ def test_products(comm: Any, cuda: Any, monkeypatch: Any, algorithm: str) -> Non
 
 
 def test_a_grid_is_freed_after_any_exception(comm: Any, cuda: Any) -> None:
-    """Of one rank beside operations of NCCL that wait for it."""
+    """An exception on one rank frees the grid although operations of NCCL wait for that rank."""
     if comm.size == 1:
         pytest.skip("one rank sends nothing")
     with ProcessGrid(comm) as grid:

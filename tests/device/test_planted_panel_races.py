@@ -1,4 +1,4 @@
-"""Each synchronisation of panel algorithms on a device removed in turn: the fake device tells, or this test fails."""
+"""Remove each synchronisation of panel algorithms on a device in turn: the fake device has to report a race."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from pdgemm.errors import LinAlgError
 pytestmark = [pytest.mark.mpi, square_grid]
 
 FILES = {x.name for x in Path(pdgemm.__file__).parent.glob("*/panels/*.py")}
-SHARED = {"gathered_panel.py"}  # by LU and reflections, each of which needs what is synchronised there
-DEFINITE = ("lu without exchanges", "cholesky", "triangles")  # of such matrices; LU exchanges rows of others
+SHARED = {"gathered_panel.py"}  # shared by LU and reflections, each of which needs its synchronisations
+DEFINITE = ("lu without exchanges", "cholesky", "triangles")  # on definite matrices; on others LU exchanges rows
 
 
 def divided(Q: Any, R: Any, B: Any) -> Any:
@@ -33,7 +33,7 @@ def divided(Q: Any, R: Any, B: Any) -> Any:
 
 
 def multiplied(L: Any, B: Any) -> Any:
-    """L^-1 of the conjugate of what L is, times what it was."""
+    """Compute L^-T (L^T B) with L^T as a conjugated view: B again, up to rounding."""
     return linalg.solve_triangular(L.H.T, linalg.trmm(L.H.T, B, lower=True), lower=True)
 
 
@@ -65,7 +65,7 @@ class OfPanels(Search):
             B = DistMatrix.from_global(b, grid=grid, block=4, device="fake")
             try:
                 x = FUNCTIONS[function](A, B).allgather()
-            except LinAlgError:  # of what was factored too early
+            except LinAlgError:  # of a matrix that was factored too early
                 wrong = True
             else:
                 expected = b if function == "triangles" else np.linalg.solve(a.astype(complex), b)
@@ -84,7 +84,7 @@ class OfPanels(Search):
 @pytest.mark.mpi(min_size=4)
 @pytest.mark.timeout(600)
 def test_each_synchronisation_of_panels_is_needed(comm: Any) -> None:
-    """By default in the problems that showed it last; with --all, and for lines that are new, in all of them."""
+    """By default only problems that showed it last; with --all, and for new lines, all of them."""
     if comm.size > 4:
         pytest.skip("4 ranks need all of them")
     search = OfPanels(comm, PROBLEMS, everything())
@@ -92,5 +92,5 @@ def test_each_synchronisation_of_panels_is_needed(comm: Any) -> None:
     search.check()
 
 
-if __name__ == "__main__":  # as test_planted_races.py
+if __name__ == "__main__":  # run like test_planted_races.py
     OfPanels(MPI.COMM_WORLD, PROBLEMS, every=True).store()

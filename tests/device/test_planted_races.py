@@ -1,4 +1,4 @@
-"""Each synchronisation of the device's streams removed in turn: the fake device tells, or this test fails."""
+"""Remove each synchronisation of the device's streams in turn: the fake device has to report a race."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pdgemm.schedules.products import reduction
 
 pytestmark = [pytest.mark.mpi, square_grid]
 
-FOR_OTHERS = {  # before another rank reads this memory, or writes it: the clock decides whether that is too early
+FOR_OTHERS = {  # before another rank reads or writes this memory: whether it is too early depends on timing
     ("synchronize_copies", "packed_exchange.py"),
     ("synchronize_copies", "prepared.py"),
     ("finish", "layer_sums.py"),
@@ -34,7 +34,7 @@ FOR_OTHERS = {  # before another rank reads this memory, or writes it: the clock
 
 
 def outcome(comm: Any, way: str, schedule: str, case: Any, seed: str) -> tuple[bool, bool]:
-    """Of a product of matrices that the device has only begun to fill: was a race told, was the result wrong?"""
+    """Multiply matrices that the device is still filling: was a race reported, was the result wrong?"""
     (reach, mover), (name, shape, layers) = WAYS[way], case
     with (
         fake_device(schedule, reach=reach) as device,
@@ -59,7 +59,7 @@ def outcome(comm: Any, way: str, schedule: str, case: Any, seed: str) -> tuple[b
         options = {"algorithm": name, "shape": shape, "layers": layers, "mover": mover, "panel_width": 5}
         lookahead = 1 if name == "inner" else draw([0, 1, 2])  # one window is reduced while the next is multiplied
         pdgemm(1, A, B, beta, C, lookahead=lookahead, **options)
-        # as it is now, not when it is ready
+        # in its present state, without a wait
         result = DistMatrix(C.stored.x.copy(C.order), grid, C.distribution, C.order).allgather()
         wrong = not gemm_error(result, 1, a, b, beta, c) <= TOLERANCE
         told, wrong = (any(comm.allgather(x)) for x in (bool(device.races), wrong))
@@ -67,7 +67,7 @@ def outcome(comm: Any, way: str, schedule: str, case: Any, seed: str) -> tuple[b
 
 
 def problems(size: int) -> dict[str, tuple[Any, str]]:
-    """What can be forced on so many ranks, in each way of moving panels; by name."""
+    """Return the algorithms that can be forced on so many ranks, with each way of moving panels; by name."""
     return {
         f"{name} {pr}x{pc}x{layers} {way}": ((name, (pr, pc), layers), way)
         for (name, (pr, pc), layers), way in itertools.product(accepted(size), WAYS)
@@ -75,7 +75,7 @@ def problems(size: int) -> dict[str, tuple[Any, str]]:
 
 
 class OfProducts(Search):
-    """Problems are what can be forced on so many ranks, in each way of moving panels."""
+    """The problems are all algorithms that can be forced on so many ranks, with each way of moving panels."""
 
     stored = Path(__file__).with_name("races.json")
 
@@ -93,7 +93,7 @@ class OfProducts(Search):
 
 @contextmanager
 def several_messages() -> Iterator[None]:
-    """Where large matrices are sent in several: those that are redistributed, and the windows of partial sums."""
+    """Send large matrices in several messages: redistributed ones, and windows of partial sums."""
     plans = exchange.plan_exchange, planner.best_plan
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exchange, "DEVICE_BYTES", 64)
@@ -109,7 +109,7 @@ def several_messages() -> Iterator[None]:
 @pytest.mark.mpi(min_size=4)
 @pytest.mark.timeout(600)
 def test_each_synchronisation_is_needed(comm: Any) -> None:
-    """By default in the problems that showed it last; with --all, and for lines that are new, in all of them."""
+    """By default only problems that showed it last; with --all, and for new lines, all of them."""
     if comm.size > 4:
         pytest.skip("4 ranks need all of them")
     with several_messages():

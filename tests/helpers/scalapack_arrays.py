@@ -83,7 +83,7 @@ def changed(arguments: list[Any], **numbered: Any) -> list[Any]:
 def placed(
     values: np.ndarray, around: float, contexts: list[int], rng: np.random.Generator
 ) -> tuple[Global, Window, tuple[Any, ...]]:
-    """Place a matrix of these values in a larger one, on one of the contexts, in random blocks; return the arguments."""
+    """Place a matrix of these values in a larger one, on one of the contexts, in random blocks; return arguments."""
     ictxt = int(rng.choice(contexts))
     pr, pc = scalapack.blacs_gridinfo(ictxt)[:2]
     i, j = rng.integers(0, 12, 2).tolist()

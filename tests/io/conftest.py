@@ -19,7 +19,7 @@ def parallel() -> bool:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles and slabs of a few rows, and pieces of a few of theirs."""
+    """Use tiles and slabs of a few rows, and pieces of a few rows of these."""
     from pdgemm.io.streamed import file_panels, svd_plan, tiling
 
     for module in (file_panels, svd_plan, tiling):
@@ -29,14 +29,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def everyone(comm: Any) -> Iterator[None]:
-    """No rank begins with a folder that another one still reads."""
+    """Let no rank prepare the next folder while another one still reads this one."""
     yield
     comm.Barrier()
 
 
 @pytest.fixture
 def problem(grid: Any, shared_tmp_path: Path) -> Any:
-    """A file of matrices, and products of them that save checkpoints."""
+    """Yield a file of matrices, and products of them that save checkpoints."""
     from checkpointed import Problem
 
     return Problem(grid, shared_tmp_path)

@@ -1,4 +1,4 @@
-"""What a job goes on with: the same product, and inputs that are what they were, whatever times their files have."""
+"""A job resumes from a checkpoint only with the same product and unchanged inputs, whatever the times of the files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("small")]
 
 
 def replaced(file: Path, how: str, change: Callable[[Path], object] = lambda file: None) -> None:
-    """Change a file, or a copy that takes its place, and put its times back, as cp -p, tar and rsync -t do."""
+    """Change a file, or replace it by a changed copy, and restore its times, as cp -p, tar and rsync -t do."""
     before = file.stat()
     there = file if how == "in place" else file.with_name("copy.h5")
     if there != file:
@@ -34,7 +34,7 @@ def replaced(file: Path, how: str, change: Callable[[Path], object] = lambda fil
 
 
 def element(name: str, place: tuple[int, int], value: float | None = None) -> Callable[[Path], None]:
-    """Add 1 to an element, or set it, and leave the checksum that the dataset carries."""
+    """Return a function that adds 1 to an element, or sets it, without updating the dataset's checksum."""
 
     def change(file: Path) -> None:
         with h5py.File(file, "r+") as opened:
@@ -44,7 +44,7 @@ def element(name: str, place: tuple[int, int], value: float | None = None) -> Ca
 
 
 def test_another_problem_or_other_inputs_are_refused(comm: Any, problem: Problem) -> None:
-    """In one line, and the checkpoint stays; whatever sizes and times files have, and A and B exchanged, too."""
+    """One-line error, and the checkpoint stays, whatever the sizes and times of files; also if A and B are exchanged."""
 
     def refuses(said: str, **more: Any) -> None:
         refused(comm, ArgumentError, rf"{said}.*finish that one, or delete", problem.run, **more)
@@ -74,7 +74,7 @@ def test_another_problem_or_other_inputs_are_refused(comm: Any, problem: Problem
 def test_inputs_that_change_and_keep_their_times(
     comm: Any, grid: Any, problem: Problem, how: str, little: bool
 ) -> None:
-    """A, B and C on entry must be in files that nobody has touched: no program sets the system's time of a change."""
+    """Files of A, B and C on entry must be untouched: programs cannot set the change time (ctime) of a file."""
     path = problem.out = problem.path
     inputs = {"a": problem.A, "b": problem.B, "c": problem.C}
     for name in inputs:
@@ -89,7 +89,7 @@ def test_inputs_that_change_and_keep_their_times(
 
 
 def test_what_touches_the_files_is_seen(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """chmod, another hard link and a copy are refused; a folder with another name is the same folder."""
+    """chmod, another hard link and a copy are refused; a renamed folder is the same folder."""
     here, there = shared_tmp_path / "here", shared_tmp_path / "there"
     by_rank_0(comm, here.mkdir)
     problem = Problem(grid, here)
@@ -113,7 +113,7 @@ def test_what_touches_the_files_is_seen(comm: Any, grid: Any, shared_tmp_path: P
 
 
 def test_a_file_that_is_only_touched_while_the_job_runs(comm: Any, problem: Problem) -> None:
-    """It is read again at the end, and compared."""
+    """The file is read again at the end, and compared."""
 
     def meddle(done: int, total: int) -> None:
         if comm.rank == 0 and done == 1:
@@ -125,7 +125,7 @@ def test_a_file_that_is_only_touched_while_the_job_runs(comm: Any, problem: Prob
 
 @pytest.mark.parametrize(("when", "how"), [(EACH_STEP, "in place"), (None, "in place"), (EACH_STEP, "another inode")])
 def test_an_input_that_is_rewritten_while_the_job_runs(comm: Any, problem: Problem, when: Any, how: str) -> None:
-    """And gets its times back: an error, and nothing is written; or the right product, if none of it was read yet."""
+    """With its times restored: an error, and nothing is written; or the right product, if none of it was read yet."""
     for place, little in (((0, 0), False), ((0, 0), True), ((M - 1, K - 1), False), ((M - 1, K - 1), True)):
         problem.write()
 

@@ -1,4 +1,4 @@
-"""Products that go on where an earlier job was ended: right, bit for bit on the same grid, and nobody's work lost."""
+"""Products that resume after an earlier job ended: right, bit for bit on the same grid, and no result is lost."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("small")]
 @square_grid
 @pytest.mark.parametrize(("case", "dtype"), in_turn(range(6) if everything() else (0, 1, 2, 3), DTYPES))
 def test_on_every_grid(comm: Any, grid: Any, shared_tmp_path: Path, dtype: str, case: int) -> None:
-    """Each job on another grid, on which the tiles of the first fit; the last reads and writes what is left."""
+    """Each job runs on another grid that the tiles of the first fit; the last reads and writes the remaining tiles."""
     problem, shapes = Problem(grid, shared_tmp_path, dtype), grid_shapes(comm.size)
     path = problem.out = problem.path
     opa, opb, of_a = "NTC"[case % 3], "NTN"[case // 2], STORAGE[case % 3]
     beta = (0, -2.0)[case % 2]
     more: dict[str, Any] = {"alpha": 1.5, "beta": beta, "ops": opa + opb}
-    ends = [*enumerate(((1, 1), (3, 2), (2, 7), (9, 1)))]  # after so many checkpoints
+    ends = [*enumerate(((1, 1), (3, 2), (2, 7), (9, 1)))]  # the numbers of checkpoints after which jobs end
     for at, counts in ends if everything() else ends[case % 4 : case % 4 + 1]:
         write(comm, path, a=(op(problem.A, opa), of_a), b=(op(problem.B, opb), {}), c=(problem.C, {}))
         for number, count in enumerate((*counts, None)):
@@ -61,7 +61,7 @@ def test_on_every_grid(comm: Any, grid: Any, shared_tmp_path: Path, dtype: str, 
 
 
 def test_a_job_that_goes_on_repeats_products(comm: Any, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bit flips before and after the checkpoint from which it goes on; the result is that of an undisturbed job."""
+    """A bit flips before and after the checkpoint that is resumed; the result is that of an undisturbed job."""
     results = []
     for flips in (False, True):
         for count in (2, None):
@@ -83,7 +83,7 @@ def test_the_result_is_that_of_an_undisturbed_job(
     path = problem.out = problem.path
 
     def run(when: Any, count: int | None = None) -> int:
-        """How many steps it takes."""
+        """Return the number of steps."""
         done: list[int] = []
         memory = None if share is None else problem.enough(share, beta=2)
         with ending_after(count):
@@ -98,7 +98,7 @@ def test_the_result_is_that_of_an_undisturbed_job(
 
 
 def test_what_other_jobs_save_meanwhile_is_kept(comm: Any, problem: Problem, capfd: pytest.CaptureFixture[str]) -> None:
-    """To the file of C, whose other datasets the file of the tiles has: the product begins again with what it holds."""
+    """C's file has changed, so the tiles' copy of its other datasets is outdated: the product starts again."""
 
     def add(name: str) -> None:
         with h5py.File(problem.out, "a") as file:
@@ -121,7 +121,7 @@ def test_what_other_jobs_save_meanwhile_is_kept(comm: Any, problem: Problem, cap
 def test_outputs_with_like_names_have_checkpoints_of_their_own(
     comm: Any, problem: Problem, shared_tmp_path: Path
 ) -> None:
-    """No job goes on with another's, or removes it."""
+    """No job resumes or removes the checkpoint of another output."""
     path, long = problem.path, "n" * 240 + ".h5"
     outputs = [("c.h5", "/q/z"), (long, "/z"), ("c.h5", "q.z"), ("c.h5", "q%2Fz"), ("c.h5", "/x.z"), ("c.h5.x", "/z")]
     outputs += [(long, "/y"), *(("c.h5", name) for name in ("z" * 300 + "1", "z" * 300 + "2", "é" * 120, "\x01\x7f"))]
@@ -155,7 +155,7 @@ def test_outputs_with_like_names_have_checkpoints_of_their_own(
     ],
 )
 def test_a_missing_file_is_named(comm: Any, problem: Problem, shared_tmp_path: Path, what: str, said: str) -> None:
-    """The tiles or the folder that somebody has moved while the job runs, and not the output."""
+    """The error names the tiles or the folder that was moved while the job runs, not the output."""
     folder = shared_tmp_path / "out"
     problem.out = folder / "out.h5"
     by_rank_0(comm, folder.mkdir)
@@ -180,14 +180,14 @@ def damaged(what: str, first: Path, tiles: Path) -> None:
         generations.create(first, generations.Token("job", 3), attrs | {"product": json.dumps(left)}, [])
     elif what in ("job", "no UTF-8", "bias"):
         file, text, bit = {
-            "job": (first, b"pdgemm_job", 3),  # it is not an attribute of this name
+            "job": (first, b"pdgemm_job", 3),  # its type is not that of an attribute of this name
             "no UTF-8": (first, b"pdgemm_checksum", 7),
-            "bias": (tiles, b"\x40\x00\x34\x0b\x00\x34\xff\x03", 41),  # of the exponents of float64
+            "bias": (tiles, b"\x40\x00\x34\x0b\x00\x34\xff\x03", 41),  # the bias of the exponents of float64
         }[what]
         data = bytearray(file.read_bytes())
         data[data.find(text) + bit // 8] ^= 1 << bit % 8
         file.write_bytes(data)
-    else:  # an element; the checksum that the dataset carries stays
+    else:  # an element; the checksum in the dataset is not updated
         with h5py.File(tiles if what == "tiles" else first, "r+") as opened:
             opened["c" if what == "tiles" else "sums"][1, 1] += 1
 
@@ -199,7 +199,7 @@ def test_what_is_damaged_is_computed_again(
     steps = problem.product(problem.enough()).tiling
     of_a_tile = len(steps.cuts[2])
     assert of_a_tile > 1 and steps.count > 2 * of_a_tile
-    with ended_after(of_a_tile + 1):  # a tile is finished, and another one is not
+    with ended_after(of_a_tile + 1):  # one tile is finished, and another is not
         problem.run(little=True)
     first = problem.out.with_name("out.h5.c.checkpoint")
     by_rank_0(comm, lambda: damaged(what, first, first.with_name(f"{first.name}-tiles")))
@@ -224,7 +224,7 @@ def test_tiles_that_do_not_fit_the_memory_are_computed_again(
 
 
 def test_a_product_is_not_applied_twice(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C := A B + 2 C in place, by a job that was killed when it had removed its checkpoint, and not yet replaced C."""
+    """A job computes C := A B + 2 C in place, and is killed after its checkpoint is removed, before C is replaced."""
     problem.out, replace = problem.path, files.rename
 
     def killed(old: Path, new: Path) -> None:
@@ -264,17 +264,17 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_the_product(
 
 
 def test_how_often_checkpoints_are_saved(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the interval; with --mtbf by Young's formula, as soon as a save was measured."""
+    """After the interval; with --mtbf by Young's formula, as soon as the time of a save is known."""
     at, save, saved = 0.0, hdf5.save_all, []
 
     def perf_counter() -> float:
         nonlocal at
-        at += 1.0  # a second passes at each look
+        at += 1.0  # each look at the clock advances it by a second
         return at
 
     def save_all(*arguments: Any, **options: Any) -> Any:
         nonlocal at
-        at += 100.0 if options["attrs"] else 0  # it takes so long
+        at += 100.0 if options["attrs"] else 0  # the seconds of a save
         saved.append(json.loads(options["attrs"]["product"])["share"])
         return save(*arguments, **options)
 
@@ -288,7 +288,7 @@ def test_how_often_checkpoints_are_saved(problem: Problem, monkeypatch: pytest.M
 
 
 def test_an_obstacle_is_no_damage(comm: Any, problem: Problem) -> None:
-    """A checkpoint that another program has locked for a while is not thrown away; nor are files of other names."""
+    """A checkpoint that another program locks for a while is not discarded; nor are files of other names."""
     saved = problem.out.with_name("out.h5.c.checkpoint")
     mine, tiles = (saved.with_name(f"{saved.name}-{x}") for x in ("backup", "tiles"))
     opened: list[Any] = []

@@ -1,4 +1,4 @@
-"""Products from files to a file with little memory: right on every grid, and what is read is what was planned."""
+"""Products of files with little memory: right on every grid, and exactly the planned bytes are read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pdgemm.io.streamed.files_product import FilesProduct
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("everyone")]
 
 TOLERANCE = 3 * 8**0.5
-CASES = [  # storage of A and of B, op(A), op(B), whether C is there
+CASES = [  # storage of A and of B, op(A), op(B), whether C exists
     (STORAGE[i % 3], STORAGE[i // 2 % 3], opa, opb, i % 2 == 1)
     for i, (opa, opb) in enumerate(zip("NTCNTCNNTTCC", "NNNTTTCNTNCT"))
 ]
@@ -38,9 +38,9 @@ CASES = [  # storage of A and of B, op(A), op(B), whether C is there
 def multiplied(
     grid: Any, path: Path, alpha: Any, beta: Any, share: float = 0.2, ops: str = "NN", names: str = "abc", **more: Any
 ) -> tuple[Any, Any, Any]:
-    """C := alpha op(A) op(B) + beta C in the file, and what the run reports.
+    """Compute C := alpha op(A) op(B) + beta C in the file; return its report.
 
-    share : of A, B and C that fits the memory, beside what it must have; 0: not even that.
+    share : fraction of A, B and C that fits in addition to the least memory; 0: not even the least.
     """
     run = {key: more.pop(key) for key in ("seed", "progress", "when") if key in more}
     dtype = more.pop("dtype", None)
@@ -57,7 +57,7 @@ def multiplied(
 
 
 def test_a_file_that_changes_before_the_first_product(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """Another job has saved to it since its shape was looked at: nothing is computed, and its work is not lost."""
+    """Another job writes to C after its shape was read: nothing is computed, and that job's result is not lost."""
     path, A = shared_tmp_path / "x.h5", elements((50, 50), "d", 1)
     write(comm, path, a=(A, {}), c=(A, {}))
     a, c = (source(grid, name, (str(path), name)) for name in "ac")
@@ -70,7 +70,7 @@ def test_a_file_that_changes_before_the_first_product(comm: Any, grid: Any, shar
 @square_grid
 @pytest.mark.parametrize(("case", "dtype"), in_turn(range(len(CASES)) if everything() else range(0, 12, 3), DTYPES))
 def test_on_every_grid(comm: Any, shared_tmp_path: Path, small: None, dtype: str, case: int) -> None:
-    """In tiles of every kind; what is read and written is counted, and is what was planned."""
+    """In tiles of every kind; counted reads and writes equal the planned ones."""
     of_a, of_b, opa, opb, there = CASES[case]
     path = shared_tmp_path / "x.h5"
     m, n, k = 83, 61, 97
@@ -96,7 +96,7 @@ def test_on_every_grid(comm: Any, shared_tmp_path: Path, small: None, dtype: str
 def test_a_product_of_panels_is_repeated(
     comm: Any, grid: Any, shared_tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch, dtype: str, beta: int
 ) -> None:
-    """Whichever of them goes wrong: the first, in slabs, one in the middle, which adds to the tile, or the last."""
+    """Any panel may be wrong: the first, in slabs, one in the middle, which adds to the tile, or the last."""
     path, (m, n, k) = shared_tmp_path / "x.h5", (83, 61, 197)
     A, B, C0 = elements((m, k), dtype, 1), elements((k, n), dtype, 2), elements((m, n), dtype, 3)
 
@@ -135,13 +135,13 @@ def test_thin_and_empty(comm: Any, shared_tmp_path: Path, small: None, mnk: tupl
 
 
 def test_what_is_not_read_may_be_anything(comm: Any, grid: Any, shared_tmp_path: Path, small: None) -> None:
-    """Where beta is 0, C; where alpha is 0, A and B."""
+    """C may hold NaN if beta is 0; A and B if alpha is 0."""
     path, A, B = shared_tmp_path / "x.h5", elements((50, 40), "d", 1), elements((40, 30), "d", 2)
     nan = np.full((50, 30), np.nan)
     write(comm, path, a=(A, {}), b=(B, {}), c=(nan, {}))
     multiplied(grid, path, 1, 0)
     assert gemm_error(read(comm, path, "c"), 1, A, B) <= TOLERANCE
-    multiplied(grid, path, 1, 0, ops="NC", names="aac")  # one dataset is both
+    multiplied(grid, path, 1, 0, ops="NC", names="aac")  # one dataset is both operands
     assert gemm_error(read(comm, path, "c"), 1, A, A.T) <= TOLERANCE
     write(comm, path, a=(A * np.nan, {}), b=(B, {}), c=(np.full((50, 30), 2.0), {}))
     report, _, _ = multiplied(grid, path, 0, 3)
@@ -151,7 +151,7 @@ def test_what_is_not_read_may_be_anything(comm: Any, grid: Any, shared_tmp_path:
 
 @pytest.mark.parametrize("stored", ["float16", "int8", "float64"])
 def test_types_are_converted_on_the_way(comm: Any, grid: Any, shared_tmp_path: Path, small: None, stored: str) -> None:
-    """Sums of 16-bit types are kept in single precision from panel to panel, and rounded once."""
+    """Sums of 16-bit types stay in single precision from panel to panel, and are rounded once."""
     path, sums = shared_tmp_path / "x.h5", "float32" if stored == "float64" else None
     A, B = elements((70, 150), stored, 1), elements((150, 50), stored, 2)
     write(comm, path, a=(A, {}), b=(B, {"chunks": (40, 30)}))
@@ -174,7 +174,7 @@ def test_types_are_converted_on_the_way(comm: Any, grid: Any, shared_tmp_path: P
 def test_files_that_fail_half_way(
     comm: Any, grid: Any, shared_tmp_path: Path, small: None, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind the back of all ranks, or in the thread of one: all raise, and the old C stays."""
+    """All ranks raise if a file changes, or if the thread of one rank fails; the old C stays."""
     path, inputs = shared_tmp_path / "c.h5", shared_tmp_path / "ab.h5"
     A, B = elements((90, 80), "d", 1), elements((80, 70), "d", 2)
     write(comm, inputs, a=(A, {}), b=(B, {}))
@@ -185,7 +185,7 @@ def test_files_that_fail_half_way(
         if comm.rank == 0 and done == total // 2:
             if what == "truncated":
                 os.truncate(inputs, 4000)
-            elif what == "changed":  # what was read of it
+            elif what == "changed":  # the part that was read
                 with h5py.File(inputs, "r+") as file:
                     file["a"][0, 0] += 1
 
@@ -224,7 +224,7 @@ def test_a_wrong_result_is_not_stored(
 
 
 class AsLateAsCanBe(Executor):
-    """An executor that calls functions, in their order, when somebody waits for one of them."""
+    """An executor that calls functions, in order, only when somebody waits for one of them."""
 
     def __init__(self) -> None:
         self.waiting = list[Callable[[], None]]()
@@ -245,7 +245,7 @@ class AsLateAsCanBe(Executor):
 def test_transfers_at_any_time(
     comm: Any, shared_tmp_path: Path, small: None, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No panel is used before it was read, none is overwritten while it is used, and no tile before it is written."""
+    """Panels are read before they are used, and overwritten only after use; tiles are complete when written."""
     used, moved = set[bool](), file_panels.transfer_part
 
     def noted(*given: Any) -> int:
@@ -254,10 +254,10 @@ def test_transfers_at_any_time(
 
     monkeypatch.setattr(file_panels, "transfer_part", noted)
     assert isinstance(file_panels.worker(), ThreadPoolExecutor)  # mpi4py asks for all threads
-    if how == "at once":  # where MPI does not allow it
+    if how == "at once":  # if MPI does not allow it
         monkeypatch.setattr(file_panels.MPI, "Query_thread", lambda: file_panels.MPI.THREAD_SERIALIZED)
     elif how == "as late as can be":
-        for module in (file_panels, files_product):  # the one reads, the other writes
+        for module in (file_panels, files_product):  # the main thread reads, and the other one writes
             monkeypatch.setattr(module, "worker", AsLateAsCanBe)
     path, A, B = shared_tmp_path / "x.h5", elements((90, 80), "d", 1), elements((80, 70), "d", 2)
     for shape in grid_shapes(comm.size):
@@ -271,13 +271,13 @@ def test_transfers_at_any_time(
 
 # ------------------------------------------------------------------ multiply_files
 def with_factors(comm: Any, folder: Path) -> Path:
-    """A folder with A (90 x 40) and B (40 x 50) in one file."""
+    """Write A (90 x 40) and B (40 x 50) to one file; return the folder."""
     write(comm, folder / "in.h5", x=(elements((90, 40), "d", 1), {}), y=(elements((40, 50), "d", 2), {}))
     return folder
 
 
 class Keys(Observer):
-    """Keeps the keys of what is reported."""
+    """Records the keys of reports."""
 
     def __init__(self) -> None:
         self.keys = list[str]()

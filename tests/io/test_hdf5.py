@@ -1,4 +1,4 @@
-"""Matrices in files: every way in and out, for every layout, whole or in part; and their checksums."""
+"""Matrices in HDF5 files: every way to write and read, for every layout, whole or in part; and their checksums."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TYPES = (*DTYPES, "float16", "int8", "int32")
 
 @pytest.fixture(params=["best", "without a parallel h5py"])
 def collective(request: pytest.FixtureRequest, parallel: bool, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Does HDF5 move the elements?  Where it can, MPI-IO is tried, too: other MPI libraries have other faults."""
+    """Return whether HDF5 moves the elements; where it can, MPI-IO is tested, too, as libraries differ in faults."""
     if request.param == "best":
         return parallel
     if not parallel:
@@ -107,9 +107,9 @@ def test_compressed_chunks_are_written_by_all_ranks_or_by_one_for_all(
 
 
 def test_a_dataset_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """Whatever the way that it is read; written as one again; and a grid of all ranks where none is given."""
+    """By every way of reading; it is saved as one dimension again; without a grid, one of all ranks is made."""
     path, v = shared_tmp_path / "v.h5", np.arange(37.0)
-    here = shared_tmp_path / ("ab.h5" if parallel_h5py() else "a:b.h5")  # ROMIO takes a: for a kind of file system
+    here = shared_tmp_path / ("ab.h5" if parallel_h5py() else "a:b.h5")  # ROMIO: `a:` would be a file system
     for each in (path, here):
         with edited(comm, each, "w") as file:
             file["plain"], file["big"], file["g/i"], file["none"] = v, v.astype(">f8"), v.astype("i4"), v[:0]
@@ -195,7 +195,7 @@ def test_the_space_of_a_replaced_dataset_is_used_again(comm: Any, grid: Any, sha
     for seed in range(4):
         hdf5.save(path, "x", DistMatrix.random((80, 80), grid=grid, seed=seed))
         sizes.append(by_rank_0(comm, lambda: path.stat().st_size))
-    assert sizes[-1] - sizes[0] < 80 * 80 * 8  # what grows are a few kilobytes of HDF5's own
+    assert sizes[-1] - sizes[0] < 80 * 80 * 8  # HDF5's metadata may grow by a few kilobytes
 
 
 # ------------------------------------------------------------------ the checksum
@@ -219,7 +219,7 @@ def test_the_checksum_does_not_depend_on_the_layout_and_sees_any_change(comm: An
 
 
 def test_the_checksum_is_that_of_files_written_before(grid: Any) -> None:
-    """Files record it, so it stays the same in all versions; another one would need another name."""
+    """Files record checksums, so the function never changes; another one would need another name."""
     for x, recorded in (
         (np.arange(12.0).reshape(4, 3), "mixed64:520ad58aef8c0000"),
         (np.arange(6, dtype="F").reshape(2, 3), "mixed64:39ef3aa80f200000"),
@@ -228,7 +228,7 @@ def test_the_checksum_is_that_of_files_written_before(grid: Any) -> None:
 
 
 def test_the_checksum_sees_bits_of_several_elements() -> None:
-    """One bit of each of an even number of elements: high ones alone would cancel modulo 2^64."""
+    """A bit in each of an even number of elements: high bits alone would cancel modulo 2^64."""
     x = np.random.default_rng(3).standard_normal((30, 20))
     rows, cols = np.arange(30), np.arange(20)
     right = int(bilinear(x, rows, cols)[0])
@@ -260,7 +260,7 @@ def as_slice(given: Any) -> slice:
 
 
 def write_in_every_storage(path: Path, x: np.ndarray) -> None:
-    """A matrix in every storage: in chunks, compressed, big-endian, in other types, in pieces of other datasets."""
+    """Write a matrix in every storage: chunked, compressed, big-endian, in other types, as pieces of other datasets."""
     with h5py.File(path, "w", userblock_size=512) as file:
         file["contiguous"] = x
         file.create_dataset("chunked", data=x, chunks=(7, 9))
@@ -289,7 +289,7 @@ def test_parts_of_every_storage(
     grids = [ProcessGrid(comm, shape) for shape in grid_shapes(comm.size)]
     for made, name, (rows, cols) in pairs(grids, names, PARTS):
         transpose, block, gap = next(turn)
-        monkeypatch.setattr(dataset_access, "_GAP", gap)  # each row alone, and many together
+        monkeypatch.setattr(dataset_access, "_GAP", gap)  # row by row, and many together
         dtype = "complex64" if name == "contiguous" and made is grids[0] else "float64" if name in types else None
         A = hdf5.load(path, name, made, block, rows=rows, cols=cols, transpose=transpose, dtype=dtype)
         part = x[as_slice(rows), as_slice(cols)].astype(types.get(name, "f8"))
@@ -302,7 +302,7 @@ def test_parts_of_every_storage(
 
 
 def test_only_the_part_is_read(comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a dataset of 8 GiB without any blocks on disk, as the system counts the bytes that each rank reads."""
+    """The system counts the bytes that each rank reads of a dataset of 8 GiB without any blocks on disk."""
     h5, plain = shared_tmp_path / "large.h5", shared_tmp_path / "large.npy"
 
     def sparse() -> None:
@@ -326,6 +326,6 @@ def test_only_the_part_is_read(comm: Any, grid: Any, shared_tmp_path: Path, monk
             before = counted()
             A = load(**part)
             read = comm.allreduce(counted() - before)
-            # a collective read takes what lies between the rows, too, as far as its buffers go
+            # a collective read also reads the bytes between the rows, as far as its buffers reach
             between = 0 if A.report.method != "mpio" else A.shape[0] * (1 << 15) * A.dtype.itemsize
             assert read < A.nbytes + between + comm.size * 300_000

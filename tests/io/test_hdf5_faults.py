@@ -1,4 +1,4 @@
-"""What may go wrong with matrices in files: bad input, outputs that cannot be, full disks, and writes that are lost."""
+"""Faults with matrices in files: bad input, impossible outputs, full disks, and lost writes."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def test_unreadable_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any, sh
     for name in ("damaged", "old"):
         assert hdf5.load(path, name, grid).shape == (6, 5)
     hdf5.save(path, "whole", DistMatrix.random((6, 5), grid=grid))
-    assert hdf5.load(path, "whole", grid, rows=(0, 6), verify=True).shape == (6, 5)  # which is all
+    assert hdf5.load(path, "whole", grid, rows=(0, 6), verify=True).shape == (6, 5)  # this is the whole error
     A = hdf5.load(path, "whole", grid, rows=(1, 3), cols=slice(2))
     assert str(A.report).startswith(f"read {path}:whole (rows 1:3, columns 0:2 of 6 x 5 float64, 32 B) by mpi")
-    assert hdf5.save(path, "whole", A, replaces=A.report).shape == (2, 2)  # nobody has saved meanwhile
+    assert hdf5.save(path, "whole", A, replaces=A.report).shape == (2, 2)  # no other job has saved meanwhile
     refused(comm, FileError, "was replaced after it was read", hdf5.save, path, "whole", A, replaces=A.report)
 
 
@@ -98,7 +98,7 @@ def test_unwritable_output_is_refused_and_nothing_is_lost(
 
 @contextmanager
 def small_files() -> Iterator[None]:
-    """The operating system lets no file of this process grow beyond 150 kB."""
+    """Let the operating system limit files of this process to 150 kB."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, hard))
     try:
@@ -110,7 +110,7 @@ def small_files() -> Iterator[None]:
 def test_a_file_that_has_no_room(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
 ) -> None:
-    """A full disk and a limit are met before the first byte; else a write fails half-way, and what was there stays."""
+    """A full disk and a limit are found before the first byte; else a write fails half-way, and the old file stays."""
     path, old = shared_tmp_path / "a.h5", DistMatrix.eye(5, grid=grid)
     hdf5.save(path, "x", old)
     usage = files.shutil.disk_usage(shared_tmp_path)
@@ -122,7 +122,7 @@ def test_a_file_that_has_no_room(
         with pytest.raises(FileError, match="a.h5: File too large: 320000 bytes are needed"):
             hdf5.save(path, "x", DistMatrix.random((200, 200), grid=grid))
         if not parallel:  # HDF5 1.10 crashes when it cannot close a file that it failed to write
-            for module in (files, new_dataset):  # where the file system cannot tell, MPI-IO's writes fail on some ranks
+            for module in (files, new_dataset):  # if free space is unknown, MPI-IO's writes fail on some ranks
                 monkeypatch.setattr(module, "reserve", lambda file, size: None)
             with pytest.raises(FileError, match="a.h5"):
                 hdf5.save(path, "x", DistMatrix.random((200, 200), grid=grid, block=(200, 20)))
@@ -131,7 +131,7 @@ def test_a_file_that_has_no_room(
 
 
 def damaging(change: Callable[..., None], *arguments: Any) -> Callable[[Path, Any], None]:
-    """Return what changes a file, by plain h5py, when its bytes should go to the disk."""
+    """Return a function that changes a file by plain h5py when its bytes should be flushed to the disk."""
 
     def to_disk(partial: Path, _: Any) -> None:
         with h5py.File(partial, "r+") as file:
@@ -150,7 +150,7 @@ def of_another_shape(file: h5py.File, name: str) -> None:
 
 
 def elsewhere(file: h5py.File) -> None:
-    """Shape, type and checksum are right, and other elements were compared."""
+    """Replace a dataset by another with the same shape, type and checksum: not the one that was compared."""
     file.move("a", "c")
     file["a"] = np.zeros((30, 30))
     file["a"].attrs.update(file["c"].attrs)
@@ -160,7 +160,7 @@ def elsewhere(file: h5py.File) -> None:
 def test_a_storage_that_drops_what_describes_a_dataset(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The elements are there; superblock, headers, attributes or the end of the file are not: nothing is published."""
+    """Elements are stored, but superblock, headers, attributes or the end of the file are not: nothing is published."""
     path, A = shared_tmp_path / "a.h5", DistMatrix.random((30, 30), grid=grid)
     of_one, of_two = ([damaging(x, name) for x in (without_checksum, of_another_shape)] for name in "xa")
     hdf5.save(path, "kept", A)
@@ -181,7 +181,7 @@ def test_a_storage_that_drops_what_describes_a_dataset(
 def test_a_write_of_one_rank_that_is_lost_or_fails(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool, fault: str
 ) -> None:
-    """An MPI library that keeps a failed write to itself; and an error that all ranks have to hear of."""
+    """The MPI library hides a failed write, or one rank raises an error that all ranks have to raise."""
     path, A = shared_tmp_path / "a.h5", DistMatrix.random((30, 30), grid=grid)
     module, name = (dataset_access, "opened_by_hdf5") if parallel else (dataset_access, "opened_by_mpi_io")
     original = getattr(module, name)
@@ -192,7 +192,7 @@ def test_a_write_of_one_rank_that_is_lost_or_fails(
 
             def faulty(row: int, col: int, part: np.ndarray) -> None:
                 here = comm.rank == comm.size // 2
-                transfer(row, col, part * (fault == "fails" or not here))  # nobody is left alone in it
+                transfer(row, col, part * (fault == "fails" or not here))  # no rank waits alone in the write
                 if here and fault == "fails":
                     raise files.file_error(path, OSError(28, "No space left on device"))
 
@@ -203,7 +203,7 @@ def test_a_write_of_one_rank_that_is_lost_or_fails(
     refused(comm, FileError, f"a.h5: {said}", hdf5.save, path, "x", A)
     assert only_file(shared_tmp_path, comm) == []
     if fault == "lost":
-        hdf5.save(path, "x", A, check=False)  # the check was what found it
+        hdf5.save(path, "x", A, check=False)  # the check has found it
         refused(comm, FileError, "damaged", hdf5.load, path, "x", grid, verify=True)
 
 
@@ -211,7 +211,7 @@ def test_a_write_of_one_rank_that_is_lost_or_fails(
 def test_one_writer_and_a_rank_without_memory(
     comm: Any, grid: Any, parallel: bool, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Nobody waits for the elements of another rank, which raises."""
+    """If one rank has no memory and raises, the writer does not wait for its elements."""
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         raise MemoryError("no memory left")

@@ -1,4 +1,4 @@
-"""Two jobs and one file: locks, jobs that were killed, and work that nobody loses."""
+"""Two jobs and one file: locks, jobs that were killed, and no result of either is lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def without_locks(descriptor: int, operation: int) -> None:
 def test_two_jobs_save_to_one_file_at_once(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], locks: bool
 ) -> None:
-    """The second begins when the first has copied the old file; the first goes on when the second waits, or is done.
+    """The second job starts once the first has copied the old file; the first continues once the second waits or ends.
 
     Without locks the first finds the file changed.
     """
@@ -97,7 +97,7 @@ def test_two_jobs_save_to_one_file_at_once(
 def test_what_another_job_saved_since_it_was_read_is_not_lost(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "a.h5"
     hdf5.save(path, "x", DistMatrix.eye(5, grid=grid))
-    for foreign in (False, True):  # written by another program, which leaves no checksum
+    for foreign in (False, True):  # written by another program, which stores no checksum
         if foreign:
             with edited(comm, path, "w") as file:
                 file["x"] = np.eye(5)
@@ -106,13 +106,13 @@ def test_what_another_job_saved_since_it_was_read_is_not_lost(comm: Any, grid: A
         said = f"{path}:x was replaced after it was read here"
         refused(comm, FileError, said, hdf5.save, path, "x", mine * 3, replaces=mine.report)
         assert (hdf5.load(path, "x", grid) - others * 2).norm("max") == 0
-        hdf5.save(path, "x", mine * 3)  # who does not say what it was made from means to replace it
+        hdf5.save(path, "x", mine * 3)  # without `replaces`, a job means to replace the file
         assert only_file(shared_tmp_path, comm) == ["a.h5"]
 
 
 @pytest.mark.mpi
 def test_a_sum_in_a_file_loses_nothing(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another job saves C of `multiply --beta 1` between our reading and our saving."""
+    """Another job saves C of `multiply --beta 1` between reading and saving here."""
     path = f"{shared_tmp_path}/a.h5:/"
     save = hdf5.save
 
@@ -133,7 +133,7 @@ def test_a_sum_in_a_file_loses_nothing(comm: Any, shared_tmp_path: Path, monkeyp
     for more in (), ("--c", f"{shared_tmp_path}/../{shared_tmp_path.name}/a.h5:C"):
         monkeypatch.setattr(hdf5, "save", late)
         refused(comm, FileError, "C was replaced after it was read here", add, *more)
-    # what is not made from the old C replaces it
+    # a result that is not computed from the old C replaces it
     for more in ("--c", f"{path}A"), ("--beta", "0"):
         monkeypatch.setattr(hdf5, "save", late)
         add(*more)
@@ -190,11 +190,11 @@ def test_the_lock_of_a_killed_job_goes_with_it(tmp_path: Path, monkeypatch: pyte
             hdf5.save(path, "second", DistMatrix.eye(5, grid=grid))
     with h5py.File(path) as file:
         assert job.returncode == -signal.SIGKILL and sorted(file) == ["old", "second"]
-    assert [*tmp_path.iterdir()] == [path]  # the second job has removed what the first one left
+    assert [*tmp_path.iterdir()] == [path]  # the second job has removed the files that the first one left
 
 
 def test_two_descriptors_never_have_one_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who had the lock removes the file when another has opened it already; a third makes a new one."""
+    """The holder removes the lock file after another has opened it; a third process creates a new one."""
     path, flock, others = tmp_path / "lock", fcntl.flock, list[int | None]()
 
     def removed_meanwhile(descriptor: int, operation: int) -> None:
@@ -223,7 +223,7 @@ def test_messages_name_a_lock_file_with_a_fault(
 ) -> None:
     path, beside, opener = shared_tmp_path / "a.h5", shared_tmp_path / ".a.h5.pdgemm-lock", files.ordinary
 
-    def forbidden(at: Any, flags: int) -> int:  # to root all files are readable
+    def forbidden(at: Any, flags: int) -> int:  # root can open all files
         if Path(at) == beside:
             raise PermissionError(errno.EACCES, "Permission denied")
         return opener(at, flags)
@@ -243,7 +243,7 @@ def test_whoever_may_write_beside_a_file_may_lock_it(tmp_path: Path) -> None:
     try:
         output.begin()
         assert stat.S_IMODE((tmp_path / ".file.pdgemm-lock").stat().st_mode) == 0o666
-        with records.study_lock(tmp_path / "s.jsonl"):  # a lock on a file of ours, which stays ours
+        with records.study_lock(tmp_path / "s.jsonl"):  # the lock is on the study, whose mode stays
             assert stat.S_IMODE((tmp_path / "s.jsonl").stat().st_mode) == 0o600
     finally:
         os.umask(before)
@@ -253,7 +253,7 @@ def test_whoever_may_write_beside_a_file_may_lock_it(tmp_path: Path) -> None:
 def test_what_killed_jobs_have_left_goes_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Temporary files of this name only; none where files cannot be locked, for another job may be writing."""
+    """Only temporary files of this name are removed; none without locks, because another job may be writing."""
     ending, mine = ".0123456789ab.partial", ["other", ".file.x.partial", ".file.0123456789abc.partial", "file.partial"]
     kept = [*mine, f".file.h5{ending}", f"file{ending}"]
     gone = [f".file{ending}", f".file{ending}.data.17"]

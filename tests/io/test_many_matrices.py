@@ -1,4 +1,4 @@
-"""Files of many small matrices: what is opened and agreed on once for all, parcels, and writes that fail."""
+"""Files of many small matrices: files are opened and errors agreed once for all, parcels, and writes that fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPES = [(3, 5), (1, 1), (0, 4), (17, 1), (1, 9), (6, 7), (40, 30)]
 
 
 def matrices(grid: Any, shapes: list[tuple[int, int]]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays of all types by name, and the same distributed in blocks of different sizes."""
+    """Return arrays of all types by name, and the same distributed in blocks of different sizes."""
     given = {f"layer.{at}/{dtype}": elements(shape, dtype, at) for at, shape in enumerate(shapes) for dtype in DTYPES}
     of = [(1 + at % 4, 1 + at % 3) for at in range(len(given))]
     placed = zip(given.items(), of)
@@ -33,7 +33,7 @@ def matrices(grid: Any, shapes: list[tuple[int, int]]) -> tuple[dict[str, np.nda
 
 
 def same(path: Path, given: dict[str, np.ndarray]) -> bool:
-    """Are these the datasets of a file, read without pdgemm?"""
+    """Does plain h5py read these arrays from a file?"""
     there = dict[str, np.ndarray]()
     with h5py.File(path) as file:
         file.visititems(lambda name, x: there.update({name: x[()]}) if isinstance(x, h5py.Dataset) else None)
@@ -46,7 +46,7 @@ def same(path: Path, given: dict[str, np.ndarray]) -> bool:
 def test_matrices_of_all_sizes_are_what_they_were(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """In one parcel, in several with large matrices between them, and each alone; then in other layouts and types."""
+    """In one parcel, in several with large matrices between them, and one by one; then in other layouts and types."""
     monkeypatch.setattr(pieces, "ELEMENTS", size)
     monkeypatch.setattr(pieces, "INDICES", max(size, comm.size))
     path = shared_tmp_path / "state.h5"
@@ -76,7 +76,7 @@ def test_matrices_of_all_sizes_are_what_they_were(
                 assert Y.dtype == ("D" if name in wider else x.dtype) and Y.block == layouts[name]["block"]
                 assert np.array_equal(Y.allgather(), wanted), name
                 assert Y.report.name == name and (Y.report.shape, Y.report.bytes) == (x.shape, x.nbytes)
-                assert np.array_equal(X[name].allgather(), x)  # it is what it was
+                assert np.array_equal(X[name].allgather(), x)  # the file is unchanged
             comm.Barrier()
             views = {"T": X["layer.5/float64"].T, "H": X["layer.5/complex128"].H, "part": X["layer.5/float32"][1:5, 2:]}
             hdf5.save_all(path, views)
@@ -94,7 +94,7 @@ def check_parcels(parcels: Any, sizes: list[int], ranks: int, most: int) -> None
 
 
 def counting_openings_and_communications(patch: pytest.MonkeyPatch) -> Counter[str]:
-    """Return a counter of the openings of files, of waits in communications, and of what is done to the disk."""
+    """Return a counter of openings of files, waits in communications, and flushes to the disk."""
     counted = Counter[str]()
 
     def counting(name: str, original: Any) -> Any:
@@ -116,7 +116,7 @@ def counting_openings_and_communications(patch: pytest.MonkeyPatch) -> Counter[s
 def test_openings_and_communications_do_not_grow_with_the_number_of_matrices(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of a load are few: three openings of HDF5 by rank 0, one of MPI-IO, and one exchange of small matrices."""
+    """A load takes three openings of HDF5 by rank 0, one of MPI-IO, and one exchange of small matrices."""
     saved, loaded = list[Counter[str]](), list[Counter[str]]()
     for number in (2, 9):
         _, X = matrices(grid, [(3, 5)] * number)
@@ -137,7 +137,7 @@ def test_openings_and_communications_do_not_grow_with_the_number_of_matrices(
 
 
 def test_datasets_that_another_program_has_compressed_are_loaded(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """Beside others, which are still as they were saved; they are compared with their checksums, too."""
+    """Together with unchanged ones; their checksums are compared, too."""
     path = shared_tmp_path / "state.h5"
 
     def compress(added: float) -> None:

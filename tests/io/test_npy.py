@@ -1,4 +1,4 @@
-"""NumPy's .npy files: what numpy.save writes is loaded in any layout, and numpy.load reads what is saved."""
+"""NumPy's .npy files: files of numpy.save are loaded in any layout, and numpy.load reads files that pdgemm saves."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_what_is_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
 def test_a_file_is_replaced_whole_or_not_at_all(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write that fails, one that the MPI library loses without a word, and a storage that drops the header."""
+    """A failed write, a write that the MPI library loses silently, and a storage that drops the header."""
     path = shared_tmp_path / "a.npy"
     A, B = (DistMatrix.random((40, 30), grid=grid, seed=seed) for seed in (1, 2))
     npy.save(path, A)
@@ -148,7 +148,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(
 
 
 def test_a_file_that_changes_while_it_is_read(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """And gets its time back."""
+    """With its time restored."""
     path = shared_tmp_path / "a.npy"
     by_rank_0(comm, lambda: np.save(path, np.ones((20, 20))))
 

@@ -1,4 +1,4 @@
-"""What outputs replace: what pdgemm wrote, and the data of others only when told; names that a storage drops."""
+"""Outputs replace files of pdgemm, and other data only with --force; names that a storage drops."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def test_the_data_of_others_is_replaced_only_when_told(comm: Any, grid: Any, sha
         for _ in range(2):
             refused(comm, ArgumentError, f"{path}.* {REFUSED}", save)
     save(overwrite=True)
-    save()  # what pdgemm wrote
-    by_rank_0(comm, lambda: path.write_bytes(b""))  # nothing is lost with an empty file
-    if not name.startswith("hdf5.save") or name == "hdf5.save_all":  # which HDF5 does not open
+    save()  # written by pdgemm
+    by_rank_0(comm, lambda: path.write_bytes(b""))  # an empty file contains nothing to lose
+    if not name.startswith("hdf5.save") or name == "hdf5.save_all":  # a file that HDF5 does not open
         save()
     if comm.size > 1:
         refused(comm, ArgumentError, "different arguments", save, overwrite=comm.rank > 0)
@@ -93,7 +93,7 @@ def never(*arguments: Any, **how: Any) -> None:
 def test_commands_replace_the_data_of_others_only_when_told(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each command, with each of its outputs; the message names its option, and nothing is read or measured before."""
+    """Each command, with each of its outputs; the message names its option, before anything is read or measured."""
     monkeypatch.chdir(shared_tmp_path)
     hdf5.save("a.h5", "x", DistMatrix.eye(4, grid=grid))
 
@@ -131,7 +131,7 @@ def test_commands_replace_the_data_of_others_only_when_told(
                 cli.main(words, standalone_mode=False)
     for words in commands:
         cli.main([*words, "--force"], standalone_mode=False)
-        cli.main(words, standalone_mode=False)  # over its own output
+        cli.main(words, standalone_mode=False)  # its previous output
     refused(comm, ArgumentError, REFUSED, hdf5.save, "parts.h5", "x", np.ones(3))  # the command has ended
 
 
@@ -150,7 +150,7 @@ def test_messages_name_what_the_user_can_type(comm: Any, grid: Any, shared_tmp_p
 def test_an_output_that_cannot_be_there_is_refused_before_anything_is_read(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Below what is no group, whatever it is, and over what is no dataset."""
+    """Below a name that is not a group, or over an object that is not a dataset."""
     monkeypatch.chdir(shared_tmp_path)
 
     def make() -> None:
@@ -210,7 +210,7 @@ def save_state(grid: Any, path: Path, step: int) -> None:
 def test_a_name_that_a_storage_drops(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """One error on all ranks, with all generations where they were, and the next save succeeds."""
+    """One error on all ranks, all generations keep their names, and the next save succeeds."""
     state = shared_tmp_path / "state.h5"
 
     def save_others(step: int, call: Any) -> None:
@@ -244,7 +244,7 @@ def test_a_name_that_a_storage_drops(
 def test_the_last_rename_alone_is_dropped(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the chain of older states has moved: no state is lost, and the chain does not move again."""
+    """The older states have been renamed already: no state is lost, and they are not renamed again."""
     path, replace = shared_tmp_path / "state.h5", os.replace
 
     def steps() -> list[int]:

@@ -1,4 +1,4 @@
-"""Matrices in safetensors files: what the library writes is loaded, and the library reads what is saved."""
+"""safetensors files: files of the library are loaded, and the library reads files that pdgemm saves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TYPES = [
 
 
 def tensors_of(path: Path) -> dict[str, np.ndarray]:
-    """What the library reads, in one process; of 8-bit floats, which it has not for NumPy, the bits."""
+    """Return the tensors that the library reads in one process; of 8-bit floats, which NumPy lacks, the bits."""
     from safetensors import deserialize
 
     return {
@@ -40,14 +40,14 @@ def tensors_of(path: Path) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """What the library writes."""
+    """Write tensors by the library."""
     from safetensors.numpy import save_file
 
     save_file({name: np.array(x, order="C") for name, x in tensors.items()}, path)
 
 
 def test_both_ways_with_the_library(comm: Any, shared_tmp_path: Path) -> None:
-    """All types and shapes in one file, blocks, sources, views and vectors; elements to the bit."""
+    """All types and shapes in one file, blocks, sources, views and vectors; equal bits."""
     theirs, ours = shared_tmp_path / "theirs.safetensors", shared_tmp_path / "ours.safetensors"
     rng = np.random.default_rng(1)
     x = {f"{n}/{dtype}": rng.integers(0, 2, SHAPES[n % len(SHAPES)]).astype(dtype) for n, dtype in enumerate(TYPES)}
@@ -78,7 +78,7 @@ def test_both_ways_with_the_library(comm: Any, shared_tmp_path: Path) -> None:
 
 
 def test_a_header_says_what_the_library_wants(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """Metadata, names of any characters, elements that are aligned; a part of the tensors is read, in other types."""
+    """Metadata, names of any characters, aligned elements; some of the tensors are read, in other types."""
     from safetensors import safe_open
 
     path, metadata = shared_tmp_path / "x.safetensors", {"made by": "üα", "step": "7"}
@@ -141,13 +141,13 @@ def test_what_cannot_be_saved_or_loaded(comm: Any, grid: Any, shared_tmp_path: P
 
 
 def described(*tensors: tuple[str, str, list[int], list[int]], data: int) -> bytes:
-    """A file whose header says this of its tensors, and which has so many bytes of data."""
+    """Write a file with this header of tensors, and so many bytes of data."""
     text = json.dumps({name: {"dtype": d, "shape": s, "data_offsets": o} for name, d, s, o in tensors}).encode()
     return len(text).to_bytes(8, "little") + text + bytes(data)
 
 
 def test_damaged_files_are_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """Truncated anywhere, or with a header that is none: one FileError on all ranks, and never a matrix."""
+    """Truncated anywhere, or with an invalid header: one FileError on all ranks, and never a matrix."""
     path = shared_tmp_path / "x.safetensors"
     safetensors.save_all(path, {"a": DistMatrix.random((5, 3), grid=grid, seed=1)})
     whole = by_rank_0(comm, path.read_bytes)
@@ -189,7 +189,7 @@ def test_without_the_library(comm: Any, grid: Any, shared_tmp_path: Path, monkey
 def test_what_storage_loses_is_not_published(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A byte that another one stands for, of the elements or the header: the old file stays, and nothing beside it."""
+    """A byte of the elements or the header is replaced: the old file stays, without temporary files."""
     path, A = shared_tmp_path / "x.safetensors", DistMatrix.random((7, 5), grid=grid, seed=1)
     safetensors.save_all(path, {"a": A})
     for where, before, at in ((ManyDatasets, ManyDatasets.write, -3), (atomic, atomic.to_disk, 10)):

@@ -1,4 +1,4 @@
-"""All the state of a program in one file: any layout to any other, generations, and jobs that were killed."""
+"""All the state of a program in one file: from any layout to any other, generations, and jobs that were killed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def save(grid: Any, path: Path, step: int, **how: Any) -> Any:
 def test_so_many_generations_are_kept_and_a_damaged_one_is_not_loaded(
     comm: Any, grid: Any, path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = path.with_name("[state].h5")  # glob's letters
+    path = path.with_name("[state].h5")  # special characters of glob
 
     def damage(file: Path) -> None:
         data = file.read_bytes()
@@ -98,15 +98,15 @@ def test_ranks_of_a_job_that_was_killed_cannot_replace_what_a_later_one_saved(
 
     assert saved("first", 1) == 1
     assert load("second") == 1
-    assert saved("first", 2) == 2  # it was not dead yet
-    assert saved("second", 20) == 3  # which goes on from the first
+    assert saved("first", 2) == 2  # it was still alive
+    assert saved("second", 20) == 3  # it resumes from the first generation
     with pytest.raises(FileError, match=r"process \d+ on .* has saved generation 3 since this job was at generation 2"):
         saved("first", 3)
     assert load("third") == 20
     assert saved("third", 30) == 4
     for name in ("first", "second"):
         refused(comm, FileError, "this job should end", saved, name, 4)
-    assert load("first") == 30  # but it may begin again
+    assert load("first") == 30  # but it may start again
     assert saved("first", 31) == 5
 
 
@@ -114,7 +114,7 @@ def test_ranks_of_a_job_that_was_killed_cannot_replace_what_a_later_one_saved(
 def test_what_another_job_saves_meanwhile_is_loaded_whole_or_not_at_all(
     comm: Any, grid: Any, path: Path, monkeypatch: pytest.MonkeyPatch, after: str, often: int
 ) -> None:
-    """All that is loaded is of one generation, whenever the file is replaced."""
+    """All loaded matrices are of one generation, whenever the file is replaced."""
     left = [often]
 
     def save_both(step: int) -> None:
@@ -212,7 +212,7 @@ def test_bad_arguments_are_refused_on_all_ranks(comm: Any, grid: Any, path: Path
     hdf5.save(other_file, "a", X)
     refused(comm, FileError, r"other\.h5 was not written by save_all", hdf5.load_all, other_file, grid)
     with pytest.raises(ArgumentError, match=r"exists, and was not written by save_all: .* overwrite=True"):
-        hdf5.save_all(other_file, {"a": X})  # it may be somebody's
+        hdf5.save_all(other_file, {"a": X})  # it may belong to somebody
     assert same(grid, hdf5.load(other_file, "a", grid), np.ones((3, 3)))
     for folder in (path.parent, ".", "/"):
         for call in (lambda: hdf5.load_all(folder, grid), lambda: hdf5.save_all(folder, {"a": X})):  # noqa: B023
@@ -220,7 +220,7 @@ def test_bad_arguments_are_refused_on_all_ranks(comm: Any, grid: Any, path: Path
 
 
 def test_a_damaged_generation_stops_nobody(comm: Any, grid: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job that fell back to an older one goes on, whoever wrote the damaged one, and that one is not kept."""
+    """A job that loaded an older generation continues, and the damaged one, whoever wrote it, is not kept."""
 
     def job(name: str) -> None:
         monkeypatch.setattr(generations, "_myself", name)
@@ -246,7 +246,7 @@ def test_a_damaged_generation_stops_nobody(comm: Any, grid: Any, path: Path, mon
 
 
 def test_files_of_other_people_are_left_alone(comm: Any, grid: Any, path: Path) -> None:
-    """Numbers that are no generations, and what is in the way of one."""
+    """Numbers that are not generations, and a folder in the place of a generation."""
     X = {"w": distributed(grid, np.ones((5, 5)))}
     hdf5.save_all(path, X)
     for name in ("state.h5.20251124", "state.h5.7"):
@@ -267,7 +267,7 @@ def test_files_of_other_people_are_left_alone(comm: Any, grid: Any, path: Path) 
 def test_a_flipped_bit_of_metadata_never_loses_a_matrix(
     comm: Any, grid: Any, path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that was saved is loaded, or the generation before it with a line; and the job saves again."""
+    """All saved matrices are loaded, or the generation before with a warning line; and the job saves again."""
     X = [{"w": np.full((3, 2), 1.0 + step), "a/b": np.full((2, 2), step, "f4")} for step in range(2)]
     for step, arrays in enumerate(X):
         state = {name: distributed(grid, x) for name, x in arrays.items()}
@@ -279,15 +279,15 @@ def test_a_flipped_bit_of_metadata_never_loses_a_matrix(
         return [at for at in range(len(good)) if good.startswith(text, at)]
 
     def next_generation() -> int:
-        """Of a job that has not looked at the file before."""
+        """Return the generation that a new job would write."""
         monkeypatch.setattr(generations, "_last", {})
         monkeypatch.setattr(generations, "_rejected", set())
         return generations.next_token(path).generation
 
     names = [at for name in (b"pdgemm_checksum", b"pdgemm_job") for at in places(name)]
     assert len(names) >= 3
-    chosen = [8 * at + bit for at in names for bit in (5, 7 * 8, 8 * 8 + 7)]  # the last makes it no UTF-8
-    bias = [at + 5 for at in places(b"\x40\x00\x34\x0b\x00\x34\xff\x03")]  # of the exponents of float64
+    chosen = [8 * at + bit for at in names for bit in (5, 7 * 8, 8 * 8 + 7)]  # the last bit makes it invalid UTF-8
+    bias = [at + 5 for at in places(b"\x40\x00\x34\x0b\x00\x34\xff\x03")]  # the bias of the exponents of float64
     assert bias
     chosen += [8 * at + 1 for at in bias]
     chosen += range(3, 8 * len(good), 1 if everything() else 1709)
@@ -313,7 +313,7 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 
 def test_what_is_damaged_is_replaced_and_what_is_not_ours_is_left(comm: Any, grid: Any, path: Path) -> None:
-    """A job whose file is damaged between two saves, generations that are, and names that mean one dataset."""
+    """The file of a job is damaged between two saves, or a generation is, or two names mean one dataset."""
     X = {"w": distributed(grid, np.ones((5, 5))), "a//b": distributed(grid, np.zeros((1, 2)))}
     with pytest.raises(ArgumentError, match="are not the names of so many datasets"):
         hdf5.save_all(path, {"a/b": X["w"], "a//b": X["w"]})
@@ -332,7 +332,7 @@ def test_what_is_damaged_is_replaced_and_what_is_not_ours_is_left(comm: Any, gri
     found = hdf5.load_all(path, grid)
     assert found.attrs["step"] == 2 and {*found.matrices} == {"w", "a/b"}
     other = path.parent / "other.h5"
-    for damaged in (False, True):  # nobody knows whose that is
+    for damaged in (False, True):  # its owner is unknown
 
         def others(damaged: bool = damaged) -> bytes:
             with h5py.File(other, "w") as file:
