@@ -44,7 +44,7 @@ def element(name: str, place: tuple[int, int], value: float | None = None) -> Ca
 
 
 def test_another_problem_or_other_inputs_are_refused(comm: Any, problem: Problem) -> None:
-    """One-line error, and the checkpoint stays, whatever the sizes and times of files; also if A and B are exchanged."""
+    """One-line errors, and the checkpoint stays, whatever the sizes and times of files; also if A and B are swapped."""
 
     def refuses(said: str, **more: Any) -> None:
         refused(comm, ArgumentError, rf"{said}.*finish that one, or delete", problem.run, **more)

@@ -1,4 +1,4 @@
-"""Each public function on one rank, where nothing is sent, beside NumPy's and SciPy's results."""
+"""Each public function on one rank, where nothing is sent, against NumPy's and SciPy's results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TALL = X[:, :5]
 
 
 def whole(x: Any) -> Any:
-    """A result as arrays of NumPy, also in tuples."""
+    """Return a result as NumPy arrays, also in tuples."""
     if isinstance(x, tuple):
         return tuple(map(whole, x))
     return x.allgather() if hasattr(x, "allgather") else x.to_global() if hasattr(x, "to_global") else x

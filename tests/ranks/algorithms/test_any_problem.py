@@ -1,4 +1,4 @@
-"""Whole problems drawn at random: grids, layouts, views, types, scalars, options; each against NumPy."""
+"""Problems drawn at random: grids, layouts, views, types, scalars, options; each against NumPy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RANKS = launcher.launched_size()
 EIGHT_BITS = ["float8_e4m3fn", "float8_e5m2"]
 BROADCAST = [x for x in accepted(RANKS) if x[0] == "summa"]  # where mover and lookahead matter most
 CASES = examples({1: 120, 2: 100, 3: 40, 4: 40}.get(RANKS, 24))
-NODES = [None, "1", "2"][:RANKS]  # of so many ranks each; on so few, others are no other nodes
+NODES = [None, "1", "2"][:RANKS]  # ranks of a node; more than there are ranks would change nothing
 
 
 @pytest.mark.parametrize("grids_on_nodes", NODES, indirect=True)
@@ -127,7 +127,7 @@ def test_any_redistribution(comm: Any, grids_on_nodes: list[Any], data: st.DataO
     report = out.report
     here, had = np.zeros((2, *shape), bool)
     here[np.ix_(*Y.view.indices())] = had[np.ix_(*X.view.indices())] = True
-    assert not alpha or report.counted.words_received == (here & ~had).sum()  # what has another owner
+    assert not alpha or report.counted.words_received == (here & ~had).sum()  # elements with another owner
     assert report.counted == report.predicted, str(report)
     assert report.extra_bytes == report.predicted_extra_bytes
     assert limit is None or report.extra_bytes <= limit

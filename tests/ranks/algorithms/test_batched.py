@@ -41,7 +41,7 @@ Sizes = Sequence[tuple[int, int, int]]
 
 
 def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, trans: str = "N") -> np.ndarray:
-    """A random matrix whose op has the given shape; all numbers that int8 has."""
+    """Return a random matrix whose op has the given shape; of int8, from the whole range of values."""
     shape, dtype = shape if trans == "N" else shape[::-1], np.dtype(dtype)
     if dtype.kind == "i":
         return rng.integers(-128, 128, shape).astype(dtype)
@@ -75,7 +75,7 @@ def check_batch(
     comm: Any, sizes: Sizes, types: Any = TYPES[1], ops: Any = "NN", alpha: complex = 1, beta: complex = 0,
     owner: Any = None, seed: int = 0, fresh: bool = False,
 ) -> None:  # fmt: skip
-    """One batched product of these (m, n, k), dealt out from whole arrays; a fresh C is made by the product."""
+    """Run one batched product of these (m, n, k), dealt from whole arrays; a new C is created by the product."""
     rng = np.random.default_rng(seed)
     a_type, b_type, c_type = map(np.dtype, types[:3])
     wide = dtypes.arithmetic(a_type, b_type, c_type) if types[3] is None else np.dtype(types[3])
@@ -83,7 +83,7 @@ def check_batch(
     b = [draw(rng, (k, n), b_type, ops[1]) for _, n, k in sizes]
     c = [draw(rng, (m, n), c_type) for m, n, _ in sizes]
     owner = balance(sizes, comm.size) if owner == "balance" else owner
-    if not sizes:  # nothing tells the type but an array
+    if not sizes:  # only an array determines the type
         a, b, c = (np.zeros((0, 2, 2), x) for x in (a_type, b_type, c_type))  # type: ignore[assignment]
     A, B, C = (Batch.from_global(x, comm, owner) for x in (a, b, c))
     not_read = [*C.items] if beta == 0 and c_type.kind != "i" else []
@@ -136,11 +136,11 @@ def test_stacks_are_converted_chunk_by_chunk(comm: Any, dtype: str) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (C.items == 33).all()
-    assert peak < CHUNK_BYTES + 200 * len(A)  # room for a chunk, and what is known of each item
+    assert peak < CHUNK_BYTES + 200 * len(A)  # room for a chunk, and the description of each item
 
 
 def test_whole_numbers_are_exact_beyond_the_width_of_float32(comm: Any) -> None:
-    """2^14 k is more than float32 counts to, from k = 1025 on."""
+    """2^14 k exceeds the integers that float32 represents, from k = 1025 on."""
     for k in (1024, 1025, 2**17):  # 2^17 2^14 = 2^31 is -2^31 modulo 2^32
         A = Batch.from_global(np.full((2, 1, k), -128, np.int8), comm)
         B = Batch.from_global(np.full((2, k, 1), -128, np.int8), comm)
@@ -168,12 +168,12 @@ def test_local_matrices_are_adopted_in_either_order(comm: Any) -> None:
 
 def test_lists_become_stacks_where_all_shapes_are_equal(comm: Any) -> None:
     x = np.arange(6, dtype="f4").reshape(2, 3)
-    own = [x + rank for rank in range(comm.rank)]  # rank 0 has none, and no type
+    own = [x + rank for rank in range(comm.rank)]  # rank 0 has no item, and no type
     batch = Batch.from_local(own, comm)
     assert batch.items.shape == ((comm.rank, 2, 3) if comm.size > 1 else (0, 0, 0))
     assert batch.dtype == ("f4" if comm.size > 1 else "f8")
     assert (batch.items == np.reshape(own, batch.items.shape)).all()
-    mixed = Batch.from_local(x[None, : comm.rank], comm)  # stacks of one shape each, not of one for all
+    mixed = Batch.from_local(x[None, : comm.rank], comm)  # on each rank a stack of one shape, but not the same on all
     assert isinstance(mixed.items, list) == (comm.size > 1)
     whole = mixed.to_global()
     if comm.rank == 0:
@@ -227,7 +227,7 @@ def test_balance_keeps_grahams_bound(comm: Any, sizes: Sizes, parts: int) -> Non
     every = np.array(list(itertools.product(range(parts), repeat=len(sizes))), int)
     best = min(np.stack([flops @ (every == part).T for part in range(parts)]).max(axis=0))
     load = np.bincount(owner, flops, parts)
-    assert len(load) == parts  # no owner beyond the last
+    assert len(load) == parts  # no rank beyond the last owner
     assert load.max() * 3 * parts <= (4 * parts - 1) * best
 
 
@@ -256,7 +256,7 @@ def test_nothing_is_sent_but_the_check(comm: Any) -> None:
         matmul_batched(A, B)
         assert called == ["Allreduce"] * (comm.size > 1)
         called.clear()
-        if comm.rank == 0:  # the others do not even call it
+        if comm.rank == 0:  # other ranks do not even call it
             C = matmul_batched(A, B, check=False, alpha=2)
             assert all((x == 2 * len(x)).all() for x in C.items)
         assert called == []

@@ -1,4 +1,4 @@
-"""Epilogues: values against NumPy in double precision, on every grid and algorithm, and what they move and allocate."""
+"""Epilogues: values against NumPy in double precision, on every grid and algorithm, with their words and memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TYPES = ["float64", "float32", "float16", "bfloat16", "complex128", "complex64"]
 
 
 def slope(activation: str, z: np.ndarray) -> np.ndarray:
-    """The derivative, by central differences of sixth order, to 1e-9; not at the corner of relu."""
+    """Return the derivative by central differences of sixth order, to 1e-9; not at the corner of relu."""
     if activation == "relu":
         return np.where(z > 0, 1.0, 0.0)
     f, h = VALUES[activation], 1e-2
@@ -43,7 +43,7 @@ def slope(activation: str, z: np.ndarray) -> np.ndarray:
 
 
 class Case:
-    """A product with an epilogue, drawn at random, and its result in double precision with a bound of the error."""
+    """A product with an epilogue, drawn at random, its result in double precision, and a bound of the error."""
 
     def __init__(self, comm: Any, grids: list[Any], seed: int, device: str = "host", dtype: str = "") -> None:
         rng = self.rng = np.random.default_rng(seed)
@@ -85,7 +85,7 @@ class Case:
         self.inputs = [(x, x.allgather()) for x in (A, B, scale, bias, residual) if isinstance(x, DistMatrix)]
 
     def matrix(self, shape: tuple[int, int], dtype: Any = None) -> tuple[Any, np.ndarray]:
-        """A matrix in any layout, and its elements."""
+        """Draw a matrix in any layout, and its elements."""
         rng, dtype = self.rng, np.dtype(dtype or self.dtype)
         x = rng.normal(size=shape) + (1j * rng.normal(size=shape) if dtype.kind == "c" else 0)
         x, turned = np.asarray(x).astype(dtype), rng.random() < 0.3
@@ -97,7 +97,7 @@ class Case:
         return (made.T if turned else made), x
 
     def vector(self, share: float) -> tuple[Any, Any]:
-        """Nothing, a number, an array or a matrix of one row or one column, and its values."""
+        """Draw None, a number, an array or a matrix of one row or one column, and its values."""
         rng, (m, n) = self.rng, (self.m, self.n)
         kind = (
             rng.choice(["number", "array", "row array", "column array", "row", "column"])
@@ -153,7 +153,7 @@ class Case:
 
 @every_grid
 def test_drawn_problems(comm: Any, grids: list[Any]) -> None:
-    """By all algorithms in turn, of any layouts, types and vectors; C holds NaN where it is not read, with a guard.
+    """By all algorithms in turn, of any layouts, types and vectors; if C is not read, it holds NaN; with guards.
 
     Also by plans that are saved, by prepared products, and within the least memory.
     """
@@ -200,7 +200,7 @@ def test_a_prepared_product_reads_the_current_operands(comm: Any, grids: list[An
 
 
 def test_a_flip_is_repaired_before_the_epilogue(comm: Any, grids: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And where C is narrower than its sums, in these."""
+    """Also if C has a narrower type than its sums: in the sums."""
     a = np.random.default_rng(0).normal(size=(24, 24)).astype(np.float32)
     for dtype, beta in itertools.product(("float32", "float16"), (0, 1)):
         A = DistMatrix.from_global(a, grid=grids[0], block=4)

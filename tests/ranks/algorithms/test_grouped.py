@@ -1,4 +1,4 @@
-"""Rows that travel to the owners of their groups, are multiplied and return, against NumPy row by row."""
+"""Rows that are sent to the owners of their groups, multiplied and sent back, against NumPy row by row."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.nd
 
 
 def weights(comm: Any, rng: np.random.Generator, shapes: list[tuple[int, int]], dtype: Any) -> tuple[Any, Any]:
-    """A matrix for each group, on a rank drawn at random, and all of them."""
+    """Return a matrix for each group, on a rank drawn at random, and all of them."""
     whole = [drawn(rng, shape, dtype) for shape in shapes]
     owner = rng.integers(0, comm.size, len(shapes))
     return Batch.from_global(whole or np.zeros((0, 0, 0), dtype), comm, owner), whole
@@ -75,7 +75,7 @@ def check_rows(
 
 
 def words_of(X: Any, rows: np.ndarray, groups: np.ndarray, owner: np.ndarray) -> int:
-    """The elements of these rows of X that are on another rank than the owner of the group of the row."""
+    """Return the number of elements in rows of X that are on another rank than the owner of their group."""
     layout = X.layout_in(X.grid)
     i, j = layout.distribution.owner(*np.ix_(rows, np.arange(X.shape[1])))
     ranks = np.array(layout.rank_map)[i * layout.distribution.cols.parts + j]
@@ -118,7 +118,7 @@ def test_forward_and_backward_of_a_layer_reuse_the_routing(comm: Any, grids: lis
 
 
 def test_rows_in_the_order_of_their_groups_return_to_their_places(comm: Any) -> None:
-    """The plans of both directions differ, although both leave all rows in their order."""
+    """The plans of both directions differ, although both keep the order of all rows."""
     x = np.random.default_rng(5).standard_normal((6 * comm.size, 4))
     for groups in (np.zeros(len(x), int), np.arange(len(x)) // 6):
         for block in (None, 6):
@@ -201,7 +201,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
         whole = DistMatrix.from_global(np.ones((m, 3)), grid=wide)
         frozen = DistMatrix.from_global(np.ones((m, 2)), grid=grid)
         frozen.local.flags.writeable = False
-        bad = g + (np.arange(4) == 2) * (comm.rank == last) * count  # on one rank alone
+        bad = g + (np.arange(4) == 2) * (comm.rank == last) * count  # on one rank only
         few = g[: 4 - (comm.rank == 0)]
         cases: list[tuple[type[PdgemmError], str, Any]] = [
             (ArgumentError, rf"groups are 0 to {count - 1}.*rank {last}.*got {count}", lambda: plan_grouped(X, bad, W)),
@@ -255,11 +255,11 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
             assert np.array_equal(Y.local, before)
         with pytest.raises(TypeError, match="cannot be pickled"):
             routing.__reduce__()
-        matmul_batched(routing.to_groups(X), W)  # the ranks go on together
+        matmul_batched(routing.to_groups(X), W)  # the ranks still agree
 
 
 def test_an_epilogue_with_a_bias_for_each_group(comm: Any) -> None:
-    """Also where Y is narrower than its sums; rows in no group are 0, and what Y holds is not read."""
+    """Also if Y is narrower than its sums; rows in no group are 0, and Y's old values are not read."""
     rng = np.random.default_rng(3)
     x, groups = drawn(rng, (29, 7), "float32"), rng.integers(-1, 4, 29)
     for shape in grid_shapes(comm.size):

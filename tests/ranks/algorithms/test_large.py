@@ -1,4 +1,4 @@
-"""Beyond 2 GiB: where counts of bytes no longer fit an int."""
+"""Beyond 2 GiB: counts of bytes no longer fit an int."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MARKED = [(0, 0), (0, N - 1), (N // 2, 3), (N - 2, N // 3), (N - 1, N - 1)]
 
 
 def marks(matrix: Any) -> dict[tuple[int, int], float]:
-    """The marked elements that this rank holds."""
+    """Return the marked elements of this rank."""
     rows, cols = matrix.distribution.rows, matrix.distribution.cols
     return {
         (i, j): float(matrix.local[rows.to_local(i), cols.to_local(j)])

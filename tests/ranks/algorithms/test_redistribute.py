@@ -1,4 +1,4 @@
-"""Redistribution: every pair of layouts, exact; words, messages and memory as the formulas say."""
+"""Redistribution between all pairs of layouts, exact; words, messages and memory equal the formulas."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_relabelling_keeps_at_home_what_can_stay(comm: Any) -> None:
         assert comm.size == 1 or words[0] > 0
         assert np.array_equal(plain.allgather(), relabelled.allgather())
         assert relabelled.grid.shape == two.shape
-        again = plain.redistribute(relabel=True)  # no other place is better: no new grid
+        again = plain.redistribute(relabel=True)  # no other placement is better: no new grid
         assert again.grid is two
         if relabelled.grid is not two:
             relabelled.grid.free()
@@ -53,7 +53,7 @@ def test_relabelling_keeps_at_home_what_can_stay(comm: Any) -> None:
 def test_the_memory_limit_is_kept_down_to_one_element(comm: Any, grids: list[Any]) -> None:
     X = DistMatrix.random((30, 20), grid=grids[0], block=4)
     assert not X.shared or X.redistribute(grid=grids[-1], block=3, memory_limit=0).report.extra_bytes == 0
-    X = X.copy()  # that others cannot read
+    X = X.copy()  # a copy that others cannot read
     for limit in (10**6, 2000, 64, 32):
         Y = X.redistribute(grid=grids[-1], block=3, memory_limit=limit)
         assert Y.report.extra_bytes <= limit
@@ -195,11 +195,11 @@ def test_the_best_places_are_those_that_keep_most() -> None:
     target = Layout(Distribution.over((3, 1), (30, 4)), (0, 1, 2), np.dtype("d"))
     assert best_places(source, target, 3) == (2, 0, 1)
     cyclic = Layout(Distribution.over((1, 3), (30, 3), 1), (0, 1, 2), np.dtype("d"))
-    assert best_places(source, cyclic, 3) == (0, 1, 2)  # all alike: as it is
+    assert best_places(source, cyclic, 3) == (0, 1, 2)  # all are equal: the order stays
 
 
 def test_many_runs_are_one_entry_and_no_objects() -> None:
-    """Blocks of 1 to one block each: what is made of the runs are a few arrays, of 8 bytes a run, not lists."""
+    """Blocks of 1 to one block each: the runs become a few arrays, of 8 bytes a run, not lists."""
     runs = 100_000
     one, whole = BlockCyclic(2 * runs, 1, 2), BlockCyclic.even(2 * runs, 1)
     ((_, index_map),) = index_maps(one, whole, 1)

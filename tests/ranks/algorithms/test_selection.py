@@ -1,4 +1,4 @@
-"""Rows and columns picked by lists, steps and masks, and elements assigned, against NumPy on the whole matrix."""
+"""Rows and columns selected by lists, steps and masks, and elements assigned, against NumPy on the whole matrix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS: list[Any] = [
     slice(None, None, 2),
     slice(None, None, -1),
     [5, 0, 5, -1, 3],
-    (slice(None), [0, 2, 1, 3]),  # the first and the last are as far apart as if all followed each other
+    (slice(None), [0, 2, 1, 3]),  # last - first = length - 1, as for consecutive indices
     ROWS % 3 == 0,
     ROWS < 0,
     range(0, M, 4),
@@ -34,7 +34,7 @@ KEYS: list[Any] = [
 
 
 def layouts(comm: Any, whole: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
-    """Matrices in shared memory and not, cyclic and even, transposed, conjugated, and on one rank alone."""
+    """Yield matrices in shared memory and not, cyclic and even, transposed, conjugated, and on a single rank."""
     with ProcessGrid(comm) as grid, ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as one:
         yield DistMatrix.from_global(whole, grid=grid, block=(3, 2)), whole
         yield DistMatrix.from_global(whole, grid=grid).copy(), whole
@@ -53,7 +53,7 @@ def test_rows_and_columns_are_picked_by_one_exchange_that_is_counted(comm: Any) 
             if expected.ndim == 2:
                 assert found.report.counted == found.report.predicted
                 assert sum(comm.allgather(found.report.counted.words_received)) == moved(A, found, key)
-                A.local[...] if A.conjugated else A.local.fill(0)  # a copy and no view
+                A.local[...] if A.conjugated else A.local.fill(0)  # a copy, not a view
                 found, whole_again = found.allgather(), A
                 if not A.conjugated:
                     whole_again[...] = x
@@ -61,7 +61,7 @@ def test_rows_and_columns_are_picked_by_one_exchange_that_is_counted(comm: Any) 
 
 
 def moved(A: Any, found: Any, key: Any) -> int:
-    """The elements of the result that lie on another rank in A."""
+    """Return the number of elements of the result that are on another rank in A."""
     rows, cols = np.meshgrid(*(np.arange(n) for n in A.shape), indexing="ij")
     rows, cols = rows[key], cols[key]
     i, j = A.distribution.owner(rows, cols)
@@ -151,7 +151,7 @@ def test_what_cannot_be_picked_or_set_raises_on_all_ranks_and_changes_nothing(co
     for call in (lambda: select(A, [9]), lambda: assign(A, [9], A), lambda: assign(A, [0], A)):
         with pytest.raises((IndexError, LayoutError)):
             call()
-    if comm.size > 1:  # what is not the same on all ranks
+    if comm.size > 1:  # arguments that differ among the ranks
         last = comm.rank == comm.size - 1
         for differs in (
             lambda: A[[0, 1 + last]],

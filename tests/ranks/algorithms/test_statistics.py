@@ -33,7 +33,7 @@ def drawn(dtype: str) -> np.ndarray:
 
 
 def agrees(comm: Any, found: Any, expected: Any, rtol: float = 0.0) -> None:
-    """Shape, type and elements are NumPy's, on every rank; words are as planned."""
+    """Shape, type and elements equal NumPy's, on every rank; words are as planned."""
     if hasattr(found, "allgather"):
         assert found.report.counted == found.report.predicted
         found = found.allgather()
@@ -98,7 +98,7 @@ def test_reductions_without_nan(comm: Any, dtype: str) -> None:
         whole[2, 3] = whole[7, 1] = np.nan
         whole[:, 5] = np.nan
     names = ["nansum", "nanmean", "nanvar", "nanstd"]
-    names += ["nanmin", "nanmax", "nanprod"] * (dtype != "complex64")  # no order; and a product that overflows
+    names += ["nanmin", "nanmax", "nanprod"] * (dtype != "complex64")  # these have no order; and a product overflows
     for A in layouts(comm, whole):
         for name in names:
             for axis in AXES:

@@ -1,4 +1,4 @@
-"""How users call products: operators, callbacks, what is not read or allocated, and bad input."""
+"""Products as users call them: operators, callbacks, operands that are not read, memory, and bad input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.mpi
 
 @every_grid
 def test_a_rank_without_columns_knows_the_order_of_what_arrives(comm: Any) -> None:
-    """k = 2 in Fortran order: on wide grids some ranks hold no column of A, whose order none can see."""
+    """k = 2 in Fortran order: on wide grids some ranks have no column of A, whose array does not show the order."""
     with ProcessGrid(comm, (1, comm.size)) as grid:
         for orders in ("FFC", "FCC", "CFF"):
             check(grid, (6, 7, 2), "summa", grid.shape, 1, block=2, orders=orders)
@@ -71,13 +71,13 @@ def test_progress_counts_the_panels(comm: Any, grid: Any) -> None:
 
 @pytest.mark.on_ranks(1, 2)
 def test_nothing_is_allocated_or_copied_that_need_not_be(comm: Any) -> None:
-    """Where a matrix does not travel there is no buffer for it; on one rank there is none at all."""
+    """A matrix that is not sent has no buffer; on one rank there is none at all."""
     with ProcessGrid(comm, (1, comm.size)) as grid:
-        for k in (12, 2000):  # thin panels are multiplied at once, wide ones in turn
+        for k in (12, 2000):  # thin panels are multiplied at once, wide ones one by one
             A, B = (DistMatrix.random(x, grid=grid, seed=1) for x in ((12, k), (k, 12)))
-            bytes_of_a = (comm.size > 1) * 8 * 12  # for each inner index: B stays
+            bytes_of_a = (comm.size > 1) * 8 * 12  # per inner index: B is not sent
             report = pdgemm(1, A, B, algorithm="summa", shape=grid.shape).report
-            assert report.extra_bytes == (k == 12) * bytes_of_a * k  # nothing but A's panels as one
+            assert report.extra_bytes == (k == 12) * bytes_of_a * k  # only A's panels, as one
             report = pdgemm(1, A, B, algorithm="summa", shape=grid.shape, mover="ibcast").report
             assert report.extra_bytes == bytes_of_a * (k if k == 12 else 2 * report.panel_width)
 
@@ -144,7 +144,7 @@ def test_a_callback_that_raises_harms_nobody(comm: Any, grid: Any, tree_mover: N
     for mover in BY_MESSAGES:
         with pytest.raises(KeyError):
             pdgemm(1, A, A, panel_width=4, lookahead=3, mover=mover, progress=boom)
-        for algorithm in ("summa", "inner"):  # A or C moves after the last panel
+        for algorithm in ("summa", "inner"):  # A or C is redistributed after the last panel
             C = DistMatrix.zeros((40, 40), grid=grid, block=(5, 4))
             with pytest.raises(KeyError):
                 pdgemm(1, A, A, 0, C, algorithm=algorithm, progress=boom)
@@ -158,7 +158,7 @@ def test_a_callback_that_raises_harms_nobody(comm: Any, grid: Any, tree_mover: N
 
 @square_grid
 def test_a_callback_that_is_interrupted_leaves_no_messages(comm: Any) -> None:
-    """On all ranks, with panels in flight that some ranks have still to forward: they would be of the next product."""
+    """On all ranks, although panels are still to be forwarded: the next product must not receive them."""
 
     def interrupted(done: int, total: int) -> None:
         if done > 0.3 * total:

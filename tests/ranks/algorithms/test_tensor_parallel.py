@@ -1,4 +1,4 @@
-"""The products of tensor-parallel layers: values, and words that are those of Megatron's formulas exactly."""
+"""The products of tensor-parallel layers: values, and words that equal Megatron's formulas exactly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pdgemm import DistMatrix, ProcessGrid, pdgemm
 pytestmark = pytest.mark.mpi
 
 Matrices = dict[str, Any]
-# the operands A, B and C of each product of two layers and of their gradients, its collective, and what this moves
+# operands A, B and C of the products of two layers and of their gradients, the collective, and its matrix
 PRODUCTS: dict[str, tuple[Callable[..., tuple[Any, Any, Any]], str, str]] = {
     "Y = X W1": (lambda X, W1, Y, W2, Z: (X, W1, Y), "allgather", "X"),
     "Z = Y W2": (lambda X, W1, Y, W2, Z: (Y, W2, Z), "reduce_scatter", "Z"),
@@ -43,7 +43,7 @@ def lines(comm: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def layers(lines: tuple[Any, Any], sizes: tuple[int, int, int], block: int | None = None, **options: Any) -> Matrices:
-    """X, W1, Y, W2 and Z of two layers: X, W2 and Z by rows, W1 and Y by columns."""
+    """Return X, W1, Y, W2 and Z of two layers: X, W2 and Z by rows, W1 and Y by columns."""
     (by_rows, by_columns), (tokens, inputs, hidden) = lines, sizes
     shapes = {
         "X": (tokens, inputs, by_rows), "W1": (inputs, hidden, by_columns), "Y": (tokens, hidden, by_columns),
@@ -56,7 +56,7 @@ def layers(lines: tuple[Any, Any], sizes: tuple[int, int, int], block: int | Non
 
 
 def check(comm: Any, name: str, matrices: Matrices, beta: float, **options: Any) -> Any:
-    """One product against NumPy, its collective and its words; its report."""
+    """Compare one product with NumPy; check its collective and words; return its report."""
     operands, collective, moved = PRODUCTS[name]
     A, B, C = operands(**matrices)
     a, b, c = A.allgather(), B.allgather(), C.allgather()

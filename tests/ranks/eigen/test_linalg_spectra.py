@@ -43,7 +43,7 @@ def test_svd_of_low_rank_and_its_errors(comm: Any) -> None:
         assert np.allclose(s, [3, 2, 1, 0, 0, 0]) and np.allclose((U.allgather() * s) @ Vh.allgather(), x)
         assert orthogonality(U.allgather()) <= 20 and U.report.facts["bound"] < 1e-13
         assert not linalg.svd(A * 0, 2)[1].any()
-        for seed in range(4):  # where no value after the k-th is seen
+        for seed in range(4):  # values after the k-th are not computed
             U, s, Vh = linalg.svd(A, 1, oversample=0, seed=seed)
             assert abs(s[0] - 3) <= 3 * U.report.facts["bound"]
         with pytest.raises(LinAlgError, match="contains NaN or infinity"):
@@ -141,7 +141,7 @@ def test_eigh(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = rng_matrix(26, 26, dtype)
     h = x + x.conj().T
     with laid_out(comm, h[:23, :23]) as A:
-        check_eigh(A, h[:23, :23])  # on one rank
+        check_eigh(A, h[:23, :23])  # solved on one rank
         check_eigh(np.tril(A), h[:23, :23])  # the other triangle is not read
         check_eigh(np.triu(A), h[:23, :23], lower=False)
     monkeypatch.setattr(modules["pdgemm.linalg.eigen.division"], "SMALL", 20)

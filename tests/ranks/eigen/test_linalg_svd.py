@@ -1,4 +1,4 @@
-"""Singular values and vectors: the bounds of the largest hold and are near, or all ranks warn; all of them."""
+"""Singular values and vectors: bounds of the largest hold and are tight, or all ranks warn; and all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = [(60, 50, 3), (45, 80, 2), (110, 100, 1), (14, 30, 4)]  # rows, columns,
 
 
 def spectra(p: int, k: int) -> dict[str, np.ndarray]:
-    """Singular values of all kinds, p of them."""
+    """Return singular values of all kinds, p of them."""
     i = np.arange(p)
     return {
         "flat": np.linspace(1, 0.3, p),
@@ -44,7 +44,7 @@ def spectra(p: int, k: int) -> dict[str, np.ndarray]:
 @pytest.mark.on_ranks(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bounds_hold_and_are_near(comm: Any, dtype: str) -> None:
-    """Against LAPACK in double precision, on twelve kinds of spectra and more; sizes and grids take turns."""
+    """Against LAPACK in double precision, for twelve and more kinds of spectra; sizes and grids alternate."""
     shapes = grid_shapes(comm.size)
     for turn in range(0 if everything() else DTYPES.index(dtype) % 2, 14, 1 if everything() else 2):
         size = (turn + DTYPES.index(dtype)) % len(SIZES)
@@ -74,7 +74,7 @@ def test_bounds_hold_and_are_near(comm: Any, dtype: str) -> None:
 
 
 def test_fewer_steps_have_larger_bounds_that_hold(comm: Any) -> None:
-    """After any number of steps the bound holds, and all ranks are warned; a tolerance ends the steps earlier."""
+    """After any number of steps the bound holds, and all ranks are warned; with a tolerance fewer steps are done."""
     with ProcessGrid(comm) as grid:
         for name in ("flat", "a cluster over k", "nearly flat")[: 3 if everything() else 1]:
             x = with_singular_values(70, 64, spectra(64, 2)[name], "float64")
@@ -98,7 +98,7 @@ def test_a_warning_that_is_an_error_is_one_on_all_ranks(comm: Any) -> None:
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(with_singular_values(70, 64, spectra(64, 2)["flat"], "float64"), grid=grid)
         with warnings.catch_warnings():
-            warnings.simplefilter("error" if comm.rank == comm.size - 1 else "ignore")  # of one rank alone
+            warnings.simplefilter("error" if comm.rank == comm.size - 1 else "ignore")  # on one rank only
             with pytest.raises(scipy.linalg.LinAlgWarning, match="svd of 70 x 64"):
                 linalg.svd(A, 2, oversample=4, steps=1)
         assert np.isfinite(A.norm())  # no rank is ahead of another
@@ -109,7 +109,7 @@ def test_a_warning_that_is_an_error_is_one_on_all_ranks(comm: Any) -> None:
 
 
 def test_plans_of_the_largest_values(comm: Any) -> None:
-    """The number of steps is what the elements decide; words, messages and flops follow from it, restarts included."""
+    """The elements determine the number of steps; words, messages and flops follow from it, restarts included."""
     cases = [(70, 64, 2, False, 0), (60, 90, 1, True, 1), (20, 33, 3, False, 0)]
     for m, n, k, transposed, at in cases:
         with ProcessGrid(comm, (grid_shapes(comm.size) * 2)[at]) as grid, warnings.catch_warnings():
@@ -118,14 +118,14 @@ def test_plans_of_the_largest_values(comm: Any) -> None:
             A = DistMatrix.from_global(x.T if transposed else x, grid=grid, block=8)
             A = A.T if transposed else A
             report: Any = linalg.svd(A, k, oversample=4, steps=6)[0].report
-            assert report.steps == 6 * (6 * (k + 4) < min(m, n))  # which is a restart
+            assert report.steps == 6 * (6 * (k + 4) < min(m, n))  # a step that restarts
             plan = linalg.plan(linalg.svd, A, k=k, oversample=4, iterations=report.steps or 1)
             assert report.counted == report.predicted == plan.traffic(comm.rank), str(report)
             assert plan.flops == report.flops
 
 
 def with_values(values: np.ndarray, dtype: str) -> np.ndarray:
-    """A square matrix with these singular values, up to rounding, and random vectors."""
+    """Return a square matrix with these singular values, up to rounding, and random vectors."""
     n = len(values)
     return with_singular_values(n, n, values, dtype) @ np.linalg.qr(rng_matrix(n, n, dtype))[0]
 
@@ -156,7 +156,7 @@ def test_all_triplets_by_products(comm: Any, dtype: str, monkeypatch: pytest.Mon
         (m, n), shapes = a.shape, grid_shapes(comm.size)
         with ProcessGrid(comm, shapes[number % len(shapes)]) as grid:
             A = DistMatrix.from_global(a, grid=grid, block=[(4, 3), None, 5][number % 3])
-            # the factors of a square matrix have one shape: one or the other, in turn
+            # the factors of a square matrix have one shape: either one, in turn
             for full in (False, True) if m != n or everything() else (number % 2 == 0,):
                 U, s, Vh = linalg.svd(A, full_matrices=full)
                 report: Any = U.report
@@ -175,7 +175,7 @@ def test_all_triplets_by_products(comm: Any, dtype: str, monkeypatch: pytest.Mon
 
 @every_grid
 def test_values_through_a_band(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All singular values within n eps s_1 of LAPACK's; words and messages are those planned."""
+    """All singular values within n eps s_1 of LAPACK's; words and messages as planned."""
     monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.BAND", 5)
     shapes = grid_shapes(comm.size)
     for number, (m, n) in enumerate(((31, 31), (36, 30), (50, 14), (11, 10), (3, 3), (1, 1))):

@@ -29,7 +29,7 @@ def normal(n: int) -> Tridiagonal:
 
 
 def gaussian(n: int) -> Tridiagonal:
-    """The tridiagonal form of a symmetric matrix of normal numbers: eigenvalues repel, and hardly any is deflated."""
+    """Return the tridiagonal form of a symmetric matrix of normal numbers: almost no eigenvalue is deflated."""
     rng = np.random.default_rng(n)
     return rng.standard_normal(n) * np.sqrt(2), -np.sqrt(rng.chisquare(np.arange(n - 1, 0, -1)))
 
@@ -50,7 +50,7 @@ def graded(n: int) -> Tridiagonal:
 
 
 def split(n: int) -> Tridiagonal:
-    """Elements that are 0 or negligible where halves are joined, if n is a multiple of 4, and elsewhere."""
+    """Return a matrix with zero or negligible elements at joins of halves, if n is a multiple of 4, and elsewhere."""
     d, e = gaussian(n)
     e[n // 2 - 1], e[n // 4 - 1], e[n // 3] = 1e-17, 0, 0
     return d, e
@@ -68,7 +68,7 @@ KINDS: dict[str, Callable[[int], Tridiagonal]] = {
 
 
 def check(pair: Tridiagonal, w: np.ndarray, V: Any, part: slice = slice(None)) -> None:
-    """Residuals, orthogonality and eigenvalues within c n eps |T|, as LAPACK's dstt21 and dsterf's tests measure."""
+    """Residuals, orthogonality and eigenvalues within c n eps |T|, as in LAPACK's tests dstt21 and of dsterf."""
     d, e = (x.astype(float) for x in pair)
     n, X, dtype = len(d), V.allgather(), V.dtype
     assert X.shape == (n, len(w)) and w.dtype == dtype == pair[0].dtype
@@ -85,7 +85,7 @@ def check(pair: Tridiagonal, w: np.ndarray, V: Any, part: slice = slice(None)) -
 
 
 def solve(pair: Tridiagonal, grid: Any, dtype: Any = "d", wanted: Any = None) -> tuple[np.ndarray, Any, Any]:
-    """Eigenvalues, vectors, and the report of the work."""
+    """Return eigenvalues, vectors, and the report of the work."""
     work, like = Work("tridiagonal"), DistMatrix.zeros((3, 5), grid=grid, dtype=dtype)
     before = [x.copy() for x in pair]
     w, V = tridiagonal_eigh(work, *pair, like, wanted)
@@ -97,7 +97,7 @@ def solve(pair: Tridiagonal, grid: Any, dtype: Any = "d", wanted: Any = None) ->
 
 @pytest.fixture(autouse=True)
 def small_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three levels of joins at order 50."""
+    """Three levels of merges at order 50."""
     monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal.LEAF", 8)
 
 
@@ -113,7 +113,7 @@ def test_kinds_of_matrices(comm: Any, kind: Any) -> None:
 
 @every_grid
 def test_orders(comm: Any) -> None:
-    """Orders about those of leaves, and those of which rank or leaf has nothing."""
+    """Orders about those of leaves, and orders for which some ranks or leaves are empty."""
     orders, shapes = (0, 1, 2, 3, 7, 8, 9, 16, 17, 18, 25), grid_shapes(comm.size)
     for at, shape in enumerate(shapes):
         with ProcessGrid(comm, shape) as grid:
@@ -126,7 +126,7 @@ def test_orders(comm: Any) -> None:
 @pytest.mark.on_ranks(1)
 @pytest.mark.parametrize("leaf", [1, 2, 3])
 def test_tiny_leaves(comm: Any, monkeypatch: pytest.MonkeyPatch, leaf: int) -> None:
-    """Systems of one and of two eigenvalues, which LAPACK's laed4 treats otherwise."""
+    """Systems of one and of two eigenvalues, which LAPACK's laed4 treats separately."""
     monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal.LEAF", leaf)
     with ProcessGrid(comm) as grid:
         for kind in (gaussian, wilkinson, graded):
@@ -151,7 +151,7 @@ def test_parts_of_the_vectors(comm: Any) -> None:
 
 
 def test_deflated_columns_are_not_multiplied(comm: Any) -> None:
-    """Nothing is multiplied where the halves are apart, and less where eigenvalues are close to each other."""
+    """No product where the halves are decoupled, and smaller ones where eigenvalues are close to each other."""
 
     with ProcessGrid(comm) as grid:
         of = {kind: solve(made(64), grid)[2] for kind, made in KINDS.items()}

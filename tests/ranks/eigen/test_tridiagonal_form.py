@@ -1,4 +1,4 @@
-"""Reductions to tridiagonal form, directly and through a band: errors, any layouts, equal numbers, words."""
+"""Reductions to tridiagonal form, directly and through a band: errors, any layouts, words, equal on all ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hermitian(n: int, dtype: str) -> np.ndarray:
 
 
 def uncoupled(n: int, dtype: str) -> np.ndarray:
-    """Columns with elements near 1 on the diagonal, and elements below it whose norm has no reciprocal."""
+    """Return columns with elements near 1 on the diagonal, and a norm below it whose reciprocal overflows."""
     x, few = hermitian(n, dtype), np.arange(n) < 5
     x[few[:, None] | few] *= float(np.finfo(dtype).tiny) / 256
     x[few, few] = 1
@@ -47,7 +47,7 @@ def scaled(n: int, dtype: str, scales: Any) -> np.ndarray:
 
 
 MATRICES: dict[str, Any] = {
-    # columns that are rounding errors after three reflections: ranks that round otherwise would not agree on v
+    # columns of rounding errors after three reflections: ranks that round differently would disagree on v
     "low rank": lambda n, t: rng_matrix(n, 3, t) @ rng_matrix(n, 3, t).conj().T,
     "diagonal": lambda n, t: np.diag(np.arange(n)).astype(t), "zero": lambda n, t: np.zeros((n, n), t),
     # squares that underflow, and norms whose reciprocals overflow; squares that overflow
@@ -104,7 +104,7 @@ def test_reduction(comm: Any, n: int, dtype: str, block: Any, order: str, way: s
 
 @every_grid
 def test_many_blocks(comm: Any, monkeypatch: Any) -> None:
-    """Blocks of 8 and panels of 3: many classes, panels that end inside and at the end of blocks, ragged ends."""
+    """Blocks of 8 and panels of 3: many residue classes, panels that end inside blocks and with them, ragged ends."""
     monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.BLOCK", 8)
     monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.WIDTH", 3)
     for n, dtype in ((61, "float64"), (56, "complex128")):
@@ -130,7 +130,7 @@ def test_any_elements(comm: Any, kind: str, dtype: str) -> None:
 @every_grid
 @pytest.mark.parametrize(("rest", "left"), [(0, 0), (50, 22), (150, 150)])
 def test_plan(comm: Any, rest: int, left: int, monkeypatch: Any) -> None:
-    """A planned program has the words of the run, and its simulation the messages."""
+    """A planned program has the words of the run, and its simulation has its messages."""
     monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.REST", rest)
 
     for shape in grid_shapes(comm.size):
@@ -149,7 +149,7 @@ def test_plan(comm: Any, rest: int, left: int, monkeypatch: Any) -> None:
             assert run.words_received == counted.words_received - counted.words_read
             assert plan.flops == report.flops and 0 <= 4 * 150**3 // 3 - plan.flops <= 1
             last = next((x for x in plan.schedules if isinstance(x, LastPartSchedule)), None)
-            if last is not None:  # LAPACK's part is planned, and what it needs on one rank
+            if last is not None:  # LAPACK's part on one rank is planned, and its workspace
                 assert last.n == left and last.flops == 4 * left**3 // 3 and last.extra_bytes(None) == 8 * 64 * left
                 assert sum(last.extra_bytes(rank) > 0 for rank in range(comm.size)) == 1
                 assert report.as_predicted and plan.seconds > 0

@@ -1,4 +1,4 @@
-"""Nothing grows: memory, open files and shared memory after many products, grids, saves and loads."""
+"""No growth: memory, open files and shared memory after many products, grids, saves and loads."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pdgemm.io import hdf5
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]
 
-MOST = 4 << 20  # bytes that a rank may have more, as allocators keep some; with --all a leak of 8 KiB each is more
+MOST = 4 << 20  # allowed bytes per rank; allocators keep some pages; with --all a leak of 8 KiB each is more
 COUNTS = {"products": 2000, "grids": 500, "saves and loads": 500}
 
 
 def held() -> tuple[int, int, int]:
-    """Bytes of this process's own memory, its open files, and the files of shared memory of the machine."""
+    """Return the private bytes of this process, its open files, and the machine's files of shared memory."""
     gc.collect()
     pages = Path("/proc/self/smaps_rollup").read_text()
     private = sum(int(line.split()[1]) << 10 for line in pages.splitlines() if line.startswith("Private_Dirty"))
@@ -31,7 +31,7 @@ def held() -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("what", list(COUNTS))
 def test_nothing_grows(comm: Any, shared_tmp_path: Path, what: str) -> None:
-    """With --all as often as COUNTS says, otherwise a fiftieth of that."""
+    """With --all COUNTS times, otherwise a fiftieth of that."""
     grid = ProcessGrid(comm)
     A, B = (DistMatrix.random((60, 50), grid=grid, block=16, seed=seed) for seed in (1, 2))
     C = DistMatrix.zeros((60, 60), grid=grid)
@@ -57,7 +57,7 @@ def test_nothing_grows(comm: Any, shared_tmp_path: Path, what: str) -> None:
 
     steps: dict[str, Callable[[int], None]] = dict(zip(COUNTS, (product, new_grid, saved)))
     count = COUNTS[what] // (1 if everything() else 50)
-    for number in range(10):  # what is kept for good is made
+    for number in range(10):  # all caches are filled
         steps[what](number)
     comm.Barrier()
     before = held()

@@ -1,4 +1,4 @@
-"""The memory that the ranks of a node share: its limits, and too little of it."""
+"""The memory that the ranks of a node share: its limits, and too little memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HUGE = "9" * 5000
 
 @pytest.fixture
 def no_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process has no window yet."""
+    """Let this process have no window yet."""
     monkeypatch.setattr(node_memory, "_windows", {})
 
 
@@ -55,7 +55,7 @@ with ProcessGrid() as grid:
 
 
 def with_own_memory(options: str, *command: str, other_mpis: bool) -> Any:
-    """A command on two ranks that have a /dev/shm of their own."""
+    """Run a command on two ranks with a private /dev/shm."""
     if not other_mpis and "open-mpi" not in subprocess.getoutput("mpiexec --version"):
         pytest.skip("other MPIs do not start with less than a few MiB of /dev/shm, and make windows unseen")
     apart = ["unshare", "--mount", *(["--user", "--map-root-user"] if os.getuid() else [])]
@@ -70,13 +70,13 @@ def with_own_memory(options: str, *command: str, other_mpis: bool) -> Any:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("size=64m", "True True False False True True"),  # half of it for the window, and then others come
+        ("size=64m", "True True False False True True"),  # half of it for the window; the rest gets filled
         ("size=4k", "False False False False False True"),
         pytest.param("size=64m,ro", "False False False False False True", marks=thorough),
     ],
 )
 def test_where_shared_memory_is_small_or_full_matrices_are_private(tmp_path: Path, options: str, said: str) -> None:
-    """And files are opened: Open MPI keeps semaphores for them there."""
+    """Files can still be opened, although Open MPI creates semaphores there."""
     run = with_own_memory(options, FILLED, str(tmp_path / "c.h5"), other_mpis=options == "size=64m")
     assert run.returncode == 0, run.stderr
     assert run.stdout.split("\n") == [said, said, ""]
@@ -98,10 +98,10 @@ ProcessGrid()
 
 
 def test_a_window_that_another_program_prevents_ends_the_job() -> None:
-    """One rank hears of it; the others are in MPI."""
+    """One rank gets the error; the others are in MPI."""
     run = with_own_memory("size=64m", TAKEN, other_mpis=False)
     assert run.returncode == 3, run.stderr
-    assert run.stderr.count("pdgemm: error: MPI made no window of ") == 1  # mpirun mixes lines
+    assert run.stderr.count("pdgemm: error: MPI made no window of ") == 1  # mpirun mixes lines of ranks
     assert "PDGEMM_NODE_MEMORY=0" in run.stderr
 
 
@@ -134,7 +134,7 @@ def test_the_user_may_limit_the_memory_of_the_node(
 
 @jobs.needs_mpiexec
 def test_the_window_is_made_without_a_word_from_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody has told Open MPI to leave UCX out; and the level of threads is what it was."""
+    """If UCX is not excluded for Open MPI by the user; the level of threads stays."""
     program = """
 from mpi4py import MPI
 before = MPI.Query_thread()
@@ -145,7 +145,7 @@ print(before == MPI.Query_thread(), grid.memory.size > 0)
     monkeypatch.delenv("OMPI_MCA_osc", raising=False)
     done = jobs.run(jobs.python(2, "-c", program), timeout=60)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["True"] * 4, "")
-    monkeypatch.setenv("OMPI_MCA_opal_common_ucx_verbose", "3")  # who asks for UCX's words gets them
+    monkeypatch.setenv("OMPI_MCA_opal_common_ucx_verbose", "3")  # messages that the user has asked for are printed
     monkeypatch.setattr(node_memory, "_exchange_variable", None)
     with node_memory.silent_ucx():
         pass

@@ -1,4 +1,4 @@
-"""Blocks of the memory that ranks share: they do not overlap, have all their pages, and give them back."""
+"""Blocks of the memory that ranks share: they do not overlap, all pages exist, and freed pages are returned."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def filled(heap: Any, nbytes: int, value: int) -> np.ndarray:
 
 
 def test_blocks_are_used_again_and_go_back() -> None:
-    """Any order of taking and giving back: no two blocks overlap, a view keeps its block, in the end all is free."""
+    """In any order of allocation: blocks do not overlap, a view keeps its block alive, in the end all is free."""
     heap, rng = Heap(mmap.mmap(-1, 1 << 27), lambda part: True), np.random.default_rng(0)
     held: list[np.ndarray] = []
     for turn in range(600):
@@ -38,7 +38,7 @@ def test_blocks_are_used_again_and_go_back() -> None:
             held.pop(rng.integers(len(held)))
         else:
             size = int(rng.choice([1, 4096, 100_000, 5 << 20]))
-            held.append(filled(heap, size, turn % 256)[size // 2 :])  # only a view is kept
+            held.append(filled(heap, size, turn % 256)[size // 2 :])  # only a view is alive
         if turn % 100 == 0:
             assert all((x == x[0]).all() for x in held)
     ends = sorted((x.ctypes.data, x.ctypes.data + x.size) for x in held)
@@ -50,7 +50,7 @@ def test_blocks_are_used_again_and_go_back() -> None:
 
 
 def test_what_is_not_kept_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And is taken again, no more than that, before it is handed out."""
+    """Pages beyond KEPT are freed, and allocated again, only these, before they are handed out."""
     monkeypatch.setattr(shared_heap, "KEPT", 6 << 20)
     taken: list[int] = []
     heap = Heap(mmap.mmap(-1, 1 << 26), lambda part: not taken.append(len(part)))  # type: ignore[func-returns-value]
@@ -62,13 +62,13 @@ def test_what_is_not_kept_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatc
     taken.clear()
     again = [heap.block(size) for size in (4 << 20, 4 << 20, 6 << 20)]
     assert [x.ctypes.data for x in again if x is not None] == starts
-    assert taken == [4 << 20, 4 << 20, 2 << 20]  # of the third block the first 4 MiB were kept
-    assert [x.any() for x in again if x is not None] == [False, False, True]  # the others were the system's in between
+    assert taken == [4 << 20, 4 << 20, 2 << 20]  # the first 4 MiB of the third block were retained
+    assert [x.any() for x in again if x is not None] == [False, False, True]  # the others were freed in between
 
 
 @pytest.fixture
 def file(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A file in memory, of which blocks are aligned to small pages."""
+    """A file in memory, with blocks aligned to small pages."""
     for module in (shared_heap, node_memory):
         monkeypatch.setattr(module, "PAGE", PAGE)
     file = os.memfd_create("memory")
@@ -77,13 +77,13 @@ def file(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 def pages(file: int) -> int:
-    """How many a file takes."""
+    """Return the number of pages of a file."""
     return os.fstat(file).st_blocks * 512 // PAGE
 
 
 @pytest.mark.parametrize("failed", [False, KeyboardInterrupt()])
 def test_of_a_block_that_cannot_be_had_nothing_is_kept(failed: Any, file: int) -> None:
-    """What was taken of it is given back, and what was kept before is still known to be there."""
+    """Its pages are freed again, and pages retained before are still known."""
     os.ftruncate(file, 16 * PAGE)
     answers = iter([True, True, True, failed, True])
 
@@ -96,7 +96,7 @@ def test_of_a_block_that_cannot_be_had_nothing_is_kept(failed: Any, file: int) -
 
     heap = Heap(mmap.mmap(file, 16 * PAGE), take)
     held = [heap.block(2 * PAGE) for _ in "abc"]
-    del held[2], held[0]  # the next block begins where the third was, and goes beyond
+    del held[2], held[0]  # the next block begins at the third, and is longer
     with pytest.raises(KeyboardInterrupt) if failed else nullcontext():
         assert heap.block(5 * PAGE) is None
     assert pages(file) == 6 and heap.used == 2 * PAGE and len(heap._gaps) == 2
@@ -117,31 +117,31 @@ def test_a_forked_process_gives_nothing_back() -> None:
 
 @pytest.mark.mpi
 def test_where_the_system_has_no_page_it_says_so(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind the end of a file, as in a full /dev/shm, there are none, and whoever writes there dies of SIGBUS."""
+    """Pages behind the end of a file, as in a full /dev/shm: to write there would end in SIGBUS."""
     os.ftruncate(file, 8 * PAGE)
     memory = mmap.mmap(file, 8 * PAGE)
     os.ftruncate(file, 4 * PAGE)
     heap = Heap(memory, partial(node_memory._take, spare=0))
     first = filled(heap, PAGE, 7)
     assert pages(file) == 1
-    assert heap.block(5 * PAGE) is None  # 3 of its pages are there
+    assert heap.block(5 * PAGE) is None  # 3 of its pages exist
     assert pages(file) == 1 and heap.used == PAGE and len(heap._gaps) == 1
     second = filled(heap, 3 * PAGE, 8)
     assert pages(file) == 4 and (first == 7).all()
     assert heap.block(1) is None
     del second
-    monkeypatch.setattr(os, "statvfs", None)  # what is kept is not asked for again
+    monkeypatch.setattr(os, "statvfs", None)  # retained pages are not allocated again
     assert heap.block(3 * PAGE) is not None
 
 
 @pytest.mark.mpi
 def test_some_memory_is_left_to_others(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where they take it meanwhile, and where nothing can be found out."""
+    """Also if others allocate meanwhile, and if the free memory is unknown."""
 
     def taken(*free: int) -> int:
-        """How many of 3 pages are taken, where so many were free before each, and one is to be left."""
+        """Return how many of 3 pages are allocated, given the free pages before each; one is to remain."""
         left = iter(free)
-        for length in (0, 3 * PAGE):  # which empties it
+        for length in (0, 3 * PAGE):  # truncation empties the file
             os.ftruncate(file, length)
         monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=next(left), f_frsize=PAGE))
         done = node_memory._take(memoryview(mmap.mmap(file, 3 * PAGE)), PAGE)
@@ -152,7 +152,7 @@ def test_some_memory_is_left_to_others(file: int, monkeypatch: pytest.MonkeyPatc
     assert taken(3) == 0
     assert taken(9, 9, 1) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(os, "access", lambda *_: False)  # as where it may only be read
+        patch.setattr(os, "access", lambda *_: False)  # as for a read-only folder
         assert taken(9) == 0
     monkeypatch.setattr(node_memory, "WHERE", "/dev/null/shm")
     assert taken(9) == 0

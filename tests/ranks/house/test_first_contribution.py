@@ -1,4 +1,4 @@
-"""docs/contributing-first.md is a program: its algorithm works, and its tests see the bugs that the page names."""
+"""docs/contributing-first.md is a program: its algorithm works, and its tests detect the bugs that it names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.mpi
 
 @contextmanager
 def page(bug: tuple[str, str] = ("", "")) -> Iterator[ModuleType]:
-    """The module that a reader makes of the page, with a bug; afterwards its algorithm is unknown."""
+    """Run the code of the page, with a bug, as a module; afterwards its algorithm is unknown again."""
     source, module = program(PAGE), ModuleType("gathered")
     assert source.count(bug[0]) == 1 or not bug[0]
     sys.modules["gathered"] = module
@@ -45,7 +45,7 @@ def page(bug: tuple[str, str] = ("", "")) -> Iterator[ModuleType]:
 
 
 def run(test: Any, comm: Any) -> None:
-    """A test of the page, with all its parameters."""
+    """Run a test of the page, with all its parameters."""
     marks = [mark for mark in test.pytestmark if mark.name == "parametrize"]
     for values in itertools.product(*(mark.args[1] for mark in marks)):
         test(comm, **dict(zip((mark.args[0] for mark in marks), values)))
@@ -62,6 +62,6 @@ def test_the_page_runs(comm: Any) -> None:
 @pytest.mark.on_ranks(4)
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_is_seen(comm: Any, bug: str) -> None:
-    """By a test in which it is seen on all ranks at once, so that none is left waiting for the others."""
+    """By a test that fails on all ranks at once, so that no rank waits for the others."""
     with page(BUGS[bug]) as module, pytest.raises(AssertionError):
         run(module.test_where_all_lies_well, comm)

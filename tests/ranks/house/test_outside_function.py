@@ -1,4 +1,4 @@
-"""A function of linear algebra from outside of the package: right, planned, simulated and counted as the others.
+"""A user's function of linear algebra: right, and planned, simulated and counted like those of the package.
 
 Conjugate gradients with Jacobi's preconditioner (Saad, Iterative Methods for Sparse Linear Systems, 2003, algorithm
 9.1), for several right-hand sides at once.

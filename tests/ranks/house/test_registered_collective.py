@@ -1,7 +1,7 @@
-"""Collective algorithms from outside of the package: planned, simulated, carried out and counted as the others.
+"""A user's collective algorithms: planned, simulated, carried out and counted like those of the package.
 
-All-gather by a hub: the parts go to the first rank, and all of them from there to the others, in trees.  And the
-all-reduce of a chain, along which each rank adds its part.
+All-gather by a hub: the parts are sent to the first rank, and all of them from there to the others, in trees.
+And the all-reduce of a chain, along which each rank adds its part.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def by_hub(collective: Collective) -> CollectiveSteps:
 
 
 def by_chain(collective: Collective) -> CollectiveSteps:
-    """x_0 + x_1, plus x_2, ... along the ranks, and the sum back."""
+    """Add up x_0 + x_1 + x_2 ... along the ranks, and send the sum back."""
     all_parts = np.array([0]), np.array([len(collective.ranks)])
     links = [(np.array([at]), np.array([at + 1])) for at in range(len(collective.ranks) - 1)]
     for here, there in links:

@@ -1,6 +1,6 @@
-"""A mover that the package knows nothing of but its entry and its function (tree_mover.py), as a user meets it.
+"""A mover of which the package knows only its entry and its function (tree_mover.py), in use.
 
-Its products are those of test_summa, test_algorithms, test_any_problem, test_plans, test_overlap and test_trace.
+The tests of test_summa, test_algorithms, test_any_problem, test_plans, test_overlap and test_trace also use it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_it_is_taken_where_the_machine_is_faster_with_it(comm: Any) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_it_sends_what_a_device_has_packed(comm: Any, schedule: str) -> None:
-    """On a device that works late, where MPI takes pointers to its memory."""
+    """On a device with delayed work, where MPI accepts pointers to its memory."""
     with (
         tree_registered(),
         fake_device(schedule, reach=Reach("", staged=False)) as device,

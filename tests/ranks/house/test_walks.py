@@ -1,4 +1,4 @@
-"""A reader follows a product or a factorisation through few calls and few modules: the limits of its walk."""
+"""Limits on the number of calls and modules through which a reader follows a product or a factorisation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1)]
 
 @pytest.fixture(scope="module")
 def trace() -> Any:
-    """The script, which counts calls of functions of the package, and moves between its modules."""
+    """The script that counts calls of functions of the package, and changes of module."""
     spec = spec_from_file_location("trace_calls", TRACE)
     assert spec and spec.loader
     spec.loader.exec_module(module := module_from_spec(spec))
@@ -28,7 +28,7 @@ def trace() -> Any:
 
 def test_a_product_is_short(comm: Any, trace: Any) -> None:
     with ProcessGrid(comm) as grid:
-        _ = DistMatrix.random((20, 30), grid=grid) @ DistMatrix.random((30, 10), grid=grid)  # modules are loaded
+        _ = DistMatrix.random((20, 30), grid=grid) @ DistMatrix.random((30, 10), grid=grid)  # loads all modules
         A, B = DistMatrix.random((64, 32), grid=grid), DistMatrix.random((32, 48), grid=grid)
         best_plan.cache_clear()
         walk = trace.walked(lambda: pdgemm(1, A, B))

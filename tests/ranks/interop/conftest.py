@@ -20,7 +20,7 @@ LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(open('/proc/self/map
 
 @pytest.fixture(scope="module")
 def contexts(comm: Any) -> Iterator[list[int]]:
-    """Every shape, row by row and column by column; one that leaves a process out."""
+    """Every shape, in row and column order; and a grid without one of the processes."""
     from pdgemm import scalapack
 
     made = [scalapack.blacs_gridinit(comm, *shape, order) for shape in grid_shapes(comm.size) for order in "RC"]
@@ -37,12 +37,12 @@ def libmpi(maps: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def reference(comm: Any) -> ctypes.CDLL:
-    """ScaLAPACK.  Skips where it is absent or linked to another MPI than mpi4py's."""
+    """Load ScaLAPACK; skip if it is absent, or linked to another MPI than mpi4py's."""
     name = ctypes.util.find_library("scalapack-openmpi")
     if name is None:
         pytest.skip("Debian's ScaLAPACK is absent (package libscalapack-openmpi-dev)")
-    # Loading it here is too late: it would take any libmpi.so.40 that is in the process already, or that
-    # mpiexec has put on LD_LIBRARY_PATH.  A process without either tells which one it is made for.
+    # To load it here is too late: it would use any libmpi.so.40 already in the process, or put on LD_LIBRARY_PATH
+    # by mpiexec.  A process without either shows the library that it is linked to.
     environment = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
     alone = subprocess.run([sys.executable, "-c", LOAD, name], env=environment, capture_output=True, text=True)
     if alone.returncode:
@@ -55,7 +55,7 @@ def reference(comm: Any) -> ctypes.CDLL:
 
 @pytest.fixture(scope="module")
 def grids(comm: Any, reference: ctypes.CDLL) -> Iterator[list[tuple[int, int]]]:
-    """(our context, theirs) for every shape, row by row and column by column."""
+    """Pairs (our context, theirs) for every shape, in row and column order."""
     from pdgemm import scalapack
 
     made = []

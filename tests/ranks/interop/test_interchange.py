@@ -1,4 +1,4 @@
-"""Arrays of other libraries in and out, what cannot be taken or sent, and products with vectors by NumPy's names."""
+"""Arrays of other libraries in and out, errors for objects that cannot be converted, and vectors by NumPy's names."""
 
 # ruff: noqa: B023  # functions that are called in the same turn of a loop
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.mpi
 
 
 class OnlyDLPack:
-    """What a library without any knowledge of NumPy exports."""
+    """An array that a library without NumPy exports."""
 
     def __init__(self, x: np.ndarray) -> None:
         self._x = x
@@ -75,7 +75,7 @@ def test_any_object_with_memory_of_the_host(comm: Any, grid: Any, exported: Any)
 
 def test_what_is_no_array(comm: Any, grid: Any) -> None:
     class Late:
-        """As an array that a library will not hand out: torch says so of those that require gradients."""
+        """Like an array that cannot be exported: torch refuses those that require gradients."""
 
         def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad.\nUse tensor.detach().numpy() instead.")
@@ -205,7 +205,7 @@ def test_what_cannot_be_pickled_says_what_to_do(comm: Any, grid: Any) -> None:
         (batch, r"a Batch .*cannot be pickled: use .items or .to_global\(root\)"),
         (prepared, r"cannot be copied or pickled: .*plan.prepare\(A, B, C\)"),
     ]:
-        # to this rank alone: among many, the others would wait for what the root cannot send
+        # on this rank only: in a larger communicator the others would wait for a root that cannot send
         for send in (pickle.dumps, lambda x: MPI.COMM_SELF.bcast(x), lambda x: pickle.dumps([x])):
             refused_alike(comm, TypeError, message, lambda send=send, given=given: send(given))
     refused_alike(comm, TypeError, "cannot be copied", lambda: copy.deepcopy(prepared))
@@ -252,7 +252,7 @@ def test_outer(comm: Any, dtype: str) -> None:
                 continue
             masked = np.ma.array([1.0, 2.0])
             for call, kind, message in [
-                # on one rank alone
+                # on one rank only
                 (lambda: np.outer(column, masked if comm.rank == 0 else y), TypeError, "would lose its mask"),
                 (lambda: np.outer(A, y), ValueError, "numpy.outer takes matrices of one column or one row.*11 x 7"),
                 (lambda: np.outer(column, y, out=A), TypeError, "numpy.outer"),

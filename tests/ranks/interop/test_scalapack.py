@@ -1,4 +1,4 @@
-"""ScaLAPACK's interface: the standard PBLAS semantics, argument numbers, and C updated in place and nowhere else."""
+"""ScaLAPACK's interface: the standard PBLAS semantics, argument numbers, and C updated in place, nothing else."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_contexts_and_descriptors(comm: Any, grid: Any) -> None:
     assert desc.tolist() == [1, row, 7, 5, 2, 3, 0, 0, 9]
     good: list[Any] = [7, 5, 2, 3, 0, 0, row, 9]
     wrong = [(good, *x) for x in enumerate([-1, -2, 0, 0, 1, comm.size, 10**6, 1])]
-    wrong += [([8] * 8, *x) for x in enumerate([2.5, "7", None, 10**30, -(10**30)])]  # among others that are wrong
+    wrong += [([8] * 8, *x) for x in enumerate([2.5, "7", None, 10**30, -(10**30)])]  # also after other wrong ones
     for arguments, at, bad in wrong:
         with pytest.raises(scalapack.IllegalArgument, match="DESCINIT") as caught:
             scalapack.descinit(*changed(arguments, **{f"_{at + 1}": bad}))
@@ -121,7 +121,7 @@ def test_every_argument_out_of_range_is_named_by_its_number(comm: Any, contexts:
             scalapack.pdgemm(*changed(good, **{f"_{number}": value}))
         assert caught.value.info == code, (number, value, str(caught.value))
         assert len(set(comm.allgather(str(caught.value)))) == 1
-    # on one process only: all hear of it
+    # wrong on one process only: all raise
     if comm.size > 1:
         m = -1 if comm.rank == 1 else 6
         with pytest.raises(scalapack.IllegalArgument, match=rf"number 3 .*\[rank 1 of {comm.size}\]"):
@@ -144,7 +144,7 @@ def test_every_argument_out_of_range_is_named_by_its_number(comm: Any, contexts:
 
 
 def good_arguments(contexts: list[int], first: tuple[int, int] | None = None) -> tuple[list[Any], list[Global]]:
-    """Of a product of 6 x 4 by 4 x 5 within matrices of 12 x 12; A's descriptor is of type 2 where `first` is given."""
+    """Return arguments of a product of 6 x 4 by 4 x 5 in 12 x 12 matrices; with `first`, A's descriptor is of type 2."""
     A, B, C = (
         Global(random((12, 12), "d", s), contexts[0], (3, 2), first=f) for s, f in ((1, first), (2, None), (3, None))
     )
@@ -153,12 +153,12 @@ def good_arguments(contexts: list[int], first: tuple[int, int] | None = None) ->
 
 
 def with_entries(desc: np.ndarray, **entries: int) -> np.ndarray:
-    """The descriptor but for some entries, _5 = ... for the fifth."""
+    """Return the descriptor with some entries replaced, _5 = ... for the fifth."""
     return np.array(changed(desc.tolist(), **entries))
 
 
 def test_an_empty_submatrix_may_begin_anywhere(comm: Any, contexts: list[int]) -> None:
-    """Nor does its matrix need elements; but all else is as strict as ever."""
+    """Its matrix may have no elements, either; all other checks stay."""
     good, (A, _, C) = good_arguments(contexts)
     empty = with_entries(A.desc, _3=0, _4=0, _9=1)
     nothing: dict[str, Any]
@@ -179,7 +179,7 @@ def test_an_empty_submatrix_may_begin_anywhere(comm: Any, contexts: list[int]) -
         ({"_10": with_entries(A.desc, _9=0)}, -1009), ({"_10": with_entries(A.desc, _4=-1)}, -1004), ({"_7": None}, -7),
     ):  # fmt: skip
         assert info(scalapack.pdgemm, *changed(good, _3=0, **wrong)) == found, wrong
-    assert info(scalapack.pdgemm, *changed(good, _10=empty)) == -1003  # sub(A) is not empty: M_ comes first
+    assert info(scalapack.pdgemm, *changed(good, _10=empty)) == -1003  # sub(A) is not empty: M_ is checked first
     for m, n in ((0, 3), (3, 0)):
         assert info(scalapack.pdtran, m, n, 1.0, A.local, 99, 1, A.desc, 2.0, C.local, 1, 99, C.desc) == 0
         assert info(scalapack.pdgemr2d, m, n, A.local, 1, 99, empty, None, 0, -1, "", contexts[0]) == 0
@@ -187,7 +187,7 @@ def test_an_empty_submatrix_may_begin_anywhere(comm: Any, contexts: list[int]) -
 
 
 def test_local_arrays_need_no_more_than_what_is_read(comm: Any, contexts: list[int]) -> None:
-    """LLD_ = 1 where a process has no columns, and no columns behind those of the submatrix."""
+    """LLD_ = 1 if a process has no columns, and no columns behind those of the submatrix."""
     row = contexts[0]
     column_of = scalapack.blacs_gridinfo(row)[3]
     A, B = (Global(random((9, 3), "d", s), row, (2, 3)) for s in (1, 2))
@@ -209,18 +209,18 @@ def test_local_arrays_need_no_more_than_what_is_read(comm: Any, contexts: list[i
 
 
 def test_descriptors_of_type_2(comm: Any, contexts: list[int]) -> None:
-    """Entries are counted where they are; a first block may be of any size."""
+    """INFO counts entries of the type; a first block may be of any size."""
     good, (A, *_) = good_arguments(contexts, first=(5, 1))
     assert A.desc.tolist() == [2, contexts[0], 12, 12, 5, 1, 3, 2, 0, 0, A.local.shape[0]]
     assert info(scalapack.pdgemm, *good) == 0
     for entry, value in enumerate((3, 10**6, 0, -1, 0, 0, 0, -3, 99, -1, 0), 1):
         assert info(scalapack.pdgemm, *changed(good, _10=with_entries(A.desc, **{f"_{entry}": value}))) == -1000 - entry
         if entry > 1:
-            numbers = [10, 2, 3, 4, 5, 6, 7, 8, 9, 11]  # of the arguments of the entries
+            numbers = [10, 2, 3, 4, 5, 6, 7, 8, 9, 11]  # numbers of DESCINIT2's arguments for the entries
             given = with_entries(A.desc, **{f"_{entry}": value}).tolist()
             arguments = [*given[2:10], given[1], given[10]]
             assert info(scalapack.descinit2, *arguments) == (-numbers[entry - 2] if (entry, value) != (3, 0) else 0)
-    long = np.append(A.desc, [7, 7])  # as a C program's array that is longer than it need be
+    long = np.append(A.desc, [7, 7])  # a C program's array may be longer
     assert info(scalapack.pdgemm, *changed(good, _10=long)) == 0
     assert info(scalapack.pdgemm, *changed(good, _10=A.desc[:10])) == -1001
 
@@ -232,16 +232,16 @@ def test_the_first_wrong_argument_is_named(comm: Any, contexts: list[int]) -> No
         ({"_10": with_entries(A.desc, _5=0), "_8": 99}, -8),
         ({"_10": with_entries(A.desc, _2=-1, _3=-1), "_8": 99}, -1002),
         ({"_15": None, "_10": with_entries(A.desc, _8=1000)}, -1008),
-        ({"_10": with_entries(A.desc, _7=-1)}, -1007),  # copies on every row
+        ({"_10": with_entries(A.desc, _7=-1)}, -1007),  # -1: copies on every grid row
         ({"_6": 10**400}, -6),
         ({"_10": [[1], [2, 3]]}, -10),
         ({"_10": ["1"] * 9}, -10),
         ({"_10": [1, contexts[0], 10**30, 12, 3, 2, 0, 0, 12]}, -10),
-        ({"_3": np.uint8(255), "_8": np.uint8(2)}, -8),  # their sum is 1 in eight bits
+        ({"_3": np.uint8(255), "_8": np.uint8(2)}, -8),  # their sum overflows to 1 in eight bits
         ({"_3": np.int32(2**31 - 1), "_17": np.int32(2**31 - 1)}, -8),
     ):
         assert info(scalapack.pdgemm, *changed(good, **more)) == found, more
-        if comm.size > 1:  # on one process only
+        if comm.size > 1:  # wrong on one process only
             here = changed(good, **more) if comm.rank == comm.size - 1 else good
             assert info(scalapack.pdgemm, *here) == found, more
 
@@ -266,14 +266,14 @@ def test_arguments_as_a_fortran_program_hands_them_over(comm: Any, contexts: lis
 @pytest.mark.mpi(min_size=2)
 @square_grid
 def test_processes_outside_of_a_context_are_told_by_the_others(comm: Any) -> None:
-    """A lies on the first processes, B on the last ones; nobody else knows anything of it."""
+    """A is on the first processes, B on the last ones; the others have no valid descriptors."""
     world = scalapack.blacs_gridinit(comm, comm.size, 1)
-    half = (comm.size + 1) // 2  # with an odd number the one in the middle has both
+    half = (comm.size + 1) // 2  # if the number is odd, the middle one has both
     homes = []
     for members in (range(half), range(comm.size - half, comm.size)):
         within = comm.Split(0 if comm.rank in members else 1)
         homes.append(scalapack.blacs_gridinit(within, 1, half) if comm.rank in members else -1)
-    mixed = scalapack.blacs_gridinit(comm, 1, half)  # known to all, but some say that they are outside
+    mixed = scalapack.blacs_gridinit(comm, 1, half)  # valid on all, but some processes pass -1
     values = [random((11, 13), "d", seed) for seed in (1, 2)]
     garbage = [7, -1, -7, 2**40, 0, -3, 99, -1, 0]
 
@@ -316,7 +316,7 @@ def test_processes_outside_of_a_context_are_told_by_the_others(comm: Any) -> Non
 
 @pytest.mark.mpi(min_size=2)
 def test_a_wrong_context_on_one_process_is_told_by_all(comm: Any) -> None:
-    """Contexts of a communicator and of its duplicate: whatever the others use, all meet in one of them."""
+    """Contexts of a communicator and of its duplicate: whichever the others pass, all raise together."""
     double = comm.Dup()
     made = [scalapack.blacs_gridinit(x, 1, comm.size) for x in (comm, double)]
     made.append(scalapack.blacs_gridinit(double, comm.size, 1))
@@ -335,7 +335,7 @@ def test_a_wrong_context_on_one_process_is_told_by_all(comm: Any) -> None:
         A, B, C = (Global(values, home, (2, 3)) for home in homes)
         for at, bad in [(at, bad) for at in range(3) for bad in (-7, *made) if bad != homes[at]] + [(3, -7)]:
             descs = [x.desc.copy() for x in (A, B, C)]
-            for desc in descs[at : at + 1] if at < 3 else descs:  # or all of them
+            for desc in descs[at : at + 1] if at < 3 else descs:  # in all three descriptors
                 desc[1] = desc[1] if comm.rank else bad
             a, b, c = ((x.local, 1, 1, desc) for x, desc in zip((A, B, C), descs))
             for function, arguments in (
@@ -346,7 +346,7 @@ def test_a_wrong_context_on_one_process_is_told_by_all(comm: Any) -> None:
             ):
                 said = set(comm.allgather(ends(function, *arguments)))
                 assert len(said) == 1
-                has_it = at != 1 or function is scalapack.pdgemm  # B is none of the others'
+                has_it = at != 1 or function is scalapack.pdgemm  # only products have a B
                 assert said != {""} or bad != -7 or not has_it
     for ictxt in made[::-1]:
         scalapack.blacs_gridexit(ictxt)

@@ -1,4 +1,4 @@
-"""ScaLAPACK's eigenproblems and singular values, within LAPACK's bounds; one triangle is read, no more written."""
+"""ScaLAPACK's eigenproblems and singular values, within LAPACK's bounds; only one triangle is read and written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.mpi
 
 
 def named(letter: str, ending: str) -> Any:
-    """pdsyevd, pzheevd and so on."""
+    """Return the name pdsyevd, pzheevd and so on."""
     return getattr(scalapack, f"p{letter}{'he' if letter in 'cz' else 'sy'}{ending}")
 
 
@@ -39,7 +39,7 @@ def hermitian(n: int, char: str, seed: int) -> np.ndarray:
 
 
 def values(char: str, n: int) -> np.ndarray:
-    """Room for eigenvalues, and for more."""
+    """Return an array for eigenvalues, and longer."""
     return np.full(n + 2, -9, np.zeros(0, char).real.dtype)
 
 
@@ -71,7 +71,7 @@ def test_all_eigenvalues(comm: Any, contexts: list[int], letter: str) -> None:
 
 @pytest.mark.parametrize("letter", ON_RANKS)
 def test_part_of_the_spectrum(comm: Any, contexts: list[int], letter: str) -> None:
-    """INFO, M and NZ; the columns of Z beyond NZ and the entries of w beyond M stay as they are."""
+    """INFO, M and NZ; the columns of Z beyond NZ and the entries of w beyond M are unchanged."""
     char, rng = LETTERS[letter], np.random.default_rng(18)
     for number, n in enumerate((1, 24) if letter == "d" else (24,)):
         uplo, H = "LU"[number % 2], hermitian(n, char, n)
@@ -134,7 +134,7 @@ def test_two_matrices(comm: Any, contexts: list[int], letter: str) -> None:
 
 @pytest.mark.parametrize("letter", ON_RANKS)
 def test_singular_values(comm: Any, contexts: list[int], letter: str) -> None:
-    """|A - U S V^H| <= 30 n eps |A|, U^H U = V^H V = I: LAPACK's tests of xGESVD; only what is wanted is written."""
+    """|A - U S V^H| <= 30 n eps |A|, U^H U = V^H V = I: LAPACK's tests of xGESVD; unrequested results are not written."""
     char, rng = LETTERS[letter], np.random.default_rng(22)
     function, eps = getattr(scalapack, f"p{letter}gesvd"), float(np.finfo(char).eps)
     shapes = (24, 24), (31, 7), (9, 40), (1, 1), (0, 4)
@@ -166,7 +166,7 @@ def test_singular_values(comm: Any, contexts: list[int], letter: str) -> None:
 def test_illegal_arguments(comm: Any, contexts: list[int]) -> None:
     """Numbers of arguments are ScaLAPACK's, and for p?sygvd those of its arguments in LAPACK's order.
 
-    Arguments of vectors that are not wanted are ignored.
+    Arguments of vectors that are not requested are ignored.
     """
     A, Z, V = (Global(hermitian(12, "d", s), contexts[0], (3, 2)) for s in (1, 2, 3))
     a, z, vt, w = (A.local, 1, 2, A.desc), (Z.local, 2, 1, Z.desc), (V.local, 2, 1, V.desc), values("d", 6)

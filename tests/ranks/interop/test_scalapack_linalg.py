@@ -1,4 +1,4 @@
-"""ScaLAPACK's triangular solves and products, factorisations and solves: right, in place, and nothing else touched."""
+"""ScaLAPACK's triangular solves and products, factorisations and solves: right, in place, and nothing else written."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_triangular_solves_and_products(comm: Any, contexts: list[int], letter: 
 
 @pytest.mark.parametrize("name", ["pssyrk", "pdsyrk", "pcsyrk", "pzsyrk", "pcherk", "pzherk"])
 def test_one_triangle_of_a_product(comm: Any, contexts: list[int], name: str) -> None:
-    """error <= 16 eps (|alpha| |A| |A| + |beta| |C|), as for products; the other triangle stays as it is."""
+    """error <= 16 eps (|alpha| |A| |A| + |beta| |C|), as for products; the other triangle is unchanged."""
     char, rng, other = LETTERS[name[1]], np.random.default_rng(4), "C" if name.endswith("herk") else "T"
     for uplo, trans, (n, k, beta) in itertools.product("LU", ("N", other), ((21, 13, 3), (5, 18, 0))):
         values, alpha = random((n, k), char, n), 2 if other == "C" or char in "fd" else 2 - 1j
@@ -71,7 +71,7 @@ def test_one_triangle_of_a_product(comm: Any, contexts: list[int], name: str) ->
         A, _, a = placed(values if trans == "N" else op(values, other), np.nan, contexts, rng)
         C, there, c = placed(np.where(inside, given if beta else np.nan, 7).astype(char), 7, contexts, rng)
         if other == "C":
-            given[np.diag_indices(n)] = given.diagonal().real  # of which imaginary parts are not read
+            given[np.diag_indices(n)] = given.diagonal().real  # imaginary parts of the diagonal are not read
         getattr(scalapack, name)(uplo, trans, n, k, alpha, *a, beta, *c)
         expected = alpha * (wide @ op(wide, other)) + beta * given
         scale = abs(alpha) * (abs(wide) @ abs(wide).T) + abs(beta) * abs(given)
@@ -83,7 +83,7 @@ def test_one_triangle_of_a_product(comm: Any, contexts: list[int], name: str) ->
 
 @pytest.mark.parametrize("letter", ON_RANKS)
 def test_cholesky(comm: Any, contexts: list[int], letter: str) -> None:
-    """|A - L L^H| <= 3 n eps |A|, |A X - B| <= 3 n eps |A| |X|: SLATE's.  Nothing else is touched, or even read."""
+    """|A - L L^H| <= 3 n eps |A|, |A X - B| <= 3 n eps |A| |X|: SLATE's.  Nothing else is read or written."""
     char, rng = LETTERS[letter], np.random.default_rng(6)
     routine = {name: getattr(scalapack, f"p{letter}{name}") for name in ("potrf", "potrs", "posv")}
     for uplo, n, nrhs in [*itertools.product("LU", (1, 40), (3,)), ("l", 40, 0)]:
@@ -109,7 +109,7 @@ def test_cholesky(comm: Any, contexts: list[int], letter: str) -> None:
 
 
 def test_what_is_not_positive_definite(comm: Any, contexts: list[int]) -> None:
-    """INFO is the order of the minor, of an eigenproblem N more; all matrices stay as they are."""
+    """INFO is the order of the minor, plus N for an eigenproblem; all matrices are unchanged."""
     rng = np.random.default_rng(8)
     for at, uplo in ((1, "L"), (14, "U"), (30, "L")):
         matrix = positive(30, "d", 1)
@@ -158,7 +158,7 @@ def test_lu(comm: Any, contexts: list[int], letter: str) -> None:
 
 @pytest.mark.parametrize("letter", ON_RANKS)
 def test_inverses(comm: Any, contexts: list[int], letter: str) -> None:
-    """|I - A X| <= 30 n eps |A| |X|: LAPACK's xGET03 and xPOT03.  Of a triangle, no more is read and written."""
+    """|I - A X| <= 30 n eps |A| |X|: LAPACK's xGET03 and xPOT03.  Of a triangle, only that is read and written."""
     char, rng = LETTERS[letter], np.random.default_rng(21)
     routine = {name: getattr(scalapack, f"p{letter}{name}") for name in ("getrf", "getri", "potrf", "potri")}
     for n, uplo in ((1, "L"), (31, "U"), (31, "L")):
@@ -181,7 +181,7 @@ def test_inverses(comm: Any, contexts: list[int], letter: str) -> None:
 
 
 def test_factors_that_have_no_inverse(comm: Any, contexts: list[int]) -> None:
-    """INFO is the number of the zero on the diagonal, and the factors stay as they are; arguments as ScaLAPACK's."""
+    """INFO is the number of the zero on the diagonal, and the factors are unchanged; arguments as ScaLAPACK's."""
     factors = random((20, 20), "d", 1)
     factors[12, 12] = factors[15, 15] = 0
     A = Global(factors, contexts[0], (4, 3))
@@ -304,7 +304,7 @@ def test_qr_with_column_pivoting(comm: Any, contexts: list[int], letter: str) ->
     ipiv, tau = np.zeros(12, int), np.zeros(12, char)
     good = [6, 5, A.local, 1, 1, A.desc, ipiv, tau]
     assert_refused(factor, good, {1: -1, 2: 2.5, 3: None, 4: 16, 5: 17, 6: 0, 7: tau, 8: ipiv})
-    short = np.zeros(max(0, A.inside[1].stop - 1), int)  # by one where this process has the last columns
+    short = np.zeros(max(0, A.inside[1].stop - 1), int)  # only by the norm of the last column, if this process has it
     assert info(factor, 9, 9, A.local, 1, 1, A.desc, short, tau) == -7
     assert factor(0, 5, *good[2:]) == factor(5, 0, *good[2:]) == 0
     assert np.array_equal(A.local, A.before) and not ipiv.any() and not tau.any()
@@ -320,7 +320,7 @@ def test_where_alpha_is_0_nothing_is_read(comm: Any, contexts: list[int]) -> Non
 
 
 def test_illegal_arguments_of_solves(comm: Any, contexts: list[int]) -> None:
-    """Numbers are those of ScaLAPACK; an empty system is solved by leaving all as it is."""
+    """Numbers of arguments are ScaLAPACK's; an empty system leaves everything unchanged."""
     A, B = (Global(random((12, 12), "d", s), contexts[0], (3, 2)) for s in (1, 2))
     a, b = (A.local, 1, 2, A.desc), (B.local, 2, 1, B.desc)
     for function, good, wrong in (

@@ -1,7 +1,7 @@
-"""pdgemm.scalapack against ScaLAPACK itself: copies of the same local arrays, the same descriptors, the same answers.
+"""pdgemm.scalapack against ScaLAPACK: copies of the same local arrays, the same descriptors, the same results.
 
-Debian's library, called through ctypes, in an environment whose mpi4py uses the MPI that the library is linked to:
-scripts/setup_parallel_hdf5.sh makes one.
+Debian's library is called through ctypes, in an environment whose mpi4py uses the MPI that it is linked to:
+scripts/setup_parallel_hdf5.sh makes such an environment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BLOCKS = range(1, 7)
 
 
 class Both:
-    """A window of a random matrix in random blocks: array, first row and column and descriptor, for us and for them."""
+    """A window of a random matrix in random blocks: array, first row and column and descriptor, for both libraries."""
 
     def __init__(
         self,
@@ -53,17 +53,17 @@ class Both:
         self.theirs = self.matrix.local.copy(order="F"), *at, desc
 
     def local(self, sub: np.ndarray) -> np.ndarray:
-        """The local array of a matrix with these values in the window and zeros elsewhere."""
+        """Return the local array of a matrix with these values in the window and zeros elsewhere."""
         values = np.zeros(self.matrix.values.shape, sub.dtype)
         values[self.window] = sub
         return self.matrix.dealt(values, np.zeros(self.matrix.local.shape, sub.dtype))
 
     def erase(self) -> None:
-        """Where beta is 0, sub(C) must not be read."""
+        """Set the window to NaN: if beta is 0, sub(C) must not be read."""
         self.ours[0][self.inside] = self.theirs[0][self.inside] = np.nan
 
     def difference(self) -> np.ndarray:
-        """|C1 - C2|; outside the window, gaps and guards included, both are bit by bit what they were."""
+        """Return |C1 - C2|; check that both are unchanged outside the window, bit by bit, in gaps and guards, too."""
         for local in (self.ours[0], self.theirs[0]):
             assert local[~self.inside].tobytes() == self.matrix.before[~self.inside].tobytes()
         return np.abs(self.ours[0] - self.theirs[0])
@@ -93,7 +93,7 @@ def test_gemm(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str)
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (2, 1)])
 def test_tran(reference: ctypes.CDLL, grids: list[tuple[int, int]], alpha: int, beta: int) -> None:
-    """Exactly equal, since these factors leave one rounding at most."""
+    """Exactly equal, since these factors need at most one rounding."""
     rng = np.random.default_rng(8)
     for grid, (m, n, _) in itertools.product(grids, SIZES):
         A, C = Both(rng, "d", grid, (n, m)), Both(rng, "d", grid, (m, n))
@@ -108,7 +108,7 @@ def test_gemr2d(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
     """Exactly equal, between contexts of any two shapes."""
     rng = np.random.default_rng(9)
     for one, other, (m, n, _) in itertools.product(grids, grids, SIZES):
-        A, B = (Both(rng, "d", grid, (m, n), two=False) for grid in (one, other))  # of type 1 alone
+        A, B = (Both(rng, "d", grid, (m, n), two=False) for grid in (one, other))  # the descriptor is of type 1
         B.erase()
         scalapack.pdgemr2d(m, n, *A.ours, *B.ours, grids[0][0])
         fortran(reference.pdgemr2d_, m, n, *A.theirs, *B.theirs, grids[0][1])
@@ -116,9 +116,9 @@ def test_gemr2d(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
 
 
 def test_what_is_wrong_with_an_operand(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
-    """INFO of PB_Cchkmat for random arguments near their bounds; but for copies (RSRC_ = -1), which we refuse.
+    """INFO of PB_Cchkmat for random arguments near their bounds; not for copies (RSRC_ = -1), which pdgemm refuses.
 
-    It checks descriptors of type 2, to which PDGEMM brings those of type 1.
+    It checks descriptors of type 2, to which PDGEMM converts those of type 1.
     """
     rng, local = np.random.default_rng(12), np.zeros(10_000)
     seen = set()
@@ -162,9 +162,9 @@ def test_grids_and_local_sizes(reference: ctypes.CDLL, grids: list[tuple[int, in
 
 
 def test_descriptors(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
-    """The entries of good ones, INFO of bad ones.
+    """The entries of valid ones, and INFO of invalid ones.
 
-    But for a context that is none: DESCINIT answers -6 (row irsrc is not within -1 rows), and we -8.
+    Except for an invalid context: DESCINIT returns -6 (row irsrc is not within -1 rows), and pdgemm -8.
     """
     for ours, theirs in grids:
         pr, pc = gridinfo(reference, theirs)[:2]
@@ -181,11 +181,11 @@ def test_descriptors(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> No
                 made, found = np.zeros(9), error.info
             assert found == info[0], (at, value)
             assert found or made.tolist() == [*desc[:1], ours, *desc[2:]]
-    reference._gfortran_flush_i4(None)  # DESCINIT's messages, into what the test has captured
+    reference._gfortran_flush_i4(None)  # DESCINIT prints messages, which the test captures
 
 
 def sides(values: np.ndarray, grid: tuple[int, int]) -> tuple[list[Any], list[Any]]:
-    """The arguments of a matrix on a context of ours, and on one of theirs."""
+    """Return the arguments of a matrix on a context of pdgemm, and on one of ScaLAPACK."""
     X = Global(values, grid[0], (4, 4))
     return [X.local, 1, 1, X.desc], [X.local.copy(order="F"), 1, 1, with_context(X.desc, grid[1])]
 
@@ -237,4 +237,4 @@ def test_illegal_arguments_of_eigenproblems(reference: ctypes.CDLL, grids: list[
                 assert caught.value.info == info[0], (name, number, value)
                 seen.add((name, caught.value.info))
     assert len(seen) >= 65
-    reference._gfortran_flush_i4(None)  # messages, into what the test has captured
+    reference._gfortran_flush_i4(None)  # messages, which the test captures

@@ -1,4 +1,4 @@
-"""Arguments of `pdgemm.linalg`: what overlaps, differs or is of no use, and the names of NumPy and SciPy."""
+"""Arguments of `pdgemm.linalg`: overlapping, different or useless ones, and the names of NumPy and SciPy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_what_overlaps_or_differs_raises_on_all_ranks(comm: Any) -> None:
         with pytest.raises(ArgumentError, match="shares memory"):
             linalg.solve(S, B, overwrite_a=True)
     M = DistMatrix.from_global(np.c_[a, b], grid=grid, block=2)
-    X = linalg.solve(M[:, :12], M[:, 12:], overwrite_a=True, overwrite_b=True)  # beside each other
+    X = linalg.solve(M[:, :12], M[:, 12:], overwrite_a=True, overwrite_b=True)  # disjoint columns
     assert np.allclose(a @ X.allgather()[:, 0], b)
     with pytest.raises(ArgumentError, match="pivots must be 12 row numbers below 12"):
         linalg.lu_solve((S, b), b)
@@ -94,7 +94,7 @@ def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
         (ArgumentError, "seed must be <=", lambda: linalg.svd(S, 2, seed=2**64)),
         (ArgumentError, "assume_a 'some' is", lambda: linalg.solve(S, S, assume_a="some")),
         (ArgumentError, "k = 7 is more", lambda: linalg.eigh(S, k=7)),
-        *((ArgumentError, "is not one of", call) for call in (  # arrays and numbers are no names
+        *((ArgumentError, "is not one of", call) for call in (  # arrays and numbers are not names
             lambda: linalg.solve(S, S, assume_a=some), lambda: linalg.inv(S, assume_a=some),
             lambda: linalg.cond(S, assume_a=some), lambda: linalg.sqrtm(S, assume_a=some),
             lambda: linalg.matrix_sign(S, assume_a=some), lambda: linalg.eigh(S, which=some),
@@ -170,7 +170,7 @@ def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
 
 
 def test_operands_are_taken_as_by_the_product(comm: Any) -> None:
-    """Arrays and lists that are on every rank beside a matrix, and integers, of which NumPy makes float64."""
+    """Arrays and lists that are equal on every rank with a matrix, and integers, which NumPy converts to float64."""
     with ProcessGrid(comm) as grid:
         whole = np.random.default_rng(5).integers(-9, 9, (4, 4)) + 30 * np.eye(4, dtype=int)
         spd, b = whole @ whole.T, np.arange(8).reshape(4, 2)
@@ -259,7 +259,7 @@ def test_names_of_scipy_and_numpy_do_what_theirs_do(comm: Any) -> None:
 
 
 def test_rank_and_pseudoinverse_of_any_shape(comm: Any) -> None:
-    """Wide and tall matrices, of every rank, one row, one column, zeros: as NumPy and SciPy."""
+    """Wide and tall matrices, of every rank, one row, one column, zeros: like NumPy's and SciPy's."""
     with ProcessGrid(comm) as grid:
         shapes = ((12, 7, 7), (7, 12, 7), (7, 12, 3), (9, 9, 5), (1, 8, 1), (8, 1, 1), (1, 1, 1), (5, 6, 0))
         for (m, n, rank), dtype in in_turn(shapes, "fdFD"):

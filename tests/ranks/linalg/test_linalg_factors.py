@@ -43,7 +43,7 @@ LAYOUTS: dict[str, list[tuple[int, int, Any]]] = {  # m, n and blocks
 
 
 def of_lower(A: Any, **how: Any) -> tuple[Any, np.ndarray]:
-    """The factor, and the product of the factors."""
+    """Return the factor, and the product of the factors."""
     L = linalg.cholesky(A, **how)
     return L, wide(L.allgather()) @ wide(L.allgather()).conj().T
 
@@ -61,7 +61,7 @@ def of_lu(A: Any, **how: Any) -> tuple[Any, np.ndarray]:
 
 
 def of_householder(A: Any, **how: Any) -> tuple[Any, np.ndarray]:
-    """Q is orthonormal; R has zeros, and is the same without Q."""
+    """Check that Q is orthonormal, and that R has zeros and is the same without Q."""
     (m, n), k = A.shape, min(A.shape)
     alone: Any = None if how else linalg.householder_qr(A, want_q=False)[1]
     Q, R = linalg.householder_qr(A, **how)
@@ -86,7 +86,7 @@ def error(A: np.ndarray, product: np.ndarray) -> float:
     [(kind, *row) for kind in LAYOUTS for row in third(pairs(LAYOUTS[kind], DTYPES, "CF", ("read", "sent")))],
 )
 def test_factors(comm: Any, kind: str, layout: Any, dtype: str, order: Any, way: str, monkeypatch: Any) -> None:
-    """The triangle of A that is not read is NaN; A is unchanged; words and messages are as predicted."""
+    """The triangle of A that is not read holds NaN; A is unchanged; words and messages are as predicted."""
     m, n, block = layout
     whole = rng_matrix(m, n, dtype) if kind in ("lu", "householder") else positive_definite(n, dtype)
     kept = {"lower": np.tri(m, n), "upper": np.tri(n, m).T}.get(kind, np.ones((m, n))) > 0
@@ -114,7 +114,7 @@ def test_factors(comm: Any, kind: str, layout: Any, dtype: str, order: Any, way:
 
 @square_grid
 def test_not_positive_definite(comm: Any) -> None:
-    """All ranks raise the same error, with the index that LAPACK finds; NaN is not positive, wherever it is."""
+    """All ranks raise the same error, with the index of LAPACK; NaN is not positive, wherever it is."""
     shapes, bad = grid_shapes(comm.size), [(0, 0, -1), (8, 8, -1), (59, 59, -1), (4, 4, np.nan), (9, 3, np.nan)]
     for number, (row, col, value) in enumerate(bad):
         S = positive_definite(60, "float64")
@@ -128,21 +128,21 @@ def test_not_positive_definite(comm: Any) -> None:
 
 
 def wilkinson(n: int, dtype: str) -> np.ndarray:
-    """The matrix whose last column grows to 2^(n-1) (Higham 2002, 9.4)."""
+    """Return the matrix whose last column grows to 2^(n-1) (Higham 2002, 9.4)."""
     A = np.eye(n) - np.tri(n, k=-1)
     A[:, -1] = 1
     return A.astype(dtype)
 
 
 def some_zeros(n: int, dtype: str) -> np.ndarray:
-    """Zero columns, zero rows and equal columns."""
+    """Return a matrix with zero columns, zero rows and equal columns."""
     x = rng_matrix(n, n, dtype)
     x[:, : n // 4], x[n // 2 :: 2], x[:, n // 2] = 0, 0, x[:, -1]
     return x
 
 
 def tiny_and_huge(n: int, dtype: str) -> np.ndarray:
-    """Columns whose squares underflow, and some whose squares overflow."""
+    """Return columns whose squares underflow, and some whose squares overflow."""
     least = float(np.finfo(dtype).tiny) ** 0.75
     return (rng_matrix(n, n, dtype) * np.where(np.arange(n) % 2, least, 1 / least)).astype(dtype)
 
@@ -157,9 +157,9 @@ BAD: dict[str, Any] = {
 
 @pytest.mark.parametrize(("kind", "dtype"), in_turn(BAD, DTYPES))
 def test_bad_matrices(comm: Any, kind: str, dtype: str) -> None:
-    """Of LU the residual is SLATE's, or where elements grow 3 u |L||U| (Higham 2002, 9.3).
+    """LU's residual is within SLATE's bound, or 3 u |L||U| if elements grow (Higham 2002, 9.3).
 
-    Q is orthonormal for any matrix, and each column of Q R has an error of its own size (Higham 2002, 19.4).
+    Q is orthonormal for any matrix, and each column of Q R has an error relative to its size (Higham 2002, 19.4).
     """
     given = np.ascontiguousarray(BAD[kind](60, dtype))
     with ProcessGrid(comm) as grid:
@@ -167,7 +167,7 @@ def test_bad_matrices(comm: Any, kind: str, dtype: str) -> None:
         if kind in DEFINITE:
             S = DEFINITE[kind](60, dtype)
             product = of_lower(DistMatrix.from_global(S, grid=grid, block=8))[1]
-            reference = wide(np.linalg.cholesky(S))  # factors differ by the condition times rounding, residuals do not
+            reference = wide(np.linalg.cholesky(S))  # factors differ by the condition times u, residuals do not
             assert error(S, product) <= min(EPS, 3 * error(S, reference @ reference.conj().T) + 0.1)
         if kind not in ("tiny and huge", "zero"):
             factors, product = of_lu(A)
@@ -176,13 +176,13 @@ def test_bad_matrices(comm: Any, kind: str, dtype: str) -> None:
             assert kind != "wilkinson" or upper[-1, -1] == 2.0**59
         for columns in (slice(None), slice(0, 20)):
             part, product = wide(given[:, columns]), of_householder(A[:, columns])[1]
-            sizes = abs(part).max(axis=0)  # no squares, which overflow
+            sizes = abs(part).max(axis=0)  # moduli, whose squares overflow, are not squared
             assert (abs(part - product).max(axis=0) <= 10 * 60 * np.finfo(dtype).eps * sizes).all()
 
 
 @square_grid
 def test_singular(comm: Any) -> None:
-    """A column of zeros: factors as LAPACK leaves them, determinants of 0, and one error on all ranks."""
+    """With a column of zeros: factors equal LAPACK's, determinants are 0, and all ranks raise one error."""
     for at, shape in in_turn((1, 9, 30), grid_shapes(comm.size)):
         given = rng_matrix(30, 30, "float64")
         given[:, at - 1] = 0
@@ -229,7 +229,7 @@ def test_idle_ranks(comm: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["lower", "lu", "householder"])
 def test_windows_and_overwriting(comm: Any, kind: str) -> None:
-    """Of windows, also transposed and conjugated, which may be overwritten: nothing around them is written to."""
+    """Windows, also transposed and conjugated, may be overwritten: elements around them are unchanged."""
     large, inner = rng_matrix(100, 120, "complex128"), positive_definite(60, "complex128")
     large[20:80, 50:110] = inner
     with ProcessGrid(comm) as grid:
@@ -250,7 +250,7 @@ def test_windows_and_overwriting(comm: Any, kind: str) -> None:
 
 
 def test_full_node_memory(comm: Any, monkeypatch: Any) -> None:
-    """Where the buffers that others read do not fit in node-shared memory, all ranks send panels."""
+    """If shared buffers do not fit in the memory of a node, all ranks send panels."""
     given = rng_matrix(60, 50, "float64")
 
     def full(*_: Any) -> None:
@@ -267,7 +267,7 @@ def test_full_node_memory(comm: Any, monkeypatch: Any) -> None:
 
 
 def test_method_of_qr(comm: Any) -> None:
-    """`qr` has a diagonal that is not negative, as with its other methods."""
+    """The diagonal of `qr` is not negative, as with its other methods."""
     for (m, n, block), dtype in in_turn([(60, 45, 8), (45, 60, None), (0, 3, 8), (140, 130, None)], DTYPES):
         given = rng_matrix(m, n, dtype)
         with ProcessGrid(comm) as grid:
@@ -281,7 +281,7 @@ def test_method_of_qr(comm: Any) -> None:
 
 @pytest.fixture
 def late(comm: Any, monkeypatch: Any) -> None:
-    """Every third wait for a panel, or message that says that it can be read, is followed by a pause."""
+    """Pause after every third wait for a panel, or for a message that announces one."""
     draw, wait, announce = random.Random(comm.rank), Task.wait, InPlace.announce
 
     def pause() -> None:
@@ -301,7 +301,7 @@ def late(comm: Any, monkeypatch: Any) -> None:
 
 
 @square_grid
-@pytest.mark.parametrize(("block", "at"), in_turn([(7, 5), (16, 9), 8], range(3)))  # several panels of one owner
+@pytest.mark.parametrize(("block", "at"), in_turn([(7, 5), (16, 9), 8], range(3)))  # several panels per owner
 def test_late_ranks(comm: Any, late: None, block: Any, at: int) -> None:
     n, S, x, b = 60, positive_definite(60, "float64"), rng_matrix(60, 60, "float64"), rng_matrix(60, 9, "float64")
     _, pivots = scipy.linalg.lu_factor(x)

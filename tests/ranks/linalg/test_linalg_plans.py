@@ -1,4 +1,4 @@
-"""Plans of factorisations and solves: what they say before is what the run counts, step by step and together."""
+"""Plans of factorisations and solves: planned figures equal counted ones, step by step and in total."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.mpi
 
 
 def same(plan: Any, report: Any, rank: int) -> None:
-    """The words and messages of this rank, the flops of all, and what the report itself predicts."""
+    """Compare the words and messages of this rank, the flops of all, and the predictions of the report."""
     assert report.counted == report.predicted, str(report)
     assert plan.traffic(rank) == report.counted, f"{plan}\n{report}"
     run, counted = plan.simulate(), report.counted
@@ -86,7 +86,7 @@ def test_plans_are_what_is_counted(comm: Any, at: int, block: Any, dtype: str) -
 
 
 def test_what_the_elements_decide(comm: Any) -> None:
-    """Corrections of `solve`, and the rows that LU exchanges, all else as planned."""
+    """The numbers of corrections of `solve` and of rows that LU exchanges; all else as planned."""
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(np.triu(rng_matrix(80, 80, "float64")) + 9 * np.eye(80), grid=grid, block=16)
         B = DistMatrix.random((80, 4), grid=grid, seed=3)
@@ -124,7 +124,7 @@ _FUNCTIONS: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
 
 
 def test_functions_of_matrices(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many words, messages and flops are counted as planned with the number of steps that were done."""
+    """Given the number of steps, counted words, messages and flops equal the planned ones."""
     monkeypatch.setattr("pdgemm.linalg.eigen.division.SMALL", SIZE // 2)
     monkeypatch.setattr("pdgemm.linalg.eigen.eigh._method", lambda *_: "division")
     q, noise = np.linalg.qr(rng_matrix(SIZE, SIZE, "d"))[0], np.linspace(2, 2.1, SIZE)
@@ -161,7 +161,7 @@ def test_functions_of_matrices(comm: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_functions_without_a_report(comm: Any) -> None:
-    """Norms, condition numbers and determinants are planned by the same code, and so is a function of the user's."""
+    """Norms, condition numbers and determinants are planned by the same code, and so is a user's function."""
 
     def of_vectors(plan: Any) -> Any:
         """Return the traffic of this rank in the plan's reductions."""
@@ -190,14 +190,14 @@ def test_functions_without_a_report(comm: Any) -> None:
             plans = [linalg.plan(function, *arguments, iterations=steps) for steps in range(1, 8)]
             assert counted.counted == counted.predicted, f"{function}: {counted}"
             assert counted.counted in map(of_vectors, plans), f"{function}: {counted}\n{plans[-1]}"
-            assert vectors_so_far() - before == counted  # a plan counts nothing
+            assert vectors_so_far() - before == counted  # a plan counts no messages
             assert counted.counted.words_received > 0 or comm.size == 1 or function is linalg.svdvals, function
         assert len(one.stages) > len(factors.stages) and one.flops > factors.flops
         two = [linalg.plan(linalg.cond, A, iterations=steps) for steps in (3, 4)]
         assert len(two[1].stages) > len(two[0].stages) > len(factors.stages)
         assert not linalg.plan(np.sin, A).stages
         values = linalg.plan(linalg.svdvals, x)
-        rank = linalg.plan(linalg.matrix_rank, x)  # which looks for the largest element, too
+        rank = linalg.plan(linalg.matrix_rank, x)  # it also looks for the largest element
         assert len(rank.stages) == len(values.stages) + (comm.size > 1) and rank.stages[-1] == values.stages[-1]
         assert values.stages[-1][1].algorithm == "svd"
         assert len(linalg.plan(lambda A, x: pdgemm(2, A, pdgemm(1, A, x), -1, x.copy()), A, x).stages) == 2
@@ -207,7 +207,7 @@ def test_functions_without_a_report(comm: Any) -> None:
             with pytest.raises(GridError, match="pass all of them to plan"):
                 linalg.plan(other, x)
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # what the elements decide warns nobody
+            warnings.simplefilter("error")  # no warnings about decisions of elements
             for planned in (
                 linalg.plan("svd", A, k=2, oversample=2, tolerance=0.1),
                 linalg.plan("solve", A, x),
@@ -218,7 +218,7 @@ def test_functions_without_a_report(comm: Any) -> None:
 
 
 class Shifted:
-    """A function that is an object, with an address of its own on each rank."""
+    """A callable object, with another address on each rank."""
 
     def __call__(self, A: Any) -> Any:
         return self.of(A)
@@ -228,7 +228,7 @@ class Shifted:
 
 
 def test_functions_with_addresses_and_arguments(comm: Any) -> None:
-    """What ranks compare is the function and its arguments, not where a rank keeps them."""
+    """Ranks compare the function and its arguments, not their addresses in memory."""
 
     def applied(function: Any, A: Any) -> Any:
         return function(A)

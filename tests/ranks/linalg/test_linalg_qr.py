@@ -23,7 +23,7 @@ from pdgemm.names import AnyName
 
 pytestmark = pytest.mark.mpi
 
-THRESHOLD = 30  # LAPACK's tests pass below it
+THRESHOLD = 30  # LAPACK's tests pass below this ratio
 LAYOUTS = [  # rows, columns and blocks
     (1, 1, 1), (9, 3, 2), (35, 35, 7), (40, 31, None), (23, 40, (8, 12)), (0, 3, 2),
 ]  # fmt: skip
@@ -31,7 +31,7 @@ LAYOUTS = [  # rows, columns and blocks
 
 @pytest.fixture(autouse=True)
 def rest(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Small matrices have many panels; the order of the part for one rank: 20 if the test has no parameter "rest"."""
+    """Let small matrices have many panels; one rank factors the last 20 rows, or as many as the parameter "rest" says."""
     wanted = getattr(request, "param", 20)
     monkeypatch.setattr("pdgemm.linalg.factors.householder.BLOCK", 8)
     monkeypatch.setattr("pdgemm.linalg.factors.householder.REST", wanted)
@@ -75,21 +75,21 @@ def test_factors(comm: Any, layout: Any, dtype: str, order: Any, rest: int) -> N
 
 
 def stairs(n: int, dtype: str) -> np.ndarray:
-    """Stewart's devil's stairs: singular values in long steps."""
+    """Return Stewart's devil's stairs: singular values in long steps."""
     left, right = (np.linalg.qr(rng_matrix(n, n, dtype, seed=x).astype("D"))[0] for x in (1, 2))
     x = left * 10.0 ** -(np.arange(n) // 12 / 2) @ right
     return (x if np.dtype(dtype).kind == "c" else x.real).astype(dtype)
 
 
 def hidden(n: int, dtype: str) -> np.ndarray:
-    """Most columns lie near a space of 3 dimensions; those that do not come last, and are shorter."""
+    """Return columns mostly near a space of 3 dimensions; the others are the last and shorter."""
     x = rng_matrix(n, 3, dtype) @ rng_matrix(3, n, dtype, seed=1) + 1e-3 * rng_matrix(n, n, dtype, seed=2)
     x[:, -20:] = 0.1 * rng_matrix(n, 20, dtype, seed=3)
     return x.astype(dtype)
 
 
 def clustered(n: int, dtype: str) -> np.ndarray:
-    """Half of the singular values are 1, the others 1e-4, and the columns of the large ones come last."""
+    """Return a matrix with half of the singular values 1, the others 1e-4, and the columns of the large ones last."""
     x = np.linalg.qr(rng_matrix(n, n, dtype).astype("D"))[0]
     x = (x * np.where(np.arange(n) < n // 2, 1e-4, 1)) @ np.linalg.qr(np.eye(n) + 0.01 * rng_matrix(n, n, dtype))[0]
     return (x if np.dtype(dtype).kind == "c" else x.real).astype(dtype)
@@ -103,7 +103,7 @@ QUALITY: list[Callable[[int, str], np.ndarray]] = [
 @pytest.mark.on_ranks(1, 2)
 @pytest.mark.parametrize(("make", "dtype", "rest"), third(pairs(QUALITY, DTYPES, (0, 20))), indirect=["rest"])
 def test_diagonal_is_about_as_large_as_singular_values(comm: Any, make: Any, dtype: str, rest: int) -> None:
-    """|r_jj| / s_j stays within the ratios of LAPACK's pivots, but for a factor of 4; so do the sizes of later rows."""
+    """|r_jj| / s_j stays within the ratios of LAPACK's pivots, up to a factor of 4; so do the sizes of later rows."""
     whole = make(96, dtype)
     s = np.linalg.svd(wide(whole), compute_uv=False)
     best = abs(scipy.linalg.qr(wide(whole), mode="r", pivoting=True)[0].diagonal()) / s
@@ -113,7 +113,7 @@ def test_diagonal_is_about_as_large_as_singular_values(comm: Any, make: Any, dty
         assert max(ratios(whole, Q.allgather(), r, p)) < THRESHOLD
     ratio = r.diagonal().real / s
     assert best.min() / 4 < ratio.min() and ratio.max() < 4 * best.max(), (ratio.min(), ratio.max(), best.min())
-    assert (abs(r).max(axis=1) < 4 * r.diagonal().real).all()  # no later column has more of this direction
+    assert (abs(r).max(axis=1) < 4 * r.diagonal().real).all()  # no element of a row exceeds its pivot by much
 
 
 RANKS = [(40, 40, 1), (40, 40, 8), (50, 40, 21), (40, 50, 33), (30, 30, 0)]  # rows, columns and the rank
@@ -121,7 +121,7 @@ RANKS = [(40, 40, 1), (40, 40, 8), (50, 40, 21), (40, 50, 33), (30, 30, 0)]  # r
 
 @pytest.mark.parametrize(("sizes", "dtype", "rest"), third(pairs(RANKS, DTYPES, (0, 20))), indirect=["rest"])
 def test_rank_is_revealed(comm: Any, sizes: tuple[int, int, int], dtype: str, rest: int) -> None:
-    """As many diagonal elements as the rank are not rounding errors, also where the first columns are zero."""
+    """As many diagonal elements as the rank exceed rounding errors, even if the first columns are zero."""
     m, n, rank = sizes
     whole = (rng_matrix(m, rank, dtype, 1) @ rng_matrix(rank, n, dtype, 2)).astype(dtype)
     whole[:, : n // 5] = 0
@@ -136,9 +136,9 @@ def test_rank_is_revealed(comm: Any, sizes: tuple[int, int, int], dtype: str, re
 @pytest.mark.on_ranks(1, 4)
 @pytest.mark.parametrize("rest", [0], indirect=True)
 def test_sketches_are_drawn_again(comm: Any, rest: int) -> None:
-    """Where the trailing matrix falls by more than a sketch has digits, the largest columns are chosen."""
+    """If the trailing matrix falls by more digits than a sketch has, the largest columns are still chosen."""
     whole, large = rng_matrix(40, 40) * np.repeat([1, 1e-12, 1e-30], [8, 8, 24])[:, None], np.arange(28, 36)
-    whole[:16, large] *= 0.01  # not chosen for the first two panels
+    whole[:16, large] *= 0.01  # not chosen in the first two panels
     whole[16:, large] *= 1e6
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
@@ -150,7 +150,7 @@ def test_sketches_are_drawn_again(comm: Any, rest: int) -> None:
 
 @pytest.mark.parametrize(("dtype", "rest"), in_turn(DTYPES, (0, 20)), indirect=["rest"])
 def test_wide_matrices_of_one_panel(comm: Any, dtype: str, rest: int) -> None:
-    """Pivots are chosen among all n <= BLOCK columns, also where there are fewer rows: the first columns are zero."""
+    """Pivots are chosen among all n <= BLOCK columns, even with fewer rows: the first columns are zero."""
     whole = np.zeros((5, 8), dtype)
     whole[:, 5:] = rng_matrix(5, 3, dtype)
     for shape in grid_shapes(comm.size):
@@ -166,7 +166,7 @@ def test_wide_matrices_of_one_panel(comm: Any, dtype: str, rest: int) -> None:
 
 @square_grid
 def test_layouts_do_not_decide(comm: Any) -> None:
-    """Pivots are the same in every layout, of views and of transposed matrices, and R is but for rounding."""
+    """Pivots are the same in every layout, of views and transposed matrices; R is equal up to rounding."""
     whole = rng_matrix(20, 29) * np.linspace(1, 3, 29)
     seen = list[tuple[np.ndarray, np.ndarray]]()
     for A in matrices_in_turn(comm, whole):
@@ -178,7 +178,7 @@ def test_layouts_do_not_decide(comm: Any) -> None:
 
 
 def test_scales_and_bad_numbers(comm: Any) -> None:
-    """The largest numbers overflow in no sketch, columns fall by 1e300, and NaN ends in NaN, not in a hang."""
+    """Sketches of the largest numbers do not overflow, columns fall by 1e300, and NaN gives NaN, not a hang."""
     x = rng_matrix(40, 40)
     with ProcessGrid(comm) as grid:
         for whole in (x * 1e-290, x / abs(x).max() * 1e304, x * np.logspace(-290, 0, 40)):
@@ -195,7 +195,7 @@ def test_scales_and_bad_numbers(comm: Any) -> None:
 @square_grid
 @pytest.mark.parametrize("rest", [0, 20], indirect=True)
 def test_plans(comm: Any, monkeypatch: pytest.MonkeyPatch, rest: int) -> None:
-    """As much is counted as is planned, where the pivots are those that are planned: drawn ones; panels as they are."""
+    """Counted figures equal planned ones for the pivots of the plan, which are drawn; panels as usual."""
 
     def planned(X: np.ndarray) -> np.ndarray:
         return np.random.default_rng(X.shape[1]).permutation(X.shape[1])
@@ -230,7 +230,7 @@ def test_plans(comm: Any, monkeypatch: pytest.MonkeyPatch, rest: int) -> None:
 
 @pytest.mark.parametrize("rest", [0], indirect=True)
 def test_on_a_device(comm: Any, rest: int) -> None:
-    """Only the sketch, rows of R and small factors pass through the host, and no rank works alone."""
+    """Only the sketch, rows of R and small factors pass through the host, and all ranks work."""
     whole, fake = rng_matrix(40, 30), AnyName("fake")
     with fake_device("late"), ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(whole, grid=grid, device=fake, block=8)
@@ -280,7 +280,7 @@ def hard(m: int, n: int) -> dict[str, np.ndarray]:
 
 
 def check(A: Any, whole: np.ndarray, Q: Any, R: Any) -> None:
-    """|Q^H Q - I|_F <= 3 (n + 1) eps; |A - Q R|_1 / (m |A|_1) <= 3 eps, as SLATE's test_geqrf; R is as it should be."""
+    """|Q^H Q - I|_F <= 3 (n + 1) eps; |A - Q R|_1 / (m |A|_1) <= 3 eps, as SLATE's test_geqrf; R is triangular."""
     (m, n), h, eps = whole.shape, min(whole.shape), np.finfo(whole.dtype).eps
     q, r = Q.allgather(), R.allgather()
     assert q.shape == (m, h) and r.shape == (h, n) and q.dtype == r.dtype == whole.dtype
@@ -306,12 +306,12 @@ def test_every_grid_and_layout(comm: Any, shape: tuple[int, int]) -> None:
             Q, R = linalg.qr(A, method=method)
             check(A, whole, Q, R)
             error = np.abs(R.allgather() - expected).max(initial=0)
-            assert error <= 1000 * np.finfo(dtype).eps * np.abs(expected).max(initial=0)  # the same factors anywhere
+            assert error <= 1000 * np.finfo(dtype).eps * np.abs(expected).max(initial=0)  # the same factors on any grid
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:3])
 def test_what_is_measured_decides(comm: Any, dtype: str) -> None:
-    """Condition numbers from 10 to 1e16: CholeskyQR2, with a shift, and TSQR, each of which is as accurate."""
+    """Condition numbers from 10 to 1e16: CholeskyQR2, with a shift, or TSQR, all equally accurate."""
     single = np.finfo(dtype).eps > 1e-10
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         for kappa in (1e1, 1e4, 1e8, 1e12, 1e16):
@@ -342,7 +342,7 @@ def test_hard_matrices(comm: Any) -> None:
             if name in ("zero", "dependent columns", "one column", "rank 1, of rows", "columns of any length"):
                 with pytest.raises(LinAlgError, match="too nearly dependent for CholeskyQR2"):
                     linalg.qr(A, method="cholesky")
-            if name == "graded columns":  # their condition number is 1e11, but that of columns of length 1 is 10
+            if name == "graded columns":  # its condition number is 1e11, but 10 if columns are scaled to length 1
                 assert linalg.qr(A)[0].report.passes == 2  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""Matrices at the ends of the range of numbers against the same problem near 1; determinants out of the range."""
+"""Matrices at the ends of the range of numbers, against the same problem near 1; determinants out of the range."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ pytestmark = [
     pytest.mark.mpi, pytest.mark.on_ranks(1, 2), pytest.mark.filterwarnings("error", "ignore::ResourceWarning"),
 ]  # fmt: skip
 N, M = 12, 30
-# even exponents of 2, so that Cholesky factors have exponents, too: from subnormal numbers, 1e-320, to 1e308
+# even exponents of 2, so that Cholesky factors have integer exponents: from subnormal numbers, 1e-320, to 1e308
 EXPONENTS = {8: (-1064, -1040, -1022, -600, 600, 1000, 1020), 4: (-140, -130, -124, -60, 60, 110, 124)}
 
 
 class Problem(NamedTuple):
-    """Matrices and vectors: general, definite, tall and a right-hand side for the first two, and one for the tall."""
+    """General, definite and tall matrices, a right-hand side for the first two, and one for the tall matrix."""
 
     A: Any
     S: Any
@@ -87,14 +87,14 @@ FUNCTIONS: dict[str, Function] = {
 
 
 def product(factors: Any) -> np.ndarray:
-    """U V^H, which does not depend on the signs of singular vectors."""
+    """Return U V^H, which does not depend on the signs of singular vectors."""
     U, _, Vh = factors
     whole: np.ndarray = U.allgather() @ Vh.allgather()
     return whole
 
 
 def problem(grid: Any, dtype: Any, left: int, right: int, near_one: bool = False) -> Problem:
-    """Matrices of about 2^left, and right-hand sides of about 2^right, in numbers of the type.
+    """Return matrices of about 2^left, and right-hand sides of about 2^right, in numbers of the type.
 
     near_one : all are multiplied by 2^-left and 2^-right after they were rounded.
     """
@@ -108,7 +108,7 @@ def problem(grid: Any, dtype: Any, left: int, right: int, near_one: bool = False
 
 
 def exponents_of(dtype: Any, every: int) -> Sequence[int]:
-    """With --all those of the type; without it, every second or sixth of them."""
+    """Return the exponents of the type: with --all every one, otherwise every second or sixth."""
     return EXPONENTS[np.finfo(dtype).dtype.itemsize][:: 1 if everything() else every]
 
 
@@ -117,9 +117,9 @@ def results(function: Function, p: Problem) -> list[np.ndarray]:
 
 
 def check(got: Any, near_one: Any, exponent: int, dtype: Any) -> None:
-    """`got` is 2^exponent `near_one` up to UNITS n eps and to n distances of subnormal numbers; infinite if that is.
+    """`got` is 2^exponent `near_one` up to UNITS n eps and n spacings of subnormal numbers, or both are infinite.
 
-    dtype : of the matrices; norms have more digits.
+    dtype : the matrices' type; norms have more digits.
     """
     kind = np.finfo(dtype)
     with np.errstate(all="ignore"):
@@ -127,14 +127,14 @@ def check(got: Any, near_one: Any, exponent: int, dtype: Any) -> None:
         spacing = float(np.ldexp(float(kind.smallest_subnormal), -exponent))
     finite = np.isfinite(expected)
     assert not np.isfinite(np.asarray(got)[~finite]).any()
-    x, y = (times(np.where(finite, z, 0), -4) for z in (got, expected))  # of which no |z| overflows
+    x, y = (times(np.where(finite, z, 0), -4) for z in (got, expected))  # so that no |z| overflows
     error, size = np.abs(times(x - y, -exponent)).max(), float(np.abs(times(near_one, -4)).max())
     assert error <= N * (UNITS * float(kind.eps) * size + spacing), (error, size, exponent)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_table(comm: Any, name: str) -> None:
-    """Each function x each scale x each type, without a warning; the arguments are as before.
+    """Each function x each scale x each type, without a warning; the arguments are unchanged.
 
     On several ranks a function is tested with one of the types, and with two of the scales.
     """
@@ -178,7 +178,7 @@ def test_factors_at_the_ends(comm: Any, dtype: Any) -> None:
 
 
 def test_plans_and_what_is_not_finite(comm: Any) -> None:
-    """Words are as planned at the ends of the range, too; zeros, NaN and infinity stay what they are."""
+    """Words are also as planned at the ends of the range; zeros, NaN and infinity are preserved."""
     with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
         p = problem(grid, "float64", -1040, -1040)
         cases: Any = (
@@ -198,7 +198,7 @@ def test_plans_and_what_is_not_finite(comm: Any) -> None:
         assert linalg.lu_factor(zero).zero_pivot == 1 and not linalg.qr(zero)[1].allgather().any()
         assert linalg.lu_factor(zero[:0, :]).zero_pivot == 0
         few = np.array([[3.0, 1], [1, 0]]) * np.finfo(float).smallest_subnormal
-        assert linalg.lu_factor(DistMatrix.from_global(few, grid=grid)).zero_pivot == 2  # -1/3 is not a number there
+        assert linalg.lu_factor(DistMatrix.from_global(few, grid=grid)).zero_pivot == 2  # -1/3 is not defined there
 
 
 def test_what_overflows_is_infinite(comm: Any) -> None:

@@ -26,7 +26,7 @@ KINDS = ("gen", "pos", "sym", "her", "diagonal", "lower triangular", "upper tria
 
 
 def system(kind: str, n: int, dtype: str) -> np.ndarray:
-    """A well-conditioned matrix of a kind."""
+    """Return a well-conditioned matrix of a kind."""
     A = rng_matrix(n, n, dtype)
     if kind == "pos":
         return positive_definite(n, dtype)
@@ -52,7 +52,7 @@ def backward(A: np.ndarray, x: np.ndarray, b: np.ndarray, dtype: str) -> float:
 def test_solves_and_inverts(
     comm: Any, layout: Any, kind: str, dtype: str, orders: Any, transposed: bool, lower: bool
 ) -> None:
-    """B is unchanged, and may be overwritten; of symmetric matrices one triangle is read; words are as predicted."""
+    """B is unchanged, or may be overwritten; of symmetric matrices one triangle is read; words are as predicted."""
     (n, m, block_a, block_b), how = layout, {"assume_a": kind, "lower": lower}
     whole, b = system(kind, n, dtype), rng_matrix(n, m, dtype, seed=1)
     op, half, given = whole.T if transposed else whole, np.tri(n, dtype=bool), whole
@@ -79,7 +79,7 @@ def test_solves_and_inverts(
 @square_grid
 @pytest.mark.parametrize("kind", ["sym", "her", "pos"])
 def test_triangles_of_views(comm: Any, kind: str) -> None:
-    """Of windows, transposes and conjugates, and of one on a grid of one rank; the matrix is unchanged."""
+    """Windows, transposes and conjugates, and a triangle on a grid of one rank; the matrix is unchanged."""
     given, large = system(kind, 30, "complex128"), rng_matrix(50, 60, "complex128")
     large[7:37, 20:50], b = given, rng_matrix(30, 2, "complex128", seed=1)
     for ranks in (None, [comm.size - 1]):
@@ -105,7 +105,7 @@ FACTORS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 @square_grid
 @pytest.mark.parametrize(("kind", "dtype"), in_turn(FACTORS, DTYPES[::-1]))
 def test_factors_solve_again_and_again(comm: Any, kind: str, dtype: str) -> None:
-    """With matrices of any layout, which are unchanged or overwritten, and with vectors; words as predicted."""
+    """With matrices of any layout, unchanged or overwritten, and with vectors; words as predicted."""
     n, (factor, solve, how) = 45, FACTORS[kind]
     given, b = system(kind[:3], n, dtype), rng_matrix(n, 9, dtype, seed=1)
     ops = {"N": given, "T": given.T, "C": given.conj().T}
@@ -125,7 +125,7 @@ def test_factors_solve_again_and_again(comm: Any, kind: str, dtype: str) -> None
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_refinement(comm: Any, dtype: str) -> None:
-    """In each column |b - A x| <= sqrt(n) eps |A||x| in infinity norms, as LAPACK's dsgesv wants it."""
+    """In each column |b - A x| <= sqrt(n) eps |A||x| in infinity norms, as LAPACK's dsgesv requires."""
     given, b = rng_matrix(60, 60, dtype), rng_matrix(60, 6, dtype, seed=1)
     single = {"float64": "float32", "complex128": "complex64"}[dtype]
     with ProcessGrid(comm) as grid:
@@ -134,7 +134,7 @@ def test_refinement(comm: Any, dtype: str) -> None:
             op = given.T if transposed else given
             X = linalg.solve(A, B, refine=True, transposed=transposed)
             x, report = X.allgather(), cast("Any", X.report)
-            assert f"by factors in {single}, refined" in report.what  # and not by others
+            assert f"by factors in {single}, refined" in report.what  # other types are not refined
             bound = 10 * abs(op).sum(axis=1).max() * abs(x).max(axis=0) * np.finfo(dtype).eps
             assert (abs(b - op @ x).max(axis=0) <= bound).all()
             y = linalg.solve(A, b[:, 0], refine=True, transposed=transposed)
@@ -178,7 +178,7 @@ def recorded() -> Iterator[list[Any]]:
 
 
 def read(x: np.ndarray, kind: str) -> np.ndarray:
-    """The matrix of which `solve` reads a part."""
+    """Return the matrix of which `solve` reads a part."""
     parts: dict[str, Any] = {
         "upper triangular": np.triu, "lower triangular": np.tril, "diagonal": lambda y: np.diag(np.diag(y)),
         "sym": lambda y: np.tril(y) + np.tril(y, -1).T, "her": lambda y: np.tril(y) + np.tril(y, -1).conj().T,
@@ -187,7 +187,7 @@ def read(x: np.ndarray, kind: str) -> np.ndarray:
 
 
 def scaled(x: np.ndarray, grid: Any, kind: str = "gen") -> np.ndarray:
-    """The matrix that `solve` factors: that of a general one, if its rows or columns lie far apart, is scaled."""
+    """Return the matrix that `solve` factors: a general one with very different rows or columns is scaled."""
     A, by_lu = DistMatrix.from_global(x, grid=grid), kind in ("gen", "sym", "her")
     scale, _ = EQUILIBRATED.exponent(grid.comm, A, {"kind": "gen" if by_lu else kind}, {})
     assert by_lu or not scale
@@ -196,7 +196,7 @@ def scaled(x: np.ndarray, grid: Any, kind: str = "gen") -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
 def test_estimates_are_near(comm: Any, dtype: str) -> None:
-    """Never above the true value but for rounding, and within a factor of three of it; nobody is warned."""
+    """Never above the true value up to rounding, and within a factor of three of it; no rank warns."""
     rng = np.random.default_rng(1)
     with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
         for turn, n in enumerate((1, 3, 24)):
@@ -225,9 +225,9 @@ def test_estimates_are_near(comm: Any, dtype: str) -> None:
 
 
 def test_nearly_singular_matrices_are_warned_of(comm: Any) -> None:
-    """The Hilbert matrix of order 12 and others, by every way to a solution, once on each rank."""
+    """The Hilbert matrix of order 12 and others, by every solution method, once on each rank."""
     h, b = scipy.linalg.hilbert(12), np.ones(12)
-    ones = np.eye(60) - np.triu(np.ones((60, 60)), 1)  # whose condition number is 2^60
+    ones = np.eye(60) - np.triu(np.ones((60, 60)), 1)  # a condition number of 2^60
     graded = np.diag(10.0 ** -np.arange(18))
     h32 = scipy.linalg.hilbert(6).astype("f4") * np.float32(1e30)
     with ProcessGrid(comm) as grid:
@@ -269,7 +269,7 @@ TRIANGLES = [  # n and m, blocks of A, blocks of B
 
 
 def triangle(n: int, dtype: str, lower: bool, unit: bool) -> tuple[np.ndarray, np.ndarray]:
-    """A well-conditioned triangle, and the same with NaN where nothing may be read."""
+    """Return a well-conditioned triangle, and the same with NaN in elements that must not be read."""
     T = rng_matrix(n, n, dtype) / (4 * max(1, n) ** 0.5)
     T[np.arange(n), np.arange(n)] += 1.5
     kept = np.tri(n, dtype=bool) if lower else np.tri(n, dtype=bool).T
@@ -319,7 +319,7 @@ def test_solves_and_products(
 @square_grid
 @pytest.mark.parametrize(("dtype", "order", "lower", "unit"), third(pairs(DTYPES, "CF", (0, 1), (0, 1))))
 def test_inverses(comm: Any, dtype: str, order: Any, lower: bool, unit: bool) -> None:
-    """|A X - I|_1 / (n |A|_1 |X|_1 u); the inverse lies as A does, and its other triangle is zero."""
+    """|A X - I|_1 / (n |A|_1 |X|_1 u); the inverse has A's layout, and its other triangle is zero."""
     T, given = triangle(70, dtype, bool(lower), bool(unit))
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
@@ -332,7 +332,7 @@ def test_inverses(comm: Any, dtype: str, order: Any, lower: bool, unit: bool) ->
 
 
 def test_kahan(comm: Any) -> None:
-    """The backward error does not depend on the condition, here 1e13; the columns of X are tested one by one."""
+    """The backward error is independent of the condition, here 1e13; the columns of X are tested one by one."""
     n = 90
     T, b = kahan(n, "float64"), rng_matrix(n, 3, "float64")
     with ProcessGrid(comm) as grid:
@@ -347,7 +347,7 @@ def test_overwriting_and_vectors(comm: Any) -> None:
     b = rng_matrix(60, 8, "float32")
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(given, grid=grid, block=8)
-        for block in (8, (7, 5)):  # B's rows lie as A's, or not
+        for block in (8, (7, 5)):  # B's rows are distributed like A's, or not
             B = DistMatrix.from_global(b, grid=grid, block=block)
             X = linalg.solve_triangular(A, B, lower=True, overwrite_b=True)
             assert np.shares_memory(X.local, B.local) or not X.local.size

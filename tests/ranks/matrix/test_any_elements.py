@@ -51,7 +51,7 @@ def test_any_reduction(comm: Any, grids_on_nodes: list[Any], data: st.DataObject
         assert np.array_equal(found, expected), (name, axis)
         return
     scale = np.abs(wide).sum() if name == "sum" else max(1.0, float(np.abs(wide).max(initial=0))) ** 2
-    unit = max(eps(found.dtype), eps(x.dtype) if x.dtype.kind == "c" else 0)  # norms are numbers of Python
+    unit = max(eps(found.dtype), eps(x.dtype) if x.dtype.kind == "c" else 0)  # norms are Python numbers
     error = 20 * max(unit, 1e-15) * max(1.0, float(scale))
     relative = (10 + x.size * (name == "prod")) * unit
     expected = expected.astype(found.dtype).astype(expected.dtype)  # a product may overflow

@@ -1,4 +1,4 @@
-"""Arguments beyond all bounds, and matrices whose grid is gone: one line, the same error on all ranks."""
+"""Arguments beyond all bounds, and matrices of freed grids: one line, the same error on all ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pdgemm.local.arrays.arguments import as_count, shown
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.support.agreement import _disagreement
 
-LONG = 10**5000  # Python does not even write it
+LONG = 10**5000  # too large to be printed by Python
 NUMBERLESS: list[Any] = [True, 2.0, float("nan"), "2", b"2", 1j, [2], np.array([2, 2]), np.True_, object()]
 BEYOND: list[Any] = [2**63, -(2**63) - 1, LONG, -LONG, np.uint64(2**64 - 1)]
 LOOKS = {
@@ -111,7 +111,7 @@ def test_counts_beyond_all_bounds(comm: Any, grid: Any) -> None:
         lambda x: DistMatrix.random((6, 6), grid=grid, seed=x),
         lambda x: A.redistribute(source=(0, x)),
         lambda x: A.redistribute(memory_limit=x),
-        lambda x: A.norm(x + x),  # there is a 2-norm
+        lambda x: A.norm(x + x),  # the 2-norm is supported
         lambda x: pdgemm(1, A, A, lookahead=x),
         lambda x: pdgemm(1, A, A, panel_width=x),
         lambda x: pdgemm(1, A, A, memory_limit=x),
@@ -144,7 +144,7 @@ def test_counts_beyond_all_bounds(comm: Any, grid: Any) -> None:
 @pytest.mark.mpi
 def test_nothing_is_done_with_matrices_of_a_freed_grid(comm: Any, tmp_path: Path) -> None:
     path = comm.bcast(tmp_path) / "x.h5"
-    with ProcessGrid(comm) as other:  # of the same ranks, and still there
+    with ProcessGrid(comm) as other:  # another grid of the same ranks still exists
         grid = ProcessGrid(comm)
         A, X, Y = (DistMatrix.random((6, 6), grid=where, block=2) for where in (grid, other, other))
         makers = DistMatrix.zeros, DistMatrix.eye, DistMatrix.random
@@ -201,7 +201,7 @@ def test_nothing_is_done_with_matrices_of_a_freed_grid(comm: Any, tmp_path: Path
                 use()
             assert "\n" not in str(caught.value)
         assert not path.exists()
-        assert np.array_equal(A.local, before)  # which may still be looked at
+        assert np.array_equal(A.local, before)  # these may still be read
         assert "6 x 6" in repr(A) and product.report and view.shape == (5, 5)
         assert np.allclose((X @ Y).allgather(), X.allgather() @ Y.allgather())
 
@@ -255,7 +255,7 @@ def test_the_signature_of_pdgemm_is_as_it_is_written() -> None:
 @pytest.mark.mpi
 @pytest.mark.on_ranks(4)
 def test_arrays_that_differ_among_the_ranks_are_no_matrix(comm: Any, grid: Any) -> None:
-    """Random numbers of each rank's own, the commonest mistake; equal elements in any order of memory are the same."""
+    """Random numbers that differ among the ranks, a common mistake; equal elements in any memory order are accepted."""
     whole = np.arange(30.0).reshape(6, 5)
     there = np.asfortranarray(whole) if comm.rank % 2 else whole[:, :].astype(">f8")
     A = DistMatrix.from_global(there, grid=grid)
@@ -277,10 +277,10 @@ def test_arrays_that_differ_among_the_ranks_are_no_matrix(comm: Any, grid: Any) 
         DistMatrix.from_global(other, grid=grid)
     B = DistMatrix.from_global(other, grid=grid, check=False)
     mixed = comm.allgather(np.array_equal(B.local, other[np.ix_(*B.indices())]))
-    assert mixed == [True] * 4  # of its own
+    assert mixed == [True] * 4  # with the seed of each rank
     alone = DistMatrix.from_global(other, grid=grid, root=2).allgather()
     assert np.array_equal(alone, other) == (comm.rank == 2)
     with pytest.raises(ArgumentError, match="different arguments.*check="):
         DistMatrix.from_global(whole, grid=grid, check=comm.rank > 0)
-    with pytest.raises(ArgumentError, match="different arguments"):  # also where there is little to compare
+    with pytest.raises(ArgumentError, match="different arguments"):  # also if there are few elements to compare
         DistMatrix.from_global(np.zeros((0, 2 + comm.rank)), grid=grid)

@@ -1,4 +1,4 @@
-"""DistMatrix: every constructor and every look, on every grid."""
+"""DistMatrix: every constructor and every method of inspection, on every grid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MATRICES = sorted({(m, n) for group in SHAPES.values() for m, n, _ in group})
 
 
 def layouts(comm: Any) -> Iterator[dict[str, Any]]:
-    """Every grid of these ranks with every block, and sources in turn."""
+    """Yield every grid of these ranks with every block, and sources in turn."""
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
             for (mb, nb, *_), source in in_turn(BLOCKS, [*sources(shape)]):
@@ -30,7 +30,7 @@ def layouts(comm: Any) -> Iterator[dict[str, Any]]:
 
 
 def whole(shape: tuple[int, int], dtype: str = "float64") -> np.ndarray:
-    """A[i, j] = 0.19 i + 0.24 j (+ 1j)."""
+    """Return A[i, j] = 0.19 i + 0.24 j (+ 1j)."""
     i, j = np.indices(shape)
     return (0.19 * i + 0.24 * j + (1j * i if dtype.startswith("complex") else 0)).astype(dtype)
 
@@ -40,7 +40,7 @@ def test_dealing_and_gathering_are_inverse(comm: Any) -> None:
         for shape in MATRICES:
             expected = whole(shape)
             order = "F" if shape[0] % 2 else "C"
-            A = DistMatrix.from_global(expected.astype(">f8"), order=order, **layout)  # of foreign byte order
+            A = DistMatrix.from_global(expected.astype(">f8"), order=order, **layout)  # of another byte order
             assert A.order == order
             assert A.dtype.isnative
             assert A.shape == shape
@@ -147,9 +147,9 @@ def test_a_matrix_too_large_for_a_rank_is_refused_everywhere(grid: Any) -> None:
 
 
 def test_rows_further_apart_than_blas_takes_are_refused_everywhere(comm: Any) -> None:
-    """Of a narrow part of a matrix with long rows, on any one rank: BLAS would read the distance modulo 2^32."""
+    """A narrow part of a matrix with long rows, on any one rank: BLAS would read the distance modulo 2^32."""
     here = comm.rank == comm.size - 1
-    memory = np.empty((2, (1 << 31) + 8 if here else 8), np.int8)[:, :8]  # of which no page is touched
+    memory = np.empty((2, (1 << 31) + 8 if here else 8), np.int8)[:, :8]  # no page of it is touched
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         A = DistMatrix.from_local(memory, (2 * comm.size, 8), grid=grid, block=(2, 8))
         B = DistMatrix.ones((8, 3), grid=grid, dtype="int8")
@@ -196,6 +196,6 @@ def test_comparison_within_a_tolerance(comm: Any) -> None:
         assert A.allclose(B)
         assert not A.allclose(B, rtol=0, atol=1e-10)
         if (A.distribution.owner(12, 7)) == A.grid.coords:
-            B.local[-1, -1] += 1  # one wrong element on one rank is seen by all
+            B.local[-1, -1] += 1  # one wrong element on one rank is noticed by all
         assert not A.allclose(B)
         assert DistMatrix.zeros((3, 3), **layout).allclose(0)

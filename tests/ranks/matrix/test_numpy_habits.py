@@ -1,4 +1,4 @@
-"""What people type who know NumPy: each expression is right, or its message names the way."""
+"""Expressions that users of NumPy type: each is right, or its error names an alternative."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ RIGHT: list[Callable[[Any], Any]] = [
     lambda a: (np.concatenate((a, a[:, :3]), axis=1), np.concatenate((a.T, a.T), axis=-2)),
 ]
 
-# what stays refused, the exception, and the way that its message names
+# refused expressions, the exception, and the alternative that it names
 REFUSED: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda a: a[a > 0.5], IndexError, "numpy.where"),
     (lambda a: a[[0, 1], [0, 1]], IndexError, "numpy.ix_"),
@@ -199,7 +199,7 @@ def test_each_expression_is_right_or_names_the_way(comm: Any, grid: Any) -> None
         with pytest.raises(error) as caught:
             act(A)
         assert way in str(caught.value) and "\n" not in str(caught.value), (number, str(caught.value))
-    for pointless in (lambda: float(A[0:1, 0:1]), lambda: hash(A), lambda: f"{A:.2f}"):  # Python's own words
+    for pointless in (lambda: float(A[0:1, 0:1]), lambda: hash(A), lambda: f"{A:.2f}"):  # Python's message
         with pytest.raises(TypeError):
             pointless()
     assert np.array_equal(A.allgather(), whole)

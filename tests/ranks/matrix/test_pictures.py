@@ -1,4 +1,4 @@
-"""What is shown of a matrix: corners as NumPy shows them, who owns what as text and SVG, HTML for notebooks."""
+"""Printed matrices: corners as NumPy prints them, owners of elements as text and SVG, HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def test_corners_are_as_numpy_prints_them(comm: Any, grid: Any) -> None:
         A = DistMatrix.from_global(whole, grid=grid, block=3)
         text = A.preview()
         assert len(set(comm.allgather(text))) == 1
-        if whole.size > 1000:  # NumPy pads all columns by the widest of the elements that it shows, as here
+        if whole.size > 1000:  # NumPy pads all columns to the widest printed element, as here
             assert text == str(whole)
         assert A.preview(edge=1).count("\n") <= 4 or whole.size <= 1000
     assert repr(A) in str(A) and ("A.preview()" in str(A)) == (comm.size > 1)
     if comm.rank == 0:
-        assert str(A.local) in str(A)  # local: one rank alone may print
+        assert str(A.local) in str(A)  # local: a single rank may print it
 
 
 def test_who_owns_what(comm: Any, grid: Any) -> None:
@@ -83,5 +83,5 @@ def test_ones_full_diag_and_the_default_grid(comm: Any, grid: Any) -> None:
     assert all(x.grid is A.grid for x in others) and A.grid is default_grid() and A.grid.size == comm.size
     assert np.array_equal((A + others[-1]).allgather(), np.diag(v))
     default_grid().free()
-    assert DistMatrix.ones((2, 2)).sum() == 4  # on a new one
+    assert DistMatrix.ones((2, 2)).sum() == 4  # on a new grid
     default_grid().free()

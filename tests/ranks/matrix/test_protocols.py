@@ -1,4 +1,4 @@
-"""What NumPy's and Python's own functions make of a DistMatrix: the right result, or an error on all ranks."""
+"""NumPy's and Python's functions of a DistMatrix: the right result, or an error on all ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pdgemm.errors import ArgumentError, DTypeError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore")]
 
-# what looks at no array, sets something, opens files or leaves elements unset
+# functions that read no array, set something, open files or leave elements unset
 NOT_CALLED = ("set", "get", "show", "print", "save", "load", "from", "gen", "test", "info", "busday", "empty")
-NEVER_ASK = ("bmat", "iterable")  # None for all that is no array; whether a matrix can be iterated over
-DECOMPOSITIONS = ("svd", "eigh", "qr", "lstsq")  # are not unique: test_linalg_*.py
+NEVER_ASK = ("bmat", "iterable")  # None for other types; a question about iteration
+DECOMPOSITIONS = ("svd", "eigh", "qr", "lstsq")  # not unique: tested in test_linalg_*.py
 SCALARS: list[Any] = [2, 2.0, -1, 2**70, 1e300, 1j, True, np.float32(1), np.array(3.0), np.longdouble(1), None, "x"]
 SCALARS += [np.datetime64(1, "s"), np.timedelta64(1, "s"), object(), np.void(b"1"), np.ma.masked, np.int8(1)]
 
@@ -38,7 +38,7 @@ def ufuncs() -> list[np.ufunc]:
 
 
 def tried(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """What comes of it."""
+    """Return the result of a call, or its exception."""
     try:
         made = call(*arguments, **options)
         return list(made) if isinstance(made, Iterator) else made
@@ -47,14 +47,14 @@ def tried(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 def dealt(x: np.ndarray, **layout: Any) -> Any:
-    """As a matrix that remembers what it was."""
+    """Return a matrix that remembers the array from which it was dealt."""
     made: Any = DistMatrix.from_global(x, **layout)
     made.whole = x
     return made
 
 
 def gathered(x: Any) -> Any:
-    """What a matrix was dealt from, which it is again."""
+    """Restore a matrix to the array from which it was dealt; return the array."""
     if hasattr(x, "whole"):
         x.local[...] = x.whole[np.ix_(*x.indices())]
         return x.whole.copy()
@@ -62,20 +62,20 @@ def gathered(x: Any) -> Any:
 
 
 def outcome(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
-    """It fails, or gives what it gives for the gathered matrices; in words."""
+    """Return in words: the call fails, or returns the same as for the gathered matrices."""
     wholes = list(map(gathered, arguments))
     got = tried(call, *arguments, **options)
     if isinstance(got, Exception):
         return type(got).__name__
     expected = tried(call, *wholes, **options)
-    if isinstance(expected, Exception):  # where the dtype of a matrix is taken for a type
+    if isinstance(expected, Exception):  # the dtype of a matrix was taken for a type
         assert not isinstance(got, DistMatrix)
         return "no matrix"
     if isinstance(got, DistMatrix):
         assert got.local.shape == got.distribution.local_shape(got.grid.coords)
         assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
         got, expected = got.local, expected[np.ix_(*got.indices())]
-    if getattr(call, "__module__", "") == "numpy.linalg":  # which rounds in another order
+    if getattr(call, "__module__", "") == "numpy.linalg":  # rounding differs there
         np.testing.assert_allclose(got, expected, 1e-9, err_msg=str(call))
     else:
         np.testing.assert_equal(got, expected, str(call))
@@ -88,7 +88,7 @@ def middle_grid(comm: Any) -> Any:
 
 
 def alike(comm: Any, outcomes: list[str]) -> None:
-    """On all ranks."""
+    """Check that all ranks have the same outcomes."""
     for there in comm.allgather(outcomes):
         assert there == outcomes
 
@@ -124,7 +124,7 @@ def test_methods_of_arrays_that_are_missing_say_what_to_do_instead(comm: Any) ->
         with pytest.raises(AttributeError, match="^a DistMatrix has no attribute 'shap'"):
             A.shap  # noqa: B018
         for name, call in (("zeros", lambda: type(A).zeros()), ("max", lambda: A.max(of=1))):
-            with pytest.raises(TypeError, match=rf"^DistMatrix.{name}\(\) "):  # and not after the class that defines it
+            with pytest.raises(TypeError, match=rf"^DistMatrix.{name}\(\) "):  # not the class that defines it
                 call()
 
 
@@ -180,7 +180,7 @@ def test_what_is_more_than_elementwise_is_refused(grid: Any) -> None:
 
 def test_numbers_that_a_ufunc_refuses_on_one_rank_are_refused_on_all(grid: Any) -> None:
     A = DistMatrix.from_function(lambda i, j: np.where(i + j == 0, -1, 2), (6, 6), grid=grid, block=1, dtype=int)
-    empty = A[:1, :1]  # other ranks hold nothing of it
+    empty = A[:1, :1]  # other ranks have no elements of it
     for power in (lambda: 2**A, lambda: A**A, lambda: A**-1, lambda: empty**-1):
         with pytest.raises(ValueError, match="negative integer powers"):
             power()
@@ -196,7 +196,7 @@ def test_a_conjugated_view_is_not_written_to_by_a_ufunc(grid: Any) -> None:
 
 
 def test_arrays_that_are_more_or_less_than_numbers(comm: Any, grid: Any) -> None:
-    """Subclasses that only add to an array are taken as arrays, and what would be lost is refused."""
+    """Subclasses that only extend an array are accepted; others, whose data would be lost, are refused."""
     x = np.arange(12.0).reshape(3, 4)
     for same in (x.view(np.recarray), x.tolist()):
         assert np.array_equal(DistMatrix.from_global(same, grid=grid).allgather(), x)

@@ -67,7 +67,7 @@ def test_numpys_functions(comm: Any) -> None:
 
 
 def test_norms_of_zeros_and_tiny_elements(comm: Any) -> None:
-    """No norm underflows, although squares of its elements do, also where some ranks have zeros alone."""
+    """Norms do not underflow although squares of elements do, also if some ranks have only zeros."""
     whole = np.zeros((13, 8))
     whole[4, 5], whole[12, 5] = 3e-200, -4e-200
     for A in matrices(comm, whole):
@@ -115,7 +115,7 @@ def test_infinities_nans_and_large_numbers(comm: Any) -> None:
 
 
 def test_sums_lose_few_digits(comm: Any) -> None:
-    """A float32 sum of a million ones, in order, would end at 2^24 for more of them; here the error is of a few ulp."""
+    """A float32 sum of 2^24 ones and more, in order, would stay at 2^24; here the error is a few ulp."""
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         n = 100_000
         A = DistMatrix.from_function(lambda i, j: 0.1 + 0 * i + 0 * j, (n, 3), dtype="float32", grid=grid)

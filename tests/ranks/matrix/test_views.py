@@ -1,4 +1,4 @@
-"""Transposes and submatrices as views, and what users do with them."""
+"""Transposes and submatrices as views, and typical uses of them."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def test_a_product_of_transposes_into_a_transpose_moves_nothing(grid: Any) -> No
 
 
 def test_a_product_is_stored_as_both_operands_are(grid: Any) -> None:
-    """By columns where both are, seen from the grid that they were made on; else by rows."""
+    """By columns if both operands are, on the grid where they were created; otherwise by rows."""
     for orders, expected in (("CC", "C"), ("CF", "C"), ("FC", "C"), ("FF", "F")):
         A, B = (DistMatrix.random((9, 9), grid=grid, order=order, seed=s) for s, order in enumerate(orders))
         assert (A @ B).order == (A.T @ B.T).order == expected
 
 
 def test_tall_and_skinny(comm: Any) -> None:
-    """A^T A by local products and one reduction; row panels of a huge m without any; nothing is moved."""
+    """A^T A by local products and one reduction; row panels of a huge m without any; no matrix is redistributed."""
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         a, b = numbers((4000, 7), "float64", 1), numbers((7, 5), "float64", 2)
         A, B = DistMatrix.from_global(a, grid=grid, block=(64, 7)), DistMatrix.from_global(b, grid=grid)
@@ -92,7 +92,7 @@ def test_tall_and_skinny(comm: Any) -> None:
         assert gemm_error(D.allgather(), 1, a, b) <= TOLERANCE
         assert D.report.algorithm in ("summa", "cannon")
         assert D.report.moves == ()
-        assert D.report.counted.words_received == b.size - B.local.size  # the small matrix, once
+        assert D.report.counted.words_received == b.size - B.local.size  # only the small matrix, once
 
 
 @pytest.mark.mpi(min_size=3)
@@ -147,7 +147,7 @@ def test_sums_are_rounded_in_pieces_of_any_shape(grid: Any, dtype: str, monkeypa
 def test_nothing_is_allocated_that_the_plan_does_not_tell(
     comm: Any, grid: Any, dtype: str, order: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No hidden copy: what NumPy and the node's shared memory give is what the report says, but for short arrays."""
+    """No hidden copy: memory of NumPy and of the node equals the report's, up to short arrays."""
     empty, shared = NodeMemory.empty, [0]
 
     def counted(*args: Any) -> np.ndarray:
@@ -156,7 +156,7 @@ def test_nothing_is_allocated_that_the_plan_does_not_tell(
         return array
 
     def peak(work: Any) -> int:
-        work()  # plans are made once
+        work()  # plans are cached after the first call
         shared[0] = 0
         tracemalloc.start()
         work()
@@ -169,7 +169,7 @@ def test_nothing_is_allocated_that_the_plan_does_not_tell(
     n = 500
     allowed = 100_000 + (
         8 * np.getbufsize() if dtype == "int8" else 0
-    )  # objects, rows by index; NumPy casts in a buffer
+    )  # Python objects, and row indices; NumPy casts in a buffer
     with ProcessGrid(comm, (comm.size, 1)) as other:
         A = DistMatrix.zeros((n, n), grid=grid, block=7, dtype=dtype, order=order)
         B = DistMatrix.zeros((n, n), grid=other, block=(5, 64), dtype=dtype)
@@ -193,7 +193,7 @@ def test_nothing_is_allocated_that_the_plan_does_not_tell(
 # ------------------------------------------------------------------ types
 @pytest.mark.parametrize("algorithm", ["summa", "inner"])
 def test_sixteen_bit_products_are_added_up_in_32(comm: Any, algorithm: str) -> None:
-    """1 + 2^-11 + 2^-11 + ...: in 16 bits nothing would be added at all."""
+    """1 + 2^-11 + 2^-11 + ...: in 16 bits each addend would be rounded away."""
     for dtype in ("float16", "bfloat16"):
         with ProcessGrid(comm) as grid:
             k = 2048

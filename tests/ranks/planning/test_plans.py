@@ -1,4 +1,4 @@
-"""Plans as values: what they tell, that they are kept as JSON, and that they are carried out as they say."""
+"""Plans as values: their figures, their JSON form, and their execution."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_plan_tells_what_the_run_then_does(comm: Any, grid: Any) -> None:
     C.local[...] = 3
     plan(A[:, :0], B[:0], C, beta=2).execute(A[:, :0], B[:0], C, beta=2)  # no inner indices
     assert (C.allgather() == 6).all()
-    slow = replace(Machine(), call_overhead=100.0)  # another machine file on one rank, but the same plan
+    slow = replace(Machine(), call_overhead=100.0)  # one rank has another machine file, but uses the same plan
     plan(A, B, C, algorithm="row", machine=slow if comm.rank else None)
 
 
@@ -66,7 +66,7 @@ def test_a_plan_tells_what_the_run_then_does(comm: Any, grid: Any) -> None:
     ("algorithm", "mover"), in_turn([*families(), ENTRY.name], ["auto", *BY_MESSAGES]), indirect=["mover"]
 )
 def test_a_prepared_product_is_formed_again_and_again(comm: Any, algorithm: str, mover: str) -> None:
-    """Of what the matrices then hold, also when other products have taken its grid away."""
+    """It reads the current elements of the matrices, also after other products have evicted its grid."""
     cases = [x for x in accepted(comm.size) if x[0] == algorithm]
     if not cases:
         pytest.skip("one rank has no layers")
@@ -75,7 +75,7 @@ def test_a_prepared_product_is_formed_again_and_again(comm: Any, algorithm: str,
         B = DistMatrix.random((27, 31), grid=other, block=(5, 2), seed=2, order="F")
         C = DistMatrix.random((22, 27), grid=grid, block=(4, 5), seed=3)
         for number, (_, shape, layers) in enumerate(cases[: 4 if everything() else 2]):
-            A = A if number % 2 else A.copy()  # not where neighbours can read it
+            A = A if number % 2 else A.copy()  # a copy that neighbours cannot read
             p = plan(A.T, B.T, C, beta=1, algorithm=algorithm, shape=shape, layers=layers, mover=mover, panel_width=4)
             product = p.prepare(A.T, B.T, C, alpha=2)
             for turn, beta in enumerate((0, 1, -0.5, 0)):
@@ -89,7 +89,7 @@ def test_a_prepared_product_is_formed_again_and_again(comm: Any, algorithm: str,
                 assert C.report.counted == product.plan.traffic(comm.rank)
                 assert C.report.extra_bytes == product.plan.extra_bytes(comm.rank)
                 if turn == 1:
-                    for ranks in range(12):  # grids that are kept are only so many
+                    for ranks in range(12):  # the cache of grids is limited
                         places = [(rank + ranks) % comm.size for rank in range(comm.size)]
                         grid.work_grid((1, comm.size), 1, tuple(places))
             with pytest.raises(DTypeError, match="beta must be a number"):
@@ -104,7 +104,7 @@ def test_a_prepared_product_is_formed_again_and_again(comm: Any, algorithm: str,
 
 
 def test_a_prepared_product_allocates_nothing(comm: Any, grid: Any, tree_mover: None) -> None:
-    """Views, buffers and calls of BLAS are those of the first time, for every mover."""
+    """Views, buffers and calls of BLAS are reused, for every mover."""
     A, B, C = (DistMatrix.random((200, 200), grid=grid, block=8, seed=s) for s in (1, 2, 3))
     for mover in ("auto", *BY_MESSAGES):
         product = plan(A, B, C, algorithm="summa", shape=grid.shape, mover=mover).prepare(A, B, C)
@@ -162,7 +162,7 @@ def test_a_plan_by_extents_is_that_of_matrices_made_by_default(comm: Any, grid: 
 
 
 def test_repeated_products_set_up_nothing(comm: Any, grid: Any) -> None:
-    """Grids that products need are made once; not more than WORK_GRIDS of them are kept."""
+    """Grids for products are created once; at most WORK_GRIDS of them are cached."""
     A, B, C = matrices(grid, (24, 24, 24))
     kept = grid._shared.work_grids
     cases = accepted(comm.size)
@@ -183,7 +183,7 @@ def test_a_plan_is_for_the_matrices_it_was_made_for(comm: Any, grid: Any) -> Non
         for wrong in ((other, B, C), (A, B, other), (A, B.astype("float32"), C)):
             with pytest.raises((LayoutError, DTypeError), match="the plan was made for"):
                 p.execute(*wrong)
-        with ProcessGrid(comm, (1, comm.size)) as columns:  # C has to be brought home
+        with ProcessGrid(comm, (1, comm.size)) as columns:  # C has to be redistributed to its layout
             wide = DistMatrix.zeros((12, 12), grid=columns)
             moving = plan(A, B, wide, algorithm="row")
             assert "C" in [name for name, _ in moving.moves]
@@ -253,7 +253,7 @@ def test_the_limit_is_kept_at_every_size_down_to_the_smallest(comm: Any, grid: A
 
 
 def test_a_product_of_the_same_matrices_is_not_made_anew(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its views are kept by C while A and B live, and no longer; whatever changes, the result is right."""
+    """C caches its views while A and B live; whatever changes, the result is right."""
     made: list[object] = []
     make = prepared.executor_of
     monkeypatch.setattr(prepared, "executor_of", lambda call: made.append(call.alpha) or make(call))
@@ -273,14 +273,14 @@ def test_a_product_of_the_same_matrices_is_not_made_anew(comm: Any, monkeypatch:
         check(1, A, B, 0, 1)
         A.local[...] += 1
         check(1, A, B, 2, 0)
-        check(3, A, B, 0, 1)  # alpha is a part of it
+        check(3, A, B, 0, 1)  # alpha is part of the key
         check(3, B, A, 0, 1)
         check(3, B, A, 1, 0)
         check(3, B, A[:, :], 1, 0)  # the same elements
         wide = np.random.default_rng(comm.rank).random((A.local.shape[0], 2 * A.local.shape[1]))
         close, far = wide.reshape(-1)[: A.local.size].reshape(A.local.shape), wide[:, : A.local.shape[1]]
         lying = [DistMatrix.from_local(x, A.shape, grid=grid, block=A.block) for x in (close, far)]
-        for X in lying:  # both alive, at one address, their rows at other distances
+        for X in lying:  # both alive, at one address, with rows at different distances
             check(3, X, B, 0, 1)
         check(5, B, A, 1, 1)
         place = A.local.ctypes.data
@@ -288,7 +288,7 @@ def test_a_product_of_the_same_matrices_is_not_made_anew(comm: Any, monkeypatch:
         try:
             del A
             assert C.last_run is None
-            others = [random(seed) for seed in range(5, 9)]  # where A was
+            others = [random(seed) for seed in range(5, 9)]  # at A's old address
         finally:
             gc.enable()
         found = comm.allreduce(any(x.local.ctypes.data == place for x in others))
@@ -298,7 +298,7 @@ def test_a_product_of_the_same_matrices_is_not_made_anew(comm: Any, monkeypatch:
 
 
 def test_buffers_go_with_the_call(comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them, at once, and not when a garbage collector finds them."""
+    """All of them, immediately, and not by the garbage collector."""
     alive: list[Any] = []
     buffers = Workspace.__init__
 

@@ -1,4 +1,4 @@
-"""Reports of products: a line for each rank, the summary of all ranks, and what is logged."""
+"""Reports of products: a line for each rank, the summary of all ranks, and log messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_report_reads_well(comm: Any, grid: Any) -> None:
 
 
 def test_titles_name_the_operands_as_they_enter_the_product(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """A matrix whose transpose is multiplied has the shape of the transpose in the title, and so its name."""
+    """If the transpose of a matrix is multiplied, the title names the transpose and its shape."""
     A = DistMatrix.random((40, 30), grid=grid, seed=0)
     hdf5.save(shared_tmp_path / "a.h5", "x", A)
     stored = hdf5.dataset(shared_tmp_path / "a.h5", "x", grid=grid)
@@ -53,7 +53,7 @@ def test_titles_name_the_operands_as_they_enter_the_product(comm: Any, grid: Any
 
 
 def test_the_summary_is_of_all_ranks_and_the_same_on_all(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    own = comm.Dup()  # which no other grid holds open
+    own = comm.Dup()  # a communicator without another open grid
     with ProcessGrid(own) as grid:
         A = DistMatrix.eye(40, grid=grid)
         C = pdgemm(1, A, A, algorithm="summa", shape=grid.shape)
@@ -76,7 +76,7 @@ def test_the_summary_is_of_all_ranks_and_the_same_on_all(comm: Any, capsys: pyte
         bad = Summary([slow[0].changed(extra_bytes=1 + slow[0].predicted_extra_bytes), *slow[1:]])
         assert "NOT as predicted" in str(bad)
 
-        copied = pickle.loads(pickle.dumps(C.report))  # as gather does
+        copied = pickle.loads(pickle.dumps(C.report))  # as MPI's gather does
         assert copied == C.report
         with pytest.raises(ArgumentError, match="came from another process"):
             copied.summary()
@@ -86,7 +86,7 @@ def test_the_summary_is_of_all_ranks_and_the_same_on_all(comm: Any, capsys: pyte
                 (C if comm.rank else D).report.summary()
         assert C.report.summary().as_dict() == table
         unread = A @ A
-    assert f"rank {comm.rank} at " in str(unread.report)  # whose figures are this rank's own
+    assert f"rank {comm.rank} at " in str(unread.report)  # its figures are of this rank
     with pytest.raises(GridError, match="has been freed"):
         C.report.summary()
     own.Free()

@@ -1,4 +1,4 @@
-"""The rounding of matrices to 8 bits: error bounds, the largest numbers, and what is too large for a type."""
+"""The rounding of matrices to 8 bits: error bounds, the largest numbers, and numbers too large for a type."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_each_element_is_within_the_bound(comm: Any, grid: Any) -> None:
         assert Q.block == (mb, nb) and np.array_equal(A.allgather(), x)
         s, largest = Q.scales.allgather().astype(float), largest_of_blocks(x.astype(float), mb, nb)
         exact = largest / LARGEST[dtype]
-        some = exact > 2.0**-126  # below, a scale is no float32
+        some = exact > 2.0**-126  # below it, a scale underflows float32
         assert (s[largest == 0] == 1).all()
         if powers:
             assert np.array_equal(s, 2.0 ** np.rint(np.log2(s)))

@@ -1,4 +1,4 @@
-"""Matrices of 8-bit values with scales: products, views and moves, compared with NumPy in float64."""
+"""Matrices of 8-bit values with scales: products, views and redistributions, compared with NumPy in float64."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POWERS = {"scale_dtype": "float8_e8m0fnu"}
 
 
 def decoded(S: Any) -> np.ndarray:
-    """The elements of a Scaled in float64, by NumPy."""
+    """Decode a Scaled in float64, by NumPy."""
     (m, n), (mb, nb) = S.shape, S.block
     values, scales = (x.allgather().astype(np.float64) for x in (S.values, S.scales))
     return values * scales[np.arange(m)[:, None] // mb, np.arange(n) // nb]
@@ -67,7 +67,7 @@ def test_one_operand_with_scales(comm: Any, grid: Any) -> None:
     """The other one is a DistMatrix of any type; C of any type and layout, op(A), op(B), alpha and beta."""
     m, n, k = 21, 18, 50
     cases = in_turn(["float32", "bfloat16", "float64", "complex64", "int8", "float8_e5m2"], SHARED)
-    cases = cases if comm.size < 4 else cases[:3]  # what depends on the grid
+    cases = cases if comm.size < 4 else cases[:3]  # cases that depend on the grid
     for (other, (dtype, scales, options)), transa, transb in zip(cases, "NTCNTN", "TNNCTN"):
         A = DistMatrix.random((m, k) if transa == "N" else (k, m), grid=grid, block=16, seed=1)
         S = quantize(A, dtype, scales, **options)
@@ -134,7 +134,7 @@ def test_shapes_without_elements(comm: Any, grid: Any) -> None:
 
 
 def test_narrow_panels_travel(comm: Any) -> None:
-    """A panel has one byte for an element: the scales are the only words of other types."""
+    """A panel has one byte per element: the scales are the only words of other types."""
     with ProcessGrid(comm, (1, comm.size)) as grid:
         A = DistMatrix.random((64, 64), grid=grid, block=16, seed=1)
         S = quantize(A, "float8_e4m3fn", "block", **POWERS, block=(1, 16))

@@ -1,4 +1,4 @@
-"""Ranks that are called with different arguments, or call different functions, all raise the same exception."""
+"""Ranks that pass different arguments, or call different functions, all raise the same exception."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def boom(*_: object) -> None:
 
 
 Act = Callable[[Any], object]
-# what all ranks do but one
+# the call of all ranks but one
 USUAL: dict[str, Act] = {
     "gemm": lambda x: x.gemm(1, x.A, x.B),
     "gemm with C": lambda x: x.gemm(1, x.A, x.B, 0, x.C),
@@ -50,7 +50,7 @@ USUAL: dict[str, Act] = {
     "grids": lambda x: x.pdgemm.ProcessGrid(x.comm),
     "batch": lambda x: x.pdgemm.Batch.from_local(np.ones((1, 2, 2)), x.comm),
 }
-# what that one does, and a part of the message
+# the deviating call, and a part of the message
 CASES: list[tuple[str, Act, str]] = [
     ("gemm", lambda x: x.gemm(1, x.A, x.B, progress=boom), "boom"),
     ("gemm", lambda x: x.gemm(1, None, x.B), "A must be a DistMatrix, got NoneType"),
@@ -128,7 +128,7 @@ CASES: list[tuple[str, Act, str]] = [
 
 @pytest.fixture(scope="module")
 def job() -> Any:
-    """Matrices and functions that the cases use."""
+    """The matrices and functions that the cases use."""
     comm = MPI.COMM_WORLD
     with pdgemm.ProcessGrid(comm) as grid:
         x = SimpleNamespace(comm=comm, pdgemm=pdgemm, gemm=pdgemm.pdgemm, grid=grid, Matrix=pdgemm.DistMatrix)
@@ -157,13 +157,13 @@ def test_all_raise_the_same(job: Any, shared_tmp_path: Path, usual: str) -> None
         told = caught.type, str(caught.value)
         assert job.comm.allgather(told) == [told] * job.comm.size
         assert message in told[1]
-        assert "BlockCyclic(" not in told[1]  # in words, as far as words show the difference
-        # the ranks still meet, and nothing was harmed: what sets A was refused before it did
+        assert "BlockCyclic(" not in told[1]  # differences are described in words, as far as possible
+        # the ranks still agree, and A is unchanged: assignments were refused before they wrote
         assert hdf5.load(job.path, "x", job.grid).allclose(job.A)
         assert np.array_equal(kept, job.A.local)
 
 
-# what may be given in several ways: one rank gives it in the second
+# equal arguments in two forms: one rank passes the second
 SAME: dict[str, tuple[Act, Act]] = {
     "block": (lambda x: x.random(block=2), lambda x: x.random(block=(np.int64(2), 2))),
     "from_global": (lambda x: x.deal(block=2), lambda x: x.deal(block=[2, 2], source=[0, 0])),

@@ -1,4 +1,4 @@
-"""A rank that stops in the middle of a function is named where the others wait for it, whatever they wait in."""
+"""The watchdog names a rank that stops in a function, whatever call the other ranks wait in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pdgemm.support import watchdog
 from pdgemm.support.launcher import outside_job
 
 pytestmark = [jobs.needs_mpiexec, pytest.mark.timeout(240)]
-LAUNCHER = (watchdog.CODE, -11)  # Open MPI 5's mpiexec was seen to crash after it had ended the ranks
+LAUNCHER = (watchdog.CODE, -11)  # Open MPI 5's mpiexec sometimes crashes after it has ended the ranks
 HEAD = """
 import os, signal, sys, time
 from contextlib import contextmanager
@@ -62,7 +62,7 @@ def command_of(folder: Path, source: str, ranks: int) -> list[str]:
     return jobs.python(ranks, folder / "program.py")
 
 
-CASES = {  # each in the middle of its waits
+CASES = {  # each in the middle of a wait
     "shared": "pdgemm(1, A, A, algorithm='summa', mover='shared', check=False)",
     "ibcast": "pdgemm(1, A, A, algorithm='summa', mover='ibcast', check=False)",
     "solve": "linalg.solve(A, A[:, 0:2])",
@@ -75,7 +75,7 @@ CASES = {  # each in the middle of its waits
 
 
 def test_whatever_the_others_wait_in_and_the_result_is_right_when_it_goes_on(tmp_path: Path) -> None:
-    """The test lets it go on as the line says."""
+    """The test continues the rank once the line is printed."""
     source = f"""
         def numbers(x):
             values = [y.allgather() if isinstance(y, DistMatrix) else y for y in (x if isinstance(x, tuple) else [x])]
@@ -151,7 +151,7 @@ def computes_alone():
 
 
 def test_a_rank_at_work_is_neither_reported_nor_is_the_job_ended(tmp_path: Path) -> None:
-    """In its own code it is; in a function of the package it is not, nor where it keeps the interpreter to itself."""
+    """It is reported in the user's code; not in the package's functions, nor while it holds the interpreter's lock."""
     (tmp_path / "planted.py").write_text(PLANTED)
     source = """
         import pdgemm as package

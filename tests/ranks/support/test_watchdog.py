@@ -1,4 +1,4 @@
-"""Ranks that others wait for in vain are named; the job ends where it can never go on, and only there."""
+"""Ranks that others wait for in vain are named; the job ends if it can never continue, and only then."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
     jobs.needs_mpiexec,
     pytest.mark.timeout(60),
 ]
-LAUNCHER = (watchdog.CODE, -11)  # Open MPI 5's mpiexec was seen to crash after it had ended the ranks
+LAUNCHER = (watchdog.CODE, -11)  # Open MPI 5's mpiexec sometimes crashes after it has ended the ranks
 HEAD = """
 import time
 from mpi4py import MPI
@@ -34,9 +34,9 @@ A = DistMatrix.eye(9, grid=grid)
 
 
 def run(folder: Path, source: str, **env: str) -> SimpleNamespace:
-    """The program on 3 ranks: exit code, standard output, lines of the watchdog.
+    """Run the program on 3 ranks; return exit code, standard output, and lines of the watchdog.
 
-    On a busy machine ranks start apart, and wait for each other where they make the grid: such lines are left out.
+    Under load ranks start at different times, and wait for each other in the grid: such lines are left out.
     """
     program = folder / "program.py"
     program.write_text(HEAD + textwrap.dedent(source))
@@ -47,7 +47,7 @@ def run(folder: Path, source: str, **env: str) -> SimpleNamespace:
 
 
 def line_of(source: str, text: str) -> str:
-    """Where the program has a text, as the watchdog names it."""
+    """Return the place of a text in the program, as the watchdog prints it."""
     lines = (HEAD + textwrap.dedent(source)).splitlines()
     return f"program.py:{next(number for number, line in enumerate(lines, 1) if text in line)}"
 
@@ -65,7 +65,7 @@ def test_a_rank_at_work_is_named_and_may_take_its_time(tmp_path: Path) -> None:
     """
     done = run(tmp_path, source)
     assert (done.code, done.out.count("norm 3\n")) == (0, 3), done.err
-    assert done.lines and all("rank 0 of 3 has waited" in line for line in done.lines)  # one speaks for all
+    assert done.lines and all("rank 0 of 3 has waited" in line for line in done.lines)  # only one rank prints
     assert f"rank 1 did not join, it is in {tmp_path}/{line_of(source, 'sleep(1.3)')};" in done.lines[0]
     calls = {"A.norm()": "norm", "A @ A": "__array_ufunc__", "A.max()": "max"}  # two of them inherited
     waits = [f"{line_of(source, text)} (DistMatrix.{name})" for text, name in calls.items()]
@@ -115,7 +115,7 @@ def test_a_rank_that_left_long_ago_is_not_forgotten(tmp_path: Path) -> None:
 
 
 def test_nobody_waits_at_the_end_for_a_rank_that_failed(tmp_path: Path) -> None:
-    """It keeps its grid, which the others free."""
+    """That rank still has its grid, which the others free."""
     source = """
         with ProcessGrid(comm.Dup()):
             if rank == 0:
@@ -185,7 +185,7 @@ def test_ranks_that_wait_for_each_other_end_the_job(tmp_path: Path) -> None:
     )
     assert done.code in LAUNCHER
     assert "; the job is ended" in done.lines[-1]
-    others = (1, 2) if "rank 0 of 3 has waited" in done.lines[-1] else (0,)  # whoever asks first
+    others = (1, 2) if "rank 0 of 3 has waited" in done.lines[-1] else (0,)  # the rank that asks first
     assert all(f"rank {rank} did not join, it is in {tmp_path}/program.py:" in done.lines[-1] for rank in others)
 
 
@@ -203,7 +203,7 @@ def test_switched_off_and_after_the_end(tmp_path: Path) -> None:
     """
     off = run(tmp_path, source, PDGEMM_WATCHDOG="0")
     assert (off.code, off.out.count("unwatched"), off.lines) == (0, 3, [])
-    on = run(tmp_path, source, PDGEMM_WATCHDOG="20")  # nothing is sent once MPI has ended
+    on = run(tmp_path, source, PDGEMM_WATCHDOG="20")  # no messages after the end of MPI
     assert (on.code, on.out.split(), on.lines) == (0, ["watched"] * 3, [])
 
 

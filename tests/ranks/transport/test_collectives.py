@@ -1,4 +1,4 @@
-"""Collectives by messages: every algorithm on every rank, against NumPy, with words and messages counted as planned."""
+"""Collectives by messages: every algorithm on every rank, against NumPy, with words and messages as planned."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_every_algorithm_against_numpy(comm: Any, dtype: str) -> None:
 @every_grid
 @pytest.mark.parametrize("dtype", ["d", "F", "bfloat16"])
 def test_parts_that_are_read_in_place(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ranks share memory here: three vectors at once, tested in turns, with the counts of the schedules.
+    """All ranks share memory here: three vectors at once, polled in turn, with the counts of the schedules.
 
-    Sums have the bits of a tree of the ranks.
+    Sums have the bits of a tree over the ranks.
     """
     monkeypatch.setattr(collectives, "_AT_A_TIME", 3)
 
@@ -87,7 +87,7 @@ def as_tree(addends: np.ndarray) -> np.ndarray:
 
 
 def test_order_of_sums_is_that_of_the_ranks(comm: Any) -> None:
-    """Of addends whose sum depends on the order: the same bits as in the stated order, in every run."""
+    """For addends whose sum depends on the order: the same bits as in the stated order, in every run."""
     p, n = comm.size, 40
     addends = np.random.default_rng(1).standard_normal((p, n)) * 10.0 ** np.arange(-8, 8).repeat(3)[:n]
     tree = as_tree(addends)
@@ -117,7 +117,7 @@ def test_order_of_sums_is_that_of_the_ranks(comm: Any) -> None:
 
 
 def test_what_is_joined_is_not_always_a_sum(comm: Any) -> None:
-    """Two arrays travel together, and of two ranks the earlier one is on the left."""
+    """Two arrays are sent together, and the earlier of two ranks is the left argument."""
 
     def later(a: Any, b: Any) -> Any:
         assert (a[1] < b[1]).all()

@@ -1,4 +1,4 @@
-"""Messages go on while BLAS runs: tests between the slabs of a product, and what the report says they have hidden."""
+"""Messages progress while BLAS runs: polls between the slabs of a product, and the hidden seconds of the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = square_grid
 
 
 class Request:
-    """Arrives when it has been tested so many times; waiting takes `seconds`."""
+    """A request that completes after so many tests; waiting takes `seconds`."""
 
     def __init__(self, tests: int, seconds: float = 0, clock: list[float] | None = None) -> None:
         self.tests, self.seconds, self.clock, self.waited = tests, seconds, clock, 0
@@ -57,7 +57,7 @@ def test_arrivals_are_seen_in_order_and_nothing_is_waited_for_twice(clock: list[
     transfers.expect(group)
     transfers.expect(other)
     transfers.poll()
-    assert (group, other) == ([first, second], [])  # the second may follow on the first
+    assert (group, other) == ([first, second], [])  # the second cannot complete before the first
     transfers.poll()
     assert group == []
     transfers.wait(group)
@@ -67,18 +67,18 @@ def test_arrivals_are_seen_in_order_and_nothing_is_waited_for_twice(clock: list[
 
 
 def test_hidden_is_the_time_on_the_way_without_the_waits(clock: list[float]) -> None:
-    recorder = Recorder({"wait": 7.0})  # of before
+    recorder = Recorder({"wait": 7.0})  # from before
     transfers = Transfers(recorder)
     a, b = [Request(9, seconds=3.0, clock=clock)], [Request(0)]
     transfers.expect(a)  # at 100
     clock[0] += 2
-    transfers.expect(b)  # while a is on its way: counted once
+    transfers.expect(b)  # a is in flight as well: counted once
     clock[0] += 4
     transfers.wait(a)  # for 3 of 9 seconds
-    assert recorder.seconds == {"wait": 10.0}  # b is still on its way
+    assert recorder.seconds == {"wait": 10.0}  # b is still in flight
     clock[0] += 1
     transfers.poll()  # b: at 110
-    clock[0] += 50  # nothing is on its way
+    clock[0] += 50  # nothing is in flight
     assert recorder.seconds == {"wait": 10.0, "hidden": 7.0}
     transfers.expect([Request(0)])
     clock[0] += 5
@@ -87,7 +87,7 @@ def test_hidden_is_the_time_on_the_way_without_the_waits(clock: list[float]) -> 
 
 
 def test_messages_that_leave_are_moved_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sender that nothing comes to has to call MPI all the same."""
+    """A sender that receives nothing has to call MPI, too."""
     calls = list[str]()
     self_ = type("Comm", (), {"Iprobe": lambda _: calls.append("Iprobe")})()
     monkeypatch.setattr(arrivals, "MPI", type("MPI", (), {"COMM_SELF": self_}))
@@ -112,7 +112,7 @@ def test_messages_that_leave_are_moved_on_too(monkeypatch: pytest.MonkeyPatch) -
 def test_between_nodes_products_are_cut_for_messages_to_go_on(
     comm: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each part of the product is formed once, and after each the transfers are looked after; on one node neither."""
+    """Each part of a product is formed once, with a poll after each; on one node the product is whole."""
     monkeypatch.setattr(local, "SLAB_ROWS", 2)
     work, poll, call = [0, 0, 0], Transfers.poll, local._Prepared.__call__
 
@@ -167,19 +167,19 @@ def test_between_nodes_products_are_cut_for_messages_to_go_on(
 @pytest.mark.mpi(min_size=3)
 @pytest.mark.parametrize("mover", ["ring", "tree"], indirect=True)
 def test_a_panel_is_forwarded_in_the_middle_of_a_product(comm: Any, mover: str) -> None:
-    """Ranks 1, 2, ... hand it on when they look after their transfers, not when they need it."""
+    """Ranks 1, 2, ... forward it when they poll, not when they need it."""
     panel, last = np.full(50_000, float(comm.rank == 0)), comm.size - 1
     slot, recorder = Slot(0, panel, panel), Recorder()
     transfers = Transfers(recorder)
     BROADCASTS[mover](comm, panel, 0, slot, recorder)
     transfers.expect(slot.arrivals)
     if comm.rank < last:
-        while slot.arrivals:  # in a product
+        while slot.arrivals:  # within a product
             transfers.poll()
         for sent in slot.users:
             sent.Wait()
         assert recorder.traffic.messages_sent == MOVERS[mover].senders(comm.size).tolist().count(comm.rank)
-        comm.recv(source=last, tag=1)  # waits for nothing but the last rank, which needs all the others' polls
+        comm.recv(source=last, tag=1)  # only the last rank waits, for polls of all the others
     else:
         transfers.wait(slot.arrivals)
         for rank in range(last):
@@ -193,7 +193,7 @@ def test_a_panel_is_forwarded_in_the_middle_of_a_product(comm: Any, mover: str) 
 def test_partial_sums_are_sent_while_the_next_are_formed(
     comm: Any, algorithm: str, lookahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A product lies between the start and the end of each reduction but the last; without lookahead, of none."""
+    """A product is formed between the start and the end of each reduction but the last; without lookahead, of none."""
     seen = list[str]()
 
     def noted(event: str, function: Any) -> Any:
@@ -218,7 +218,7 @@ def test_partial_sums_are_sent_while_the_next_are_formed(
         assert c.report.counted == c.report.predicted
     planner.best_plan.cache_clear()
     events = "".join(event for event, _ in itertools.groupby(seen))  # a window has several ranges of rows
-    texts = own.allgather(events)  # products, reductions that start, and their ends on ranks that have rows in C
+    texts = own.allgather(events)  # products, starts of reductions, and their ends on ranks that have rows of C
     if lookahead:
         assert not any("se" in text[:-2] for text in texts)
         assert any("smes" in text for text in texts)
@@ -235,7 +235,7 @@ def test_partial_sums_are_sent_while_the_next_are_formed(
 def test_windows_of_partial_sums_take_rows_of_every_owner(
     comm: Any, algorithm: str, lookahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C lies in blocks of rows: each window is then a few rows of each block, and all ranks receive some of it."""
+    """C has blocks of rows: each window then has a few rows of each block, and all ranks receive some of it."""
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "1")
     monkeypatch.setattr(problem, "REDUCED_ROWS", 3)
     monkeypatch.setattr(reduction, "LEAST_ROWS", 1)
@@ -261,7 +261,7 @@ def test_windows_of_partial_sums_take_rows_of_every_owner(
 @pytest.mark.mpi(min_size=3)
 @pytest.mark.parametrize("seen", [(0, 1, 2), (2, 0, 1)], ids=str)
 def test_panels_of_a_block_are_sent_on_in_whatever_order_they_are_seen(comm: Any, seen: tuple[int, ...]) -> None:
-    """Panels of one size that overtake each other keep their places; each leaves before the others have arrived."""
+    """Equal panels that overtake each other keep their places; each is sent on before the others have arrived."""
 
     def block(rank: int) -> list[np.ndarray]:
         return [np.full((50, 300), 10.0 * rank + number) for number in range(len(seen))]
@@ -276,14 +276,14 @@ def test_panels_of_a_block_are_sent_on_in_whatever_order_they_are_seen(comm: Any
             for count, number in enumerate(seen, 1):
                 assert (shift.panel(number) == 10 * ((comm.rank + step) % comm.size) + number).all()
                 if 0 < step < comm.size - 1:
-                    assert recorder.traffic.messages_sent - sent >= count - 1  # those seen have left
+                    assert recorder.traffic.messages_sent - sent >= count - 1  # the arrived panels have been sent on
             shift.advance()
     assert recorder.traffic.messages_sent == recorder.traffic.messages_received == len(seen) * (comm.size - 1)
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 4])
 def test_panels_of_this_rank_are_multiplied_while_others_arrive(lookahead: int) -> None:
-    """With several in flight one of its own comes before each of the others; else the order stays."""
+    """With several in flight one local panel is multiplied before each of the others; else the order stays."""
     steps, own, in_flight, most = range(8), {2, 3, 6, 7}, set[int](), 0
     ring = PanelRing(lookahead + 1, np.empty(lookahead + 1), np.empty(lookahead + 1), Transfers())
 

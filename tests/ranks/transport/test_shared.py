@@ -1,4 +1,4 @@
-"""Matrices in memory that the ranks of a node share: they are read in place, at the right time, and rightly counted."""
+"""Matrices in memory that the ranks of a node share: read in place, at the right time, with the right counts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_who_waits_long_for_ranks_without_a_core_sleeps(comm: Any, grid: Any, mo
 
 @pytest.mark.mpi(min_size=2)
 def test_panels_are_multiplied_where_they_lie(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No copy, no buffer, no message: every panel that BLAS gets is a part of somebody's matrix."""
+    """No copy, no buffer, no message: every panel given to BLAS is a part of the owner's matrix."""
     prepared, copied = Mock(), Mock()
     prepared.side_effect = Accumulator.prepared
     monkeypatch.setattr(Accumulator, "prepared", lambda *args: prepared(*args))
@@ -88,7 +88,7 @@ def test_panels_are_multiplied_where_they_lie(comm: Any, monkeypatch: pytest.Mon
                 assert C.report.counted.messages_received == C.report.extra_bytes == 0
                 from_row, from_col = n - A.local.shape[1], n - B.local.shape[0]
                 assert C.report.counted.words_read == C.local.shape[0] * from_row + C.local.shape[1] * from_col
-                assert prepared.call_count == sum(shape) - math.gcd(*shape)  # one for each pair of owners
+                assert prepared.call_count == sum(shape) - math.gcd(*shape)  # one per pair of owners
                 window: Any = grid.memory.window
                 panels = [x for call in prepared.call_args_list for x in call.args[1:3]]
                 parts = [np.frombuffer(part, np.uint8) for part in window.parts]
@@ -100,7 +100,7 @@ def test_panels_are_multiplied_where_they_lie(comm: Any, monkeypatch: pytest.Mon
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("late", ["reader", "writer"])
 def test_nobody_reads_too_early_or_writes_too_soon(comm: Any, late: str) -> None:
-    """A rank that comes late still writes before the others read; one that reads late has not been overtaken."""
+    """A late rank still writes before the others read; a rank that reads late is waited for."""
 
     def dawdle(*_: int) -> None:
         if late == "reader" and comm.rank == comm.size - 1:
@@ -128,7 +128,7 @@ def test_nobody_reads_too_early_or_writes_too_soon(comm: Any, late: str) -> None
 def test_without_room_matrices_are_private_and_products_send_messages(
     comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rank without room is enough: all take the same way.
+    """If one rank has no room, all use messages.
 
     A caller may vouch for arguments, but not for memory that others use, too.
     """
@@ -181,7 +181,7 @@ def test_a_plan_is_not_carried_out_on_other_nodes(comm: Any, monkeypatch: pytest
 
 @pytest.mark.mpi(min_size=2)
 def test_threads_multiply_on_communicators_of_their_own(comm: Any) -> None:
-    """Over the same ranks, in the same window, at the same time."""
+    """With the same ranks, in the same window, at the same time."""
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         pytest.skip("this MPI was started for one thread at a time")
     grids = [ProcessGrid(comm.Dup()) for _ in range(2)]
@@ -189,7 +189,7 @@ def test_threads_multiply_on_communicators_of_their_own(comm: Any) -> None:
     def work(grid: Any, value: int) -> bool:
         A, B = (DistMatrix.from_function(lambda i, j: value, (30, 30), grid=grid, block=3) for _ in "AB")
         right = [(pdgemm(1, A, B, check=False).local == 30 * value**2).all() for _ in range(20)]
-        return all(right)  # of all products: no rank leaves the others alone
+        return all(right)  # for all products: no rank leaves the others waiting
 
     with ThreadPoolExecutor(2) as threads:
         assert all(threads.map(work, grids, (2, 3)))
@@ -199,7 +199,7 @@ def test_threads_multiply_on_communicators_of_their_own(comm: Any) -> None:
 @every_grid
 @pytest.mark.parametrize("per_node", [2, 3, 4])
 def test_each_panel_crosses_to_each_node_once(comm: Any, per_node: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes by message is what no node could do without; the rest is read there."""
+    """Only panels from other nodes are sent; the rest is read in place."""
     if per_node >= comm.size:
         pytest.skip("all ranks share memory")
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", str(per_node))
@@ -229,7 +229,7 @@ def test_each_panel_crosses_to_each_node_once(comm: Any, per_node: int, monkeypa
 
 @pytest.fixture
 def windows_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Let sums be formed in windows of so many elements, which plans depend on."""
+    """Let sums be formed in windows of so many elements, on which plans depend."""
 
     def limit(elements: int) -> None:
         monkeypatch.setattr(reduction, "LARGEST_MESSAGE_BYTES", elements * 8)
@@ -243,7 +243,7 @@ def windows_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None
 @every_grid
 @pytest.mark.parametrize(("rows", "order"), in_turn([3, 40], "CF"))
 def test_sums_are_read_where_they_lie(comm: Any, grid: Any, rows: int, order: Any, windows_of: Any) -> None:
-    """By "inner" and "2.5d" with SUMMA inside, in one window of rows or several: no message, with idle ranks too."""
+    """By "inner" and "2.5d" with SUMMA inside, in one window of rows or several: no message, with idle ranks, too."""
     windows_of(rows * 29)
     grids: list[Any] = [("inner", None, None)]
     grids += [("2.5d", (pr, pc), c) for c in (2, 3) for pr in (1, 2, 3) for pc in (1, 2) if pr * pc * c <= comm.size]
@@ -264,7 +264,7 @@ def test_sums_are_read_where_they_lie(comm: Any, grid: Any, rows: int, order: An
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("late", ["reader", "writer"])
 def test_sums_wait_for_late_ranks(comm: Any, late: str, windows_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last rank adds up late, or the first multiplies late: nobody reads too early, nobody writes too early."""
+    """The last rank adds late, or the first multiplies late: no rank reads or writes too early."""
     windows_of(4 * 20)
     owner, name = (layer_sums, "copy_blocks") if late == "reader" else (Accumulator, "add_wide")
     right, slow = getattr(owner, name), comm.size - 1 if late == "reader" else 0
