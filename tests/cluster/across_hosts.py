@@ -1,4 +1,4 @@
-"""What pdgemm counts as sent from host to host is what the hosts' network cards count.
+"""Bytes that pdgemm counts as sent from host to host equal those that the hosts' network cards count.
 
     scripts/hosts.sh 2 mpirun -n 4 --map-by ppr:2:node python -m pytest --with-mpi -m mpi tests/cluster/across_hosts.py
 
@@ -6,15 +6,15 @@ on 2 hosts with 2 ranks each; with -s it prints the figures.  `scripts/test.sh` 
 2 x 1 and 3 x 2 too.
 
 A card counts packets, with the headers of Ethernet, IP and TCP: 14 + 20 + 32 bytes, 66 per packet, 32 because of the
-time stamps that Linux sends.  What is left is what TCP carries: nothing in a packet that only acknowledges; the words
-of pdgemm; Open MPI's headers; and the few words of barriers, and of agreements before and after.  So of the words
-that are known to go from host to host none may be missing, and what there is more is less than
+time stamps that Linux sends.  The rest is the payload of TCP: none in a packet that only acknowledges; the words of
+pdgemm; Open MPI's headers; and the few words of barriers, and of agreements before and after.  So none of the words
+that are sent from host to host may be missing, and the surplus is less than
 
     SMALL                               for barriers and agreements, a few hundred bytes for each pair of hosts
-    256 for each message                for Open MPI's headers, and answers before what is long is sent: about 60
-    1460 for each segment sent again    as the kernel counts them; mostly there is none
+    256 for each message                for Open MPI's headers, and answers before long messages: about 60
+    1460 for each segment sent again    as the kernel counts them; usually there is none
 
-An ARP packet of 42 bytes is taken for a header and 24 bytes less than nothing; the barriers are more than that.
+An ARP packet of 42 bytes counts as -24 bytes, 42 less a header; the barriers are more than that.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ SMALL = 1 << 14
 SIZES = (601, 503, 701)  # m, n, k; a matrix is about 3 MB
 
 
-# ------------------------------------------------------------------ what the cards count
+# ------------------------------------------------------------------ counts of the cards
 def card() -> np.ndarray:
-    """Bytes that TCP received and sent through this host's card, segments it sent again, and bytes received in all."""
+    """Return bytes of TCP received and sent by this host's card, segments sent again, and all bytes received."""
     (line,) = (x for x in Path("/proc/net/dev").read_text().splitlines() if x.strip().startswith("eth0:"))
     figures = [int(x) for x in line.split(":")[1].split()]
     names, values = (x.split() for x in Path("/proc/net/snmp").read_text().splitlines() if x.startswith("Tcp:"))
@@ -52,7 +52,7 @@ def card() -> np.ndarray:
 
 @dataclass
 class Hosts:
-    """The hosts of this job.   on : the number of each rank's."""
+    """The hosts of this job.   on : the host number of each rank."""
 
     comm: Any
     names: list[str]
@@ -63,14 +63,14 @@ class Hosts:
         return len(self.names)
 
     def by_host(self, ranks: np.ndarray, figures: np.ndarray) -> np.ndarray:
-        """Sums of figures that belong to ranks."""
+        """Add up figures of ranks by host."""
         return np.bincount(self.on[ranks], figures, self.number).astype(np.int64)
 
     def carried(self, act: Callable[[], object]) -> np.ndarray:
-        """For each host what its card counted while all ranks did something, as `card` has it."""
+        """Run `act` on all ranks; return the counts of each host's card meanwhile, as `card` does."""
         self.comm.Barrier()
         before = card()
-        self.comm.Barrier()  # nobody begins before all have looked
+        self.comm.Barrier()  # all cards are read before any rank begins
         act()
         self.comm.Barrier()
         told = np.array(self.comm.allgather(card() - before))
@@ -86,12 +86,12 @@ def hosts(comm: Any) -> Hosts:
     return Hosts(comm, names, np.array(comm.allgather(names.index(name))))
 
 
-# ------------------------------------------------------------------ what the schedule says
+# ------------------------------------------------------------------ counts of the schedule
 @dataclass
 class Expected:
-    """Bytes that enter each host at least and at most, and their messages.
+    """The least and the most bytes that enter each host, and their messages.
 
-    received : words that messages bring to each rank.
+    received : words of messages to each rank.
     """
 
     hosts: Hosts
@@ -105,19 +105,19 @@ class Expected:
         self.received = np.zeros(self.hosts.comm.size, np.int64)
 
     def add(self, x: Any) -> None:
-        """Messages of a round of the schedule (`rounds.Messages`)."""
+        """Add the messages of a round of the schedule (`rounds.Messages`)."""
         on, nbytes, away = self.hosts.on, x.words * x.itemsize, self.hosts.on[x.source] != self.hosts.on[x.target]
         self.received += np.bincount(x.target, x.words, len(on)).astype(np.int64)
         self.messages += int(away.sum())
         least = most = away
-        if x.kind == "ibcast":  # who forwards it is the library's choice: it comes to a host once or once per rank
+        if x.kind == "ibcast":  # the library chooses the tree: a host receives it once, or once per rank
             least = away & _first(x.source, on[x.target])
             most = np.isin(x.source, x.source[away])
         self.least += self.hosts.by_host(x.target[least], nbytes[least])
         self.most += self.hosts.by_host(x.target[most], nbytes[most])
 
     def move(self, source: Any, target: Any, itemsize: int) -> None:
-        """Each element from where it lies to where it is to lie, by comparing the owners of each."""
+        """Add the elements whose owner changes between two layouts."""
         size, before, after = self.hosts.comm.size, owners(source).ravel(), owners(target).ravel()
         words = np.bincount(before * size + after, minlength=size * size).reshape(size, size)
         np.fill_diagonal(words, 0)
@@ -126,30 +126,30 @@ class Expected:
         entering = itemsize * self.hosts.by_host(np.arange(size), away.sum(axis=0))
         self.least += entering
         self.most += entering
-        self.messages += np.count_nonzero(away) + (int(entering.sum()) >> 18)  # of at most 1 MiB, some not full
+        self.messages += np.count_nonzero(away) + (int(entering.sum()) >> 18)  # pieces of at most 1 MiB, some not full
 
     def compare(self, counted: np.ndarray, title: str) -> None:
-        """Is it what the cards counted?"""
+        """Compare with the counts of the cards."""
         entered, left, again, with_headers = counted.T
         room = SMALL + MESSAGE * self.messages + SEGMENT * int(again.sum())
         if self.hosts.comm.rank == 0:
             least, most, seen, whole = (int(x.sum()) for x in (self.least, self.most, entered, with_headers))
             known = f"{least} to {most}" if least < most else f"{least}"
             print(f"{title}: {known} bytes by the schedule, {seen} by the cards, {whole} with headers")
-        assert abs(int(entered.sum() - left.sum())) <= room  # nothing else comes in or goes out
+        assert abs(int(entered.sum() - left.sum())) <= room  # nothing else enters or leaves
         assert self.least.sum() <= entered.sum() <= self.most.sum() + room, title
         assert (self.least <= entered).all() and (entered <= self.most + room).all(), title
 
 
 def _first(*keys: np.ndarray) -> np.ndarray:
-    """Of the entries that have the same keys the first."""
+    """Mark the first of entries with equal keys."""
     first = np.zeros(len(keys[0]), bool)
     first[np.unique(np.stack(keys), axis=1, return_index=True)[1]] = True
     return first
 
 
 def owners(layout: Any) -> np.ndarray:
-    """The rank that has each element."""
+    """Return the rank of each element."""
     rows, cols = layout.distribution.rows, layout.distribution.cols
     at: list[np.ndarray] = [np.empty(x.n, int) for x in (rows, cols)]
     for x, dimension in zip(at, (rows, cols)):
@@ -159,7 +159,7 @@ def owners(layout: Any) -> np.ndarray:
 
 
 def expected(plan: Any, hosts: Hosts) -> Expected:
-    """Of a plan: what it moves first, its rounds, what it brings home."""
+    """Return the counts of a plan: redistributions before, its rounds, and redistributions after."""
     known = Expected(hosts)
     for _, move in plan.moves:
         known.move(move.source, move.target, move.wire.itemsize)
@@ -188,7 +188,7 @@ def test_ranks_of_a_host_do_not_use_the_network(hosts: Hosts) -> None:
 
 @pytest.fixture(scope="module")
 def matrices(hosts: Hosts) -> Iterator[Any]:
-    """A and B, whole and distributed."""
+    """Return A and B, whole and distributed."""
     m, n, k = SIZES
     with ProcessGrid(hosts.comm) as grid:
         A = DistMatrix.random((m, k), grid=grid, block=(50, 64), seed=1)
@@ -197,13 +197,13 @@ def matrices(hosts: Hosts) -> Iterator[Any]:
 
 
 def part(whole: np.ndarray, X: Any) -> np.ndarray:
-    """What this rank has of a matrix that lies as X does."""
+    """Return this rank's part of a matrix in the layout of X."""
     i, j = X.grid.coords
     return whole[np.ix_(X.distribution.rows.indices(i), X.distribution.cols.indices(j))]
 
 
 def products(size: int, algorithm: str) -> Iterator[tuple[tuple[int, int], int]]:
-    """Grids and layers; Cannon's also with idle ranks."""
+    """Yield grids and layers; Cannon's also with idle ranks."""
     for name, shape, layers in accepted(size):
         if name == algorithm and (name == "cannon" or shape[0] * shape[1] * layers == size):
             yield shape, layers
@@ -229,19 +229,19 @@ def test_products_send_from_host_to_host_what_they_count(
 ) -> None:
     slow = Link(1.0, 1.0)
     no_shifts = Machine(intra={**Machine().intra, "shift": slow}, inter={**Machine().inter, "shift": slow})
-    machine = Machine() if mover == "auto" else no_shifts  # in layers there is SUMMA then, not Cannon
+    machine = Machine() if mover == "auto" else no_shifts  # in layers it is SUMMA then, not Cannon
     comm, (A, B, a, b) = hosts.comm, matrices
     if mover == "shared" and hosts.number == comm.size:
         pytest.skip("no ranks that share memory")
     product_of_all = a @ b
-    # that of problems.gemm_error
+    # bound of problems.gemm_error
     bound = TOLERANCE * np.finfo(float).eps * np.sqrt(SIZES[2] + 2) * np.linalg.norm(a) * np.linalg.norm(b)
     for shape, layers in products(comm.size, algorithm):
         C = DistMatrix.zeros(SIZES[:2], grid=A.grid, block=(50, 70))
         asked: dict[str, Any] = {"algorithm": algorithm, "shape": shape, "layers": layers, "mover": mover}
         p = plan(A, B, C, **asked, panel_width=64, machine=machine)
         product = p.prepare(A, B, C)
-        product()  # connections are made
+        product()  # connections are set up
         known, counted = expected(p, hosts), hosts.carried(product)
         inside = f"by {p.inside} " if p.inside else ""
         title = f"{algorithm} {inside}on {'x'.join(map(str, (*shape, layers)))}, {C.report.mover}"
@@ -271,7 +271,7 @@ def test_redistribution_sends_from_host_to_host_what_it_counts(hosts: Hosts, mat
 
 @pytest.mark.parametrize("times", [-1, 1])
 def test_a_message_more_or_less_would_be_seen(hosts: Hosts, matrices: Any, times: int) -> None:
-    """Were the smallest message between hosts not sent, or sent twice, the comparison would fail."""
+    """If the smallest message between hosts were not sent, or sent twice, the comparison would fail."""
     A, B, _, _ = matrices
     C = DistMatrix.zeros(SIZES[:2], grid=A.grid, block=(50, 70))
     p = plan(A, B, C, algorithm="summa", shape=A.grid.shape, mover="ring", panel_width=64)

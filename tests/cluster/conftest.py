@@ -1,4 +1,4 @@
-"""What jobs of Slurm work on: a site file for this machine, and a folder with two matrices."""
+"""Fixtures of Slurm jobs: a site file for this machine, and a folder with two matrices."""
 
 from __future__ import annotations
 

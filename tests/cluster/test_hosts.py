@@ -1,4 +1,4 @@
-"""scripts/hosts.sh: hosts with networks, names and memory of their own, that are gone when the command ends."""
+"""scripts/hosts.sh: hosts with separate networks, names and memory, which are removed when the command ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "hosts.sh"
 
 
 def hosts(*arguments: str, **environment: str) -> Any:
-    """`scripts/hosts.sh ARGUMENTS`, finished."""
+    """Run `scripts/hosts.sh ARGUMENTS` to its end."""
     return jobs.run([SCRIPT, *arguments], timeout=60, **environment)
 
 
@@ -50,7 +50,7 @@ def interfaces() -> set[str]:
 
 
 def running(word: str) -> list[int]:
-    """Processes that have this word among their arguments."""
+    """Return the processes that have this word among their arguments."""
     found = []
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -114,8 +114,8 @@ for source in (0, 1, 0, 1):
 
 
 def test_nothing_is_faster_than_the_rate(open_mpi: None) -> None:
-    """However slow the machine is: so many bytes take so long at least, but for a burst that a cable lets through."""
-    rate, burst = 50_000_000, 8 * 128 * 1024 * 2  # bits; of the sender's card and of the port to the receiver
+    """However slow the machine: so many bytes take so long at least, except for a burst that a cable lets through."""
+    rate, burst = 50_000_000, 8 * 128 * 1024 * 2  # in bits; bursts of the sender's card and of the port to the receiver
     run = hosts("--rate", "50mbit", "2", "mpirun", "-n", "2", "--map-by", "ppr:1:node", sys.executable, "-c", SEND)
     assert run.returncode == 0, run.stderr
     seconds = [float(line) for line in run.stdout.split()]
@@ -133,7 +133,7 @@ def test_exit_codes_and_bad_arguments() -> None:
 
 @pytest.mark.parametrize("missing", ["unshare", "tc"])
 def test_where_they_cannot_be_had_it_says_why_in_a_line(tmp_path: Path, missing: str) -> None:
-    """Namespaces that are not allowed; then a kernel that cannot limit a rate, found when half is set up."""
+    """Namespaces that are not allowed; a kernel that cannot limit a rate, which is noticed halfway."""
     (tmp_path / missing).write_text(f"#!/bin/sh\necho '{missing}: not on this machine' >&2\nexit 1\n")
     (tmp_path / missing).chmod(0o755)
     run = hosts("2", "true", PATH=f"{tmp_path}:{os.environ['PATH']}")
@@ -143,7 +143,7 @@ def test_where_they_cannot_be_had_it_says_why_in_a_line(tmp_path: Path, missing:
 
 
 def test_several_at_a_time_and_nothing_is_left_of_one_that_was_killed(tmp_path: Path) -> None:
-    """Nor does the machine's own network change."""
+    """The machine's network does not change, either."""
     before, mounts = interfaces(), Path("/proc/mounts").read_text()
     ready = tmp_path / "ready"
     program = ["sh", "-c", f"touch {shlex.quote(str(ready))}; sleep 1000 & wait", str(ready)]
@@ -161,7 +161,7 @@ def test_several_at_a_time_and_nothing_is_left_of_one_that_was_killed(tmp_path: 
 
 
 def benchmark(script: str, *options: str, folder: Path) -> Any:
-    """What a benchmark between hosts writes as JSON, and what it prints."""
+    """Return the JSON that a benchmark between hosts writes, and its output."""
     words = [*options, "--hosts", "2x1", "--json", str(folder / "measured.json")]
     done = jobs.run(jobs.python(0, SCRIPT.parent / "benchmarks" / script, *words))
     assert done.returncode == 0, done.stderr
@@ -228,7 +228,7 @@ with pg.ProcessGrid(comm) as grid:
 def multiplied(
     number: int, algorithm: str, *, before: str = "true", cut: bool = False, trace: str = "", n: int = 800
 ) -> Any:
-    """A product on hosts with a rank each, whose cables are treated before it; one is cut when it begins."""
+    """Run a product on hosts with a rank each, after a change to their cables; one is cut when it begins."""
     ranks = ["mpirun", "-n", str(number), "--map-by", "ppr:1:node", sys.executable, "-c", MULTIPLY]
     command = f"{before} && exec {shlex.join([*ranks, str(n), algorithm, 'cut' if cut else '', trace])}"
     run = hosts("--rate", "100mbit", str(number), "sh", "-c", command)
@@ -240,7 +240,7 @@ def multiplied(
 
 @pytest.mark.parametrize("algorithm", ["summa", "cannon", "inner"])
 def test_a_cable_that_is_cut_and_mended_delays_a_product(open_mpi: None, algorithm: str) -> None:
-    """It ends when packets get through again, and not before."""
+    """The product ends when packets get through again, and not before."""
     assert multiplied(2, algorithm, cut=True)["mended"]
 
 
@@ -282,7 +282,7 @@ with pg.ProcessGrid(comm) as grid:
 
 
 def test_a_folder_that_other_hosts_do_not_see(open_mpi: None) -> None:
-    """What rank 0 writes alone is written there; where all ranks write, all raise, and nothing is left."""
+    """Output that rank 0 writes is written there; if all ranks write, all raise, and no file remains."""
     run = hosts("2", "mpirun", "-n", "2", "--map-by", "ppr:1:node", sys.executable, "-c", OF_ONE_HOST)
     assert run.returncode == 0, run.stderr
     refused = "/dev/shm/folder/a.h5: rank 1 on h2 cannot open it (No such file or directory)"

@@ -1,4 +1,4 @@
-"""slurm/mpijob.yaml: the fields of the MPI operator, numbers that agree, and a command that runs as it stands there."""
+"""slurm/mpijob.yaml: the fields of the MPI operator, consistent numbers, and a command that runs unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pdgemm.tools.cli.commands import cli
 
 yaml = pytest.importorskip("yaml")
 MANIFEST = Path(__file__).resolve().parents[2] / "slurm" / "mpijob.yaml"
-# of MPIJobSpec and RunPolicy in kubeflow.org/v2beta1
+# fields of MPIJobSpec and RunPolicy in kubeflow.org/v2beta1
 SPEC = {"slotsPerWorker", "runPolicy", "mpiReplicaSpecs", "sshAuthMountPath", "launcherCreationPolicy"}
 SPEC |= {"mpiImplementation", "runLauncherAsWorker"}
 RUN_POLICY = {"cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit", "schedulingPolicy"}
@@ -39,7 +39,7 @@ def container(job: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def words_of(job: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """mpirun's options, and pdgemm's words."""
+    """Return mpirun's options, and the words of pdgemm."""
     command = container(job, "Launcher")["command"]
     assert command[0] == "mpirun"
     start = command.index("pdgemm")
@@ -98,7 +98,7 @@ def test_its_command_line_is_one_of_pdgemm(job: dict[str, Any]) -> None:
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on PATH")
 def test_its_command_runs(job: dict[str, Any], tmp_path: Path) -> None:
-    """As it stands, but for the hosts, the number of ranks, and the folder of the data."""
+    """Unchanged except for the hosts, the number of ranks, and the folder of the data."""
     version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, timeout=60, check=False)
     if "Open MPI" not in version.stdout + version.stderr:
         pytest.skip("the command is for Open MPI's mpirun")

@@ -1,4 +1,4 @@
-"""What a site sets for its jobs and how it starts ranks, and the cluster of the tests itself."""
+"""Settings of a site for its jobs and launcher, and the cluster of the tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = needs_cluster
 CLUSTER = CHECKOUT / "scripts" / "slurm_cluster.sh"
 
 
-# ------------------------------------------------------------------ what a site sets
+# ------------------------------------------------------------------ settings of a site
 def base_python(folder: Path) -> str:
     """An environment without pdgemm."""
     (folder / "bare" / "bin").mkdir(parents=True)
@@ -53,7 +53,7 @@ def test_a_site_file_without_what_is_needed(batch: Batch, name: str, value: str,
 
 
 def test_which_site_file_is_read(batch: Batch, site: str) -> None:
-    """The one that comes with the scripts names what is missing; one of the user's own goes before it."""
+    """The site file of the scripts names the missing settings; the user's file has precedence."""
     del batch.variables["PDGEMM_SITE"]
     batch.variables["XDG_CONFIG_HOME"] = str(batch.folder)
     assert f"{SCRIPTS}/site.sh: PDGEMM_VENV is not set" in batch.refused("one_node.sbatch")
@@ -65,7 +65,7 @@ def test_which_site_file_is_read(batch: Batch, site: str) -> None:
 
 
 def test_modules_and_stripes(folder: Path) -> None:
-    """What `module` and `lfs` are called with; a module that is not there."""
+    """Arguments of `module` and `lfs`; a module that does not exist."""
     path = site_file(folder / "site.sh", PDGEMM_MODULES="gcc openmpi/5", PDGEMM_STRIPES="8")
     note = f'echo "$FUNCNAME $*" >>{folder}/called'
     with path.open("a") as file:
@@ -95,7 +95,7 @@ def test_the_folder_of_the_scripts_is_found_or_asked_for(batch: Batch, site: str
 
 
 def test_all_scripts_begin_alike() -> None:
-    """Each has to find job.sh by itself, so each has the same lines for it."""
+    """Each has to find job.sh without it, so each has the same lines for it."""
     texts = {path.stem: path.read_text() for path in SCRIPTS.glob("*.sbatch")}
     assert len({*(re.findall(r"^set -euo.*?^\. ", text, re.DOTALL | re.MULTILINE)[0] for text in texts.values())}) == 1
     for name, text in texts.items():
@@ -107,7 +107,7 @@ def test_all_scripts_begin_alike() -> None:
 # ------------------------------------------------------------------ srun
 @pytest.fixture(scope="module")
 def mpich(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An environment with MPICH, whose ranks srun starts by PMI2; all else is that of this environment."""
+    """An environment with MPICH, whose ranks srun starts by PMI2; otherwise it equals this environment."""
     if not (Path(sys.prefix) / "bin" / "pip").exists() or "pmi2" not in slurm_protocols():
         pytest.skip("needs pip, and a Slurm that speaks PMI2")
     folder = tmp_path_factory.mktemp("mpich")
@@ -155,13 +155,13 @@ def test_srun_with_pmix(folder: Path, site: str) -> None:
     batch.check_product()
 
 
-# ------------------------------------------------------------------ the cluster itself
+# ------------------------------------------------------------------ the cluster
 def cluster(*words: str | Path) -> Any:
     return subprocess.run([CLUSTER, *words], env=BARE, capture_output=True, text=True, timeout=60, check=False)
 
 
 def processes_with(text: str) -> list[str]:
-    """Names of the processes in whose environment or command a text is."""
+    """Return names of processes whose environment or command line contains a text."""
     names = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -174,7 +174,7 @@ def processes_with(text: str) -> list[str]:
 
 @thorough
 def test_two_clusters_at_once_and_nothing_stays(tmp_path: Path) -> None:
-    """Another one beside that of the tests; what it started is gone when it is down, with a job in its middle."""
+    """A second cluster during the tests; its processes are gone when it is down, even in the middle of a job."""
     there = tmp_path / "cluster"
     assert cluster("up", there).returncode == 0
     try:
@@ -192,6 +192,6 @@ def test_two_clusters_at_once_and_nothing_stays(tmp_path: Path) -> None:
     assert down.returncode == 0, down.stderr
     assert [name for name in processes_with(str(there)) if name != "pytest"] == []
     assert cluster("down", there).returncode == 0
-    assert "n[1-2]" in slurm("sinfo")  # ours is still there
+    assert "n[1-2]" in slurm("sinfo")  # the tests' cluster still runs
     for words in ([], ["up"], ["sideways", there], ["down", there / "nothing"]):
         assert cluster(*words).returncode == 2

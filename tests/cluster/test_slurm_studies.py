@@ -1,4 +1,4 @@
-"""Scaling studies in jobs of Slurm, and the figures that are drawn of them."""
+"""Scaling studies in jobs of Slurm, and figures of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STUDY: dict[str, Any] = {"SHAPES": "64,64,64 48,80,96", "OPTIONS": "--repeats 2 
 
 
 def measured(path: Path) -> list[tuple[int, tuple[int, ...]]]:
-    """Ranks and shape of the right measurements in a file."""
+    """Return ranks and shape of the correct measurements in a file."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
     return [(x["case"]["ranks"], tuple(x["case"]["mnk"])) for x in records if x.get("status") == "ok"]
 
@@ -29,7 +29,7 @@ def drawn(study: Path) -> None:
 
 
 def test_strong_scaling(batch: Batch) -> None:
-    """On 1, 2, ... and all ranks of the allocation; what is measured is not measured again."""
+    """On 1, 2, ... and all ranks of the allocation; finished cases are not measured again."""
     job = batch.completed("strong.sbatch", shape=(1, 3), **STUDY)
     results = batch.folder / "study" / "strong.jsonl"
     shapes = [(64, 64, 64), (48, 80, 96)]
@@ -42,7 +42,7 @@ def test_strong_scaling(batch: Batch) -> None:
 
 @thorough
 def test_a_study_that_was_ended_goes_on(batch: Batch) -> None:
-    """The step on one rank is quick, that on two takes for ever, until the study is submitted again."""
+    """The step on one rank is quick, that on two does not end until the study is submitted again."""
     batch.variables |= {**STUDY, "RANKS": "1,2"}
     results = batch.folder / "study" / "strong.jsonl"
     job = batch.submit("strong.sbatch", shape=(2, 1), **batch.changed(SLOW_PRODUCT))
@@ -68,7 +68,7 @@ def test_more_ranks_than_the_allocation_has(batch: Batch) -> None:
 
 @thorough
 def test_weak_scaling_and_the_figures_of_both(batch: Batch) -> None:
-    """An array, of which a task fails; the job that depends on it and on the other study draws what there is."""
+    """An array with a failed task; the job that depends on it and on the other study draws the existing records."""
     batch.variables |= STUDY
     folder, study = batch.folder, batch.folder / "study"
     strong = batch.submit("strong.sbatch", RANKS="1,2")
@@ -88,7 +88,7 @@ def test_weak_scaling_and_the_figures_of_both(batch: Batch) -> None:
 
 
 def test_the_example_of_a_study(folder: Path, site: str) -> None:
-    """docs/examples/scaling_study.sh: three jobs that wait for each other, and the report of what was measured."""
+    """docs/examples/scaling_study.sh: three jobs that wait for each other, and the report of the measurements."""
     script, study = CHECKOUT / "docs" / "examples" / "scaling_study.sh", folder / "my-study"
     variables = {"ALLOCATION": "-N 1 --ntasks-per-node=2 --cpus-per-task=1", "RANKS": "1,2", "STRONG": "96,64,80"}
     variables |= {"WEAK": "48,40,32", "OPTIONS": "--repeats 2", "PDGEMM_SITE": site}

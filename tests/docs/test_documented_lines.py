@@ -1,4 +1,4 @@
-"""Every line that README.md, the pages and the docstrings show does what they say, on as many ranks as they say."""
+"""Every command of README.md, the pages and the docstrings does what it shows, on the stated number of ranks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PAGES = sorted(
 )
 
 
-# tests/examples runs its programs on 4 ranks, too, and compares what they print; a rank loads scikit-learn for 2 s
+# tests/examples runs its programs on 4 ranks, too, and compares their output; a rank loads scikit-learn for 2 s
 GALLERY = CHECKOUT / "docs/examples/README.md"
-STARTS = {"pdgemm", "python", "mpirun", "mpiexec", "srun", "nsys", "time", "scripts/hosts.sh"}  # of its commands
+STARTS = {"pdgemm", "python", "mpirun", "mpiexec", "srun", "nsys", "time", "scripts/hosts.sh"}  # of commands
 
 
 def of_pages(long: Sequence[Path] = ()) -> list[object]:
-    """Parameters for all pages, of which those in `long` are left to --all."""
+    """Return parameters for all pages; those in `long` run only with --all."""
     return [
         pytest.param(page, id=str(page.relative_to(CHECKOUT)), marks=[thorough] if page in long else [])
         for page in PAGES
@@ -87,7 +87,7 @@ def test_what_is_not_run_could_be(page: Path) -> None:
 
 
 def test_few_blocks_are_not_run() -> None:
-    """Those that are not are listed with `-s`, each with its reason."""
+    """Blocks that are not run are listed with `-s`, each with its reason."""
     found = [(page, block) for page in PAGES for block in blocks(page) if block.language in RUN]
     left_out = [(page, block) for page, block in found if "not run" in block.marks]
     for page, block in left_out:
@@ -102,7 +102,7 @@ def scripts(block: Block) -> Iterator[str]:
 
 
 def check_command(words: list[str], whole: bool) -> None:
-    """Scripts that are named exist, and `pdgemm` has the command and the options that are named."""
+    """The scripts exist, and `pdgemm` has the command and the options."""
     for word in words:
         if word.startswith(("scripts/", "slurm/", "docs/", "tests/")) and not set("*{") & set(word):
             assert (CHECKOUT / word.partition("::")[0]).exists(), f"there is no {word}"
@@ -135,7 +135,7 @@ def test_docstrings(ranks: int, tmp_path: Path) -> None:
     assert int(done.stdout.split()[0]) > 5, done.stdout
 
 
-# -- the reader is not taken in
+# -- faults of a page that the reader notices
 
 
 SHELL = """

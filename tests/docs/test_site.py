@@ -1,4 +1,4 @@
-"""The documentation is built without a warning; all its pages, links, names and pictures are there."""
+"""The documentation is built without a warning; all its pages, links, names and pictures exist."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def pages(site: Path) -> dict[str, BeautifulSoup]:
 
 
 def targets(page: BeautifulSoup) -> list[str]:
-    """What a page links to or shows, outside of it or not."""
+    """Return the links and images of a page, external or internal."""
     return [str(tag.get(name)) for tag in page.find_all(True) for name in ("href", "src") if tag.get(name)]
 
 
 @pytest.mark.timeout(400)
 def test_links(site: Path, pages: dict[str, BeautifulSoup]) -> None:
-    """Every link leads somewhere, and every page can be reached."""
+    """Every link resolves, and every page can be reached."""
     anchors = {name: {tag["id"] for tag in page.find_all(id=True)} for name, page in pages.items()}
     reached, follow, broken = {FIRST}, [FIRST], []
     while follow:
@@ -75,7 +75,7 @@ def test_links(site: Path, pages: dict[str, BeautifulSoup]) -> None:
 
 @pytest.mark.timeout(400)
 def test_nothing_is_fetched(pages: dict[str, BeautifulSoup], site: Path) -> None:
-    """A page shows and searches without a network."""
+    """A page is displayed and searched without a network."""
     for name, page in pages.items():
         loaded = [str(tag.get("src") or tag.get("href")) for tag in page.find_all(["script", "link", "img", "iframe"])]
         assert not [x for x in loaded if x.startswith(("http:", "https:", "//"))], name
@@ -111,7 +111,7 @@ def test_pictures_have_words(pages: dict[str, BeautifulSoup]) -> None:
 
 
 def test_environment_variables() -> None:
-    """The table has exactly those that the sources name."""
+    """The table has exactly the variables that the sources name."""
     folders = [CHECKOUT / name for name in ("pdgemm", "grids", "io", "slurm")]
     sources = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".sh", ".sbatch")]
     sources += CHECKOUT.glob("scripts/**/*.sh")

@@ -7,7 +7,6 @@ grid columns; each rank forms one product; and the parts of C are reduce-scatter
                      A1 | 11 12 |         gathers:                                A_il, B_lj
                      A2 | 21 22 |         adds up over l and keeps:               C_ij^l of sum_l A_il B_lj
 
-The schedule, the entry and the executor are all that the package knows of it.
 The package knows only its schedule, its entry and its executor."""
 
 from __future__ import annotations

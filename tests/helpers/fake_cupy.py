@@ -1,7 +1,7 @@
 """CuPy without a GPU: the parts of CuPy, cuBLAS, CUDA's runtime and driver and NCCL that `pdgemm.devices` calls.
 
 They accept and reject the same arguments as the originals, by CuPy 14.2's sources and CUDA's manuals: cuBLAS reads
-matrices by address and leading dimension (fake_cublas.py), kernels are told in C, CUDA IPC maps allocations of other
+matrices by address and leading dimension (fake_cublas.py), kernels are written in C, CUDA IPC maps allocations of other
 processes (here unnamed files in memory, fake_cuda.py).  All work is done immediately; fake_device.py simulates
 delayed work.  Only NCCL's operations may never finish (`Nccl.stuck`, fake_nccl.py), and then the work behind
 them in the streams does not, either.  cuSOLVER is in fake_cusolver.py.

@@ -1,4 +1,4 @@
-"""Job on any number of ranks: products of a type that the package lacks, after one entry for it is added.
+"""Run a job on any number of ranks: products of a type that the package lacks, after one entry for it is added.
 
 The entry is added to the table of `pdgemm.local.arrays.dtypes` during its import; all lists derive from the table.
 """

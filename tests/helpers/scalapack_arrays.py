@@ -108,7 +108,7 @@ def assert_unchanged(X: Global, window: Window, inside: Any = True) -> None:
 def assert_refused(function: Any, good: list[Any], wrong: dict[int, Any], returned: int = 0) -> None:
     """Check that INFO is the number of each wrong argument, also if only one process has it.
 
-    returned : so many of ScaLAPACK's arguments from the 13th on are results of ours.
+    returned : number of ScaLAPACK's arguments, from the 13th on, that pdgemm's function returns.
     """
     for number, value in wrong.items():
         bad = changed(good, **{f"_{number - returned * (number > 12)}": value})

@@ -7,7 +7,7 @@ The rank at distance d behind the owner of a panel receives it from the one at d
       -> 2 -> 3
       -> 1
 
-What the mover's entry says of this tree, and what its function does, are all that the package knows of it.
+The package knows only the mover's entry, which describes this tree, and its function.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""bench_peers.py, small: the protocol of contenders, what is reported of each, and that wrong results show."""
+"""bench_peers.py, small: the protocol of contenders, the report of each, and errors for wrong results."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def peers_job(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_a_contender_uses_the_kernel_of_numpy(
     known: str, said: str, stream: str, kernel: str, unlike: str, nearest: str, monkeypatch: Any, peers_job: Any
 ) -> None:
-    """Where it does not know that one, the nearest; it has one thread, whatever the user's variables say."""
+    """If a contender does not support that kernel, the nearest one; one thread, whatever the user's variables are."""
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "4")
     monkeypatch.setenv("MKL_NUM_THREADS", "4")
     program = FAKE.format(known=known, said=said, stream=stream).replace("{", "{{").replace("}", "}}")
@@ -149,7 +149,7 @@ def test_a_contender_uses_the_kernel_of_numpy(
 
 
 def test_what_a_contender_says_and_numpy_does_not(peers_job: Any) -> None:
-    """A NumPy without the name of its kernel is held against nothing; what OpenBLAS says is not why one failed."""
+    """Without NumPy's kernel nothing is compared; OpenBLAS's messages are not taken for the reason of a failure."""
     with peers_job.Job(f"{sys.executable} -c \"input(); print('kernel Haswell'); print(1)\"", "") as job:
         job.multiply(1, 2, 3)
         assert job.unlike == "AVX2, NumPy not known"

@@ -1,4 +1,4 @@
-"""Benchmarks of pdgemm alone and of its linear algebra, small: they run, and report all that they compare."""
+"""Benchmarks of pdgemm by itself and of its linear algebra, small: they run, and report all comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Panels of a report: curves, bars and predictions are true to the records of a study.  No MPI, but for one run."""
+"""Panels of a report: curves, bars and predictions agree with the records of a study.  No MPI, but for one run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def section(*lines: dict[str, Any], folder: Path) -> Section:
 
 
 def drawn(section: Section, name: str) -> Any:
-    """The axes of a panel."""
+    """Return the axes of a panel."""
     from matplotlib.figure import Figure
 
     (panel,) = (x for x in panels(section) if x.name == name)
@@ -47,7 +47,7 @@ def texts(drawn: Any) -> list[str]:
     return [text.get_text() for text in drawn]
 
 
-# ------------------------------------------------------------------ what is drawn
+# ------------------------------------------------------------------ contents of panels
 def test_strong_times_and_ideal_line(tmp_path: Path) -> None:
     axes = drawn(section(*strong(), folder=tmp_path), "time")
     assert line(axes, "auto") == ([1, 2, 4, 8], [8.0, 4.4, 2.5, 2.0])
@@ -114,7 +114,7 @@ def test_split_of_the_time(tmp_path: Path) -> None:
     (hidden,) = bars  # ends where the waits begin
     assert bars[hidden] == pytest.approx([100 * 0.3 / 0.9] * 2)
     assert [x + y for x, y in zip(left[hidden], bars[hidden])] == pytest.approx(left["wait for data"])
-    # the medians, as the panel of times has them
+    # the medians, as in the panel of times
     assert texts(axes.texts) == [f"{seconds} s, 75% of transfers hidden" for seconds in ("8.0", "4.4")]
     assert texts(axes.get_yticklabels()) == ["auto, 1 rank", "auto, 2 ranks"]
 
@@ -198,7 +198,7 @@ def test_predictions_of_weak_cases_grow_with_the_ranks() -> None:
 
 
 def test_nodes_hold_as_many_ranks_as_they_have_cores_for(tmp_path: Path) -> None:
-    found = section(*strong(), folder=tmp_path)  # 8 ranks were more than cores
+    found = section(*strong(), folder=tmp_path)  # 8 ranks would exceed the cores
     assert per_node(found.points) == 4
     (ahead,) = predicted(found, 64, Machine())
     assert ahead.machine == on_nodes(Machine(), 4) and ahead.guessed and ahead.calibrated

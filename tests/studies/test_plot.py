@@ -1,4 +1,4 @@
-"""Pages and pictures of `pdgemm plot`, `plan`, `simulate` and `profile`: what they show, and files.  No MPI."""
+"""Pages and pictures of `pdgemm plot`, `plan`, `simulate` and `profile`: contents and files.  No MPI."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ MACHINE = json.loads(Machine(name="a measured one").as_json())
 
 
 def plotted(folder: Path, out: str, *options: str) -> jobs.Finished:
-    """`pdgemm plot s.jsonl --out OUT OPTIONS` in a folder, finished."""
+    """Run `pdgemm plot s.jsonl --out OUT OPTIONS` in a folder to its end."""
     return pdgemm(0, "plot", "s.jsonl", "--out", out, *options, "--predict-to", "8", cwd=folder)
 
 
 class Page:
-    """Text and cells of a page, which loads and runs nothing; every element has its end."""
+    """Text and cells of a page; it loads and runs nothing, and every element is closed."""
 
     def __init__(self, path: Path) -> None:
         text = path.read_text()
@@ -85,7 +85,7 @@ def test_page(tmp_path: Path) -> None:
 
 
 def test_one_legend_and_a_warning_beside_the_error(tmp_path: Path) -> None:
-    """What several panels have is named once; measured ranks take half of the axis; errors are of no calibration."""
+    """Curves of several panels are named once; measured ranks take half of the axis; errors ignore calibration."""
     study(tmp_path / "s.jsonl", *strong())
     plot.report([tmp_path / "s.jsonl"], tmp_path / "r.html", None, None)
     text = (tmp_path / "r.html").read_text()
@@ -97,7 +97,7 @@ def test_one_legend_and_a_warning_beside_the_error(tmp_path: Path) -> None:
 
 
 def test_candidates_of_a_plan_with_their_time_and_memory(tmp_path: Path) -> None:
-    """Each candidate has a row with its name, and two bars with their numbers; those that do not fit are white."""
+    """Each candidate has a row with its name, and two bars with their numbers; bars beyond the memory are white."""
     from matplotlib.figure import Figure
 
     question = Question(20_000, 20_000, 20_000, 64, memory=400 << 20, machine=on_nodes(Machine(), 16))
@@ -128,7 +128,7 @@ def test_candidates_of_a_plan_with_their_time_and_memory(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("algorithm", ["summa", "cannon", "2.5d", "inner", "stationary_a"])
 def test_words_from_rank_to_rank_are_those_that_are_counted(algorithm: str) -> None:
-    """Of each rank, on one node and between nodes; the sums over the senders are what it receives."""
+    """For each rank, within nodes and between them; sums over the senders equal the words received."""
     for machine in (Machine(), on_nodes(Machine(), 4)):
         plan = Question(310, 170, 290, 16, algorithm=algorithm, machine=machine).plan()
         words = words_between(plan.product, 16)
@@ -139,7 +139,7 @@ def test_words_from_rank_to_rank_are_those_that_are_counted(algorithm: str) -> N
 
 
 def test_a_timeline_has_the_spans_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And of too many the longest, which is said."""
+    """Of too many spans only the longest are drawn, and a note says so."""
     from matplotlib.colors import to_hex
     from matplotlib.figure import Figure
 
@@ -160,7 +160,7 @@ def test_a_timeline_has_the_spans_of_all_ranks(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_all_spans_have_colours_that_differ() -> None:
-    """Also the spans of training, of pipelines and of `--verify`; as they look on white."""
+    """Also spans of training, of pipelines and of `--verify`; seen on white."""
     from matplotlib.colors import to_rgba
 
     named = {"redistribute" if name == "moved" else name for name in (*PHASES, *OUTSIDE, *TRAINING)}
@@ -203,7 +203,7 @@ def test_pictures(tmp_path: Path) -> None:
 
 
 def test_what_is_not_drawn(tmp_path: Path) -> None:
-    """Lines that cannot be read, and cases that are wrong or failed: the page names them."""
+    """Lines that cannot be read, and cases that are wrong or failed, are named on the page."""
     good, bad, endless, wrong = strong(times={1: 8.0, 2: 4.4, 4: 2.5, 8: 2.0})
     del bad["product"]["per_rank"]
     endless["median_seconds"] = float("inf")
@@ -266,7 +266,7 @@ def test_an_error_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ArgumentError, match=r"r\.svg exists, and was not written by pdgemm: it is replaced only with"):
         plot.report([path], out, None, 8)
     assert out.read_text() == "before"
-    for overwrite in (True, False):  # which it then has written
+    for overwrite in (True, False):  # the file that it has then written
         plot.report([path], out, None, 8, overwrite)
         assert out.read_text().startswith("<?xml")
 

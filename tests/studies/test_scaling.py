@@ -1,4 +1,4 @@
-"""`pdgemm scaling`: studies on ranks that they start or are started on, that fail in part, or are ended by a signal."""
+"""`pdgemm scaling`: studies that start ranks or run in a job, that fail in part, or are ended by a signal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pdgemm.tools.studies.cases import Case
 
 
 def scaling(folder: Path, *arguments: str, ranks: int = 0, **environment: str) -> jobs.Finished:
-    """`pdgemm scaling ARGUMENTS`, alone or on so many ranks, finished."""
+    """Run `pdgemm scaling ARGUMENTS` without a launcher, or on so many ranks, to its end."""
     return pdgemm(ranks, "scaling", *arguments, cwd=folder, timeout=110, **{"OMP_NUM_THREADS": "1"} | environment)
 
 
@@ -89,7 +89,7 @@ def test_a_study_within_a_job(tmp_path: Path) -> None:
 
 @jobs.needs_mpiexec
 def test_calibration_is_kept_in_the_study(tmp_path: Path) -> None:
-    """What is measured by it is the subject of other tests."""
+    """The figures of calibration are tested elsewhere."""
     plant = jobs.with_plant(
         tmp_path,
         "import sys, types\n"
@@ -161,7 +161,7 @@ ENDLESS = ("--ranks", "2", "--shape", "512,512,512", "--repeats", "100000")
 
 
 def listening(folder: Path) -> list[int]:
-    """Ranks of a study in this folder that hear SIGUSR1."""
+    """Return ranks of a study in this folder that handle SIGUSR1."""
     heard = []
     for pid in running(lambda words, where: where == folder and "--only" in words and words[0].endswith("python")):
         with suppress(OSError):  # it has ended
@@ -176,7 +176,7 @@ def listening(folder: Path) -> list[int]:
     [signal.SIGTERM, -signal.SIGUSR1, *(pytest.param(x, marks=thorough) for x in (signal.SIGINT, signal.SIGUSR1))],
 )
 def test_a_study_that_is_ended_keeps_what_it_has(measured: Path, tmp_path: Path, number: int) -> None:
-    """In the second case, which would take minutes; a number below 0: to its job, as a batch system may send it."""
+    """It ends in the second case, which would take minutes; for a negative number by a signal to the whole job."""
     path = Path(shutil.copy(measured / "s.jsonl", tmp_path))
     with started(tmp_path, jobs.python(0, "-m", "pdgemm", "scaling", *SMALL, *ENDLESS), **TEXTS) as run:
         assert until(lambda: len(listening(tmp_path)) == 2)
@@ -193,14 +193,14 @@ def test_a_study_that_is_ended_keeps_what_it_has(measured: Path, tmp_path: Path,
 
 @jobs.needs_mpiexec
 def test_a_rank_that_crashes_takes_its_case_along_and_no_other(tmp_path: Path) -> None:
-    """mpiexec then ends the other ranks by SIGTERM, of which they speak: that is no end of the study."""
+    """mpiexec then ends the other ranks by SIGTERM, which they report: the study continues."""
     words = ("scaling", "strong", "--out", "s.jsonl", "--no-calibrate", *ENDLESS, "--shape", "64,64,64")
     path = tmp_path / "s.jsonl"
     with started(tmp_path, jobs.python(0, "-m", "pdgemm", *words), **TEXTS) as run:
         assert until(lambda: len(listening(tmp_path)) == 2)
         first = listening(tmp_path)
         os.kill(first[1], signal.SIGSEGV)
-        # the next case is that of another job
+        # another job runs the next case
         assert until(lambda: path.exists() and len(records.read_study(path).attempts) == 1)
         assert until(lambda: len({*listening(tmp_path)} - {*first}) == 2)
         run.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Parts of scaling studies, each by itself: cases, the file of measurements, and jobs that fail.  No MPI."""
+"""Parts of scaling studies, one by one: cases, the file of measurements, and jobs that fail.  No MPI."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pdgemm.tools.studies.measure import confidence
 ONE = Case("strong", 1, (64, 64, 64))
 
 
-# ------------------------------------------------------------------ what is measured
+# ------------------------------------------------------------------ cases
 def test_strong_studies_keep_the_shape() -> None:
     found = cases("strong", [(64, 32, 16), (8, 8, 8)], [4, 1, 4], ["float64", "float32"], ["auto", "cannon"])
     assert len(found) == len({*found}) == 2 * 2 * 2 * 2
@@ -38,7 +38,7 @@ def test_weak_studies_keep_the_memory_of_a_rank() -> None:
         m, n, k = x.mnk
         assert (m * k + k * n + m * n) / x.ranks == pytest.approx(11e6, rel=2e-3)
         assert m / n == pytest.approx(0.5, rel=2e-3) and n / k == pytest.approx(2 / 3, rel=2e-3)
-    assert found[1] == cases("weak", [(1000, 2000, 3000)], [4])[0]  # whatever else is in the study
+    assert found[1] == cases("weak", [(1000, 2000, 3000)], [4])[0]  # independent of other cases of the study
 
 
 def test_shapes_of_one_volume() -> None:
@@ -78,7 +78,7 @@ def test_records_come_back(tmp_path: Path) -> None:
     assert study.attempts == [ONE, two, two, three]
     assert study.done == {ONE, two, three} == set(study.measured)
     assert study.machine == {"name": "m"}
-    # a later failure does not lose what was measured; a wrong result is measured again
+    # a later failure does not replace a measurement; a wrong result is measured again
     records.append(path, records.failed_record(ONE, "now", []))
     records.append(path, record(three, 1.0) | {"status": "wrong"})
     study = records.open_study(path)
@@ -86,7 +86,7 @@ def test_records_come_back(tmp_path: Path) -> None:
     assert study.done == {ONE, two}
     four, five = cases("strong", [(8, 8, 8)], [4, 5])
     records.append(path, records.failed_record(four, "x", []))
-    assert records.left(records.open_study(path), [four, ONE, five]) == [five, four]  # which failed before
+    assert records.left(records.open_study(path), [four, ONE, five]) == [five, four]  # these failed before
 
 
 @pytest.mark.parametrize("cut", [1, 200, -1])
@@ -196,11 +196,11 @@ for number in map(int, sys.argv[-1].split(",")):
     ("act", "code", "statuses", "said"),
     [
         ("pass", 0, ["ok"] * 6, ""),
-        # the second case of two ranks takes its job along; the first of three ends it without a word
+        # the second case of two ranks ends its job; the first of three ends it silently
         ("if number == 3: sys.exit('gone')", 1, ["ok"] * 3 + ["failed"] + ["ok"] * 2, "exit code 1: gone"),
         ("if number == 2: sys.exit(0)", 1, ["ok", "ok", "failed", "ok", "ok", "ok"], ""),
         ("import os; number == 4 and os.kill(os.getpid(), 9)", 1, ["ok"] * 4 + ["failed", "ok"], "exit code 137"),
-        ("number == 0 and sys.exit(2)", 2, [], ""),  # bad input is that of all jobs
+        ("number == 0 and sys.exit(2)", 2, [], ""),  # bad input is an error of all jobs
     ],
 )
 def test_a_job_that_fails_takes_nothing_along(

@@ -1,4 +1,4 @@
-"""For which processors each BLAS multiplies, and what is said where that is an older one."""
+"""The processors for which each BLAS has kernels, and the warning about kernels for older processors."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def library(kernel: str | None, api: str = "openblas") -> SimpleNamespace:
         ("SKYLAKEX", "AVX-512", ["SKYLAKEX", "SkylakeX"]),
         ("SapphireRapids", "AVX-512", ["SapphireRapids", "SkylakeX"]),
         ("Zen", "AVX2", ["Zen", "Haswell"]),
-        ("AVX2", "AVX2", ["Haswell"]),  # as MKL says it
+        ("AVX2", "AVX2", ["Haswell"]),  # in MKL's words
         ("Sandybridge", "AVX", ["Sandybridge"]),
         ("Katmai", "SSE", ["Katmai", "Nehalem"]),
-        ("neoversev1", "neoversev1", ["neoversev1"]),  # which is like itself alone
+        ("neoversev1", "neoversev1", ["neoversev1"]),  # similar to no other
         ("", "", []),
     ],
 )
@@ -45,7 +45,7 @@ def test_what_mkl_says() -> None:
     sets = {" 512 (Intel(R) AVX-512) with INT8": "AVX-512", " 2 (Intel(R) AVX2)": "AVX2", " (Intel(R) AVX)": "AVX"}
     said = {f"Intel(R) Advanced Vector Extensions{x} enabled processors": name for x, name in sets.items()}
     said["Intel(R) Streaming SIMD Extensions 4.2 (Intel(R) SSE4.2) enabled processors"] = "SSE"
-    said["Intel(R) Architecture processors"] = ""  # on AMD's
+    said["Intel(R) Architecture processors"] = ""  # on AMD's processors
     assert {x: kernels.generation(kernels.of_mkl(x)) for x in said} == said
 
 
@@ -55,10 +55,10 @@ def test_what_mkl_says() -> None:
         ("Prescott", AVX512, "", "export OPENBLAS_CORETYPE=SkylakeX"),
         ("Katmai", AVX2, "", "export OPENBLAS_CORETYPE=Haswell"),
         ("Haswell", AVX512, "HASWELL", "unset OPENBLAS_CORETYPE"),
-        ("Prescott", AVX512, "SapphireRapids", "export OPENBLAS_CORETYPE=SkylakeX"),  # which it does not know
+        ("Prescott", AVX512, "SapphireRapids", "export OPENBLAS_CORETYPE=SkylakeX"),  # a kernel unknown to it
         ("Zen", AVX2, "", ""),
         ("Cooperlake", AVX512, "", ""),
-        ("Haswell", f"{AVX2} avx512f", "", ""),  # Knights Landing has not all of SkylakeX
+        ("Haswell", f"{AVX2} avx512f", "", ""),  # Knights Landing lacks parts of SkylakeX
         (None, AVX512, "", ""),
         ("armv8", "", "", ""),
     ],
@@ -66,7 +66,7 @@ def test_what_mkl_says() -> None:
 def test_a_kernel_for_older_processors_is_told(
     kernel: str | None, flags: str, asked: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of another BLAS no variable of OpenBLAS."""
+    """For other libraries no variable of OpenBLAS is named."""
     cpuinfo = f"processor\t: 0\nflags\t\t: {flags}\nbugs\t:\n"
     monkeypatch.setattr(kernels.Path, "read_text", lambda self: cpuinfo)
     monkeypatch.setenv("OPENBLAS_CORETYPE", asked)

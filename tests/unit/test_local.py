@@ -42,7 +42,7 @@ def choose(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["scipy", "mkl"])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Both libraries; the one of PDGEMM_BLAS stands for MKL if it is one."""
+    """Select either library; if PDGEMM_BLAS is one, it replaces MKL."""
     name = request.param
     if name == "mkl":
         named = os.environ.get("PDGEMM_BLAS", "")
@@ -54,7 +54,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def guarded(rng: np.random.Generator, rows: int, cols: int, dtype: str, order: str) -> tuple[np.ndarray, np.ndarray]:
-    """A random array cut out of a larger one whose other elements are GUARD."""
+    """Return a random array cut out of a larger one whose other elements are GUARD."""
     whole = np.full((rows + 3, cols + 4), GUARD, dtype, order=order)  # type: ignore[call-overload]
     cut = whole[1 : rows + 1, 2 : cols + 2]
     cut[...] = rng.standard_normal((rows, cols))
@@ -89,7 +89,7 @@ def test_gemm_in_any_order_inside_larger_arrays(dtype: str, orders: tuple[str, .
             assert gemm_error(C, alpha, left, right, beta, C0) <= TOLERANCE
         assert np.array_equal(A, A0) and np.array_equal(B, B0)
         C[...] = GUARD
-        assert (frame == GUARD).all()  # nothing was written outside C
+        assert (frame == GUARD).all()  # no write outside C
     if dtype[0] == "c" and not a:
         x, y = (np.ones((4, 4), dtype, order) for order in orders[::2])  # type: ignore[call-overload]
         with pytest.raises(ValueError, match="not contiguous"):
@@ -104,7 +104,7 @@ def test_gemm_in_any_order_inside_larger_arrays(dtype: str, orders: tuple[str, .
 def test_one_triangle_of_a_square(
     dtype: str, orders: tuple[str, ...], lower: bool, hermitian: bool, conjugate: bool
 ) -> None:
-    """op(A) op(A)^H or op(A) op(A)^T; the other triangle is not written, and C is not read where beta is 0."""
+    """op(A) op(A)^H or op(A) op(A)^T; the other triangle is not written, and C is not read if beta is 0."""
     rng = np.random.default_rng(3)
     for (n, k), (alpha, beta) in itertools.product(
         [(1, 1), (1, 4), (5, 1), (7, 9), (40, 17), (0, 2), (3, 0)], factors(dtype)
@@ -128,7 +128,7 @@ def test_one_triangle_of_a_square(
 
 
 def test_squares_that_blas_can_form() -> None:
-    """A A^H of operands in the order of C; conj(A) A^T of operands in the other order; A A^T, and all real squares."""
+    """A A^H of operands in C's memory order; conj(A) A^T of the other order; A A^T, and all real squares."""
     for *orders, conjugate in itertools.product("CF", "CF", (False, True)):
         A, C = (np.zeros((5, 5), complex, order=order) for order in orders)  # type: ignore[call-overload]
         assert forms_squares(A, C, True, conjugate) == ((orders[0] == orders[1]) != conjugate)
@@ -155,7 +155,7 @@ def test_a_prepared_product_multiplies_what_its_arrays_hold(dtype: str) -> None:
 
 def test_a_prepared_product_keeps_its_arrays() -> None:
     class Array(np.ndarray):
-        """One that can be watched."""
+        """An array with a weak reference."""
 
     arrays = [np.ones((3, 3)).view(Array) for _ in "ABC"]
     alive = [weakref.ref(x) for x in arrays]
@@ -173,7 +173,7 @@ def test_a_prepared_product_keeps_its_arrays() -> None:
 def test_large_products_of_a_stack_have_the_threads_of_all_others(
     extent: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where BLAS has several: those of NumPy's own BLAS would wait busily on their cores."""
+    """If BLAS has several: threads of NumPy's BLAS would otherwise spin on their cores."""
     monkeypatch.setattr(local_gemm, "threads", lambda: threads)
     by_numpy, matmul = [], np.matmul
     monkeypatch.setattr(local_gemm.np, "matmul", lambda *xs, out: by_numpy.append(xs) or matmul(*xs, out=out))
@@ -195,12 +195,12 @@ def test_gemm_makes_no_temporaries() -> None:
         call()
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert peak < most  # C alone has 2.4 MB
+        assert peak < most  # C is 2.4 MB
 
 
 @pytest.mark.usefixtures("library")
 def test_gemm_refuses_what_blas_cannot_address() -> None:
-    """BLAS takes no leading dimension that is less than the height of a column: rows and columns that overlap."""
+    """BLAS takes no leading dimension less than the height of a column, hence no overlapping rows and columns."""
     windows = np.lib.stride_tricks.sliding_window_view(np.arange(9.0), 4)
     with pytest.raises(ValueError, match="neither rows nor columns"):
         gemm_accumulate(1, windows, np.ones((4, 2)), 0, np.ones((6, 2)))
@@ -244,12 +244,12 @@ def test_panels_hold_the_runs_they_name(order: str) -> None:
         for travels in (True, False):
             panel = column_panel(local, order, cut, np.empty(100 * cut.size), travels)
             assert np.array_equal(panel, local[:, cut.indices()[0]])
-            assert panel.flags.forc or not travels  # what travels is contiguous
+            assert panel.flags.forc or not travels  # panels to be sent are contiguous
             if cut.contiguous and (order == "F" or not travels):
-                assert np.shares_memory(panel, local)  # what stays, and a contiguous run, is not copied
+                assert np.shares_memory(panel, local)  # local panels, and contiguous runs, are not copied
     sent, arrived = np.empty(300), np.empty(300)
     panel = column_panel(local, order, runs((0, 1), (2, 2)), sent, True)
-    buffer = column_buffer(100, order, 3, arrived)  # laid out like the panel that will arrive
+    buffer = column_buffer(100, order, 3, arrived)  # in the memory order of the panel to be received
     arrived[:] = sent
     assert np.array_equal(buffer, panel)
 
@@ -271,7 +271,7 @@ def test_random_numbers_depend_on_the_place_alone(kind: str, dtype: str) -> None
 
 
 def test_random_numbers_of_other_seeds_and_streams_are_others() -> None:
-    """Real and imaginary parts, uniform and normal: no two seeds share numbers, in whichever part."""
+    """Real and imaginary parts, uniform and normal: no two seeds share numbers, in any part."""
     streams = [element_functions.numbered(number) for number in range(8)]
     hashed, four = element_functions.hashed, np.arange(4)
     rows = [hashed(four, four, seed, stream).tobytes() for seed in range(8) for stream in streams]
@@ -288,18 +288,18 @@ def test_random_numbers_of_other_seeds_and_streams_are_others() -> None:
 
 
 def test_no_seed_begins_at_the_fixed_point_of_the_hash() -> None:
-    """The finaliser takes 0 to 0.  Rows and columns at which the hash of a seed meets 0 are far outside any matrix."""
+    """The finaliser maps 0 to 0.  Rows and columns at which the hash of a seed becomes 0 are far outside any matrix."""
     inverse, zero = pow(int(element_functions.GOLDEN), -1, 2**64), np.zeros(1, np.uint64)
     assert not element_functions.mix(zero).any()
     for stream in map(element_functions.numbered, range(4)):
         starts = [int(element_functions.hash_start(seed, stream)[0]) for seed in (*range(-500, 1500), 2**63, 2**64 - 1)]
-        rows = element_functions.mix(np.array(starts, np.uint64))  # the hash of row 0, from which columns go on
+        rows = element_functions.mix(np.array(starts, np.uint64))  # the hash of row 0, the start of those of columns
         assert min(-x * inverse % 2**64 for x in (*starts, *map(int, rows))) > 2**40
 
 
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
 def test_first_numbers_of_many_seeds(kind: str) -> None:
-    """None is 0, none repeats, and over the seeds each element has the distribution that a matrix has."""
+    """None is 0, none repeats, and over the seeds each element is distributed like the elements of a matrix."""
     i, j, seeds = np.arange(3)[:, None], np.arange(4)[None, :], range(1024)
     x = np.array([element_functions.element_function(kind, seed, np.dtype("D"))(i, j) for seed in seeds])
     parts = np.concatenate([x.real.ravel(), x.imag.ravel()])
@@ -314,7 +314,7 @@ def test_first_numbers_of_many_seeds(kind: str) -> None:
 
 
 def test_random_bytes_are_all_bytes_alike() -> None:
-    """Integers of which products are exact, on the whole range of their type; also the first ones of each seed."""
+    """Integers with exact products, over the whole range of their type; also the first ones of each seed."""
     kind = np.dtype("i1")
     f = element_functions.element_function("uniform", 7, kind)
     whole = f(*np.ogrid[:500, :512])
@@ -337,7 +337,7 @@ def test_random_numbers_have_the_moments_they_should() -> None:
         assert abs(x.mean() - mean) < 5 * np.sqrt(variance / x.size)
         assert abs(x.var() / variance - 1) < 0.01
         rows, cols = x - x.mean(), np.roll(x - x.mean(), 1, axis=0)
-        assert abs((rows * cols).mean()) < 5 * variance / np.sqrt(x.size)  # neighbours do not know each other
+        assert abs((rows * cols).mean()) < 5 * variance / np.sqrt(x.size)  # neighbours are uncorrelated
     assert abs((normal.real * normal.imag).mean()) < 5e-3
 
 
@@ -354,10 +354,10 @@ def test_kinds() -> None:
 
 
 def test_normal_numbers_are_quantiles_of_their_hashes() -> None:
-    """Against SciPy, in the centre and to 9 standard deviations; and by Kolmogorov and Smirnov, and in the tails."""
+    """Against SciPy, in the centre and to 9 standard deviations; by Kolmogorov-Smirnov, and in the tails."""
     i, j = np.arange(1000)[:, None], np.arange(1000)[None, :]
     h = element_functions.hashed(i, j, 3, 1).ravel()
-    h[:4000] >>= np.arange(4000, dtype=np.uint64) % np.uint64(64)  # also the smallest probabilities
+    h[:4000] >>= np.arange(4000, dtype=np.uint64) % np.uint64(64)  # including the smallest probabilities
     x, p = normal(h), ((h >> np.uint64(1)).astype(float) + 0.5) * 2.0**-64
     expected = np.where(h & np.uint64(1), ndtri(p), -ndtri(p))
     assert (np.abs(x - expected) <= 4e-15 * np.abs(expected)).all()

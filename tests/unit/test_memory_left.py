@@ -1,4 +1,4 @@
-"""How much memory is left, as the system tells it: in files that these tests write."""
+"""The free memory that the system reports, in files that these tests write."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def written(root: Path, files: dict[str, str]) -> None:
 def test_the_machine(root: Path) -> None:
     assert memory_left() == {"memory": 4100 * KIB}
     (root / "proc/meminfo").unlink()
-    assert memory_left() == {}  # where the system says nothing
+    assert memory_left() == {}  # if the system reports nothing
 
 
 def test_a_job_of_slurm_and_its_step(root: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_job_of_slurm_and_its_step(root: Path) -> None:
             f"{job}/memory.stat": f"anon 5\nactive_file {200 * KIB}\ninactive_file {250 * KIB}\n"
             f"slab_reclaimable {50 * KIB}\nshmem 77777\n",
             f"{job}/step_0/memory.max": f"{1000 * KIB}\n",
-            f"{job}/step_0/memory.current": f"{1400 * KIB}\n",  # for a moment, more than it may have
+            f"{job}/step_0/memory.current": f"{1400 * KIB}\n",  # for a moment, more than the limit
         },
     )
     assert memory_left() == {
@@ -66,7 +66,7 @@ def test_a_container_of_version_1(root: Path) -> None:
         root,
         {
             "proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",  # none
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",  # no limit
             "sys/fs/cgroup/memory/memory.usage_in_bytes": "1\n",
             "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": f"{800 * KIB}\n",
             "sys/fs/cgroup/memory/docker/abc/memory.usage_in_bytes": f"{600 * KIB}\n",
@@ -100,7 +100,7 @@ print(kept, getrusage(RUSAGE_SELF).ru_minflt - before)
     ],
 )
 def test_a_step_takes_the_memory_of_the_one_before(own: dict[str, str], kept: bool) -> None:
-    """64 arrays of 256 pages: none is faulted in again, unless the user has set when memory goes back."""
+    """64 arrays of 256 pages: none is faulted in again, unless the user has set when memory is returned."""
     environment = {name: x for name, x in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))} | own
     run = subprocess.run([sys.executable, "-c", _STEPS], env=environment, capture_output=True, text=True, check=True)
     answer, pages = run.stdout.split()

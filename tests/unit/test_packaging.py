@@ -1,4 +1,4 @@
-"""What a user gets from pip: the contents of wheel and sdist, and what `import pdgemm` loads."""
+"""Packages that pip installs: the contents of wheel and sdist, and the modules that `import pdgemm` loads."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DIST_INFO = f"pdgemm-{PROJECT['version']}.dist-info"
 
-pytest.importorskip("build")  # an environment with the `test` extra only
+pytest.importorskip("build")  # an environment with only the `test` extra
 
 
 def python(*args: str | Path, cwd: Path, path: Path | None = None) -> str:
-    """The output of python ARGS in cwd, importing from path first; fails with all that it printed."""
+    """Return the output of python ARGS in cwd, importing from path first; on failure, show all of it."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV_"))}
     if path is not None:
         env["PYTHONPATH"] = str(path)
@@ -34,7 +34,7 @@ def python(*args: str | Path, cwd: Path, path: Path | None = None) -> str:
 
 
 def build(kind: str, source: Path, out: Path) -> Path:
-    """Builds without network: setuptools comes from this environment."""
+    """Build without network: setuptools is that of this environment."""
     python("-m", "build", "--no-isolation", f"--{kind}", "--outdir", out, source, cwd=out.parent)
     (built,) = out.glob("*.whl" if kind == "wheel" else "*.tar.gz")
     return built
@@ -47,7 +47,7 @@ def tmp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def source(tmp: Path) -> Path:
-    """The tree without what earlier builds left in it, and without tests."""
+    """Copy the tree without files of earlier builds, and without tests."""
     copy = tmp / "source"
     leave = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "__pycache__", "*.h5", "demo-data", "tests")
     shutil.copytree(ROOT, copy, symlinks=True, ignore=leave)
@@ -76,7 +76,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
 def test_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     files = contents(wheel)
     own = {p.relative_to(ROOT).as_posix() for p in (ROOT / "pdgemm").rglob("*.py")}
-    own = {name for name in own if not name.startswith(("pdgemm/grids/", "pdgemm/io/"))}  # which are links
+    own = {name for name in own if not name.startswith(("pdgemm/grids/", "pdgemm/io/"))}  # grids and io are links
     linked = {f"pdgemm/{p.relative_to(ROOT)}" for folder in ("grids", "io") for p in (ROOT / folder).rglob("*.py")}
     assert {n for n in files if n.endswith(".py")} == own | linked
     assert {"pdgemm/__init__.py", "pdgemm/grids/process_grid.py", "pdgemm/io/hdf5.py"} <= files.keys()
@@ -96,7 +96,7 @@ def test_wheel_from_sdist_is_the_same(wheel: Path, source: Path, tmp: Path) -> N
         tar.extractall(tmp / "unpacked", **safely)
     (unpacked,) = (tmp / "unpacked").iterdir()
     again, first = contents(build("wheel", unpacked, tmp / "wheel-from-sdist")), contents(wheel)
-    del again[f"{DIST_INFO}/RECORD"], first[f"{DIST_INFO}/RECORD"]  # which list the others in an order of their own
+    del again[f"{DIST_INFO}/RECORD"], first[f"{DIST_INFO}/RECORD"]  # they list the others in varying order
     assert again.keys() == first.keys()
     assert [n for n in first if again[n] != first[n]] == []
 

@@ -1,4 +1,4 @@
-"""Whatever a file, a variable or an argument holds: pdgemm's own errors, in one line, and exit code 2."""
+"""Any content of a file, a variable or an argument: pdgemm's errors, in one line, and exit code 2."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ JUNK = [
     HUGE, -HUGE, "", "x", "float64", "a" * 100_000, "\0", "\u2028", [], {}, [[]], [1], [-1], {"a": 1},
     {"": {}}, [0] * 1000,
 ]  # fmt: skip
-TEXTS = [  # of numbers that JSON, or Python's reader of it, cannot say
+TEXTS = [  # numbers that JSON, or Python's reader of it, cannot represent
     "NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1e-999", "9" * 5000, "-" + "9" * 5000,
     '"\\ud800"', '"\\ud800x"',
     "[" * 5000 + "]" * 5000, '{"a":' * 5000 + "1" + "}" * 5000, "01", "1.", "'x'", "tru", '"\x01"',
 ]  # fmt: skip
 
 
-# ------------------------------------------------------------------ what is damaged, and what is done with it
+# ------------------------------------------------------------------ kinds of files, and readers of them
 def plans() -> Iterator[str]:
     for ranks, algorithm in ((1, "auto"), (4, "summa"), (4, "cannon"), (6, "stationary_b"), (8, "2.5d"), (3, "inner")):
         (case,) = cases("strong", [(40, 30, 20)], [ranks], algorithms=[algorithm], memory_limit=10**6)
@@ -116,14 +116,14 @@ READERS: dict[str, tuple[Callable[[Path], Iterator[str]], Callable[[Path], None]
 
 # ------------------------------------------------------------------ damage
 def places(x: Any) -> Iterator[tuple[Any, Any]]:
-    """All pairs of a container and a key of it."""
+    """Return all pairs of a container and one of its keys."""
     for key, value in x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, list) else ():
         yield x, key
         yield from places(value)
 
 
 def in_the_tree(rng: random.Random, text: str) -> str:
-    """One value, or one name, is another."""
+    """Replace one value, or one name."""
     tree = json.loads(text)
     inside, key = rng.choice(list(places(tree)))
     what, mark = rng.randrange(8), "@mark@"
@@ -147,7 +147,7 @@ def in_the_tree(rng: random.Random, text: str) -> str:
 
 
 def everywhere(rng: random.Random, text: str) -> str:
-    """A number is another one wherever it stands, so that the parts go on fitting together."""
+    """Replace a number everywhere, so that the parts remain consistent."""
     number = rng.choice(re.findall(r"(?<=[: \[])-?[0-9.e+-]+(?=[,\]}])", text))
     other = rng.choice([json.dumps(x) for x in JUNK if type(x) in (int, float)])
     return re.sub(rf"(?<=[: \[]){re.escape(number)}(?=[,\]}}])", other, text)
@@ -175,7 +175,7 @@ def damaged(rng: random.Random, text: str, lines: bool) -> bytes:
 
 @pytest.mark.parametrize("kind", READERS)
 def test_damage(kind: str, tmp_path: Path) -> None:
-    """One or more bytes or values are others: it is refused, or it is read and all that is made of it is numbers."""
+    """With some bytes or values replaced, the file is refused, or all results computed from it are numbers."""
     rng, (texts, use) = random.Random(18), READERS[kind]
     path, refused, whole = tmp_path / "x.json", 0, list(texts(tmp_path))
     for text in whole:
@@ -188,7 +188,7 @@ def test_damage(kind: str, tmp_path: Path) -> None:
             except PdgemmError as bad:
                 refused += 1
                 assert len(str(bad)) < 2000
-    assert refused > examples(300) / (60 if kind == "study" else 2)  # of a study the other lines are left
+    assert refused > examples(300) / (60 if kind == "study" else 2)  # the other lines of a study are read
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -233,7 +233,7 @@ def test_the_message_names_the_file_the_place_and_the_fault(tmp_path: Path, monk
 def test_only_files_of_a_sensible_size_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").touch()
-    os.truncate(tmp_path / "large", 1 << 40)  # which takes no room
+    os.truncate(tmp_path / "large", 1 << 40)  # it is sparse
     for name, said in (
         ("pipe", "it is a FIFO, not a file"),
         ("large", "larger than"),
@@ -268,7 +268,7 @@ def test_only_files_of_a_sensible_size_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_plan_whose_parts_do_not_fit(old: str, new: str, said: str) -> None:
-    """It is refused before anything is computed from them."""
+    """It is refused before anything is computed from the parts."""
     (case,) = cases("strong", [(400, 400, 40_000_000)], [8], algorithms=["2.5d"])
     text = question(case, Machine()).plan().to_json()
     assert re.search(old, text)
@@ -277,7 +277,7 @@ def test_a_plan_whose_parts_do_not_fit(old: str, new: str, said: str) -> None:
 
 
 def test_a_file_may_have_a_name_that_is_no_text(run: Any) -> None:
-    """As the command line gives names in other alphabets; the study can be gone on with."""
+    """As on a command line in another alphabet; the study can be resumed."""
     (case,) = cases("strong", [(8, 8, 8)], [1])
     records.append(Path("s.jsonl"), records.failed_record(case, "it is \udcff", ["pdgemm", "--out", "\udcff.jsonl"]))
     assert records.open_study(Path("s.jsonl")).attempts == [case]
@@ -321,7 +321,7 @@ def test_a_launcher_that_says_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------ the command line
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
-    """`pdgemm ARGUMENTS` in this process, which is no rank of a job; the exit code."""
+    """Run `pdgemm ARGUMENTS` in this process, without a job; return the exit code."""
     monkeypatch.chdir(tmp_path)
     for name in [x for x in os.environ if x.startswith(("OMPI_COMM", "PMI", "SLURM", "PDGEMM"))]:
         monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""Movers, algorithms and element types: what the command line and the documentation say follows from the entries."""
+"""Movers, algorithms and element types: texts of the command line and the documentation follow from the entries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def rows(path: str, head: str) -> list[str]:
-    """The rows of the table of a page that begins so."""
+    """Return the rows of the table of a page that begins with a header."""
     table = (ROOT / path).read_text().split(head)[1].split("\n\n")[0]
     return table.strip().splitlines()[1:]
 
@@ -75,7 +75,7 @@ def test_every_mover_has_a_link_and_tells_who_sends_to_whom() -> None:
         for parts in range(1, 20):
             senders = mover.senders(parts).tolist()
             assert len(senders) == parts - 1
-            assert all(0 <= sender < distance for distance, sender in enumerate(senders, 1))  # no rank waits for itself
+            assert all(0 <= sender < distance for distance, sender in enumerate(senders, 1))  # not itself
             assert 1 <= mover.hops(parts) <= max(1, parts - 1)
             most, others = fan_out(mover, parts)
             assert most * parts + sum(more for _, more in others) == parts - 1
@@ -83,7 +83,7 @@ def test_every_mover_has_a_link_and_tells_who_sends_to_whom() -> None:
 
 
 def test_the_command_line_offers_what_is_registered() -> None:
-    """A process in which a mover and an algorithm are registered runs one command after the other."""
+    """A mover and an algorithm are registered in a process that runs one command after another."""
     code = """
 import sys
 from allgather_3d import allgather_3d_registered
@@ -115,7 +115,7 @@ def test_every_element_type_says_how_it_is_multiplied() -> None:
     assert {*dtypes.SUMS} <= {*dtypes.BLAS, *(x.dtype for x in dtypes.TYPES if x.dtype.kind == "i")}
     for x in dtypes.TYPES:
         assert not x.wire or np.dtype(x.wire).itemsize == x.dtype.itemsize
-        assert not x.sums or x.operand or x.name == "float8_e8m0fnu"  # of scales
+        assert not x.sums or x.operand or x.name == "float8_e8m0fnu"  # the type of scales
 
 
 @jobs.needs_mpiexec
@@ -133,7 +133,7 @@ def test_every_algorithm_has_a_name_a_schedule_and_an_executor_of_its_own() -> N
         assert name == entry.name == entry.product.algorithm
         assert callable(resolve_name(entry.executor))
         assert any(entry.runs_on(pr, pc, c, 8) for pr, pc, c in itertools.product(range(1, 9), repeat=3))
-    before = dict(ALGORITHMS)  # no name is taken twice
+    before = dict(ALGORITHMS)  # no name is registered twice
     for name in algorithm_registry.algorithm_choices():
         for taken in (replace(ENTRY, name=name), replace(ENTRY, twin=name)):
             with pytest.raises(ArgumentError, match=f"algorithm '{name}' exists already"):
@@ -143,7 +143,7 @@ def test_every_algorithm_has_a_name_a_schedule_and_an_executor_of_its_own() -> N
 
 @pytest.mark.parametrize("shape", [(1, 1, 2), (2, 2, 1), (3, 2, 4)])
 def test_the_rounds_of_an_algorithm_are_its_costs(shape: tuple[int, int, int]) -> None:
-    """Words and messages of the 3D all-gather, added up from its rounds, are those of its paper."""
+    """Words and messages of the 3D all-gather, added up from its rounds, equal those of its paper."""
     pr, pc, c = shape
     m, n, k = 24 * pr * pc * c, 12 * pr * pc * c, 36 * pr * pc * c
     ranks = pr * pc * c
@@ -174,7 +174,7 @@ def test_the_types_of_names_are_the_names_that_are_taken() -> None:
     assert sorted(of(names.MoverName)) == sorted(mover_choices())
     assert of(names.DeviceName) == [HOST, *device_modules]
     assert of(names.ComputeType) == [*dtypes.COMPUTE]
-    assert {*get_args(names.RandomKind)} == {*KINDS} - {"eye", "ones", "zeros"}  # which are not random
+    assert {*get_args(names.RandomKind)} == {*KINDS} - {"eye", "ones", "zeros"}  # these are not random
     for letter in get_args(names.Transpose):
         assert op_letter(letter, "transa") == letter.upper()
     assert [*get_args(names.ElementTypeName)] == [x.name for x in dtypes.TYPES]

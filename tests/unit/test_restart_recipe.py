@@ -1,4 +1,4 @@
-"""The recipe of docs/survivors.md starts a job again until its result is there, whatever the launcher says."""
+"""The recipe of docs/survivors.md restarts a job until its result exists, whatever the launcher's exit code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def recipe() -> str:
     [
         (["touch power.h5", "echo x > power.h5"], 2, 0),  # all ranks were killed: exit code 0, and an empty file
         (["exit 0", "exit 3", "exit 137", "echo x > power.h5"], 4, 0),
-        (["sleep 30", "echo x > power.h5"], 2, 0),  # ranks that wait in MPI_Init
+        (["sleep 30", "echo x > power.h5"], 2, 0),  # ranks wait in MPI_Init
         (["echo x > power.h5; exit 3"], 1, 0),
         (["exit 1", "echo x > power.h5"], 1, 1),  # an error of the program
         (["exit 0"] * 9, 5, 1),

@@ -1,4 +1,4 @@
-"""Scripts of the checkout say what they do, and refuse what they do not know, before they do anything."""
+"""Scripts of the checkout have help texts, and refuse unknown arguments before they do anything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-QUIET = "OMPI_MCA_orte_execute_quiet"  # Open MPI 4's mpirun then adds no lines to those of a command that fails
+QUIET = "OMPI_MCA_orte_execute_quiet"  # so Open MPI 4's mpirun adds no lines to errors of a command
 SCRIPTS = sorted(
     x.relative_to(ROOT / "scripts").as_posix()
     for x in (ROOT / "scripts").rglob("*.sh")
@@ -21,7 +21,7 @@ SCRIPTS = sorted(
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A place with the scripts and nothing that they could use: what they do there is seen."""
+    """A folder with only the scripts, in which all their effects are visible."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path

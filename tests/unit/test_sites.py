@@ -1,4 +1,4 @@
-"""What the files for sites and for those who carry the project on say is what pyproject.toml and CI say."""
+"""Files for sites and for maintainers agree with pyproject.toml and CI."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 NEEDED = {x.name.replace("_", "-"): x for x in map(Requirement, PROJECT["dependencies"])}
-BUNDLED = {  # what modules of EasyBuild bring that have other names
+BUNDLED = {  # modules of EasyBuild that contain packages of other names
     "SciPy-bundle": {"numpy", "scipy"},
     "Python-bundle-PyPI": {"click", "rich", "threadpoolctl"},
 }
 
 
 def spack_recipe(path: Path) -> SimpleNamespace:
-    """The class of a recipe, and what it declares, by a stand-in for the few names of Spack that it uses."""
+    """Return the class of a recipe, and its directives, by a stand-in for the few names of Spack that it uses."""
     said = SimpleNamespace(version=[], variant=[], depends_on={}, license=[])
     names: dict[str, Any] = {
         "version": lambda number, **more: said.version.append(number),
@@ -56,7 +56,7 @@ def spack_recipe(path: Path) -> SimpleNamespace:
 def test_the_spack_recipe_wants_what_the_package_wants() -> None:
     said = spack_recipe(ROOT / "docs/sites/spack/package.py")
     assert said.version == [PROJECT["version"]] and said.license == [PROJECT["license"]]
-    assert re.fullmatch(r"pdgemm/pdgemm-[\d.]+\.tar\.gz", said.recipe.pypi)  # any version: Spack puts in the wanted one
+    assert re.fullmatch(r"pdgemm/pdgemm-[\d.]+\.tar\.gz", said.recipe.pypi)  # any version: Spack inserts the chosen one
     minimum = {}
     for spec in said.depends_on:
         name, least = re.fullmatch(r"([\w-]+)@([\d.]+):(?: \+\w+)?", spec).groups()  # type: ignore[union-attr]
@@ -86,7 +86,7 @@ def test_the_easybuild_recipe_has_what_the_package_wants() -> None:
 
 
 def test_the_image_is_given_what_the_wheel_is_built_from() -> None:
-    """And no more: a checkout holds environments of many hundred MiB."""
+    """And no other files: a checkout contains environments of many hundred MiB."""
     allowed = {x[1:] for x in (ROOT / ".dockerignore").read_text().splitlines() if x.startswith("!")}
     assert "*" in (ROOT / ".dockerignore").read_text().splitlines()
     setup = (ROOT / "setup.cfg").read_text()
@@ -106,7 +106,7 @@ def test_the_citation_is_of_this_version() -> None:
 def test_hooks_are_what_ci_checks() -> None:
     (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     hooks = {hook["id"]: hook["entry"].removeprefix(".venv/bin/") for hook in repo["hooks"]}
-    assert repo["repo"] == "local" and {hook["language"] for hook in repo["hooks"]} == {"system"}  # nothing is fetched
+    assert repo["repo"] == "local" and {hook["language"] for hook in repo["hooks"]} == {"system"}  # hooks fetch nothing
     suite = (ROOT / "scripts/test.sh").read_text()
     own = re.findall(r"^    check '(\w+)' (.*)$", suite, re.MULTILINE)[:3]
     assert own == [(x, hooks[x]) for x in ("ruff", "mypy")] + [
@@ -129,7 +129,7 @@ def test_the_workflow_runs_what_is_here() -> None:
     assert f"{matrix['python'][0]}" == PROJECT["requires-python"].removeprefix(">=")
 
 
-# ------------------------------------------------------------------ scripts of those who carry the project on
+# ------------------------------------------------------------------ scripts of maintainers
 def release_version(tree: Path, version: str) -> Any:
     command = [sys.executable, ROOT / "scripts/release_version.py", tree, version]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -156,7 +156,7 @@ def test_a_release_writes_its_version_everywhere(tmp_path: Path) -> None:
     assert runpy.run_path(str(recipe))["version"] == "7.8.9" and recipe.name.startswith("pdgemm-7.8.9-")
 
     before = {x: x.read_text() for x in tmp_path.rglob("*") if x.is_file()}
-    done = release_version(tmp_path, "7.9.0")  # the changelog has nothing that is not released
+    done = release_version(tmp_path, "7.9.0")  # the changelog has no unreleased changes
     assert done.returncode == 1 and "CHANGELOG.md has 0 lines" in done.stderr
     assert before == {x: x.read_text() for x in tmp_path.rglob("*") if x.is_file()}
 

@@ -1,4 +1,4 @@
-"""Numbers and tables as people read them."""
+"""Numbers and tables for readers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_the_commands_print_is_printable() -> None:
     [
         (in_seconds, (0, 3e-10, 1.2e-5, 3.4e-3, 1.2, -1.2, 84.4), "0 s, 0.30 ns, 12 us, 3.4 ms, 1.2 s, -1.2 s, 84 s"),
         (in_seconds, (119.4, 1060, 7200, 3 * 86400, 4e9), "119 s, 18 min, 2.0 h, 3.0 days, 46296 days"),
-        (in_seconds, (9.96e-6, 0.99996), "10 us, 1.0 s"),  # rounding adds no digit, and goes on in the next unit
+        (in_seconds, (9.96e-6, 0.99996), "10 us, 1.0 s"),  # rounding adds no digit, and changes to the next unit
         (in_words, (0, 0.6, 3072, 9999.4), "0 words, 1 word, 3072 words, 9999 words"),
         (in_words, (9999.6, 999_960, 604e6, 3e21), "10.0 k words, 1.00 M words, 604 M words, 3000 E words"),
         (in_rate, (0, 0.5, 950, 2_000), "0 FLOP/s, 0.50 FLOP/s, 950 FLOP/s, 2.0 kFLOP/s"),
@@ -61,7 +61,7 @@ def test_what_is_no_number_is_shown_as_it_is() -> None:
 
 
 def test_tables() -> None:
-    """Words stand left and figures right; neither the markup of rich nor emoji are read, and no line is cut."""
+    """Words are left-aligned and figures right-aligned; rich's markup and emoji are not interpreted, no line is cut."""
     table = Table(("name", "seconds"), [("a", "1.5"), ("longer", "12.25")], words=("name",), title="times")
     assert str(table).splitlines() == ["times", "name    seconds", "a           1.5", "longer    12.25"]
     cell = f"[bold]1[/bold] :heart: {'x' * 500}"

@@ -1,4 +1,4 @@
-"""What a type checker says of a user's script: nothing of a right one, and an error at the line of each mistake."""
+"""Type checks of users' scripts: no error for a correct one, and one at the line of each mistake."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ WRONG = [number for number, line in enumerate(MISTAKES.splitlines(), 1) if line.
 
 
 def run(folder: Path, *command: str) -> str:
-    """What a type checker says of both scripts."""
+    """Run a type checker on both scripts; return its messages."""
     (folder / "right.py").write_text(RIGHT)
     (folder / "mistakes.py").write_text(MISTAKES)
     done = subprocess.run(

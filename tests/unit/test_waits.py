@@ -1,4 +1,4 @@
-"""Each wait of the package for other ranks is one that the watchdog sees."""
+"""The watchdog sees each wait of the package for other ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGE = Path(waits.__file__).parents[1]
 REQUESTS = {"Wait", "Waitall", "Waitany", "Waitsome", "Allocate_shared", "Agree", "Shrink", "Ibarrier"}
 MAKERS = {"Dup", "Split", "Split_type", "Sub", "Create_cart", "Create_group", "Shrink"}
 NO_WAIT = {
-    "instrument/recorder.py",  # a request and what follows it, for which others wait
+    "instrument/recorder.py",  # a recorded wait of a request for others
     *("transport/movers/reduce.py", "transport/movers/pull.py"),  # likewise
     *("transport/movers/nccl.py", "transport/panels/task.py", "devices/cuda_nccl.py", "devices/streams.py"),  # events
 }
@@ -31,7 +31,7 @@ CALLERS_OWN = {"resilience/survivors.py", "tools/studies/run.py", "support/watch
 
 @cache
 def calls() -> list[tuple[str, ast.Call, list[ast.AST]]]:
-    """Each call of a method in the package: its module, the call, and what it stands in, the innermost last."""
+    """Return each call of a method in the package: its module, the call, and the nodes around it, the inner last."""
 
     def inside(node: ast.AST, above: list[ast.AST]) -> Iterator[tuple[ast.Call, list[ast.AST]]]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -53,7 +53,7 @@ def test_requests_are_waited_for_where_the_watchdog_sees_it() -> None:
         name = call.func.attr  # type: ignore[attr-defined]
         if name not in REQUESTS or module in NO_WAIT:
             continue
-        if not ast.unparse(call.func).startswith("CollectiveRun("):  # whose own waits are seen
+        if not ast.unparse(call.func).startswith("CollectiveRun("):  # its waits are visible
             assert in_block(above, "Wait("), f"{module}:{call.lineno} waits, and the watchdog does not see it"
             seen.add(name)
     assert seen >= REQUESTS - {"Waitsome"}
@@ -65,7 +65,7 @@ def test_files_are_opened_and_closed_where_the_watchdog_sees_it() -> None:
     assert any("file = opening()" in x for x in waiting) and any("closing(file)" in x for x in waiting)
     opens = ((module, call.func) for module, call, _ in calls() if call.func.attr == "Open")  # type: ignore[attr-defined]
     opened = {module for module, name in opens if ast.unparse(name) == "MPI.File.Open"}
-    assert opened == {"io/dataset_access.py"}  # as `open_on_all` does it
+    assert opened == {"io/dataset_access.py"}  # as in `open_on_all`
 
 
 def test_communicators_of_the_package_are_those_whose_calls_are_waits() -> None:
@@ -109,7 +109,7 @@ def test_blocking_calls_are_waits() -> None:
 
 
 def test_stillness(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work and new waits are progress, and so are files; the time in which the process is stopped is none of it."""
+    """Work and new waits are progress, and so are files; time in which the process is stopped does not count."""
     clock = {"monotonic": 0.0, "process_time": 0.0, "_blocks": 0}
     for name in clock:
         monkeypatch.setattr(f"pdgemm.support.waits.{name}", lambda name=name: clock[name])

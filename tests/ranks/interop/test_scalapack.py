@@ -144,7 +144,7 @@ def test_every_argument_out_of_range_is_named_by_its_number(comm: Any, contexts:
 
 
 def good_arguments(contexts: list[int], first: tuple[int, int] | None = None) -> tuple[list[Any], list[Global]]:
-    """Return arguments of a product of 6 x 4 by 4 x 5 in 12 x 12 matrices; with `first`, A's descriptor is of type 2."""
+    """Return arguments of a product of 6 x 4 by 4 x 5 in 12 x 12 matrices; with `first`, A has a type 2 descriptor."""
     A, B, C = (
         Global(random((12, 12), "d", s), contexts[0], (3, 2), first=f) for s, f in ((1, first), (2, None), (3, None))
     )

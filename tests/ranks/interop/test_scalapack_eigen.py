@@ -134,7 +134,7 @@ def test_two_matrices(comm: Any, contexts: list[int], letter: str) -> None:
 
 @pytest.mark.parametrize("letter", ON_RANKS)
 def test_singular_values(comm: Any, contexts: list[int], letter: str) -> None:
-    """|A - U S V^H| <= 30 n eps |A|, U^H U = V^H V = I: LAPACK's tests of xGESVD; unrequested results are not written."""
+    """|A - U S V^H| <= 30 n eps |A|, U^H U = V^H V = I: LAPACK's tests of xGESVD; only requested ones are written."""
     char, rng = LETTERS[letter], np.random.default_rng(22)
     function, eps = getattr(scalapack, f"p{letter}gesvd"), float(np.finfo(char).eps)
     shapes = (24, 24), (31, 7), (9, 40), (1, 1), (0, 4)

@@ -31,7 +31,7 @@ LAYOUTS = [  # rows, columns and blocks
 
 @pytest.fixture(autouse=True)
 def rest(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Let small matrices have many panels; one rank factors the last 20 rows, or as many as the parameter "rest" says."""
+    """Let small matrices have many panels; one rank factors the last 20 rows, or "rest" rows if a test sets it."""
     wanted = getattr(request, "param", 20)
     monkeypatch.setattr("pdgemm.linalg.factors.householder.BLOCK", 8)
     monkeypatch.setattr("pdgemm.linalg.factors.householder.REST", wanted)

@@ -1,4 +1,4 @@
-"""The floors of ARCHITECTURE.md: no import goes up, none goes round, and what is pure arithmetic loads no MPI."""
+"""The floors of ARCHITECTURE.md: imports go down only, without cycles, and pure arithmetic loads no MPI."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from house import MODULES, TREES, imported, inside
 
 import pdgemm
 
-FLOORS = [  # a folder, or a module beside them, imports what stands before it; the longest name that fits is a module's
+FLOORS = [  # A module imports from folders or modules before it in the list; the longest prefix of its name counts.
     "errors", "names", "local.arrays", "local", "support", "grids", "instrument", "devices", "schedules",
     "schedules.exchanges", "schedules.products", "schedules.collectives", "schedules.panels",
     "schedules.training", "planning", "transport", "transport.panels", "matrix", "algorithms.protection",
@@ -89,7 +89,7 @@ def test_only_io_opens_hdf5_files() -> None:
 
 
 def test_arithmetic_needs_no_mpi() -> None:
-    """Each is loaded alone, in the order of the floors, so that the first that loads MPI is named."""
+    """Each is imported separately, in the order of the floors, so that the error names the first that loads MPI."""
     pure = [module for module in sorted(MODULES, key=floor) if module.split(".")[0] in PURE]
     code = """
 import sys
@@ -116,6 +116,6 @@ def test_public_names_and_their_docstrings() -> None:
     for module in MODULES:
         if module != "__main__" and (find_spec("cupy") or module not in NEED_CUPY):
             import_module(f"pdgemm.{module}")
-    assert all(callable(getattr(pdgemm, name)) for name in pdgemm.__all__)  # and no module of the same name
+    assert all(callable(getattr(pdgemm, name)) for name in pdgemm.__all__)  # and no module has the same name
     with pytest.raises(AttributeError, match="no attribute 'pdgem'"):
         _ = pdgemm.pdgem  # type: ignore[attr-defined]

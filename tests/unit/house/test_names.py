@@ -1,4 +1,4 @@
-"""Names of the package say what a value is, functions are short, and docstrings say what they do."""
+"""Names of the package describe values, functions are short, and docstrings describe functions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from house import TREES
 
-FORBIDDEN = {"asked", "found", "given", "made", "room", "told"}  # they say that a value exists, and not what it is
+FORBIDDEN = {"asked", "found", "given", "made", "room", "told"}  # they say that a value exists, but do not describe it
 LONGEST = 60  # lines of a function without its docstring
-SHORT = 12  # lines of a private function that needs no docstring
-PLAIN = 8  # lines of a public one whose name says it all, such as a property
-# one name for users may be in several modules: of the command line, of NumPy, and of kinds of files and plans
+SHORT = 12  # lines of a private function without need of a docstring
+PLAIN = 8  # lines of a public one, such as a property, that is described by its name
+# users' names that several modules may define: of the command line, of NumPy, and of kinds of files and plans
 DOORS = ("tools.cli.", "matrix.array_functions", "tools.calibrate")
 SHARED = {"choose", "dataset", "load", "load_all", "save", "save_all", "plan"}
 Functions = ast.FunctionDef | ast.AsyncFunctionDef
@@ -26,7 +26,7 @@ def functions() -> Iterator[tuple[str, Functions]]:
 
 
 def length(node: Functions) -> int:
-    """The lines of a function without its docstring."""
+    """Return the number of lines of a function without its docstring."""
     first = node.body[0]
     docstring = ast.get_docstring(node) is not None
     return node.end_lineno - node.lineno + 1 - docstring * (first.end_lineno - first.lineno + 1)  # type: ignore[operator]
@@ -43,7 +43,7 @@ def test_public_functions_have_names_of_their_own() -> None:
 
 
 def bound(node: ast.AST) -> str:
-    """The name that a node binds: of a variable, an argument, an attribute or a function."""
+    """Return the name that a node binds: of a variable, an argument, an attribute or a function."""
     if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
         return node.id if isinstance(node, ast.Name) else node.attr
     return node.arg if isinstance(node, ast.arg) else node.name if isinstance(node, Functions) else ""
@@ -59,7 +59,7 @@ def test_functions_are_short() -> None:
 
 
 def test_docstrings_say_what_functions_do() -> None:
-    """Of public functions, and of private ones that are longer; what a class inherits has that of its base."""
+    """Of public functions, and of private ones that are longer; an overriding method inherits its docstring."""
     scopes = [(module, scope) for module, tree in TREES.items() for scope in (tree, *tree.body)]
     methods = {x.name for _, scope in scopes if isinstance(scope, ast.ClassDef) for x in scope.body if documented(x)}
     silent = [

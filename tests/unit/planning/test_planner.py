@@ -39,7 +39,7 @@ def plan_product(A: Layout, B: Layout, C: Layout, size: int, **options: Any) -> 
 
 
 def test_the_width_of_panels() -> None:
-    """On a device the rows of a panel have as many bytes for every type; sums of int8 products stay exact."""
+    """On a device the rows of a panel have equal bytes for every type; sums of int8 products stay exact."""
     real, whole = np.dtype("f4"), np.dtype("i4")
     widths = {size: planner.panel_width(None, real, Machine(), size) for size in (0, 1, 2, 4, 8, 16)}
     assert widths == {0: 512, 1: 16384, 2: 8192, 4: 4096, 8: 2048, 16: 1024}
@@ -60,7 +60,7 @@ def square(n: int, q: int) -> tuple[Layout, Layout, Layout, int]:
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Layout, Layout, Layout, int]:
-    """A, B and C of any layouts on grids of up to 6 ranks."""
+    """Draw A, B and C of any layouts on grids of up to 6 ranks."""
     size = draw(st.integers(1, 6))
     m, n, k = (draw(st.integers(0, 30)) for _ in "mnk")
 
@@ -80,7 +80,7 @@ def problems(draw: st.DrawFn) -> tuple[Layout, Layout, Layout, int]:
 @pytest.mark.parametrize("algorithm", ["summa", "cannon", "2.5d", "inner", "stationary_a", "stationary_b"])
 @pytest.mark.parametrize(("size", "rank_map"), [(2, (0, 1)), (4, (2, 0, 3, 1)), (8, (*range(8),))])
 def test_on_the_layouts_of_its_products_nothing_is_moved(algorithm: str, size: int, rank_map: tuple[int, ...]) -> None:
-    """Who distributes the matrices as a plan says is given that plan; on 2.5D's grids, too, C may lie still."""
+    """Matrices distributed as a plan says get that plan; on grids of 2.5D, C may also stay in its layout."""
     q = 4 if size == 8 else 2
     given = [layout((size // q, q), (96, 96), rank_map=rank_map) for _ in "ABC"]
     options: dict[str, Any] = {"accumulate": DOUBLE, "algorithm": algorithm}
@@ -102,8 +102,8 @@ def test_without_a_limit_panels_have_the_width_asked_for() -> None:
 def test_the_limit_holds_on_every_rank_or_is_refused(
     problem: tuple[Layout, Layout, Layout, int], lookahead: int, limit: int, algorithm: str
 ) -> None:
-    """And what is sent is received, and the total is the sum."""
-    assume(problem[-1] > 1 or algorithm != "2.5d")  # one rank has no layers
+    """Sent words equal received ones, and the total is the sum over ranks."""
+    assume(problem[-1] > 1 or algorithm != "2.5d")  # a single rank has no layers
     options = {"accumulate": DOUBLE, "lookahead": lookahead, "algorithm": algorithm}
     try:
         plan = plan_product(*problem, memory_limit=limit, **options)
@@ -119,7 +119,7 @@ def test_the_limit_holds_on_every_rank_or_is_refused(
 
 
 def test_what_fits_is_used_as_it_lies() -> None:
-    """And only what does not fit is moved."""
+    """Only matrices in unsuitable layouts are redistributed."""
     A, B, C, size = square(100, 2)
     same, cyclic, rows, T = (layout((2, 2), (100, 100), block=x) for x in (50, 7, (7, 50), None))
     T = T.T
@@ -141,10 +141,10 @@ def test_a_huge_inner_dimension_is_reduced_once() -> None:
     C = layout((8, 1), (30, 30))
     plan = plan_product(A, B, C, 8, accumulate=DOUBLE)
     assert isinstance(plan.product, Inner) and (plan.moves, plan.total_words) == ((), 30 * 30 * 7)
-    tall = layout((8, 1), (10**6, 30))  # of a huge m: nothing is reduced, only the small matrix travels
+    tall = layout((8, 1), (10**6, 30))  # for a huge m: nothing is reduced, only the small matrix is sent
     plan = plan_product(tall, C, tall, 8, accumulate=DOUBLE)
     assert (plan.shape, plan.moves, plan.total_words) == ((8, 1, 1), (), 30 * 30 * 7)
-    # on a square grid it is worth to bring A and B into columns and rows first
+    # on a square grid it pays to redistribute A and B into columns and rows first
     A, B, C = layout((2, 2), (30, 10**6)), layout((2, 2), (10**6, 30)), layout((2, 2), (30, 30))
     summa, inner = (plan_product(A, B, C, 4, accumulate=DOUBLE, algorithm=x) for x in ("summa", "inner"))
     assert inner.total_words < 0.63 * summa.total_words
@@ -158,7 +158,7 @@ def test_what_does_not_fit_the_limit_as_it_lies_may_fit_when_moved() -> None:
 
 
 def test_messages_and_panels_share_what_the_limit_leaves() -> None:
-    """No cliff: a little less memory is a little more messages, not one for each element."""
+    """A little less memory gives a few more messages, not one for each element."""
     A, B, C = layout((2, 2), (1200, 1200)).T, layout((2, 2), (1200, 1200)), layout((2, 2), (1200, 1200))
     copy = 600 * 600 * 8
     for factor in (1.05, 1.1, 1.5, 2, 4):
@@ -198,7 +198,7 @@ def test_mover_and_width_are_chosen_where_they_are_left_open(tree_mover: None) -
         options: dict[str, Any] = {"accumulate": DOUBLE, "algorithm": "summa", "machine": machine}
         plan = plan_product(*problem, mover="auto", **options)
         assert plan.product.mover == mover
-        assert plan_product(*problem, mover=other, **options).product.mover == other  # as asked
+        assert plan_product(*problem, mover=other, **options).product.mover == other  # as requested
     # thin panels cost nothing and fill the pipeline sooner
     narrow = replace(Machine(), panel_overhead=0.0, overlap=1.0, copy_bandwidth=1e15)
     flat = {x: {8: 5e10} for x in ("float32", "float64")}
@@ -230,10 +230,10 @@ def test_moves_count_twice() -> None:
 
 
 def test_columns_are_left_where_that_saves_most_words() -> None:
-    """1.2M x 6000 x 6000 from one block of columns per rank: as it lies SUMMA sends 200 times the bound."""
+    """1.2M x 6000 x 6000 from one block of columns per rank: without redistribution SUMMA sends 200 times the bound."""
     A, B, C = (layout((1, 16), shape) for shape in ((1_200_000, 6000), (6000, 6000), (1_200_000, 6000)))
     plan = plan_product(A, B, C, 16, accumulate=DOUBLE)
-    assert (plan.shape, plan.algorithm) == ((16, 1, 1), "stationary_a")  # which takes B in columns
+    assert (plan.shape, plan.algorithm) == ((16, 1, 1), "stationary_a")  # the algorithm that takes B in columns
     assert [name for name, _ in plan.moves] == ["A", "C"]
     here = plan_product(A, B, C, 16, accumulate=DOUBLE, shape=(1, 16), algorithm="summa")
     assert plan.words < here.words / 7

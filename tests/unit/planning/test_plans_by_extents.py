@@ -1,4 +1,4 @@
-"""Plans by extents alone: `pdgemm plan` says what `pdgemm()` does.  One process, no MPI, any number of ranks."""
+"""Plans by extents only: `pdgemm plan` shows the plan of `pdgemm()`.  One process, no MPI, any number of ranks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SHAPES = {
 
 # ------------------------------------------------------------------ the plan of pdgemm()
 class Matrix:
-    """What `pdgemm` asks of a matrix of DistMatrix.empty, on ranks that are not there."""
+    """The attributes of DistMatrix.empty that `pdgemm` reads, on ranks that do not exist."""
 
     def __init__(self, shape: tuple[int, int], dtype: np.dtype, grid: Any) -> None:
         self.shape, self.dtype, self.grid, self.device = shape, dtype, grid, "host"
@@ -61,7 +61,7 @@ class Matrix:
 
 
 def ranks_on_nodes(ranks: int, per_node: int | None) -> Any:
-    """What `pdgemm` asks of the grid ProcessGrid(comm) where nodes hold so many ranks."""
+    """Return the attributes that `pdgemm` reads of a ProcessGrid(comm) on nodes with so many ranks."""
     rows = max(d for d in range(1, isqrt(ranks) + 1) if ranks % d == 0)
     most = min(ranks, per_node or ranks)
     return SimpleNamespace(
@@ -75,7 +75,7 @@ def ranks_on_nodes(ranks: int, per_node: int | None) -> Any:
 
 
 def asked_by_pdgemm(question: Question) -> Any:
-    """The Problem that `pdgemm(1, A, B, 0, C)` poses for matrices that lie by default."""
+    """Return the Problem that `pdgemm(1, A, B, 0, C)` poses for matrices in their default layouts."""
     grid = ranks_on_nodes(question.ranks, question.machine.ranks_per_node)
     m, n, k = question.mnk
     A, B, C = (Matrix(shape, question.dtype, grid) for shape in ((m, k), (k, n), (m, n)))
@@ -89,7 +89,7 @@ def asked_by_pdgemm(question: Question) -> Any:
 
 
 def drawn(seed: int) -> Question:
-    """A random product on up to 512 ranks."""
+    """Return a random product on up to 512 ranks."""
     draw = random.Random(seed)
     ranks = draw.choice([1, 2, 3, 4, 6, 8, 12, 16, 31, 64, 96, 128, 250, 256, 512])
     m, n, k = (draw.choice([0, 1, 100, 4096, int(2 ** draw.uniform(0, 17))]) for _ in "mnk")
@@ -108,7 +108,7 @@ def drawn(seed: int) -> Question:
 
 def test_the_plan_by_extents_is_that_of_pdgemm() -> None:
     plans = []
-    for seed in (*range(examples(200)), 155):  # which is planned as 2.5D
+    for seed in (*range(examples(200)), 155):  # this one is planned as 2.5D
         question = drawn(seed)
         try:
             plans.append(question.plan())
@@ -117,7 +117,7 @@ def test_the_plan_by_extents_is_that_of_pdgemm() -> None:
                 plan_product(asked_by_pdgemm(question))
         else:
             assert plans[-1] == plan_product(asked_by_pdgemm(question)), question
-    # they are of all kinds
+    # all kinds of plans occur
     assert {x.product.mover for x in plans} >= {"shared", "ibcast", "ring", "reduce_scatter"}
     assert {x.algorithm for x in plans} >= {"summa", "2.5d", "inner", "stationary_a"}
     assert any(x.moves for x in plans) and any(x.problem.nodes for x in plans)
@@ -163,7 +163,7 @@ def test_a_plan_on_ideal_layouts_is_not_carried_out() -> None:
 @pytest.mark.parametrize(
     ("name", "ranks", "most"),
     [
-        *[("square", 512, 1.05), ("square", 4096, 1.05), ("large m", 128, 1.05), ("flat", 64, 1.05)],  # it divides
+        *[("square", 512, 1.05), ("square", 4096, 1.05), ("large m", 128, 1.05), ("flat", 64, 1.05)],  # exact fits
         *[("square", 6, 1.25), ("square", 65, 1.25), ("flat", 128, 1.25), ("flat", 2198, 1.25)],
     ],
 )
@@ -270,7 +270,7 @@ def test_what_is_impossible_is_refused_and_what_is_possible_is_said(asked: dict[
 
 # ------------------------------------------------------------------ the command line
 def run(*words: str, code: int = 0) -> str:
-    """What the command prints."""
+    """Return the output of a command."""
     done = in_process.run([*words], None)
     assert done.returncode == code, done.stderr
     return done.stderr if code else done.stdout
@@ -278,7 +278,7 @@ def run(*words: str, code: int = 0) -> str:
 
 @pytest.mark.parametrize("command", ["plan", "simulate"])
 def test_the_commands_need_no_mpi(command: str) -> None:
-    """They print the same in an interpreter that cannot import mpi4py."""
+    """The output is the same in an interpreter that cannot import mpi4py."""
     code = "import sys; sys.modules['mpi4py'] = None; from pdgemm.tools.cli.commands import main; main()"
     words = (command, "--shape", "512x512x512", "--ranks", "12", "--ranks-per-node", "4", "--mover", "ring")
     done = jobs.run(jobs.python(0, "-c", code, *words))
@@ -331,7 +331,7 @@ def test_a_choice_that_is_not_the_fastest_is_explained(cost: float, said: str) -
     longest = {"words_per_rank": 9.99e11, "messages_per_rank": 1e9, "memory_bytes_per_rank": 1023 << 20}
     wide = replace(chosen, layers=100, seconds=100 * 86400, inside="cannon", moves="ABC", **longest)
     assert max(map(len, candidates_explained([wide, replace(wide, cost=2e5)], True, "").split("\n"))) <= 80
-    small = replace(chosen, grid=(1, 1), seconds=1.0, fits=False, chosen=False)  # which is no choice
+    small = replace(chosen, grid=(1, 1), seconds=1.0, fits=False, chosen=False)  # as requested, hence without a choice
     assert f"summa on 549 x 4 {said}" in " ".join(
         candidates_explained([chosen, other, slower, small], False, "").split()
     )
@@ -370,7 +370,7 @@ def test_bad_questions_are_one_line_and_exit_code_2(words: str) -> None:
 
 
 def test_a_table_has_one_row_for_an_algorithm_on_a_grid() -> None:
-    """SUMMA on the grid of the matrices and on a new one of the same shape are one."""
+    """SUMMA on the grid of the matrices and on a new one of the same shape share a row."""
     found = Question(512, 512, 65536, 2).candidates()
     rows = {replace(x, seconds=0, memory_bytes_per_rank=0, verdict="", chosen=False, cost=0) for x in found}
     assert len(rows) == len(found) > 5

@@ -1,4 +1,4 @@
-"""Figures of a machine that no machine has are told, and no others."""
+"""Impossible figures of a machine are reported, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workspace that is freed is kept for the next product, and no more than may be kept."""
+"""Freed workspace is cached for the next product, up to a limit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_memory_is_handed_out_again() -> None:
     view = again.reshape(-1, order="F")[1:].view()
     del again
     other = cache.empty((LEAST,), np.uint8)
-    assert cache.kept == 0 and not np.shares_memory(view, other)  # views hold their memory
+    assert cache.kept == 0 and not np.shares_memory(view, other)  # views keep their memory alive
     del view
     assert cache.kept == LEAST
 
@@ -59,11 +59,11 @@ def test_the_oldest_is_freed_first() -> None:
     assert room.kept == 4 * LEAST + 3
     huge = room.empty((6 * LEAST,), np.uint8)
     del huge
-    assert room.kept == 0  # what is larger than all that may be kept pushes out the rest, and is not kept
+    assert room.kept == 0  # larger than the limit: it evicts the rest, and is not cached
 
 
 def test_finalizers_that_run_while_memory_is_looked_for() -> None:
-    """The garbage collector calls them at any time, in the thread that holds the lock, too."""
+    """The garbage collector runs them at any time, also in the thread that holds the lock."""
     room = BufferCache()
     ring: list[object] = [room.empty((LEAST,), np.uint8)]
     ring.append(ring)

@@ -1,4 +1,4 @@
-"""Collectives as schedules: every algorithm, on any number of ranks, with parts of any sizes, gives what it should."""
+"""Collectives as schedules: every algorithm, on any number of ranks, with parts of any sizes, has the right result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pdgemm.schedules.schedule import RankMap
 
 
 def every_collective(p: int) -> Iterator[Collective]:
-    """All algorithms on p ranks, in any order of their numbers, with uneven parts, some of them empty."""
+    """Yield all algorithms on p ranks, in any order of their numbers, with uneven parts, some of them empty."""
     rng = np.random.default_rng(p)
     ranks = tuple(rng.permutation(p + 3)[:p].tolist())
     nodes = [(), *(tuple((np.arange(p) % n).tolist()) for n in (2, 3) if p % n == 0 and p > n)]
@@ -34,7 +34,7 @@ def every_collective(p: int) -> Iterator[Collective]:
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12])
 def test_every_algorithm(p: int) -> None:
-    """Parts, sums, words and messages; a sum of numbers is the same to the bit on all ranks."""
+    """Parts, sums, words and messages; a sum of numbers has the same bits on all ranks."""
     addends = np.random.default_rng(p).standard_normal((p, p)).tolist()
     for x in every_collective(p):
         check_parts(x)
@@ -42,7 +42,7 @@ def test_every_algorithm(p: int) -> None:
         if x.operation == "all_reduce":
             end = on_all_ranks(x, [dict(enumerate(row)) for row in addends], lambda a, b: a + b)
             assert all(has == end[0] for has in end)
-        if x.operation == "all_gather":  # nothing twice, on any number of ranks
+        if x.operation == "all_gather":  # no part is sent twice, on any number of ranks
             received = [x.traffic(rank).words_received for rank in x.ranks]
             assert received == [x.words - own for own in x.counts]
         if (x.operation, x.algorithm) == ("all_reduce", "ring") and len({*x.counts}) == 1:
@@ -84,12 +84,12 @@ def test_two_levels_send_less_between_nodes() -> None:
             for at in x.rounds()
             for step in at.moves
         )
-    assert between["two-level"] == 2 * n * 3  # each node receives what it lacks of 3/4 of both halves
+    assert between["two-level"] == 2 * n * 3  # each node receives the missing part of 3/4 of both halves
     assert between["ring"] == 4 * 2 * n * 23 // 24
 
 
 def test_the_fastest_is_chosen() -> None:
-    """Few messages for short vectors, few words for long ones, and as the machine has nodes."""
+    """Few messages for short vectors, few words for long ones, and in two levels on nodes."""
     machine, kind = Machine(ranks_per_node=8), np.dtype("d")
     short, long = (
         choose_collective("all_reduce", parts_of("all_reduce", n, 64), kind, 64, machine) for n in (64, 10**8)
@@ -103,7 +103,7 @@ def test_the_fastest_is_chosen() -> None:
     text = costs_table(costs)
     assert "of bound" in text and "no algorithm sends less than 1.97 M words per rank, in fewer than 6 rounds" in text
     scatter = collective_costs("scatter", parts_of("scatter", 640, 64), kind, 64, machine)
-    assert {x.words for x in scatter} == {630}  # which the root sends
+    assert {x.words for x in scatter} == {630}  # all parts, which the root sends
     with pytest.raises(ArgumentError, match="all_gather on 5000 ranks sends too many messages to simulate"):
         choose_collective("all_gather", (1,) * 5000, kind, 5000, machine)
 
@@ -125,7 +125,7 @@ def test_bad_arguments() -> None:
 
 
 def test_a_grid_has_any_number_of_axes() -> None:
-    """Neighbours along an axis are as far apart as the axes that run faster say; all ranks stand in one line, too."""
+    """The stride of an axis is the product of the faster axes' lengths; the line of all ranks is an axis, too."""
     grid = RankMap((("pipeline", 2), ("data", 1), ("col", 3), ("row", 4)), tuple(range(0, 48, 2)))
     assert grid.lengths == {"line": 24, "pipeline": 2, "data": 1, "col": 3, "row": 4}
     assert grid.strides == {"line": 1, "pipeline": 24, "data": 1, "col": 8, "row": 2}

@@ -1,4 +1,4 @@
-"""Schedules of panel algorithms: panels and tiles cover what they are to cover, and words are those of formulas."""
+"""Schedules of panel algorithms: panels and tiles cover the matrix or triangle, and words equal formulas."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def square(draw: Any) -> tuple[BlockCyclic, BlockCyclic]:
 
 @given(square(), st.integers(1, 12))
 def test_panels_cover_the_diagonal(both: tuple[BlockCyclic, BlockCyclic], width: int) -> None:
-    """Each has one owner, none is wider than asked, and they follow each other."""
+    """Each has one owner, no more than the given width, and begins where the last one ends."""
     rows, cols = both
     panels = diagonal_panels(rows, cols, width)
     assert [panel.start for panel in panels] == [0, *(panel.stop for panel in panels)][: len(panels)]
@@ -74,7 +74,7 @@ def test_tiles_cover_the_triangle_once(
 
 
 def test_square_tiles_have_the_same_rows_and_columns() -> None:
-    """Rows 0, 1, 4 and columns 0, 2, 4 begin and end at the same index, and are not a square tile."""
+    """Rows 0, 1, 4 and columns 0, 2, 4 have equal first and last indices, but are not a square tile."""
     rows, cols = BlockCyclic(5, 2, 2), BlockCyclic(5, 1, 2)
     for r, c, _, square in lower_tiles(rows, cols, (0, 0), 0, 5, 1, 8):
         assert not square or rows.indices(0)[r].tolist() == cols.indices(0)[c].tolist()
@@ -126,14 +126,14 @@ def test_words_of_a_triangular_solve(shape: tuple[int, int], lower: bool) -> Non
 def test_which_layouts_share_the_work() -> None:
     assert is_balanced(layout(1000, 1000, 50, (2, 2)), 128)
     assert is_balanced(layout(1000, 1000, None, (1, 1)), 128)
-    assert is_balanced(layout(100, 100, None, (2, 2)), 128)  # one panel: nothing is to be shared
+    assert is_balanced(layout(100, 100, None, (2, 2)), 128)  # a single panel: no work to share
     assert not is_balanced(layout(1000, 1000, None, (2, 2)), 128)
     assert not is_balanced(layout(1000, 1000, 300, (2, 2)), 128)
     assert not is_balanced(layout(1000, 1000, 4, (2, 2)), 128)  # panels of 4 columns
 
 
 def factored(shape: tuple[int, int], m: int, n: int, block: int, mover: str = "ring") -> tuple[LUSchedule, np.ndarray]:
-    """A schedule with the pivots of a matrix of random numbers."""
+    """Return a schedule with the pivots of a matrix of random numbers."""
     pivots = scipy.linalg.lu_factor(np.random.default_rng(0).standard_normal((m, n)))[1]
     return LUSchedule(layout(m, n, block, shape), block, mover, pivots=tuple(pivots.tolist())), pivots
 
@@ -142,7 +142,7 @@ def factored(shape: tuple[int, int], m: int, n: int, block: int, mover: str = "r
 @pytest.mark.parametrize("size", [(60, 60), (60, 25), (25, 60)])
 @pytest.mark.parametrize("mover", ["ring", "shared"])
 def test_words_of_an_lu_factorisation(shape: tuple[int, int], size: tuple[int, int], mover: str) -> None:
-    """Panels to one rank and back, pivots to all, L along rows, U down columns, and rows that change grid rows."""
+    """Panels are gathered on one rank and returned, pivots sent to all, L along rows, U down columns, rows swapped."""
     (pr, pc), (m, n) = shape, size
     plan, pivots = factored(shape, m, n, 7, mover)
     rows, cols = plan.A.distribution.rows, plan.A.distribution.cols
@@ -183,7 +183,7 @@ def test_rows_are_moved_as_pivots_exchange_them(data: Any) -> None:
 
 @given(dimensions(), dimensions(), st.data())
 def test_buffers_of_a_permutation(rows: BlockCyclic, cols: BlockCyclic, data: Any) -> None:
-    """They hold the rows that move: all that arrive from other ranks, and all that leave their place."""
+    """They hold the rows that move: all received from other ranks, and all that leave their place."""
     order, ranks = data.draw(st.permutations(range(rows.n))), range(rows.parts * cols.parts)
     layout = Layout(Distribution(rows, cols), (*ranks,), np.dtype(float), "C")
     plan = PermutationSchedule(layout, 0, "ring", order=(*order,))
@@ -198,7 +198,7 @@ def test_buffers_of_a_permutation(rows: BlockCyclic, cols: BlockCyclic, data: An
 
 @given(dimensions(), st.data())
 def test_rows_of_a_gathered_panel(rows: BlockCyclic, data: Any) -> None:
-    """The diagonal block is on top; each grid row's rows follow each other; none is missing."""
+    """The diagonal block is on top; rows are grouped by grid row; none is missing."""
     for panel in diagonal_panels(rows, data.draw(dimensions(rows.n)), 5):
         order = gathered_rows(rows, panel)
         assert np.array_equal(order[: panel.width], np.arange(panel.start, panel.stop))
@@ -210,7 +210,7 @@ def test_rows_of_a_gathered_panel(rows: BlockCyclic, data: Any) -> None:
 
 
 def test_pivots_that_are_not_known_are_drawn() -> None:
-    """A plan before the run counts about what a run counts."""
+    """A plan before the run counts about as much as the run."""
     plan, _ = factored((2, 2), 200, 200, 16)
     before, again = LUSchedule(plan.A, 16, "ring"), LUSchedule(plan.A, 16, "ring")
     assert before == again and before.total_words == again.total_words

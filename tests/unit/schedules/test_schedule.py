@@ -35,13 +35,13 @@ from pdgemm.schedules.steps import (
 
 @given(inner_pairs(), widths)
 def test_panels_of_any_layouts(pair: tuple[BlockCyclic, BlockCyclic], width: int) -> None:
-    """Each inner index once, in panels as few as the width allows and nearly equal, with maximal runs; also counted."""
+    """Each inner index once, in as few nearly equal panels as the width allows, with maximal runs; also counted."""
     inner_a, inner_b = pair
     seen, by_owners = [], dict[tuple[int, int], list[int]]()
     for step in (steps := summa_steps(*pair, width)):
         in_a = inner_a.to_global(step.a.indices()[0], step.col)
         in_b = inner_b.to_global(step.b.indices()[0], step.row)
-        assert in_a.tolist() == in_b.tolist()  # A's columns meet B's rows
+        assert in_a.tolist() == in_b.tolist()  # A's columns are matched with B's rows
         assert (inner_a.owner(in_a) == step.col).all() and (inner_b.owner(in_b) == step.row).all()
         assert len(in_a) == step.width == step.a.size == step.b.size
         seen.extend(in_a.tolist())
@@ -54,7 +54,7 @@ def test_panels_of_any_layouts(pair: tuple[BlockCyclic, BlockCyclic], width: int
         assert max(panels) <= width and max(panels) - min(panels) <= 1
         assert len(panels) == -(-sum(panels) // width)
         counts[owners] = len(panels)
-    assert np.array_equal(panel_counts(*pair, width), counts)  # without making them
+    assert np.array_equal(panel_counts(*pair, width), counts)  # without a list of them
     assert widest_panel(*pair, width) == max((step.width for step in steps), default=0)
 
 
@@ -66,9 +66,9 @@ def test_owners_take_turns() -> None:
 @pytest.mark.parametrize("shape", [(1, 4), (2, 2), (2, 4), (4, 2), (3, 3), (2, 3), (4, 4), (1, 8)], ids=str)
 @pytest.mark.parametrize("block", [None, 8])
 def test_ranks_copy_from_different_owners_at_a_time(shape: tuple[int, int], block: int | None) -> None:
-    """Where panels are copied from their owners' memory no two ranks of a row or a column read from the same one.
+    """If panels are copied from owners' memory, no two ranks of a row or a column read from one owner at a time.
 
-    On 2 x 3 with whole blocks the borders of A's panels and B's differ, and no rotation keeps three columns apart.
+    On 2 x 3 with whole blocks the borders of A's panels and B's differ, and no rotation separates three columns.
     """
     pr, pc = shape
     most = 2 if shape == (2, 3) and block is None else 1
@@ -111,29 +111,29 @@ def test_cannon_multiplies_every_part_once_and_each_part_is_where_its_neighbour_
     t = pc // pr
     for number, (i, j) in itertools.product(range(pc - 1), every):
         to, source = cannon_neighbours(shape, j, number)
-        assert steps[i, j][number + 1].a == steps[i, source][number].a  # what I take is what it held
-        assert cannon_neighbours(shape, source, number)[0] == j  # and it hands it to me
+        assert steps[i, j][number + 1].a == steps[i, source][number].a  # the part that I receive is the one that it had
+        assert cannon_neighbours(shape, source, number)[0] == j  # and the part that it sends me
         assert cannon_neighbours(shape, to, number)[1] == j
         if number % t == t - 1:
             assert steps[i, j][number + 1].b == steps[(i + 1) % pr, j][number].b
         else:
             assert steps[i, j][number + 1].b == steps[i, j][number].b
-    # at each step every part of A in a row is held once, and every part of B in a column t times
+    # at each step every part of A in a row is on one rank, and every part of B in a column on t ranks
     for number in range(pc):
         for i in range(pr):
             assert sorted(steps[i, j][number].a for j in range(pc)) == list(range(pc))
         for j in range(pc):
             assert sorted(steps[i, j][number].b for i in range(pr)) == list(range(pr))
     place = tuple(np.random.default_rng(1).permutation(pr * pc).tolist())
-    place_a, place_b = skewed_rank_maps(place, shape)  # which puts the parts of the first step in place
+    place_a, place_b = skewed_rank_maps(place, shape)  # the alignment that places the parts of the first step
     for (i, j), (first, *_) in steps.items():
         assert place_a[i * pc + first.a] == place_b[first.b * pc + j] == place[i * pc + j]
 
 
-# ------------------------------------------------------------------ one account of costs
+# ------------------------------------------------------------------ consistency of costs
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[Layout, Layout, Layout, int]:
-    """A, B and C of any layouts on grids of up to 8 ranks."""
+    """Draw A, B and C of any layouts on grids of up to 8 ranks."""
     size = draw(st.integers(1, 8))
     m, n, k = (draw(st.integers(0, 30)) for _ in "mnk")
 
@@ -152,7 +152,7 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, Layout, Layout, int]:
 def test_every_formula_says_what_the_rounds_say(
     laid: tuple[Layout, Layout, Layout, int], width: int, mover: str, per_node: int, lookahead: int, gpus: bool
 ) -> None:
-    """Words, messages and work by a formula of the algorithm, and added up from its rounds for all ranks."""
+    """Words, messages and work by the algorithm's formulas equal sums over its rounds, for all ranks."""
     *given_layouts, size = laid
     nodes = tuple(rank - rank % per_node for rank in range(size)) if mover == "shared" and 0 < per_node < size else ()
     with allgather_3d_registered(), tree_planned():
@@ -163,8 +163,8 @@ def test_every_formula_says_what_the_rounds_say(
 
 
 def check_product(product: Product, size: int) -> None:
-    """The figures of a product are those of its rounds."""
-    plain = Product  # whose figures are those of the rounds
+    """Compare the figures of a product with those of its rounds."""
+    plain = Product  # its figures are those of the rounds
     pieces = [piece for at in product.rounds() for piece in at.work]
     work = sum((np.prod([one_each(x, size) for x in piece.extents], axis=0) for piece in pieces), np.zeros(size))
     for rank in range(size):
@@ -181,10 +181,10 @@ def check_product(product: Product, size: int) -> None:
         assert total == np.prod(A.shape) * (A.cols.parts - 1) + np.prod(B.shape) * (B.rows.parts - 1)
     figures = total, product.panels, product.widest, product.product_width, product.slots, product.turns
     assert {type(x) for x in figures} == {int}  # reports and plans write them as JSON
-    if work[[*product.grid.ranks]].all():  # nobody is idle
+    if work[[*product.grid.ranks]].all():  # no rank is idle
         bundled = isinstance(product, (Summa, Layered))  # several panels may be multiplied at once
         assert steps <= product.panels if bundled else steps == product.panels
-        if not isinstance(product, Stationary):  # whose panels are columns of C
+        if not isinstance(product, Stationary):  # its panels are columns of C
             assert product.product_width >= widest
 
 

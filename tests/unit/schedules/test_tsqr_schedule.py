@@ -1,4 +1,4 @@
-"""The tree of TSQR: each rank is received from once, and the words by formula are those of its messages."""
+"""The tree of TSQR: each rank sends up once, and words by formula equal those of its messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DTYPE = np.dtype(np.float64)
 
 @pytest.mark.parametrize("size", range(1, 18))
 def test_words_and_messages_are_those_of_the_edges(size: int) -> None:
-    """Each rank but the first is the child of one, and few levels deep."""
+    """Each rank but the first has one parent, and the tree is shallow."""
     source = np.random.default_rng(size)
     ranks = tuple(source.permutation(size + 2)[:size].tolist())
     rows = tuple(source.integers(0, 4, size).tolist())
@@ -49,7 +49,7 @@ def test_words_and_messages_are_those_of_the_edges(size: int) -> None:
 
 
 def test_words() -> None:
-    """Of 5 ranks with 3, 0, 1, 9 and 0 rows: what a rank has, and all below it, is at most a triangle of k rows."""
+    """With 5 ranks of 3, 0, 1, 9 and 0 rows: a rank and its subtree send at most a triangle of k rows."""
     rows, k = (3, 0, 1, 9, 0), 4
     assert heights(rows, k) == [4, 0, 4, 4, 0]
     assert [packed_words(h, k) for h in range(5)] == [0, 4, 7, 9, 10]
@@ -60,7 +60,7 @@ def test_words() -> None:
 
 @pytest.mark.parametrize("kind", [cholesky_pass, tsqr_schedule, svd_of_triangle])
 def test_what_follows_from_the_rounds(kind: Callable[..., TallSchedule]) -> None:
-    """The messages of a schedule are those of its tree, and its work is that of the formula."""
+    """Messages of the schedule are those of its tree, and its work equals the formula."""
     for size in (1, 2, 5):
         ranks, rows = tuple(range(size))[::-1], (9, 0, 4, 7, 1)[:size]
         schedule = kind(ranks, rows, 4, DTYPE)

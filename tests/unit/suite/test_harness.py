@@ -1,4 +1,4 @@
-"""What the report of a parallel run promises (mpi_report.py), on small test files run on 3 ranks each."""
+"""Promises of the report of a parallel run (mpi_report.py), on small test files run on 3 ranks each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(folder: Path, source: str, *options: str, launcher: str = "mpiexec -n 3"
     environment = {
         "PYTHONPATH": str(Path(__file__).parents[2] / "helpers"),
         "PDGEMM_TEST_SUMMARY": str(result),
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # only the plugins that matter: a quicker start
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # only the necessary plugins: a quicker start
         "PYTEST_ADDOPTS": "",
     }
     plugins = "-p pytest_timeout -p pytest_mpi -p mpi_report -p no:cacheprovider"
@@ -139,12 +139,12 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 
 def tracebacks(text: str, error: str) -> int:
-    """How often a traceback in pytest's form ends in this error."""
+    """Return how often a traceback in pytest's form ends in this error."""
     return len(re.findall(rf"^\s*E +{re.escape(error)}$", text, re.MULTILINE))
 
 
 def section(text: str, name: str) -> str:
-    """The lines of the report under the line that names the test."""
+    """Return the lines of the report below the line that names the test."""
     lines = text.splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith("__") and line.rstrip(" _").endswith(name))
     end = next(n for n in range(start + 1, len(lines)) if lines[n].startswith(("__", "==")))
@@ -198,7 +198,7 @@ def test_hang_ends_with_stacks(tmp_path: Path) -> None:
     assert "[rank 1 of 3] test_it.py::test_hang (call): still waiting" in culprit
     assert "[rank 0 of 3] timeout of 2 s in test_it.py::test_hang" in rest
     assert "comm.Barrier()" in rest
-    assert "an earlier failure" in section(done.out, "test_before")  # what was known is not lost
+    assert "an earlier failure" in section(done.out, "test_before")  # earlier failures are not lost
     assert "FAILED test_it.py::test_hang - timeout" in done.out
     assert counts(done.summary) == {"passed": 0, "failed": 2, "skipped": 0}
 
@@ -265,7 +265,7 @@ def test_hypothesis_keeps_step(tmp_path: Path) -> None:
 
 
 def test_a_test_runs_where_it_belongs(tmp_path: Path) -> None:
-    """On 3 ranks: what is for every grid, and what says so; without --tiers all of them, with --all thorough ones."""
+    """On 3 ranks: tests for every grid, and tests marked for 3; without --tiers all, with --all thorough ones."""
     source = """
         import tiers
 

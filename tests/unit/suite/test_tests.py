@@ -1,4 +1,4 @@
-"""The house of the tests: what tests share is in helpers, files have names of their own, and folders are small."""
+"""The layout of the tests: shared code is in helpers, file names differ, and folders are small."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST = 20  # tests of a folder
 
 
 def test_no_test_is_imported() -> None:
-    """Inside functions neither."""
+    """Not inside functions, either."""
     tests = {path.stem for path in PATHS if path.name.startswith("test_")}
     assert len(tests) > 100
     lines = {path.name: re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE) for path in PATHS}
@@ -27,7 +27,7 @@ def test_modules_have_names_of_their_own() -> None:
 
 def test_helpers_hold_no_tests_and_other_folders_no_helpers() -> None:
     others = [path.name for path in PATHS if path.parent.name != "helpers" and not path.name.startswith("test_")]
-    assert {*others} == {"conftest.py", "across_hosts.py"}  # that runs where hosts.sh has made hosts
+    assert {*others} == {"conftest.py", "across_hosts.py"}  # it runs only on hosts made by hosts.sh
     assert not any(path.name.startswith("test_") for path in PATHS if path.parent.name == "helpers")
 
 
@@ -37,7 +37,7 @@ def test_folders_are_small() -> None:
 
 
 def test_parallel_tests_are_marked_in_their_own_module() -> None:
-    """A module without the mark is not imported by parallel runs (tests/conftest.py), and would be left out unseen."""
+    """A module without the mark is not imported by parallel runs (tests/conftest.py), and would be skipped silently."""
     texts = {path.name: path.read_text() for path in PATHS if path.name.startswith("test_")}
     parallel = {
         name for name, text in texts.items() if re.search(r"^\s*def test_\w+\([^)]*\bcomm: ", text, re.MULTILINE)
